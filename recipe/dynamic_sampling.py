@@ -1,0 +1,188 @@
+"""DAPO's dynamic sampling in rounds: what `trainer.v1.sampler.custom_sampler` loads in verl's V1 trainer.
+
+A round generates `gen_batch_size` prompts. Groups whose samples all have the same metric carry no signal and
+are dropped. Rounds go on until `train_batch_size` groups are kept, at most `max_num_gen_batches` of them; the
+first `train_batch_size` in dispatch order are trained on (DAPO, arXiv 2503.14476, section 3.2, as in verl's
+original recipe). verl 0.9.1's own V1 sampler refills prompt by prompt as groups finish and never gives up, so
+what it trains on depends on the order in which responses finish.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+from recipe.seeds import parse_prompt_uid
+
+POLL_SECONDS = 0.05
+
+
+@dataclass
+class Trajectory:
+    """One generated response with what dynamic sampling needs to know of it."""
+
+    key: str
+    uid: str
+    sample: int
+    round: int
+    prompt_tokens: list[int]
+    response_tokens: list[int]
+    reward: float
+    metrics: dict[str, float]
+    kept: bool = False
+
+
+@dataclass
+class SampledStep:
+    """What the rounds of one training step produced, in dispatch order."""
+
+    rounds: int = 0
+    dropped_groups: int = 0
+    failed_groups: int = 0
+    surplus_groups: int = 0
+    trajectories: list[Trajectory] = field(default_factory=list)
+
+
+class DapoRounds(ReplayBuffer):
+    """Rounds of dynamic sampling. `sampler_kwargs` hold train_batch_size, gen_batch_size,
+    max_num_gen_batches, metric (a key of the reward's extra info, or `reward`) and enable."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, poll_interval=POLL_SECONDS, **kwargs)
+        settings = self.sampler_kwargs
+        self.enabled = bool(settings.enable)
+        self.round_size = int(settings.gen_batch_size)
+        self.max_rounds = int(settings.max_num_gen_batches)
+        self.metric = str(settings.metric)
+        self.last_step = SampledStep()
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
+        """Return the trajectories of the first `batch_size` groups with signal, and the rounds' metrics."""
+        if partition_id == "val":
+            self._wait_for_groups(partition_id, batch_size)
+            uids = sorted(self._terminal_groups(partition_id))[:batch_size]
+            return self._take(partition_id, uids), {}
+
+        step = SampledStep()
+        self.last_step = step
+        dispatched, kept, seen = batch_size, [], set()
+        while True:
+            # The trainer has dispatched train_batch_size prompts before it calls us; make that a whole round.
+            missing = (step.rounds + 1) * self.round_size - dispatched if self.enabled else 0
+            if missing > 0:
+                self.refill_fn(missing)
+                dispatched += missing
+            self._wait_for_groups(partition_id, dispatched)
+            new = sorted(self._terminal_groups(partition_id) - seen)
+            seen.update(new)
+            groups = self._read_groups(partition_id, new, step.rounds)
+            step.rounds += 1
+            for uid in new:
+                step.trajectories.extend(groups[uid])
+                if uid in self.failure_keys[partition_id]:
+                    step.failed_groups += 1
+                elif not self.enabled or self._has_signal(groups[uid]):
+                    kept.append(uid)
+                else:
+                    step.dropped_groups += 1
+            if len(kept) >= batch_size:
+                break
+            self._check_rounds_left(step, len(kept), batch_size, global_steps)
+        return self._finish(step, partition_id, kept, batch_size)
+
+    def _finish(self, step: SampledStep, partition_id: str, kept: list[str], batch_size: int):
+        chosen = set(kept[:batch_size])
+        step.surplus_groups = len(kept) - len(chosen)
+        for trajectory in step.trajectories:
+            trajectory.kept = trajectory.uid in chosen
+        rewards = [trajectory.reward for trajectory in step.trajectories]
+        accuracies = [trajectory.metrics.get("acc", 0.0) for trajectory in step.trajectories]
+        metrics = {
+            "rollout/rounds": step.rounds,
+            "rollout/dropped_groups": step.dropped_groups,
+            "rollout/failed_groups": step.failed_groups,
+            "rollout/surplus_groups": step.surplus_groups,
+            "rollout/reward_all/mean": sum(rewards) / len(rewards),
+            "rollout/acc_all/mean": sum(accuracies) / len(accuracies),
+        }
+        self._clear_groups(partition_id, {t.uid for t in step.trajectories} - chosen)
+        return self._take(partition_id, kept[:batch_size]), metrics
+
+    def _has_signal(self, group: list[Trajectory]) -> bool:
+        values = {t.reward if self.metric == "reward" else t.metrics[self.metric] for t in group}
+        return len(values) > 1
+
+    def _check_rounds_left(self, step: SampledStep, kept: int, wanted: int, global_steps: int) -> None:
+        if self.enabled and (step.rounds < self.max_rounds or self.max_rounds <= 0):
+            return
+        raise RuntimeError(
+            f"step {global_steps}: {step.rounds} rounds of {self.round_size} prompts gave {kept} groups with mixed "
+            f"{self.metric}, {wanted} are wanted (algorithm.filter_groups.max_num_gen_batches={self.max_rounds}; "
+            f"{step.failed_groups} groups failed to generate): the task is too easy or too hard for this model; "
+            "change the data, raise rollout.n or data.gen_batch_size, or allow more rounds"
+        )
+
+    def _terminal_groups(self, partition_id: str) -> set[str]:
+        return self.finished_keys[partition_id] | self.failure_keys[partition_id]
+
+    def _wait_for_groups(self, partition_id: str, count: int) -> None:
+        while True:
+            self._sync_metadata_from_transfer_queue()
+            if len(self._terminal_groups(partition_id)) >= count:
+                return
+            time.sleep(self.poll_interval)
+
+    def _read_groups(self, partition_id: str, uids: list[str], round_index: int) -> dict[str, list[Trajectory]]:
+        keys = self._trajectory_keys(partition_id, set(uids))
+        fields = ["prompts", "responses", "rm_scores", "extra_fields"]
+        data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=fields)
+        rows = zip(
+            keys, data["prompts"], data["responses"], data["rm_scores"], list(data["extra_fields"]), strict=True
+        )
+        groups: dict[str, list[Trajectory]] = {uid: [] for uid in uids}
+        for key, prompt, response, scores, extra in rows:
+            uid, sample, _ = key.split("_")
+            extra = getattr(extra, "data", extra)
+            info = {k: float(v) for k, v in extra.get("reward_extra_info", {}).items() if _is_number(v)}
+            groups[uid].append(
+                Trajectory(
+                    key, uid, int(sample), round_index, prompt.tolist(), response.tolist(), float(scores.sum()), info
+                )
+            )
+        return groups
+
+    def _trajectory_keys(self, partition_id: str, uids: set[str]) -> list[str]:
+        keys = [key for key in self.partitions[partition_id] if key.split("_")[0] in uids]
+        return sorted(keys, key=_dispatch_order)
+
+    def _take(self, partition_id: str, uids: list[str]) -> KVBatchMeta:
+        """The groups' trajectories in dispatch order; their prompts leave the queue."""
+        tq.kv_clear(partition_id=partition_id, keys=list(uids))
+        keys = self._trajectory_keys(partition_id, set(uids))
+        tags = [self.partitions[partition_id][key] for key in keys]
+        return KVBatchMeta(partition_id=partition_id, keys=keys, tags=tags)
+
+
+def _dispatch_order(key: str) -> tuple[str, int, int]:
+    uid, sample, index = key.split("_")
+    return uid, int(sample), int(index)
+
+
+def _is_number(value) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def prompt_ordinal(uid: str) -> int:
+    """The prompt's ordinal in its step. Raises ValueError for a uid that is not of the recipe's making."""
+    identity = parse_prompt_uid(uid)
+    if identity is None:
+        raise ValueError(f"uid {uid!r}: expected the recipe's step-prompt form; was the trainer replaced?")
+    return identity[1]

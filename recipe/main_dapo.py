@@ -1,0 +1,67 @@
+"""`python -m recipe.main_dapo --config-name dapo_tiny_cpu [overrides]`: one DAPO run.
+
+The config is composed and checked before anything heavy is imported. The run itself is a child process under
+recipe.supervisor, which stops everything the run started, however it ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from recipe import environment, preflight, supervisor
+from recipe.configuration import ConfigError, compose_config
+from recipe.versions import write_versions
+
+CHILD = "RECIPE_RUN_SCRATCH"  # set by the supervisor for the process that does the run
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m recipe.main_dapo", description=__doc__.splitlines()[0])
+    parser.add_argument("--config-name", required=True, help="a file of configs/ without .yaml")
+    parser.add_argument("overrides", nargs="*", help="Hydra overrides, for example speculation=off")
+    options = parser.parse_args(arguments)
+    try:
+        config = compose_config(options.config_name, options.overrides)
+        if CHILD not in os.environ:
+            preflight.check(config)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if CHILD in os.environ:
+        return run(config, Path(os.environ[CHILD]))
+    return supervise(config, options)
+
+
+def supervise(config: DictConfig, options: argparse.Namespace) -> int:
+    """Run this module again as a child and see it through."""
+    run_directory = Path(config.run_dir)
+    run_directory.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(config, run_directory / "config.yaml", resolve=True)
+    write_versions(run_directory / "versions.json")
+    command = [sys.executable, "-m", "recipe.main_dapo", "--config-name", options.config_name, *options.overrides]
+    return supervisor.supervise(
+        command,
+        run_directory=run_directory,
+        scratch_variable=CHILD,
+        phase_limits={"weight_sync": float(config.watchdog.weight_sync_seconds)},
+    )
+
+
+def run(config: DictConfig, scratch: Path) -> int:
+    """The run itself. verl and Ray are imported only here, after the environment is set."""
+    environment.prepare(config.trainer.device, Path(config.run_dir), scratch)
+    from recipe.task_runner import TaskRunner, run_ppo_checked
+
+    OmegaConf.set_struct(config, False)
+    config.ray_kwargs.ray_init._temp_dir = str(scratch / "ray")
+    run_ppo_checked(config, TaskRunner)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""One seed per sample, so that a run repeats exactly and its tokens do not depend on how it was scheduled."""
+
+from __future__ import annotations
+
+import hashlib
+
+SEED_BITS = 63  # vLLM hands seeds to torch as signed 64-bit integers
+
+
+def sample_seed(run_seed: int, split: str, step: int, prompt: int, sample: int) -> int:
+    """Seed of one response, in [0, 2**63).
+
+    Args:
+        run_seed: the config's `seed`.
+        split: "train" or "validation": the two never share a seed.
+        step: training step the response is generated for.
+        prompt: the prompt's ordinal, in dispatch order within the step (training) or in the data (validation).
+        sample: index within the prompt's group.
+    """
+    identity = f"{run_seed}/{split}/{step}/{prompt}/{sample}".encode()
+    digest = hashlib.blake2b(identity, digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> (64 - SEED_BITS)
+
+
+def prompt_uid(step: int, prompt: int) -> str:
+    """Group id that sorts in dispatch order. verl splits trajectory keys at "_", so there is none in it."""
+    return f"{step:06d}-{prompt:06d}"
+
+
+def parse_prompt_uid(uid: str) -> tuple[int, int] | None:
+    """(step, prompt) of a uid made by :func:`prompt_uid`; None for verl's random ones (validation)."""
+    parts = uid.split("-")
+    if len(parts) == 2 and all(len(part) == 6 and part.isdigit() for part in parts):
+        return int(parts[0]), int(parts[1])
+    return None

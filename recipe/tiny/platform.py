@@ -1,0 +1,177 @@
+"""verl's CPU platform: what verl 0.9.1 asks of a device, answered by torch's CPU backend and gloo.
+
+verl loads this module through the entry point group `verl.plugins` when it is imported and swallows whatever
+goes wrong there, so all work is done at import time and :func:`check_installed` says whether it was. Selected
+by `VERL_PLATFORM=cpu`, which `recipe.environment` sets for `trainer.device=cpu`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import types
+from contextlib import contextmanager
+
+import psutil
+import torch
+import torch.distributed
+from verl.plugin.platform import PlatformBase, PlatformRegistry
+
+
+class CpuDevice(str):
+    """What `current_device()` returns: a device name that formats as an index.
+
+    verl moves tensors with `.to(get_device_id())`, where torch resolves an integer to the build's accelerator
+    (cuda), and also writes `f"{device_name}:{get_device_id()}"`, which must read `cpu:0`.
+    """
+
+    def __format__(self, format_spec: str) -> str:
+        return "0"
+
+
+class CpuDeviceModule(types.ModuleType):
+    """`torch.cpu` with the memory functions of `torch.cuda` that verl calls (bytes, of this process)."""
+
+    def __getattr__(self, name: str):
+        return getattr(torch.cpu, name)
+
+    @staticmethod
+    def is_available() -> bool:
+        return True
+
+    @staticmethod
+    def get_device_name(*_) -> str:
+        return "cpu"
+
+    @staticmethod
+    def memory_allocated(*_) -> int:
+        return psutil.Process().memory_info().rss
+
+    memory_reserved = max_memory_allocated = max_memory_reserved = memory_allocated
+
+    @staticmethod
+    def mem_get_info(*_) -> tuple[int, int]:
+        memory = psutil.virtual_memory()
+        return memory.available, memory.total
+
+    @staticmethod
+    def _nothing(*_) -> None:
+        return None
+
+    empty_cache = ipc_collect = reset_peak_memory_stats = set_device = synchronize = _nothing
+
+
+_DEVICE = CpuDevice("cpu")
+_DEVICE_MODULE = CpuDeviceModule("recipe.tiny.platform.cpu")
+
+
+class CpuPlatform(PlatformBase):
+    device_name = "cpu"
+    vendor_name = "cpu"
+    device_module = _DEVICE_MODULE
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_platform_available(self, use_smi_check: bool = False) -> bool:
+        return False  # selected by name only, never guessed
+
+    def current_device(self) -> CpuDevice:
+        return _DEVICE
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, device_index) -> None: ...
+
+    def synchronize(self, device_index=None) -> None: ...
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    manual_seed_all = manual_seed
+
+    def set_allocator_settings(self, settings: str) -> None: ...
+
+    def empty_cache(self) -> None: ...
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        return "CUDA_VISIBLE_DEVICES"
+
+    @contextmanager
+    def nvtx_range(self, msg: str):
+        yield
+
+    def profiler_start(self) -> None: ...
+
+    def profiler_stop(self) -> None: ...
+
+    def ray_resource_name(self) -> str:
+        # verl counts only "GPU" and "NPU" when it checks a resource pool; Ray's GPU resource is purely logical.
+        return "GPU"
+
+    def ray_noset_envvars(self) -> list[str]:
+        return []
+
+    def is_ipc_supported(self) -> bool:
+        return False  # weights then travel to vLLM through POSIX shared memory
+
+    def cudart(self) -> None:
+        return None
+
+
+def _unique_backends(original):
+    """verl asks for "cpu:gloo,cpu:gloo" when the device itself is the CPU; torch refuses a device named twice."""
+
+    @functools.wraps(original)
+    def init_process_group(backend=None, *args, **kwargs):
+        if isinstance(backend, str) and "," in backend:
+            backend = ",".join(dict.fromkeys(backend.split(",")))
+        return original(backend, *args, **kwargs)
+
+    return init_process_group
+
+
+def _average_on_gloo(original):
+    """gloo has no ReduceOp.AVG, which verl uses for the loss metric: sum, then divide."""
+
+    @functools.wraps(original)
+    def all_reduce(tensor, op=torch.distributed.ReduceOp.SUM, group=None, async_op=False):
+        if op == torch.distributed.ReduceOp.AVG and tensor.device.type == "cpu" and not async_op:
+            original(tensor, op=torch.distributed.ReduceOp.SUM, group=group)
+            tensor.div_(torch.distributed.get_world_size(group))
+            return None
+        return original(tensor, op=op, group=group, async_op=async_op)
+
+    return all_reduce
+
+
+def _install() -> None:
+    PlatformRegistry.register(platform="cpu")(CpuPlatform)
+    if os.environ.get("VERL_PLATFORM", "").lower() != "cpu":
+        return
+    if getattr(torch.distributed, "_sam_cpu_platform", False):
+        return
+    torch.distributed.init_process_group = _unique_backends(torch.distributed.init_process_group)
+    torch.distributed.all_reduce = _average_on_gloo(torch.distributed.all_reduce)
+    torch.distributed._sam_cpu_platform = True
+
+
+def check_installed() -> None:
+    """Raise RuntimeError unless verl runs on this platform in this process."""
+    from verl.plugin.platform import get_platform
+
+    if not isinstance(get_platform(), CpuPlatform):
+        raise RuntimeError(
+            f"verl runs on {type(get_platform()).__name__}, expected the CPU platform: start through "
+            "recipe.main_dapo, and reinstall the project (bash scripts/test.sh) if its entry points are missing"
+        )
+
+
+_install()

@@ -1,0 +1,75 @@
+"""verl's synchronous V1 trainer with ordered groups, rollout metrics and a record of the run on disk."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import ray
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils import tensordict_utils as tu
+
+from recipe import rollout
+from recipe.run_record import RunRecord
+from recipe.seeds import prompt_uid
+
+
+class DapoTrainer(PPOTrainerSync):
+    """Adds to verl's trainer what the comparison of two runs needs; the algorithm is verl's."""
+
+    def __init__(self, config):
+        rollout.register()
+        super().__init__(config)
+        self.record = RunRecord(Path(config.run_dir))
+        self._prompts_dispatched = 0
+        self._rollout_metrics: dict[str, float] = {}
+
+    def _submit_batch_to_rollout(self, batch) -> int:
+        """verl's random group ids would make a step's order depend on chance; ours sort in dispatch order."""
+        first = self._prompts_dispatched
+        uids = [prompt_uid(self.global_steps, first + i) for i in range(len(batch))]
+        self._prompts_dispatched += len(batch)
+        tu.assign_non_tensor_stack(batch, "uid", uids)
+        return super()._submit_batch_to_rollout(batch)
+
+    def on_step_begin(self):
+        self._prompts_dispatched = 0
+        self._collect_rollout()  # forgets what validation left
+        super().on_step_begin()
+
+    def on_sample_end(self):
+        engine_record = self._collect_rollout()
+        self.record.write_rollouts(self.global_steps, self.replay_buffer.last_step, int(self.config.seed))
+        self.record.write_engine_steps(self.global_steps, engine_record)
+        self._rollout_metrics = engine_record.metrics()
+        super().on_sample_end()
+
+    def on_step_end(self):
+        with self.record.phase("weight_sync"):
+            super().on_step_end()
+
+    def on_init_end(self):
+        with self.record.phase("weight_sync"):
+            super().on_init_end()
+
+    def _compute_metrics(self, batch, metrics, timing_raw, global_steps, epoch):
+        super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
+        metrics.update(self._rollout_metrics)
+        self.record.append_metrics(global_steps, metrics)
+
+    def _validate(self):
+        before_training = self.global_steps not in self._trained_steps
+        metrics = super()._validate()
+        if before_training:
+            self.record.start(self.global_steps)
+            self.record.append_metrics(self.global_steps, metrics)
+        return metrics
+
+    def fit(self, agent_loop_manager):
+        started = time.time()
+        super().fit(agent_loop_manager)
+        self.record.finish(time.time() - started)
+
+    def _collect_rollout(self) -> rollout.RolloutRecord:
+        servers = [replica.servers[0] for replica in self.llm_server_manager.get_replicas()]
+        return rollout.RolloutRecord.merge(ray.get([server.take_rollout_record.remote() for server in servers]))

@@ -1,0 +1,49 @@
+"""The versions this recipe is written against, and the ones a run had."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+# DESIGN: one vLLM everywhere, so that what a laptop tests is what the cluster runs.
+REQUIRED = {"verl": "0.9.1", "vllm": "0.23.0"}
+TORCH = {"cpu": "2.11.0", "cuda": "2.11.0", "npu": "2.10.0"}
+RECORDED = ("verl", "vllm", "torch", "ray", "transformers", "numba", "numpy", "wandb", "sam-rollout")
+
+
+def installed(package: str) -> str | None:
+    """Version without local part ("2.11.0+cpu" is "2.11.0"), or None."""
+    try:
+        return version(package).split("+")[0]
+    except PackageNotFoundError:
+        return None
+
+
+def write_versions(path: Path) -> None:
+    values: dict[str, object] = {package: installed(package) for package in RECORDED}
+    values["python"] = platform.python_version()
+    values["commit"] = _commit()
+    values["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    values["cpu"] = _cpu_name()
+    values["cores"] = len(os.sched_getaffinity(0))
+    path.write_text(json.dumps(values, indent=2) + "\n")
+
+
+def _commit() -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()

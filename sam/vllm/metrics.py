@@ -1,0 +1,152 @@
+"""What every engine step did: running requests, drafts, accepted tokens, milliseconds.
+
+Works for any drafter and for none, so that runs can be compared: it looks at what vLLM scheduled and at what
+came out, not at who drafted.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+POSITION_BIN = 32  # tokens of a response per bin of the acceptance-by-position histograms
+COLUMNS = {
+    "end_s": np.float64,
+    "step_ms": np.float32,
+    "running": np.int32,
+    "prefilling": np.int32,
+    "drafted": np.int32,
+    "accepted": np.int32,
+    "emitted": np.int32,
+    "drafting": np.bool_,
+    "forward_ms": np.float32,
+    "verify_ms": np.float32,
+    "draft_ms": np.float32,
+}
+HISTOGRAMS = ("position_steps", "position_emitted", "position_drafted", "position_accepted")
+
+
+class StepRecorder:
+    """Records a model runner's engine steps from the moment it is attached.
+
+    A step's wall time runs from the end of the step before it, so that scheduling and output handling count;
+    the first step after an idle time counts from its own start.
+    """
+
+    def __init__(self, runner):
+        self._runner = runner
+        config = runner.vllm_config
+        speculative = config.speculative_config
+        self._positions = config.model_config.max_model_len // POSITION_BIN + 1
+        self._draft_length = speculative.num_speculative_tokens if speculative else 0
+        self._last_end = self._start = 0.0
+        self._idle = True
+        self._forward = self._verify = self._draft = 0.0
+        self._scheduled = None
+        self._clear()
+
+    @classmethod
+    def attach(cls, runner) -> StepRecorder:
+        """Wrap the runner's four stages on this instance; attaching twice gives the same recorder."""
+        if (existing := getattr(runner, "_sam_step_recorder", None)) is not None:
+            return existing
+        recorder = runner._sam_step_recorder = cls(runner)
+        runner.execute_model = recorder._around_execute(runner.execute_model)
+        runner._sample = recorder._timed(runner._sample, "_verify")
+        runner.propose_draft_token_ids = recorder._timed(runner.propose_draft_token_ids, "_draft")
+        runner.sample_tokens = recorder._around_sample_tokens(runner.sample_tokens)
+        return recorder
+
+    def take(self) -> dict[str, np.ndarray]:
+        """All recorded since the last call, as arrays: one row per engine step, the histograms, the drafter's
+        counters as `counter_*`."""
+        arrays = {name: np.array(self._rows[name], dtype=dtype) for name, dtype in COLUMNS.items()}
+        arrays |= {name: getattr(self, name) for name in HISTOGRAMS}
+        arrays |= {"accepted_at": self.accepted_at, "drafted_at": self.drafted_at}
+        arrays["position_bin"] = np.array(POSITION_BIN)
+        drafter = getattr(self._runner, "drafter", None)
+        for name, value in getattr(drafter, "counters", {}).items():
+            arrays[f"counter_{name}"] = np.array(value)
+        self._clear()
+        return arrays
+
+    def _clear(self) -> None:
+        self._rows: dict[str, list] = {name: [] for name in COLUMNS}
+        for name in HISTOGRAMS:
+            setattr(self, name, np.zeros(self._positions, dtype=np.int64))
+        self.drafted_at = np.zeros(self._draft_length, dtype=np.int64)
+        self.accepted_at = np.zeros(self._draft_length, dtype=np.int64)
+
+    def _timed(self, function, attribute: str):
+        def timed(*args, **kwargs):
+            started = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                setattr(self, attribute, getattr(self, attribute) + time.perf_counter() - started)
+
+        return timed
+
+    def _around_execute(self, function):
+        def execute_model(scheduler_output, *args, **kwargs):
+            self._start = time.perf_counter()
+            self._scheduled = scheduler_output
+            result = function(scheduler_output, *args, **kwargs)
+            self._forward = time.perf_counter() - self._start
+            if scheduler_output.total_num_scheduled_tokens == 0:
+                self._idle = True
+            return result
+
+        return execute_model
+
+    def _around_sample_tokens(self, function):
+        def sample_tokens(*args, **kwargs):
+            output = function(*args, **kwargs)
+            if self._scheduled is not None and hasattr(output, "sampled_token_ids"):
+                self._record(self._scheduled, output)
+            self._scheduled = None
+            return output
+
+        return sample_tokens
+
+    def _record(self, scheduled, output) -> None:
+        now = time.perf_counter()
+        begin = self._start if self._idle else self._last_end
+        drafts = scheduled.scheduled_spec_decode_tokens
+        emitted = sum(map(len, output.sampled_token_ids))
+        accepted = drafted = 0
+        for request_id, draft in drafts.items():
+            tokens = output.sampled_token_ids[output.req_id_to_index[request_id]]
+            if tokens:
+                drafted += len(draft)
+                accepted += self._record_request(request_id, len(draft), len(tokens))
+        row = (
+            now,
+            (now - begin) * 1e3,
+            len(scheduled.num_scheduled_tokens),
+            sum(not tokens for tokens in output.sampled_token_ids),
+            drafted,
+            accepted,
+            emitted,
+            bool(drafts),
+            self._forward * 1e3,
+            self._verify * 1e3,
+            self._draft * 1e3,
+        )
+        for column, value in zip(self._rows.values(), row, strict=True):
+            column.append(value)
+        self._last_end, self._idle = now, False
+        self._forward = self._verify = self._draft = 0.0
+
+    def _record_request(self, request_id: str, drafted: int, emitted: int) -> int:
+        accepted = emitted - 1
+        position = len(self._runner.requests[request_id].output_token_ids) - emitted
+        bin_ = max(0, position) // POSITION_BIN
+        self.position_steps[bin_] += 1
+        self.position_emitted[bin_] += emitted
+        self.position_drafted[bin_] += drafted
+        self.position_accepted[bin_] += accepted
+        self.drafted_at[:drafted] += 1
+        self.accepted_at[:accepted] += 1
+        return accepted
