@@ -34,6 +34,7 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
         with initialize_config_dir(str(CONFIGS), version_base="1.3", job_name=config_name):
             config = compose(config_name, [f"hydra.searchpath=[{_verl_configs()}]", *overrides])
         config.config_name = config_name
+        _refuse_unknown_additions(config_name, overrides)
         section = OmegaConf.to_container(config.speculation, resolve=True)
         speculation = Speculation.from_config(section)
         connect(config, speculation)
@@ -54,6 +55,28 @@ def connect(config: DictConfig, speculation: Speculation) -> None:
     config.reward.custom_reward_function.path = "pkg://recipe.reward"
     config.run_dir = str(Path(config.run_dir).absolute())
     OmegaConf.set_struct(config, True)
+
+
+# Sections whose keys other programs define: what Hydra's `+` may add to.
+FREE_SECTIONS = (
+    "actor_rollout_ref.rollout.engine_kwargs",
+    "actor_rollout_ref.model.override_config",
+    "actor_rollout_ref.actor.megatron",
+    "actor_rollout_ref.actor.optim",
+    "actor_rollout_ref.actor.fsdp_config",
+    "data.apply_chat_template_kwargs",
+    "ray_kwargs.ray_init",
+    "reward.reward_kwargs",
+    "speculation",
+)
+
+
+def _refuse_unknown_additions(config_name: str, overrides: list[str]) -> None:
+    """Hydra accepts any new key with `+`; verl would ignore it silently."""
+    for override in overrides:
+        key = override.lstrip("+").split("=", 1)[0]
+        if override.startswith("+") and not key.startswith(FREE_SECTIONS):
+            raise ConfigError(f"{key} is unknown to {config_name} and would be ignored: check its spelling")
 
 
 def _verl_configs() -> str:

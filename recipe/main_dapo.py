@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe import environment, preflight, supervisor
 from recipe.configuration import ConfigError, compose_config
+from recipe.progress import Progress
 from recipe.versions import write_versions
 
 CHILD = "RECIPE_RUN_SCRATCH"  # set by the supervisor for the process that does the run
@@ -23,6 +24,7 @@ CHILD = "RECIPE_RUN_SCRATCH"  # set by the supervisor for the process that does 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m recipe.main_dapo", description=__doc__.splitlines()[0])
     parser.add_argument("--config-name", required=True, help="a file of configs/ without .yaml")
+    parser.add_argument("--log", type=Path, help="file for verl's and vLLM's output; a progress bar is shown instead")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, for example speculation=off")
     options = parser.parse_args(arguments)
     try:
@@ -44,12 +46,21 @@ def supervise(config: DictConfig, options: argparse.Namespace) -> int:
     OmegaConf.save(config, run_directory / "config.yaml", resolve=True)
     write_versions(run_directory / "versions.json")
     command = [sys.executable, "-m", "recipe.main_dapo", "--config-name", options.config_name, *options.overrides]
-    return supervisor.supervise(
+    progress = Progress(run_directory, config.trainer.total_training_steps) if options.log else None
+    code = supervisor.supervise(
         command,
         run_directory=run_directory,
         scratch_variable=CHILD,
         phase_limits={"weight_sync": float(config.watchdog.weight_sync_seconds)},
+        log=options.log,
+        on_poll=progress.update if progress else lambda: None,
     )
+    if progress:
+        progress.close()
+    if code and options.log:
+        print(f"the run ended with code {code}; the end of {options.log}:", file=sys.stderr)
+        print("\n".join(options.log.read_text(errors="replace").splitlines()[-30:]), file=sys.stderr)
+    return code
 
 
 def run(config: DictConfig, scratch: Path) -> int:

@@ -74,8 +74,9 @@ class SpeculationWorkerExtension(vLLMColocateWorkerExtension):
         from sam.vllm.metrics import StepRecorder
         from sam.vllm.plugin import installed
 
+        status = installed(self.model_runner)
         self.sam_recorder = StepRecorder.attach(self.model_runner)
-        return installed(self.model_runner)
+        return status
 
     def sam_take_record(self) -> bytes:
         buffer = io.BytesIO()

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -31,7 +32,12 @@ ENGINE_TITLES = ("VLLM::EngineCore", "VLLM::Worker")  # set by vLLM with setproc
 
 
 def supervise(
-    command: list[str], run_directory: Path, scratch_variable: str, phase_limits: dict[str, float]
+    command: list[str],
+    run_directory: Path,
+    scratch_variable: str,
+    phase_limits: dict[str, float],
+    log: Path | None = None,
+    on_poll: Callable[[], None] = lambda: None,
 ) -> int:
     """Run `command` to its end and clear up after it.
 
@@ -39,6 +45,8 @@ def supervise(
         command: started with `scratch_variable` naming a private directory that is removed afterwards.
         run_directory: holds the run's state.json; gets peak_memory.json.
         phase_limits: seconds that a phase named in state.json may last.
+        log: file for the command's output; None leaves it on the terminal.
+        on_poll: called about twice a second while the command runs.
 
     Returns:
         The command's exit code; 130 after Ctrl-C, 1 when the watchdog stopped it.
@@ -49,10 +57,17 @@ def supervise(
     scratch = Path(tempfile.mkdtemp(prefix="sam-"))
     shared_memory_before = _shared_memory_files()
     signal.signal(signal.SIGTERM, _raise_interrupt)
-    child = subprocess.Popen(command, env={**os.environ, scratch_variable: str(scratch)}, start_new_session=True)
+    output = open(log, "ab") if log else None
+    child = subprocess.Popen(
+        command,
+        env={**os.environ, scratch_variable: str(scratch)},
+        start_new_session=True,
+        stdout=output,
+        stderr=subprocess.STDOUT if output else None,
+    )
     watch = Watch(child, run_directory, phase_limits)
     try:
-        return watch.until_end()
+        return watch.until_end(on_poll)
     except KeyboardInterrupt:
         print("interrupted: stopping the run", file=sys.stderr)
         return 130
@@ -77,9 +92,10 @@ class Watch:
         self._engine_died_at: float | None = None
         self._next_memory = 0.0
 
-    def until_end(self) -> int:
+    def until_end(self, on_poll: Callable[[], None]) -> int:
         while (code := self.child.poll()) is None:
             time.sleep(POLL_SECONDS)
+            on_poll()
             processes = _descendants(keep=self.child.pid)
             self._measure_memory(processes)
             if reason := self._why_hopeless(processes):

@@ -1,0 +1,148 @@
+"""`python -m recipe.tiny.assets --output DIR`: model, tokenizer and data of the tiny world, built once.
+
+DIR then holds model/ (weights and tokenizer, loadable by transformers and vLLM), train.parquet, val.parquet
+and assets.json (the settings they were built from). A second call with the same settings returns at once.
+"""
+
+import argparse
+import fcntl
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+import pandas
+import torch
+import transformers
+
+from recipe.tiny.model import ModelSettings, build_model
+from recipe.tiny.task import Problem, TaskSettings, as_row, draw_problems
+from recipe.tiny.tokenizer import build_tokenizer
+from recipe.tiny.warm_start import WarmStartSettings, warm_start
+
+RECORD = "assets.json"
+SOURCES = ("assets.py", "model.py", "task.py", "tokenizer.py", "warm_start.py")
+
+
+@dataclass(frozen=True)
+class AssetSettings:
+    """Everything the assets depend on; train_rows and val_rows count problems."""
+
+    seed: int = 0
+    train_rows: int = 2000
+    val_rows: int = 64
+    task: TaskSettings = field(default_factory=TaskSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    warm_start: WarmStartSettings = field(default_factory=WarmStartSettings)
+
+    def digest(self) -> str:
+        """A hash of all settings, of the code that reads them and of torch's and transformers' versions."""
+        folder = Path(__file__).parent
+        record = {
+            "settings": asdict(self),
+            "sources": [hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in SOURCES],
+            "versions": [torch.__version__, transformers.__version__],
+        }
+        return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def prepare_assets(output: Path, settings: AssetSettings) -> bool:
+    """Puts the assets under `output`, unless they are there already.
+
+    They are written beside it and moved into place when complete; of several processes one builds, the others
+    wait for it.
+
+    Returns:
+        Whether anything was built.
+
+    Raises:
+        ValueError: `output` holds something else than assets.
+    """
+    digest = settings.digest()
+    if _digest_found(output) == digest:
+        return False
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(output.parent / f".{output.name}.lock"):
+        found = _digest_found(output)
+        if found == digest:
+            return False
+        if found is None and output.exists() and (not output.is_dir() or any(output.iterdir())):
+            raise ValueError(
+                f"output is {output}, which holds something else than tiny assets (no {RECORD}): "
+                "name a new folder, or remove this one"
+            )
+        with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
+            built = Path(scratch) / "built"
+            _build(built, settings)
+            record = {"digest": digest, "settings": asdict(settings)}
+            (built / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+            if output.exists():
+                output.rename(Path(scratch) / "replaced")
+            built.rename(output)
+    return True
+
+
+def _digest_found(output: Path) -> str | None:
+    try:
+        return json.loads((output / RECORD).read_text())["digest"]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("another process is building the tiny assets: waiting for it", file=sys.stderr)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def draw_splits(settings: AssetSettings) -> tuple[list[Problem], list[Problem]]:
+    """Training and validation problems: all different."""
+    stream = draw_problems(Random(f"problems {settings.seed}"), settings.task)
+    validation = list(islice(stream, settings.val_rows))
+    return list(islice(stream, settings.train_rows)), validation
+
+
+def _build(folder: Path, settings: AssetSettings) -> None:
+    folder.mkdir()
+    train, validation = draw_splits(settings)
+    for split, problems in (("train", train), ("val", validation)):
+        rows = [as_row(problem, split, index) for index, problem in enumerate(problems)]
+        pandas.DataFrame(rows).to_parquet(folder / f"{split}.parquet")
+    tokenizer = build_tokenizer()
+    model = build_model(settings.model, tokenizer, settings.seed)
+    warm_start(model, tokenizer, settings.task, settings.warm_start, validation, settings.seed)
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Builds the tiny model, its tokenizer and its data.")
+    parser.add_argument("--output", type=Path, required=True, help="folder to put them in")
+    parser.add_argument("--seed", type=int, default=0, help="of problems, weights and warm start (default 0)")
+    arguments = parser.parse_args()
+    output = Path(os.path.abspath(arguments.output))
+    if arguments.seed < 0:
+        parser.error(f"--seed is {arguments.seed}: expected a number from 0 up")
+    try:
+        built = prepare_assets(output, AssetSettings(seed=arguments.seed))
+    except (ValueError, OSError) as error:
+        parser.exit(2, f"tiny assets: {error}\n")
+    print(f"tiny assets {'built' if built else 'found'} in {output}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""A counted, generalised, online suffix automaton in flat arrays.
+
+Blumer et al. (1985) give the construction; here several sequences grow interleaved, each with its own end state,
+and every transition counts how often it was taken, so that the most frequent continuation of a context can be
+read off. One arena of arrays holds the automata of many groups, each with its own root, so that one compiled
+call serves a whole batch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+NONE = -1
+
+# Columns of the state table and of the edge table.
+LENGTH, LINK, HEAD, EDGES, TOTAL = 0, 1, 2, 3, 4
+TOKEN, TARGET, COUNT, TIME, NEXT, SOURCE = 0, 1, 2, 3, 4, 5
+
+
+@njit(cache=True)
+def _slot(table, edges, state, token):
+    mask = table.size - 1
+    h = (np.uint64(state) * np.uint64(0x9E3779B97F4A7C15)) ^ (np.uint64(token) * np.uint64(0xC2B2AE3D27D4EB4F))
+    h ^= h >> np.uint64(29)
+    i = np.int64(h & np.uint64(mask))
+    while True:
+        edge = table[i]
+        if edge == NONE or (edges[edge, SOURCE] == state and edges[edge, TOKEN] == token):
+            return i
+        i = (i + 1) & mask
+
+
+@njit(cache=True)
+def _find(table, edges, state, token):
+    return table[_slot(table, edges, state, token)]
+
+
+@njit(cache=True)
+def _add_edge(states, edges, table, sizes, state, token, target, count, time):
+    edge = sizes[1]
+    sizes[1] += 1
+    edges[edge, TOKEN] = token
+    edges[edge, TARGET] = target
+    edges[edge, COUNT] = count
+    edges[edge, TIME] = time
+    edges[edge, SOURCE] = state
+    edges[edge, NEXT] = states[state, HEAD]
+    states[state, HEAD] = edge
+    states[state, TOTAL] += count
+    table[_slot(table, edges, state, token)] = edge
+
+
+@njit(cache=True)
+def _add_state(states, sizes, length, link):
+    state = sizes[0]
+    sizes[0] += 1
+    states[state, LENGTH] = length
+    states[state, LINK] = link
+    states[state, HEAD] = NONE
+    states[state, TOTAL] = 0
+    return state
+
+
+@njit(cache=True)
+def _clone(states, edges, table, sizes, original, length):
+    clone = _add_state(states, sizes, length, states[original, LINK])
+    edge = states[original, HEAD]
+    while edge != NONE:
+        _add_edge(states, edges, table, sizes, clone, edges[edge, TOKEN], edges[edge, TARGET], edges[edge, COUNT],
+                  edges[edge, TIME])
+        edge = edges[edge, NEXT]
+    states[original, LINK] = clone
+    return clone
+
+
+@njit(cache=True)
+def _redirect(states, edges, table, state, token, old, new):
+    while state != NONE:
+        edge = _find(table, edges, state, token)
+        if edge == NONE or edges[edge, TARGET] != old:
+            return
+        edges[edge, TARGET] = new
+        state = states[state, LINK]
+
+
+@njit(cache=True)
+def extend(states, edges, table, sizes, last, token, time):
+    """Append `token` to the sequence that ends in `last`; returns its new end state. Amortised O(1), plus the
+    suffix chain of `last`, whose transitions are counted."""
+    state = last
+    while state != NONE:
+        edge = _find(table, edges, state, token)
+        if edge != NONE:
+            edges[edge, COUNT] += 1
+            edges[edge, TIME] = time
+            states[state, TOTAL] += 1
+        state = states[state, LINK]
+
+    edge = _find(table, edges, last, token)
+    if edge != NONE:
+        target = edges[edge, TARGET]
+        if states[target, LENGTH] == states[last, LENGTH] + 1:
+            return target
+        clone = _clone(states, edges, table, sizes, target, states[last, LENGTH] + 1)
+        _redirect(states, edges, table, last, token, target, clone)
+        return clone
+
+    new = _add_state(states, sizes, states[last, LENGTH] + 1, NONE)
+    state = last
+    edge = NONE
+    while state != NONE:
+        edge = _find(table, edges, state, token)
+        if edge != NONE:
+            break
+        _add_edge(states, edges, table, sizes, state, token, new, 1, time)
+        root = state
+        state = states[state, LINK]
+    if state == NONE:
+        states[new, LINK] = root
+        return new
+    target = edges[edge, TARGET]
+    if states[target, LENGTH] == states[state, LENGTH] + 1:
+        states[new, LINK] = target
+        return new
+    clone = _clone(states, edges, table, sizes, target, states[state, LENGTH] + 1)
+    _redirect(states, edges, table, state, token, target, clone)
+    states[new, LINK] = clone
+    return new
+
+
+@njit(cache=True)
+def draft(states, edges, last, budget, tokens, survival):
+    """Write up to `budget` tokens and survival probabilities; returns how many, and the match length."""
+    state = last
+    drafted = 0
+    alive = 1.0
+    match = -1
+    while drafted < budget:
+        while state != NONE and states[state, HEAD] == NONE:
+            state = states[state, LINK]
+        if state == NONE or states[state, LENGTH] == 0:
+            break
+        if match < 0:
+            match = states[state, LENGTH]
+        best = states[state, HEAD]
+        edge = edges[best, NEXT]
+        while edge != NONE:
+            if edges[edge, COUNT] > edges[best, COUNT] or (
+                edges[edge, COUNT] == edges[best, COUNT] and edges[edge, TIME] > edges[best, TIME]
+            ):
+                best = edge
+            edge = edges[edge, NEXT]
+        alive *= edges[best, COUNT] / (states[state, TOTAL] + 1.0)
+        tokens[drafted] = edges[best, TOKEN]
+        survival[drafted] = alive
+        drafted += 1
+        state = edges[best, TARGET]
+    return drafted, max(match, 0)
+
+
+@njit(cache=True)
+def step_batch(states, edges, table, sizes, ends, tokens, offsets, budgets, out, survival, counts, matches, clock):
+    """Append each sequence's new tokens, then draft for each: all appends come first, so that siblings see them."""
+    for i in range(ends.size):
+        for j in range(offsets[i], offsets[i + 1]):
+            clock += 1
+            ends[i] = extend(states, edges, table, sizes, ends[i], tokens[j], clock)
+    for i in range(ends.size):
+        counts[i], matches[i] = draft(states, edges, ends[i], budgets[i], out[i], survival[i])
+    return clock
+
+
+@njit(cache=True)
+def rebuild_table(table, edges, num_edges):
+    table[:] = NONE
+    for edge in range(num_edges):
+        table[_slot(table, edges, edges[edge, SOURCE], edges[edge, TOKEN])] = edge
+
+
+class Arena:
+    """The automaton of one group in growing arrays."""
+
+    def __init__(self, key: bytes, capacity: int = 1 << 10):
+        self.key = key
+        self.states = np.empty((capacity, 5), dtype=np.int32)
+        self.edges = np.empty((2 * capacity, 6), dtype=np.int32)
+        self.table = np.full(4 * capacity, NONE, dtype=np.int32)
+        self.sizes = np.zeros(2, dtype=np.int64)
+        self.clock = 0
+        self.root = _add_state(self.states, self.sizes, 0, NONE)
+        self.prompt_end: int | None = None
+        self.live = 0
+        self.tokens = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.states.nbytes + self.edges.nbytes + self.table.nbytes
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for `tokens` more: at most 2 states each and 3 edges for every token ever appended."""
+        self.tokens += tokens
+        states = 2 * self.tokens + 2
+        edges = 3 * self.tokens + 2
+        if states > len(self.states):
+            self.states = _grown(self.states, states, self.sizes[0])
+        if edges > len(self.edges):
+            self.edges = _grown(self.edges, edges, self.sizes[1])
+        if 2 * edges > len(self.table):
+            self.table = np.empty(1 << (2 * edges).bit_length(), dtype=np.int32)
+            rebuild_table(self.table, self.edges, self.sizes[1])
+
+
+def _grown(array: np.ndarray, needed: int, used: int) -> np.ndarray:
+    larger = np.empty((max(needed, 2 * len(array)), array.shape[1]), dtype=array.dtype)
+    larger[:used] = array[:used]
+    return larger

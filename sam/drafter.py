@@ -1,0 +1,168 @@
+"""Requests to groups to automata: who shares what, and for how long."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sam.automaton import Arena, step_batch
+
+SCOPES = ("request", "group", "history")
+GRACE_TOKENS = 1 << 20  # finished groups kept for siblings that have not started yet
+
+
+@dataclass
+class Drafts:
+    """Drafts of a batch: those of request i are token_ids[offsets[i]:offsets[i + 1]].
+
+    Attributes:
+        token_ids: int32 [total].
+        offsets: int64 [batch + 1].
+        survival: float32 [total], estimated probability that a token and all before it are accepted.
+        match_lengths: int32 [batch], length of the suffix drafted from.
+    """
+
+    token_ids: np.ndarray
+    offsets: np.ndarray
+    survival: np.ndarray
+    match_lengths: np.ndarray
+
+
+@dataclass
+class _Request:
+    group: Arena
+    end: int
+    tokens: int
+
+
+class Drafter:
+    """Follows up to `max_live_requests` growing sequences and drafts for them.
+
+    Args:
+        max_draft_tokens: longest draft.
+        scope: request (own text), group (all samples of a prompt), history (groups stay after they finish).
+        history_tokens: tokens of finished groups kept with scope=history, oldest out first.
+        memory_budget_bytes: bound of all automata; requests beyond it get no drafts.
+        max_live_requests: more live requests than this get no drafts.
+    """
+
+    def __init__(self, *, max_draft_tokens: int, scope: str = "group", history_tokens: int = 0,
+                 memory_budget_bytes: int = 2 << 30, max_live_requests: int = 4096):
+        if max_draft_tokens < 1:
+            raise ValueError(f"max_draft_tokens={max_draft_tokens}: expected at least 1")
+        if scope not in SCOPES:
+            raise ValueError(f"scope={scope!r}: expected one of {', '.join(SCOPES)}")
+        self.max_draft_tokens = max_draft_tokens
+        self.scope = scope
+        self.kept_tokens = history_tokens if scope == "history" else GRACE_TOKENS
+        self.memory_budget_bytes = memory_budget_bytes
+        self.max_live_requests = max_live_requests
+        self._requests: dict[str, _Request] = {}
+        self._groups: OrderedDict[bytes, Arena] = OrderedDict()
+        self.counters = {"overflow_requests": 0, "evicted_groups": 0}
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    @property
+    def nbytes(self) -> int:
+        return sum(group.nbytes for group in self._groups.values())
+
+    def start(self, request_id: str, prompt_token_ids: np.ndarray, policy_version: int = 0) -> None:
+        """Follow a new request. `prompt_token_ids`: int32 [length], not empty.
+
+        Raises:
+            ValueError: empty prompt, negative token, or a request already followed.
+        """
+        prompt = np.ascontiguousarray(prompt_token_ids, dtype=np.int32)
+        if request_id in self._requests:
+            raise ValueError(f"request {request_id!r} is followed already: finish or abort it first")
+        if prompt.size == 0 or prompt.min() < 0:
+            raise ValueError(f"prompt of request {request_id!r}: expected at least one token id, none negative")
+        key = prompt.tobytes() if self.scope != "request" else request_id.encode() + b"/" + prompt.tobytes()
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = Arena(key)
+        self._groups.move_to_end(key)
+        request = self._requests[request_id] = _Request(group, group.root, 0)
+        group.live += 1
+        if group.prompt_end is None:
+            self._append([request], prompt, np.array([0, prompt.size], dtype=np.int64), np.zeros(1, np.int32))
+            group.prompt_end = request.end
+        request.end, request.tokens = group.prompt_end, prompt.size
+
+    def append(self, request_ids: Sequence[str], token_ids: np.ndarray, offsets: np.ndarray) -> None:
+        self.step(request_ids, token_ids, offsets, np.zeros(len(request_ids), dtype=np.int32))
+
+    def draft(self, request_ids: Sequence[str], budgets: np.ndarray) -> Drafts:
+        return self.step(request_ids, np.empty(0, np.int32), np.zeros(len(request_ids) + 1, np.int64), budgets)
+
+    def step(self, request_ids, token_ids, offsets, budgets) -> Drafts:
+        """Append each request's new tokens, then draft up to its budget."""
+        by_group: dict[int, list[int]] = {}
+        requests = [self._requests[request_id] for request_id in request_ids]
+        for i, request in enumerate(requests):
+            by_group.setdefault(id(request.group), []).append(i)
+        batch = len(requests)
+        out = np.empty((batch, self.max_draft_tokens), dtype=np.int32)
+        survival = np.empty((batch, self.max_draft_tokens), dtype=np.float32)
+        counts = np.zeros(batch, dtype=np.int64)
+        matches = np.zeros(batch, dtype=np.int32)
+        for rows in by_group.values():
+            lengths = offsets[np.array(rows) + 1] - offsets[rows]
+            bounds = np.concatenate([[0], np.cumsum(lengths)])
+            pieces = [token_ids[offsets[r] : offsets[r + 1]] for r in rows]
+            result = self._append([requests[r] for r in rows], np.concatenate(pieces), bounds, budgets[rows])
+            out[rows], survival[rows], counts[rows], matches[rows] = result
+        keep = np.arange(self.max_draft_tokens)[None, :] < counts[:, None]
+        return Drafts(out[keep], np.concatenate([[0], np.cumsum(counts)]), survival[keep], matches)
+
+    def _append(self, requests: list[_Request], tokens, offsets, budgets):
+        group, batch = requests[0].group, len(requests)
+        group.reserve(len(tokens))
+        ends = np.array([request.end for request in requests], dtype=np.int64)
+        out = np.empty((batch, self.max_draft_tokens), dtype=np.int32)
+        survival = np.empty((batch, self.max_draft_tokens), dtype=np.float32)
+        counts, matches = np.zeros(batch, dtype=np.int64), np.zeros(batch, dtype=np.int32)
+        group.clock = step_batch(
+            group.states, group.edges, group.table, group.sizes, ends, np.asarray(tokens, np.int32),
+            np.asarray(offsets, np.int64), np.minimum(budgets, self.max_draft_tokens).astype(np.int32), out, survival,
+            counts, matches, group.clock,
+        )
+        for request, end, length in zip(requests, ends.tolist(), np.diff(offsets).tolist(), strict=True):
+            request.end = end
+            request.tokens += length
+        return out, survival, counts, matches
+
+    def finish(self, request_id: str) -> None:
+        """Stop following; the response stays in its group while the group stays."""
+        group = self._requests.pop(request_id).group
+        group.live -= 1
+        if self.scope == "request":
+            self._groups.pop(group.key, None)
+        self._evict()
+
+    abort = finish
+
+    def num_tokens(self, request_id: str) -> int:
+        return self._requests[request_id].tokens
+
+    def _evict(self) -> None:
+        idle = [(key, group) for key, group in self._groups.items() if group.live == 0]
+        excess = sum(group.tokens for _, group in idle) - self.kept_tokens
+        for key, group in idle:
+            if excess <= 0:
+                return
+            excess -= group.tokens
+            del self._groups[key]
+            self.counters["evicted_groups"] += 1
+
+    def warm_up(self) -> None:
+        """Compile every kernel, so that no step waits for it."""
+        other = Drafter(max_draft_tokens=self.max_draft_tokens, scope=self.scope)
+        other.start("warm-up", np.array([1, 2, 1], dtype=np.int32))
+        tokens = np.arange(5000, dtype=np.int32) % 7
+        other.step(["warm-up"], tokens, np.array([0, len(tokens)]), np.array([self.max_draft_tokens], dtype=np.int32))

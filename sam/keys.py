@@ -1,0 +1,30 @@
+"""One uniform per (sample key, output position): counter-based, so nothing is shared and nothing is stored."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def sample_key(seed: int | None, engine_seed: int, request_id: str) -> int:
+    """Key of a sample, in [0, 2**63): the request's seed, or one from the engine's seed and the request id."""
+    identity = f"seed/{seed}" if seed is not None else f"engine/{engine_seed}/{request_id}"
+    return int.from_bytes(hashlib.blake2b(identity.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def _mix(z: np.ndarray) -> np.ndarray:
+    """The finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def uniforms(keys: np.ndarray, positions: np.ndarray, stream: int = 0) -> np.ndarray:
+    """Uniforms in (0, 1), float64 [rows], from int64 keys and positions [rows]."""
+    with np.errstate(over="ignore"):
+        z = _mix(keys.astype(np.uint64) + _GOLDEN * np.uint64(stream + 1))
+        z = _mix(z + _GOLDEN * (positions.astype(np.uint64) + np.uint64(1)))
+    return ((z >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Sets everything up, trains the tiny model with speculation=sam and again with speculation=off (same seeds), and
+# writes outputs/quickstart/report.html. Arguments are Hydra overrides for both runs:
+#   bash scripts/quickstart.sh trainer.total_training_steps=5
+# An interrupted quickstart resumes each run from its last checkpoint; FRESH=1 starts over.
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+set_up_environment cpu
+
+OUTPUT="${QUICKSTART_OUTPUT:-outputs/quickstart}"
+[ -z "${FRESH:-}" ] || rm -rf "$OUTPUT"
+
+train() {
+    local method="$1"
+    shift
+    echo "== training with speculation=$method: $OUTPUT/$method (log: $OUTPUT/$method.log)"
+    mkdir -p "$OUTPUT"
+    python -m recipe.main_dapo --config-name dapo_tiny_cpu --log "$OUTPUT/$method.log" \
+        "speculation=$method" "run_dir=$OUTPUT/$method" "trainer.experiment_name=quickstart_$method" "$@"
+}
+
+python -m recipe.tiny.assets --output outputs/tiny_assets
+train sam "$@"
+train off "$@"
+exec python -m recipe.report "$OUTPUT/sam" "$OUTPUT/off" --output "$OUTPUT"

@@ -1,0 +1,61 @@
+"""What preflight finds before a process is started."""
+
+import pytest
+
+from recipe import preflight, versions
+from recipe.configuration import ConfigError, compose_config
+
+
+@pytest.fixture
+def assets(tmp_path):
+    for name in ("train.parquet", "val.parquet", "model/config.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+def problems(assets, *overrides):
+    return list(preflight.find_problems(compose_config("dapo_tiny_cpu", [f"assets={assets}", *overrides])))
+
+
+def test_good_config_has_no_problem(assets):
+    assert problems(assets) == []
+
+
+@pytest.mark.parametrize(
+    "override, message",
+    [
+        ("data.train_files=nowhere.parquet", "data.train_files=nowhere.parquet: no such file"),
+        ("data.val_files=nowhere.parquet", "data.val_files=nowhere.parquet: no such file"),
+        ("actor_rollout_ref.model.path=nowhere", "actor_rollout_ref.model.path=nowhere: no config.json"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=3", "not a multiple of actor.ppo_mini_batch_size=3"),
+        ("data.gen_batch_size=4", "data.gen_batch_size=4 is below data.train_batch_size"),
+        ("data.train_batch_size=0", "data.train_batch_size=0: expected a positive integer"),
+        ("trainer.n_gpus_per_node=7", "not a multiple of the 7 devices"),
+        ("actor_rollout_ref.rollout.n=1", "use 2 or more"),
+        ("actor_rollout_ref.rollout.max_model_len=100", "rollout.max_model_len=100 is below"),
+        ("reward.reward_kwargs.overlong_buffer_cfg.len=9999", "overlong_buffer_cfg.len=9999"),
+    ],
+)
+def test_mistakes_name_value_and_mend(assets, override, message):
+    found = problems(assets, override)
+    assert any(message in problem for problem in found), found
+
+
+@pytest.mark.parametrize("package", ["verl", "vllm", "torch"])
+def test_wrong_version(assets, package, monkeypatch):
+    original = versions.installed
+    monkeypatch.setattr(versions, "installed", lambda name: "0.0.1" if name == package else original(name))
+    assert any(problem.startswith(f"{package} 0.0.1") for problem in problems(assets))
+
+
+@pytest.mark.parametrize("minimum, word", [("MINIMUM_MEMORY_GIB", "memory"), ("MINIMUM_DISK_GIB", "disk")])
+def test_not_enough_room(assets, minimum, word, monkeypatch):
+    monkeypatch.setattr(preflight, minimum, {"cpu": 10**6})
+    assert any(f"GiB of {word} are free" in problem for problem in problems(assets))
+
+
+def test_check_raises_the_first_and_counts_the_rest(assets):
+    config = compose_config("dapo_tiny_cpu", ["assets=nowhere"])
+    with pytest.raises(ConfigError, match=r"train_files=nowhere/train.parquet.*\(2 more\)"):
+        preflight.check(config)
