@@ -15,7 +15,7 @@ class ModelSettings:
 
     Attributes:
         initializer_range: standard deviation of the initial weights; near 1 / sqrt(hidden_size), because with
-            transformers' default of 0.02 so narrow a model takes far longer to learn to look operands up.
+            transformers' default of 0.02 so narrow a model takes far longer to learn to look numbers up.
     """
 
     hidden_size: int = 128

@@ -1,19 +1,22 @@
-"""The tiny task: a running total modulo 100, written out step by step and sometimes checked again.
+"""The tiny task: a sequence in which every number is the sum of the two before it, modulo 10.
 
-A problem names its operands, `sum a47 b+8 c-9`. A solution restates them, carries the total from line to
-line, may walk the chain a second time, and ends in the answer:
+A problem names its first and last line and the two numbers it begins with, `from f to i begin 7 3`. A solution
+carries the numbers from line to line, may walk the chain a second time, and ends in the answer:
 
-    given a47 b+8 c-9
-    47 b+8=55
-    55 c-9=46
+    f 7+3 is 0
+    g 3+0 is 3
+    h 0+3 is 3
+    i 3+3 is 6
     check
-    47 b+8=55
-    55 c-9=46
-    answer: 46
+    f 7+3 is 0
+    g 3+0 is 3
+    h 0+3 is 3
+    i 3+3 is 6
+    answer: 6
 
-Every operand changes the answer. Solutions written for the warm start contain slips (a carry forgotten or
-invented), so that a model trained on them knows the skill and still errs at temperature 1: this is what
-reinforcement learning then mends.
+Every line changes the answer. Solutions written for the warm start contain slips (a line off by one), so that a
+model trained on them knows the skill and still errs at temperature 1: this is what reinforcement learning then
+mends.
 """
 
 import re
@@ -23,11 +26,11 @@ from math import exp
 from random import Random
 from string import ascii_lowercase
 
-DATA_SOURCE = "tiny_running_total"
-MODULUS = 100
-MAX_OPERANDS = 24
-ANSWER_PATTERN = re.compile(r"answer: (\d\d)\Z")
-PROBLEM_PATTERN = re.compile(r"sum a(\d\d)((?: [b-x][+-][1-9])+)")
+DATA_SOURCE = "tiny_additive_sequence"
+MODULUS = 10
+MAX_LINES = 24
+ANSWER_PATTERN = re.compile(r"answer: (\d)\Z")
+PROBLEM_PATTERN = re.compile(r"from ([a-z]) to ([a-z]) begin (\d) (\d)")
 
 
 @dataclass(frozen=True)
@@ -35,90 +38,81 @@ class TaskSettings:
     """What problems look like and how often written solutions slip.
 
     Attributes:
-        min_operands: fewest operands of a problem, the starting value included.
-        max_operands: most operands, at most 24 (one letter each).
-        length_scale: operand counts fall off as exp(-operands / length_scale).
-        slip_per_step: probability of a slip per step of a short problem.
+        min_lines: fewest lines of a chain.
+        max_lines: most lines, at most 24 (one letter each).
+        length_scale: line counts fall off as exp(-lines / length_scale).
+        slip_per_line: probability of a slip per line of a short chain.
         slip_limit: upper limit of the probability that a solution contains a slip.
         check_probability: share of solutions that walk the chain a second time.
-        repair_probability: share of those second walks that compute the slipped step correctly.
+        repair_probability: share of those second walks that compute the slipped line correctly.
     """
 
-    min_operands: int = 2
-    max_operands: int = MAX_OPERANDS
+    min_lines: int = 2
+    max_lines: int = MAX_LINES
     length_scale: float = 9.0
-    slip_per_step: float = 0.12
+    slip_per_line: float = 0.12
     slip_limit: float = 0.5
     check_probability: float = 0.4
     repair_probability: float = 0.6
 
     def __post_init__(self) -> None:
-        if not 2 <= self.min_operands <= self.max_operands <= MAX_OPERANDS:
+        if not 2 <= self.min_lines <= self.max_lines <= MAX_LINES:
             raise ValueError(
-                f"operands from {self.min_operands} to {self.max_operands}: "
-                f"expected 2 <= min_operands <= max_operands <= {MAX_OPERANDS}"
+                f"lines from {self.min_lines} to {self.max_lines}: "
+                f"expected 2 <= min_lines <= max_lines <= {MAX_LINES}"
             )
         if self.length_scale <= 0:
-            raise ValueError(f"length_scale is {self.length_scale}: expected a positive number of operands")
-        for name in ("slip_per_step", "slip_limit", "check_probability", "repair_probability"):
+            raise ValueError(f"length_scale is {self.length_scale}: expected a positive number of lines")
+        for name in ("slip_per_line", "slip_limit", "check_probability", "repair_probability"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: expected a probability from 0 to 1")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A starting value in 0..99 and the signed operands (-9..-1 or 1..9) added to it in turn."""
+    """A chain from line `start` (0 is "a") over `lines` lines that begins with the numbers `first` and `second`."""
 
     start: int
-    operands: tuple[int, ...]
+    lines: int
+    first: int
+    second: int
+
+    @property
+    def letters(self) -> str:
+        """The names of the lines, in order."""
+        return ascii_lowercase[self.start : self.start + self.lines]
 
     @property
     def question(self) -> str:
         """The user's message."""
-        return f"sum {self._listing()}"
+        return f"from {self.letters[0]} to {self.letters[-1]} begin {self.first} {self.second}"
 
     @property
     def answer(self) -> str:
-        """The right answer, two digits."""
-        return f"{(self.start + sum(self.operands)) % MODULUS:02d}"
-
-    def _listing(self) -> str:
-        named = [
-            f"{letter}{operand:+d}"
-            for letter, operand in zip(ascii_lowercase[1:], self.operands, strict=False)
-        ]
-        return " ".join([f"a{self.start:02d}", *named])
+        """The right answer, one digit."""
+        return str(self._walk(None)[1])
 
     def solution(self, slip: int | None = None, check: bool = False, repair: bool = False) -> str:
         """The written answer.
 
         Args:
-            slip: index of the step whose carry goes wrong; the wrong total is carried on. None: no slip.
+            slip: index of the line that goes wrong; the wrong number is carried on. None: no slip.
             check: walk the chain a second time.
-            repair: the second walk computes the slipped step correctly.
+            repair: the second walk computes the slipped line correctly.
         """
-        lines, total = self._walk(slip)
+        written, answer = self._walk(slip)
         if check:
-            again, total = self._walk(None if repair else slip)
-            lines += ["check", *again]
-        return "\n".join([f"given {self._listing()}", *lines, f"answer: {total:02d}"])
+            again, answer = self._walk(None if repair else slip)
+            written += ["check", *again]
+        return "\n".join([*written, f"answer: {answer}"])
 
     def _walk(self, slip: int | None) -> tuple[list[str], int]:
-        lines, total = [], self.start
-        for step, operand in enumerate(self.operands):
-            result = (total + operand) % MODULUS
-            if step == slip:
-                result = slipped(total, operand)
-            lines.append(f"{total:02d} {ascii_lowercase[step + 1]}{operand:+d}={result:02d}")
-            total = result
-        return lines, total
-
-
-def slipped(total: int, operand: int) -> int:
-    """One step, modulo 100, with a due carry (borrow) forgotten, or one invented where none is due."""
-    carries = not 0 <= total % 10 + operand <= 9
-    direction = 1 if operand > 0 else -1
-    return (total + operand + (-10 if carries else 10) * direction) % MODULUS
+        written, before, last = [], self.first, self.second
+        for line, letter in enumerate(self.letters):
+            result = (before + last + (1 if line == slip else 0)) % MODULUS
+            written.append(f"{letter} {before}+{last} is {result}")
+            before, last = last, result
+        return written, last
 
 
 def parse_question(question: str) -> Problem:
@@ -128,18 +122,19 @@ def parse_question(question: str) -> Problem:
         ValueError: the text is not a question of this task.
     """
     match = PROBLEM_PATTERN.fullmatch(question)
-    if match is None:
-        raise ValueError(f"question is {question!r}: expected a text like 'sum a47 b+8 c-9'")
-    return Problem(int(match[1]), tuple(int(operand[1:]) for operand in match[2].split()))
+    lines = ord(match[2]) - ord(match[1]) + 1 if match else 0
+    if lines < 1:
+        raise ValueError(f"question is {question!r}: expected a text like 'from f to i begin 7 3'")
+    return Problem(ascii_lowercase.index(match[1]), lines, int(match[3]), int(match[4]))
 
 
 def draw_problem(random: Random, settings: TaskSettings) -> Problem:
-    """A random problem; short ones are more frequent, the tail reaches max_operands."""
-    counts = range(settings.min_operands, settings.max_operands + 1)
+    """A random problem; short ones are more frequent, the tail reaches max_lines."""
+    counts = range(settings.min_lines, settings.max_lines + 1)
     weights = [exp(-count / settings.length_scale) for count in counts]
-    count = random.choices(counts, weights)[0]
-    operands = tuple(random.choice((-1, 1)) * random.randint(1, 9) for _ in range(count - 1))
-    return Problem(random.randrange(MODULUS), operands)
+    lines = random.choices(counts, weights)[0]
+    start = random.randint(0, len(ascii_lowercase) - lines)
+    return Problem(start, lines, random.randrange(MODULUS), random.randrange(MODULUS))
 
 
 def draw_problems(
@@ -156,9 +151,8 @@ def draw_problems(
 
 def draw_solution(random: Random, settings: TaskSettings, problem: Problem) -> str:
     """A solution as the warm start shows it: with a slip now and then, and now and then checked."""
-    steps = len(problem.operands)
-    slips = random.random() < min(settings.slip_limit, settings.slip_per_step * steps)
-    slip = random.randrange(steps) if slips else None
+    slips = random.random() < min(settings.slip_limit, settings.slip_per_line * problem.lines)
+    slip = random.randrange(problem.lines) if slips else None
     check = random.random() < settings.check_probability
     repair = random.random() < settings.repair_probability
     return problem.solution(slip, check, repair)
@@ -178,5 +172,5 @@ def as_row(problem: Problem, split: str, index: int) -> dict:
         "prompt": [{"role": "user", "content": problem.question}],
         "ability": "math",
         "reward_model": {"style": "rule", "ground_truth": problem.answer},
-        "extra_info": {"split": split, "index": index, "operands": len(problem.operands) + 1},
+        "extra_info": {"split": split, "index": index, "lines": problem.lines},
     }
