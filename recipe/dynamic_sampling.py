@@ -137,20 +137,34 @@ class DapoRounds(ReplayBuffer):
             time.sleep(self.poll_interval)
 
     def _read_groups(self, partition_id: str, uids: list[str], round_index: int) -> dict[str, list[Trajectory]]:
+        groups: dict[str, list[Trajectory]] = {uid: [] for uid in uids}
         keys = self._trajectory_keys(partition_id, set(uids))
+        if not keys:
+            return groups
         fields = ["prompts", "responses", "rm_scores", "extra_fields"]
         data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=fields)
         rows = zip(
-            keys, data["prompts"], data["responses"], data["rm_scores"], list(data["extra_fields"]), strict=True
+            keys,
+            data["prompts"],
+            data["responses"],
+            data["rm_scores"],
+            list(data["extra_fields"]),
+            strict=True,
         )
-        groups: dict[str, list[Trajectory]] = {uid: [] for uid in uids}
         for key, prompt, response, scores, extra in rows:
             uid, sample, _ = key.split("_")
             extra = getattr(extra, "data", extra)
             info = {k: float(v) for k, v in extra.get("reward_extra_info", {}).items() if _is_number(v)}
             groups[uid].append(
                 Trajectory(
-                    key, uid, int(sample), round_index, prompt.tolist(), response.tolist(), float(scores.sum()), info
+                    key,
+                    uid,
+                    int(sample),
+                    round_index,
+                    prompt.tolist(),
+                    response.tolist(),
+                    float(scores.sum()),
+                    info,
                 )
             )
         return groups

@@ -45,7 +45,14 @@ def supervise(config: DictConfig, options: argparse.Namespace) -> int:
     run_directory.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(config, run_directory / "config.yaml", resolve=True)
     write_versions(run_directory / "versions.json")
-    command = [sys.executable, "-m", "recipe.main_dapo", "--config-name", options.config_name, *options.overrides]
+    command = [
+        sys.executable,
+        "-m",
+        "recipe.main_dapo",
+        "--config-name",
+        options.config_name,
+        *options.overrides,
+    ]
     progress = Progress(run_directory, config.trainer.total_training_steps) if options.log else None
     code = supervisor.supervise(
         command,

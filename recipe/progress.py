@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 from tqdm import tqdm
@@ -16,12 +17,14 @@ class Progress:
     def __init__(self, run_directory: Path, total_steps: int | None):
         self.path = run_directory / METRICS_FILE
         self._size = 0
-        self.bar = tqdm(total=total_steps, unit="step", desc="starting verl, Ray and vLLM", mininterval=1.0)
+        # A terminal gets a moving bar, a file a line now and then.
+        interval = 1.0 if sys.stderr.isatty() else 30.0
+        self.bar = tqdm(total=total_steps, unit="step", desc="starting verl, Ray and vLLM", mininterval=interval)
 
     def update(self) -> None:
         size = self.path.stat().st_size if self.path.exists() else 0
         if size == self._size:
-            self.bar.refresh()
+            self.bar.update(0)
             return
         self._size = size
         last = json.loads(self.path.read_text().splitlines()[-1])

@@ -48,6 +48,4 @@ def _judge(data_source: str, solution: str, ground_truth: str) -> tuple[bool, st
         predicted = gsm8k.extract_solution(solution)
         return gsm8k.compute_score(solution, ground_truth) == 1.0, predicted or ""
     known = ", ".join((tiny_task.DATA_SOURCE, *MATH_SOURCES, "aime...", GSM8K))
-    raise ValueError(
-        f"data_source is {data_source!r}: expected one of {known}; name one of these in the data"
-    )
+    raise ValueError(f"data_source is {data_source!r}: expected one of {known}; name one of these in the data")

@@ -116,7 +116,12 @@ class SpeculationServer(vLLMHttpServer):
 
 def check_installed(wanted: dict[str, Any], status: dict[str, Any]) -> None:
     """Raise RuntimeError unless a worker runs the drafter and the verification that the config asks for."""
-    drafters = {"sam": "SamProposer", "ngram": "NgramProposer", "suffix": "SuffixDecodingProposer", "off": None}
+    drafters = {
+        "sam": "SamProposer",
+        "ngram": "NgramProposer",
+        "suffix": "SuffixDecodingProposer",
+        "off": None,
+    }
     expected = {"drafter": drafters[wanted["method"]], "verification": wanted["verification"]}
     for part, name in expected.items():
         if status.get(part) != name:

@@ -66,7 +66,10 @@ class Speculation:
         if self.method == "sam":
             arguments["speculative_config"] = {"model": "sam.vllm.proposer.SamProposer", **draft}
         elif self.method == "ngram":
-            lookup = {"prompt_lookup_max": self.prompt_lookup_max, "prompt_lookup_min": self.prompt_lookup_min}
+            lookup = {
+                "prompt_lookup_max": self.prompt_lookup_max,
+                "prompt_lookup_min": self.prompt_lookup_min,
+            }
             arguments["speculative_config"] = {"method": "ngram", **draft, **lookup}
         elif self.method == "suffix":
             arguments["speculative_config"] = {"method": "suffix", **draft}

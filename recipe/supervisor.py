@@ -156,7 +156,7 @@ def _raise_interrupt(*_) -> None:
 
 
 def _descendants(keep: int | None = None) -> list[psutil.Process]:
-    """Orphans included: they were adopted. Zombies are reaped and left out, except the one whose exit code is wanted."""
+    """Orphans included: they were adopted. Zombies are reaped and left out, `keep` is only left out."""
     alive = []
     for process in psutil.Process().children(recursive=True):
         if _alive(process):

@@ -22,6 +22,7 @@ class DapoTrainer(PPOTrainerSync):
         super().__init__(config)
         self.record = RunRecord(Path(config.run_dir))
         self._prompts_dispatched = 0
+        self._training = False
         self._rollout_metrics: dict[str, float] = {}
 
     def _submit_batch_to_rollout(self, batch) -> int:
@@ -33,6 +34,7 @@ class DapoTrainer(PPOTrainerSync):
         return super()._submit_batch_to_rollout(batch)
 
     def on_step_begin(self):
+        self._training = True
         self._prompts_dispatched = 0
         self._collect_rollout()  # forgets what validation left
         super().on_step_begin()
@@ -58,15 +60,14 @@ class DapoTrainer(PPOTrainerSync):
         self.record.append_metrics(global_steps, metrics)
 
     def _validate(self):
-        before_training = self.global_steps not in self._trained_steps
         metrics = super()._validate()
-        if before_training:
-            self.record.start(self.global_steps)
+        if not self._training:  # later validations are logged with their step's metrics
             self.record.append_metrics(self.global_steps, metrics)
         return metrics
 
     def fit(self, agent_loop_manager):
         started = time.time()
+        self.record.start(self.global_steps + 1)
         super().fit(agent_loop_manager)
         self.record.finish(time.time() - started)
 

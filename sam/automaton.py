@@ -13,7 +13,8 @@ from numba import njit
 
 NONE = -1
 
-# Columns of the state table and of the edge table.
+# Columns of the state table: longest string, suffix link, first transition, unused, transitions counted.
+# Columns of the transition table: its key is (SOURCE, TOKEN), NEXT chains those of one state.
 LENGTH, LINK, HEAD, EDGES, TOTAL = 0, 1, 2, 3, 4
 TOKEN, TARGET, COUNT, TIME, NEXT, SOURCE = 0, 1, 2, 3, 4, 5
 
@@ -67,8 +68,17 @@ def _clone(states, edges, table, sizes, original, length):
     clone = _add_state(states, sizes, length, states[original, LINK])
     edge = states[original, HEAD]
     while edge != NONE:
-        _add_edge(states, edges, table, sizes, clone, edges[edge, TOKEN], edges[edge, TARGET], edges[edge, COUNT],
-                  edges[edge, TIME])
+        _add_edge(
+            states,
+            edges,
+            table,
+            sizes,
+            clone,
+            edges[edge, TOKEN],
+            edges[edge, TARGET],
+            edges[edge, COUNT],
+            edges[edge, TIME],
+        )
         edge = edges[edge, NEXT]
     states[original, LINK] = clone
     return clone
@@ -179,39 +189,55 @@ def rebuild_table(table, edges, num_edges):
 
 
 class Arena:
-    """The automaton of one group in growing arrays."""
+    """The automaton of one group in arrays that double as it grows.
 
-    def __init__(self, key: bytes, capacity: int = 1 << 10):
+    Attributes:
+        tokens: appended so far, over all sequences of the group.
+        capacity: tokens there is room for. A suffix automaton has at most 2 states and 3 transitions a token.
+        frozen: no memory was left to grow; it neither learns nor drafts any more.
+    """
+
+    SMALLEST = 512
+
+    def __init__(self, key: bytes):
         self.key = key
-        self.states = np.empty((capacity, 5), dtype=np.int32)
-        self.edges = np.empty((2 * capacity, 6), dtype=np.int32)
-        self.table = np.full(4 * capacity, NONE, dtype=np.int32)
-        self.sizes = np.zeros(2, dtype=np.int64)
-        self.clock = 0
-        self.root = _add_state(self.states, self.sizes, 0, NONE)
+        self.capacity = self.tokens = self.live = self.clock = 0
+        self.frozen = False
         self.prompt_end: int | None = None
-        self.live = 0
-        self.tokens = 0
+        self.states = np.empty((1, 5), dtype=np.int32)
+        self.edges = np.empty((0, 6), dtype=np.int32)
+        self.table = np.full(1, NONE, dtype=np.int32)
+        self.sizes = np.zeros(2, dtype=np.int64)
+        self.root = _add_state(self.states, self.sizes, 0, NONE)
+
+    @classmethod
+    def bytes_for(cls, capacity: int) -> int:
+        """Bytes of an arena with room for `capacity` tokens."""
+        return 4 * (5 * (2 * capacity + 2) + 6 * (3 * capacity + 2) + 8 * capacity) if capacity else 0
 
     @property
     def nbytes(self) -> int:
-        return self.states.nbytes + self.edges.nbytes + self.table.nbytes
+        return self.bytes_for(self.capacity)
+
+    def capacity_with(self, tokens: int) -> int:
+        """The capacity after room for `tokens` more is made: a power of two."""
+        needed = max(self.SMALLEST, self.tokens + tokens)
+        return max(self.capacity, 1 << (needed - 1).bit_length())
 
     def reserve(self, tokens: int) -> None:
-        """Make room for `tokens` more: at most 2 states each and 3 edges for every token ever appended."""
+        """Make room for `tokens` more and count them as appended."""
+        capacity = self.capacity_with(tokens)
         self.tokens += tokens
-        states = 2 * self.tokens + 2
-        edges = 3 * self.tokens + 2
-        if states > len(self.states):
-            self.states = _grown(self.states, states, self.sizes[0])
-        if edges > len(self.edges):
-            self.edges = _grown(self.edges, edges, self.sizes[1])
-        if 2 * edges > len(self.table):
-            self.table = np.empty(1 << (2 * edges).bit_length(), dtype=np.int32)
-            rebuild_table(self.table, self.edges, self.sizes[1])
+        if capacity == self.capacity:
+            return
+        self.states = _grown(self.states, 2 * capacity + 2, self.sizes[0])
+        self.edges = _grown(self.edges, 3 * capacity + 2, self.sizes[1])
+        self.table = np.empty(8 * capacity, dtype=np.int32)
+        rebuild_table(self.table, self.edges, self.sizes[1])
+        self.capacity = capacity
 
 
-def _grown(array: np.ndarray, needed: int, used: int) -> np.ndarray:
-    larger = np.empty((max(needed, 2 * len(array)), array.shape[1]), dtype=array.dtype)
+def _grown(array: np.ndarray, rows: int, used: int) -> np.ndarray:
+    larger = np.empty((rows, array.shape[1]), dtype=array.dtype)
     larger[:used] = array[:used]
     return larger

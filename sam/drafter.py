@@ -45,12 +45,19 @@ class Drafter:
         max_draft_tokens: longest draft.
         scope: request (own text), group (all samples of a prompt), history (groups stay after they finish).
         history_tokens: tokens of finished groups kept with scope=history, oldest out first.
-        memory_budget_bytes: bound of all automata; requests beyond it get no drafts.
-        max_live_requests: more live requests than this get no drafts.
+        memory_budget_bytes: bound of all automata; finished groups go first, then requests get no drafts.
+        max_live_requests: groups started beyond this many live requests get no drafts.
     """
 
-    def __init__(self, *, max_draft_tokens: int, scope: str = "group", history_tokens: int = 0,
-                 memory_budget_bytes: int = 2 << 30, max_live_requests: int = 4096):
+    def __init__(
+        self,
+        *,
+        max_draft_tokens: int,
+        scope: str = "group",
+        history_tokens: int = 0,
+        memory_budget_bytes: int = 2 << 30,
+        max_live_requests: int = 4096,
+    ):
         if max_draft_tokens < 1:
             raise ValueError(f"max_draft_tokens={max_draft_tokens}: expected at least 1")
         if scope not in SCOPES:
@@ -62,6 +69,7 @@ class Drafter:
         self.max_live_requests = max_live_requests
         self._requests: dict[str, _Request] = {}
         self._groups: OrderedDict[bytes, Arena] = OrderedDict()
+        self._nbytes = 0
         self.counters = {"overflow_requests": 0, "evicted_groups": 0}
 
     def __contains__(self, request_id: str) -> bool:
@@ -69,7 +77,8 @@ class Drafter:
 
     @property
     def nbytes(self) -> int:
-        return sum(group.nbytes for group in self._groups.values())
+        """Bytes of all automata; while one grows, its old arrays exist beside the new ones."""
+        return self._nbytes
 
     def start(self, request_id: str, prompt_token_ids: np.ndarray, policy_version: int = 0) -> None:
         """Follow a new request. `prompt_token_ids`: int32 [length], not empty.
@@ -86,6 +95,7 @@ class Drafter:
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = Arena(key)
+            group.frozen = len(self._requests) >= self.max_live_requests
         self._groups.move_to_end(key)
         request = self._requests[request_id] = _Request(group, group.root, 0)
         group.live += 1
@@ -93,6 +103,7 @@ class Drafter:
             self._append([request], prompt, np.array([0, prompt.size], dtype=np.int64), np.zeros(1, np.int32))
             group.prompt_end = request.end
         request.end, request.tokens = group.prompt_end, prompt.size
+        self.counters["overflow_requests"] += group.frozen
 
     def append(self, request_ids: Sequence[str], token_ids: np.ndarray, offsets: np.ndarray) -> None:
         self.step(request_ids, token_ids, offsets, np.zeros(len(request_ids), dtype=np.int32))
@@ -122,17 +133,32 @@ class Drafter:
 
     def _append(self, requests: list[_Request], tokens, offsets, budgets):
         group, batch = requests[0].group, len(requests)
-        group.reserve(len(tokens))
+        lengths = np.diff(offsets).tolist()
+        if not self._make_room(group, len(tokens)):
+            for request, length in zip(requests, lengths, strict=True):
+                request.tokens += length
+            empty = np.zeros((batch, self.max_draft_tokens))
+            return empty, empty, np.zeros(batch, np.int64), np.zeros(batch, np.int32)
         ends = np.array([request.end for request in requests], dtype=np.int64)
         out = np.empty((batch, self.max_draft_tokens), dtype=np.int32)
         survival = np.empty((batch, self.max_draft_tokens), dtype=np.float32)
         counts, matches = np.zeros(batch, dtype=np.int64), np.zeros(batch, dtype=np.int32)
         group.clock = step_batch(
-            group.states, group.edges, group.table, group.sizes, ends, np.asarray(tokens, np.int32),
-            np.asarray(offsets, np.int64), np.minimum(budgets, self.max_draft_tokens).astype(np.int32), out, survival,
-            counts, matches, group.clock,
+            group.states,
+            group.edges,
+            group.table,
+            group.sizes,
+            ends,
+            np.asarray(tokens, np.int32),
+            np.asarray(offsets, np.int64),
+            np.minimum(budgets, self.max_draft_tokens).astype(np.int32),
+            out,
+            survival,
+            counts,
+            matches,
+            group.clock,
         )
-        for request, end, length in zip(requests, ends.tolist(), np.diff(offsets).tolist(), strict=True):
+        for request, end, length in zip(requests, ends.tolist(), lengths, strict=True):
             request.end = end
             request.tokens += length
         return out, survival, counts, matches
@@ -141,24 +167,52 @@ class Drafter:
         """Stop following; the response stays in its group while the group stays."""
         group = self._requests.pop(request_id).group
         group.live -= 1
-        if self.scope == "request":
-            self._groups.pop(group.key, None)
-        self._evict()
+        if group.live == 0 and (self.scope == "request" or group.frozen):
+            self._drop(group)
+        self._evict_beyond_kept_tokens()
 
     abort = finish
 
     def num_tokens(self, request_id: str) -> int:
         return self._requests[request_id].tokens
 
-    def _evict(self) -> None:
-        idle = [(key, group) for key, group in self._groups.items() if group.live == 0]
-        excess = sum(group.tokens for _, group in idle) - self.kept_tokens
-        for key, group in idle:
+    def _make_room(self, group: Arena, tokens: int) -> bool:
+        """Grow `group` within the memory budget, idle groups going first; False when it is full for good."""
+        if group.frozen:
+            return False
+        needed = Arena.bytes_for(group.capacity_with(tokens)) - group.nbytes
+        if self._nbytes + needed > self.memory_budget_bytes:
+            self._evict_until(self.memory_budget_bytes - needed)
+        if self._nbytes + needed > self.memory_budget_bytes:
+            group.frozen = True
+            self.counters["overflow_requests"] += group.live
+            return False
+        group.reserve(tokens)
+        self._nbytes += needed
+        return True
+
+    def _idle(self) -> list[Arena]:
+        return [group for group in self._groups.values() if group.live == 0]
+
+    def _evict_until(self, limit: int) -> None:
+        for group in self._idle():
+            if self._nbytes <= limit:
+                return
+            self._drop(group)
+
+    def _evict_beyond_kept_tokens(self) -> None:
+        idle = self._idle()
+        excess = sum(group.tokens for group in idle) - self.kept_tokens
+        for group in idle:
             if excess <= 0:
                 return
             excess -= group.tokens
-            del self._groups[key]
-            self.counters["evicted_groups"] += 1
+            self._drop(group)
+
+    def _drop(self, group: Arena) -> None:
+        del self._groups[group.key]
+        self._nbytes -= group.nbytes
+        self.counters["evicted_groups"] += 1
 
     def warm_up(self) -> None:
         """Compile every kernel, so that no step waits for it."""

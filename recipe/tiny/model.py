@@ -49,9 +49,7 @@ def build_model(settings: ModelSettings, tokenizer: PreTrainedTokenizerFast, see
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config).float()
-    model.generation_config = GenerationConfig(
-        eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
-    )
+    model.generation_config = GenerationConfig(eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id)
     return model
 
 
@@ -76,11 +74,7 @@ def sample_responses(
     width = max(map(len, tokenizer_ids))
     padded = torch.tensor([[tokenizer.pad_token_id] * (width - len(ids)) + ids for ids in tokenizer_ids])
     mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in tokenizer_ids])
-    drawing = (
-        {"do_sample": True, "temperature": temperature, "top_k": 0}
-        if temperature > 0
-        else {"do_sample": False}
-    )
+    drawing = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature > 0 else {"do_sample": False}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         output = model.generate(padded, attention_mask=mask, max_new_tokens=max_new_tokens, **drawing)

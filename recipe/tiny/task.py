@@ -58,8 +58,7 @@ class TaskSettings:
     def __post_init__(self) -> None:
         if not 2 <= self.min_lines <= self.max_lines <= MAX_LINES:
             raise ValueError(
-                f"lines from {self.min_lines} to {self.max_lines}: "
-                f"expected 2 <= min_lines <= max_lines <= {MAX_LINES}"
+                f"lines from {self.min_lines} to {self.max_lines}: expected 2 <= min_lines <= max_lines <= {MAX_LINES}"
             )
         if self.length_scale <= 0:
             raise ValueError(f"length_scale is {self.length_scale}: expected a positive number of lines")
@@ -137,9 +136,7 @@ def draw_problem(random: Random, settings: TaskSettings) -> Problem:
     return Problem(start, lines, random.randrange(MODULUS), random.randrange(MODULUS))
 
 
-def draw_problems(
-    random: Random, settings: TaskSettings, excluded: Iterable[Problem] = ()
-) -> Iterator[Problem]:
+def draw_problems(random: Random, settings: TaskSettings, excluded: Iterable[Problem] = ()) -> Iterator[Problem]:
     """An endless stream of different problems, none of them among `excluded`."""
     seen = set(excluded)
     while True:

@@ -78,9 +78,7 @@ def draw_batches(
             problem = draw_problem(random, task)
             if problem not in excluded:
                 prompt = encode_prompt(tokenizer, problem.question)
-                pool.append(
-                    (prompt + encode_response(tokenizer, draw_solution(random, task, problem)), len(prompt))
-                )
+                pool.append((prompt + encode_response(tokenizer, draw_solution(random, task, problem)), len(prompt)))
         pool.sort(key=lambda example: len(example[0]))
         batches = [[]]
         for example in pool:
@@ -122,9 +120,7 @@ def warm_start(
         weight_decay=settings.weight_decay,
         fused=True,
     )
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: _learning_rate_factor(step, settings)
-    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _learning_rate_factor(step, settings))
     excluded = set(excluded)
     short = replace(task, max_lines=min(settings.short_lines, task.max_lines))
     easy = draw_batches(tokenizer, short, excluded, seed, settings.tokens_per_step)

@@ -17,6 +17,7 @@ def register() -> None:
         from sam.vllm import cpu
 
         cpu.install_reloadable_weights()
+        cpu.install_rejection_sampler()
         runner_classes.append(CPUModelRunner)
     for runner_class in runner_classes:
         _install_after_load(runner_class)

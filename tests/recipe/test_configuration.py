@@ -36,11 +36,20 @@ def test_toggle_changes_nothing_but_speculation():
 
 BAD = [
     (["speculation=foo"], "Could not find 'speculation/foo'"),
-    (["speculation.num_speculative_tokens=0"], "speculation.num_speculative_tokens=0: expected an integer from 1 to 15"),
+    (
+        ["speculation.num_speculative_tokens=0"],
+        "speculation.num_speculative_tokens=0: expected an integer from 1 to 15",
+    ),
     (["speculation.num_speculative_tokens=16"], "expected an integer from 1 to 15"),
-    (["speculation.batch_size_threshold=-1"], "speculation.batch_size_threshold=-1: expected an integer of at least 0"),
+    (
+        ["speculation.batch_size_threshold=-1"],
+        "speculation.batch_size_threshold=-1: expected an integer of at least 0",
+    ),
     (["speculation.scope=galaxy"], "speculation.scope='galaxy': expected one of request, group, history"),
-    (["speculation.verification=entropy"], "speculation.verification='entropy': expected one of exact, standard"),
+    (
+        ["speculation.verification=entropy"],
+        "speculation.verification='entropy': expected one of exact, standard",
+    ),
     (["speculation.nonsense=1"], "nonsense"),
     (["+speculation.nonsense=1"], "speculation.nonsense is unknown"),
     (["trainer.nonsense=1"], "trainer.nonsense"),

@@ -87,8 +87,7 @@ def test_a_failed_build_leaves_nothing(tmp_path, monkeypatch):
 def test_of_two_at_once_one_builds(tmp_path):
     results = []
     callers = [
-        threading.Thread(target=lambda: results.append(prepare_assets(tmp_path / "assets", SMALL)))
-        for _ in range(2)
+        threading.Thread(target=lambda: results.append(prepare_assets(tmp_path / "assets", SMALL))) for _ in range(2)
     ]
     for caller in callers:
         caller.start()
@@ -125,9 +124,7 @@ def test_training_leaves_torchs_settings_as_found():
 def test_batches_predict_responses_only_and_skip_validation():
     tokenizer = build_tokenizer()
     task = TaskSettings(max_operands=2)
-    every = {
-        Problem(start, (sign * size,)) for start in range(100) for sign in (-1, 1) for size in range(1, 10)
-    }
+    every = {Problem(start, (sign * size,)) for start in range(100) for sign in (-1, 1) for size in range(1, 10)}
     allowed = Problem(47, (8,))
     inputs, targets = next(draw_batches(tokenizer, task, every - {allowed}, seed=0, tokens=128))
     prompt = encode_prompt(tokenizer, allowed.question)

@@ -1,0 +1,114 @@
+"""`python -m recipe.report RUN_SAM RUN_OFF [RUN ...]`: two runs compared, as HTML, Markdown, PNG and JSON.
+
+The first run speculates, the second is the baseline; more runs are peers shown beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import html
+import json
+import sys
+from pathlib import Path
+
+from recipe.report_data import ReportError, Run, config_difference, summarize
+
+STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:920px;margin:2em auto;padding:0 1em;color:#222}
+img{max-width:100%}figure{margin:1.5em 0}figcaption{color:#555;font-size:.9em}
+table{border-collapse:collapse}td,th{padding:.2em .8em;text-align:left;border-bottom:1px solid #ddd}"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m recipe.report", description=__doc__.splitlines()[0])
+    parser.add_argument("runs", nargs="+", type=Path, help="run directories: speculating, baseline, peers")
+    parser.add_argument("--output", type=Path, help="where to write; the first run's parent by default")
+    options = parser.parse_args(arguments)
+    if len(options.runs) < 2:
+        parser.error("two runs are compared: give a speculating run and a baseline")
+    try:
+        runs = [Run.load(directory) for directory in options.runs]
+        summary = summarize(runs)
+    except ReportError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    output = options.output or options.runs[0].parent
+    write(runs, summary, output)
+    print("\n".join(ten_lines(summary)))
+    print(f"report: {output / 'report.html'}")
+    return 0
+
+
+def write(runs: list[Run], summary: dict, output: Path) -> None:
+    """Write report.html, report.md, the pictures and summary.json into `output`."""
+    from recipe.report_plots import draw_all
+
+    output.mkdir(parents=True, exist_ok=True)
+    captions = draw_all(runs, summary["tail_threshold"], output)
+    (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    difference = config_difference(runs[0].config, runs[1].config)
+    (output / "report.md").write_text(as_markdown(summary, captions, difference))
+    (output / "report.html").write_text(as_html(summary, captions, difference, output))
+
+
+def ten_lines(summary: dict) -> list[str]:
+    """The figures a reader looks for first."""
+    versions = summary["versions"]
+    first_step = next(iter(summary["identical_by_step"].values()), [0, 0])
+    return [
+        f"rollout speed-up, total   {summary['rollout_speedup_total']:.2f}x over {summary['steps']} steps",
+        f"rollout speed-up, tail    {summary['rollout_speedup_tail']:.2f}x"
+        f" (at most {summary['tail_threshold']} running)",
+        f"mean acceptance length    {summary['accept_length']:.2f}",
+        f"acceptance rate           {summary['accept_rate']:.2f}",
+        f"reward gain, speculating  {summary['reward_gain_sam']:+.3f} (last three steps over first three)",
+        f"reward gain, baseline     {summary['reward_gain_off']:+.3f}",
+        f"identical responses       {summary['identical_responses']} of {summary['total_responses']}"
+        f" (step 1: {first_step[0]} of {first_step[1]})",
+        "rollout seconds           " + ", ".join(f"{n} {s['rollout']:.0f}" for n, s in summary["seconds"].items()),
+        f"peak memory               {summary['peak_memory_gib']} GiB",
+        f"verl {versions.get('verl')}, vLLM {versions.get('vllm')}, torch {versions.get('torch')},"
+        f" commit {versions.get('commit')}, {versions.get('date')}",
+    ]
+
+
+def as_markdown(summary: dict, captions: dict[str, str], difference: dict[str, tuple]) -> str:
+    lines = ["# Speculation on and off", "", "```", *ten_lines(summary), "```", ""]
+    for name, caption in captions.items():
+        lines += [f"## {_title(name)}", "", f"![{_title(name)}]({name}.png)", "", caption, ""]
+    lines += ["## What differs between the two configs", "", "| key | first | second |", "|---|---|---|"]
+    lines += [f"| `{key}` | {first} | {second} |" for key, (first, second) in difference.items()]
+    lines += ["", "## Versions", "", "| what | version |", "|---|---|"]
+    lines += [f"| {name} | {value} |" for name, value in summary["versions"].items()]
+    return "\n".join(lines) + "\n"
+
+
+def as_html(summary: dict, captions: dict[str, str], difference: dict[str, tuple], pictures: Path) -> str:
+    parts = [f"<pre>{html.escape(chr(10).join(ten_lines(summary)))}</pre>"]
+    for name, caption in captions.items():
+        image = base64.b64encode((pictures / f"{name}.png").read_bytes()).decode()
+        parts.append(
+            f"<h2>{_title(name)}</h2><figure><img alt='{_title(name)}' src='data:image/png;base64,{image}'>"
+            f"<figcaption>{html.escape(caption)}</figcaption></figure>"
+        )
+    parts.append("<h2>What differs between the two configs</h2>")
+    parts.append(_table(("key", "first", "second"), [(key, *values) for key, values in difference.items()]))
+    parts.append("<h2>Versions</h2>" + _table(("what", "version"), list(summary["versions"].items())))
+    head = f"<meta charset='utf-8'><title>Speculation on and off</title><style>{STYLE}</style>"
+    body = f"<h1>Speculation on and off</h1>{''.join(parts)}"
+    return f"<!doctype html><html lang='en'><head>{head}</head><body>{body}</body></html>\n"
+
+
+def _table(header: tuple, rows: list[tuple]) -> str:
+    def line(cells, tag):
+        return "<tr>" + "".join(f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"
+
+    return "<table>" + line(header, "th") + "".join(line(row, "td") for row in rows) + "</table>"
+
+
+def _title(name: str) -> str:
+    return name.replace("_", " ").capitalize()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
