@@ -14,7 +14,8 @@ carries the numbers from line to line, may walk the chain a second time, and end
     i 3+3 is 6
     answer: 6
 
-Every line changes the answer. Solutions written for the warm start contain slips (a line off by one), so that a
+A slip on any line makes the answer wrong, except fourteen lines before the last one, where its effect is a multiple of
+ten. Solutions written for the warm start contain slips (a line off by one), so that a
 model trained on them knows the skill and still errs at temperature 1: this is what reinforcement learning then
 mends.
 """

@@ -3,23 +3,23 @@ import pytest
 from recipe.reward import compute_score
 from recipe.tiny.task import DATA_SOURCE, Problem
 
-PROBLEM = Problem(47, (8, -9))
+PROBLEM = Problem(5, 4, 7, 3)
 
 
 def test_right_tiny_answer_scores_plus_one():
-    result = compute_score(DATA_SOURCE, PROBLEM.solution(), PROBLEM.answer, {"operands": 3})
-    assert result == {"score": 1.0, "acc": 1.0, "pred": "46"}
+    result = compute_score(DATA_SOURCE, PROBLEM.solution(), PROBLEM.answer, {"lines": 4})
+    assert result == {"score": 1.0, "acc": 1.0, "pred": "6"}
 
 
 @pytest.mark.parametrize(
     ("solution", "predicted"),
     [
-        (PROBLEM.solution(slip=0), "36"),
+        (PROBLEM.solution(slip=0), "9"),
         ("", ""),
-        ("given a47 b+8", ""),
-        ("answer: 46\nand more", ""),
-        ("answer: 046", ""),
-        ("answer: 46 answer: 47", "47"),
+        ("f 7+3 is 0", ""),
+        ("answer: 6\nand more", ""),
+        ("answer: 06", ""),
+        ("answer: 6 answer: 7", "7"),
     ],
 )
 def test_wrong_or_missing_tiny_answer_scores_minus_one(solution, predicted):
@@ -62,5 +62,5 @@ def test_verls_extra_arguments_are_accepted():
 
 
 def test_unknown_source_is_named():
-    with pytest.raises(ValueError, match="data_source is 'chess': expected one of tiny_running_total"):
+    with pytest.raises(ValueError, match="data_source is 'chess': expected one of tiny_additive_sequence"):
         compute_score("chess", "", "")

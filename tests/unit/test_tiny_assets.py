@@ -39,7 +39,9 @@ def test_model_and_tokenizer_load_and_agree(assets):
         tokenizer.pad_token_id,
     )
     assert model.dtype == torch.float32
-    assert encode_prompt(tokenizer, "sum a47 b+8") == encode_prompt(build_tokenizer(), "sum a47 b+8")
+    assert encode_prompt(tokenizer, "from a to c begin 1 2") == encode_prompt(
+        build_tokenizer(), "from a to c begin 1 2"
+    )
 
 
 def test_data_is_verls_format(assets):
@@ -49,7 +51,7 @@ def test_data_is_verls_format(assets):
         problem = parse_question(row["prompt"][0]["content"])
         assert row["data_source"] == "tiny_running_total"
         assert row["reward_model"]["ground_truth"] == problem.answer
-        assert row["extra_info"]["operands"] == len(problem.operands) + 1
+        assert row["extra_info"]["lines"] == problem.lines
 
 
 def test_a_second_call_changes_nothing(assets):
@@ -123,9 +125,9 @@ def test_training_leaves_torchs_settings_as_found():
 
 def test_batches_predict_responses_only_and_skip_validation():
     tokenizer = build_tokenizer()
-    task = TaskSettings(max_operands=2)
-    every = {Problem(start, (sign * size,)) for start in range(100) for sign in (-1, 1) for size in range(1, 10)}
-    allowed = Problem(47, (8,))
+    task = TaskSettings(max_lines=2)
+    every = {Problem(start, 2, first, second) for start in range(25) for first in range(10) for second in range(10)}
+    allowed = Problem(3, 2, 4, 7)
     inputs, targets = next(draw_batches(tokenizer, task, every - {allowed}, seed=0, tokens=128))
     prompt = encode_prompt(tokenizer, allowed.question)
     for row, wanted in zip(inputs.tolist(), targets.tolist(), strict=True):
@@ -147,7 +149,7 @@ def test_validation_is_kept_out_of_the_warm_start(tmp_path, monkeypatch):
 def test_sampling_repeats_and_stays_within_its_limit():
     tokenizer = build_tokenizer()
     model = build_model(SMALL.model, tokenizer, seed=0)
-    questions = ["sum a47 b+8", "sum a47 b+8 c-9 d+1"]
+    questions = ["from a to c begin 1 2", "from d to k begin 4 0"]
     state = torch.random.get_rng_state()
     drawn = [
         sample_responses(model, tokenizer, questions, temperature=1.0, seed=seed, max_new_tokens=8)

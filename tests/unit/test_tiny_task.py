@@ -14,23 +14,22 @@ from recipe.tiny.task import (
     draw_solution,
     parse_question,
     score_solution,
-    slipped,
 )
 from recipe.tiny.tokenizer import build_tokenizer, encode_prompt, encode_response
 
-operand = st.integers(1, 9).flatmap(lambda size: st.sampled_from([size, -size]))
-problems = st.builds(Problem, st.integers(0, 99), st.lists(operand, min_size=1, max_size=23).map(tuple))
+lines = st.integers(2, 24)
+digits = st.integers(0, 9)
+problems = lines.flatmap(lambda count: st.builds(Problem, st.integers(0, 26 - count), st.just(count), digits, digits))
+HARMLESS = 14  # lines after a slip at which its effect, the Fibonacci number 610, is a multiple of ten
 
 
 def test_a_solution_reads_as_documented():
-    assert Problem(47, (8, -9)).solution(check=True).splitlines() == [
-        "given a47 b+8 c-9",
-        "47 b+8=55",
-        "55 c-9=46",
+    assert Problem(5, 4, 7, 3).question == "from f to i begin 7 3"
+    assert Problem(5, 4, 7, 3).solution(check=True).splitlines() == [
+        *(chain := ["f 7+3 is 0", "g 3+0 is 3", "h 0+3 is 3", "i 3+3 is 6"]),
         "check",
-        "47 b+8=55",
-        "55 c-9=46",
-        "answer: 46",
+        *chain,
+        "answer: 6",
     ]
 
 
@@ -41,27 +40,11 @@ def test_a_solution_without_slip_is_right(problem, check):
 
 @given(problems, st.data())
 def test_a_slip_makes_the_answer_wrong_unless_a_check_repairs_it(problem, data):
-    slip = data.draw(st.integers(0, len(problem.operands) - 1))
-    assert not score_solution(problem.solution(slip), problem.answer)[0]
-    assert not score_solution(problem.solution(slip, check=True), problem.answer)[0]
-    assert not score_solution(problem.solution(slip, repair=True), problem.answer)[0]
+    slip = data.draw(st.integers(0, problem.lines - 1))
+    right = problem.lines - 1 - slip == HARMLESS
+    for solution in (problem.solution(slip), problem.solution(slip, check=True), problem.solution(slip, repair=True)):
+        assert score_solution(solution, problem.answer)[0] == right
     assert score_solution(problem.solution(slip, check=True, repair=True), problem.answer)[0]
-
-
-@pytest.mark.parametrize(
-    ("total", "signed", "wrong"),
-    [(47, 8, 45), (41, 8, 59), (43, -8, 45), (48, -8, 30), (95, 7, 92), (3, -5, 8)],
-)
-def test_a_slip_forgets_or_invents_a_carry(total, signed, wrong):
-    assert slipped(total, signed) == wrong
-
-
-@given(problems, st.data())
-def test_every_operand_changes_the_answer(problem, data):
-    index = data.draw(st.integers(0, len(problem.operands) - 1))
-    changed = list(problem.operands)
-    changed[index] = data.draw(operand.filter(lambda value: value != problem.operands[index]))
-    assert Problem(problem.start, tuple(changed)).answer != problem.answer
 
 
 @given(problems)
@@ -77,15 +60,15 @@ def test_a_foreign_question_is_refused():
 def test_problems_differ_and_lengths_spread():
     settings = TaskSettings()
     drawn = list(islice(draw_problems(Random(1), settings), 2000))
-    counts = [len(problem.operands) + 1 for problem in drawn]
+    counts = [problem.lines for problem in drawn]
     assert len(set(drawn)) == 2000
-    assert set(counts) == set(range(settings.min_operands, settings.max_operands + 1))
+    assert set(counts) == set(range(settings.min_lines, settings.max_lines + 1))
     assert sum(count <= 6 for count in counts) > sum(count >= 18 for count in counts) > 100
 
 
 def test_slips_and_checks_come_as_often_as_set():
-    settings = TaskSettings(slip_limit=0.5, slip_per_step=0.1, check_probability=0.25, repair_probability=0.0)
-    random, problem = Random(2), Problem(12, (3,) * 10)
+    settings = TaskSettings(slip_limit=0.5, slip_per_line=0.1, check_probability=0.25, repair_probability=0.0)
+    random, problem = Random(2), Problem(0, 10, 1, 2)
     solutions = [draw_solution(random, settings, problem) for _ in range(4000)]
     wrong = sum(not score_solution(solution, problem.answer)[0] for solution in solutions)
     checked = sum("check" in solution for solution in solutions)
@@ -103,17 +86,17 @@ def test_splits_are_disjoint_and_repeat():
 
 
 def test_a_row_has_what_verl_reads():
-    row = as_row(Problem(47, (8, -9)), "val", 3)
-    assert row["prompt"] == [{"role": "user", "content": "sum a47 b+8 c-9"}]
-    assert row["reward_model"] == {"style": "rule", "ground_truth": "46"}
-    assert row["extra_info"] == {"split": "val", "index": 3, "operands": 3}
+    row = as_row(Problem(5, 4, 7, 3), "val", 3)
+    assert row["prompt"] == [{"role": "user", "content": "from f to i begin 7 3"}]
+    assert row["reward_model"] == {"style": "rule", "ground_truth": "6"}
+    assert row["extra_info"] == {"split": "val", "index": 3, "lines": 4}
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"min_operands": 1}, "operands from 1 to 24"),
-        ({"max_operands": 25}, "operands from 2 to 25"),
+        ({"min_lines": 1}, "lines from 1 to 24"),
+        ({"max_lines": 25}, "lines from 2 to 25"),
         ({"length_scale": 0.0}, "length_scale is 0.0"),
         ({"slip_limit": 1.5}, "slip_limit is 1.5"),
     ],
@@ -125,7 +108,7 @@ def test_bad_settings_are_named(wrong, message):
 
 def test_the_longest_problem_fits():
     tokenizer = build_tokenizer()
-    problem = Problem(99, (-9,) * 23)
+    problem = Problem(2, 24, 9, 9)
     assert len(encode_prompt(tokenizer, problem.question)) <= 128
     assert len(encode_response(tokenizer, problem.solution(check=True))) <= 640
 
@@ -138,8 +121,8 @@ def test_any_text_survives_the_tokenizer(text):
 
 def test_the_chat_template_is_qwens():
     tokenizer = build_tokenizer()
-    ids = encode_prompt(tokenizer, "sum a47 b+8")
-    assert tokenizer.decode(ids) == "<|im_start|>user\nsum a47 b+8<|im_end|>\n<|im_start|>assistant\n"
+    ids = encode_prompt(tokenizer, "from a to c begin 1 2")
+    assert tokenizer.decode(ids) == "<|im_start|>user\nfrom a to c begin 1 2<|im_end|>\n<|im_start|>assistant\n"
     assert ids[0] == tokenizer.convert_tokens_to_ids("<|im_start|>")
     response = encode_response(tokenizer, "answer: 55")
     assert response[-1] == tokenizer.eos_token_id
