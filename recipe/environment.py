@@ -29,6 +29,8 @@ CPU = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     # Compiling kernels costs more than a tiny model's whole rollout.
     "TORCHDYNAMO_DISABLE": "1",
+    # A second thread waits at barriers more than it computes in a model this small, on cores shared with Ray.
+    "OMP_NUM_THREADS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
@@ -51,7 +53,6 @@ def prepare(device: str, run_directory: Path, scratch_directory: Path) -> None:
     defaults.update(_writable_homes(scratch_directory))
     if device == "cpu":
         defaults.update(CPU)
-        defaults["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))
         if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
             del os.environ["CUDA_VISIBLE_DEVICES"]  # Ray refuses num_gpus=1 when it is set and empty
     for name, value in defaults.items():

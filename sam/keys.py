@@ -23,8 +23,12 @@ def _mix(z: np.ndarray) -> np.ndarray:
 
 
 def uniforms(keys: np.ndarray, positions: np.ndarray, stream: int = 0) -> np.ndarray:
-    """Uniforms in (0, 1), float64 [rows], from int64 keys and positions [rows]."""
+    """Uniforms in [2**-53, 1 - 2**-53], float64 [rows], from int64 keys and positions [rows], both not negative.
+
+    Two streams never share a value: every kind of decision takes its own.
+    """
     with np.errstate(over="ignore"):
         z = _mix(keys.astype(np.uint64) + _GOLDEN * np.uint64(stream + 1))
         z = _mix(z + _GOLDEN * (positions.astype(np.uint64) + np.uint64(1)))
-    return ((z >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    # 52 bits and a half: with 53 the largest would round to 1.0, and the last token be drawn whatever its mass.
+    return ((z >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
