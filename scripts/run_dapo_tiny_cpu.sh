@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # One run of the recipe on the CPU: bash scripts/run_dapo_tiny_cpu.sh [speculation=off|ngram|suffix] [overrides]
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
-set_up_environment cpu
+extras=(cpu)
+case " $* " in *" speculation=suffix "*) extras+=(peers) ;; esac
+set_up_environment "${extras[@]}"
 python -m recipe.tiny.assets --output outputs/tiny_assets
 exec python -m recipe.main_dapo --config-name dapo_tiny_cpu "$@"

@@ -1,0 +1,106 @@
+"""The report's figures against runs whose answers are known by hand."""
+
+import json
+
+import numpy as np
+import pytest
+
+from recipe.report import main
+from recipe.report_data import config_difference, in_tail
+
+
+def make_run(directory, method, seconds, rewards, different=()):
+    """A run of len(rewards) steps; responses named in `different` (step, prompt, sample) differ from the others'."""
+    for name in ("rollouts", "engine_steps"):
+        (directory / name).mkdir(parents=True)
+    config = {"speculation": {"method": method, "batch_size_threshold": 2}, "seed": 0}
+    (directory / "config.yaml").write_text(json.dumps(config))
+    (directory / "versions.json").write_text(json.dumps({"verl": "0.9.1", "commit": "abc"}))
+    (directory / "peak_memory.json").write_text(json.dumps({"peak_memory_gib": 3.5 if method == "sam" else 3.0}))
+    rows = [{"step": 0, "val-core/task/acc/mean@1": 0.5}]
+    for step, reward in enumerate(rewards, start=1):
+        rows.append({"step": step, "rollout/reward_all/mean": reward, "rollout/acc_all/mean": (reward + 1) / 2,
+                     "rollout/seconds": seconds, "response_length/mean": 9.0, "actor/entropy": 0.1,
+                     "actor/grad_norm": 1.0, "timing_s/step": 5.0})  # fmt: skip
+        speculating = method == "sam"
+        arrays = {
+            "step_ms": np.full(6, 1000 * seconds / 6),
+            "running": np.array([1, 4, 3, 2, 2, 1]),
+            "drafted": np.array([0, 0, 0, 6, 6, 3]) * speculating,
+            "accepted": np.array([0, 0, 0, 3, 4, 2]) * speculating,
+            "position_steps": np.array([3, 2]) * speculating,
+            "position_emitted": np.array([6, 8]) * speculating,
+            "position_bin": np.array(32),
+            "drafted_at": np.array([5, 5, 5] if speculating else []),
+            "accepted_at": np.array([4, 3, 2] if speculating else []),
+        }
+        np.savez(directory / "engine_steps" / f"{step}.npz", **arrays)
+        responses = [
+            {"prompt": prompt, "sample": sample,
+             "response_tokens": [step, prompt, sample, int((step, prompt, sample) in different)]}
+            for prompt in range(2) for sample in range(2)
+        ]  # fmt: skip
+        (directory / "rollouts" / f"{step}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in responses))
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return directory
+
+
+@pytest.fixture
+def runs(tmp_path):
+    sam = make_run(tmp_path / "sam", "sam", 3.0, [0.0, 0.1, 0.2, 0.5, 0.6, 0.7], different={(4, 1, 0)})
+    off = make_run(tmp_path / "off", "off", 6.0, [0.0, 0.1, 0.2, 0.4, 0.5, 0.6])
+    return sam, off
+
+
+def test_summary_and_files(runs, tmp_path, capsys):
+    assert main([*map(str, runs), "--output", str(tmp_path / "out")]) == 0
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["rollout_speedup_total"] == pytest.approx(2.0)
+    assert summary["rollout_speedup_tail"] == pytest.approx(2.0)
+    assert summary["seconds"]["off"]["rollout"] == pytest.approx(36.0)
+    assert summary["seconds"]["off"]["tail"] == pytest.approx(18.0)  # 3 of 6 equal engine steps, 6 times 6 s
+    assert summary["accept_length"] == pytest.approx(14 / 5)
+    assert summary["accept_rate"] == pytest.approx(9 / 15)
+    assert summary["reward_gain_sam"] == pytest.approx(0.5)
+    assert summary["reward_gain_off"] == pytest.approx(0.4)
+    assert (summary["identical_responses"], summary["total_responses"]) == (23, 24)
+    assert summary["identical_by_step"]["4"] == [3, 4]
+    assert summary["peak_memory_gib"] == 3.5
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "data:image/png;base64," in page and "http" not in page and "<script" not in page
+    for picture in ("reward", "timeline", "acceptance_by_position"):
+        assert (tmp_path / "out" / f"{picture}.png").stat().st_size > 5000
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 11 and printed[-1].endswith("report.html")
+
+
+def test_broken_input_is_one_line(runs, tmp_path, capsys):
+    assert main([str(runs[0]), str(tmp_path / "nowhere")]) == 2
+    (tmp_path / "empty").mkdir()
+    for name in ("config.yaml", "versions.json"):
+        (tmp_path / "empty" / name).write_text((runs[0] / name).read_text())
+    (tmp_path / "empty" / "metrics.jsonl").write_text('{"step": 0, "val": 1}\n')
+    assert main([str(runs[0]), str(tmp_path / "empty")]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert "no metrics.jsonl there" in errors[0] and "no training step has finished" in errors[1]
+
+
+@pytest.mark.parametrize(
+    "running, tail",
+    [
+        ([1, 3, 5, 4, 2, 1], [0, 0, 0, 0, 1, 1]),
+        ([5, 2, 1, 2, 4, 2], [0, 1, 1, 0, 0, 1]),  # the second round's way up is not tail
+        ([5, 2, 1, 5, 1], [0, 1, 0, 0, 1]),
+        ([2, 2, 1], [1, 1, 1]),
+        ([5, 5], [0, 0]),
+    ],
+)
+def test_tail(running, tail):
+    assert in_tail(np.array(running), 2).astype(int).tolist() == tail
+
+
+def test_config_difference():
+    assert config_difference({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}, "d": 4}) == {
+        "a.c": (2, 3),
+        "d": (None, 4),
+    }

@@ -1,0 +1,78 @@
+"""A real vLLM engine on CPU: the same tokens and log-probs with and without speculation, at any batch size."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+GENERATE = Path(__file__).with_name("generate.py")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=300, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32, max_position_embeddings=512, tie_word_embeddings=True,
+        initializer_range=0.1, eos_token_id=0, pad_token_id=0, bos_token_id=None,
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("model")
+    Qwen3ForCausalLM(config).float().save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def results(model):
+    return {
+        name: generate(model, method, batch)
+        for name, (method, batch) in {"off": ("off", 40), "sam": ("sam", 40), "ngram": ("ngram", 12)}.items()
+    }
+
+
+def generate(model, method, batch):
+    command = [sys.executable, str(GENERATE), str(model), method, str(batch)]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    lines = [line for line in finished.stdout.splitlines() if line.startswith("RESULT ")]
+    assert lines, finished.stdout[-2000:] + finished.stderr[-4000:]
+    return json.loads(lines[0].removeprefix("RESULT "))
+
+
+@pytest.mark.parametrize("name", ["sam", "ngram"])
+def test_same_tokens_and_log_probs(results, name):
+    off, on = results["off"], results[name]
+    identical = sum(a == b for a, b in zip(off["tokens"], on["tokens"], strict=True))
+    print(f"{name}: {identical} of {len(off['tokens'])} responses identical, {on['accepted']} drafts accepted")
+    assert on["accepted"] > 500
+    assert on["tokens"] == off["tokens"]
+    for a, b in zip(off["logprobs"], on["logprobs"], strict=True):
+        assert torch.allclose(torch.tensor(a), torch.tensor(b), atol=1e-6, rtol=0)
+
+
+def test_what_is_installed_says_so(results):
+    assert results["off"]["status"] == {"drafter": None, "verification": "exact"}
+    assert results["sam"]["status"] == {"drafter": "SamProposer", "verification": "exact"}
+    assert results["ngram"]["status"] == {"drafter": "NgramProposer", "verification": "exact"}
+
+
+def test_every_token_is_counted_once(results):
+    for result in results.values():
+        assert result["emitted"] == sum(map(len, result["tokens"]))
+
+
+def test_switch_and_lifecycle(results):
+    sam = results["sam"]
+    assert sam["drafting_above_threshold"] == 0
+    assert sam["counters"]["counter_off_steps"] > 0
+    assert sam["counters"]["counter_faults"] == 0
+    assert sam["counters"]["counter_followed"] == len(sam["tokens"])
+    assert sam["followed"] <= 1  # the last finished request is released by the next step
+
+
+def test_samples_of_a_prompt_differ(results):
+    tokens = results["off"]["tokens"]
+    assert len({tuple(response[:150]) for response in tokens[1:6]}) == 5
