@@ -24,7 +24,7 @@ import psutil
 from recipe.run_record import STATE_FILE
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-POLL_SECONDS = 0.5
+POLL_SECONDS = 2.0  # looking at some thirty processes costs a few milliseconds
 MEMORY_EVERY_SECONDS = 5.0
 ENGINE_GRACE_SECONDS = 10.0  # verl may notice a dead engine by itself and say more about it
 TERMINATE_SECONDS = 8.0
@@ -46,7 +46,7 @@ def supervise(
         run_directory: holds the run's state.json; gets peak_memory.json.
         phase_limits: seconds that a phase named in state.json may last.
         log: file for the command's output; None leaves it on the terminal.
-        on_poll: called about twice a second while the command runs.
+        on_poll: called every two seconds while the command runs.
 
     Returns:
         The command's exit code; 130 after Ctrl-C, 1 when the watchdog stopped it.
@@ -93,8 +93,7 @@ class Watch:
         self._next_memory = 0.0
 
     def until_end(self, on_poll: Callable[[], None]) -> int:
-        while (code := self.child.poll()) is None:
-            time.sleep(POLL_SECONDS)
+        while (code := self._wait()) is None:
             on_poll()
             processes = _descendants(keep=self.child.pid)
             self._measure_memory(processes)
@@ -102,6 +101,12 @@ class Watch:
                 print(f"error: {reason}; stopping the run (its log is above)", file=sys.stderr)
                 return 1
         return code if code >= 0 else 128 - code
+
+    def _wait(self) -> int | None:
+        try:
+            return self.child.wait(timeout=POLL_SECONDS)
+        except subprocess.TimeoutExpired:
+            return None
 
     def _why_hopeless(self, processes: list[psutil.Process]) -> str | None:
         state = self._state()

@@ -5,8 +5,14 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+VERIFICATIONS = ("exact", "standard")
+
 
 def register() -> None:
+    """Install what the engine's `additional_config["speculation"]` asks for after each model runner's load_model.
+
+    May be called any number of times. Without that key vLLM is left as it is, but for the repairs on CPU.
+    """
     from vllm.platforms import current_platform
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -20,10 +26,27 @@ def register() -> None:
         cpu.install_rejection_sampler()
         runner_classes.append(CPUModelRunner)
     for runner_class in runner_classes:
-        _install_after_load(runner_class)
+        _after_load(runner_class, install)
+    _refuse_second_runner()
 
 
-def _install_after_load(runner_class) -> None:
+def _refuse_second_runner() -> None:
+    """Refuse vLLM's second model runner where speculation is configured.
+
+    Root cause: vLLM 0.23 runs dense Llama, Mistral and Qwen3 models on CUDA with vllm/v1/worker/gpu, which samples
+    elsewhere, unless a feature it lacks is asked for. Symptom: without drafts, tokens come from vLLM's own sampler, so
+    that on and off differ. Can go when ExactSampler is installed there too.
+    """
+    from vllm.triton_utils import HAS_TRITON
+
+    if HAS_TRITON:
+        from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+        _after_load(GPUModelRunner, refuse)
+
+
+def _after_load(runner_class, action) -> None:
+    """Call `action(runner)` after load_model, which every worker calls once before its warm-up."""
     original = runner_class.__dict__["load_model"]
     if getattr(original, "_sam", False):
         return
@@ -31,30 +54,70 @@ def _install_after_load(runner_class) -> None:
     @functools.wraps(original)
     def load_model(self, *args, **kwargs):
         result = original(self, *args, **kwargs)
-        install(self)
+        action(self)
         return result
 
     load_model._sam = True
     runner_class.load_model = load_model
 
 
+def refuse(runner) -> None:
+    if (runner.vllm_config.additional_config or {}).get("speculation") is not None:
+        raise RuntimeError(
+            "speculation is configured, but vLLM chose its V2 model runner, whose sampler sam.vllm does not replace: "
+            "set VLLM_USE_V2_MODEL_RUNNER=0"
+        )
+
+
+def check_lossless(vllm_config) -> None:
+    """Refuse settings under which accepted tokens do not follow the model's distribution.
+
+    Raises:
+        ValueError: names the setting, its value and what to set instead.
+    """
+    additional = vllm_config.additional_config or {}
+    verification = (additional.get("speculation") or {}).get("verification")
+    if verification is not None and verification not in VERIFICATIONS:
+        raise ValueError(f"speculation.verification={verification}: expected one of {', '.join(VERIFICATIONS)}")
+    method = getattr(vllm_config.speculative_config, "rejection_sample_method", "standard")
+    if method != "standard":
+        raise ValueError(f"rejection_sample_method={method} changes what is sampled: set it to standard")
+    # vllm-ascend's; its defaults are off.
+    rejection_sampler = additional.get("rejection_sampler_config") or {}
+    for switch in ("enable_block_verify", "enable_entropy_verify"):
+        if str(rejection_sampler.get(switch, False)).lower() not in ("false", "0"):
+            raise ValueError(
+                f"rejection_sampler_config.{switch}={rejection_sampler[switch]} changes what is sampled: unset it"
+            )
+
+
 def install(runner) -> None:
-    from sam.vllm.sampler import ExactSampler
+    """Bind the drafter and the sampler to a model runner, as its config says.
+
+    Raises:
+        ValueError: a lossy or unknown setting. RuntimeError: the self-check failed.
+    """
+    from sam.vllm.sampler import ExactSampler, self_check
 
     settings = (runner.vllm_config.additional_config or {}).get("speculation")
     if settings is None:
         return
+    check_lossless(runner.vllm_config)
     if hasattr(getattr(runner, "drafter", None), "bind"):
         runner.drafter.bind(runner)
-    if settings["verification"] == "exact" and not isinstance(getattr(runner, "_sample", None), ExactSampler):
+    if settings.get("verification") == "exact" and not isinstance(getattr(runner, "_sample", None), ExactSampler):
         runner._sample = ExactSampler(runner)
+        self_check(runner)
 
 
 def installed(runner) -> dict[str, Any]:
+    """What really runs: drafter, verification, and for exact verification the steps sampled and rows without mass."""
     from sam.vllm.sampler import ExactSampler
 
     drafter = getattr(runner, "drafter", None)
+    exact = isinstance(runner._sample, ExactSampler)
     return {
         "drafter": type(drafter).__name__ if drafter is not None else None,
-        "verification": "exact" if isinstance(runner._sample, ExactSampler) else "standard",
+        "verification": "exact" if exact else "standard",
+        **({"sampled_steps": runner._sample.calls, "invalid_rows": runner._sample.invalid_rows} if exact else {}),
     }

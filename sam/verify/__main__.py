@@ -1,0 +1,5 @@
+import sys
+
+from sam.verify.bench import main
+
+sys.exit(main())

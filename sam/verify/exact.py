@@ -1,0 +1,124 @@
+"""Exact-match verification: one draw per position by inverse CDF; drafts stand while they equal the draw."""
+
+from __future__ import annotations
+
+import torch
+
+PLACEHOLDER = -1  # vLLM's mark for "no token here"
+GREEDY = 0.0  # the temperature that means argmax
+
+# Up to here one float64 cumulative sum per row costs less than the launches of the two-level search.
+DIRECT_VOCABULARY = 4096
+# Tokens per block of the two-level search: about the square root of a vocabulary of 150,000.
+BLOCK = 512
+
+
+def sample_inverse_cdf(
+    logits: torch.Tensor, uniforms: torch.Tensor, invalid_rows: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Draw one token per row by inverting the cumulative distribution.
+
+    Args:
+        logits: float32 [rows, vocabulary], temperature and masks applied.
+        uniforms: float64 [rows], in (0, 1), one of its own for every row.
+        invalid_rows: int64 [], on the logits' device; the number of rows without mass is added to it.
+
+    Returns:
+        int64 [rows]. A token of probability zero is never drawn. A row without mass (a NaN, or every token masked)
+        gives token 0, as in vLLM, whose sampler takes the first of a row of NaN.
+
+    The cumulative sum needs float64, or float32 in blocks. Added up in float32 from the first token to the last, it
+    has steps of 6e-8 near its end: at a vocabulary of 151,936 a token of probability 1e-8 there is never drawn, or
+    takes its neighbour's share. Here a block of tokens is chosen first (float64 sum of the blocks' float32 sums) and
+    then a token in it (float64 sum): every token keeps the relative precision of its float32 probability.
+    """
+    if logits.shape[1] <= DIRECT_VOCABULARY:
+        cumulative = logits.softmax(-1, dtype=torch.float64).cumsum(-1)
+        tokens = _search(cumulative, uniforms * cumulative[:, -1])
+        mass = cumulative[:, -1]
+    else:
+        tokens, mass = _two_level(logits.softmax(-1, dtype=torch.float32), uniforms)
+    valid = mass > 0
+    if invalid_rows is not None:
+        invalid_rows += (~valid).sum()
+    return torch.where(valid, tokens, 0)
+
+
+def _search(cumulative: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """First index whose cumulative sum exceeds the target, within bounds also for a row of NaN."""
+    index = torch.searchsorted(cumulative, targets.unsqueeze(1), right=True).squeeze(1)
+    return index.clamp_(max=cumulative.shape[1] - 1)
+
+
+def _two_level(probabilities: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    vocabulary = probabilities.shape[1]
+    whole = vocabulary // BLOCK
+    sums = probabilities[:, : whole * BLOCK].unflatten(1, (whole, BLOCK)).sum(-1)
+    if whole * BLOCK < vocabulary:
+        sums = torch.cat((sums, probabilities[:, whole * BLOCK :].sum(-1, keepdim=True)), dim=1)
+    outer = sums.to(torch.float64).cumsum(-1)
+    targets = uniforms * outer[:, -1]
+    block = _search(outer, targets).unsqueeze(1)
+    size = sums.gather(1, block).to(torch.float64)
+    fraction = (targets.unsqueeze(1) - (outer.gather(1, block) - size)) / size
+
+    columns = block * BLOCK + torch.arange(BLOCK, device=probabilities.device)
+    inside = probabilities.gather(1, columns.clamp(max=vocabulary - 1)).to(torch.float64)
+    inner = inside.masked_fill_(columns >= vocabulary, 0.0).cumsum(-1)
+    # The fraction may round to 1 or to -1e-16; the draw must stay among the block's tokens that have mass.
+    targets = fraction.squeeze(1).clamp(0.0, 1.0 - 2.0**-52) * inner[:, -1]
+    return (block.squeeze(1) * BLOCK + _search(inner, targets)).clamp_(max=vocabulary - 1), outer[:, -1]
+
+
+def without_mass(logits: torch.Tensor) -> torch.Tensor:
+    """Rows that define no distribution: bool [rows] from [rows, vocabulary]. True for a NaN or a largest logit of
+    plus or minus infinity."""
+    return ~logits.amax(-1).isfinite()
+
+
+def accept_matching(sampled: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
+    """Keep each request's tokens up to and including the first that differs from its draft.
+
+    Args:
+        sampled: int64 [requests, 1 + k], the token drawn at each position; PLACEHOLDER after a request's bonus token.
+        drafts: int64 [requests, 1 + k], aligned with it; a value that no token has where there is no draft.
+
+    Returns:
+        int32 [requests, 1 + k], PLACEHOLDER after the kept tokens.
+    """
+    matched = (sampled == drafts).to(torch.int8).cumprod(1).bool()
+    kept = torch.ones_like(matched)
+    kept[:, 1:] = matched[:, :-1]
+    return torch.where(kept, sampled, PLACEHOLDER).to(torch.int32)
+
+
+def check_inputs(
+    logits: torch.Tensor,
+    num_draft_tokens: list[int],
+    draft_token_ids: torch.Tensor,
+    draft_probs: torch.Tensor | None = None,
+) -> None:
+    """Raise a ValueError for input that the verifiers, which do not wait for the device, pass over in silence.
+
+    For debugging and tests: it reads the tensors back. Shapes as for `rejection_sample`, with logits of the draft
+    rows only, [tokens, vocabulary].
+    """
+    tokens, vocabulary = logits.shape
+    if (total := sum(num_draft_tokens)) != len(draft_token_ids) or total != tokens:
+        raise ValueError(
+            f"num_draft_tokens adds up to {total}, but there are {len(draft_token_ids)} draft_token_ids and {tokens} "
+            "rows of logits: give one row and one id for every draft token"
+        )
+    outside = draft_token_ids[(draft_token_ids < 0) | (draft_token_ids >= vocabulary)]
+    if len(outside):
+        raise ValueError(
+            f"draft token id {int(outside[0])} is not in [0, {vocabulary}): the drafter's tokenizer differs"
+        )
+    if (rows := without_mass(logits).nonzero()).numel():
+        raise ValueError(
+            f"logits row {int(rows[0])} has no distribution (NaN, or every token masked): mend the model or the mask"
+        )
+    if draft_probs is not None and draft_probs.shape != logits.shape:
+        raise ValueError(
+            f"draft_probs has shape {tuple(draft_probs.shape)}, logits {tuple(logits.shape)}: make them equal"
+        )

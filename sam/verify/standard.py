@@ -1,0 +1,235 @@
+"""Rejection sampling (arXiv 2211.17192), vectorised, with the signatures of vLLM 0.23 and vllm-ascend 0.11.0rc0.
+
+Given the same random numbers these functions return what vllm-ascend's looped originals return.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from sam.verify.exact import GREEDY, PLACEHOLDER
+
+
+class _Layout(NamedTuple):
+    counts: torch.Tensor  # int64 [batch], draft tokens of each request
+    request: torch.Tensor  # int64 [tokens]
+    position: torch.Tensor  # int64 [tokens], within the request
+
+
+def _layout(cu_num_draft_tokens: torch.Tensor, num_tokens: int) -> _Layout:
+    ends = cu_num_draft_tokens.to(torch.int64)
+    counts = torch.diff(ends, prepend=ends.new_zeros(1))
+    batch = torch.arange(len(ends), device=ends.device)
+    request = batch.repeat_interleave(counts, output_size=num_tokens)
+    position = torch.arange(num_tokens, device=ends.device) - (ends - counts)[request]
+    return _Layout(counts, request, position)
+
+
+def expand_batch_to_tokens(
+    x: torch.Tensor, cu_num_tokens: torch.Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
+) -> torch.Tensor:
+    """Repeat x[i], [batch], for every token of request i; the value `replace_from` becomes `replace_to`.
+
+    Args:
+        cu_num_tokens: [batch], cumulative numbers of tokens.
+        num_tokens: their total.
+    """
+    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+    replaced = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
+    return replaced.repeat_interleave(counts, output_size=num_tokens)
+
+
+def _write(
+    output: torch.Tensor,
+    chosen: torch.Tensor,
+    accepted: torch.Tensor,
+    bonus_token_ids: torch.Tensor,
+    layout: _Layout,
+    rows: torch.Tensor | None,
+) -> None:
+    """Into `output`, in place: tokens up to the first rejected one; the bonus token where none is rejected."""
+    batch, width = output.shape
+    stands = accepted.new_zeros((batch, width - 1), dtype=torch.int64)
+    stands[layout.request, layout.position] = accepted.to(torch.int64)
+    num_accepted = stands.cumprod(1).sum(1)
+    tokens = torch.full_like(output, PLACEHOLDER)
+    tokens[layout.request, layout.position] = chosen.to(output.dtype)
+    tokens[torch.arange(batch, device=output.device), layout.counts] = bonus_token_ids.view(-1).to(output.dtype)
+    kept = torch.arange(width, device=output.device) <= num_accepted[:, None]
+    if rows is not None:
+        kept &= rows[:, None]
+    output.copy_(torch.where(kept, tokens, output))
+
+
+def rejection_greedy_sample(
+    output_token_ids: torch.Tensor,
+    cu_num_draft_tokens: torch.Tensor,
+    draft_token_ids: torch.Tensor,
+    target_argmax: torch.Tensor,
+    bonus_token_ids: torch.Tensor,
+    is_greedy: torch.Tensor | None = None,
+) -> None:
+    """Write the greedy rows of `output_token_ids`, int32 [batch, max_spec_len + 1], filled with PLACEHOLDER.
+
+    Args:
+        target_argmax: int64 [tokens].
+        is_greedy: bool [batch]; None means all.
+    """
+    layout = _layout(cu_num_draft_tokens, len(draft_token_ids))
+    accepted = draft_token_ids == target_argmax
+    _write(output_token_ids, target_argmax, accepted, bonus_token_ids, layout, is_greedy)
+
+
+def rejection_random_sample(
+    output_token_ids: torch.Tensor,
+    cu_num_draft_tokens: torch.Tensor,
+    draft_token_ids: torch.Tensor,
+    draft_probs: torch.Tensor | None,
+    target_probs: torch.Tensor,
+    bonus_token_ids: torch.Tensor,
+    recovered_token_ids: torch.Tensor,
+    uniform_probs: torch.Tensor,
+    is_greedy: torch.Tensor | None,
+    max_spec_len: int,
+    vocab_size: int,
+    IS_NGRAM: bool = False,
+) -> None:
+    """Write the rows that are not greedy: a draft stands if p(draft) / q(draft) reaches its uniform.
+
+    Args:
+        output_token_ids: int32 [batch, max_spec_len + 1], changed in place.
+        draft_probs: float32 [tokens, vocabulary]; None or IS_NGRAM means one-hot drafts.
+        target_probs: float32 [tokens, vocabulary].
+        recovered_token_ids: int [tokens], used at the first rejection.
+        uniform_probs: float64 [tokens].
+        is_greedy: bool [batch]; None means that no row is.
+        max_spec_len, vocab_size: as in the original; the shapes say the same.
+    """
+    layout = _layout(cu_num_draft_tokens, len(draft_token_ids))
+    drafts = draft_token_ids.to(torch.int64)
+    accepted = _accept(drafts, None if IS_NGRAM else draft_probs, target_probs, uniform_probs)
+    chosen = torch.where(accepted, drafts, recovered_token_ids.to(torch.int64))
+    _write(output_token_ids, chosen, accepted, bonus_token_ids, layout, None if is_greedy is None else ~is_greedy)
+
+
+def _accept(drafts, draft_probs, target_probs, uniforms) -> torch.Tensor:
+    # In float64, as the originals' Python floats are.
+    p = target_probs.gather(1, drafts[:, None]).squeeze(1).to(torch.float64)
+    if draft_probs is None:
+        return p >= uniforms
+    q = draft_probs.gather(1, drafts[:, None]).squeeze(1).to(torch.float64)
+    return (q > 0) & (p / q >= uniforms)
+
+
+def _exponential_noise(num_draft_tokens, vocabulary, sampling_metadata, device, dtype) -> torch.Tensor:
+    noise = torch.empty((len(num_draft_tokens), vocabulary), dtype=dtype, device=device).exponential_()
+    for index, generator in sampling_metadata.generators.items():
+        if num_draft_tokens[index] > 0:
+            noise[index].exponential_(generator=generator)
+    return noise
+
+
+def _recover(drafts, draft_probs, target_probs, noise) -> torch.Tensor:
+    """A draw from max(0, p - q) by the exponential race, in place on no argument; all [rows, vocabulary]."""
+    if draft_probs is None:
+        return (target_probs / noise).scatter_(1, drafts[:, None], 0.0).argmax(-1)
+    return ((target_probs - draft_probs).clamp_min_(0.0) / noise).argmax(-1)
+
+
+def sample_recovered_tokens(
+    max_spec_len: int,
+    num_draft_tokens: list[int],
+    cu_num_draft_tokens: torch.Tensor,
+    draft_token_ids: torch.Tensor,
+    draft_probs: torch.Tensor | None,
+    target_probs: torch.Tensor,
+    sampling_metadata,
+    device: torch.device,
+    use_fp64_gumbel: bool = False,
+) -> torch.Tensor:
+    """The token to emit where a draft is rejected, for every draft: [tokens], of draft_token_ids' dtype.
+
+    One noise vector serves all positions of a request, as in vLLM: only the first rejected one is used.
+    """
+    dtype = torch.float64 if use_fp64_gumbel else torch.float32
+    noise = _exponential_noise(num_draft_tokens, target_probs.shape[1], sampling_metadata, device, dtype)
+    request = _layout(cu_num_draft_tokens, len(draft_token_ids)).request
+    drafts = draft_token_ids.to(torch.int64)
+    return _recover(drafts, draft_probs, target_probs, noise[request]).to(draft_token_ids.dtype)
+
+
+def rejection_sample(
+    draft_token_ids: torch.Tensor,
+    num_draft_tokens: list[int],
+    max_spec_len: int,
+    cu_num_draft_tokens: torch.Tensor,
+    draft_probs: torch.Tensor | None,
+    target_logits: torch.Tensor,
+    bonus_token_ids: torch.Tensor,
+    sampling_metadata,
+    synthetic_mode: bool = False,
+    synthetic_conditional_rates: torch.Tensor | None = None,
+    use_fp64_gumbel: bool = False,
+) -> torch.Tensor:
+    """Standard rejection sampling with the signature of vLLM 0.23's `rejection_sample`.
+
+    Args:
+        draft_token_ids: [tokens]; num_draft_tokens: per request; max_spec_len: the largest of them.
+        cu_num_draft_tokens: [batch], cumulative.
+        draft_probs: float32 [tokens, vocabulary]; None means one-hot drafts.
+        target_logits: float32 [tokens, vocabulary], temperature and masks applied.
+        bonus_token_ids: [batch, 1].
+        sampling_metadata: vLLM's, for temperature and generators.
+
+    Returns:
+        int32 [batch, max_spec_len + 1], PLACEHOLDER after each request's last token.
+
+    Raises:
+        ValueError: synthetic acceptance, which changes the distribution.
+
+    A recovered token is drawn for each request's first rejection only, so the noise and the residual are
+    [batch, vocabulary] instead of [tokens, vocabulary].
+    """
+    if synthetic_mode:
+        raise ValueError(
+            "rejection_sample_method=synthetic changes what is sampled: use rejection_sample_method=standard"
+        )
+    batch, device = len(num_draft_tokens), target_logits.device
+    output = torch.full((batch, max_spec_len + 1), PLACEHOLDER, dtype=torch.int32, device=device)
+    is_greedy = None
+    if not sampling_metadata.all_random:
+        if not sampling_metadata.all_greedy:
+            is_greedy = sampling_metadata.temperature == GREEDY
+        best = target_logits.argmax(-1)
+        rejection_greedy_sample(output, cu_num_draft_tokens, draft_token_ids, best, bonus_token_ids, is_greedy)
+        if sampling_metadata.all_greedy:
+            return output
+
+    uniforms = torch.rand((len(draft_token_ids),), dtype=torch.float64, device=device)
+    start = 0
+    for index, count in enumerate(num_draft_tokens):
+        if count and (generator := sampling_metadata.generators.get(index)) is not None:
+            uniforms[start : start + count].uniform_(generator=generator)
+        start += count
+    dtype = torch.float64 if use_fp64_gumbel else torch.float32
+    noise = _exponential_noise(num_draft_tokens, target_logits.shape[1], sampling_metadata, device, dtype)
+    layout = _layout(cu_num_draft_tokens, len(draft_token_ids))
+    drafts = draft_token_ids.to(torch.int64)
+    if not len(drafts):
+        _write(output, drafts, drafts.bool(), bonus_token_ids, layout, None if is_greedy is None else ~is_greedy)
+        return output
+
+    target_probs = target_logits.softmax(-1, dtype=torch.float32)
+    accepted = _accept(drafts, draft_probs, target_probs, uniforms)
+    stands = accepted.new_zeros((batch, max_spec_len), dtype=torch.int64)
+    stands[layout.request, layout.position] = accepted.to(torch.int64)
+    # The row of each request's first rejection; any row where there is none, whose token is then not used.
+    first = cu_num_draft_tokens.to(torch.int64) - layout.counts + stands.cumprod(1).sum(1)
+    first = first.clamp(max=len(drafts) - 1)
+    residual_of = None if draft_probs is None else draft_probs[first]
+    recovered = _recover(drafts[first], residual_of, target_probs[first], noise)
+    chosen = torch.where(accepted, drafts, recovered[layout.request])
+    _write(output, chosen, accepted, bonus_token_ids, layout, None if is_greedy is None else ~is_greedy)
+    return output
