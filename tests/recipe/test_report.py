@@ -89,7 +89,7 @@ def test_broken_input_is_one_line(runs, tmp_path, capsys):
     "running, tail",
     [
         ([1, 3, 5, 4, 2, 1], [0, 0, 0, 0, 1, 1]),
-        ([5, 2, 1, 2, 4, 2], [0, 1, 1, 0, 0, 1]),  # the second round's way up is not tail
+        ([5, 2, 1, 2, 4, 2], [0, 1, 0, 0, 0, 1]),  # the second round's way up is not tail
         ([5, 2, 1, 5, 1], [0, 1, 0, 0, 1]),
         ([2, 2, 1], [1, 1, 1]),
         ([5, 5], [0, 0]),
