@@ -63,6 +63,9 @@ class ExactSampler:
     def __call__(self, logits: torch.Tensor, spec_decode_metadata) -> SamplerOutput:
         self.calls += 1
         batch = self.runner.input_batch
+        # Seeded requests' generators are not used; with them vLLM fails on CPU where a prompt comes in pieces
+        # ("CPU Generator does not use offset", gpu_model_runner.py, _bookkeeping_sync).
+        batch.generators.clear()
         batch.update_async_output_token_ids()
         metadata = batch.sampling_metadata
         drafts = spec_decode_metadata
@@ -227,7 +230,9 @@ def _known_step(device):
         logprob_token_ids=None,
         logitsprocs=SimpleNamespace(argmax_invariant=[], non_argmax_invariant=[]),
     )
-    batch = SimpleNamespace(req_ids=list("abc"), sampling_metadata=metadata, update_async_output_token_ids=lambda: None)
+    batch = SimpleNamespace(
+        req_ids=list("abc"), generators={}, sampling_metadata=metadata, update_async_output_token_ids=lambda: None
+    )
     drafts = SimpleNamespace(num_draft_tokens=[2, 0, 0], draft_token_ids=torch.tensor([3, 4], device=device))
     logits = torch.full((5, 8), -torch.inf)
     logits[range(4), [3, 5, 1, 6]] = 0.0  # drawn whatever the uniform

@@ -89,7 +89,6 @@ def run(model, speculative_config=None, batch=64, additional=None, sampling=None
             accepted=counters.get("vllm:spec_decode_num_accepted_tokens", 0),
             preemptions=counters.get("vllm:num_preemptions", 0),
             installed=plugin.installed(runner),
-            asynchronous=runner.use_async_scheduling,
         )
     finally:
         llm.llm_engine.engine_core.shutdown()
@@ -163,12 +162,16 @@ def test_the_same_with_every_constraint_and_processed_log_probabilities(model):
     assert_same(on, without)
 
 
-def test_the_same_without_asynchronous_scheduling_and_with_preemption(model, off):
-    """`off` schedules asynchronously; here the cache holds a few requests only, so that some are recomputed."""
-    synchronous = run(model, async_scheduling=False, num_gpu_blocks_override=12, max_num_batched_tokens=64)
-    assert off.asynchronous and not synchronous.asynchronous
-    assert synchronous.preemptions > 0
-    assert_same(synchronous, off)
+def test_the_same_with_preemption_and_prompts_in_pieces(model, off):
+    """The cache holds a few requests only, so that some are preempted and computed again."""
+    squeezed = run(
+        model,
+        block_size=32,
+        num_gpu_blocks_override=10,
+        max_num_batched_tokens=64,
+    )
+    assert squeezed.preemptions > 0
+    assert_same(squeezed, off)
 
 
 def test_keys_without_seeds_come_from_engine_and_request(model):

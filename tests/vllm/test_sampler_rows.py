@@ -23,7 +23,7 @@ def runner(requests: int, mode: str = "raw_logprobs", temperature: float = 0.7) 
         model_config=SimpleNamespace(seed=0),
         sampler=Sampler(mode),
         input_batch=SimpleNamespace(
-            req_ids=names, sampling_metadata=metadata, update_async_output_token_ids=lambda: None
+            req_ids=names, generators={}, sampling_metadata=metadata, update_async_output_token_ids=lambda: None
         ),
         requests={
             name: SimpleNamespace(sampling_params=SimpleNamespace(seed=row), output_token_ids=[])
