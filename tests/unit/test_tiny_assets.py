@@ -49,7 +49,7 @@ def test_data_is_verls_format(assets):
     assert (len(train), len(validation)) == (20, 4)
     for row in (*train.to_dict("records"), *validation.to_dict("records")):
         problem = parse_question(row["prompt"][0]["content"])
-        assert row["data_source"] == "tiny_running_total"
+        assert row["data_source"] == "tiny_additive_sequence"
         assert row["reward_model"]["ground_truth"] == problem.answer
         assert row["extra_info"]["lines"] == problem.lines
 
