@@ -16,8 +16,6 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-from recipe.seeds import parse_prompt_uid
-
 POLL_SECONDS = 0.05
 
 
@@ -192,11 +190,3 @@ def _is_number(value) -> bool:
     except (TypeError, ValueError):
         return False
     return True
-
-
-def prompt_ordinal(uid: str) -> int:
-    """The prompt's ordinal in its step. Raises ValueError for a uid that is not of the recipe's making."""
-    identity = parse_prompt_uid(uid)
-    if identity is None:
-        raise ValueError(f"uid {uid!r}: expected the recipe's step-prompt form; was the trainer replaced?")
-    return identity[1]

@@ -16,6 +16,10 @@ _TaskRunnerV1 = TaskRunnerV1.__ray_metadata__.modified_class
 class TaskRunner(_TaskRunnerV1):
     def run(self, config: DictConfig):
         """verl looks trainers up by `trainer_mode`; "sync" must keep its name, since verl compares it elsewhere."""
+        if config.trainer.device == "cpu":
+            from recipe.tiny.platform import check_installed
+
+            check_installed()
         from verl.trainer.ppo.v1 import trainer_base
 
         from recipe.trainer import DapoTrainer
