@@ -6,6 +6,7 @@ Ray's workers and vLLM's engine processes inherit them. A variable the user has 
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 
 # No counting of usage, no looking for updates: runs must work, and behave the same, without network.
@@ -31,8 +32,50 @@ CPU = {
     "TORCHDYNAMO_DISABLE": "1",
     # A second thread waits at barriers more than it computes in a model this small, on cores shared with Ray.
     "OMP_NUM_THREADS": "1",
+    # Waiting threads leave the cores to the other processes.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    # Lets vLLM's engine process run the model itself (distributed_executor_backend=uni); a worker process of its own
+    # would cost 20 s of imports and milliseconds in every step. The engine still has its own process.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    # Threads of TransferQueue's tensor copies.
+    "TQ_NUM_THREADS": "1",
+    # Colours make a log file unreadable.
+    "RAY_COLOR_PREFIX": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
+
+
+# What verl gives every Ray process (verl/trainer/constants_ppo.py); here, because importing that imports all of verl.
+# A test compares. None overrides what the user has set.
+RAY_WORKERS = {
+    "TOKENIZERS_PARALLELISM": "true",
+    "NCCL_DEBUG": "WARN",
+    "VLLM_LOGGING_LEVEL": "WARN",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "true",
+    # Corrupted caches: https://github.com/vllm-project/vllm/issues/31199
+    "VLLM_DISABLE_COMPILE_CACHE": "1",
+    # Several processes on one NPU.
+    "HCCL_HOST_SOCKET_PORT_RANGE": "auto",
+    "HCCL_NPU_SOCKET_PORT_RANGE": "auto",
+    "HSA_NO_SCRATCH_RECLAIM": "1",
+}
+# Read when the processes start; verl forwards them from the driver.
+FORWARDED_SWITCHES = ("VERL_FULL_DETERMINISM", "VLLM_BATCH_INVARIANT", "VERL_RL_INSIGHT_ENABLE")
+FORWARDED_IF_SET = (
+    "PYTHONHASHSEED",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "FLASH_ATTENTION_DETERMINISTIC",
+    "NCCL_DETERMINISTIC",
+    "NCCL_ALGO",
+)
+
+
+def ray_runtime_env() -> dict:
+    """Ray's `runtime_env` of a run: verl's own variables for all its processes."""
+    env_vars = {name: value for name, value in RAY_WORKERS.items() if name not in os.environ}
+    env_vars.update({name: os.environ.get(name, "0") for name in FORWARDED_SWITCHES})
+    env_vars.update({name: os.environ[name] for name in FORWARDED_IF_SET if name in os.environ})
+    return {"env_vars": {**env_vars, "TRANSFER_QUEUE_ENABLE": "1"}, "working_dir": None}
 
 
 def prepare(device: str, run_directory: Path, scratch_directory: Path) -> None:
@@ -53,6 +96,8 @@ def prepare(device: str, run_directory: Path, scratch_directory: Path) -> None:
     defaults.update(_writable_homes(scratch_directory))
     if device == "cpu":
         defaults.update(CPU)
+        # Ray would keep its token in HOME; this run's own reaches all its processes, forked early ones too.
+        defaults |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
             del os.environ["CUDA_VISIBLE_DEVICES"]  # Ray refuses num_gpus=1 when it is set and empty
     for name, value in defaults.items():

@@ -7,6 +7,7 @@ recipe.supervisor, which stops everything the run started, however it ends.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from recipe import environment, preflight, supervisor
 from recipe.configuration import ConfigError, compose_config
 from recipe.progress import Progress
+from recipe.run_record import STATE_FILE
 from recipe.versions import write_versions
 
 CHILD = "RECIPE_RUN_SCRATCH"  # set by the supervisor for the process that does the run
@@ -36,7 +38,27 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     if CHILD in os.environ:
         return run(config, Path(os.environ[CHILD]))
+    if is_finished(config):
+        print(
+            f"{config.run_dir} holds this run, finished after {config.trainer.total_training_steps} steps: nothing to "
+            "do (to train again: another run_dir=, trainer.resume_mode=disable, or remove the directory)"
+        )
+        return 0
     return supervise(config, options)
+
+
+def is_finished(config: DictConfig) -> bool:
+    """Whether the run that would be resumed has its last checkpoint and its end already."""
+    directory = Path(config.run_dir)
+    steps = config.trainer.total_training_steps
+    if config.trainer.resume_mode != "auto" or steps is None:
+        return False
+    try:
+        checkpoint = int((directory / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
+        phase = json.loads((directory / STATE_FILE).read_text())["phase"]
+    except (OSError, ValueError, KeyError):
+        return False
+    return phase == "finished" and checkpoint >= steps
 
 
 def supervise(config: DictConfig, options: argparse.Namespace) -> int:
@@ -71,13 +93,13 @@ def supervise(config: DictConfig, options: argparse.Namespace) -> int:
 
 
 def run(config: DictConfig, scratch: Path) -> int:
-    """The run itself. verl and Ray are imported only here, after the environment is set."""
+    """The run itself. Ray is imported only here, after the environment is set."""
     environment.prepare(config.trainer.device, Path(config.run_dir), scratch)
-    from recipe.task_runner import TaskRunner, run_ppo_checked
+    from recipe.task_runner import run_in_ray
 
     OmegaConf.set_struct(config, False)
     config.ray_kwargs.ray_init._temp_dir = str(scratch / "ray")
-    run_ppo_checked(config, TaskRunner)
+    run_in_ray(config, environment.ray_runtime_env())
     return 0
 
 

@@ -11,15 +11,18 @@ from tqdm import tqdm
 from recipe.run_record import METRICS_FILE
 
 
+def progress_bar(**arguments) -> tqdm:
+    """A bar that moves on a terminal and writes a line now and then into a file."""
+    return tqdm(mininterval=1.0 if sys.stderr.isatty() else 30.0, file=sys.stderr, **arguments)
+
+
 class Progress:
     """Follows a run's metrics.jsonl: one tick per training step, with reward and rollout time beside it."""
 
     def __init__(self, run_directory: Path, total_steps: int | None):
         self.path = run_directory / METRICS_FILE
         self._size = 0
-        # A terminal gets a moving bar, a file a line now and then.
-        interval = 1.0 if sys.stderr.isatty() else 30.0
-        self.bar = tqdm(total=total_steps, unit="step", desc="starting verl, Ray and vLLM", mininterval=interval)
+        self.bar = progress_bar(total=total_steps, unit="step", desc="starting verl, Ray and vLLM")
 
     def update(self) -> None:
         size = self.path.stat().st_size if self.path.exists() else 0

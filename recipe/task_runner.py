@@ -1,35 +1,52 @@
-"""verl's V1 task runner with the recipe's trainer in it."""
+"""What runs in Ray: verl's V1 task runner with the recipe's trainer in it.
+
+verl is imported in the actor only: in the driver it would cost every start a quarter of a minute for nothing.
+"""
 
 from __future__ import annotations
 
+import threading
+
 import ray
 from omegaconf import DictConfig, OmegaConf
-from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
-from verl.trainer.ppo.utils import need_critic, need_reference_policy
-from verl.utils.config import validate_config
-
-# verl exports the class only in its Ray wrapping.
-_TaskRunnerV1 = TaskRunnerV1.__ray_metadata__.modified_class
 
 
 @ray.remote
-class TaskRunner(_TaskRunnerV1):
-    def run(self, config: DictConfig):
-        """verl looks trainers up by `trainer_mode`; "sync" must keep its name, since verl compares it elsewhere."""
+class TaskRunner:
+    """The driver's counterpart in the cluster, as in verl's main_ppo."""
+
+    def run(self, config: DictConfig) -> None:
+        """Validate with verl's own checks, then train. Raises what verl raises."""
+        import transfer_queue
+
+        # Its actors start while verl is imported here; verl's own call then finds them.
+        queue = threading.Thread(target=transfer_queue.init, args=(config.transfer_queue,))
+        queue.start()
+        from verl.trainer.main_ppo import TaskRunnerV1
+        from verl.trainer.ppo.utils import need_critic, need_reference_policy
+        from verl.trainer.ppo.v1 import trainer_base
+        from verl.utils.config import validate_config
+
+        from recipe import rollout  # noqa: F401 - the servers' class, needed later: imported while nothing waits
+        from recipe.trainer import DapoTrainer
+
         if config.trainer.device == "cpu":
             from recipe.tiny.platform import check_installed
 
             check_installed()
-        from verl.trainer.ppo.v1 import trainer_base
-
-        from recipe.trainer import DapoTrainer
-
+        OmegaConf.resolve(config)
+        validate_config(config, need_reference_policy(config), need_critic(config))
+        # verl looks trainers up by `trainer_mode`; "sync" must keep its name, since verl compares it elsewhere.
         trainer_base.TRAINER_REGISTRY["sync"] = DapoTrainer
-        super().run(config)
+        queue.join()
+        # verl exports the class only in its Ray wrapping.
+        TaskRunnerV1.__ray_metadata__.modified_class().run(config)
 
 
-def run_ppo_checked(config: DictConfig, task_runner) -> None:
-    """verl's own validation, then verl's run. Resolved here, so that every actor sees the same values."""
-    OmegaConf.resolve(config)
-    validate_config(config, need_reference_policy(config), need_critic(config))
-    run_ppo(config, task_runner_class=task_runner)
+def run_in_ray(config: DictConfig, runtime_env: dict) -> None:
+    """Connect to Ray as the config says, or start it, and train there."""
+    arguments = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
+    own = {key: value for key, value in (arguments.pop("runtime_env", None) or {}).items() if value is not None}
+    env_vars = {**runtime_env["env_vars"], **(own.get("env_vars") or {})}
+    ray.init(**arguments, runtime_env={**runtime_env, **own, "env_vars": env_vars})
+    ray.get(TaskRunner.remote().run.remote(config))

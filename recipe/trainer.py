@@ -8,22 +8,33 @@ from pathlib import Path
 import ray
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
+from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-from recipe import rollout
+from recipe.rollout_record import RolloutRecord
 from recipe.run_record import RunRecord
 from recipe.seeds import prompt_uid
+
+
+def _replica_class() -> type:
+    """Imported when the servers start, not before the workers do: vLLM takes seconds."""
+    from recipe.rollout import SpeculationReplica
+
+    return SpeculationReplica
 
 
 class DapoTrainer(PPOTrainerSync):
     """Adds to verl's trainer what the comparison of two runs needs; the algorithm is verl's."""
 
     def __init__(self, config):
-        rollout.register()
         super().__init__(config)
         self.record = RunRecord(Path(config.run_dir))
         self._prompts_dispatched = 0
         self._training = False
         self._rollout_metrics: dict[str, float] = {}
+
+    def _setup(self):
+        RolloutReplicaRegistry.register("vllm", _replica_class)  # what verl starts for rollout.name=vllm
+        super()._setup()
 
     def _submit_batch_to_rollout(self, batch) -> int:
         """verl's random group ids would make a step's order depend on chance; ours sort in dispatch order."""
@@ -71,6 +82,6 @@ class DapoTrainer(PPOTrainerSync):
         super().fit(agent_loop_manager)
         self.record.finish(time.time() - started)
 
-    def _collect_rollout(self) -> rollout.RolloutRecord:
+    def _collect_rollout(self) -> RolloutRecord:
         servers = [replica.servers[0] for replica in self.llm_server_manager.get_replicas()]
-        return rollout.RolloutRecord.merge(ray.get([server.take_rollout_record.remote() for server in servers]))
+        return RolloutRecord.merge(ray.get([server.take_rollout_record.remote() for server in servers]))

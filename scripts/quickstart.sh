@@ -2,12 +2,16 @@
 # Sets everything up, trains the tiny model with speculation=sam and again with speculation=off (same seeds), and
 # writes outputs/quickstart/report.html. Arguments are Hydra overrides for both runs:
 #   bash scripts/quickstart.sh trainer.total_training_steps=5
-# An interrupted quickstart resumes each run from its last checkpoint; FRESH=1 starts over.
+# An interrupted quickstart goes on from the last checkpoint; a finished one starts again and is kept once, as
+# outputs/quickstart.previous. FRESH=1 starts again in any case.
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 set_up_environment cpu
 
 OUTPUT="${QUICKSTART_OUTPUT:-outputs/quickstart}"
-[ -z "${FRESH:-}" ] || rm -rf "$OUTPUT"
+if [ -d "$OUTPUT" ] && { [ -n "${FRESH:-}" ] || [ -f "$OUTPUT/report.html" ]; }; then
+    rm -rf "$OUTPUT.previous"
+    mv "$OUTPUT" "$OUTPUT.previous"
+fi
 
 train() {
     local method="$1"

@@ -55,10 +55,20 @@ class CpuDeviceModule(types.ModuleType):
         return memory.available, memory.total
 
     @staticmethod
+    def set_rng_state(state: torch.Tensor) -> None:
+        torch.set_rng_state(state)  # verl restores the device's after the CPU's: here they are one
+
+    @staticmethod
     def _nothing(*_) -> None:
         return None
 
-    empty_cache = ipc_collect = reset_peak_memory_stats = set_device = synchronize = _nothing
+    @staticmethod
+    def set_device(*_) -> None:
+        """verl calls this in its training workers only. Training gains from every core; rollout and Ray's other
+        processes keep to OMP_NUM_THREADS."""
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+
+    empty_cache = ipc_collect = reset_peak_memory_stats = synchronize = _nothing
 
 
 _DEVICE = CpuDevice("cpu")

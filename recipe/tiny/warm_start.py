@@ -1,6 +1,5 @@
 """Supervised warm start of the tiny model on written solutions, some of which contain slips."""
 
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -9,9 +8,9 @@ from random import Random
 
 import torch
 from torch.nn.functional import cross_entropy
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+from recipe.progress import progress_bar
 from recipe.tiny.task import Problem, TaskSettings, draw_problem, draw_solution
 from recipe.tiny.tokenizer import encode_prompt, encode_response
 
@@ -129,7 +128,7 @@ def warm_start(
     model.train()
     with (
         deterministic(settings.threads),
-        tqdm(total=settings.steps, desc="warm start", file=sys.stderr) as progress,
+        progress_bar(total=settings.steps, desc="warm start") as progress,
     ):
         for step in range(settings.steps):
             inputs, targets = next(easy if step < settings.short_share * settings.steps else all_lengths)

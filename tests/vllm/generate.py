@@ -60,6 +60,8 @@ def main(model: str, method: str, max_num_seqs: int) -> None:
             )
     outputs = engine.generate(prompts, parameters, use_tqdm=False)
     record = recorder.take()
+    # Finished requests are released by the next step: one more request releases them all and stays itself.
+    engine.generate(prompts[0], SamplingParams(max_tokens=2, ignore_eos=True, detokenize=False), use_tqdm=False)
     result = {
         "status": status,
         "tokens": [list(output.outputs[0].token_ids) for output in outputs],
