@@ -88,8 +88,26 @@ def _batches(config: DictConfig) -> Iterator[str]:
     dies = config.trainer.nnodes * config.trainer.n_gpus_per_node
     if train * samples % dies:
         yield f"train_batch_size x rollout.n = {train * samples} is not a multiple of the {dies} devices: change one"
+    else:
+        yield from _micro_batches(config, train * samples // dies, mini * samples // dies)
     if config.algorithm.filter_groups.enable and samples < 2:
         yield f"actor_rollout_ref.rollout.n={samples}: dynamic sampling compares the samples of a prompt, use 2 or more"
+
+
+def _micro_batches(config: DictConfig, batch: int, mini_batch: int) -> Iterator[str]:
+    """`batch` and `mini_batch` in responses of one device."""
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    for key, size, total, dynamic in (
+        ("actor.ppo_micro_batch_size_per_gpu", actor.ppo_micro_batch_size_per_gpu, mini_batch, actor.use_dynamic_bsz),
+        (
+            "rollout.log_prob_micro_batch_size_per_gpu",
+            rollout.log_prob_micro_batch_size_per_gpu,
+            batch,
+            rollout.log_prob_use_dynamic_bsz,
+        ),
+    ):
+        if not dynamic and size and total % size:
+            yield f"actor_rollout_ref.{key}={size} does not divide the {total} responses it gets: change it"
 
 
 def _lengths(config: DictConfig) -> Iterator[str]:

@@ -23,7 +23,9 @@ find_python() {
 
 # The pins' content decides whether the environment is up to date, not their dates.
 environment_fingerprint() {
-    (cd "$REPOSITORY" && cat requirements/*.txt pyproject.toml requirements/vllm-distribution/pyproject.toml; echo "$*") |
+    local extra files=()
+    for extra in uv "$@"; do files+=("requirements/$extra.txt"); done
+    (cd "$REPOSITORY" && cat "${files[@]}" pyproject.toml requirements/vllm-distribution/pyproject.toml; echo "$*") |
         sha256sum | cut -d' ' -f1
 }
 

@@ -62,13 +62,7 @@ class CpuDeviceModule(types.ModuleType):
     def _nothing(*_) -> None:
         return None
 
-    @staticmethod
-    def set_device(*_) -> None:
-        """verl calls this in its training workers only. Training gains from every core; rollout and Ray's other
-        processes keep to OMP_NUM_THREADS."""
-        torch.set_num_threads(len(os.sched_getaffinity(0)))
-
-    empty_cache = ipc_collect = reset_peak_memory_stats = synchronize = _nothing
+    empty_cache = ipc_collect = reset_peak_memory_stats = set_device = synchronize = _nothing
 
 
 _DEVICE = CpuDevice("cpu")

@@ -34,7 +34,8 @@ def start(assets, run_directory, *overrides, **environment):
         *("--log", f"{run_directory}.log", f"run_dir={run_directory}", f"assets={assets}"),
         *("data.train_batch_size=4", "data.gen_batch_size=4", "data.max_response_length=96"),
         *("actor_rollout_ref.rollout.n=4", "reward.reward_kwargs.overlong_buffer_cfg.len=16"),
-        "algorithm.filter_groups.enable=false",
+        *("algorithm.filter_groups.enable=false", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16"),
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16",
         *(f"trainer.total_training_steps={STEPS}", "trainer.save_freq=1", "trainer.test_freq=-1"),
         *("trainer.val_before_train=false", *overrides),
     ]
