@@ -9,7 +9,9 @@ call serves a whole batch.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+from numba import carray, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 NONE = -1
 
@@ -17,6 +19,7 @@ NONE = -1
 # Columns of the transition table: its key is (SOURCE, TOKEN), NEXT chains those of one state.
 LENGTH, LINK, HEAD, EDGES, TOTAL = 0, 1, 2, 3, 4
 TOKEN, TARGET, COUNT, TIME, NEXT, SOURCE = 0, 1, 2, 3, 4, 5
+CLOCK = 2  # of an arena's sizes: states used, transitions used, tokens appended
 
 
 @njit(cache=True)
@@ -169,16 +172,40 @@ def draft(states, edges, last, budget, tokens, survival):
     return drafted, max(match, 0)
 
 
+@intrinsic
+def _pointer(_typing_context, address):
+    def generate(_context, builder, _signature, arguments):
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(address), generate
+
+
 @njit(cache=True)
-def step_batch(states, edges, table, sizes, ends, tokens, offsets, budgets, out, survival, counts, matches, clock):
-    """Append each sequence's new tokens, then draft for each: all appends come first, so that siblings see them."""
+def _arrays(address):
+    """The arrays of the arena at `address`, a row of `Arena.address`."""
+    capacity = address[4]
+    states = carray(_pointer(address[0]), (2 * capacity + 2, 5), np.int32)
+    edges = carray(_pointer(address[1]), (3 * capacity + 2, 6), np.int32)
+    table = carray(_pointer(address[2]), (max(1, 8 * capacity),), np.int32)
+    sizes = carray(_pointer(address[3]), (3,), np.int64)
+    return states, edges, table, sizes
+
+
+@njit(cache=True)
+def step_batch(addresses, ends, tokens, offsets, budgets, out, survival, counts, matches):
+    """Append each sequence's new tokens, then draft for each: all appends come first, so that siblings see them.
+    One call for sequences of any arenas; an address of zeros is passed over."""
     for i in range(ends.size):
+        if addresses[i, 0] == 0 or offsets[i] == offsets[i + 1]:
+            continue
+        states, edges, table, sizes = _arrays(addresses[i])
         for j in range(offsets[i], offsets[i + 1]):
-            clock += 1
-            ends[i] = extend(states, edges, table, sizes, ends[i], tokens[j], clock)
+            sizes[CLOCK] += 1
+            ends[i] = extend(states, edges, table, sizes, ends[i], tokens[j], sizes[CLOCK])
     for i in range(ends.size):
-        counts[i], matches[i] = draft(states, edges, ends[i], budgets[i], out[i], survival[i])
-    return clock
+        if addresses[i, 0] != 0 and budgets[i] > 0:
+            states, edges, _, _ = _arrays(addresses[i])
+            counts[i], matches[i] = draft(states, edges, ends[i], budgets[i], out[i], survival[i])
 
 
 @njit(cache=True)
@@ -201,14 +228,25 @@ class Arena:
 
     def __init__(self, key: bytes):
         self.key = key
-        self.capacity = self.tokens = self.live = self.clock = 0
+        self.capacity = self.tokens = self.live = 0
         self.frozen = False
         self.prompt_end: int | None = None
         self.states = np.empty((1, 5), dtype=np.int32)
         self.edges = np.empty((0, 6), dtype=np.int32)
         self.table = np.full(1, NONE, dtype=np.int32)
-        self.sizes = np.zeros(2, dtype=np.int64)
+        self.sizes = np.zeros(3, dtype=np.int64)
         self.root = _add_state(self.states, self.sizes, 0, NONE)
+        self.address = self._address()
+
+    def _address(self) -> tuple[int, ...]:
+        """What step_batch takes: where the arrays are, and the capacity that gives their shapes."""
+        arrays = (self.states, self.edges, self.table, self.sizes)
+        return (*(array.ctypes.data for array in arrays), self.capacity)
+
+    def freeze(self) -> None:
+        """Neither learn nor draft from now on."""
+        self.frozen = True
+        self.address = (0,) * len(self.address)
 
     @classmethod
     def bytes_for(cls, capacity: int) -> int:
@@ -235,6 +273,7 @@ class Arena:
         self.table = np.empty(8 * capacity, dtype=np.int32)
         rebuild_table(self.table, self.edges, self.sizes[1])
         self.capacity = capacity
+        self.address = self._address()
 
 
 def _grown(array: np.ndarray, rows: int, used: int) -> np.ndarray:

@@ -95,12 +95,13 @@ class Drafter:
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = Arena(key)
-            group.frozen = len(self._requests) >= self.max_live_requests
+            if len(self._requests) >= self.max_live_requests:
+                group.freeze()
         self._groups.move_to_end(key)
         request = self._requests[request_id] = _Request(group, group.root, 0)
         group.live += 1
         if group.prompt_end is None:
-            self._append([request], prompt, np.array([0, prompt.size], dtype=np.int64), np.zeros(1, np.int32))
+            self._step([request], prompt, np.array([0, prompt.size]), np.zeros(1, np.int32))
             group.prompt_end = request.end
         request.end, request.tokens = group.prompt_end, prompt.size
         self.counters["overflow_requests"] += group.frozen
@@ -112,56 +113,44 @@ class Drafter:
         return self.step(request_ids, np.empty(0, np.int32), np.zeros(len(request_ids) + 1, np.int64), budgets)
 
     def step(self, request_ids, token_ids, offsets, budgets) -> Drafts:
-        """Append each request's new tokens, then draft up to its budget."""
-        by_group: dict[int, list[int]] = {}
-        requests = [self._requests[request_id] for request_id in request_ids]
-        for i, request in enumerate(requests):
-            by_group.setdefault(id(request.group), []).append(i)
-        batch = len(requests)
-        out = np.empty((batch, self.max_draft_tokens), dtype=np.int32)
-        survival = np.empty((batch, self.max_draft_tokens), dtype=np.float32)
-        counts = np.zeros(batch, dtype=np.int64)
-        matches = np.zeros(batch, dtype=np.int32)
-        for rows in by_group.values():
-            lengths = offsets[np.array(rows) + 1] - offsets[rows]
-            bounds = np.concatenate([[0], np.cumsum(lengths)])
-            pieces = [token_ids[offsets[r] : offsets[r + 1]] for r in rows]
-            result = self._append([requests[r] for r in rows], np.concatenate(pieces), bounds, budgets[rows])
-            out[rows], survival[rows], counts[rows], matches[rows] = result
-        keep = np.arange(self.max_draft_tokens)[None, :] < counts[:, None]
-        return Drafts(out[keep], np.concatenate([[0], np.cumsum(counts)]), survival[keep], matches)
+        """Append each request's new tokens, then draft up to its budget: one compiled call for the whole batch."""
+        return self._step([self._requests[request_id] for request_id in request_ids], token_ids, offsets, budgets)
 
-    def _append(self, requests: list[_Request], tokens, offsets, budgets):
-        group, batch = requests[0].group, len(requests)
+    def _step(self, requests: list[_Request], token_ids, offsets, budgets) -> Drafts:
+        batch, longest = len(requests), self.max_draft_tokens
         lengths = np.diff(offsets).tolist()
-        if not self._make_room(group, len(tokens)):
-            for request, length in zip(requests, lengths, strict=True):
-                request.tokens += length
-            empty = np.zeros((batch, self.max_draft_tokens))
-            return empty, empty, np.zeros(batch, np.int64), np.zeros(batch, np.int32)
+        self._reserve(requests, lengths)
         ends = np.array([request.end for request in requests], dtype=np.int64)
-        out = np.empty((batch, self.max_draft_tokens), dtype=np.int32)
-        survival = np.empty((batch, self.max_draft_tokens), dtype=np.float32)
+        addresses = np.array([request.group.address for request in requests], dtype=np.int64).reshape(batch, -1)
+        out = np.empty((batch, longest), dtype=np.int32)
+        survival = np.empty((batch, longest), dtype=np.float32)
         counts, matches = np.zeros(batch, dtype=np.int64), np.zeros(batch, dtype=np.int32)
-        group.clock = step_batch(
-            group.states,
-            group.edges,
-            group.table,
-            group.sizes,
+        step_batch(
+            addresses,
             ends,
-            np.asarray(tokens, np.int32),
+            np.asarray(token_ids, np.int32),
             np.asarray(offsets, np.int64),
-            np.minimum(budgets, self.max_draft_tokens).astype(np.int32),
+            np.minimum(budgets, longest).astype(np.int32),
             out,
             survival,
             counts,
             matches,
-            group.clock,
         )
         for request, end, length in zip(requests, ends.tolist(), lengths, strict=True):
             request.end = end
             request.tokens += length
-        return out, survival, counts, matches
+        keep = np.arange(longest)[None, :] < counts[:, None]
+        return Drafts(out[keep], np.concatenate([[0], np.cumsum(counts)]), survival[keep], matches)
+
+    def _reserve(self, requests: list[_Request], lengths: list[int]) -> None:
+        """Room for the batch's new tokens; a group without it is frozen."""
+        added: dict[int, int] = {}
+        for request, length in zip(requests, lengths, strict=True):
+            if length:
+                added[id(request.group)] = added.get(id(request.group), 0) + length
+        for request in requests:
+            if tokens := added.pop(id(request.group), 0):
+                self._make_room(request.group, tokens)
 
     def finish(self, request_id: str) -> None:
         """Stop following; the response stays in its group while the group stays."""
@@ -176,20 +165,19 @@ class Drafter:
     def num_tokens(self, request_id: str) -> int:
         return self._requests[request_id].tokens
 
-    def _make_room(self, group: Arena, tokens: int) -> bool:
-        """Grow `group` within the memory budget, idle groups going first; False when it is full for good."""
+    def _make_room(self, group: Arena, tokens: int) -> None:
+        """Grow `group` within the memory budget, idle groups going first; else freeze it for good."""
         if group.frozen:
-            return False
+            return
         needed = Arena.bytes_for(group.capacity_with(tokens)) - group.nbytes
         if self._nbytes + needed > self.memory_budget_bytes:
             self._evict_until(self.memory_budget_bytes - needed)
         if self._nbytes + needed > self.memory_budget_bytes:
-            group.frozen = True
+            group.freeze()
             self.counters["overflow_requests"] += group.live
-            return False
+            return
         group.reserve(tokens)
         self._nbytes += needed
-        return True
 
     def _idle(self) -> list[Arena]:
         return [group for group in self._groups.values() if group.live == 0]

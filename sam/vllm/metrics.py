@@ -43,7 +43,7 @@ class StepRecorder:
         self._last_end = self._start = 0.0
         self._idle = True
         self._forward = self._verify = self._draft = 0.0
-        self._scheduled = None
+        self._scheduled = self._switch_on = None
         self._clear()
 
     @classmethod
@@ -92,6 +92,7 @@ class StepRecorder:
         def execute_model(scheduler_output, *args, **kwargs):
             self._start = time.perf_counter()
             self._scheduled = scheduler_output
+            self._switch_on = getattr(getattr(self._runner, "drafter", None), "switch_on", None)
             result = function(scheduler_output, *args, **kwargs)
             self._forward = time.perf_counter() - self._start
             if scheduler_output.total_num_scheduled_tokens == 0:
@@ -129,7 +130,8 @@ class StepRecorder:
             drafted,
             accepted,
             emitted,
-            bool(drafts),
+            # Drafters without a switch are on where they drafted.
+            bool(drafts) if self._switch_on is None else self._switch_on,
             self._forward * 1e3,
             self._verify * 1e3,
             self._draft * 1e3,

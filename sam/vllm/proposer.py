@@ -43,7 +43,11 @@ class SamProposer:
             history_tokens=settings["history_tokens"] if settings["scope"] == "history" else 0,
             memory_budget_bytes=settings["memory_budget_mib"] << 20,
         )
-        self.counters = {"faults": 0, "followed": 0, "off_steps": 0}
+        # One dictionary with the drafter's own: everything in it goes to the metrics.
+        self.counters = self.drafter.counters
+        self.counters.update(faults=0, followed=0, off_steps=0)
+        # Whether the next step's drafts were asked for: the switch as the step recorder shows it.
+        self.switch_on = False
         self._runner = None
         self._followed: set[str] = set()
 
@@ -86,6 +90,7 @@ class SamProposer:
         batch = self._runner.input_batch
         request_ids = batch.req_ids
         self._release_finished()
+        self.switch_on = False
         rows = [row for row, tokens in enumerate(sampled_token_ids) if tokens]
         if not rows:
             return [[] for _ in sampled_token_ids]
@@ -93,6 +98,7 @@ class SamProposer:
         token_ids, offsets = self._new_tokens(rows, ids, num_tokens_no_spec, token_ids_cpu)
         state = StepState(running=len(request_ids), prefilling=len(request_ids) - len(rows))
         budget = self.policy.draft_budget(state)
+        self.switch_on = budget > 0
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         if budget == 0:
             self.counters["off_steps"] += 1

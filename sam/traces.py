@@ -1,0 +1,86 @@
+"""Recorded rollouts: prompts and their responses as token ids."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+
+ARRAYS = ("prompt_tokens", "prompt_offsets", "response_tokens", "response_offsets", "response_prompt")
+
+
+class TraceError(ValueError):
+    """A recording cannot be read; one line says why."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Responses grouped by prompt.
+
+    Attributes:
+        prompts: int32 arrays.
+        responses: for each prompt its samples, int32 arrays.
+    """
+
+    prompts: list[np.ndarray]
+    responses: list[list[np.ndarray]]
+
+    @property
+    def num_tokens(self) -> int:
+        """Response tokens."""
+        return sum(len(response) for samples in self.responses for response in samples)
+
+
+def read_recording(path: Path, tokenizer: str | None = None) -> Recording:
+    """Read a .npz of arrays (`ARRAYS`), this project's rollouts/<step>.jsonl, or a dump of verl's rollout_data_dir.
+
+    Args:
+        path: .npz or .jsonl.
+        tokenizer: folder or name; only verl's dumps, which hold text, need it.
+
+    Raises:
+        TraceError: no such file, another format, or a dump of text without a tokenizer.
+    """
+    if not path.is_file():
+        raise TraceError(f"{path}: no such file")
+    try:
+        if path.suffix == ".npz":
+            return _from_arrays(dict(np.load(path)))
+        if path.suffix == ".jsonl":
+            rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+            return _from_rows(path, rows, tokenizer)
+    except (KeyError, ValueError, OSError, EOFError, BadZipFile) as error:
+        if isinstance(error, TraceError):
+            raise
+        raise TraceError(f"{path}: not a recording ({error}); expected the arrays {', '.join(ARRAYS)}") from error
+    raise TraceError(f"{path}: expected .npz or .jsonl")
+
+
+def _from_arrays(arrays: dict[str, np.ndarray]) -> Recording:
+    prompts = np.split(arrays["prompt_tokens"], arrays["prompt_offsets"][1:-1])
+    responses: list[list[np.ndarray]] = [[] for _ in prompts]
+    pieces = np.split(arrays["response_tokens"], arrays["response_offsets"][1:-1])
+    for prompt, response in zip(arrays["response_prompt"], pieces, strict=True):
+        responses[prompt].append(response.astype(np.int32))
+    return Recording([prompt.astype(np.int32) for prompt in prompts], responses)
+
+
+def _from_rows(path: Path, rows: list[dict], tokenizer: str | None) -> Recording:
+    if rows and "response_tokens" in rows[0]:
+        pairs = [(row["prompt_tokens"], row["response_tokens"]) for row in rows]
+    elif rows and {"input", "output"} <= rows[0].keys():
+        if tokenizer is None:
+            raise TraceError(f"{path} holds text: name its tokenizer with --tokenizer")
+        from transformers import AutoTokenizer
+
+        encode = AutoTokenizer.from_pretrained(tokenizer).encode
+        pairs = [tuple(encode(row[key], add_special_tokens=False) for key in ("input", "output")) for row in rows]
+    else:
+        raise TraceError(f"{path}: expected rows with response_tokens, or with input and output as verl dumps them")
+    groups: dict[tuple[int, ...], list[np.ndarray]] = {}
+    for prompt, response in pairs:
+        groups.setdefault(tuple(prompt), []).append(np.array(response, dtype=np.int32))
+    return Recording([np.array(prompt, dtype=np.int32) for prompt in groups], list(groups.values()))
