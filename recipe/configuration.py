@@ -92,5 +92,6 @@ def _config_names() -> list[str]:
 
 def _one_line(error: Exception) -> str:
     """Hydra spreads its messages over several lines, the cause first."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return "; ".join(lines[:4])
+    message = str(error).split("Config search path:")[0]
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return "; ".join(lines[:8])

@@ -58,6 +58,10 @@ class DapoRounds(ReplayBuffer):
         self.metric = str(settings.metric)
         self.last_step = SampledStep()
 
+    def prompts_per_round(self, batch_size: int) -> int:
+        """Prompts of a round, when a step trains on `batch_size` of them."""
+        return self.round_size if self.enabled else batch_size
+
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
         """Return the trajectories of the first `batch_size` groups with signal, and the rounds' metrics."""
         if partition_id == "val":
@@ -67,13 +71,9 @@ class DapoRounds(ReplayBuffer):
 
         step = SampledStep()
         self.last_step = step
-        dispatched, kept, seen = batch_size, [], set()
+        # The trainer has dispatched the first round before it calls us.
+        dispatched, kept, seen = self.prompts_per_round(batch_size), [], set()
         while True:
-            # The trainer has dispatched train_batch_size prompts before it calls us; make that a whole round.
-            missing = (step.rounds + 1) * self.round_size - dispatched if self.enabled else 0
-            if missing > 0:
-                self.refill_fn(missing)
-                dispatched += missing
             self._wait_for_groups(partition_id, dispatched)
             new = sorted(self._terminal_groups(partition_id) - seen)
             seen.update(new)
@@ -90,6 +90,8 @@ class DapoRounds(ReplayBuffer):
             if len(kept) >= batch_size:
                 break
             self._check_rounds_left(step, len(kept), batch_size, global_steps)
+            self.refill_fn(self.round_size)
+            dispatched += self.round_size
         return self._finish(step, partition_id, kept, batch_size)
 
     def _finish(self, step: SampledStep, partition_id: str, kept: list[str], batch_size: int):

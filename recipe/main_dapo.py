@@ -27,15 +27,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m recipe.main_dapo", description=__doc__.splitlines()[0])
     parser.add_argument("--config-name", required=True, help="a file of configs/ without .yaml")
     parser.add_argument("--log", type=Path, help="file for verl's and vLLM's output; a progress bar is shown instead")
+    parser.add_argument("--check", action="store_true", help="check config and machine only, before assets are built")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, for example speculation=off")
     options = parser.parse_args(arguments)
     try:
         config = compose_config(options.config_name, options.overrides)
         if CHILD not in os.environ:
-            preflight.check(config)
+            preflight.check(config, to_be_built=Path(config.assets) if options.check and "assets" in config else None)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if options.check:
+        return 0
     if CHILD in os.environ:
         return run(config, Path(os.environ[CHILD]))
     if is_finished(config):

@@ -16,17 +16,20 @@ MINIMUM_MEMORY_GIB = {"cpu": 10}
 MINIMUM_DISK_GIB = {"cpu": 3}
 
 
-def check(config: DictConfig) -> None:
-    """Raise ConfigError with the first problem found, and how many more there are."""
-    problems = list(find_problems(config))
+def check(config: DictConfig, to_be_built: Path | None = None) -> None:
+    """Raise ConfigError with the first problem found, and how many more there are.
+
+    `to_be_built`: a directory whose files may be missing still.
+    """
+    problems = list(find_problems(config, to_be_built))
     if problems:
         more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
         raise ConfigError(problems[0] + more)
 
 
-def find_problems(config: DictConfig) -> Iterator[str]:
+def find_problems(config: DictConfig, to_be_built: Path | None = None) -> Iterator[str]:
     yield from _versions(config)
-    yield from _files(config)
+    yield from _files(config, to_be_built)
     yield from _batches(config)
     yield from _lengths(config)
     yield from _resources(config)
@@ -48,14 +51,17 @@ def _versions(config: DictConfig) -> Iterator[str]:
         )
 
 
-def _files(config: DictConfig) -> Iterator[str]:
+def _files(config: DictConfig, to_be_built: Path | None) -> Iterator[str]:
+    def is_missing(path: Path) -> bool:
+        return not path.is_file() and (to_be_built is None or to_be_built not in path.parents)
+
     for key in ("train_files", "val_files"):
         value = config.data[key]
         for name in [value] if isinstance(value, str) else value:
-            if not Path(name).expanduser().is_file():
+            if is_missing(Path(name).expanduser()):
                 yield f"data.{key}={name}: no such file; make it with {_maker(config)}"
     model = Path(config.actor_rollout_ref.model.path).expanduser()
-    if not (model / "config.json").is_file():
+    if is_missing(model / "config.json"):
         yield f"actor_rollout_ref.model.path={model}: no config.json there; make it with {_maker(config)}"
 
 
@@ -83,14 +89,20 @@ def _batches(config: DictConfig) -> Iterator[str]:
             return
     if train % mini:
         yield f"data.train_batch_size={train} is not a multiple of actor.ppo_mini_batch_size={mini}: change one"
-    if generated < train:
+    filtering = config.algorithm.filter_groups.enable
+    if filtering and generated < train:
         yield f"data.gen_batch_size={generated} is below data.train_batch_size={train}: a round must be able to fill it"
+    if not filtering and train % generated:
+        yield (
+            f"data.gen_batch_size={generated} does not divide data.train_batch_size={train}, which it must without "
+            "dynamic sampling: set it to the same"
+        )
     dies = config.trainer.nnodes * config.trainer.n_gpus_per_node
     if train * samples % dies:
         yield f"train_batch_size x rollout.n = {train * samples} is not a multiple of the {dies} devices: change one"
     else:
         yield from _micro_batches(config, train * samples // dies, mini * samples // dies)
-    if config.algorithm.filter_groups.enable and samples < 2:
+    if filtering and samples < 2:
         yield f"actor_rollout_ref.rollout.n={samples}: dynamic sampling compares the samples of a prompt, use 2 or more"
 
 

@@ -36,6 +36,10 @@ class DapoTrainer(PPOTrainerSync):
         RolloutReplicaRegistry.register("vllm", _replica_class)  # what verl starts for rollout.name=vllm
         super()._setup()
 
+    def _add_batch_to_generate(self):
+        """A whole round of dynamic sampling at once, not train_batch_size prompts and then the rest."""
+        self._add_prompts_to_generate(self.replay_buffer.prompts_per_round(self.config.data.train_batch_size))
+
     def _submit_batch_to_rollout(self, batch) -> int:
         """verl's random group ids would make a step's order depend on chance; ours sort in dispatch order."""
         first = self._prompts_dispatched

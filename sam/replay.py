@@ -2,8 +2,10 @@
 
 Replays recorded responses in lock-step: all samples of a prompt start together, and in every round each of them
 drafts, has its draft compared with what was really sampled, and advances by the accepted tokens and the bonus
-token. A drafter sees a sample's prompt and tokens and what the other samples have had accepted so far, as in an
-engine. Prints one JSON object for each file and drafter, or a table.
+token. A drafter sees a sample's prompt and tokens and what the other samples have had accepted so far. Within a round
+the samples take turns (`--order turns`), so that the second knows what the first has just had accepted; an engine
+drafts for all of them at once (`--order engine`), which gives a little less where many samples share a drafter.
+Prints one JSON object for each file and drafter, or a table.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from sam.drafter import Drafts
 from sam.peers import make_drafter
 from sam.traces import Recording, TraceError, read_recording
 
@@ -76,7 +79,12 @@ class Replay:
         return [(b * POSITION_BIN, tokens / steps) for b, (tokens, steps) in sorted(self.by_position.items())]
 
 
-def replay(recording: Recording, make, draft_length: int, samples: int | None = None, progress=None) -> Replay:
+ORDERS = ("turns", "engine")
+
+
+def replay(
+    recording: Recording, make, draft_length: int, samples: int | None = None, order: str = "turns", progress=None
+) -> Replay:
     """Replay all prompts, one after the other.
 
     Args:
@@ -84,6 +92,7 @@ def replay(recording: Recording, make, draft_length: int, samples: int | None = 
         make: makes a drafter (start, step, finish as sam.drafter.Drafter); one for all, or with `samples` one each.
         draft_length: tokens drafted for each sample and step.
         samples: of a prompt that share a drafter, as on a replica; the others get their own. None: all.
+        order: turns or engine, see above.
         progress: called with the tokens advanced since the last call.
     """
     result = Replay(draft_length)
@@ -93,40 +102,60 @@ def replay(recording: Recording, make, draft_length: int, samples: int | None = 
         for first in range(0, len(responses), size):
             if samples:
                 drafter = make()
-            _replay_group(result, drafter, f"{index}/{first}", prompt, responses[first : first + size], progress)
+            group = _Group(result, drafter, f"{index}/{first}", prompt, responses[first : first + size])
+            group.play(order, progress)
     return result
 
 
-def _replay_group(result: Replay, drafter, name: str, prompt, responses: list[np.ndarray], progress) -> None:
-    ids = [f"{name}/{i}" for i in range(len(responses))]
-    started = time.perf_counter()
-    for request_id in ids:
-        drafter.start(request_id, prompt)
-    result.seconds += time.perf_counter() - started
-    done = np.zeros(len(responses), dtype=np.int64)
-    new = [response[:0] for response in responses]
-    live = [i for i, response in enumerate(responses) if len(response)]
-    while live:
-        offsets = np.concatenate([[0], np.cumsum([len(new[i]) for i in live])]).astype(np.int64)
-        tokens = np.concatenate([new[i] for i in live]).astype(np.int32)
-        budgets = np.full(len(live), result.draft_length, dtype=np.int32)
+class _Group:
+    """The samples of one prompt that share a drafter."""
+
+    def __init__(self, result: Replay, drafter, name: str, prompt: np.ndarray, responses: list[np.ndarray]):
+        self.result, self.drafter, self.responses = result, drafter, responses
+        self.ids = [f"{name}/{i}" for i in range(len(responses))]
+        self.done = [0] * len(responses)
+        self.new = [response[:0] for response in responses]
         started = time.perf_counter()
-        drafts = drafter.step([ids[i] for i in live], tokens, offsets, budgets)
+        for request_id in self.ids:
+            drafter.start(request_id, prompt)
         result.seconds += time.perf_counter() - started
-        for row, i in enumerate(live):
+
+    def play(self, order: str, progress) -> None:
+        live = [i for i, response in enumerate(self.responses) if len(response)]
+        while live:
+            before = self.result.tokens
+            for batch in [live] if order == "engine" else [[i] for i in live]:
+                self._verify(batch, self._step(batch, self.result.draft_length))
+                if order == "turns":
+                    self._step(batch, 0)  # the next sample sees these tokens
+            if progress:
+                progress(self.result.tokens - before)
+            live = [i for i in live if self.done[i] < len(self.responses[i])]
+        self.result.peak_bytes = max(self.result.peak_bytes, self.drafter.nbytes)
+        for request_id in self.ids:
+            self.drafter.finish(request_id)
+
+    def _step(self, batch: list[int], budget: int) -> Drafts:
+        pieces = [self.new[i] for i in batch]
+        offsets = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]).astype(np.int64)
+        tokens = np.concatenate(pieces).astype(np.int32, copy=False)
+        budgets = np.full(len(batch), budget, dtype=np.int32)
+        started = time.perf_counter()
+        drafts = self.drafter.step([self.ids[i] for i in batch], tokens, offsets, budgets)
+        self.result.seconds += time.perf_counter() - started
+        for i in batch:
+            self.new[i] = self.new[i][:0]
+        return drafts
+
+    def _verify(self, batch: list[int], drafts: Drafts) -> None:
+        for row, i in enumerate(batch):
             draft = drafts.token_ids[drafts.offsets[row] : drafts.offsets[row + 1]]
-            truth = responses[i][done[i] :]
+            truth = self.responses[i][self.done[i] :]
             accepted = _matching(draft, truth)
             advanced = min(accepted + 1, len(truth))
-            result.count(int(done[i]), len(draft), accepted, advanced)
-            new[i] = truth[:advanced]
-            done[i] += advanced
-        if progress:
-            progress(int(sum(len(new[i]) for i in live)))
-        live = [i for i in live if done[i] < len(responses[i])]
-    result.peak_bytes = max(result.peak_bytes, drafter.nbytes)
-    for request_id in ids:
-        drafter.finish(request_id)
+            self.result.count(self.done[i], len(draft), accepted, advanced)
+            self.new[i] = truth[:advanced]
+            self.done[i] += advanced
 
 
 def _matching(draft: np.ndarray, truth: np.ndarray) -> int:
@@ -142,8 +171,8 @@ def run(options: argparse.Namespace) -> Iterator[dict]:
         for name in options.drafter:
             make = partial(make_drafter, name, options.scope, options.k)
             with tqdm(total=recording.num_tokens, unit="tok", desc=f"{path.stem} {name}", mininterval=2.0) as bar:
-                result = replay(recording, make, options.k, options.samples, bar.update)
-            head = {"file": path.name, "drafter": name, "scope": options.scope, "k": options.k}
+                result = replay(recording, make, options.k, options.samples, options.order, bar.update)
+            head = {"file": path.name, "drafter": name, "scope": options.scope, "k": options.k, "order": options.order}
             yield {**head, **result.summary(), "by_position": result.positions() if options.by_position else None}
 
 
@@ -154,6 +183,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--scope", choices=("request", "group", "history"), default="group")
     parser.add_argument("--k", type=int, default=3, help="draft tokens per step (default 3)")
     parser.add_argument("--samples", type=int, help="samples of a prompt that share a drafter (default: all)")
+    parser.add_argument("--order", choices=ORDERS, default="turns", help="within a round (default turns)")
     parser.add_argument("--tokenizer", help="for .jsonl dumps: folder or name of the tokenizer")
     parser.add_argument("--by-position", action="store_true", help="acceptance length over response position")
     parser.add_argument("--json", action="store_true", help="one JSON object per line instead of a table")

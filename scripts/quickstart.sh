@@ -7,6 +7,9 @@
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 set_up_environment cpu
 
+# Mistakes are found before anything is built.
+python -m recipe.main_dapo --config-name dapo_tiny_cpu --check "$@"
+
 OUTPUT="${QUICKSTART_OUTPUT:-outputs/quickstart}"
 if [ -d "$OUTPUT" ] && { [ -n "${FRESH:-}" ] || [ -f "$OUTPUT/report.html" ]; }; then
     rm -rf "$OUTPUT.previous"

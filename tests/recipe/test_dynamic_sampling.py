@@ -68,7 +68,7 @@ MIXED, RIGHT, WRONG = (1.0, 0.0), (1.0, 1.0), (0.0, 0.0)
 def test_first_groups_with_signal_in_dispatch_order(monkeypatch, order):
     groups = [RIGHT, MIXED, WRONG, MIXED, MIXED, MIXED, RIGHT, MIXED]
     sampler, queue = make(monkeypatch, groups, order)
-    queue.dispatch(3)  # the trainer's own dispatch: train_batch_size prompts
+    queue.dispatch(sampler.prompts_per_round(3))  # the trainer's own dispatch
     batch, metrics = sampler.sample(global_steps=1, partition_id="train", batch_size=3)
     assert batch.keys == [f"{prompt_uid(1, group)}_{sample}_0" for group in (1, 3, 4) for sample in (0, 1)]
     assert metrics["rollout/rounds"] == 2
@@ -91,7 +91,7 @@ def test_rounds_are_bounded_and_the_error_says_what_to_change(monkeypatch):
 
 def test_without_filtering_one_round_of_the_train_batch(monkeypatch):
     sampler, queue = make(monkeypatch, [RIGHT] * 2, enable=False)
-    queue.dispatch(2)
+    queue.dispatch(sampler.prompts_per_round(2))
     batch, metrics = sampler.sample(global_steps=1, partition_id="train", batch_size=2)
     assert len(batch.keys) == 4 and queue.dispatched == 2 and metrics["rollout/dropped_groups"] == 0
 

@@ -1,0 +1,68 @@
+"""vLLM's own model-free drafters behind the interface of sam.drafter.Drafter, for sam.replay."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sam.peers import StepwiseDrafter
+
+
+class Ngram(StepwiseDrafter):
+    """vLLM's prompt lookup with the lengths of configs/speculation/knobs.yaml."""
+
+    SHORTEST, LONGEST, MAX_MODEL_LEN = 2, 5, 1 << 30
+
+    def __init__(self):
+        from vllm.v1.spec_decode.ngram_proposer import _find_longest_matched_ngram_and_propose_tokens
+
+        self._propose = _find_longest_matched_ngram_and_propose_tokens
+        self._texts: dict[str, tuple[np.ndarray, int]] = {}
+
+    def start(self, request_id: str, prompt: np.ndarray) -> None:
+        self._texts[request_id] = (np.array(prompt, dtype=np.int32), len(prompt))
+
+    def step_one(self, request_id: str, tokens: np.ndarray, budget: int) -> np.ndarray:
+        buffer, used = self._texts[request_id]
+        if used + len(tokens) > len(buffer):
+            buffer = np.concatenate([buffer[:used], np.empty(used + len(tokens) + 1024, np.int32)])
+        buffer[used : used + len(tokens)] = tokens
+        used += len(tokens)
+        self._texts[request_id] = (buffer, used)
+        return self._propose(buffer[:used], self.SHORTEST, self.LONGEST, self.MAX_MODEL_LEN, budget)
+
+    def finish(self, request_id: str) -> None:
+        del self._texts[request_id]
+
+
+class Suffix(StepwiseDrafter):
+    """Arctic Inference's suffix decoding with vLLM's defaults; its group scope is its cache of responses."""
+
+    DEPTH, FACTOR, SMALLEST_PROBABILITY = 24, 1.0, 0.1
+
+    def __init__(self, group: bool):
+        from arctic_inference.suffix_decoding import SuffixDecodingCache
+
+        self._cache = SuffixDecodingCache(max_tree_depth=self.DEPTH, max_cached_requests=10_000 if group else 0)
+        self._texts: dict[str, list[int]] = {}
+
+    def start(self, request_id: str, prompt: np.ndarray) -> None:
+        self._cache.start_request(request_id, prompt)
+        self._texts[request_id] = prompt.tolist()
+
+    def step_one(self, request_id: str, tokens: np.ndarray, budget: int) -> list[int]:
+        text = self._texts[request_id]
+        if len(tokens):
+            text.extend(tokens.tolist())
+            self._cache.add_active_response(request_id, tokens.tolist())
+        draft = self._cache.speculate(
+            request_id,
+            np.array(text[-self.DEPTH :], dtype=np.int32),
+            max_spec_tokens=budget,
+            max_spec_factor=self.FACTOR,
+            min_token_prob=self.SMALLEST_PROBABILITY,
+        )
+        return draft.token_ids
+
+    def finish(self, request_id: str) -> None:
+        self._cache.stop_request(request_id)
+        del self._texts[request_id]
