@@ -26,6 +26,7 @@ class Speculation:
     num_speculative_tokens: int
     policy: str
     batch_size_threshold: int
+    fixed_cost_rows: int
     scope: str
     history_tokens: int
     memory_budget_mib: int
@@ -40,6 +41,7 @@ class Speculation:
         _expect_one_of("verification", self.verification, VERIFICATIONS)
         _expect_between("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_SPECULATIVE_TOKENS)
         _expect_between("batch_size_threshold", self.batch_size_threshold, 0, None)
+        _expect_between("fixed_cost_rows", self.fixed_cost_rows, 0, None)
         _expect_between("history_tokens", self.history_tokens, 0, None)
         _expect_between("memory_budget_mib", self.memory_budget_mib, 1, None)
         _expect_between("prompt_lookup_min", self.prompt_lookup_min, 1, None)

@@ -143,8 +143,9 @@ def extend(states, edges, table, sizes, last, token, time):
 
 
 @njit(cache=True)
-def draft(states, edges, last, budget, tokens, survival):
-    """Write up to `budget` tokens and survival probabilities; returns how many, and the match length."""
+def draft(states, edges, last, budget, min_survival, tokens, survival):
+    """Write up to `budget` tokens that survive with `min_survival` at least, and their survival probabilities; returns
+    how many, and the match length."""
     state = last
     drafted = 0
     alive = 1.0
@@ -165,6 +166,8 @@ def draft(states, edges, last, budget, tokens, survival):
                 best = edge
             edge = edges[edge, NEXT]
         alive *= edges[best, COUNT] / (states[state, TOTAL] + 1.0)
+        if alive < min_survival:
+            break
         tokens[drafted] = edges[best, TOKEN]
         survival[drafted] = alive
         drafted += 1
@@ -192,7 +195,7 @@ def _arrays(address):
 
 
 @njit(cache=True)
-def step_batch(addresses, ends, tokens, offsets, budgets, out, survival, counts, matches):
+def step_batch(addresses, ends, tokens, offsets, budgets, min_survival, out, survival, counts, matches):
     """Append each sequence's new tokens, then draft for each: all appends come first, so that siblings see them.
     One call for sequences of any arenas; an address of zeros is passed over."""
     for i in range(ends.size):
@@ -205,7 +208,7 @@ def step_batch(addresses, ends, tokens, offsets, budgets, out, survival, counts,
     for i in range(ends.size):
         if addresses[i, 0] != 0 and budgets[i] > 0:
             states, edges, _, _ = _arrays(addresses[i])
-            counts[i], matches[i] = draft(states, edges, ends[i], budgets[i], out[i], survival[i])
+            counts[i], matches[i] = draft(states, edges, ends[i], budgets[i], min_survival, out[i], survival[i])
 
 
 @njit(cache=True)

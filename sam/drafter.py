@@ -112,11 +112,20 @@ class Drafter:
     def draft(self, request_ids: Sequence[str], budgets: np.ndarray) -> Drafts:
         return self.step(request_ids, np.empty(0, np.int32), np.zeros(len(request_ids) + 1, np.int64), budgets)
 
-    def step(self, request_ids, token_ids, offsets, budgets) -> Drafts:
-        """Append each request's new tokens, then draft up to its budget: one compiled call for the whole batch."""
-        return self._step([self._requests[request_id] for request_id in request_ids], token_ids, offsets, budgets)
+    def step(self, request_ids, token_ids, offsets, budgets, min_survival: float = 0.0) -> Drafts:
+        """Append each request's new tokens, then draft up to its budget: one compiled call for the whole batch.
 
-    def _step(self, requests: list[_Request], token_ids, offsets, budgets) -> Drafts:
+        Args:
+            request_ids: of the batch.
+            token_ids: int32 [total], the requests' new tokens, one request after the other.
+            offsets: int64 [batch + 1], where each request's begin.
+            budgets: int32 [batch], draft tokens at most.
+            min_survival: drafts end before a token that is less likely to be accepted.
+        """
+        requests = [self._requests[request_id] for request_id in request_ids]
+        return self._step(requests, token_ids, offsets, budgets, min_survival)
+
+    def _step(self, requests: list[_Request], token_ids, offsets, budgets, min_survival: float = 0.0) -> Drafts:
         batch, longest = len(requests), self.max_draft_tokens
         lengths = np.diff(offsets).tolist()
         self._reserve(requests, lengths)
@@ -131,6 +140,7 @@ class Drafter:
             np.asarray(token_ids, np.int32),
             np.asarray(offsets, np.int64),
             np.minimum(budgets, longest).astype(np.int32),
+            float(min_survival),
             out,
             survival,
             counts,

@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 DEFAULTS = {
     "policy": "threshold",
     "batch_size_threshold": 8,
+    "fixed_cost_rows": 0,
     "scope": "group",
     "history_tokens": 0,
     "memory_budget_mib": 2048,
@@ -36,7 +37,12 @@ class SamProposer:
         settings = {**DEFAULTS, **(vllm_config.additional_config or {}).get("speculation", {})}
         self.num_speculative_tokens = vllm_config.speculative_config.num_speculative_tokens
         self.max_model_len = vllm_config.model_config.max_model_len
-        self.policy = make_policy(settings["policy"], self.num_speculative_tokens, settings["batch_size_threshold"])
+        self.policy = make_policy(
+            settings["policy"],
+            self.num_speculative_tokens,
+            settings["batch_size_threshold"],
+            settings["fixed_cost_rows"],
+        )
         self.drafter = Drafter(
             max_draft_tokens=self.num_speculative_tokens,
             scope=settings["scope"],
@@ -106,7 +112,7 @@ class SamProposer:
             return drafts
         room = self.max_model_len - 1 - num_tokens_no_spec[rows]
         budgets = np.clip(room, 0, budget).astype(np.int32)
-        proposed = self.drafter.step(ids, token_ids, offsets, budgets)
+        proposed = self.drafter.step(ids, token_ids, offsets, budgets, self.policy.min_survival(state))
         flat, bounds = proposed.token_ids.tolist(), proposed.offsets.tolist()
         for i, row in enumerate(rows):
             drafts[row] = flat[bounds[i] : bounds[i + 1]]

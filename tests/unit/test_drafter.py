@@ -125,3 +125,14 @@ def test_bad_requests():
         drafter.start("a", tokens(1))
     with pytest.raises(KeyError):
         append(drafter, "b", 1)
+
+
+def test_drafts_end_where_they_are_unlikely_to_survive():
+    drafter = Drafter(max_draft_tokens=4)
+    drafter.start("a", tokens(1, 2, 3, 9, 1, 2, 4, 8, 1, 2, 3, 7, 1))
+    whole = drafter.draft(["a"], np.array([4], dtype=np.int32))
+    assert len(whole.token_ids) == 4 and (np.diff(whole.survival) < 0).all()
+    for kept in range(5):
+        floor = float(whole.survival[kept]) + 1e-6 if kept < 4 else 0.0
+        cut = drafter.step(["a"], tokens(), np.zeros(2, np.int64), np.array([4], np.int32), min_survival=floor)
+        assert cut.token_ids.tolist() == whole.token_ids[:kept].tolist()
