@@ -31,7 +31,7 @@ def test_good_config_has_no_problem(assets):
         ("actor_rollout_ref.actor.ppo_mini_batch_size=3", "not a multiple of actor.ppo_mini_batch_size=3"),
         ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=24", "size_per_gpu=24 does not divide the 32 responses"),
         ("actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=48", "=48 does not divide the 64 responses"),
-        ("algorithm.filter_groups.enable=false", "data.gen_batch_size=16 does not divide data.train_batch_size=8"),
+        ("algorithm.filter_groups.enable=false", "data.gen_batch_size=12 does not divide data.train_batch_size=8"),
         ("data.gen_batch_size=4", "data.gen_batch_size=4 is below data.train_batch_size"),
         ("data.train_batch_size=0", "data.train_batch_size=0: expected a positive integer"),
         ("trainer.n_gpus_per_node=7", "not a multiple of the 7 devices"),
