@@ -47,6 +47,7 @@ class RolloutRecord:
             "rollout/switch_on_share": total("drafting") / steps,
             "rollout/running_requests/max": float(max(part["running"].max(initial=0) for part in self.replicas)),
         }
+        values |= self._timeline()
         for part in ("step", "forward", "verify", "draft"):
             values[f"rollout/{part}_ms_per_step"] = total(f"{part}_ms") / steps
         drafted_at = sum(part["drafted_at"] for part in self.replicas)
@@ -58,3 +59,12 @@ class RolloutRecord:
             if name.startswith("counter_"):
                 values[f"rollout/drafter/{name.removeprefix('counter_')}"] = float(value)
         return values
+
+    def _timeline(self) -> dict[str, float]:
+        """Requests running after each tenth of the first replica's rollout time."""
+        ends = np.cumsum(self.arrays["step_ms"])
+        if not len(ends):
+            return {}
+        at = np.searchsorted(ends, ends[-1] * np.arange(1, 10) / 10)
+        running = self.arrays["running"][at]
+        return {f"rollout/running_requests/at_{10 * (i + 1)}_percent": float(n) for i, n in enumerate(running)}

@@ -1,0 +1,104 @@
+"""The proposer follows requests by id through every change of the batch, and never fails a rollout."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from sam.vllm.proposer import SamProposer
+
+LENGTH = 64
+
+
+class Runner:
+    """What a proposer reads of vLLM's model runner: the batch's rows, and which requests exist."""
+
+    def __init__(self):
+        self.requests, self.texts = {}, {}
+        self.input_batch = SimpleNamespace(req_ids=[], num_prompt_tokens=np.zeros(8, np.int32))
+
+    def add(self, name, prompt):
+        self.requests[name], self.texts[name] = len(prompt), list(prompt)
+
+    def step(self, proposer, batch, new):
+        """One engine step with `batch` as rows, in which each request's `new` tokens came out."""
+        tokens = np.zeros((8, LENGTH), np.int32)
+        counts = np.zeros(8, np.int32)
+        self.input_batch.req_ids = list(batch)
+        for row, name in enumerate(batch):
+            self.texts[name] += new.get(name, [])
+            text = self.texts[name]
+            tokens[row, : len(text)], counts[row] = text, len(text)
+            self.input_batch.num_prompt_tokens[row] = self.requests[name]
+        drafts = proposer.propose([new.get(name, []) for name in batch], counts, tokens)
+        return dict(zip(batch, drafts, strict=True))
+
+
+@pytest.fixture
+def proposer():
+    config = SimpleNamespace(
+        additional_config={"speculation": {"policy": "always"}},
+        speculative_config=SimpleNamespace(num_speculative_tokens=3),
+        model_config=SimpleNamespace(max_model_len=LENGTH),
+    )
+    made = SamProposer(config)
+    made.bind(Runner())
+    return made
+
+
+def test_rows_change_and_drafts_stay_with_their_requests(proposer):
+    runner = proposer._runner
+    runner.add("a", [1, 2])
+    runner.add("b", [5, 6])
+    runner.step(proposer, ["a", "b"], {"a": [3, 1], "b": [7, 5]})
+    assert runner.step(proposer, ["b", "a"], {"a": [2], "b": [6]}) == {"a": [3, 1, 2], "b": [7, 5, 6]}
+
+
+def test_preempted_request_returns_with_tokens_it_was_not_followed_for(proposer):
+    runner = proposer._runner
+    for name, prompt in {"a": [1, 2], "b": [9]}.items():
+        runner.add(name, prompt)
+    runner.step(proposer, ["a", "b"], {"a": [3], "b": [8]})
+    runner.step(proposer, ["b"], {"b": [7]})  # a is preempted: out of the batch, still a request
+    assert proposer.counters["followed"] == 2
+    runner.texts["a"] += [4, 1]  # as when a step's tokens were not shown to the proposer
+    assert runner.step(proposer, ["b", "a"], {"a": [2], "b": [6]})["a"] == [3, 4, 1]
+    assert proposer.drafter.num_tokens("a") == len(runner.texts["a"])
+    assert proposer.counters["followed"] == 2 and proposer.counters["faults"] == 0
+
+
+def test_finished_and_aborted_requests_are_released_and_still_help_their_siblings(proposer):
+    runner = proposer._runner
+    for name in "ab":
+        runner.add(name, [1, 2])
+    runner.step(proposer, ["a", "b"], {"a": [3, 4, 5], "b": [6]})
+    del runner.requests["a"], runner.requests["b"]
+    runner.add("c", [1, 2])
+    drafts = runner.step(proposer, ["c"], {"c": [3]})
+    assert proposer._followed == {"c"} and "a" not in proposer.drafter
+    assert drafts["c"] == [4, 5]
+
+
+def test_row_in_its_prompt_gets_no_drafts(proposer):
+    runner = proposer._runner
+    runner.add("a", [1, 2, 1])
+    runner.add("b", [1, 2, 1, 2])
+    drafts = runner.step(proposer, ["a", "b"], {"b": [1]})
+    assert drafts["a"] == [] and drafts["b"]
+
+
+def test_drafts_never_reach_beyond_the_models_length(proposer):
+    runner = proposer._runner
+    runner.add("a", [1, 2] * 30)
+    for length, room in ((61, 2), (62, 1), (63, 0)):
+        assert len(runner.step(proposer, ["a"], {"a": [1 if length % 2 else 2]})["a"]) <= room
+
+
+def test_fault_is_counted_and_the_step_goes_on(proposer, caplog):
+    runner = proposer._runner
+    runner.add("a", [1, 2, 1])
+    proposer.drafter.step = None
+    for _ in range(3):
+        assert runner.step(proposer, ["a"], {"a": [2]}) == {"a": []}
+    assert proposer.counters["faults"] == 3
+    assert sum("drafting failed" in record.message for record in caplog.records) <= 1
