@@ -1,285 +1,298 @@
-"""A counted, generalised, online suffix automaton in flat arrays.
+"""A counted, generalised, online suffix automaton.
 
-Blumer et al. (1985) give the construction; here several sequences grow interleaved, each with its own end state,
-and every transition counts how often it was taken, so that the most frequent continuation of a context can be
-read off. One arena of arrays holds the automata of many groups, each with its own root, so that one compiled
-call serves a whole batch.
+Blumer et al. (1985) give the construction; here several sequences grow interleaved, each with its own end state, and
+transitions are counted. A token is counted in the longest context in which it had been seen before, and begins with
+one in every longer context; shorter ones are left alone. Data compression calls this update exclusion (Moffat, 1990);
+on recordings it predicts better than counting in all contexts, and ends the walk along the suffix links early.
 """
 
 from __future__ import annotations
 
+import json
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
 import numpy as np
-from numba import carray, njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
-NONE = -1
-
-# Columns of the state table: longest string, suffix link, first transition, unused, transitions counted.
-# Columns of the transition table: its key is (SOURCE, TOKEN), NEXT chains those of one state.
-LENGTH, LINK, HEAD, EDGES, TOTAL = 0, 1, 2, 3, 4
-TOKEN, TARGET, COUNT, TIME, NEXT, SOURCE = 0, 1, 2, 3, 4, 5
-CLOCK = 2  # of an arena's sizes: states used, transitions used, tokens appended
-
-
-@njit(cache=True)
-def _slot(table, edges, state, token):
-    mask = table.size - 1
-    h = (np.uint64(state) * np.uint64(0x9E3779B97F4A7C15)) ^ (np.uint64(token) * np.uint64(0xC2B2AE3D27D4EB4F))
-    h ^= h >> np.uint64(29)
-    i = np.int64(h & np.uint64(mask))
-    while True:
-        edge = table[i]
-        if edge == NONE or (edges[edge, SOURCE] == state and edges[edge, TOKEN] == token):
-            return i
-        i = (i + 1) & mask
+from sam import blocks, prediction
+from sam.blocks import (
+    BEST,
+    COUNT,
+    FURTHER,
+    LENGTH,
+    LINK,
+    NEXT,
+    NONE,
+    TARGET,
+    TOKEN,
+    TOTAL,
+    add_edge,
+    add_group,
+    add_state,
+    find,
+)
+from sam.compiled import compiled
 
 
-@njit(cache=True)
-def _find(table, edges, state, token):
-    return table[_slot(table, edges, state, token)]
+@compiled
+def _count(records, state, edge):
+    records[edge, COUNT] += 1
+    records[state, TOTAL] += 1
+    if records[edge, COUNT] >= records[records[state, BEST], COUNT]:
+        records[state, BEST] = edge
 
 
-@njit(cache=True)
-def _add_edge(states, edges, table, sizes, state, token, target, count, time):
-    edge = sizes[1]
-    sizes[1] += 1
-    edges[edge, TOKEN] = token
-    edges[edge, TARGET] = target
-    edges[edge, COUNT] = count
-    edges[edge, TIME] = time
-    edges[edge, SOURCE] = state
-    edges[edge, NEXT] = states[state, HEAD]
-    states[state, HEAD] = edge
-    states[state, TOTAL] += count
-    table[_slot(table, edges, state, token)] = edge
-
-
-@njit(cache=True)
-def _add_state(states, sizes, length, link):
-    state = sizes[0]
-    sizes[0] += 1
-    states[state, LENGTH] = length
-    states[state, LINK] = link
-    states[state, HEAD] = NONE
-    states[state, TOTAL] = 0
-    return state
-
-
-@njit(cache=True)
-def _clone(states, edges, table, sizes, original, length):
-    clone = _add_state(states, sizes, length, states[original, LINK])
-    edge = states[original, HEAD]
+@compiled
+def _clone(records, heads, groups, sizes, group, original, length):
+    """The shorter strings of `original` get a state of their own."""
+    clone = add_state(records, groups, group, length, records[original, LINK])
+    edge, best = np.int64(original if records[original, TOTAL] else NONE), NONE
     while edge != NONE:
-        _add_edge(
-            states,
-            edges,
-            table,
-            sizes,
-            clone,
-            edges[edge, TOKEN],
-            edges[edge, TARGET],
-            edges[edge, COUNT],
-            edges[edge, TIME],
-        )
-        edge = edges[edge, NEXT]
-    states[original, LINK] = clone
+        token, target, count = records[edge, TOKEN], records[edge, TARGET], records[edge, COUNT]
+        copy = add_edge(records, heads, groups, sizes, group, clone, token, target, count)
+        if edge == records[original, BEST]:
+            best = copy
+        edge = np.int64(records[edge, FURTHER if edge == original else NEXT])
+    records[clone, BEST] = best
+    records[original, LINK] = clone
     return clone
 
 
-@njit(cache=True)
-def _redirect(states, edges, table, state, token, old, new):
+@compiled
+def _redirect(records, heads, sizes, state, token, old, new):
     while state != NONE:
-        edge = _find(table, edges, state, token)
-        if edge == NONE or edges[edge, TARGET] != old:
+        edge = find(records, heads, sizes, state, token)
+        if edge == NONE or records[edge, TARGET] != old:
             return
-        edges[edge, TARGET] = new
-        state = states[state, LINK]
+        records[edge, TARGET] = new
+        state = records[state, LINK]
 
 
-@njit(cache=True)
-def extend(states, edges, table, sizes, last, token, time):
-    """Append `token` to the sequence that ends in `last`; returns its new end state. Amortised O(1), plus the
-    suffix chain of `last`, whose transitions are counted."""
-    state = last
-    while state != NONE:
-        edge = _find(table, edges, state, token)
-        if edge != NONE:
-            edges[edge, COUNT] += 1
-            edges[edge, TIME] = time
-            states[state, TOTAL] += 1
-        state = states[state, LINK]
+@compiled
+def _target(records, heads, groups, sizes, group, state, token, edge):
+    """The state of exactly `state`'s longest string and `token`, made if there is none."""
+    target = records[edge, TARGET]
+    length = records[state, LENGTH] + 1
+    if records[target, LENGTH] == length:
+        return target
+    clone = _clone(records, heads, groups, sizes, group, target, length)
+    _redirect(records, heads, sizes, state, token, target, clone)
+    return clone
 
-    edge = _find(table, edges, last, token)
+
+@compiled
+def extend(records, heads, groups, sizes, group, last, token):
+    """Append `token` to the sequence that ends in `last`; returns its new end state. Amortised O(1)."""
+    edge = find(records, heads, sizes, last, token)
     if edge != NONE:
-        target = edges[edge, TARGET]
-        if states[target, LENGTH] == states[last, LENGTH] + 1:
-            return target
-        clone = _clone(states, edges, table, sizes, target, states[last, LENGTH] + 1)
-        _redirect(states, edges, table, last, token, target, clone)
-        return clone
-
-    new = _add_state(states, sizes, states[last, LENGTH] + 1, NONE)
+        _count(records, last, edge)
+        return _target(records, heads, groups, sizes, group, last, token, edge)
+    new = add_state(records, groups, group, records[last, LENGTH] + 1, NONE)
     state = last
-    edge = NONE
-    while state != NONE:
-        edge = _find(table, edges, state, token)
-        if edge != NONE:
-            break
-        _add_edge(states, edges, table, sizes, state, token, new, 1, time)
-        root = state
-        state = states[state, LINK]
-    if state == NONE:
-        states[new, LINK] = root
-        return new
-    target = edges[edge, TARGET]
-    if states[target, LENGTH] == states[state, LENGTH] + 1:
-        states[new, LINK] = target
-        return new
-    clone = _clone(states, edges, table, sizes, target, states[state, LENGTH] + 1)
-    _redirect(states, edges, table, state, token, target, clone)
-    states[new, LINK] = clone
+    while edge == NONE:
+        add_edge(records, heads, groups, sizes, group, state, token, new, 1)
+        if records[state, LINK] == NONE:
+            records[new, LINK] = state
+            return new
+        state = records[state, LINK]
+        edge = find(records, heads, sizes, state, token)
+    _count(records, state, edge)
+    records[new, LINK] = _target(records, heads, groups, sizes, group, state, token, edge)
     return new
 
 
-@njit(cache=True)
-def draft(states, edges, last, budget, min_survival, tokens, survival):
-    """Write up to `budget` tokens that survive with `min_survival` at least, and their survival probabilities; returns
-    how many, and the match length."""
-    state = last
-    drafted = 0
-    alive = 1.0
-    match = -1
-    while drafted < budget:
-        while state != NONE and states[state, HEAD] == NONE:
-            state = states[state, LINK]
-        if state == NONE or states[state, LENGTH] == 0:
-            break
-        if match < 0:
-            match = states[state, LENGTH]
-        best = states[state, HEAD]
-        edge = edges[best, NEXT]
-        while edge != NONE:
-            if edges[edge, COUNT] > edges[best, COUNT] or (
-                edges[edge, COUNT] == edges[best, COUNT] and edges[edge, TIME] > edges[best, TIME]
-            ):
-                best = edge
-            edge = edges[edge, NEXT]
-        alive *= edges[best, COUNT] / (states[state, TOTAL] + 1.0)
-        if alive < min_survival:
-            break
-        tokens[drafted] = edges[best, TOKEN]
-        survival[drafted] = alive
-        drafted += 1
-        state = edges[best, TARGET]
-    return drafted, max(match, 0)
+@compiled
+def append(records, heads, groups, sizes, weights, room, sequences, row, tokens, first, last):
+    """Append tokens[first:last], for which the group has reserved room, and learn from them."""
+    prediction.settle(weights, sequences, row, tokens, first, last)
+    group, end = sequences[row, prediction.GROUP], sequences[row, prediction.END]
+    for i in range(first, last):
+        token = np.int64(tokens[i])
+        prediction.learn(records, heads, sizes, weights, room, sequences, row, token)
+        end = np.int64(extend(records, heads, groups, sizes, group, end, token))
+        sequences[row, prediction.END] = end
+    sequences[row, prediction.NUM_TOKENS] += last - first
 
 
-@intrinsic
-def _pointer(_typing_context, address):
-    def generate(_context, builder, _signature, arguments):
-        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
-
-    return types.voidptr(address), generate
-
-
-@njit(cache=True)
-def _arrays(address):
-    """The arrays of the arena at `address`, a row of `Arena.address`."""
-    capacity = address[4]
-    states = carray(_pointer(address[0]), (2 * capacity + 2, 5), np.int32)
-    edges = carray(_pointer(address[1]), (3 * capacity + 2, 6), np.int32)
-    table = carray(_pointer(address[2]), (max(1, 8 * capacity),), np.int32)
-    sizes = carray(_pointer(address[3]), (3,), np.int64)
-    return states, edges, table, sizes
-
-
-@njit(cache=True)
-def step_batch(addresses, ends, tokens, offsets, budgets, min_survival, out, survival, counts, matches):
-    """Append each sequence's new tokens, then draft for each: all appends come first, so that siblings see them.
-    One call for sequences of any arenas; an address of zeros is passed over."""
-    for i in range(ends.size):
-        if addresses[i, 0] == 0 or offsets[i] == offsets[i + 1]:
-            continue
-        states, edges, table, sizes = _arrays(addresses[i])
-        for j in range(offsets[i], offsets[i + 1]):
-            sizes[CLOCK] += 1
-            ends[i] = extend(states, edges, table, sizes, ends[i], tokens[j], sizes[CLOCK])
-    for i in range(ends.size):
-        if addresses[i, 0] != 0 and budgets[i] > 0:
-            states, edges, _, _ = _arrays(addresses[i])
-            counts[i], matches[i] = draft(states, edges, ends[i], budgets[i], min_survival, out[i], survival[i])
-
-
-@njit(cache=True)
-def rebuild_table(table, edges, num_edges):
-    table[:] = NONE
-    for edge in range(num_edges):
-        table[_slot(table, edges, edges[edge, SOURCE], edges[edge, TOKEN])] = edge
-
-
-class Arena:
-    """The automaton of one group in arrays that double as it grows.
+@dataclass(frozen=True)
+class Draft:
+    """Tokens proposed to follow a sequence.
 
     Attributes:
-        tokens: appended so far, over all sequences of the group.
-        capacity: tokens there is room for. A suffix automaton has at most 2 states and 3 transitions a token.
-        frozen: no memory was left to grow; it neither learns nor drafts any more.
+        token_ids: int32 [length].
+        survival: float32 [length], probability that a token and all before it are accepted.
+        match_length: tokens of the repeated suffix drafted from.
     """
 
-    SMALLEST = 512
+    token_ids: np.ndarray
+    survival: np.ndarray
+    match_length: int
 
-    def __init__(self, key: bytes):
-        self.key = key
-        self.capacity = self.tokens = self.live = 0
-        self.frozen = False
-        self.prompt_end: int | None = None
-        self.states = np.empty((1, 5), dtype=np.int32)
-        self.edges = np.empty((0, 6), dtype=np.int32)
-        self.table = np.full(1, NONE, dtype=np.int32)
-        self.sizes = np.zeros(3, dtype=np.int64)
-        self.root = _add_state(self.states, self.sizes, 0, NONE)
-        self.address = self._address()
 
-    def _address(self) -> tuple[int, ...]:
-        """What step_batch takes: where the arrays are, and the capacity that gives their shapes."""
-        arrays = (self.states, self.edges, self.table, self.sizes)
-        return (*(array.ctypes.data for array in arrays), self.capacity)
+def check_token_ids(token_ids: np.ndarray, what: str) -> np.ndarray:
+    """`token_ids` as int32.
 
-    def freeze(self) -> None:
-        """Neither learn nor draft from now on."""
-        self.frozen = True
-        self.address = (0,) * len(self.address)
+    Raises:
+        ValueError: not a list of integers from 0 to 2**31 - 1.
+    """
+    tokens = np.asarray(token_ids)
+    if tokens.size and (tokens.dtype.kind not in "iu" or tokens.min() < 0 or tokens.max() > np.iinfo(np.int32).max):
+        raise ValueError(f"{what}: expected token ids from 0 to 2**31 - 1, got {tokens.dtype} {tokens[:8]}")
+    return np.ascontiguousarray(tokens, dtype=np.int32).ravel()
 
-    @classmethod
-    def bytes_for(cls, capacity: int) -> int:
-        """Bytes of an arena with room for `capacity` tokens."""
-        return 4 * (5 * (2 * capacity + 2) + 6 * (3 * capacity + 2) + 8 * capacity) if capacity else 0
+
+class SuffixAutomaton:
+    """Several sequences in one automaton, each of which can be extended and drafted for at any time.
+
+    Args:
+        memory_budget_bytes: reserved at once, touched as the automaton grows.
+        max_sequences: that may be started.
+        max_draft_tokens: longest draft.
+    """
+
+    MAGIC = b"SAM\x00v001"
+
+    def __init__(self, memory_budget_bytes: int = 1 << 30, max_sequences: int = 4096, max_draft_tokens: int = 16):
+        self.store = blocks.make_store(memory_budget_bytes // blocks.BLOCK_BYTES)
+        add_group(*self.store, 0)
+        self._set_up(max_sequences, max_draft_tokens)
+
+    def _set_up(self, max_sequences: int, max_draft_tokens: int) -> None:
+        self.weights, self.room = prediction.make_weights(), prediction.make_room()
+        # The last row is that of the texts of `add`.
+        self.sequences = prediction.make_sequences(max_sequences + 1, max_draft_tokens)
+        self.max_draft_tokens, self.read_only = max_draft_tokens, False
+        self.num_sequences = 0
+        self.root = int(self.store.groups[0, blocks.FIRST_BLOCK]) * blocks.BLOCK_RECORDS
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.store.groups[0, blocks.TOKENS])
 
     @property
     def nbytes(self) -> int:
-        return self.bytes_for(self.capacity)
+        return int(self.store.sizes[blocks.IN_USE]) * blocks.BLOCK_BYTES
 
-    def capacity_with(self, tokens: int) -> int:
-        """The capacity after room for `tokens` more is made: a power of two."""
-        needed = max(self.SMALLEST, self.tokens + tokens)
-        return max(self.capacity, 1 << (needed - 1).bit_length())
+    def start(self) -> int:
+        """Begin an empty sequence; returns its number.
 
-    def reserve(self, tokens: int) -> None:
-        """Make room for `tokens` more and count them as appended."""
-        capacity = self.capacity_with(tokens)
-        self.tokens += tokens
-        if capacity == self.capacity:
-            return
-        self.states = _grown(self.states, 2 * capacity + 2, self.sizes[0])
-        self.edges = _grown(self.edges, 3 * capacity + 2, self.sizes[1])
-        self.table = np.empty(8 * capacity, dtype=np.int32)
-        rebuild_table(self.table, self.edges, self.sizes[1])
-        self.capacity = capacity
-        self.address = self._address()
+        Raises:
+            ValueError: `max_sequences` have been started.
+        """
+        if self.num_sequences == len(self.sequences) - 1:
+            raise ValueError(f"{self.num_sequences} sequences are the most this automaton was made for: max_sequences")
+        prediction.start(self.sequences, self.num_sequences, 0, self.root, 0)
+        self.num_sequences += 1
+        return self.num_sequences - 1
+
+    def extend(self, sequence: int, token_ids: np.ndarray) -> None:
+        """Append to a sequence.
+
+        Raises:
+            ValueError: unknown sequence, negative or too large token ids, a memory budget that is spent, or an
+                automaton that was loaded.
+        """
+        self._check(sequence)
+        self._append(sequence, token_ids)
+
+    def _append(self, row: int, token_ids: np.ndarray) -> None:
+        tokens = check_token_ids(token_ids, "tokens")
+        if self.read_only:
+            raise ValueError("a loaded automaton cannot be extended: its memory is the file's")
+        if not blocks.reserve(*self.store, 0, len(tokens)):
+            raise ValueError(f"{len(tokens)} more tokens than memory_budget_bytes has room for after {self.num_tokens}")
+        append(*self.store, self.weights, self.room, self.sequences, row, tokens, 0, len(tokens))
+
+    def add(self, token_ids: np.ndarray) -> None:
+        """Append a text of its own that nobody will extend or draft for.
+
+        Raises:
+            ValueError: as `extend`.
+        """
+        row = len(self.sequences) - 1
+        prediction.start(self.sequences, row, 0, self.root, 0)
+        self._append(row, token_ids)
+
+    def thawed(self, memory_budget_bytes: int) -> SuffixAutomaton:
+        """A copy of a loaded automaton that can grow to `memory_budget_bytes`."""
+        copy = SuffixAutomaton(memory_budget_bytes, len(self.sequences) - 1, self.max_draft_tokens)
+        for mine, its in zip(self.store, copy.store, strict=True):
+            its[: len(mine)] = mine
+        return copy
+
+    def draft(self, sequence: int, budget: int, min_survival: float = 0.0) -> Draft:
+        """Propose up to `budget` tokens, each as likely as `min_survival` to survive at least."""
+        self._check(sequence)
+        budget = max(0, min(budget, self.max_draft_tokens))
+        tokens, survival = np.empty(budget, np.int32), np.empty(budget, np.float32)
+        records, heads, _, sizes = self.store
+        learnt = (self.weights, self.room, self.sequences)
+        length, match = prediction.draft(
+            records, heads, sizes, *learnt, sequence, budget, float(min_survival), tokens, survival
+        )
+        return Draft(tokens[:length], survival[:length], int(match))
+
+    def _check(self, sequence: int) -> None:
+        if not 0 <= sequence < self.num_sequences:
+            raise ValueError(f"sequence {sequence} was not started: there are {self.num_sequences}")
+
+    def save(self, path: Path) -> None:
+        """Write the automaton; `load` maps the file into memory. A complete file replaces an old one at once."""
+        used = int(self.store.sizes[blocks.TOUCHED])
+        arrays = {
+            "records": self.store.records[: used * blocks.BLOCK_RECORDS],
+            "heads": self.store.heads[: int(self.store.sizes[blocks.BUCKETS])],
+            "groups": self.store.groups[:used],
+            "sizes": self.store.sizes,
+        }
+        header = {"arrays": {}, "block_tokens": blocks.BLOCK_TOKENS}
+        for name, array in arrays.items():
+            header["arrays"][name] = [array.dtype.str, list(array.shape), zlib.crc32(array)]
+        text = json.dumps(header).encode()
+        partial = path.with_name(path.name + ".partial")
+        with partial.open("wb") as file:
+            file.write(self.MAGIC + len(text).to_bytes(8, "little") + text)
+            for array in arrays.values():
+                file.write(b"\0" * (-file.tell() % 64))
+                array.tofile(file)
+        partial.replace(path)
+
+    @classmethod
+    def load(cls, path: Path, max_sequences: int = 4096, max_draft_tokens: int = 16) -> SuffixAutomaton:
+        """Map a saved automaton. Processes that load it share its memory; it can be drafted from, not extended.
+
+        Raises:
+            ValueError: no file, not one of `save`'s, or a damaged one.
+        """
+        self = cls.__new__(cls)
+        self.store = _map(path)
+        self._set_up(max_sequences, max_draft_tokens)
+        self.read_only = True
+        return self
 
 
-def _grown(array: np.ndarray, rows: int, used: int) -> np.ndarray:
-    larger = np.empty((rows, array.shape[1]), dtype=array.dtype)
-    larger[:used] = array[:used]
-    return larger
+def _map(path: Path) -> blocks.Store:
+    damaged = f"{path}: damaged or not an automaton; build it again with python -m sam.corpus build"
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file; build it with python -m sam.corpus build")
+    with path.open("rb") as file:
+        if file.read(8) != SuffixAutomaton.MAGIC:
+            raise ValueError(damaged)
+        length = int.from_bytes(file.read(8), "little")
+        if length > 1 << 16:
+            raise ValueError(damaged)
+        text = file.read(length)
+    try:
+        described = json.loads(text)["arrays"]
+        offset, arrays = 16 + length, {}
+        for name, (dtype, shape, checksum) in described.items():
+            offset += -offset % 64
+            # Copy on write: pages are shared between processes, and kernels see the same type as of a live store.
+            arrays[name] = np.memmap(path, dtype, mode="c", offset=offset, shape=tuple(shape)).view(np.ndarray)
+            offset += arrays[name].nbytes
+            if zlib.crc32(arrays[name]) != checksum:
+                raise ValueError(damaged)
+        return blocks.Store(**arrays)
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise ValueError(damaged) from error

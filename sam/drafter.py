@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from sam.automaton import Arena, step_batch
+from sam import batch, blocks, prediction
+from sam.automaton import SuffixAutomaton, append, check_token_ids
+from sam.blocks import NONE, blocks_for
+from sam.groups import Groups
 
 SCOPES = ("request", "group", "history")
-GRACE_TOKENS = 1 << 20  # finished groups kept for siblings that have not started yet
+GRACE_TOKENS = 1 << 20  # of finished groups, kept for siblings that have not started yet
+ROWS = 4096  # requests there is room for at first; doubled when they are more
 
 
 @dataclass
@@ -31,22 +35,19 @@ class Drafts:
     match_lengths: np.ndarray
 
 
-@dataclass
-class _Request:
-    group: Arena
-    end: int
-    tokens: int
-
-
 class Drafter:
-    """Follows up to `max_live_requests` growing sequences and drafts for them.
+    """Follows growing sequences and drafts for them.
 
     Args:
         max_draft_tokens: longest draft.
         scope: request (own text), group (all samples of a prompt), history (groups stay after they finish).
-        history_tokens: tokens of finished groups kept with scope=history, oldest out first.
+        history_tokens: tokens of finished groups kept with scope=history; those of old policies leave first, then the
+            oldest.
         memory_budget_bytes: bound of all automata; finished groups go first, then requests get no drafts.
-        max_live_requests: groups started beyond this many live requests get no drafts.
+        corpus: file of `python -m sam.corpus build`, drafted from where its match is longer by more than `corpus_bias`.
+
+    Raises:
+        ValueError: a setting out of its range, or a corpus that cannot be read.
     """
 
     def __init__(
@@ -56,64 +57,110 @@ class Drafter:
         scope: str = "group",
         history_tokens: int = 0,
         memory_budget_bytes: int = 2 << 30,
-        max_live_requests: int = 4096,
+        corpus: Path | None = None,
+        corpus_bias: int = 5,
     ):
         if max_draft_tokens < 1:
             raise ValueError(f"max_draft_tokens={max_draft_tokens}: expected at least 1")
         if scope not in SCOPES:
             raise ValueError(f"scope={scope!r}: expected one of {', '.join(SCOPES)}")
-        self.max_draft_tokens = max_draft_tokens
-        self.scope = scope
-        self.kept_tokens = history_tokens if scope == "history" else GRACE_TOKENS
-        self.memory_budget_bytes = memory_budget_bytes
-        self.max_live_requests = max_live_requests
-        self._requests: dict[str, _Request] = {}
-        self._groups: OrderedDict[bytes, Arena] = OrderedDict()
-        self._nbytes = 0
+        self.max_draft_tokens, self.scope, self.corpus_bias = max_draft_tokens, scope, corpus_bias
+        self.store = blocks.make_store(memory_budget_bytes // blocks.BLOCK_BYTES)
+        kept_tokens = history_tokens if scope == "history" else 0 if scope == "request" else GRACE_TOKENS
+        self.groups = Groups(self.store, kept_tokens)
+        self.corpus = SuffixAutomaton.load(corpus).store if corpus else SuffixAutomaton(blocks.BLOCK_BYTES, 1, 1).store
+        self.weights, self.room = prediction.make_weights(), prediction.make_room()
+        # Row 0 belongs to no request: prompts are appended with it.
+        self.sequences = prediction.make_sequences(ROWS, max_draft_tokens)
+        self._rows: dict[str, int] = {}
+        self._free_rows = list(range(ROWS - 1, 0, -1))
+        self._group_of: dict[int, int] = {}
         self.counters = {"overflow_requests": 0, "evicted_groups": 0}
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._requests
+        return request_id in self._rows
+
+    def __len__(self) -> int:
+        """Requests followed."""
+        return len(self._rows)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all automata; while one grows, its old arrays exist beside the new ones."""
-        return self._nbytes
+        """Bytes of all automata."""
+        return self.groups.nbytes
 
     def start(self, request_id: str, prompt_token_ids: np.ndarray, policy_version: int = 0) -> None:
-        """Follow a new request. `prompt_token_ids`: int32 [length], not empty.
+        """Follow a new request.
+
+        Args:
+            request_id: any name that is not followed yet.
+            prompt_token_ids: int32 [length], not empty.
+            policy_version: of the weights that will write the response; groups of lower ones leave the history first.
 
         Raises:
-            ValueError: empty prompt, negative token, or a request already followed.
+            ValueError: a request already followed; a prompt that is empty, too long for the memory budget, or not of
+                token ids.
         """
-        prompt = np.ascontiguousarray(prompt_token_ids, dtype=np.int32)
-        if request_id in self._requests:
+        if request_id in self._rows:
             raise ValueError(f"request {request_id!r} is followed already: finish or abort it first")
-        if prompt.size == 0 or prompt.min() < 0:
-            raise ValueError(f"prompt of request {request_id!r}: expected at least one token id, none negative")
-        key = prompt.tobytes() if self.scope != "request" else request_id.encode() + b"/" + prompt.tobytes()
-        group = self._groups.get(key)
-        if group is None:
-            group = self._groups[key] = Arena(key)
-            if len(self._requests) >= self.max_live_requests:
-                group.freeze()
-        self._groups.move_to_end(key)
-        request = self._requests[request_id] = _Request(group, group.root, 0)
-        group.live += 1
-        if group.prompt_end is None:
-            self._step([request], prompt, np.array([0, prompt.size]), np.zeros(1, np.int32))
-            group.prompt_end = request.end
-        request.end, request.tokens = group.prompt_end, prompt.size
-        self.counters["overflow_requests"] += group.frozen
+        prompt = check_token_ids(prompt_token_ids, f"prompt of request {request_id!r}")
+        if prompt.size == 0:
+            raise ValueError(f"prompt of request {request_id!r}: expected at least one token id")
+        if blocks_for(prompt.size) > len(self.store.groups):
+            raise ValueError(
+                f"prompt of request {request_id!r}: {prompt.size} tokens do not fit into memory_budget_bytes="
+                f"{len(self.store.groups) * blocks.BLOCK_BYTES}"
+            )
+        group = self._group(prompt)
+        row = self._rows[request_id] = self._free_row()
+        if group == NONE:
+            self.counters["overflow_requests"] += 1
+            prediction.start(self.sequences, row, NONE, 0, prompt.size)
+            return
+        self.groups.join(group, policy_version)
+        self._group_of[row] = group
+        prediction.start(self.sequences, row, group, self.groups.prompt_end[group], prompt.size)
+        batch.follow_corpus(
+            self.corpus.records, self.corpus.heads, self.corpus.sizes, self.sequences, row, prompt, 0, prompt.size
+        )
+
+    def _free_row(self) -> int:
+        if not self._free_rows:
+            rows = len(self.sequences)
+            self.sequences = np.concatenate([self.sequences, np.zeros_like(self.sequences)])
+            self._free_rows = list(range(2 * rows - 1, rows - 1, -1))
+        return self._free_rows.pop()
+
+    def _group(self, prompt: np.ndarray) -> int:
+        """The prompt's group, a new one if need be; NONE if there is no room for it."""
+        group = NONE if self.scope == "request" else self.groups.find(prompt)
+        if group != NONE:
+            return group
+        self._make_room(blocks_for(prompt.size))
+        group = self.groups.add(prompt)
+        if group != NONE:
+            prediction.start(self.sequences, 0, group, self.groups.root(group), 0)
+            append(*self.store, self.weights, self.room, self.sequences, 0, prompt, 0, prompt.size)
+            self.groups.prompt_end[group] = int(self.sequences[0, prediction.END])
+        return group
 
     def append(self, request_ids: Sequence[str], token_ids: np.ndarray, offsets: np.ndarray) -> None:
-        self.step(request_ids, token_ids, offsets, np.zeros(len(request_ids), dtype=np.int32))
+        """As `step`, without drafts."""
+        self._append(self._rows_of(request_ids), token_ids, offsets)
 
-    def draft(self, request_ids: Sequence[str], budgets: np.ndarray) -> Drafts:
-        return self.step(request_ids, np.empty(0, np.int32), np.zeros(len(request_ids) + 1, np.int64), budgets)
+    def catch_up(self, request_id: str, token_ids: np.ndarray) -> None:
+        """Append what is new in `token_ids`, the whole sequence, after a time in which the request was not followed."""
+        new = np.asarray(token_ids)[self.num_tokens(request_id) :]
+        self.append([request_id], new, np.array([0, len(new)]))
+
+    resume = catch_up
+
+    def draft(self, request_ids: Sequence[str], budgets: np.ndarray, min_survival: float = 0.0) -> Drafts:
+        """As `step`, with nothing to append."""
+        return self._draft(self._rows_of(request_ids), budgets, min_survival)
 
     def step(self, request_ids, token_ids, offsets, budgets, min_survival: float = 0.0) -> Drafts:
-        """Append each request's new tokens, then draft up to its budget: one compiled call for the whole batch.
+        """Append each request's new tokens, then draft up to its budget: siblings see each other's tokens.
 
         Args:
             request_ids: of the batch.
@@ -121,100 +168,84 @@ class Drafter:
             offsets: int64 [batch + 1], where each request's begin.
             budgets: int32 [batch], draft tokens at most.
             min_survival: drafts end before a token that is less likely to be accepted.
+
+        Raises:
+            ValueError: a request that is not followed, something else than token ids, or lengths that do not agree.
         """
-        requests = [self._requests[request_id] for request_id in request_ids]
-        return self._step(requests, token_ids, offsets, budgets, min_survival)
+        rows = self._rows_of(request_ids)
+        self._append(rows, token_ids, offsets)
+        return self._draft(rows, budgets, min_survival)
 
-    def _step(self, requests: list[_Request], token_ids, offsets, budgets, min_survival: float = 0.0) -> Drafts:
-        batch, longest = len(requests), self.max_draft_tokens
-        lengths = np.diff(offsets).tolist()
-        self._reserve(requests, lengths)
-        ends = np.array([request.end for request in requests], dtype=np.int64)
-        addresses = np.array([request.group.address for request in requests], dtype=np.int64).reshape(batch, -1)
-        out = np.empty((batch, longest), dtype=np.int32)
-        survival = np.empty((batch, longest), dtype=np.float32)
-        counts, matches = np.zeros(batch, dtype=np.int64), np.zeros(batch, dtype=np.int32)
-        step_batch(
-            addresses,
-            ends,
-            np.asarray(token_ids, np.int32),
-            np.asarray(offsets, np.int64),
-            np.minimum(budgets, longest).astype(np.int32),
+    def _rows_of(self, request_ids: Sequence[str]) -> np.ndarray:
+        try:
+            return np.array([self._rows[request_id] for request_id in request_ids], dtype=np.int64)
+        except KeyError as error:
+            raise ValueError(f"request {error.args[0]!r} is not followed: start it first") from None
+
+    def _append(self, rows: np.ndarray, token_ids, offsets) -> None:
+        # The kernel looks for negative tokens itself; anything but int32 goes the long way.
+        tokens = np.asarray(token_ids)
+        tokens = tokens if tokens.dtype == np.int32 else check_token_ids(tokens, "step")
+        self._make_room(len(rows) + len(tokens) // blocks.BLOCK_TOKENS)
+        arguments = (self.store, self.corpus, self.weights, self.room, self.sequences)
+        lost = batch.append_all(*arguments, rows, tokens, np.asarray(offsets, np.int64))
+        if lost == -1:
+            check_token_ids(tokens, "step")
+        if lost == -2:
+            raise ValueError(
+                f"offsets {np.asarray(offsets)[:8]}: expected {len(rows) + 1}, rising from 0 to {len(tokens)}"
+            )
+        self.counters["overflow_requests"] += lost
+
+    def _draft(self, rows: np.ndarray, budgets: np.ndarray, min_survival: float) -> Drafts:
+        if len(budgets) != len(rows):
+            raise ValueError(f"{len(budgets)} budgets for {len(rows)} requests: expected one for each")
+        arguments = (self.store, self.corpus, self.weights, self.room, self.sequences)
+        tokens, survival, offsets, matches = batch.draft_all(
+            *arguments,
+            rows,
+            np.asarray(budgets, np.int64),
+            self.max_draft_tokens,
             float(min_survival),
-            out,
-            survival,
-            counts,
-            matches,
+            self.corpus_bias,
         )
-        for request, end, length in zip(requests, ends.tolist(), lengths, strict=True):
-            request.end = end
-            request.tokens += length
-        keep = np.arange(longest)[None, :] < counts[:, None]
-        return Drafts(out[keep], np.concatenate([[0], np.cumsum(counts)]), survival[keep], matches)
-
-    def _reserve(self, requests: list[_Request], lengths: list[int]) -> None:
-        """Room for the batch's new tokens; a group without it is frozen."""
-        added: dict[int, int] = {}
-        for request, length in zip(requests, lengths, strict=True):
-            if length:
-                added[id(request.group)] = added.get(id(request.group), 0) + length
-        for request in requests:
-            if tokens := added.pop(id(request.group), 0):
-                self._make_room(request.group, tokens)
+        return Drafts(tokens, offsets, survival, matches)
 
     def finish(self, request_id: str) -> None:
-        """Stop following; the response stays in its group while the group stays."""
-        group = self._requests.pop(request_id).group
-        group.live -= 1
-        if group.live == 0 and (self.scope == "request" or group.frozen):
-            self._drop(group)
-        self._evict_beyond_kept_tokens()
+        """Stop following; the response stays in its group while the group stays.
+
+        Raises:
+            ValueError: a request that is not followed.
+        """
+        row = int(self._rows_of([request_id])[0])
+        del self._rows[request_id]
+        self._free_rows.append(row)
+        group = self._group_of.pop(row, NONE)
+        if group != NONE:
+            dropped = self.groups.leave(group)
+            self.counters["evicted_groups"] += dropped if self.scope != "request" else 0
 
     abort = finish
 
+    def lengths(self, request_ids: Sequence[str]) -> np.ndarray:
+        """int64 [batch], tokens of each request that have been appended, the prompt's included."""
+        return self.sequences[self._rows_of(request_ids), prediction.NUM_TOKENS]
+
     def num_tokens(self, request_id: str) -> int:
-        return self._requests[request_id].tokens
+        return int(self.lengths([request_id])[0])
 
-    def _make_room(self, group: Arena, tokens: int) -> None:
-        """Grow `group` within the memory budget, idle groups going first; else freeze it for good."""
-        if group.frozen:
-            return
-        needed = Arena.bytes_for(group.capacity_with(tokens)) - group.nbytes
-        if self._nbytes + needed > self.memory_budget_bytes:
-            self._evict_until(self.memory_budget_bytes - needed)
-        if self._nbytes + needed > self.memory_budget_bytes:
-            group.freeze()
-            self.counters["overflow_requests"] += group.live
-            return
-        group.reserve(tokens)
-        self._nbytes += needed
-
-    def _idle(self) -> list[Arena]:
-        return [group for group in self._groups.values() if group.live == 0]
-
-    def _evict_until(self, limit: int) -> None:
-        for group in self._idle():
-            if self._nbytes <= limit:
-                return
-            self._drop(group)
-
-    def _evict_beyond_kept_tokens(self) -> None:
-        idle = self._idle()
-        excess = sum(group.tokens for group in idle) - self.kept_tokens
-        for group in idle:
-            if excess <= 0:
-                return
-            excess -= group.tokens
-            self._drop(group)
-
-    def _drop(self, group: Arena) -> None:
-        del self._groups[group.key]
-        self._nbytes -= group.nbytes
-        self.counters["evicted_groups"] += 1
+    def _make_room(self, needed: int) -> None:
+        """Let idle groups go until `needed` blocks are free."""
+        while self.groups.free_blocks < needed and self.groups.evict():
+            self.counters["evicted_groups"] += 1
 
     def warm_up(self) -> None:
         """Compile every kernel, so that no step waits for it."""
-        other = Drafter(max_draft_tokens=self.max_draft_tokens, scope=self.scope)
-        other.start("warm-up", np.array([1, 2, 1], dtype=np.int32))
-        tokens = np.arange(5000, dtype=np.int32) % 7
-        other.step(["warm-up"], tokens, np.array([0, len(tokens)]), np.array([self.max_draft_tokens], dtype=np.int32))
+        other = Drafter(max_draft_tokens=self.max_draft_tokens, memory_budget_bytes=1 << 20)
+        for name in ("a", "b"):
+            other.start(name, np.array([1, 2, 1], dtype=np.int32))
+        tokens, budgets = np.arange(100, dtype=np.int32) % 7, np.full(2, self.max_draft_tokens)
+        other.step(["a", "b"], tokens, np.array([0, 50, 100]), budgets)
+        for name in ("a", "b"):
+            other.finish(name)
+        other.groups.evict()

@@ -1,27 +1,31 @@
 """Other drafters behind the interface of sam.drafter.Drafter, to be replayed beside it.
 
-`ngram` and `suffix` are the installed packages' own code (sam.vllm.peers). `first-occurrence` is the policy of the
+`ngram` and `suffix` are the installed packages' own code (sam.vllm.peers); `suffix-any` is `suffix` whose drafts are
+not cut where they are improbable or longer than the match, which accepts most. `first-occurrence` is the policy of the
 published recipe (cann-recipes-train, llm_rl/qwen3): an automaton for each request, drafting what followed the first
 occurrence of the longest repeated suffix.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 from sam.drafter import Drafter, Drafts
 
-NAMES = ("sam", "first-occurrence", "ngram", "suffix")
+HISTORY_TOKENS = 4 << 20  # with scope=history, enough for any recording here
+NAMES = ("sam", "first-occurrence", "ngram", "suffix", "suffix-any")
 
 
-def make_drafter(name: str, scope: str, draft_length: int):
-    """A drafter by its name.
+def make_drafter(name: str, scope: str, draft_length: int, corpus: Path | None = None):
+    """A drafter by its name; a corpus is for sam alone.
 
     Raises:
         ValueError: unknown name, or its package is not installed.
     """
     if name == "sam":
-        drafter = Drafter(max_draft_tokens=draft_length, scope=scope)
+        drafter = Drafter(max_draft_tokens=draft_length, scope=scope, history_tokens=HISTORY_TOKENS, corpus=corpus)
         drafter.warm_up()
         return drafter
     if name == "first-occurrence":
@@ -31,25 +35,30 @@ def make_drafter(name: str, scope: str, draft_length: int):
             from sam.vllm.peers import Ngram
 
             return Ngram()
-        if name == "suffix":
+        if name in ("suffix", "suffix-any"):
             from sam.vllm.peers import Suffix
 
-            return Suffix(group=scope != "request")
+            limits = {} if name == "suffix" else {"max_spec_factor": 100.0, "min_token_prob": 0.0}
+            return Suffix(group=scope != "request", **limits)
     except ImportError as error:
         raise ValueError(f"drafter {name}: {error}; install requirements/cpu.txt and requirements/peers.txt") from error
     raise ValueError(f"drafter {name!r}: expected one of {', '.join(NAMES)}")
 
 
 class StepwiseDrafter:
-    """Base of the peers: steps one request after the other."""
+    """Base of the peers: they take one request after the other, as vLLM's own proposers do."""
 
     nbytes = 0
 
-    def step(self, request_ids, token_ids, offsets, budgets) -> Drafts:
-        drafts = []
+    def append(self, request_ids, token_ids, offsets) -> None:
         for row, request_id in enumerate(request_ids):
-            tokens = token_ids[offsets[row] : offsets[row + 1]]
-            drafts.append(np.asarray(self.step_one(request_id, tokens, int(budgets[row])), dtype=np.int32))
+            self.add(request_id, token_ids[offsets[row] : offsets[row + 1]])
+
+    def draft(self, request_ids, budgets) -> Drafts:
+        found = [
+            self.propose(request_id, budget) for request_id, budget in zip(request_ids, budgets.tolist(), strict=True)
+        ]
+        drafts = [np.asarray(draft, dtype=np.int32) for draft in found]
         bounds = np.concatenate([[0], np.cumsum([len(draft) for draft in drafts])])
         flat = np.concatenate(drafts) if drafts else np.empty(0, np.int32)
         return Drafts(flat, bounds, np.ones(len(flat), np.float32), np.zeros(len(drafts), np.int32))
@@ -64,11 +73,13 @@ class FirstOccurrence(StepwiseDrafter):
         for token in prompt.tolist():
             automaton.extend(token)
 
-    def step_one(self, request_id: str, tokens: np.ndarray, budget: int) -> list[int]:
+    def add(self, request_id: str, tokens: np.ndarray) -> None:
         automaton = self._requests[request_id]
         for token in tokens.tolist():
             automaton.extend(token)
-        return automaton.draft(budget)
+
+    def propose(self, request_id: str, budget: int) -> list[int]:
+        return self._requests[request_id].draft(budget)
 
     def finish(self, request_id: str) -> None:
         del self._requests[request_id]

@@ -34,16 +34,20 @@ class Runner:
         return dict(zip(batch, drafts, strict=True))
 
 
-@pytest.fixture
-def proposer():
+def make_proposer(**settings):
     config = SimpleNamespace(
-        additional_config={"speculation": {"policy": "always"}},
+        additional_config={"speculation": {"policy": "always", **settings}},
         speculative_config=SimpleNamespace(num_speculative_tokens=3),
         model_config=SimpleNamespace(max_model_len=LENGTH),
     )
     made = SamProposer(config)
     made.bind(Runner())
     return made
+
+
+@pytest.fixture
+def proposer():
+    return make_proposer()
 
 
 def test_rows_change_and_drafts_stay_with_their_requests(proposer):
@@ -102,3 +106,49 @@ def test_fault_is_counted_and_the_step_goes_on(proposer, caplog):
         assert runner.step(proposer, ["a"], {"a": [2]}) == {"a": []}
     assert proposer.counters["faults"] == 3
     assert sum("drafting failed" in record.message for record in caplog.records) <= 1
+
+
+def test_request_that_cannot_be_followed_gets_no_drafts_and_the_others_do(proposer, monkeypatch):
+    runner, start = proposer._runner, proposer.drafter.start
+
+    def start_short(request_id, prompt, policy_version):
+        if len(prompt) > 10:
+            raise ValueError("too long")
+        start(request_id, prompt, policy_version)
+
+    monkeypatch.setattr(proposer.drafter, "start", start_short)
+    runner.add("long", [1, 2] * 10)
+    runner.add("short", [1, 2, 1])
+    for _ in range(3):
+        drafts = runner.step(proposer, ["long", "short"], {"long": [1], "short": [2, 1]})
+        assert drafts["long"] == [] and drafts["short"]
+    assert (proposer.counters["refused"], proposer.counters["faults"]) == (1, 0)
+    del runner.requests["long"]
+    runner.step(proposer, ["short"], {"short": [2]})
+    assert not proposer._refused
+
+
+def test_history_outlives_the_step_and_old_policies_leave_first():
+    proposer = make_proposer(scope="history", history_tokens=10)
+    runner = proposer._runner
+    for version, name in enumerate(("old", "new")):
+        runner.add(name, [7 + version, 1])
+        runner.step(proposer, [name], {name: [2, 3, 4]})
+        del runner.requests[name]
+        runner.step(proposer, [], {})
+        proposer.weights_updated()
+    assert proposer.counters["policy_version"] == 2
+    assert proposer.counters["evicted_groups"] == 0
+    runner.add("old again", [7, 1])
+    assert runner.step(proposer, ["old again"], {"old again": [2]})["old again"] == [3, 4]
+
+
+def test_corpus_is_drafted_from(tmp_path):
+    from sam.automaton import SuffixAutomaton
+
+    corpus = SuffixAutomaton(1 << 20)
+    corpus.add(np.arange(30))
+    corpus.save(tmp_path / "corpus.sam")
+    proposer = make_proposer(corpus=str(tmp_path / "corpus.sam"), corpus_bias=2)
+    proposer._runner.add("a", [3, 4, 5])
+    assert proposer._runner.step(proposer, ["a"], {"a": [6]})["a"] == [7, 8, 9]

@@ -6,9 +6,12 @@ from functools import partial
 import numpy as np
 import pytest
 
+from sam.corpus import main as build_corpus
 from sam.drafter import Drafts
+from sam.lockstep import replay
 from sam.peers import FirstOccurrence, make_drafter
-from sam.replay import main, replay
+from sam.replay import main
+from sam.replay_cost import measure_cost
 from sam.traces import Recording, TraceError, read_recording
 
 
@@ -23,13 +26,14 @@ class Oracle:
     def start(self, request_id, prompt):
         self.seen[request_id] = []
 
-    def step(self, request_ids, token_ids, offsets, budgets):
-        out = []
+    def append(self, request_ids, token_ids, offsets):
         for row, request_id in enumerate(request_ids):
             self.seen[request_id] += token_ids[offsets[row] : offsets[row + 1]].tolist()
-            out.append(self.drafts(len(self.seen[request_id]))[: budgets[row]])
+
+    def draft(self, request_ids, budgets):
+        out = [self.drafts(len(self.seen[request_id]))[: budgets[row]] for row, request_id in enumerate(request_ids)]
         bounds = np.concatenate([[0], np.cumsum([len(draft) for draft in out])])
-        return Drafts(np.array(sum(out, []), np.int32), bounds, np.empty(0, np.float32), np.empty(0, np.int32))
+        return Drafts(np.array(sum(out, []), np.int32), bounds, np.full(bounds[-1], 0.75), np.empty(0, np.int32))
 
     def finish(self, request_id): ...
 
@@ -60,7 +64,7 @@ def test_a_drafter_sees_the_prompt_and_accepted_tokens_only():
     oracle = Oracle(lambda done: [done, 99])
     replay(recording(range(6), range(4)), lambda: oracle, 2, order="engine")
     assert all(seen == list(range(len(seen))) for seen in oracle.seen.values())
-    assert {len(seen) for seen in oracle.seen.values()} == {4, 2}  # without the tokens of their last steps
+    assert {len(seen) for seen in oracle.seen.values()} == {6, 4}
 
 
 def test_orders_differ_in_when_siblings_see_tokens():
@@ -84,8 +88,47 @@ def test_samples_that_share_a_drafter_help_each_other():
 def test_first_occurrence_follows_the_first_of_two_continuations():
     drafter = FirstOccurrence()
     drafter.start("a", np.array([1, 2, 3, 4, 5, 1, 2, 6, 7]))
-    drafts = drafter.step(["a"], np.array([1, 2]), np.array([0, 2]), np.array([3]))
+    drafter.append(["a"], np.array([1, 2]), np.array([0, 2]))
+    drafts = drafter.draft(["a"], np.array([3]))
     assert drafts.token_ids.tolist() == [3, 4, 5]
+
+
+def test_calibration_compares_predicted_survival_with_what_stood():
+    result = replay(recording(range(8)), lambda: Oracle(lambda done: [done, 99]), 2)
+    assert result.calibration() == [(0.75, 0.5)]
+    assert result.summary()["calibration_error"] == 0.25
+
+
+def random_walk(rng, length):
+    """Text with structure: mostly the successor of the last token, sometimes any."""
+    jumps = np.where(rng.random(length) < 0.8, 1, rng.integers(50, size=length))
+    return (np.cumsum(jumps) % 50).tolist()
+
+
+def test_survival_is_calibrated_on_text_it_was_not_made_for():
+    rng = np.random.default_rng(0)
+    result = replay(recording(*(random_walk(rng, 3000) for _ in range(4))), partial(make_drafter, "sam", "group", 4), 4)
+    predicted_often = [row for row in result.survived if row[0] > 500]
+    assert len(predicted_often) >= 4
+    assert all(abs(predicted - observed) / drafts < 0.05 for drafts, predicted, observed in predicted_often)
+
+
+def test_cost_pass_plays_every_response_to_its_end():
+    rng = np.random.default_rng(0)
+    many = Recording(
+        [np.array([i], np.int32) for i in range(150)],
+        [[np.array(random_walk(rng, int(rng.integers(1, 40))), np.int32) for _ in range(3)] for _ in range(150)],
+    )
+    advanced, made = [], []
+
+    def make():
+        made.append(make_drafter("sam", "group", 3))
+        return made[-1]
+
+    cost = measure_cost(many, make, 3, advanced.append)
+    assert sum(advanced) == many.num_tokens
+    assert len(made[0]) == 0
+    assert set(cost) == {"draft_us_per_step", "extend_ns_per_token", "us_per_token", "bytes_per_token"}
 
 
 @pytest.fixture
@@ -136,6 +179,27 @@ def test_command_prints_one_object_for_each_file_and_drafter(npz, capsys):
     assert code == 0
     assert [(row["drafter"], row["tokens"]) for row in rows] == [("sam", 10), ("first-occurrence", 10)]
     assert rows[0]["by_position"][0][0] == 0
+    wanted = "drafter scope k tokens steps mean_acceptance_length acceptance_rate acceptance_per_position"
+    assert {*wanted.split(), "draft_us_per_step", "extend_ns_per_token", "bytes_per_token"} <= set(rows[0])
+
+
+def test_plot_by_position(npz, tmp_path, capsys):
+    assert main(["--traces", str(npz), "--no-cost", "--plot", str(tmp_path / "positions.png")]) == 0
+    assert (tmp_path / "positions.png").read_bytes()[:4] == b"\x89PNG"
+    assert "mean acceptance length from position" in capsys.readouterr().out
+
+
+def test_corpus_of_the_recording_itself_leaves_little_to_verify(npz, tmp_path, capsys):
+    corpus = tmp_path / "corpus.sam"
+    assert build_corpus(["build", str(npz), "-o", str(corpus)]) == 0
+    capsys.readouterr()
+    lengths = []
+    for more in ([], ["--corpus", str(corpus)]):
+        assert main(["--traces", str(npz), "--no-cost", "--json", "--scope", "request", *more]) == 0
+        lengths.append(json.loads(capsys.readouterr().out)["mean_acceptance_length"])
+    assert lengths[0] <= lengths[1]
+    assert main(["--traces", str(npz), "--corpus", str(npz)]) == 2
+    assert "damaged or not an automaton" in capsys.readouterr().err
 
 
 def test_unknown_drafter_is_one_line(npz, capsys):

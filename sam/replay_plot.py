@@ -1,0 +1,37 @@
+"""Acceptance length over response position, one panel for each recording and one line for each drafter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def plot_by_position(rows: list[dict], path: Path) -> None:
+    """Draw the `by_position` of `sam.replay`'s rows.
+
+    Raises:
+        ValueError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ValueError("--plot needs matplotlib: install requirements/cpu.txt, or leave it out") from error
+    files = list(dict.fromkeys(row["file"] for row in rows))
+    columns = min(2, len(files))
+    rows_of_panels = -(-len(files) // columns)
+    figure = Figure(figsize=(5.5 * columns, 3.4 * rows_of_panels), layout="constrained")
+    panels = figure.subplots(rows_of_panels, columns, squeeze=False).ravel()
+    for axes in panels[len(files) :]:
+        axes.set_visible(False)
+    for axes, file in zip(panels, files, strict=False):
+        for row in rows:
+            if row["file"] == file:
+                positions, lengths = zip(*row["by_position"], strict=True)
+                axes.plot(
+                    positions, lengths, marker=".", label=f"{row['drafter']}, {row['mean_acceptance_length']:.2f}"
+                )
+        axes.set_title(f"{file}, k={rows[0]['k']}, scope {rows[0]['scope']}", fontsize=10)
+        axes.set_xlabel("position in the response, tokens")
+        axes.set_ylabel("mean acceptance length")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
