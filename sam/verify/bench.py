@@ -1,14 +1,17 @@
 """`python -m sam.verify bench`: the verifiers against the published ones, in one process.
 
-Prints, for every batch size and number of drafts, median milliseconds, the ratio to ours, aten operations, outputs of
-at least [tokens, vocabulary], and reads of the device by the host.
+Prints, for every batch size and number of drafts, median milliseconds, the ratio to ours, the fraction of the
+bandwidth floor (what reading every logit once would take, at the rate of a plain sum over them), aten operations,
+outputs of at least [tokens, vocabulary], and reads of the device by the host.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import json
+import os
 import statistics
 import sys
 import time
@@ -22,10 +25,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sam import verify
 from sam.keys import uniforms
-from sam.verify.originals import load_looped_originals
+from sam.verify.originals import load_looped_originals, load_vectorised_originals
 
 # Operations by which the host reads a tensor, or whose output's shape depends on a tensor's content.
 HOST_READS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "repeat_interleave.Tensor", "item")
+
+EXACT = "ours, exact"
+LOOPED = "vllm-ascend 0.11.0rc0, loops"
+VECTORISED = "vllm-ascend 0.23.0.post1"
+VLLM = "vllm 0.23.0"
 
 
 @dataclass
@@ -128,24 +136,50 @@ def _looped(originals):
     return call
 
 
-def _installed(module: str):
-    """A package's own `rejection_sample`, of vLLM 0.23's signature, if it is installed and runs here."""
+def _published(function):
+    """A `rejection_sample` of vLLM 0.23's signature."""
 
     def call(case):
         bonus = _bonus(case)
-        return function(case.drafts, case.counts, case.k, case.ends, None, case.target.clone(), bonus, case.metadata)
+        return function(case.drafts, case.counts, case.k, case.ends, None, case.target, bonus, case.metadata)
 
-    function = importlib.import_module(module).rejection_sample
     return call
 
 
-def _peers(cache: Path) -> dict[str, Callable | str]:
+class _KnownArguments:
+    """A kernel of vLLM's CPU backend, without the argument of its caller that it does not know (a TypeError)."""
+
+    def __init__(self, kernel):
+        self.kernel = kernel
+
+    def __getitem__(self, grid):
+        def launch(*arguments, **keywords):
+            keywords.pop("USE_FP64_GUMBEL", None)
+            return self.kernel[grid](*arguments, **keywords)
+
+        return launch
+
+
+def _vllm(device: str):
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, where the figures go
+    module = importlib.import_module("vllm.v1.sample.rejection_sampler")
+    if device == "cpu":  # as CPUModelRunner binds them
+        from vllm.platforms import current_platform
+        from vllm.utils import cpu_triton_utils
+
+        current_platform.import_kernels()
+        for name in ("rejection_greedy_sample", "rejection_random_sample", "sample_recovered_tokens"):
+            setattr(module, f"{name}_kernel", _KnownArguments(getattr(cpu_triton_utils, f"{name}_kernel")))
+    return _published(module.rejection_sample)
+
+
+def _peers(cache: Path, device: str) -> dict[str, Callable | str]:
     """Callables by name, or the reason why there is none."""
     peers: dict[str, Callable | str] = {"ours, standard": standard}
     sources = {
-        "vllm-ascend 0.11.0rc0 loops": lambda: _looped(load_looped_originals(cache)),
-        "vllm-ascend installed": lambda: _installed("vllm_ascend.sample.rejection_sampler"),
-        "vllm installed": lambda: _installed("vllm.v1.sample.rejection_sampler"),
+        LOOPED: lambda: _looped(load_looped_originals(cache)),
+        VECTORISED: lambda: _published(load_vectorised_originals(cache).rejection_sample),
+        VLLM: lambda: _vllm(device),
     }
     for name, load in sources.items():
         try:
@@ -167,39 +201,56 @@ def median_ms(call: Callable[[], object], repeats: int, device: str) -> float:
     return statistics.median(times[1:])
 
 
+def floor_ms(logits: torch.Tensor, device: str) -> float:
+    """Milliseconds to read every logit once, at the rate of the fastest of some sums over at least 512 MiB."""
+    repeats = max(1, 2**29 // (logits.numel() * logits.element_size()))
+    large = logits.repeat(repeats, 1)
+    return min(median_ms(large.sum, 1, device) for _ in range(5)) / repeats
+
+
+def _measure(name: str, call: Callable[[], object], case, repeats: int, device: str) -> dict:
+    row = {"batch": case.batch, "k": case.k, "verifier": name}
+    try:
+        row["median_ms"] = median_ms(call, repeats, device)
+        return {**row, **asdict(count_operations(call, case.target.numel()))}
+    except Exception as error:
+        return {**row, "not_run": f"{type(error).__name__}: {error}".splitlines()[0]}
+
+
 def bench(batches, drafts, vocabulary: int, device: str, repeats: int, seeds: bool, cache: Path) -> list[dict]:
+    """One row for every batch size, number of drafts and verifier; `not_run` says why where there is no figure."""
     rows = []
-    peers = _peers(cache)
-    for batch in batches:
-        for k in drafts:
-            case = _case(batch, k, vocabulary, device, batch if seeds else 0)
-            base = None
-            for name, function in {"ours, exact": exact_match, **peers}.items():
-                row = {"batch": batch, "k": k, "verifier": name}
-                if isinstance(function, str):
-                    rows.append({**row, "not_run": function})
-                    continue
-                try:
-                    row["median_ms"] = median_ms(lambda f=function, c=case: f(c), repeats, device)
-                    counts = count_operations(lambda f=function, c=case: f(c), case.target.numel())
-                except Exception as error:
-                    rows.append({**row, "not_run": f"{type(error).__name__}: {error}".splitlines()[0]})
-                    continue
-                base = base or row["median_ms"]
-                rows.append({**row, "ratio_to_exact": row["median_ms"] / base, **asdict(counts)})
+    peers = {EXACT: exact_match, **_peers(cache, device)}
+    cases = [(batch, k) for batch in batches for k in drafts]
+    for done, (batch, k) in enumerate(cases, start=1):
+        case = _case(batch, k, vocabulary, device, batch if seeds else 0)
+        floor = floor_ms(case.logits, device)
+        for name, function in peers.items():
+            print(f"\r{done}/{len(cases)}: batch {batch}, k {k}, {name:30}", end="", file=sys.stderr, flush=True)
+            if isinstance(function, str):
+                rows.append({"batch": batch, "k": k, "verifier": name, "not_run": function})
+                continue
+            row = _measure(name, functools.partial(function, case), case, repeats, device)
+            if "median_ms" in row:
+                exact = row if name == EXACT else next(r for r in rows[::-1] if r["verifier"] == EXACT)
+                row["ratio_to_exact"] = row["median_ms"] / exact["median_ms"]
+                row["floor_fraction"] = floor / row["median_ms"]
+            rows.append(row)
+    print(file=sys.stderr)
     return rows
 
 
 def _print_table(rows: list[dict]) -> None:
-    print(f"{'batch':>5} {'k':>2}  {'verifier':30} {'ms':>9} {'ratio':>7} {'aten':>6} {'[T,V]':>6} {'syncs':>6}")
+    columns = f"{'ms':>9} {'ratio':>7} {'floor':>6} {'aten':>6} {'[T,V]':>6} {'syncs':>6}"
+    print(f"{'batch':>5} {'k':>2}  {'verifier':30} {columns}")
     for row in rows:
         head = f"{row['batch']:5} {row['k']:2}  {row['verifier']:30}"
         if "not_run" in row:
             print(f"{head} not run: {row['not_run'][:70]}")
             continue
         print(
-            f"{head} {row['median_ms']:9.2f} {row['ratio_to_exact']:7.1f} {row['aten']:6} {row['large_outputs']:6} "
-            f"{row['host_syncs']:6}"
+            f"{head} {row['median_ms']:9.2f} {row['ratio_to_exact']:7.1f} {row['floor_fraction']:6.2f} "
+            f"{row['aten']:6} {row['large_outputs']:6} {row['host_syncs']:6}"
         )
 
 

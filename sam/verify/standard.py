@@ -108,19 +108,45 @@ def rejection_random_sample(
         max_spec_len, vocab_size: as in the original; the shapes say the same.
     """
     layout = _layout(cu_num_draft_tokens, len(draft_token_ids))
-    drafts = draft_token_ids.to(torch.int64)
-    accepted = _accept(drafts, None if IS_NGRAM else draft_probs, target_probs, uniform_probs)
-    chosen = torch.where(accepted, drafts, recovered_token_ids.to(torch.int64))
+    drafts = _Drafts.of(draft_token_ids, target_probs.shape[1])
+    accepted, _ = _accept(drafts, None if IS_NGRAM else draft_probs, target_probs, uniform_probs)
+    chosen = torch.where(accepted, drafts.ids, recovered_token_ids.to(torch.int64))
     _write(output_token_ids, chosen, accepted, bonus_token_ids, layout, None if is_greedy is None else ~is_greedy)
 
 
-def _accept(drafts, draft_probs, target_probs, uniforms) -> torch.Tensor:
+class _Drafts(NamedTuple):
+    ids: torch.Tensor  # int64 [tokens], clamped into the vocabulary
+    known: torch.Tensor  # bool [tokens], false for what is no token
+
+    @classmethod
+    def of(cls, draft_token_ids: torch.Tensor, vocabulary: int) -> _Drafts:
+        ids = draft_token_ids.to(torch.int64)
+        clamped = ids.clamp(0, vocabulary - 1)
+        return cls(clamped, clamped == ids)
+
+    def at(self, rows: torch.Tensor) -> _Drafts:
+        return _Drafts(self.ids[rows], self.known[rows])
+
+
+def _accept(drafts: _Drafts, draft_probs, target_probs, uniforms) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which drafts stand, and which could not be verified: bool [tokens] each."""
     # In float64, as the originals' Python floats are.
-    p = target_probs.gather(1, drafts[:, None]).squeeze(1).to(torch.float64)
+    p = target_probs.gather(1, drafts.ids[:, None]).squeeze(1).to(torch.float64)
+    invalid = p.isnan() | ~drafts.known
     if draft_probs is None:
-        return p >= uniforms
-    q = draft_probs.gather(1, drafts[:, None]).squeeze(1).to(torch.float64)
-    return (q > 0) & (p / q >= uniforms)
+        return drafts.known & (p >= uniforms), invalid
+    q = draft_probs.gather(1, drafts.ids[:, None]).squeeze(1).to(torch.float64)
+    return drafts.known & (q > 0) & (p / q >= uniforms), invalid
+
+
+def _uniforms(num_draft_tokens, sampling_metadata, device) -> torch.Tensor:
+    uniforms = torch.rand((sum(num_draft_tokens),), dtype=torch.float64, device=device)
+    start = 0
+    for index, count in enumerate(num_draft_tokens):
+        if count and (generator := sampling_metadata.generators.get(index)) is not None:
+            uniforms[start : start + count].uniform_(generator=generator)
+        start += count
+    return uniforms
 
 
 def _exponential_noise(num_draft_tokens, vocabulary, sampling_metadata, device, dtype) -> torch.Tensor:
@@ -131,11 +157,16 @@ def _exponential_noise(num_draft_tokens, vocabulary, sampling_metadata, device, 
     return noise
 
 
-def _recover(drafts, draft_probs, target_probs, noise) -> torch.Tensor:
-    """A draw from max(0, p - q) by the exponential race, in place on no argument; all [rows, vocabulary]."""
+def _recover(drafts: _Drafts, draft_probs, target_probs, noise) -> torch.Tensor:
+    """A draw from max(0, p - q) by the exponential race, in place on no argument; all [rows, vocabulary].
+
+    From p alone where the draft is no token.
+    """
     if draft_probs is None:
-        return (target_probs / noise).scatter_(1, drafts[:, None], 0.0).argmax(-1)
-    return ((target_probs - draft_probs).clamp_min_(0.0) / noise).argmax(-1)
+        race = target_probs / noise
+        ids = drafts.ids[:, None]
+        return race.scatter_(1, ids, race.gather(1, ids).masked_fill(drafts.known[:, None], 0.0)).argmax(-1)
+    return ((target_probs - draft_probs * drafts.known[:, None]).clamp_min_(0.0) / noise).argmax(-1)
 
 
 def sample_recovered_tokens(
@@ -156,7 +187,7 @@ def sample_recovered_tokens(
     dtype = torch.float64 if use_fp64_gumbel else torch.float32
     noise = _exponential_noise(num_draft_tokens, target_probs.shape[1], sampling_metadata, device, dtype)
     request = _layout(cu_num_draft_tokens, len(draft_token_ids)).request
-    drafts = draft_token_ids.to(torch.int64)
+    drafts = _Drafts.of(draft_token_ids, target_probs.shape[1])
     return _recover(drafts, draft_probs, target_probs, noise[request]).to(draft_token_ids.dtype)
 
 
@@ -172,6 +203,7 @@ def rejection_sample(
     synthetic_mode: bool = False,
     synthetic_conditional_rates: torch.Tensor | None = None,
     use_fp64_gumbel: bool = False,
+    invalid_rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Standard rejection sampling with the signature of vLLM 0.23's `rejection_sample`.
 
@@ -182,6 +214,8 @@ def rejection_sample(
         target_logits: float32 [tokens, vocabulary], temperature and masks applied.
         bonus_token_ids: [batch, 1].
         sampling_metadata: vLLM's, for temperature and generators.
+        invalid_rows: int64 [], on the logits' device; what could not be verified is added to it: drafts that are no
+            token, which are rejected for a plain sample, and rows without mass, which give token 0.
 
     Returns:
         int32 [batch, max_spec_len + 1], PLACEHOLDER after each request's last token.
@@ -198,38 +232,35 @@ def rejection_sample(
         )
     batch, device = len(num_draft_tokens), target_logits.device
     output = torch.full((batch, max_spec_len + 1), PLACEHOLDER, dtype=torch.int32, device=device)
-    is_greedy = None
+    is_random = None
     if not sampling_metadata.all_random:
-        if not sampling_metadata.all_greedy:
-            is_greedy = sampling_metadata.temperature == GREEDY
+        is_greedy = None if sampling_metadata.all_greedy else sampling_metadata.temperature == GREEDY
         best = target_logits.argmax(-1)
         rejection_greedy_sample(output, cu_num_draft_tokens, draft_token_ids, best, bonus_token_ids, is_greedy)
-        if sampling_metadata.all_greedy:
+        if is_greedy is None:
             return output
+        is_random = ~is_greedy
 
-    uniforms = torch.rand((len(draft_token_ids),), dtype=torch.float64, device=device)
-    start = 0
-    for index, count in enumerate(num_draft_tokens):
-        if count and (generator := sampling_metadata.generators.get(index)) is not None:
-            uniforms[start : start + count].uniform_(generator=generator)
-        start += count
+    uniforms = _uniforms(num_draft_tokens, sampling_metadata, device)
     dtype = torch.float64 if use_fp64_gumbel else torch.float32
     noise = _exponential_noise(num_draft_tokens, target_logits.shape[1], sampling_metadata, device, dtype)
     layout = _layout(cu_num_draft_tokens, len(draft_token_ids))
-    drafts = draft_token_ids.to(torch.int64)
-    if not len(drafts):
-        _write(output, drafts, drafts.bool(), bonus_token_ids, layout, None if is_greedy is None else ~is_greedy)
+    if not len(draft_token_ids):
+        _write(output, draft_token_ids, draft_token_ids.bool(), bonus_token_ids, layout, is_random)
         return output
 
     target_probs = target_logits.softmax(-1, dtype=torch.float32)
-    accepted = _accept(drafts, draft_probs, target_probs, uniforms)
+    drafts = _Drafts.of(draft_token_ids, target_logits.shape[1])
+    accepted, invalid = _accept(drafts, draft_probs, target_probs, uniforms)
+    if invalid_rows is not None:
+        invalid_rows += invalid.sum()
     stands = accepted.new_zeros((batch, max_spec_len), dtype=torch.int64)
     stands[layout.request, layout.position] = accepted.to(torch.int64)
     # The row of each request's first rejection; any row where there is none, whose token is then not used.
     first = cu_num_draft_tokens.to(torch.int64) - layout.counts + stands.cumprod(1).sum(1)
-    first = first.clamp(max=len(drafts) - 1)
+    first = first.clamp(max=len(draft_token_ids) - 1)
     residual_of = None if draft_probs is None else draft_probs[first]
-    recovered = _recover(drafts[first], residual_of, target_probs[first], noise)
-    chosen = torch.where(accepted, drafts, recovered[layout.request])
-    _write(output, chosen, accepted, bonus_token_ids, layout, None if is_greedy is None else ~is_greedy)
+    recovered = _recover(drafts.at(first), residual_of, target_probs[first], noise)
+    chosen = torch.where(accepted, drafts.ids, recovered[layout.request])
+    _write(output, chosen, accepted, bonus_token_ids, layout, is_random)
     return output
