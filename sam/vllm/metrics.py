@@ -104,7 +104,8 @@ class StepRecorder:
     def _around_sample_tokens(self, function):
         def sample_tokens(*args, **kwargs):
             output = function(*args, **kwargs)
-            if self._scheduled is not None and hasattr(output, "sampled_token_ids"):
+            is_whole = hasattr(output, "sampled_token_ids") or hasattr(output, "get_output")
+            if self._scheduled is not None and is_whole:
                 self._record(self._scheduled, output)
             self._scheduled = None
             return output
@@ -114,19 +115,28 @@ class StepRecorder:
     def _record(self, scheduled, output) -> None:
         now = time.perf_counter()
         begin = self._start if self._idle else self._last_end
+        running = len(scheduled.num_scheduled_tokens)
         drafts = scheduled.scheduled_spec_decode_tokens
-        emitted = sum(map(len, output.sampled_token_ids))
+        sampled = getattr(output, "sampled_token_ids", None)
         accepted = drafted = 0
+        if sampled is None:
+            # Asynchronous scheduling: the tokens are still on the device. There are no drafts from the host then, so
+            # that every row that has its whole prompt gives one token.
+            prefilling = sum(self._is_prefilling(*row) for row in scheduled.num_scheduled_tokens.items())
+            drafts, emitted = {}, running - prefilling
+        else:
+            prefilling = sum(not tokens for tokens in sampled)
+            emitted = sum(map(len, sampled))
         for request_id, draft in drafts.items():
-            tokens = output.sampled_token_ids[output.req_id_to_index[request_id]]
+            tokens = sampled[output.req_id_to_index[request_id]]
             if tokens:
                 drafted += len(draft)
                 accepted += self._record_request(request_id, len(draft), len(tokens))
         row = (
             now,
             (now - begin) * 1e3,
-            len(scheduled.num_scheduled_tokens),
-            sum(not tokens for tokens in output.sampled_token_ids),
+            running,
+            prefilling,
             drafted,
             accepted,
             emitted,
@@ -140,6 +150,10 @@ class StepRecorder:
             column.append(value)
         self._last_end, self._idle = now, False
         self._forward = self._verify = self._draft = 0.0
+
+    def _is_prefilling(self, request_id: str, tokens: int) -> bool:
+        request = self._runner.requests[request_id]
+        return request.num_computed_tokens + tokens < request.num_prompt_tokens
 
     def _record_request(self, request_id: str, drafted: int, emitted: int) -> int:
         accepted = emitted - 1

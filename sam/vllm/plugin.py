@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 VERIFICATIONS = ("exact", "standard")
@@ -11,9 +12,13 @@ VERIFICATIONS = ("exact", "standard")
 def register() -> None:
     """Install what the engine's `additional_config["speculation"]` asks for after each model runner's load_model.
 
-    May be called any number of times. Without that key vLLM is left as it is, but for the repairs on CPU.
+    May be called any number of times. Without that key vLLM is left as it is, but for the repairs on CPU. On Ascend the
+    model runner's own load_model calls `install`: patches/vllm_ascend.
     """
     from vllm.platforms import current_platform
+
+    if current_platform.is_out_of_tree():
+        return
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     runner_classes = [GPUModelRunner]
@@ -23,7 +28,9 @@ def register() -> None:
         from sam.vllm import cpu
 
         cpu.install_reloadable_weights()
+        cpu.install_invariant_attention()
         cpu.install_rejection_sampler()
+        cpu.install_unread_generators(CPUModelRunner)
         runner_classes.append(CPUModelRunner)
     for runner_class in runner_classes:
         _after_load(runner_class, install)
@@ -84,6 +91,11 @@ def check_lossless(vllm_config) -> None:
         raise ValueError(f"rejection_sample_method={method} changes what is sampled: set it to standard")
     # vllm-ascend's; its defaults are off.
     rejection_sampler = additional.get("rejection_sampler_config") or {}
+    if str(additional.get("enable_reduce_sample", False)).lower() not in ("false", "0"):
+        raise ValueError(
+            f"enable_reduce_sample={additional['enable_reduce_sample']} leaves each rank a part of the vocabulary: "
+            "unset it, sam.verify samples from the whole"
+        )
     for switch in ("enable_block_verify", "enable_entropy_verify"):
         if str(rejection_sampler.get(switch, False)).lower() not in ("false", "0"):
             raise ValueError(
@@ -97,6 +109,7 @@ def install(runner) -> None:
     Raises:
         ValueError: a lossy or unknown setting. RuntimeError: the self-check failed.
     """
+    from sam.vllm import standard
     from sam.vllm.sampler import ExactSampler, self_check
 
     settings = (runner.vllm_config.additional_config or {}).get("speculation")
@@ -108,16 +121,24 @@ def install(runner) -> None:
     if settings.get("verification") == "exact" and not isinstance(getattr(runner, "_sample", None), ExactSampler):
         runner._sample = ExactSampler(runner)
         self_check(runner)
+    if settings.get("verification") == "standard" and runner.speculative_config is not None:
+        module = sys.modules[type(runner.rejection_sampler).__module__]
+        standard.install(module)
+        standard.self_check(runner, module)
 
 
 def installed(runner) -> dict[str, Any]:
-    """What really runs: drafter, verification, and for exact verification the steps sampled and rows without mass."""
+    """What really runs: drafter, verification, the steps it saw and the rows that it could not verify."""
+    from sam.vllm import standard
     from sam.vllm.sampler import ExactSampler
 
     drafter = getattr(runner, "drafter", None)
-    exact = isinstance(runner._sample, ExactSampler)
+    sampler = getattr(runner, "rejection_sampler", None)
+    module = sys.modules[type(sampler).__module__]
+    function = runner._sample if isinstance(runner._sample, ExactSampler) else getattr(module, "rejection_sample", None)
+    ours = isinstance(function, ExactSampler | standard.StandardVerification)
     return {
         "drafter": type(drafter).__name__ if drafter is not None else None,
-        "verification": "exact" if exact else "standard",
-        **({"sampled_steps": runner._sample.calls, "invalid_rows": runner._sample.invalid_rows} if exact else {}),
+        "verification": "exact" if isinstance(function, ExactSampler) else "standard",
+        **({"sampled_steps": function.calls, "invalid_rows": function.invalid_rows} if ours else {}),
     }

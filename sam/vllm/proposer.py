@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -23,6 +24,8 @@ DEFAULTS = {
     "scope": "group",
     "history_tokens": 0,
     "memory_budget_mib": 2048,
+    "corpus": None,
+    "corpus_bias": 5,
 }
 
 
@@ -48,18 +51,25 @@ class SamProposer:
             scope=settings["scope"],
             history_tokens=settings["history_tokens"] if settings["scope"] == "history" else 0,
             memory_budget_bytes=settings["memory_budget_mib"] << 20,
+            corpus=Path(settings["corpus"]) if settings["corpus"] else None,
+            corpus_bias=settings["corpus_bias"],
         )
         # One dictionary with the drafter's own: everything in it goes to the metrics.
         self.counters = self.drafter.counters
-        self.counters.update(faults=0, followed=0, off_steps=0)
+        self.counters.update(faults=0, followed=0, refused=0, off_steps=0, policy_version=0)
         # Whether the next step's drafts were asked for: the switch as the step recorder shows it.
         self.switch_on = False
         self._runner = None
         self._followed: set[str] = set()
+        self._refused: set[str] = set()
 
     def bind(self, runner) -> None:
         """Give the proposer its model runner: vLLM calls `propose` without request ids."""
         self._runner = runner
+
+    def weights_updated(self) -> None:
+        """Say that responses are written by a new policy from now on: history forgets those of old ones first."""
+        self.counters["policy_version"] += 1
 
     def load_model(self, *_args, **_kwargs) -> None:
         started = time.perf_counter()
@@ -97,12 +107,14 @@ class SamProposer:
         request_ids = batch.req_ids
         self._release_finished()
         self.switch_on = False
-        rows = [row for row, tokens in enumerate(sampled_token_ids) if tokens]
+        sampled = [row for row, tokens in enumerate(sampled_token_ids) if tokens]
+        followed = self._followed
+        rows = [r for r in sampled if request_ids[r] in followed or self._follow(r, request_ids[r], token_ids_cpu)]
         if not rows:
             return [[] for _ in sampled_token_ids]
         ids = [request_ids[row] for row in rows]
         token_ids, offsets = self._new_tokens(rows, ids, num_tokens_no_spec, token_ids_cpu)
-        state = StepState(running=len(request_ids), prefilling=len(request_ids) - len(rows))
+        state = StepState(running=len(request_ids), prefilling=len(request_ids) - len(sampled))
         budget = self.policy.draft_budget(state)
         self.switch_on = budget > 0
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
@@ -118,18 +130,30 @@ class SamProposer:
             drafts[row] = flat[bounds[i] : bounds[i + 1]]
         return drafts
 
+    def _follow(self, row: int, request_id: str, token_ids_cpu) -> bool:
+        """Begin to follow the request of a row; False if its prompt cannot be followed."""
+        if request_id in self._refused:
+            return False
+        prompt = token_ids_cpu[row, : int(self._runner.input_batch.num_prompt_tokens[row])]
+        try:
+            self.drafter.start(request_id, prompt, self.counters["policy_version"])
+        except ValueError as error:
+            if self.counters["refused"] == 0:
+                logger.warning("no drafts for a request: %s (said once, then counted)", error)
+            self.counters["refused"] += 1
+            self._refused.add(request_id)
+            return False
+        self._followed.add(request_id)
+        self.counters["followed"] += 1
+        return True
+
     def _new_tokens(self, rows, ids, num_tokens_no_spec, token_ids_cpu) -> tuple[np.ndarray, np.ndarray]:
         """Tokens the drafter has not seen: this step's, or more after a preemption or a step it missed."""
-        pieces, offsets = [], np.zeros(len(rows) + 1, dtype=np.int64)
-        for i, (row, request_id) in enumerate(zip(rows, ids, strict=True)):
-            if request_id not in self._followed:
-                prompt_length = int(self._runner.input_batch.num_prompt_tokens[row])
-                self.drafter.start(request_id, token_ids_cpu[row, :prompt_length])
-                self._followed.add(request_id)
-                self.counters["followed"] += 1
-            piece = token_ids_cpu[row, self.drafter.num_tokens(request_id) : num_tokens_no_spec[row]]
-            pieces.append(piece)
-            offsets[i + 1] = offsets[i] + len(piece)
+        known, ends = self.drafter.lengths(ids), num_tokens_no_spec[rows]
+        offsets = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum(np.maximum(ends - known, 0), out=offsets[1:])
+        spans = zip(rows, known.tolist(), ends.tolist(), strict=True)
+        pieces = [token_ids_cpu[row, start:end] for row, start, end in spans]
         return np.concatenate(pieces).astype(np.int32, copy=False), offsets
 
     def _release_finished(self) -> None:
@@ -138,3 +162,4 @@ class SamProposer:
             for request_id in gone:
                 self.drafter.finish(request_id)
             self._followed.difference_update(gone)
+        self._refused.intersection_update(self._runner.requests)

@@ -70,7 +70,8 @@ class ExactSampler:
         metadata = batch.sampling_metadata
         drafts = spec_decode_metadata
         rows = _Rows.of(drafts.num_draft_tokens if drafts is not None else None, len(batch.req_ids))
-        logits = logits.to(torch.float32)
+        # vllm-ascend pads the rows where its output layer is spread over ranks.
+        logits = logits[: len(rows.request)].to(torch.float32)
         processed = self._process(logits, rows, metadata, drafts)
         tokens = self._draw(processed, rows, metadata)
         logprobs = self._logprobs(logits, processed, tokens, metadata, drafts is not None)
@@ -94,7 +95,9 @@ class ExactSampler:
         if metadata.top_k is None and metadata.top_p is None:
             return processed
         top_k, top_p = (x if x is None else x[request] for x in (metadata.top_k, metadata.top_p))
-        return apply_top_k_top_p(processed, top_k, top_p)
+        # vllm-ascend's sampler brings its own function: vLLM's Triton kernel is not for that device.
+        constrain = getattr(self.runner.sampler.topk_topp_sampler, "apply_top_k_top_p", apply_top_k_top_p)
+        return constrain(processed, top_k, top_p)
 
     def _masked_and_penalised(self, logits, metadata, drafts) -> torch.Tensor:
         """`logits` is changed in place."""
@@ -144,8 +147,10 @@ class ExactSampler:
         if metadata.max_num_logprobs is None and not named:
             return None
         sampler = self.runner.sampler
-        source = processed if sampler.logprobs_mode.startswith("processed") else logits
-        values = source if sampler.logprobs_mode.endswith("logits") else sampler.compute_logprobs(source)
+        # The engine's setting: vllm-ascend's own sampler does not know it and always gives raw ones.
+        mode = getattr(self.runner.model_config, "logprobs_mode", sampler.logprobs_mode)
+        source = processed if mode.startswith("processed") else logits
+        values = source if mode.endswith("logits") else sampler.compute_logprobs(source)
         if named:
             return sampler.gather_specific_token_logprobs(values, named, tokens)
         return sampler.gather_logprobs(values, metadata.max_num_logprobs, tokens)

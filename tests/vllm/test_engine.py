@@ -53,9 +53,7 @@ def test_same_tokens_and_log_probs(results, name):
     assert on["accepted"] > 100
     assert identical == len(seeded) == 35
     for index in seeded:
-        expected, found = (torch.tensor(result["logprobs"][index]) for result in (off, on))
-        # Not 1e-6: vLLM's CPU attention sums in an order that depends on the batch.
-        assert torch.allclose(expected, found, atol=1e-5, rtol=0)
+        assert on["logprobs"][index] == off["logprobs"][index]
 
 
 @pytest.mark.parametrize("name, drafter", [("off", None), ("sam", "SamProposer"), ("ngram", "NgramProposer")])

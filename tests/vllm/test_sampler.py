@@ -1,52 +1,19 @@
 """Exact verification in a real vLLM engine on CPU: the same tokens and log-probabilities, whatever is drafted."""
 
-import os
-
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-
-import gc
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from tiny_engine import NGRAM, SAM, VOCABULARY, generate, save_model
 
 from sam.keys import sample_key, uniforms
-from sam.vllm import plugin
 
-VOCABULARY = 300
-NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-SAM = {"model": "sam.vllm.proposer.SamProposer", "num_speculative_tokens": 3}
 REQUESTS = 48
 LENGTH = 60
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A random Qwen3 with peaked outputs, so that its text repeats and drafts are accepted now and then."""
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=256,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    network = Qwen3ForCausalLM(config).float()
-    with torch.no_grad():
-        network.lm_head.weight.mul_(25)
-    path = tmp_path_factory.mktemp("model")
-    network.save_pretrained(path)
-    return SimpleNamespace(path=str(path), network=network.eval())
+    return save_model(tmp_path_factory.mktemp("model"))
 
 
 def prompts() -> list[list[int]]:
@@ -54,46 +21,13 @@ def prompts() -> list[list[int]]:
     return [generator.integers(0, VOCABULARY, 5 + row % 7).tolist() * 2 for row in range(REQUESTS)]
 
 
-def run(model, speculative_config=None, batch=64, additional=None, sampling=None, seeds=True, **engine):
-    """Outputs of REQUESTS requests, and the engine's model runner."""
-    from vllm import LLM, SamplingParams
-
-    plugin.register()
-    llm = LLM(
-        model=model.path,
-        skip_tokenizer_init=True,
-        dtype="float32",
-        max_model_len=256,
-        max_num_seqs=batch,
-        enforce_eager=True,
-        speculative_config=speculative_config,
-        additional_config=additional or {"speculation": {"verification": "exact", "batch_size_threshold": 1000}},
-        disable_log_stats=False,
-        **engine,
-    )
-    try:
-        settings = {"temperature": 1.0, "max_tokens": LENGTH, "logprobs": 2, "ignore_eos": True, "detokenize": False}
-        parameters = [
-            SamplingParams(**settings | (sampling(row) if sampling else {}), seed=row if seeds else None)
-            for row in range(REQUESTS)
-        ]
-        outputs = llm.generate([{"prompt_token_ids": p} for p in prompts()], parameters, use_tqdm=False)
-        runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-        counters = {metric.name: getattr(metric, "value", None) for metric in llm.get_metrics()}
-        return SimpleNamespace(
-            tokens=[o.outputs[0].token_ids for o in outputs],
-            logprobs=[
-                [step[t].logprob for step, t in zip(o.outputs[0].logprobs, o.outputs[0].token_ids, strict=True)]
-                for o in outputs
-            ],
-            accepted=counters.get("vllm:spec_decode_num_accepted_tokens", 0),
-            preemptions=counters.get("vllm:num_preemptions", 0),
-            installed=plugin.installed(runner),
-        )
-    finally:
-        llm.llm_engine.engine_core.shutdown()
-        del llm
-        gc.collect()
+def run(model, speculative_config=None, batch=64, sampling=None, seeds=True, **engine):
+    """REQUESTS requests of LENGTH tokens."""
+    settings = [
+        {"max_tokens": LENGTH, "seed": row if seeds else None, **(sampling(row) if sampling else {})}
+        for row in range(REQUESTS)
+    ]
+    return generate(model, prompts(), settings, speculative_config, batch, **engine)
 
 
 @pytest.fixture(scope="module")
@@ -102,14 +36,9 @@ def off(model):
 
 
 def assert_same(one, other):
-    """The same tokens; log-probabilities as far as the forward passes agree.
-
-    Attention over 1 + k queries adds up in another order than over one; with this model's logits, of which some exceed
-    20, that is a few 1e-6. Given equal logits the sampler returns equal log-probabilities: test_sampler_rows.py.
-    """
+    """The same tokens and, since attention and linear layers do not depend on the batch, the same log-probabilities."""
     assert one.tokens == other.tokens
-    for a, b in zip(one.logprobs, other.logprobs, strict=True):
-        assert np.abs(np.array(a) - np.array(b)).max() < 1e-5
+    assert one.logprobs == other.logprobs
 
 
 def test_it_is_what_runs(off):
@@ -172,6 +101,17 @@ def test_the_same_with_preemption_and_prompts_in_pieces(model, off):
     )
     assert squeezed.preemptions > 0
     assert_same(squeezed, off)
+
+
+def test_min_p_which_vllm_allows_without_drafts_only(model, off):
+    """No token below 0.4 of the likeliest one's probability is drawn; without it some are."""
+
+    def smallest_ratio(result):
+        own, best = (np.concatenate(values) for values in (result.logprobs, result.best))
+        return np.exp(own - best).min()
+
+    constrained = run(model, sampling=lambda _: {"min_p": 0.4})
+    assert smallest_ratio(constrained) >= 0.4 > smallest_ratio(off)
 
 
 def test_keys_without_seeds_come_from_engine_and_request(model):

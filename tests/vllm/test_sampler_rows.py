@@ -7,7 +7,8 @@ import torch
 from vllm.v1.sample.sampler import Sampler
 
 from sam import verify
-from sam.vllm import plugin, sampler
+from sam.verify.bench import count_operations
+from sam.vllm import plugin, sampler, standard
 
 VOCABULARY = 50
 
@@ -66,6 +67,21 @@ def test_log_probabilities_of_drafted_rows_equal_those_of_plain_steps(mode):
             assert found.selected_token_ranks[row * width + position] == expected.selected_token_ranks[row]
 
 
+def test_a_step_makes_three_outputs_of_logits_size_and_never_waits_however_many_requests_are_seeded():
+    requests, k, vocabulary = 8, 3, 6000
+    counted = []
+    for seeded in (0, requests):
+        exact = sampler.ExactSampler(runner(requests))
+        exact.runner.input_batch.sampling_metadata.max_num_logprobs = None
+        for row, request in enumerate(exact.runner.requests.values()):
+            request.sampling_params.seed = row if row < seeded else None
+        step = SimpleNamespace(num_draft_tokens=[k] * requests, draft_token_ids=torch.zeros(k * requests).long())
+        logits = torch.randn(requests * (k + 1), vocabulary)
+        counted.append(count_operations(lambda e=exact, x=logits, s=step: e(x, s), logits.numel()))
+    assert counted[0] == counted[1]
+    assert counted[0].large_outputs <= 3 and counted[0].host_syncs == 0
+
+
 def test_rows_without_a_distribution_are_counted_and_do_not_stop_the_step():
     exact = sampler.ExactSampler(runner(3))
     logits = torch.zeros(3, VOCABULARY)
@@ -108,6 +124,57 @@ def test_self_check_sees_wrong_tokens(monkeypatch):
     monkeypatch.setattr(verify, "sample_inverse_cdf", lambda logits, *_: logits.argmin(-1))
     with pytest.raises(RuntimeError, match="known logits gave"):
         sampler.self_check(checked(Runner))
+
+
+class Module(SimpleNamespace):
+    """What vLLM's module of the rejection sampler is for `standard`: names, looked up at every call."""
+
+
+def rejection_runner(call):
+    module = Module(__name__="module", rejection_sample=None)
+    standard.install(module)
+    return SimpleNamespace(device="cpu", rejection_sampler=call(module)), module
+
+
+def through(module):
+    def call(metadata, draft_probs, logits, sampling):
+        rows = logits[metadata.target_logits_indices]
+        bonus = logits[metadata.bonus_logits_indices].argmax(-1)[:, None]
+        tokens = module.rejection_sample(
+            metadata.draft_token_ids,
+            metadata.num_draft_tokens,
+            metadata.max_spec_len,
+            metadata.cu_num_draft_tokens,
+            draft_probs,
+            rows,
+            bonus,
+            sampling,
+        )
+        return SimpleNamespace(sampled_token_ids=tokens)
+
+    return call
+
+
+def test_standard_self_check_passes_and_leaves_no_trace():
+    model_runner, module = rejection_runner(through)
+    standard.self_check(model_runner, module)
+    assert module.rejection_sample.calls == module.rejection_sample.invalid_rows == 0
+
+
+def test_standard_self_check_sees_a_sampler_that_verifies_elsewhere():
+    def elsewhere(module):
+        kept = Module(rejection_sample=verify.rejection_sample)  # bound before the installation
+        return through(kept)
+
+    with pytest.raises(RuntimeError, match="does not call module.rejection_sample"):
+        standard.self_check(*rejection_runner(elsewhere))
+
+
+def test_standard_self_check_sees_wrong_tokens(monkeypatch):
+    model_runner, module = rejection_runner(through)
+    monkeypatch.setattr(verify, "rejection_sample", lambda drafts, *_, **__: torch.zeros(2, 3, dtype=torch.int32))
+    with pytest.raises(RuntimeError, match="known logits gave"):
+        standard.self_check(model_runner, module)
 
 
 @pytest.mark.parametrize(

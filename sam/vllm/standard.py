@@ -1,0 +1,105 @@
+"""The standard rule in vLLM's rejection sampler, for steps with drafts."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+
+from sam import verify
+
+
+class StandardVerification:
+    """Stands for `rejection_sample` in vLLM's module, and counts what it could not verify."""
+
+    def __init__(self):
+        self.calls = 0
+        self._invalid_rows: torch.Tensor | None = None
+
+    @property
+    def invalid_rows(self) -> int:
+        """Draft rows without a distribution or with a draft that is no token, so far. Waits for the device."""
+        return 0 if self._invalid_rows is None else int(self._invalid_rows)
+
+    def forget(self) -> None:
+        """Drop what was counted, as after the self-check."""
+        self.calls, self._invalid_rows = 0, None
+
+    def __call__(self, draft_token_ids, *arguments, **keywords) -> torch.Tensor:
+        self.calls += 1
+        if self._invalid_rows is None:
+            with torch.inference_mode(False):  # the counter outlives an engine; the next one may warm up without it
+                self._invalid_rows = torch.zeros((), dtype=torch.int64, device=draft_token_ids.device)
+        return verify.rejection_sample(draft_token_ids, *arguments, **keywords, invalid_rows=self._invalid_rows)
+
+
+def install(module) -> None:
+    """Put sam.verify's functions into a module that has vLLM's names; doing so twice changes nothing."""
+    if not isinstance(module.rejection_sample, StandardVerification):
+        module.rejection_sample = StandardVerification()
+        module.expand_batch_to_tokens = verify.expand_batch_to_tokens
+        module.sample_recovered_tokens = verify.sample_recovered_tokens
+
+
+def self_check(runner, module) -> None:
+    """Prove that the runner's rejection sampler calls the installed function and gives the tokens it must.
+
+    Raises:
+        RuntimeError: it verifies elsewhere, or known logits give other tokens.
+    """
+    verification = module.rejection_sample
+    calls = verification.calls
+    logits, metadata, sampling, expected = _known_step(runner.device)
+    found = runner.rejection_sampler(metadata, None, logits, sampling).sampled_token_ids.tolist()
+    called = verification.calls - calls
+    verification.forget()
+    if not called:
+        raise RuntimeError(
+            f"{type(runner.rejection_sampler).__name__} does not call {module.__name__}.rejection_sample, which "
+            "standard verification replaces: use vLLM 0.23.0"
+        )
+    if found != expected:
+        raise RuntimeError(f"standard verification's self-check: known logits gave {found}, expected {expected}")
+
+
+def _known_step(device):
+    """A step of two requests: one whose second draft is rejected, one without drafts."""
+    from vllm.v1.sample.logits_processor import LogitsProcessors
+    from vllm.v1.sample.metadata import SamplingMetadata
+
+    def integers(*values):
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    # SpecDecodeMetadata's fields, without its class: vLLM's and vllm-ascend's samplers read no others.
+    metadata = SimpleNamespace(
+        draft_token_ids=integers(3, 4),
+        num_draft_tokens=[2, 0],
+        max_spec_len=2,
+        cu_num_draft_tokens=integers(2, 2),
+        cu_num_sampled_tokens=integers(3, 4),
+        target_logits_indices=integers(0, 1),
+        bonus_logits_indices=integers(2, 3),
+    )
+    none = torch.zeros(2, device=device)
+    sampling = SamplingMetadata(
+        temperature=torch.full((2,), 0.5, device=device),
+        all_greedy=False,
+        all_random=True,
+        top_p=None,
+        top_k=None,
+        generators={},
+        max_num_logprobs=None,
+        no_penalties=True,
+        prompt_token_ids=None,
+        frequency_penalties=none,
+        presence_penalties=none,
+        repetition_penalties=none,
+        output_token_ids=[[], []],
+        allowed_token_ids_mask=None,
+        bad_words_token_ids={},
+        logitsprocs=LogitsProcessors(),
+    )
+    # Not minus infinity: vllm-ascend replaces it by the smallest float, which temperature turns back.
+    logits = torch.full((4, 8), -1e4)
+    logits[range(4), [3, 5, 1, 6]] = 0.0
+    return logits.to(device), metadata, sampling, [[3, 5, -1], [6, -1, -1]]
