@@ -1,0 +1,219 @@
+"""Generates with the real vllm-ascend on the simulated NPU: one engine after another, one JSON line for each.
+
+python generate.py MODEL < scenarios.json, a list of objects with the fields of `Scenario`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from collections import Counter
+from dataclasses import dataclass
+
+os.environ.update(
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_WORKER_MULTIPROC_METHOD="fork",
+    VLLM_LOGGING_LEVEL="ERROR",
+    VLLM_NO_USAGE_STATS="1",
+    GLOO_SOCKET_IFNAME="lo",
+    HF_HUB_OFFLINE="1",
+)
+
+import simulator
+
+simulator.install()
+
+from simulator import graph, operators, platform  # noqa: E402
+from vllm_ascend.compilation import acl_graph  # noqa: E402
+
+from sam.vllm.plugin import installed  # noqa: E402
+
+VOCABULARY = 512
+COUNTED = ("emitted", "scheduled_while_off", "rows_while_off", "drafted_while_off")
+SPECULATIVE = {
+    "off": None,
+    "sam": {"model": "sam.vllm.proposer.SamProposer"},
+    "ngram": {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1},
+}
+
+
+@dataclass
+class Scenario:
+    """method: off, sam, ngram. threshold: of the switch. workload: mixed, long. temperature: 0 is greedy.
+
+    graph: None (eager), FULL, FULL_DECODE_ONLY. stop: tokens that end a response. abort: abort every fourth
+    request after some steps. blocks: of the KV cache; few mean preemption.
+    """
+
+    method: str = "off"
+    verification: str = "exact"
+    k: int = 3
+    threshold: int = 1000
+    workload: str = "mixed"
+    temperature: float = 0.0
+    graph: str | None = None
+    tensor_parallel: int = 1
+    expert_parallel: bool = False
+    batch: int = 8
+    batched_tokens: int = 64
+    blocks: int = 64
+    stop: list[int] | None = None
+    abort: bool = False
+    seeds: bool = True
+
+
+def requests(scenario: Scenario) -> tuple[list[list[int]], list[dict]]:
+    chance = random.Random(0)
+    prompts, settings = [], []
+    for row in range(14):
+        if scenario.workload == "mixed":  # some prompts longer than a step's tokens, responses of all lengths
+            length, tokens = chance.choice([2, 3, 5, 9, 100]), chance.choice([5, 20, 60, 90])
+        else:
+            length, tokens = 8, 150
+        prompt = [chance.randrange(VOCABULARY) for _ in range(length)]
+        prompts.append(prompt)
+        settings.append(
+            {
+                "temperature": scenario.temperature,
+                "max_tokens": tokens,
+                "ignore_eos": True,
+                "stop_token_ids": scenario.stop,
+                "detokenize": False,
+                "logprobs": 1,
+                "seed": row if scenario.seeds and scenario.temperature > 0 else None,
+            }
+        )
+    return prompts, settings
+
+
+def engine(model: str, scenario: Scenario):
+    from vllm import LLM
+
+    options = {}
+    if speculative := SPECULATIVE[scenario.method]:
+        options["speculative_config"] = {**speculative, "num_speculative_tokens": scenario.k}
+    if scenario.graph:
+        options["compilation_config"] = {"mode": 0, "cudagraph_mode": scenario.graph}
+    else:
+        options["enforce_eager"] = True
+    if scenario.tensor_parallel > 1:
+        options |= {"tensor_parallel_size": scenario.tensor_parallel, "distributed_executor_backend": "mp"}
+    if scenario.expert_parallel:
+        options["enable_expert_parallel"] = True
+    return LLM(
+        model,
+        skip_tokenizer_init=True,
+        dtype="float32",
+        seed=0,
+        max_model_len=512,
+        max_num_seqs=scenario.batch,
+        max_num_batched_tokens=scenario.batched_tokens,
+        num_gpu_blocks_override=scenario.blocks,
+        gpu_memory_utilization=0.5,
+        disable_log_stats=False,
+        additional_config={
+            "speculation": {"verification": scenario.verification, "batch_size_threshold": scenario.threshold}
+        },
+        **options,
+    )
+
+
+def count_tokens(runner) -> Counter:
+    """Tokens sampled, and what was scheduled for steps that follow one in which the switch was off."""
+    counts: Counter[str] = Counter()
+    execute, sample = runner.execute_model, runner.sample_tokens
+
+    def execute_model(scheduled, *arguments, **keywords):
+        rows = scheduled.num_scheduled_tokens
+        decoding = not scheduled.scheduled_new_reqs and scheduled.total_num_scheduled_tokens > 0
+        prefilling = any(
+            runner.requests[row].num_computed_tokens < runner.requests[row].num_prompt_tokens
+            for row in rows
+            if row in runner.requests
+        )
+        if getattr(runner.drafter, "switch_on", None) is False and decoding and not prefilling:
+            counts["scheduled_while_off"] += scheduled.total_num_scheduled_tokens
+            counts["rows_while_off"] += len(rows)
+            counts["drafted_while_off"] += sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
+        return execute(scheduled, *arguments, **keywords)
+
+    def sample_tokens(*arguments, **keywords):
+        output = sample(*arguments, **keywords)
+        counts["emitted"] += sum(map(len, getattr(output, "sampled_token_ids", ())))
+        return output
+
+    runner.execute_model, runner.sample_tokens = execute_model, sample_tokens
+    return counts
+
+
+def run(llm, scenario: Scenario) -> list:
+    from vllm import SamplingParams
+
+    prompts, settings = requests(scenario)
+    parameters = [SamplingParams(**own) for own in settings]
+    core = llm.llm_engine
+    for row, (prompt, own) in enumerate(zip(prompts, parameters, strict=True)):
+        core.add_request(str(row), {"prompt_token_ids": prompt}, own)
+    finished, steps = {}, 0
+    while core.has_unfinished_requests():
+        for output in core.step():
+            if output.finished:
+                finished[int(output.request_id)] = output
+        steps += 1
+        if scenario.abort and steps == 12:
+            core.abort_request([str(row) for row in range(0, len(prompts), 4)])
+    return [finished.get(row) for row in range(len(prompts))]
+
+
+def main(model: str) -> None:
+    for fields in json.load(sys.stdin):
+        scenario = Scenario(**fields)
+        for counter in (graph.COUNTS, platform.MODES, operators.CALLS):
+            counter.clear()
+        llm = engine(model, scenario)
+        start = dict(graph.COUNTS)
+        counts, status, followed = Counter(), {}, 0
+        if scenario.tensor_parallel == 1:
+            runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+            counts = count_tokens(runner)
+        outputs = run(llm, scenario)
+        metrics = {metric.name: getattr(metric, "value", None) for metric in llm.get_metrics()}
+        if scenario.tensor_parallel == 1:
+            status = installed(runner)
+            counters = getattr(runner.drafter, "counters", None)
+            status["counters"] = {name: int(value) for name, value in (counters or {}).items()}
+            if scenario.method == "sam":
+                runner.requests.clear()
+                runner.drafter._release_finished()
+                followed = len(runner.drafter._followed)
+        result = {
+            "tokens": [list(o.outputs[0].token_ids) if o else None for o in outputs],
+            "reasons": [o.outputs[0].finish_reason if o else None for o in outputs],
+            "logprobs": [
+                [step[t].logprob for step, t in zip(o.outputs[0].logprobs, o.outputs[0].token_ids, strict=True)]
+                if o
+                else None
+                for o in outputs
+            ],
+            "drafted": metrics.get("vllm:spec_decode_num_draft_tokens", 0),
+            "accepted": metrics.get("vllm:spec_decode_num_accepted_tokens", 0),
+            "preemptions": metrics.get("vllm:num_preemptions", 0),
+            "modes": dict(platform.MODES),
+            "graph": {name: count - start.get(name, 0) for name, count in graph.COUNTS.items()},
+            "captures": graph.COUNTS["captures"],
+            "calls": dict(operators.CALLS),
+            "status": status,
+            "followed": followed,
+            **{name: counts[name] for name in COUNTED},
+        }
+        print("RESULT " + json.dumps(result), flush=True)
+        if scenario.tensor_parallel == 1:
+            llm.llm_engine.engine_core.shutdown()
+        acl_graph._graph_params = acl_graph._draft_graph_params = None  # vllm-ascend expects one engine a process
+        del llm
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

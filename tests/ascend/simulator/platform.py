@@ -1,0 +1,109 @@
+"""What vllm-ascend and vLLM ask about their device, answered for a CPU; HCCL becomes gloo, one kernel plain PyTorch."""
+
+from __future__ import annotations
+
+import types
+from collections import Counter
+
+import torch
+
+MODES: Counter[str] = Counter()  # graph mode of every step that is no dummy: NONE, PIECEWISE, FULL
+
+
+class _Torch(types.ModuleType):
+    """torch, but an "npu" device is the CPU."""
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+    @staticmethod
+    def device(*arguments, **keywords):
+        if arguments and str(arguments[0]).startswith("npu"):
+            return torch.device("cpu")
+        return torch.device(*arguments, **keywords)
+
+
+class SlotMapping:
+    """vLLM's Triton kernel `_compute_slot_mapping_kernel`, which needs a device."""
+
+    def __getitem__(self, grid):
+        def launch(
+            num_tokens,
+            max_num_tokens,
+            query_start_loc,
+            positions,
+            block_table,
+            _stride,
+            block_size,
+            slots,
+            *,
+            PAD_ID,
+            **_,
+        ):
+            slots[num_tokens:max_num_tokens] = PAD_ID
+            for request in range(grid[0] - 1):
+                start, end = int(query_start_loc[request]), int(query_start_loc[request + 1])
+                where = positions[start:end].long()
+                blocks = block_table[request, where // block_size].long()
+                slots[start:end] = (blocks * block_size + where % block_size).to(slots.dtype)
+
+        return launch
+
+
+def _register_composite(
+    op_name, op_func, mutates_args=None, fake_impl=None, target_lib=None, dispatch_key=None, tags=()
+):
+    """Custom operators as compositions, so that a graph's recorder sees what they are made of."""
+    import vllm.utils.torch_utils as torch_utils
+    from torch.library import infer_schema
+
+    library = target_lib or torch_utils.vllm_lib
+    library.define(op_name + infer_schema(op_func, mutates_args=mutates_args or []), tags=tags)
+    library.impl(op_name, op_func, dispatch_key="CompositeImplicitAutograd")
+
+
+def install() -> None:
+    import vllm.utils.torch_utils as torch_utils
+
+    torch_utils.direct_register_custom_op = _register_composite
+
+    import vllm_ascend.platform as ascend_platform
+
+    platform = ascend_platform.NPUPlatform
+    platform.device_type, platform.dispatch_key = "cpu", "CPU"
+    platform.is_pin_memory_available = classmethod(lambda _: False)
+
+    def missing(_self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(torch.npu, name, None)
+
+    platform.__getattr__ = missing
+
+    import vllm_ascend.worker.worker as worker  # first: in another order vllm-ascend's modules import in a circle
+
+    # isort: split
+    import vllm_ascend.worker.block_table as block_table
+    import vllm_ascend.worker.model_runner_v1 as model_runner
+    from vllm.config import CUDAGraphMode
+    from vllm.triton_utils import HAS_TRITON
+
+    worker.torch = _Torch("torch")
+    start_distributed = worker.init_distributed_environment
+    worker.init_distributed_environment = lambda size, rank, method, local_rank, backend=None: start_distributed(
+        size, rank, method, local_rank, "gloo"
+    )
+    if not HAS_TRITON:
+        block_table._compute_slot_mapping_kernel = SlotMapping()
+    runner = model_runner.NPUModelRunner
+    # The published condition asks for compilation, which there is none of here.
+    runner._use_aclgraph = lambda self: self.compilation_config.cudagraph_mode != CUDAGraphMode.NONE
+    determine = runner._determine_batch_execution_and_padding
+
+    def counted(self, *arguments, **keywords):
+        result = determine(self, *arguments, **keywords)
+        if keywords.get("force_uniform_decode") is None:
+            MODES[result[0].name] += 1
+        return result
+
+    runner._determine_batch_execution_and_padding = counted

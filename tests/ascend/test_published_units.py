@@ -1,0 +1,49 @@
+"""vllm-ascend's own CPU unit tests pass on the patched tree as on the published one."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from recipe import source_patches
+from sam.verify.originals import ascend_source
+
+REPOSITORY = Path(__file__).parents[2]
+SUITES = ("sample", "spec_decode", "worker", "patch", "core")
+OPTIONS = ("--ignore-glob=*/a2/*", "--ignore-glob=*/a3_2/*", "-p", "no:cacheprovider", "-q", "-rN")
+
+
+def tree(folder: Path, wanted: str) -> Path:
+    """The installed package beside its tests, published or patched."""
+    site = Path(importlib.util.find_spec("vllm_ascend").origin).parent.parent
+    for name in ("vllm_ascend", "vllm_ascend-0.23.0.post1.dist-info"):
+        shutil.copytree(site / name, folder / name)
+    with tarfile.open(ascend_source(REPOSITORY / ".cache" / "peers")) as archive:
+        archive.extractall(folder / "source", filter="data")
+    shutil.move(next((folder / "source").iterdir()) / "tests", folder / "tests")
+    (series,) = source_patches.load(folder)
+    (source_patches.revert if wanted == "published" else source_patches.apply)(series)
+    return folder
+
+
+@pytest.mark.parametrize("wanted", ["published", "patched"])
+def test_own_unit_tests_pass(tmp_path, wanted, capsys):
+    folder = tree(tmp_path, wanted)
+    finished = subprocess.run(
+        [sys.executable, "-m", "pytest", *OPTIONS, *(f"tests/ut/{suite}" for suite in SUITES)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+    )
+    last = finished.stdout.strip().splitlines()[-1]
+    with capsys.disabled():
+        print(f" {wanted}: {last}", end="")
+    assert finished.returncode == 0, finished.stdout[-4000:]
+    assert int(last.split()[0]) >= 280 and "failed" not in last

@@ -1,0 +1,37 @@
+"""`python -m recipe.preflight --npu-selftest`, with the simulated NPU as the device."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def test_selftest_reports_parity_precision_and_timing(tmp_path):
+    finished = subprocess.run(
+        [
+            *(sys.executable, "-m", "recipe.preflight", "--npu-selftest"),
+            *("--device", "cpu", "--dtype", "float32", "--no-compile", "--output", str(tmp_path)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "PYTHONPATH": f"{HERE / 'start'}:{HERE}"},
+    )
+    assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-3000:]
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["versions"]["vllm-ascend"] == "0.23.0.post1"
+    assert "0003-rejection-sampler.patch: active" in report["patches"][0]
+    # Asynchronous scheduling, which vLLM uses without speculation, is recorded too; it may run a step too many.
+    assert 16 * 128 <= report["engines"]["off"]["emitted"] <= 16 * 129
+    assert report["engines"]["off"]["step_ms"] > 0
+    for name in ("sam", "sam, graph"):
+        row = report["parity"][name]
+        assert row["identical"] == row["responses"] == 16
+        assert row["compared_tokens"] == 16 * 128 and row["logprob_difference_max"] <= 1e-6
+        assert report["engines"][name]["accepted"] > 10
+    assert all(row["median_ms"] > 0 for row in report["operations"].values())
+    assert "speculation.verification=" in report["recommendation"]
+    assert "cumulative sum, float64" in finished.stdout
