@@ -49,7 +49,8 @@ def connect(config: DictConfig, speculation: Speculation) -> None:
     rollout = config.actor_rollout_ref.rollout
     OmegaConf.set_struct(config, False)
     for key, value in speculation.vllm_arguments().items():
-        rollout.engine_kwargs.vllm[key] = value
+        users = rollout.engine_kwargs.vllm.get(key) or {}
+        rollout.engine_kwargs.vllm[key] = {**users, **value}
     rollout.agent.agent_loop_config_path = str(CONFIGS / "agent_loops.yaml")
     config.trainer.v1.sampler.custom_sampler.path = "pkg://recipe.dynamic_sampling"
     config.reward.custom_reward_function.path = "pkg://recipe.reward"

@@ -19,6 +19,9 @@ OFFLINE = {
     "WANDB_SILENT": "true",
 }
 
+# vLLM 0.23 would run dense Qwen3 on CUDA with its second model runner, whose sampler sam.vllm does not replace.
+FIRST_MODEL_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+
 CPU = {
     # The platform of recipe.tiny.platform.
     "VERL_PLATFORM": "cpu",
@@ -73,6 +76,7 @@ FORWARDED_IF_SET = (
 def ray_runtime_env() -> dict:
     """Ray's `runtime_env` of a run: verl's own variables for all its processes."""
     env_vars = {name: value for name, value in RAY_WORKERS.items() if name not in os.environ}
+    env_vars.update({name: os.environ.get(name, value) for name, value in FIRST_MODEL_RUNNER.items()})
     env_vars.update({name: os.environ.get(name, "0") for name in FORWARDED_SWITCHES})
     env_vars.update({name: os.environ[name] for name in FORWARDED_IF_SET if name in os.environ})
     return {"env_vars": {**env_vars, "TRANSFER_QUEUE_ENABLE": "1"}, "working_dir": None}
@@ -86,7 +90,7 @@ def prepare(device: str, run_directory: Path, scratch_directory: Path) -> None:
         run_directory: where wandb keeps its offline run.
         scratch_directory: private to this run, removed after it: sockets, locks, compiled kernels.
     """
-    defaults = dict(OFFLINE)
+    defaults = OFFLINE | FIRST_MODEL_RUNNER
     scratch = str(scratch_directory)
     os.environ["TMPDIR"] = scratch
     defaults["VLLM_RPC_BASE_PATH"] = scratch

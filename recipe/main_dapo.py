@@ -37,6 +37,9 @@ def main(arguments: list[str] | None = None) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if CHILD not in os.environ:
+        for warning in preflight.find_warnings(config):
+            print(f"warning: {warning}", file=sys.stderr)
     if options.check:
         return 0
     if CHILD in os.environ:
@@ -100,9 +103,7 @@ def run(config: DictConfig, scratch: Path) -> int:
     environment.prepare(config.trainer.device, Path(config.run_dir), scratch)
     from recipe.task_runner import run_in_ray
 
-    OmegaConf.set_struct(config, False)
-    config.ray_kwargs.ray_init._temp_dir = str(scratch / "ray")
-    run_in_ray(config, environment.ray_runtime_env())
+    run_in_ray(config, environment.ray_runtime_env(), str(scratch / "ray"))
     return 0
 
 

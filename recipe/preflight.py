@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 from omegaconf import DictConfig
 
-from recipe import versions
+from recipe import preflight_ascend, preflight_memory, preflight_variables, versions
 from recipe.configuration import ConfigError
 
 MINIMUM_MEMORY_GIB = {"cpu": 10}
@@ -28,11 +29,31 @@ def check(config: DictConfig, to_be_built: Path | None = None) -> None:
 
 
 def find_problems(config: DictConfig, to_be_built: Path | None = None) -> Iterator[str]:
-    yield from _versions(config)
-    yield from _files(config, to_be_built)
-    yield from _batches(config)
-    yield from _lengths(config)
-    yield from _resources(config)
+    for check_ in checks(config, to_be_built).values():
+        yield from check_
+
+
+def checks(config: DictConfig, to_be_built: Path | None = None) -> dict[str, Iterator[str]]:
+    """Problems by subject, found when they are asked for. None of these starts or imports anything that takes long."""
+    is_npu = config.trainer.device == "npu"
+    return {
+        "versions": _versions(config),
+        "Ascend: pairing and patches": preflight_ascend.installation_problems() if is_npu else iter(()),
+        "Ascend: settings": preflight_ascend.setting_problems(config) if is_npu else iter(()),
+        "variables": preflight_variables.find_problems(),
+        "data and model": _files(config, to_be_built),
+        "batches": _batches(config),
+        "lengths": _lengths(config),
+        "parallel sizes": _parallel_sizes(config),
+        "memory of a device": preflight_memory.find_problems(config),
+        "memory and disk of this machine": _resources(config),
+    }
+
+
+def find_warnings(config: DictConfig) -> Iterator[str]:
+    """What costs time but breaks nothing."""
+    if config.trainer.device == "npu":
+        yield from preflight_ascend.find_warnings(config)
 
 
 def _versions(config: DictConfig) -> Iterator[str]:
@@ -58,11 +79,27 @@ def _files(config: DictConfig, to_be_built: Path | None) -> Iterator[str]:
     for key in ("train_files", "val_files"):
         value = config.data[key]
         for name in [value] if isinstance(value, str) else value:
-            if is_missing(Path(name).expanduser()):
+            path = Path(name).expanduser()
+            if is_missing(path):
                 yield f"data.{key}={name}: no such file; make it with {_maker(config)}"
+            elif path.is_file() and path.stat().st_size and (missing := _missing_columns(path)):
+                yield f"data.{key}={name}: {missing}; make it with {_maker(config)}"
     model = Path(config.actor_rollout_ref.model.path).expanduser()
     if is_missing(model / "config.json"):
         yield f"actor_rollout_ref.model.path={model}: no config.json there; make it with {_maker(config)}"
+    elif is_missing(model / "tokenizer_config.json"):
+        yield f"actor_rollout_ref.model.path={model}: no tokenizer_config.json there; fetch the whole model"
+
+
+def _missing_columns(path: Path) -> str | None:
+    import pyarrow.parquet  # a quarter of a second, and only where there are data
+
+    try:
+        found = set(pyarrow.parquet.read_schema(path).names)
+    except (OSError, ValueError) as error:
+        return f"no parquet file ({str(error).splitlines()[0]})"
+    missing = [name for name in ("data_source", "prompt", "reward_model") if name not in found]
+    return f"column {missing[0]} is missing" if missing else None
 
 
 def _maker(config: DictConfig) -> str:
@@ -138,6 +175,40 @@ def _lengths(config: DictConfig) -> Iterator[str]:
         )
 
 
+def _parallel_sizes(config: DictConfig) -> Iterator[str]:
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    dies = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    replica = rollout.tensor_model_parallel_size * rollout.data_parallel_size
+    if dies % replica:
+        yield (
+            f"rollout.tensor_model_parallel_size x data_parallel_size = {replica} does not divide the {dies} devices: "
+            "change one"
+        )
+    if rollout.expert_parallel_size not in (1, replica):
+        yield (
+            f"rollout.expert_parallel_size={rollout.expert_parallel_size}: vLLM spreads experts over 1 or all "
+            f"{replica} devices of a replica"
+        )
+    if actor.strategy != "megatron":
+        return
+    sizes = actor.megatron
+    model = sizes.tensor_model_parallel_size * sizes.pipeline_model_parallel_size * sizes.context_parallel_size
+    if dies % model:
+        yield f"actor.megatron: tensor x pipeline x context = {model} does not divide the {dies} devices: change one"
+    elif dies // sizes.pipeline_model_parallel_size % sizes.expert_model_parallel_size:
+        yield (
+            f"actor.megatron.expert_model_parallel_size={sizes.expert_model_parallel_size} does not divide the "
+            f"{dies // sizes.pipeline_model_parallel_size} devices of a pipeline stage: change it"
+        )
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    room = actor.ppo_max_token_len_per_gpu * sizes.context_parallel_size
+    if actor.use_dynamic_bsz and room < longest:
+        yield (
+            f"actor.ppo_max_token_len_per_gpu x context_parallel_size = {room} is below the longest sequence, "
+            f"{longest}: raise it"
+        )
+
+
 def _resources(config: DictConfig) -> Iterator[str]:
     device = config.trainer.device
     memory = psutil.virtual_memory().available / 2**30
@@ -149,3 +220,9 @@ def _resources(config: DictConfig) -> Iterator[str]:
     disk = shutil.disk_usage(place).free / 2**30
     if disk < (wanted := MINIMUM_DISK_GIB.get(device, 0)):
         yield f"{disk:.1f} GiB of disk are free below {place}, {wanted} are needed: free some or set run_dir"
+
+
+if __name__ == "__main__":
+    from recipe.preflight_report import main
+
+    sys.exit(main())

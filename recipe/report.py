@@ -12,7 +12,11 @@ import json
 import sys
 from pathlib import Path
 
+from recipe.report_agreement import AGREEMENT_HEADER, PHASE_HEADER, agreement, phases
 from recipe.report_data import ReportError, Run, config_difference, summarize
+from recipe.report_scopes import replay_scopes
+from sam.lockstep import Replay
+from sam.traces import TraceError
 
 STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:920px;margin:2em auto;padding:0 1em;color:#222}
 img{max-width:100%}figure{margin:1.5em 0}figcaption{color:#555;font-size:.9em}
@@ -29,26 +33,37 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         runs = [Run.load(directory) for directory in options.runs]
         summary = summarize(runs)
-    except ReportError as error:
+        scopes = replay_scopes(runs[0])
+    except (ReportError, TraceError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     output = options.output or options.runs[0].parent
-    write(runs, summary, output)
+    for scope, result in scopes.items():
+        summary[f"accept_length_scope_{scope}"] = result.summary()["mean_acceptance_length"]
+    write(runs, summary, scopes, output)
     print("\n".join(ten_lines(summary)))
     print(f"report: {output / 'report.html'}")
     return 0
 
 
-def write(runs: list[Run], summary: dict, output: Path) -> None:
+def write(runs: list[Run], summary: dict, scopes: dict[str, Replay], output: Path) -> None:
     """Write report.html, report.md, the pictures and summary.json into `output`."""
     from recipe.report_plots import draw_all
 
     output.mkdir(parents=True, exist_ok=True)
-    captions = draw_all(runs, summary["tail_threshold"], output)
+    captions = draw_all(runs, summary["tail_threshold"], scopes, output)
     (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    difference = config_difference(runs[0].config, runs[1].config)
-    (output / "report.md").write_text(as_markdown(summary, captions, difference))
-    (output / "report.html").write_text(as_html(summary, captions, difference, output))
+    tables = {
+        "Whether the curves agree": (AGREEMENT_HEADER, agreement(*runs[:2])),
+        "Where the time went": (PHASE_HEADER, phases(*runs[:2])),
+        "What differs between the two configs": (
+            ("key", "first", "second"),
+            [(key, *values) for key, values in config_difference(runs[0].config, runs[1].config).items()],
+        ),
+        "Versions": (("what", "version"), list(summary["versions"].items())),
+    }
+    (output / "report.md").write_text(as_markdown(summary, captions, tables))
+    (output / "report.html").write_text(as_html(summary, captions, tables, output))
 
 
 def ten_lines(summary: dict) -> list[str]:
@@ -59,7 +74,8 @@ def ten_lines(summary: dict) -> list[str]:
         f"rollout speed-up, total   {summary['rollout_speedup_total']:.2f}x over {summary['steps']} steps",
         f"rollout speed-up, tail    {summary['rollout_speedup_tail']:.2f}x"
         f" (at most {summary['tail_threshold']} running)",
-        f"mean acceptance length    {summary['accept_length']:.2f}",
+        f"mean acceptance length    {summary['accept_length']:.2f} (replayed at full draft length: scope=group"
+        f" {summary['accept_length_scope_group']:.2f}, request {summary['accept_length_scope_request']:.2f})",
         f"acceptance rate           {summary['accept_rate']:.2f}",
         f"reward gain, speculating  {summary['reward_gain_sam']:+.3f} (last three steps over first three)",
         f"reward gain, baseline     {summary['reward_gain_off']:+.3f}",
@@ -72,18 +88,17 @@ def ten_lines(summary: dict) -> list[str]:
     ]
 
 
-def as_markdown(summary: dict, captions: dict[str, str], difference: dict[str, tuple]) -> str:
+def as_markdown(summary: dict, captions: dict[str, str], tables: dict[str, tuple]) -> str:
     lines = ["# Speculation on and off", "", "```", *ten_lines(summary), "```", ""]
     for name, caption in captions.items():
         lines += [f"## {_title(name)}", "", f"![{_title(name)}]({name}.png)", "", caption, ""]
-    lines += ["## What differs between the two configs", "", "| key | first | second |", "|---|---|---|"]
-    lines += [f"| `{key}` | {first} | {second} |" for key, (first, second) in difference.items()]
-    lines += ["", "## Versions", "", "| what | version |", "|---|---|"]
-    lines += [f"| {name} | {value} |" for name, value in summary["versions"].items()]
-    return "\n".join(lines) + "\n"
+    for title, (header, rows) in tables.items():
+        lines += [f"## {title}", "", f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
+        lines += [*(f"| {' | '.join(map(str, row))} |" for row in rows), ""]
+    return "\n".join(lines)
 
 
-def as_html(summary: dict, captions: dict[str, str], difference: dict[str, tuple], pictures: Path) -> str:
+def as_html(summary: dict, captions: dict[str, str], tables: dict[str, tuple], pictures: Path) -> str:
     parts = [f"<pre>{html.escape(chr(10).join(ten_lines(summary)))}</pre>"]
     for name, caption in captions.items():
         image = base64.b64encode((pictures / f"{name}.png").read_bytes()).decode()
@@ -91,9 +106,7 @@ def as_html(summary: dict, captions: dict[str, str], difference: dict[str, tuple
             f"<h2>{_title(name)}</h2><figure><img alt='{_title(name)}' src='data:image/png;base64,{image}'>"
             f"<figcaption>{html.escape(caption)}</figcaption></figure>"
         )
-    parts.append("<h2>What differs between the two configs</h2>")
-    parts.append(_table(("key", "first", "second"), [(key, *values) for key, values in difference.items()]))
-    parts.append("<h2>Versions</h2>" + _table(("what", "version"), list(summary["versions"].items())))
+    parts += [f"<h2>{title}</h2>{_table(*table)}" for title, table in tables.items()]
     head = f"<meta charset='utf-8'><title>Speculation on and off</title><style>{STYLE}</style>"
     body = f"<h1>Speculation on and off</h1>{''.join(parts)}"
     return f"<!doctype html><html lang='en'><head>{head}</head><body>{body}</body></html>\n"

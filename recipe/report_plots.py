@@ -12,24 +12,44 @@ import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
 
 from recipe.report_data import REWARD, Run, compare_responses, in_tail  # noqa: E402
+from sam.lockstep import Replay  # noqa: E402
 
 # Okabe and Ito's colours, told apart by colour-blind readers.
 COLOURS = {"sam": "#0072B2", "off": "#D55E00", "ngram": "#009E73", "suffix": "#CC79A7"}
 STYLES = {"sam": "-", "off": "--", "ngram": "-.", "suffix": ":"}
 
 
-def draw_all(runs: list[Run], threshold: int, directory: Path) -> dict[str, str]:
+def draw_all(runs: list[Run], threshold: int, scopes: dict[str, Replay], directory: Path) -> dict[str, str]:
     """Draw every picture into `directory`; returns name -> caption, in reading order."""
     captions = {}
     for name, (draw, caption) in PICTURES.items():
-        figure, axes = plt.subplots(figsize=(7.5, 3.6), dpi=120)
-        draw(axes, runs, threshold)
-        axes.spines[["top", "right"]].set_visible(False)
-        figure.tight_layout()
-        figure.savefig(directory / f"{name}.png")
-        plt.close(figure)
+        _save(directory / f"{name}.png", draw, runs, threshold)
         captions[name] = caption.format(threshold=threshold)
+    _save(directory / "acceptance_by_scope.png", _acceptance_by_scope, scopes)
+    captions["acceptance_by_scope"] = (
+        "What sharing brings: the first run's responses replayed with a drafter for each sample (request) and one for "
+        "all samples of a prompt (group), drafts never cut. In the legend the mean over all verify steps."
+    )
     return captions
+
+
+def _save(path: Path, draw: Callable, *what) -> None:
+    figure, axes = plt.subplots(figsize=(7.5, 3.6), dpi=120)
+    draw(axes, *what)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def _acceptance_by_scope(axes, scopes: dict[str, Replay]) -> None:
+    for (scope, result), style in zip(scopes.items(), ("--", "-"), strict=True):
+        mean = result.summary()["mean_acceptance_length"]
+        axes.plot(*zip(*result.positions(), strict=True), style, marker="o", markersize=3, label=f"{scope}, {mean:.2f}")
+    axes.axhline(1.0, color="grey", linewidth=0.8)
+    axes.set_xlabel("position in the response (tokens)")
+    axes.set_ylabel("mean acceptance length")
+    axes.legend(frameon=False)
 
 
 def _curve(key: str, label: str) -> Callable:

@@ -24,6 +24,12 @@ class SpeculationWorkerExtension(vLLMColocateWorkerExtension):
         self.sam_recorder = StepRecorder.attach(self.model_runner)
         return status
 
+    def update_weights_from_ipc(self, *args, **kwargs):
+        result = super().update_weights_from_ipc(*args, **kwargs)
+        if hasattr(drafter := getattr(self.model_runner, "drafter", None), "weights_updated"):
+            drafter.weights_updated()
+        return result
+
     def sam_take_record(self) -> bytes:
         buffer = io.BytesIO()
         np.savez(buffer, **self.sam_recorder.take())
@@ -70,7 +76,8 @@ def check_installed(wanted: dict[str, Any], status: dict[str, Any]) -> None:
     }
     expected = {"drafter": drafters[wanted["method"]], "verification": wanted["verification"]}
     for part, name in expected.items():
-        if status.get(part) != name:
+        # vllm-ascend's classes carry its name in front.
+        if (status.get(part) or "").removeprefix("Ascend") != (name or ""):
             raise RuntimeError(
                 f"rollout worker has {part} {status.get(part)}, expected {name} for speculation="
                 f"{wanted['method']}: is the project installed where vLLM runs (pip install -e .)?"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from sam.switch import POLICIES
@@ -12,6 +13,7 @@ SCOPES = ("request", "group", "history")
 VERIFICATIONS = ("exact", "standard")
 # Ascend's fused attention verifies at most 16 tokens of a request at once (vllm-ascend 0.23.0.post1).
 MAX_SPECULATIVE_TOKENS = 15
+MAX_MEMORY_BUDGET_MIB = 65536  # what 32-bit indices of 32-byte records reach (sam.blocks)
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Speculation:
     scope: str
     history_tokens: int
     memory_budget_mib: int
+    corpus: str | None
+    corpus_bias: int
     verification: str
     prompt_lookup_max: int
     prompt_lookup_min: int
@@ -43,7 +47,10 @@ class Speculation:
         _expect_between("batch_size_threshold", self.batch_size_threshold, 0, None)
         _expect_between("fixed_cost_rows", self.fixed_cost_rows, 0, None)
         _expect_between("history_tokens", self.history_tokens, 0, None)
-        _expect_between("memory_budget_mib", self.memory_budget_mib, 1, None)
+        _expect_between("memory_budget_mib", self.memory_budget_mib, 1, MAX_MEMORY_BUDGET_MIB)
+        _expect_between("corpus_bias", self.corpus_bias, 0, None)
+        if self.corpus is not None:
+            _check_corpus(self.corpus)
         _expect_between("prompt_lookup_min", self.prompt_lookup_min, 1, None)
         _expect_between("prompt_lookup_max", self.prompt_lookup_max, self.prompt_lookup_min, None)
 
@@ -76,6 +83,15 @@ class Speculation:
         elif self.method == "suffix":
             arguments["speculative_config"] = {"method": "suffix", **draft}
         return arguments
+
+
+def _check_corpus(path: str) -> None:
+    from sam.automaton import SuffixAutomaton  # numba takes a second to import, and few runs have a corpus
+
+    try:
+        SuffixAutomaton.load(Path(path), max_sequences=1, max_draft_tokens=1)
+    except ValueError as error:
+        raise ValueError(f"speculation.corpus: {error}") from error
 
 
 def _expect_one_of(key: str, value: Any, allowed: tuple[str, ...]) -> None:

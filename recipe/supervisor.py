@@ -57,6 +57,8 @@ def supervise(
     scratch = Path(tempfile.mkdtemp(prefix="sam-"))
     shared_memory_before = _shared_memory_files()
     signal.signal(signal.SIGTERM, _raise_interrupt)
+    # A shell without job control starts background commands with SIGINT ignored; here it always means to stop.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     output = open(log, "ab") if log else None
     child = subprocess.Popen(
         command,
@@ -88,6 +90,7 @@ class Watch:
         self.run_directory = run_directory
         self.phase_limits = phase_limits
         self.engines: dict[int, psutil.Process] = {}
+        self._titled_before: set[int] = set()
         self.peak_memory = 0
         self._engine_died_at: float | None = None
         self._next_memory = 0.0
@@ -116,9 +119,10 @@ class Watch:
             return f"{phase} has taken more than {limit:.0f} s (watchdog.{phase}_seconds)"
         if phase == "finished":
             return None
-        for process in processes:
-            if process.pid not in self.engines and _is_engine(process):
-                self.engines[process.pid] = process
+        # Twice in a row: what an engine starts bears its title for a moment too, between fork and exec.
+        titled = {process.pid: process for process in processes if _is_engine(process)}
+        self.engines |= {pid: titled[pid] for pid in titled.keys() & self._titled_before - self.engines.keys()}
+        self._titled_before = set(titled)
         dead = [process for process in self.engines.values() if not _alive(process)]
         if dead and self._engine_died_at is None:
             self._engine_died_at = time.monotonic()

@@ -5,6 +5,7 @@ verl is imported in the actor only: in the driver it would cost every start a qu
 
 from __future__ import annotations
 
+import os
 import threading
 
 import ray
@@ -43,9 +44,21 @@ class TaskRunner:
         TaskRunnerV1.__ray_metadata__.modified_class().run(config)
 
 
-def run_in_ray(config: DictConfig, runtime_env: dict) -> None:
-    """Connect to Ray as the config says, or start it, and train there."""
+# What only a Ray that this process starts may be told.
+OWN_RAY_ONLY = ("num_cpus", "num_gpus", "resources", "include_dashboard", "_temp_dir", "object_store_memory")
+
+
+def ray_arguments(config: DictConfig, temporary: str) -> dict:
+    """Arguments of ray.init: for a Ray of its own below `temporary`, or for the cluster that RAY_ADDRESS names."""
     arguments = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
+    if os.environ.get("RAY_ADDRESS"):
+        return {name: value for name, value in arguments.items() if name not in OWN_RAY_ONLY}
+    return {**arguments, "_temp_dir": temporary}
+
+
+def run_in_ray(config: DictConfig, runtime_env: dict, temporary: str) -> None:
+    """Connect to Ray as the config and RAY_ADDRESS say, or start it, and train there."""
+    arguments = ray_arguments(config, temporary)
     own = {key: value for key, value in (arguments.pop("runtime_env", None) or {}).items() if value is not None}
     env_vars = {**runtime_env["env_vars"], **(own.get("env_vars") or {})}
     ray.init(**arguments, runtime_env={**runtime_env, **own, "env_vars": env_vars})

@@ -70,3 +70,43 @@ set_up_environment() {
     export PATH="$REPOSITORY/.venv/bin:$PATH"
     export VIRTUAL_ENV="$REPOSITORY/.venv"
 }
+
+# The published vllm-ascend, patched, on a simulated NPU: .venv-ascend, for tests/ascend alone.
+install_ascend_simulator() {
+    local python uv=.venv-ascend/bin/uv
+    python="$(find_python)"
+    for tool in gcc nm; do command -v "$tool" >/dev/null || fail "the simulated NPU needs $tool: install it"; done
+    echo "setting up .venv-ascend: vllm-ascend on a simulated NPU (the first time downloads about 3 GB)"
+    [ -x .venv-ascend/bin/python ] || "$python" -m venv .venv-ascend
+    .venv-ascend/bin/python -m pip install --quiet --require-hashes --no-deps -r requirements/uv.txt
+    "$uv" pip install --quiet --python .venv-ascend/bin/python --require-hashes --no-deps --compile-bytecode \
+        -r requirements/ascend-simulator.txt
+    # Without the two variables its setup.py looks for a device and a compiler. Reinstalled: patches that have changed
+    # apply to published files only.
+    COMPILE_CUSTOM_KERNELS=0 SOC_VERSION=ascend910b1 TORCH_DEVICE_BACKEND_AUTOLOAD=0 "$uv" pip install --quiet \
+        --python .venv-ascend/bin/python --require-hashes --no-deps --no-build-isolation \
+        --reinstall-package vllm-ascend -r requirements/vllm-ascend.txt
+    "$uv" pip install --quiet --python .venv-ascend/bin/python --no-deps --no-build-isolation \
+        --reinstall-package sam-rollout -e .
+    .venv-ascend/bin/python tests/ascend/simulator/stubs.py .venv-ascend/cann-stubs
+    .venv-ascend/bin/python scripts/patch.py apply
+}
+
+set_up_ascend_simulator() {
+    cd "$REPOSITORY"
+    local wanted stamp=.venv-ascend/.environment
+    wanted="$(cat requirements/{uv,ascend-simulator,vllm-ascend}.txt pyproject.toml patches/vllm_ascend/*/* \
+        tests/ascend/simulator/stubs.py | sha256sum | cut -d' ' -f1)"
+    if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$wanted" ]; then
+        mkdir -p .cache
+        exec 9>.cache/environment.lock
+        flock 9
+        install_ascend_simulator
+        echo "$wanted" >"$stamp"
+        flock -u 9
+        exec 9>&-
+    fi
+    export PATH="$REPOSITORY/.venv-ascend/bin:$PATH" VIRTUAL_ENV="$REPOSITORY/.venv-ascend"
+    export LD_LIBRARY_PATH="$REPOSITORY/.venv-ascend/cann-stubs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+    export TORCH_DEVICE_BACKEND_AUTOLOAD=0 TORCHDYNAMO_DISABLE=1 OMP_NUM_THREADS=1
+}

@@ -6,26 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
-import pytest
-
-from recipe.tiny.assets import AssetSettings, prepare_assets
-from recipe.tiny.warm_start import WarmStartSettings
 
 STEPS = 2
 MINUTES = 60.0
 STOP_SECONDS = 30.0
-
-
-@pytest.fixture(scope="module")
-def assets(tmp_path_factory):
-    """A model that has learnt next to nothing: every group trains, whatever its answers."""
-    folder = tmp_path_factory.mktemp("tiny") / "assets"
-    prepare_assets(folder, AssetSettings(train_rows=64, val_rows=4, warm_start=replace(WarmStartSettings(), steps=40)))
-    return folder
 
 
 def start(assets, run_directory, *overrides, **environment):
@@ -62,11 +49,14 @@ def leftovers():
     return {process.pid for process in processes if any(name in " ".join(process.info["cmdline"]) for name in names)}
 
 
-def interrupt_after_first_checkpoint(process, run_directory):
+def interrupt_after_first_step(process, run_directory):
+    """verl logs a step only after its checkpoint: interrupted between the two, the run would lose that row for good."""
     deadline = time.monotonic() + 8 * MINUTES
-    while not (run_directory / "checkpoints" / "latest_checkpointed_iteration.txt").exists():
-        assert process.poll() is None and time.monotonic() < deadline, "no checkpoint was written"
+    metrics_file = run_directory / "metrics.jsonl"
+    while not metrics_file.exists() or '"step": 1' not in metrics_file.read_text():
+        assert process.poll() is None and time.monotonic() < deadline, "the first step did not end"
         time.sleep(0.05)
+    assert (run_directory / "checkpoints" / "latest_checkpointed_iteration.txt").exists()
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=STOP_SECONDS)
     assert process.returncode == 130
@@ -77,7 +67,7 @@ def test_interrupted_and_resumed_run_repeats_an_undisturbed_one(assets, tmp_path
     interrupted, undisturbed = tmp_path / "interrupted", tmp_path / "undisturbed"
 
     process = start(assets, interrupted)
-    interrupt_after_first_checkpoint(process, interrupted)
+    interrupt_after_first_step(process, interrupted)
     assert leftovers() == before
     assert set(Path("/dev/shm").iterdir()) <= shared_memory
     assert not (interrupted / "rollouts" / f"{STEPS}.jsonl").exists(), "interrupted too late to show anything"

@@ -19,6 +19,7 @@ def test_ray_gets_what_verl_gives_it(bare, user):
     for name, value in user.items():
         bare.setenv(name, value)
     ours = environment.ray_runtime_env()
+    assert ours["env_vars"].pop("VLLM_USE_V2_MODEL_RUNNER") == "0"  # this recipe's own
     assert ours["env_vars"].pop("TRANSFER_QUEUE_ENABLE") == "1"  # which verl adds when it calls ray.init
     assert ours == constants.get_ppo_ray_runtime_env()
 

@@ -8,7 +8,7 @@ from recipe.configuration import ConfigError, compose_config
 
 @pytest.fixture
 def assets(tmp_path):
-    for name in ("train.parquet", "val.parquet", "model/config.json"):
+    for name in ("train.parquet", "val.parquet", "model/config.json", "model/tokenizer_config.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     return tmp_path

@@ -13,7 +13,7 @@ def make_run(directory, method, seconds, rewards, different=()):
     """A run of len(rewards) steps; responses named in `different` (step, prompt, sample) differ from the others'."""
     for name in ("rollouts", "engine_steps"):
         (directory / name).mkdir(parents=True)
-    config = {"speculation": {"method": method, "batch_size_threshold": 2}, "seed": 0}
+    config = {"speculation": {"method": method, "batch_size_threshold": 2, "num_speculative_tokens": 3}, "seed": 0}
     (directory / "config.yaml").write_text(json.dumps(config))
     (directory / "versions.json").write_text(json.dumps({"verl": "0.9.1", "commit": "abc"}))
     (directory / "peak_memory.json").write_text(json.dumps({"peak_memory_gib": 3.5 if method == "sam" else 3.0}))
@@ -36,7 +36,7 @@ def make_run(directory, method, seconds, rewards, different=()):
         }
         np.savez(directory / "engine_steps" / f"{step}.npz", **arrays)
         responses = [
-            {"prompt": prompt, "sample": sample,
+            {"prompt": prompt, "sample": sample, "prompt_tokens": [prompt + 1],
              "response_tokens": [step, prompt, sample, int((step, prompt, sample) in different)]}
             for prompt in range(2) for sample in range(2)
         ]  # fmt: skip
@@ -61,6 +61,8 @@ def test_summary_and_files(runs, tmp_path, capsys):
     assert summary["seconds"]["off"]["tail"] == pytest.approx(18.0)  # 3 of 6 equal engine steps, 6 times 6 s
     assert summary["accept_length"] == pytest.approx(14 / 5)
     assert summary["accept_rate"] == pytest.approx(9 / 15)
+    # Replayed: four tokens a response; alone nothing repeats, and together no sample is ahead of its sibling.
+    assert summary["accept_length_scope_request"] <= summary["accept_length_scope_group"]
     assert summary["reward_gain_sam"] == pytest.approx(0.5)
     assert summary["reward_gain_off"] == pytest.approx(0.4)
     assert (summary["identical_responses"], summary["total_responses"]) == (23, 24)
@@ -68,10 +70,29 @@ def test_summary_and_files(runs, tmp_path, capsys):
     assert summary["peak_memory_gib"] == 3.5
     page = (tmp_path / "out" / "report.html").read_text()
     assert "data:image/png;base64," in page and "http" not in page and "<script" not in page
-    for picture in ("reward", "timeline", "acceptance_by_position"):
+    for picture in ("reward", "timeline", "acceptance_by_position", "acceptance_by_scope"):
         assert (tmp_path / "out" / f"{picture}.png").stat().st_size > 5000
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) == 11 and printed[-1].endswith("report.html")
+
+
+def test_agreement_of_the_curves_and_the_published_percentages(runs, tmp_path):
+    from recipe.report_agreement import agreement, phases
+    from recipe.report_data import Run
+
+    first, second = map(Run.load, runs)
+    rows = {row[0]: row[1:] for row in agreement(first, second)}
+    assert rows["entropy"] == (6, "0.1", "0.1", "0", "1.000")
+    steps, mean, other, largest, p = rows["reward"]
+    assert (steps, mean, other, largest) == (6, "0.35", "0.3", "0.1") and 0.2 < float(
+        p
+    ) < 0.3  # 3 of 6 differ: 2 / 2**3
+    table = {row[0]: row[1:] for row in phases(first, second)}
+    assert table["rollout/seconds"] == ("3.00", "6.00", "50.0 %", "100.0 %")
+    assert table["step"] == ("5.00", "5.00", "0.0 %", "0.0 %")
+    main([*map(str, runs), "--output", str(tmp_path / "out")])
+    for text in ((tmp_path / "out" / f"report.{ending}").read_text() for ending in ("md", "html")):
+        assert "Whether the curves agree" in text and "saved, of the first (as published)" in text
 
 
 def test_broken_input_is_one_line(runs, tmp_path, capsys):

@@ -6,8 +6,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from recipe import supervisor
 
 SUPERVISE = """
 import sys
@@ -37,6 +40,8 @@ def start(tmp_path, then):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # As a shell without job control starts a command in the background.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     )
     deadline = time.monotonic() + 20
     while not (tmp_path / "scratch").exists() and time.monotonic() < deadline:
@@ -77,9 +82,24 @@ def test_hanging_weight_sync(tmp_path):
 
 
 def test_dead_engine(tmp_path, monkeypatch):
-    engine = "import time; time.sleep(2)"
+    engine = "import time; time.sleep(7)"
     then = f"subprocess.Popen(['VLLM::EngineCore', '-c', {engine!r}], executable=sys.executable); time.sleep(600)"
     process, mark = start(tmp_path, then)
     assert process.wait(timeout=40) == 1
     assert "died; stopping the run" in process.stderr.read()
     assert_nothing_left(tmp_path, mark)
+
+
+def test_a_title_seen_once_is_no_engine(tmp_path, monkeypatch):
+    """A program that an engine starts has the engine's title between fork and exec, and may end a second later."""
+    forked, engine = SimpleNamespace(pid=1), SimpleNamespace(pid=2)
+    alive = {1, 2}
+    monkeypatch.setattr(supervisor, "_is_engine", lambda process: True)
+    monkeypatch.setattr(supervisor, "_alive", lambda process: process.pid in alive)
+    monkeypatch.setattr(supervisor, "ENGINE_GRACE_SECONDS", -1.0)
+    watch = supervisor.Watch(None, tmp_path, {})
+    assert watch._why_hopeless([forked, engine]) is None
+    alive.remove(1)
+    assert [watch._why_hopeless([engine]) for _ in range(3)] == [None] * 3
+    alive.clear()
+    assert watch._why_hopeless([]) == "vLLM process 2 died"

@@ -1,0 +1,5 @@
+#!/usr/bin/env bash
+# Qwen3-32B on 8 nodes of 16 dies: bash scripts/run_dapo_qwen3_32b_128die.sh [speculation=off] [overrides]. MODEL_PATH and DATA_DIR may be set.
+# On the head node of a cluster started with scripts/start_ray_cluster.sh.
+source "$(dirname "${BASH_SOURCE[0]}")/ascend_environment.sh"
+run_on_ascend dapo_qwen3_32b_128die "$@"

@@ -1,0 +1,115 @@
+"""The math data sets, made from files in the published formats."""
+
+import json
+
+import pandas
+import pytest
+
+from recipe import data
+
+
+def published_row(question: str, index: int, source: str = "math_dapo") -> dict:
+    return {
+        "data_source": source,
+        "prompt": [{"role": "user", "content": question}],
+        "ability": "MATH",
+        "reward_model": {"style": "rule-lighteval/MATH_v2", "ground_truth": "34"},
+        "extra_info": {"index": str(index)},
+    }
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Published files as they are: each problem of DAPO-Math and AIME many times over."""
+    folder = tmp_path / "published"
+    folder.mkdir()
+    questions = [f"What is {number} + 1?" for number in range(5)]
+    rows = [published_row(question, index) for index, question in enumerate(questions * 100)]
+    pandas.DataFrame(rows).to_parquet(folder / "dapo-math-17k.parquet")
+    rows = [published_row(question, index, "aime2024") for index, question in enumerate(questions[:3] * 32)]
+    pandas.DataFrame(rows).to_parquet(folder / "aime-2024.parquet")
+    gsm8k = pandas.DataFrame({"question": ["How many?"], "answer": ["2 and 1,000 is\n#### 1,002"]})
+    for split in ("train", "test"):
+        gsm8k.to_parquet(folder / f"{split}-00000-of-00001.parquet")
+    return folder
+
+
+def make(tmp_path, folder, *names):
+    return data.main([*names, "--output", str(tmp_path / "data"), "--from", str(folder)])
+
+
+def test_every_problem_once_in_verls_format(tmp_path, folder, capsys):
+    assert make(tmp_path, folder) == 0
+    rows = {name: pandas.read_parquet(tmp_path / "data" / f"{name}.parquet") for name in data.SOURCES}
+    assert {name: len(frame) for name, frame in rows.items()} == {
+        "dapo_math_17k": 5,
+        "aime_2024": 3,
+        "gsm8k_train": 1,
+        "gsm8k_test": 1,
+    }
+    for frame in rows.values():
+        assert tuple(frame.columns) == data.COLUMNS
+    gsm8k = rows["gsm8k_test"].iloc[0]
+    assert gsm8k["data_source"] == "openai/gsm8k" and gsm8k["reward_model"]["ground_truth"] == "1002"
+    assert gsm8k["prompt"][0]["content"].startswith("How many? Let's think step by step")
+    assert "5 rows from dapo-math-17k.parquet" in capsys.readouterr().out
+
+
+def test_rewards_know_what_is_made(tmp_path, folder):
+    from recipe.reward import compute_score
+
+    make(tmp_path, folder)
+    answers = {"dapo_math_17k": "So. Answer: 34", "aime_2024": "Answer: 34", "gsm8k_test": "It is\n#### 1,002"}
+    for name, answer in answers.items():
+        row = pandas.read_parquet(tmp_path / "data" / f"{name}.parquet").iloc[0]
+        score = compute_score(row["data_source"], answer, row["reward_model"]["ground_truth"])
+        assert score["acc"] == 1.0, name
+
+
+def test_what_is_complete_is_not_made_again(tmp_path, folder, capsys):
+    make(tmp_path, folder, "aime_2024")
+    target = tmp_path / "data" / "aime_2024.parquet"
+    before = target.stat().st_mtime_ns
+    assert make(tmp_path, folder, "aime_2024") == 0 and target.stat().st_mtime_ns == before
+    assert "complete, 3 rows" in capsys.readouterr().out
+    target.write_bytes(target.read_bytes()[:100])  # an interrupted copy
+    assert make(tmp_path, folder, "aime_2024") == 0 and len(pandas.read_parquet(target)) == 3
+    assert set(json.loads((tmp_path / "data" / "manifest.json").read_text())) == {"aime_2024"}
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (lambda folder: (folder / "aime-2024.parquet").unlink(), "holds no aime-2024.parquet"),
+        (lambda folder: (folder / "aime-2024.parquet").write_text("html"), "not the published file"),
+        (
+            lambda folder: pandas.DataFrame({"prompt": [[{"role": "user", "content": "x"}]]}).to_parquet(
+                folder / "aime-2024.parquet"
+            ),
+            "column data_source is missing",
+        ),
+    ],
+)
+def test_a_wrong_source_is_one_line(tmp_path, folder, capsys, break_it, message):
+    break_it(folder)
+    assert make(tmp_path, folder, "aime_2024") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and message in error and error.count("\n") == 1
+
+
+def test_an_unknown_name_is_refused(tmp_path, folder, capsys):
+    assert make(tmp_path, folder, "aime") == 2
+    assert "aime is unknown: expected some of dapo_math_17k, aime_2024" in capsys.readouterr().err
+
+
+def test_no_network_says_what_to_do(tmp_path, monkeypatch, capsys):
+    import huggingface_hub
+
+    def refuse(*_, **__):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", refuse)
+    assert data.main(["aime_2024", "--output", str(tmp_path)]) == 2
+    assert "cannot be fetched (no route): download it elsewhere and give its folder with --from" in (
+        capsys.readouterr().err
+    )
