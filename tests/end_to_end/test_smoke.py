@@ -13,6 +13,7 @@ def start(assets, folder, name, *overrides):
         *(sys.executable, "-m", "recipe.main_dapo", "--config-name", name, "--log", f"{folder / name}.log"),
         *(f"run_dir={folder / name}", f"assets={assets}", "scale=smoke", *overrides),
         *("algorithm.filter_groups.enable=false", "data.gen_batch_size=4"),  # the model is hardly ever right
+        "speculation.batch_size_threshold=16",  # nor do its responses end one by one: they all run to the last token
     ]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
 
