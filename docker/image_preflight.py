@@ -1,0 +1,40 @@
+"""`python docker/image_preflight.py CONFIG [overrides]`: preflight as the last layer of an image.
+
+An image is built on another machine than it runs on, without an NPU and without data. So the subjects that an image
+consists of are checked, among them the installed packages, which preflight itself would skip without an NPU; the
+others (data, memory, shared memory, ports) are what preflight finds out where the image runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+
+from omegaconf import DictConfig
+
+from recipe import preflight, preflight_report
+from recipe.configuration import compose_config
+
+PACKAGES = ("versions", "Ascend: pairing and patches", "Ascend: settings", "variables")
+PARSERS = ("verl's own validation", "vLLM's argument parser")
+
+
+def image_problems(config: DictConfig) -> dict[str, list[str]]:
+    """Problems by subject. Imports verl and vLLM."""
+    subjects = preflight.checks(config)
+    found = {name: list(subjects[name]) for name in PACKAGES}
+    reported = preflight_report.report(config, dry_run=True)["problems"]
+    return found | {name: reported[name] for name in PARSERS}
+
+
+def main(config_name: str, *overrides: str) -> int:
+    """0: nothing is wrong with the image. 2: something is."""
+    with contextlib.redirect_stdout(sys.stderr):  # verl and vLLM log to stdout
+        found = image_problems(compose_config(config_name, list(overrides)))
+    print(json.dumps(found, indent=1))
+    return 2 if any(found.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
