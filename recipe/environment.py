@@ -8,6 +8,9 @@ from __future__ import annotations
 import os
 import secrets
 from pathlib import Path
+from urllib.parse import urlsplit
+
+from omegaconf import DictConfig
 
 # No counting of usage, no looking for updates: runs must work, and behave the same, without network.
 OFFLINE = {
@@ -71,34 +74,66 @@ FORWARDED_IF_SET = (
     "NCCL_DETERMINISTIC",
     "NCCL_ALGO",
 )
+# verl calls wandb in a Ray actor. The processes of a Ray that runs already do not inherit what this one has; the key is
+# not among these, since a runtime_env can be read in Ray's dashboard and logs.
+FORWARDED_TO_WANDB = (
+    "WANDB_RUN_GROUP",
+    "WANDB_JOB_TYPE",
+    "WANDB_TAGS",
+    "WANDB_DIR",
+    "WANDB_MODE",
+    "WANDB_ENTITY",
+    "WANDB_BASE_URL",
+    "WANDB_SILENT",
+)
 
 
 def ray_runtime_env() -> dict:
-    """Ray's `runtime_env` of a run: verl's own variables for all its processes."""
+    """Ray's `runtime_env` of a run: verl's own variables for all its processes, and wandb's."""
     env_vars = {name: value for name, value in RAY_WORKERS.items() if name not in os.environ}
     env_vars.update({name: os.environ.get(name, value) for name, value in FIRST_MODEL_RUNNER.items()})
     env_vars.update({name: os.environ.get(name, "0") for name in FORWARDED_SWITCHES})
-    env_vars.update({name: os.environ[name] for name in FORWARDED_IF_SET if name in os.environ})
+    forwarded = (*FORWARDED_IF_SET, *FORWARDED_TO_WANDB)
+    env_vars.update({name: os.environ[name] for name in forwarded if name in os.environ})
     return {"env_vars": {**env_vars, "TRANSFER_QUEUE_ENABLE": "1"}, "working_dir": None}
 
 
-def prepare(device: str, run_directory: Path, scratch_directory: Path) -> None:
+def wandb_labels(config: DictConfig) -> dict[str, str]:
+    """Variables with which wandb shows runs that differ in speculation together, and says how they differ.
+
+    verl passes wandb.init a project and a name only; the rest wandb reads from its environment. Runs of one config and
+    seed share a group. Draft length and policy are tags of runs that draft by them only.
+    """
+    speculation = config.speculation
+    tags = {"speculation": speculation.method, "verification": speculation.verification}
+    if speculation.method != "off":
+        tags["k"] = speculation.num_speculative_tokens
+    if speculation.method == "sam":
+        tags["policy"] = speculation.policy
+    tags["device"] = config.trainer.device
+    return {
+        "WANDB_RUN_GROUP": f"{config.config_name}_seed{config.seed}",
+        "WANDB_JOB_TYPE": speculation.method,
+        "WANDB_TAGS": ",".join(f"{name}={value}" for name, value in tags.items()),
+    }
+
+
+def prepare(config: DictConfig, scratch_directory: Path) -> None:
     """Set the variables for a run.
 
     Args:
-        device: `trainer.device` of the config: cpu, cuda or npu.
-        run_directory: where wandb keeps its offline run.
+        config: the composed config; wandb keeps its offline run in its run_dir.
         scratch_directory: private to this run, removed after it: sockets, locks, compiled kernels.
     """
-    defaults = OFFLINE | FIRST_MODEL_RUNNER
+    defaults = OFFLINE | FIRST_MODEL_RUNNER | wandb_labels(config)
     scratch = str(scratch_directory)
     os.environ["TMPDIR"] = scratch
     defaults["VLLM_RPC_BASE_PATH"] = scratch
-    defaults["WANDB_DIR"] = str(run_directory)
-    if not _has_wandb_key():
+    defaults["WANDB_DIR"] = str(config.run_dir)
+    if not has_wandb_key():
         defaults["WANDB_MODE"] = "offline"
     defaults.update(_writable_homes(scratch_directory))
-    if device == "cpu":
+    if config.trainer.device == "cpu":
         defaults.update(CPU)
         # Ray would keep its token in HOME; this run's own reaches all its processes, forked early ones too.
         defaults |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -108,14 +143,18 @@ def prepare(device: str, run_directory: Path, scratch_directory: Path) -> None:
         os.environ.setdefault(name, value)
 
 
-def _has_wandb_key() -> bool:
+def has_wandb_key() -> bool:
+    """Whether wandb would find a key without asking: in WANDB_API_KEY, or where `wandb login` leaves it."""
     if os.environ.get("WANDB_API_KEY"):
         return True
+    # wandb 0.31 logs in to forge.coreweave.com, earlier ones to wandb.ai; an own server is named by WANDB_BASE_URL.
+    hosts = ["wandb", "coreweave.com", urlsplit(os.environ.get("WANDB_BASE_URL", "")).netloc]
     netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
     try:
-        return "wandb" in netrc.read_text()
+        text = netrc.read_text()
     except OSError:
         return False
+    return any(host and host in text for host in hosts)
 
 
 def _writable_homes(scratch: Path) -> dict[str, str]:

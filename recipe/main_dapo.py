@@ -100,7 +100,7 @@ def supervise(config: DictConfig, options: argparse.Namespace) -> int:
 
 def run(config: DictConfig, scratch: Path) -> int:
     """The run itself. Ray is imported only here, after the environment is set."""
-    environment.prepare(config.trainer.device, Path(config.run_dir), scratch)
+    environment.prepare(config, scratch)
     from recipe.task_runner import run_in_ray
 
     run_in_ray(config, environment.ray_runtime_env(), str(scratch / "ray"))

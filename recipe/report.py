@@ -1,6 +1,7 @@
 """`python -m recipe.report RUN_SAM RUN_OFF [RUN ...]`: two runs compared, as HTML, Markdown, PNG and JSON.
 
-The first run speculates, the second is the baseline; more runs are peers shown beside them.
+The first run speculates, the second is the baseline; more runs are peers shown beside them. A run is a run directory, a
+folder of wandb, or entity/project/run_id of a wandb server.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import json
 import sys
 from pathlib import Path
 
-from recipe.report_agreement import AGREEMENT_HEADER, PHASE_HEADER, agreement, phases
-from recipe.report_data import ReportError, Run, config_difference, summarize
+from recipe import report_agreement
+from recipe.report_data import ReportError, Run, config_difference, make_comparable, summarize
 from recipe.report_scopes import replay_scopes
+from recipe.report_wandb import load_run
 from sam.lockstep import Replay
 from sam.traces import TraceError
 
@@ -22,26 +24,41 @@ STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:920px;margin:2em au
 img{max-width:100%}figure{margin:1.5em 0}figcaption{color:#555;font-size:.9em}
 table{border-collapse:collapse}td,th{padding:.2em .8em;text-align:left;border-bottom:1px solid #ddd}"""
 
+NOT_RECORDED = "not recorded"
+NAMED_VERSIONS = {"verl": "verl", "vllm": "vLLM", "torch": "torch", "commit": "commit", "date": "run of"}
+TOLD = ("reward", "response length")
+
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m recipe.report", description=__doc__.splitlines()[0])
-    parser.add_argument("runs", nargs="+", type=Path, help="run directories: speculating, baseline, peers")
-    parser.add_argument("--output", type=Path, help="where to write; the first run's parent by default")
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        help="speculating, baseline, peers; each a run directory, a folder of wandb (wandb/offline-run-...), or "
+        "entity/project/run_id or the address of a run on a wandb server",
+    )
+    parser.add_argument(
+        "--output", type=Path, help="where to write; by default the first run directory's parent, or outputs/report"
+    )
     options = parser.parse_args(arguments)
     if len(options.runs) < 2:
         parser.error("two runs are compared: give a speculating run and a baseline")
     try:
-        runs = [Run.load(directory) for directory in options.runs]
+        runs = [load_run(source) for source in options.runs]
+        make_comparable(runs)
         summary = summarize(runs)
+        header = report_agreement.AGREEMENT_HEADER
+        rows = report_agreement.agreement(*runs[:2])
+        summary["agreement"] = {row[0]: dict(zip(header[1:], row[1:], strict=True)) for row in rows}
         scopes = replay_scopes(runs[0])
     except (ReportError, TraceError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    output = options.output or options.runs[0].parent
+    output = options.output or (runs[0].directory.parent if runs[0].directory else Path("outputs/report"))
     for scope, result in scopes.items():
         summary[f"accept_length_scope_{scope}"] = result.summary()["mean_acceptance_length"]
     write(runs, summary, scopes, output)
-    print("\n".join(ten_lines(summary)))
+    print("\n".join([*ten_lines(summary), *remarks(runs, summary)]))
     print(f"report: {output / 'report.html'}")
     return 0
 
@@ -53,38 +70,78 @@ def write(runs: list[Run], summary: dict, scopes: dict[str, Replay], output: Pat
     output.mkdir(parents=True, exist_ok=True)
     captions = draw_all(runs, summary["tail_threshold"], scopes, output)
     (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    tables = {
-        "Whether the curves agree": (AGREEMENT_HEADER, agreement(*runs[:2])),
-        "Where the time went": (PHASE_HEADER, phases(*runs[:2])),
-        "What differs between the two configs": (
-            ("key", "first", "second"),
-            [(key, *values) for key, values in config_difference(runs[0].config, runs[1].config).items()],
-        ),
-        "Versions": (("what", "version"), list(summary["versions"].items())),
-    }
+    tables = {title: table for title, table in all_tables(runs, summary).items() if table[1]}
     (output / "report.md").write_text(as_markdown(summary, captions, tables))
     (output / "report.html").write_text(as_html(summary, captions, tables, output))
+
+
+def all_tables(runs: list[Run], summary: dict) -> dict[str, tuple[tuple, list[tuple]]]:
+    """Title to header and rows, in reading order; without rows where the runs have not recorded what is in them."""
+    tables, both = report_agreement, runs[:2]
+    differences = config_difference(runs[0].config, runs[1].config)
+    return {
+        "What to know of these figures": (
+            ("note",),
+            [(line.removeprefix("note: "),) for line in remarks(runs, summary)],
+        ),
+        "Whether the curves agree": (tables.AGREEMENT_HEADER, tables.agreement(*both)),
+        "In the form of the published tables": (tables.PUBLISHED_HEADER, tables.published(*both)),
+        "The tail": (tables.TAIL_HEADER, tables.tails(runs)),
+        "Where the time went": (tables.PHASE_HEADER, tables.phases(*both)),
+        "Acceptance over training": (tables.ACCEPTANCE_HEADER, tables.acceptance_over_training(runs)),
+        "What differs between the two configs": (
+            ("key", "first", "second"),
+            [(key, *values) for key, values in differences.items()],
+        ),
+        "Versions": (("what", "version"), list(summary["versions"].items())),
+        "Step by step": (tables.STEP_HEADER, tables.step_by_step(*both)),
+    }
+
+
+def remarks(runs: list[Run], summary: dict) -> list[str]:
+    """A line for each part that is left out or read in another way than usual, and why."""
+    lines = [remark for run in runs for remark in run.remarks]
+
+    def without(part: str, among: list[Run]) -> str:
+        return ", ".join(run.source for run in among if not getattr(run, part))
+
+    if sources := without("has_engine_steps", runs):
+        lines.append(f"no engine steps in {sources}: running requests over time and acceptance by position left out")
+    if sources := without("has_responses", runs[:2]):
+        lines.append(f"no responses in {sources}: identical responses and the replay by scope left out")
+    if summary["rollout_speedup_tail"] is None:
+        lines.append("the tail is left out: neither rollout/tail_seconds nor engine steps in both runs, or no tail")
+    if runs[0].rollout_key != "rollout/seconds":
+        lines.append(f"rollout time is verl's {runs[0].rollout_key}: rollout/seconds is not in all runs")
+    if runs[0].name == "off":
+        lines.append("the first run has speculation off: name the run that speculates first, the baseline second")
+    return [f"note: {line}" for line in lines]
 
 
 def ten_lines(summary: dict) -> list[str]:
     """The figures a reader looks for first."""
     versions = summary["versions"]
-    first_step = next(iter(summary["identical_by_step"].values()), [0, 0])
+    first, same = next(iter(summary["identical_by_step"].items()), (None, [0, 0]))
+    curves = [f"{name}: {row['verdict']}, p {row['p']}" for name, row in summary["agreement"].items() if name in TOLD]
+
+    def figure(form: str, *keys: str) -> str:
+        values = [summary.get(key) for key in keys]
+        return NOT_RECORDED if None in values else form.format(*values)
+
+    replayed = figure("scope=group {:.2f}, request {:.2f}", "accept_length_scope_group", "accept_length_scope_request")
     return [
-        f"rollout speed-up, total   {summary['rollout_speedup_total']:.2f}x over {summary['steps']} steps",
-        f"rollout speed-up, tail    {summary['rollout_speedup_tail']:.2f}x"
-        f" (at most {summary['tail_threshold']} running)",
-        f"mean acceptance length    {summary['accept_length']:.2f} (replayed at full draft length: scope=group"
-        f" {summary['accept_length_scope_group']:.2f}, request {summary['accept_length_scope_request']:.2f})",
-        f"acceptance rate           {summary['accept_rate']:.2f}",
-        f"reward gain, speculating  {summary['reward_gain_sam']:+.3f} (last three steps over first three)",
-        f"reward gain, baseline     {summary['reward_gain_off']:+.3f}",
-        f"identical responses       {summary['identical_responses']} of {summary['total_responses']}"
-        f" (step 1: {first_step[0]} of {first_step[1]})",
+        f"rollout speed-up, total   {figure('{:.2f}x over {} steps', 'rollout_speedup_total', 'steps')}",
+        "rollout speed-up, tail    " + figure("{:.2f}x (at most {} running)", "rollout_speedup_tail", "tail_threshold"),
+        f"mean acceptance length    {figure('{:.2f}', 'accept_length')} (replayed at full draft length: {replayed})",
+        f"acceptance rate           {figure('{:.2f}', 'accept_rate')}",
+        f"reward gain               {figure('{:+.3f} against {:+.3f}', 'reward_gain_sam', 'reward_gain_off')}"
+        " (last three steps over first three)",
+        f"the curves (paired test)  {', '.join(curves) or NOT_RECORDED}",
+        f"identical responses       {figure('{} of {}', 'identical_responses', 'total_responses')}"
+        + (f" (step {first}: {same[0]} of {same[1]})" if first else ""),
         "rollout seconds           " + ", ".join(f"{n} {s['rollout']:.0f}" for n, s in summary["seconds"].items()),
-        f"peak memory               {summary['peak_memory_gib']} GiB",
-        f"verl {versions.get('verl')}, vLLM {versions.get('vllm')}, torch {versions.get('torch')},"
-        f" commit {versions.get('commit')}, {versions.get('date')}",
+        f"peak memory               {figure('{} GiB', 'peak_memory_gib')}",
+        ", ".join(f"{name} {versions.get(key) or NOT_RECORDED}" for key, name in NAMED_VERSIONS.items()),
     ]
 
 

@@ -11,7 +11,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
 
-from recipe.report_data import REWARD, Run, compare_responses, in_tail  # noqa: E402
+from recipe.report_data import REWARD, Run, compare_responses  # noqa: E402
+from recipe.rollout_record import in_tail  # noqa: E402
 from sam.lockstep import Replay  # noqa: E402
 
 # Okabe and Ito's colours, told apart by colour-blind readers.
@@ -19,12 +20,18 @@ COLOURS = {"sam": "#0072B2", "off": "#D55E00", "ngram": "#009E73", "suffix": "#C
 STYLES = {"sam": "-", "off": "--", "ngram": "-.", "suffix": ":"}
 
 
-def draw_all(runs: list[Run], threshold: int, scopes: dict[str, Replay], directory: Path) -> dict[str, str]:
-    """Draw every picture into `directory`; returns name -> caption, in reading order."""
+def draw_all(runs: list[Run], threshold: int | None, scopes: dict[str, Replay], directory: Path) -> dict[str, str]:
+    """Draw what the runs have recorded into `directory`; returns picture's name -> caption, in reading order."""
     captions = {}
-    for name, (draw, caption) in PICTURES.items():
-        _save(directory / f"{name}.png", draw, runs, threshold)
-        captions[name] = caption.format(threshold=threshold)
+    for name, (draw, caption, needs) in PICTURES.items():
+        if having := [run for run in runs if needs(run)]:
+            _save(directory / f"{name}.png", draw, having, threshold)
+            captions[name] = caption.format(threshold=threshold)
+    if len(runs) > 1 and all(run.has_responses for run in runs[:2]):
+        _save(directory / "identical.png", _identical, runs, threshold)
+        captions["identical"] = "Share of responses that are the same token for token in the first two runs."
+    if not scopes:
+        return captions
     _save(directory / "acceptance_by_scope.png", _acceptance_by_scope, scopes)
     captions["acceptance_by_scope"] = (
         "What sharing brings: the first run's responses replayed with a drafter for each sample (request) and one for "
@@ -83,13 +90,15 @@ def _is_validation_accuracy(key: str) -> bool:
 
 
 def _rollout_time(axes, runs: list[Run], threshold: int) -> None:
-    positions = np.arange(2)
+    tails = [run.tail_seconds(run.steps, threshold) for run in runs]
+    labels = ["rollout, total"] if None in tails else ["rollout, total", f"tail (at most {threshold} running)"]
+    positions = np.arange(len(labels))
     width = 0.8 / len(runs)
-    for index, run in enumerate(runs):
-        seconds = [run.seconds(run.steps), run.tail_seconds(run.steps, threshold)]
+    for index, (run, tail) in enumerate(zip(runs, tails, strict=True)):
+        seconds = [run.seconds(run.steps), tail][: len(labels)]
         bars = axes.bar(positions + index * width, seconds, width * 0.92, color=_colour(run), label=run.name)
         axes.bar_label(bars, fmt="%.0f s", padding=2)
-    axes.set_xticks(positions + width * (len(runs) - 1) / 2, ["rollout, total", f"tail (at most {threshold} running)"])
+    axes.set_xticks(positions + width * (len(runs) - 1) / 2, labels)
     axes.set_ylabel("seconds, all steps")
     axes.margins(y=0.12)
     axes.legend(frameon=False)
@@ -141,9 +150,11 @@ def _timeline(axes, runs: list[Run], threshold: int) -> None:
         arrays = run.engine_steps(step)
         time = np.cumsum(arrays["step_ms"]) / 1e3
         axes.step(time, arrays["running"], where="pre", color=_colour(run), linestyle=_style(run), label=run.name)
-        tail = in_tail(arrays["running"], threshold)
-        axes.fill_between(time, 0, arrays["running"], where=tail, step="pre", color=_colour(run), alpha=0.15)
-    axes.axhline(threshold, color="grey", linewidth=0.8, linestyle=":")
+        if threshold is not None:
+            tail = in_tail(arrays["running"], threshold)
+            axes.fill_between(time, 0, arrays["running"], where=tail, step="pre", color=_colour(run), alpha=0.15)
+    if threshold is not None:
+        axes.axhline(threshold, color="grey", linewidth=0.8, linestyle=":")
     axes.set_xlabel(f"seconds of rollout in training step {step}")
     axes.set_ylabel("running requests")
     axes.legend(frameon=False)
@@ -159,50 +170,86 @@ def _identical(axes, runs: list[Run], threshold: int) -> None:
 
 
 def _median_step(run: Run) -> int:
-    ordered = sorted(run.steps, key=lambda step: run.metrics[step]["rollout/seconds"])
+    ordered = sorted(run.steps, key=lambda step: run.metrics[step][run.rollout_key])
     return ordered[len(ordered) // 2]
 
 
 def _colour(run: Run) -> str:
-    return COLOURS.get(run.name, "#555555")
+    return COLOURS.get(_method(run), "#555555")
 
 
 def _style(run: Run) -> str:
-    return STYLES.get(run.name, "-")
+    return STYLES.get(_method(run), "-")
 
 
-PICTURES: dict[str, tuple[Callable, str]] = {
+def _method(run: Run) -> str:
+    return run.name.split()[0]  # a second run of a method is "sam 2"
+
+
+def _engine_steps(run: Run) -> bool:
+    return run.has_engine_steps
+
+
+def _rollout_seconds(run: Run) -> bool:
+    return bool(run.steps)
+
+
+def _metric(key: str) -> Callable[[Run], bool]:
+    return lambda run: bool(run.series(key)[0])
+
+
+# Name: what draws it, its caption, whether a run has what it needs.
+PICTURES: dict[str, tuple[Callable, str, Callable[[Run], bool]]] = {
     "reward": (
         _curve(REWARD, "mean reward"),
         "Mean reward of all generated responses, before groups without signal are dropped. Lossless speculation "
         "means that the curves lie on each other.",
+        _metric(REWARD),
     ),
     "accuracy": (
         _accuracy,
         "Share of right answers: lines are training responses, circles the held-out set (greedy).",
+        _metric("rollout/acc_all/mean"),
     ),
-    "response_length": (_curve("response_length/mean", "tokens"), "Mean length of the responses trained on."),
+    "response_length": (
+        _curve("response_length/mean", "tokens"),
+        "Mean length of the responses trained on.",
+        _metric("response_length/mean"),
+    ),
     "entropy": (
         _curve("actor/entropy", "nats per token"),
         "Entropy of the policy on the responses trained on.",
+        _metric("actor/entropy"),
     ),
-    "grad_norm": (_curve("actor/grad_norm", "gradient norm"), "Gradient norm before clipping."),
+    "grad_norm": (
+        _curve("actor/grad_norm", "gradient norm"),
+        "Gradient norm before clipping.",
+        _metric("actor/grad_norm"),
+    ),
     "rollout_time": (
         _rollout_time,
         "Rollout time measured in the server, summed over the steps. The tail is the time "
         "from when at most {threshold} requests run to the end of a generation round.",
+        _rollout_seconds,
     ),
     "timeline": (
         _timeline,
         "Running requests over one step's rollout (the one of median length); tails shaded.",
+        _engine_steps,
+    ),
+    "acceptance_over_training": (
+        _curve("rollout/spec_accept_length", "mean acceptance length"),
+        "Tokens per verify step of a request (accepted plus bonus) in each training step; 1 is no gain.",
+        _metric("rollout/spec_accept_length"),
     ),
     "acceptance_by_position": (
         _acceptance_by_position,
         "Tokens per verify step of a request (accepted plus bonus) by where in the response it happened; 1 is no gain.",
+        _engine_steps,
     ),
     "acceptance_by_draft": (
         _acceptance_by_draft_position,
         "How often the first, second, ... draft token is accepted.",
+        _engine_steps,
     ),
-    "identical": (_identical, "Share of responses that are the same token for token in the first two runs."),
 }

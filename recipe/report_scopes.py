@@ -16,8 +16,13 @@ POSITION_BIN = 32  # tokens, as in the engine's own histograms
 
 
 def replay_scopes(run: Run) -> dict[str, Replay]:
-    """Scope to replay. As in the engine, all samples of a prompt draft at once, always to the full length."""
-    draft_length = int(run.config["speculation"]["num_speculative_tokens"])
+    """Scope to replay. As in the engine, all samples of a prompt draft at once, always to the full length.
+
+    Empty where the run has no responses on disk.
+    """
+    draft_length = run.speculation("num_speculative_tokens")
+    if draft_length is None or not run.has_responses:
+        return {}
     recordings = [read_recording(run.directory / "rollouts" / f"{step}.jsonl") for step in run.steps]
     total = len(SCOPES) * sum(recording.num_tokens for recording in recordings)
     results = {}

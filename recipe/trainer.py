@@ -58,7 +58,8 @@ class DapoTrainer(PPOTrainerSync):
         engine_record = self._collect_rollout()
         self.record.write_rollouts(self.global_steps, self.replay_buffer.last_step, int(self.config.seed))
         self.record.write_engine_steps(self.global_steps, engine_record)
-        self._rollout_metrics = engine_record.metrics()
+        threshold = int(self.config.speculation.batch_size_threshold)
+        self._rollout_metrics = engine_record.metrics(threshold, self.replay_buffer.last_step.rounds)
         super().on_sample_end()
 
     def on_step_end(self):

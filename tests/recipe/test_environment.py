@@ -1,16 +1,31 @@
 """What a run's processes get as environment, and the CPU platform's part in resuming."""
 
+import os
+
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from recipe import environment
 
 
 @pytest.fixture
 def bare(monkeypatch):
-    for name in (*environment.RAY_WORKERS, *environment.FORWARDED_SWITCHES, *environment.FORWARDED_IF_SET):
+    before = dict(os.environ)
+    forwarded = (*environment.FORWARDED_IF_SET, *environment.FORWARDED_TO_WANDB)
+    for name in (*environment.RAY_WORKERS, *environment.FORWARDED_SWITCHES, *forwarded):
         monkeypatch.delenv(name, raising=False)
-    return monkeypatch
+    yield monkeypatch
+    os.environ.clear()  # what `prepare` has set
+    os.environ.update(before)
+
+
+def config(directory, method="sam"):
+    speculation = {"method": method, "verification": "exact", "policy": "threshold", "num_speculative_tokens": 6}
+    return OmegaConf.create(
+        {"config_name": "dapo_tiny_cpu", "seed": 3, "run_dir": str(directory / "run"), "speculation": speculation,
+         "trainer": {"device": "cpu"}}
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("user", [{}, {"NCCL_DEBUG": "INFO", "VLLM_BATCH_INVARIANT": "1", "PYTHONHASHSEED": "0"}])
@@ -29,19 +44,46 @@ def test_users_variables_stay(bare, tmp_path):
     bare.setenv("TMPDIR", "elsewhere")
     bare.setenv("OMP_NUM_THREADS", "7")
     bare.setenv("VERL_PLATFORM", "cpu")
-    environment.prepare("cpu", tmp_path / "run", tmp_path)
-    import os
-
+    environment.prepare(config(tmp_path), tmp_path)
     assert os.environ["OMP_NUM_THREADS"] == "7"
     assert os.environ["WANDB_MODE"] == "offline"
 
 
-def test_home_that_cannot_be_written_is_replaced(bare, tmp_path):
-    import os
+def test_runs_that_differ_in_speculation_share_a_group_in_wandb(bare, tmp_path):
+    sam, off = (environment.wandb_labels(config(tmp_path, method)) for method in ("sam", "off"))
+    assert sam["WANDB_RUN_GROUP"] == off["WANDB_RUN_GROUP"] == "dapo_tiny_cpu_seed3"
+    assert (sam["WANDB_JOB_TYPE"], off["WANDB_JOB_TYPE"]) == ("sam", "off")
+    assert sam["WANDB_TAGS"] == "speculation=sam,verification=exact,k=6,policy=threshold,device=cpu"
+    assert off["WANDB_TAGS"] == "speculation=off,verification=exact,device=cpu"
 
+
+def test_wandbs_variables_reach_the_processes_of_a_ray_that_runs_already(bare, tmp_path):
+    bare.setenv("HOME", str(tmp_path))
+    bare.setenv("TMPDIR", "elsewhere")
+    bare.setenv("WANDB_TAGS", "mine")
+    bare.setenv("WANDB_API_KEY", "0" * 40)
+    environment.prepare(config(tmp_path), tmp_path)
+    forwarded = environment.ray_runtime_env()["env_vars"]
+    assert forwarded["WANDB_RUN_GROUP"] == "dapo_tiny_cpu_seed3"
+    assert forwarded["WANDB_DIR"] == str(tmp_path / "run")
+    assert forwarded["WANDB_TAGS"] == "mine"
+    assert "WANDB_API_KEY" not in forwarded and "WANDB_MODE" not in forwarded
+
+
+@pytest.mark.parametrize(
+    "machine, found", [("api.wandb.ai", True), ("api.forge.coreweave.com", True), ("x.org", False)]
+)
+def test_a_login_is_found(bare, tmp_path, machine, found):
+    bare.delenv("WANDB_API_KEY", raising=False)
+    bare.setenv("NETRC", str(tmp_path / "netrc"))
+    (tmp_path / "netrc").write_text(f"machine {machine} login user password {'0' * 40}\n")
+    assert environment.has_wandb_key() == found
+
+
+def test_home_that_cannot_be_written_is_replaced(bare, tmp_path):
     bare.setenv("HOME", str(tmp_path / "missing"))
     bare.setenv("TMPDIR", "elsewhere")
-    environment.prepare("cpu", tmp_path / "run", tmp_path)
+    environment.prepare(config(tmp_path), tmp_path)
     assert os.access(os.environ["HOME"], os.W_OK)
     assert os.environ["XDG_CACHE_HOME"].startswith(os.environ["HOME"])
 

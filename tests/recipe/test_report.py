@@ -82,17 +82,71 @@ def test_agreement_of_the_curves_and_the_published_percentages(runs, tmp_path):
 
     first, second = map(Run.load, runs)
     rows = {row[0]: row[1:] for row in agreement(first, second)}
-    assert rows["entropy"] == (6, "0.1", "0.1", "0", "1.000")
-    steps, mean, other, largest, p = rows["reward"]
-    assert (steps, mean, other, largest) == (6, "0.35", "0.3", "0.1") and 0.2 < float(
-        p
-    ) < 0.3  # 3 of 6 differ: 2 / 2**3
+    assert rows["entropy"] == (6, "0.1", "0.1", "+0 ± 0", "0", "1.000", "equal")
+    steps, mean, other, difference, largest, p, verdict = rows["reward"]
+    assert (steps, mean, other, largest) == (6, "0.35", "0.3", "0.1")
+    assert difference == "+0.05 ± 0.022"  # of 0, 0, 0, 0.1, 0.1, 0.1: 0.0548 / sqrt(6)
+    assert 0.2 < float(p) < 0.3 and verdict == "no difference found"  # 3 of 6 differ: 2 / 2**3
     table = {row[0]: row[1:] for row in phases(first, second)}
-    assert table["rollout/seconds"] == ("3.00", "6.00", "50.0 %", "100.0 %")
-    assert table["step"] == ("5.00", "5.00", "0.0 %", "0.0 %")
+    assert table["rollout/seconds"] == (6, "3.00", "6.00", "50.00 %", "100.00 %")
+    assert table["step"] == (6, "5.00", "5.00", "0.00 %", "0.00 %")
     main([*map(str, runs), "--output", str(tmp_path / "out")])
     for text in ((tmp_path / "out" / f"report.{ending}").read_text() for ending in ("md", "html")):
         assert "Whether the curves agree" in text and "saved, of the first (as published)" in text
+    assert "| 4 | 0.5 | 0.4 | +0.1 | 9 | 9 | +0 | 3 of 4 |" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_curves_that_differ_are_called_different(tmp_path):
+    from recipe.report_agreement import agreement
+    from recipe.report_data import Run
+
+    first = Run.load(make_run(tmp_path / "sam", "sam", 3.0, [0.1 * step for step in range(1, 11)]))
+    second = Run.load(make_run(tmp_path / "off", "off", 6.0, [0.1 * step - 0.05 for step in range(1, 11)]))
+    second.metrics[3]["actor/entropy"] = float("nan")
+    assert {row[0]: row[1] for row in agreement(first, second)}["entropy"] == 9
+    rows = {row[0]: row[-2:] for row in agreement(first, second)}
+    assert rows["reward"][1] == "different" and float(rows["reward"][0]) < 0.01
+    assert rows["response length"] == ("1.000", "equal")
+
+
+def test_tables_in_the_published_form(runs):
+    from recipe.report_agreement import acceptance_over_training, published, tails
+    from recipe.report_data import Run
+
+    first, second = map(Run.load, runs)
+    for run, rounds in ((first, 1), (second, 2)):
+        for step, row in run.metrics.items():
+            if step:
+                count = 1 if step == 1 else rounds
+                row |= {"rollout/rounds": count, "rollout/round_seconds/replica_mean": row["rollout/seconds"] / count,
+                        "rollout/spec_accept_length": 1.0 + step, "rollout/spec_accept_rate": 0.1 * step}  # fmt: skip
+    rows = {row[0]: row[1:] for row in published(first, second)}
+    assert rows["off, baseline"] == ("3.27", "6.00", "5.00")  # 36 s in 11 rounds
+    assert rows["sam"] == ("3.00", "3.00", "5.00")
+    assert rows["gain as published, (off - on) / on"] == ("9.09 %", "100.00 %", "0.00 %")
+    assert rows["time saved, (off - on) / off"] == ("8.33 %", "50.00 %", "0.00 %")
+    gains = [row[1:] for row in published(first, second) if "not ours" in row[0] and "gain as published" in row[0]]
+    assert gains == [("10.02 %", "9.64 %", "8.13 %"), ("9.82 %", "11.52 %", "10.60 %"), ("", "10.59 %", "7.91 %")]
+    assert all(name.startswith("published by cann-recipes-train, not ours") for name in list(rows)[4:])
+    sam, off, other = tails([first, second])
+    assert sam == ("sam", 2, "1.50", "50.0 %", "2.00x") and off == ("off", 2, "3.00", "50.0 %", "1.00x")
+    assert other[0].endswith("not ours") and other[-1] == "1.35x"
+    assert acceptance_over_training([first])[2] == ("sam", "5 to 6", "6.50", "0.55")
+
+
+def test_generation_rounds_are_phases_of_their_own(runs):
+    from recipe.report_agreement import phases
+    from recipe.report_data import Run
+
+    first, second = map(Run.load, runs)
+    for run, seconds in ((first, 2.0), (second, 5.0)):
+        for step in (1, 2):
+            run.metrics[step] |= {"rollout/round_seconds/1": seconds, "rollout/round_seconds/replica_mean": 1.0}
+        run.metrics[2]["rollout/round_seconds/2"] = seconds / 2
+    table = {row[0]: row[1:] for row in phases(first, second)}
+    assert table["generation round 1"] == (2, "2.00", "5.00", "60.00 %", "150.00 %")
+    assert table["generation round 2"][:3] == (1, "1.00", "2.50")
+    assert not any("replica_mean" in name for name in table)
 
 
 def test_broken_input_is_one_line(runs, tmp_path, capsys):

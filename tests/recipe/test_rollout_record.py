@@ -8,18 +8,20 @@ import pytest
 from recipe.rollout_record import RolloutRecord
 
 
-def record(running=(4, 4, 2, 1), milliseconds=(10.0, 10.0, 30.0, 50.0)):
+def record(running=(4, 4, 2, 1), milliseconds=(10.0, 10.0, 30.0, 50.0), pauses=(0.0, 0.0, 0.0, 0.0), seconds=0.1):
+    """A replica's record; `pauses` are seconds without work before each engine step."""
     steps = len(running)
+    ends = 1000.0 + np.cumsum(np.array(milliseconds) / 1e3 + np.array(pauses))
     arrays = {name: np.zeros(steps) for name in ("forward_ms", "verify_ms", "draft_ms", "drafting")}
     arrays |= {
-        "step_ms": np.array(milliseconds), "running": np.array(running),
+        "step_ms": np.array(milliseconds), "running": np.array(running), "end_s": ends,
         "drafted": np.array([0, 0, 6, 3]), "accepted": np.array([0, 0, 2, 1]), "emitted": np.array([4, 4, 4, 2]),
         "position_steps": np.array([2, 1]), "position_emitted": np.array([4, 2]),
         "drafted_at": np.array([3, 3, 3]), "accepted_at": np.array([2, 1, 0]), "counter_faults": np.array(0),
     }  # fmt: skip
     blob = io.BytesIO()
     np.savez(blob, **arrays)
-    return blob.getvalue(), 0.1
+    return blob.getvalue(), seconds
 
 
 def test_metrics_add_up_over_replicas():
@@ -35,3 +37,27 @@ def test_timeline_is_over_time_not_over_steps():
     metrics = RolloutRecord.merge([record()]).metrics()
     timeline = [metrics[f"rollout/running_requests/at_{percent}_percent"] for percent in range(10, 100, 10)]
     assert timeline == [4, 4, 2, 2, 2, 1, 1, 1, 1]
+
+
+def test_tail_is_the_mean_of_the_replicas_and_its_share_of_their_time():
+    fast, slow = record(milliseconds=(10.0, 10.0, 10.0, 10.0)), record()
+    metrics = RolloutRecord.merge([fast, slow]).metrics(tail_threshold=2)
+    assert metrics["rollout/tail_seconds"] == pytest.approx((0.02 + 0.08) / 2)
+    assert metrics["rollout/tail_share"] == pytest.approx((20 + 80) / (40 + 100))
+    assert not any("tail" in name for name in RolloutRecord.merge([fast]).metrics())
+
+
+def test_generation_rounds_are_told_apart_by_the_pauses_between_them():
+    first = record(pauses=(0.0, 0.002, 1.5, 0.0), seconds=0.2)  # 2 ms is within a round
+    second = record(pauses=(0.0, 0.0, 0.0, 2.0), seconds=0.4)
+    metrics = RolloutRecord.merge([first, second]).metrics(rounds=2)
+    assert metrics["rollout/round_seconds/1"] == pytest.approx(0.05)  # of the slower replica: 10, 10 and 30 ms
+    assert metrics["rollout/round_seconds/2"] == pytest.approx(0.08)
+    assert metrics["rollout/round_seconds/replica_mean"] == pytest.approx(0.15)
+    assert "rollout/round_seconds/3" not in metrics
+
+
+def test_a_replica_without_a_part_in_every_round_tells_nothing_of_rounds():
+    metrics = RolloutRecord.merge([record()]).metrics(rounds=2)
+    assert "rollout/round_seconds/1" not in metrics
+    assert metrics["rollout/round_seconds/replica_mean"] == pytest.approx(0.05)
