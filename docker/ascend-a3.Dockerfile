@@ -29,20 +29,14 @@ WORKDIR /opt/sam_rollout
 COPY requirements requirements
 COPY docker/ascend-build.txt docker/
 
-# The hashes cover a wheel for aarch64 and glibc 2.35 of every package, but for one source package in pure Python. Left
-# out are triton, which cannot run here and would be imported (vllm-ascend's own image removes it too), and vllm, whose
-# wheel is for CUDA.
-RUN sed -e '/^vllm==/,/# via/d' -e '/^triton==/,/# via/d' requirements/ascend.txt >/tmp/ascend.txt && \
-    python -m pip install --no-deps --require-hashes -r docker/ascend-build.txt && \
-    python -m pip install --no-deps --require-hashes --no-build-isolation -r /tmp/ascend.txt && \
-    rm /tmp/ascend.txt
+# The hashes cover a wheel for aarch64 and glibc 2.35 of every package, but for one source package in pure Python.
+RUN python -m pip install --no-deps --require-hashes -r docker/ascend-build.txt && \
+    python -m pip install --no-deps --require-hashes --no-build-isolation -r requirements/ascend.txt
 
-# vLLM from the source package of the same pin. By itself it would call itself 0.23.0+empty, which pip refuses for a pin
-# of 0.23.0. Its setup imports torch, which would load torch_npu, which wants the driver.
-RUN sed -n '/^vllm==/,/# via/p' requirements/ascend.txt >/tmp/vllm.txt && \
-    TORCH_DEVICE_BACKEND_AUTOLOAD=0 VLLM_TARGET_DEVICE=empty VLLM_VERSION_OVERRIDE=0.23.0 \
-    python -m pip install --no-deps --require-hashes --no-build-isolation --no-binary vllm -r /tmp/vllm.txt && \
-    rm /tmp/vllm.txt
+# By itself vLLM would call itself 0.23.0+empty, which pip refuses for a pin of 0.23.0. Its setup imports torch, which
+# would load torch_npu, which wants the driver.
+RUN TORCH_DEVICE_BACKEND_AUTOLOAD=0 VLLM_TARGET_DEVICE=empty VLLM_VERSION_OVERRIDE=0.23.0 \
+    python -m pip install --no-deps --require-hashes --no-build-isolation --no-binary vllm -r requirements/vllm.txt
 
 # vllm-ascend compiles its kernels for the die that it is told, as there is none to ask. This fetches makeself, with its
 # hash, from gitcode.com.

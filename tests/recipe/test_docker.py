@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -149,22 +150,35 @@ def test_both_let_the_same_in():
     assert others and all(other == first for other in others)
 
 
-def test_ascend_takes_every_pin_but_triton_and_takes_vllm_alone(tmp_path):
-    """Its two sed commands, on the real file."""
-    commands = " && ".join(rest for instruction, rest in steps(DOCKER / "ascend-a3.Dockerfile") if instruction == "RUN")
-    for command in re.findall(r"sed .+? >/tmp/\w+\.txt", commands):
-        subprocess.run(["bash", "-c", command.replace("/tmp/", f"{tmp_path}/")], cwd=ROOT, check=True)
+def test_ascend_pins_fit_together():
+    def pins(file):
+        return dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / file).read_text(), flags=re.M))
 
-    def packages(file):
-        return re.findall(r"^([\w.-]+)==", file.read_text(), flags=re.M)
+    everything = pins("requirements/ascend.txt")
+    # vLLM's wheel and what only it asks for are for CUDA; triton would be imported in triton-ascend's place.
+    assert not [name for name in everything if name in ("vllm", "triton") or name.startswith(("nvidia-", "cuda-"))]
+    # What vllm-ascend and torch-npu are tested with and what vllm-ascend forbids.
+    simulated = pins("requirements/ascend-simulator.txt")
+    for name in ("torch", "torch-npu", "decorator", "scipy"):
+        assert everything[name] == simulated[name]
+    assert "quart" in everything and tuple(map(int, everything["fastapi"].split(".")))[:2] < (0, 124)
+    # What two files pin is pinned alike, so that nothing is installed twice.
+    for name, version in pins("docker/ascend-build.txt").items():
+        assert everything.get(name, version) == version
+    vllm = pins("requirements/vllm.txt")["vllm"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"vllm=={vllm}" in project["optional-dependencies"]["ascend"]
+    for file in ("docker/ascend-a3.Dockerfile", "docs/ascend.md"):
+        assert re.findall(r"VLLM_VERSION_OVERRIDE=(\S+)", (ROOT / file).read_text()) == [vllm]
 
-    assert packages(tmp_path / "vllm.txt") == ["vllm"]
-    everything = packages(ROOT / "requirements" / "ascend.txt")
-    assert [name for name in everything if name not in ("vllm", "triton")] == packages(tmp_path / "ascend.txt")
-    # What both files pin is pinned alike, so that nothing is installed twice.
-    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "requirements" / "ascend.txt").read_text(), flags=re.M))
-    for name, version in re.findall(r"^([\w.-]+)==(\S+)", (DOCKER / "ascend-build.txt").read_text(), flags=re.M):
-        assert pins.get(name, version) == version
+
+def test_docs_install_on_ascend_as_the_image_does():
+    def installs(text):
+        joined = re.sub(r"\\\n\s*", "", text)
+        return re.findall(r"pip (install --no-deps .*? -(?:r [\w./-]+|e \.))", joined)
+
+    page, image = [(ROOT / file).read_text() for file in ("docs/ascend.md", "docker/ascend-a3.Dockerfile")]
+    assert installs(page) == installs(image) and len(installs(page)) == 5
 
 
 def test_steps_become_a_script(tmp_path):
