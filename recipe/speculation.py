@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from sam.switch import POLICIES
+from sam.policy import POLICIES
+from sam.step_cost import StepCost, StepCostError
 
 METHODS = ("sam", "off", "ngram", "suffix")
 SCOPES = ("request", "group", "history")
@@ -28,7 +29,8 @@ class Speculation:
     num_speculative_tokens: int
     policy: str
     batch_size_threshold: int
-    fixed_cost_rows: int
+    hysteresis: int
+    step_cost: str | None
     scope: str
     history_tokens: int
     memory_budget_mib: int
@@ -45,12 +47,14 @@ class Speculation:
         _expect_one_of("verification", self.verification, VERIFICATIONS)
         _expect_between("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_SPECULATIVE_TOKENS)
         _expect_between("batch_size_threshold", self.batch_size_threshold, 0, None)
-        _expect_between("fixed_cost_rows", self.fixed_cost_rows, 0, None)
+        _expect_between("hysteresis", self.hysteresis, 0, None)
         _expect_between("history_tokens", self.history_tokens, 0, None)
         _expect_between("memory_budget_mib", self.memory_budget_mib, 1, MAX_MEMORY_BUDGET_MIB)
         _expect_between("corpus_bias", self.corpus_bias, 0, None)
         if self.corpus is not None:
             _check_corpus(self.corpus)
+        if self.step_cost is not None:
+            _check_step_cost(self.step_cost)
         _expect_between("prompt_lookup_min", self.prompt_lookup_min, 1, None)
         _expect_between("prompt_lookup_max", self.prompt_lookup_max, self.prompt_lookup_min, None)
 
@@ -92,6 +96,13 @@ def _check_corpus(path: str) -> None:
         SuffixAutomaton.load(Path(path), max_sequences=1, max_draft_tokens=1)
     except ValueError as error:
         raise ValueError(f"speculation.corpus: {error}") from error
+
+
+def _check_step_cost(path: str) -> None:
+    try:
+        StepCost.load(Path(path))
+    except StepCostError as error:
+        raise ValueError(f"speculation.step_cost: {error}") from error
 
 
 def _expect_one_of(key: str, value: Any, allowed: tuple[str, ...]) -> None:

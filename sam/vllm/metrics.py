@@ -95,7 +95,8 @@ class StepRecorder:
             self._switch_on = getattr(getattr(self._runner, "drafter", None), "switch_on", None)
             result = function(scheduler_output, *args, **kwargs)
             self._forward = time.perf_counter() - self._start
-            if scheduler_output.total_num_scheduled_tokens == 0:
+            # Nothing went on from the step before: what lies between the two was a rest.
+            if scheduler_output.total_num_scheduled_tokens == 0 or not scheduler_output.scheduled_cached_reqs.req_ids:
                 self._idle = True
             return result
 

@@ -109,7 +109,8 @@ def install(runner) -> None:
     Raises:
         ValueError: a lossy or unknown setting. RuntimeError: the self-check failed.
     """
-    from sam.vllm import standard
+    from sam.vllm import standard, step_cost
+    from sam.vllm.data_parallel import follow_ranks
     from sam.vllm.sampler import ExactSampler, self_check
 
     settings = (runner.vllm_config.additional_config or {}).get("speculation")
@@ -118,6 +119,8 @@ def install(runner) -> None:
     check_lossless(runner.vllm_config)
     if hasattr(getattr(runner, "drafter", None), "bind"):
         runner.drafter.bind(runner)
+        step_cost.measure_at_warm_up(runner)
+        follow_ranks(runner)
     if settings.get("verification") == "exact" and not isinstance(getattr(runner, "_sample", None), ExactSampler):
         runner._sample = ExactSampler(runner)
         self_check(runner)

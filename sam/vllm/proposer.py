@@ -9,18 +9,26 @@ from __future__ import annotations
 import logging
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from sam.drafter import Drafter
-from sam.switch import StepState, make_policy
+from sam.policy import StepState
+from sam.switch import make_policy
+from sam.vllm import step_cost
 
 logger = logging.getLogger(__name__)
+
+# Steps without drafts for which the drafter need not be called: one call then appends their tokens together.
+MOST_BEHIND = 32
+OBSERVED_OFF_STEPS = 4
 
 DEFAULTS = {
     "policy": "threshold",
     "batch_size_threshold": 8,
-    "fixed_cost_rows": 0,
+    "hysteresis": 0,
+    "step_cost": None,
     "scope": "group",
     "history_tokens": 0,
     "memory_budget_mib": 2048,
@@ -40,11 +48,14 @@ class SamProposer:
         settings = {**DEFAULTS, **(vllm_config.additional_config or {}).get("speculation", {})}
         self.num_speculative_tokens = vllm_config.speculative_config.num_speculative_tokens
         self.max_model_len = vllm_config.model_config.max_model_len
+        name, table = step_cost.policy_and_table(settings, vllm_config)
         self.policy = make_policy(
-            settings["policy"],
+            name,
             self.num_speculative_tokens,
             settings["batch_size_threshold"],
-            settings["fixed_cost_rows"],
+            settings["hysteresis"],
+            table,
+            step_cost.graph_sizes(vllm_config),
         )
         self.drafter = Drafter(
             max_draft_tokens=self.num_speculative_tokens,
@@ -56,11 +67,16 @@ class SamProposer:
         )
         # One dictionary with the drafter's own: everything in it goes to the metrics.
         self.counters = self.drafter.counters
+        self.policy.counters = self.counters
         self.counters.update(faults=0, followed=0, refused=0, off_steps=0, policy_version=0)
         # Whether the next step's drafts were asked for: the switch as the step recorder shows it.
         self.switch_on = False
         self._runner = None
-        self._followed: set[str] = set()
+        # The step that the last drafts were made for, how many they were, and when.
+        self._last: tuple[StepState, int, float] | None = None
+        self._behind = 0  # steps since the drafter last saw the batch
+        # vLLM forgets a finished request before the drafter may have seen its last tokens: its state is kept here.
+        self._followed: dict[str, Any] = {}
         self._refused: set[str] = set()
 
     def bind(self, runner) -> None:
@@ -103,32 +119,68 @@ class SamProposer:
             return [[] for _ in sampled_token_ids]
 
     def _propose(self, sampled_token_ids, num_tokens_no_spec, token_ids_cpu) -> list[list[int]]:
-        batch = self._runner.input_batch
-        request_ids = batch.req_ids
-        self._release_finished()
-        self.switch_on = False
-        sampled = [row for row, tokens in enumerate(sampled_token_ids) if tokens]
-        followed = self._followed
-        rows = [r for r in sampled if request_ids[r] in followed or self._follow(r, request_ids[r], token_ids_cpu)]
-        if not rows:
-            return [[] for _ in sampled_token_ids]
-        ids = [request_ids[row] for row in rows]
-        token_ids, offsets = self._new_tokens(rows, ids, num_tokens_no_spec, token_ids_cpu)
-        state = StepState(running=len(request_ids), prefilling=len(request_ids) - len(sampled))
-        budget = self.policy.draft_budget(state)
-        self.switch_on = budget > 0
+        now = time.perf_counter()
+        self._observe(now, sampled_token_ids, num_tokens_no_spec)
+        state = self._state(sampled_token_ids, num_tokens_no_spec)
+        plan = self.policy.plan(state)
+        self.switch_on = plan.budget > 0
+        self._last = (state, 0, now)
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
-        if budget == 0:
+        if plan.budget == 0:
             self.counters["off_steps"] += 1
-            self.drafter.append(ids, token_ids, offsets)
+            self._behind += 1
+            if self._behind < MOST_BEHIND:
+                return drafts
+        self._behind = 0
+        rows, ids, appended = self._follow_batch(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+        if not rows:
+            return drafts
+        if plan.budget == 0:
+            self.drafter.append(ids, *appended)
             return drafts
         room = self.max_model_len - 1 - num_tokens_no_spec[rows]
-        budgets = np.clip(room, 0, budget).astype(np.int32)
-        proposed = self.drafter.step(ids, token_ids, offsets, budgets, self.policy.min_survival(state))
-        flat, bounds = proposed.token_ids.tolist(), proposed.offsets.tolist()
-        for i, row in enumerate(rows):
-            drafts[row] = flat[bounds[i] : bounds[i + 1]]
+        budgets = np.clip(room, 0, plan.budget).astype(np.int32)
+        proposed = self.drafter.step(ids, *appended, budgets, plan.min_survival)
+        lengths = self.policy.choose(state, proposed.survival, proposed.offsets)
+        self._last = (state, int(lengths.sum()), now)
+        self.switch_on = self._last[1] > 0 or not len(proposed.survival)
+        flat, begins = proposed.token_ids.tolist(), proposed.offsets.tolist()
+        for row, begin, length in zip(rows, begins, lengths.tolist(), strict=False):
+            drafts[row] = flat[begin : begin + length]
         return drafts
+
+    def _state(self, sampled_token_ids, num_tokens_no_spec) -> StepState:
+        running = len(sampled_token_ids)
+        return StepState(
+            running=running,
+            prefilling=sampled_token_ids.count([]),
+            waiting=len(self._runner.requests) - running,
+            context=float(num_tokens_no_spec[:running].sum()) / max(1, running),
+            rows_elsewhere=getattr(self._runner, "sam_rows_elsewhere", 0),
+        )
+
+    def _observe(self, now: float, sampled_token_ids, num_tokens_no_spec) -> None:
+        """Show the policy what the step took that has just ended, if it is the one it planned: all in decode, nobody
+        come or gone."""
+        rows = len(sampled_token_ids)
+        if self._last is None or rows != self._last[0].running:
+            return
+        state, drafted, began = self._last
+        if drafted == 0 and self._behind % OBSERVED_OFF_STEPS:
+            return  # one in a few will do
+        emitted = np.fromiter(map(len, sampled_token_ids), np.int64, rows)
+        prompts = self._runner.input_batch.num_prompt_tokens[:rows]
+        if emitted.all() and (num_tokens_no_spec[:rows] - emitted > prompts).all():
+            self.policy.observe(state, drafted, int(emitted.sum()) - rows, (now - began) * 1e3)
+
+    def _follow_batch(self, sampled_token_ids, num_tokens_no_spec, token_ids_cpu):
+        """Rows that can be drafted for, their requests' names, and the tokens and offsets that the drafter lacks."""
+        self._release_finished()
+        request_ids, followed = self._runner.input_batch.req_ids, self._followed
+        sampled = [row for row, tokens in enumerate(sampled_token_ids) if tokens]
+        rows = [r for r in sampled if request_ids[r] in followed or self._follow(r, request_ids[r], token_ids_cpu)]
+        ids = [request_ids[row] for row in rows]
+        return rows, ids, self._new_tokens(rows, ids, num_tokens_no_spec, token_ids_cpu) if rows else ()
 
     def _follow(self, row: int, request_id: str, token_ids_cpu) -> bool:
         """Begin to follow the request of a row; False if its prompt cannot be followed."""
@@ -143,7 +195,7 @@ class SamProposer:
             self.counters["refused"] += 1
             self._refused.add(request_id)
             return False
-        self._followed.add(request_id)
+        self._followed[request_id] = self._runner.requests[request_id]
         self.counters["followed"] += 1
         return True
 
@@ -158,8 +210,10 @@ class SamProposer:
 
     def _release_finished(self) -> None:
         """Preempted requests leave the batch but stay in `runner.requests`; finished and aborted leave both."""
-        if gone := [request_id for request_id in self._followed if request_id not in self._runner.requests]:
-            for request_id in gone:
-                self.drafter.finish(request_id)
-            self._followed.difference_update(gone)
+        for request_id in [name for name in self._followed if name not in self._runner.requests]:
+            state = self._followed.pop(request_id)
+            unseen = self.drafter.num_tokens(request_id) - state.num_prompt_tokens
+            if last := state.output_token_ids[unseen:]:
+                self.drafter.append([request_id], np.array(last, dtype=np.int32), np.array([0, len(last)]))
+            self.drafter.finish(request_id)
         self._refused.intersection_update(self._runner.requests)

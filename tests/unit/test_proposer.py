@@ -5,7 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sam.vllm.proposer import SamProposer
+from sam.step_cost import linear
+from sam.switch import Threshold, make_policy
+from sam.vllm.proposer import MOST_BEHIND, SamProposer
 
 LENGTH = 64
 
@@ -18,7 +20,8 @@ class Runner:
         self.input_batch = SimpleNamespace(req_ids=[], num_prompt_tokens=np.zeros(8, np.int32))
 
     def add(self, name, prompt):
-        self.requests[name], self.texts[name] = len(prompt), list(prompt)
+        self.requests[name] = SimpleNamespace(num_prompt_tokens=len(prompt), output_token_ids=[])
+        self.texts[name] = list(prompt)
 
     def step(self, proposer, batch, new):
         """One engine step with `batch` as rows, in which each request's `new` tokens came out."""
@@ -27,9 +30,10 @@ class Runner:
         self.input_batch.req_ids = list(batch)
         for row, name in enumerate(batch):
             self.texts[name] += new.get(name, [])
+            self.requests[name].output_token_ids += new.get(name, [])
             text = self.texts[name]
             tokens[row, : len(text)], counts[row] = text, len(text)
-            self.input_batch.num_prompt_tokens[row] = self.requests[name]
+            self.input_batch.num_prompt_tokens[row] = self.requests[name].num_prompt_tokens
         drafts = proposer.propose([new.get(name, []) for name in batch], counts, tokens)
         return dict(zip(batch, drafts, strict=True))
 
@@ -79,7 +83,7 @@ def test_finished_and_aborted_requests_are_released_and_still_help_their_sibling
     del runner.requests["a"], runner.requests["b"]
     runner.add("c", [1, 2])
     drafts = runner.step(proposer, ["c"], {"c": [3]})
-    assert proposer._followed == {"c"} and "a" not in proposer.drafter
+    assert set(proposer._followed) == {"c"} and "a" not in proposer.drafter
     assert drafts["c"] == [4, 5]
 
 
@@ -152,3 +156,76 @@ def test_corpus_is_drafted_from(tmp_path):
     proposer = make_proposer(corpus=str(tmp_path / "corpus.sam"), corpus_bias=2)
     proposer._runner.add("a", [3, 4, 5])
     assert proposer._runner.step(proposer, ["a"], {"a": [6]})["a"] == [7, 8, 9]
+
+
+def test_goodput_verifies_what_pays_and_learns_what_steps_take():
+    proposer = make_proposer(policy="goodput")
+    runner = proposer._runner
+    runner.add("a", [1, 2, 3, 1, 2])
+    runner.step(proposer, ["a"], {"a": [3]})
+    assert runner.step(proposer, ["a"], {"a": [1]})["a"], "the guess of step costs lets one request draft"
+    assert proposer.switch_on and proposer._last[1] > 0
+    proposer.policy.use_table(linear(0.001, 0.0, 1.0))
+    assert runner.step(proposer, ["a"], {"a": [2, 3, 1]}) == {"a": []}
+    assert not proposer.switch_on and proposer.counters["faults"] == 0
+    assert proposer.counters["off_steps"] == 1
+
+
+def test_a_step_is_shown_to_the_policy_only_if_it_is_the_one_that_was_planned():
+    proposer, seen = make_proposer(), []
+    proposer.policy.observe = lambda state, drafted, accepted, ms: seen.append((state.running, drafted, accepted))
+    runner = proposer._runner
+    runner.add("a", [1, 2, 1, 2])
+    runner.step(proposer, ["a"], {"a": [1]})  # its prompt's step
+    drafted = len(runner.step(proposer, ["a"], {"a": [2, 1]})["a"])
+    assert seen == [(1, 3, 1)]
+    runner.add("b", [5])
+    runner.step(proposer, ["a", "b"], {"a": [2], "b": [6]})  # another one has come
+    runner.step(proposer, ["a", "b"], {"a": [1, 2], "b": []})
+    assert seen == [(1, 3, 1)] and drafted == 3
+
+
+def test_a_table_of_another_engine_leaves_the_threshold(tmp_path, monkeypatch, caplog):
+    path = tmp_path / "cost.json"
+    linear(1.0, 0.0, 0.1, fingerprint={"device": "A3"}).save(path)
+    monkeypatch.setattr("sam.vllm.step_cost.fingerprint", lambda config: {"device": "cpu"})
+    proposer = make_proposer(policy="goodput", step_cost=str(path))
+    assert isinstance(proposer.policy, Threshold)
+    assert "is of device=A3, this engine has device=cpu" in caplog.text
+    monkeypatch.setattr("sam.vllm.step_cost.fingerprint", lambda config: {"device": "A3"})
+    assert make_proposer(policy="goodput", step_cost=str(path)).policy.has_table
+
+
+def test_rows_of_other_ranks_are_what_vllm_agreed_on():
+    from sam.vllm.data_parallel import follow_ranks
+
+    across = SimpleNamespace(tolist=lambda: [5, 40, 12])
+    parallel = SimpleNamespace(data_parallel_size=3, data_parallel_rank=1)
+    runner = SimpleNamespace(vllm_config=SimpleNamespace(parallel_config=parallel))
+    runner._determine_batch_execution_and_padding = lambda rows: (0, 1, 2, across, 4)
+    follow_ranks(runner)
+    follow_ranks(runner)
+    assert runner._determine_batch_execution_and_padding(7) == (0, 1, 2, across, 4)
+    assert runner.sam_rows_elsewhere == 12
+    parallel.data_parallel_size = 1
+    alone = SimpleNamespace(vllm_config=runner.vllm_config)
+    follow_ranks(alone)
+    assert not hasattr(alone, "sam_rows_elsewhere")
+
+
+def test_without_drafts_the_drafter_is_called_now_and_then_and_misses_nothing():
+    proposer = make_proposer(policy="never")
+    runner, appended = proposer._runner, []
+    append = proposer.drafter.append
+    proposer.drafter.append = lambda *arguments: (appended.append(len(arguments[1])), append(*arguments))
+    runner.add("a", [1, 2])
+    for token in range(MOST_BEHIND + 5):
+        assert runner.step(proposer, ["a"], {"a": [3 + token % 3]}) == {"a": []}
+    assert appended == [MOST_BEHIND] and proposer.counters["off_steps"] == MOST_BEHIND + 5
+    finished = runner.texts["a"]
+    del runner.requests["a"]
+    runner.add("b", [1, 2])
+    proposer.policy = make_policy("always", 3, 0)
+    assert runner.step(proposer, ["b"], {"b": [3]})["b"] == finished[3:6]
+    assert appended[1:] == [5], "what the finished request had written since"
+    assert set(proposer._followed) == {"b"} and proposer.counters["faults"] == 0

@@ -51,6 +51,8 @@ def generate(
     verification="exact",
     observe=None,
     logprobs=2,
+    policy="threshold",
+    step_cost=None,
     **engine,
 ) -> SimpleNamespace:
     """Tokens and log-probabilities of every prompt, counters, and what is installed.
@@ -70,7 +72,14 @@ def generate(
         max_num_seqs=batch,
         enforce_eager=True,
         speculative_config=speculative_config,
-        additional_config={"speculation": {"verification": verification, "batch_size_threshold": 1000}},
+        additional_config={
+            "speculation": {
+                "verification": verification,
+                "policy": policy,
+                "batch_size_threshold": 1000,
+                "step_cost": step_cost,
+            }
+        },
         disable_log_stats=False,
         **engine,
     )

@@ -1,0 +1,204 @@
+"""The goodput policy: verify the draft tokens that bring the most expected tokens per second.
+
+A step of R requests and B draft tokens brings R tokens and the drafts that survive: with the likeliest B of all drafts,
+goodput(B) = (R + sum of their survival) / T(R, R + B, context). The B with the highest goodput is verified, so requests
+with good drafts get many and others none. vllm-ascend tunes one draft length per batch size by the same quotient
+(examples/offline_DSD_k_tuner); here it is taken anew in every step, over single tokens.
+
+T comes from a table and is corrected by what steps take: their differences from the table are regressed on requests and
+draft tokens, with older steps counting less and less.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sam.compiled import compiled
+from sam.policy import Plan, StepState
+from sam.step_cost import StepCost, linear
+
+BINS = 256  # of survival, within which tokens count as equal
+CONTEXT_BUCKET = 256  # tokens; costs are looked up anew when the mean context has grown by so much
+# What speculation must bring at least, as a share: below it, noise in the table decides.
+LEAST_GAIN_ON, LEAST_GAIN_OFF = 0.01, 0.0
+CERTAIN = 0.99  # no draft token is more likely than this
+MEMORY_STEPS = 256.0  # over which an observed step loses most of its weight
+PRIOR_STEPS = 4.0  # observed steps that the table counts for
+LARGEST_SURPRISE = 4.0  # times the expected milliseconds: a step that something else held up teaches nothing
+SURPRISES_BELIEVED = 8  # so many in a row are the truth
+LONGEST_COOL_DOWN = 64  # steps without drafting after drafts that were not worth verifying, or missed
+FORGET_MISSES = 0.9  # share of the drafts verified so far that still counts a step later
+FEWEST_EXPECTED, LARGEST_MISS = 4.0, 0.5  # accepted below this share of at least so many expected: survival is wrong
+
+
+@compiled
+def choose_lengths(survival, offsets, requests, cost, free, bar):
+    """The draft tokens that maximise expected tokens per millisecond.
+
+    Args:
+        survival: float32 [total], falling within each draft; offsets: int64 [drafts + 1], where each begins.
+        requests: in the step, each bringing one token without drafts.
+        cost: float64 [most + 1], milliseconds of a step with so many draft tokens.
+        free: draft tokens that cost nothing, because other ranks have so many more rows.
+        bar: gain, as a share, below which nothing is verified.
+
+    Returns:
+        int64 [drafts] tokens of each, the gain expected from them as a share, and its tokens.
+    """
+    count, total = np.zeros(BINS, np.int64), np.zeros(BINS, np.float64)
+    for p in survival:
+        place = min(BINS - 1, int(p * BINS))
+        count[place] += 1
+        total[place] += p
+    most, drafts = cost.size - 1, 0
+    nothing = requests / cost[min(free, most)]
+    best, best_drafts, brought, best_brought = nothing, 0, 0.0, 0.0
+    for place in range(BINS - 1, -1, -1):
+        each = total[place] / max(1, count[place])
+        for _ in range(count[place]):
+            if drafts == most:
+                break
+            drafts += 1
+            brought += each
+            goodput = (requests + brought) / cost[max(drafts, min(free, most))]
+            if goodput > best:
+                best, best_drafts, best_brought = goodput, drafts, brought
+    lengths = np.zeros(offsets.size - 1, np.int64)
+    if best < (1.0 + bar) * nothing:
+        return lengths, best / nothing - 1.0, 0.0
+    left, place = best_drafts, BINS - 1
+    while count[place] <= left and place > 0:
+        left -= count[place]
+        place -= 1
+    for i in range(lengths.size):
+        for j in range(offsets[i], offsets[i + 1]):
+            mine = min(BINS - 1, int(survival[j] * BINS))
+            if mine < place or (mine == place and left == 0):
+                break
+            left -= mine == place
+            lengths[i] += 1
+    return lengths, best / nothing - 1.0, best_brought
+
+
+class Correction:
+    """What steps take beyond the table: fixed + requests x a + draft tokens x b milliseconds, by recursive least
+    squares with exponential forgetting (Haykin, Adaptive Filter Theory, chapter 10)."""
+
+    def __init__(self):
+        self.coefficients = np.zeros(3)
+        self._information = np.diag([PRIOR_STEPS, PRIOR_STEPS * 64.0, PRIOR_STEPS * 64.0])
+        self._target = np.zeros(3)
+        self._surprises = 0
+
+    def observe(self, requests: int, drafted: int, expected: float, milliseconds: float) -> None:
+        """Learn from a step; `expected` is what the table says."""
+        corrected = max(0.0, expected + self.of(requests, drafted))
+        if milliseconds > LARGEST_SURPRISE * max(corrected, 1e-3) and self._surprises < SURPRISES_BELIEVED:
+            self._surprises += 1
+            return
+        self._surprises = 0
+        keep = 1.0 - 1.0 / MEMORY_STEPS
+        seen = np.array([1.0, requests, drafted])
+        self._information = keep * self._information + np.outer(seen, seen)
+        self._target = keep * self._target + seen * (milliseconds - expected)
+        # What has not been seen for long would vanish from the matrix: the table then speaks again.
+        self._information[np.diag_indices(3)] += np.array([1.0, 64.0, 64.0]) * PRIOR_STEPS / MEMORY_STEPS
+        self.coefficients = np.linalg.solve(self._information, self._target)
+
+    def of(self, requests: int, drafted: np.ndarray | float) -> np.ndarray | float:
+        fixed, each, token = self.coefficients
+        return fixed + each * requests + token * drafted
+
+
+class Goodput:
+    """Each step the drafts with the highest goodput, none where they would not pay.
+
+    Args:
+        num_speculative_tokens: longest draft.
+        step_cost: what a step takes; without it a guess that the first observed steps replace.
+        graph_sizes: tokens of the captured graphs: a step costs what the next larger one costs.
+    """
+
+    def __init__(
+        self, num_speculative_tokens: int, step_cost: StepCost | None = None, graph_sizes: tuple[int, ...] = ()
+    ):
+        self.num_speculative_tokens = num_speculative_tokens
+        self.has_table = step_cost is not None
+        self.step_cost = step_cost or linear(1.0, 0.0, 1 / 64, source="a guess: 64 tokens double a step")
+        self.graph_sizes = np.array(sorted(graph_sizes), dtype=np.int64)
+        self.correction = Correction()
+        self.counters: dict[str, int] = {}
+        self._on = False
+        self._costs: dict[tuple[int, int], np.ndarray] = {}
+        self._cool_down = self._declined = self._running = 0
+        self._expected = self._accepted = self._brought = 0.0
+        self._planned: tuple[StepState | None, np.ndarray | None] = (None, None)
+
+    def use_table(self, step_cost: StepCost) -> None:
+        """Replace the table, as when the engine has measured one."""
+        self.has_table, self.step_cost, self.correction = True, step_cost, Correction()
+        self._costs.clear()
+
+    def plan(self, state: StepState) -> Plan:
+        if state.running != self._running:
+            self._running, self._cool_down = state.running, min(self._cool_down, 1)
+        if self._cool_down > 0:
+            self._cool_down -= 1
+            self._count("cool_down_steps")
+            return Plan(0)
+        cost = self._cost(state)
+        slope = float(np.min((cost[1:] - cost[0]) / np.arange(1, len(cost))))
+        floor = 0.0 if state.rows_elsewhere > state.running else state.running * slope / cost[0]
+        return Plan(self.num_speculative_tokens, floor) if floor < CERTAIN else Plan(0)
+
+    def choose(self, state: StepState, survival: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        bar = LEAST_GAIN_OFF if self._on else LEAST_GAIN_ON
+        free = max(0, state.rows_elsewhere - state.running)
+        lengths, _, self._brought = choose_lengths(survival, offsets, state.running, self._cost(state), free, bar)
+        self._on = self._brought > 0
+        if self._on:
+            self._declined = 0
+        else:
+            self._count("declined_steps")
+            self._cool_down = min(LONGEST_COOL_DOWN, 1 << min(self._declined, 8)) - 1
+            self._declined += 1
+        return lengths
+
+    def observe(self, state: StepState, drafted: int, accepted: int, milliseconds: float) -> None:
+        if drafted:
+            self._expected = FORGET_MISSES * self._expected + self._brought
+            self._accepted = FORGET_MISSES * self._accepted + accepted
+            if self._expected > FEWEST_EXPECTED and self._accepted < LARGEST_MISS * self._expected:
+                self._cool_down, self._expected, self._accepted = LONGEST_COOL_DOWN // 4, 0.0, 0.0
+        if state.prefilling == 0 and state.rows_elsewhere <= state.running + drafted:
+            expected = float(self._table(state)[min(drafted, state.running * self.num_speculative_tokens)])
+            self.correction.observe(state.running, drafted, expected, milliseconds)
+
+    def _count(self, name: str) -> None:
+        self.counters[name] = self.counters.get(name, 0) + 1
+
+    def _table(self, state: StepState) -> np.ndarray:
+        """float64 [running * k + 1]: milliseconds by draft tokens, as the table says."""
+        key = (state.running, int(state.context) // CONTEXT_BUCKET)
+        if key not in self._costs:
+            if len(self._costs) > 4096:
+                self._costs.clear()
+            rows = state.running + np.arange(state.running * self.num_speculative_tokens + 1)
+            if len(self.graph_sizes):
+                at = np.searchsorted(self.graph_sizes, rows)
+                captured = at < len(self.graph_sizes)
+                rows = np.where(captured, self.graph_sizes[np.minimum(at, len(self.graph_sizes) - 1)], rows)
+            self._costs[key] = self.step_cost.of(state.running, rows, (key[1] + 0.5) * CONTEXT_BUCKET)
+        return self._costs[key]
+
+    def _cost(self, state: StepState) -> np.ndarray:
+        """As `_table`, corrected; the same in `plan` and `choose` of a step."""
+        if self._planned[0] is state:
+            return self._planned[1]
+        table = self._table(state)
+        fixed = self.correction.of(state.running, 0)
+        corrected = table + fixed + self.correction.coefficients[2] * np.arange(len(table))
+        # No step is faster for more work, nor than a tenth of what the table says.
+        cost = np.maximum(np.maximum.accumulate(corrected), 0.1 * table)
+        self._planned = (state, cost)
+        return cost

@@ -1,0 +1,68 @@
+"""What a policy is shown and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+POLICIES = ("threshold", "goodput", "always", "never")
+
+
+@dataclass(frozen=True)
+class StepState:
+    """The engine step that drafts would be verified in.
+
+    Attributes:
+        running: requests in the batch, decoding or still in their prompt.
+        prefilling: those of them that are still in their prompt.
+        waiting: requests that the engine has begun and holds back, as after a preemption.
+        context: mean tokens of a running request; 0 if not known.
+        rows_elsewhere: tokens of the fullest other data-parallel rank, which all ranks wait for; 0 without any.
+    """
+
+    running: int
+    prefilling: int = 0
+    waiting: int = 0
+    context: float = 0.0
+    rows_elsewhere: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What may be drafted.
+
+    Attributes:
+        budget: draft tokens of a request; 0 switches speculation off.
+        min_survival: probability of being accepted below which a draft token cannot pay.
+    """
+
+    budget: int
+    min_survival: float = 0.0
+
+
+class Policy(Protocol):
+    """Attributes:
+    counters: what it counts goes here, and from here into the metrics.
+    """
+
+    counters: dict[str, int]
+
+    def plan(self, state: StepState) -> Plan: ...
+
+    def choose(self, state: StepState, survival: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        """How many tokens of each draft to verify; asked only after a plan with a budget.
+
+        Args:
+            survival: float32 [total], the drafts' probabilities, falling within each.
+            offsets: int64 [drafts + 1], where each begins.
+
+        Returns:
+            int64 [drafts].
+        """
+        ...
+
+    def observe(self, state: StepState, drafted: int, accepted: int, milliseconds: float) -> None:
+        """What the step of `state` came to: draft tokens verified, those accepted, and its time."""
+        ...
