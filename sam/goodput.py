@@ -23,7 +23,7 @@ CONTEXT_BUCKET = 256  # tokens; costs are looked up anew when the mean context h
 LEAST_GAIN_ON, LEAST_GAIN_OFF = 0.01, 0.0
 CERTAIN = 0.99  # no draft token is more likely than this
 MEMORY_STEPS = 256.0  # over which an observed step loses most of its weight
-PRIOR_STEPS = 4.0  # observed steps that the table counts for
+PRIOR = (4.0, 256.0, 256.0)  # what the table counts for: four steps of eight requests and as many draft tokens
 LARGEST_SURPRISE = 4.0  # times the expected milliseconds: a step that something else held up teaches nothing
 SURPRISES_BELIEVED = 8  # so many in a row are the truth
 LONGEST_COOL_DOWN = 64  # steps without drafting after drafts that were not worth verifying, or missed
@@ -80,14 +80,42 @@ def choose_lengths(survival, offsets, requests, cost, free, bar):
     return lengths, best / nothing - 1.0, best_brought
 
 
+@compiled
+def correct(table, fixed, token):
+    """The table with so much more for the step and each draft token, and the least slope of what follows from it.
+
+    No step is faster for more work, nor than a tenth of what the table says.
+    """
+    cost, slope = np.empty_like(table), np.inf
+    for drafts in range(table.size):
+        cost[drafts] = max(table[drafts] + fixed + token * drafts, 0.1 * table[drafts])
+        if drafts > 0:
+            cost[drafts] = max(cost[drafts], cost[drafts - 1])
+            slope = min(slope, (cost[drafts] - cost[0]) / drafts)
+    return cost, slope
+
+
+@compiled
+def regress(information, target, coefficients, requests, drafted, difference):
+    """One step of recursive least squares; `information` and `target` forget, what they forget becomes zero again."""
+    keep = 1.0 - 1.0 / MEMORY_STEPS
+    seen = np.array([1.0, requests, drafted])
+    for i in range(3):
+        target[i] = keep * target[i] + seen[i] * difference
+        for j in range(3):
+            information[i, j] = keep * information[i, j] + seen[i] * seen[j]
+        # What has not been seen for long would vanish from the matrix: the table then speaks again.
+        information[i, i] += PRIOR[i] / MEMORY_STEPS
+    coefficients[:] = np.linalg.solve(information, target)
+
+
 class Correction:
     """What steps take beyond the table: fixed + requests x a + draft tokens x b milliseconds, by recursive least
     squares with exponential forgetting (Haykin, Adaptive Filter Theory, chapter 10)."""
 
     def __init__(self):
         self.coefficients = np.zeros(3)
-        self._information = np.diag([PRIOR_STEPS, PRIOR_STEPS * 64.0, PRIOR_STEPS * 64.0])
-        self._target = np.zeros(3)
+        self._information, self._target = np.diag(np.array(PRIOR)), np.zeros(3)
         self._surprises = 0
 
     def observe(self, requests: int, drafted: int, expected: float, milliseconds: float) -> None:
@@ -97,16 +125,10 @@ class Correction:
             self._surprises += 1
             return
         self._surprises = 0
-        keep = 1.0 - 1.0 / MEMORY_STEPS
-        seen = np.array([1.0, requests, drafted])
-        self._information = keep * self._information + np.outer(seen, seen)
-        self._target = keep * self._target + seen * (milliseconds - expected)
-        # What has not been seen for long would vanish from the matrix: the table then speaks again.
-        self._information[np.diag_indices(3)] += np.array([1.0, 64.0, 64.0]) * PRIOR_STEPS / MEMORY_STEPS
-        self.coefficients = np.linalg.solve(self._information, self._target)
+        regress(self._information, self._target, self.coefficients, requests, drafted, milliseconds - expected)
 
-    def of(self, requests: int, drafted: np.ndarray | float) -> np.ndarray | float:
-        fixed, each, token = self.coefficients
+    def of(self, requests: int, drafted: float) -> float:
+        fixed, each, token = self.coefficients.tolist()
         return fixed + each * requests + token * drafted
 
 
@@ -132,7 +154,7 @@ class Goodput:
         self._costs: dict[tuple[int, int], np.ndarray] = {}
         self._cool_down = self._declined = self._running = 0
         self._expected = self._accepted = self._brought = 0.0
-        self._planned: tuple[StepState | None, np.ndarray | None] = (None, None)
+        self._planned: tuple[StepState | None, tuple[np.ndarray, float] | None] = (None, None)
 
     def use_table(self, step_cost: StepCost) -> None:
         """Replace the table, as when the engine has measured one."""
@@ -146,15 +168,14 @@ class Goodput:
             self._cool_down -= 1
             self._count("cool_down_steps")
             return Plan(0)
-        cost = self._cost(state)
-        slope = float(np.min((cost[1:] - cost[0]) / np.arange(1, len(cost))))
+        cost, slope = self._cost(state)
         floor = 0.0 if state.rows_elsewhere > state.running else state.running * slope / cost[0]
         return Plan(self.num_speculative_tokens, floor) if floor < CERTAIN else Plan(0)
 
     def choose(self, state: StepState, survival: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         bar = LEAST_GAIN_OFF if self._on else LEAST_GAIN_ON
         free = max(0, state.rows_elsewhere - state.running)
-        lengths, _, self._brought = choose_lengths(survival, offsets, state.running, self._cost(state), free, bar)
+        lengths, _, self._brought = choose_lengths(survival, offsets, state.running, self._cost(state)[0], free, bar)
         self._on = self._brought > 0
         if self._on:
             self._declined = 0
@@ -191,14 +212,10 @@ class Goodput:
             self._costs[key] = self.step_cost.of(state.running, rows, (key[1] + 0.5) * CONTEXT_BUCKET)
         return self._costs[key]
 
-    def _cost(self, state: StepState) -> np.ndarray:
-        """As `_table`, corrected; the same in `plan` and `choose` of a step."""
-        if self._planned[0] is state:
-            return self._planned[1]
-        table = self._table(state)
-        fixed = self.correction.of(state.running, 0)
-        corrected = table + fixed + self.correction.coefficients[2] * np.arange(len(table))
-        # No step is faster for more work, nor than a tenth of what the table says.
-        cost = np.maximum(np.maximum.accumulate(corrected), 0.1 * table)
-        self._planned = (state, cost)
-        return cost
+    def _cost(self, state: StepState) -> tuple[np.ndarray, float]:
+        """As `_table`, corrected, and its least slope; the same in `plan` and `choose` of a step."""
+        if self._planned[0] is not state:
+            _, _, token = self.correction.coefficients.tolist()
+            corrected = correct(self._table(state), self.correction.of(state.running, 0), token)
+            self._planned = (state, corrected)
+        return self._planned[1]
