@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
 
 from recipe.report_data import REWARD, Run, compare_responses  # noqa: E402
+from recipe.report_timeline import draw_drafts, draw_step_time, median_step  # noqa: E402
 from recipe.rollout_record import in_tail  # noqa: E402
 from sam.lockstep import Replay  # noqa: E402
 
@@ -143,7 +144,7 @@ def _acceptance_by_draft_position(axes, runs: list[Run], threshold: int) -> None
 
 
 def _timeline(axes, runs: list[Run], threshold: int) -> None:
-    step = _median_step(runs[0])
+    step = median_step(runs[0])
     for run in runs[:2]:
         if step not in run.steps:
             continue
@@ -167,11 +168,6 @@ def _identical(axes, runs: list[Run], threshold: int) -> None:
     axes.set_ylim(0, 1.05)
     axes.set_xlabel("training step")
     axes.set_ylabel(f"identical {runs[0].name}/{runs[1].name}")
-
-
-def _median_step(run: Run) -> int:
-    ordered = sorted(run.steps, key=lambda step: run.metrics[step][run.rollout_key])
-    return ordered[len(ordered) // 2]
 
 
 def _colour(run: Run) -> str:
@@ -235,6 +231,18 @@ PICTURES: dict[str, tuple[Callable, str, Callable[[Run], bool]]] = {
     "timeline": (
         _timeline,
         "Running requests over one step's rollout (the one of median length); tails shaded.",
+        _engine_steps,
+    ),
+    "drafts": (
+        draw_drafts,
+        "The first run's rollout of that step: requests that ran, and in each engine step the draft tokens that the "
+        "switch let through and those of them that were accepted.",
+        _engine_steps,
+    ),
+    "step_time": (
+        draw_step_time,
+        "Where an engine step's time went, and what verifying rejected drafts took: least squares of the time over "
+        "requests and draft tokens.",
         _engine_steps,
     ),
     "acceptance_over_training": (

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sam.step_cost import non_negative_least_squares
+
 SHORTEST_PAUSE = 1e-3  # seconds between engine steps; the recorder's own rounding is a millionth of that
 
 
@@ -63,6 +65,10 @@ class RolloutRecord:
             values |= self._tail(tail_threshold)
         for part in ("step", "forward", "verify", "draft"):
             values[f"rollout/{part}_ms_per_step"] = total(f"{part}_ms") / steps
+        parts = sum(values[f"rollout/{part}_ms_per_step"] for part in ("forward", "verify", "draft"))
+        values["rollout/other_ms_per_step"] = max(0.0, values["rollout/step_ms_per_step"] - parts)
+        if drafted:
+            values["rollout/rejected_seconds"] = sum(map(rejected_seconds, self.replicas)) / len(self.replicas)
         drafted_at = sum(part["drafted_at"] for part in self.replicas)
         accepted_at = sum(part["accepted_at"] for part in self.replicas)
         for position, (d, a) in enumerate(zip(drafted_at, accepted_at, strict=True), start=1):
@@ -100,6 +106,20 @@ class RolloutRecord:
         at = np.searchsorted(ends, ends[-1] * np.arange(1, 10) / 10)
         running = self.arrays["running"][at]
         return {f"rollout/running_requests/at_{10 * (i + 1)}_percent": float(n) for i, n in enumerate(running)}
+
+
+def token_milliseconds(arrays: dict[str, np.ndarray]) -> float:
+    """What a draft token adds to an engine step, by least squares over the steps: fixed, requests, draft tokens."""
+    steps = arrays["step_ms"] > 0
+    columns = [np.ones(int(steps.sum())), arrays["running"][steps], arrays["drafted"][steps]]
+    if len(columns[0]) < len(columns):
+        return 0.0
+    return float(non_negative_least_squares(np.stack(columns, axis=1), arrays["step_ms"][steps])[2])
+
+
+def rejected_seconds(arrays: dict[str, np.ndarray]) -> float:
+    """Seconds of a replica's rollout that went into draft tokens that were rejected."""
+    return token_milliseconds(arrays) * float(arrays["drafted"].sum() - arrays["accepted"].sum()) / 1e3
 
 
 def round_seconds(arrays: dict[str, np.ndarray], rounds: int) -> np.ndarray | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sam.step_cost import StepCost, StepCostError
+from sam.step_cost import StepCost, StepCostError, non_negative_least_squares
 
 THROUGHPUT = re.compile(r"Avg generation throughput: ([\d.]+) tokens/s, Running: (\d+) reqs, Waiting: (\d+) reqs")
 SPECULATION = re.compile(r"Mean acceptance length: ([\d.]+), .*Drafted throughput: ([\d.]+) tokens/s")
@@ -78,19 +78,6 @@ def fit(steps: np.ndarray, longest: int, identity: dict, source: str) -> StepCos
     per_request = np.arange(1, longest + 1)
     cells = fixed + each * requests[:, None] + token * requests[:, None] * per_request[None, :]
     return StepCost(requests, per_request, np.array([1]), cells[..., None], identity, source)
-
-
-def non_negative_least_squares(columns: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Least squares with every negative term left out in turn; for the few terms of a step's cost that is enough."""
-    used = list(range(columns.shape[1]))
-    while True:
-        terms = np.linalg.lstsq(columns[:, used], target, rcond=None)[0]
-        if (worst := int(np.argmin(terms))) is None or terms[worst] >= 0 or len(used) == 1:
-            break
-        del used[worst]
-    result = np.zeros(columns.shape[1])
-    result[used] = np.maximum(terms, 0.0)
-    return result
 
 
 def measure(options: argparse.Namespace) -> StepCost:

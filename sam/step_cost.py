@@ -145,6 +145,25 @@ def _between(cells: np.ndarray, axis: np.ndarray, value: float) -> np.ndarray:
     return cells[low] + (at - low) * (cells[high] - cells[low])
 
 
+def non_negative_least_squares(columns: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Least squares with the most negative term left out until none is; for the few terms of a step's cost that does.
+
+    Args:
+        columns: float [n, terms]; target: float [n].
+
+    Returns:
+        float64 [terms], none negative.
+    """
+    used = list(range(columns.shape[1]))
+    terms = np.linalg.lstsq(columns, target, rcond=None)[0]
+    while len(used) > 1 and terms.min() < 0:
+        del used[int(np.argmin(terms))]
+        terms = np.linalg.lstsq(columns[:, used], target, rcond=None)[0]
+    result = np.zeros(columns.shape[1])
+    result[used] = np.maximum(terms, 0.0)
+    return result
+
+
 def linear(fixed_ms: float, per_request_ms: float, per_token_ms: float, **description) -> StepCost:
     """A table of fixed + requests x per_request + tokens x per_token milliseconds, whatever the context."""
     requests, tokens = np.array([1, 1024]), np.array([1, 16])

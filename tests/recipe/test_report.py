@@ -25,6 +25,7 @@ def make_run(directory, method, seconds, rewards, different=()):
         speculating = method == "sam"
         arrays = {
             "step_ms": np.full(6, 1000 * seconds / 6),
+            **{f"{part}_ms": np.full(6, 10.0) for part in ("forward", "verify", "draft")},
             "running": np.array([1, 4, 3, 2, 2, 1]),
             "drafted": np.array([0, 0, 0, 6, 6, 3]) * speculating,
             "accepted": np.array([0, 0, 0, 3, 4, 2]) * speculating,

@@ -5,7 +5,8 @@ import io
 import numpy as np
 import pytest
 
-from recipe.rollout_record import RolloutRecord
+from recipe.report_timeline import over_time
+from recipe.rollout_record import RolloutRecord, rejected_seconds, token_milliseconds
 
 
 def record(running=(4, 4, 2, 1), milliseconds=(10.0, 10.0, 30.0, 50.0), pauses=(0.0, 0.0, 0.0, 0.0), seconds=0.1):
@@ -61,3 +62,25 @@ def test_a_replica_without_a_part_in_every_round_tells_nothing_of_rounds():
     metrics = RolloutRecord.merge([record()]).metrics(rounds=2)
     assert "rollout/round_seconds/1" not in metrics
     assert metrics["rollout/round_seconds/replica_mean"] == pytest.approx(0.05)
+
+
+def test_what_rejected_drafts_took_is_their_share_of_the_steps_time():
+    running, drafted = np.array([8, 8, 4, 4, 2, 1]), np.array([0, 16, 0, 8, 4, 3])
+    arrays = {
+        "running": running, "drafted": drafted, "accepted": drafted // 2,
+        "step_ms": 5.0 + 0.5 * running + 0.25 * drafted,
+    }  # fmt: skip
+    assert token_milliseconds(arrays) == pytest.approx(0.25)
+    assert rejected_seconds(arrays) == pytest.approx(0.25 * (31 - 15) / 1e3)
+    assert rejected_seconds({**arrays, "drafted": 0 * drafted, "accepted": 0 * drafted}) == 0.0
+    metrics = RolloutRecord.merge([record(), record()]).metrics()
+    assert metrics["rollout/other_ms_per_step"] == metrics["rollout/step_ms_per_step"] == 25.0
+    assert metrics["rollout/rejected_seconds"] >= 0.0
+
+
+def test_columns_over_time_keep_their_totals():
+    arrays = {"step_ms": np.array([10.0, 30.0, 60.0]), "running": np.array([5, 3, 1])}
+    time, means = over_time(arrays, ("running",))
+    assert time[-1] == pytest.approx(0.1)
+    assert means["running"].mean() == pytest.approx((5 * 10 + 3 * 30 + 1 * 60) / 100)
+    assert means["running"][0] == 5 and means["running"][-1] == 1

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from sam.profile import as_text, fit, main, non_negative_least_squares, read_log
-from sam.step_cost import StepCost, StepCostError
+from sam.profile import as_text, fit, main, read_log
+from sam.step_cost import StepCost, StepCostError, non_negative_least_squares
 
 LINE = (
     "INFO 11-21 10:00:0{i} [loggers.py:271] Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation "
