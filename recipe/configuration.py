@@ -32,7 +32,7 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(CONFIGS), version_base="1.3", job_name=config_name):
-            config = compose(config_name, [f"hydra.searchpath=[{_verl_configs()}]", *overrides])
+            config = compose(config_name, [f"hydra.searchpath=[{verl_configs()}]", *overrides])
         config.config_name = config_name
         _refuse_unknown_additions(config_name, overrides)
         section = OmegaConf.to_container(config.speculation, resolve=True)
@@ -80,7 +80,7 @@ def _refuse_unknown_additions(config_name: str, overrides: list[str]) -> None:
             raise ConfigError(f"{key} is unknown to {config_name} and would be ignored: check its spelling")
 
 
-def _verl_configs() -> str:
+def verl_configs() -> str:
     spec = importlib.util.find_spec("verl")
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError("verl is not installed: run bash scripts/test.sh or install requirements/*.txt")

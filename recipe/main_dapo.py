@@ -14,7 +14,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe import environment, preflight, supervisor
+from recipe import environment, preflight, preflight_start, supervisor
 from recipe.configuration import ConfigError, compose_config
 from recipe.progress import Progress
 from recipe.run_record import STATE_FILE
@@ -50,7 +50,12 @@ def main(arguments: list[str] | None = None) -> int:
             "do (to train again: another run_dir=, trainer.resume_mode=disable, or remove the directory)"
         )
         return 0
-    return supervise(config, options)
+    try:
+        with preflight_start.lock(Path(config.run_dir)):
+            return supervise(config, options)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
 
 
 def is_finished(config: DictConfig) -> bool:

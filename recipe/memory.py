@@ -140,3 +140,13 @@ def fsdp(model: Model, ranks: int, tokens: int) -> Training:
     return Training(
         (FP32 * share + BF16 * gathered) / GIB, FP32 * share / GIB, 2 * FP32 * share / GIB, (kept + logits) / GIB
     )
+
+
+def megatron_checkpoint(model: Model) -> float:
+    """GiB of one checkpoint as verl writes it: weights in bf16 in Hugging Face's format, and the optimizer's state."""
+    return (BF16 + OPTIMIZER_BYTES) * model.parameters / GIB
+
+
+def fsdp_checkpoint(model: Model) -> float:
+    """GiB of one checkpoint as verl writes it: float32 weights and two moments."""
+    return 3 * FP32 * model.parameters / GIB

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import shutil
+import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 from omegaconf import DictConfig
 
-from recipe import preflight_ascend, preflight_memory, preflight_variables, versions
+from recipe import (
+    environment,
+    preflight_ascend,
+    preflight_files,
+    preflight_keys,
+    preflight_machine,
+    preflight_memory,
+    preflight_start,
+    preflight_variables,
+    versions,
+)
 from recipe.configuration import ConfigError
-
-MINIMUM_MEMORY_GIB = {"cpu": 10}
-MINIMUM_DISK_GIB = {"cpu": 3}
 
 
 def check(config: DictConfig, to_be_built: Path | None = None) -> None:
@@ -37,16 +43,19 @@ def checks(config: DictConfig, to_be_built: Path | None = None) -> dict[str, Ite
     """Problems by subject, found when they are asked for. None of these starts or imports anything that takes long."""
     is_npu = config.trainer.device == "npu"
     return {
+        "start": _start(config, to_be_built),
         "versions": _versions(config),
         "Ascend: pairing and patches": preflight_ascend.installation_problems() if is_npu else iter(()),
         "Ascend: settings": preflight_ascend.setting_problems(config) if is_npu else iter(()),
         "variables": preflight_variables.find_problems(),
-        "data and model": _files(config, to_be_built),
+        "keys": preflight_keys.find_problems(config),
+        "data and model": preflight_files.find_problems(config, to_be_built),
         "batches": _batches(config),
         "lengths": _lengths(config),
         "parallel sizes": _parallel_sizes(config),
+        "token budgets": _token_budgets(config),
         "memory of a device": preflight_memory.find_problems(config),
-        "memory and disk of this machine": _resources(config),
+        "memory, disk and ports of this machine": preflight_machine.find_problems(config),
     }
 
 
@@ -54,6 +63,19 @@ def find_warnings(config: DictConfig) -> Iterator[str]:
     """What costs time but breaks nothing."""
     if config.trainer.device == "npu":
         yield from preflight_ascend.find_warnings(config)
+    # On a laptop nobody waits for the curves.
+    if config.trainer.device != "cpu" and "wandb" in config.trainer.logger and not environment.has_wandb_key():
+        yield (
+            f"no key of wandb's here: the run is kept in {config.run_dir}/wandb, for wandb sync later; to watch it, "
+            "run wandb login on every node, or set WANDB_API_KEY where Ray is started"
+        )
+
+
+def _start(config: DictConfig, to_be_built: Path | None) -> Iterator[str]:
+    yield from preflight_start.find_problems(config)
+    # What is still to be built is checked for several runs at once, each with a directory of its own.
+    if to_be_built is None and (problem := preflight_start.lock_problem(Path(config.run_dir))):
+        yield problem
 
 
 def _versions(config: DictConfig) -> Iterator[str]:
@@ -70,42 +92,39 @@ def _versions(config: DictConfig) -> Iterator[str]:
             "speculation=suffix needs arctic-inference, which is not installed: "
             "install the extra `peers` (requirements/peers.txt)"
         )
+    yield from _training_packages(config)
 
 
-def _files(config: DictConfig, to_be_built: Path | None) -> Iterator[str]:
-    def is_missing(path: Path) -> bool:
-        return not path.is_file() and (to_be_built is None or to_be_built not in path.parents)
+def _training_packages(config: DictConfig) -> Iterator[str]:
+    """What the pins of requirements/ do not hold: none of it comes as a wheel for every device."""
+    device, actor = config.trainer.device, config.actor_rollout_ref.actor
+    if preflight_memory.uses_megatron(config):
+        needed = ["megatron.core", "mbridge" if actor.megatron.vanilla_mbridge else "megatron.bridge"]
+        if missing := [name for name in needed + ["mindspeed"] * (device == "npu") if not is_importable(name)]:
+            yield (
+                f"training with Megatron needs {' and '.join(missing)}, not installed here: docs/qwen3.md says how; a "
+                "dense model trains without, with training=fsdp2"
+            )
+        return
+    attention = config.actor_rollout_ref.model.override_config.get("attn_implementation", "flash_attention_2")
+    if device == "cuda" and attention == "flash_attention_2" and not is_importable("flash_attn"):
+        yield (
+            "training would use flash_attention_2, and flash-attn is not installed: install it, or set "
+            "actor_rollout_ref.model.override_config.attn_implementation=sdpa"
+        )
+    if (ranks := actor.fsdp_config.ulysses_sequence_parallel_size) > 1 and attention != "flash_attention_2":
+        yield (
+            f"actor.fsdp_config.ulysses_sequence_parallel_size={ranks}, attn_implementation={attention}: verl splits "
+            "sequences in flash_attention_2 only: set actor_rollout_ref.model.override_config.attn_implementation to "
+            "that, or the size to 1"
+        )
 
-    for key in ("train_files", "val_files"):
-        value = config.data[key]
-        for name in [value] if isinstance(value, str) else value:
-            path = Path(name).expanduser()
-            if is_missing(path):
-                yield f"data.{key}={name}: no such file; make it with {_maker(config)}"
-            elif path.is_file() and path.stat().st_size and (missing := _missing_columns(path)):
-                yield f"data.{key}={name}: {missing}; make it with {_maker(config)}"
-    model = Path(config.actor_rollout_ref.model.path).expanduser()
-    if is_missing(model / "config.json"):
-        yield f"actor_rollout_ref.model.path={model}: no config.json there; make it with {_maker(config)}"
-    elif is_missing(model / "tokenizer_config.json"):
-        yield f"actor_rollout_ref.model.path={model}: no tokenizer_config.json there; fetch the whole model"
 
-
-def _missing_columns(path: Path) -> str | None:
-    import pyarrow.parquet  # a quarter of a second, and only where there are data
-
+def is_importable(module: str) -> bool:
     try:
-        found = set(pyarrow.parquet.read_schema(path).names)
-    except (OSError, ValueError) as error:
-        return f"no parquet file ({str(error).splitlines()[0]})"
-    missing = [name for name in ("data_source", "prompt", "reward_model") if name not in found]
-    return f"column {missing[0]} is missing" if missing else None
-
-
-def _maker(config: DictConfig) -> str:
-    if config.trainer.device == "cpu":
-        return f"python -m recipe.tiny.assets --output {config.get('assets', 'outputs/tiny_assets')}"
-    return "bash scripts/prepare_data.sh, or point the key at your own"
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # a parent package is not there
+        return False
 
 
 def _batches(config: DictConfig) -> Iterator[str]:
@@ -176,7 +195,7 @@ def _lengths(config: DictConfig) -> Iterator[str]:
 
 
 def _parallel_sizes(config: DictConfig) -> Iterator[str]:
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    rollout = config.actor_rollout_ref.rollout
     dies = config.trainer.nnodes * config.trainer.n_gpus_per_node
     replica = rollout.tensor_model_parallel_size * rollout.data_parallel_size
     if dies % replica:
@@ -189,9 +208,11 @@ def _parallel_sizes(config: DictConfig) -> Iterator[str]:
             f"rollout.expert_parallel_size={rollout.expert_parallel_size}: vLLM spreads experts over 1 or all "
             f"{replica} devices of a replica"
         )
-    if actor.strategy != "megatron":
-        return
-    sizes = actor.megatron
+    if preflight_memory.uses_megatron(config):
+        yield from _megatron_sizes(config.actor_rollout_ref.actor.megatron, dies)
+
+
+def _megatron_sizes(sizes: DictConfig, dies: int) -> Iterator[str]:
     model = sizes.tensor_model_parallel_size * sizes.pipeline_model_parallel_size * sizes.context_parallel_size
     if dies % model:
         yield f"actor.megatron: tensor x pipeline x context = {model} does not divide the {dies} devices: change one"
@@ -200,26 +221,22 @@ def _parallel_sizes(config: DictConfig) -> Iterator[str]:
             f"actor.megatron.expert_model_parallel_size={sizes.expert_model_parallel_size} does not divide the "
             f"{dies // sizes.pipeline_model_parallel_size} devices of a pipeline stage: change it"
         )
+
+
+def _token_budgets(config: DictConfig) -> Iterator[str]:
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    is_megatron = preflight_memory.uses_megatron(config)
+    name = "context_parallel_size" if is_megatron else "ulysses_sequence_parallel_size"
+    ranks = (actor.megatron if is_megatron else actor.fsdp_config)[name]
     longest = config.data.max_prompt_length + config.data.max_response_length
-    room = actor.ppo_max_token_len_per_gpu * sizes.context_parallel_size
-    if actor.use_dynamic_bsz and room < longest:
+    if actor.use_dynamic_bsz and (room := actor.ppo_max_token_len_per_gpu * ranks) < longest:
+        yield (f"actor.ppo_max_token_len_per_gpu x {name} = {room} is below the longest sequence, {longest}: raise it")
+    drafted = config.speculation.num_speculative_tokens if config.speculation.method != "off" else 0
+    if rollout.max_num_batched_tokens < (needed := rollout.max_num_seqs * (1 + drafted)):
         yield (
-            f"actor.ppo_max_token_len_per_gpu x context_parallel_size = {room} is below the longest sequence, "
-            f"{longest}: raise it"
+            f"rollout.max_num_batched_tokens={rollout.max_num_batched_tokens} is below max_num_seqs x (1 + "
+            f"num_speculative_tokens) = {needed}, one step of full decoding: raise it"
         )
-
-
-def _resources(config: DictConfig) -> Iterator[str]:
-    device = config.trainer.device
-    memory = psutil.virtual_memory().available / 2**30
-    if memory < (wanted := MINIMUM_MEMORY_GIB.get(device, 0)):
-        yield f"{memory:.1f} GiB of memory are free, {wanted} are needed: stop other programs"
-    place = Path(config.run_dir)
-    while not place.exists():
-        place = place.parent
-    disk = shutil.disk_usage(place).free / 2**30
-    if disk < (wanted := MINIMUM_DISK_GIB.get(device, 0)):
-        yield f"{disk:.1f} GiB of disk are free below {place}, {wanted} are needed: free some or set run_dir"
 
 
 if __name__ == "__main__":

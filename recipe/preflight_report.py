@@ -13,14 +13,25 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from recipe import preflight, preflight_memory
+from recipe import (
+    preflight,
+    preflight_cluster,
+    preflight_files,
+    preflight_keys,
+    preflight_machine,
+    preflight_memory,
+    preflight_speculation,
+    preflight_start,
+)
 from recipe.configuration import ConfigError, compose_config
 
-DEVICE_CHECKS = ("versions", "Ascend: pairing and patches")
+# About the machine that runs, not about the config: meaningless on a laptop.
+DEVICE_CHECKS = ("start", "versions", "Ascend: pairing and patches", "memory, disk and ports of this machine")
+DEVICE_FILES = {"npu": "davinci[0-9]*", "cuda": "nvidia[0-9]*"}
 
 
-def has_npu() -> bool:
-    return any(Path("/dev").glob("davinci[0-9]*"))
+def has_device(device: str) -> bool:
+    return device not in DEVICE_FILES or any(Path("/dev").glob(DEVICE_FILES[device]))
 
 
 def report(config: DictConfig, dry_run: bool) -> dict:
@@ -28,27 +39,27 @@ def report(config: DictConfig, dry_run: bool) -> dict:
     the command lines. Imports verl and vLLM, which takes half a minute."""
     found = {name: list(problems) for name, problems in preflight.checks(config).items()}
     skipped = {}
-    if config.trainer.device == "npu" and not has_npu():
-        # A laptop's torch is another, and CANN is not there: what is checked is the config.
+    is_laptop = not has_device(config.trainer.device)
+    if is_laptop:
         skipped = {name: found.pop(name) for name in DEVICE_CHECKS}
+    found["keys"] += preflight_keys.ray_problems(config)
+    found["tokenizer"] = list(preflight_files.tokenizer_problems(config))
     found["verl's own validation"] = list(_verl(config))
     parsed = list(_vllm(config))
     found["vLLM's argument parser"] = [line for line in parsed if isinstance(line, str)]
     command = next((line for line in parsed if isinstance(line, list)), [])
-    found["Ray cluster"] = list(_cluster(config))
+    loaded, problems = preflight_speculation.resolve(config)
+    (skipped if is_laptop and problems else found)["drafter and sampler"] = problems
+    found["Ray cluster"] = list(preflight_cluster.find_problems(config))
+    if config.trainer.device == "npu" and not is_laptop:
+        found["weight sync"] = list(preflight_machine.weight_sync_problems(config))
     result = {
         "problems": found,
         "skipped": skipped,
         "warnings": list(preflight.find_warnings(config)),
         "estimate": preflight_memory.describe(config),
         "topology": topology(config),
-        "sampler": {
-            "drafter": config.speculation.method,
-            "verification": config.speculation.verification,
-            "proposer": (config.actor_rollout_ref.rollout.engine_kwargs.vllm.get("speculative_config") or {}).get(
-                "model"
-            ),
-        },
+        "speculation": loaded,
     }
     if dry_run:
         result["command"] = f"python -m recipe.main_dapo --config-name {config.config_name}"
@@ -68,49 +79,41 @@ def topology(config: DictConfig) -> str:
 
 
 def _verl(config: DictConfig) -> Iterator[str]:
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
     try:
         validate_config(config, use_reference_policy=False, use_critic=False)
         for part in ("actor", "rollout"):
             omega_conf_to_dataclass(config.actor_rollout_ref[part])
+        # verl itself looks these up after the first rollout.
+        get_adv_estimator_fn(config.algorithm.adv_estimator)
+        get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
     except Exception as error:
-        yield f"verl refuses the config: {str(error).strip().splitlines()[0]}"
+        yield f"verl refuses the config: {_said(error)}: correct what it names"
 
 
 def _vllm(config: DictConfig) -> Iterator[str | list[str]]:
     """The command line, or a problem."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
     from recipe.vllm_command import vllm_arguments
 
     try:
-        yield vllm_arguments(config)[0]
+        command, parsed = vllm_arguments(config)
+        # vLLM's dataclasses look at what the parser hands on as it is, such as compilation_config.
+        AsyncEngineArgs.from_cli_args(parsed)
+        yield command
     except Exception as error:
-        yield f"vLLM refuses the command line: {str(error).strip().splitlines()[-1]}"
+        yield f"vLLM refuses the command line: {_said(error)}: correct it in rollout, or in rollout.engine_kwargs.vllm"
 
 
-def _cluster(config: DictConfig) -> Iterator[str]:
-    """With RAY_ADDRESS set: whether the cluster has the devices, on as many nodes."""
-    if not os.environ.get("RAY_ADDRESS"):
-        return
-    import ray
-
-    resource = {"npu": "NPU", "cuda": "GPU"}.get(config.trainer.device, "CPU")
-    try:
-        ray.init(address=os.environ["RAY_ADDRESS"], logging_level="ERROR", log_to_driver=False)
-        nodes = [node["Resources"].get(resource, 0) for node in ray.nodes() if node["Alive"]]
-        ray.shutdown()
-    except Exception as error:
-        yield (
-            f"RAY_ADDRESS={os.environ['RAY_ADDRESS']}: no cluster answers ({str(error).splitlines()[0]}): start it "
-            "with bash scripts/start_ray_cluster.sh, or unset RAY_ADDRESS"
-        )
-        return
-    wanted, whole = config.trainer.nnodes, config.trainer.n_gpus_per_node
-    if (complete := sum(count >= whole for count in nodes)) < wanted:
-        yield (
-            f"{complete} of {wanted} nodes are in the Ray cluster with {whole} {resource} each (found: "
-            f"{sorted(map(int, nodes), reverse=True)}): start the others with scripts/start_ray_cluster.sh worker"
-        )
+def _said(error: Exception) -> str:
+    """An error in one line: Hydra says where first and why next, pydantic ends with a link."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and "errors.pydantic.dev" not in line]
+    if isinstance(error, KeyError):
+        return f"{lines[0]} is none of the values it knows"
+    return " ".join(lines[:3]) or "a dictionary in it has an unknown key or a value of the wrong type"
 
 
 def _print(result: dict) -> None:
@@ -120,16 +123,25 @@ def _print(result: dict) -> None:
         for problem in problems:
             print(f"        {problem}")
     for name in result["skipped"]:
-        print(f"skip  {name}: no NPU in this machine")
+        print(f"skip  {name}: no device of this config in this machine")
     for warning in result["warnings"]:
         print(f"warning: {warning}")
     print(result["topology"])
+    for name, what in result["speculation"].items():
+        print(f"{name}: {what}")
     print(result["estimate"] or "no estimate of a device's memory: no accelerator, or no config.json of the model")
     if "command" in result:
         print(result["command"])
         print("vllm " + shlex.join(result["vllm"]))
     count = sum(map(len, result["problems"].values()))
     print(f"{count} problem{'' if count == 1 else 's'}")
+
+
+def _join_cluster(config: DictConfig) -> None:
+    """As the run scripts do, so that preflight looks at the cluster that a run would take."""
+    if config.trainer.device != "cpu" and not os.environ.get("RAY_ADDRESS"):
+        if address := preflight_start.cluster_of_this_node():
+            os.environ["RAY_ADDRESS"] = address
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -158,6 +170,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ConfigError as error:
         print(json.dumps({"error": str(error)}) if options.json else f"error: {error}")
         return 2
+    _join_cluster(config)
     with contextlib.redirect_stdout(sys.stderr):  # verl and vLLM log to stdout
         result = report(config, options.dry_run)
     if options.dry_run and options.overrides:

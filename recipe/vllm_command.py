@@ -65,7 +65,8 @@ def vllm_arguments(config: DictConfig) -> tuple[list[str], argparse.Namespace]:
         with contextlib.redirect_stderr(complaints), contextlib.redirect_stdout(io.StringIO()):
             asyncio.run(Server().launch_server())
     except SystemExit as error:
-        raise ValueError(complaints.getvalue().strip().splitlines()[-1]) from error
+        said = [line for line in complaints.getvalue().strip().splitlines() if "errors.pydantic.dev" not in line]
+        raise ValueError(said[-1]) from error
     finally:
         vllm_async_server.build_cli_args_from_config = original
     return found["command"], found["parsed"]

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sourced on every node before Ray starts there: what HCCL, CANN, vllm-ascend and Ray read. A variable that is set already
-# stays as it is. verl itself sets HCCL_HOST_SOCKET_PORT_RANGE and HCCL_NPU_SOCKET_PORT_RANGE to auto.
+# Sourced on every node before Ray starts there: what HCCL, CANN, vllm-ascend and Ray read. A variable that is set
+# already stays as it is. verl itself sets HCCL_HOST_SOCKET_PORT_RANGE and HCCL_NPU_SOCKET_PORT_RANGE to auto.
 set -euo pipefail
 
 # verl hands dies to its workers itself; Ray must not hide them.
@@ -18,19 +18,40 @@ export VLLM_ASCEND_ENABLE_NZ="${VLLM_ASCEND_ENABLE_NZ:-0}"
 # Threads stay on the cores near their die.
 export CPU_AFFINITY_CONF="${CPU_AFFINITY_CONF:-1}"
 
+# Ray 2.60 asks for a token if it finds one, also an old one in ~/.ray on one node of many, which then keeps the others
+# out, and `ray status` too. So for all nodes alike: a token where you set one, the same on every node, else none.
+if [ -n "${RAY_AUTH_TOKEN:-}${RAY_AUTH_TOKEN_PATH:-}" ]; then
+    export RAY_AUTH_MODE="${RAY_AUTH_MODE:-token}"
+else
+    export RAY_AUTH_MODE="${RAY_AUTH_MODE:-disabled}"
+fi
+
 # Less fragmentation in processes that live for a week.
 for library in /usr/lib/*-linux-gnu/libjemalloc.so.2 /usr/lib64/libjemalloc.so.2; do
     [ -f "$library" ] && [ -z "${LD_PRELOAD:-}" ] && export LD_PRELOAD="$library"
 done
+
+# Hundreds of processes, each with sockets to many others. What the system does not allow stays as it is.
+ulimit -n "$(ulimit -Hn)" 2>/dev/null || true
 
 # On the head node, or alone: run_on_ascend CONFIG [overrides].
 run_on_ascend() {
     local config="$1"
     shift
     cd "$(dirname "${BASH_SOURCE[0]}")/.."
-    if [ -z "${RAY_ADDRESS:-}" ] && command -v ray >/dev/null && ray status >/dev/null 2>&1; then
-        export RAY_ADDRESS=auto
-        echo "joining the Ray cluster that runs on this node"
-    fi
+    case " $* " in
+        *" scale=smoke "*) unset RAY_ADDRESS RAY_AUTH_MODE ;; # on this machine's CPU, with a Ray of its own
+        *) join_ray ;;
+    esac
+    # Refuses the wrong node, a cluster that has ended, a directory in which a run goes on: recipe/preflight_start.py.
     exec python -m recipe.main_dapo --config-name "$config" "$@"
+}
+
+# The cluster that `ray start` made this node join: its address stands in Ray's own file.
+join_ray() {
+    [ -z "${RAY_ADDRESS:-}" ] || return 0
+    command -v ray >/dev/null && ray status >/dev/null 2>&1 || return 0
+    RAY_ADDRESS="$(cat "${RAY_TMPDIR:-${TMPDIR:-/tmp}}/ray/ray_current_cluster" 2>/dev/null || true)"
+    export RAY_ADDRESS="${RAY_ADDRESS:-auto}"
+    echo "joining the Ray cluster that runs on this node, $RAY_ADDRESS"
 }

@@ -6,26 +6,37 @@
 # DIES (16) and PORT (6379) may be set.
 source "$(dirname "${BASH_SOURCE[0]}")/ascend_environment.sh"
 
-usage() {
-    echo "error: $1: expected head, worker HEAD_ADDRESS or stop" >&2
+fail() {
+    echo "error: $*" >&2
     exit 2
+}
+
+answers() { timeout 5 bash -c "exec 3<>/dev/tcp/$1/$2" 2>/dev/null; }
+
+refuse_second_ray() {
+    ! ray status >/dev/null 2>&1 ||
+        fail "a Ray runs on this node already: stop it with bash scripts/start_ray_cluster.sh stop"
 }
 
 DIES="${DIES:-16}"
 PORT="${PORT:-6379}"
 RESOURCES="{\"NPU\": $DIES}"
+command -v ray >/dev/null ||
+    fail "ray is not on PATH: activate the environment that requirements/ascend.txt is installed in"
 case "${1:-}" in
     head)
-        if ray status >/dev/null 2>&1; then
-            echo "error: a Ray runs on this node already: stop it with bash scripts/start_ray_cluster.sh stop" >&2
-            exit 2
-        fi
+        refuse_second_ray
+        ! answers 127.0.0.1 "$PORT" ||
+            fail "port $PORT is taken by another program on this node: stop it, or set PORT to a free one on all nodes"
         ray start --head --port "$PORT" --resources "$RESOURCES" --disable-usage-stats
         ;;
     worker)
-        [ -n "${2:-}" ] || usage "worker needs the head's address"
+        [ -n "${2:-}" ] || fail "worker needs the head's address: expected head, worker HEAD_ADDRESS or stop"
+        refuse_second_ray
+        answers "$2" "$PORT" ||
+            fail "no Ray answers at $2:$PORT: run bash scripts/start_ray_cluster.sh head there first, with this PORT"
         ray start --address "$2:$PORT" --resources "$RESOURCES" --disable-usage-stats
         ;;
     stop) ray stop ;;
-    *) usage "${1:-nothing}" ;;
+    *) fail "${1:-nothing}: expected head, worker HEAD_ADDRESS or stop" ;;
 esac

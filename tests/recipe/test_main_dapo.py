@@ -5,6 +5,7 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
+from recipe import preflight, preflight_start
 from recipe.main_dapo import is_finished, main
 
 
@@ -41,3 +42,11 @@ def test_a_run_that_does_not_resume_is_never_finished(tmp_path):
 def test_mistakes_end_with_one_line(capsys):
     assert main(["--config-name", "dapo_tiny_cpu", "speculation=sma"]) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_a_second_run_in_the_same_directory_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(preflight, "check", lambda *_, **__: None)
+    with preflight_start.lock(tmp_path / "run"):
+        assert main(["--config-name", "dapo_tiny_cpu", f"run_dir={tmp_path / 'run'}"]) == 2
+    assert "is used by a run that goes on" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "config.yaml").exists()

@@ -71,6 +71,40 @@ def test_the_published_set_ups_fit(model_folder, name, model):
     assert "longest responses" in preflight_memory.describe(config)
 
 
+@pytest.mark.parametrize("name", ["dapo_qwen3_32b", "dapo_qwen3_32b_128die"])
+def test_the_dense_model_fits_with_fsdp2_too(model_folder, name):
+    config = compose_config(name, [model_folder(QWEN3_32B), "training=fsdp2"])
+    assert list(preflight_memory.find_problems(config)) == []
+
+
+def test_a_checkpoint_is_weights_and_optimizer(model_folder):
+    override = model_folder(QWEN3_32B)
+    megatron = preflight_memory.checkpoint_gib(compose_config("dapo_qwen3_32b", [override]))
+    fsdp2 = preflight_memory.checkpoint_gib(compose_config("dapo_qwen3_32b", [override, "training=fsdp2"]))
+    assert megatron * 2**30 == pytest.approx(14 * 32.8e9, rel=0.01)  # bf16 weights, float32 master weights and moments
+    assert fsdp2 * 2**30 == pytest.approx(12 * 32.8e9, rel=0.01)  # float32 weights and moments
+
+
+def test_what_is_offloaded_lies_in_a_nodes_memory(model_folder):
+    def gib(*overrides):
+        return preflight_memory.offloaded_gib(compose_config("dapo_qwen3_32b", [model_folder(QWEN3_32B), *overrides]))
+
+    # Half of the optimizer, and sixteen dies' sixteenths of the weights.
+    assert gib() * 2**30 == pytest.approx(12 * 32.8e9 / 2 + 2 * 32.8e9, rel=0.01)
+    assert gib("training=fsdp2") * 2**30 == pytest.approx((8 + 4) * 32.8e9 / 2, rel=0.01)
+    off = [f"actor_rollout_ref.actor.megatron.{name}_offload=false" for name in ("param", "optimizer")]
+    assert gib(*off) == 0
+
+
+def test_the_embedding_is_the_largest_tensor(model_folder):
+    override = model_folder(QWEN3_32B)
+    assert preflight_memory.largest_tensor_mib(compose_config("dapo_qwen3_32b", [override])) == pytest.approx(
+        1484, abs=1
+    )
+    fsdp2 = compose_config("dapo_qwen3_32b", [override, "training=fsdp2"])
+    assert preflight_memory.largest_tensor_mib(fsdp2) == pytest.approx(2968, abs=1)
+
+
 def test_eight_gpus_hold_qwen3_8b(model_folder):
     sizes = {**QWEN3_32B, "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32}
     config = compose_config("dapo_qwen3_8b_cuda", [model_folder({**sizes, "intermediate_size": 12288})])
@@ -83,7 +117,10 @@ def test_eight_gpus_hold_qwen3_8b(model_folder):
     [
         ("actor_rollout_ref.rollout.tensor_model_parallel_size=1", "less than one longest response"),
         ("actor_rollout_ref.rollout.gpu_memory_utilization=0.13", "less than one longest response"),
-        ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=1", "GiB on each die of 64: raise the parallel"),
+        (
+            "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=1",
+            "GiB on each die of 64: raise actor.megatron",
+        ),
         ("actor_rollout_ref.actor.ppo_max_token_len_per_gpu=400000", "lower actor.ppo_max_token_len_per_gpu"),
     ],
 )
@@ -94,5 +131,7 @@ def test_what_does_not_fit_is_found(model_folder, override, message):
 
 
 def test_no_estimate_without_the_model_or_on_a_cpu():
-    assert preflight_memory.estimates(compose_config("dapo_qwen3_32b", [])) is None
+    config = compose_config("dapo_qwen3_32b", [])
+    assert preflight_memory.estimates(config) is None
+    assert preflight_memory.checkpoint_gib(config) == preflight_memory.offloaded_gib(config) == 0
     assert preflight_memory.estimates(compose_config("dapo_tiny_cpu", [])) is None

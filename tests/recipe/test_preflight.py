@@ -1,16 +1,20 @@
 """What preflight finds before a process is started."""
 
-import pytest
+import subprocess
+import sys
 
-from recipe import preflight, versions
+import pytest
+from preflight_node import write_model
+
+from recipe import preflight, preflight_keys, preflight_machine, versions
 from recipe.configuration import ConfigError, compose_config
 
 
 @pytest.fixture
 def assets(tmp_path):
-    for name in ("train.parquet", "val.parquet", "model/config.json", "model/tokenizer_config.json"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
+    (tmp_path / "train.parquet").touch()
+    (tmp_path / "val.parquet").touch()
+    write_model(tmp_path / "model")
     return tmp_path
 
 
@@ -54,7 +58,7 @@ def test_wrong_version(assets, package, monkeypatch):
 
 @pytest.mark.parametrize("minimum, word", [("MINIMUM_MEMORY_GIB", "memory"), ("MINIMUM_DISK_GIB", "disk")])
 def test_not_enough_room(assets, minimum, word, monkeypatch):
-    monkeypatch.setattr(preflight, minimum, {"cpu": 10**6})
+    monkeypatch.setattr(preflight_machine, minimum, {"cpu": 10**6})
     assert any(f"GiB of {word} are free" in problem for problem in problems(assets))
 
 
@@ -71,3 +75,30 @@ def test_assets_that_are_still_to_be_built_are_no_problem_others_are(tmp_path):
 
     assert found() == []
     assert "nowhere" in found("data.train_files=nowhere.parquet")[0]
+
+
+@pytest.mark.parametrize("name", ["dapo_tiny_cpu", "dapo_qwen3_32b", "dapo_qwen3_235b", "dapo_qwen3_8b_cuda"])
+def test_every_key_of_a_config_is_known(name):
+    assert list(preflight_keys.find_problems(compose_config(name, []))) == []
+    assert list(preflight_keys.ray_problems(compose_config(name, []))) == []
+
+
+def test_start_up_imports_nothing_that_takes_long(assets):
+    """main_dapo runs these checks before it says anything."""
+    code = (
+        "import sys; from recipe import preflight; from recipe.configuration import compose_config\n"
+        f"list(preflight.find_problems(compose_config('dapo_tiny_cpu', ['assets={assets}'])))\n"
+        "print(*{'ray', 'torch', 'transformers', 'verl', 'vllm'} & set(sys.modules))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == ""
+
+
+def test_a_cluster_run_without_wandbs_key_is_warned_of(monkeypatch, tmp_path):
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    warnings = list(preflight.find_warnings(compose_config("dapo_qwen3_8b_cuda", [])))
+    assert len(warnings) == 1 and "no key of wandb's here: the run is kept in" in warnings[0]
+    assert list(preflight.find_warnings(compose_config("dapo_tiny_cpu", []))) == []
+    monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
+    assert list(preflight.find_warnings(compose_config("dapo_qwen3_8b_cuda", []))) == []

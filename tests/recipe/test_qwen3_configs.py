@@ -19,16 +19,53 @@ PUBLISHED = {
 }
 
 
-@pytest.fixture(scope="module")
-def verl_validation():
+def validate(config):
+    """verl's own checks and dataclasses; then the command line that verl would start vLLM with, through vLLM's own
+    parser and into its dataclasses. Returns the command line and what the parser made of it."""
     from verl.utils.config import omega_conf_to_dataclass, validate_config
+    from vllm.engine.arg_utils import AsyncEngineArgs
 
-    def validate(config):
-        validate_config(config, use_reference_policy=False, use_critic=False)
-        omega_conf_to_dataclass(config.actor_rollout_ref.actor)
-        omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+    from recipe.vllm_command import vllm_arguments
 
-    return validate
+    validate_config(config, use_reference_policy=False, use_critic=False)
+    omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+    command, parsed = vllm_arguments(config)
+    AsyncEngineArgs.from_cli_args(parsed)
+    return command, parsed
+
+
+# What vLLM is told to draft with, by the choice of speculation.
+DRAFTERS = {"sam": "sam.vllm.proposer.SamProposer", "off": None, "ngram": "ngram", "suffix": "suffix"}
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", (*NAMES, "dapo_qwen3_8b_cuda"))
+def test_verl_and_vllm_accept_every_combination(name, method, scale):
+    config = compose_config(name, [f"speculation={method}", f"scale={scale}"])
+    command, parsed = validate(config)
+    rollout = config.actor_rollout_ref.rollout
+    assert (parsed.max_num_seqs, parsed.tensor_parallel_size) == (
+        rollout.max_num_seqs,
+        rollout.tensor_model_parallel_size,
+    )
+    drafter = parsed.speculative_config or {}
+    assert (drafter.get("model") or drafter.get("method")) == DRAFTERS[method]
+    assert drafter.get("num_speculative_tokens") == (config.speculation.num_speculative_tokens if drafter else None)
+    assert parsed.additional_config["speculation"]["verification"] == "exact"
+    assert parsed.enable_expert_parallel == ("235b" in name and scale == "full")
+    assert config.trainer.experiment_name == f"{name}_{method}"
+    device = "cuda" if "cuda" in name else "npu"
+    assert config.trainer.device == (device if scale == "full" else "cpu")
+    assert config.actor_rollout_ref.actor.strategy == ("megatron" if device == "npu" and scale == "full" else "fsdp2")
+    if device == "npu" and scale == "full":
+        assert json.loads(command[command.index("--compilation_config") + 1])["cudagraph_mode"] == "FULL"
+
+
+def test_every_choice_of_speculation_is_in_the_table():
+    assert set(DRAFTERS) == set(METHODS) == {path.stem for path in (CONFIGS / "speculation").glob("*")} - {"knobs"}
+    assert set(SCALES) == {path.stem for path in (CONFIGS / "scale").glob("*")}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -64,46 +101,37 @@ def test_parallel_sizes_fill_the_dies(name):
     assert config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu * megatron.context_parallel_size >= longest
 
 
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", NAMES)
-def test_verl_accepts_every_combination(verl_validation, name, method, scale):
-    config = compose_config(name, [f"speculation={method}", f"scale={scale}"])
-    verl_validation(config)
-    assert config.speculation.method == method
-    assert config.trainer.experiment_name == f"{name}_{method}"
-
-
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("method", METHODS)
-def test_the_config_for_eight_gpus(verl_validation, method, scale):
-    config = compose_config("dapo_qwen3_8b_cuda", [f"speculation={method}", f"scale={scale}"])
-    verl_validation(config)
-    assert config.trainer.device == ("cuda" if scale == "full" else "cpu")
-    assert config.actor_rollout_ref.actor.strategy == "fsdp2"
-
-
 @pytest.mark.parametrize("name", ["dapo_qwen3_32b", "dapo_qwen3_32b_128die"])
-def test_fsdp2_is_an_option_for_the_dense_model(verl_validation, name):
-    config = compose_config(name, ["training=fsdp2"])
-    verl_validation(config)
+@pytest.mark.parametrize("device", ["npu", "cuda"])
+def test_fsdp2_and_gpus_are_options_for_the_dense_model(name, device):
+    config = compose_config(name, ["training=fsdp2", f"device={device}"])
+    validate(config)
+    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
     assert config.actor_rollout_ref.actor.strategy == "fsdp2"
+    assert (trainer.device, trainer.n_gpus_per_node) == (device, {"npu": 16, "cuda": 8}[device])
+    assert rollout.enforce_eager == (device == "npu")
+    assert ("compilation_config" in rollout.engine_kwargs.vllm) == (device == "npu")
 
 
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("name", NAMES)
-def test_vllm_accepts_the_very_command_line(name, scale):
-    from recipe.vllm_command import vllm_arguments
+def test_torchs_attention_keeps_packed_sequences_apart():
+    """What configs/device/cuda.yaml relies on: verl packs responses into one row and tells them apart by position."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    config = compose_config(name, [f"scale={scale}"])
-    command, parsed = vllm_arguments(config)
-    assert parsed.max_num_seqs == config.actor_rollout_ref.rollout.max_num_seqs
-    assert parsed.tensor_parallel_size == config.actor_rollout_ref.rollout.tensor_model_parallel_size
-    assert parsed.speculative_config["model"] == "sam.vllm.proposer.SamProposer"
-    assert parsed.additional_config["speculation"]["verification"] == "exact"
-    assert parsed.enable_expert_parallel == ("235b" in name and scale == "full")
-    if scale == "full":
-        assert json.loads(command[command.index("--compilation_config") + 1])["cudagraph_mode"] == "FULL"
+    config = Qwen3Config(
+        vocab_size=100, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8,
+    )  # fmt: skip
+    config._attn_implementation = compose_config("dapo_qwen3_8b_cuda", []).actor_rollout_ref.model.override_config[
+        "attn_implementation"
+    ]
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(config).train()  # no dropout in it
+    first, second = torch.randint(100, (1, 7)), torch.randint(100, (1, 5))
+    alone = torch.cat([model(input_ids=one, use_cache=False).logits for one in (first, second)], 1)
+    positions = torch.cat([torch.arange(7), torch.arange(5)])[None]
+    packed = model(input_ids=torch.cat([first, second], 1), position_ids=positions, use_cache=False).logits
+    assert torch.allclose(alone, packed, atol=1e-6)
 
 
 def test_what_vllm_does_not_know_is_refused_in_its_own_words():
