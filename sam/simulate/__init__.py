@@ -1,0 +1,1 @@
+"""A rollout's timeline from response lengths, acceptance and step costs: `python -m sam.simulate`, docs/simulate.md."""

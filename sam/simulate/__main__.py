@@ -1,0 +1,173 @@
+"""`python -m sam.simulate`: what a rollout would take with and without speculation, played event by event.
+
+Requests come from a published set-up (`--setup`), a log-normal fit (`--log-normal`), a recording or a dump of verl's
+(`--traces`), or a recorded training run (`--run`, with its measured seconds beside). Acceptance is that of real
+drafting: on the responses themselves for recordings and runs, otherwise on a recording whose verify steps are drawn.
+Policies are those of sam.switch. Lists of policies, draft lengths, thresholds, scopes and routings are all tried.
+
+Speed-ups are against no speculation with least-loaded routing. docs/simulate.md says what is assumed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from tqdm import tqdm
+
+from sam.peers import NAMES
+from sam.simulate import scenario as scenarios
+from sam.simulate.engine import Played
+from sam.simulate.rollout import Choice
+from sam.simulate.routing import ROUTINGS
+from sam.simulate.scenario import Scenario
+from sam.simulate.validate import table as validation_table
+from sam.simulate.validate import validate
+from sam.switch import POLICIES
+
+TRIED = ("threshold", "goodput")
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m sam.simulate", description=__doc__.splitlines()[0])
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--setup", choices=scenarios.SETUP_NAMES, help="published set-up, its step costs FITTED")
+    source.add_argument("--log-normal", nargs=4, type=float, metavar=("MEAN", "CAP", "SIGMA", "CORRELATION"))
+    source.add_argument("--traces", nargs="+", type=Path, help=".npz recordings or .jsonl dumps, as one round")
+    source.add_argument(
+        "--run", nargs="+", type=Path, help="run directories of one machine; measured against simulated"
+    )
+    parser.add_argument(
+        "--step-cost", help="table: a file, or the name of a shipped one; of runs: fitted to their steps"
+    )
+    parser.add_argument("--cost-from", nargs="+", type=Path, help="runs to fit step costs to (default: those of --run)")
+    parser.add_argument("--acceptance", nargs="+", type=Path, help="recordings to draft on, or a table made of them")
+    parser.add_argument("--drafter", dest="drafter_given", choices=NAMES, help="default: sam; of runs: their own")
+    parser.add_argument("--tokenizer", help="for dumps of text: folder or name of the tokenizer")
+    parser.add_argument("--prompts", type=int, help="of a drawn round")
+    parser.add_argument("--samples", type=int, help="of each prompt, of a drawn round")
+    parser.add_argument("--seeds", type=int, default=1, help="drawn rounds, played one after the other (default 1)")
+    parser.add_argument("--replicas", type=int)
+    parser.add_argument("--max-num-seqs", type=int, help="requests that run at once on a replica")
+    parser.add_argument("--lock-step", action=argparse.BooleanOptionalAction, help="replicas wait for each other")
+    parser.add_argument("--draft-us", type=float, help="of drafting, per request and step, beyond the step costs")
+    parser.add_argument("--policy", nargs="+", choices=POLICIES, help=f"default: {' '.join(TRIED)}; of runs: none")
+    parser.add_argument("--k", nargs="+", type=int, help="draft tokens")
+    parser.add_argument("--threshold", nargs="+", type=int, help="running requests, of the threshold policy")
+    parser.add_argument("--hysteresis", type=int, default=0)
+    parser.add_argument("--scope", nargs="+", choices=("request", "group"))
+    parser.add_argument("--routing", nargs="+", choices=ROUTINGS)
+    parser.add_argument(
+        "--tail", type=int, help="running requests from which the tail counts (default: the only threshold)"
+    )
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="running requests over time, off and the fastest")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    options = parser.parse_args(arguments)
+    options.drafter = options.drafter_given or "sam"
+    for name in ("seeds", "prompts", "samples"):
+        if (value := getattr(options, name)) is not None and value < 1:
+            parser.error(f"--{name} {value}: expected 1 or more")
+    return options
+
+
+def grid(options: argparse.Namespace, default: Choice) -> list[Choice]:
+    """Every combination that is asked for; thresholds are those of the threshold policy alone."""
+    policies = options.policy or ([] if options.run else TRIED)
+    ks, thresholds = options.k or [default.k], options.threshold or [default.threshold]
+    # Peers know their own request alone.
+    scopes = options.scope or (["group"] if options.drafter in ("sam", "suffix", "suffix-any") else ["request"])
+    choices = []
+    for policy, k, scope, routing in itertools.product(policies, ks, scopes, options.routing or ["least-loaded"]):
+        for threshold in thresholds if policy == "threshold" else thresholds[:1]:
+            choices.append(Choice(policy, k, threshold, options.hysteresis, scope, routing))
+    return list(dict.fromkeys(replace(c, k=ks[0], scope="request") if c.policy == "never" else c for c in choices))
+
+
+def sweep(scenario: Scenario, choices: list[Choice], tail: int) -> tuple[list[dict], list[tuple[str, Played]]]:
+    """A row for each choice, after one without speculation; and the first rounds without and with the fastest."""
+    without = Choice("never", choices[0].k, scope="request")
+    total = scenario.num_tokens * (1 + len(choices))
+    rows, best = [], ()
+    with tqdm(total=total, unit="tok", desc=scenario.name, mininterval=2.0, disable=None) as bar:
+        for choice in [without, *choices]:
+            outcome, played = scenario.play(choice, tail, bar.update)
+            if not rows:
+                base, first = outcome, played[0]
+            elif not best or outcome.seconds < best[0]:
+                best = outcome.seconds, choice.label, played[0]
+            head = {"policy": choice.policy, "k": choice.k, "threshold": choice.threshold, "scope": choice.scope}
+            rows.append({
+                "label": choice.label, **head, "routing": choice.routing,
+                "speedup": round(base.seconds / outcome.seconds, 4),
+                "tail_speedup": round(base.tail_seconds / outcome.tail_seconds, 4) if outcome.tail_seconds else 1.0,
+                **outcome.row(),
+            })  # fmt: skip
+    return rows, [("off", first), *([best[1:]] if best else [])]
+
+
+def table(report: dict) -> str:
+    """The figures, one line for each choice."""
+    lines = [
+        f"{report['requests']} requests, {report['tokens']} tokens, {report['replicas']} replicas"
+        f"{' in lock-step' if report['lock_step'] else ''}, tail from {report['tail_threshold']} running requests",
+        f"step costs: {report['step_cost']}",
+        f"{'policy':22} {'scope':>7} {'routing':>12} {'seconds':>9} {'tail s':>8} {'speed-up':>8} {'tail':>6} "
+        f"{'on':>5} {'length':>7} {'wasted':>10}",
+    ]
+    for row in report["rows"]:
+        lines.append(
+            f"{row['label']:22} {row['scope']:>7} {row['routing']:>12} {row['seconds']:9.1f} "
+            f"{row['tail_seconds']:8.1f} {row['speedup']:8.3f} {row['tail_speedup']:6.3f} {row['switched_on']:5.2f} "
+            f"{row['accept_length']:7.3f} {row['wasted']:>10}"
+        )
+    return "\n".join(lines)
+
+
+def run(options: argparse.Namespace) -> tuple[dict, str]:
+    validation, shown = [], []
+    if options.run:
+        parts = scenarios.recorded_run(options, runs := scenarios.load_runs(options.run))
+        validation = validate(runs, parts)
+        shown.append(validation_table(validation))
+        scenario = parts[0]
+    else:
+        made = {"setup": scenarios.published, "log_normal": scenarios.log_normal, "traces": scenarios.recorded}
+        scenario = next(make for name, make in made.items() if getattr(options, name))(options)
+    report = {
+        "scenario": scenario.name, "requests": sum(map(len, scenario.rounds)), "tokens": scenario.num_tokens,
+        "replicas": scenario.cluster.replicas, "lock_step": scenario.cluster.lock_step,
+        "max_num_seqs": scenario.cluster.max_num_seqs, "step_cost": scenario.cost.source, "drafter": options.drafter,
+        "runs": validation, "rows": [],
+    }  # fmt: skip
+    choices = grid(options, scenario.choice)
+    only = options.threshold[0] if options.threshold and len(options.threshold) == 1 else scenario.choice.threshold
+    report["tail_threshold"] = tail = options.tail or only
+    if choices:
+        report["rows"], played = sweep(scenario, choices, tail)
+        shown.append(table(report))
+        if options.plot:
+            from sam.simulate.plot import plot_rollouts
+
+            plot_rollouts(played, tail, options.plot)
+    elif options.plot:
+        raise ValueError("--plot shows a policy: name one with --policy")
+    return report, "\n".join(shown)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse(arguments)
+    try:
+        report, shown = run(options)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(report) if options.json else shown)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

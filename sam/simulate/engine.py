@@ -1,0 +1,169 @@
+"""A rollout played event by event: routed, queued, drafted, verified, until the last response is complete."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from sam.goodput import CONTEXT_BUCKET
+from sam.policy import Policy
+from sam.simulate.cost import StepClock
+from sam.simulate.drafting import Drafting
+from sam.simulate.lengths import Round
+from sam.simulate.replica import Replica
+from sam.simulate.routing import assign
+
+COLUMNS = ("end_ms", "steps", "running", "switched_on", "drafted", "accepted", "verified", "emitted")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What a rollout runs on.
+
+    Attributes:
+        replicas: that take requests.
+        max_num_seqs: requests that run at once on a replica; the others wait, first come first served.
+        lock_step: the replicas are data-parallel ranks of one engine whose steps all wait for the slowest, as experts
+            spread over them ask for; otherwise each runs on its own.
+        draft_us: microseconds of drafting for each request and step with drafts, beyond the step cost.
+        admit_ms: milliseconds that each new request adds to its first step, in which its prompt is read.
+    """
+
+    replicas: int = 1
+    max_num_seqs: int = 128
+    lock_step: bool = False
+    draft_us: float = 0.0
+    admit_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("replicas", 1), ("max_num_seqs", 1), ("draft_us", 0), ("admit_ms", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)}: expected at least {least}")
+
+
+class Engine:
+    """Replicas that step together: one, or all of a lock-step cluster.
+
+    Attributes:
+        clock: milliseconds since the round began.
+        timeline: rows of COLUMNS: one for each step with drafts, one for each run of steps without.
+    """
+
+    def __init__(self, replicas: list[Replica], cost: StepClock, cluster: Cluster):
+        self._replicas, self._cost, self._cluster = replicas, cost, cluster
+        self.clock = 0.0
+        self.timeline: list[tuple] = []
+
+    def advance(self) -> int:
+        """Play one step, or as many as nothing changes in; returns the tokens it brought, -1 at the end."""
+        came = [replica.admit(self.clock) for replica in self._replicas]
+        busy = [replica for replica in self._replicas if len(replica)]
+        if not busy:
+            arrival = min(replica.next_arrival for replica in self._replicas)
+            if arrival == float("inf"):
+                return -1
+            self.clock = arrival
+            return 0
+        sizes = sorted(len(replica) for replica in busy)
+        drafting = False
+        for replica in busy:
+            largest_other = sizes[-2:][0] if len(replica) == sizes[-1] else sizes[-1]
+            drafting |= replica.make_plan(largest_other if len(busy) > 1 else 0) > 0
+        if not drafting and (steps := self._uneventful(busy)) > 1:
+            self._jump(busy, steps)
+        else:
+            steps = 1
+            self._step(busy, sum(came))
+        total = [sum(getattr(replica, name) for replica in busy) for name in COLUMNS[4:]]
+        on = any(replica.switch_on for replica in busy)
+        self.timeline.append((self.clock, steps, sizes[-1], on, *total))
+        return total[-1]
+
+    def _uneventful(self, busy: list[Replica]) -> int:
+        """Steps until somebody finishes or may come, or the context has grown enough to ask the policies again."""
+        if any(replica.fresh or not replica.steady for replica in busy):
+            return 1
+        if any(self.clock < replica.next_arrival < float("inf") for replica in self._replicas):
+            return 1
+        knots = (self._cost.steps_to_knot(replica.context) for replica in busy)
+        return min(CONTEXT_BUCKET, *(replica.until_finish for replica in busy), *knots)
+
+    def _jump(self, busy: list[Replica], steps: int) -> None:
+        # Costs are linear in the context meanwhile: the middle step costs the mean.
+        middle = (steps - 1) / 2
+        each = max(self._cost.milliseconds(len(r), len(r), r.context + middle) for r in busy)
+        self.clock += each * steps
+        for replica in busy:
+            replica.jump(steps)
+            replica.settle(each, observed=False)
+
+    def _step(self, busy: list[Replica], came: int) -> None:
+        slowest = 0.0
+        observed = came == 0 and not any(replica.fresh for replica in busy)
+        for replica in busy:
+            running, context = len(replica), replica.context
+            rows = replica.step()
+            each = self._cost.milliseconds(running, rows, context)
+            slowest = max(slowest, each + self._cluster.draft_us * replica.verified / 1e3)
+        slowest += self._cluster.admit_ms * came
+        self.clock += slowest
+        for replica in busy:
+            replica.settle(slowest, observed)
+
+
+@dataclass(frozen=True)
+class Played:
+    """A round that has been played: each engine's timeline, as arrays by column."""
+
+    timelines: list[dict[str, np.ndarray]]
+
+    @property
+    def seconds(self) -> np.ndarray:
+        """float64 [engines], when each was through."""
+        return np.array([t["end_ms"][-1] / 1e3 if len(t["end_ms"]) else 0.0 for t in self.timelines])
+
+
+def play(
+    work: Round,
+    cluster: Cluster,
+    routing: str,
+    cost: StepClock,
+    make_policy: Callable[[], Policy],
+    make_drafting: Callable[[np.ndarray], list[Drafting]],
+    seed: int = 0,
+    progress: Callable[[int], object] | None = None,
+) -> Played:
+    """Play a round to its end.
+
+    Args:
+        make_policy: called once for each replica.
+        make_drafting: replica of each request (int64 [requests]) to a drafting for each replica.
+        seed: of the routing's random choices.
+        progress: called with the tokens brought since the last call.
+    """
+    replica_of = assign(work.prompts, cluster.replicas, routing, seed)
+    done = np.zeros(len(work), dtype=np.int64)
+    replicas = [
+        Replica(work, np.flatnonzero(replica_of == i), done, cluster.max_num_seqs, make_policy(), drafting)
+        for i, drafting in enumerate(make_drafting(replica_of))
+    ]
+    parts = [replicas] if cluster.lock_step else [[replica] for replica in replicas]
+    engines = [Engine(part, cost, cluster) for part in parts]
+    # Whoever is behind goes first, so that a drafter that they share sees tokens in the order of their time.
+    waiting = [(0.0, i) for i in range(len(engines))]
+    while waiting:
+        _, i = heapq.heappop(waiting)
+        emitted = engines[i].advance()
+        if emitted >= 0:
+            heapq.heappush(waiting, (engines[i].clock, i))
+            if progress:
+                progress(emitted)
+    return Played([_columns(engine.timeline) for engine in engines])
+
+
+def _columns(rows: list[tuple]) -> dict[str, np.ndarray]:
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(COLUMNS)
+    return {name: np.array(column) for name, column in zip(COLUMNS, columns, strict=True)}

@@ -1,0 +1,138 @@
+"""A simulated replica: its queue, its running requests, its policy and its drafter."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sam.goodput import CONTEXT_BUCKET, LONGEST_COOL_DOWN
+from sam.policy import Plan, Policy, StepState
+from sam.simulate.drafting import Drafting
+from sam.simulate.lengths import Round
+from sam.switch import Threshold
+
+# Steps in which a policy has asked for no drafts in the same state, after which it will not until the state changes.
+QUIET_STEPS = LONGEST_COOL_DOWN + 2
+NOBODY = np.empty(0, np.int64)
+
+
+class Replica:
+    """One data-parallel rank of an engine, or a whole engine.
+
+    Attributes:
+        running: int64, its requests in the batch, in the order in which they came.
+        until_finish: tokens until the first of them is complete.
+        fresh: those of them that have not got a token yet.
+    """
+
+    def __init__(
+        self, work: Round, queue: np.ndarray, done: np.ndarray, slots: int, policy: Policy, drafting: Drafting
+    ):
+        self._work, self._queue, self._done, self._slots = work, queue, done, slots
+        self._policy, self._drafting = policy, drafting
+        self._next = self._tokens = self._quiet = 0
+        self._quiet_state = (0, 0)
+        self.running, self.until_finish, self.fresh = NOBODY, 0, 0
+        self.state, self.plan = StepState(0), Plan(0)
+        self.drafted = self.accepted = self.verified = self.emitted = 0
+        self.switch_on = False
+
+    def __len__(self) -> int:
+        """Requests in the batch."""
+        return len(self.running)
+
+    @property
+    def context(self) -> float:
+        """Mean tokens of a running request."""
+        return self._tokens / max(1, len(self.running))
+
+    @property
+    def next_arrival(self) -> float:
+        """Milliseconds at which the first request of the queue is or was there; infinite without one."""
+        return float(self._work.arrivals[self._queue[self._next]]) if self._next < len(self._queue) else float("inf")
+
+    def admit(self, now: float) -> int:
+        """Take what has arrived into the batch, first come first served; returns how many came."""
+        first = self._next
+        while self.next_arrival <= now and len(self.running) + self._next - first < self._slots:
+            self._drafting.start(int(self._queue[self._next]))
+            self._next += 1
+        if came := self._next - first:
+            new = self._queue[first : self._next]
+            self.running = np.concatenate([self.running, new])
+            self._tokens += int(self._work.prompt_tokens[new].sum())
+            self.fresh += came
+            self._count_down()
+        return came
+
+    def make_plan(self, rows_elsewhere: int) -> int:
+        """Ask the policy what may be drafted; returns the budget of a request."""
+        running, context = len(self.running), self.context
+        self.state = StepState(running, self.fresh, 0, context, rows_elsewhere)
+        self.plan = self._policy.plan(self.state)
+        key = (running, int(context) // CONTEXT_BUCKET)
+        self._quiet = self._quiet + 1 if self.plan.budget == 0 and key == self._quiet_state else 0
+        self._quiet_state = key
+        return self.plan.budget
+
+    @property
+    def steady(self) -> bool:
+        """Whether the policy will not ask for drafts while the batch and its context stay about as they are."""
+        return self.plan.budget == 0 and (isinstance(self._policy, Threshold) or self._quiet >= QUIET_STEPS)
+
+    def step(self) -> int:
+        """Draft, verify and advance by one engine step; returns the rows that it takes.
+
+        Sets what came of it: `drafted`, `accepted`, `verified` (requests with drafts), `emitted`.
+        """
+        running, done = self.running, self._done
+        self.drafted = self.accepted = self.verified = 0
+        self.switch_on = False
+        if self.plan.budget == 0 or self.fresh == len(running):
+            return self._advance(1)
+        before = done[running]
+        budgets = np.where(before > 0, self.plan.budget, 0)
+        survival, offsets = self._drafting.draft(running, before, budgets, self.plan.min_survival)
+        lengths = self._policy.choose(self.state, survival, offsets)
+        left = self._work.lengths[running] - before
+        accepted = np.minimum(self._drafting.verify(lengths), left)
+        self.drafted, self.accepted = int(lengths.sum()), int(accepted.sum())
+        self.verified = int(np.count_nonzero(lengths))
+        self.switch_on = self.drafted > 0 or not len(survival)
+        return self._advance(np.minimum(accepted + 1, left)) + self.drafted
+
+    def _advance(self, tokens: np.ndarray | int) -> int:
+        rows = len(self.running)
+        self._done[self.running] += tokens
+        self.fresh = 0
+        if isinstance(tokens, np.ndarray):
+            self.emitted = int(tokens.sum())
+            self._count_down()
+        else:
+            self.emitted = tokens * rows
+            self.until_finish -= tokens
+        self._tokens += self.emitted
+        return rows
+
+    def jump(self, steps: int) -> None:
+        """Advance by so many steps without drafts."""
+        self.drafted = self.accepted = self.verified = 0
+        self.switch_on = False
+        self._advance(steps)
+
+    def settle(self, milliseconds: float, observed: bool) -> None:
+        """After a step or a jump: show its tokens to the drafter and its time to the policy, let go who is complete."""
+        self._drafting.append(self.running, self._done[self.running])
+        if observed:
+            self._policy.observe(self.state, self.drafted, self.accepted, milliseconds)
+        if self.until_finish == 0:
+            work, running = self._work, self.running
+            complete = self._done[running] >= work.lengths[running]
+            for request in running[complete].tolist():
+                self._drafting.finish(request)
+                self._tokens -= int(work.lengths[request] + work.prompt_tokens[request])
+            self.running = running[~complete]
+            self._count_down()
+
+    def _count_down(self) -> None:
+        running = self.running
+        self.until_finish = int((self._work.lengths[running] - self._done[running]).min(initial=1 << 60))

@@ -1,0 +1,167 @@
+"""Rollouts of one or several rounds under a policy, and the figures that are said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from sam.simulate.acceptance import Acceptance
+from sam.simulate.cost import StepClock
+from sam.simulate.drafting import Drafting, DrawnDrafts, RealDrafts
+from sam.simulate.engine import Cluster, Played, play
+from sam.simulate.lengths import Round
+from sam.simulate.routing import siblings
+from sam.step_cost import StepCost
+from sam.switch import make_policy
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What can be chosen for a rollout; the keys are those of configs/speculation/knobs.yaml.
+
+    Attributes:
+        scope: request or group, whose text a drafter sees.
+        routing: one of sam.simulate.routing.ROUTINGS.
+        knows_cost: whether goodput is given the step costs; otherwise it learns them from the steps.
+    """
+
+    policy: str = "threshold"
+    k: int = 3
+    threshold: int = 8
+    hysteresis: int = 0
+    scope: str = "group"
+    routing: str = "least-loaded"
+    knows_cost: bool = True
+
+    def make_policy(self, cost: StepCost):
+        return make_policy(
+            self.policy,
+            self.k,
+            self.threshold,
+            hysteresis=self.hysteresis,
+            step_cost=cost if self.knows_cost else None,
+        )
+
+    @property
+    def label(self) -> str:
+        number = f" {self.threshold}" if self.policy == "threshold" else ""
+        return f"{self.policy}{number}, k {self.k}" if self.policy != "never" else "off"
+
+
+class Drawn:
+    """Draws acceptance from a table.
+
+    Args:
+        table: for drafts of the length that is asked for.
+    """
+
+    def __init__(self, table: Acceptance):
+        self._table = table
+
+    def __call__(self, work: Round, choice: Choice, replicas: int, number: int):
+        def make(replica_of: np.ndarray) -> list[Drafting]:
+            seen = siblings(work.prompts, replica_of, choice.routing, choice.scope)
+            return [DrawnDrafts(self._table, self._table.level_of(seen), number)] * replicas
+
+        return make
+
+
+class Real:
+    """Drafts on the recorded responses; the drafters stay for all rounds.
+
+    Args:
+        make_drafter: makes one, for a draft length and a scope.
+    """
+
+    def __init__(self, make_drafter: Callable[[int, str], object]):
+        self._make, self._drafters = make_drafter, []
+
+    def __call__(self, work: Round, choice: Choice, replicas: int, number: int):
+        if not number:
+            count = 1 if choice.routing == "shared" else replicas
+            self._drafters = [self._make(choice.k, choice.scope) for _ in range(count)]
+        drafts = [RealDrafts(drafter, work, number) for drafter in self._drafters]
+        return lambda replica_of: drafts * (replicas if len(drafts) < replicas else 1)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A rollout's figures; of rounds, which run one after the other, the sums.
+
+    Attributes:
+        seconds: of the slowest engine; mean_seconds: of all engines in the mean.
+        tail_seconds: of the slowest engine, from when its running requests stay at or below the tail's threshold.
+        switched_on: share of the engine steps that drafted.
+        accept_length: accepted tokens and the bonus token, for each draft that was verified.
+        wasted: draft tokens that were verified and not accepted.
+    """
+
+    seconds: float
+    mean_seconds: float
+    tail_seconds: float
+    tokens: int
+    engine_steps: int
+    switched_on: float
+    drafted: int
+    accepted: int
+    accept_length: float
+    wasted: int
+
+    def row(self) -> dict:
+        return {key: round(value, 4) if isinstance(value, float) else value for key, value in asdict(self).items()}
+
+
+def simulate(
+    rounds: list[Round],
+    cluster: Cluster,
+    choice: Choice,
+    cost: StepCost,
+    acceptance: Drawn | Real,
+    tail_threshold: int,
+    progress: Callable[[int], object] | None = None,
+) -> tuple[Outcome, list[Played]]:
+    """Play rounds one after the other.
+
+    Args:
+        tail_threshold: running requests from which the tail is counted, whatever the policy.
+    """
+    clock, played = StepClock(cost), []
+    for number, work in enumerate(rounds):
+        make = acceptance(work, choice, cluster.replicas, number)
+        policy = lambda: choice.make_policy(cost)  # noqa: E731
+        played.append(play(work, cluster, choice.routing, clock, policy, make, number, progress))
+    return summarize(played, tail_threshold), played
+
+
+def summarize(played: list[Played], tail_threshold: int) -> Outcome:
+    def total(name: str) -> int:
+        return int(sum(timeline[name].sum() for one in played for timeline in one.timelines))
+
+    steps = total("steps")
+    on = sum(t["steps"][t["switched_on"].astype(bool)].sum() for one in played for t in one.timelines)
+    drafted, accepted, verified = total("drafted"), total("accepted"), total("verified")
+    return Outcome(
+        seconds=float(sum(one.seconds.max() for one in played)),
+        mean_seconds=float(sum(one.seconds.mean() for one in played)),
+        tail_seconds=float(sum(tail_seconds(slowest(one), tail_threshold) for one in played)),
+        tokens=total("emitted"),
+        engine_steps=steps,
+        switched_on=float(on / max(1, steps)),
+        drafted=drafted,
+        accepted=accepted,
+        accept_length=1.0 + accepted / verified if verified else 1.0,
+        wasted=drafted - accepted,
+    )
+
+
+def slowest(played: Played) -> dict[str, np.ndarray]:
+    return played.timelines[int(np.argmax(played.seconds))]
+
+
+def tail_seconds(timeline: dict[str, np.ndarray], threshold: int) -> float:
+    """From when running requests stay at or below `threshold` to the end; all of it if they always were."""
+    above = np.flatnonzero(timeline["running"] > threshold)
+    end = timeline["end_ms"][-1] / 1e3 if len(timeline["end_ms"]) else 0.0
+    return float(end - (timeline["end_ms"][above[-1]] / 1e3 if len(above) else 0.0))

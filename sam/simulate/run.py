@@ -1,0 +1,174 @@
+"""A recorded training run as the simulator reads it: responses and when they arrived, engine steps, settings."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from sam.simulate.engine import Cluster
+from sam.simulate.fit import FittedCost, fit_from_steps
+from sam.simulate.lengths import Round, recorded_round
+from sam.simulate.rollout import Choice
+from sam.traces import Recording
+
+
+class RunError(ValueError):
+    """A run directory that cannot be simulated; one line says why."""
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run directory of recipe.main_dapo.
+
+    Attributes:
+        config: of the run.
+        seconds: training step -> its rollout's seconds, for the steps whose responses and engine steps are there.
+    """
+
+    directory: Path
+    config: dict
+    seconds: dict[int, float]
+
+    @classmethod
+    def load(cls, directory: Path) -> RecordedRun:
+        """Raises RunError: no such run, or none of its steps recorded."""
+        try:
+            import yaml
+        except ImportError as error:
+            raise RunError("reading a run's config.yaml needs PyYAML: install requirements/cpu.txt") from error
+        for name in ("config.yaml", "metrics.jsonl"):
+            if not (directory / name).is_file():
+                raise RunError(f"{directory}: no {name} there; expected a run directory of recipe.main_dapo")
+        try:
+            config = yaml.safe_load((directory / "config.yaml").read_text())
+            config["speculation"]["method"], config["actor_rollout_ref"]["rollout"]
+            lines = (directory / "metrics.jsonl").read_text().splitlines(keepends=True)
+            rows = [json.loads(line) for line in lines if line.endswith("\n")]
+        except (yaml.YAMLError, ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{directory}: not a run directory of recipe.main_dapo ({error!r})") from error
+        seconds = {row["step"]: row["rollout/seconds"] for row in rows if "rollout/seconds" in row}
+        files = [("engine_steps", "npz"), ("rollouts", "jsonl")]
+        seconds = {
+            step: value
+            for step, value in sorted(seconds.items())
+            if all((directory / folder / f"{step}.{ending}").is_file() for folder, ending in files)
+        }
+        if not seconds:
+            raise RunError(f"{directory}: no training step with rollouts/ and engine_steps/ has finished there")
+        return cls(directory, config, seconds)
+
+    @property
+    def method(self) -> str:
+        return self.config["speculation"]["method"]
+
+    @property
+    def choice(self) -> Choice:
+        """How the run itself speculated; ngram and suffix have no switch."""
+        section = self.config["speculation"]
+        policy = {"off": "never", "sam": section.get("policy", "threshold")}.get(self.method, "always")
+        return Choice(
+            policy,
+            int(section.get("num_speculative_tokens", 3)),
+            int(section.get("batch_size_threshold", 8)),
+            int(section.get("hysteresis", 0)),
+            "request" if self.method == "ngram" else section.get("scope", "group"),
+            knows_cost=True,  # measured when the engine starts, then corrected: the fitted table is what it comes to
+        )
+
+    def cluster(self, admit_ms: float) -> Cluster:
+        rollout, trainer = self.config["actor_rollout_ref"]["rollout"], self.config.get("trainer", {})
+        ranks = _number(rollout, "data_parallel_size")
+        world = _number(trainer, "nnodes") * _number(trainer, "n_gpus_per_node")
+        one = ranks * _number(rollout, "tensor_model_parallel_size") * _number(rollout, "pipeline_model_parallel_size")
+        engines = max(1, world // one)
+        if ranks > 1 and engines > 1:
+            raise RunError(f"{self.directory}: {engines} engines of {ranks} data-parallel ranks: not simulated yet")
+        seqs = _number(rollout, "max_num_seqs", 1024)
+        return Cluster(max(ranks, engines), seqs, lock_step=ranks > 1, admit_ms=admit_ms)
+
+    def engine_steps(self, step: int) -> dict[str, np.ndarray]:
+        return dict(np.load(self.directory / "engine_steps" / f"{step}.npz"))
+
+    def rounds(self, step: int) -> list[tuple[Round, dict[str, np.ndarray]]]:
+        """A training step's rounds of generation with the arrivals that its first replica saw, and that one's engine
+        steps."""
+        lines = (self.directory / "rollouts" / f"{step}.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in lines]
+        numbers = sorted({row.get("round", 0) for row in rows})
+        parts = split_rounds(self.engine_steps(step), len(numbers))
+        return [
+            (_round([row for row in rows if row.get("round", 0) == number], arrays), arrays)
+            for number, arrays in zip(numbers, parts, strict=True)
+        ]
+
+
+def fit_runs(runs: list[RecordedRun], longest_draft: int = 15) -> tuple[FittedCost, float]:
+    """Step costs from all recorded engine steps of runs of one machine, and the milliseconds of a round in which no
+    engine step runs.
+
+    Raises:
+        StepCostError: too few steps.
+    """
+    parts, idle, count = [], 0.0, 0
+    for run in runs:
+        slots = run.cluster(0.0)
+        for step, seconds in run.seconds.items():
+            idle += seconds
+            for work, arrays in run.rounds(step):
+                came = np.maximum(0, np.diff(arrays["running"], prepend=0))
+                together = len(work) <= slots.replicas * slots.max_num_seqs
+                context = _context(arrays, work) if together else np.zeros(len(came))
+                parts.append((arrays["running"], arrays["drafted"], arrays["step_ms"], came, context))
+                idle -= arrays["end_s"][-1] - arrays["end_s"][0] + arrays["step_ms"][0] / 1e3
+                count += 1
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    return fit_from_steps(*columns, longest_draft=longest_draft), max(0.0, 1e3 * idle / count)
+
+
+def _context(arrays: dict[str, np.ndarray], work: Round) -> np.ndarray:
+    """Mean tokens of a request before each step, if all began together."""
+    each = arrays["emitted"] / np.maximum(1, arrays["running"])
+    return work.prompt_tokens.mean() + np.concatenate([[0.0], np.cumsum(each)[:-1]])
+
+
+def split_rounds(arrays: dict[str, np.ndarray], rounds: int) -> list[dict[str, np.ndarray]]:
+    """Engine steps by round: between rounds the engine is idle, longer than ever within one."""
+    columns = {name: arrays[name] for name in ("end_s", "step_ms", "running", "drafted", "accepted", "emitted")}
+    starts = columns["end_s"] - columns["step_ms"] / 1e3
+    pauses = starts[1:] - columns["end_s"][:-1]
+    cuts = 1 + np.sort(np.argsort(pauses, kind="stable")[len(pauses) - (rounds - 1) :]) if rounds > 1 else []
+    pieces = {name: np.split(column, cuts) for name, column in columns.items()}
+    return [{name: parts[i] for name, parts in pieces.items()} for i in range(rounds)]
+
+
+def arrivals(arrays: dict[str, np.ndarray], requests: int) -> np.ndarray:
+    """float64 [requests], milliseconds after the first step began at which requests were there.
+
+    Running requests rise while they come. What has not come when they are most has waited, or come in the place of
+    those that had finished: it is spread over the same time.
+    """
+    starts = arrays["end_s"] - arrays["step_ms"] / 1e3
+    top = int(np.argmax(arrays["running"])) + 1
+    came = np.cumsum(np.maximum(0, np.diff(arrays["running"][:top], prepend=0)))
+    at = np.searchsorted(came, (np.arange(requests) + 0.5) * came[-1] / requests)
+    return 1e3 * (starts[at] - starts[0])
+
+
+def _round(rows: list[dict], arrays: dict[str, np.ndarray]) -> Round:
+    groups: dict[int, list[dict]] = {}
+    for row in rows:
+        groups.setdefault(row["prompt"], []).append(row)
+    recording = Recording(
+        [np.array(samples[0]["prompt_tokens"], np.int32) for samples in groups.values()],
+        [[np.array(row["response_tokens"], np.int32) for row in samples] for samples in groups.values()],
+    )
+    count = sum(len(text) > 0 for samples in recording.responses for text in samples)
+    return recorded_round(recording, arrivals(arrays, count))
+
+
+def _number(section: dict, key: str, default: int = 1) -> int:
+    value = section.get(key)
+    return value if isinstance(value, int) and value > 0 else default

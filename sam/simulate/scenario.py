@@ -1,0 +1,173 @@
+"""What is simulated: requests, replicas, step costs and acceptance, from the command line's answers."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from sam.peers import make_drafter
+from sam.simulate.acceptance import SIBLINGS, Acceptance, AcceptanceError, measure
+from sam.simulate.cost import load_step_cost, shipped_step_costs
+from sam.simulate.engine import Cluster, Played
+from sam.simulate.lengths import LogNormal, Round, recorded_round
+from sam.simulate.published import CAP, CORRELATION, PROMPT_TOKENS, SAMPLES, SETUPS, SIGMA, loaded, shipped_acceptance
+from sam.simulate.rollout import Choice, Drawn, Outcome, Real, simulate
+from sam.simulate.run import RecordedRun, fit_runs
+from sam.step_cost import StepCost
+from sam.traces import Recording, read_recording
+
+
+@dataclass
+class Scenario:
+    """A rollout that policies can be tried on.
+
+    Attributes:
+        name: for headings.
+        rounds: played one after the other.
+        steps: training step of each round, where there are several.
+        choice: what is used unless something else is asked for.
+        acceptance: drafts for a draft length.
+        idle_ms: of each round, in which no engine step runs.
+    """
+
+    name: str
+    rounds: list[Round]
+    cluster: Cluster
+    cost: StepCost
+    choice: Choice
+    acceptance: Callable[[int], Drawn | Real]
+    steps: list[int] = field(default_factory=list)
+    idle_ms: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(work.num_tokens for work in self.rounds)
+
+    def play(self, choice: Choice, tail_threshold: int, progress=None) -> tuple[Outcome, list[Played]]:
+        """Play all rounds; the idle time between them counts."""
+        acceptance = self.acceptance(choice.k)
+        arguments = (self.rounds, self.cluster, choice, self.cost, acceptance, tail_threshold)
+        outcome, played = simulate(*arguments, progress=progress)
+        idle = len(self.rounds) * self.idle_ms / 1e3
+        return replace(outcome, seconds=outcome.seconds + idle, mean_seconds=outcome.mean_seconds + idle), played
+
+    def seconds_by_step(self, played: list[Played]) -> np.ndarray:
+        """float64 [training steps], of what `play` gave."""
+        seconds = np.array([one.seconds.max() + self.idle_ms / 1e3 for one in played])
+        steps = np.array(self.steps)
+        return np.array([seconds[steps == step].sum() for step in dict.fromkeys(self.steps)])
+
+
+def published(options: argparse.Namespace) -> Scenario:
+    setup, cost, mean, _ = loaded(options.setup)
+    lengths = LogNormal(mean, CAP, SIGMA, CORRELATION)
+    rounds = _draw(lengths, options.prompts or setup.prompts, options.samples or SAMPLES, options)
+    cost = load_step_cost(options.step_cost) if options.step_cost else cost
+    choice = replace(setup.choice, scope="group")
+    return Scenario(options.setup, rounds, _changed(setup.cluster, options), cost, choice, drawn(options))
+
+
+def log_normal(options: argparse.Namespace) -> Scenario:
+    mean, cap, sigma, correlation = options.log_normal
+    lengths = LogNormal(mean, int(cap), sigma, correlation)
+    rounds = _draw(lengths, options.prompts or 96, options.samples or SAMPLES, options)
+    return Scenario("log-normal", rounds, _changed(Cluster(), options), _cost(options), Choice(), drawn(options))
+
+
+def recorded(options: argparse.Namespace) -> Scenario:
+    recording = _joined([read_recording(path, options.tokenizer) for path in options.traces])
+    work = recorded_round(recording)
+    acceptance = drawn(options) if options.acceptance else real(options.drafter)
+    return Scenario("recording", [work], _changed(Cluster(), options), _cost(options), Choice(), acceptance)
+
+
+def from_run(run: RecordedRun, cost: StepCost, admit_ms: float, idle_ms: float, drafter: str | None = None) -> Scenario:
+    """A run's own responses and settings; drafts are real."""
+    rounds, steps = [], []
+    for step in run.seconds:
+        for work, _ in run.rounds(step):
+            rounds.append(work)
+            steps.append(step)
+    name = drafter or {"ngram": "ngram", "suffix": "suffix"}.get(run.method, "sam")
+    return Scenario(str(run.directory), rounds, run.cluster(admit_ms), cost, run.choice, real(name), steps, idle_ms)
+
+
+def recorded_run(options: argparse.Namespace, runs: list[RecordedRun]) -> list[Scenario]:
+    """A scenario for each run, with the step costs of all of them unless a table or other runs are named."""
+    fitted, idle_ms = fit_runs(load_runs(options.cost_from) if options.cost_from else runs)
+    cost = load_step_cost(options.step_cost) if options.step_cost else fitted.cost
+    scenarios = [from_run(run, cost, fitted.admit_ms, idle_ms, options.drafter_given) for run in runs]
+    return [replace(one, cluster=_changed(one.cluster, options)) for one in scenarios]
+
+
+def real(name: str) -> Callable[[int], Real]:
+    """Drafts on the recorded responses."""
+    return lambda k: Real(lambda length, scope: make_drafter(name, scope, length))
+
+
+def drawn(options: argparse.Namespace) -> Callable[[int], Drawn]:
+    """Drafts from a table: one that is named, one made of a recording that is named, or the one that is shipped."""
+    tables: dict[int, Acceptance] = {}
+
+    def of(k: int) -> Drawn:
+        if k not in tables:
+            tables[k] = _table(options, k)
+        return Drawn(tables[k])
+
+    return of
+
+
+def _table(options: argparse.Namespace, k: int) -> Acceptance:
+    paths = options.acceptance
+    if not paths:
+        try:
+            return shipped_acceptance(options.drafter, k)
+        except AcceptanceError as error:
+            raise AcceptanceError(f"{error}; name a recording to draft on with --acceptance") from None
+    if paths[0].suffix == ".json":
+        table = Acceptance.load(paths[0])
+        if table.k != k:
+            raise AcceptanceError(f"{paths[0]}: of drafts of {table.k} tokens, not {k}: name a recording instead")
+        return table
+    recording = _joined([read_recording(path, options.tokenizer) for path in paths])
+    levels = SIBLINGS if options.drafter == "sam" else SIBLINGS[:1]
+    source = f"{options.drafter}, k {k}, on {', '.join(path.stem for path in paths)}"
+    total = recording.num_tokens * len(levels)
+    with tqdm(total=total, unit="tok", desc=f"drafting, k {k}", mininterval=2.0, disable=None) as bar:
+        return measure(recording, lambda: make_drafter(options.drafter, "group", k), k, levels, source, bar.update)
+
+
+def _draw(lengths: LogNormal, prompts: int, samples: int, options: argparse.Namespace) -> list[Round]:
+    return [lengths.draw(prompts, samples, PROMPT_TOKENS, seed) for seed in range(options.seeds)]
+
+
+def _joined(recordings: list[Recording]) -> Recording:
+    return Recording([p for r in recordings for p in r.prompts], [s for r in recordings for s in r.responses])
+
+
+def _cost(options: argparse.Namespace) -> StepCost:
+    if not options.step_cost:
+        raise ValueError(f"--step-cost is missing: a file, or one of {', '.join(shipped_step_costs())}")
+    return load_step_cost(options.step_cost)
+
+
+def _changed(cluster: Cluster, options: argparse.Namespace) -> Cluster:
+    asked = {
+        "replicas": options.replicas,
+        "max_num_seqs": options.max_num_seqs,
+        "lock_step": options.lock_step,
+        "draft_us": options.draft_us,
+    }
+    return replace(cluster, **{name: value for name, value in asked.items() if value is not None})
+
+
+def load_runs(directories: list[Path]) -> list[RecordedRun]:
+    return [RecordedRun.load(directory) for directory in directories]
+
+
+SETUP_NAMES = tuple(SETUPS)

@@ -1,0 +1,184 @@
+"""`python -m sam.tune RUN_DIR`: from one recorded training run, the policy, draft length and threshold to use.
+
+Step costs are fitted to the run's engine steps (better: to those of a run with speculation and one without, which
+`--cost-from` adds); its rollouts are then played again under every candidate, drafting for real on its responses
+(sam.simulate). The gain's interval is a bootstrap over training steps, what other steps of such a run would say, each
+gain as far off as the simulation of the run itself is in a training step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from sam.simulate.rollout import Choice
+from sam.simulate.run import RecordedRun, fit_runs
+from sam.simulate.scenario import Scenario, from_run
+
+DRAFT_LENGTHS, THRESHOLDS = (2, 3, 4, 6, 8), (4, 8, 16, 32, 64, 128, 256)
+TOKENS = 1_000_000  # of responses that are played under every candidate, if that leaves two training steps
+RESAMPLES, INTERVAL = 4000, (5, 95)
+AS_FAST = 0.01  # candidates within this share of the fastest count as equally fast
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A candidate and its seconds in each training step; `wasted` draft tokens in all of them."""
+
+    choice: Choice
+    seconds: np.ndarray
+    wasted: int
+    accept_length: float
+
+
+def candidates(run: RecordedRun, most_running: int, ks: list[int], thresholds: list[int]) -> list[Choice]:
+    """Thresholds that differ for this run: those below its most running requests, and the first one that is not."""
+    reached = [threshold for threshold in thresholds if threshold < most_running]
+    reached += [threshold for threshold in thresholds if threshold >= most_running][:1]
+    base = replace(run.choice, hysteresis=0)
+    switched = [replace(base, policy="threshold", k=k, threshold=t) for k in ks for t in reached]
+    return switched + [replace(base, policy="goodput", k=k) for k in ks if k >= min(4, max(ks))]
+
+
+def choose_steps(run: RecordedRun, count: int | None) -> RecordedRun:
+    """The run with `count` of its training steps, evenly spread; without a count, so many that they have TOKENS."""
+    steps = list(run.seconds)
+    if count is None:
+        tokens = sum(work.num_tokens for work, _ in run.rounds(steps[0]))
+        count = max(2, TOKENS // max(1, tokens))
+    kept = np.unique(np.linspace(0, len(steps) - 1, min(count, len(steps))).round().astype(int))
+    return replace(run, seconds={steps[i]: run.seconds[steps[i]] for i in kept})
+
+
+def play(scenario: Scenario, choices: list[Choice]) -> list[Trial]:
+    trials = []
+    total = scenario.num_tokens * len(choices)
+    with tqdm(total=total, unit="tok", desc="candidates", mininterval=2.0, disable=None) as bar:
+        for choice in choices:
+            outcome, played = scenario.play(choice, scenario.choice.threshold, bar.update)
+            trials.append(Trial(choice, scenario.seconds_by_step(played), outcome.wasted, outcome.accept_length))
+    return trials
+
+
+def gains(without: np.ndarray, with_: np.ndarray, error: float, seed: int = 0) -> tuple[float, float, float]:
+    """Speed-up, and the ends of its interval over resampled training steps.
+
+    Args:
+        without, with_: float [training steps], seconds.
+        error: of the simulation, as the standard deviation of a ratio's logarithm.
+    """
+    chance = np.random.default_rng(seed)
+    rows = chance.integers(len(without), size=(RESAMPLES, len(without)))
+    ratios = without[rows].sum(axis=1) / with_[rows].sum(axis=1)
+    low, high = np.percentile(ratios * np.exp(error * chance.standard_normal(RESAMPLES)), INTERVAL)
+    return float(without.sum() / with_.sum()), float(low), float(high)
+
+
+def best(trials: list[Trial]) -> Trial:
+    """The fastest; of those about as fast, the one that wastes the fewest draft tokens."""
+    fastest = min(trial.seconds.sum() for trial in trials)
+    return min(
+        (trial for trial in trials if trial.seconds.sum() <= (1 + AS_FAST) * fastest), key=lambda trial: trial.wasted
+    )
+
+
+def override(choice: Choice) -> str:
+    """For the command line of the recipe."""
+    keys = {"policy": choice.policy, "num_speculative_tokens": choice.k}
+    if choice.policy == "threshold":
+        keys["batch_size_threshold"] = choice.threshold
+    return " ".join(["speculation=sam", *(f"speculation.{key}={value}" for key, value in keys.items())])
+
+
+def tune(options: argparse.Namespace) -> dict:
+    whole = RecordedRun.load(options.run)
+    run = choose_steps(whole, options.steps)
+    fitted, idle_ms = fit_runs([whole, *map(RecordedRun.load, options.cost_from)])
+    scenario = from_run(run, fitted.cost, fitted.admit_ms, idle_ms, "sam")
+    own = from_run(run, fitted.cost, fitted.admit_ms, idle_ms)
+    most = max(int(arrays["running"].max()) for step in run.seconds for _, arrays in run.rounds(step))
+    choices = candidates(run, most, options.k, options.threshold)
+    without, *trials = play(scenario, [replace(run.choice, policy="never"), *choices])
+    chosen = best(trials)
+    measured, simulated = np.array(list(run.seconds.values())), play(own, [own.choice])[0].seconds
+    error = float(np.sqrt(np.mean(np.log(simulated / measured) ** 2)))
+    gain, low, high = gains(without.seconds, chosen.seconds, error)
+    pays = low > 1.0
+    return {
+        "run": str(options.run), "training_steps": list(run.seconds), "measured_seconds": round(measured.sum(), 3),
+        "simulated_seconds": round(simulated.sum(), 3),
+        "simulated_error": round(simulated.sum() / measured.sum() - 1, 4), "error_of_a_step": round(error, 4),
+        "step_cost": fitted.cost.source, "drafts_seen": fitted.drafts_seen, "plain_steps_from": fitted.plain_from,
+        "recommended": {
+            "policy": chosen.choice.policy, "num_speculative_tokens": chosen.choice.k,
+            "batch_size_threshold": chosen.choice.threshold if chosen.choice.policy == "threshold" else None,
+            "speedup": round(gain, 4), "interval": [round(low, 4), round(high, 4)], "pays": pays,
+            "override": override(chosen.choice) if pays else "speculation=off",
+        },
+        "candidates": [
+            {"policy": trial.choice.label, "speedup": round(float(without.seconds.sum() / trial.seconds.sum()), 4),
+             "accept_length": round(trial.accept_length, 3), "wasted": trial.wasted}
+            for trial in sorted(trials, key=lambda trial: float(trial.seconds.sum()))
+        ],
+    }  # fmt: skip
+
+
+def text(result: dict, shown: int = 8) -> str:
+    chosen, lines = result["recommended"], []
+    for row in result["candidates"][:shown]:
+        lines.append(
+            f"{row['policy']:20} speed-up {row['speedup']:.3f}, acceptance length {row['accept_length']:.2f}, "
+            f"{row['wasted']} draft tokens wasted"
+        )
+    low, high = chosen["interval"]
+    lines += [
+        f"step costs: {result['step_cost']}",
+        f"the run itself: {result['measured_seconds']:.1f} s measured, {result['simulated_seconds']:.1f} s simulated "
+        f"({result['simulated_error']:+.1%}), {len(result['training_steps'])} training steps",
+        f"expected of the rollout: {chosen['speedup']:.2f}x ({low:.2f} to {high:.2f} in nine of ten resamplings), "
+        "against speculation=off",
+    ]
+    if not result["drafts_seen"]:
+        lines.append("no draft was ever verified: what that costs is a guess; add a run with drafts with --cost-from")
+    if result["plain_steps_from"] > 4:
+        lines.append(
+            f"no steps without drafts of under {result['plain_steps_from']} requests: what they take is a guess; add "
+            "a run without speculation with --cost-from"
+        )
+    if len(result["training_steps"]) < 5:
+        lines.append("fewer than five training steps: the interval is too narrow to be trusted")
+    if not chosen["pays"]:
+        lines.append("speculation does not pay for certain here")
+    return "\n".join([*lines, "", chosen["override"]])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m sam.tune", description=__doc__.splitlines()[0])
+    parser.add_argument("run", type=Path, help="run directory of recipe.main_dapo")
+    parser.add_argument("--k", nargs="+", type=int, default=list(DRAFT_LENGTHS), help="draft lengths to try")
+    parser.add_argument("--threshold", nargs="+", type=int, default=list(THRESHOLDS), help="thresholds to try")
+    parser.add_argument(
+        "--steps", type=int, help=f"training steps to play (default: so many that have {TOKENS} tokens)"
+    )
+    parser.add_argument("--cost-from", nargs="+", type=Path, default=[], help="more runs to fit step costs to")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    options = parser.parse_args(arguments)
+    if min(options.k) < 1 or min(options.threshold) < 0 or (options.steps is not None and options.steps < 1):
+        parser.error("--k and --steps: expected 1 or more; --threshold: 0 or more")
+    try:
+        result = tune(options)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(result) if options.json else text(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
