@@ -19,9 +19,12 @@ def follow_ranks(runner) -> None:
 
     def determine_and_keep(*args, **kwargs):
         result = determine(*args, **kwargs)
-        if (across := result[ACROSS]) is not None:
-            others = [rows for rank, rows in enumerate(across.tolist()) if rank != config.data_parallel_rank]
-            runner.sam_rows_elsewhere = max(others)
+        try:
+            across = result[ACROSS].tolist()
+        except (AttributeError, IndexError, TypeError):  # nothing was agreed on, or another vLLM
+            across = []
+        others = [rows for rank, rows in enumerate(across) if rank != config.data_parallel_rank]
+        runner.sam_rows_elsewhere = max(others, default=0)
         return result
 
     runner._determine_batch_execution_and_padding = determine_and_keep

@@ -207,6 +207,10 @@ def test_rows_of_other_ranks_are_what_vllm_agreed_on():
     follow_ranks(runner)
     assert runner._determine_batch_execution_and_padding(7) == (0, 1, 2, across, 4)
     assert runner.sam_rows_elsewhere == 12
+    for unknown in ((0, 1, 2, None, 4), (0, 1)):
+        other = SimpleNamespace(vllm_config=runner.vllm_config, _determine_batch_execution_and_padding=lambda: unknown)  # noqa: B023
+        follow_ranks(other)
+        assert other._determine_batch_execution_and_padding() == unknown and other.sam_rows_elsewhere == 0
     parallel.data_parallel_size = 1
     alone = SimpleNamespace(vllm_config=runner.vllm_config)
     follow_ranks(alone)
