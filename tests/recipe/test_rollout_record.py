@@ -75,7 +75,10 @@ def test_what_rejected_drafts_took_is_their_share_of_the_steps_time():
     assert rejected_seconds({**arrays, "drafted": 0 * drafted, "accepted": 0 * drafted}) == 0.0
     metrics = RolloutRecord.merge([record(), record()]).metrics()
     assert metrics["rollout/other_ms_per_step"] == metrics["rollout/step_ms_per_step"] == 25.0
-    assert metrics["rollout/rejected_seconds"] >= 0.0
+    one = {name: np.array(values) for name, values in {
+        "running": (4, 4, 2, 1), "drafted": (0, 0, 6, 3), "accepted": (0, 0, 2, 1), "step_ms": (10.0, 10.0, 30.0, 50.0),
+    }.items()}  # fmt: skip
+    assert metrics["rollout/rejected_seconds"] == pytest.approx(rejected_seconds(one)) and rejected_seconds(one) > 0
 
 
 def test_columns_over_time_keep_their_totals():
