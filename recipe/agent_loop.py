@@ -21,4 +21,5 @@ class SeededAgentLoop(SingleTurnAgentLoop):
             seed = sample_seed(run_seed, "train", *identity, sample)
         else:
             seed = sample_seed(run_seed, "validation", int(kwargs["global_steps"]), int(kwargs["index"]), sample)
-        return await super().run(dict(sampling_params, seed=seed), **kwargs)
+        # verl takes token ids: text that nobody reads would be made anew of every token.
+        return await super().run(dict(sampling_params, seed=seed, detokenize=False), **kwargs)

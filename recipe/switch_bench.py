@@ -1,30 +1,37 @@
-"""`python -m recipe.switch_bench`: every policy and every peer on the same work, interleaved, on this machine.
+"""`python -m recipe.switch_bench`: every policy and every peer on the same work, at the same time, on this machine.
 
-Four workloads: `rollout`, a round of the tiny task as the quickstart generates it; `bulk`, a batch in which nobody
-finishes before the others; `single`, one long request; `random`, text that never repeats, which no drafter can win on.
-All engines live in this process and take turns, so that what else the machine does falls on all alike. Sampling is
-exact: every run of a workload must give the same tokens, so the seconds are of the same work.
+Five workloads: `rollout`, a round of the tiny task as the quickstart generates it; `bulk`, a batch in which nobody
+finishes before the others; `single`, one long request; `random`, text that never repeats, which no drafter can win on;
+`random few`, the same with a few requests, where a step is short and what a drafter costs weighs most.
+
+Each variant has an engine of its own in this process. They run side by side, a twentieth of a second each in turn, so
+that whatever else the machine does falls on all alike. Sampling is exact: every run of a workload must give the same
+tokens, so the seconds are of the same work.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import sys
 import time
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 
 import numpy as np
 
 from recipe.environment import CPU, OFFLINE
-from recipe.report_data import in_tail
 
-WORKLOADS = ("rollout", "bulk", "single", "random")
+WORKLOADS = ("rollout", "bulk", "single", "random", "random few")
 THRESHOLDS = (4, 8, 16, 32, 64)
 VARIANTS = ("off", *(f"threshold {n}" for n in THRESHOLDS), "always", "goodput", "ngram", "suffix")
 TAIL_REQUESTS = 64  # as configs/dapo_tiny_cpu.yaml
+FEW_REQUESTS = 12
+SLICE_SECONDS = 0.05
+KV_CACHE_SHARE = 0.03  # of the memory, for each engine
 
 
 @dataclass
@@ -47,7 +54,7 @@ class Runs:
 
 
 def make_work(assets: Path, prompts: int, samples: int) -> dict[str, Work]:
-    """The four workloads; `prompts` and `samples` are a round's."""
+    """The workloads; `prompts` and `samples` are a round's."""
     import pandas
     from transformers import AutoTokenizer
 
@@ -57,30 +64,37 @@ def make_work(assets: Path, prompts: int, samples: int) -> dict[str, Work]:
     texts = [list(text["input_ids"] if hasattr(text, "keys") else text) for text in texts]
     grouped = [text for text in texts for _ in range(samples)]
 
-    def sampling(count: int, **keywords) -> list[dict]:
+    def work(prompts: list[list[int]], **keywords) -> Work:
         common = {"temperature": 1.0, "detokenize": False, "logprobs": 0}
-        return [{**common, **keywords, "seed": seed} for seed in range(count)]
+        return Work(prompts, [{**common, **keywords, "seed": seed} for seed in range(len(prompts))])
 
     # At this temperature all tokens are about as likely.
+    random = {"ignore_eos": True, "temperature": 1000.0}
     return {
-        "rollout": Work(grouped, sampling(len(grouped), max_tokens=512)),
-        "bulk": Work(grouped, sampling(len(grouped), max_tokens=160, ignore_eos=True)),
-        "single": Work(texts[:1], sampling(1, max_tokens=500, ignore_eos=True)),
-        "random": Work(grouped, sampling(len(grouped), max_tokens=160, ignore_eos=True, temperature=1000.0)),
+        "rollout": work(grouped, max_tokens=512),
+        "bulk": work(grouped, max_tokens=160, ignore_eos=True),
+        "single": work(texts[:1], max_tokens=500, ignore_eos=True),
+        "random": work(grouped, max_tokens=160, **random),
+        "random few": work(grouped[:FEW_REQUESTS], max_tokens=400, **random),
     }
 
 
 class Engine:
-    """One vLLM engine in this process, with a drafter that starts anew in every run."""
+    """One vLLM engine in this process, run a slice at a time, with a drafter that starts anew in every run."""
 
-    def __init__(self, assets: Path, method: str, draft_tokens: int):
+    def __init__(self, assets: Path, variant: str, draft_tokens: int):
         from vllm import LLM
 
         from recipe.configuration import compose_config
         from recipe.speculation import Speculation
 
+        self.variant = variant
+        method = variant if variant in ("off", "ngram", "suffix") else "sam"
         config = compose_config("dapo_tiny_cpu", [f"speculation={method}", f"assets={assets}"])
+        policy, _, threshold = variant.partition(" ")
         section = {**config.speculation, "num_speculative_tokens": draft_tokens}
+        if method == "sam":
+            section |= {"policy": policy, "batch_size_threshold": int(threshold or 0)}
         rollout = config.actor_rollout_ref.rollout
         self.llm = LLM(
             str(assets / "model"),
@@ -88,7 +102,7 @@ class Engine:
             max_model_len=rollout.max_model_len,
             max_num_seqs=rollout.max_num_seqs,
             max_num_batched_tokens=rollout.max_num_batched_tokens,
-            gpu_memory_utilization=rollout.gpu_memory_utilization,
+            gpu_memory_utilization=KV_CACHE_SHARE,
             enforce_eager=True,
             **Speculation.from_config(section).vllm_arguments(),
         )
@@ -97,80 +111,103 @@ class Engine:
         core = self.llm.llm_engine.engine_core.engine_core
         self.runner = core.model_executor.driver_worker.worker.model_runner
         self.recorder = StepRecorder.attach(self.runner)
-        self.goodput = getattr(getattr(self.runner, "drafter", None), "policy", None)
 
-    def renew_drafter(self, variant: str) -> None:
+    def _renew_drafter(self) -> None:
         """Forget the responses of earlier runs, which are those of this one; keep what goodput knows of step costs."""
-        if variant == "off" or variant == "ngram":
+        if self.variant in ("off", "ngram"):
             return
-        proposer = type(self.runner.drafter)(self.runner.vllm_config)
-        if variant != "suffix":
-            from sam.switch import make_policy
-
+        old = self.runner.drafter
+        self.runner.drafter = proposer = type(old)(self.runner.vllm_config)
+        if self.variant != "suffix":
             proposer.bind(self.runner)
-            name, _, threshold = variant.partition(" ")
-            k = proposer.num_speculative_tokens
-            policy = self.goodput if name == "goodput" else make_policy(name, k, int(threshold or 0))
-            proposer.policy, policy.counters = policy, proposer.counters
-        self.runner.drafter = proposer
+            proposer.policy, old.policy.counters = old.policy, proposer.counters
 
-    def run(self, variant: str, work: Work, runs: Runs) -> list[tuple[int, ...]]:
+    def begin(self, work: Work) -> None:
         from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
 
-        self.renew_drafter(variant)
+        self._renew_drafter()
         self.llm.reset_prefix_cache()
         self.recorder.take()
-        parameters = [SamplingParams(**keywords) for keywords in work.sampling]
-        prompts = [{"prompt_token_ids": prompt} for prompt in work.prompts]
+        self.tokens: dict[str, tuple[int, ...]] = {}
+        self.seconds = self.tail = 0.0
         started = time.perf_counter()
-        outputs = self.llm.generate(prompts, parameters, use_tqdm=False)
-        runs.seconds.append(time.perf_counter() - started)
+        for i, (prompt, keywords) in enumerate(zip(work.prompts, work.sampling, strict=True)):
+            sampling = SamplingParams(**keywords, output_kind=RequestOutputKind.FINAL_ONLY)
+            self.llm.llm_engine.add_request(str(i), {"prompt_token_ids": prompt}, sampling)
+        self.seconds += time.perf_counter() - started
+
+    def advance(self) -> bool:
+        """Run for a slice; False when nothing is left."""
+        engine = self.llm.llm_engine
+        began = now = time.perf_counter()
+        while now - began < SLICE_SECONDS and (left := engine.get_num_unfinished_requests()):
+            step = now
+            for output in engine.step():
+                self.tokens[output.request_id] = tuple(output.outputs[0].token_ids)
+            now = time.perf_counter()
+            self.tail += (now - step) * (left <= TAIL_REQUESTS)
+        self.seconds += now - began
+        return engine.has_unfinished_requests()
+
+    def end(self, runs: Runs) -> dict[str, tuple[int, ...]]:
+        """Keep what the run came to, and give its tokens by request."""
+        runs.seconds.append(self.seconds)
+        runs.tail.append(self.tail)
         steps = self.recorder.take()
-        runs.tail.append(float(steps["step_ms"][in_tail(steps["running"], TAIL_REQUESTS)].sum()) / 1e3)
         runs.drafted, runs.accepted = int(steps["drafted"].sum()), int(steps["accepted"].sum())
         runs.on_share = float((steps["drafted"] > 0).mean())
         if getattr(getattr(self.runner, "drafter", None), "counters", {}).get("faults"):
-            raise RuntimeError(f"{variant}: drafting failed, see the log")
-        return [output.outputs[0].token_ids for output in outputs]
+            raise RuntimeError(f"{self.variant}: drafting failed, see the log")
+        return self.tokens
 
 
-def engine_of(variant: str) -> str:
-    return variant if variant in ("off", "ngram", "suffix") else "sam"
+def run_side_by_side(engines: list[Engine], work: Work, results: dict[str, Runs]) -> None:
+    """One run of each engine on the same work, a slice each in turn.
+
+    Raises:
+        RuntimeError: two variants gave different tokens.
+    """
+    for engine in engines:
+        engine.begin(work)
+    gc.collect()
+    busy = list(engines)
+    while busy:
+        busy = [engine for engine in busy if engine.advance()]
+    tokens = {engine.variant: engine.end(results[engine.variant]) for engine in engines}
+    first, *others = engines
+    for other in others:
+        if tokens[other.variant] != tokens[first.variant]:
+            raise RuntimeError(f"{other.variant} gave other tokens than {first.variant}")
 
 
 def compare(
     assets: Path, workloads: dict[str, Work], variants: tuple[str, ...], repeats: int, draft_tokens: int
 ) -> dict[str, dict[str, Runs]]:
-    """Runs by workload and variant; the first run of each is a warm-up and does not count.
-
-    Raises:
-        RuntimeError: two variants gave different tokens.
-    """
+    """Runs by workload and variant; the first run of each is a warm-up and does not count."""
     from tqdm import tqdm
 
-    engines = {method: Engine(assets, method, draft_tokens) for method in dict.fromkeys(map(engine_of, variants))}
+    engines = [Engine(assets, variant, draft_tokens) for variant in tqdm(variants, unit="engine", disable=None)]
+    gc.freeze()  # the engines themselves: a collection in one's slice would walk through all of them
     results = {name: {variant: Runs() for variant in variants} for name in workloads}
-    with tqdm(total=len(workloads) * (repeats + 1) * len(variants), unit="run", disable=None) as bar:
+    with tqdm(total=len(workloads) * (repeats + 1), unit="run", disable=None) as bar:
         for name, work in workloads.items():
-            tokens = None
             for repeat in range(repeats + 1):
+                bar.set_description(name)
+                runs = results[name] if repeat else {variant: Runs() for variant in variants}
                 # Another one begins each time: none always follows the same neighbour.
-                for variant in variants[repeat % len(variants) :] + variants[: repeat % len(variants)]:
-                    bar.set_description(f"{name}, {variant}")
-                    runs = results[name][variant] if repeat else Runs()
-                    found = engines[engine_of(variant)].run(variant, work, runs)
-                    if tokens is not None and found != tokens:
-                        raise RuntimeError(f"{name}: {variant} gave other tokens than the others")
-                    tokens = found
-                    bar.update()
+                turn = repeat % len(engines)
+                run_side_by_side(engines[turn:] + engines[:turn], work, runs)
+                bar.update()
     return results
 
 
 def table(results: dict[str, dict[str, Runs]]) -> list[dict]:
-    """One row for each workload and variant; ratios are medians of off's seconds over the variant's, run by run."""
+    """One row for each workload and variant; ratios are medians of the first one's seconds over the variant's, run by
+    run."""
     rows = []
     for workload, by_variant in results.items():
-        base = by_variant.get("off") or next(iter(by_variant.values()))
+        base = next(iter(by_variant.values()))
         for variant, runs in by_variant.items():
             ratios, tails = (
                 [b / max(1e-9, s) for b, s in zip(getattr(base, key), getattr(runs, key), strict=True)]
@@ -194,13 +231,13 @@ def table(results: dict[str, dict[str, Runs]]) -> list[dict]:
 
 def as_text(rows: list[dict]) -> str:
     lines = [
-        f"{'workload':9} {'variant':13} {'seconds':>8} {'speed-up':>9} {'(range)':>14} {'tail':>6} drafted accepted"
+        f"{'workload':10} {'variant':13} {'seconds':>8} {'speed-up':>9} {'(range)':>14} {'tail':>6} drafted accepted"
     ]
     for row in rows:
         low, high = row["range"]
         tail = f"{row['tail_speedup']:.2f}" if row["tail_speedup"] else ""
         lines.append(
-            f"{row['workload']:9} {row['variant']:13} {row['seconds']:8.2f} {row['speedup']:9.3f} "
+            f"{row['workload']:10} {row['variant']:13} {row['seconds']:8.2f} {row['speedup']:9.3f} "
             f"({low:.3f}-{high:.3f}) {tail:>6} {row['drafted']:7} {row['accepted']:8}"
         )
     return "\n".join(lines)
@@ -211,11 +248,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--assets", type=Path, default=Path("outputs/tiny_assets"), help="of recipe.tiny.assets")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, help="all that are installed by default")
-    parser.add_argument("--repeats", type=int, default=3, help="runs that count")
+    parser.add_argument("--repeats", type=int, default=5, help="runs that count")
     parser.add_argument("--draft-tokens", type=int, default=8, help="longest draft, of all variants")
     parser.add_argument("--prompts", type=int, default=12, help="of a round")
     parser.add_argument("--samples", type=int, default=8, help="of each prompt")
     parser.add_argument("--json", type=Path, help="file for the rows")
+    parser.add_argument("--plot", type=Path, help="picture of the rows")
     options = parser.parse_args(arguments)
     if not (options.assets / "model" / "config.json").is_file():
         print(f"error: {options.assets}: no tiny model; build it with python -m recipe.tiny.assets", file=sys.stderr)
@@ -231,6 +269,10 @@ def main(arguments: list[str] | None = None) -> int:
     print(as_text(rows))
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    if options.plot:
+        from recipe.switch_plot import plot
+
+        plot(rows, f"medians and ranges of {options.repeats} runs, {date.today()}", options.plot)
     return 0
 
 

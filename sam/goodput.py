@@ -27,6 +27,7 @@ PRIOR = (4.0, 256.0, 256.0)  # what the table counts for: four steps of eight re
 LARGEST_SURPRISE = 4.0  # times the expected milliseconds: a step that something else held up teaches nothing
 SURPRISES_BELIEVED = 8  # so many in a row are the truth
 LONGEST_COOL_DOWN = 64  # steps without drafting after drafts that were not worth verifying, or missed
+LONGEST_HOLD = 7  # of them in which it is not asked, nor learns what a step takes
 FORGET_MISSES = 0.9  # share of the drafts verified so far that still counts a step later
 FEWEST_EXPECTED, LARGEST_MISS = 4.0, 0.5  # accepted below this share of at least so many expected: survival is wrong
 
@@ -162,15 +163,20 @@ class Goodput:
         self._costs.clear()
 
     def plan(self, state: StepState) -> Plan:
+        self._cool(state.steps - 1)  # nobody asked in these
         if state.running != self._running:
             self._running, self._cool_down = state.running, min(self._cool_down, 1)
         if self._cool_down > 0:
-            self._cool_down -= 1
-            self._count("cool_down_steps")
-            return Plan(0)
+            self._cool(1)
+            return Plan(0, hold=min(self._cool_down, LONGEST_HOLD))
         cost, slope = self._cost(state)
         floor = 0.0 if state.rows_elsewhere > state.running else state.running * slope / cost[0]
         return Plan(self.num_speculative_tokens, floor) if floor < CERTAIN else Plan(0)
+
+    def _cool(self, steps: int) -> None:
+        self._cool_down = max(0, self._cool_down - steps)
+        if steps:
+            self._count("cool_down_steps", steps)
 
     def choose(self, state: StepState, survival: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         bar = LEAST_GAIN_OFF if self._on else LEAST_GAIN_ON
@@ -195,8 +201,8 @@ class Goodput:
             expected = float(self._table(state)[min(drafted, state.running * self.num_speculative_tokens)])
             self.correction.observe(state.running, drafted, expected, milliseconds)
 
-    def _count(self, name: str) -> None:
-        self.counters[name] = self.counters.get(name, 0) + 1
+    def _count(self, name: str, steps: int = 1) -> None:
+        self.counters[name] = self.counters.get(name, 0) + steps
 
     def _table(self, state: StepState) -> np.ndarray:
         """float64 [running * k + 1]: milliseconds by draft tokens, as the table says."""

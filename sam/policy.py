@@ -20,6 +20,7 @@ class StepState:
         waiting: requests that the engine has begun and holds back, as after a preemption.
         context: mean tokens of a running request; 0 if not known.
         rows_elsewhere: tokens of the fullest other data-parallel rank, which all ranks wait for; 0 without any.
+        steps: since the policy was last asked, this one included.
     """
 
     running: int
@@ -27,6 +28,7 @@ class StepState:
     waiting: int = 0
     context: float = 0.0
     rows_elsewhere: int = 0
+    steps: int = 1
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,12 @@ class Plan:
     Attributes:
         budget: draft tokens of a request; 0 switches speculation off.
         min_survival: probability of being accepted below which a draft token cannot pay.
+        hold: further steps in which the answer is the same while as many requests run: no need to ask.
     """
 
     budget: int
     min_survival: float = 0.0
+    hold: int = 0
 
 
 class Policy(Protocol):

@@ -14,6 +14,8 @@ from sam.goodput import Goodput
 from sam.policy import POLICIES, Plan, Policy, StepState
 from sam.step_cost import StepCost
 
+NO_THRESHOLD = 1 << 30
+
 
 class Threshold:
     """Speculate while at most `batch_size_threshold` requests run (the published recipe's switch).
@@ -31,16 +33,13 @@ class Threshold:
 
     def plan(self, state: StepState) -> Plan:
         self._on = state.running <= self.batch_size_threshold + (self.hysteresis if self._on else 0)
-        return Plan(self.num_speculative_tokens if self._on else 0)
+        return Plan(self.num_speculative_tokens if self._on else 0, hold=0 if self._on else NO_THRESHOLD)
 
     def choose(self, state: StepState, survival: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         return np.diff(offsets)
 
     def observe(self, state: StepState, drafted: int, accepted: int, milliseconds: float) -> None:
         pass
-
-
-NO_THRESHOLD = 1 << 30
 
 
 def make_policy(

@@ -109,7 +109,7 @@ def install(runner) -> None:
     Raises:
         ValueError: a lossy or unknown setting. RuntimeError: the self-check failed.
     """
-    from sam.vllm import standard, step_cost
+    from sam.vllm import standard, step_cost, steps
     from sam.vllm.data_parallel import follow_ranks
     from sam.vllm.sampler import ExactSampler, self_check
 
@@ -119,6 +119,8 @@ def install(runner) -> None:
     check_lossless(runner.vllm_config)
     if hasattr(getattr(runner, "drafter", None), "bind"):
         runner.drafter.bind(runner)
+        steps.draft_to_the_end(runner)
+        steps.skip_empty_drafts(runner)
         step_cost.measure_at_warm_up(runner)
         follow_ranks(runner)
     if settings.get("verification") == "exact" and not isinstance(getattr(runner, "_sample", None), ExactSampler):

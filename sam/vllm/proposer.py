@@ -22,7 +22,6 @@ logger = logging.getLogger(__name__)
 
 # Steps without drafts for which the drafter need not be called: one call then appends their tokens together.
 MOST_BEHIND = 32
-OBSERVED_OFF_STEPS = 4
 
 DEFAULTS = {
     "policy": "threshold",
@@ -71,9 +70,11 @@ class SamProposer:
         self.counters.update(faults=0, followed=0, refused=0, off_steps=0, policy_version=0)
         # Whether the next step's drafts were asked for: the switch as the step recorder shows it.
         self.switch_on = False
+        self.drafted = 0  # tokens of the last call's drafts
         self._runner = None
-        # The step that the last drafts were made for, how many they were, and when.
-        self._last: tuple[StepState, int, float] | None = None
+        self._last: StepState | None = None  # what the policy was last shown
+        self._began = 0.0  # when the step began that is now to end
+        self._held = self._unasked = 0  # steps for which the policy's answer still holds; those since it was asked
         self._behind = 0  # steps since the drafter last saw the batch
         # vLLM forgets a finished request before the drafter may have seen its last tokens: its state is kept here.
         self._followed: dict[str, Any] = {}
@@ -111,6 +112,8 @@ class SamProposer:
             Per row up to `num_speculative_tokens` draft tokens.
         """
         try:
+            if self._held > 0 and len(sampled_token_ids) == self._last.running:
+                return self._stay_off(sampled_token_ids)
             return self._propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
         except Exception:
             if self.counters["faults"] == 0:
@@ -118,18 +121,28 @@ class SamProposer:
             self.counters["faults"] += 1
             return [[] for _ in sampled_token_ids]
 
+    def _stay_off(self, sampled_token_ids) -> list[list[int]]:
+        """A step without drafts in which there is nothing to decide: it should cost next to nothing."""
+        self._began = time.perf_counter()
+        self._held -= 1
+        self._unasked += 1
+        self._behind += 1
+        self.counters["off_steps"] += 1
+        return [[] for _ in sampled_token_ids]
+
     def _propose(self, sampled_token_ids, num_tokens_no_spec, token_ids_cpu) -> list[list[int]]:
         now = time.perf_counter()
         self._observe(now, sampled_token_ids, num_tokens_no_spec)
         state = self._state(sampled_token_ids, num_tokens_no_spec)
         plan = self.policy.plan(state)
         self.switch_on = plan.budget > 0
-        self._last = (state, 0, now)
+        self._last, self._began, self.drafted, self._held, self._unasked = state, now, 0, 0, 0
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         if plan.budget == 0:
             self.counters["off_steps"] += 1
             self._behind += 1
             if self._behind < MOST_BEHIND:
+                self._held = min(plan.hold, MOST_BEHIND - 1 - self._behind)
                 return drafts
         self._behind = 0
         rows, ids, appended = self._follow_batch(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
@@ -142,8 +155,8 @@ class SamProposer:
         budgets = np.clip(room, 0, plan.budget).astype(np.int32)
         proposed = self.drafter.step(ids, *appended, budgets, plan.min_survival)
         lengths = self.policy.choose(state, proposed.survival, proposed.offsets)
-        self._last = (state, int(lengths.sum()), now)
-        self.switch_on = self._last[1] > 0 or not len(proposed.survival)
+        self.drafted = int(lengths.sum())
+        self.switch_on = self.drafted > 0 or not len(proposed.survival)
         flat, begins = proposed.token_ids.tolist(), proposed.offsets.tolist()
         for row, begin, length in zip(rows, begins, lengths.tolist(), strict=False):
             drafts[row] = flat[begin : begin + length]
@@ -157,21 +170,20 @@ class SamProposer:
             waiting=len(self._runner.requests) - running,
             context=float(num_tokens_no_spec[:running].sum()) / max(1, running),
             rows_elsewhere=getattr(self._runner, "sam_rows_elsewhere", 0),
+            steps=self._unasked + 1,
         )
 
     def _observe(self, now: float, sampled_token_ids, num_tokens_no_spec) -> None:
         """Show the policy what the step took that has just ended, if it is the one it planned: all in decode, nobody
         come or gone."""
         rows = len(sampled_token_ids)
-        if self._last is None or rows != self._last[0].running:
+        state = self._last
+        if state is None or rows != state.running:
             return
-        state, drafted, began = self._last
-        if drafted == 0 and self._behind % OBSERVED_OFF_STEPS:
-            return  # one in a few will do
         emitted = np.fromiter(map(len, sampled_token_ids), np.int64, rows)
         prompts = self._runner.input_batch.num_prompt_tokens[:rows]
         if emitted.all() and (num_tokens_no_spec[:rows] - emitted > prompts).all():
-            self.policy.observe(state, drafted, int(emitted.sum()) - rows, (now - began) * 1e3)
+            self.policy.observe(state, self.drafted, int(emitted.sum()) - rows, (now - self._began) * 1e3)
 
     def _follow_batch(self, sampled_token_ids, num_tokens_no_spec, token_ids_cpu):
         """Rows that can be drafted for, their requests' names, and the tokens and offsets that the drafter lacks."""

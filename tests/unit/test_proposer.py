@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from sam.policy import StepState
 from sam.step_cost import linear
 from sam.switch import Threshold, make_policy
 from sam.vllm.proposer import MOST_BEHIND, SamProposer
@@ -165,7 +166,7 @@ def test_goodput_verifies_what_pays_and_learns_what_steps_take():
     runner.add("a", [1, 2, 3, 1, 2])
     runner.step(proposer, ["a"], {"a": [3]})
     assert runner.step(proposer, ["a"], {"a": [1]})["a"], "the guess of step costs lets one request draft"
-    assert proposer.switch_on and proposer._last[1] > 0
+    assert proposer.switch_on and proposer.drafted > 0
     proposer.policy.use_table(linear(0.001, 0.0, 1.0))
     assert runner.step(proposer, ["a"], {"a": [2, 3, 1]}) == {"a": []}
     assert not proposer.switch_on and proposer.counters["faults"] == 0
@@ -221,18 +222,50 @@ def test_rows_of_other_ranks_are_what_vllm_agreed_on():
 
 
 def test_without_drafts_the_drafter_is_called_now_and_then_and_misses_nothing():
-    proposer = make_proposer(policy="never")
+    proposer = make_proposer(policy="threshold", batch_size_threshold=1)
     runner, appended = proposer._runner, []
     append = proposer.drafter.append
     proposer.drafter.append = lambda *arguments: (appended.append(len(arguments[1])), append(*arguments))
     runner.add("a", [1, 2])
+    runner.add("c", [1, 2])
     for token in range(MOST_BEHIND + 5):
-        assert runner.step(proposer, ["a"], {"a": [3 + token % 3]}) == {"a": []}
-    assert appended == [MOST_BEHIND] and proposer.counters["off_steps"] == MOST_BEHIND + 5
+        new = [3 + token % 3]
+        assert runner.step(proposer, ["a", "c"], {"a": new, "c": new}) == {"a": [], "c": []}
+    assert appended == [2 * MOST_BEHIND] and proposer.counters["off_steps"] == MOST_BEHIND + 5
     finished = runner.texts["a"]
-    del runner.requests["a"]
+    runner.requests.clear()
     runner.add("b", [1, 2])
-    proposer.policy = make_policy("always", 3, 0)
     assert runner.step(proposer, ["b"], {"b": [3]})["b"] == finished[3:6]
-    assert appended[1:] == [5], "what the finished request had written since"
+    assert appended[1:] == [5, 5], "what the finished requests had written since"
     assert set(proposer._followed) == {"b"} and proposer.counters["faults"] == 0
+
+
+def test_a_policy_is_not_asked_while_its_answer_holds_but_at_once_when_the_batch_changes():
+    proposer = make_proposer(policy="threshold", batch_size_threshold=1)
+    runner, asked = proposer._runner, []
+    plan = proposer.policy.plan
+    proposer.policy.plan = lambda state: (asked.append(state.steps), plan(state))[1]
+    for name in "abc":
+        runner.add(name, [1, 2])
+    for _ in range(9):
+        runner.step(proposer, ["a", "b", "c"], {"a": [3], "b": [3], "c": [3]})
+    assert asked == [1]
+    runner.step(proposer, ["a", "b"], {"a": [3], "b": [3]})
+    assert asked == [1, 9]
+    runner.step(proposer, ["a"], {"a": [3]})
+    assert asked == [1, 9, 1] and runner.step(proposer, ["a"], {"a": [3]})["a"] and asked == [1, 9, 1, 1]
+    assert proposer.counters["off_steps"] == 10
+
+
+def test_goodput_holds_for_its_cool_down_and_counts_the_steps_in_which_nobody_asked():
+    asked_in_each, held = make_policy("goodput", 3, 0), make_policy("goodput", 3, 0)
+    for policy in (asked_in_each, held):
+        policy.plan(StepState(4))
+        policy._cool_down = 20
+    while asked_in_each.plan(StepState(4)).budget == 0:
+        pass
+    steps, asked = 1, 0
+    while (answer := held.plan(StepState(4, steps=steps))).budget == 0:
+        steps, asked = 1 + answer.hold, asked + 1
+    assert held.counters == asked_in_each.counters == {"cool_down_steps": 20}
+    assert asked == 3, "in the first step, after seven and after seven more"

@@ -1,0 +1,35 @@
+"""What vLLM's model runner does around a drafter of its own kind, made fit for one that often drafts nothing."""
+
+from __future__ import annotations
+
+import functools
+
+
+def draft_to_the_end(runner) -> None:
+    """Let requests be drafted for while another one is near the longest length.
+
+    Root cause: `GPUModelRunner._input_fits_in_drafter` (vLLM 0.23) asks whether the longest request leaves room for a
+    whole draft, since a draft model would run out of positions; if not, no request is drafted for, and zeros are
+    verified for each. SamProposer gives every request as many tokens as fit. Can go when vLLM asks that of draft models
+    only.
+    """
+    if hasattr(runner, "effective_drafter_max_model_len"):
+        runner.effective_drafter_max_model_len = runner.max_model_len + runner.num_spec_tokens
+
+
+def skip_empty_drafts(runner) -> None:
+    """Tell the scheduler nothing after a step without drafts, instead of an empty draft for every request.
+
+    The scheduler empties a request's drafts when it schedules them (`Scheduler.schedule`), so that there are none to
+    replace. Saves a call through the executor and a loop over all requests in the steps that the switch keeps free.
+    """
+    take = runner.take_draft_token_ids
+    if getattr(take, "_sam", False):
+        return
+
+    @functools.wraps(take)
+    def take_draft_token_ids():
+        return take() if runner.drafter.drafted else None
+
+    take_draft_token_ids._sam = True
+    runner.take_draft_token_ids = take_draft_token_ids
