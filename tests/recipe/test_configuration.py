@@ -18,6 +18,7 @@ def test_every_choice_composes(method):
     assert config.speculation.method == method
     assert engine.additional_config.speculation.method == method
     assert ("speculative_config" in engine) == (method != "off")
+    assert engine.stream_interval > config.data.max_response_length, "responses are handed on when they are complete"
 
 
 def test_toggle_changes_nothing_but_speculation():

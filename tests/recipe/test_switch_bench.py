@@ -1,0 +1,70 @@
+"""switch_bench: engines side by side, slice by slice, and a table of ratios taken run by run."""
+
+import pytest
+
+from recipe import switch_bench
+from recipe.switch_bench import Runs, as_text, run_side_by_side, table
+
+
+class FakeEngine:
+    """An engine that takes so many slices and gives these tokens."""
+
+    def __init__(self, variant, slices, tokens, log):
+        self.variant, self.slices, self.tokens, self.log = variant, slices, tokens, log
+
+    def begin(self, work):
+        self.left = self.slices
+
+    def advance(self):
+        self.log.append(self.variant)
+        self.left -= 1
+        return self.left > 0
+
+    def end(self, runs):
+        runs.seconds.append(float(self.slices))
+        return self.tokens
+
+
+def test_engines_take_turns_until_each_is_done():
+    log = []
+    engines = [FakeEngine("off", 3, {"0": (1, 2)}, log), FakeEngine("goodput", 1, {"0": (1, 2)}, log)]
+    results = {"off": Runs(), "goodput": Runs()}
+    run_side_by_side(engines, None, results)
+    assert log == ["off", "goodput", "off", "off"]
+    assert results["off"].seconds == [3.0] and results["goodput"].seconds == [1.0]
+
+
+def test_variants_that_give_other_tokens_are_an_error():
+    engines = [FakeEngine("off", 1, {"0": (1, 2)}, []), FakeEngine("ngram", 1, {"0": (1, 3)}, [])]
+    with pytest.raises(RuntimeError, match="ngram gave other tokens than off"):
+        run_side_by_side(engines, None, {"off": Runs(), "ngram": Runs()})
+
+
+def test_ratios_are_of_the_same_run():
+    results = {
+        "single": {
+            "off": Runs(seconds=[4.0, 8.0, 6.0], tail=[4.0, 8.0, 6.0]),
+            "goodput": Runs(seconds=[2.0, 2.0, 2.0], tail=[2.0, 4.0, 3.0], drafted=9, accepted=4, on_share=0.5),
+        }
+    }
+    off, goodput = table(results)
+    assert off["speedup"] == 1.0
+    assert goodput["speedup"] == 3.0 and goodput["range"] == [2.0, 4.0] and goodput["tail_speedup"] == 2.0
+    assert "3.000 (2.000-4.000)   2.00       9        4" in as_text([off, goodput])
+
+
+def test_picture(tmp_path):
+    from recipe.switch_plot import plot
+
+    rows = [
+        {"workload": workload, "variant": variant, "speedup": 1.5, "range": [1.4, 1.7]}
+        for workload in switch_bench.WORKLOADS
+        for variant in switch_bench.VARIANTS
+    ]
+    plot(rows, "a test", tmp_path / "bench.png")
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_assets_one_line_says_how_to_build_them(tmp_path, capsys):
+    assert switch_bench.main(["--assets", str(tmp_path)]) == 2
+    assert "no tiny model; build it with python -m recipe.tiny.assets" in capsys.readouterr().err
