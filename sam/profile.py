@@ -1,8 +1,9 @@
 """`python -m sam.profile --model DIR --output step_cost.json`: what engine steps cost on this machine, for goodput.
 
 Every combination of running requests, draft tokens and context length is run for a few steps on a vLLM engine made as
-the arguments say. `--from-log` reads the table off the log of a run that has been made instead: vLLM's own lines about
-throughput, running requests and speculation.
+the arguments say (sam.profile_grid). Two other sources need no engine: `--from-run` fits the table to the engine steps
+that runs of the recipe have recorded, `--from-log` to vLLM's own lines about throughput, running requests and
+speculation in a log.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import re
 import sys
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -80,25 +82,39 @@ def fit(steps: np.ndarray, longest: int, identity: dict, source: str) -> StepCos
     return StepCost(requests, per_request, np.array([1]), cells[..., None], identity, source)
 
 
+def fit_recorded(directories: list[Path]) -> StepCost:
+    """A table fitted to the engine steps of recorded runs; without a fingerprint, since runs record none.
+
+    Raises:
+        ValueError: not a run directory (sam.simulate.run.RunError), or too few steps (StepCostError).
+    """
+    from sam.simulate.run import RecordedRun, fit_runs
+
+    fitted, _ = fit_runs([RecordedRun.load(directory) for directory in directories])
+    source = f"{fitted.cost.source}, of {', '.join(one.resolve().name for one in directories)}, {date.today()}"
+    if fitted.drafts_seen and fitted.plain_from > 1:
+        source += (
+            f"; hardly any step without drafts had fewer than {fitted.plain_from} requests: what one takes there is a "
+            "guess, unless a run with speculation=off is named too"
+        )
+    return replace(fitted.cost, source=source)
+
+
 def measure(options: argparse.Namespace) -> StepCost:
     """Run the grid on an engine, with a bar."""
-    from tqdm import tqdm
+    from sam.profile_grid import Grid, measure_cells
+    from sam.vllm.profile import ProfiledEngine
 
-    from sam.vllm.profile import as_table, grid, make_engine
-
-    engine = json.loads(options.engine)
-    if not isinstance(engine, dict):
+    grid = Grid(options.requests, options.drafts, options.context)
+    # Axes that no table can have are refused before minutes are spent on them.
+    grid.table(np.ones(grid.shape))
+    arguments = json.loads(options.engine)
+    if not isinstance(arguments, dict):
         raise StepCostError(f"--engine {options.engine}: expected a JSON object of vLLM's engine arguments")
-    engine = {"max_num_seqs": max(options.requests), "max_model_len": max(options.context) + 1024, **engine}
-    llm = make_engine(options.model, max(max(options.drafts), 1), **engine)
-    points = []
-    total = len(options.requests) * len(options.drafts) * len(options.context)
-    with tqdm(total=total, unit="point", desc=str(options.output)) as bar:
-        for point in grid(llm, options.requests, options.drafts, options.context):
-            points.append(point)
-            bar.update()
-    identity = llm.collective_rpc("sam_fingerprint")[0]
-    return as_table(points, identity, f"measured by python -m sam.profile, {date.today()}")
+    arguments = {"max_num_seqs": max(options.requests), "max_model_len": max(options.context) + 1024, **arguments}
+    engine = ProfiledEngine(options.model, max(max(options.drafts), 1), **arguments)
+    cells = measure_cells(engine, grid)
+    return grid.table(cells, engine.fingerprint(), f"measured by python -m sam.profile, {date.today()}")
 
 
 def rising(text: str) -> list[int]:
@@ -112,7 +128,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sam.profile", description=__doc__.splitlines()[0])
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--model", help="folder or name of the model to make an engine of")
-    source.add_argument("--from-log", type=Path, help="log of a vLLM run, instead of measuring")
+    source.add_argument("--from-run", nargs="+", type=Path, metavar="RUN_DIR", help="recorded runs to fit")
+    source.add_argument("--from-log", type=Path, help="log of a vLLM run to fit")
     parser.add_argument("--output", type=Path, default=Path("step_cost.json"))
     parser.add_argument("--requests", type=rising, default=rising("1,2,4,8,16,32,64"))
     parser.add_argument("--drafts", type=rising, default=rising("0,1,2,3,5,8"), help="draft tokens of each request")
@@ -125,6 +142,8 @@ def main(arguments: list[str] | None = None) -> int:
         if options.from_log:
             source_text = f"fitted to {options.from_log.name}, {date.today()}"
             table = fit(read_log(options.from_log), max(options.drafts) + 1, {}, source_text)
+        elif options.from_run:
+            table = fit_recorded(options.from_run)
         else:
             table = measure(options)
     except (StepCostError, RuntimeError, ValueError) as error:
@@ -132,6 +151,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     table.save(options.output)
     print(as_text(table))
+    print(table.source)
+    if not table.fingerprint:
+        print("no fingerprint, since the engine is not recorded there: one of any model or device will take this table")
     print(f"use it with speculation.policy=goodput speculation.step_cost={options.output.resolve()}")
     return 0
 

@@ -11,7 +11,7 @@ import numpy as np
 HOW_TO_MEASURE = "measure it anew with python -m sam.profile"
 AXES = ("requests", "tokens_per_request", "context")
 LARGEST_RATIO = 1e5  # between two cells of one table: beyond it one of them is in another unit
-NOISE = 0.5  # by which a measured step with more tokens may be faster than one with fewer
+NOISE = 0.2  # share by which a step may come out faster than one with less work, fewer requests or fewer tokens
 
 
 class StepCostError(ValueError):
@@ -63,18 +63,21 @@ class StepCost:
                 f"step cost: milliseconds from {cells.min():g} to {cells.max():g}: expected positive times within a "
                 f"factor of {LARGEST_RATIO:g}; {HOW_TO_MEASURE}"
             )
-        for axis, name in enumerate(AXES[:2]):
-            falling = np.argwhere(np.diff(cells, axis=axis) < -NOISE * np.delete(cells, -1, axis=axis))
-            if len(falling):
-                i, j, c = falling[0]
-                raise StepCostError(
-                    f"step cost: {name} after {getattr(self, name)[falling[0][axis]]} is more than {NOISE:.0%} faster "
-                    f"than less work ({cells[i, j, c]:.3g} ms at {self.requests[i]} requests x "
-                    f"{self.tokens_per_request[j]} tokens): {HOW_TO_MEASURE}, with nothing else running"
-                )
-        # Noise must not make more work look cheaper: the running maximum along both axes.
-        cells = np.maximum.accumulate(np.maximum.accumulate(cells, axis=0), axis=1)
-        object.__setattr__(self, "milliseconds", cells)
+        slowest = np.maximum.accumulate(np.maximum.accumulate(cells, axis=0), axis=1)
+        if len(too_fast := np.argwhere(cells < (1.0 - NOISE) * slowest)):
+            raise StepCostError(
+                f"step cost: {self._contradiction(cells, *too_fast[0])}: {HOW_TO_MEASURE}, with nothing else running"
+            )
+        # Noise must not make more work look cheaper.
+        object.__setattr__(self, "milliseconds", slowest)
+
+    def _contradiction(self, cells: np.ndarray, i: int, j: int, c: int) -> str:
+        """What is wrong with a cell that is too fast, in words."""
+        less = cells[: i + 1, : j + 1, c]
+        fewer, shorter = np.unravel_index(np.argmax(less), less.shape)
+        fast = f"{self.requests[i]} requests x {self.tokens_per_request[j]} tokens take {cells[i, j, c]:.3g} ms"
+        slow = f"{self.requests[fewer]} requests x {self.tokens_per_request[shorter]} tokens: {less.max():.3g} ms"
+        return f"{fast} at context {self.context[c]}, more than {NOISE:.0%} faster than less work ({slow})"
 
     @classmethod
     def load(cls, path: Path) -> StepCost:

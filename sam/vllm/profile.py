@@ -1,16 +1,13 @@
-"""What engine steps cost, measured on a vLLM engine of the user's own: requests x tokens per request x context."""
+"""Steps of a fixed size on a vLLM engine of the user's own, as sam.profile_grid asks for them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import numpy as np
-
-from sam.step_cost import StepCost
 from sam.vllm.metrics import StepRecorder
 from sam.vllm.step_cost import fingerprint
 
-WARM_UP_STEPS, MEASURED_STEPS = 3, 12
+# Each time that the draft length changes: the first step still verifies drafts of the length before.
+WARM_UP_STEPS, MEASURED_STEPS = 3, 6
+LONGEST_START = 10_000  # steps until all requests decode
 FIRST_TOKEN = 10  # of prompts and drafts; any ordinary tokens do
 
 
@@ -49,74 +46,89 @@ class ProfilingExtension:
         return list(zip(*columns, strict=True))
 
 
-def make_engine(model: str, longest_draft: int, **arguments):
-    """An engine that verifies fixed drafts with exact verification, as a rollout's would."""
-    from vllm import LLM
+class ProfiledEngine:
+    """An engine that verifies fixed drafts with exact verification, as a rollout's would.
 
-    return LLM(
-        model,
-        speculative_config={"model": "sam.vllm.profile.FixedDrafts", "num_speculative_tokens": longest_draft},
-        additional_config={"speculation": {"verification": "exact"}},
-        worker_extension_cls="sam.vllm.profile.ProfilingExtension",
-        # All requests share one prompt, so that a long context is prefilled once and its cache held once.
-        enable_prefix_caching=True,
-        disable_cascade_attn=True,
-        **arguments,
-    )
+    Args:
+        longest_draft: tokens of the longest draft that `steps` will be asked for.
+        arguments: vLLM's engine arguments.
+    """
 
+    def __init__(self, model: str, longest_draft: int, **arguments):
+        from vllm import LLM
 
-def grid(llm, requests: list[int], drafts: list[int], context: list[int]) -> Iterator[tuple[int, int, int, float]]:
-    """(requests, tokens per request, context, milliseconds) of every point, as they are measured: those of the fastest
-    step, since whatever else the machine does only ever adds to one."""
-    draft = lambda length: llm.collective_rpc("sam_draft", args=(length,))  # noqa: E731
-    for tokens in context:
-        for count in requests:
-            draft(0)
-            names = _start(llm, count, tokens)
-            for length in drafts:
-                draft(length)
-                _steps(llm, WARM_UP_STEPS)
-                llm.collective_rpc("sam_take_steps")
-                _steps(llm, MEASURED_STEPS)
-                steps = llm.collective_rpc("sam_take_steps")[0]
-                whole = [ms for running, drafted, ms in steps if running == count and drafted == count * length]
-                if not whole:
-                    raise RuntimeError(
-                        f"no step had {count} requests with {length} drafts each at {tokens} tokens: the KV cache or "
-                        "max_num_batched_tokens is too small; profile fewer requests"
-                    )
-                yield count, length + 1, tokens, min(whole)
-            llm.llm_engine.abort_request(names)
-            _steps(llm, 2)
+        self._llm = LLM(
+            model,
+            speculative_config={"model": "sam.vllm.profile.FixedDrafts", "num_speculative_tokens": longest_draft},
+            additional_config={"speculation": {"verification": "exact"}},
+            worker_extension_cls="sam.vllm.profile.ProfilingExtension",
+            # All requests share one prompt, so that a long context is prefilled once and its cache held once.
+            enable_prefix_caching=True,
+            disable_cascade_attn=True,
+            **arguments,
+        )
+        self._names: list[str] = []
+        self._requests = self._context = self._starts = 0
 
+    def fingerprint(self) -> dict[str, str | int]:
+        return self._llm.collective_rpc("sam_fingerprint")[0]
 
-def _start(llm, count: int, tokens: int) -> list[str]:
-    """Requests of one prompt, run until all of them decode."""
-    from vllm import SamplingParams
+    def start(self, requests: int, context: int) -> None:
+        """Requests of one prompt, run until all of them decode.
 
-    names = [f"profile-{tokens}-{count}-{i}" for i in range(count)]
-    for i, name in enumerate(names):
-        sampling = SamplingParams(temperature=1.0, seed=i, ignore_eos=True, max_tokens=1 << 20, detokenize=False)
-        prompt = {"prompt_token_ids": [FIRST_TOKEN + j % 7 for j in range(tokens)]}
-        llm.llm_engine.add_request(name, prompt, sampling)
-    llm.collective_rpc("sam_take_steps")
-    for _ in range(10_000):
-        _steps(llm, 1)
-        steps = llm.collective_rpc("sam_take_steps")[0]
-        if steps and steps[-1][0] == count:
-            return names
-    raise RuntimeError(f"{count} requests of {tokens} tokens never ran together: the KV cache is too small for them")
+        Raises:
+            RuntimeError: they never run together.
+        """
+        from vllm import SamplingParams
 
+        self._starts += 1
+        self._requests, self._context = requests, context
+        self._names = [f"profile-{self._starts}-{i}" for i in range(requests)]
+        self._draft(0)
+        for i, name in enumerate(self._names):
+            sampling = SamplingParams(temperature=1.0, seed=i, ignore_eos=True, max_tokens=1 << 20, detokenize=False)
+            prompt = {"prompt_token_ids": [FIRST_TOKEN + j % 7 for j in range(context)]}
+            self._llm.llm_engine.add_request(name, prompt, sampling)
+        self._take()
+        for _ in range(LONGEST_START):
+            self._step(1)
+            steps = self._take()
+            if steps and steps[-1][0] == requests:
+                return
+        raise RuntimeError(
+            f"{requests} requests of {context} tokens never ran together: the KV cache is too small for them"
+        )
 
-def _steps(llm, count: int) -> None:
-    for _ in range(count):
-        llm.llm_engine.step()
+    def steps(self, drafts: int) -> list[float]:
+        """Milliseconds of some steps in which each request verifies so many draft tokens.
 
+        Raises:
+            RuntimeError: no step did.
+        """
+        self._draft(drafts)
+        self._step(WARM_UP_STEPS)
+        self._take()
+        self._step(MEASURED_STEPS)
+        wanted = self._requests, self._requests * drafts
+        whole = [ms for running, drafted, ms in self._take() if (running, drafted) == wanted]
+        if not whole:
+            raise RuntimeError(
+                f"no step had {self._requests} requests with {drafts} drafts each at {self._context} tokens: the KV "
+                "cache or max_num_batched_tokens is too small; profile fewer requests"
+            )
+        return whole
 
-def as_table(points: list[tuple[int, int, int, float]], identity: dict, source: str) -> StepCost:
-    """The table of a whole grid."""
-    axes = [sorted({point[i] for point in points}) for i in range(3)]
-    cells = np.empty([len(axis) for axis in axes])
-    for *place, milliseconds in points:
-        cells[tuple(axis.index(value) for axis, value in zip(axes, place, strict=True))] = milliseconds
-    return StepCost(*map(np.array, axes), cells, identity, source)
+    def stop(self) -> None:
+        """End the requests."""
+        self._llm.llm_engine.abort_request(self._names)
+        self._step(2)
+
+    def _draft(self, length: int) -> None:
+        self._llm.collective_rpc("sam_draft", args=(length,))
+
+    def _take(self) -> list[tuple[int, int, float]]:
+        return self._llm.collective_rpc("sam_take_steps")[0]
+
+    def _step(self, count: int) -> None:
+        for _ in range(count):
+            self._llm.llm_engine.step()

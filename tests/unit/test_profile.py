@@ -1,7 +1,10 @@
-"""Step costs fitted to steps that were made, and read off vLLM's own log."""
+"""Step costs fitted to steps that were made: of a recorded run, and of vLLM's own log."""
+
+import re
 
 import numpy as np
 import pytest
+from test_simulate_recorded import COST, write_run
 
 from sam.profile import as_text, fit, main, read_log
 from sam.step_cost import StepCost, StepCostError, non_negative_least_squares
@@ -75,3 +78,49 @@ def test_steps_that_took_no_time_are_refused():
 def test_the_table_is_printed_for_reading():
     text = as_text(fit(np.array([[n, n, cost(n, n)] for n in (1, 8, 32)]), 3, {}, ""))
     assert "columns: tokens per request" in text and len(text.splitlines()) == 2 + 7
+
+
+def test_recorded_runs_give_the_cost_of_their_steps(tmp_path, capsys):
+    output = tmp_path / "cost.json"
+    runs = [write_run(tmp_path / "on"), write_run(tmp_path / "off", method="off")]
+    assert main(["--from-run", *map(str, runs), "--output", str(output)]) == 0
+    table = StepCost.load(output)
+    for requests, rows in ((1, 1), (2, 8), (12, 12)):
+        assert table.of(requests, rows, 20) == pytest.approx(COST.of(requests, rows, 20), rel=0.02)
+    assert "recorded engine steps" in table.source and "of on, off, " in table.source
+    assert table.fingerprint == {} and "no fingerprint" in capsys.readouterr().out
+
+
+def test_of_one_recorded_run_it_says_what_is_a_guess(tmp_path, capsys):
+    output = tmp_path / "cost.json"
+    # At most 4 requests always drafted.
+    assert main(["--from-run", str(write_run(tmp_path / "on", threshold=4)), "--output", str(output)]) == 0
+    table = StepCost.load(output)
+    assert table.of(2, 8, 20) == pytest.approx(COST.of(2, 8, 20), rel=0.02)
+    guess = re.search(r"without drafts had fewer than (\d+) requests: what one takes there is a guess", table.source)
+    assert int(guess[1]) >= 4 and table.source in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["nowhere", "empty"])
+def test_a_folder_that_is_no_run(tmp_path, capsys, name):
+    (tmp_path / "empty").mkdir()
+    assert main(["--from-run", str(tmp_path / name), "--output", str(tmp_path / "cost.json")]) == 2
+    shown = capsys.readouterr().err
+    assert shown == f"error: {tmp_path / name}: no config.yaml there; expected a run directory of recipe.main_dapo\n"
+    assert not (tmp_path / "cost.json").exists()
+
+
+@pytest.mark.parametrize("others", [["--model", "here"], ["--from-log", "vllm.log"]])
+def test_there_is_one_source(capsys, others):
+    with pytest.raises(SystemExit):
+        main(["--from-run", "run", *others])
+    assert "not allowed with argument" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "axis, message", [("--requests=0,4", "requests="), ("--drafts=1,3", "expected to begin with 1")]
+)
+def test_axes_of_no_table_are_refused_before_an_engine_is_made(monkeypatch, tmp_path, capsys, axis, message):
+    monkeypatch.setattr("sam.vllm.profile.ProfiledEngine", lambda *_, **__: pytest.fail("an engine was made"))
+    assert main(["--model", "here", "--output", str(tmp_path / "cost.json"), axis]) == 2
+    assert message in capsys.readouterr().err

@@ -55,6 +55,25 @@ def test_noise_does_not_make_more_work_look_cheaper():
     assert table.milliseconds.tolist() == [[[10.0], [10.0]], [[10.0], [11.0]]]
 
 
+@pytest.mark.parametrize("faster, refused", [(0.15, False), (0.19, False), (0.21, True), (0.3, True), (0.5, True)])
+@pytest.mark.parametrize("axis", ["requests", "tokens_per_request"])
+def test_more_work_may_be_a_fifth_faster_at_most(faster, refused, axis):
+    cells = np.array([[[10.0], [10.0 * (1 - faster)]], [[10.0], [10.0]]])
+    cells = cells.swapaxes(0, 1) if axis == "requests" else cells
+    if refused:
+        with pytest.raises(StepCostError, match="more than 20% faster than less work .*: 10 ms"):
+            make(milliseconds=cells, context=np.array([1]))
+    else:
+        assert np.all(make(milliseconds=cells, context=np.array([1])).milliseconds == 10.0)
+
+
+def test_small_falls_do_not_add_up_to_a_large_one():
+    axes = {"requests": np.array([1, 2, 4, 8]), "tokens_per_request": np.array([1]), "context": np.array([1])}
+    make(milliseconds=np.array([10.0, 9.0, 8.1, 8.0]).reshape(4, 1, 1), **axes)
+    with pytest.raises(StepCostError, match=r"4 requests x 1 tokens take 7.9 ms .* less work \(1 requests x 1 tokens"):
+        make(milliseconds=np.array([10.0, 9.0, 7.9, 7.0]).reshape(4, 1, 1), **axes)
+
+
 @pytest.mark.parametrize(
     "changed, message",
     [
