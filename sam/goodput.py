@@ -5,6 +5,9 @@ goodput(B) = (R + sum of their survival) / T(R, R + B, context). The B with the 
 with good drafts get many and others none. vllm-ascend tunes one draft length per batch size by the same quotient
 (examples/offline_DSD_k_tuner); here it is taken anew in every step, over single tokens.
 
+Where data-parallel ranks wait for each other in every step, T is never less than what the fullest of the others takes:
+drafts are free up to there, and no further.
+
 T comes from a table and is corrected by what steps take: their differences from the table are regressed on requests and
 draft tokens, with older steps counting less and less.
 """
@@ -33,14 +36,13 @@ FEWEST_EXPECTED, LARGEST_MISS = 4.0, 0.5  # accepted below this share of at leas
 
 
 @compiled
-def choose_lengths(survival, offsets, requests, cost, free, bar):
+def choose_lengths(survival, offsets, requests, cost, bar):
     """The draft tokens that maximise expected tokens per millisecond.
 
     Args:
         survival: float32 [total], falling within each draft; offsets: int64 [drafts + 1], where each begins.
         requests: in the step, each bringing one token without drafts.
-        cost: float64 [most + 1], milliseconds of a step with so many draft tokens.
-        free: draft tokens that cost nothing, because other ranks have so many more rows.
+        cost: float64 [most + 1], milliseconds until a step with so many draft tokens is through on all ranks.
         bar: gain, as a share, below which nothing is verified.
 
     Returns:
@@ -52,7 +54,7 @@ def choose_lengths(survival, offsets, requests, cost, free, bar):
         count[place] += 1
         total[place] += p
     most, drafts = cost.size - 1, 0
-    nothing = requests / cost[min(free, most)]
+    nothing = requests / cost[0]
     best, best_drafts, brought, best_brought = nothing, 0, 0.0, 0.0
     for place in range(BINS - 1, -1, -1):
         each = total[place] / max(1, count[place])
@@ -61,7 +63,7 @@ def choose_lengths(survival, offsets, requests, cost, free, bar):
                 break
             drafts += 1
             brought += each
-            goodput = (requests + brought) / cost[max(drafts, min(free, most))]
+            goodput = (requests + brought) / cost[drafts]
             if goodput > best:
                 best, best_drafts, best_brought = goodput, drafts, brought
     lengths = np.zeros(offsets.size - 1, np.int64)
@@ -82,14 +84,14 @@ def choose_lengths(survival, offsets, requests, cost, free, bar):
 
 
 @compiled
-def correct(table, fixed, token):
+def correct(table, fixed, token, wait):
     """The table with so much more for the step and each draft token, and the least slope of what follows from it.
 
-    No step is faster for more work, nor than a tenth of what the table says.
+    No step is faster for more work, nor than a tenth of what the table says, nor than the `wait` for other ranks.
     """
     cost, slope = np.empty_like(table), np.inf
     for drafts in range(table.size):
-        cost[drafts] = max(table[drafts] + fixed + token * drafts, 0.1 * table[drafts])
+        cost[drafts] = max(table[drafts] + fixed + token * drafts, 0.1 * table[drafts], wait)
         if drafts > 0:
             cost[drafts] = max(cost[drafts], cost[drafts - 1])
             slope = min(slope, (cost[drafts] - cost[0]) / drafts)
@@ -153,6 +155,7 @@ class Goodput:
         self.counters: dict[str, int] = {}
         self._on = False
         self._costs: dict[tuple[int, int], np.ndarray] = {}
+        self._steps: dict[tuple[int, int, int], float] = {}
         self._cool_down = self._declined = self._running = 0
         self._expected = self._accepted = self._brought = 0.0
         self._planned: tuple[StepState | None, tuple[np.ndarray, float] | None] = (None, None)
@@ -161,6 +164,7 @@ class Goodput:
         """Replace the table, as when the engine has measured one."""
         self.has_table, self.step_cost, self.correction = True, step_cost, Correction()
         self._costs.clear()
+        self._steps.clear()
 
     def plan(self, state: StepState) -> Plan:
         self._cool(state.steps - 1)  # nobody asked in these
@@ -170,7 +174,7 @@ class Goodput:
             self._cool(1)
             return Plan(0, hold=min(self._cool_down, LONGEST_HOLD))
         cost, slope = self._cost(state)
-        floor = 0.0 if state.rows_elsewhere > state.running else state.running * slope / cost[0]
+        floor = state.running * slope / cost[0]
         return Plan(self.num_speculative_tokens, floor) if floor < CERTAIN else Plan(0)
 
     def _cool(self, steps: int) -> None:
@@ -180,8 +184,7 @@ class Goodput:
 
     def choose(self, state: StepState, survival: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         bar = LEAST_GAIN_OFF if self._on else LEAST_GAIN_ON
-        free = max(0, state.rows_elsewhere - state.running)
-        lengths, _, self._brought = choose_lengths(survival, offsets, state.running, self._cost(state)[0], free, bar)
+        lengths, _, self._brought = choose_lengths(survival, offsets, state.running, self._cost(state)[0], bar)
         self._on = self._brought > 0
         if self._on:
             self._declined = 0
@@ -199,6 +202,9 @@ class Goodput:
                 self._cool_down, self._expected, self._accepted = LONGEST_COOL_DOWN // 4, 0.0, 0.0
         if state.prefilling == 0 and state.rows_elsewhere <= state.running + drafted:
             expected = float(self._table(state)[min(drafted, state.running * self.num_speculative_tokens)])
+            # Their rows may be of more requests than ours, or more of them drafts, whichever takes longer.
+            if self._longest_elsewhere(state) > expected:
+                return
             self.correction.observe(state.running, drafted, expected, milliseconds)
 
     def _count(self, name: str, steps: int = 1) -> None:
@@ -211,17 +217,53 @@ class Goodput:
             if len(self._costs) > 4096:
                 self._costs.clear()
             rows = state.running + np.arange(state.running * self.num_speculative_tokens + 1)
-            if len(self.graph_sizes):
-                at = np.searchsorted(self.graph_sizes, rows)
-                captured = at < len(self.graph_sizes)
-                rows = np.where(captured, self.graph_sizes[np.minimum(at, len(self.graph_sizes) - 1)], rows)
-            self._costs[key] = self.step_cost.of(state.running, rows, (key[1] + 0.5) * CONTEXT_BUCKET)
+            self._costs[key] = self._look_up(state.running, rows, key[1])
         return self._costs[key]
 
+    def _step(self, requests: int, rows: int, state: StepState) -> float:
+        """Milliseconds of a step with so many requests and rows in the context of `state`, as the table says."""
+        key = (requests, rows, int(state.context) // CONTEXT_BUCKET)
+        if key not in self._steps:
+            if len(self._steps) > 4096:
+                self._steps.clear()
+            self._steps[key] = float(self._look_up(requests, np.array([rows]), key[2])[0])
+        return self._steps[key]
+
+    def _look_up(self, requests: int, rows: np.ndarray, bucket: int) -> np.ndarray:
+        """float64 [n]: milliseconds by rows (int64 [n]), of a context in the middle of its bucket."""
+        if len(self.graph_sizes):
+            at = np.searchsorted(self.graph_sizes, rows)
+            captured = at < len(self.graph_sizes)
+            rows = np.where(captured, self.graph_sizes[np.minimum(at, len(self.graph_sizes) - 1)], rows)
+        return self.step_cost.of(requests, rows, (bucket + 0.5) * CONTEXT_BUCKET)
+
+    def _fewest_elsewhere(self, state: StepState) -> int:
+        """Requests that the rows of the fullest other rank are of at least: with as many drafts as each may have."""
+        return -(-state.rows_elsewhere // (self.num_speculative_tokens + 1))
+
+    def _wait(self, state: StepState) -> float:
+        """Milliseconds that the fullest other rank takes at least, with this rank's mean context; 0 without one."""
+        if state.rows_elsewhere == 0:
+            return 0.0
+        # Its drafts are left out. They can be cheaper than requests or dearer, and ranks that took each other's drafts
+        # for something to wait for would go on drafting because the others do. Requests that the table does not reach
+        # are left out too: they are its extrapolation, and may be tokens of a prompt.
+        requests = min(self._fewest_elsewhere(state), int(self.step_cost.requests[-1]))
+        table = self._step(requests, requests, state)
+        return max(table + self.correction.of(requests, 0), 0.1 * table)
+
+    def _longest_elsewhere(self, state: StepState) -> float:
+        """Milliseconds that rows of the fullest other rank take: all requests, or as many drafts as there can be."""
+        rows = state.rows_elsewhere
+        if rows == 0:
+            return 0.0
+        return max(self._step(requests, rows, state) for requests in (rows, self._fewest_elsewhere(state)))
+
     def _cost(self, state: StepState) -> tuple[np.ndarray, float]:
-        """As `_table`, corrected, and its least slope; the same in `plan` and `choose` of a step."""
+        """As `_table`, but corrected and at least `_wait`, and its least slope; the same in all of a step."""
         if self._planned[0] is not state:
             _, _, token = self.correction.coefficients.tolist()
-            corrected = correct(self._table(state), self.correction.of(state.running, 0), token)
+            fixed = self.correction.of(state.running, 0)
+            corrected = correct(self._table(state), fixed, token, self._wait(state))
             self._planned = (state, corrected)
         return self._planned[1]

@@ -19,7 +19,8 @@ class StepState:
         prefilling: those of them that are still in their prompt.
         waiting: requests that the engine has begun and holds back, as after a preemption.
         context: mean tokens of a running request; 0 if not known.
-        rows_elsewhere: tokens of the fullest other data-parallel rank, which all ranks wait for; 0 without any.
+        rows_elsewhere: tokens of the fullest other data-parallel rank, drafts among them, which all ranks wait for: in
+            the step before, or in `observe` in the step itself. 0 where none is known to have more than this rank.
         steps: since the policy was last asked, this one included.
     """
 

@@ -67,11 +67,10 @@ class Engine:
                 return -1
             self.clock = arrival
             return 0
-        sizes = sorted(len(replica) for replica in busy)
+        largest = max(len(replica) for replica in busy)
         drafting = False
-        for replica in busy:
-            largest_other = sizes[-2:][0] if len(replica) == sizes[-1] else sizes[-1]
-            drafting |= replica.make_plan(largest_other if len(busy) > 1 else 0) > 0
+        for replica, elsewhere in zip(busy, rows_elsewhere(busy), strict=True):
+            drafting |= replica.make_plan(elsewhere) > 0
         if not drafting and (steps := self._uneventful(busy)) > 1:
             self._jump(busy, steps)
         else:
@@ -79,7 +78,7 @@ class Engine:
             self._step(busy, sum(came))
         total = [sum(getattr(replica, name) for replica in busy) for name in COLUMNS[4:]]
         on = any(replica.switch_on for replica in busy)
-        self.timeline.append((self.clock, steps, sizes[-1], on, *total))
+        self.timeline.append((self.clock, steps, largest, on, *total))
         return total[-1]
 
     def _uneventful(self, busy: list[Replica]) -> int:
@@ -105,13 +104,20 @@ class Engine:
         observed = came == 0 and not any(replica.fresh for replica in busy)
         for replica in busy:
             running, context = len(replica), replica.context
-            rows = replica.step()
-            each = self._cost.milliseconds(running, rows, context)
+            replica.step()
+            each = self._cost.milliseconds(running, replica.rows, context)
             slowest = max(slowest, each + self._cluster.draft_us * replica.verified / 1e3)
         slowest += self._cluster.admit_ms * came
         self.clock += slowest
-        for replica in busy:
-            replica.settle(slowest, observed)
+        for replica, elsewhere in zip(busy, rows_elsewhere(busy), strict=True):
+            replica.settle(slowest, observed, elsewhere)
+
+
+def rows_elsewhere(replicas: list[Replica]) -> list[int]:
+    """For each the most rows that another one's last step had, 0 without another: all that vLLM's ranks are told."""
+    rows = sorted(replica.rows for replica in replicas)
+    others = rows[-2] if len(rows) > 1 else 0
+    return [others if replica.rows == rows[-1] else rows[-1] for replica in replicas]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from sam.goodput import CONTEXT_BUCKET, LONGEST_COOL_DOWN
@@ -22,6 +24,7 @@ class Replica:
         running: int64, its requests in the batch, in the order in which they came.
         until_finish: tokens until the first of them is complete.
         fresh: those of them that have not got a token yet.
+        rows: tokens of its last step, drafts among them.
     """
 
     def __init__(
@@ -33,7 +36,7 @@ class Replica:
         self._quiet_state = (0, 0)
         self.running, self.until_finish, self.fresh = NOBODY, 0, 0
         self.state, self.plan = StepState(0), Plan(0)
-        self.drafted = self.accepted = self.verified = self.emitted = 0
+        self.drafted = self.accepted = self.verified = self.emitted = self.rows = 0
         self.switch_on = False
 
     def __len__(self) -> int:
@@ -79,16 +82,17 @@ class Replica:
         """Whether the policy will not ask for drafts while the batch and its context stay about as they are."""
         return self.plan.budget == 0 and (isinstance(self._policy, Threshold) or self._quiet >= QUIET_STEPS)
 
-    def step(self) -> int:
-        """Draft, verify and advance by one engine step; returns the rows that it takes.
+    def step(self) -> None:
+        """Draft, verify and advance by one engine step.
 
-        Sets what came of it: `drafted`, `accepted`, `verified` (requests with drafts), `emitted`.
+        Sets what came of it: `drafted`, `accepted`, `verified` (requests with drafts), `emitted`, `rows`.
         """
         running, done = self.running, self._done
         self.drafted = self.accepted = self.verified = 0
         self.switch_on = False
         if self.plan.budget == 0 or self.fresh == len(running):
-            return self._advance(1)
+            self._advance(1)
+            return
         before = done[running]
         budgets = np.where(before > 0, self.plan.budget, 0)
         survival, offsets = self._drafting.draft(running, before, budgets, self.plan.min_survival)
@@ -98,20 +102,19 @@ class Replica:
         self.drafted, self.accepted = int(lengths.sum()), int(accepted.sum())
         self.verified = int(np.count_nonzero(lengths))
         self.switch_on = self.drafted > 0 or not len(survival)
-        return self._advance(np.minimum(accepted + 1, left)) + self.drafted
+        self._advance(np.minimum(accepted + 1, left))
 
-    def _advance(self, tokens: np.ndarray | int) -> int:
-        rows = len(self.running)
+    def _advance(self, tokens: np.ndarray | int) -> None:
+        self.rows = len(self.running) + self.drafted
         self._done[self.running] += tokens
         self.fresh = 0
         if isinstance(tokens, np.ndarray):
             self.emitted = int(tokens.sum())
             self._count_down()
         else:
-            self.emitted = tokens * rows
+            self.emitted = tokens * len(self.running)
             self.until_finish -= tokens
         self._tokens += self.emitted
-        return rows
 
     def jump(self, steps: int) -> None:
         """Advance by so many steps without drafts."""
@@ -119,11 +122,16 @@ class Replica:
         self.switch_on = False
         self._advance(steps)
 
-    def settle(self, milliseconds: float, observed: bool) -> None:
-        """After a step or a jump: show its tokens to the drafter and its time to the policy, let go who is complete."""
+    def settle(self, milliseconds: float, observed: bool, rows_elsewhere: int = 0) -> None:
+        """After a step or a jump: show its tokens to the drafter and its time to the policy, let go who is complete.
+
+        Args:
+            rows_elsewhere: of the step itself, where `make_plan` was told those of the one before.
+        """
         self._drafting.append(self.running, self._done[self.running])
         if observed:
-            self._policy.observe(self.state, self.drafted, self.accepted, milliseconds)
+            state = replace(self.state, rows_elsewhere=rows_elsewhere)
+            self._policy.observe(state, self.drafted, self.accepted, milliseconds)
         if self.until_finish == 0:
             work, running = self._work, self.running
             complete = self._done[running] >= work.lengths[running]

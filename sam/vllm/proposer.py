@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -169,9 +170,14 @@ class SamProposer:
             prefilling=sampled_token_ids.count([]),
             waiting=len(self._runner.requests) - running,
             context=float(num_tokens_no_spec[:running].sum()) / max(1, running),
-            rows_elsewhere=getattr(self._runner, "sam_rows_elsewhere", 0),
+            rows_elsewhere=self._rows_elsewhere,
             steps=self._unasked + 1,
         )
+
+    @property
+    def _rows_elsewhere(self) -> int:
+        """Of the step that has just ended."""
+        return getattr(self._runner, "sam_rows_elsewhere", 0)
 
     def _observe(self, now: float, sampled_token_ids, num_tokens_no_spec) -> None:
         """Show the policy what the step took that has just ended, if it is the one it planned: all in decode, nobody
@@ -183,6 +189,8 @@ class SamProposer:
         emitted = np.fromiter(map(len, sampled_token_ids), np.int64, rows)
         prompts = self._runner.input_batch.num_prompt_tokens[:rows]
         if emitted.all() and (num_tokens_no_spec[:rows] - emitted > prompts).all():
+            if (elsewhere := self._rows_elsewhere) != state.rows_elsewhere:
+                state = replace(state, rows_elsewhere=elsewhere)
             self.policy.observe(state, self.drafted, int(emitted.sum()) - rows, (now - self._began) * 1e3)
 
     def _follow_batch(self, sampled_token_ids, num_tokens_no_spec, token_ids_cpu):

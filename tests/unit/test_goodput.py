@@ -30,7 +30,7 @@ def test_no_choice_of_prefixes_is_better(seed):
     requests = int(rng.integers(1, 5))
     survival, offsets = drafts_of(rng, requests, 4)
     cost = np.cumsum(rng.random(4 * requests + 1) * rng.choice([0.0, 0.3, 1.0], 4 * requests + 1)) + 1.0
-    lengths, gain, brought = choose_lengths(survival, offsets, requests, cost, 0, 0.0)
+    lengths, gain, brought = choose_lengths(survival, offsets, requests, cost, 0.0)
     best = max(
         goodput_of(chosen, survival, offsets, requests, cost)
         for chosen in itertools.product(*(range(n + 1) for n in np.diff(offsets)))
@@ -42,15 +42,8 @@ def test_no_choice_of_prefixes_is_better(seed):
 
 def test_a_gain_below_the_bar_is_not_taken():
     survival, offsets, cost = np.array([0.5], np.float32), np.array([0, 1]), np.array([1.0, 1.45])
-    assert choose_lengths(survival, offsets, 1, cost, 0, 0.0)[0].tolist() == [1]
-    assert choose_lengths(survival, offsets, 1, cost, 0, 0.1)[0].tolist() == [0]
-
-
-def test_tokens_cost_nothing_up_to_the_rows_of_the_rank_that_all_wait_for():
-    policy = Goodput(4, linear(1.0, 0.0, 1.0))
-    survival, offsets = np.full(4, 0.2, np.float32), np.array([0, 4])
-    assert policy.choose(StepState(1), survival, offsets).tolist() == [0]
-    assert policy.choose(StepState(1, rows_elsewhere=4), survival, offsets).tolist() == [3]
+    assert choose_lengths(survival, offsets, 1, cost, 0.0)[0].tolist() == [1]
+    assert choose_lengths(survival, offsets, 1, cost, 0.1)[0].tolist() == [0]
 
 
 def test_steps_are_filled_up_to_a_captured_graph():

@@ -1,14 +1,17 @@
 """Rollouts small enough to be played by hand, and what must hold of every one."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from sam.simulate.acceptance import Acceptance
 from sam.simulate.cost import StepClock, load_step_cost
-from sam.simulate.engine import Cluster
+from sam.simulate.engine import Cluster, rows_elsewhere
 from sam.simulate.lengths import LogNormal, Round
 from sam.simulate.rollout import Choice, Drawn, simulate, tail_seconds
 from sam.step_cost import StepCost, StepCostError, linear
+from sam.switch import Threshold
 
 COST = linear(10.0, 0.0, 1.0)  # 10 ms and one for each token
 
@@ -111,6 +114,21 @@ def test_a_lock_step_costs_what_the_fullest_replica_does():
     outcome, _ = play(rounds, "threshold", threshold=1, replicas=2, lock_step=True, routing="prompt")
     # Two requests here, one there: the one drafts 3 tokens, and its 4 rows are the most.
     assert outcome.seconds == pytest.approx((12 + 14 + 12 + 12) / 1e3)
+
+
+def test_ranks_are_told_the_most_rows_of_another_ones_last_step(monkeypatch):
+    replicas = [SimpleNamespace(rows=rows) for rows in (3, 9, 5)]
+    assert rows_elsewhere(replicas) == [9, 5, 9]
+    assert rows_elsewhere(replicas[:1]) == [0]
+    assert rows_elsewhere([replicas[1], replicas[1]]) == [9, 9]
+    planned, seen = [], []
+    monkeypatch.setattr(Threshold, "observe", lambda _, state, *rest: seen.append(state.rows_elsewhere))
+    plan = Threshold.plan
+    monkeypatch.setattr(Threshold, "plan", lambda s, state: (planned.append(state.rows_elsewhere), plan(s, state))[1])
+    play(work(9, 9, 9, prompts=[0, 0, 1]), "threshold", threshold=1, replicas=2, lock_step=True, routing="prompt")
+    # Nothing is known at first. Then one request there and two here; the one has drafts from the second step on.
+    assert planned[:6] == [0, 0, 2, 1, 2, 4]
+    assert seen[:4] == [2, 4, 2, 4], "the first step reads prompts and is not shown"
 
 
 def test_without_speculation_it_is_the_sum_of_the_steps():
