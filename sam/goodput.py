@@ -8,8 +8,9 @@ with good drafts get many and others none. vllm-ascend tunes one draft length pe
 Where data-parallel ranks wait for each other in every step, T is never less than what the fullest of the others takes:
 drafts are free up to there, and no further.
 
-T comes from a table and is corrected by what steps take: their differences from the table are regressed on requests and
-draft tokens, with older steps counting less and less.
+T comes from a table and is corrected by what steps take: their differences from the table are regressed on requests,
+draft tokens, and whether there are any (drafting and the sampler cost something whatever their number), with older
+steps counting less and less.
 """
 
 from __future__ import annotations
@@ -25,12 +26,16 @@ CONTEXT_BUCKET = 256  # tokens; costs are looked up anew when the mean context h
 # What speculation must bring at least, as a share: below it, noise in the table decides.
 LEAST_GAIN_ON, LEAST_GAIN_OFF = 0.01, 0.0
 CERTAIN = 0.99  # no draft token is more likely than this
-MEMORY_STEPS = 256.0  # over which an observed step loses most of its weight
-PRIOR = (4.0, 256.0, 256.0)  # what the table counts for: four steps of eight requests and as many draft tokens
+LEARN_ALL, LEARN_EVERY = 64, 4  # the first steps teach, later ones each fourth: a lesson costs time, too
+MEMORY_STEPS = 128.0  # of those that teach, over which one loses most of its weight
+# What the table counts for: one step; four steps of eight requests, and of 32 draft tokens, for what one request's few
+# seem to cost says little of hundreds; and four with any. What is off by the same in every step must go to the first,
+# since it would else be taken for a price of tokens.
+PRIOR = (1.0, 256.0, 4096.0, 4.0)
 LARGEST_SURPRISE = 4.0  # times the expected milliseconds: a step that something else held up teaches nothing
 SURPRISES_BELIEVED = 8  # so many in a row are the truth
 LONGEST_COOL_DOWN = 64  # steps without drafting after drafts that were not worth verifying, or missed
-LONGEST_HOLD = 7  # of them in which it is not asked, nor learns what a step takes
+LONGEST_HOLD = 15  # of them in which it is not asked, nor learns what a step takes
 FORGET_MISSES = 0.9  # share of the drafts verified so far that still counts a step later
 FEWEST_EXPECTED, LARGEST_MISS = 4.0, 0.5  # accepted below this share of at least so many expected: survival is wrong
 
@@ -84,17 +89,19 @@ def choose_lengths(survival, offsets, requests, cost, bar):
 
 
 @compiled
-def correct(table, fixed, token, wait):
-    """The table with so much more for the step and each draft token, and the least slope of what follows from it.
+def correct(table, fixed, token, speculating, wait):
+    """The table with so much more for the step, each draft token, and a step with any; and the least slope of what
+    follows from it, of which the latter is no part.
 
     No step is faster for more work, nor than a tenth of what the table says, nor than the `wait` for other ranks.
     """
     cost, slope = np.empty_like(table), np.inf
     for drafts in range(table.size):
-        cost[drafts] = max(table[drafts] + fixed + token * drafts, 0.1 * table[drafts], wait)
+        once = speculating if drafts > 0 else 0.0
+        cost[drafts] = max(table[drafts] + fixed + token * drafts + once, 0.1 * table[drafts], wait)
         if drafts > 0:
             cost[drafts] = max(cost[drafts], cost[drafts - 1])
-            slope = min(slope, (cost[drafts] - cost[0]) / drafts)
+            slope = min(slope, max(0.0, cost[drafts] - cost[0] - max(0.0, speculating)) / drafts)
     return cost, slope
 
 
@@ -102,10 +109,10 @@ def correct(table, fixed, token, wait):
 def regress(information, target, coefficients, requests, drafted, difference):
     """One step of recursive least squares; `information` and `target` forget, what they forget becomes zero again."""
     keep = 1.0 - 1.0 / MEMORY_STEPS
-    seen = np.array([1.0, requests, drafted])
-    for i in range(3):
+    seen = np.array([1.0, requests, drafted, drafted > 0])
+    for i in range(seen.size):
         target[i] = keep * target[i] + seen[i] * difference
-        for j in range(3):
+        for j in range(seen.size):
             information[i, j] = keep * information[i, j] + seen[i] * seen[j]
         # What has not been seen for long would vanish from the matrix: the table then speaks again.
         information[i, i] += PRIOR[i] / MEMORY_STEPS
@@ -113,12 +120,12 @@ def regress(information, target, coefficients, requests, drafted, difference):
 
 
 class Correction:
-    """What steps take beyond the table: fixed + requests x a + draft tokens x b milliseconds, by recursive least
-    squares with exponential forgetting (Haykin, Adaptive Filter Theory, chapter 10)."""
+    """What steps take beyond the table: fixed + requests x a + draft tokens x b milliseconds, and c more with any draft
+    token, by recursive least squares with exponential forgetting (Haykin, Adaptive Filter Theory, chapter 10)."""
 
     def __init__(self):
-        self.coefficients = np.zeros(3)
-        self._information, self._target = np.diag(np.array(PRIOR)), np.zeros(3)
+        self.coefficients = np.zeros(len(PRIOR))
+        self._information, self._target = np.diag(np.array(PRIOR)), np.zeros(len(PRIOR))
         self._surprises = 0
 
     def observe(self, requests: int, drafted: int, expected: float, milliseconds: float) -> None:
@@ -131,8 +138,8 @@ class Correction:
         regress(self._information, self._target, self.coefficients, requests, drafted, milliseconds - expected)
 
     def of(self, requests: int, drafted: float) -> float:
-        fixed, each, token = self.coefficients.tolist()
-        return fixed + each * requests + token * drafted
+        fixed, each, token, speculating = self.coefficients.tolist()
+        return fixed + each * requests + token * drafted + (speculating if drafted else 0.0)
 
 
 class Goodput:
@@ -156,15 +163,16 @@ class Goodput:
         self._on = False
         self._costs: dict[tuple[int, int], np.ndarray] = {}
         self._steps: dict[tuple[int, int, int], float] = {}
-        self._cool_down = self._declined = self._running = 0
+        self._cool_down = self._declined = self._running = self._observed = 0
         self._expected = self._accepted = self._brought = 0.0
-        self._planned: tuple[StepState | None, tuple[np.ndarray, float] | None] = (None, None)
+        self._corrected: tuple[tuple[int, int, int], tuple[np.ndarray, float]] | None = None
 
     def use_table(self, step_cost: StepCost) -> None:
         """Replace the table, as when the engine has measured one."""
         self.has_table, self.step_cost, self.correction = True, step_cost, Correction()
         self._costs.clear()
         self._steps.clear()
+        self._corrected = None
 
     def plan(self, state: StepState) -> Plan:
         self._cool(state.steps - 1)  # nobody asked in these
@@ -200,12 +208,16 @@ class Goodput:
             self._accepted = FORGET_MISSES * self._accepted + accepted
             if self._expected > FEWEST_EXPECTED and self._accepted < LARGEST_MISS * self._expected:
                 self._cool_down, self._expected, self._accepted = LONGEST_COOL_DOWN // 4, 0.0, 0.0
+        self._observed += 1
+        if self._observed > LEARN_ALL and self._observed % LEARN_EVERY:
+            return
         if state.prefilling == 0 and state.rows_elsewhere <= state.running + drafted:
             expected = float(self._table(state)[min(drafted, state.running * self.num_speculative_tokens)])
             # Their rows may be of more requests than ours, or more of them drafts, whichever takes longer.
             if self._longest_elsewhere(state) > expected:
                 return
             self.correction.observe(state.running, drafted, expected, milliseconds)
+            self._corrected = None
 
     def _count(self, name: str, steps: int = 1) -> None:
         self.counters[name] = self.counters.get(name, 0) + steps
@@ -260,10 +272,10 @@ class Goodput:
         return max(self._step(requests, rows, state) for requests in (rows, self._fewest_elsewhere(state)))
 
     def _cost(self, state: StepState) -> tuple[np.ndarray, float]:
-        """As `_table`, but corrected and at least `_wait`, and its least slope; the same in all of a step."""
-        if self._planned[0] is not state:
-            _, _, token = self.correction.coefficients.tolist()
+        """As `_table`, but corrected and at least `_wait`, and its least slope; kept until something is learnt."""
+        key = (state.running, int(state.context) // CONTEXT_BUCKET, state.rows_elsewhere)
+        if self._corrected is None or self._corrected[0] != key:
+            _, _, token, speculating = self.correction.coefficients.tolist()
             fixed = self.correction.of(state.running, 0)
-            corrected = correct(self._table(state), fixed, token, self._wait(state))
-            self._planned = (state, corrected)
-        return self._planned[1]
+            self._corrected = key, correct(self._table(state), fixed, token, speculating, self._wait(state))
+        return self._corrected[1]

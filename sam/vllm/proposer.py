@@ -74,6 +74,7 @@ class SamProposer:
         self.drafted = 0  # tokens of the last call's drafts
         self._runner = None
         self._last: StepState | None = None  # what the policy was last shown
+        self._batch: list[str] = []  # the requests of that step
         self._began = 0.0  # when the step began that is now to end
         self._held = self._unasked = 0  # steps for which the policy's answer still holds; those since it was asked
         self._behind = 0  # steps since the drafter last saw the batch
@@ -132,12 +133,13 @@ class SamProposer:
         return [[] for _ in sampled_token_ids]
 
     def _propose(self, sampled_token_ids, num_tokens_no_spec, token_ids_cpu) -> list[list[int]]:
-        now = time.perf_counter()
-        self._observe(now, sampled_token_ids, num_tokens_no_spec)
-        state = self._state(sampled_token_ids, num_tokens_no_spec)
+        now, emitted = time.perf_counter(), list(map(len, sampled_token_ids))
+        state = self._state(emitted, num_tokens_no_spec)
+        self._observe(now, state, emitted)
         plan = self.policy.plan(state)
         self.switch_on = plan.budget > 0
         self._last, self._began, self.drafted, self._held, self._unasked = state, now, 0, 0, 0
+        self._batch = self._runner.input_batch.req_ids.copy()
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         if plan.budget == 0:
             self.counters["off_steps"] += 1
@@ -146,7 +148,7 @@ class SamProposer:
                 self._held = min(plan.hold, MOST_BEHIND - 1 - self._behind)
                 return drafts
         self._behind = 0
-        rows, ids, appended = self._follow_batch(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+        rows, ids, appended = self._follow_batch(emitted, num_tokens_no_spec, token_ids_cpu)
         if not rows:
             return drafts
         if plan.budget == 0:
@@ -163,11 +165,11 @@ class SamProposer:
             drafts[row] = flat[begin : begin + length]
         return drafts
 
-    def _state(self, sampled_token_ids, num_tokens_no_spec) -> StepState:
-        running = len(sampled_token_ids)
+    def _state(self, emitted: list[int], num_tokens_no_spec) -> StepState:
+        running = len(emitted)
         return StepState(
             running=running,
-            prefilling=sampled_token_ids.count([]),
+            prefilling=emitted.count(0),
             waiting=len(self._runner.requests) - running,
             context=float(num_tokens_no_spec[:running].sum()) / max(1, running),
             rows_elsewhere=self._rows_elsewhere,
@@ -179,25 +181,21 @@ class SamProposer:
         """Of the step that has just ended."""
         return getattr(self._runner, "sam_rows_elsewhere", 0)
 
-    def _observe(self, now: float, sampled_token_ids, num_tokens_no_spec) -> None:
+    def _observe(self, now: float, state: StepState, emitted: list[int]) -> None:
         """Show the policy what the step took that has just ended, if it is the one it planned: all in decode, nobody
         come or gone."""
-        rows = len(sampled_token_ids)
-        state = self._last
-        if state is None or rows != state.running:
+        last = self._last
+        if last is None or last.prefilling or state.prefilling or self._batch != self._runner.input_batch.req_ids:
             return
-        emitted = np.fromiter(map(len, sampled_token_ids), np.int64, rows)
-        prompts = self._runner.input_batch.num_prompt_tokens[:rows]
-        if emitted.all() and (num_tokens_no_spec[:rows] - emitted > prompts).all():
-            if (elsewhere := self._rows_elsewhere) != state.rows_elsewhere:
-                state = replace(state, rows_elsewhere=elsewhere)
-            self.policy.observe(state, self.drafted, int(emitted.sum()) - rows, (now - self._began) * 1e3)
+        if last.rows_elsewhere != state.rows_elsewhere:
+            last = replace(last, rows_elsewhere=state.rows_elsewhere)
+        self.policy.observe(last, self.drafted, sum(emitted) - len(emitted), (now - self._began) * 1e3)
 
-    def _follow_batch(self, sampled_token_ids, num_tokens_no_spec, token_ids_cpu):
+    def _follow_batch(self, emitted: list[int], num_tokens_no_spec, token_ids_cpu):
         """Rows that can be drafted for, their requests' names, and the tokens and offsets that the drafter lacks."""
         self._release_finished()
         request_ids, followed = self._runner.input_batch.req_ids, self._followed
-        sampled = [row for row, tokens in enumerate(sampled_token_ids) if tokens]
+        sampled = [row for row, tokens in enumerate(emitted) if tokens]
         rows = [r for r in sampled if request_ids[r] in followed or self._follow(r, request_ids[r], token_ids_cpu)]
         ids = [request_ids[row] for row in rows]
         return rows, ids, self._new_tokens(rows, ids, num_tokens_no_spec, token_ids_cpu) if rows else ()

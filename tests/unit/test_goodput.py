@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from sam.goodput import BINS, LONGEST_COOL_DOWN, Correction, Goodput, choose_lengths
+from sam.goodput import BINS, LEARN_ALL, LEARN_EVERY, LONGEST_COOL_DOWN, Correction, Goodput, choose_lengths
 from sam.policy import StepState
 from sam.step_cost import StepCost, linear
 
@@ -98,6 +98,27 @@ def test_a_wrong_table_is_corrected_by_what_steps_take(fixed, each, token):
     for running in (4, 32):
         expected = fixed + each * running + token * (running + np.arange(4 * running + 1))
         assert policy._cost(StepState(running))[0] == pytest.approx(expected, rel=0.15)
+
+
+def test_what_drafting_costs_at_all_is_not_taken_for_a_price_of_tokens():
+    policy, rng = Goodput(8, linear(2.0, 0.0, 0.0)), np.random.default_rng(0)
+    for _ in range(400):
+        drafted = int(rng.integers(6, 9)) * int(rng.random() < 0.8)
+        policy.observe(StepState(1), drafted, 0, (5.0 + (0.8 if drafted else 0.0)) * rng.uniform(0.97, 1.03))
+    cost, slope = policy._cost(StepState(1))
+    assert cost[0] == pytest.approx(5.0, rel=0.05) and cost[8] == pytest.approx(5.8, rel=0.05)
+    assert cost[8] - cost[1] < 0.3 and slope < 0.05
+
+
+def test_later_steps_teach_now_and_then():
+    policy, taught = Goodput(2, linear(1.0, 0.0, 0.1)), []
+    policy.correction.observe = lambda *step: taught.append(step)
+    for _ in range(LEARN_ALL):
+        policy.observe(StepState(4), 0, 0, 1.5)
+    assert len(taught) == LEARN_ALL
+    for _ in range(10 * LEARN_EVERY):
+        policy.observe(StepState(4), 0, 0, 1.5)
+    assert len(taught) == LEARN_ALL + 10
 
 
 def test_a_step_that_was_held_up_teaches_nothing_unless_they_all_are():

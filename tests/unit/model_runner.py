@@ -1,0 +1,46 @@
+"""What a proposer needs of vLLM, without vLLM."""
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from sam.vllm.proposer import SamProposer
+
+LENGTH = 64
+
+
+class Runner:
+    """What a proposer reads of vLLM's model runner: the batch's rows, and which requests exist."""
+
+    def __init__(self):
+        self.requests, self.texts = {}, {}
+        self.input_batch = SimpleNamespace(req_ids=[], num_prompt_tokens=np.zeros(8, np.int32))
+
+    def add(self, name, prompt):
+        self.requests[name] = SimpleNamespace(num_prompt_tokens=len(prompt), output_token_ids=[])
+        self.texts[name] = list(prompt)
+
+    def step(self, proposer, batch, new):
+        """One engine step with `batch` as rows, in which each request's `new` tokens came out."""
+        tokens = np.zeros((8, LENGTH), np.int32)
+        counts = np.zeros(8, np.int32)
+        self.input_batch.req_ids = list(batch)
+        for row, name in enumerate(batch):
+            self.texts[name] += new.get(name, [])
+            self.requests[name].output_token_ids += new.get(name, [])
+            text = self.texts[name]
+            tokens[row, : len(text)], counts[row] = text, len(text)
+            self.input_batch.num_prompt_tokens[row] = self.requests[name].num_prompt_tokens
+        drafts = proposer.propose([new.get(name, []) for name in batch], counts, tokens)
+        return dict(zip(batch, drafts, strict=True))
+
+
+def make_proposer(**settings):
+    config = SimpleNamespace(
+        additional_config={"speculation": {"policy": "always", **settings}},
+        speculative_config=SimpleNamespace(num_speculative_tokens=3),
+        model_config=SimpleNamespace(max_model_len=LENGTH),
+    )
+    made = SamProposer(config)
+    made.bind(Runner())
+    return made
