@@ -8,9 +8,7 @@ with good drafts get many and others none. vllm-ascend tunes one draft length pe
 Where data-parallel ranks wait for each other in every step, T is never less than what the fullest of the others takes:
 drafts are free up to there, and no further.
 
-T comes from a table and is corrected by what steps take: their differences from the table are regressed on requests,
-draft tokens, and whether there are any (drafting and the sampler cost something whatever their number), with older
-steps counting less and less.
+T comes from a table and is corrected by what steps take (sam.correction).
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from sam.compiled import compiled
+from sam.correction import Correction
 from sam.policy import Plan, StepState
 from sam.step_cost import StepCost, linear
 
@@ -27,13 +26,6 @@ CONTEXT_BUCKET = 256  # tokens; costs are looked up anew when the mean context h
 LEAST_GAIN_ON, LEAST_GAIN_OFF = 0.01, 0.0
 CERTAIN = 0.99  # no draft token is more likely than this
 LEARN_ALL, LEARN_EVERY = 64, 4  # the first steps teach, later ones each fourth: a lesson costs time, too
-MEMORY_STEPS = 128.0  # of those that teach, over which one loses most of its weight
-# What the table counts for: one step; four steps of eight requests, and of 32 draft tokens, for what one request's few
-# seem to cost says little of hundreds; and four with any. What is off by the same in every step must go to the first,
-# since it would else be taken for a price of tokens.
-PRIOR = (1.0, 256.0, 4096.0, 4.0)
-LARGEST_SURPRISE = 4.0  # times the expected milliseconds: a step that something else held up teaches nothing
-SURPRISES_BELIEVED = 8  # so many in a row are the truth
 LONGEST_COOL_DOWN = 64  # steps without drafting after drafts that were not worth verifying, or missed
 LONGEST_HOLD = 15  # of them in which it is not asked, nor learns what a step takes
 FORGET_MISSES = 0.9  # share of the drafts verified so far that still counts a step later
@@ -105,43 +97,6 @@ def correct(table, fixed, token, speculating, wait):
     return cost, slope
 
 
-@compiled
-def regress(information, target, coefficients, requests, drafted, difference):
-    """One step of recursive least squares; `information` and `target` forget, what they forget becomes zero again."""
-    keep = 1.0 - 1.0 / MEMORY_STEPS
-    seen = np.array([1.0, requests, drafted, drafted > 0])
-    for i in range(seen.size):
-        target[i] = keep * target[i] + seen[i] * difference
-        for j in range(seen.size):
-            information[i, j] = keep * information[i, j] + seen[i] * seen[j]
-        # What has not been seen for long would vanish from the matrix: the table then speaks again.
-        information[i, i] += PRIOR[i] / MEMORY_STEPS
-    coefficients[:] = np.linalg.solve(information, target)
-
-
-class Correction:
-    """What steps take beyond the table: fixed + requests x a + draft tokens x b milliseconds, and c more with any draft
-    token, by recursive least squares with exponential forgetting (Haykin, Adaptive Filter Theory, chapter 10)."""
-
-    def __init__(self):
-        self.coefficients = np.zeros(len(PRIOR))
-        self._information, self._target = np.diag(np.array(PRIOR)), np.zeros(len(PRIOR))
-        self._surprises = 0
-
-    def observe(self, requests: int, drafted: int, expected: float, milliseconds: float) -> None:
-        """Learn from a step; `expected` is what the table says."""
-        corrected = max(0.0, expected + self.of(requests, drafted))
-        if milliseconds > LARGEST_SURPRISE * max(corrected, 1e-3) and self._surprises < SURPRISES_BELIEVED:
-            self._surprises += 1
-            return
-        self._surprises = 0
-        regress(self._information, self._target, self.coefficients, requests, drafted, milliseconds - expected)
-
-    def of(self, requests: int, drafted: float) -> float:
-        fixed, each, token, speculating = self.coefficients.tolist()
-        return fixed + each * requests + token * drafted + (speculating if drafted else 0.0)
-
-
 class Goodput:
     """Each step the drafts with the highest goodput, none where they would not pay.
 
@@ -158,7 +113,7 @@ class Goodput:
         self.has_table = step_cost is not None
         self.step_cost = step_cost or linear(1.0, 0.0, 1 / 64, source="a guess: 64 tokens double a step")
         self.graph_sizes = np.array(sorted(graph_sizes), dtype=np.int64)
-        self.correction = Correction()
+        self.correction = Correction(self.step_cost)
         self.counters: dict[str, int] = {}
         self._on = False
         self._costs: dict[tuple[int, int], np.ndarray] = {}
@@ -169,7 +124,7 @@ class Goodput:
 
     def use_table(self, step_cost: StepCost) -> None:
         """Replace the table, as when the engine has measured one."""
-        self.has_table, self.step_cost, self.correction = True, step_cost, Correction()
+        self.has_table, self.step_cost, self.correction = True, step_cost, Correction(step_cost)
         self._costs.clear()
         self._steps.clear()
         self._corrected = None

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from sam.goodput import BINS, LEARN_ALL, LEARN_EVERY, LONGEST_COOL_DOWN, Correction, Goodput, choose_lengths
+from sam.goodput import BINS, LEARN_ALL, LEARN_EVERY, LONGEST_COOL_DOWN, Goodput, choose_lengths
 from sam.policy import StepState
 from sam.step_cost import StepCost, linear
 
@@ -119,15 +119,6 @@ def test_later_steps_teach_now_and_then():
     for _ in range(10 * LEARN_EVERY):
         policy.observe(StepState(4), 0, 0, 1.5)
     assert len(taught) == LEARN_ALL + 10
-
-
-def test_a_step_that_was_held_up_teaches_nothing_unless_they_all_are():
-    correction = Correction()
-    correction.observe(4, 0, 1.0, 500.0)
-    assert correction.of(4, 0) == 0.0
-    for _ in range(40):
-        correction.observe(4, 0, 1.0, 500.0)
-    assert correction.of(4, 0) == pytest.approx(499.0, rel=0.2)
 
 
 def test_the_same_steps_give_the_same_decisions():

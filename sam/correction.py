@@ -1,0 +1,87 @@
+"""What engine steps take beyond their table of costs, learnt from the steps themselves.
+
+    fixed + requests x a + draft tokens x b, and c more with any draft token
+
+since scheduling, drafting and sampling are in no table of forward passes, and machines change. Bayesian linear
+regression with exponential forgetting (Bishop, Pattern Recognition and Machine Learning, section 3.3; Haykin, Adaptive
+Filter Theory, chapter 10): the table is the prior, and counts for the more the noisier steps are. With a fixed prior a
+busy machine's noise comes out as a price of draft tokens: fewer are verified then, and from these few the price is told
+even worse. How noisy steps are is told by a regression without the table, which a wrong table cannot mislead.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sam.compiled import compiled
+from sam.step_cost import StepCost
+
+MEMORY_STEPS = 128.0  # over which a step that was learnt from loses most of its weight
+FIXED_PRIOR = 1.0  # steps: what all take alike goes to the fixed term at once, and not to a price of tokens
+# How far the table may be off: what a request adds by all of it, what a token adds by half, and neither by less than
+# these shares of the cheapest step; a step with any drafts by a tenth of the cheapest step.
+REQUEST_DOUBT, TOKEN_DOUBT, SPECULATING_DOUBT = 1.0, 0.5, 0.1
+LEAST_REQUEST_DOUBT, LEAST_TOKEN_DOUBT = 0.01, 0.001
+LEAST_NOISE = 0.01  # share of the cheapest step: steps that never differ say nothing of terms they have not shown
+LARGEST_SURPRISE = 4.0  # times the expected milliseconds: a step that something else held up teaches nothing
+SURPRISES_BELIEVED = 8  # so many in a row are the truth
+
+
+@compiled
+def regress(information, target, seen, difference, prior):
+    """Add one step to `information` and `target`, which forget; the coefficients with so much prior, and with hardly
+    any."""
+    keep = 1.0 - 1.0 / MEMORY_STEPS
+    for i in range(seen.size):
+        target[i] = keep * target[i] + seen[i] * difference
+        for j in range(seen.size):
+            information[i, j] = keep * information[i, j] + seen[i] * seen[j]
+    with_table = np.linalg.solve(information + np.diag(prior), target)
+    return with_table, np.linalg.solve(information + np.eye(seen.size), target)
+
+
+class Correction:
+    """Milliseconds of a step beyond `step_cost`, as the module says.
+
+    Attributes:
+        coefficients: float64 [4], fixed, for each request, for each draft token, and for a step with any.
+    """
+
+    def __init__(self, step_cost: StepCost):
+        self._doubt, cheapest = _doubt(step_cost), float(step_cost.milliseconds.min())
+        self.coefficients, self._without_table = np.zeros(4), np.zeros(4)
+        self._information, self._target = np.zeros((4, 4)), np.zeros(4)
+        self._variance, self._least_variance = 0.0, (LEAST_NOISE * cheapest) ** 2
+        self._steps = self._surprises = 0
+
+    def observe(self, requests: int, drafted: int, expected: float, milliseconds: float) -> None:
+        """Learn from a step; `expected` is what the table says."""
+        corrected = max(0.0, expected + self.of(requests, drafted))
+        if milliseconds > LARGEST_SURPRISE * max(corrected, 1e-3) and self._surprises < SURPRISES_BELIEVED:
+            self._surprises += 1
+            return
+        self._surprises = 0
+        self._steps += 1
+        seen, difference = np.array([1.0, requests, drafted, drafted > 0]), milliseconds - expected
+        error = difference - seen @ self._without_table
+        # The first errors are of what had not been learnt yet: they lose their weight sooner than in a mean.
+        self._variance += (error**2 - self._variance) * max(2.0 / (self._steps + 1), 1.0 / MEMORY_STEPS)
+        prior = max(self._variance, self._least_variance) / self._doubt**2
+        prior[0] = FIXED_PRIOR
+        self.coefficients, self._without_table = regress(self._information, self._target, seen, difference, prior)
+
+    def of(self, requests: int, drafted: float) -> float:
+        fixed, each, token, speculating = self.coefficients.tolist()
+        return fixed + each * requests + token * drafted + (speculating if drafted else 0.0)
+
+
+def _doubt(step_cost: StepCost) -> np.ndarray:
+    """float64 [4]: how far off the table may be in each coefficient, as standard deviations in milliseconds."""
+    cells, requests, tokens = step_cost.milliseconds, step_cost.requests, step_cost.tokens_per_request
+    cheapest, doubt = cells.min(), np.ones(4)
+    each = (cells[-1, 0] - cells[0, 0]).mean() / max(1, requests[-1] - requests[0])
+    token = (cells[-1, -1] - cells[-1, 0]).mean() / max(1, requests[-1] * (tokens[-1] - tokens[0]))
+    doubt[1] = REQUEST_DOUBT * each + LEAST_REQUEST_DOUBT * cheapest
+    doubt[2] = TOKEN_DOUBT * token + LEAST_TOKEN_DOUBT * cheapest
+    doubt[3] = SPECULATING_DOUBT * cheapest
+    return doubt
