@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from sam.compiled import compiled
 from sam.step_cost import StepCost
 
 MEMORY_STEPS = 128.0  # over which a step that was learnt from loses most of its weight
@@ -25,19 +24,6 @@ LEAST_REQUEST_DOUBT, LEAST_TOKEN_DOUBT = 0.01, 0.001
 LEAST_NOISE = 0.01  # share of the cheapest step: steps that never differ say nothing of terms they have not shown
 LARGEST_SURPRISE = 4.0  # times the expected milliseconds: a step that something else held up teaches nothing
 SURPRISES_BELIEVED = 8  # so many in a row are the truth
-
-
-@compiled
-def regress(information, target, seen, difference, prior):
-    """Add one step to `information` and `target`, which forget; the coefficients with so much prior, and with hardly
-    any."""
-    keep = 1.0 - 1.0 / MEMORY_STEPS
-    for i in range(seen.size):
-        target[i] = keep * target[i] + seen[i] * difference
-        for j in range(seen.size):
-            information[i, j] = keep * information[i, j] + seen[i] * seen[j]
-    with_table = np.linalg.solve(information + np.diag(prior), target)
-    return with_table, np.linalg.solve(information + np.eye(seen.size), target)
 
 
 class Correction:
@@ -68,7 +54,12 @@ class Correction:
         self._variance += (error**2 - self._variance) * max(2.0 / (self._steps + 1), 1.0 / MEMORY_STEPS)
         prior = max(self._variance, self._least_variance) / self._doubt**2
         prior[0] = FIXED_PRIOR
-        self.coefficients, self._without_table = regress(self._information, self._target, seen, difference, prior)
+        keep = 1.0 - 1.0 / MEMORY_STEPS
+        self._information = keep * self._information + np.outer(seen, seen)
+        self._target = keep * self._target + seen * difference
+        # numpy's solve and not a compiled one, for which numba needs scipy.
+        self.coefficients = np.linalg.solve(self._information + np.diag(prior), self._target)
+        self._without_table = np.linalg.solve(self._information + np.eye(len(seen)), self._target)
 
     def of(self, requests: int, drafted: float) -> float:
         fixed, each, token, speculating = self.coefficients.tolist()

@@ -1,5 +1,8 @@
 """What steps take beyond their table is learnt, and what comes and goes is not taken for a price."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -68,3 +71,12 @@ def test_a_step_that_was_held_up_teaches_nothing_unless_they_all_are():
     for _ in range(40):
         correction.observe(4, 0, 1.0, 500.0)
     assert correction.of(4, 0) == pytest.approx(499.0, rel=0.2)
+
+
+def test_numpy_and_numba_are_all_that_goodput_needs():
+    program = (
+        "import sys; sys.modules['scipy'] = None\n"
+        "from sam.goodput import Goodput\nfrom sam.policy import StepState\n"
+        "policy = Goodput(4)\npolicy.observe(StepState(4), 4, 2, 1.5)\nprint(policy.plan(StepState(4)).budget)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "4\n"
