@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sam import blocks, prediction
+from sam import blocks, calibration, prediction
 from sam.blocks import (
     BEST,
     COUNT,
@@ -105,7 +105,7 @@ def extend(records, heads, groups, sizes, group, last, token):
 @compiled
 def append(records, heads, groups, sizes, weights, room, sequences, row, tokens, first, last):
     """Append tokens[first:last], for which the group has reserved room, and learn from them."""
-    prediction.settle(weights, sequences, row, tokens, first, last)
+    calibration.settle(weights, prediction.ACCEPTED_ROWS, sequences, row, tokens, first, last)
     group, end = sequences[row, prediction.GROUP], sequences[row, prediction.END]
     for i in range(first, last):
         token = np.int64(tokens[i])

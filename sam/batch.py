@@ -11,8 +11,9 @@ import numpy as np
 from sam import prediction
 from sam.automaton import append
 from sam.blocks import BEST, COUNT, LENGTH, LINK, NONE, TARGET, TOKEN, TOTAL, find, reserve
+from sam.calibration import DRAFTED, cell_of, remember, survival_of
 from sam.compiled import compiled
-from sam.prediction import CORPUS_LENGTH, CORPUS_ROWS, CORPUS_STATE, DRAFTED, GROUP, NUM_TOKENS
+from sam.prediction import CORPUS_LENGTH, CORPUS_ROWS, CORPUS_STATE, GROUP, NUM_TOKENS
 
 
 @compiled
@@ -42,12 +43,12 @@ def draft_from_corpus(records, weights, sequences, row, budget, min_survival, to
             break
         edge = records[state, BEST]
         raw *= records[edge, COUNT] / records[state, TOTAL]
-        cell = prediction.accepted_row(CORPUS_ROWS, drafted, raw)
-        alive = min(alive, prediction.calibrated(weights, cell, raw))
+        cell = cell_of(CORPUS_ROWS, drafted, raw)
+        alive = min(alive, survival_of(weights, CORPUS_ROWS, cell, raw))
         if alive < min_survival:
             break
         tokens[drafted], survival[drafted] = records[edge, TOKEN], alive
-        prediction.remember(sequences, row, drafted, records[edge, TOKEN], cell)
+        remember(sequences, row, drafted, records[edge, TOKEN], cell)
         drafted += 1
         state = np.int64(records[edge, TARGET])
     sequences[row, DRAFTED] = drafted

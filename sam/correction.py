@@ -21,6 +21,9 @@ FIXED_PRIOR = 1.0  # steps: what all take alike goes to the fixed term at once, 
 # these shares of the cheapest step; a step with any drafts by a tenth of the cheapest step.
 REQUEST_DOUBT, TOKEN_DOUBT, SPECULATING_DOUBT = 1.0, 0.5, 0.1
 LEAST_REQUEST_DOUBT, LEAST_TOKEN_DOUBT = 0.01, 0.001
+# Share of the cheapest step that drafting and verifying take, whatever is drafted, where the table is of forward passes
+# only: a guess. Without it a step that always drafts never shows that it costs anything.
+UNMEASURED_SHARE = 0.05
 LEAST_NOISE = 0.01  # share of the cheapest step: steps that never differ say nothing of terms they have not shown
 LARGEST_SURPRISE = 4.0  # times the expected milliseconds: a step that something else held up teaches nothing
 SURPRISES_BELIEVED = 8  # so many in a row are the truth
@@ -29,13 +32,18 @@ SURPRISES_BELIEVED = 8  # so many in a row are the truth
 class Correction:
     """Milliseconds of a step beyond `step_cost`, as the module says.
 
+    Args:
+        step_cost: the table.
+        forward_only: whether it is of forward passes, without drafting and verifying.
+
     Attributes:
         coefficients: float64 [4], fixed, for each request, for each draft token, and for a step with any.
     """
 
-    def __init__(self, step_cost: StepCost):
+    def __init__(self, step_cost: StepCost, forward_only: bool = False):
         self._doubt, cheapest = _doubt(step_cost), float(step_cost.milliseconds.min())
-        self.coefficients, self._without_table = np.zeros(4), np.zeros(4)
+        self._believed = np.array([0.0, 0.0, 0.0, UNMEASURED_SHARE * cheapest * forward_only])
+        self.coefficients, self._without_table = self._believed.copy(), np.zeros(4)
         self._information, self._target = np.zeros((4, 4)), np.zeros(4)
         self._variance, self._least_variance = 0.0, (LEAST_NOISE * cheapest) ** 2
         self._steps = self._surprises = 0
@@ -58,7 +66,8 @@ class Correction:
         self._information = keep * self._information + np.outer(seen, seen)
         self._target = keep * self._target + seen * difference
         # numpy's solve and not a compiled one, for which numba needs scipy.
-        self.coefficients = np.linalg.solve(self._information + np.diag(prior), self._target)
+        target = self._target + prior * self._believed
+        self.coefficients = np.linalg.solve(self._information + np.diag(prior), target)
         self._without_table = np.linalg.solve(self._information + np.eye(len(seen)), self._target)
 
     def of(self, requests: int, drafted: float) -> float:

@@ -113,7 +113,7 @@ class Goodput:
         self.has_table = step_cost is not None
         self.step_cost = step_cost or linear(1.0, 0.0, 1 / 64, source="a guess: 64 tokens double a step")
         self.graph_sizes = np.array(sorted(graph_sizes), dtype=np.int64)
-        self.correction = Correction(self.step_cost)
+        self.correction = Correction(self.step_cost, forward_only=not self.has_table)
         self.counters: dict[str, int] = {}
         self._on = False
         self._costs: dict[tuple[int, int], np.ndarray] = {}
@@ -122,9 +122,10 @@ class Goodput:
         self._expected = self._accepted = self._brought = 0.0
         self._corrected: tuple[tuple[int, int, int], tuple[np.ndarray, float]] | None = None
 
-    def use_table(self, step_cost: StepCost) -> None:
-        """Replace the table, as when the engine has measured one."""
-        self.has_table, self.step_cost, self.correction = True, step_cost, Correction(step_cost)
+    def use_table(self, step_cost: StepCost, forward_only: bool = False) -> None:
+        """Replace the table, as when the engine has measured one, of forward passes or of whole steps."""
+        self.has_table, self.step_cost = True, step_cost
+        self.correction = Correction(step_cost, forward_only)
         self._costs.clear()
         self._steps.clear()
         self._corrected = None

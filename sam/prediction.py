@@ -8,8 +8,7 @@ Three things decide on a draft token.
 - The substitution context. Where the text departed from what was predicted ("= 12" instead of "= 15"), it often goes on
   as if it had not: the state that the predicted token leads to is followed beside the text, and its continuation joins
   the interpolation. Compressors call this the recovery of a match model.
-- The acceptance of earlier drafts. Raw probabilities are turned into survival by counting how often drafts of that raw
-  probability, at that position of a draft, were accepted.
+- The acceptance of earlier drafts, by which raw probabilities are turned into survival (sam.calibration).
 
 The weights start equal and are learnt from every token by online expectation maximisation: a weight moves towards the
 share of the actual token's probability that its context brought. Nothing depends on time or on chance: the same calls
@@ -20,30 +19,31 @@ from __future__ import annotations
 
 import numpy as np
 
+from sam import calibration
 from sam.blocks import BEST, COUNT, LENGTH, LINK, NONE, TARGET, TOKEN, TOTAL, find
+from sam.calibration import DRAFTED, DRAFTS, cell_of, remember, survival_of
 from sam.compiled import compiled
 
 CONTEXTS = 2
-LENGTH_BUCKETS, EVIDENCE_BUCKETS, AGES, POSITIONS, BINS = 9, 12, 4, 4, 20
+LENGTH_BUCKETS, EVIDENCE_BUCKETS, AGES = 9, 12, 4
 FLOOR = 1e-5  # probability of a token that no context knows
 SLOWEST = 0.002  # learning rate of a weight that has been learnt for long
-PRIOR = 8.0  # observations that the initial weights and raw probabilities count for
-FORGET = 4096.0  # observations after which a bin's older half counts half
+PRIOR = 8.0  # observations that the initial weights count for
 CONTEXT_WEIGHT, BESIDE_WEIGHT = 0.7, 0.3  # before anything is learnt
 
 # Rows of the table of weights: of ordinary contexts, by match length and evidence; of substitution contexts, by match
-# length, age and evidence; tokens drafted from the group and from a corpus, by position and raw probability. Its
-# columns: a weight or number of successes, and the observations.
+# length, age and evidence; the calibration of drafts from the group and of those from a corpus. Its columns: a weight
+# or number of successes, and the observations.
 BESIDE_ROWS = LENGTH_BUCKETS * EVIDENCE_BUCKETS
 ACCEPTED_ROWS = BESIDE_ROWS + LENGTH_BUCKETS * AGES * EVIDENCE_BUCKETS
-CORPUS_ROWS = ACCEPTED_ROWS + POSITIONS * BINS
-WEIGHT_ROWS = CORPUS_ROWS + POSITIONS * BINS
+CORPUS_ROWS = ACCEPTED_ROWS + calibration.ROWS
+WEIGHT_ROWS = CORPUS_ROWS + calibration.ROWS
 
 # Columns of a sequence: its group, end state, tokens; substitution context (state, match length, tokens it has been
-# right since the last substitution, substitutions before that); match in the corpus (state, length); how many drafts
-# are not settled, and from there on each draft's token and, `max_draft_tokens` further, its row of weights.
+# right since the last substitution, substitutions before that); match in the corpus (state, length); drafts that are
+# not settled (sam.calibration).
 GROUP, END, NUM_TOKENS, BESIDE, BESIDE_LENGTH, BESIDE_AGE, BESIDE_SUBSTITUTIONS = range(7)
-CORPUS_STATE, CORPUS_LENGTH, DRAFTED, DRAFTS = range(7, 11)
+CORPUS_STATE, CORPUS_LENGTH = range(7, DRAFTED)
 
 # Rows of the room to work in: states of the contexts, the substitution context first and the shortest last, their rows
 # of weights and best continuations.
@@ -215,42 +215,6 @@ def _follow(records, heads, sizes, sequences, row, token):
 
 
 @compiled
-def settle(weights, sequences, row, tokens, first, last):
-    """Count which of the last drafts the sequence's new tokens, tokens[first:last], accepted."""
-    longest = (sequences.shape[1] - DRAFTS) // 2
-    alive = True
-    for i in range(sequences[row, DRAFTED]):
-        if alive and first + i == last:
-            break  # the sequence was cut short: what would have become of this one is not known
-        alive = alive and sequences[row, DRAFTS + i] == tokens[first + i]
-        cell = sequences[row, DRAFTS + longest + i]
-        weights[cell, 0] += alive
-        weights[cell, 1] += 1.0
-        if weights[cell, 1] >= FORGET:
-            weights[cell, 0] *= 0.5
-            weights[cell, 1] *= 0.5
-    sequences[row, DRAFTED] = 0
-
-
-@compiled
-def accepted_row(first, position, probability):
-    return first + min(position, POSITIONS - 1) * BINS + min(BINS - 1, int(BINS * probability))
-
-
-@compiled
-def calibrated(weights, row, probability):
-    """How often drafts of this raw probability were accepted; the raw one while there were few."""
-    return (weights[row, 0] + PRIOR * probability) / (weights[row, 1] + PRIOR)
-
-
-@compiled
-def remember(sequences, row, position, token, cell):
-    """Keep a drafted token until it is settled."""
-    sequences[row, DRAFTS + position] = token
-    sequences[row, DRAFTS + (sequences.shape[1] - DRAFTS) // 2 + position] = cell
-
-
-@compiled
 def _after(records, heads, sizes, state, length, token):
     """The text's longest repeated suffix when `token`, which some context knows, follows: a state and a length."""
     edge = find(records, heads, sizes, state, token)
@@ -277,8 +241,8 @@ def draft(records, heads, sizes, weights, room, sequences, row, budget, min_surv
             break  # only the empty suffix is left, and the likeliest token of all is seldom right
         token, probability = _predict(records, heads, sizes, weights, room, contexts)
         raw *= probability
-        cell = accepted_row(ACCEPTED_ROWS, drafted, raw)
-        alive = min(alive, calibrated(weights, cell, raw))
+        cell = cell_of(ACCEPTED_ROWS, drafted, raw)
+        alive = min(alive, survival_of(weights, ACCEPTED_ROWS, cell, raw))
         if alive < min_survival:
             break
         if drafted == 0:

@@ -151,12 +151,11 @@ class SamProposer:
         rows, ids, appended = self._follow_batch(emitted, num_tokens_no_spec, token_ids_cpu)
         if not rows:
             return drafts
-        if plan.budget == 0:
-            self.drafter.append(ids, *appended)
-            return drafts
         room = self.max_model_len - 1 - num_tokens_no_spec[rows]
-        budgets = np.clip(room, 0, plan.budget).astype(np.int32)
+        budgets = np.clip(room, 0, plan.budget or self.num_speculative_tokens).astype(np.int32)
         proposed = self.drafter.step(ids, *appended, budgets, plan.min_survival)
+        if plan.budget == 0:
+            return drafts  # nobody verifies these, but their survival is learnt: text may have begun to repeat
         lengths = self.policy.choose(state, proposed.survival, proposed.offsets)
         self.drafted = int(lengths.sum())
         self.switch_on = self.drafted > 0 or not len(proposed.survival)

@@ -80,7 +80,7 @@ def measure_at_warm_up(runner) -> None:
     def initialize_kv_cache(*args, **kwargs):
         result = initialize(*args, **kwargs)
         try:
-            policy.use_table(_coarse(runner))
+            policy.use_table(_coarse(runner), forward_only=True)
         except Exception as error:
             logger.warning("no step costs measured at warm-up (%s): they are learnt from the first steps", error)
         return result

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from sam.correction import Correction
+from sam.correction import UNMEASURED_SHARE, Correction
 from sam.step_cost import linear
 
 TABLE = linear(5.0, 0.05, 0.02)
@@ -80,3 +80,16 @@ def test_numpy_and_numba_are_all_that_goodput_needs():
         "policy = Goodput(4)\npolicy.observe(StepState(4), 4, 2, 1.5)\nprint(policy.plan(StepState(4)).budget)"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "4\n"
+
+
+def test_what_a_table_of_forward_passes_lacks_is_guessed_until_steps_show_it():
+    measured, guessed = Correction(TABLE), Correction(TABLE, forward_only=True)
+    assert measured.of(8, 16) == 0.0
+    assert guessed.of(8, 0) == 0.0 and guessed.of(8, 16) == pytest.approx(UNMEASURED_SHARE * TABLE.milliseconds.min())
+    for _ in range(2000):  # steps that all draft say nothing of what they would take without
+        guessed.observe(8, 16, by_table(8, 16), by_table(8, 16))
+    assert guessed.of(8, 16) - guessed.of(8, 0) > UNMEASURED_SHARE * TABLE.milliseconds.min() / 2
+    for step in range(100):
+        drafted = 16 * (step % 2)
+        guessed.observe(8, drafted, by_table(8, drafted), by_table(8, drafted))
+    assert guessed.of(8, 16) - guessed.of(8, 0) == pytest.approx(0.0, abs=0.01)

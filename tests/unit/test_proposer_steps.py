@@ -3,6 +3,7 @@
 from model_runner import make_proposer
 
 from sam.policy import StepState
+from sam.prediction import ACCEPTED_ROWS, CORPUS_ROWS
 from sam.switch import make_policy
 from sam.vllm.proposer import MOST_BEHIND
 
@@ -10,8 +11,8 @@ from sam.vllm.proposer import MOST_BEHIND
 def test_without_drafts_the_drafter_is_called_now_and_then_and_misses_nothing():
     proposer = make_proposer(policy="threshold", batch_size_threshold=1)
     runner, appended = proposer._runner, []
-    append = proposer.drafter.append
-    proposer.drafter.append = lambda *arguments: (appended.append(len(arguments[1])), append(*arguments))
+    append = proposer.drafter._append
+    proposer.drafter._append = lambda *arguments: (appended.append(len(arguments[1])), append(*arguments))
     runner.add("a", [1, 2])
     runner.add("c", [1, 2])
     for token in range(MOST_BEHIND + 5):
@@ -22,8 +23,21 @@ def test_without_drafts_the_drafter_is_called_now_and_then_and_misses_nothing():
     runner.requests.clear()
     runner.add("b", [1, 2])
     assert runner.step(proposer, ["b"], {"b": [3]})["b"] == finished[3:6]
-    assert appended[1:] == [5, 5], "what the finished requests had written since"
+    assert appended[1:] == [5, 5, 1], "what the finished requests had written since, and the new one"
     assert set(proposer._followed) == {"b"} and proposer.counters["faults"] == 0
+
+
+def test_drafts_that_nobody_verifies_are_compared_with_what_comes():
+    proposer = make_proposer(policy="threshold", batch_size_threshold=0)
+    runner, cells = proposer._runner, slice(ACCEPTED_ROWS, CORPUS_ROWS - 1)
+    runner.add("a", [1, 2])
+    for token in range(MOST_BEHIND + 5):
+        assert runner.step(proposer, ["a"], {"a": [3 + token % 3]}) == {"a": []}
+    assert not proposer.drafter.weights[cells].any()
+    runner.requests.clear()
+    proposer._release_finished()
+    settled = proposer.drafter.weights[cells].sum(axis=0)
+    assert settled.tolist() == [3, 3], "a whole draft, made after 32 steps, came true"
 
 
 def test_a_policy_is_not_asked_while_its_answer_holds_but_at_once_when_the_batch_changes():
