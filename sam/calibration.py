@@ -16,7 +16,7 @@ from sam.compiled import compiled
 POSITIONS, BINS = 4, 20
 ROWS = POSITIONS * BINS + 1  # of a table: its cells, and all of them together
 PRIOR = 8.0  # observations that a raw probability counts for
-OVERALL_PRIOR = 4.0  # tokens, expected and accepted, before there were any
+OVERALL_PRIOR = 8.0  # tokens, expected and accepted, before there were any
 FORGET = 4096.0  # observations after which a cell's older half counts half
 OVERALL_FORGET = 64.0  # expected tokens after which the older half of all together counts half
 

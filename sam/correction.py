@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from sam.compiled import compiled
 from sam.step_cost import StepCost
 
 MEMORY_STEPS = 128.0  # over which a step that was learnt from loses most of its weight
@@ -27,6 +28,49 @@ UNMEASURED_SHARE = 0.05
 LEAST_NOISE = 0.01  # share of the cheapest step: steps that never differ say nothing of terms they have not shown
 LARGEST_SURPRISE = 4.0  # times the expected milliseconds: a step that something else held up teaches nothing
 SURPRISES_BELIEVED = 8  # so many in a row are the truth
+
+
+@compiled
+def _solve(matrix, right):
+    """x of matrix x = right, by elimination, which needs no pivots where a matrix is positive definite (Golub and Van
+    Loan, Matrix Computations, section 4.2). numba's own solver needs scipy, and numpy's takes ten times as long."""
+    a, x, size = matrix.copy(), right.copy(), right.size
+    for i in range(size):
+        for j in range(i + 1, size):
+            factor = a[j, i] / a[i, i]
+            a[j, i:] -= factor * a[i, i:]
+            x[j] -= factor * x[i]
+    for i in range(size - 1, -1, -1):
+        for j in range(i + 1, size):
+            x[i] -= a[i, j] * x[j]
+        x[i] /= a[i, i]
+    return x
+
+
+@compiled
+def _learn(state, belief, step, variance, forget):
+    """Change `state` by a step: its requests, draft tokens, and milliseconds beyond the table; returns the variance."""
+    information, target, coefficients, without_table = state
+    doubt, believed, least_variance = belief
+    requests, drafted, difference = step
+    seen = np.array([1.0, requests, drafted, 1.0 if drafted > 0 else 0.0])
+    error = difference
+    for i in range(4):
+        error -= seen[i] * without_table[i]
+    variance += (error**2 - variance) * forget
+    keep = 1.0 - 1.0 / MEMORY_STEPS
+    for i in range(4):
+        target[i] = keep * target[i] + seen[i] * difference
+        for j in range(4):
+            information[i, j] = keep * information[i, j] + seen[i] * seen[j]
+    with_table, without, right = information.copy(), information.copy(), target.copy()
+    for i in range(4):
+        prior = FIXED_PRIOR if i == 0 else max(variance, least_variance) / doubt[i] ** 2
+        with_table[i, i] += prior
+        without[i, i] += 1.0
+        right[i] += prior * believed[i]
+    coefficients[:], without_table[:] = _solve(with_table, right), _solve(without, target)
+    return variance
 
 
 class Correction:
@@ -56,19 +100,15 @@ class Correction:
             return
         self._surprises = 0
         self._steps += 1
-        seen, difference = np.array([1.0, requests, drafted, drafted > 0]), milliseconds - expected
-        error = difference - seen @ self._without_table
         # The first errors are of what had not been learnt yet: they lose their weight sooner than in a mean.
-        self._variance += (error**2 - self._variance) * max(2.0 / (self._steps + 1), 1.0 / MEMORY_STEPS)
-        prior = max(self._variance, self._least_variance) / self._doubt**2
-        prior[0] = FIXED_PRIOR
-        keep = 1.0 - 1.0 / MEMORY_STEPS
-        self._information = keep * self._information + np.outer(seen, seen)
-        self._target = keep * self._target + seen * difference
-        # numpy's solve and not a compiled one, for which numba needs scipy.
-        target = self._target + prior * self._believed
-        self.coefficients = np.linalg.solve(self._information + np.diag(prior), target)
-        self._without_table = np.linalg.solve(self._information + np.eye(len(seen)), self._target)
+        forget = max(2.0 / (self._steps + 1), 1.0 / MEMORY_STEPS)
+        self._variance = _learn(
+            (self._information, self._target, self.coefficients, self._without_table),
+            (self._doubt, self._believed, self._least_variance),
+            (float(requests), float(drafted), milliseconds - expected),
+            self._variance,
+            forget,
+        )
 
     def of(self, requests: int, drafted: float) -> float:
         fixed, each, token, speculating = self.coefficients.tolist()

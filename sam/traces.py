@@ -42,8 +42,10 @@ def read_recording(path: Path, tokenizer: str | None = None) -> Recording:
         tokenizer: folder or name; only verl's dumps, which hold text, need it.
 
     Raises:
-        TraceError: no such file, another format, or a dump of text without a tokenizer.
+        TraceError: no such file, a folder, another format, or a dump of text without a tokenizer.
     """
+    if path.is_dir():
+        raise TraceError(f"{path}: a folder; expected files, such as {path}/*.npz or {path}/*.jsonl")
     if not path.is_file():
         raise TraceError(f"{path}: no such file")
     try:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from sam import goodput
 from sam.drafter import Drafter
 from sam.policy import StepState
 from sam.switch import make_policy
@@ -93,6 +94,7 @@ class SamProposer:
     def load_model(self, *_args, **_kwargs) -> None:
         started = time.perf_counter()
         self.drafter.warm_up()
+        goodput.warm_up()
         logger.info("drafter compiled in %.1f s", time.perf_counter() - started)
 
     def propose(

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from sam.correction import UNMEASURED_SHARE, Correction
+from sam.correction import UNMEASURED_SHARE, Correction, _solve
 from sam.step_cost import linear
 
 TABLE = linear(5.0, 0.05, 0.02)
@@ -93,3 +93,11 @@ def test_what_a_table_of_forward_passes_lacks_is_guessed_until_steps_show_it():
         drafted = 16 * (step % 2)
         guessed.observe(8, drafted, by_table(8, drafted), by_table(8, drafted))
     assert guessed.of(8, 16) - guessed.of(8, 0) == pytest.approx(0.0, abs=0.01)
+
+
+def test_elimination_solves_what_numpy_solves():
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        rows = rng.normal(0, 10 ** rng.uniform(-2, 3, 4), (6, 4))
+        matrix, right = rows.T @ rows + np.diag(rng.uniform(0.1, 1, 4)), rng.normal(0, 100, 4)
+        assert _solve(matrix, right) == pytest.approx(np.linalg.solve(matrix, right), rel=1e-6)

@@ -91,6 +91,7 @@ def test_mistakes_are_one_line(cost, capsys, tmp_path):
     assert "--step-cost is missing: a file, or one of qwen3_235b" in error(*LENGTHS)
     assert "expected at least 1 and less than the cap" in error("--log-normal", 9, 5, 1, 0, *cost)
     assert "none.npz: no such file" in error("--traces", tmp_path / "none.npz", *cost)
+    assert "a folder; expected files" in error("--traces", tmp_path, *cost)
     assert "no config.yaml there; expected a run directory" in error("--run", tmp_path)
     assert "name a recording to draft on with --acceptance" in error(*LENGTHS, *cost, "--k", 13)
     assert "replicas=0: expected at least 1" in error(*LENGTHS, *cost, "--replicas", 0)
