@@ -23,7 +23,7 @@ FIXED_PRIOR = 1.0  # steps: what all take alike goes to the fixed term at once, 
 REQUEST_DOUBT, TOKEN_DOUBT, SPECULATING_DOUBT = 1.0, 0.5, 0.1
 LEAST_REQUEST_DOUBT, LEAST_TOKEN_DOUBT = 0.01, 0.001
 # Share of the cheapest step that drafting and verifying take, whatever is drafted, where the table is of forward passes
-# only: a guess. Without it a step that always drafts never shows that it costs anything.
+# only: a guess. Without it an engine that drafts in every step never learns that this costs anything.
 UNMEASURED_SHARE = 0.05
 LEAST_NOISE = 0.01  # share of the cheapest step: steps that never differ say nothing of terms they have not shown
 LARGEST_SURPRISE = 4.0  # times the expected milliseconds: a step that something else held up teaches nothing
