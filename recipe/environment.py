@@ -109,7 +109,7 @@ def wandb_labels(config: DictConfig) -> dict[str, str]:
     if speculation.method != "off":
         tags["k"] = speculation.num_speculative_tokens
     if speculation.method == "sam":
-        tags["policy"] = speculation.policy
+        tags["policy"] = "turns" if speculation.turns else speculation.policy
     tags["device"] = config.trainer.device
     return {
         "WANDB_RUN_GROUP": f"{config.config_name}_seed{config.seed}",

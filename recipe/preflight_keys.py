@@ -38,6 +38,9 @@ def find_problems(config: DictConfig) -> Iterator[str]:
         yield f"actor.strategy={strategy}: expected one of {', '.join(STRATEGIES)}; choose it with training=..."
     if rollout != "vllm":
         yield f"rollout.name={rollout}: expected vllm, whose drafter and sampler this recipe replaces"
+    for key in ("project_name", "experiment_name"):
+        if not isinstance(name := config.trainer[key], str):
+            yield f"trainer.{key}={name}: wandb takes texts only: trainer.{key}=run_{name}, for example"
     verls = {name: value for name, value in OmegaConf.to_container(config).items() if name not in OWN}
     yield from _unknown(verls, verl_defaults("megatron" if uses_megatron(config) else "dp"), "")
 

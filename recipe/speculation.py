@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from sam.policy import POLICIES
+from sam.policy import POLICIES, check_turns
 from sam.step_cost import StepCost, StepCostError
 
 METHODS = ("sam", "off", "ngram", "suffix")
@@ -28,6 +28,7 @@ class Speculation:
     method: str
     num_speculative_tokens: int
     policy: str
+    turns: list[str] | None
     batch_size_threshold: int
     hysteresis: int
     step_cost: str | None
@@ -43,6 +44,7 @@ class Speculation:
     def __post_init__(self) -> None:
         _expect_one_of("method", self.method, METHODS)
         _expect_one_of("policy", self.policy, POLICIES)
+        _check_turns(self.turns)
         _expect_one_of("scope", self.scope, SCOPES)
         _expect_one_of("verification", self.verification, VERIFICATIONS)
         _expect_between("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_SPECULATIVE_TOKENS)
@@ -87,6 +89,17 @@ class Speculation:
         elif self.method == "suffix":
             arguments["speculative_config"] = {"method": "suffix", **draft}
         return arguments
+
+
+def _check_turns(turns: list[str] | None) -> None:
+    if turns is None:
+        return
+    try:
+        if not isinstance(turns, list) or not turns:
+            raise ValueError(f"{turns!r}: expected policies as in [never,'threshold 8',goodput], or null")
+        check_turns(turns)
+    except ValueError as error:
+        raise ValueError(f"speculation.turns={error}") from error
 
 
 def _check_corpus(path: str) -> None:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 POLICIES = ("threshold", "goodput", "always", "never")
+
+
+def check_turns(turns: Sequence[str]) -> None:
+    """Raise ValueError unless each entry is a policy by name, a threshold with its requests behind it."""
+    for turn in turns:
+        name, _, requests = str(turn).partition(" ")
+        if name not in POLICIES or (name == "threshold") != requests.isdigit() or (requests and name != "threshold"):
+            raise ValueError(f"{turn!r}: expected never, always, goodput, or threshold and a number, as 'threshold 8'")
 
 
 @dataclass(frozen=True)

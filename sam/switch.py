@@ -8,6 +8,8 @@ no accelerator time. Policies follow from what they are shown alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from sam.goodput import Goodput
@@ -40,6 +42,43 @@ class Threshold:
 
     def observe(self, state: StepState, drafted: int, accepted: int, milliseconds: float) -> None:
         pass
+
+
+class InTurns:
+    """Policies that take turns, for comparing them in one process: each has the rollouts of one version of the weights.
+
+    Counts whose turn it is as `turn`, an index into `policies`.
+    """
+
+    def __init__(self, policies: Sequence[Policy]):
+        self.policies = list(policies)
+        self.counters = {}
+        self.start_turn(0)
+
+    @property
+    def counters(self) -> dict[str, int]:
+        return self._counters
+
+    @counters.setter
+    def counters(self, counters: dict[str, int]) -> None:
+        self._counters = counters
+        for policy in self.policies:
+            policy.counters = counters
+
+    @property
+    def has_table(self) -> bool:
+        return all(getattr(policy, "has_table", True) for policy in self.policies)
+
+    def use_table(self, step_cost: StepCost, forward_only: bool = False) -> None:
+        for policy in self.policies:
+            if hasattr(policy, "use_table"):
+                policy.use_table(step_cost, forward_only)
+
+    def start_turn(self, number: int) -> None:
+        """Let the policy of turn `number` decide from now on; the first follows the last."""
+        self.counters["turn"] = number % len(self.policies)
+        now = self.policies[self.counters["turn"]]
+        self.plan, self.choose, self.observe = now.plan, now.choose, now.observe
 
 
 def make_policy(

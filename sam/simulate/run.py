@@ -66,8 +66,14 @@ class RecordedRun:
 
     @property
     def choice(self) -> Choice:
-        """How the run itself speculated; ngram and suffix have no switch."""
+        """How the run itself speculated; ngram and suffix have no switch.
+
+        Raises:
+            RunError: it had no single policy.
+        """
         section = self.config["speculation"]
+        if section.get("turns"):
+            raise RunError(f"{self.directory}: its policies took turns: expected a run of one policy")
         policy = {"off": "never", "sam": section.get("policy", "threshold")}.get(self.method, "always")
         return Choice(
             policy,

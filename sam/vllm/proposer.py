@@ -16,8 +16,8 @@ import numpy as np
 
 from sam import goodput
 from sam.drafter import Drafter
-from sam.policy import StepState
-from sam.switch import make_policy
+from sam.policy import Policy, StepState
+from sam.switch import InTurns, make_policy
 from sam.vllm import step_cost
 
 logger = logging.getLogger(__name__)
@@ -27,6 +27,7 @@ MOST_BEHIND = 32
 
 DEFAULTS = {
     "policy": "threshold",
+    "turns": None,
     "batch_size_threshold": 8,
     "hysteresis": 0,
     "step_cost": None,
@@ -49,15 +50,7 @@ class SamProposer:
         settings = {**DEFAULTS, **(vllm_config.additional_config or {}).get("speculation", {})}
         self.num_speculative_tokens = vllm_config.speculative_config.num_speculative_tokens
         self.max_model_len = vllm_config.model_config.max_model_len
-        name, table = step_cost.policy_and_table(settings, vllm_config)
-        self.policy = make_policy(
-            name,
-            self.num_speculative_tokens,
-            settings["batch_size_threshold"],
-            settings["hysteresis"],
-            table,
-            step_cost.graph_sizes(vllm_config),
-        )
+        self.policy = self._make_policy(settings, vllm_config)
         self.drafter = Drafter(
             max_draft_tokens=self.num_speculative_tokens,
             scope=settings["scope"],
@@ -83,6 +76,15 @@ class SamProposer:
         self._followed: dict[str, Any] = {}
         self._refused: set[str] = set()
 
+    def _make_policy(self, settings: dict[str, Any], vllm_config) -> Policy:
+        name, table = step_cost.policy_and_table(settings, vllm_config)
+        rest = settings["hysteresis"], table, step_cost.graph_sizes(vllm_config)
+        if not settings["turns"]:
+            return make_policy(name, self.num_speculative_tokens, settings["batch_size_threshold"], *rest)
+        turns = [turn.partition(" ") for turn in settings["turns"]]
+        policies = [make_policy(name, self.num_speculative_tokens, int(n or 0), *rest) for name, _, n in turns]
+        return InTurns(policies)
+
     def bind(self, runner) -> None:
         """Give the proposer its model runner: vLLM calls `propose` without request ids."""
         self._runner = runner
@@ -90,6 +92,9 @@ class SamProposer:
     def weights_updated(self) -> None:
         """Say that responses are written by a new policy from now on: history forgets those of old ones first."""
         self.counters["policy_version"] += 1
+        if isinstance(self.policy, InTurns):
+            self.policy.start_turn(self.counters["policy_version"] - 1)
+            self._held = 0
 
     def load_model(self, *_args, **_kwargs) -> None:
         started = time.perf_counter()

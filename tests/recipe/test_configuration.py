@@ -55,6 +55,8 @@ BAD = [
     (["speculation.corpus=missing.sam"], "missing.sam: no such file; build it with python -m sam.corpus build"),
     (["speculation.corpus=README.md"], "README.md: damaged or not an automaton"),
     (["speculation.corpus_bias=-1"], "expected an integer of at least 0"),
+    (["speculation.turns=[never,threshold]"], "speculation.turns='threshold': expected never, always, goodput, or"),
+    (["speculation.turns=never"], "speculation.turns='never': expected policies as in [never,'threshold 8',goodput]"),
     (["speculation.nonsense=1"], "nonsense"),
     (["+speculation.nonsense=1"], "speculation.nonsense is unknown"),
     (["trainer.nonsense=1"], "trainer.nonsense"),

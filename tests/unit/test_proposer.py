@@ -107,6 +107,17 @@ def test_history_outlives_the_step_and_old_policies_leave_first():
     assert runner.step(proposer, ["old again"], {"old again": [2]})["old again"] == [3, 4]
 
 
+def test_policies_take_turns_with_the_weights():
+    proposer = make_proposer(turns=["never", "always", "threshold 0"])
+    runner, drafted = proposer._runner, []
+    runner.add("a", [1, 2] * 4)
+    for _ in range(4):
+        proposer.weights_updated()
+        drafted.append([len(runner.step(proposer, ["a"], {"a": [token]})["a"]) for token in (1, 2)])
+    assert drafted == [[0, 0], [3, 3], [0, 0], [0, 0]]
+    assert proposer.counters["turn"] == 0 and proposer.counters["faults"] == 0
+
+
 def test_corpus_is_drafted_from(tmp_path):
     from sam.automaton import SuffixAutomaton
 

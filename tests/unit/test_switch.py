@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from sam.policy import StepState
+from sam.policy import StepState, check_turns
 from sam.step_cost import linear
-from sam.switch import make_policy
+from sam.switch import InTurns, make_policy
 
 
 def budgets(policy, running):
@@ -34,6 +34,30 @@ def test_hysteresis_keeps_requests_that_come_and_go_from_switching():
 def test_always_and_never():
     assert make_policy("always", 5, 0).plan(StepState(10_000)).budget == 5
     assert make_policy("never", 5, 100).plan(StepState(0)).budget == 0
+
+
+def test_policies_in_turns_decide_one_after_the_other_and_count_together():
+    policies = [make_policy("never", 3, 0), make_policy("threshold", 3, 8), make_policy("goodput", 3, 0)]
+    turns = InTurns(policies)
+    assert turns.plan(StepState(1)).budget == 0 and turns.counters == {"turn": 0}
+    assert not turns.has_table
+    turns.use_table(linear(63.0, 0.0, 1.0))
+    assert turns.has_table and policies[2].has_table
+    turns.counters = counters = {}
+    turns.start_turn(1)
+    assert [turns.plan(StepState(running)).budget for running in (8, 9)] == [3, 0]
+    turns.start_turn(2)
+    assert turns.choose(StepState(1), np.array([0.0], np.float32), np.array([0, 1])).tolist() == [0]
+    assert counters == {"turn": 2, "declined_steps": 1}
+    turns.start_turn(3)
+    assert counters["turn"] == 0 and turns.plan(StepState(1)).budget == 0
+
+
+@pytest.mark.parametrize("turn", ["sometimes", "threshold", "threshold eight", "threshold -1", "goodput 8", ""])
+def test_turns_name_policies(turn):
+    check_turns(["never", "threshold 8", "goodput", "always"])
+    with pytest.raises(ValueError, match="expected never, always, goodput, or threshold and a number"):
+        check_turns(["never", turn])
 
 
 TIMELINE = [*range(96, 0, -1), *[1] * 30]

@@ -1,0 +1,156 @@
+"""`python -m recipe.turns`: policies compared in all of verl, taking turns from training step to training step.
+
+A machine's speed drifts between runs, and a process may be slower than the next for as long as it lives, by more than
+policies differ. So every run has all policies, one for each training step, in another order: in a Williams square each
+policy has each step once, comes once in each run, and with an even number of policies follows each other policy once.
+Sampling is exact: all runs generate the same tokens in a step, which is checked, so the seconds are of the same work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from recipe.report_data import ReportError, Run, compare_responses
+
+POLICIES = ("never", *(f"threshold {n}" for n in (4, 8, 16, 32, 64)), "always", "goodput")
+MEASURES = {"rollout": "rollout/seconds", "tail": "rollout/tail_seconds"}
+TURN = "rollout/drafter/turn"
+
+
+def williams_square(size: int) -> np.ndarray:
+    """int [size, size]: each number once in every row and column; where `size` is even, each follows each other once.
+
+    E. J. Williams, Experimental designs balanced for the estimation of residual effects of treatments, 1949.
+    """
+    first = [(i + 1) // 2 if i % 2 else -(i // 2) for i in range(size)]
+    return (np.array(first)[None, :] + np.arange(size)[:, None]) % size
+
+
+def effects(seconds: np.ndarray, policy: np.ndarray, policies: int, baseline: int) -> list[tuple[float, float, float]]:
+    """Each policy's seconds over those of policy `baseline`: the estimate, and two standard errors below and above it.
+
+    Least squares on log seconds = run + step + policy (Cochran and Cox, Experimental Designs, chapter 4.3).
+
+    Args:
+        seconds: float [runs, steps]; policy: int [runs, steps], who drafted.
+
+    Raises:
+        ValueError: too few runs or steps to tell the policies apart.
+    """
+    runs, steps = seconds.shape
+    others = [p for p in range(policies) if p != baseline]
+    run, step = (indices.ravel() for indices in np.indices((runs, steps)))
+    columns = [np.ones(runs * steps)]
+    columns += [run == r for r in range(1, runs)] + [step == s for s in range(1, steps)]
+    columns += [policy.ravel() == p for p in others]
+    design = np.stack(columns, axis=1).astype(float)
+    freedom = len(design) - design.shape[1]
+    if freedom < 1 or np.linalg.matrix_rank(design) < design.shape[1]:
+        raise ValueError(f"{runs} runs of {steps} steps do not tell {policies} policies apart: give at least three")
+    solution, *_ = np.linalg.lstsq(design, np.log(seconds.ravel()), rcond=None)
+    residual = np.log(seconds.ravel()) - design @ solution
+    variance = np.linalg.inv(design.T @ design).diagonal() * (residual @ residual) / freedom
+    answer = [(1.0, 1.0, 1.0)] * policies
+    for place, p in enumerate(others, start=len(columns) - len(others)):
+        spread = 2.0 * np.sqrt(variance[place])
+        answer[p] = tuple(float(v) for v in np.exp(solution[place] + np.array([0.0, -spread, spread])))
+    return answer
+
+
+def measure(output: Path, policies: list[str], cycles: int, overrides: list[str]) -> list[Path]:
+    """Train with the policies in turns, each `cycles` times in a run, as many runs as there are policies; finished runs
+    are not repeated.
+
+    Raises:
+        ReportError: a run failed.
+    """
+    from tqdm import tqdm
+
+    output.mkdir(parents=True, exist_ok=True)
+    steps = cycles * len(policies)
+    directories = [output / str(number) for number in range(1, len(policies) + 1)]
+    order = williams_square(len(policies))
+    for directory, row in tqdm(list(zip(directories, order, strict=True)), unit="run", disable=None):
+        turns, name = ",".join(policies[i] for i in row), f"turns_{directory.name}"
+        command = [sys.executable, "-m", "recipe.main_dapo", "--config-name", "dapo_tiny_cpu"]
+        command += ["--log", f"{directory}.log", f"run_dir={directory}", f"trainer.experiment_name={name}"]
+        command += ["speculation=sam", f"speculation.turns=[{turns}]", f"trainer.total_training_steps={steps}"]
+        command += [f"trainer.save_freq={steps}", "trainer.val_before_train=false", "trainer.test_freq=-1"]
+        if code := subprocess.run([*command, *overrides]).returncode:
+            raise ReportError(f"{directory}: the run ended with exit code {code}, see {directory}.log")
+    return directories
+
+
+def read(directories: list[Path], policies: list[str]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Seconds by measure, float [runs, steps], and who drafted, int [runs, steps], an index into `policies`.
+
+    Raises:
+        ReportError: runs of other policies or other steps, or whose responses differ.
+    """
+    runs = [Run.load(directory) for directory in directories]
+    for run in runs:
+        turns = run.config["speculation"].get("turns") or []
+        if sorted(turns) != sorted(policies) or run.steps != runs[0].steps:
+            raise ReportError(f"{run.source}: its policies or steps are others: name another --output")
+        if different := [s for s, (same, of) in compare_responses(run, runs[0]).items() if same < of]:
+            raise ReportError(f"{run.source}: other responses than {runs[0].source} in step {different[0]}")
+    steps = runs[0].steps
+    seconds = {
+        name: np.array([[run.metrics[step][key] for step in steps] for run in runs]) for name, key in MEASURES.items()
+    }
+    turns = [[run.config["speculation"]["turns"][int(run.metrics[step][TURN])] for step in steps] for run in runs]
+    return seconds, np.array([[policies.index(name) for name in row] for row in turns])
+
+
+def table(seconds: dict[str, np.ndarray], policy: np.ndarray, policies: list[str], baseline: str) -> list[dict]:
+    """A row for each policy and measure: mean seconds a step, and the ratios of `effects`."""
+    rows = []
+    for measure_, values in seconds.items():
+        ratios = effects(values, policy, len(policies), policies.index(baseline))
+        for index, name in enumerate(policies):
+            mean = float(values[policy == index].mean())
+            rows.append({"measure": measure_, "policy": name, "seconds": mean, "ratio": ratios[index]})
+    return rows
+
+
+def as_text(rows: list[dict], baseline: str) -> str:
+    lines = [f"{'':8} {'policy':13} {'seconds a step':>14}  its seconds over those of {baseline} (two standard errors)"]
+    for row in rows:
+        ratio = "{:.3f} ({:.3f}-{:.3f})".format(*row["ratio"])
+        lines.append(f"{row['measure']:8} {row['policy']:13} {row['seconds']:14.2f}  {ratio}")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m recipe.turns", description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, default=Path("outputs/turns"), help="its finished runs are kept")
+    parser.add_argument("--policies", nargs="+", default=POLICIES, help="three or more, best an even number")
+    parser.add_argument("--cycles", type=int, default=1, help="turns of each policy in a run")
+    parser.add_argument("--baseline", default="goodput", help="whose seconds the others' are divided by")
+    parser.add_argument("--json", type=Path, help="file for the rows")
+    parser.add_argument("--overrides", nargs="*", default=[], help="Hydra overrides of every run")
+    options = parser.parse_args(arguments)
+    policies = list(options.policies)
+    if len(set(policies)) < 3 or len(set(policies)) < len(policies) or options.baseline not in policies:
+        print(f"error: --policies {policies}: expected three or more, {options.baseline} among them", file=sys.stderr)
+        return 2
+    try:
+        directories = measure(options.output, policies, options.cycles, options.overrides)
+        rows = table(*read(directories, policies), policies, options.baseline)
+    except (ReportError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(as_text(rows, options.baseline))
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
