@@ -3,7 +3,7 @@
 Step costs are fitted to the run's engine steps (better: to those of a run with speculation and one without, which
 `--cost-from` adds); its rollouts are then played again under every candidate, drafting for real on its responses
 (sam.simulate). The gain's interval is a bootstrap over training steps, what other steps of such a run would say, each
-gain as far off as the simulation of the run itself is in a training step.
+gain as far off as the simulations of these runs themselves are in a training step.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from sam.simulate.fit import FittedCost
 from sam.simulate.rollout import Choice
 from sam.simulate.run import RecordedRun, fit_runs
 from sam.simulate.scenario import Scenario, from_run
@@ -96,24 +97,30 @@ def override(choice: Choice) -> str:
     return " ".join(["speculation=sam", *(f"speculation.{key}={value}" for key, value in keys.items())])
 
 
-def tune(options: argparse.Namespace) -> dict:
-    whole = RecordedRun.load(options.run)
-    run = choose_steps(whole, options.steps)
-    fitted, idle_ms = fit_runs([whole, *map(RecordedRun.load, options.cost_from)])
-    scenario = from_run(run, fitted.cost, fitted.admit_ms, idle_ms, "sam")
+def check(run: RecordedRun, fitted: FittedCost, idle_ms: float) -> tuple[np.ndarray, np.ndarray]:
+    """A run's seconds as measured, and as simulated with its own policy; float64 [training steps]."""
     own = from_run(run, fitted.cost, fitted.admit_ms, idle_ms)
+    return np.array(list(run.seconds.values())), play(own, [own.choice])[0].seconds
+
+
+def tune(options: argparse.Namespace) -> dict:
+    whole, others = RecordedRun.load(options.run), [RecordedRun.load(other) for other in options.cost_from]
+    run = choose_steps(whole, options.steps)
+    fitted, idle_ms = fit_runs([whole, *others])
+    scenario = from_run(run, fitted.cost, fitted.admit_ms, idle_ms, "sam")
     most = max(int(arrays["running"].max()) for step in run.seconds for _, arrays in run.rounds(step))
     choices = candidates(run, most, options.k, options.threshold)
     without, *trials = play(scenario, [replace(run.choice, policy="never"), *choices])
     chosen = best(trials)
-    measured, simulated = np.array(list(run.seconds.values())), play(own, [own.choice])[0].seconds
-    error = float(np.sqrt(np.mean(np.log(simulated / measured) ** 2)))
+    checked = [run, *(choose_steps(other, options.steps) for other in others if not other.took_turns)]
+    measured, simulated = zip(*(check(one, fitted, idle_ms) for one in checked), strict=True)
+    error = float(np.sqrt(np.mean(np.log(np.concatenate(simulated) / np.concatenate(measured)) ** 2)))
     gain, low, high = gains(without.seconds, chosen.seconds, error)
     pays = low > 1.0
     return {
-        "run": str(options.run), "training_steps": list(run.seconds), "measured_seconds": round(measured.sum(), 3),
-        "simulated_seconds": round(simulated.sum(), 3),
-        "simulated_error": round(simulated.sum() / measured.sum() - 1, 4), "error_of_a_step": round(error, 4),
+        "run": str(options.run), "training_steps": list(run.seconds), "measured_seconds": round(measured[0].sum(), 3),
+        "simulated_seconds": round(simulated[0].sum(), 3),
+        "simulated_error": round(simulated[0].sum() / measured[0].sum() - 1, 4), "error_of_a_step": round(error, 4),
         "step_cost": fitted.cost.source, "drafts_seen": fitted.drafts_seen, "plain_steps_from": fitted.plain_from,
         "recommended": {
             "policy": chosen.choice.policy, "num_speculative_tokens": chosen.choice.k,

@@ -65,6 +65,11 @@ class RecordedRun:
         return self.config["speculation"]["method"]
 
     @property
+    def took_turns(self) -> bool:
+        """Whether it had a policy for each version of the weights, as runs of recipe.turns."""
+        return bool(self.config["speculation"].get("turns"))
+
+    @property
     def choice(self) -> Choice:
         """How the run itself speculated; ngram and suffix have no switch.
 
@@ -72,7 +77,7 @@ class RecordedRun:
             RunError: it had no single policy.
         """
         section = self.config["speculation"]
-        if section.get("turns"):
+        if self.took_turns:
             raise RunError(f"{self.directory}: its policies took turns: expected a run of one policy")
         policy = {"off": "never", "sam": section.get("policy", "threshold")}.get(self.method, "always")
         return Choice(
