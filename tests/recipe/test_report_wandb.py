@@ -19,7 +19,7 @@ STEPS = 6
 
 def speculation(method):
     return {"method": method, "verification": "exact", "policy": "threshold", "num_speculative_tokens": 3,
-            "batch_size_threshold": 2}  # fmt: skip
+            "batch_size_threshold": 2, "turns": None}  # fmt: skip
 
 
 def history(method, step):
