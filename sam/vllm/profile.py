@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from sam.vllm.metrics import StepRecorder
 from sam.vllm.step_cost import fingerprint
 
@@ -55,6 +57,8 @@ class ProfiledEngine:
     """
 
     def __init__(self, model: str, longest_draft: int, **arguments):
+        # An engine process would not wait to be stepped, and `stop` would wait for steps that never come.
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         from vllm import LLM
 
         self._llm = LLM(
