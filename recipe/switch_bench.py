@@ -5,8 +5,9 @@ finishes before the others; `single`, one long request; `random`, text that neve
 `random few`, the same with a few requests, where a step is short and what a drafter costs weighs most.
 
 Each variant has an engine of its own in this process. They run side by side, a twentieth of a second each in turn, so
-that whatever else the machine does falls on all alike. Sampling is exact: every run of a workload must give the same
-tokens, so the seconds are of the same work.
+that whatever else the machine does falls on all alike. An engine can be a percent slower than the next for as long as
+it lives: the policies change engines from run to run, and the engines their order. Sampling is exact: every run of a
+workload must give the same tokens, so the seconds are of the same work.
 """
 
 from __future__ import annotations
@@ -14,17 +15,16 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import math
 import os
+import random
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
-import numpy as np
-
 from recipe.environment import CPU, OFFLINE
+from recipe.switch_table import Runs, as_text, table
 
 WORKLOADS = ("rollout", "bulk", "single", "random", "random few")
 THRESHOLDS = (4, 8, 16, 32, 64)
@@ -41,17 +41,6 @@ class Work:
 
     prompts: list[list[int]]
     sampling: list[dict]
-
-
-@dataclass
-class Runs:
-    """What the runs of one variant on one workload came to."""
-
-    seconds: list[float] = field(default_factory=list)
-    tail: list[float] = field(default_factory=list)
-    drafted: int = 0
-    accepted: int = 0
-    on_share: float = 0.0
 
 
 def make_work(assets: Path, prompts: int, samples: int) -> dict[str, Work]:
@@ -112,6 +101,7 @@ class Engine:
         core = self.llm.llm_engine.engine_core.engine_core
         self.runner = core.model_executor.driver_worker.worker.model_runner
         self.recorder = StepRecorder.attach(self.runner)
+        self.policy = self.runner.drafter.policy if method == "sam" else None
 
     def _renew_drafter(self) -> None:
         """Forget the responses of earlier runs, which are those of this one; keep what goodput knows of step costs."""
@@ -121,7 +111,7 @@ class Engine:
         self.runner.drafter = proposer = type(old)(self.runner.vllm_config)
         if self.variant != "suffix":
             proposer.bind(self.runner)
-            proposer.policy, old.policy.counters = old.policy, proposer.counters
+            proposer.policy, self.policy.counters = self.policy, proposer.counters
 
     def begin(self, work: Work) -> None:
         from vllm import SamplingParams
@@ -163,6 +153,17 @@ class Engine:
         return self.tokens
 
 
+def shuffle(engines: list[Engine], seed: int) -> None:
+    """Another order, and for each policy another engine, which only its policy tells from those it changes with."""
+    rng = random.Random(seed)
+    rng.shuffle(engines)
+    alike = [engine for engine in engines if engine.policy is not None]
+    policies = [(engine.variant, engine.policy) for engine in alike]
+    rng.shuffle(policies)
+    for engine, (variant, policy) in zip(alike, policies, strict=True):
+        engine.variant, engine.policy = variant, policy
+
+
 def run_side_by_side(engines: list[Engine], work: Work, results: dict[str, Runs]) -> None:
     """One run of each engine on the same work, a slice each in turn.
 
@@ -196,67 +197,10 @@ def compare(
             for repeat in range(repeats + 1):
                 bar.set_description(name)
                 runs = results[name] if repeat else {variant: Runs() for variant in variants}
-                # Another one begins each time: none always follows the same neighbour.
-                turn = repeat % len(engines)
-                run_side_by_side(engines[turn:] + engines[:turn], work, runs)
+                shuffle(engines, repeat)
+                run_side_by_side(engines, work, runs)
                 bar.update()
     return results
-
-
-def median_interval(values: list[float]) -> list[float]:
-    """Median, and the narrowest two values around it between which the true median lies with 95 %: the range, up to
-    six values (order statistics: Conover, Practical Nonparametric Statistics, chapter 3.2)."""
-    count, outside, beyond = len(values), 0, 0.0
-    while (beyond := beyond + math.comb(count, outside) / 2**count) <= 0.025:
-        outside += 1
-    ordered, outside = sorted(values), max(0, outside - 1)
-    return [round(float(v), 3) for v in (np.median(values), ordered[outside], ordered[count - 1 - outside])]
-
-
-def table(results: dict[str, dict[str, Runs]]) -> list[dict]:
-    """One row for each workload and variant; ratios are of the same run: the first variant's seconds over this one's
-    (`speedup`, the median), and this one's over goodput's (`goodput_gain`, the median and where it lies with 95 %)."""
-    rows = []
-    for workload, by_variant in results.items():
-        base = next(iter(by_variant.values()))
-        goodput = by_variant.get("goodput")
-        for variant, runs in by_variant.items():
-            ratios, tails = (
-                [b / max(1e-9, s) for b, s in zip(getattr(base, key), getattr(runs, key), strict=True)]
-                for key in ("seconds", "tail")
-            )
-            gains = goodput and [s / max(1e-9, g) for s, g in zip(runs.seconds, goodput.seconds, strict=True)]
-            rows.append(
-                {
-                    "workload": workload,
-                    "variant": variant,
-                    "seconds": round(float(np.median(runs.seconds)), 3),
-                    "speedup": round(float(np.median(ratios)), 3),
-                    "tail_speedup": round(float(np.median(tails)), 3) if any(base.tail) else None,
-                    "range": [round(min(ratios), 3), round(max(ratios), 3)],
-                    "goodput_gain": median_interval(gains) if gains else None,
-                    "drafted": runs.drafted,
-                    "accepted": runs.accepted,
-                    "on_share": round(runs.on_share, 3),
-                }
-            )
-    return rows
-
-
-def as_text(rows: list[dict]) -> str:
-    lines = [
-        f"{'workload':10} {'variant':13} {'seconds':>8} {'speed-up':>9} {'(range)':>14} {'tail':>6} drafted accepted "
-        "its seconds over goodput's (95 %)"
-    ]
-    for row in rows:
-        low, high = row["range"]
-        tail = f"{row['tail_speedup']:.2f}" if row["tail_speedup"] else ""
-        gain = "{:.3f} ({:.3f}-{:.3f})".format(*row["goodput_gain"]) if row["goodput_gain"] else ""
-        lines.append(
-            f"{row['workload']:10} {row['variant']:13} {row['seconds']:8.2f} {row['speedup']:9.3f} "
-            f"({low:.3f}-{high:.3f}) {tail:>6} {row['drafted']:7} {row['accepted']:8} {gain:>19}".rstrip()
-        )
-    return "\n".join(lines)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -25,6 +25,9 @@ LEAST_REQUEST_DOUBT, LEAST_TOKEN_DOUBT = 0.01, 0.001
 # Share of the cheapest step that drafting and verifying take, whatever is drafted, where the table is of forward passes
 # only: a guess. Without it an engine that drafts in every step never learns that this costs anything.
 UNMEASURED_SHARE = 0.05
+# Share of what a request adds to such a table that a draft token is taken to add, since it is attended from and sampled
+# from as well: a guess.
+UNMEASURED_ALIKE = 0.5
 LEAST_NOISE = 0.01  # share of the cheapest step: steps that never differ say nothing of terms they have not shown
 LARGEST_SURPRISE = 4.0  # times the expected milliseconds: a step that something else held up teaches nothing
 SURPRISES_BELIEVED = 8  # so many in a row are the truth
@@ -51,9 +54,9 @@ def _solve(matrix, right):
 def _learn(state, belief, step, variance, forget):
     """Change `state` by a step: its requests, draft tokens, and milliseconds beyond the table; returns the variance."""
     information, target, coefficients, without_table = state
-    doubt, believed, least_variance = belief
+    doubt, believed, least_variance, alike = belief
     requests, drafted, difference = step
-    seen = np.array([1.0, requests, drafted, 1.0 if drafted > 0 else 0.0])
+    seen = np.array([1.0, requests + alike * drafted, drafted, 1.0 if drafted > 0 else 0.0])
     error = difference
     for i in range(4):
         error -= seen[i] * without_table[i]
@@ -70,6 +73,7 @@ def _learn(state, belief, step, variance, forget):
         without[i, i] += 1.0
         right[i] += prior * believed[i]
     coefficients[:], without_table[:] = _solve(with_table, right), _solve(without, target)
+    coefficients[2] += alike * coefficients[1]
     return variance
 
 
@@ -78,7 +82,7 @@ class Correction:
 
     Args:
         step_cost: the table.
-        forward_only: whether it is of forward passes, without drafting and verifying.
+        forward_only: whether it is of forward passes, without attention, sampling and drafting.
 
     Attributes:
         coefficients: float64 [4], fixed, for each request, for each draft token, and for a step with any.
@@ -87,6 +91,7 @@ class Correction:
     def __init__(self, step_cost: StepCost, forward_only: bool = False):
         self._doubt, cheapest = _doubt(step_cost), float(step_cost.milliseconds.min())
         self._believed = np.array([0.0, 0.0, 0.0, UNMEASURED_SHARE * cheapest * forward_only])
+        self._alike = UNMEASURED_ALIKE * forward_only
         self.coefficients, self._without_table = self._believed.copy(), np.zeros(4)
         self._information, self._target = np.zeros((4, 4)), np.zeros(4)
         self._variance, self._least_variance = 0.0, (LEAST_NOISE * cheapest) ** 2
@@ -104,7 +109,7 @@ class Correction:
         forget = max(2.0 / (self._steps + 1), 1.0 / MEMORY_STEPS)
         self._variance = _learn(
             (self._information, self._target, self.coefficients, self._without_table),
-            (self._doubt, self._believed, self._least_variance),
+            (self._doubt, self._believed, self._least_variance, self._alike),
             (float(requests), float(drafted), milliseconds - expected),
             self._variance,
             forget,

@@ -25,7 +25,8 @@ CONTEXT_BUCKET = 256  # tokens; costs are looked up anew when the mean context h
 # What speculation must bring at least, as a share: below it, noise in the table decides.
 LEAST_GAIN_ON, LEAST_GAIN_OFF = 0.01, 0.0
 CERTAIN = 0.99  # no draft token is more likely than this
-LEARN_ALL, LEARN_EVERY = 64, 4  # the first steps teach, later ones each fourth: a lesson costs time, too
+# The first steps teach, later ones one in so many milliseconds: a lesson takes a twentieth of a millisecond.
+LEARN_ALL, LEARN_AFTER = 64, 50.0
 LONGEST_COOL_DOWN = 64  # steps without drafting after drafts that were not worth verifying, or missed
 LONGEST_HOLD = 15  # of them in which it is not asked, nor learns what a step takes
 FORGET_MISSES = 0.9  # share of the drafts verified so far that still counts a step later
@@ -126,8 +127,8 @@ class Goodput:
         self._costs: dict[tuple[int, int], np.ndarray] = {}
         self._steps: dict[tuple[int, int, int], float] = {}
         self._cool_down = self._declined = self._running = self._observed = 0
-        self._expected = self._accepted = self._brought = 0.0
-        self._corrected: tuple[tuple[int, int, int], tuple[np.ndarray, float]] | None = None
+        self._expected = self._accepted = self._brought = self._unlearnt = 0.0
+        self._corrected: tuple[tuple[int, int, int], np.ndarray, Plan] | None = None
 
     def use_table(self, step_cost: StepCost, forward_only: bool = False) -> None:
         """Replace the table, as when the engine has measured one, of forward passes or of whole steps."""
@@ -144,9 +145,7 @@ class Goodput:
         if self._cool_down > 0:
             self._cool(1)
             return Plan(0, hold=min(self._cool_down, LONGEST_HOLD))
-        cost, slope = self._cost(state)
-        floor = state.running * slope / cost[0]
-        return Plan(self.num_speculative_tokens, floor) if floor < CERTAIN else Plan(0)
+        return self._cost(state)[1]
 
     def _cool(self, steps: int) -> None:
         self._cool_down = max(0, self._cool_down - steps)
@@ -172,8 +171,10 @@ class Goodput:
             if self._expected > FEWEST_EXPECTED and self._accepted < LARGEST_MISS * self._expected:
                 self._cool_down, self._expected, self._accepted = LONGEST_COOL_DOWN // 4, 0.0, 0.0
         self._observed += 1
-        if self._observed > LEARN_ALL and self._observed % LEARN_EVERY:
+        self._unlearnt += milliseconds
+        if self._observed > LEARN_ALL and self._unlearnt < LEARN_AFTER:
             return
+        self._unlearnt = 0.0
         if state.prefilling == 0 and state.rows_elsewhere <= state.running + drafted:
             expected = float(self._table(state)[min(drafted, state.running * self.num_speculative_tokens)])
             # Their rows may be of more requests than ours, or more of them drafts, whichever takes longer.
@@ -234,11 +235,14 @@ class Goodput:
             return 0.0
         return max(self._step(requests, rows, state) for requests in (rows, self._fewest_elsewhere(state)))
 
-    def _cost(self, state: StepState) -> tuple[np.ndarray, float]:
-        """As `_table`, but corrected and at least `_wait`, and its least slope; kept until something is learnt."""
+    def _cost(self, state: StepState) -> tuple[np.ndarray, Plan]:
+        """As `_table`, but corrected and at least `_wait`, and the plan that follows; kept until it learns more."""
         key = (state.running, int(state.context) // CONTEXT_BUCKET, state.rows_elsewhere)
         if self._corrected is None or self._corrected[0] != key:
             _, _, token, speculating = self.correction.coefficients.tolist()
             fixed = self.correction.of(state.running, 0)
-            self._corrected = key, correct(self._table(state), fixed, token, speculating, self._wait(state))
-        return self._corrected[1]
+            cost, slope = correct(self._table(state), fixed, token, speculating, self._wait(state))
+            floor = state.running * slope / cost[0]
+            plan = Plan(self.num_speculative_tokens, floor) if floor < CERTAIN else Plan(0)
+            self._corrected = key, cost, plan
+        return self._corrected[1:]

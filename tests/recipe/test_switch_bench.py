@@ -3,14 +3,15 @@
 import pytest
 
 from recipe import switch_bench
-from recipe.switch_bench import Runs, as_text, median_interval, run_side_by_side, table
+from recipe.switch_bench import run_side_by_side, shuffle
+from recipe.switch_table import Runs, as_text, median_interval, table
 
 
 class FakeEngine:
     """An engine that takes so many slices and gives these tokens."""
 
-    def __init__(self, variant, slices, tokens, log):
-        self.variant, self.slices, self.tokens, self.log = variant, slices, tokens, log
+    def __init__(self, variant, slices, tokens, log, policy=None):
+        self.variant, self.slices, self.tokens, self.log, self.policy = variant, slices, tokens, log, policy
 
     def begin(self, work):
         self.left = self.slices
@@ -32,6 +33,21 @@ def test_engines_take_turns_until_each_is_done():
     run_side_by_side(engines, None, results)
     assert log == ["off", "goodput", "off", "off"]
     assert results["off"].seconds == [3.0] and results["goodput"].seconds == [1.0]
+
+
+def test_policies_change_engines_and_engines_their_order():
+    peers = [FakeEngine(variant, 1, {}, []) for variant in ("off", "ngram")]
+    names = ("threshold 4", "always", "goodput")
+    engines = peers + [FakeEngine(name, 1, {}, [], policy=f"policy of {name}") for name in names]
+    alike, orders, made = engines[2:], set(), {name: set() for name in names}
+    for seed in range(30):
+        shuffle(engines, seed)
+        orders.add(tuple(map(id, engines)))
+        for place, engine in enumerate(alike):
+            assert engine.policy == f"policy of {engine.variant}"
+            made[engine.variant].add(place)
+        assert [peer.variant for peer in peers] == ["off", "ngram"] and {peer.policy for peer in peers} == {None}
+    assert len(orders) > 20 and all(places == {0, 1, 2} for places in made.values())
 
 
 def test_variants_that_give_other_tokens_are_an_error():

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from sam.correction import UNMEASURED_SHARE, Correction, _solve
+from sam.correction import UNMEASURED_ALIKE, UNMEASURED_SHARE, Correction, _solve
 from sam.step_cost import linear
 
 TABLE = linear(5.0, 0.05, 0.02)
@@ -88,11 +88,28 @@ def test_what_a_table_of_forward_passes_lacks_is_guessed_until_steps_show_it():
     assert guessed.of(8, 0) == 0.0 and guessed.of(8, 16) == pytest.approx(UNMEASURED_SHARE * TABLE.milliseconds.min())
     for _ in range(2000):  # steps that all draft say nothing of what they would take without
         guessed.observe(8, 16, by_table(8, 16), by_table(8, 16))
-    assert guessed.of(8, 16) - guessed.of(8, 0) > UNMEASURED_SHARE * TABLE.milliseconds.min() / 2
+    assert guessed.of(8, 16) - guessed.of(8, 0) > UNMEASURED_SHARE * TABLE.milliseconds.min() / 3
     for step in range(100):
         drafted = 16 * (step % 2)
         guessed.observe(8, drafted, by_table(8, drafted), by_table(8, drafted))
     assert guessed.of(8, 16) - guessed.of(8, 0) == pytest.approx(0.0, abs=0.01)
+
+
+def test_a_draft_token_is_guessed_from_what_a_request_takes_until_steps_show_it():
+    flat = linear(2.0, 0.0, 0.05)
+    measured, guessed = Correction(flat), Correction(flat, forward_only=True)
+    rng = np.random.default_rng(0)
+    for _ in range(400):  # each request takes 0.4 ms that the table lacks, and nothing is drafted
+        requests = int(rng.integers(1, 33))
+        for correction in (measured, guessed):
+            correction.observe(requests, 0, 2.0 + 0.05 * requests, 2.0 + 0.45 * requests)
+    assert measured.coefficients[1:3] == pytest.approx([0.4, 0.0], abs=0.02)
+    assert guessed.coefficients[1:3] == pytest.approx([0.4, 0.4 * UNMEASURED_ALIKE], abs=0.02)
+    for _ in range(1000):  # tokens take what the table says, requests still more
+        requests, drafted = int(rng.integers(1, 33)), int(rng.integers(0, 33))
+        table = 2.0 + 0.05 * (requests + drafted)
+        guessed.observe(requests, drafted, table, table + 0.4 * requests)
+    assert guessed.coefficients[1:3] == pytest.approx([0.4, 0.0], abs=0.02)
 
 
 def test_elimination_solves_what_numpy_solves():

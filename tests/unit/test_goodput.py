@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from sam.goodput import BINS, LEARN_ALL, LEARN_EVERY, LONGEST_COOL_DOWN, Goodput, choose_lengths
+from sam.goodput import BINS, LEARN_AFTER, LEARN_ALL, LONGEST_COOL_DOWN, Goodput, choose_lengths
 from sam.policy import StepState
 from sam.step_cost import StepCost, linear
 
@@ -105,9 +105,9 @@ def test_what_drafting_costs_at_all_is_not_taken_for_a_price_of_tokens():
     for _ in range(400):
         drafted = int(rng.integers(6, 9)) * int(rng.random() < 0.8)
         policy.observe(StepState(1), drafted, 0, (5.0 + (0.8 if drafted else 0.0)) * rng.uniform(0.97, 1.03))
-    cost, slope = policy._cost(StepState(1))
+    cost, plan = policy._cost(StepState(1))
     assert cost[0] == pytest.approx(5.0, rel=0.05) and cost[8] == pytest.approx(5.8, rel=0.05)
-    assert cost[8] - cost[1] < 0.3 and slope < 0.05
+    assert cost[8] - cost[1] < 0.3 and plan.min_survival < 0.01
 
 
 def test_later_steps_teach_now_and_then():
@@ -116,9 +116,12 @@ def test_later_steps_teach_now_and_then():
     for _ in range(LEARN_ALL):
         policy.observe(StepState(4), 0, 0, 1.5)
     assert len(taught) == LEARN_ALL
-    for _ in range(10 * LEARN_EVERY):
-        policy.observe(StepState(4), 0, 0, 1.5)
-    assert len(taught) == LEARN_ALL + 10
+    for _ in range(10):
+        policy.observe(StepState(4), 0, 0, LEARN_AFTER / 5)
+    assert len(taught) == LEARN_ALL + 2
+    for _ in range(10):
+        policy.observe(StepState(4), 0, 0, LEARN_AFTER)  # so long that a lesson is nothing beside it
+    assert len(taught) == LEARN_ALL + 12
 
 
 def test_the_same_steps_give_the_same_decisions():

@@ -1,0 +1,75 @@
+"""What recipe.switch_bench measured, as rows of a table."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass
+class Runs:
+    """What the runs of one variant on one workload came to."""
+
+    seconds: list[float] = field(default_factory=list)
+    tail: list[float] = field(default_factory=list)
+    drafted: int = 0
+    accepted: int = 0
+    on_share: float = 0.0
+
+
+def median_interval(values: list[float]) -> list[float]:
+    """Median, and the narrowest two values around it between which the true median lies with 95 %: the range, up to
+    six values (order statistics: Conover, Practical Nonparametric Statistics, chapter 3.2)."""
+    count, outside, beyond = len(values), 0, 0.0
+    while (beyond := beyond + math.comb(count, outside) / 2**count) <= 0.025:
+        outside += 1
+    ordered, outside = sorted(values), max(0, outside - 1)
+    return [round(float(v), 3) for v in (np.median(values), ordered[outside], ordered[count - 1 - outside])]
+
+
+def table(results: dict[str, dict[str, Runs]]) -> list[dict]:
+    """One row for each workload and variant; ratios are of the same run: the first variant's seconds over this one's
+    (`speedup`, the median), and this one's over goodput's (`goodput_gain`, the median and where it lies with 95 %)."""
+    rows = []
+    for workload, by_variant in results.items():
+        base = next(iter(by_variant.values()))
+        goodput = by_variant.get("goodput")
+        for variant, runs in by_variant.items():
+            ratios, tails = (
+                [b / max(1e-9, s) for b, s in zip(getattr(base, key), getattr(runs, key), strict=True)]
+                for key in ("seconds", "tail")
+            )
+            gains = goodput and [s / max(1e-9, g) for s, g in zip(runs.seconds, goodput.seconds, strict=True)]
+            rows.append(
+                {
+                    "workload": workload,
+                    "variant": variant,
+                    "seconds": round(float(np.median(runs.seconds)), 3),
+                    "speedup": round(float(np.median(ratios)), 3),
+                    "tail_speedup": round(float(np.median(tails)), 3) if any(base.tail) else None,
+                    "range": [round(min(ratios), 3), round(max(ratios), 3)],
+                    "goodput_gain": median_interval(gains) if gains else None,
+                    "drafted": runs.drafted,
+                    "accepted": runs.accepted,
+                    "on_share": round(runs.on_share, 3),
+                }
+            )
+    return rows
+
+
+def as_text(rows: list[dict]) -> str:
+    lines = [
+        f"{'workload':10} {'variant':13} {'seconds':>8} {'speed-up':>9} {'(range)':>14} {'tail':>6} drafted accepted "
+        "its seconds over goodput's (95 %)"
+    ]
+    for row in rows:
+        low, high = row["range"]
+        tail = f"{row['tail_speedup']:.2f}" if row["tail_speedup"] else ""
+        gain = "{:.3f} ({:.3f}-{:.3f})".format(*row["goodput_gain"]) if row["goodput_gain"] else ""
+        lines.append(
+            f"{row['workload']:10} {row['variant']:13} {row['seconds']:8.2f} {row['speedup']:9.3f} "
+            f"({low:.3f}-{high:.3f}) {tail:>6} {row['drafted']:7} {row['accepted']:8} {gain:>19}".rstrip()
+        )
+    return "\n".join(lines)
