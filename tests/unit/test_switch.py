@@ -1,4 +1,4 @@
-"""When drafting is on: the published switch, its hysteresis, and every policy over a recorded rollout."""
+"""When drafting is on: the published switch, its hysteresis, and every policy while requests end one by one."""
 
 import numpy as np
 import pytest
@@ -66,7 +66,7 @@ TIMELINE = [*range(96, 0, -1), *[1] * 30]
 @pytest.mark.parametrize(
     "name, switched_on", [("threshold", 8 + 30), ("always", len(TIMELINE)), ("never", 0), ("goodput", 59 + 30)]
 )
-def test_a_recorded_rollout_through_every_policy(name, switched_on):
+def test_requests_that_end_one_by_one_through_every_policy(name, switched_on):
     """96 requests end one by one; each has drafts of which a first token survives with 0.5, a second with 0.25.
 
     A request costs nothing beyond its token and 63 tokens double a step, so a draft token pays while
