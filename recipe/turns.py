@@ -91,14 +91,19 @@ def read(directories: list[Path], policies: list[str]) -> tuple[dict[str, np.nda
     """Seconds by measure, float [runs, steps], and who drafted, int [runs, steps], an index into `policies`.
 
     Raises:
-        ReportError: runs of other policies or other steps, or whose responses differ.
+        ReportError: runs of other policies or other steps, or whose responses differ or were not recorded.
     """
     runs = [Run.load(directory) for directory in directories]
     for run in runs:
         turns = run.config["speculation"].get("turns") or []
         if sorted(turns) != sorted(policies) or run.steps != runs[0].steps:
             raise ReportError(f"{run.source}: its policies or steps are others: name another --output")
-        if different := [s for s, (same, of) in compare_responses(run, runs[0]).items() if same < of]:
+        compared = compare_responses(run, runs[0])
+        if missing := [step for step in run.steps if compared.get(step, (0, 0))[1] == 0]:
+            raise ReportError(
+                f"{run.source}: no responses of step {missing[0]} to compare: expected rollouts/ in the run"
+            )
+        if different := [s for s, (same, of) in compared.items() if same < of]:
             raise ReportError(f"{run.source}: other responses than {runs[0].source} in step {different[0]}")
     steps = runs[0].steps
     seconds = {

@@ -81,6 +81,13 @@ def test_runs_are_read_with_who_drafted_in_each_step(tmp_path):
     assert rows["rollout", "never"]["ratio"][0] == pytest.approx(2.0 / 5.0)
 
 
+def test_runs_without_recorded_responses_are_refused(tmp_path):
+    directories = write_runs(tmp_path)
+    (directories[2] / "rollouts" / "1.jsonl").unlink()
+    with pytest.raises(ReportError, match="3: no responses of step 1 to compare"):
+        read(directories, POLICIES)
+
+
 def test_runs_whose_responses_differ_are_refused(tmp_path):
     with pytest.raises(ReportError, match="3: other responses than .*1 in step 2"):
         read(write_runs(tmp_path, different=(3, 2)), POLICIES)
