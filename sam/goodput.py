@@ -23,14 +23,17 @@ from sam.step_cost import StepCost, linear
 BINS = 256  # of survival, within which tokens count as equal
 CONTEXT_BUCKET = 256  # tokens; costs are looked up anew when the mean context has grown by so much
 # What speculation must bring at least, as a share: below it, noise in the table decides.
-LEAST_GAIN_ON, LEAST_GAIN_OFF = 0.01, 0.0
+LEAST_GAIN_ON, LEAST_GAIN_OFF = 0.01, 0.005
 CERTAIN = 0.99  # no draft token is more likely than this
 # The first steps teach, later ones one in so many milliseconds: a lesson takes a twentieth of a millisecond.
 LEARN_ALL, LEARN_AFTER = 64, 50.0
 LONGEST_COOL_DOWN = 64  # steps without drafting after drafts that were not worth verifying, or missed
 LONGEST_HOLD = 15  # of them in which it is not asked, nor learns what a step takes
-FORGET_MISSES = 0.9  # share of the drafts verified so far that still counts a step later
+# Share of the drafts verified so far that still counts a step later, or, where a step's drafts are expected to bring
+# less than a token, one such token later: unlikely ones must add up, too.
+FORGET_MISSES = 0.9
 FEWEST_EXPECTED, LARGEST_MISS = 4.0, 0.5  # accepted below this share of at least so many expected: survival is wrong
+MISSED_COOL_DOWN = 16  # steps after that; twice as many each further time
 
 
 @compiled
@@ -126,7 +129,7 @@ class Goodput:
         self._on = False
         self._costs: dict[tuple[int, int], np.ndarray] = {}
         self._steps: dict[tuple[int, int, int], float] = {}
-        self._cool_down = self._declined = self._running = self._observed = 0
+        self._cool_down = self._declined = self._missed = self._running = self._observed = 0
         self._expected = self._accepted = self._brought = self._unlearnt = 0.0
         self._corrected: tuple[tuple[int, int, int], np.ndarray, Plan] | None = None
 
@@ -166,10 +169,7 @@ class Goodput:
 
     def observe(self, state: StepState, drafted: int, accepted: int, milliseconds: float) -> None:
         if drafted:
-            self._expected = FORGET_MISSES * self._expected + self._brought
-            self._accepted = FORGET_MISSES * self._accepted + accepted
-            if self._expected > FEWEST_EXPECTED and self._accepted < LARGEST_MISS * self._expected:
-                self._cool_down, self._expected, self._accepted = LONGEST_COOL_DOWN // 4, 0.0, 0.0
+            self._check_survival(accepted)
         self._observed += 1
         self._unlearnt += milliseconds
         if self._observed > LEARN_ALL and self._unlearnt < LEARN_AFTER:
@@ -182,6 +182,20 @@ class Goodput:
                 return
             self.correction.observe(state.running, drafted, expected, milliseconds)
             self._corrected = None
+
+    def _check_survival(self, accepted: int) -> None:
+        """Pause where much less is accepted than was expected."""
+        keep = FORGET_MISSES ** min(1.0, self._brought)
+        self._expected = keep * self._expected + self._brought
+        self._accepted = keep * self._accepted + accepted
+        if self._expected <= FEWEST_EXPECTED:
+            return
+        if self._accepted >= LARGEST_MISS * self._expected:
+            self._missed = 0
+            return
+        self._cool_down = min(LONGEST_COOL_DOWN, MISSED_COOL_DOWN << self._missed)
+        self._missed = min(self._missed + 1, 8)
+        self._expected = self._accepted = 0.0
 
     def _count(self, name: str, steps: int = 1) -> None:
         self.counters[name] = self.counters.get(name, 0) + steps

@@ -86,6 +86,36 @@ def test_drafting_pauses_after_misses():
     assert 0 < verified < 10
 
 
+def steps_that_draft(survival: float, steps: int) -> int:
+    """Of `steps` of one request whose first draft token survives so often by estimate, and never in truth."""
+    policy, verified = Goodput(1, linear(63.0, 0.0, 0.1)), 0
+    for _ in range(steps):
+        state = StepState(1)
+        if policy.plan(state).budget == 0:
+            continue
+        drafted = int(policy.choose(state, np.array([survival], np.float32), np.array([0, 1])).sum())
+        policy.observe(state, drafted, 0, 63.1 + 0.1 * drafted)
+        verified += drafted
+    return verified
+
+
+def test_misses_of_unlikely_drafts_add_up_and_pauses_grow():
+    # A tenth of a token is expected of each: 40 are verified until four tokens are missed, then 40 after each pause.
+    assert 40 <= steps_that_draft(0.1, 56) <= 60
+    assert 120 <= steps_that_draft(0.1, 400) <= 300
+    assert steps_that_draft(0.9, 400) < 60
+
+
+def test_speculation_ends_where_it_brings_next_to_nothing():
+    policy, offsets = Goodput(1, linear(63.0, 0.0, 0.0)), np.array([0, 1])
+
+    def verified(survival: float) -> bool:
+        return bool(policy.choose(StepState(1), np.array([survival], np.float32), offsets).sum())
+
+    # Drafts that cost nothing: on for a gain of a hundredth, off for less than half of one.
+    assert [verified(p) for p in (0.008, 0.012, 0.008, 0.004, 0.008)] == [False, True, True, False, False]
+
+
 @pytest.mark.parametrize("fixed, each, token", [(3.0, 0.1, 0.02), (1.0, 0.0, 0.5), (20.0, 0.3, 0.0)])
 def test_a_wrong_table_is_corrected_by_what_steps_take(fixed, each, token):
     policy = Goodput(4, linear(1.0, 0.0, 0.1))
