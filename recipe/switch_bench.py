@@ -126,12 +126,15 @@ class Engine:
         for i, (prompt, keywords) in enumerate(zip(work.prompts, work.sampling, strict=True)):
             sampling = SamplingParams(**keywords, output_kind=RequestOutputKind.FINAL_ONLY)
             self.llm.llm_engine.add_request(str(i), {"prompt_token_ids": prompt}, sampling)
-        self.seconds += time.perf_counter() - started
+        self.paused = time.perf_counter()
+        self.seconds += self.paused - started
 
     def advance(self) -> bool:
         """Run for a slice; False when nothing is left."""
         engine = self.llm.llm_engine
         began = now = time.perf_counter()
+        if self.policy is not None:
+            self.runner.drafter.rest(began - self.paused)
         while now - began < SLICE_SECONDS and (left := engine.get_num_unfinished_requests()):
             step = now
             for output in engine.step():
@@ -139,6 +142,7 @@ class Engine:
             now = time.perf_counter()
             self.tail += (now - step) * (left <= TAIL_REQUESTS)
         self.seconds += now - began
+        self.paused = now
         return engine.has_unfinished_requests()
 
     def end(self, runs: Runs) -> dict[str, tuple[int, ...]]:

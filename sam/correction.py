@@ -30,7 +30,7 @@ UNMEASURED_SHARE = 0.05
 UNMEASURED_ALIKE = 0.5
 LEAST_NOISE = 0.01  # share of the cheapest step: steps that never differ say nothing of terms they have not shown
 LARGEST_SURPRISE = 4.0  # times the expected milliseconds: a step that something else held up teaches nothing
-SURPRISES_BELIEVED = 8  # so many in a row are the truth
+SURPRISES_BELIEVED = 8  # of so many in a row the shortest is the truth
 
 
 @compiled
@@ -95,15 +95,18 @@ class Correction:
         self.coefficients, self._without_table = self._believed.copy(), np.zeros(4)
         self._information, self._target = np.zeros((4, 4)), np.zeros(4)
         self._variance, self._least_variance = 0.0, (LEAST_NOISE * cheapest) ** 2
-        self._steps = self._surprises = 0
+        self._steps = 0
+        self._surprises: list[tuple[float, int, int, float]] = []
 
-    def observe(self, requests: int, drafted: int, expected: float, milliseconds: float) -> None:
-        """Learn from a step; `expected` is what the table says."""
+    def observe(self, requests: int, drafted: int, expected: float, milliseconds: float) -> bool:
+        """Learn from a step; `expected` is what the table says. False if something else held it up."""
         corrected = max(0.0, expected + self.of(requests, drafted))
-        if milliseconds > LARGEST_SURPRISE * max(corrected, 1e-3) and self._surprises < SURPRISES_BELIEVED:
-            self._surprises += 1
-            return
-        self._surprises = 0
+        if milliseconds > LARGEST_SURPRISE * max(corrected, 1e-3):
+            self._surprises.append((milliseconds, requests, drafted, expected))
+            if len(self._surprises) < SURPRISES_BELIEVED:
+                return False
+            milliseconds, requests, drafted, expected = min(self._surprises)
+        self._surprises.clear()
         self._steps += 1
         # The first errors are of what had not been learnt yet: they lose their weight sooner than in a mean.
         forget = max(2.0 / (self._steps + 1), 1.0 / MEMORY_STEPS)
@@ -114,6 +117,7 @@ class Correction:
             self._variance,
             forget,
         )
+        return True
 
     def of(self, requests: int, drafted: float) -> float:
         fixed, each, token, speculating = self.coefficients.tolist()

@@ -174,14 +174,13 @@ class Goodput:
         self._unlearnt += milliseconds
         if self._observed > LEARN_ALL and self._unlearnt < LEARN_AFTER:
             return
-        self._unlearnt = 0.0
         if state.prefilling == 0 and state.rows_elsewhere <= state.running + drafted:
             expected = float(self._table(state)[min(drafted, state.running * self.num_speculative_tokens)])
             # Their rows may be of more requests than ours, or more of them drafts, whichever takes longer.
             if self._longest_elsewhere(state) > expected:
                 return
-            self.correction.observe(state.running, drafted, expected, milliseconds)
-            self._corrected = None
+            if self.correction.observe(state.running, drafted, expected, milliseconds):
+                self._unlearnt, self._corrected = 0.0, None
 
     def _check_survival(self, accepted: int) -> None:
         """Pause where much less is accepted than was expected."""

@@ -96,6 +96,10 @@ class SamProposer:
             self.policy.start_turn(self.counters["policy_version"] - 1)
             self._held = 0
 
+    def rest(self, seconds: float) -> None:
+        """Say that the engine has rested for so long since its last step: the step under way did not take that."""
+        self._began += seconds
+
     def load_model(self, *_args, **_kwargs) -> None:
         started = time.perf_counter()
         self.drafter.warm_up()

@@ -73,6 +73,14 @@ def test_a_step_that_was_held_up_teaches_nothing_unless_they_all_are():
     assert correction.of(4, 0) == pytest.approx(499.0, rel=0.2)
 
 
+def test_of_surprises_in_a_row_the_shortest_is_believed():
+    """Each third step is held up for long, and the others take far more than the table says."""
+    correction, rng = Correction(linear(1.0, 0.0, 0.0)), np.random.default_rng(0)
+    for step in range(300):
+        correction.observe(4, 0, 1.0, 450.0 if step % 3 == 0 else 20.0 * rng.uniform(0.9, 1.1))
+    assert 1.0 + correction.of(4, 0) == pytest.approx(20.0, rel=0.1)
+
+
 def test_numpy_and_numba_are_all_that_goodput_needs():
     program = (
         "import sys; sys.modules['scipy'] = None\n"

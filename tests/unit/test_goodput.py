@@ -142,7 +142,7 @@ def test_what_drafting_costs_at_all_is_not_taken_for_a_price_of_tokens():
 
 def test_later_steps_teach_now_and_then():
     policy, taught = Goodput(2, linear(1.0, 0.0, 0.1)), []
-    policy.correction.observe = lambda *step: taught.append(step)
+    policy.correction.observe = lambda *step: taught.append(step) or True
     for _ in range(LEARN_ALL):
         policy.observe(StepState(4), 0, 0, 1.5)
     assert len(taught) == LEARN_ALL
@@ -152,6 +152,19 @@ def test_later_steps_teach_now_and_then():
     for _ in range(10):
         policy.observe(StepState(4), 0, 0, LEARN_AFTER)  # so long that a lesson is nothing beside it
     assert len(taught) == LEARN_ALL + 12
+
+
+def test_a_step_that_was_held_up_is_no_lesson():
+    policy, taught = Goodput(2, linear(1.0, 0.0, 0.1)), []
+    observe = policy.correction.observe
+    policy.correction.observe = lambda *step: taught.append(observe(*step)) or taught[-1]
+    for _ in range(LEARN_ALL):
+        policy.observe(StepState(4), 0, 0, 1.5)
+    for _ in range(5):
+        policy.observe(StepState(4), 0, 0, 10 * LEARN_AFTER)
+        policy.observe(StepState(4), 0, 0, 1.5)
+        policy.observe(StepState(4), 0, 0, 1.5)
+    assert taught[LEARN_ALL:] == [False, True] * 5
 
 
 def test_the_same_steps_give_the_same_decisions():
