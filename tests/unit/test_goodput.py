@@ -100,7 +100,7 @@ def steps_that_draft(survival: float, steps: int) -> int:
 
 
 def test_misses_of_unlikely_drafts_add_up_and_pauses_grow():
-    # A tenth of a token is expected of each: 40 are verified until four tokens are missed, then 40 after each pause.
+    # A tenth of a token is expected of each: some 50 are verified until four are missed, then pauses grow.
     assert 40 <= steps_that_draft(0.1, 56) <= 60
     assert 120 <= steps_that_draft(0.1, 400) <= 300
     assert steps_that_draft(0.9, 400) < 60
