@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import time
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 import ray
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
+
+from recipe.weight_sync import job_and_session
 
 
 class SpeculationWorkerExtension(vLLMColocateWorkerExtension):
@@ -38,6 +41,10 @@ class SpeculationWorkerExtension(vLLMColocateWorkerExtension):
 
 class SpeculationServer(vLLMHttpServer):
     """vLLM server of one replica. Refuses to serve when the drafter or sampler asked for is not the one in place."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        os.environ["VERL_RAY_JOB_ID"] = job_and_session()  # for the engine's processes
 
     def _get_worker_extension_cls(self) -> str:
         return "recipe.rollout.SpeculationWorkerExtension"

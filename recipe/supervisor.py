@@ -76,6 +76,7 @@ def supervise(
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not stop the clearing up
         stop_descendants()
+        _remove_weight_sockets(scratch)
         shutil.rmtree(scratch, ignore_errors=True)
         _remove_shared_memory(shared_memory_before)
         watch.write_peak_memory()
@@ -211,6 +212,13 @@ def _signal(process: psutil.Process, sign: int) -> None:
         process.send_signal(sign)
     except psutil.NoSuchProcess:
         pass
+
+
+def _remove_weight_sockets(scratch: Path) -> None:
+    """verl's own (recipe.weight_sync), always in /tmp: a run killed during a weight sync leaves them there."""
+    for session in scratch.glob("ray/session_2*"):
+        for socket in Path("/tmp").glob(f"rl-colocate-zmq-*{session.name.removeprefix('session_')}*"):
+            socket.unlink(missing_ok=True)
 
 
 def _shared_memory_files() -> set[Path]:

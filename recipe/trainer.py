@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import ray
+from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.replica import RolloutReplicaRegistry
@@ -13,6 +14,7 @@ from verl.workers.rollout.replica import RolloutReplicaRegistry
 from recipe.rollout_record import RolloutRecord
 from recipe.run_record import RunRecord
 from recipe.seeds import prompt_uid
+from recipe.worker import SessionWorker
 
 
 def _replica_class() -> type:
@@ -35,6 +37,11 @@ class DapoTrainer(PPOTrainerSync):
     def _setup(self):
         RolloutReplicaRegistry.register("vllm", _replica_class)  # what verl starts for rollout.name=vllm
         super()._setup()
+
+    def _init_resource_pool_mgr(self):
+        super()._init_resource_pool_mgr()
+        for role in {Role.ActorRollout, Role.ActorRolloutRef} & self.role_worker_mapping.keys():
+            self.role_worker_mapping[role] = ray.remote(SessionWorker)
 
     def _add_batch_to_generate(self):
         """A whole round of dynamic sampling at once, not train_batch_size prompts and then the rest."""

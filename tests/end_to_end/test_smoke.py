@@ -20,7 +20,8 @@ def start(assets, folder, name, *overrides):
 
 def end(process, folder, name):
     _, errors = process.communicate(timeout=14 * MINUTES)
-    assert process.returncode == 0, errors[-3000:]
+    said_first = [line for line in errors.splitlines() if line.startswith("error:")]  # by the watchdog, above the log
+    assert process.returncode == 0, (said_first, errors[-3000:])
     (row,) = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
     assert row["step"] == 1 and row["actor/grad_norm"] >= 0
     return row

@@ -26,7 +26,8 @@ orphan = "import os, time; os.setsid(); time.sleep(600)"
 start = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {orphan!r}, '{mark}'])"
 subprocess.Popen([sys.executable, "-c", start]).wait()
 Path("/dev/shm/psm_{mark}").write_text("left behind")
-Path(os.environ["SCRATCH"], "socket").write_text("x")
+Path(os.environ["SCRATCH"], "ray/session_20{mark}").mkdir(parents=True)
+Path("/tmp/rl-colocate-zmq-01000000-20{mark}-replica-0-rank-0.sock").write_text("x")
 Path("{directory}", "scratch").write_text(os.environ["SCRATCH"])
 {then}
 """
@@ -52,6 +53,7 @@ def start(tmp_path, then):
 def assert_nothing_left(tmp_path, mark):
     assert not Path((tmp_path / "scratch").read_text()).exists()
     assert not Path(f"/dev/shm/psm_{mark}").exists()
+    assert not list(Path("/tmp").glob(f"rl-colocate-zmq-*{mark}*"))
     assert subprocess.run(["pgrep", "-f", mark], capture_output=True).stdout == b""
     assert (tmp_path / "peak_memory.json").exists()
 
