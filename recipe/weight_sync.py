@@ -3,7 +3,7 @@
 verl names it after the Ray job, the replica and the rank, below /tmp (https://github.com/verl-project/verl/pull/6246).
 Every Ray counts its jobs from one, so runs that start a Ray of their own are all job 01000000, and two of them on one
 machine take each other's socket: an engine waits for ever, or may get the other run's weights. Here the name bears the
-Ray session too, which is unique, in recipe.worker (the sender) and recipe.rollout (the receiver). Can go when verl's is.
+Ray session too, which is unique: in recipe.worker (sender) and recipe.rollout (receiver). Can go once verl's is.
 """
 
 from __future__ import annotations
