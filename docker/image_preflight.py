@@ -13,8 +13,8 @@ import sys
 
 from omegaconf import DictConfig
 
-from recipe import preflight, preflight_report
-from recipe.configuration import compose_config
+from recipe.launch.config import compose_config
+from recipe.preflight import checks, report
 
 PACKAGES = ("versions", "Ascend: pairing and patches", "Ascend: settings", "variables")
 PARSERS = ("verl's own validation", "vLLM's argument parser")
@@ -22,9 +22,9 @@ PARSERS = ("verl's own validation", "vLLM's argument parser")
 
 def image_problems(config: DictConfig) -> dict[str, list[str]]:
     """Problems by subject. Imports verl and vLLM."""
-    subjects = preflight.checks(config)
+    subjects = checks.checks(config)
     found = {name: list(subjects[name]) for name in PACKAGES}
-    reported = preflight_report.report(config, dry_run=True)["problems"]
+    reported = report.report(config, dry_run=True)["problems"]
     return found | {name: reported[name] for name in PARSERS}
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from recipe.paired import RESAMPLES, sign_flip_p_value
+from recipe.report.paired_test import RESAMPLES, sign_flip_p_value
 
 METHODS = ("sam", "off")
 
@@ -51,7 +51,7 @@ def generate(settings: Settings, method: str, output: Path) -> None:
     from transformers import AutoTokenizer
     from vllm import LLM, SamplingParams
 
-    from recipe.reward import compute_score
+    from recipe.trainer.reward import compute_score
 
     rows = pandas.read_parquet(settings.data).head(settings.limit or 1 << 40)
     tokenizer = AutoTokenizer.from_pretrained(settings.model)
@@ -189,7 +189,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"error: --{key} {options[key]}: there is no such path", file=sys.stderr)
             return 2
     if device == "cpu":
-        from recipe.environment import CPU, FIRST_MODEL_RUNNER, OFFLINE
+        from recipe.launch.environment import CPU, FIRST_MODEL_RUNNER, OFFLINE
 
         for name, value in {**OFFLINE, **FIRST_MODEL_RUNNER, **CPU}.items():
             os.environ.setdefault(name, value)

@@ -1,7 +1,7 @@
 """`python -m recipe.main_dapo --config-name dapo_tiny_cpu [overrides]`: one DAPO run.
 
 The config is composed and checked before anything heavy is imported. The run itself is a child process under
-recipe.supervisor, which stops everything the run started, however it ends.
+recipe.launch.supervisor, which stops everything the run started, however it ends.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe import environment, preflight, preflight_start, supervisor
-from recipe.configuration import ConfigError, compose_config
-from recipe.progress import Progress
-from recipe.run_record import STATE_FILE
-from recipe.versions import write_versions
+from recipe.launch import environment, supervisor
+from recipe.launch.config import ConfigError, compose_config
+from recipe.launch.progress import Progress
+from recipe.launch.versions import write_versions
+from recipe.preflight import checks, ray_head
+from recipe.record.run_directory import STATE_FILE
 
 CHILD = "RECIPE_RUN_SCRATCH"  # set by the supervisor for the process that does the run
 
@@ -33,12 +34,12 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         config = compose_config(options.config_name, options.overrides)
         if CHILD not in os.environ:
-            preflight.check(config, to_be_built=Path(config.assets) if options.check and "assets" in config else None)
+            checks.check(config, to_be_built=Path(config.assets) if options.check and "assets" in config else None)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if CHILD not in os.environ:
-        for warning in preflight.find_warnings(config):
+        for warning in checks.find_warnings(config):
             print(f"warning: {warning}", file=sys.stderr)
     if options.check:
         return 0
@@ -51,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
         return 0
     try:
-        with preflight_start.lock(Path(config.run_dir)):
+        with ray_head.lock(Path(config.run_dir)):
             return supervise(config, options)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -106,7 +107,7 @@ def supervise(config: DictConfig, options: argparse.Namespace) -> int:
 def run(config: DictConfig, scratch: Path) -> int:
     """The run itself. Ray is imported only here, after the environment is set."""
     environment.prepare(config, scratch)
-    from recipe.task_runner import run_in_ray
+    from recipe.trainer.task_runner import run_in_ray
 
     run_in_ray(config, environment.ray_runtime_env(), str(scratch / "ray"))
     return 0

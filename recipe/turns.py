@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from recipe.report_data import ReportError, Run, compare_responses
+from recipe.report.runs import ReportError, Run, compare_responses
 
 POLICIES = ("never", *(f"threshold {n}" for n in (4, 8, 16, 32, 64)), "always", "goodput")
 MEASURES = {"rollout": "rollout/seconds", "tail": "rollout/tail_seconds"}

@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from sam.automaton import SuffixAutomaton
-from sam.blocks import BLOCK_BYTES, blocks_for
-from sam.traces import TraceError, read_recording
+from sam.automaton.store import BLOCK_BYTES, blocks_for
+from sam.automaton.suffix_automaton import SuffixAutomaton
+from sam.record.responses import TraceError, read_recording
 
 SECONDS_BETWEEN_SAVES = 60.0
 

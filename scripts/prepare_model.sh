@@ -43,5 +43,5 @@ for name in "$@"; do
     esac
     folder="${MODELS_DIR:-models}/${repository##*/}"
     fetch "$repository" "$folder"
-    "$PYTHON" -m recipe.preflight_weights "$folder" ${CHECKSUMS:+--checksums}
+    "$PYTHON" -m recipe.preflight.weights "$folder" ${CHECKSUMS:+--checksums}
 done

@@ -2,7 +2,7 @@
 
 verl loads this module through the entry point group `verl.plugins` when it is imported and swallows whatever
 goes wrong there, so all work is done at import time and :func:`check_installed` says whether it was. Selected
-by `VERL_PLATFORM=cpu`, which `recipe.environment` sets for `trainer.device=cpu`.
+by `VERL_PLATFORM=cpu`, which `recipe.launch.environment` sets for `trainer.device=cpu`.
 """
 
 from __future__ import annotations

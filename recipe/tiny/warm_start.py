@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from recipe.progress import progress_bar
+from recipe.launch.progress import progress_bar
 from recipe.tiny.task import Problem, TaskSettings, draw_problem, draw_solution
 from recipe.tiny.tokenizer import encode_prompt, encode_response
 

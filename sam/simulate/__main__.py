@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from sam.peers import NAMES
+from sam.replay.baselines import NAMES
 from sam.simulate import scenario as scenarios
 from sam.simulate.engine import Played
 from sam.simulate.rollout import Choice
@@ -27,7 +27,7 @@ from sam.simulate.routing import ROUTINGS
 from sam.simulate.scenario import Scenario
 from sam.simulate.validate import table as validation_table
 from sam.simulate.validate import validate
-from sam.switch import POLICIES
+from sam.switch.policies import POLICIES
 
 TRIED = ("threshold", "goodput")
 

@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from sam.compiled import compiled
-from sam.lockstep import Replay, replay_group
-from sam.peers import NAMES, make_drafter
-from sam.traces import Recording, TraceError, read_recording
+from sam.jit import compiled
+from sam.record.responses import Recording, TraceError, read_recording
+from sam.replay.baselines import NAMES, make_drafter
+from sam.replay.round_robin import Replay, replay_group
 
 SIBLINGS = (1, 2, 4, 8, 16)
 POSITIONS = (0, 256, 512, 1024, 2048, 4096, 8192)  # where ranges begin; the last one has no end
@@ -122,7 +122,7 @@ def measure(recording: Recording, make, k: int, levels=SIBLINGS, source: str = "
     """Draft on a recording, in lock-step as an engine does, once for each number of siblings.
 
     Args:
-        make: makes a drafter (sam.lockstep.replay).
+        make: makes a drafter (sam.replay.round_robin.replay).
         k: draft tokens.
         levels: samples of a prompt that share a drafter; beyond the most there are, only the next level is kept.
         progress: called with the response tokens replayed since the last call.

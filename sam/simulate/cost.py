@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sam.compiled import compiled
-from sam.step_cost import StepCost, StepCostError
+from sam.jit import compiled
+from sam.switch.step_cost import StepCost, StepCostError
 
 SHIPPED = Path(__file__).parent / "step_costs"
 

@@ -6,8 +6,8 @@ from typing import Protocol
 
 import numpy as np
 
-from sam.compiled import compiled
-from sam.drafter import Drafter
+from sam.drafting.drafter import Drafter
+from sam.jit import compiled
 from sam.simulate.acceptance import POSITIONS, Acceptance, drafts_of, draw
 from sam.simulate.lengths import Round
 
@@ -70,7 +70,7 @@ class RealDrafts:
     """A drafter that follows the recorded responses as the simulated engine advances.
 
     Args:
-        drafter: sam.drafter.Drafter or one of sam.peers.
+        drafter: sam.drafting.drafter.Drafter or one of sam.replay.baselines.
         recorded: a round with its texts.
         number: of the round, in a rollout of several.
     """

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sam.goodput import CONTEXT_BUCKET
-from sam.policy import Policy
 from sam.simulate.cost import StepClock
 from sam.simulate.drafting import Drafting
 from sam.simulate.lengths import Round
 from sam.simulate.replica import Replica
 from sam.simulate.routing import assign
+from sam.switch.goodput import CONTEXT_BUCKET
+from sam.switch.policy import Policy
 
 COLUMNS = ("end_ms", "steps", "running", "switched_on", "drafted", "accepted", "verified", "emitted")
 

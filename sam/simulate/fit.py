@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sam.step_cost import StepCost, StepCostError, non_negative_least_squares
+from sam.switch.step_cost import StepCost, StepCostError, non_negative_least_squares
 
 FEWEST_STEPS = 20
 KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)

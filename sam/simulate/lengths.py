@@ -8,7 +8,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from sam.traces import Recording
+from sam.record.responses import Recording
 
 NORMAL = NormalDist()
 

@@ -27,7 +27,7 @@ from sam.simulate.cost import SHIPPED, load_step_cost
 from sam.simulate.engine import Cluster
 from sam.simulate.lengths import LogNormal, Round
 from sam.simulate.rollout import Choice, Drawn, Outcome, simulate
-from sam.step_cost import StepCost
+from sam.switch.step_cost import StepCost
 
 SIGMA, CORRELATION, CAP, PROMPT_TOKENS = 0.6, 0.35, 34816, 128
 SAMPLES, PREDICTED_SEEDS = 16, 2

@@ -12,7 +12,7 @@ import numpy as np
 
 from sam.simulate.cost import SHIPPED
 from sam.simulate.published import SETUPS, fitted_cost, gain, off, play
-from sam.step_cost import StepCost
+from sam.switch.step_cost import StepCost
 
 TOLERANCE = 0.005  # of a figure
 

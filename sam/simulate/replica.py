@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from sam.goodput import CONTEXT_BUCKET, LONGEST_COOL_DOWN
-from sam.policy import Plan, Policy, StepState
 from sam.simulate.drafting import Drafting
 from sam.simulate.lengths import Round
-from sam.switch import Threshold
+from sam.switch.goodput import CONTEXT_BUCKET, LONGEST_COOL_DOWN
+from sam.switch.policies import Threshold
+from sam.switch.policy import Plan, Policy, StepState
 
 # Steps in which a policy has asked for no drafts in the same state, after which it will not until the state changes.
 QUIET_STEPS = LONGEST_COOL_DOWN + 2

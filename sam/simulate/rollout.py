@@ -13,8 +13,8 @@ from sam.simulate.drafting import Drafting, DrawnDrafts, RealDrafts
 from sam.simulate.engine import Cluster, Played, play
 from sam.simulate.lengths import Round
 from sam.simulate.routing import siblings
-from sam.step_cost import StepCost
-from sam.switch import make_policy
+from sam.switch.policies import make_policy
+from sam.switch.step_cost import StepCost
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from sam.record.responses import Recording
 from sam.simulate.engine import Cluster
 from sam.simulate.fit import FittedCost, fit_from_steps
 from sam.simulate.lengths import Round, recorded_round
 from sam.simulate.rollout import Choice
-from sam.traces import Recording
 
 
 class RunError(ValueError):

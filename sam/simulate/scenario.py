@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from sam.peers import make_drafter
+from sam.record.responses import Recording, read_recording
+from sam.replay.baselines import make_drafter
 from sam.simulate.acceptance import SIBLINGS, Acceptance, AcceptanceError, measure
 from sam.simulate.cost import load_step_cost, shipped_step_costs
 from sam.simulate.engine import Cluster, Played
@@ -18,8 +19,7 @@ from sam.simulate.lengths import LogNormal, Round, recorded_round
 from sam.simulate.published import CAP, CORRELATION, PROMPT_TOKENS, SAMPLES, SETUPS, SIGMA, loaded, shipped_acceptance
 from sam.simulate.rollout import Choice, Drawn, Outcome, Real, simulate
 from sam.simulate.run import RecordedRun, fit_runs
-from sam.step_cost import StepCost
-from sam.traces import Recording, read_recording
+from sam.switch.step_cost import StepCost
 
 
 @dataclass

@@ -7,7 +7,7 @@ Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (a
 """
 
 from sam.verify.exact import GREEDY, PLACEHOLDER, accept_matching, check_inputs, sample_inverse_cdf, without_mass
-from sam.verify.standard import (
+from sam.verify.rejection import (
     expand_batch_to_tokens,
     rejection_greedy_sample,
     rejection_random_sample,

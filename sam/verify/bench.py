@@ -24,8 +24,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sam import verify
-from sam.keys import uniforms
 from sam.verify.originals import load_looped_originals, load_vectorised_originals
+from sam.verify.uniforms import uniforms
 
 # Operations by which the host reads a tensor, or whose output's shape depends on a tensor's content.
 HOST_READS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "repeat_interleave.Tensor", "item")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sam import verify
-from sam.vllm.standard import StandardVerification
+from sam.vllm.rejection_sampler import StandardVerification
 
 
 class AscendVerification(StandardVerification):

@@ -25,12 +25,12 @@ def register() -> None:
     if current_platform.is_cpu():
         from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-        from sam.vllm import cpu
+        from sam.vllm import cpu_fixes
 
-        cpu.install_reloadable_weights()
-        cpu.install_invariant_attention()
-        cpu.install_rejection_sampler()
-        cpu.install_unread_generators(CPUModelRunner)
+        cpu_fixes.install_reloadable_weights()
+        cpu_fixes.install_invariant_attention()
+        cpu_fixes.install_rejection_sampler()
+        cpu_fixes.install_unread_generators(CPUModelRunner)
         runner_classes.append(CPUModelRunner)
     for runner_class in runner_classes:
         _after_load(runner_class, install)
@@ -90,16 +90,16 @@ def check_lossless(vllm_config) -> None:
     if method != "standard":
         raise ValueError(f"rejection_sample_method={method} changes what is sampled: set it to standard")
     # vllm-ascend's; its defaults are off.
-    rejection_sampler = additional.get("rejection_sampler_config") or {}
+    ascend_sampler = additional.get("rejection_sampler_config") or {}
     if str(additional.get("enable_reduce_sample", False)).lower() not in ("false", "0"):
         raise ValueError(
             f"enable_reduce_sample={additional['enable_reduce_sample']} leaves each rank a part of the vocabulary: "
             "unset it, sam.verify samples from the whole"
         )
     for switch in ("enable_block_verify", "enable_entropy_verify"):
-        if str(rejection_sampler.get(switch, False)).lower() not in ("false", "0"):
+        if str(ascend_sampler.get(switch, False)).lower() not in ("false", "0"):
             raise ValueError(
-                f"rejection_sampler_config.{switch}={rejection_sampler[switch]} changes what is sampled: unset it"
+                f"rejection_sampler_config.{switch}={ascend_sampler[switch]} changes what is sampled: unset it"
             )
 
 
@@ -109,9 +109,9 @@ def install(runner) -> None:
     Raises:
         ValueError: a lossy or unknown setting. RuntimeError: the self-check failed.
     """
-    from sam.vllm import standard, step_cost, steps
+    from sam.vllm import rejection_sampler, runner_hooks, warmup_cost
     from sam.vllm.data_parallel import follow_ranks
-    from sam.vllm.sampler import ExactSampler, self_check
+    from sam.vllm.exact_sampler import ExactSampler, self_check
 
     settings = (runner.vllm_config.additional_config or {}).get("speculation")
     if settings is None:
@@ -119,29 +119,29 @@ def install(runner) -> None:
     check_lossless(runner.vllm_config)
     if hasattr(getattr(runner, "drafter", None), "bind"):
         runner.drafter.bind(runner)
-        steps.draft_to_the_end(runner)
-        steps.skip_empty_drafts(runner)
-        step_cost.measure_at_warm_up(runner)
+        runner_hooks.draft_to_the_end(runner)
+        runner_hooks.skip_empty_drafts(runner)
+        warmup_cost.measure_at_warm_up(runner)
         follow_ranks(runner)
     if settings.get("verification") == "exact" and not isinstance(getattr(runner, "_sample", None), ExactSampler):
         runner._sample = ExactSampler(runner)
         self_check(runner)
     if settings.get("verification") == "standard" and runner.speculative_config is not None:
         module = sys.modules[type(runner.rejection_sampler).__module__]
-        standard.install(module)
-        standard.self_check(runner, module)
+        rejection_sampler.install(module)
+        rejection_sampler.self_check(runner, module)
 
 
 def installed(runner) -> dict[str, Any]:
     """What really runs: drafter, verification, the steps it saw and the rows that it could not verify."""
-    from sam.vllm import standard
-    from sam.vllm.sampler import ExactSampler
+    from sam.vllm import rejection_sampler
+    from sam.vllm.exact_sampler import ExactSampler
 
     drafter = getattr(runner, "drafter", None)
     sampler = getattr(runner, "rejection_sampler", None)
     module = sys.modules[type(sampler).__module__]
     function = runner._sample if isinstance(runner._sample, ExactSampler) else getattr(module, "rejection_sample", None)
-    ours = isinstance(function, ExactSampler | standard.StandardVerification)
+    ours = isinstance(function, ExactSampler | rejection_sampler.StandardVerification)
     return {
         "drafter": type(drafter).__name__ if drafter is not None else None,
         "verification": "exact" if isinstance(function, ExactSampler) else "standard",

@@ -1,7 +1,7 @@
 """vLLM's `custom_class` proposer: the model runner's batch in, draft tokens out.
 
 Selected by `speculative_config={"model": "sam.vllm.proposer.SamProposer", "num_speculative_tokens": k}`;
-its settings come from `additional_config["speculation"]` (recipe.speculation, configs/speculation/knobs.yaml).
+its settings come from `additional_config["speculation"]` (sam.config, configs/speculation/knobs.yaml).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from sam import goodput
-from sam.drafter import Drafter
-from sam.policy import Policy, StepState
-from sam.switch import InTurns, make_policy
-from sam.vllm import step_cost
+from sam.drafting.drafter import Drafter
+from sam.switch import goodput
+from sam.switch.policies import InTurns, make_policy
+from sam.switch.policy import Policy, StepState
+from sam.vllm import warmup_cost
 
 logger = logging.getLogger(__name__)
 
@@ -77,8 +77,8 @@ class SamProposer:
         self._refused: set[str] = set()
 
     def _make_policy(self, settings: dict[str, Any], vllm_config) -> Policy:
-        name, table = step_cost.policy_and_table(settings, vllm_config)
-        rest = settings["hysteresis"], table, step_cost.graph_sizes(vllm_config)
+        name, table = warmup_cost.policy_and_table(settings, vllm_config)
+        rest = settings["hysteresis"], table, warmup_cost.graph_sizes(vllm_config)
         if not settings["turns"]:
             return make_policy(name, self.num_speculative_tokens, settings["batch_size_threshold"], *rest)
         turns = [turn.partition(" ") for turn in settings["turns"]]

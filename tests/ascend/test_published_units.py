@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe import source_patches
+from recipe.launch import source_patches
 from sam.verify.originals import ascend_source
 
 REPOSITORY = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from recipe import evaluate
-from recipe.paired import sign_flip_p_value
+from recipe.report.paired_test import sign_flip_p_value
 
 
 def test_a_checkpoint_answers_alike_with_and_without_sam(assets, tmp_path, capfd):

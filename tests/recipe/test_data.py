@@ -56,7 +56,7 @@ def test_every_problem_once_in_verls_format(tmp_path, folder, capsys):
 
 
 def test_rewards_know_what_is_made(tmp_path, folder):
-    from recipe.reward import compute_score
+    from recipe.trainer.reward import compute_score
 
     make(tmp_path, folder)
     answers = {"dapo_math_17k": "So. Answer: 34", "aime_2024": "Answer: 34", "gsm8k_test": "It is\n#### 1,002"}

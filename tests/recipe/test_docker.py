@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from recipe import preflight, preflight_report
-from recipe.configuration import compose_config
+from recipe.launch.config import compose_config
+from recipe.preflight import checks, report
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
@@ -213,13 +213,13 @@ def test_an_image_is_judged_by_its_packages(monkeypatch, capsys):
     monkeypatch.setattr(image_preflight, "compose_config", lambda name, overrides: config)
     parsed = {name: [] for name in image_preflight.PARSERS}
     reported = {"problems": {**parsed, "data and model": ["no data"]}}
-    monkeypatch.setattr(preflight_report, "report", lambda config, dry_run: reported)
+    monkeypatch.setattr(report, "report", lambda config, dry_run: reported)
     # In this environment vllm-ascend is missing, and that is seen although there is no NPU either.
     assert image_preflight.main("dapo_qwen3_32b", "training=fsdp2") == 2
     said = capsys.readouterr().out
     assert "vllm-ascend is not installed" in said and "no data" not in said
     subjects = dict.fromkeys(image_preflight.PACKAGES, ())
-    monkeypatch.setattr(preflight, "checks", lambda config: {**subjects, "batches": ["wrong"]})
+    monkeypatch.setattr(checks, "checks", lambda config: {**subjects, "batches": ["wrong"]})
     assert image_preflight.main("dapo_qwen3_32b") == 0
     reported["problems"]["verl's own validation"] = ["verl refuses the config"]
     assert image_preflight.main("dapo_qwen3_32b") == 2

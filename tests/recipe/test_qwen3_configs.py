@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from recipe.configuration import CONFIGS, compose_config
-from recipe.speculation import METHODS
+from recipe.launch.config import CONFIGS, compose_config
+from sam.config import METHODS
 
 NAMES = ("dapo_qwen3_32b", "dapo_qwen3_32b_128die", "dapo_qwen3_235b")
 SCALES = ("full", "smoke")
@@ -25,7 +25,7 @@ def validate(config):
     from verl.utils.config import omega_conf_to_dataclass, validate_config
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    from recipe.vllm_command import vllm_arguments
+    from recipe.preflight.vllm_command import vllm_arguments
 
     validate_config(config, use_reference_policy=False, use_critic=False)
     omega_conf_to_dataclass(config.actor_rollout_ref.actor)
@@ -135,7 +135,7 @@ def test_torchs_attention_keeps_packed_sequences_apart():
 
 
 def test_what_vllm_does_not_know_is_refused_in_its_own_words():
-    from recipe.vllm_command import vllm_arguments
+    from recipe.preflight.vllm_command import vllm_arguments
 
     key = "actor_rollout_ref.rollout.engine_kwargs.vllm.max_number_of_sequences"
     with pytest.raises(ValueError, match="unrecognized arguments: --max-number-of-sequences"):

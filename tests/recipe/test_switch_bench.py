@@ -2,9 +2,9 @@
 
 import pytest
 
-from recipe import switch_bench
-from recipe.switch_bench import run_side_by_side, shuffle
-from recipe.switch_table import Runs, as_text, median_interval, table
+from recipe.switch_bench import __main__ as switch_bench
+from recipe.switch_bench.__main__ import run_side_by_side, shuffle
+from recipe.switch_bench.table import Runs, as_text, median_interval, table
 
 
 class FakeEngine:
@@ -79,7 +79,7 @@ def test_interval_of_a_median_is_the_range_of_few_values_and_narrower_of_many():
 
 
 def test_picture(tmp_path):
-    from recipe.switch_plot import plot
+    from recipe.switch_bench.plot import plot
 
     rows = [
         {"workload": workload, "variant": variant, "speedup": 1.5, "range": [1.4, 1.7]}

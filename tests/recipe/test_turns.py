@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from recipe import turns
-from recipe.report_data import ReportError
+from recipe.report.runs import ReportError
 from recipe.turns import effects, read, table, williams_square
 
 POLICIES = ["never", "threshold 8", "always", "goodput"]

@@ -1,0 +1,98 @@
+"""Composes a config of configs/ on top of verl's own, without importing verl."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from sam.config import Speculation
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CONFIGS = REPOSITORY / "configs"
+
+
+class ConfigError(ValueError):
+    """The configuration is wrong; the message is one line that says what to change."""
+
+
+def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
+    """Compose, check the `speculation` section and connect the recipe's parts to verl's keys.
+
+    Raises:
+        ConfigError: unknown config, group choice or key, or a speculation value out of range.
+    """
+    if not (CONFIGS / f"{config_name}.yaml").is_file():
+        raise ConfigError(f"config {config_name!r} is unknown: expected one of {', '.join(_config_names())}")
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(CONFIGS), version_base="1.3", job_name=config_name):
+            config = compose(config_name, [f"hydra.searchpath=[{verl_configs()}]", *overrides])
+        config.config_name = config_name
+        _refuse_unknown_additions(config_name, overrides)
+        section = OmegaConf.to_container(config.speculation, resolve=True)
+        speculation = Speculation.from_config(section)
+        connect(config, speculation)
+        OmegaConf.resolve(config)
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(_one_line(error)) from error
+    return config
+
+
+def connect(config: DictConfig, speculation: Speculation) -> None:
+    """Point verl's keys at the recipe's code; everything else is in the YAML files."""
+    rollout = config.actor_rollout_ref.rollout
+    OmegaConf.set_struct(config, False)
+    for key, value in speculation.vllm_arguments().items():
+        users = rollout.engine_kwargs.vllm.get(key) or {}
+        rollout.engine_kwargs.vllm[key] = {**users, **value}
+    rollout.agent.agent_loop_config_path = str(CONFIGS / "agent_loops.yaml")
+    config.trainer.v1.sampler.custom_sampler.path = "pkg://recipe.dynamic_sampling"
+    config.reward.custom_reward_function.path = "pkg://recipe.reward"
+    config.run_dir = str(Path(config.run_dir).absolute())
+    OmegaConf.set_struct(config, True)
+
+
+# Sections whose keys other programs define: what Hydra's `+` may add to.
+FREE_SECTIONS = (
+    "actor_rollout_ref.rollout.engine_kwargs",
+    "actor_rollout_ref.model.override_config",
+    "actor_rollout_ref.actor.megatron",
+    "actor_rollout_ref.actor.optim",
+    "actor_rollout_ref.actor.fsdp_config",
+    "data.apply_chat_template_kwargs",
+    "ray_kwargs.ray_init",
+    "reward.reward_kwargs",
+    "speculation",
+)
+
+
+def _refuse_unknown_additions(config_name: str, overrides: list[str]) -> None:
+    """Hydra accepts any new key with `+`; verl would ignore it silently."""
+    for override in overrides:
+        key = override.lstrip("+").split("=", 1)[0]
+        if override.startswith("+") and not key.startswith(FREE_SECTIONS):
+            raise ConfigError(f"{key} is unknown to {config_name} and would be ignored: check its spelling")
+
+
+def verl_configs() -> str:
+    spec = importlib.util.find_spec("verl")
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError("verl is not installed: run bash scripts/test.sh or install requirements/*.txt")
+    return f"file://{Path(spec.submodule_search_locations[0]) / 'trainer' / 'config'}"
+
+
+def _config_names() -> list[str]:
+    return sorted(path.stem for path in CONFIGS.glob("dapo_*.yaml"))
+
+
+def _one_line(error: Exception) -> str:
+    """Hydra spreads its messages over several lines, the cause first."""
+    message = str(error).split("Config search path:")[0]
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return "; ".join(lines[:8])

@@ -1,0 +1,245 @@
+"""Patches of installed packages: what scripts/patch.py does, and what preflight asks.
+
+`patches/PACKAGE/VERSION/` holds numbered unified diffs and `manifest.json` with the SHA-256 of every file before and
+after all of them. A package is patched all or nothing: its files are all as published or all as patched, or the tool
+says what is wrong and changes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PATCHES = Path(__file__).resolve().parents[2] / "patches"
+_HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+
+
+class PatchError(Exception):
+    """One line: what is wrong and what to do."""
+
+
+@dataclass
+class Series:
+    """The patches of one package version and the tree they apply to.
+
+    root: the folder that holds the package, usually site-packages. installed: its version, None if it is not there.
+    """
+
+    folder: Path
+    package: str
+    version: str
+    distribution: str
+    hashes: dict[str, dict[str, str]]
+    root: Path | None
+    installed: str | None
+    states: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        return [path.name for path in sorted(self.folder.glob("*.patch"))]
+
+    @property
+    def state(self) -> str:
+        """absent, wrong version, published, patched, half-applied or edited."""
+        if self.installed is None:
+            return "absent"
+        if self.installed != self.version:
+            return "wrong version"
+        found = set(self.states.values())
+        if "edited" in found:
+            return "edited"
+        return found.pop() if len(found) == 1 else "half-applied"
+
+    def problem(self) -> str | None:
+        """Why the series is not active, in one line with its mend; None if it is, or if the package is absent."""
+        reinstall = f"reinstall {self.distribution}=={self.version}, then python scripts/patch.py apply"
+        edited = ", ".join(sorted(name for name, state in self.states.items() if state == "edited"))
+        return {
+            "absent": None,
+            "patched": None,
+            "published": f"{self.distribution} {self.version} is not patched: run python scripts/patch.py apply",
+            "half-applied": f"{self.distribution} {self.version} is half patched: run python scripts/patch.py revert, "
+            "then apply",
+            "wrong version": f"{self.distribution} {self.installed} is installed, the patches are for {self.version}: "
+            f"install {self.distribution}=={self.version}",
+            "edited": f"{edited} is neither as published nor as patched: keep your changes elsewhere and {reinstall}",
+        }[self.state]
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def load(root: Path | None = None, patches: Path = PATCHES) -> list[Series]:
+    """Every series in `patches`, compared with the packages below `root` (the interpreter's own by default)."""
+    series = []
+    for manifest in sorted(patches.glob("*/*/manifest.json")):
+        content = json.loads(manifest.read_text())
+        package = manifest.parent.parent.name
+        where = root if root is not None else _root_of(package)
+        one = Series(
+            folder=manifest.parent,
+            package=package,
+            version=manifest.parent.name,
+            distribution=content["distribution"],
+            hashes=content["files"],
+            root=where,
+            installed=_installed_version(content["distribution"], where),
+        )
+        if one.installed == one.version:
+            one.states = {name: _state_of(where / name, wanted) for name, wanted in one.hashes.items()}
+        series.append(one)
+    return series
+
+
+def _root_of(package: str) -> Path | None:
+    spec = importlib.util.find_spec(package)
+    return Path(spec.origin).parent.parent if spec is not None and spec.origin else None
+
+
+def _installed_version(distribution: str, root: Path | None) -> str | None:
+    if root is None:
+        return None
+    found = importlib.metadata.distributions(name=distribution, path=[str(root)])
+    return next((one.version for one in found), None)
+
+
+def _state_of(path: Path, wanted: dict[str, str]) -> str:
+    digest = _digest(path.read_bytes()) if path.exists() else None
+    return {wanted["published"]: "published", wanted["patched"]: "patched"}.get(digest, "edited")
+
+
+def apply_diff(files: dict[str, str], diff: str, backwards: bool = False) -> None:
+    """Apply a unified diff to `files`, text by path, in place. Every context line must be where the diff says.
+
+    Raises:
+        PatchError: a line differs.
+    """
+    parts = re.split(r"^--- a/(.+)\n\+\+\+ b/.+\n", diff, flags=re.M)[1:]
+    for name, body in zip(parts[::2], parts[1::2], strict=True):
+        lines, result, position = files[name].splitlines(keepends=True), [], 0
+        for hunk in re.split(r"^(?=@@ )", body, flags=re.M):
+            if not (head := _HUNK.match(hunk)):
+                continue
+            first = int(head[3 if backwards else 1]) - 1
+            result += lines[position:first]
+            position = first
+            removed, added = ("+", "-") if backwards else ("-", "+")
+            for line in hunk.splitlines(keepends=True)[1:]:
+                mark, text = line[0], line[1:]
+                if mark in (" ", removed):
+                    if position >= len(lines) or lines[position] != text:
+                        raise PatchError(f"{name}, line {position + 1}: expected {text.rstrip()!r}")
+                    position += 1
+                if mark in (" ", added):
+                    result.append(text)
+        files[name] = "".join(result + lines[position:])
+
+
+def _change(series: Series, wanted: str) -> None:
+    """Bring every file of the series to the state `wanted`: published or patched."""
+    before = {name: (series.root / name).read_bytes() for name in series.hashes}
+    texts = {name: data.decode() for name, data in before.items()}
+    paths = sorted(series.folder.glob("*.patch"), reverse=wanted == "published")
+    changing = {name for name, state in series.states.items() if state != wanted}
+    for path in paths:
+        apply_diff(texts, _only(path.read_text(), changing), backwards=wanted == "published")
+    for name, hashes in series.hashes.items():
+        if _digest(texts[name].encode()) != hashes[wanted]:
+            raise PatchError(f"{name}: the patches do not lead to the file in manifest.json; nothing was changed")
+    _write_all(series.root, {name: texts[name].encode() for name in changing}, before)
+
+
+def _only(diff: str, names: set[str]) -> str:
+    """The parts of a diff that concern some files."""
+    parts = re.split(r"^(?=--- a/)", diff, flags=re.M)
+    return "".join(part for part in parts if any(part.startswith(f"--- a/{name}\n") for name in names))
+
+
+def _write_all(root: Path, contents: dict[str, bytes], before: dict[str, bytes]) -> None:
+    done: list[str] = []
+    try:
+        for name, data in contents.items():
+            temporary = root / f"{name}.new"
+            temporary.write_bytes(data)
+            os.chmod(temporary, (root / name).stat().st_mode & 0o777)
+            os.replace(temporary, root / name)
+            done.append(name)
+    except OSError as error:
+        for back in done:
+            (root / back).write_bytes(before[back])
+        (root / f"{name}.new").unlink(missing_ok=True)
+        raise PatchError(f"{name}: {error.strerror}; everything was put back: make the folder writable") from error
+
+
+def apply(series: Series) -> str:
+    """Patch a published tree; a patched one is left as it is. Says what was done.
+
+    Raises:
+        PatchError: half applied, edited, or another version.
+    """
+    if series.state == "patched":
+        return f"{series.distribution} {series.version}: already patched"
+    if series.state != "published":
+        raise PatchError(series.problem())
+    _change(series, "patched")
+    return f"{series.distribution} {series.version}: applied {', '.join(series.names)}"
+
+
+def revert(series: Series) -> str:
+    """Bring a patched or half-patched tree back to the published bytes. Says what was done.
+
+    Raises:
+        PatchError: edited, or another version.
+    """
+    if series.state == "published":
+        return f"{series.distribution} {series.version}: already as published"
+    if series.state not in ("patched", "half-applied"):
+        raise PatchError(series.problem())
+    _change(series, "published")
+    return f"{series.distribution} {series.version}: as published again"
+
+
+def status(series: Series) -> str:
+    if series.state == "absent":
+        return f"{series.distribution}: not installed here"
+    head = f"{series.distribution} {series.installed} in {series.root}: {series.state}"
+    active = "active" if series.state == "patched" else "not active"
+    return "\n".join([head, *(f"  {name}: {active}" for name in series.names)])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0: as asked; for `check`, patched. 1: refused, with a line that says why. 2: nothing installed to patch."""
+    parser = argparse.ArgumentParser(prog="scripts/patch.py", description=__doc__)
+    parser.add_argument("command", choices=["status", "check", "apply", "revert"])
+    parser.add_argument("--root", type=Path, help="folder that holds the packages (default: this interpreter's)")
+    options = parser.parse_args(arguments)
+    every = load(options.root)
+    if options.command == "status":
+        print("\n".join(map(status, every)))
+        return 0
+    present = [series for series in every if series.state != "absent"]
+    if not present:
+        names = ", ".join(f"{series.distribution}=={series.version}" for series in every)
+        print(f"error: none of {names} is installed here: run this with the Python that has it", file=sys.stderr)
+        return 2
+    try:
+        for series in present:
+            if options.command == "check":
+                if problem := series.problem():
+                    raise PatchError(problem)
+                print(f"{series.distribution} {series.version}: patched")
+            else:
+                print({"apply": apply, "revert": revert}[options.command](series))
+    except PatchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,5 @@
+import sys
+
+from recipe.preflight.report import main
+
+sys.exit(main())

@@ -1,0 +1,240 @@
+"""`python -m recipe.preflight --npu-selftest`: what only a device can show, in about five minutes.
+
+Three parts. Parity: the same requests without speculation, with sam, and with sam and graphs; tokens must be equal
+where logits are. Precision: log-probabilities of tokens decoded one by one against the same tokens verified 1 + k at
+once, the operators' own difference. Timing: engine steps, drafting, and every operation that verification could be
+made of, at a vocabulary of 151,936. Writes report.json and report.md and prints the latter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ENGINES = {
+    "off": {"method": "off"},
+    "sam": {"method": "sam"},
+    "sam, graph": {"method": "sam", "graph": "FULL"},
+}
+VOCABULARY, QWEN_VOCABULARY = 512, 151_936
+REQUESTS, LENGTH, K = 16, 128, 3
+# Verification may take this share of a decode step of about 20 ms before another rule is recommended.
+SLOW_VERIFICATION_MS = 2.0
+
+
+def write_tiny_model(path: Path) -> None:
+    """A random Qwen3 with the head size of the real ones, whose greedy text repeats."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(3)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=128,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        initializer_range=0.1,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
+
+
+def run_engine(
+    model: str, method: str, graph: str | None = None, compiled: bool = True, dtype: str = "bfloat16"
+) -> dict:
+    """Generate in this process: half of the requests greedy, half sampled with seeds."""
+    from vllm import LLM, SamplingParams
+
+    from sam.vllm.plugin import installed
+    from sam.vllm.step_recorder import StepRecorder
+
+    compilation = {"cudagraph_mode": graph, **({} if compiled else {"mode": 0})}
+    options = {"compilation_config": compilation} if graph else {"enforce_eager": True}
+    if method == "sam":
+        options["speculative_config"] = {"model": "sam.vllm.proposer.SamProposer", "num_speculative_tokens": K}
+    llm = LLM(
+        model,
+        skip_tokenizer_init=True,
+        dtype=dtype,
+        seed=0,
+        max_model_len=512,
+        max_num_seqs=REQUESTS,
+        gpu_memory_utilization=0.3,
+        additional_config={"speculation": {"verification": "exact", "batch_size_threshold": 1000}},
+        **options,
+    )
+    runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+    status = installed(runner)
+    recorder = StepRecorder.attach(runner)
+    chance = random.Random(0)
+    prompts = [{"prompt_token_ids": [chance.randrange(VOCABULARY) for _ in range(8)] * 2} for _ in range(REQUESTS)]
+    parameters = [
+        SamplingParams(
+            temperature=0.0 if row % 2 else 0.5,
+            seed=row,
+            max_tokens=LENGTH,
+            ignore_eos=True,
+            detokenize=False,
+            logprobs=0,
+        )
+        for row in range(REQUESTS)
+    ]
+    outputs = [output.outputs[0] for output in llm.generate(prompts, parameters, use_tqdm=True)]
+    steps = recorder.take()
+    return {
+        "status": status,
+        "tokens": [list(output.token_ids) for output in outputs],
+        "logprobs": [
+            [step[token].logprob for step, token in zip(output.logprobs, output.token_ids, strict=True)]
+            for output in outputs
+        ],
+        "drafted": int(steps["drafted"].sum()),
+        "accepted": int(steps["accepted"].sum()),
+        "emitted": int(steps["emitted"].sum()),
+        **{name: float(statistics.median(steps[name])) for name in ("step_ms", "forward_ms", "verify_ms", "draft_ms")},
+    }
+
+
+def compare(off: dict, on: dict) -> dict:
+    """Identical responses, and the differences of log-probabilities up to each response's first other token."""
+    differences, identical = [], 0
+    for a, b, x, y in zip(off["tokens"], on["tokens"], off["logprobs"], on["logprobs"], strict=True):
+        same = next((i for i, (s, t) in enumerate(zip(a, b, strict=False)) if s != t), min(len(a), len(b)))
+        identical += a == b
+        differences += [abs(p - q) for p, q in zip(x[:same], y[:same], strict=True)]
+    differences.sort()
+    return {
+        "identical": identical,
+        "responses": len(off["tokens"]),
+        "compared_tokens": len(differences),
+        "logprob_difference_median": differences[len(differences) // 2],
+        "logprob_difference_99": differences[int(0.99 * (len(differences) - 1))],
+        "logprob_difference_max": differences[-1],
+    }
+
+
+def operations(device: str, batch: int = 8) -> dict[str, dict]:
+    """Milliseconds of what verification is or could be made of, [batch x (1 + k), vocabulary]; `error` if it fails."""
+    import torch
+
+    from sam.verify import bench
+
+    case = bench._case(batch, K, QWEN_VOCABULARY, device, 0)
+    logits = case.logits
+    probabilities = logits.softmax(-1)
+    calls = {
+        "exact verification, whole": lambda: bench.exact_match(case),
+        "standard verification, whole": lambda: bench.standard(case),
+        "softmax": lambda: logits.softmax(-1),
+        "argmax": lambda: logits.argmax(-1),
+        "cumulative sum, float32": lambda: probabilities.cumsum(-1),
+        "cumulative sum, float64": lambda: probabilities.to(torch.float64).cumsum(-1),
+        "sums of blocks of 512": lambda: probabilities[:, : 296 * 512].unflatten(1, (296, 512)).sum(-1),
+        "exponential noise": lambda: torch.empty_like(logits).exponential_(),
+    }
+    rows = {}
+    for name, call in calls.items():
+        try:
+            rows[name] = {"median_ms": bench.median_ms(call, 10, device)}
+        except Exception as error:
+            rows[name] = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+    return rows
+
+
+def recommend(rows: dict[str, dict]) -> str:
+    exact, standard = rows["exact verification, whole"], rows["standard verification, whole"]
+    if "error" in exact:
+        return f"exact verification does not run here ({exact['error']}): set speculation.verification=standard"
+    faster = standard.get("median_ms", float("inf")) < exact["median_ms"]
+    if exact["median_ms"] > SLOW_VERIFICATION_MS and faster:
+        return (
+            f"exact verification takes {exact['median_ms']:.1f} ms here, standard {standard['median_ms']:.1f}: "
+            "speculation.verification=standard is faster, but its tokens differ from those without speculation"
+        )
+    return f"keep speculation.verification=exact: {exact['median_ms']:.2f} ms for 8 requests"
+
+
+def _engine_in_process(model: Path, fields: dict) -> dict:
+    """An engine keeps its device memory until its process ends."""
+    code = (
+        "import json, sys; from recipe.preflight.npu_selftest import run_engine;"
+        "print('RESULT ' + json.dumps(run_engine(sys.argv[1], **json.loads(sys.argv[2]))))"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", code, str(model), json.dumps(fields)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "0"},
+    )
+    lines = [line for line in finished.stdout.splitlines() if line.startswith("RESULT ")]
+    if not lines:
+        return {"error": f"the engine's process ended with code {finished.returncode}; its messages are above"}
+    return json.loads(lines[-1].removeprefix("RESULT "))
+
+
+def selftest(output: Path, device: str = "npu", **engine) -> dict:
+    """Run all parts; what fails is in the report, and the rest goes on. `engine`: further arguments of run_engine."""
+    from recipe.launch import source_patches, versions
+    from recipe.preflight import ascend
+
+    output.mkdir(parents=True, exist_ok=True)
+    report: dict = {
+        "date": time.strftime("%Y-%m-%d %H:%M"),
+        "versions": {name: versions.installed(name) for name in ("torch", "torch-npu", "vllm", "vllm-ascend")},
+        "cann": ascend.cann_version(),
+        "patches": [source_patches.status(series) for series in source_patches.load()],
+        "engines": {},
+        "parity": {},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        write_tiny_model(model := Path(folder))
+        for number, (name, fields) in enumerate(ENGINES.items(), start=1):
+            print(f"{number}/{len(ENGINES)}: generating with {name}", flush=True)
+            report["engines"][name] = _engine_in_process(model, {**fields, **engine})
+    off = report["engines"]["off"]
+    for name, on in report["engines"].items():
+        if name != "off" and "error" not in off and "error" not in on:
+            report["parity"][name] = compare(off, on)
+    print("timing what verification is made of", flush=True)
+    report["operations"] = operations(device)
+    report["recommendation"] = recommend(report["operations"])
+    (output / "report.json").write_text(json.dumps(report, indent=1))
+    (output / "report.md").write_text(markdown(report))
+    return report
+
+
+def markdown(report: dict) -> str:
+    lines = [f"# Self-test, {report['date']}", "", f"versions: {report['versions']}, CANN {report['cann']}", ""]
+    lines += ["```", *report["patches"], "```", "", "| engine | step ms | forward | verify | draft | accepted |"]
+    lines += ["|---|---|---|---|---|---|"]
+    for name, row in report["engines"].items():
+        if "error" in row:
+            lines.append(f"| {name} | {row['error']} |")
+            continue
+        times = " | ".join(f"{row[key]:.2f}" for key in ("step_ms", "forward_ms", "verify_ms", "draft_ms"))
+        lines.append(f"| {name} | {times} | {row['accepted']} of {row['drafted']} |")
+    for name, row in report["parity"].items():
+        lines += [
+            "",
+            f"{name} against off: {row['identical']} of {row['responses']} responses identical; log-probabilities of "
+            f"{row['compared_tokens']} tokens, one-token decode against 1+{K} verify: median "
+            f"{row['logprob_difference_median']:.1e}, 99 % {row['logprob_difference_99']:.1e}, largest "
+            f"{row['logprob_difference_max']:.1e}.",
+        ]
+    lines += ["", f"| operation, [{8 * (1 + K)}, {QWEN_VOCABULARY:,}] | ms |", "|---|---|"]
+    for name, row in report["operations"].items():
+        lines.append(f"| {name} | {row['error'] if 'error' in row else format(row['median_ms'], '.3f')} |")
+    return "\n".join([*lines, "", report["recommendation"], ""])

@@ -1,0 +1,170 @@
+"""`python -m recipe.preflight --config-name X [--dry-run] [--json] [overrides]`: a table, red lines with their mend."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from recipe.launch.config import ConfigError, compose_config
+from recipe.preflight import checks, cluster, config_keys, device_memory, files, machine, ray_head, speculation
+
+# About the machine that runs, not about the config: meaningless on a laptop.
+DEVICE_CHECKS = ("start", "versions", "Ascend: pairing and patches", "memory, disk and ports of this machine")
+DEVICE_FILES = {"npu": "davinci[0-9]*", "cuda": "nvidia[0-9]*"}
+
+
+def has_device(device: str) -> bool:
+    return device not in DEVICE_FILES or any(Path("/dev").glob(DEVICE_FILES[device]))
+
+
+def report(config: DictConfig, dry_run: bool) -> dict:
+    """Everything that preflight can say: `problems` by subject, `warnings`, `estimate`, `topology`, with dry_run also
+    the command lines. Imports verl and vLLM, which takes half a minute."""
+    found = {name: list(problems) for name, problems in checks.checks(config).items()}
+    skipped = {}
+    is_laptop = not has_device(config.trainer.device)
+    if is_laptop:
+        skipped = {name: found.pop(name) for name in DEVICE_CHECKS}
+    found["keys"] += config_keys.ray_problems(config)
+    found["tokenizer"] = list(files.tokenizer_problems(config))
+    found["verl's own validation"] = list(_verl(config))
+    parsed = list(_vllm(config))
+    found["vLLM's argument parser"] = [line for line in parsed if isinstance(line, str)]
+    command = next((line for line in parsed if isinstance(line, list)), [])
+    loaded, problems = speculation.resolve(config)
+    (skipped if is_laptop and problems else found)["drafter and sampler"] = problems
+    found["Ray cluster"] = list(cluster.find_problems(config))
+    if config.trainer.device == "npu" and not is_laptop:
+        found["weight sync"] = list(machine.weight_sync_problems(config))
+    result = {
+        "problems": found,
+        "skipped": skipped,
+        "warnings": list(checks.find_warnings(config)),
+        "estimate": device_memory.describe(config),
+        "topology": topology(config),
+        "speculation": loaded,
+    }
+    if dry_run:
+        result["command"] = f"python -m recipe.main_dapo --config-name {config.config_name}"
+        result["vllm"] = command
+    return result
+
+
+def topology(config: DictConfig) -> str:
+    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
+    devices = trainer.nnodes * trainer.n_gpus_per_node
+    replica = rollout.tensor_model_parallel_size * rollout.data_parallel_size
+    return (
+        f"{trainer.nnodes} nodes x {trainer.n_gpus_per_node} {trainer.device} devices; rollout: {devices // replica} "
+        f"replicas of {replica}, up to {rollout.max_num_seqs} requests each; training: "
+        f"{config.actor_rollout_ref.actor.strategy}"
+    )
+
+
+def _verl(config: DictConfig) -> Iterator[str]:
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
+    from verl.utils.config import omega_conf_to_dataclass, validate_config
+
+    try:
+        validate_config(config, use_reference_policy=False, use_critic=False)
+        for part in ("actor", "rollout"):
+            omega_conf_to_dataclass(config.actor_rollout_ref[part])
+        # verl itself looks these up after the first rollout.
+        get_adv_estimator_fn(config.algorithm.adv_estimator)
+        get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
+    except Exception as error:
+        yield f"verl refuses the config: {_said(error)}: correct what it names"
+
+
+def _vllm(config: DictConfig) -> Iterator[str | list[str]]:
+    """The command line, or a problem."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    from recipe.preflight.vllm_command import vllm_arguments
+
+    try:
+        command, parsed = vllm_arguments(config)
+        # vLLM's dataclasses look at what the parser hands on as it is, such as compilation_config.
+        AsyncEngineArgs.from_cli_args(parsed)
+        yield command
+    except Exception as error:
+        yield f"vLLM refuses the command line: {_said(error)}: correct it in rollout, or in rollout.engine_kwargs.vllm"
+
+
+def _said(error: Exception) -> str:
+    """An error in one line: Hydra says where first and why next, pydantic ends with a link."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and "errors.pydantic.dev" not in line]
+    if isinstance(error, KeyError):
+        return f"{lines[0]} is none of the values it knows"
+    return " ".join(lines[:3]) or "a dictionary in it has an unknown key or a value of the wrong type"
+
+
+def _print(result: dict) -> None:
+    green, red, end = ("\033[32m", "\033[31m", "\033[0m") if sys.stdout.isatty() else ("", "", "")
+    for name, problems in result["problems"].items():
+        print(f"{red}red  {end} {name}" if problems else f"{green}green{end} {name}")
+        for problem in problems:
+            print(f"        {problem}")
+    for name in result["skipped"]:
+        print(f"skip  {name}: no device of this config in this machine")
+    for warning in result["warnings"]:
+        print(f"warning: {warning}")
+    print(result["topology"])
+    for name, what in result["speculation"].items():
+        print(f"{name}: {what}")
+    print(result["estimate"] or "no estimate of a device's memory: no accelerator, or no config.json of the model")
+    if "command" in result:
+        print(result["command"])
+        print("vllm " + shlex.join(result["vllm"]))
+    count = sum(map(len, result["problems"].values()))
+    print(f"{count} problem{'' if count == 1 else 's'}")
+
+
+def _join_cluster(config: DictConfig) -> None:
+    """As the run scripts do, so that preflight looks at the cluster that a run would take."""
+    if config.trainer.device != "cpu" and not os.environ.get("RAY_ADDRESS"):
+        if address := ray_head.cluster_of_this_node():
+            os.environ["RAY_ADDRESS"] = address
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0: nothing is wrong. 2: something is, or the config cannot be composed."""
+    parser = argparse.ArgumentParser(prog="python -m recipe.preflight", description=__doc__)
+    parser.add_argument("--config-name", help="a file of configs/ without .yaml")
+    parser.add_argument("--dry-run", action="store_true", help="also print the commands that would run")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    parser.add_argument("--npu-selftest", action="store_true", help="parity, precision and timing on the device itself")
+    parser.add_argument("--output", type=Path, default=Path("outputs/npu_selftest"), help="folder for its report")
+    parser.add_argument("--device", default="npu", help="device of its timings")
+    parser.add_argument("--no-compile", action="store_true", help="its graphs without torch.compile")
+    parser.add_argument("--dtype", default="bfloat16", help="of its model")
+    parser.add_argument("overrides", nargs="*", help="Hydra overrides, for example speculation=off")
+    options = parser.parse_intermixed_args(arguments)
+    if options.npu_selftest:
+        from recipe.preflight.npu_selftest import markdown, selftest
+
+        selftested = selftest(options.output, options.device, compiled=not options.no_compile, dtype=options.dtype)
+        print(markdown(selftested))
+        return int(any("error" in row for row in selftested["engines"].values()))
+    if options.config_name is None:
+        parser.error("give --config-name or --npu-selftest")
+    try:
+        config = compose_config(options.config_name, options.overrides)
+    except ConfigError as error:
+        print(json.dumps({"error": str(error)}) if options.json else f"error: {error}")
+        return 2
+    _join_cluster(config)
+    with contextlib.redirect_stdout(sys.stderr):  # verl and vLLM log to stdout
+        result = report(config, options.dry_run)
+    if options.dry_run and options.overrides:
+        result["command"] += " " + shlex.join(options.overrides)
+    print(json.dumps(result, indent=1)) if options.json else _print(result)
+    return 2 if any(result["problems"].values()) else 0

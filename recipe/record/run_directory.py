@@ -1,0 +1,92 @@
+"""What a run leaves on disk beside verl's own logs: responses as token ids, engine steps, its state."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from recipe.rollout.seeds import parse_prompt_uid, sample_seed
+
+STATE_FILE = "state.json"
+METRICS_FILE = "metrics.jsonl"
+
+
+class RunRecord:
+    """Writes below a run's directory; every file appears whole or not at all.
+
+    rollouts/<step>.jsonl: one response per line, in dispatch order, kept or dropped.
+    engine_steps/<step>.npz: the arrays of sam.vllm.step_recorder.StepRecorder.
+    metrics.jsonl: one object per training step, everything that goes to wandb; step 0 is the first validation.
+    state.json: the phase the run is in, for the supervisor.
+    """
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        for name in ("rollouts", "engine_steps"):
+            (directory / name).mkdir(parents=True, exist_ok=True)
+
+    def start(self, first_step: int) -> None:
+        """Forget what an interrupted run wrote from `first_step` on: those steps come again."""
+        path = self.directory / METRICS_FILE
+        if path.exists():
+            lines = [line for line in path.read_text().splitlines() if json.loads(line)["step"] < first_step]
+            _write(path, "".join(line + "\n" for line in lines).encode())
+
+    def append_metrics(self, step: int, metrics: dict) -> None:
+        values = {key: float(value) for key, value in metrics.items() if _is_scalar(value)}
+        with open(self.directory / METRICS_FILE, "a") as file:
+            file.write(json.dumps({"step": step, **values}) + "\n")
+
+    def write_rollouts(self, step: int, sampled, run_seed: int) -> None:
+        lines = []
+        for trajectory in sampled.trajectories:
+            _, prompt = parse_prompt_uid(trajectory.uid)
+            row = {
+                "prompt": prompt,
+                "sample": trajectory.sample,
+                "round": trajectory.round,
+                "kept": trajectory.kept,
+                "seed": sample_seed(run_seed, "train", step, prompt, trajectory.sample),
+                "prompt_tokens": trajectory.prompt_tokens,
+                "response_tokens": trajectory.response_tokens,
+                "reward": trajectory.reward,
+                "acc": trajectory.metrics.get("acc", 0.0),
+            }
+            lines.append(json.dumps(row))
+        _write(self.directory / "rollouts" / f"{step}.jsonl", ("\n".join(lines) + "\n").encode())
+
+    def write_engine_steps(self, step: int, record) -> None:
+        path = self.directory / "engine_steps" / f"{step}.npz"
+        partial = path.with_suffix(".partial.npz")
+        np.savez_compressed(partial, **record.arrays)
+        os.replace(partial, path)
+
+    @contextmanager
+    def phase(self, name: str):
+        """Mark a phase in which a dead engine makes verl wait for ever; the supervisor ends it after a limit."""
+        self._write_state({"phase": name, "since": time.time()})
+        try:
+            yield
+        finally:
+            self._write_state({"phase": "running", "since": time.time()})
+
+    def finish(self, seconds: float) -> None:
+        self._write_state({"phase": "finished", "since": time.time(), "fit_seconds": seconds})
+
+    def _write_state(self, state: dict) -> None:
+        _write(self.directory / STATE_FILE, json.dumps(state).encode())
+
+
+def _write(path: Path, content: bytes) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(content)
+    os.replace(partial, path)
+
+
+def _is_scalar(value) -> bool:
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)

@@ -1,0 +1,265 @@
+"""Reads run directories and computes what the report shows.
+
+A run of wandb (recipe.report.wandb_reader) is the same without engine steps and responses; figures that need them are
+None then.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from omegaconf import OmegaConf
+
+from recipe.record.rollout_metrics import in_tail
+
+REWARD = "rollout/reward_all/mean"
+# The server's own clock, and verl's, which waits in steps of two seconds but is in every run of verl's.
+ROLLOUT_SECONDS = ("rollout/seconds", "timing_s/gen")
+STEPS_AT_AN_END = 3  # the reward's gain is that of the last steps' mean over the first steps'
+
+
+class ReportError(ValueError):
+    """A run cannot be reported; one line says why."""
+
+
+@dataclass
+class Run:
+    """One run's records.
+
+    Attributes:
+        name: its speculation's method, as far as the config says it.
+        source: what the user named it by: a directory, a folder of wandb, entity/project/run_id.
+        metrics: training step -> what went to wandb; step 0 is the first validation.
+        directory: has engine steps and responses; None for a run of wandb, which has neither.
+        rollout_key: the metric that `seconds` adds up, one of ROLLOUT_SECONDS.
+        remarks: what a reader of its figures should know.
+    """
+
+    name: str
+    source: str
+    config: dict
+    versions: dict
+    metrics: dict[int, dict[str, float]]
+    directory: Path | None = None
+    rollout_key: str = ROLLOUT_SECONDS[0]
+    remarks: list[str] = field(default_factory=list)
+
+    def __post_init__(self):
+        if not any(key in row for row in self.metrics.values() for key in ROLLOUT_SECONDS):
+            raise ReportError(
+                f"{self.source}: no training step has finished there (no step has {' or '.join(ROLLOUT_SECONDS)}): "
+                "name a run that has trained"
+            )
+
+    @classmethod
+    def load(cls, directory: Path) -> Run:
+        """Read a run directory of recipe.main_dapo."""
+        for name in ("metrics.jsonl", "config.yaml", "versions.json"):
+            if not (directory / name).is_file():
+                raise ReportError(f"{directory}: no {name} there; expected a whole run directory of recipe.main_dapo")
+        metrics: dict[int, dict[str, float]] = {}
+        for line in (directory / "metrics.jsonl").read_text().splitlines(keepends=True):
+            if line.endswith("\n"):  # otherwise the run is just writing it
+                row = json.loads(line)
+                metrics.setdefault(row["step"], {}).update(row)
+        config = OmegaConf.to_container(OmegaConf.load(directory / "config.yaml"))
+        versions = json.loads((directory / "versions.json").read_text())
+        return cls(config["speculation"]["method"], str(directory), config, versions, metrics, directory)
+
+    @property
+    def steps(self) -> list[int]:
+        return sorted(step for step, row in self.metrics.items() if self.rollout_key in row)
+
+    @property
+    def has_engine_steps(self) -> bool:
+        return self._has_files("engine_steps", "npz")
+
+    @property
+    def has_responses(self) -> bool:
+        return self._has_files("rollouts", "jsonl")
+
+    def _has_files(self, folder: str, ending: str) -> bool:
+        directory = self.directory
+        return directory is not None and all((directory / folder / f"{s}.{ending}").is_file() for s in self.steps)
+
+    def speculation(self, key: str) -> int | None:
+        """A number of the config's `speculation` section; None where the run's config has none."""
+        value = (self.config.get("speculation") or {}).get(key)
+        return None if value is None else int(value)
+
+    def series(self, key: str) -> tuple[list[int], list[float]]:
+        points = [(step, row[key]) for step, row in sorted(self.metrics.items()) if key in row]
+        return [step for step, _ in points], [value for _, value in points]
+
+    def engine_steps(self, step: int) -> dict[str, np.ndarray]:
+        return dict(np.load(self.directory / "engine_steps" / f"{step}.npz"))
+
+    def responses(self, step: int) -> dict[tuple[int, int], list[int]]:
+        """(prompt, sample) to response tokens."""
+        lines = (self.directory / "rollouts" / f"{step}.jsonl").read_text().splitlines()
+        rows = map(json.loads, lines)
+        return {(row["prompt"], row["sample"]): row["response_tokens"] for row in rows}
+
+    def seconds(self, steps: list[int]) -> float:
+        return sum(self.metrics[step][self.rollout_key] for step in steps)
+
+    def has(self, key: str, steps: list[int]) -> bool:
+        return all(key in self.metrics[step] for step in steps)
+
+    def tail(self, steps: list[int], threshold: int | None) -> tuple[float, float] | None:
+        """Seconds of `steps` with at most `threshold` requests running, their share of the rollout; None if unknown.
+
+        The run's own metrics are means of all replicas, the engine steps on disk are the first replica's.
+        """
+        if threshold is None:
+            return None
+        if threshold == self.speculation("batch_size_threshold") and self.has("rollout/tail_share", steps):
+            rows = [self.metrics[step] for step in steps]
+            seconds = sum(row["rollout/tail_seconds"] for row in rows)
+            return seconds, sum(row["rollout/tail_share"] * row[self.rollout_key] for row in rows) / self.seconds(steps)
+        if not self.has_engine_steps:
+            return None
+        parts = [self.engine_steps(step) for step in steps]
+        tail = sum(float(part["step_ms"][in_tail(part["running"], threshold)].sum()) for part in parts)
+        return tail / 1e3, tail / sum(float(part["step_ms"].sum()) for part in parts)
+
+    def tail_seconds(self, steps: list[int], threshold: int | None) -> float | None:
+        tail = self.tail(steps, threshold)
+        return tail and tail[0]
+
+    def acceptance_by_position(self) -> tuple[np.ndarray, np.ndarray]:
+        """Bin starts (tokens) and mean acceptance length, over all steps; bins with drafts only."""
+        parts = [self.engine_steps(step) for step in self.steps]
+        verified = sum(part["position_steps"] for part in parts)
+        emitted = sum(part["position_emitted"] for part in parts)
+        starts = np.arange(len(verified)) * int(parts[0]["position_bin"])
+        used = verified > 0
+        return starts[used], emitted[used] / verified[used]
+
+    def acceptance_by_draft_position(self) -> np.ndarray:
+        parts = [self.engine_steps(step) for step in self.steps]
+        drafted = sum(part["drafted_at"] for part in parts)
+        return sum(part["accepted_at"] for part in parts) / np.maximum(1, drafted)
+
+    def acceptance(self) -> tuple[float | None, float | None]:
+        """Mean acceptance length (accepted plus bonus, per verify step of a request) and acceptance rate."""
+        if self.has("rollout/spec_verify_steps", self.steps):
+            totals = [
+                (row["rollout/spec_accept_length"] * row["rollout/spec_verify_steps"], row["rollout/spec_verify_steps"],
+                 row["rollout/spec_accepted_tokens"], row["rollout/spec_drafted_tokens"])
+                for row in (self.metrics[step] for step in self.steps)
+            ]  # fmt: skip
+        elif self.has_engine_steps:
+            parts = [self.engine_steps(step) for step in self.steps]
+            names = ("position_emitted", "position_steps", "accepted", "drafted")
+            totals = [[float(part[name].sum()) for name in names] for part in parts]
+        else:
+            return None, None
+        emitted, verified, accepted, drafted = np.sum(totals, axis=0).tolist()
+        return (emitted / verified if verified else 1.0), (accepted / drafted if drafted else 0.0)
+
+    def reward_gain(self) -> float | None:
+        _, rewards = self.series(REWARD)
+        return float(np.mean(rewards[-STEPS_AT_AN_END:]) - np.mean(rewards[:STEPS_AT_AN_END])) if rewards else None
+
+
+def make_comparable(runs: list[Run]) -> None:
+    """Give the runs different names, and one measure of rollout time, which all of them have."""
+    names: list[str] = []
+    for run in runs:
+        names.append(run.name)
+        if (count := names.count(run.name)) > 1:
+            run.name = f"{run.name} {count}"
+    for key in ROLLOUT_SECONDS:
+        if all(any(key in row for row in run.metrics.values()) for run in runs):
+            for run in runs:
+                run.rollout_key = key
+            return
+    raise ReportError(
+        f"{' and '.join(run.source for run in runs)}: no measure of rollout time in common; expected "
+        f"{' or '.join(ROLLOUT_SECONDS)} in all of them: compare runs of verl's V1 trainer"
+    )
+
+
+def compare_responses(one: Run, other: Run) -> dict[int, tuple[int, int]]:
+    """step -> (identical responses, responses that both runs have); empty where a run has not recorded them."""
+    result = {}
+    if not (one.has_responses and other.has_responses):
+        return result
+    for step in sorted(set(one.steps) & set(other.steps)):
+        mine, theirs = one.responses(step), other.responses(step)
+        common = mine.keys() & theirs.keys()
+        result[step] = (sum(mine[key] == theirs[key] for key in common), len(common))
+    return result
+
+
+def config_difference(one: dict, other: dict, prefix: str = "") -> dict[str, tuple]:
+    """Keys whose values differ, dotted."""
+    difference = {}
+    for key in sorted(one.keys() | other.keys()):
+        mine, theirs = one.get(key), other.get(key)
+        if isinstance(mine, dict) and isinstance(theirs, dict):
+            difference |= config_difference(mine, theirs, f"{prefix}{key}.")
+        elif mine != theirs:
+            difference[f"{prefix}{key}"] = (mine, theirs)
+    return difference
+
+
+def summarize(runs: list[Run]) -> dict:
+    """The figures of summary.json; the first run speculates, the second is the baseline. None is: not recorded."""
+    first, second = runs[:2]
+    steps = common_steps(first, second)
+    threshold = first.speculation("batch_size_threshold")
+    identical = compare_responses(first, second)
+    accept_length, accept_rate = first.acceptance()
+    return {
+        "rollout_speedup_total": _ratio(second.seconds(steps), first.seconds(steps)),
+        "rollout_speedup_tail": _ratio(second.tail_seconds(steps, threshold), first.tail_seconds(steps, threshold)),
+        "accept_length": accept_length,
+        "accept_rate": accept_rate,
+        "reward_gain_sam": first.reward_gain(),
+        "reward_gain_off": second.reward_gain(),
+        "identical_responses": sum(same for same, _ in identical.values()) if identical else None,
+        "total_responses": sum(total for _, total in identical.values()),
+        "identical_by_step": {str(step): list(counts) for step, counts in identical.items()},
+        "steps": len(steps),
+        "tail_threshold": threshold,
+        "seconds": {
+            run.name: {
+                "rollout": run.seconds(run.steps),
+                "tail": run.tail_seconds(run.steps, threshold),
+                "training": _fit_seconds(run),
+            }
+            for run in runs
+        },
+        "peak_memory_gib": _peak_memory(runs),
+        "versions": first.versions,
+        "runs": [run.source for run in runs],
+    }
+
+
+def common_steps(first: Run, second: Run) -> list[int]:
+    steps = sorted(set(first.steps) & set(second.steps))
+    if not steps:
+        raise ReportError(
+            f"{first.source} and {second.source} have no training step in common (they have {first.steps[0]} to "
+            f"{first.steps[-1]} and {second.steps[0]} to {second.steps[-1]}): name runs that began alike"
+        )
+    return steps
+
+
+def _ratio(one: float | None, other: float | None) -> float | None:
+    return one / other if one is not None and other else None
+
+
+def _fit_seconds(run: Run) -> float:
+    return float(sum(row.get("timing_s/step", 0.0) for row in run.metrics.values()))
+
+
+def _peak_memory(runs: list[Run]) -> float | None:
+    paths = [run.directory / "peak_memory.json" for run in runs if run.directory]
+    peaks = [json.loads(path.read_text())["peak_memory_gib"] for path in paths if path.is_file()]
+    return max(peaks, default=None)

@@ -1,0 +1,59 @@
+"""The report's pictures of one rollout as it went: what ran, was drafted and accepted, and where a step's time went."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recipe.record.rollout_metrics import rejected_seconds, token_milliseconds
+from recipe.report.runs import Run
+
+POINTS = 120  # of a curve over time
+PARTS = {"forward": "#0072B2", "verify": "#E69F00", "draft": "#009E73", "other": "#BBBBBB"}
+
+
+def median_step(run: Run) -> int:
+    """The training step whose rollout took as long as most."""
+    ordered = sorted(run.steps, key=lambda step: run.metrics[step][run.rollout_key])
+    return ordered[len(ordered) // 2]
+
+
+def over_time(arrays: dict[str, np.ndarray], names: tuple[str, ...]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Columns of the engine steps as means over equal spans of time, weighed by the steps' duration.
+
+    Returns:
+        float [POINTS], seconds at the spans' ends, and the means of each column.
+    """
+    milliseconds = arrays["step_ms"].astype(np.float64)
+    ends = np.cumsum(milliseconds)
+    edges = np.linspace(0.0, ends[-1], POINTS + 1)
+    means = {}
+    for name in names:
+        summed = np.concatenate([[0.0], np.cumsum(arrays[name] * milliseconds)])
+        means[name] = np.diff(np.interp(edges, np.concatenate([[0.0], ends]), summed)) / np.diff(edges)
+    return edges[1:] / 1e3, means
+
+
+def draw_drafts(axes, runs: list[Run], threshold: int | None) -> None:
+    run = runs[0]
+    step = median_step(run)
+    time, means = over_time(run.engine_steps(step), ("running", "drafted", "accepted"))
+    axes.plot(time, means["running"], color="#555555", label="running requests")
+    axes.fill_between(time, means["drafted"], color="#D55E00", alpha=0.35, label="draft tokens verified, a step")
+    axes.fill_between(time, means["accepted"], color="#009E73", alpha=0.8, label="accepted, a step")
+    axes.set_xlabel(f"seconds of rollout in training step {step}, {run.name}")
+    axes.legend(frameon=False)
+
+
+def draw_step_time(axes, runs: list[Run], threshold: int | None) -> None:
+    run = runs[0]
+    arrays = dict(run.engine_steps(median_step(run)))
+    measured = sum(arrays[f"{name}_ms"] for name in ("forward", "verify", "draft"))
+    arrays["other_ms"] = np.maximum(0.0, arrays["step_ms"] - measured)
+    time, means = over_time(arrays, tuple(f"{name}_ms" for name in PARTS))
+    axes.stackplot(time, *means.values(), colors=list(PARTS.values()), labels=list(PARTS))
+    lost, cost = rejected_seconds(arrays), token_milliseconds(arrays)
+    title = f"a token more: {cost:.2f} ms; on rejected drafts: {lost:.2f} s of {time[-1]:.2f} s"
+    axes.set_title(title, fontsize=9)
+    axes.set_xlabel(f"seconds of rollout in training step {median_step(run)}, {run.name}")
+    axes.set_ylabel("milliseconds of a step")
+    axes.legend(frameon=False)

@@ -1,0 +1,98 @@
+"""The rollout server: verl's vLLM server with speculation checked at start-up and measured in every step."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from typing import Any
+
+import numpy as np
+import ray
+from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
+
+from recipe.rollout.weight_sync import job_and_session
+
+
+class SpeculationWorkerExtension(vLLMColocateWorkerExtension):
+    """Mixed into vLLM's worker; its methods are called through `collective_rpc`."""
+
+    def sam_attach(self) -> dict[str, Any]:
+        """Start recording engine steps and say what really is installed in this worker."""
+        from sam.vllm.plugin import installed
+        from sam.vllm.step_recorder import StepRecorder
+
+        status = installed(self.model_runner)
+        self.sam_recorder = StepRecorder.attach(self.model_runner)
+        return status
+
+    def update_weights_from_ipc(self, *args, **kwargs):
+        result = super().update_weights_from_ipc(*args, **kwargs)
+        if hasattr(drafter := getattr(self.model_runner, "drafter", None), "weights_updated"):
+            drafter.weights_updated()
+        return result
+
+    def sam_take_record(self) -> bytes:
+        buffer = io.BytesIO()
+        np.savez(buffer, **self.sam_recorder.take())
+        return buffer.getvalue()
+
+
+class SpeculationServer(vLLMHttpServer):
+    """vLLM server of one replica. Refuses to serve when the drafter or sampler asked for is not the one in place."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        os.environ["VERL_RAY_JOB_ID"] = job_and_session()  # for the engine's processes
+
+    def _get_worker_extension_cls(self) -> str:
+        return "recipe.rollout.server.SpeculationWorkerExtension"
+
+    async def run_server(self, args):
+        await super().run_server(args)
+        self._in_flight, self._busy_since, self._busy_seconds = 0, 0.0, 0.0
+        wanted = args.additional_config.get("speculation", {})
+        for status in await self.engine.collective_rpc("sam_attach"):
+            check_installed(wanted, status)
+
+    async def generate(self, *args, **kwargs):
+        if self._in_flight == 0:
+            self._busy_since = time.monotonic()
+        self._in_flight += 1
+        try:
+            return await super().generate(*args, **kwargs)
+        finally:
+            self._in_flight -= 1
+            if self._in_flight == 0:
+                self._busy_seconds += time.monotonic() - self._busy_since
+
+    async def take_rollout_record(self) -> tuple[bytes, float]:
+        """The engine steps and busy seconds since the last call (of the first worker: ranks draft alike)."""
+        seconds, self._busy_seconds = self._busy_seconds, 0.0
+        return (await self.engine.collective_rpc("sam_take_record"))[0], seconds
+
+
+def check_installed(wanted: dict[str, Any], status: dict[str, Any]) -> None:
+    """Raise RuntimeError unless a worker runs the drafter and the verification that the config asks for."""
+    drafters = {
+        "sam": "SamProposer",
+        "ngram": "NgramProposer",
+        "suffix": "SuffixDecodingProposer",
+        "off": None,
+    }
+    expected = {"drafter": drafters[wanted["method"]], "verification": wanted["verification"]}
+    for part, name in expected.items():
+        # vllm-ascend's classes carry its name in front.
+        if (status.get(part) or "").removeprefix("Ascend") != (name or ""):
+            raise RuntimeError(
+                f"rollout worker has {part} {status.get(part)}, expected {name} for speculation="
+                f"{wanted['method']}: is the project installed where vLLM runs (pip install -e .)?"
+            )
+    print(f"rollout worker: drafter {status['drafter']}, verification {status['verification']}", flush=True)
+
+
+class SpeculationReplica(vLLMReplica):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.server_class = ray.remote(SpeculationServer)

@@ -1,0 +1,99 @@
+"""verl's synchronous V1 trainer with ordered groups, rollout metrics and a record of the run on disk."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import ray
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils import tensordict_utils as tu
+from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+from recipe.record.rollout_metrics import RolloutRecord
+from recipe.record.run_directory import RunRecord
+from recipe.rollout.seeds import prompt_uid
+from recipe.trainer.actor_worker import SessionWorker
+
+
+def _replica_class() -> type:
+    """Imported when the servers start, not before the workers do: vLLM takes seconds."""
+    from recipe.rollout.server import SpeculationReplica
+
+    return SpeculationReplica
+
+
+class DapoTrainer(PPOTrainerSync):
+    """Adds to verl's trainer what the comparison of two runs needs; the algorithm is verl's."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.record = RunRecord(Path(config.run_dir))
+        self._prompts_dispatched = 0
+        self._training = False
+        self._rollout_metrics: dict[str, float] = {}
+
+    def _setup(self):
+        RolloutReplicaRegistry.register("vllm", _replica_class)  # what verl starts for rollout.name=vllm
+        super()._setup()
+
+    def _init_resource_pool_mgr(self):
+        super()._init_resource_pool_mgr()
+        for role in {Role.ActorRollout, Role.ActorRolloutRef} & self.role_worker_mapping.keys():
+            self.role_worker_mapping[role] = ray.remote(SessionWorker)
+
+    def _add_batch_to_generate(self):
+        """A whole round of dynamic sampling at once, not train_batch_size prompts and then the rest."""
+        self._add_prompts_to_generate(self.replay_buffer.prompts_per_round(self.config.data.train_batch_size))
+
+    def _submit_batch_to_rollout(self, batch) -> int:
+        """verl's random group ids would make a step's order depend on chance; ours sort in dispatch order."""
+        first = self._prompts_dispatched
+        uids = [prompt_uid(self.global_steps, first + i) for i in range(len(batch))]
+        self._prompts_dispatched += len(batch)
+        tu.assign_non_tensor_stack(batch, "uid", uids)
+        return super()._submit_batch_to_rollout(batch)
+
+    def on_step_begin(self):
+        self._training = True
+        self._prompts_dispatched = 0
+        self._collect_rollout()  # forgets what validation left
+        super().on_step_begin()
+
+    def on_sample_end(self):
+        engine_record = self._collect_rollout()
+        self.record.write_rollouts(self.global_steps, self.replay_buffer.last_step, int(self.config.seed))
+        self.record.write_engine_steps(self.global_steps, engine_record)
+        threshold = int(self.config.speculation.batch_size_threshold)
+        self._rollout_metrics = engine_record.metrics(threshold, self.replay_buffer.last_step.rounds)
+        super().on_sample_end()
+
+    def on_step_end(self):
+        with self.record.phase("weight_sync"):
+            super().on_step_end()
+
+    def on_init_end(self):
+        with self.record.phase("weight_sync"):
+            super().on_init_end()
+
+    def _compute_metrics(self, batch, metrics, timing_raw, global_steps, epoch):
+        super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
+        metrics.update(self._rollout_metrics)
+        self.record.append_metrics(global_steps, metrics)
+
+    def _validate(self):
+        metrics = super()._validate()
+        if not self._training:  # later validations are logged with their step's metrics
+            self.record.append_metrics(self.global_steps, metrics)
+        return metrics
+
+    def fit(self, agent_loop_manager):
+        started = time.time()
+        self.record.start(self.global_steps + 1)
+        super().fit(agent_loop_manager)
+        self.record.finish(time.time() - started)
+
+    def _collect_rollout(self) -> RolloutRecord:
+        servers = [replica.servers[0] for replica in self.llm_server_manager.get_replicas()]
+        return RolloutRecord.merge(ray.get([server.take_rollout_record.remote() for server in servers]))

@@ -1,0 +1,65 @@
+"""What runs in Ray: verl's V1 task runner with the recipe's trainer in it.
+
+verl is imported in the actor only: in the driver it would cost every start a quarter of a minute for nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import ray
+from omegaconf import DictConfig, OmegaConf
+
+
+@ray.remote
+class TaskRunner:
+    """The driver's counterpart in the cluster, as in verl's main_ppo."""
+
+    def run(self, config: DictConfig) -> None:
+        """Validate with verl's own checks, then train. Raises what verl raises."""
+        import transfer_queue
+
+        # Its actors start while verl is imported here; verl's own call then finds them.
+        queue = threading.Thread(target=transfer_queue.init, args=(config.transfer_queue,))
+        queue.start()
+        from verl.trainer.main_ppo import TaskRunnerV1
+        from verl.trainer.ppo.utils import need_critic, need_reference_policy
+        from verl.trainer.ppo.v1 import trainer_base
+        from verl.utils.config import validate_config
+
+        from recipe.rollout import server  # noqa: F401 - the servers' class, needed later: imported while nothing waits
+        from recipe.trainer.dapo_trainer import DapoTrainer
+
+        if config.trainer.device == "cpu":
+            from recipe.tiny.platform import check_installed
+
+            check_installed()
+        OmegaConf.resolve(config)
+        validate_config(config, need_reference_policy(config), need_critic(config))
+        # verl looks trainers up by `trainer_mode`; "sync" must keep its name, since verl compares it elsewhere.
+        trainer_base.TRAINER_REGISTRY["sync"] = DapoTrainer
+        queue.join()
+        # verl exports the class only in its Ray wrapping.
+        TaskRunnerV1.__ray_metadata__.modified_class().run(config)
+
+
+# What only a Ray that this process starts may be told.
+OWN_RAY_ONLY = ("num_cpus", "num_gpus", "resources", "include_dashboard", "_temp_dir", "object_store_memory")
+
+
+def ray_arguments(config: DictConfig, temporary: str) -> dict:
+    """Arguments of ray.init: for a Ray of its own below `temporary`, or for the cluster that RAY_ADDRESS names."""
+    arguments = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
+    if os.environ.get("RAY_ADDRESS"):
+        return {name: value for name, value in arguments.items() if name not in OWN_RAY_ONLY}
+    return {**arguments, "_temp_dir": temporary}
+
+
+def run_in_ray(config: DictConfig, runtime_env: dict, temporary: str) -> None:
+    """Connect to Ray as the config and RAY_ADDRESS say, or start it, and train there."""
+    arguments = ray_arguments(config, temporary)
+    own = {key: value for key, value in (arguments.pop("runtime_env", None) or {}).items() if value is not None}
+    env_vars = {**runtime_env["env_vars"], **(own.get("env_vars") or {})}
+    ray.init(**arguments, runtime_env={**runtime_env, **own, "env_vars": env_vars})
+    ray.get(TaskRunner.remote().run.remote(config))

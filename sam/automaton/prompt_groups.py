@@ -1,0 +1,147 @@
+"""The groups of a drafter: found by their prompts, kept for a while when nobody uses them."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+from sam.automaton.store import (
+    BLOCK_BYTES,
+    BLOCK_RECORDS,
+    FIRST_BLOCK,
+    IN_USE,
+    LENGTH,
+    NONE,
+    TARGET,
+    TOKENS,
+    Store,
+    add_group,
+    blocks_for,
+    drop_group,
+    find,
+    reserve,
+)
+from sam.jit import compiled
+
+
+@compiled
+def _spells(records, heads, sizes, root, tokens, end):
+    """Whether `tokens`, from the root, are the longest string of state `end`."""
+    state = np.int64(root)
+    for i in range(tokens.size):
+        edge = find(records, heads, sizes, state, np.int64(tokens[i]))
+        if edge == NONE:
+            return False
+        state = np.int64(records[edge, TARGET])
+    return state == end and records[end, LENGTH] == tokens.size
+
+
+class Groups:
+    """Automata of a store, one for each prompt.
+
+    A group is idle when no request uses it. Idle groups stay, up to `kept_tokens` tokens in all, those that wrote with
+    an older policy leaving first, then those idle for longest.
+
+    Attributes:
+        prompt_end: for each group the state in which its prompt ends.
+    """
+
+    def __init__(self, store: Store, kept_tokens: int):
+        self.store, self.kept_tokens = store, kept_tokens
+        self.prompt_end: dict[int, int] = {}
+        self._by_hash: dict[int, list[int]] = {}
+        self._hash: dict[int, int] = {}
+        self._users: dict[int, int] = {}
+        self._version: dict[int, int] = {}
+        # Idle groups by (version, time); an entry counts while `_idle_since` still says so.
+        self._heap: list[tuple[int, int, int]] = []
+        self._idle_since: dict[int, int] = {}
+        self._idle_tokens = self._clock = self._highest = 0
+        self._free: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._hash)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.store.sizes[IN_USE]) * BLOCK_BYTES
+
+    @property
+    def free_blocks(self) -> int:
+        return len(self.store.groups) - int(self.store.sizes[IN_USE])
+
+    def root(self, group: int) -> int:
+        return int(self.store.groups[group, FIRST_BLOCK]) * BLOCK_RECORDS
+
+    def find(self, prompt: np.ndarray) -> int:
+        """The group of `prompt`, or NONE. A hash names the candidates, the automaton itself decides."""
+        records, heads, _, sizes = self.store
+        for group in self._by_hash.get(hash(prompt.tobytes()), ()):
+            if _spells(records, heads, sizes, self.root(group), prompt, self.prompt_end[group]):
+                return group
+        return NONE
+
+    def add(self, prompt: np.ndarray) -> int:
+        """An empty group with room for its prompt, to be joined at once; NONE if blocks are short."""
+        if self.free_blocks < blocks_for(prompt.size):
+            return NONE
+        if self._free:
+            group = self._free.pop()
+        else:
+            group, self._highest = self._highest, self._highest + 1
+        add_group(*self.store, group)
+        reserve(*self.store, group, prompt.size)
+        self._hash[group] = hash(prompt.tobytes())
+        self._by_hash.setdefault(self._hash[group], []).append(group)
+        self._users[group] = self._version[group] = 0
+        return group
+
+    def join(self, group: int, version: int) -> None:
+        """One more request uses the group."""
+        if group in self._idle_since:
+            del self._idle_since[group]
+            self._idle_tokens -= self._tokens(group)
+        self._users[group] += 1
+        self._version[group] = max(self._version[group], version)
+
+    def leave(self, group: int) -> int:
+        """One request less uses the group; returns how many groups had to go for it."""
+        self._users[group] -= 1
+        if self._users[group]:
+            return 0
+        self._clock += 1
+        self._idle_since[group] = self._clock
+        self._idle_tokens += self._tokens(group)
+        heapq.heappush(self._heap, (self._version[group], self._clock, group))
+        if len(self._heap) > 2 * len(self._idle_since) + 64:
+            self._heap = [entry for entry in self._heap if self._idle_since.get(entry[2]) == entry[1]]
+            heapq.heapify(self._heap)
+        dropped = 0
+        while self._idle_tokens > self.kept_tokens and self.evict():
+            dropped += 1
+        return dropped
+
+    def evict(self) -> bool:
+        """Drop an idle group; False if there is none."""
+        while self._heap:
+            _, since, group = heapq.heappop(self._heap)
+            if self._idle_since.get(group) == since:
+                self._drop(group)
+                return True
+        return False
+
+    def _tokens(self, group: int) -> int:
+        return int(self.store.groups[group, TOKENS])
+
+    def _drop(self, group: int) -> None:
+        del self._idle_since[group]
+        self._idle_tokens -= self._tokens(group)
+        candidates = self._by_hash[self._hash[group]]
+        candidates.remove(group)
+        if not candidates:
+            del self._by_hash[self._hash[group]]
+        for table in (self._hash, self._users, self._version, self.prompt_end):
+            del table[group]
+        drop_group(self.store.groups, self.store.sizes, group)
+        self._free.append(group)

@@ -1,0 +1,55 @@
+"""Numba's compiler with a cache that knows what a kernel calls.
+
+Numba outdates a cached function when the function's own file changes, not when that of a function it calls does, which
+is compiled into it: after an update of some files the old code would run on. Here the cache lies in a folder named
+after the contents of all files of this package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from numba import config, njit
+
+PACKAGE = Path(__file__).resolve().parent
+
+
+def _fingerprint() -> str:
+    digest = hashlib.sha256()
+    for file in sorted(PACKAGE.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _writable_folder() -> Path:
+    """The first that can be written to: NUMBA_CACHE_DIR, this package's own, the temporary one."""
+    name = f"sam-{_fingerprint()}"
+    candidates = [PACKAGE / "__pycache__" / name, Path(tempfile.gettempdir()) / f"sam-{os.getuid()}" / name]
+    if config.CACHE_DIR:
+        candidates.insert(0, Path(config.CACHE_DIR) / name)
+    for folder in candidates:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK):
+            return folder
+    raise OSError(
+        f"none of {', '.join(map(str, candidates))} can be written to: set NUMBA_CACHE_DIR to a folder that can"
+    )
+
+
+CACHE_FOLDER = str(_writable_folder())
+
+
+def compiled(function: Callable) -> Callable:
+    """numba.njit, cached in `CACHE_FOLDER`."""
+    previous, config.CACHE_DIR = config.CACHE_DIR, CACHE_FOLDER
+    try:
+        return njit(cache=True)(function)
+    finally:
+        config.CACHE_DIR = previous

@@ -1,0 +1,173 @@
+"""`python -m sam.profile --model DIR --output step_cost.json`: what engine steps cost on this machine, for goodput.
+
+Every combination of running requests, draft tokens and context length is run for a few steps on a vLLM engine made as
+the arguments say (sam.profile.grid). Two other sources need no engine: `--from-run` fits the table to the engine steps
+that runs of the recipe have recorded, `--from-log` to vLLM's own lines about throughput, running requests and
+speculation in a log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+
+from sam.switch.step_cost import StepCost, StepCostError, non_negative_least_squares
+
+THROUGHPUT = re.compile(r"Avg generation throughput: ([\d.]+) tokens/s, Running: (\d+) reqs, Waiting: (\d+) reqs")
+SPECULATION = re.compile(r"Mean acceptance length: ([\d.]+), .*Drafted throughput: ([\d.]+) tokens/s")
+FEWEST_LINES = 4
+POINTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+def read_log(path: Path) -> np.ndarray:
+    """Steps as vLLM's log tells of them, one for each line about throughput.
+
+    A line's tokens a second over running requests, at so many tokens per request and step, are its steps a second.
+
+    Returns:
+        float64 [lines, 3]: running requests, draft tokens a step, milliseconds a step.
+
+    Raises:
+        StepCostError: no file, or too few such lines.
+    """
+    if not path.is_file():
+        raise StepCostError(f"{path}: no such file; expected a log of vLLM at level INFO")
+    steps = []
+    for line in path.read_text(errors="replace").splitlines():
+        if found := THROUGHPUT.search(line):
+            throughput, running, waiting = (float(group) for group in found.groups())
+            if throughput > 0 and running > 0 and waiting == 0:
+                steps.append([running, 0.0, 1e3 * running / throughput])
+        elif (found := SPECULATION.search(line)) and steps and steps[-1][1] == 0.0:
+            length, drafted = (float(group) for group in found.groups())
+            steps[-1][2] *= length
+            steps[-1][1] = drafted * steps[-1][2] / 1e3
+    if len(steps) < FEWEST_LINES:
+        raise StepCostError(
+            f"{path}: {len(steps)} lines about the throughput of running requests, {FEWEST_LINES} are needed: "
+            "let vLLM log statistics (disable_log_stats=False, VLLM_LOGGING_LEVEL=INFO)"
+        )
+    return np.array(steps)
+
+
+def fit(steps: np.ndarray, longest: int, identity: dict, source: str) -> StepCost:
+    """A table of fixed + requests x a + tokens x b milliseconds, by least squares without negative terms.
+
+    Args:
+        steps: float64 [n, 3], running requests, draft tokens, milliseconds.
+        longest: most tokens per request in the table.
+
+    Raises:
+        StepCostError: nothing can be learnt from these steps.
+    """
+    running, drafted, milliseconds = steps.T
+    # Without drafts what a token costs cannot be told from what a request costs: then it costs as much.
+    columns = [np.ones(len(steps)), running, drafted] if drafted.any() else [np.ones(len(steps)), running]
+    terms = non_negative_least_squares(np.stack(columns, axis=1), milliseconds)
+    fixed, each, token = terms if drafted.any() else (terms[0], 0.0, terms[1])
+    each = max(0.0, each - token) if drafted.any() else each
+    if fixed + each + token <= 0:
+        raise StepCostError(f"{len(steps)} steps tell nothing of what a step costs: {source}")
+    requests = np.array([n for n in POINTS if n <= 2 * running.max()])
+    per_request = np.arange(1, longest + 1)
+    cells = fixed + each * requests[:, None] + token * requests[:, None] * per_request[None, :]
+    return StepCost(requests, per_request, np.array([1]), cells[..., None], identity, source)
+
+
+def fit_recorded(directories: list[Path]) -> StepCost:
+    """A table fitted to the engine steps of recorded runs; without a fingerprint, since runs record none.
+
+    Raises:
+        ValueError: not a run directory (sam.simulate.run.RunError), or too few steps (StepCostError).
+    """
+    from sam.simulate.run import RecordedRun, fit_runs
+
+    fitted, _ = fit_runs([RecordedRun.load(directory) for directory in directories])
+    source = f"{fitted.cost.source}, of {', '.join(one.resolve().name for one in directories)}, {date.today()}"
+    if fitted.drafts_seen and fitted.plain_from > 1:
+        source += (
+            f"; hardly any step without drafts had fewer than {fitted.plain_from} requests: what one takes there is a "
+            "guess, unless a run with speculation=off is named too"
+        )
+    return replace(fitted.cost, source=source)
+
+
+def measure(options: argparse.Namespace) -> StepCost:
+    """Run the grid on an engine, with a bar."""
+    from sam.profile.grid import Grid, measure_cells
+    from sam.vllm.profiled_engine import ProfiledEngine
+
+    grid = Grid(options.requests, options.drafts, options.context)
+    # Axes that no table can have are refused before minutes are spent on them.
+    grid.table(np.ones(grid.shape))
+    arguments = json.loads(options.engine)
+    if not isinstance(arguments, dict):
+        raise StepCostError(f"--engine {options.engine}: expected a JSON object of vLLM's engine arguments")
+    arguments = {"max_num_seqs": max(options.requests), "max_model_len": max(options.context) + 1024, **arguments}
+    engine = ProfiledEngine(options.model, max(max(options.drafts), 1), **arguments)
+    cells = measure_cells(engine, grid)
+    return grid.table(cells, engine.fingerprint(), f"measured by python -m sam.profile, {date.today()}")
+
+
+def rising(text: str) -> list[int]:
+    values = sorted({int(part) for part in text.split(",")})
+    if values[0] < 0:
+        raise argparse.ArgumentTypeError(f"{text}: expected numbers from 0")
+    return values
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m sam.profile", description=__doc__.splitlines()[0])
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--model", help="folder or name of the model to make an engine of")
+    source.add_argument("--from-run", nargs="+", type=Path, metavar="RUN_DIR", help="recorded runs to fit")
+    source.add_argument("--from-log", type=Path, help="log of a vLLM run to fit")
+    parser.add_argument("--output", type=Path, default=Path("step_cost.json"))
+    parser.add_argument("--requests", type=rising, default=rising("1,2,4,8,16,32,64"))
+    parser.add_argument("--drafts", type=rising, default=rising("0,1,2,3,5,8"), help="draft tokens of each request")
+    parser.add_argument("--context", type=rising, default=rising("64,512"), help="tokens before the step")
+    parser.add_argument("--engine", default='{"enforce_eager": true}', help="vLLM's engine arguments, as JSON")
+    options = parser.parse_args(arguments)
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+    try:
+        if options.from_log:
+            source_text = f"fitted to {options.from_log.name}, {date.today()}"
+            table = fit(read_log(options.from_log), max(options.drafts) + 1, {}, source_text)
+        elif options.from_run:
+            table = fit_recorded(options.from_run)
+        else:
+            table = measure(options)
+    except (StepCostError, RuntimeError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    table.save(options.output)
+    print(as_text(table))
+    print(table.source)
+    if not table.fingerprint:
+        print("no fingerprint, since the engine is not recorded there: one of any model or device will take this table")
+    print(f"use it with speculation.policy=goodput speculation.step_cost={options.output.resolve()}")
+    return 0
+
+
+def as_text(table: StepCost) -> str:
+    """Milliseconds by requests and tokens per request, at the shortest context and the longest."""
+    lines = []
+    for c in sorted({0, len(table.context) - 1}):
+        lines.append(f"milliseconds a step, context {table.context[c]}; columns: tokens per request")
+        lines.append("requests " + "".join(f"{tokens:8}" for tokens in table.tokens_per_request))
+        for i, requests in enumerate(table.requests):
+            lines.append(f"{requests:8} " + "".join(f"{ms:8.2f}" for ms in table.milliseconds[i, :, c]))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""`python -m sam.replay --traces FILES --drafter sam --scope group --k 3`: what a drafter would have gained.
+
+Replays recorded responses in lock-step: all samples of a prompt start together, and in every round each of them
+drafts, has its draft compared with what was really sampled, and advances by the accepted tokens and the bonus
+token. A drafter sees a sample's prompt and tokens and what the other samples have had accepted so far. Within a round
+the samples take turns (`--order turns`), so that the second knows what the first has just had accepted; an engine
+drafts for all of them at once (`--order engine`), which gives a little less where many samples share a drafter.
+
+Cost is measured in a second pass, as an engine would pay it: up to 256 requests run at once, one call appends for all
+of them and one drafts (microseconds for each request and step, and for each token all in all); and appending alone in
+long pieces (nanoseconds a token). Prints one JSON object for each file and drafter, or a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from tqdm import tqdm
+
+from sam.record.responses import TraceError, read_recording
+from sam.replay.baselines import NAMES, make_drafter
+from sam.replay.cost import measure_cost
+from sam.replay.round_robin import ORDERS, replay
+
+
+def run(options: argparse.Namespace) -> Iterator[dict]:
+    for path in options.traces:
+        recording = read_recording(path, options.tokenizer)
+        for name in options.drafter:
+            make = partial(make_drafter, name, options.scope, options.k, options.corpus)
+            total = recording.num_tokens * (1 if options.no_cost else 2)
+            with tqdm(total=total, unit="tok", desc=f"{path.stem} {name}", mininterval=2.0) as bar:
+                result = replay(recording, make, options.k, options.samples, options.order, bar.update)
+                cost = {} if options.no_cost else measure_cost(recording, make, options.k, bar.update)
+            head = {"file": path.name, "drafter": name, "scope": options.scope, "k": options.k, "order": options.order}
+            positions = result.positions() if options.by_position else None
+            yield {**head, **result.summary(), **cost, "by_position": positions}
+
+
+def table(rows: list[dict]) -> str:
+    """The figures side by side, one line for each file and drafter."""
+    lines = [
+        f"{'file':28} {'drafter':18} {'k':>2} {'length':>7} {'rate':>6} {'calibration':>11} "
+        f"{'us/step':>8} {'ns/append':>9} {'us/token':>8} {'bytes/token':>11}"
+    ]
+    for row in rows:
+        error = row["calibration_error"] if row["drafter"] == "sam" else None
+        cost = [
+            row.get(name) for name in ("draft_us_per_step", "extend_ns_per_token", "us_per_token", "bytes_per_token")
+        ]
+        shown = [
+            "" if value is None else f"{value:.{digits}f}"
+            for value, digits in zip([error, *cost], (3, 2, 0, 2, 0), strict=True)
+        ]
+        lines.append(
+            f"{row['file'][:28]:28} {row['drafter']:18} {row['k']:>2} {row['mean_acceptance_length']:7.3f} "
+            f"{row['acceptance_rate']:6.3f} {shown[0]:>11} {shown[1]:>8} {shown[2]:>9} {shown[3]:>8} {shown[4]:>11}"
+        )
+    for row in rows:
+        if row["by_position"]:
+            pairs = [f"{position}: {length:.2f}" for position, length in row["by_position"]]
+            lines += [f"{row['file']} {row['drafter']}, mean acceptance length from position", "  " + "  ".join(pairs)]
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m sam.replay", description=__doc__.splitlines()[0])
+    parser.add_argument("--traces", nargs="+", type=Path, required=True, help=".npz recordings or verl's .jsonl dumps")
+    parser.add_argument("--drafter", nargs="+", default=["sam"], metavar="NAME", help=", ".join(NAMES))
+    parser.add_argument("--scope", choices=("request", "group", "history"), default="group")
+    parser.add_argument("--k", type=int, default=3, help="draft tokens per step (default 3)")
+    parser.add_argument("--samples", type=int, help="samples of a prompt that share a drafter (default: all)")
+    parser.add_argument("--corpus", type=Path, help="file of sam.corpus that sam drafts from as well")
+    parser.add_argument("--order", choices=ORDERS, default="turns", help="within a round (default turns)")
+    parser.add_argument("--tokenizer", help="for .jsonl dumps: folder or name of the tokenizer")
+    parser.add_argument("--by-position", action="store_true", help="acceptance length over response position")
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="draw acceptance length over response position")
+    parser.add_argument("--no-cost", action="store_true", help="leave out the second pass, which measures cost")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line instead of a table")
+    options = parser.parse_args(arguments)
+    if options.k < 1:
+        parser.error(f"--k {options.k}: expected 1 or more")
+    options.by_position |= options.plot is not None
+    try:
+        rows = list(run(options))
+        if options.plot:
+            from sam.replay.plot import plot_by_position
+
+            plot_by_position(rows, options.plot)
+    except (TraceError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(json.dumps(row) for row in rows) if options.json else table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

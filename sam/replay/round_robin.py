@@ -1,0 +1,166 @@
+"""Recorded responses played again as an engine that speculates would have produced them.
+
+All samples of a prompt start together, and in every round each of them drafts, has its draft compared with what was
+really sampled, and advances by the accepted tokens and the bonus token.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sam.drafting.drafter import Drafts
+from sam.record.responses import Recording
+
+POSITION_BIN = 512  # tokens of a response per point of the acceptance-by-position table
+SURVIVAL_BINS = 10
+ORDERS = ("turns", "engine")  # of the samples within a round: one after the other, or all at once
+
+
+@dataclass
+class Replay:
+    """Counts of one replay."""
+
+    draft_length: int
+    position_bin: int = POSITION_BIN
+    tokens: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_at: np.ndarray = field(init=False)
+    drafted_at: np.ndarray = field(init=False)
+    survived: np.ndarray = field(init=False)
+    by_position: dict[int, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.accepted_at = np.zeros(self.draft_length, dtype=np.int64)
+        self.drafted_at = np.zeros(self.draft_length, dtype=np.int64)
+        self.survived = np.zeros((SURVIVAL_BINS, 3))
+
+    def count(self, position: int, survival: np.ndarray, accepted: int, advanced: int) -> None:
+        """One verify step of one sample, which had `position` tokens before it, and drafts of that `survival`."""
+        drafted = len(survival)
+        self.steps += 1
+        self.tokens += advanced
+        self.drafted += drafted
+        self.accepted += accepted
+        self.drafted_at[:drafted] += 1
+        self.accepted_at[:accepted] += 1
+        sums = self.by_position.setdefault(position // self.position_bin, [0, 0])
+        sums[0] += advanced
+        sums[1] += 1
+        for i, probability in enumerate(survival.tolist()):
+            row = self.survived[min(SURVIVAL_BINS - 1, int(SURVIVAL_BINS * probability))]
+            row += (1, probability, i < accepted)
+
+    def summary(self) -> dict:
+        """The figures that are printed; acceptance length counts the bonus token, 1.0 is no gain."""
+        return {
+            "tokens": self.tokens,
+            "steps": self.steps,
+            "mean_acceptance_length": round(self.tokens / max(1, self.steps), 4),
+            "acceptance_rate": round(self.accepted / max(1, self.drafted), 4),
+            "acceptance_per_position": [
+                round(float(a) / max(1, int(d)), 4) for a, d in zip(self.accepted_at, self.drafted_at, strict=True)
+            ],
+            "calibration_error": round(max(abs(p - o) for p, o in self.calibration()), 4) if self.drafted else None,
+        }
+
+    def calibration(self) -> list[tuple[float, float]]:
+        """(predicted survival, observed acceptance) of each tenth of the predictions that has drafts."""
+        return [(float(p / n), float(o / n)) for n, p, o in self.survived if n]
+
+    def positions(self) -> list[tuple[int, float]]:
+        """(first response position of the bin, mean acceptance length in it)."""
+        return [(b * self.position_bin, tokens / steps) for b, (tokens, steps) in sorted(self.by_position.items())]
+
+
+def replay(
+    recording: Recording, make, draft_length: int, samples: int | None = None, order: str = "turns", progress=None
+) -> Replay:
+    """Replay all prompts, one after the other.
+
+    Args:
+        recording: prompts with their responses.
+        make: makes a drafter (start, append, draft, finish as sam.drafting.drafter.Drafter); one for all,
+            or with `samples` one each.
+        draft_length: tokens drafted for each sample and step.
+        samples: of a prompt that share a drafter, as on a replica; the others get their own. None: all.
+        order: turns or engine, see above.
+        progress: called with the tokens advanced since the last call.
+    """
+    result = Replay(draft_length)
+    drafter = make()
+    for index, (prompt, responses) in enumerate(zip(recording.prompts, recording.responses, strict=True)):
+        size = samples or len(responses)
+        for first in range(0, len(responses), size):
+            if samples:
+                drafter = make()
+            replay_group(result, drafter, f"{index}/{first}", prompt, responses[first : first + size], order, progress)
+    return result
+
+
+class Request:
+    """A recorded response on its way: `done` tokens are accepted, those from `told` on the drafter has not seen."""
+
+    def __init__(self, name: str, response: np.ndarray):
+        self.name, self.response = name, response
+        self.done = self.told = 0
+
+    def verify(self, draft: np.ndarray) -> tuple[int, int]:
+        """Accept what stands and the bonus token; returns how many drafts stood, and the tokens advanced by."""
+        truth = self.response[self.done :]
+        length = min(len(draft), len(truth))
+        different = np.flatnonzero(draft[:length] != truth[:length])
+        accepted = int(different[0]) if different.size else length
+        advanced = min(accepted + 1, len(truth))
+        self.done += advanced
+        return accepted, advanced
+
+    @property
+    def finished(self) -> bool:
+        return self.done == len(self.response)
+
+
+def replay_group(
+    result: Replay, drafter, name: str, prompt: np.ndarray, responses: list[np.ndarray], order: str, progress=None
+) -> None:
+    """Replay samples of one prompt that share a drafter, and count them in `result`."""
+    live = [Request(f"{name}/{i}", response) for i, response in enumerate(responses) if len(response)]
+    names = [request.name for request in live]
+    for name in names:
+        drafter.start(name, prompt)
+    while live:
+        before = result.tokens
+        for batch in [live] if order == "engine" else [[request] for request in live]:
+            positions = [request.done for request in batch]
+            drafts = draft(drafter, batch, result.draft_length)
+            for row, (request, position) in enumerate(zip(batch, positions, strict=True)):
+                part = slice(drafts.offsets[row], drafts.offsets[row + 1])
+                accepted, advanced = request.verify(drafts.token_ids[part])
+                result.count(position, drafts.survival[part], accepted, advanced)
+            append(drafter, batch)
+        if progress:
+            progress(result.tokens - before)
+        live = [request for request in live if not request.finished]
+    for name in names:
+        drafter.finish(name)
+
+
+def append(drafter, batch: list[Request]) -> float:
+    """Show the drafter what the batch has had accepted; returns the seconds it took."""
+    pieces = [request.response[request.told : request.done] for request in batch]
+    offsets = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]).astype(np.int64)
+    names, tokens = [request.name for request in batch], np.concatenate(pieces)
+    started = time.perf_counter()
+    drafter.append(names, tokens, offsets)
+    seconds = time.perf_counter() - started
+    for request in batch:
+        request.told = request.done
+    return seconds
+
+
+def draft(drafter, batch: list[Request], draft_length: int) -> Drafts:
+    return drafter.draft([request.name for request in batch], np.full(len(batch), draft_length, dtype=np.int32))

@@ -1,0 +1,75 @@
+"""vLLM's own model-free drafters behind the interface of sam.drafting.drafter.Drafter, for sam.replay."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sam.replay.baselines import StepwiseDrafter
+
+
+class Ngram(StepwiseDrafter):
+    """vLLM's prompt lookup with the lengths of configs/speculation/knobs.yaml."""
+
+    SHORTEST, LONGEST, MAX_MODEL_LEN = 2, 5, 1 << 30
+
+    def __init__(self):
+        from vllm.v1.spec_decode.ngram_proposer import _find_longest_matched_ngram_and_propose_tokens
+
+        self._propose = _find_longest_matched_ngram_and_propose_tokens
+        self._texts: dict[str, tuple[np.ndarray, int]] = {}
+
+    def start(self, request_id: str, prompt: np.ndarray) -> None:
+        self._texts[request_id] = (np.array(prompt, dtype=np.int32), len(prompt))
+
+    def add(self, request_id: str, tokens: np.ndarray) -> None:
+        self._texts[request_id] = _appended(*self._texts[request_id], tokens)
+
+    def propose(self, request_id: str, budget: int) -> np.ndarray:
+        buffer, used = self._texts[request_id]
+        return self._propose(buffer[:used], self.SHORTEST, self.LONGEST, self.MAX_MODEL_LEN, budget)
+
+    def finish(self, request_id: str) -> None:
+        del self._texts[request_id]
+
+
+class Suffix(StepwiseDrafter):
+    """Arctic Inference's suffix decoding with vLLM's defaults; its group scope is its cache of responses."""
+
+    DEPTH = 24
+
+    def __init__(self, group: bool, max_spec_factor: float = 1.0, min_token_prob: float = 0.1):
+        from arctic_inference.suffix_decoding import SuffixDecodingCache
+
+        self._cache = SuffixDecodingCache(max_tree_depth=self.DEPTH, max_cached_requests=10_000 if group else 0)
+        self._limits = {"max_spec_factor": max_spec_factor, "min_token_prob": min_token_prob}
+        self._texts: dict[str, tuple[np.ndarray, int]] = {}
+
+    def start(self, request_id: str, prompt: np.ndarray) -> None:
+        self._cache.start_request(request_id, prompt)
+        self._texts[request_id] = (np.array(prompt, dtype=np.int32), len(prompt))
+
+    def add(self, request_id: str, tokens: np.ndarray) -> None:
+        if len(tokens):
+            self._texts[request_id] = _appended(*self._texts[request_id], tokens)
+            self._cache.add_active_response(request_id, tokens.tolist())
+
+    def propose(self, request_id: str, budget: int) -> list[int]:
+        buffer, used = self._texts[request_id]
+        draft = self._cache.speculate(
+            request_id,
+            buffer[max(0, used - self.DEPTH) : used],
+            max_spec_tokens=budget,
+            **self._limits,
+        )
+        return draft.token_ids
+
+    def finish(self, request_id: str) -> None:
+        self._cache.stop_request(request_id)
+        del self._texts[request_id]
+
+
+def _appended(buffer: np.ndarray, used: int, tokens: np.ndarray) -> tuple[np.ndarray, int]:
+    if used + len(tokens) > len(buffer):
+        buffer = np.concatenate([buffer[:used], np.empty(used + len(tokens) + 1024, np.int32)])
+    buffer[used : used + len(tokens)] = tokens
+    return buffer, used + len(tokens)

@@ -1,0 +1,247 @@
+"""Exact-match sampling in vLLM's model runner, for every step, with and without drafts."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+
+from sam import verify
+from sam.verify.uniforms import sample_key, uniforms
+
+NO_DRAFT = -2  # equal to no token and not to the placeholder
+
+
+@dataclass
+class _Rows:
+    """Where each row of a step's logits belongs: rows of a request stand together, drafts first, bonus last."""
+
+    counts: np.ndarray  # int64 [requests], rows of each request
+    request: np.ndarray  # int64 [rows]
+    offset: np.ndarray  # int64 [rows], position within the request
+    start: np.ndarray  # int64 [requests], first row of each request
+
+    @classmethod
+    def of(cls, num_draft_tokens, requests: int) -> _Rows:
+        counts = np.ones(requests, dtype=np.int64)
+        if num_draft_tokens is not None:
+            counts += np.asarray(num_draft_tokens)
+        request = np.repeat(np.arange(requests), counts)
+        start = np.cumsum(counts) - counts
+        return cls(counts, request, np.arange(len(request)) - start[request], start)
+
+
+class ExactSampler:
+    """Replaces `GPUModelRunner._sample` on one model runner.
+
+    Keys come from SamplingParams.seed, or from the engine's seed and the request id; positions are those of the
+    response, so that preemption and batching change nothing.
+    """
+
+    def __init__(self, runner):
+        self.runner = runner
+        self._keys: dict[str, int] = {}
+        self._invalid_rows = torch.zeros((), dtype=torch.int64, device=runner.device)
+        self.calls = 0
+
+    @property
+    def invalid_rows(self) -> int:
+        """Sampled rows that had no distribution (NaN, or all masked) so far. Waits for the device."""
+        return int(self._invalid_rows)
+
+    def forget(self) -> None:
+        """Drop what was learnt of requests and counted, as after the self-check."""
+        self._keys.clear()
+        self._invalid_rows.zero_()
+        self.calls = 0
+
+    def __call__(self, logits: torch.Tensor, spec_decode_metadata) -> SamplerOutput:
+        self.calls += 1
+        batch = self.runner.input_batch
+        # Seeded requests' generators are not used; with them vLLM fails on CPU where a prompt comes in pieces
+        # ("CPU Generator does not use offset", gpu_model_runner.py, _bookkeeping_sync).
+        batch.generators.clear()
+        batch.update_async_output_token_ids()
+        metadata = batch.sampling_metadata
+        drafts = spec_decode_metadata
+        rows = _Rows.of(drafts.num_draft_tokens if drafts is not None else None, len(batch.req_ids))
+        # vllm-ascend pads the rows where its output layer is spread over ranks.
+        logits = logits[: len(rows.request)].to(torch.float32)
+        processed = self._process(logits, rows, metadata, drafts)
+        tokens = self._draw(processed, rows, metadata)
+        logprobs = self._logprobs(logits, processed, tokens, metadata, drafts is not None)
+        if drafts is None or (width := int(rows.counts.max())) == 1:
+            return SamplerOutput(sampled_token_ids=tokens.to(torch.int32)[:, None], logprobs_tensors=logprobs)
+        return self._verified(tokens, logprobs, rows, width, drafts.draft_token_ids)
+
+    def _process(self, logits, rows: _Rows, metadata, drafts) -> torch.Tensor:
+        """Masks, penalties, temperature, top-k and top-p as vLLM applies them, for all rows alike."""
+        processed = logits
+        if not _is_plain(metadata):
+            processed = self._masked_and_penalised(logits.clone(), metadata, drafts)
+        if metadata.all_greedy:
+            return processed
+        request = torch.from_numpy(rows.request).to(logits.device)
+        temperature = metadata.temperature[request]
+        processed = processed / torch.where(temperature == verify.GREEDY, 1.0, temperature)[:, None]
+        # Min-p: vLLM refuses it with a speculative_config, so there is one row for each request.
+        for processor in metadata.logitsprocs.argmax_invariant:
+            processed = processor.apply(processed)
+        if metadata.top_k is None and metadata.top_p is None:
+            return processed
+        top_k, top_p = (x if x is None else x[request] for x in (metadata.top_k, metadata.top_p))
+        # vllm-ascend's sampler brings its own function: vLLM's Triton kernel is not for that device.
+        constrain = getattr(self.runner.sampler.topk_topp_sampler, "apply_top_k_top_p", apply_top_k_top_p)
+        return constrain(processed, top_k, top_p)
+
+    def _masked_and_penalised(self, logits, metadata, drafts) -> torch.Tensor:
+        """`logits` is changed in place."""
+        sampler = self.runner.sampler
+        if drafts is None:
+            return sampler.apply_logits_processors(logits, metadata, False)
+        bonus = sampler.apply_logits_processors(logits[drafts.bonus_logits_indices], metadata, True)
+        target = logits[drafts.target_logits_indices]
+        target = self.runner.rejection_sampler.apply_logits_processors(target, metadata, drafts)
+        logits[drafts.target_logits_indices] = target
+        logits[drafts.bonus_logits_indices] = bonus
+        return logits
+
+    def _draw(self, processed, rows: _Rows, metadata) -> torch.Tensor:
+        if metadata.all_greedy:
+            return processed.argmax(-1)
+        keys, positions = self._identity()
+        draws = torch.from_numpy(uniforms(keys[rows.request], positions[rows.request] + rows.offset))
+        tokens = verify.sample_inverse_cdf(processed, draws.to(processed.device), self._invalid_rows)
+        if metadata.all_random:
+            return tokens
+        greedy = metadata.temperature[torch.from_numpy(rows.request).to(processed.device)] == verify.GREEDY
+        return torch.where(greedy, processed.argmax(-1), tokens)
+
+    def _identity(self) -> tuple[np.ndarray, np.ndarray]:
+        """Sample key and next output position of every request in the batch.
+
+        With asynchronous scheduling the output holds a placeholder for every token under way, so its length is right.
+        """
+        runner = self.runner
+        ids = runner.input_batch.req_ids
+        if len(self._keys) > 2 * len(runner.requests) + 1024:
+            self._keys = {name: key for name, key in self._keys.items() if name in runner.requests}
+        keys = np.empty(len(ids), dtype=np.int64)
+        positions = np.empty(len(ids), dtype=np.int64)
+        for row, request_id in enumerate(ids):
+            request = runner.requests[request_id]
+            key = self._keys.get(request_id)
+            if key is None:
+                seed = request.sampling_params.seed
+                key = self._keys[request_id] = sample_key(seed, runner.model_config.seed, request_id)
+            keys[row], positions[row] = key, len(request.output_token_ids)
+        return keys, positions
+
+    def _logprobs(self, logits, processed, tokens, metadata, drafting: bool) -> LogprobsTensors | None:
+        named = None if drafting else metadata.logprob_token_ids
+        if metadata.max_num_logprobs is None and not named:
+            return None
+        sampler = self.runner.sampler
+        # The engine's setting: vllm-ascend's own sampler does not know it and always gives raw ones.
+        mode = getattr(self.runner.model_config, "logprobs_mode", sampler.logprobs_mode)
+        source = processed if mode.startswith("processed") else logits
+        values = source if mode.endswith("logits") else sampler.compute_logprobs(source)
+        if named:
+            return sampler.gather_specific_token_logprobs(values, named, tokens)
+        return sampler.gather_logprobs(values, metadata.max_num_logprobs, tokens)
+
+    def _verified(self, tokens, logprobs, rows: _Rows, width: int, draft_token_ids) -> SamplerOutput:
+        device = tokens.device
+        request, offset = (torch.from_numpy(x).to(device) for x in (rows.request, rows.offset))
+        is_draft = torch.from_numpy(rows.offset < rows.counts[rows.request] - 1).to(device)
+        sampled = torch.full((len(rows.counts), width), verify.PLACEHOLDER, dtype=torch.int64, device=device)
+        drafts = torch.full_like(sampled, NO_DRAFT)
+        sampled[request, offset] = tokens
+        drafts[request[is_draft], offset[is_draft]] = draft_token_ids.to(torch.int64)
+        if logprobs is not None:
+            # vLLM filters a [requests x width] list by the placeholders; rows beyond a request's own are dropped there.
+            index = np.minimum(rows.start[:, None] + np.arange(width), len(rows.request) - 1).ravel()
+            index = torch.from_numpy(index).to(device)
+            logprobs = LogprobsTensors(
+                logprobs.logprob_token_ids[index],
+                logprobs.logprobs[index],
+                logprobs.selected_token_ranks[index],
+            )
+        return SamplerOutput(sampled_token_ids=verify.accept_matching(sampled, drafts), logprobs_tensors=logprobs)
+
+
+def _is_plain(metadata) -> bool:
+    """Whether nothing changes the logits before the temperature."""
+    holder = metadata.thinking_budget_state_holder
+    return (
+        metadata.no_penalties
+        and metadata.allowed_token_ids_mask is None
+        and not metadata.bad_words_token_ids
+        and not any(_active(processor) for processor in metadata.logitsprocs.non_argmax_invariant)
+        and (holder is None or not holder.has_tracked_requests())
+    )
+
+
+def _active(processor) -> bool:
+    """vLLM's built-in processors are always listed; they say by their state whether a request uses them."""
+    if type(processor).__module__ != "vllm.v1.sample.logits_processor.builtin":
+        return True
+    return bool(getattr(processor, "biases", None) or getattr(processor, "min_toks", None))
+
+
+def self_check(runner) -> None:
+    """Prove that vLLM will call the installed sampler: it calls `self._sample`, and that gives the tokens it must.
+
+    Raises:
+        RuntimeError: vLLM samples elsewhere, or known logits give other tokens.
+    """
+    step = inspect.unwrap(type(runner).sample_tokens)
+    if "_sample" not in step.__code__.co_names:
+        raise RuntimeError(
+            f"{type(runner).__name__}.sample_tokens does not call _sample, which exact verification replaces: "
+            "use vLLM 0.23.0"
+        )
+    kept = runner.input_batch, runner.requests
+    try:
+        runner.input_batch, runner.requests, drafts, logits, expected = _known_step(runner.device)
+        found = runner._sample(logits, drafts).sampled_token_ids.tolist()
+    finally:
+        runner.input_batch, runner.requests = kept
+    runner._sample.forget()
+    if found != expected:
+        raise RuntimeError(f"exact verification's self-check: known logits gave {found}, expected {expected}")
+
+
+def _known_step(device):
+    """A step of three requests: a draft rejected at its second token, none, and one that the uniform decides."""
+    sampling = SimpleNamespace(seed=1)
+    requests = {name: SimpleNamespace(sampling_params=sampling, output_token_ids=[0] * 5) for name in "abc"}
+    metadata = SimpleNamespace(
+        all_greedy=False,
+        all_random=True,
+        temperature=torch.full((3,), 0.5, device=device),
+        top_k=None,
+        top_p=None,
+        no_penalties=True,
+        allowed_token_ids_mask=None,
+        bad_words_token_ids={},
+        thinking_budget_state_holder=None,
+        max_num_logprobs=None,
+        logprob_token_ids=None,
+        logitsprocs=SimpleNamespace(argmax_invariant=[], non_argmax_invariant=[]),
+    )
+    batch = SimpleNamespace(
+        req_ids=list("abc"), generators={}, sampling_metadata=metadata, update_async_output_token_ids=lambda: None
+    )
+    drafts = SimpleNamespace(num_draft_tokens=[2, 0, 0], draft_token_ids=torch.tensor([3, 4], device=device))
+    logits = torch.full((5, 8), -torch.inf)
+    logits[range(4), [3, 5, 1, 6]] = 0.0  # drawn whatever the uniform
+    logits[4, [2, 7]] = 0.0
+    draw = float(uniforms(np.array([sample_key(1, 0, "c")]), np.array([5]))[0])
+    expected = [[3, 5, -1], [6, -1, -1], [2 if draw < 0.5 else 7, -1, -1]]
+    return batch, requests, drafts, logits.to(device), expected

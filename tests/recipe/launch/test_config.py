@@ -1,0 +1,88 @@
+"""Configs compose on verl's own, and every mistake is one line before anything starts."""
+
+import subprocess
+import sys
+
+import pytest
+from omegaconf import OmegaConf
+
+from recipe.launch.config import ConfigError, compose_config
+
+METHODS = ("sam", "off", "ngram", "suffix")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_choice_composes(method):
+    config = compose_config("dapo_tiny_cpu", [f"speculation={method}"])
+    engine = config.actor_rollout_ref.rollout.engine_kwargs.vllm
+    assert config.speculation.method == method
+    assert engine.additional_config.speculation.method == method
+    assert ("speculative_config" in engine) == (method != "off")
+    assert engine.stream_interval > config.data.max_response_length, "responses are handed on when they are complete"
+
+
+def test_toggle_changes_nothing_but_speculation():
+    on = OmegaConf.to_container(compose_config("dapo_tiny_cpu", []))
+    off = OmegaConf.to_container(compose_config("dapo_tiny_cpu", ["speculation=off"]))
+    for config in (on, off):
+        config.pop("speculation")
+        config["actor_rollout_ref"]["rollout"].pop("engine_kwargs")
+        for key in ("run_dir",):
+            config.pop(key)
+        for key in ("experiment_name", "default_local_dir"):
+            config["trainer"].pop(key)
+        config["actor_rollout_ref"]["rollout"]["trace"].pop("experiment_name")
+    assert on == off
+
+
+BAD = [
+    (["speculation=foo"], "Could not find 'speculation/foo'"),
+    (
+        ["speculation.num_speculative_tokens=0"],
+        "speculation.num_speculative_tokens=0: expected an integer from 1 to 15",
+    ),
+    (["speculation.num_speculative_tokens=16"], "expected an integer from 1 to 15"),
+    (
+        ["speculation.batch_size_threshold=-1"],
+        "speculation.batch_size_threshold=-1: expected an integer of at least 0",
+    ),
+    (["speculation.scope=galaxy"], "speculation.scope='galaxy': expected one of request, group, history"),
+    (
+        ["speculation.verification=entropy"],
+        "speculation.verification='entropy': expected one of exact, standard",
+    ),
+    (["speculation.memory_budget_mib=70000"], "expected an integer from 1 to 65536"),
+    (["speculation.corpus=missing.sam"], "missing.sam: no such file; build it with python -m sam.corpus build"),
+    (["speculation.corpus=README.md"], "README.md: damaged or not an automaton"),
+    (["speculation.corpus_bias=-1"], "expected an integer of at least 0"),
+    (["speculation.turns=[never,threshold]"], "speculation.turns='threshold': expected never, always, goodput, or"),
+    (["speculation.turns=never"], "speculation.turns='never': expected policies as in [never,'threshold 8',goodput]"),
+    (["speculation.nonsense=1"], "nonsense"),
+    (["+speculation.nonsense=1"], "speculation.nonsense is unknown"),
+    (["trainer.nonsense=1"], "trainer.nonsense"),
+    (["+trainer.nonsense=1"], "trainer.nonsense is unknown"),
+    (["not an override"], "override"),
+]
+
+
+@pytest.mark.parametrize("overrides, message", BAD, ids=[bad[0][0] for bad in BAD])
+def test_mistakes_are_one_line(overrides, message):
+    with pytest.raises(ConfigError) as caught:
+        compose_config("dapo_tiny_cpu", overrides)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_config_names_the_known_ones():
+    with pytest.raises(ConfigError, match="expected one of .*dapo_tiny_cpu"):
+        compose_config("dapo_tiny_gpu", [])
+
+
+def test_command_fails_early_without_importing_verl(tmp_path):
+    command = [sys.executable, "-X", "importtime", "-m", "recipe.main_dapo", "--config-name", "dapo_tiny_cpu"]
+    result = subprocess.run([*command, "speculation=foo"], capture_output=True, text=True)
+    errors = [line for line in result.stderr.splitlines() if not line.startswith("import time:")]
+    assert result.returncode == 2
+    assert len(errors) == 1 and errors[0].startswith("error: ")
+    imported = {line.rsplit("|", 1)[1].strip() for line in result.stderr.splitlines() if "|" in line}
+    assert not imported & {"verl", "ray", "torch", "vllm"}

@@ -1,0 +1,98 @@
+"""What a run's processes get as environment, and the CPU platform's part in resuming."""
+
+import os
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from recipe.launch import environment
+
+
+@pytest.fixture
+def bare(monkeypatch):
+    before = dict(os.environ)
+    forwarded = (*environment.FORWARDED_IF_SET, *environment.FORWARDED_TO_WANDB)
+    for name in (*environment.RAY_WORKERS, *environment.FORWARDED_SWITCHES, *forwarded):
+        monkeypatch.delenv(name, raising=False)
+    yield monkeypatch
+    os.environ.clear()  # what `prepare` has set
+    os.environ.update(before)
+
+
+def config(directory, method="sam"):
+    speculation = {"method": method, "verification": "exact", "policy": "threshold", "num_speculative_tokens": 6,
+                   "turns": None}  # fmt: skip
+    return OmegaConf.create(
+        {"config_name": "dapo_tiny_cpu", "seed": 3, "run_dir": str(directory / "run"), "speculation": speculation,
+         "trainer": {"device": "cpu"}}
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("user", [{}, {"NCCL_DEBUG": "INFO", "VLLM_BATCH_INVARIANT": "1", "PYTHONHASHSEED": "0"}])
+def test_ray_gets_what_verl_gives_it(bare, user):
+    constants = pytest.importorskip("verl.trainer.constants_ppo")
+    for name, value in user.items():
+        bare.setenv(name, value)
+    ours = environment.ray_runtime_env()
+    assert ours["env_vars"].pop("VLLM_USE_V2_MODEL_RUNNER") == "0"  # this recipe's own
+    assert ours["env_vars"].pop("TRANSFER_QUEUE_ENABLE") == "1"  # which verl adds when it calls ray.init
+    assert ours == constants.get_ppo_ray_runtime_env()
+
+
+def test_users_variables_stay(bare, tmp_path):
+    bare.setenv("HOME", str(tmp_path))
+    bare.setenv("TMPDIR", "elsewhere")
+    bare.setenv("OMP_NUM_THREADS", "7")
+    bare.setenv("VERL_PLATFORM", "cpu")
+    environment.prepare(config(tmp_path), tmp_path)
+    assert os.environ["OMP_NUM_THREADS"] == "7"
+    assert os.environ["WANDB_MODE"] == "offline"
+
+
+def test_runs_that_differ_in_speculation_share_a_group_in_wandb(bare, tmp_path):
+    sam, off = (environment.wandb_labels(config(tmp_path, method)) for method in ("sam", "off"))
+    assert sam["WANDB_RUN_GROUP"] == off["WANDB_RUN_GROUP"] == "dapo_tiny_cpu_seed3"
+    assert (sam["WANDB_JOB_TYPE"], off["WANDB_JOB_TYPE"]) == ("sam", "off")
+    assert sam["WANDB_TAGS"] == "speculation=sam,verification=exact,k=6,policy=threshold,device=cpu"
+    assert off["WANDB_TAGS"] == "speculation=off,verification=exact,device=cpu"
+
+
+def test_wandbs_variables_reach_the_processes_of_a_ray_that_runs_already(bare, tmp_path):
+    bare.setenv("HOME", str(tmp_path))
+    bare.setenv("TMPDIR", "elsewhere")
+    bare.setenv("WANDB_TAGS", "mine")
+    bare.setenv("WANDB_API_KEY", "0" * 40)
+    environment.prepare(config(tmp_path), tmp_path)
+    forwarded = environment.ray_runtime_env()["env_vars"]
+    assert forwarded["WANDB_RUN_GROUP"] == "dapo_tiny_cpu_seed3"
+    assert forwarded["WANDB_DIR"] == str(tmp_path / "run")
+    assert forwarded["WANDB_TAGS"] == "mine"
+    assert "WANDB_API_KEY" not in forwarded and "WANDB_MODE" not in forwarded
+
+
+@pytest.mark.parametrize(
+    "machine, found", [("api.wandb.ai", True), ("api.forge.coreweave.com", True), ("x.org", False)]
+)
+def test_a_login_is_found(bare, tmp_path, machine, found):
+    bare.delenv("WANDB_API_KEY", raising=False)
+    bare.setenv("NETRC", str(tmp_path / "netrc"))
+    (tmp_path / "netrc").write_text(f"machine {machine} login user password {'0' * 40}\n")
+    assert environment.has_wandb_key() == found
+
+
+def test_home_that_cannot_be_written_is_replaced(bare, tmp_path):
+    bare.setenv("HOME", str(tmp_path / "missing"))
+    bare.setenv("TMPDIR", "elsewhere")
+    environment.prepare(config(tmp_path), tmp_path)
+    assert os.access(os.environ["HOME"], os.W_OK)
+    assert os.environ["XDG_CACHE_HOME"].startswith(os.environ["HOME"])
+
+
+def test_platform_restores_a_checkpoints_random_state():
+    """verl saves the state as the CPU's and restores it as the device's, too."""
+    platform = pytest.importorskip("recipe.tiny.platform")
+    state = torch.get_rng_state()
+    first = torch.rand(3)
+    platform.CpuPlatform.device_module.set_rng_state(state)
+    assert torch.equal(torch.rand(3), first)

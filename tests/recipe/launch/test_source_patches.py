@@ -1,0 +1,135 @@
+"""scripts/patch.py on the published sources: all or nothing, to the byte, and clear about what it refuses."""
+
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from recipe.launch import source_patches
+from sam.verify.originals import ascend_source
+
+REPOSITORY = Path(__file__).parents[3]
+VERSION = "0.23.0.post1"
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory) -> Path:
+    """A folder with vllm-ascend's published sources as installed: package and metadata."""
+    root = tmp_path_factory.mktemp("published")
+    with tarfile.open(ascend_source(REPOSITORY / ".cache" / "peers")) as archive:
+        archive.extractall(root, filter="data")
+    inner = root / f"vllm_ascend-{VERSION}"
+    shutil.move(inner / "vllm_ascend", root / "vllm_ascend")
+    information = root / f"vllm_ascend-{VERSION}.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm-ascend\nVersion: {VERSION}\n")
+    shutil.rmtree(inner)
+    return root
+
+
+@pytest.fixture
+def root(published, tmp_path) -> Path:
+    return Path(shutil.copytree(published, tmp_path / "site-packages"))
+
+
+def tool(root: Path, command: str) -> tuple[int, str]:
+    finished = subprocess.run(
+        [sys.executable, REPOSITORY / "scripts" / "patch.py", command, "--root", root], capture_output=True, text=True
+    )
+    return finished.returncode, finished.stdout + finished.stderr
+
+
+def content(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+RUNNER = "vllm_ascend/worker/model_runner_v1.py"
+SAMPLER = "vllm_ascend/sample/rejection_sampler.py"
+
+
+def test_apply_break_revert_apply(root, published):
+    assert tool(root, "check")[0] == 1
+    code, said = tool(root, "apply")
+    assert code == 0 and "applied 0001-custom-class-proposers.patch, 0002-" in said
+    patched = content(root)
+    assert tool(root, "apply") == (0, "vllm-ascend 0.23.0.post1: already patched\n")
+    assert tool(root, "check") == (0, "vllm-ascend 0.23.0.post1: patched\n")
+
+    (root / SAMPLER).write_bytes((published / SAMPLER).read_bytes())  # as after an interrupted copy
+    code, said = tool(root, "apply")
+    assert code == 1 and "is half patched: run python scripts/patch.py revert, then apply" in said
+    assert tool(root, "check")[0] == 1
+
+    assert tool(root, "revert")[0] == 0
+    assert content(root) == content(published)
+    assert tool(root, "revert") == (0, "vllm-ascend 0.23.0.post1: already as published\n")
+    assert tool(root, "apply")[0] == 0
+    assert content(root) == patched
+
+
+@pytest.mark.parametrize("command", ["apply", "revert"])
+def test_a_foreign_edit_is_refused_and_left_alone(root, command):
+    (root / RUNNER).write_text((root / RUNNER).read_text() + "# mine\n")
+    before = content(root)
+    code, said = tool(root, command)
+    assert code == 1 and f"{RUNNER} is neither as published nor as patched" in said
+    assert "reinstall vllm-ascend==0.23.0.post1" in said
+    assert content(root) == before
+
+
+def test_another_version_is_refused(root):
+    (root / f"vllm_ascend-{VERSION}.dist-info").rename(root / "vllm_ascend-0.18.0.dist-info")
+    metadata = root / "vllm_ascend-0.18.0.dist-info" / "METADATA"
+    metadata.write_text(metadata.read_text().replace(VERSION, "0.18.0"))
+    code, said = tool(root, "apply")
+    assert code == 1 and "vllm-ascend 0.18.0 is installed, the patches are for 0.23.0.post1" in said
+
+
+def test_a_missing_package_says_so(tmp_path):
+    code, said = tool(tmp_path, "apply")
+    assert code == 2 and "none of vllm-ascend==0.23.0.post1 is installed here" in said
+
+
+def test_status_names_every_patch(root):
+    tool(root, "apply")
+    code, said = tool(root, "status")
+    names = [path.name for path in (REPOSITORY / "patches" / "vllm_ascend" / VERSION).glob("*.patch")]
+    assert code == 0 and len(names) == 3 and all(f"{name}: active" in said for name in names)
+
+
+def test_a_failure_while_writing_puts_everything_back(root, monkeypatch):
+    before = content(root)
+    (series,) = source_patches.load(root)
+    replaced = []
+
+    def replace(source, target):
+        if replaced:
+            raise OSError(28, "No space left on device")
+        replaced.append(target)
+        shutil.move(source, target)
+
+    monkeypatch.setattr(source_patches.os, "replace", replace)
+    with pytest.raises(source_patches.PatchError, match="No space left on device; everything was put back"):
+        source_patches.apply(series)
+    after = {name: data for name, data in content(root).items() if not name.endswith(".new")}
+    assert after == before
+
+
+def test_a_diff_that_does_not_fit_is_refused():
+    diff = "--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n one\n-two\n+three\n"
+    files = {"x": "one\ntwo\n"}
+    source_patches.apply_diff(files, diff)
+    assert files == {"x": "one\nthree\n"}
+    source_patches.apply_diff(files, diff, backwards=True)
+    assert files == {"x": "one\ntwo\n"}
+    with pytest.raises(source_patches.PatchError, match="x, line 2: expected 'two'"):
+        source_patches.apply_diff({"x": "one\nzwei\n"}, diff)
+
+
+def test_every_patch_says_what_why_upstream_and_when_it_can_go():
+    for path in (REPOSITORY / "patches").glob("*/*/*.patch"):
+        header = path.read_text().split("--- a/")[0]
+        assert [word in header for word in ("What: ", "Why: ", "Upstream: ", "Can go when: ")] == [True] * 4, path.name

@@ -1,0 +1,111 @@
+"""A node on which dapo_qwen3_32b would start, made of files and stand-ins: what tests of preflight spoil."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+import pandas
+import pytest
+import ray
+from safetensors.numpy import save_file
+
+from recipe.launch import versions
+from recipe.launch.config import ConfigError, compose_config
+from recipe.preflight import ascend, checks, cluster, machine, ray_head, report
+from recipe.tiny.tokenizer import build_tokenizer
+
+# Qwen3-32B's, as its config.json has them.
+SIZES = {
+    "model_type": "qwen3", "hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 64,
+    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "intermediate_size": 25600,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+ADDRESS = "127.0.0.1:6379"
+
+
+@dataclass
+class Node:
+    folder: Path
+    monkeypatch: pytest.MonkeyPatch
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "model"
+
+    def set(self, target, name: str, value) -> None:
+        self.monkeypatch.setattr(target, name, value)
+
+
+def good_node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    node = Node(folder, monkeypatch)
+    write_data(folder / "data")
+    write_model(node.model)
+    toolkit = folder / "cann" / "aarch64-linux"
+    toolkit.mkdir(parents=True)
+    (toolkit / "ascend_toolkit_install.info").write_text("version=9.0.0\n")
+    for name, value in {
+        "ASCEND_HOME_PATH": folder / "cann",
+        "DATA_DIR": folder / "data",
+        "MODEL_PATH": node.model,
+        "RAY_ADDRESS": ADDRESS,
+    }.items():
+        monkeypatch.setenv(name, str(value))
+    for name in ("VLLM_PLUGINS", "VLLM_PORT", "VLLM_USE_V2_MODEL_RUNNER", "HCCL_HOST_SOCKET_PORT_RANGE"):
+        monkeypatch.delenv(name, raising=False)
+    original = versions.installed
+    wanted = {**ascend.REQUIRED, "torch": versions.TORCH["npu"]}
+    node.set(versions, "installed", lambda name: wanted.get(name) or original(name))
+    monkeypatch.setitem(versions.TORCH, "cuda", wanted["torch"])
+    node.set(checks, "is_importable", lambda module: True)
+    node.set(report, "has_device", lambda device: True)
+    node.set(machine, "free_gib", lambda place: 4000.0)
+    node.set(machine, "free_memory_gib", lambda: 1500.0)
+    node.set(ray_head, "answers", lambda host, port: True)
+    node.monkeypatch.setattr("verl.utils.device.is_support_ipc", lambda: True)
+    join_cluster(node, [16, 16])
+    return node
+
+
+def join_cluster(node: Node, dies: list[int], free: int | None = None, said: dict | None = None) -> None:
+    """A Ray cluster of these nodes, with `free` dies and with what preflight says on each."""
+    nodes = [{"Alive": True, "Resources": {"NPU": count, "GPU": count}} for count in dies]
+    node.set(ray, "init", functools.wraps(ray.init)(lambda **_: None))  # wraps: its keywords are looked at
+    node.set(ray, "nodes", lambda: nodes)
+    node.set(ray, "available_resources", lambda: dict.fromkeys(("NPU", "GPU"), sum(dies) if free is None else free))
+    node.set(cluster, "ask_nodes", lambda config, alive: said or {})
+
+
+def write_data(folder: Path) -> None:
+    folder.mkdir()
+    rows = pandas.DataFrame({"data_source": ["math_dapo"], "prompt": ["x"], "reward_model": ["y"]})
+    for name in ("dapo_math_17k", "aime_2024"):
+        rows.to_parquet(folder / f"{name}.parquet")
+
+
+def write_model(folder: Path) -> None:
+    """config.json of 32 billion parameters, a small tokenizer, and two shards of a few bytes with their index."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(SIZES))
+    build_tokenizer().save_pretrained(folder)
+    places, size = {}, 0
+    for number in (1, 2):
+        shard, tensor = f"model-0000{number}-of-00002.safetensors", numpy.zeros((number, 64), numpy.float32)
+        save_file({f"layer{number}.weight": tensor}, folder / shard)
+        places[f"layer{number}.weight"] = shard
+        size += tensor.nbytes
+    index = {"metadata": {"total_size": size}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def problems(*overrides: str, name: str = "dapo_qwen3_32b") -> list[str]:
+    """All that preflight says of a config, be it refused when it is composed or found after."""
+    try:
+        config = compose_config(name, list(overrides))
+    except ConfigError as error:
+        return [str(error)]
+    found = report.report(config, dry_run=False)["problems"]
+    return [problem for lines in found.values() for problem in lines]

@@ -1,0 +1,88 @@
+"""What preflight asks of every node, on a real Ray of one node."""
+
+import shutil
+import tempfile
+
+import pytest
+import ray
+
+from recipe.launch import versions
+from recipe.launch.config import compose_config
+from recipe.preflight import checks
+from recipe.preflight import cluster as cluster_check
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A head with 16 dies that are none."""
+    folder = tempfile.mkdtemp(prefix="ray-")  # short: Ray's sockets lie below
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # or Ray leaves a token in HOME
+        context = ray.init(num_cpus=1, resources={"NPU": 16}, include_dashboard=False, _temp_dir=folder)
+        yield context.address_info["gcs_address"]
+        ray.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_node_says_what_it_lacks(cluster):
+    """The functions that run on the node, in a Ray worker of their own."""
+    config = compose_config("dapo_qwen3_32b", [])
+    ((address, problems),) = cluster_check.ask_nodes(config, ray.nodes()).items()
+    assert address == ray.util.get_node_ip_address()
+    assert any(problem.startswith("data.train_files=data/dapo_math_17k.parquet: no such file") for problem in problems)
+    assert any(problem.startswith("vllm-ascend is not installed") for problem in problems) or versions.installed(
+        "vllm-ascend"
+    )
+
+
+def test_free_dies_are_counted(cluster):
+    @ray.remote(resources={"NPU": 4}, num_cpus=0)
+    class Other:
+        def ready(self):
+            return True
+
+    other = Other.remote()
+    ray.get(other.ready.remote())
+    config = compose_config("dapo_qwen3_32b", ["trainer.nnodes=1"])
+    (problem,) = cluster_check._device_problems(config, ray.nodes(), ray.available_resources())
+    assert problem.startswith("12 of the 16 NPU that the run needs are free: another run holds the others")
+    ray.kill(other)
+
+
+def test_the_same_line_of_all_nodes_is_said_once():
+    found = {"10.0.0.1": ["a", "b"], "10.0.0.2": ["a"]}
+    assert list(cluster._by_problem(found)) == ["on every node: a", "on 10.0.0.1: b"]
+
+
+def test_a_node_on_which_nothing_can_run(monkeypatch):
+    class Refuses:
+        def options(self, **_):
+            return self
+
+        def remote(self, _):
+            return self
+
+    def get(*_, **__):
+        raise ModuleNotFoundError("No module named 'recipe.preflight'")
+
+    monkeypatch.setattr(ray, "remote", lambda **_: lambda function: Refuses())
+    monkeypatch.setattr(ray, "get", get)
+    node = {"NodeID": "0" * 56, "NodeManagerAddress": "10.0.0.2"}
+    found = cluster_check.ask_nodes(compose_config("dapo_qwen3_32b", []), [node])
+    assert found == {
+        "10.0.0.2": [
+            "preflight cannot run there (No module named 'recipe.preflight'): pip install --no-deps -e . and the "
+            "pins of requirements/ on that node"
+        ]
+    }
+
+
+def test_no_cluster_is_asked_without_an_address(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert list(cluster.find_problems(compose_config("dapo_qwen3_32b", []))) == []
+
+
+def test_subjects_asked_on_nodes_are_subjects():
+    assert set(cluster.NODE_SUBJECTS) <= set(checks.checks(compose_config("dapo_qwen3_32b", [])))

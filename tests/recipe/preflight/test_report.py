@@ -1,0 +1,64 @@
+"""preflight's table, its JSON and its dry run, on a node that is good, on one that is not, and on a laptop."""
+
+import json
+
+import pytest
+
+from recipe.preflight import report
+from tests.recipe.preflight.preflight_node import good_node
+
+
+@pytest.fixture
+def node(tmp_path, monkeypatch):
+    return good_node(tmp_path, monkeypatch)
+
+
+def said_of(capsys, *arguments):
+    code = report.main(["--config-name", "dapo_qwen3_32b", *arguments])
+    return code, capsys.readouterr().out
+
+
+def test_a_good_node_is_all_green(node, capsys):
+    code, said = said_of(capsys)
+    assert code == 0 and "red" not in said and "skip" not in said and "0 problems" in said
+    assert "2 nodes x 16 npu devices; rollout: 4 replicas of 8, up to 128 requests each; training: megatron" in said
+    assert "longest responses" in said and "optimizer" in said and "a checkpoint has 427 GiB" in said
+    assert "drafter: sam.vllm.proposer.SamProposer, made by vllm" in said
+    assert "sampler: sam.vllm.exact_sampler.ExactSampler, put there by vllm_ascend" in said
+
+
+def test_a_problem_is_red_below_its_subject_with_its_mend(node, capsys):
+    (node.folder / "data" / "aime_2024.parquet").unlink()
+    code, said = said_of(capsys)
+    assert code == 2 and "red   data and model\n        data.val_files=" in said and "1 problem\n" in said
+    assert "green batches" in said
+
+
+def test_a_laptop_skips_what_needs_the_device(node, monkeypatch, capsys):
+    monkeypatch.setattr(report, "has_device", lambda device: False)
+    monkeypatch.delenv("RAY_ADDRESS")
+    monkeypatch.delenv("ASCEND_HOME_PATH")
+    code, said = said_of(capsys)
+    assert code == 0 and "0 problems" in said
+    for name in report.DEVICE_CHECKS:
+        assert f"skip  {name}: no device of this config in this machine" in said
+
+
+def test_json_and_dry_run(node, capsys):
+    code, said = said_of(capsys, "--json", "--dry-run", "speculation=off")
+    said = json.loads(said)
+    assert code == 0 and said["command"] == "python -m recipe.main_dapo --config-name dapo_qwen3_32b speculation=off"
+    assert said["vllm"][said["vllm"].index("--max_num_seqs") + 1] == "128"
+    assert said["speculation"]["drafter"] == "none"
+    code, said = said_of(capsys, "--json", "speculation=x")
+    assert code == 2 and "error" in json.loads(said)
+
+
+def test_preflight_looks_at_the_cluster_that_a_run_would_join(node, monkeypatch, tmp_path):
+    """As scripts/ascend_environment.sh does, by the address that `ray start` wrote down."""
+    monkeypatch.delenv("RAY_ADDRESS")
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    assert report.main(["--config-name", "dapo_qwen3_32b", "--json"]) == 2  # no Ray
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:6379")
+    assert report.main(["--config-name", "dapo_qwen3_32b", "--json"]) == 0

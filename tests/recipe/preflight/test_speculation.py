@@ -1,0 +1,97 @@
+"""Which drafter and sampler would run, loaded by vLLM's own code."""
+
+import importlib.metadata
+import sys
+
+import pytest
+
+from recipe.launch import source_patches
+from recipe.launch.config import compose_config
+from recipe.preflight import speculation
+
+CPU = "dapo_tiny_cpu"
+EXACT = "sam.vllm.exact_sampler.ExactSampler"
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch):
+    for name in ("VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def resolve(*overrides, name=CPU):
+    return speculation.resolve(compose_config(name, list(overrides)))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "drafter", "sampler"),
+    [
+        ([], "sam.vllm.proposer.SamProposer, made by vllm.v1", EXACT),
+        (
+            ["speculation=ngram"],
+            "vllm.v1.spec_decode.ngram_proposer.NgramProposer",
+            EXACT,
+        ),
+        (["speculation=off"], "none", EXACT),
+        (["speculation.verification=standard"], "sam.vllm.proposer.SamProposer", "sam.vllm.rejection_sampler.Standard"),
+    ],
+)
+def test_what_would_load(overrides, drafter, sampler):
+    found, problems = resolve(*overrides)
+    assert problems == [] and found["drafter"].startswith(drafter) and found["sampler"].startswith(sampler)
+    assert found["sampler"].endswith(f"put there by the plugin after {speculation.VLLM_RUNNER}.load_model")
+
+
+def test_the_names_said_are_those_of_vllm():
+    for name in speculation.VLLM_DRAFTERS.values():
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute)
+
+
+def test_suffix_needs_its_package(monkeypatch):
+    monkeypatch.setattr("vllm.config.speculative.has_arctic_inference", lambda: False)
+    found, (problem,) = resolve("speculation=suffix")
+    assert problem.startswith("the drafter would not load: Arctic Inference is required")
+    assert found["drafter"] == "would not load"
+
+
+def test_a_drafter_that_does_not_import(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sam.vllm.proposer", None)
+    _, (problem,) = resolve()
+    assert "the drafter would not load: Cannot import module 'sam.vllm.proposer'" in problem
+
+
+def test_a_plugin_that_is_not_registered(monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [])
+    _, (problem,) = resolve()
+    assert "the plugin `sam` is not registered with vLLM: pip install --no-deps -e ." in problem
+
+
+def test_a_vllm_that_the_plugin_does_not_reach(monkeypatch):
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    monkeypatch.setattr(GPUModelRunner, "load_model", lambda self: None)
+    _, (problem,) = resolve()
+    assert "GPUModelRunner.load_model is as before: install vllm==0.23.0" in problem
+
+
+@pytest.mark.parametrize(
+    ("installed", "state", "said"),
+    [(None, None, "once vllm-ascend is installed and patched"), ("0.23.0.post1", "patched", "as patched")],
+)
+def test_on_ascend_the_patches_decide(monkeypatch, installed, state, said):
+    (series,) = source_patches.load()
+    series.installed, series.states = installed, dict.fromkeys(series.hashes, state)
+    monkeypatch.setattr(source_patches, "load", lambda: [series])
+    found, problems = resolve(name="dapo_qwen3_32b")
+    assert problems == []
+    assert found["drafter"].endswith(f"custom_class_proposer, which vllm_ascend.spec_decode calls {said}")
+    assert found["sampler"].endswith(f"NPUModelRunner.load_model {said}")
+
+
+def test_on_ascend_without_patches_neither_would_load(monkeypatch):
+    (series,) = source_patches.load()
+    series.installed, series.states = series.version, dict.fromkeys(series.hashes, "published")
+    monkeypatch.setattr(source_patches, "load", lambda: [series])
+    _, problems = resolve(name="dapo_qwen3_32b")
+    assert problems == [f"the {part} would not load: {series.problem()}" for part in ("drafter", "sampler")]

@@ -1,0 +1,90 @@
+"""Whether a model's files are all there, from their headers and from the checksums that a download leaves."""
+
+import hashlib
+import json
+import struct
+
+import pytest
+
+from recipe.preflight import weights
+from tests.recipe.preflight.preflight_node import write_model
+
+INDEX = weights.INDEX
+SHARD = "model-00002-of-00002.safetensors"
+
+
+@pytest.fixture
+def model(tmp_path):
+    write_model(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def found(model):
+    return list(weights.find_problems(model))
+
+
+def test_a_whole_model_has_no_problem(model, capsys):
+    assert found(model) == []
+    assert weights.main([str(model)]) == 0
+    assert "model: complete, 0.0 GB of weights" in capsys.readouterr().out
+
+
+def test_a_model_of_one_file(model):
+    (model / INDEX).unlink()
+    (model / SHARD).rename(model / "model.safetensors")
+    assert found(model) == []
+    with open(model / "model.safetensors", "ab") as file:
+        file.truncate(100)
+    assert "its header is damaged" in found(model)[0] or "an interrupted copy" in found(model)[0]
+
+
+def rewrite(model, change):
+    index = json.loads((model / INDEX).read_text())
+    change(index)
+    (model / INDEX).write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda model: (model / SHARD).unlink(), f"1 of 2 shards of {INDEX} are missing, the first {SHARD}: bash scri"),
+        (lambda model: (model / SHARD).write_bytes((model / SHARD).read_bytes()[:-1]), "bytes of 592, an interrupted"),
+        (lambda model: (model / SHARD).write_bytes(b""), "no safetensors file: remove it"),
+        (
+            lambda model: (model / SHARD).write_text("version https://git-lfs.github.com/spec/v1\n"),
+            "no safetensors file",
+        ),
+        (lambda model: (model / SHARD).write_bytes(struct.pack("<Q", 9) + b"{not json"), "its header is damaged"),
+        (lambda model: (model / INDEX).write_text("{"), "not an index of safetensors"),
+        (lambda model: (model / INDEX).unlink(), f"neither {INDEX} nor model.safetensors there"),
+        (lambda model: rewrite(model, lambda index: index["metadata"].update(total_size=1)), "says 1: another model"),
+        (
+            lambda model: rewrite(model, lambda index: index["weight_map"].update(head=SHARD)),
+            "the first head: files of",
+        ),
+    ],
+)
+def test_what_is_wrong_is_one_line_with_its_mend(model, capsys, spoil, message):
+    spoil(model)
+    (problem,) = found(model)
+    assert message in problem
+    assert weights.main([str(model)]) == 2
+    assert capsys.readouterr().err == f"error: {problem}\n"
+
+
+def test_checksums_as_hf_download_notes_them(model, capsys):
+    assert weights.main([str(model), "--checksums"]) == 2
+    assert "no checksums there" in capsys.readouterr().err
+    notes = model / ".cache" / "huggingface" / "download"
+    notes.mkdir(parents=True)
+    digest = hashlib.sha256((model / SHARD).read_bytes()).hexdigest()
+    (notes / f"{SHARD}.metadata").write_text(f"commit\n{digest}\n1712656091.123\n")
+    (notes / "config.json.metadata").write_text("commit\na16a55fda99d2f2e7b69cce5cf93ff4ad3049930\n1712656091.1\n")
+    assert weights.main([str(model), "--checksums"]) == 0
+    content = bytearray((model / SHARD).read_bytes())
+    content[-1] ^= 1  # a flipped bit: the size is right
+    (model / SHARD).write_bytes(content)
+    assert weights.main([str(model)]) == 0
+    capsys.readouterr()
+    assert weights.main([str(model), "--checksums"]) == 2
+    assert f"{SHARD}: its SHA-256 is" in capsys.readouterr().err

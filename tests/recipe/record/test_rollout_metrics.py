@@ -1,0 +1,89 @@
+"""A step's metrics from the servers' records."""
+
+import io
+
+import numpy as np
+import pytest
+
+from recipe.record.rollout_metrics import RolloutRecord, rejected_seconds, token_milliseconds
+from recipe.report.timeline import over_time
+
+
+def record(running=(4, 4, 2, 1), milliseconds=(10.0, 10.0, 30.0, 50.0), pauses=(0.0, 0.0, 0.0, 0.0), seconds=0.1):
+    """A replica's record; `pauses` are seconds without work before each engine step."""
+    steps = len(running)
+    ends = 1000.0 + np.cumsum(np.array(milliseconds) / 1e3 + np.array(pauses))
+    arrays = {name: np.zeros(steps) for name in ("forward_ms", "verify_ms", "draft_ms", "drafting")}
+    arrays |= {
+        "step_ms": np.array(milliseconds), "running": np.array(running), "end_s": ends,
+        "drafted": np.array([0, 0, 6, 3]), "accepted": np.array([0, 0, 2, 1]), "emitted": np.array([4, 4, 4, 2]),
+        "position_steps": np.array([2, 1]), "position_emitted": np.array([4, 2]),
+        "drafted_at": np.array([3, 3, 3]), "accepted_at": np.array([2, 1, 0]), "counter_faults": np.array(0),
+    }  # fmt: skip
+    blob = io.BytesIO()
+    np.savez(blob, **arrays)
+    return blob.getvalue(), seconds
+
+
+def test_metrics_add_up_over_replicas():
+    metrics = RolloutRecord.merge([record(), record()]).metrics()
+    assert metrics["rollout/tokens"] == 28
+    assert metrics["rollout/spec_accept_rate"] == pytest.approx(6 / 18)
+    assert metrics["rollout/spec_accept_length"] == 2.0
+    assert metrics["rollout/spec_accept_rate/position_2"] == pytest.approx(1 / 3)
+    assert metrics["rollout/drafter/faults"] == 0
+
+
+def test_timeline_is_over_time_not_over_steps():
+    metrics = RolloutRecord.merge([record()]).metrics()
+    timeline = [metrics[f"rollout/running_requests/at_{percent}_percent"] for percent in range(10, 100, 10)]
+    assert timeline == [4, 4, 2, 2, 2, 1, 1, 1, 1]
+
+
+def test_tail_is_the_mean_of_the_replicas_and_its_share_of_their_time():
+    fast, slow = record(milliseconds=(10.0, 10.0, 10.0, 10.0)), record()
+    metrics = RolloutRecord.merge([fast, slow]).metrics(tail_threshold=2)
+    assert metrics["rollout/tail_seconds"] == pytest.approx((0.02 + 0.08) / 2)
+    assert metrics["rollout/tail_share"] == pytest.approx((20 + 80) / (40 + 100))
+    assert not any("tail" in name for name in RolloutRecord.merge([fast]).metrics())
+
+
+def test_generation_rounds_are_told_apart_by_the_pauses_between_them():
+    first = record(pauses=(0.0, 0.002, 1.5, 0.0), seconds=0.2)  # 2 ms is within a round
+    second = record(pauses=(0.0, 0.0, 0.0, 2.0), seconds=0.4)
+    metrics = RolloutRecord.merge([first, second]).metrics(rounds=2)
+    assert metrics["rollout/round_seconds/1"] == pytest.approx(0.05)  # of the slower replica: 10, 10 and 30 ms
+    assert metrics["rollout/round_seconds/2"] == pytest.approx(0.08)
+    assert metrics["rollout/round_seconds/replica_mean"] == pytest.approx(0.15)
+    assert "rollout/round_seconds/3" not in metrics
+
+
+def test_a_replica_without_a_part_in_every_round_tells_nothing_of_rounds():
+    metrics = RolloutRecord.merge([record()]).metrics(rounds=2)
+    assert "rollout/round_seconds/1" not in metrics
+    assert metrics["rollout/round_seconds/replica_mean"] == pytest.approx(0.05)
+
+
+def test_what_rejected_drafts_took_is_their_share_of_the_steps_time():
+    running, drafted = np.array([8, 8, 4, 4, 2, 1]), np.array([0, 16, 0, 8, 4, 3])
+    arrays = {
+        "running": running, "drafted": drafted, "accepted": drafted // 2,
+        "step_ms": 5.0 + 0.5 * running + 0.25 * drafted,
+    }  # fmt: skip
+    assert token_milliseconds(arrays) == pytest.approx(0.25)
+    assert rejected_seconds(arrays) == pytest.approx(0.25 * (31 - 15) / 1e3)
+    assert rejected_seconds({**arrays, "drafted": 0 * drafted, "accepted": 0 * drafted}) == 0.0
+    metrics = RolloutRecord.merge([record(), record()]).metrics()
+    assert metrics["rollout/other_ms_per_step"] == metrics["rollout/step_ms_per_step"] == 25.0
+    one = {name: np.array(values) for name, values in {
+        "running": (4, 4, 2, 1), "drafted": (0, 0, 6, 3), "accepted": (0, 0, 2, 1), "step_ms": (10.0, 10.0, 30.0, 50.0),
+    }.items()}  # fmt: skip
+    assert metrics["rollout/rejected_seconds"] == pytest.approx(rejected_seconds(one)) and rejected_seconds(one) > 0
+
+
+def test_columns_over_time_keep_their_totals():
+    arrays = {"step_ms": np.array([10.0, 30.0, 60.0]), "running": np.array([5, 3, 1])}
+    time, means = over_time(arrays, ("running",))
+    assert time[-1] == pytest.approx(0.1)
+    assert means["running"].mean() == pytest.approx((5 * 10 + 3 * 30 + 1 * 60) / 100)
+    assert means["running"][[0, -1]] == pytest.approx([5, 1])

@@ -1,0 +1,106 @@
+"""Rounds of dynamic sampling against a queue in memory: what is trained on, in which order, when it gives up."""
+
+import random
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from recipe.rollout.seeds import prompt_uid
+from recipe.trainer import dynamic_sampling
+from recipe.trainer.dynamic_sampling import DapoRounds
+
+
+class Queue:
+    """The calls of TransferQueue that the sampler makes. Groups finish at once, in an order of chance."""
+
+    def __init__(self, accuracies, order):
+        self.accuracies, self.order = accuracies, random.Random(order)
+        self.tags, self.dispatched = {}, 0
+
+    def dispatch(self, count):
+        groups = range(self.dispatched, self.dispatched + count)
+        self.dispatched += count
+        for group in self.order.sample(groups, count):
+            uid = prompt_uid(1, group)
+            self.tags[uid] = {"is_prompt": True, "status": "finished", "global_steps": 1}
+            for sample in self.order.sample(range(2), 2):
+                self.tags[f"{uid}_{sample}_0"] = {"status": "success", "seq_len": 3}
+
+    def kv_list(self):
+        return {"train": dict(self.tags)}
+
+    def kv_clear(self, partition_id, keys):
+        for key in keys:
+            self.tags.pop(key, None)
+
+    def kv_batch_get(self, keys, partition_id, select_fields):
+        accuracy = [self.accuracies[int(key.split("_")[0].split("-")[1])][int(key.split("_")[1])] for key in keys]
+        rows = [torch.tensor([1, 2])] * len(keys)
+        return {
+            "prompts": rows,
+            "responses": rows,
+            "rm_scores": [torch.tensor([0.0, 2.0 * a - 1.0]) for a in accuracy],
+            "extra_fields": [{"reward_extra_info": {"acc": a, "pred": "x"}} for a in accuracy],
+        }
+
+
+def make(monkeypatch, accuracies, order=0, **settings):
+    queue = Queue(accuracies, order)
+    monkeypatch.setattr(dynamic_sampling, "tq", queue)
+    monkeypatch.setattr("verl.trainer.ppo.v1.replay_buffer.tq", queue)
+    defaults = {"enable": True, "metric": "acc", "max_num_gen_batches": 3, "gen_batch_size": 4}
+    sampler = DapoRounds(
+        trainer_mode="sync",
+        trainer_config=OmegaConf.create({}),
+        max_off_policy_threshold=8,
+        max_off_policy_strategy="drop",
+        sampler_kwargs=OmegaConf.create({**defaults, **settings}),
+        refill_fn=queue.dispatch,
+    )
+    return sampler, queue
+
+
+MIXED, RIGHT, WRONG = (1.0, 0.0), (1.0, 1.0), (0.0, 0.0)
+
+
+@pytest.mark.parametrize("order", range(5))
+def test_first_groups_with_signal_in_dispatch_order(monkeypatch, order):
+    groups = [RIGHT, MIXED, WRONG, MIXED, MIXED, MIXED, RIGHT, MIXED]
+    sampler, queue = make(monkeypatch, groups, order)
+    queue.dispatch(sampler.prompts_per_round(3))  # the trainer's own dispatch
+    batch, metrics = sampler.sample(global_steps=1, partition_id="train", batch_size=3)
+    assert batch.keys == [f"{prompt_uid(1, group)}_{sample}_0" for group in (1, 3, 4) for sample in (0, 1)]
+    assert metrics["rollout/rounds"] == 2
+    assert metrics["rollout/dropped_groups"] == 3
+    assert metrics["rollout/surplus_groups"] == 2
+    assert metrics["rollout/acc_all/mean"] == pytest.approx(9 / 16)
+    assert metrics["rollout/reward_all/mean"] == pytest.approx(2 / 16)
+    assert queue.dispatched == 8
+    assert set(queue.tags) == set(batch.keys)  # nothing else stays in the queue
+    assert [t.kept for t in sampler.last_step.trajectories] == [g in (1, 3, 4) for g in range(8) for _ in (0, 1)]
+
+
+def test_rounds_are_bounded_and_the_error_says_what_to_change(monkeypatch):
+    sampler, queue = make(monkeypatch, [RIGHT] * 12)
+    queue.dispatch(4)
+    with pytest.raises(RuntimeError, match=r"3 rounds of 4 prompts gave 0 groups.*max_num_gen_batches=3.*allow more"):
+        sampler.sample(global_steps=1, partition_id="train", batch_size=4)
+    assert queue.dispatched == 12
+
+
+def test_without_filtering_one_round_of_the_train_batch(monkeypatch):
+    sampler, queue = make(monkeypatch, [RIGHT] * 2, enable=False)
+    queue.dispatch(sampler.prompts_per_round(2))
+    batch, metrics = sampler.sample(global_steps=1, partition_id="train", batch_size=2)
+    assert len(batch.keys) == 4 and queue.dispatched == 2 and metrics["rollout/dropped_groups"] == 0
+
+
+def test_failed_groups_are_replaced_and_counted(monkeypatch):
+    sampler, queue = make(monkeypatch, [MIXED] * 8)
+    queue.dispatch(4)
+    for group in (0, 1):
+        queue.tags[prompt_uid(1, group)]["status"] = "failure"
+    batch, metrics = sampler.sample(global_steps=1, partition_id="train", batch_size=4)
+    assert metrics["rollout/failed_groups"] == 2 and metrics["rollout/rounds"] == 2
+    assert {key.split("_")[0] for key in batch.keys} == {prompt_uid(1, group) for group in (2, 3, 4, 5)}

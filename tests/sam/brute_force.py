@@ -1,0 +1,168 @@
+"""What a suffix automaton should hold, worked out from all suffixes; and what one does hold."""
+
+from collections import defaultdict
+
+import numpy as np
+from numba import njit
+
+from sam.automaton.store import (
+    BEST,
+    BLOCK_RECORDS,
+    BLOCKS,
+    CHAIN,
+    COUNT,
+    DROPPED,
+    FIRST_BLOCK,
+    FOLLOWING,
+    FURTHER,
+    IN_TABLE,
+    IN_USE,
+    LENGTH,
+    LINK,
+    LINKED,
+    NEXT,
+    NONE,
+    PRECEDING,
+    SOURCE,
+    TARGET,
+    TOKEN,
+    TOKENS,
+    TOTAL,
+    TOUCHED,
+    _bucket,
+    _hash,
+    blocks_for,
+    find,
+)
+
+
+class BruteForce:
+    """Counts with update exclusion, for every string by itself.
+
+    A token appended to a text begins with count one after every suffix that it had never followed. Of the suffixes that
+    it had followed, the longest, and those that occur just where that one does, count it once more.
+    """
+
+    def __init__(self):
+        self.texts = defaultdict(list)
+        self.occurrences = defaultdict(set)
+        self.counts = defaultdict(dict)
+        self.times = defaultdict(dict)
+        self.clock = 0
+
+    def append(self, sequence, token):
+        text = self.texts[sequence]
+        self.clock += 1
+        known = None
+        for first in range(len(text) + 1):
+            suffix = tuple(text[first:])
+            if known is None and token in self.counts[suffix]:
+                known = self.occurrences[suffix] if suffix else None
+                self._count(suffix, token)
+                if not suffix:
+                    break
+            elif known is None:
+                self._count(suffix, token)
+            elif suffix and self.occurrences[suffix] == known:
+                self._count(suffix, token)
+            else:
+                break
+        text.append(token)
+        for first in range(len(text)):
+            self.occurrences[tuple(text[first:])].add((sequence, len(text)))
+
+    def fork(self, sequence, copy):
+        """Let `copy` go on from where `sequence` is, as a sample from its prompt."""
+        self.texts[copy] = list(self.texts[sequence])
+        for end in range(1, len(self.texts[copy]) + 1):
+            for first in range(end):
+                self.occurrences[tuple(self.texts[copy][first:end])].add((copy, end))
+
+    def _count(self, suffix, token):
+        self.counts[suffix][token] = self.counts[suffix].get(token, 0) + 1
+        self.times[suffix][token] = self.clock
+
+    def best(self, suffix):
+        counts, times = self.counts[suffix], self.times[suffix]
+        return max(counts, key=lambda token: (counts[token], times[token]))
+
+
+def transitions(store, state):
+    """token -> (target, count) of one state."""
+    records, found = store.records, {}
+    if records[state, TOTAL]:
+        edge = state
+        while edge != NONE:
+            found[int(records[edge, TOKEN])] = (int(records[edge, TARGET]), int(records[edge, COUNT]))
+            edge = records[edge, FURTHER if edge == state else NEXT]
+    return found
+
+
+def check_automaton(store, root, truth, ends):
+    """Every substring, its continuations' counts and the best of them; every link and length along the texts' ends."""
+    state_of = {(): root}
+    for substring in sorted(truth.occurrences, key=len):
+        target, _ = transitions(store, state_of[substring[:-1]])[substring[-1]]
+        state_of[substring] = target
+    for substring, state in state_of.items():
+        found = transitions(store, state)
+        assert {token: count for token, (_, count) in found.items()} == truth.counts.get(substring, {}), substring
+        assert store.records[state, TOTAL] == sum(count for _, count in found.values())
+        for token, (target, _) in found.items():
+            assert target == state_of[(*substring, token)]
+            edge = find(store.records, store.heads, store.sizes, state, token)
+            assert store.records[edge, TARGET] == target
+        if found:
+            assert store.records[store.records[state, BEST], TOKEN] == truth.best(substring), substring
+    for name, end in ends.items():
+        check_suffixes(store, root, truth, tuple(truth.texts[name]), end, state_of)
+
+
+def check_suffixes(store, root, truth, text, state, state_of):
+    """The states along the suffix links of a text's end are the classes of its suffixes, longest first."""
+    assert store.records[state, LENGTH] == len(text)
+    while state != root:
+        link = int(store.records[state, LINK])
+        longest, shorter = int(store.records[state, LENGTH]), int(store.records[link, LENGTH])
+        here = truth.occurrences[text[len(text) - longest :]]
+        assert shorter < longest
+        for length in range(shorter + 1, longest + 1):
+            assert truth.occurrences[text[len(text) - length :]] == here
+            assert state_of[text[len(text) - length :]] == state
+        assert shorter == 0 or truth.occurrences[text[len(text) - shorter :]] > here
+        state = link
+
+
+def check_blocks(store, groups):
+    """The blocks of `groups` and the dropped ones are apart and complete, and the table holds their transitions."""
+    seen = []
+    for group in groups:
+        block, count = int(store.groups[group, FIRST_BLOCK]), 0
+        while block != NONE:
+            seen.append(block)
+            count += 1
+            block = int(store.groups[block, FOLLOWING])
+        assert count == store.groups[group, BLOCKS]
+        assert count == max(1, blocks_for(int(store.groups[group, TOKENS])))
+    assert len(seen) == store.sizes[IN_USE]
+    block = int(store.sizes[DROPPED])
+    while block != NONE:
+        seen.append(block)
+        block = int(store.groups[block, PRECEDING])
+    assert sorted(seen) == list(range(int(store.sizes[TOUCHED])))
+    records = store.records[: len(seen) * BLOCK_RECORDS]
+    in_table = np.flatnonzero(records[:, FURTHER] == IN_TABLE)
+    assert store.sizes[LINKED] == len(in_table)
+    assert _all_found(store.records, store.heads, store.sizes, in_table)
+
+
+@njit
+def _all_found(records, heads, sizes, edges):
+    """Whether each of `edges` is in the hash bucket that it belongs to."""
+    for edge in edges:
+        link = heads[_bucket(sizes, _hash(records[edge, SOURCE], records[edge, TOKEN]))]
+        while link != edge:
+            if link == NONE:
+                return False
+            link = records[link, CHAIN]
+    return True

@@ -1,0 +1,282 @@
+"""What is drafted, for whom, and that nothing stays behind."""
+
+import numpy as np
+import pytest
+
+from sam.automaton import store
+from sam.automaton.suffix_automaton import SuffixAutomaton
+from sam.drafting.drafter import ROWS, Drafter
+from tests.sam.brute_force import check_blocks
+
+K = 3
+
+
+def tokens(*values):
+    return np.array(values, dtype=np.int32)
+
+
+def draft(drafter, request, k=K):
+    return drafter.draft([request], np.array([k], dtype=np.int32)).token_ids.tolist()
+
+
+def append(drafter, request, *values):
+    drafter.append([request], tokens(*values), np.array([0, len(values)]))
+
+
+def test_most_frequent_continuation_wins_and_ties_go_to_the_latest():
+    automaton = SuffixAutomaton(1 << 20)
+    text, fresh = automaton.start(), automaton.start()
+    automaton.extend(text, tokens(1, 2, 9, 1, 3, 8, 1, 2, 7))
+    automaton.extend(fresh, tokens(1))
+    assert automaton.draft(fresh, 1).token_ids.tolist() == [2]
+    automaton.extend(text, tokens(1, 3))
+    assert automaton.draft(fresh, 1).token_ids.tolist() == [3]
+
+
+def test_after_a_substitution_the_draft_goes_on_beside_it():
+    """The text repeats itself with 90 in the place of 4, and no context has ever seen 90."""
+    drafter = Drafter(max_draft_tokens=K)
+    drafter.start("a", tokens(0))
+    append(drafter, "a", 1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 90)
+    assert draft(drafter, "a") == [5, 6, 7]
+
+
+def test_without_any_context_nothing_is_drafted():
+    drafter = Drafter(max_draft_tokens=K)
+    drafter.start("a", tokens(1, 2, 3, 4))
+    assert draft(drafter, "a") == []
+
+
+def test_draft_goes_on_from_a_shorter_context_where_the_continuation_ends():
+    drafter = Drafter(max_draft_tokens=4)
+    drafter.start("a", tokens(5, 6, 7, 8, 5, 6))
+    assert draft(drafter, "a", 4) == [7, 8, 5, 6]
+
+
+def test_siblings_share_and_other_prompts_do_not():
+    drafter = Drafter(max_draft_tokens=K)
+    for request, prompt in {"a": (1, 2), "b": (1, 2), "c": (1, 3)}.items():
+        drafter.start(request, tokens(*prompt))
+    append(drafter, "a", 7, 8, 9, 4)
+    for request in ("b", "c"):
+        append(drafter, request, 7, 8)
+    assert draft(drafter, "b") == [9, 4]
+    assert draft(drafter, "c") == []
+
+
+def test_scope_request_shares_nothing():
+    drafter = Drafter(max_draft_tokens=K, scope="request")
+    drafter.start("a", tokens(1, 2))
+    drafter.start("b", tokens(1, 2))
+    append(drafter, "a", 7, 8, 9)
+    append(drafter, "b", 7, 8)
+    assert draft(drafter, "b") == []
+
+
+def test_batched_step_is_append_then_draft():
+    one, other = Drafter(max_draft_tokens=K), Drafter(max_draft_tokens=K)
+    rng = np.random.default_rng(0)
+    ids = [f"{prompt}/{sample}" for prompt in range(3) for sample in range(4)]
+    for drafter in (one, other):
+        for request in ids:
+            drafter.start(request, tokens(int(request[0]), 1, 2))
+    for _ in range(50):
+        lengths = rng.integers(0, 3, len(ids))
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        new = rng.integers(0, 4, offsets[-1]).astype(np.int32)
+        budgets = rng.integers(0, K + 1, len(ids)).astype(np.int32)
+        together = one.step(ids, new, offsets, budgets)
+        other.append(ids, new, offsets)
+        apart = other.draft(ids, budgets)
+        assert together.token_ids.tolist() == apart.token_ids.tolist()
+        assert together.offsets.tolist() == apart.offsets.tolist()
+        assert (np.diff(together.offsets) <= budgets).all()
+        assert ((together.survival > 0) & (together.survival <= 1)).all()
+
+
+def test_a_duplicate_is_drafted_to_its_end_and_survival_is_learnt():
+    drafter = Drafter(max_draft_tokens=8)
+    text = np.random.default_rng(0).integers(1000, size=400).astype(np.int32)
+    drafter.start("a", tokens(1))
+    drafter.start("b", tokens(1))
+    append(drafter, "a", *text)
+    append(drafter, "b", *text[:8])
+    first = drafter.draft(["b"], np.array([8])).survival[0]
+    for done in range(8, 392, 8):
+        assert draft(drafter, "b", 8) == text[done : done + 8].tolist()
+        append(drafter, "b", *text[done : done + 8])
+    assert first < 0.9 < drafter.draft(["b"], np.array([8])).survival[0]
+
+
+def test_catch_up_appends_what_was_missed():
+    drafter = Drafter(max_draft_tokens=K)
+    whole = tokens(1, 2, 3, 4, 5, 1, 2)
+    drafter.start("a", whole[:2])
+    append(drafter, "a", 3)
+    drafter.catch_up("a", whole)
+    assert drafter.num_tokens("a") == 7
+    assert draft(drafter, "a") == [3, 4, 5]
+    drafter.catch_up("a", whole)
+    assert drafter.num_tokens("a") == 7
+
+
+def test_history_is_bounded_and_old_policies_leave_first():
+    drafter = Drafter(max_draft_tokens=K, scope="history", history_tokens=500)
+    for index in range(300):
+        request = str(index)
+        drafter.start(request, tokens(index, 1, 2), policy_version=1 if index == 7 else 0)
+        append(drafter, request, *range(10))
+        (drafter.finish if index % 2 else drafter.abort)(request)
+        assert request not in drafter
+        assert drafter.groups._idle_tokens <= 500
+    assert drafter.counters["evicted_groups"] == 300 - 500 // 13
+    for index, found in ((7, True), (8, False), (299, True)):
+        assert (drafter.groups.find(tokens(index, 1, 2)) != store.NONE) == found
+
+
+def test_history_drafts_from_an_earlier_step_and_group_scope_forgets_when_told_to():
+    for scope, expected in (("history", [9, 4]), ("request", [])):
+        drafter = Drafter(max_draft_tokens=K, scope=scope, history_tokens=1000)
+        drafter.start("a", tokens(1, 2))
+        append(drafter, "a", 7, 8, 9, 4)
+        drafter.finish("a")
+        drafter.start("a", tokens(1, 2))
+        append(drafter, "a", 7, 8)
+        assert draft(drafter, "a") == expected
+
+
+def test_memory_budget_is_kept_and_the_overflow_gets_no_drafts():
+    budget = 1 << 20
+    drafter = Drafter(max_draft_tokens=K, memory_budget_bytes=budget)
+    for index in range(200):
+        drafter.start(str(index), tokens(index, 1, 2, 1, 2))
+        append(drafter, str(index), *([1, 2, 3] * 40))
+        assert drafter.nbytes <= budget
+    assert draft(drafter, "0") != []
+    assert draft(drafter, "199") == []
+    assert drafter.num_tokens("199") == 125
+    overflow = drafter.counters["overflow_requests"]
+    assert overflow > 0
+    for index in range(100):
+        drafter.finish(str(index))
+    drafter.start("late", tokens(200, 1, 2, 1, 2))
+    assert draft(drafter, "late") != []
+    assert drafter.counters["overflow_requests"] == overflow
+    for request in [*map(str, range(100, 200)), "late"]:
+        drafter.finish(request)
+    while drafter.groups.evict():
+        pass
+    assert drafter.nbytes == len(drafter) == len(drafter.groups) == 0
+
+
+def test_more_requests_than_rows_at_first():
+    drafter = Drafter(max_draft_tokens=K)
+    ids = [str(i) for i in range(ROWS + 10)]
+    for i, request in enumerate(ids):
+        drafter.start(request, tokens(i % 50, 1, 2, 3, 1, 2))
+    drafts = drafter.draft(ids, np.full(len(ids), 1))
+    assert drafts.token_ids.tolist() == [3] * len(ids)
+
+
+def test_nothing_leaks_over_100_000_requests():
+    drafter = Drafter(max_draft_tokens=K, scope="history", history_tokens=2000, memory_budget_bytes=1 << 19)
+    rng = np.random.default_rng(0)
+    prompts = rng.integers(50, size=(300, 4)).astype(np.int32)
+    live = []
+    for index in range(100_000):
+        drafter.start(str(index), prompts[index % 300])
+        live.append(str(index))
+        if index % 10 == 0:
+            drafter.step(live, rng.integers(50, size=len(live)), np.arange(len(live) + 1), np.full(len(live), K))
+        if len(live) > 20:
+            drafter.finish(live.pop(int(rng.integers(20))))
+    assert len(drafter) == len(live) <= 21
+    assert len(drafter.sequences) == ROWS
+    assert len(drafter.groups) <= 300 and len(drafter.groups._heap) <= 2 * 300 + 64
+    assert drafter.nbytes <= 1 << 19
+    for request in live:
+        drafter.finish(request)
+    while drafter.groups.evict():
+        pass
+    assert drafter.nbytes == len(drafter.groups) == len(drafter._rows) == len(drafter._group_of) == 0
+    check_blocks(drafter.store, [])
+
+
+def test_hash_collisions_of_prompts_are_told_apart(monkeypatch):
+    monkeypatch.setattr("sam.automaton.prompt_groups.hash", lambda _: 1, raising=False)
+    drafter = Drafter(max_draft_tokens=K)
+    for request, prompt in {"a": (1, 2), "b": (1, 2, 7), "c": (2, 1), "d": (1, 2)}.items():
+        drafter.start(request, tokens(*prompt))
+    groups = [drafter._group_of[drafter._rows[request]] for request in "abcd"]
+    assert len(set(groups)) == 3 and groups[0] == groups[3]
+    append(drafter, "a", 7, 5)
+    assert drafter.groups.find(tokens(1, 2, 7)) == groups[1]
+
+
+def test_a_static_corpus_is_drafted_from_where_its_match_is_longer(tmp_path):
+    text = np.random.default_rng(0).integers(1000, size=200).astype(np.int32)
+    corpus = SuffixAutomaton(1 << 20)
+    corpus.extend(corpus.start(), text)
+    corpus.save(tmp_path / "corpus.sam")
+    with_corpus = Drafter(max_draft_tokens=K, corpus=tmp_path / "corpus.sam", corpus_bias=5)
+    without = Drafter(max_draft_tokens=K)
+    for drafter in (with_corpus, without):
+        drafter.start("a", text[50:53])
+        append(drafter, "a", *text[53:55])
+        assert draft(drafter, "a") == []  # the match of 5 is not longer by more than 5
+        append(drafter, "a", *text[55:60])
+    assert draft(with_corpus, "a") == text[60:63].tolist()
+    assert draft(without, "a") == []
+    append(with_corpus, "a", 5000)
+    assert draft(with_corpus, "a") == []
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"max_draft_tokens": 0}, "max_draft_tokens=0"),
+        ({"max_draft_tokens": 1, "scope": "all"}, "scope='all'"),
+    ],
+)
+def test_bad_settings(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Drafter(**arguments)
+
+
+def test_bad_requests():
+    drafter = Drafter(max_draft_tokens=K)
+    with pytest.raises(ValueError, match="at least one token"):
+        drafter.start("a", tokens())
+    for bad in ([1, -1], [2**31], [0.5]):
+        with pytest.raises(ValueError, match="expected token ids"):
+            drafter.start("a", np.array(bad))
+    with pytest.raises(ValueError, match="do not fit into memory_budget_bytes"):
+        Drafter(max_draft_tokens=K, memory_budget_bytes=1 << 16).start("a", np.zeros(10_000, np.int32))
+    drafter.start("a", tokens(1))
+    with pytest.raises(ValueError, match="followed already"):
+        drafter.start("a", tokens(1))
+    with pytest.raises(ValueError, match="'b' is not followed"):
+        append(drafter, "b", 1)
+    with pytest.raises(ValueError, match="expected token ids"):
+        append(drafter, "a", -1)
+    for offsets in ([0], [0, 3], [1, 2], [0, 3, 2]):
+        with pytest.raises(ValueError, match="rising from 0 to 2"):
+            drafter.append(["a"] * max(1, len(offsets) - 1), tokens(1, 2), np.array(offsets))
+    with pytest.raises(ValueError, match="2 budgets for 1 requests"):
+        drafter.draft(["a"], np.array([1, 1]))
+    assert drafter.num_tokens("a") == 1
+    drafter.finish("a")
+    for late in (lambda: append(drafter, "a", 1), lambda: drafter.finish("a"), lambda: draft(drafter, "a")):
+        with pytest.raises(ValueError, match="'a' is not followed"):
+            late()
+
+
+def test_drafts_end_where_they_are_unlikely_to_survive():
+    drafter = Drafter(max_draft_tokens=4)
+    drafter.start("a", tokens(1, 2, 3, 9, 1, 2, 4, 8, 1, 2, 3, 7, 1))
+    whole = drafter.draft(["a"], np.array([4], dtype=np.int32))
+    assert len(whole.token_ids) == 4 and (np.diff(whole.survival) < 0).all()
+    for kept in range(5):
+        floor = float(whole.survival[kept]) + 1e-6 if kept < 4 else 0.0
+        cut = drafter.step(["a"], tokens(), np.zeros(2, np.int64), np.array([4], np.int32), min_survival=floor)
+        assert cut.token_ids.tolist() == whole.token_ids[:kept].tolist()

@@ -1,0 +1,129 @@
+"""Random lifecycles of requests, with more of them than memory: nothing lost, nothing left, every rank alike."""
+
+import numpy as np
+import pytest
+
+from sam.automaton import store
+from sam.drafting.context_mixing import END
+from sam.drafting.drafter import Drafter
+from tests.sam.brute_force import BruteForce, check_automaton, check_blocks
+
+K = 3
+
+
+def tokens(*values):
+    return np.array(values, dtype=np.int32)
+
+
+class Fuzz:
+    """Random lifecycles under memory pressure, in two drafters at once and in brute force."""
+
+    def __init__(self, seed, scope, budget, deep=False):
+        self.rng = np.random.default_rng(seed)
+        self.scope, self.deep = scope, deep
+        arguments = dict(max_draft_tokens=K, scope=scope, history_tokens=200, memory_budget_bytes=budget)
+        self.drafters = [Drafter(**arguments), Drafter(**arguments)]
+        self.prompts = [tuple(self.rng.integers(3, size=length).tolist()) for length in (1, 2, 5, 40)]
+        self.texts, self.next = {}, 0
+        self.truths = {}  # group to what its automaton should hold
+
+    def run(self, operations):
+        for _ in range(operations):
+            choice = self.rng.integers(10)
+            if choice == 0 or not self.texts:
+                self.start()
+            elif choice == 1:
+                self.stop()
+            else:
+                self.step(catch_up=choice == 2)
+        first, second = self.drafters
+        assert first.counters == second.counters and (first.weights == second.weights).all()
+        assert first.nbytes <= len(first.store.groups) * store.BLOCK_BYTES
+        check_blocks(first.store, list(first.groups._hash))
+
+    def start(self):
+        request, prompt = str(self.next), self.prompts[self.rng.integers(len(self.prompts))]
+        self.next += 1
+        new = self.scope == "request" or self.drafters[0].groups.find(tokens(*prompt)) == store.NONE
+        for drafter in self.drafters:
+            drafter.start(request, tokens(*prompt))
+        self.texts[request] = list(prompt)
+        group = self.group_of(request)
+        if new:
+            self.truths[group] = BruteForce()
+            for token in prompt:
+                self.truths[group].append("prompt", token)
+        if self.deep:
+            self.truths[group].fork("prompt", request)
+
+    def group_of(self, request):
+        return self.drafters[0]._group_of.get(self.drafters[0]._rows[request])
+
+    def stop(self):
+        request = list(self.texts)[self.rng.integers(len(self.texts))]
+        for drafter in self.drafters:
+            (drafter.finish if self.rng.integers(2) else drafter.abort)(request)
+            assert request not in drafter
+        del self.texts[request]
+
+    def step(self, catch_up):
+        ids = [request for request in self.texts if self.rng.integers(2)]
+        pieces = [self.rng.integers(3, size=self.rng.integers(5)).tolist() for _ in ids]
+        for request, piece in zip(ids, pieces, strict=True):
+            self.texts[request] += piece
+            for token in piece if self.deep else ():
+                self.truths[self.group_of(request)].append(request, token)
+        budgets = self.rng.integers(0, K + 1, size=len(ids))
+        offsets = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]).astype(np.int64)
+        drafts = []
+        for drafter in self.drafters:
+            if catch_up:
+                for request in ids:
+                    drafter.resume(request, tokens(*self.texts[request]))
+                drafts.append(drafter.draft(ids, budgets))
+            else:
+                drafts.append(drafter.step(ids, np.concatenate([tokens(), *map(np.int32, pieces)]), offsets, budgets))
+        assert drafts[0].token_ids.tolist() == drafts[1].token_ids.tolist()
+        assert (np.diff(drafts[0].offsets) <= budgets).all()
+        assert set(drafts[0].token_ids.tolist()) <= {0, 1, 2}
+        for request in ids:
+            assert self.drafters[0].num_tokens(request) == len(self.texts[request])
+
+    def check_groups(self):
+        """The automaton of every group in use against all that was ever written into it."""
+        drafter = self.drafters[0]
+        for group in set(drafter._group_of.values()):
+            ends = {
+                request: int(drafter.sequences[row, END])
+                for request, row in drafter._rows.items()
+                if drafter._group_of.get(row) == group
+            }
+            check_automaton(drafter.store, drafter.groups.root(group), self.truths[group], ends)
+
+
+@pytest.mark.parametrize("scope", ["request", "group", "history"])
+@pytest.mark.parametrize("budget", [20 * store.BLOCK_BYTES, 8 << 20])
+def test_fuzzed_lifecycles(scope, budget):
+    overflow = 0
+    for seed in range(15):
+        fuzz = Fuzz(seed, scope, budget)
+        fuzz.run(300)
+        overflow += fuzz.drafters[0].counters["overflow_requests"]
+    assert (overflow > 0) == (budget < 8 << 20)
+
+
+@pytest.mark.parametrize("scope", ["request", "group", "history"])
+def test_automata_stay_right_while_their_blocks_change_hands(scope):
+    for seed in range(8):
+        fuzz = Fuzz(seed, scope, 1 << 20, deep=True)
+        for _ in range(4):
+            fuzz.run(30)
+            fuzz.check_groups()
+        assert fuzz.drafters[0].counters["overflow_requests"] == 0
+
+
+@pytest.mark.long
+def test_a_million_operations():
+    for seed in range(500):
+        for scope in ("request", "group", "history"):
+            Fuzz(seed, scope, 20 * store.BLOCK_BYTES).run(700)

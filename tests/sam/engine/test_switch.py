@@ -1,0 +1,61 @@
+"""Goodput in a real engine: the table measured at warm-up, the same tokens, and `python -m sam.profile`."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from sam.switch.step_cost import StepCost
+from tests.sam.engine.tiny_engine import SAM, generate, save_model
+
+PROMPTS = [[5, 6, 7, 8, 5, 6, 7], [9, 10, 11]] * 4
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("goodput") / "model")
+
+
+def test_the_same_tokens_with_a_table_measured_at_warm_up(model):
+    policies = []
+    settings = [{"max_tokens": 80, "seed": seed} for seed in range(len(PROMPTS))]
+    off = generate(model, PROMPTS, settings)
+    on = generate(
+        model, PROMPTS, settings, SAM, policy="goodput", observe=lambda runner: policies.append(runner.drafter.policy)
+    )
+    assert on.tokens == off.tokens and on.logprobs == off.logprobs
+    assert on.drafted > on.accepted > 0
+    (policy,) = policies
+    assert policy.has_table and policy.step_cost.source == "forward passes at warm-up"
+    assert policy.step_cost.tokens_per_request.tolist() == [1, 2, 3, 4]
+    # What the forward passes lack was learnt: scheduling and sampling take time in every step.
+    assert policy.correction.of(len(PROMPTS), 0) > 0
+
+
+def test_profile_writes_a_table_that_goodput_loads(model, tmp_path):
+    output = tmp_path / "step_cost.json"
+    engine = {"enforce_eager": True, "dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 256}
+    command = [
+        *(sys.executable, "-m", "sam.profile", "--model", model.path, "--output", str(output)),
+        *("--requests", "1,4", "--drafts", "0,3", "--context", "16,64", "--engine", json.dumps(engine)),
+    ]
+    environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}  # as vLLM has it by default
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    assert "milliseconds a step, context 64" in finished.stdout
+    table = StepCost.load(output)
+    assert [axis.tolist() for axis in (table.requests, table.tokens_per_request, table.context)] == [
+        [1, 4], [1, 4], [16, 64]
+    ]  # fmt: skip
+    assert np.all(table.milliseconds > 0) and "measured" in table.source
+    assert table.fingerprint["model"].startswith("qwen3 layers 2") and table.fingerprint["dtype"] == "float32"
+    settings = [{"max_tokens": 20, "seed": 0}]
+    policies = []
+    generate(
+        model, PROMPTS[:1], settings, SAM, policy="goodput", step_cost=str(output),
+        observe=lambda runner: policies.append(runner.drafter.policy),
+    )  # fmt: skip
+    assert policies[0].step_cost.source == table.source

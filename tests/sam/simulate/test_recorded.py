@@ -1,0 +1,110 @@
+"""Run directories as recipe.main_dapo leaves them, here of rollouts played with known step costs."""
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+
+from sam.record.responses import Recording
+from sam.replay.baselines import make_drafter
+from sam.simulate.engine import Cluster
+from sam.simulate.lengths import recorded_round
+from sam.simulate.rollout import Choice, Real, simulate
+from sam.simulate.run import RecordedRun, RunError, arrivals, fit_runs, split_rounds
+from sam.switch.step_cost import linear
+
+COST = linear(4.0, 0.0, 0.05)
+PROMPTS, SAMPLES = 4, 4
+
+
+def responses(seed: int) -> list[np.ndarray]:
+    """Samples of a prompt that say much the same; some of them go on for long."""
+    chance = np.random.default_rng(seed)
+    phrases = [chance.integers(0, 200, 12) for _ in range(6)]
+    lengths = chance.integers(3, 9, SAMPLES) * (1 + 3 * (np.arange(SAMPLES) == 0))
+    return [np.concatenate([phrases[i] for i in chance.integers(0, 6, n)]).astype(np.int32) for n in lengths]
+
+
+def write_run(directory, method="sam", policy="threshold", steps=3, threshold=4, k=3):
+    """Returns the run's directory; every training step is one round, its engine steps those of the simulator."""
+    for name in ("rollouts", "engine_steps"):
+        (directory / name).mkdir(parents=True)
+    speculation = {"method": method, "policy": policy, "num_speculative_tokens": k, "batch_size_threshold": threshold,
+                   "hysteresis": 0, "scope": "group"}  # fmt: skip
+    config = {"speculation": speculation, "actor_rollout_ref": {"rollout": {"max_num_seqs": 12}}}
+    (directory / "config.yaml").write_text(yaml.safe_dump(config))
+    choice = Choice("never" if method == "off" else policy, k, threshold)
+    metrics = []
+    for step in range(1, steps + 1):
+        prompts = [np.array([7, 8, prompt], np.int32) for prompt in range(PROMPTS)]
+        samples = [responses(10 * step + prompt) for prompt in range(PROMPTS)]
+        work = recorded_round(Recording(prompts, samples))
+        acceptance = Real(lambda k, scope: make_drafter("sam", scope, k))
+        outcome, played = simulate([work], Cluster(max_num_seqs=12), choice, COST, acceptance, threshold)
+        np.savez(directory / "engine_steps" / f"{step}.npz", **one_by_one(played[0].timelines[0]))
+        rows = [
+            {"prompt": p, "sample": s, "round": 0, "prompt_tokens": prompts[p].tolist(), "response_tokens": r.tolist()}
+            for p, group in enumerate(samples)
+            for s, r in enumerate(group)
+        ]
+        (directory / "rollouts" / f"{step}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        metrics.append(json.dumps({"step": step, "rollout/seconds": outcome.seconds + 0.05}) + "\n")
+    (directory / "metrics.jsonl").write_text("".join(metrics) + '{"step": 9, "unfinis')
+    return directory
+
+
+def one_by_one(timeline: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A timeline as the recorder writes it: a row for each engine step."""
+    steps = timeline["steps"]
+    spread = np.repeat(np.diff(timeline["end_ms"], prepend=0.0) / steps, steps)
+    counts = {name: np.repeat(timeline[name] // steps, steps) for name in ("drafted", "accepted", "emitted")}
+    return {
+        "end_s": 100.0 + np.cumsum(spread) / 1e3,
+        "step_ms": spread,
+        "running": np.repeat(timeline["running"], steps),
+        **counts,
+    }
+
+
+def test_step_costs_of_a_run_are_those_it_had(tmp_path):
+    runs = [write_run(tmp_path / "sam"), write_run(tmp_path / "off", method="off")]
+    fitted, idle = fit_runs([RecordedRun.load(run) for run in runs])
+    assert fitted.drafts_seen and idle == pytest.approx(50, abs=0.1)
+    for requests, rows in ((1, 1), (2, 8), (12, 12)):
+        assert fitted.cost.of(requests, rows, 20)[0] == pytest.approx(4 + 0.05 * rows, rel=0.02)
+
+
+def test_rounds_are_split_at_the_longest_pauses_and_arrivals_read_from_running_requests():
+    starts = np.array([0.0, 0.01, 0.02, 0.5, 0.51, 0.9])
+    arrays = {
+        "end_s": starts + 0.01,
+        "step_ms": np.full(6, 10.0),
+        "running": np.array([1, 4, 3, 2, 2, 5]),
+        **{name: np.zeros(6, int) for name in ("drafted", "accepted", "emitted")},
+    }
+    first, second, third = split_rounds(arrays, 3)
+    assert [part["running"].tolist() for part in (first, second, third)] == [[1, 4, 3], [2, 2], [5]]
+    assert arrivals(first, 4) == pytest.approx([0, 10, 10, 10])
+    assert arrivals(second, 2) == pytest.approx([0, 0])
+
+
+def test_a_run_without_a_finished_step_cannot_be_simulated(tmp_path):
+    copy = write_run(tmp_path / "run", steps=1)
+    (copy / "engine_steps" / "1.npz").unlink()
+    with pytest.raises(RunError, match="no training step with rollouts/ and engine_steps/ has finished there"):
+        RecordedRun.load(copy)
+    (copy / "config.yaml").write_text("speculation: [")
+    with pytest.raises(RunError, match="not a run directory"):
+        RecordedRun.load(copy)
+
+
+def test_a_run_whose_policies_took_turns_teaches_costs_but_is_of_no_single_policy(tmp_path):
+    directory = write_run(tmp_path / "run")
+    config = yaml.safe_load((directory / "config.yaml").read_text())
+    config["speculation"]["turns"] = ["never", "threshold 4", "goodput"]
+    (directory / "config.yaml").write_text(yaml.safe_dump(config))
+    run = RecordedRun.load(directory)
+    assert fit_runs([run])[0].drafts_seen
+    with pytest.raises(RunError, match="its policies took turns: expected a run of one policy"):
+        run.choice  # noqa: B018

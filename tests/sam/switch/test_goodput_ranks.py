@@ -1,0 +1,159 @@
+"""Goodput where data-parallel ranks wait for the slowest: drafts are free while another rank takes longer anyway."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from sam.switch.goodput import Goodput
+from sam.switch.policy import StepState
+from sam.switch.step_cost import StepCost, linear
+from tests.sam.switch.test_goodput import drafts_of
+
+ROWS_ALIKE = linear(20.0, 0.0, 0.5)
+
+
+def dear_drafts(token):
+    """20 ms whatever requests run, and `token` for each of their drafts, as where attention slows down with them."""
+    requests, tokens = np.array([1, 64]), np.array([1, 16])
+    cells = 20.0 + token * requests[:, None] * (tokens[None, :] - 1)
+    return StepCost(requests, tokens, np.array([1]), cells[..., None])
+
+
+def dear_requests(request, row):
+    """20 ms, `request` for each request and `row` for each token, as where attention reads a long context."""
+    return linear(20.0, request, row)
+
+
+def chosen(policy, running, rows_elsewhere, survival):
+    """Tokens of drafts as long as may be, all of one survival."""
+    longest = policy.num_speculative_tokens
+    survival, offsets = np.full(running * longest, survival, np.float32), np.arange(running + 1) * longest
+    state = StepState(running, rows_elsewhere=rows_elsewhere)
+    return int(policy.choose(state, survival, offsets).sum()) if policy.plan(state).budget else 0
+
+
+def table_of(rng):
+    """A table that rises along both axes, now more with the requests and now more with their tokens."""
+    requests, tokens = np.array([1, 3, 9]), np.array([1, 2, 5])
+    by_request, by_token = (np.cumsum(rng.random(3) * scale) for scale in rng.choice([0.3, 3.0], 2))
+    cells = 1.0 + by_request[:, None] + by_token[None, :] + rng.random() * 0.3 * requests[:, None] * tokens
+    return StepCost(requests, tokens, np.array([1]), cells[..., None])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_choice_of_prefixes_is_better_for_a_rank_that_waits(seed):
+    rng = np.random.default_rng(seed)
+    running, elsewhere, table = int(rng.integers(1, 5)), int(rng.integers(0, 50)), table_of(rng)
+    survival, offsets = drafts_of(rng, running, 4)
+    fewest = min(9, int(np.ceil(elsewhere / 5)))
+    wait = table.of(fewest, fewest, 0)[0] if elsewhere else 0.0
+
+    def goodput_of(lengths):
+        kept = sum(float(survival[offsets[i] : offsets[i] + n].sum()) for i, n in enumerate(lengths))
+        return (running + kept) / max(wait, table.of(running, running + sum(lengths), 0)[0])
+
+    policy = Goodput(4, table)
+    policy._on = True  # no gain is too small
+    lengths = policy.choose(StepState(running, rows_elsewhere=elsewhere), survival, offsets)
+    best = max(map(goodput_of, itertools.product(*(range(n + 1) for n in np.diff(offsets)))))
+    assert goodput_of(lengths) == pytest.approx(best, rel=1e-6)
+
+
+def test_drafts_are_free_while_another_rank_takes_longer_and_no_further():
+    policy = Goodput(4, linear(1.0, 0.0, 1.0))
+    # 20 rows are four requests at least, 5 ms: so much take one request and three drafts.
+    assert chosen(policy, 1, 0, 0.2) == 0
+    assert chosen(policy, 1, 20, 0.2) == 3
+    assert chosen(policy, 1, 16, 0.01) == 3
+    assert chosen(policy, 1, 15, 0.01) == 2
+
+
+def test_as_many_rows_as_another_rank_has_are_not_free_where_drafts_cost_more_than_requests():
+    # With 16 rows elsewhere 12 drafts would be "free"; but those 16 requests take 20 ms, and our 4 and their drafts 26.
+    assert chosen(Goodput(3, dear_drafts(0.5)), 4, 16, 0.05) == 0
+    assert chosen(Goodput(3, dear_drafts(0.5)), 4, 16, 0.3) == 12
+    assert Goodput(3, dear_drafts(0.5)).plan(StepState(4, rows_elsewhere=16)).min_survival == pytest.approx(0.1)
+
+
+def test_another_rank_may_have_fewer_requests_than_rows():
+    # Of 32 rows 24 may be drafts: 8 requests take no longer than our own.
+    table = dear_requests(2.0, 0.5)
+    assert chosen(Goodput(3, table), 8, 32, 0.01) == 0
+    assert chosen(Goodput(3, table), 2, 32, 0.01) == 6
+
+
+@pytest.mark.parametrize("table", [ROWS_ALIKE, dear_drafts(0.5), dear_requests(0.5, 0.5)])
+def test_the_drafts_of_two_ranks_do_not_justify_each_other(table):
+    policies, running, rows = [Goodput(3, table), Goodput(3, table)], 8, [8, 8]
+    drafted = []
+    for step in range(12):
+        drafts = [chosen(policies[i], running, rows[1 - i], 0.9 if step < 2 else 0.02) for i in range(2)]
+        rows = [running + n for n in drafts]
+        drafted.append(drafts)
+    assert drafted[:2] == [[24, 24]] * 2
+    assert drafted[2:] == [[0, 0]] * 10
+
+
+def test_requests_beyond_the_table_are_not_waited_for():
+    cells = np.array([[20.0, 21.0], [24.0, 28.0]])
+    table = StepCost(np.array([1, 8]), np.array([1, 4]), np.array([1]), cells[..., None])
+    policy = Goodput(3, table)
+    wait = [policy._wait(StepState(1, rows_elsewhere=rows)) for rows in (1, 32, 36, 4096)]
+    assert wait == pytest.approx([20.0, 24.0, 24.0, 24.0])
+
+
+def test_the_wait_is_corrected_as_the_own_cost_is():
+    policy = Goodput(3, linear(20.0, 0.0, 0.5))
+    rng = np.random.default_rng(0)
+    for _ in range(600):
+        running = int(rng.integers(1, 33))
+        drafted = int(rng.integers(0, 3 * running + 1))
+        policy.observe(StepState(running), drafted, drafted, 30.0 + running + 0.5 * (running + drafted))
+    assert policy._wait(StepState(4, rows_elsewhere=80)) == pytest.approx(60.0, rel=0.05)
+    assert chosen(policy, 4, 80, 0.01) == 12
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_token_below_the_floor_would_be_verified(seed):
+    rng = np.random.default_rng(seed)
+    running, elsewhere = int(rng.integers(1, 12)), int(rng.integers(0, 120))
+    state = StepState(running, rows_elsewhere=elsewhere)
+    policy = Goodput(4, linear(10.0, rng.random(), rng.random()))
+    policy._on = True
+    plan, (cost, _) = policy.plan(state), policy._cost(state)
+    survival, offsets = drafts_of(rng, running, 4)
+    taken = [survival[offsets[i] : offsets[i] + n] for i, n in enumerate(policy.choose(state, survival, offsets))]
+    assert plan.budget == 4
+    assert np.concatenate(taken).min(initial=1.0) >= plan.min_survival
+    assert (plan.min_survival == 0.0) == (policy._wait(state) >= cost[1])
+    if plan.min_survival:  # what the first token adds, as a share of the step without drafts
+        assert plan.min_survival == pytest.approx(running * (cost[1] / cost[0] - 1.0), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "table, running, drafted, rows_elsewhere, learns",
+    [
+        (ROWS_ALIKE, 8, 8, 0, True),
+        (ROWS_ALIKE, 8, 8, 16, True),
+        (ROWS_ALIKE, 8, 8, 17, False),
+        (linear(20.0, 0.0, 0.0), 8, 8, 17, False),  # whatever the table says
+        (dear_requests(2.0, 0.5), 4, 12, 15, False),  # they may be 15 requests
+        (dear_requests(2.0, 0.5), 4, 12, 6, True),
+        (dear_drafts(0.5), 16, 0, 12, False),  # they may be 3 requests with 9 drafts
+        (dear_drafts(0.5), 16, 9, 12, True),
+    ],
+)
+def test_only_steps_that_no_other_rank_can_have_held_up_are_learnt_from(
+    table, running, drafted, rows_elsewhere, learns
+):
+    policy = Goodput(3, table)
+    policy.observe(StepState(running, rows_elsewhere=rows_elsewhere), drafted, drafted, 45.0)
+    assert policy.correction.coefficients.any() == learns
+
+
+def test_a_new_table_is_waited_by():
+    policy, state = Goodput(3, linear(1.0, 0.0, 1.0)), StepState(1, rows_elsewhere=16)
+    assert policy._wait(state) == pytest.approx(5.0)
+    policy.use_table(linear(2.0, 0.0, 2.0))
+    assert policy._wait(state) == pytest.approx(10.0)

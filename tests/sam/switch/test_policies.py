@@ -1,0 +1,95 @@
+"""When drafting is on: the published switch, its hysteresis, and every policy while requests end one by one."""
+
+import numpy as np
+import pytest
+
+from sam.switch.policies import InTurns, make_policy
+from sam.switch.policy import StepState, check_turns
+from sam.switch.step_cost import linear
+
+
+def budgets(policy, running):
+    return [policy.plan(StepState(count)).budget for count in running]
+
+
+@pytest.mark.parametrize("running, budget", [(1, 3), (8, 3), (9, 0), (400, 0)])
+def test_threshold_is_the_published_switch(running, budget):
+    policy = make_policy("threshold", 3, 8)
+    assert policy.plan(StepState(running)).budget == budget
+    assert policy.plan(StepState(running)).min_survival == 0.0
+
+
+def test_threshold_verifies_whole_drafts():
+    policy = make_policy("threshold", 3, 8)
+    survival, offsets = np.array([0.9, 0.1, 0.5], np.float32), np.array([0, 2, 2, 3])
+    assert policy.choose(StepState(3), survival, offsets).tolist() == [2, 0, 1]
+
+
+def test_hysteresis_keeps_requests_that_come_and_go_from_switching():
+    running = [12, 9, 8, 9, 10, 9, 11, 10, 9, 8]
+    assert budgets(make_policy("threshold", 3, 8), running) == [0, 0, 3, 0, 0, 0, 0, 0, 0, 3]
+    assert budgets(make_policy("threshold", 3, 8, hysteresis=2), running) == [0, 0, 3, 3, 3, 3, 0, 0, 0, 3]
+
+
+def test_always_and_never():
+    assert make_policy("always", 5, 0).plan(StepState(10_000)).budget == 5
+    assert make_policy("never", 5, 100).plan(StepState(0)).budget == 0
+
+
+def test_policies_in_turns_decide_one_after_the_other_and_count_together():
+    policies = [make_policy("never", 3, 0), make_policy("threshold", 3, 8), make_policy("goodput", 3, 0)]
+    turns = InTurns(policies)
+    assert turns.plan(StepState(1)).budget == 0 and turns.counters == {"turn": 0}
+    assert not turns.has_table
+    turns.use_table(linear(63.0, 0.0, 1.0))
+    assert turns.has_table and policies[2].has_table
+    turns.counters = counters = {}
+    turns.start_turn(1)
+    assert [turns.plan(StepState(running)).budget for running in (8, 9)] == [3, 0]
+    turns.start_turn(2)
+    assert turns.choose(StepState(1), np.array([0.0], np.float32), np.array([0, 1])).tolist() == [0]
+    assert counters == {"turn": 2, "declined_steps": 1}
+    turns.start_turn(3)
+    assert counters["turn"] == 0 and turns.plan(StepState(1)).budget == 0
+
+
+@pytest.mark.parametrize("turn", ["sometimes", "threshold", "threshold eight", "threshold -1", "goodput 8", ""])
+def test_turns_name_policies(turn):
+    check_turns(["never", "threshold 8", "goodput", "always"])
+    with pytest.raises(ValueError, match="expected never, always, goodput, or threshold and a number"):
+        check_turns(["never", turn])
+
+
+TIMELINE = [*range(96, 0, -1), *[1] * 30]
+
+
+@pytest.mark.parametrize(
+    "name, switched_on", [("threshold", 8 + 30), ("always", len(TIMELINE)), ("never", 0), ("goodput", 59 + 30)]
+)
+def test_requests_that_end_one_by_one_through_every_policy(name, switched_on):
+    """96 requests end one by one; each has drafts of which a first token survives with 0.5, a second with 0.25.
+
+    A request costs nothing beyond its token and 63 tokens double a step, so a draft token pays while
+    0.5 > running / (running + 63): below 63 requests, and brings the hundredth that it must bring below 60.
+    """
+    policy = make_policy(name, 2, 8, step_cost=linear(63.0, 0.0, 1.0))
+    decisions = []
+    for running in TIMELINE:
+        state = StepState(running)
+        decisions.append(0)
+        if policy.plan(state).budget:
+            survival, offsets = np.tile(np.array([0.5, 0.25], np.float32), running), np.arange(running + 1) * 2
+            decisions[-1] = int(policy.choose(state, survival, offsets).sum())
+        policy.observe(state, decisions[-1], decisions[-1] // 2, 63.0 + running + decisions[-1])
+        if name == "threshold":
+            assert decisions[-1] == (2 * running if running <= 8 else 0)
+    assert sum(decision > 0 for decision in decisions) == pytest.approx(switched_on, abs=2 if name == "goodput" else 0)
+    if name == "goodput":
+        assert decisions[0] == 0 and decisions[-1] == 2
+        assert all(d == r for d, r in zip(decisions, TIMELINE, strict=True) if 30 < r < 55), "one token each there"
+
+
+@pytest.mark.parametrize("settings", [("threshold", 0, 8), ("threshold", 3, -1), ("threshold", 3, 8, -1), ("x", 3, 8)])
+def test_bad_settings_are_named(settings):
+    with pytest.raises(ValueError, match="expected"):
+        make_policy(*settings)

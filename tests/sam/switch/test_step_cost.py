@@ -1,0 +1,118 @@
+"""Step-cost tables: looked up between and beyond their points, and refused where they cannot be true."""
+
+import json
+
+import numpy as np
+import pytest
+
+from sam.switch.step_cost import StepCost, StepCostError, linear
+
+
+def make(**changed):
+    cells = np.array([[[10.0, 20.0], [12.0, 26.0]], [[14.0, 28.0], [30.0, 60.0]]])
+    arguments = {
+        "requests": np.array([1, 9]),
+        "tokens_per_request": np.array([1, 3]),
+        "context": np.array([100, 200]),
+        "milliseconds": cells,
+        "fingerprint": {"model": "tiny", "device": "cpu"},
+        "source": "a test",
+    }
+    return StepCost(**{**arguments, **changed})
+
+
+@pytest.mark.parametrize(
+    "requests, rows, context, expected",
+    [
+        (1, 1, 100, 10.0),
+        (1, 2, 100, 11.0),
+        (1, 3, 150, 19.0),
+        (5, 5, 100, 12.0),
+        (9, 27, 1000, 60.0),
+        (1, 5, 100, 14.0),  # beyond the most tokens the last slope goes on
+        (18, 18, 100, 28.0),  # beyond the most requests each brings what the last ones brought
+    ],
+)
+def test_values(requests, rows, context, expected):
+    assert make().of(requests, rows, context) == pytest.approx([expected])
+
+
+def test_linear():
+    table = linear(5.0, 0.25, 0.5)
+    assert table.of(7, np.array([7, 10, 21]), 1) == pytest.approx(5.0 + 0.25 * 7 + 0.5 * np.array([7, 10, 21]))
+
+
+def test_saved_and_loaded(tmp_path):
+    make().save(tmp_path / "cost.json")
+    loaded = StepCost.load(tmp_path / "cost.json")
+    assert np.array_equal(loaded.milliseconds, make().milliseconds)
+    assert (loaded.fingerprint, loaded.source) == (make().fingerprint, "a test")
+
+
+def test_noise_does_not_make_more_work_look_cheaper():
+    cells = np.array([[[10.0], [9.5]], [[9.8], [11.0]]])
+    table = make(milliseconds=cells, context=np.array([1]))
+    assert table.milliseconds.tolist() == [[[10.0], [10.0]], [[10.0], [11.0]]]
+
+
+@pytest.mark.parametrize("faster, refused", [(0.15, False), (0.19, False), (0.21, True), (0.3, True), (0.5, True)])
+@pytest.mark.parametrize("axis", ["requests", "tokens_per_request"])
+def test_more_work_may_be_a_fifth_faster_at_most(faster, refused, axis):
+    cells = np.array([[[10.0], [10.0 * (1 - faster)]], [[10.0], [10.0]]])
+    cells = cells.swapaxes(0, 1) if axis == "requests" else cells
+    if refused:
+        with pytest.raises(StepCostError, match="more than 20% faster than less work .*: 10 ms"):
+            make(milliseconds=cells, context=np.array([1]))
+    else:
+        assert np.all(make(milliseconds=cells, context=np.array([1])).milliseconds == 10.0)
+
+
+def test_small_falls_do_not_add_up_to_a_large_one():
+    axes = {"requests": np.array([1, 2, 4, 8]), "tokens_per_request": np.array([1]), "context": np.array([1])}
+    make(milliseconds=np.array([10.0, 9.0, 8.1, 8.0]).reshape(4, 1, 1), **axes)
+    with pytest.raises(StepCostError, match=r"4 requests x 1 tokens take 7.9 ms .* less work \(1 requests x 1 tokens"):
+        make(milliseconds=np.array([10.0, 9.0, 7.9, 7.0]).reshape(4, 1, 1), **axes)
+
+
+@pytest.mark.parametrize(
+    "changed, message",
+    [
+        ({"requests": np.array([], int)}, "requests is empty"),
+        ({"requests": np.array([4, 2])}, r"requests=\[4, 2\]: expected rising"),
+        ({"context": np.array([0, 5])}, r"context=\[0, 5\]: expected rising integers from 1"),
+        ({"tokens_per_request": np.array([2, 3])}, "expected to begin with 1"),
+        ({"milliseconds": np.ones((2, 2, 1))}, r"shape \[2, 2, 1\]: the axes ask for \[2, 2, 2\]"),
+        ({"milliseconds": np.zeros((2, 2, 2))}, "expected positive times"),
+        ({"milliseconds": np.full((2, 2, 2), np.nan)}, "expected positive times"),
+        ({"milliseconds": np.geomspace(1e-4, 1e4, 8).reshape(2, 2, 2)}, "within a factor of"),
+        ({"milliseconds": 9.0 - np.arange(8.0).reshape(2, 2, 2)}, "faster than less work"),
+    ],
+)
+def test_what_cannot_be_true_is_refused(changed, message):
+    with pytest.raises(StepCostError, match=message):
+        make(**changed)
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (None, "no such file; measure it anew with python -m sam.profile"),
+        ("{}", "not a step-cost table"),
+        ("nonsense", "not a step-cost table"),
+        (json.dumps({"requests": [], "tokens_per_request": [1], "context": [1], "milliseconds": [],
+                     "fingerprint": {}, "source": ""}), "requests is empty"),
+    ],
+)  # fmt: skip
+def test_files_that_are_no_tables(tmp_path, content, message):
+    path = tmp_path / "cost.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(StepCostError, match=message) as error:
+        StepCost.load(path)
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_another_model_or_device_is_refused():
+    make().check_fingerprint({"model": "tiny", "tensor_parallel_size": 2})
+    with pytest.raises(StepCostError, match="is of device=cpu, this engine has device=A3"):
+        make().check_fingerprint({"model": "tiny", "device": "A3"})

@@ -1,0 +1,45 @@
+"""Where compiled kernels are cached."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sam import jit
+
+
+def test_the_cache_changes_with_any_file_of_any_folder(tmp_path, monkeypatch):
+    copy = tmp_path / "sam"
+    shutil.copytree(jit.PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(jit, "PACKAGE", copy)
+    before = jit._fingerprint()
+    assert before == jit._fingerprint() == Path(jit.CACHE_FOLDER).name.removeprefix("sam-")
+    edited = [copy / "jit.py", copy / "automaton" / "store.py", copy / "drafting" / "context_mixing.py"]
+    seen = {before}
+    for file in edited:
+        with file.open("a") as opened:
+            opened.write("# changed")
+        seen.add(jit._fingerprint())
+    assert len(seen) == 1 + len(edited)
+
+
+def test_a_package_that_cannot_be_written_to_uses_another_folder(tmp_path, monkeypatch):
+    (tmp_path / "package").write_text("a file where a folder would be made")
+    monkeypatch.setattr(jit, "PACKAGE", tmp_path / "package")
+    monkeypatch.setattr(jit.tempfile, "gettempdir", lambda: str(tmp_path / "elsewhere"))
+    monkeypatch.setattr(jit.config, "CACHE_DIR", "")
+    assert jit._writable_folder().is_relative_to(tmp_path / "elsewhere")
+    monkeypatch.setattr(jit.tempfile, "gettempdir", lambda: str(tmp_path / "package"))
+    with pytest.raises(OSError, match="set NUMBA_CACHE_DIR"):
+        jit._writable_folder()
+    monkeypatch.setattr(jit.config, "CACHE_DIR", str(tmp_path / "chosen"))
+    assert jit._writable_folder().is_relative_to(tmp_path / "chosen")
+
+
+def test_kernels_are_cached_there():
+    from sam.automaton.store import find
+
+    assert (
+        Path(find.stats.cache_path) == Path(jit.CACHE_FOLDER)
+        or Path(jit.CACHE_FOLDER) in Path(find.stats.cache_path).parents
+    )

@@ -1,0 +1,103 @@
+"""One recorded run, one recommendation."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import yaml
+
+from sam.simulate.rollout import Choice
+from sam.tune import Trial, best, gains, main, override
+from tests.sam.simulate.test_recorded import write_run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    return {
+        "sam": write_run(folder / "sam", steps=5),
+        "off": write_run(folder / "off", method="off", steps=5),
+    }
+
+
+def test_what_pays_is_recommended_with_its_interval_and_the_override(runs, capsys):
+    arguments = [str(runs["sam"]), "--cost-from", str(runs["off"]), "--k", "2", "6", "--threshold", "2", "8", "64"]
+    assert main([*arguments, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert abs(result["simulated_error"]) < 0.03 and result["drafts_seen"] and result["plain_steps_from"] <= 4
+    chosen = result["recommended"]
+    low, high = chosen["interval"]
+    assert chosen["pays"] and 1.0 < low < chosen["speedup"] < high
+    # 12 requests run at most: the threshold of 64 is the first that is never exceeded.
+    assert {row["policy"] for row in result["candidates"]} == {
+        *(f"threshold {t}, k {k}" for t in (2, 8, 64) for k in (2, 6)), "goodput, k 6",
+    }  # fmt: skip
+    fastest = result["candidates"][0]["speedup"]
+    assert chosen["speedup"] >= fastest / 1.011
+    assert main(arguments) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == chosen["override"]
+    assert chosen["override"].startswith("speculation=sam speculation.policy=")
+
+
+def test_the_interval_is_as_wide_as_the_other_runs_are_badly_simulated(runs, tmp_path, capsys):
+    shutil.copytree(runs["off"], tmp_path / "slow")
+    metrics = tmp_path / "slow" / "metrics.jsonl"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()[:-1]]
+    for row in rows:
+        row["rollout/seconds"] *= 1.3
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shutil.copytree(runs["off"], tmp_path / "turns")
+    config = yaml.safe_load((tmp_path / "turns" / "config.yaml").read_text())
+    config["speculation"]["turns"] = ["never", "always", "goodput"]
+    (tmp_path / "turns" / "config.yaml").write_text(yaml.safe_dump(config))
+    found = {}
+    for name, other in (("off", runs["off"]), ("slow", tmp_path / "slow"), ("turns", tmp_path / "turns")):
+        assert main([str(runs["sam"]), "--cost-from", str(other), "--k", "6", "--threshold", "8", "--json"]) == 0
+        found[name] = json.loads(capsys.readouterr().out)
+    assert found["slow"]["error_of_a_step"] > 0.1 > 2 * found["off"]["error_of_a_step"]
+    (low, high), (wider_low, wider_high) = (found[name]["recommended"]["interval"] for name in ("off", "slow"))
+    assert wider_low < low and wider_high / wider_low > high / low
+    assert found["turns"]["error_of_a_step"] < 0.05, "a run of several policies has no simulation of its own"
+
+
+def test_a_run_without_drafts_is_told_so(runs, capsys):
+    assert main([str(runs["off"]), "--k", "3", "--threshold", "8", "--steps", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "no draft was ever verified: what that costs is a guess" in out
+    assert "fewer than five training steps" in out
+
+
+def test_of_equally_fast_candidates_the_one_that_wastes_least():
+    def trial(seconds, wasted, threshold):
+        return Trial(Choice(threshold=threshold), np.array([seconds]), wasted, 2.0)
+
+    trials = [trial(10.0, 900, 1), trial(10.05, 100, 2), trial(11.0, 0, 3)]
+    assert best(trials).choice.threshold == 2
+
+
+def test_intervals_widen_with_the_steps_and_the_error():
+    without, with_ = np.array([10.0, 12.0, 11.0]), np.array([5.0, 6.0, 5.5])
+    assert gains(without, with_, 0.0) == pytest.approx((2.0, 2.0, 2.0))
+    _, low, high = gains(without, with_, 0.1)
+    assert (low, high) == pytest.approx((2 * np.exp(-0.164), 2 * np.exp(0.164)), rel=0.02)
+    assert gains(without, np.array([5.0, 7.0, 5.5]), 0.0)[1] < 1.9
+
+
+def test_overrides_are_keys_of_the_recipe():
+    assert override(Choice("threshold", 4, 16)) == (
+        "speculation=sam speculation.policy=threshold speculation.num_speculative_tokens=4 "
+        "speculation.batch_size_threshold=16"
+    )
+    assert override(Choice("goodput", 8)) == (
+        "speculation=sam speculation.policy=goodput speculation.num_speculative_tokens=8"
+    )
+
+
+def test_mistakes_are_one_line(tmp_path, capsys):
+    assert main([str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"error: {tmp_path}: no config.yaml there; expected a run directory of recipe.main_dapo\n"
+    )
+    with pytest.raises(SystemExit, match="2"):
+        main([str(tmp_path), "--k", "0"])

@@ -1,0 +1,212 @@
+"""Inverse-CDF sampling and exact-match verification."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from sam import verify
+from sam.verify import exact
+from sam.verify.uniforms import uniforms
+
+VOCABULARY = 151_936
+
+
+def flat_float32(logits, draws):
+    """The obvious way: one cumulative sum in float32."""
+    cumulative = logits.softmax(-1, dtype=torch.float32).cumsum(-1)
+    targets = draws.to(torch.float32)[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, targets, right=True).squeeze(1).clamp(max=logits.shape[1] - 1)
+
+
+def distributions() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    peaked = torch.randn(VOCABULARY, generator=generator)
+    peaked[100] = 28.0  # the others share about 1e-7 of the mass
+    return {
+        "flat": torch.zeros(VOCABULARY),
+        "language-like": 3 * torch.randn(VOCABULARY, generator=generator),
+        "near-deterministic": peaked,
+    }
+
+
+def share(sample, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Measure of the uniforms that draw each token, by bisection of both ends (draws grow with the uniform)."""
+    goals = torch.cat((tokens, tokens + 1))
+    low, high = torch.zeros(len(goals), dtype=torch.float64), torch.ones(len(goals), dtype=torch.float64)
+    for _ in range(54):
+        middle = (low + high) / 2
+        reached = sample(logits.expand(len(goals), -1), middle) >= goals
+        low, high = torch.where(reached, low, middle), torch.where(reached, middle, high)
+    return high[len(tokens) :] - high[: len(tokens)]
+
+
+def worst_share_error(sample, logits: torch.Tensor) -> float:
+    """Largest relative error of a token's share, beyond what a float64 uniform can resolve."""
+    probabilities = logits.double().softmax(-1)
+    order = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(1))
+    tokens = order[probabilities[order] > 1e-12][:12]
+    tokens = torch.cat((tokens, probabilities.topk(2).indices)).clamp(max=VOCABULARY - 2)
+    expected = probabilities[tokens]
+    return float((((share(sample, logits, tokens) - expected).abs() - 4e-16).clamp(min=0) / expected).max())
+
+
+@pytest.mark.parametrize("name", distributions())
+def test_every_token_keeps_its_share_at_a_vocabulary_of_151936(name):
+    assert worst_share_error(verify.sample_inverse_cdf, distributions()[name]) < 1e-5
+
+
+@pytest.mark.parametrize("name", distributions())
+def test_one_float32_sum_does_not(name):
+    assert worst_share_error(flat_float32, distributions()[name]) > 1e-3
+
+
+@pytest.mark.parametrize("vocabulary", [exact.BLOCK * 3, exact.BLOCK * 3 + 1, exact.BLOCK * 4 - 1, 5])
+def test_both_searches_draw_the_same(vocabulary, monkeypatch):
+    generator = torch.Generator().manual_seed(vocabulary)
+    logits = 4 * torch.randn(2000, vocabulary, generator=generator)
+    draws = torch.rand(2000, dtype=torch.float64, generator=generator)
+    direct = verify.sample_inverse_cdf(logits, draws)
+    monkeypatch.setattr(exact, "DIRECT_VOCABULARY", 0)
+    assert (verify.sample_inverse_cdf(logits, draws) != direct).sum() <= 1
+
+
+@pytest.mark.parametrize("direct_vocabulary", [0, 10_000])
+def test_masked_tokens_are_never_drawn(direct_vocabulary, monkeypatch):
+    monkeypatch.setattr(exact, "DIRECT_VOCABULARY", direct_vocabulary)
+    vocabulary = 2 * exact.BLOCK + 7
+    generator = torch.Generator().manual_seed(2)
+    ends = torch.tensor([2.0**-53, 1 - 2.0**-53, 0.5, 2.0**-30, 1 - 2.0**-30], dtype=torch.float64)
+    for _ in range(200):
+        logits = torch.randn(len(ends), vocabulary, generator=generator)
+        mask = torch.rand(vocabulary, generator=generator) < 0.98
+        mask[torch.randint(vocabulary, (1,), generator=generator)] = False
+        logits[:, mask] = -torch.inf
+        assert not mask[verify.sample_inverse_cdf(logits, ends)].any()
+    alone = torch.full((vocabulary, vocabulary), -torch.inf).fill_diagonal_(0.0)
+    for end in ends:
+        assert torch.equal(verify.sample_inverse_cdf(alone, end.expand(vocabulary)), torch.arange(vocabulary))
+
+
+@pytest.mark.parametrize("direct_vocabulary", [0, 10_000])
+def test_rows_without_mass_give_token_0_and_are_counted(direct_vocabulary, monkeypatch):
+    monkeypatch.setattr(exact, "DIRECT_VOCABULARY", direct_vocabulary)
+    logits = torch.zeros(5, 1500)
+    logits[1, 3] = torch.nan
+    logits[2] = -torch.inf
+    logits[3, 7] = torch.inf
+    counter = torch.zeros((), dtype=torch.int64)
+    draws = torch.full((5,), 0.75, dtype=torch.float64)
+    tokens = verify.sample_inverse_cdf(logits, draws, counter)
+    assert tokens[1:4].tolist() == [0, 0, 0] and tokens[0] == tokens[4] and abs(int(tokens[0]) - 1125) <= 1
+    assert int(counter) == 3
+    assert verify.without_mass(logits).tolist() == [False, True, True, True, False]
+
+
+def test_accept_matching():
+    none = -2
+    sampled = torch.tensor([[1, 2, 3], [1, 2, 3], [1, 2, -1], [9, -1, -1], [1, 2, -1]])
+    drafts = torch.tensor([[1, 2, none], [1, 5, none], [7, none, none], [none, none, none], [1, none, none]])
+    expected = [[1, 2, 3], [1, 2, -1], [1, -1, -1], [9, -1, -1], [1, 2, -1]]
+    assert verify.accept_matching(sampled, drafts).tolist() == expected
+
+
+def test_at_most_three_outputs_of_tokens_times_vocabulary_and_no_wait_for_the_device():
+    from sam.verify.bench import count_operations
+
+    logits, draws = torch.randn(32, 20_000), torch.rand(32, dtype=torch.float64)
+    scaled = count_operations(lambda: verify.sample_inverse_cdf(logits / 0.7, draws), logits.numel())
+    assert scaled.large_outputs <= 3
+    assert scaled.host_syncs == 0
+
+
+TEMPERATURES = [0.3, 1.0, 1.2]
+TARGETS = {
+    "typical": [0.5, 0.2, 0.1, 0.1, 0.1],
+    "flat": [0.2] * 5,
+    "near-deterministic": [0.996, 0.001, 0.001, 0.001, 0.001],
+    "masked": [0.6, 0.0, 0.3, 0.0, 0.1],
+}
+SAMPLES = 200_000
+
+
+def target_rows(name: str, temperature: float) -> torch.Tensor:
+    """Logits of three successive positions, each of which depends on the token before it: [3, 5, 5]."""
+    base = torch.tensor(TARGETS[name]).log() / temperature
+    return torch.stack([torch.stack([base.roll(shift * position) for shift in range(5)]) for position in (0, 1, 2)])
+
+
+def decode(rows: torch.Tensor, draft: list[int], draws: torch.Tensor) -> torch.Tensor:
+    """Verify the draft of two tokens in SAMPLES requests, then decode what is missing: the first three tokens.
+
+    draws: [SAMPLES, 3], one uniform per position, as drafting or not.
+    """
+    previous = torch.tensor([0, *draft])
+    logits = rows[torch.arange(3), previous].expand(len(draws), 3, 5).reshape(-1, 5)
+    sampled = verify.sample_inverse_cdf(logits, draws.reshape(-1)).view(-1, 3)
+    drafts = torch.tensor([*draft, -2]).expand(len(draws), 3)
+    tokens = verify.accept_matching(sampled, drafts).to(torch.int64)
+    for position in (1, 2):
+        missing = tokens[:, position] == verify.PLACEHOLDER
+        plain = verify.sample_inverse_cdf(rows[position, tokens[:, position - 1]], draws[:, position])
+        tokens[:, position] = torch.where(missing, plain, tokens[:, position])
+    return tokens
+
+
+def joint_p_value(tokens: torch.Tensor, rows: torch.Tensor) -> float:
+    """Chi-square of the joint counts of three tokens against the chain's distribution; 0 if an impossible one is in."""
+    p = rows.double().softmax(-1)
+    joint = p[0, 0][:, None, None] * p[1][:, :, None] * p[2][None]
+    code = tokens[:, 0] * 25 + tokens[:, 1] * 5 + tokens[:, 2]
+    counts = torch.bincount(code, minlength=125).double()
+    expected = joint.reshape(-1) * len(tokens)
+    if counts[expected == 0].sum():
+        return 0.0
+    often = expected >= 5
+    counts = torch.cat((counts[often], counts[~often].sum()[None]))
+    expected = torch.cat((expected[often], expected[~often].sum()[None]))
+    possible = expected > 1e-6
+    if possible.sum() < 2:
+        return 1.0
+    return float(stats.chisquare(counts[possible].numpy(), expected[possible].numpy(), sum_check=False).pvalue)
+
+
+def keyed_draws(stream: int) -> torch.Tensor:
+    key = np.repeat(np.arange(SAMPLES), 3)
+    return torch.from_numpy(uniforms(key, np.tile(np.arange(3), SAMPLES), stream)).view(-1, 3)
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("name", TARGETS)
+def test_first_second_and_third_token_follow_the_target(name, temperature):
+    rows = target_rows(name, temperature)
+    for stream, draft in enumerate([[0, 0], [1, 2], [4, 4], [2, 0]]):
+        assert joint_p_value(decode(rows, draft, keyed_draws(stream)), rows) > 1e-4
+
+
+def test_a_draft_does_not_change_a_token():
+    rows, draws = target_rows("typical", 1.0), keyed_draws(0)
+    without = decode(rows, [-3, -3], draws)  # drafts that no token equals
+    for first in range(5):
+        assert torch.equal(decode(rows, [first, 1], draws), without)
+
+
+def test_shared_noise_is_caught():
+    rows, draws = target_rows("typical", 1.0), keyed_draws(0).clone()
+    draws[::20, 1] = draws[::20, 0]  # one request in twenty decides two tokens with one uniform
+    assert joint_p_value(decode(rows, [0, 0], draws), rows) < 1e-12
+
+
+def test_bad_input_is_named():
+    logits, drafts = torch.zeros(3, 10), torch.tensor([1, 2, 3])
+    verify.check_inputs(logits, [2, 1], drafts)
+    with pytest.raises(ValueError, match="adds up to 4"):
+        verify.check_inputs(logits, [2, 2], drafts)
+    with pytest.raises(ValueError, match="token id 10 is not in"):
+        verify.check_inputs(logits, [2, 1], torch.tensor([1, 10, 3]))
+    with pytest.raises(ValueError, match="token id -1 is not in"):
+        verify.check_inputs(logits, [2, 1], torch.tensor([1, -1, 3]))
+    with pytest.raises(ValueError, match="logits row 1"):
+        verify.check_inputs(torch.tensor([[0.0, 1.0], [torch.nan, 0.0], [0.0, 0.0]]), [2, 1], torch.tensor([1, 1, 1]))
+    with pytest.raises(ValueError, match="draft_probs has shape"):
+        verify.check_inputs(logits, [2, 1], drafts, torch.zeros(3, 9))

@@ -1,0 +1,196 @@
+"""Rejection sampling against the looped originals of vllm-ascend 0.11.0rc0 and the vectorised ones of 0.23.0.post1."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from scipy import stats
+
+from sam import verify
+from sam.verify.originals import load_looped_originals, load_vectorised_originals
+
+CACHE = Path(__file__).parents[3] / ".cache" / "peers"
+ORIGINAL_GREEDY = -1  # the originals' mark; vLLM 0.23's is 0
+
+
+@pytest.fixture(scope="module")
+def originals():
+    return load_looped_originals(CACHE)
+
+
+def random_case(seed: int, vocabulary: int) -> SimpleNamespace:
+    """A batch as vLLM hands it over: ragged drafts, greedy and random rows, seeds, masks, with or without q."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def integers(high, *size):
+        return torch.randint(high, size, generator=generator)
+
+    batch, longest = int(integers(6, 1)) + 1, int(integers(5, 1))
+    counts = integers(longest + 1, batch).tolist()
+    tokens = sum(counts)
+    logits = 2 * torch.randn(tokens, vocabulary, generator=generator)
+    if seed % 3 == 0 and tokens:  # top-k or top-p: all but the largest masked
+        logits[logits < logits.topk(3).values[:, -1:]] = -torch.inf
+    drafts = integers(vocabulary, tokens)
+    if seed % 4 and tokens:  # most drafts likely, so that some are accepted
+        likely = torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(1)
+        drafts = torch.where(torch.rand(tokens, generator=generator) < 0.7, likely, drafts)
+    draft_probs = None
+    if seed % 2:
+        draft_probs = (logits + torch.randn(tokens, vocabulary, generator=generator)).softmax(-1)
+    greedy = [torch.zeros(batch), torch.ones(batch), integers(2, batch).float()][int(integers(3, 1))].bool()
+    return SimpleNamespace(
+        batch=batch,
+        vocabulary=vocabulary,
+        counts=counts,
+        longest=max(counts),
+        ends=torch.tensor(counts).cumsum(0).to(torch.int32),
+        logits=logits,
+        drafts=drafts.to(torch.int32) if seed % 5 else drafts,
+        draft_probs=draft_probs,
+        bonus=integers(vocabulary, batch, 1).to(torch.int32),
+        greedy=greedy,
+        seeded=[row for row in range(batch) if seed % 7 in (0, 1) and int(integers(2, 1))],
+    )
+
+
+def metadata(case, greedy_mark: float) -> SimpleNamespace:
+    return SimpleNamespace(
+        all_greedy=bool(case.greedy.all()),
+        all_random=not bool(case.greedy.any()),
+        temperature=torch.where(case.greedy, greedy_mark, 0.7),
+        generators={row: torch.Generator().manual_seed(1000 + row) for row in case.seeded},
+    )
+
+
+@pytest.mark.parametrize("vocabulary", [7, 300])
+def test_rejection_sample_equals_the_original(originals, vocabulary):
+    accepted = rejected = 0
+    for seed in range(2000):
+        case = random_case(seed, vocabulary)
+        if not sum(case.counts) and case.greedy.any():
+            continue  # the original takes the maximum of no rows
+        torch.manual_seed(seed)
+        expected = originals.rejection_sample(
+            case.drafts,
+            case.counts,
+            case.longest,
+            case.ends,
+            case.draft_probs,
+            case.logits.softmax(-1),
+            case.bonus,
+            metadata(case, ORIGINAL_GREEDY),
+        )
+        torch.manual_seed(seed)
+        found = verify.rejection_sample(
+            case.drafts,
+            case.counts,
+            case.longest,
+            case.ends,
+            case.draft_probs,
+            case.logits,
+            case.bonus,
+            metadata(case, verify.GREEDY),
+        )
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected), f"seed {seed}: {found.tolist()} instead of {expected.tolist()}"
+        kept = (expected != verify.PLACEHOLDER).sum(1)
+        accepted += int((kept - 1).sum())
+        rejected += int((kept <= torch.tensor(case.counts)).sum())
+    assert accepted > 1000 and rejected > 1000
+
+
+def test_sample_recovered_tokens_equals_the_original(originals):
+    for seed in range(1000):
+        case = random_case(seed, 50)
+        arguments = (case.longest, case.counts, case.ends, case.drafts, case.draft_probs, case.logits.softmax(-1))
+        torch.manual_seed(seed)
+        expected = originals.sample_recovered_tokens(*arguments, metadata(case, ORIGINAL_GREEDY), torch.device("cpu"))
+        torch.manual_seed(seed)
+        found = verify.sample_recovered_tokens(*arguments, metadata(case, verify.GREEDY), torch.device("cpu"))
+        assert found.dtype == expected.dtype and torch.equal(found, expected), f"seed {seed}"
+
+
+def test_rejection_random_sample_equals_the_original(originals):
+    for seed in range(1000):
+        case = random_case(seed, 20)
+        generator = torch.Generator().manual_seed(seed)
+        recovered = torch.randint(20, (len(case.drafts),), generator=generator)
+        draws = torch.rand(len(case.drafts), dtype=torch.float64, generator=generator)
+        outputs = [torch.full((case.batch, case.longest + 1), verify.PLACEHOLDER, dtype=torch.int32) for _ in range(2)]
+        functions = (originals.rejection_random_sample_pytorch, verify.rejection_random_sample)
+        for function, output in zip(functions, outputs, strict=True):
+            function(
+                output,
+                case.ends,
+                case.drafts,
+                case.draft_probs,
+                case.logits.softmax(-1),
+                case.bonus,
+                recovered,
+                draws,
+                case.greedy,
+                case.longest,
+                20,
+                IS_NGRAM=case.draft_probs is None,
+            )
+        assert torch.equal(*outputs), f"seed {seed}"
+
+
+def test_expand_batch_to_tokens_equals_the_original(originals):
+    for seed in range(500):
+        case = random_case(seed, 5)
+        for x in (torch.rand(case.batch), torch.randint(3, (case.batch,), dtype=torch.int32), case.greedy.float()):
+            arguments = (x, case.ends, sum(case.counts), 0, 1)
+            expected, found = originals.expand_batch_to_tokens(*arguments), verify.expand_batch_to_tokens(*arguments)
+            assert found.dtype == expected.dtype and torch.equal(found, expected)
+
+
+def test_rejection_sample_equals_todays_vllm_ascend():
+    """0.23.0.post1 gives seeded requests without drafts noise too, which moves a generator but no token of the step."""
+    vectorised = load_vectorised_originals(CACHE)
+    for seed in range(1000):
+        case = random_case(seed, 50)
+        if not sum(case.counts):
+            continue
+        outputs = []
+        for rule in (vectorised.rejection_sample, verify.rejection_sample):
+            torch.manual_seed(seed)
+            arguments = (case.drafts, case.counts, case.longest, case.ends, case.draft_probs, case.logits.clone())
+            outputs.append(rule(*arguments, case.bonus, metadata(case, verify.GREEDY)))
+        assert torch.equal(*outputs), f"seed {seed}: {outputs[1].tolist()} instead of {outputs[0].tolist()}"
+
+
+@pytest.mark.parametrize("draft_probs", [None, torch.full((4, 6), 1 / 6)], ids=["one-hot", "probabilities"])
+def test_what_cannot_be_verified_is_sampled_plainly_and_counted(draft_probs):
+    torch.manual_seed(0)
+    logits = torch.full((4, 6), -torch.inf)
+    logits[:, 2] = 0.0
+    logits[3] = torch.nan
+    invalid = torch.zeros((), dtype=torch.int64)
+    arguments = ([1, 1, 1, 1], 1, torch.arange(1, 5), draft_probs, logits, torch.full((4, 1), 5))
+    sampling = SimpleNamespace(all_greedy=False, all_random=True, temperature=torch.ones(4), generators={})
+    drafts = torch.tensor([-1, 6, 2, 2])
+    tokens = verify.rejection_sample(drafts, *arguments, sampling, invalid_rows=invalid)
+    assert tokens.tolist() == [[2, -1], [2, -1], [2, 5], [0, -1]]
+    assert int(invalid) == 3
+
+
+def test_a_draft_that_is_no_token_takes_no_share_from_one():
+    torch.manual_seed(0)
+    count = 50_000
+    logits = torch.tensor([0.5, 0.3, 0.2]).log().expand(count, -1)
+    sampling = SimpleNamespace(all_greedy=False, all_random=True, temperature=torch.ones(count), generators={})
+    for outside in (-1, 3):
+        drafts, bonus = torch.full((count,), outside), torch.zeros(count, 1)
+        tokens = verify.rejection_sample(
+            drafts, [1] * count, 1, torch.arange(1, count + 1), None, logits, bonus, sampling
+        )
+        observed = torch.bincount(tokens[:, 0].long(), minlength=3).numpy()
+        assert stats.chisquare(observed, [0.5 * count, 0.3 * count, 0.2 * count]).pvalue > 1e-4
+
+
+def test_synthetic_acceptance_is_refused():
+    with pytest.raises(ValueError, match="synthetic"):
+        verify.rejection_sample(None, [], 0, None, None, torch.zeros(0, 2), None, None, synthetic_mode=True)

@@ -1,0 +1,120 @@
+"""Exact verification in a real vLLM engine on CPU: the same tokens and log-probabilities, whatever is drafted."""
+
+import numpy as np
+import pytest
+import torch
+
+from sam.verify.uniforms import sample_key, uniforms
+from tests.sam.engine.tiny_engine import NGRAM, SAM, VOCABULARY, generate, save_model
+
+REQUESTS = 48
+LENGTH = 60
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("model"))
+
+
+def prompts() -> list[list[int]]:
+    generator = np.random.default_rng(0)
+    return [generator.integers(0, VOCABULARY, 5 + row % 7).tolist() * 2 for row in range(REQUESTS)]
+
+
+def run(model, speculative_config=None, batch=64, sampling=None, seeds=True, **engine):
+    """REQUESTS requests of LENGTH tokens."""
+    settings = [
+        {"max_tokens": LENGTH, "seed": row if seeds else None, **(sampling(row) if sampling else {})}
+        for row in range(REQUESTS)
+    ]
+    return generate(model, prompts(), settings, speculative_config, batch, **engine)
+
+
+@pytest.fixture(scope="module")
+def off(model):
+    return run(model)
+
+
+def assert_same(one, other):
+    """The same tokens and, since attention and linear layers do not depend on the batch, the same log-probabilities."""
+    assert one.tokens == other.tokens
+    assert one.logprobs == other.logprobs
+
+
+def test_it_is_what_runs(off):
+    assert off.installed["verification"] == "exact"
+    assert off.installed["sampled_steps"] >= LENGTH
+    assert off.installed["invalid_rows"] == 0
+
+
+@pytest.mark.parametrize(("speculative_config", "batch"), [(NGRAM, 16), (SAM, 64)], ids=["ngram-16", "sam-64"])
+def test_speculation_changes_no_token(model, off, speculative_config, batch):
+    on = run(model, speculative_config, batch)
+    assert on.accepted > 50
+    assert on.installed["verification"] == "exact"
+    assert_same(on, off)
+
+
+def test_tokens_are_the_keyed_draws_from_the_teacher_forced_distribution(model, off):
+    """The engine's tokens against transformers' logits and uniforms; a rounding may move one draw in a thousand."""
+    agree = total = 0
+    for row, (prompt, tokens) in enumerate(zip(prompts(), off.tokens, strict=True)):
+        with torch.no_grad():
+            logits = model.network(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+        probabilities = logits.double().softmax(-1).numpy()
+        draws = uniforms(np.full(len(tokens), sample_key(row, 0, "")), np.arange(len(tokens)))
+        cumulative = probabilities.cumsum(-1)
+        expected = [np.searchsorted(c, u * c[-1], side="right") for c, u in zip(cumulative, draws, strict=True)]
+        agree += int((np.array(tokens) == expected).sum())
+        total += len(tokens)
+    assert total == REQUESTS * LENGTH and agree >= 0.999 * total
+
+
+def mixed(row: int) -> dict:
+    """What vLLM allows with speculation, alone and together, greedy rows among them."""
+    return [
+        {"temperature": 0.0},
+        {"top_k": 5, "temperature": 0.7},
+        {"top_p": 0.8},
+        {"repetition_penalty": 1.2, "presence_penalty": 0.5},
+        {"allowed_token_ids": list(range(100)), "frequency_penalty": 0.3},
+        {"min_tokens": 5, "stop_token_ids": [7], "ignore_eos": False},
+        {"top_k": 20, "top_p": 0.9, "temperature": 1.3, "repetition_penalty": 1.1},
+        {},
+    ][row % 8]
+
+
+def test_the_same_with_every_constraint_and_processed_log_probabilities(model):
+    arguments = {"sampling": mixed, "logprobs_mode": "processed_logprobs"}
+    without, on = run(model, **arguments), run(model, NGRAM, 16, **arguments)
+    assert on.accepted > 50
+    assert_same(on, without)
+
+
+def test_the_same_with_preemption_and_prompts_in_pieces(model, off):
+    """The cache holds a few requests only, so that some are preempted and computed again."""
+    squeezed = run(
+        model,
+        block_size=32,
+        num_gpu_blocks_override=10,
+        max_num_batched_tokens=64,
+    )
+    assert squeezed.preemptions > 0
+    assert_same(squeezed, off)
+
+
+def test_min_p_which_vllm_allows_without_drafts_only(model, off):
+    """No token below 0.4 of the likeliest one's probability is drawn; without it some are."""
+
+    def smallest_ratio(result):
+        own, best = (np.concatenate(values) for values in (result.logprobs, result.best))
+        return np.exp(own - best).min()
+
+    constrained = run(model, sampling=lambda _: {"min_p": 0.4})
+    assert smallest_ratio(constrained) >= 0.4 > smallest_ratio(off)
+
+
+def test_keys_without_seeds_come_from_engine_and_request(model):
+    one, other = run(model, seeds=False), run(model, seeds=False, seed=1)
+    assert sum(a == b for a, b in zip(one.tokens, other.tokens, strict=True)) == 0
+    assert len({tuple(tokens) for tokens in one.tokens}) == REQUESTS

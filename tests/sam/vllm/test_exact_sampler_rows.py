@@ -1,0 +1,213 @@
+"""The sampler's parts without an engine: log-probabilities of drafted rows, the self-check, refusals."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from vllm.v1.sample.sampler import Sampler
+
+from sam import verify
+from sam.verify.bench import count_operations
+from sam.vllm import exact_sampler, plugin, rejection_sampler
+
+VOCABULARY = 50
+
+
+def runner(requests: int, mode: str = "raw_logprobs", temperature: float = 0.7) -> SimpleNamespace:
+    metadata = exact_sampler._known_step("cpu")[0].sampling_metadata
+    metadata.temperature = torch.full((requests,), temperature)
+    metadata.max_num_logprobs = 3
+    names = [str(row) for row in range(requests)]
+    return SimpleNamespace(
+        device="cpu",
+        speculative_config=SimpleNamespace(rejection_sample_method="standard"),
+        model_config=SimpleNamespace(seed=0),
+        sampler=Sampler(mode),
+        input_batch=SimpleNamespace(
+            req_ids=names, generators={}, sampling_metadata=metadata, update_async_output_token_ids=lambda: None
+        ),
+        requests={
+            name: SimpleNamespace(sampling_params=SimpleNamespace(seed=row), output_token_ids=[])
+            for row, name in enumerate(names)
+        },
+    )
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"])
+def test_log_probabilities_of_drafted_rows_equal_those_of_plain_steps(mode):
+    """One step with drafts against as many plain steps as it has positions, on the same logits: equal to the bit."""
+    requests, k = 6, 3
+    logits = 2 * torch.randn(requests, k + 1, VOCABULARY, generator=torch.Generator().manual_seed(0))
+    plain = exact_sampler.ExactSampler(runner(requests, mode))
+    steps = []
+    for position in range(k + 1):
+        for request in plain.runner.requests.values():
+            request.output_token_ids = [0] * position
+        steps.append(plain(logits[:, position].clone(), None))
+    wanted = torch.stack([step.sampled_token_ids[:, 0] for step in steps], 1)
+
+    counts = [3, 0, 2, 3, 1, 3]
+    wrong = [None, None, 1, 0, None, None]  # the draft position that is made to differ
+    rows = [logits[row, : count + 1] for row, count in enumerate(counts)]
+    drafts = [wanted[row, :count].clone() for row, count in enumerate(counts)]
+    for row, position in enumerate(wrong):
+        if position is not None:
+            drafts[row][position] = (drafts[row][position] + 1) % VOCABULARY
+    step = SimpleNamespace(num_draft_tokens=counts, draft_token_ids=torch.cat(drafts))
+    output = exact_sampler.ExactSampler(runner(requests, mode))(torch.cat(rows), step)
+
+    lengths = [count + 1 if position is None else position + 1 for count, position in zip(counts, wrong, strict=True)]
+    width = max(counts) + 1
+    for row, length in enumerate(lengths):
+        assert output.sampled_token_ids[row].tolist() == wanted[row, :length].tolist() + [-1] * (width - length)
+        for position in range(length):
+            found, expected = output.logprobs_tensors, steps[position].logprobs_tensors
+            assert torch.equal(found.logprobs[row * width + position], expected.logprobs[row])
+            assert torch.equal(found.logprob_token_ids[row * width + position], expected.logprob_token_ids[row])
+            assert found.selected_token_ranks[row * width + position] == expected.selected_token_ranks[row]
+
+
+def test_a_step_makes_three_outputs_of_logits_size_and_never_waits_however_many_requests_are_seeded():
+    requests, k, vocabulary = 8, 3, 6000
+    counted = []
+    for seeded in (0, requests):
+        exact = exact_sampler.ExactSampler(runner(requests))
+        exact.runner.input_batch.sampling_metadata.max_num_logprobs = None
+        for row, request in enumerate(exact.runner.requests.values()):
+            request.sampling_params.seed = row if row < seeded else None
+        step = SimpleNamespace(num_draft_tokens=[k] * requests, draft_token_ids=torch.zeros(k * requests).long())
+        logits = torch.randn(requests * (k + 1), vocabulary)
+        counted.append(count_operations(lambda e=exact, x=logits, s=step: e(x, s), logits.numel()))
+    assert counted[0] == counted[1]
+    assert counted[0].large_outputs <= 3 and counted[0].host_syncs == 0
+
+
+def test_rows_without_a_distribution_are_counted_and_do_not_stop_the_step():
+    exact = exact_sampler.ExactSampler(runner(3))
+    logits = torch.zeros(3, VOCABULARY)
+    logits[1, 4] = torch.nan
+    tokens = exact(logits, None).sampled_token_ids
+    assert tokens[1].tolist() == [0] and exact.invalid_rows == 1
+    exact(torch.zeros(3, VOCABULARY), None)
+    assert exact.invalid_rows == 1
+
+
+class Runner(SimpleNamespace):
+    def sample_tokens(self):
+        return self._sample(None, None)
+
+
+class OtherRunner(SimpleNamespace):
+    def sample_tokens(self):
+        return self.sampler(None, None)
+
+
+def checked(kind):
+    checked = kind(**vars(runner(3)))
+    checked._sample = exact_sampler.ExactSampler(checked)
+    return checked
+
+
+def test_self_check_passes_and_leaves_no_trace():
+    model_runner = checked(Runner)
+    batch = model_runner.input_batch
+    exact_sampler.self_check(model_runner)
+    assert model_runner.input_batch is batch and model_runner._sample.calls == 0
+
+
+def test_self_check_sees_a_runner_that_samples_elsewhere():
+    with pytest.raises(RuntimeError, match="does not call _sample"):
+        exact_sampler.self_check(checked(OtherRunner))
+
+
+def test_self_check_sees_wrong_tokens(monkeypatch):
+    monkeypatch.setattr(verify, "sample_inverse_cdf", lambda logits, *_: logits.argmin(-1))
+    with pytest.raises(RuntimeError, match="known logits gave"):
+        exact_sampler.self_check(checked(Runner))
+
+
+class Module(SimpleNamespace):
+    """What vLLM's module of the rejection sampler is for `standard`: names, looked up at every call."""
+
+
+def rejection_runner(call):
+    module = Module(__name__="module", rejection_sample=None)
+    rejection_sampler.install(module)
+    return SimpleNamespace(device="cpu", rejection_sampler=call(module)), module
+
+
+def through(module):
+    def call(metadata, draft_probs, logits, sampling):
+        rows = logits[metadata.target_logits_indices]
+        bonus = logits[metadata.bonus_logits_indices].argmax(-1)[:, None]
+        tokens = module.rejection_sample(
+            metadata.draft_token_ids,
+            metadata.num_draft_tokens,
+            metadata.max_spec_len,
+            metadata.cu_num_draft_tokens,
+            draft_probs,
+            rows,
+            bonus,
+            sampling,
+        )
+        return SimpleNamespace(sampled_token_ids=tokens)
+
+    return call
+
+
+def test_standard_self_check_passes_and_leaves_no_trace():
+    model_runner, module = rejection_runner(through)
+    rejection_sampler.self_check(model_runner, module)
+    assert module.rejection_sample.calls == module.rejection_sample.invalid_rows == 0
+
+
+def test_standard_self_check_sees_a_sampler_that_verifies_elsewhere():
+    def elsewhere(module):
+        kept = Module(rejection_sample=verify.rejection_sample)  # bound before the installation
+        return through(kept)
+
+    with pytest.raises(RuntimeError, match="does not call module.rejection_sample"):
+        rejection_sampler.self_check(*rejection_runner(elsewhere))
+
+
+def test_standard_self_check_sees_wrong_tokens(monkeypatch):
+    model_runner, module = rejection_runner(through)
+    monkeypatch.setattr(verify, "rejection_sample", lambda drafts, *_, **__: torch.zeros(2, 3, dtype=torch.int32))
+    with pytest.raises(RuntimeError, match="known logits gave"):
+        rejection_sampler.self_check(model_runner, module)
+
+
+@pytest.mark.parametrize(
+    ("additional", "method", "message"),
+    [
+        ({"speculation": {"verification": "fast"}}, "standard", "speculation.verification=fast: expected one of exact"),
+        ({"speculation": {"verification": "exact"}}, "synthetic", "rejection_sample_method=synthetic"),
+        ({"rejection_sampler_config": {"enable_block_verify": True}}, "standard", "enable_block_verify=True"),
+        ({"rejection_sampler_config": {"enable_entropy_verify": "true"}}, "standard", "enable_entropy_verify=true"),
+    ],
+)
+def test_lossy_settings_are_refused(additional, method, message):
+    config = SimpleNamespace(
+        additional_config=additional, speculative_config=SimpleNamespace(rejection_sample_method=method)
+    )
+    with pytest.raises(ValueError, match=message):
+        plugin.check_lossless(config)
+
+
+def test_lossless_settings_pass():
+    plugin.check_lossless(
+        SimpleNamespace(
+            additional_config={
+                "speculation": {"verification": "standard"},
+                "rejection_sampler_config": {"enable_block_verify": False},
+            },
+            speculative_config=None,
+        )
+    )
+
+
+def test_the_second_model_runner_is_refused_only_where_speculation_is_configured():
+    configured = SimpleNamespace(vllm_config=SimpleNamespace(additional_config={"speculation": {}}))
+    with pytest.raises(RuntimeError, match="VLLM_USE_V2_MODEL_RUNNER=0"):
+        plugin.refuse(configured)
+    plugin.refuse(SimpleNamespace(vllm_config=SimpleNamespace(additional_config={})))
