@@ -103,9 +103,7 @@ def _check_turns(turns: list[str] | None) -> None:
 
 
 def _check_corpus(path: str) -> None:
-    from sam.automaton.suffix_automaton import (
-        SuffixAutomaton,  # numba takes a second to import, and few runs have a corpus
-    )
+    from sam.drafting.corpus import SuffixAutomaton  # numba takes a second to import, and few runs have a corpus
 
     try:
         SuffixAutomaton.load(Path(path), max_sequences=1, max_draft_tokens=1)

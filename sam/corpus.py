@@ -21,7 +21,7 @@ import numpy as np
 from tqdm import tqdm
 
 from sam.automaton.store import BLOCK_BYTES, blocks_for
-from sam.automaton.suffix_automaton import SuffixAutomaton
+from sam.drafting.corpus import SuffixAutomaton
 from sam.record.responses import TraceError, read_recording
 
 SECONDS_BETWEEN_SAVES = 60.0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from recipe.rollout.seeds import parse_prompt_uid, sample_seed
+from recipe.seeds import parse_prompt_uid, sample_seed
 
 STATE_FILE = "state.json"
 METRICS_FILE = "metrics.jsonl"

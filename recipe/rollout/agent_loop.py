@@ -7,7 +7,7 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 
-from recipe.rollout.seeds import parse_prompt_uid, sample_seed
+from recipe.seeds import parse_prompt_uid, sample_seed
 
 
 class SeededAgentLoop(SingleTurnAgentLoop):

@@ -13,7 +13,7 @@ from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from recipe.record.rollout_metrics import RolloutRecord
 from recipe.record.run_directory import RunRecord
-from recipe.rollout.seeds import prompt_uid
+from recipe.seeds import prompt_uid
 from recipe.trainer.actor_worker import SessionWorker
 
 

@@ -9,11 +9,24 @@ from __future__ import annotations
 import numpy as np
 
 from sam.automaton.store import BEST, COUNT, LENGTH, LINK, NONE, TARGET, TOKEN, TOTAL, find, reserve
-from sam.automaton.suffix_automaton import append
+from sam.automaton.suffix_automaton import extend
 from sam.drafting import context_mixing
-from sam.drafting.calibration import DRAFTED, cell_of, remember, survival_of
+from sam.drafting.calibration import DRAFTED, cell_of, remember, settle, survival_of
 from sam.drafting.context_mixing import CORPUS_LENGTH, CORPUS_ROWS, CORPUS_STATE, GROUP, NUM_TOKENS
 from sam.jit import compiled
+
+
+@compiled
+def append(records, heads, groups, sizes, weights, room, sequences, row, tokens, first, last):
+    """Append tokens[first:last], for which the group has reserved room, and learn from them."""
+    settle(weights, context_mixing.ACCEPTED_ROWS, sequences, row, tokens, first, last)
+    group, end = sequences[row, context_mixing.GROUP], sequences[row, context_mixing.END]
+    for i in range(first, last):
+        token = np.int64(tokens[i])
+        context_mixing.learn(records, heads, sizes, weights, room, sequences, row, token)
+        end = np.int64(extend(records, heads, groups, sizes, group, end, token))
+        sequences[row, context_mixing.END] = end
+    sequences[row, context_mixing.NUM_TOKENS] += last - first
 
 
 @compiled

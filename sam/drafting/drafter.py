@@ -11,8 +11,10 @@ import numpy as np
 from sam.automaton import store
 from sam.automaton.prompt_groups import Groups
 from sam.automaton.store import NONE, blocks_for
-from sam.automaton.suffix_automaton import SuffixAutomaton, append, check_token_ids
 from sam.drafting import batch, context_mixing
+from sam.drafting.batch import append
+from sam.drafting.corpus import SuffixAutomaton
+from sam.drafting.token_ids import check_token_ids
 
 SCOPES = ("request", "group", "history")
 GRACE_TOKENS = 1 << 20  # of finished groups, kept for siblings that have not started yet

@@ -29,34 +29,44 @@ def make_drafter(name: str, scope: str, draft_length: int, corpus: Path | None =
         drafter.warm_up()
         return drafter
     if name == "first-occurrence":
-        return FirstOccurrence()
+        return StepwiseDrafter(FirstOccurrence())
     try:
         if name == "ngram":
             from sam.vllm.baselines import Ngram
 
-            return Ngram()
+            return StepwiseDrafter(Ngram())
         if name in ("suffix", "suffix-any"):
             from sam.vllm.baselines import Suffix
 
             limits = {} if name == "suffix" else {"max_spec_factor": 100.0, "min_token_prob": 0.0}
-            return Suffix(group=scope != "request", **limits)
+            return StepwiseDrafter(Suffix(group=scope != "request", **limits))
     except ImportError as error:
         raise ValueError(f"drafter {name}: {error}; install requirements/cpu.txt and requirements/peers.txt") from error
     raise ValueError(f"drafter {name!r}: expected one of {', '.join(NAMES)}")
 
 
 class StepwiseDrafter:
-    """Base of the peers: they take one request after the other, as vLLM's own proposers do."""
+    """The interface of sam.drafting.drafter.Drafter over a method that takes one request after the other.
+
+    Args:
+        method: has `start(request_id, prompt)`, `add(request_id, tokens)`, `propose(request_id, budget)` and
+            `finish(request_id)`.
+    """
 
     nbytes = 0
 
+    def __init__(self, method):
+        self.method = method
+        self.start, self.finish = method.start, method.finish
+
     def append(self, request_ids, token_ids, offsets) -> None:
         for row, request_id in enumerate(request_ids):
-            self.add(request_id, token_ids[offsets[row] : offsets[row + 1]])
+            self.method.add(request_id, token_ids[offsets[row] : offsets[row + 1]])
 
     def draft(self, request_ids, budgets) -> Drafts:
         found = [
-            self.propose(request_id, budget) for request_id, budget in zip(request_ids, budgets.tolist(), strict=True)
+            self.method.propose(request_id, budget)
+            for request_id, budget in zip(request_ids, budgets.tolist(), strict=True)
         ]
         drafts = [np.asarray(draft, dtype=np.int32) for draft in found]
         bounds = np.concatenate([[0], np.cumsum([len(draft) for draft in drafts])])
@@ -64,7 +74,7 @@ class StepwiseDrafter:
         return Drafts(flat, bounds, np.ones(len(flat), np.float32), np.zeros(len(drafts), np.int32))
 
 
-class FirstOccurrence(StepwiseDrafter):
+class FirstOccurrence:
     def __init__(self):
         self._requests: dict[str, _Automaton] = {}
 

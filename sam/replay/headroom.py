@@ -17,8 +17,8 @@ from tqdm import tqdm
 
 from sam.automaton import store
 from sam.automaton.store import BEST, LENGTH, LINK, NONE, TOKEN, TOTAL
-from sam.automaton.suffix_automaton import append
 from sam.drafting import context_mixing
+from sam.drafting.batch import append
 from sam.drafting.context_mixing import BESIDE, BESIDE_AGE, BESIDE_LENGTH, END
 from sam.jit import compiled
 from sam.record.responses import TraceError, read_recording

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib
 import json
-import os
 import statistics
 import sys
 import time
@@ -146,31 +144,10 @@ def _published(function):
     return call
 
 
-class _KnownArguments:
-    """A kernel of vLLM's CPU backend, without the argument of its caller that it does not know (a TypeError)."""
-
-    def __init__(self, kernel):
-        self.kernel = kernel
-
-    def __getitem__(self, grid):
-        def launch(*arguments, **keywords):
-            keywords.pop("USE_FP64_GUMBEL", None)
-            return self.kernel[grid](*arguments, **keywords)
-
-        return launch
-
-
 def _vllm(device: str):
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, where the figures go
-    module = importlib.import_module("vllm.v1.sample.rejection_sampler")
-    if device == "cpu":  # as CPUModelRunner binds them
-        from vllm.platforms import current_platform
-        from vllm.utils import cpu_triton_utils
+    from sam.vllm.baselines import stock_rejection_sample
 
-        current_platform.import_kernels()
-        for name in ("rejection_greedy_sample", "rejection_random_sample", "sample_recovered_tokens"):
-            setattr(module, f"{name}_kernel", _KnownArguments(getattr(cpu_triton_utils, f"{name}_kernel")))
-    return _published(module.rejection_sample)
+    return _published(stock_rejection_sample(device))
 
 
 def _peers(cache: Path, device: str) -> dict[str, Callable | str]:

@@ -1,13 +1,14 @@
-"""vLLM's own model-free drafters behind the interface of sam.drafting.drafter.Drafter, for sam.replay."""
+"""What vLLM ships, to be compared with: its model-free drafters, request by request, and its rejection sampler."""
 
 from __future__ import annotations
 
+import importlib
+import os
+
 import numpy as np
 
-from sam.replay.baselines import StepwiseDrafter
 
-
-class Ngram(StepwiseDrafter):
+class Ngram:
     """vLLM's prompt lookup with the lengths of configs/speculation/knobs.yaml."""
 
     SHORTEST, LONGEST, MAX_MODEL_LEN = 2, 5, 1 << 30
@@ -32,7 +33,7 @@ class Ngram(StepwiseDrafter):
         del self._texts[request_id]
 
 
-class Suffix(StepwiseDrafter):
+class Suffix:
     """Arctic Inference's suffix decoding with vLLM's defaults; its group scope is its cache of responses."""
 
     DEPTH = 24
@@ -73,3 +74,34 @@ def _appended(buffer: np.ndarray, used: int, tokens: np.ndarray) -> tuple[np.nda
         buffer = np.concatenate([buffer[:used], np.empty(used + len(tokens) + 1024, np.int32)])
     buffer[used : used + len(tokens)] = tokens
     return buffer, used + len(tokens)
+
+
+class _KnownArguments:
+    """A kernel of vLLM's CPU backend, without the argument of its caller that it does not know (a TypeError)."""
+
+    def __init__(self, kernel):
+        self.kernel = kernel
+
+    def __getitem__(self, grid):
+        def launch(*arguments, **keywords):
+            keywords.pop("USE_FP64_GUMBEL", None)
+            return self.kernel[grid](*arguments, **keywords)
+
+        return launch
+
+
+def stock_rejection_sample(device: str):
+    """vLLM's own `rejection_sample`, for `python -m sam.verify bench`.
+
+    Sets vLLM's log level: it logs to stdout, where the figures go.
+    """
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    module = importlib.import_module("vllm.v1.sample.rejection_sampler")
+    if device == "cpu":  # as CPUModelRunner binds them
+        from vllm.platforms import current_platform
+        from vllm.utils import cpu_triton_utils
+
+        current_platform.import_kernels()
+        for name in ("rejection_greedy_sample", "rejection_random_sample", "sample_recovered_tokens"):
+            setattr(module, f"{name}_kernel", _KnownArguments(getattr(cpu_triton_utils, f"{name}_kernel")))
+    return module.rejection_sample

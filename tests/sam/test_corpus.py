@@ -7,8 +7,8 @@ import pytest
 
 from sam import corpus
 from sam.automaton import store
-from sam.automaton.suffix_automaton import SuffixAutomaton
 from sam.corpus import build, main
+from sam.drafting.corpus import SuffixAutomaton
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from recipe.rollout.seeds import prompt_uid
+from recipe.seeds import prompt_uid
 from recipe.trainer import dynamic_sampling
 from recipe.trainer.dynamic_sampling import DapoRounds
 

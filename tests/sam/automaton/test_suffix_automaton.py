@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sam.automaton import store
-from sam.automaton.suffix_automaton import SuffixAutomaton
 from sam.drafting.context_mixing import END
+from sam.drafting.corpus import SuffixAutomaton
 from tests.sam.brute_force import BruteForce, check_automaton, check_blocks
 
 

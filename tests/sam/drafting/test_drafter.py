@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sam.automaton import store
-from sam.automaton.suffix_automaton import SuffixAutomaton
+from sam.drafting.corpus import SuffixAutomaton
 from sam.drafting.drafter import ROWS, Drafter
 from tests.sam.brute_force import check_blocks
 

@@ -119,7 +119,7 @@ def test_policies_take_turns_with_the_weights():
 
 
 def test_corpus_is_drafted_from(tmp_path):
-    from sam.automaton.suffix_automaton import SuffixAutomaton
+    from sam.drafting.corpus import SuffixAutomaton
 
     corpus = SuffixAutomaton(1 << 20)
     corpus.add(np.arange(30))

@@ -1,0 +1,134 @@
+"""The house: who may import whom. The order is docs/architecture.md's, read off the imports of every file.
+
+A room may import rooms above it in its list, and its own. `sam` imports neither verl nor recipe, and of `sam` only
+`sam.vllm` imports vLLM.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MOST_FILES = 16  # of a folder
+# Lowest first. A room is a folder, or a file that lies beside the folders.
+SAM = (
+    ("jit",),
+    ("automaton", "verify", "record"),
+    ("drafting",),
+    ("switch",),
+    ("config",),
+    ("vllm",),
+    ("replay", "verify.bench"),
+    ("simulate", "verify.__main__"),
+    ("profile", "tune", "corpus", "headroom", "switch_cost"),
+)
+RECIPE = (
+    ("seeds", "tiny.task", "tiny.tokenizer", "tiny.platform"),
+    ("record", "tiny.model"),
+    ("launch",),
+    ("tiny.warm_start", "data"),
+    ("tiny.assets",),
+    ("rollout",),
+    ("trainer",),
+    ("preflight",),
+    ("report",),
+    ("main_dapo", "evaluate", "switch_bench"),
+    ("turns",),
+)
+OUTSIDE = {"verl", "recipe", "vllm", "vllm_ascend", "sam"}
+
+
+def files(package: str) -> list[Path]:
+    return [path for path in sorted((ROOT / package).rglob("*.py")) if "__pycache__" not in path.parts]
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports_of(path: Path) -> set[str]:
+    """Dotted names that a file imports, at its top or in a function."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if (ROOT / (inner.replace(".", "/") + ".py")).is_file() else node.module)
+    return found
+
+
+def edges(package: str) -> dict[str, set[str]]:
+    return {module_of(path): {name for name in imports_of(path)} for path in files(package)}
+
+
+def floors(order: tuple[tuple[str, ...], ...], package: str) -> dict[str, int]:
+    return {f"{package}.{room}": floor for floor, rooms in enumerate(order) for room in rooms}
+
+
+def floor_of(module: str, known: dict[str, int]) -> tuple[str, int] | None:
+    rooms = [room for room in known if module == room or module.startswith(room + ".")]
+    return (room := max(rooms, key=len), known[room]) if rooms else None
+
+
+def upward_imports(package: str, order: tuple[tuple[str, ...], ...]) -> list[str]:
+    known, wrong = floors(order, package), []
+    for module, imported in edges(package).items():
+        if (here := floor_of(module, known)) is None:
+            if module.count(".") and not module.endswith(("__init__", ".tiny")):
+                wrong.append(f"{module} has no floor: give it one in {Path(__file__).name}")
+            continue
+        for name in imported:
+            there = floor_of(name, known)
+            if there and there[0] != here[0] and there[1] >= here[1]:
+                wrong.append(f"{module} imports {name}, which is not below it")
+    return wrong
+
+
+@pytest.mark.parametrize(("package", "order"), [("sam", SAM), ("recipe", RECIPE)])
+def test_no_import_runs_upwards(package, order):
+    assert upward_imports(package, order) == []
+
+
+def test_an_upward_import_is_seen(tmp_path, monkeypatch):
+    (tmp_path / "sam" / "automaton").mkdir(parents=True)
+    (tmp_path / "sam" / "automaton" / "store.py").write_text("def f():\n    from sam.vllm import proposer\n")
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    assert upward_imports("sam", SAM) == ["sam.automaton.store imports sam.vllm, which is not below it"]
+
+
+@pytest.mark.parametrize("package", ["sam", "recipe"])
+def test_no_circle(package):
+    graph = edges(package)
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join((*path, module))
+        if module not in done:
+            for name in graph[module] & graph.keys():
+                if name != module:
+                    visit(name, (*path, module))
+            done.add(module)
+
+    for module in graph:
+        visit(module, ())
+
+
+def test_sam_knows_nothing_of_verl_and_only_its_vllm_part_knows_vllm():
+    for module, imported in edges("sam").items():
+        outside = {name.split(".")[0] for name in imported} & OUTSIDE - {"sam"}
+        allowed = {"vllm", "vllm_ascend"} if module.startswith("sam.vllm.") else set()
+        assert outside <= allowed, (module, outside)
+
+
+@pytest.mark.parametrize("package", ["sam", "recipe"])
+def test_no_folder_is_crowded(package):
+    folders = {path.parent for path in files(package)}
+    crowded = {
+        str(folder.relative_to(ROOT)): count
+        for folder in folders
+        if (count := len([path for path in folder.glob("*.py") if path.name != "__init__.py"])) > MOST_FILES
+    }
+    assert crowded == {}
