@@ -52,8 +52,8 @@ def connect(config: DictConfig, speculation: Speculation) -> None:
         users = rollout.engine_kwargs.vllm.get(key) or {}
         rollout.engine_kwargs.vllm[key] = {**users, **value}
     rollout.agent.agent_loop_config_path = str(CONFIGS / "agent_loops.yaml")
-    config.trainer.v1.sampler.custom_sampler.path = "pkg://recipe.dynamic_sampling"
-    config.reward.custom_reward_function.path = "pkg://recipe.reward"
+    config.trainer.v1.sampler.custom_sampler.path = "pkg://recipe.trainer.dynamic_sampling"
+    config.reward.custom_reward_function.path = "pkg://recipe.trainer.reward"
     config.run_dir = str(Path(config.run_dir).absolute())
     OmegaConf.set_struct(config, True)
 

@@ -10,7 +10,7 @@ from sam.corpus import main as build_corpus
 from sam.drafting.drafter import Drafts
 from sam.record.responses import Recording, TraceError, read_recording
 from sam.replay.__main__ import main
-from sam.replay.baselines import FirstOccurrence, make_drafter
+from sam.replay.baselines import make_drafter
 from sam.replay.cost import measure_cost
 from sam.replay.round_robin import replay
 
@@ -86,7 +86,7 @@ def test_samples_that_share_a_drafter_help_each_other():
 
 
 def test_first_occurrence_follows_the_first_of_two_continuations():
-    drafter = FirstOccurrence()
+    drafter = make_drafter("first-occurrence", "request", 3)
     drafter.start("a", np.array([1, 2, 3, 4, 5, 1, 2, 6, 7]))
     drafter.append(["a"], np.array([1, 2]), np.array([0, 2]))
     drafts = drafter.draft(["a"], np.array([3]))
