@@ -92,7 +92,7 @@ def _training_packages(config: DictConfig) -> Iterator[str]:
         needed = ["megatron.core", "mbridge" if actor.megatron.vanilla_mbridge else "megatron.bridge"]
         if missing := [name for name in needed + ["mindspeed"] * (device == "npu") if not is_importable(name)]:
             yield (
-                f"training with Megatron needs {' and '.join(missing)}, not installed here: docs/cluster.md says how; a "
+                f"training with Megatron needs {' and '.join(missing)}, not installed here (docs/cluster.md); a "
                 "dense model trains without, with training=fsdp2"
             )
         return
