@@ -8,12 +8,11 @@ import ray
 
 from recipe.launch import versions
 from recipe.launch.config import compose_config
-from recipe.preflight import checks
-from recipe.preflight import cluster as cluster_check
+from recipe.preflight import checks, cluster
 
 
 @pytest.fixture(scope="module")
-def cluster():
+def head():
     """A head with 16 dies that are none."""
     folder = tempfile.mkdtemp(prefix="ray-")  # short: Ray's sockets lie below
     with pytest.MonkeyPatch.context() as patch:
@@ -26,10 +25,10 @@ def cluster():
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_a_node_says_what_it_lacks(cluster):
+def test_a_node_says_what_it_lacks(head):
     """The functions that run on the node, in a Ray worker of their own."""
     config = compose_config("dapo_qwen3_32b", [])
-    ((address, problems),) = cluster_check.ask_nodes(config, ray.nodes()).items()
+    ((address, problems),) = cluster.ask_nodes(config, ray.nodes()).items()
     assert address == ray.util.get_node_ip_address()
     assert any(problem.startswith("data.train_files=data/dapo_math_17k.parquet: no such file") for problem in problems)
     assert any(problem.startswith("vllm-ascend is not installed") for problem in problems) or versions.installed(
@@ -37,7 +36,7 @@ def test_a_node_says_what_it_lacks(cluster):
     )
 
 
-def test_free_dies_are_counted(cluster):
+def test_free_dies_are_counted(head):
     @ray.remote(resources={"NPU": 4}, num_cpus=0)
     class Other:
         def ready(self):
@@ -46,7 +45,7 @@ def test_free_dies_are_counted(cluster):
     other = Other.remote()
     ray.get(other.ready.remote())
     config = compose_config("dapo_qwen3_32b", ["trainer.nnodes=1"])
-    (problem,) = cluster_check._device_problems(config, ray.nodes(), ray.available_resources())
+    (problem,) = cluster._device_problems(config, ray.nodes(), ray.available_resources())
     assert problem.startswith("12 of the 16 NPU that the run needs are free: another run holds the others")
     ray.kill(other)
 
@@ -70,7 +69,7 @@ def test_a_node_on_which_nothing_can_run(monkeypatch):
     monkeypatch.setattr(ray, "remote", lambda **_: lambda function: Refuses())
     monkeypatch.setattr(ray, "get", get)
     node = {"NodeID": "0" * 56, "NodeManagerAddress": "10.0.0.2"}
-    found = cluster_check.ask_nodes(compose_config("dapo_qwen3_32b", []), [node])
+    found = cluster.ask_nodes(compose_config("dapo_qwen3_32b", []), [node])
     assert found == {
         "10.0.0.2": [
             "preflight cannot run there (No module named 'recipe.preflight'): pip install --no-deps -e . and the "
