@@ -1,0 +1,324 @@
+"""Draw the pictures of docs/architecture.md: `python docs/images/draw.py [--output FOLDER]`.
+
+Only matplotlib, numpy and `sam` are needed. The store and the goodput curve are drawn from the code itself: a real
+automaton, and `sam.switch`'s own table and choice.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+
+INK, FRAME = "#222222", "#8a8a8a"
+UPSTREAM, DOOR, RUNTIME, SOURCE = "#eeeeee", "#cfe8dd", "#fbe3c0", "#f5c6bd"
+LEGEND = {
+    "verl or vLLM as published": UPSTREAM,
+    "ours, through a setting or registry of theirs": DOOR,
+    "replaced or wrapped at run time": RUNTIME,
+    "source patched (vllm-ascend only)": SOURCE,
+}
+plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.fonttype": "none"})
+
+
+def canvas(width: float, height: float):
+    """A figure whose coordinates are tenths of an inch, without axes."""
+    figure, axes = plt.subplots(figsize=(width / 10, height / 10))
+    figure.subplots_adjust(0, 0, 1, 1)
+    axes.set(xlim=(0, width), ylim=(0, height))
+    axes.axis("off")
+    return figure, axes
+
+
+def box(axes, x, y, width, height, title, lines=(), fill=UPSTREAM, size=8.5) -> None:
+    """A rounded box with its lower left corner at (x, y): a bold title and lines below it."""
+    style = "round,pad=0,rounding_size=0.8"
+    axes.add_patch(FancyBboxPatch((x, y), width, height, boxstyle=style, facecolor=fill, edgecolor=FRAME, lw=0.8))
+    top = y + height - 1.0
+    axes.text(x + 1.0, top, title, weight="bold", size=size, va="top", color=INK)
+    if lines:
+        axes.text(x + 1.0, top - 2.1, "\n".join(lines), size=size - 1.2, va="top", color=INK, linespacing=1.35)
+
+
+def frame(axes, x, y, width, height, title, indent=1.0) -> None:
+    axes.add_patch(
+        FancyBboxPatch(
+            (x, y), width, height, boxstyle="round,pad=0,rounding_size=1", facecolor="none", edgecolor=FRAME, ls="--"
+        )
+    )
+    axes.text(x + indent, y + height - 0.9, title, size=8.5, style="italic", va="top", color="#555555")
+
+
+def arrow(axes, begin, end, label="", at=None, ha="center", bend=0.0, color="#444444") -> None:
+    patch = FancyArrowPatch(
+        begin, end, arrowstyle="-|>", mutation_scale=9, color=color, lw=1.0, connectionstyle=f"arc3,rad={bend}"
+    )
+    axes.add_patch(patch)
+    if label:
+        x, y = at or ((begin[0] + end[0]) / 2, (begin[1] + end[1]) / 2)
+        axes.text(x, y, label, size=7.2, ha=ha, va="center", color=color)
+
+
+def strip(axes, x, y, width, text, fill) -> None:
+    axes.add_patch(plt.Rectangle((x, y), width, 2.5, facecolor=fill, edgecolor=FRAME, lw=0.5))
+    axes.text(x + width / 2, y + 1.2, text, size=6.8, ha="center", va="center", color=INK)
+
+
+def draw_processes():
+    figure, axes = canvas(110, 74)
+    run_files = ["metrics.jsonl, rollouts/, engine_steps/,", "checkpoints/, state.json"]
+    box(
+        axes,
+        2,
+        65,
+        30,
+        7.5,
+        "supervisor",
+        ["recipe.main_dapo: checks config and machine,", "ends every process of the run"],
+        DOOR,
+    )
+    box(axes, 40, 65, 30, 7.5, "driver", ["recipe.main_dapo as a child:", "environment, ray.init"], DOOR)
+    box(axes, 79, 65, 29, 7.5, "run_dir", run_files, "#ffffff")
+    arrow(axes, (32, 69), (40, 69), "starts,\nwatches", (36, 71.3))
+
+    frame(axes, 1, 1, 108, 61, "Ray: actors on one machine or on every node")
+    box(
+        axes,
+        3,
+        46.5,
+        30,
+        11,
+        "training workers",
+        ["SessionWorker: FSDP2 or Megatron", "log-probabilities, update,", "send the weights"],
+        DOOR,
+    )
+    trainer = ["DapoTrainer: verl's trainer, in order", "DapoRounds: dynamic sampling", "collects the engine steps"]
+    box(axes, 40, 46.5, 30, 11, "TaskRunner", trainer, DOOR)
+    box(axes, 79, 46.5, 28, 11, "TransferQueue", ["prompts, responses and rewards,", "between the actors"], UPSTREAM)
+    box(
+        axes,
+        40,
+        31.5,
+        30,
+        8,
+        "agent loops",
+        ["SeededAgentLoop: a seed for every sample", "token ids in, token ids out"],
+        DOOR,
+    )
+    box(axes, 79, 31.5, 28, 8, "reward workers", ["recipe.trainer.reward"], DOOR)
+
+    server = "rollout server, one per replica: SpeculationServer checks which drafter and sampler run"
+    frame(axes, 3, 2.5, 104, 25.5, server, indent=29.5)
+    frame(axes, 5, 3.7, 100, 20.8, "vLLM engine process: sam.vllm.plugin installs sampler and drafter", indent=27.5)
+    box(axes, 7, 9, 17, 12, "scheduler", ["running requests", "and their drafts"], UPSTREAM)
+    box(axes, 29, 9, 21, 12, "model runner", ["one forward pass over", "1 + drafts tokens a request"], UPSTREAM)
+    box(
+        axes,
+        55,
+        9,
+        20,
+        12,
+        "sampler",
+        ["ExactSampler, or", "sam.verify's rejection", "sampling: accepts drafts"],
+        RUNTIME,
+    )
+    box(axes, 80, 9, 23, 12, "proposer", ["SamProposer: switch (when),", "drafter and automaton (what)"], DOOR)
+    strip(axes, 29.5, 12, 20, "CPU: sam.vllm.cpu_fixes", RUNTIME)
+    strip(axes, 29.5, 9.4, 20, "Ascend: patches 0001, 0002", SOURCE)
+    strip(axes, 55.5, 9.4, 19, "Ascend: patch 0003", SOURCE)
+    strip(
+        axes,
+        29,
+        4.7,
+        74,
+        "recorder: StepRecorder wraps these stages; requests, drafts, accepted, milliseconds of every step",
+        RUNTIME,
+    )
+    for begin, end in ((24, 29), (50, 55), (75, 80)):
+        arrow(axes, (begin, 16.5), (end, 16.5))
+    axes.plot([104.2, 104.2, 15.5], [14, 8, 8], color="#444444", lw=1.0)
+    axes.plot([103, 104.2], [14, 14], color="#444444", lw=1.0)
+    arrow(axes, (15.5, 7.9), (15.5, 9.1))
+    axes.text(8, 6.1, "drafts of the next step", size=7.2, color="#444444", va="center")
+
+    arrow(axes, (55, 65), (55, 57.7), "config", (56, 61), "left")
+    axes.plot([68, 68, 74.5, 74.5], [57.7, 60, 60, 67], color="#444444", lw=1.0)
+    arrow(axes, (74.4, 67), (79, 67))
+    arrow(axes, (40, 52), (33, 52), "batch", (36.5, 53.3))
+    arrow(axes, (70, 52), (79, 52))
+    arrow(axes, (79, 50), (70, 50))
+    arrow(axes, (55, 46.5), (55, 39.7), "prompts, uids", (56, 43), "left")
+    arrow(axes, (50, 31.5), (50, 28.1), "requests", (49, 29.8), "right")
+    arrow(axes, (60, 28.1), (60, 31.5), "responses", (61, 29.8), "left")
+    arrow(axes, (70, 36.5), (79, 36.5), "responses", (74.5, 37.8))
+    arrow(axes, (79, 34.5), (70, 34.5), "rewards", (74.5, 33.2))
+    arrow(axes, (68, 39.6), (82, 46.4), "responses,\nrewards", (79, 42.5), "left")
+    arrow(axes, (31, 46.5), (31, 21.2), "new weights\nafter each\nstep", (30.2, 43), "right", color="#0072B2")
+    handles = [plt.Rectangle((0, 0), 1, 1, facecolor=fill, edgecolor=FRAME) for fill in LEGEND.values()]
+    axes.legend(handles, LEGEND, loc="lower left", bbox_to_anchor=(0.022, 0.39), fontsize=6.8, frameon=False)
+    return figure
+
+
+def draw_engine_step():
+    """The order of calls in one step; widths are not to scale."""
+    figure, axes = canvas(110, 47)
+    lanes = {"scheduler": 38, "model runner": 30, "sampler": 22, "proposer": 14}
+    for name, y in lanes.items():
+        axes.text(1, y + 2.5, name, weight="bold", va="center")
+        axes.plot([12, 109], [y - 0.8, y - 0.8], color="#dddddd", lw=0.8)
+    pieces = (
+        ("scheduler", 13, 12, "schedule\n1 + drafts tokens", UPSTREAM),
+        ("model runner", 26, 24, "execute_model: one forward pass\nover all tokens of the batch", UPSTREAM),
+        ("sampler", 51, 17, "_sample: verify drafts,\nsample the next token", RUNTIME),
+        ("proposer", 69, 7, "observe\nplan", DOOR),
+        ("proposer", 77, 7, "append\ntokens", DOOR),
+        ("proposer", 85, 6, "draft", DOOR),
+        ("proposer", 92, 7, "choose\nlengths", DOOR),
+        ("scheduler", 98, 11, "next step", UPSTREAM),
+    )
+    for lane, x, width, text, fill in pieces:
+        y = lanes[lane]
+        axes.add_patch(plt.Rectangle((x, y), width, 5, facecolor=fill, edgecolor=FRAME, lw=0.8))
+        axes.text(x + width / 2, y + 2.5, text, ha="center", va="center", size=7.6)
+    arrow(axes, (25, 40), (27, 35.2))
+    arrow(axes, (50, 32), (52, 27.2), "logits", (53, 30), "left")
+    arrow(axes, (68, 24), (70, 19.2), "tokens", (71, 22), "left")
+    arrow(axes, (97, 19.1), (101, 37.8), "drafts", (97.8, 28), "right")
+    spans = (("other", 13, 25.7), ("forward_ms", 26, 50), ("verify_ms", 51, 68), ("draft_ms", 69, 99))
+    for name, begin, end in spans:
+        axes.annotate("", (begin, 9.5), (end, 9.5), arrowprops={"arrowstyle": "<->", "color": "#555555", "lw": 0.8})
+        axes.text((begin + end) / 2, 8.1, name, ha="center", va="center", size=7.6, color="#555555")
+    lines = [
+        ("request 1", "drafts  = 7 ;   sampled  = 8", "'=' is accepted, '7' is not: 2 tokens, '= 8'"),
+        ("request 2", "no drafts   sampled  4", "1 token, '4'"),
+    ]
+    axes.text(13, 5.2, "An example:", size=7.6, weight="bold", va="center")
+    for y, (name, tokens, outcome) in zip((5.2, 2.4), lines, strict=True):
+        axes.text(24, y, name, size=7.6, va="center")
+        axes.text(34, y, tokens, size=7.6, va="center", family="monospace")
+        axes.text(72, y, outcome, size=7.6, va="center")
+    axes.text(69, 12.0, "a switched-off step ends after plan", size=7.0, va="center", color="#555555", style="italic")
+    return figure
+
+
+EDGES = ((0, 1, "a 2"), (1, 2, "b 2"), (2, 3, "c 1"), (3, 4, "a 1"), (4, 5, "b 1"), (5, 6, "d 1"))
+EXTRA = ((0, 2, "b 1"), (0, 3, "c 1"), (2, 6, "d 1"), (0, 6, "d 1"))
+LINKS = ((1, 0), (2, 0), (3, 0), (4, 1), (5, 2), (6, 0))
+RECORDS = ("0", "1", "2", "0 b", "3", "0 c", "4", "5", "6", "2 d", "0 d")  # in the order in which they are made
+
+
+def draw_store():
+    """The automaton of `a b c a b d`, its records in a block, and the blocks of three groups."""
+    figure, axes = canvas(110, 78)
+    at = [(8 + 15 * i, 54) for i in range(7)]
+    axes.text(1, 76, "Automaton of the text  a b c a b d", weight="bold")
+    axes.text(
+        52, 76, "edge: token and count      - - - suffix link: longest suffix seen elsewhere", size=7.8, color="#555555"
+    )
+    for begin, end, text in EDGES:
+        (x, y), (to, _) = at[begin], at[end]
+        arrow(axes, (x + 2.1, y), (to - 2.1, y))
+        axes.text((x + to) / 2, y + 1.3, text, ha="center", size=7.8)
+    for begin, end, text in EXTRA:
+        (x, y), (to, _) = at[begin], at[end]
+        span = to - x
+        height = 1.0 + 0.19 * span
+        peak = plt.matplotlib.path.Path([(x, y + 2), ((x + to) / 2, y + 2 + 2 * height), (to, y + 2)], [1, 3, 3])
+        axes.add_patch(FancyArrowPatch(path=peak, arrowstyle="-|>", mutation_scale=9, color="#D55E00", lw=1.0))
+        place = (x + to) / 2, y + 2 + height
+        axes.text(*place, text, ha="center", va="center", size=7.8, color="#D55E00", backgroundcolor="white", zorder=3)
+    for begin, end in LINKS:
+        (x, y), (to, _) = at[begin], at[end]
+        depth = 2.0 + 0.10 * (x - to)
+        peak = plt.matplotlib.path.Path([(x, y - 2), ((x + to) / 2, y - 2 - 2 * depth), (to, y - 2)], [1, 3, 3])
+        axes.add_patch(FancyArrowPatch(path=peak, arrowstyle="-|>", mutation_scale=7, color="#888888", lw=0.8, ls="--"))
+    for i, (x, y) in enumerate(at):
+        axes.add_patch(plt.Circle((x, y), 2, facecolor="#d5e6f5", edgecolor=FRAME))
+        axes.text(x, y, str(i), ha="center", va="center", weight="bold")
+
+    axes.text(1, 35, "One block: 96 records of 32 bytes, room for 32 tokens of any text", weight="bold")
+    for i, name in enumerate(RECORDS):
+        fill = "#f9dcc4" if " " in name else "#d5e6f5"
+        axes.add_patch(plt.Rectangle((3 + 7 * i, 28.5), 7, 4.5, facecolor=fill, edgecolor=FRAME, lw=0.8))
+        label = f"edge\n{name}" if " " in name else f"node {name}"
+        axes.text(6.5 + 7 * i, 30.7, label, ha="center", va="center", size=7.4)
+    axes.add_patch(plt.Rectangle((80, 28.5), 27, 4.5, facecolor="none", edgecolor=FRAME, lw=0.8, ls=":"))
+    axes.text(93.5, 30.7, "85 free records", ha="center", va="center", size=7.4, color="#555555")
+    axes.text(
+        3,
+        26.2,
+        "A node holds its first edge; further edges (orange) have records, found by a hash of node and token.",
+        size=7.8,
+    )
+
+    axes.text(1, 21, "The store: blocks of all groups", weight="bold")
+    colours = {"A": "#a8d5ba", "B": "#bcd0ee", "C": "#e6e6e6", "": "#ffffff"}
+    blocks = ("A", "B", "A", "C", "B", "A", "dropped", "")
+    for i, name in enumerate(blocks):
+        fill = colours.get(name, "#f5c6bd")
+        axes.add_patch(plt.Rectangle((3 + 13 * i, 12), 11, 5.5, facecolor=fill, edgecolor=FRAME, lw=0.8))
+        axes.text(8.5 + 13 * i, 14.7, name or "untouched", ha="center", va="center", size=7.8)
+    for begin, end, depth in ((0, 2, 0.16), (2, 5, 0.16), (1, 4, 0.28)):
+        arrow(axes, (9 + 13 * begin, 11.9), (8 + 13 * end, 11.9), bend=depth)
+    texts = [
+        "Group A: the samples of one prompt in one automaton. It takes blocks as it grows; they form a chain.",
+        "Group C has no running request: kept for late samples or, with scope=history, later steps; dropped first.",
+    ]
+    for y, text in zip((4.2, 1.8), texts, strict=True):
+        axes.text(3, y, text, size=7.8)
+    return figure
+
+
+def draw_goodput():
+    """Gain in expected tokens per second over draft tokens, and what `sam.switch` chooses."""
+    from sam.switch.goodput import Goodput
+    from sam.switch.policy import StepState
+    from sam.switch.step_cost import StepCost
+
+    table = Path(__file__).parents[2] / "sam" / "simulate" / "step_costs" / "qwen3_32b.json"
+    cost, k, context = StepCost.load(table), 8, 8192.0
+    figure, axes = plt.subplots(figsize=(7.2, 4.0), layout="constrained")
+    for running, colour in zip((4, 16, 64, 128), ("#0072B2", "#009E73", "#E69F00", "#D55E00"), strict=True):
+        likely = np.linspace(0.35, 0.95, running)  # acceptance of each request's draft tokens
+        survival = (likely[:, None] ** np.arange(1, k + 1)).astype(np.float32)
+        brought = np.concatenate([[0.0], np.cumsum(np.sort(survival.ravel())[::-1])])
+        drafts = np.arange(brought.size)
+        goodput = (running + brought) / cost.of(running, running + drafts, context)
+        policy, state = Goodput(k, cost), StepState(running, context=context)
+        chosen = int(policy.choose(state, survival.ravel(), k * np.arange(running + 1)).sum())
+        gain = 100.0 * (goodput / goodput[0] - 1.0)
+        axes.plot(drafts / running, gain, color=colour, label=f"{running} requests, {chosen} drafts chosen")
+        axes.plot(chosen / running, gain[chosen], "o", color=colour, ms=7)
+    axes.axhline(0.0, color="#999999", lw=0.8, ls="--")
+    axes.set_xlabel("draft tokens verified per request, the likeliest of the batch first")
+    axes.set_ylabel("expected tokens per second,\n% over a step without drafts")
+    axes.legend(frameon=False, loc="center right", bbox_to_anchor=(1.0, 0.70))
+    return figure
+
+
+PICTURES = {
+    "processes": draw_processes,
+    "engine_step": draw_engine_step,
+    "store": draw_store,
+    "goodput": draw_goodput,
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python docs/images/draw.py", description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent, help="folder for the PNG files")
+    output = parser.parse_args(arguments).output
+    for name, draw in PICTURES.items():
+        figure = draw()
+        figure.savefig(output / f"{name}.png", dpi=110, pil_kwargs={"optimize": True})
+        plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()
