@@ -11,7 +11,7 @@ import numpy as np
 from sam.automaton.store import BEST, COUNT, LENGTH, LINK, NONE, TARGET, TOKEN, TOTAL, find, reserve
 from sam.automaton.suffix_automaton import extend
 from sam.drafting import context_mixing
-from sam.drafting.calibration import DRAFTED, cell_of, remember, settle, survival_of
+from sam.drafting.calibration import DRAFTED, acceptance_of, cell_of, remember, settle
 from sam.drafting.context_mixing import CORPUS_LENGTH, CORPUS_ROWS, CORPUS_STATE, GROUP, NUM_TOKENS
 from sam.jit import compiled
 
@@ -46,7 +46,7 @@ def follow_corpus(records, heads, sizes, sequences, row, tokens, first, last):
 
 
 @compiled
-def draft_from_corpus(records, weights, sequences, row, budget, min_survival, tokens, survival):
+def draft_from_corpus(records, weights, sequences, row, budget, min_acceptance, tokens, acceptance):
     """The most frequent continuations of the sequence's match in the corpus; as `context_mixing.draft`."""
     state, drafted, raw, alive = sequences[row, CORPUS_STATE], 0, 1.0, 1.0
     while drafted < budget:
@@ -57,10 +57,10 @@ def draft_from_corpus(records, weights, sequences, row, budget, min_survival, to
         edge = records[state, BEST]
         raw *= records[edge, COUNT] / records[state, TOTAL]
         cell = cell_of(CORPUS_ROWS, drafted, raw)
-        alive = min(alive, survival_of(weights, CORPUS_ROWS, cell, raw))
-        if alive < min_survival:
+        alive = min(alive, acceptance_of(weights, CORPUS_ROWS, cell, raw))
+        if alive < min_acceptance:
             break
-        tokens[drafted], survival[drafted] = records[edge, TOKEN], alive
+        tokens[drafted], acceptance[drafted] = records[edge, TOKEN], alive
         remember(sequences, row, drafted, records[edge, TOKEN], cell)
         drafted += 1
         state = np.int64(records[edge, TARGET])
@@ -100,16 +100,16 @@ def append_all(store, corpus, weights, room, sequences, rows, tokens, offsets):
 
 
 @compiled
-def draft_all(store, corpus, weights, room, sequences, rows, budgets, longest, min_survival, corpus_bias):
+def draft_all(store, corpus, weights, room, sequences, rows, budgets, longest, min_acceptance, corpus_bias):
     """Draft for each row up to its budget, and `longest` tokens at most.
 
     Returns:
-        int32 [total] tokens, float32 [total] survival, int64 [rows + 1] where each row's begin, int32 [rows] lengths of
-        the matches.
+        int32 [total] tokens, float32 [total] cumulative acceptance probabilities, int64 [rows + 1] where each row's
+        begin, int32 [rows] lengths of the matches.
     """
     records, heads, _, sizes = store
     corpus_records = corpus[0]
-    tokens, survival = np.empty(rows.size * longest, np.int32), np.empty(rows.size * longest, np.float32)
+    tokens, acceptance = np.empty(rows.size * longest, np.int32), np.empty(rows.size * longest, np.float32)
     offsets, matches = np.zeros(rows.size + 1, np.int64), np.zeros(rows.size, np.int32)
     for i in range(rows.size):
         row, first, budget = rows[i], offsets[i], min(np.int64(budgets[i]), longest)
@@ -118,7 +118,7 @@ def draft_all(store, corpus, weights, room, sequences, rows, budgets, longest, m
             longer = sequences[row, CORPUS_LENGTH] - corpus_bias
             if longer > 0 and longer > context_mixing.match_length(records, sequences, row):
                 drafted, matches[i] = draft_from_corpus(
-                    corpus_records, weights, sequences, row, budget, min_survival, tokens[first:], survival[first:]
+                    corpus_records, weights, sequences, row, budget, min_acceptance, tokens[first:], acceptance[first:]
                 )
             else:
                 drafted, matches[i] = context_mixing.draft(
@@ -130,9 +130,9 @@ def draft_all(store, corpus, weights, room, sequences, rows, budgets, longest, m
                     sequences,
                     row,
                     budget,
-                    min_survival,
+                    min_acceptance,
                     tokens[first:],
-                    survival[first:],
+                    acceptance[first:],
                 )
         offsets[i + 1] = first + drafted
-    return tokens[: offsets[-1]], survival[: offsets[-1]], offsets, matches
+    return tokens[: offsets[-1]], acceptance[: offsets[-1]], offsets, matches

@@ -1,4 +1,4 @@
-"""Survival of drafts: what raw probabilities were worth so far.
+"""Acceptance probabilities of drafts, calibrated by how often earlier drafts were accepted.
 
 A table counts how often draft tokens of a raw probability (that of the draft up to there), at a position of a draft,
 were accepted. While a cell has seen little, it is taken to be as right as all drafts together lately: the raw
@@ -32,7 +32,7 @@ def cell_of(first, position, probability):
 
 
 @compiled
-def survival_of(weights, first, cell, probability):
+def acceptance_of(weights, first, cell, probability):
     """How often drafts of this raw probability were accepted."""
     accepted, expected = weights[first + ROWS - 1, 0], weights[first + ROWS - 1, 1]
     probability *= min(1.0, (accepted + OVERALL_PRIOR) / (expected + OVERALL_PRIOR))

@@ -8,7 +8,7 @@ Three things decide on a draft token.
 - The substitution context. Where the text departed from what was predicted ("= 12" instead of "= 15"), it often goes on
   as if it had not: the state that the predicted token leads to is followed beside the text, and its continuation joins
   the interpolation. Compressors call this the recovery of a match model.
-- The acceptance of earlier drafts, by which raw probabilities are turned into survival (sam.drafting.calibration).
+- How often earlier drafts were accepted, by which raw probabilities are calibrated (sam.drafting.calibration).
 
 The weights start equal and are learnt from every token by online expectation maximisation: a weight moves towards the
 share of the actual token's probability that its context brought. Nothing depends on time or on chance: the same calls
@@ -21,7 +21,7 @@ import numpy as np
 
 from sam.automaton.store import BEST, COUNT, LENGTH, LINK, NONE, TARGET, TOKEN, TOTAL, find
 from sam.drafting import calibration
-from sam.drafting.calibration import DRAFTED, DRAFTS, cell_of, remember, survival_of
+from sam.drafting.calibration import DRAFTED, DRAFTS, acceptance_of, cell_of, remember
 from sam.jit import compiled
 
 CONTEXTS = 2
@@ -228,9 +228,9 @@ def _after(records, heads, sizes, state, length, token):
 
 
 @compiled
-def draft(records, heads, sizes, weights, room, sequences, row, budget, min_survival, tokens, survival):
-    """Draft up to `budget` tokens that survive with `min_survival` at least into `tokens`, and their `survival`;
-    returns how many, and the length of the match drafted from."""
+def draft(records, heads, sizes, weights, room, sequences, row, budget, min_acceptance, tokens, acceptance):
+    """Write up to `budget` draft tokens into `tokens`, and into `acceptance` their cumulative acceptance probabilities,
+    none below `min_acceptance`; returns the number of tokens, and the length of the match drafted from."""
     state = sequences[row, END]
     length = np.int64(records[state, LENGTH])
     beside, beside_length, age = sequences[row, BESIDE], sequences[row, BESIDE_LENGTH], sequences[row, BESIDE_AGE]
@@ -242,12 +242,12 @@ def draft(records, heads, sizes, weights, room, sequences, row, budget, min_surv
         token, probability = _predict(records, heads, sizes, weights, room, contexts)
         raw *= probability
         cell = cell_of(ACCEPTED_ROWS, drafted, raw)
-        alive = min(alive, survival_of(weights, ACCEPTED_ROWS, cell, raw))
-        if alive < min_survival:
+        alive = min(alive, acceptance_of(weights, ACCEPTED_ROWS, cell, raw))
+        if alive < min_acceptance:
             break
         if drafted == 0:
             first_match = match
-        tokens[drafted], survival[drafted] = token, alive
+        tokens[drafted], acceptance[drafted] = token, alive
         remember(sequences, row, drafted, token, cell)
         drafted += 1
         state, length = _after(records, heads, sizes, state, length, token)

@@ -22,12 +22,12 @@ class Draft:
 
     Attributes:
         token_ids: int32 [length].
-        survival: float32 [length], probability that a token and all before it are accepted.
+        acceptance: float32 [length], cumulative acceptance probability: that of a token and all draft tokens before it.
         match_length: tokens of the repeated suffix drafted from.
     """
 
     token_ids: np.ndarray
-    survival: np.ndarray
+    acceptance: np.ndarray
     match_length: int
 
 
@@ -110,17 +110,17 @@ class SuffixAutomaton:
             its[: len(mine)] = mine
         return copy
 
-    def draft(self, sequence: int, budget: int, min_survival: float = 0.0) -> Draft:
-        """Propose up to `budget` tokens, each as likely as `min_survival` to survive at least."""
+    def draft(self, sequence: int, budget: int, min_acceptance: float = 0.0) -> Draft:
+        """Propose up to `budget` tokens, each accepted with a probability of `min_acceptance` at least."""
         self._check(sequence)
         budget = max(0, min(budget, self.max_draft_tokens))
-        tokens, survival = np.empty(budget, np.int32), np.empty(budget, np.float32)
+        tokens, acceptance = np.empty(budget, np.int32), np.empty(budget, np.float32)
         records, heads, _, sizes = self.store
         learnt = (self.weights, self.room, self.sequences)
         length, match = context_mixing.draft(
-            records, heads, sizes, *learnt, sequence, budget, float(min_survival), tokens, survival
+            records, heads, sizes, *learnt, sequence, budget, float(min_acceptance), tokens, acceptance
         )
-        return Draft(tokens[:length], survival[:length], int(match))
+        return Draft(tokens[:length], acceptance[:length], int(match))
 
     def _check(self, sequence: int) -> None:
         if not 0 <= sequence < self.num_sequences:

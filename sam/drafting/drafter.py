@@ -28,13 +28,13 @@ class Drafts:
     Attributes:
         token_ids: int32 [total].
         offsets: int64 [batch + 1].
-        survival: float32 [total], estimated probability that a token and all before it are accepted.
+        acceptance: float32 [total], cumulative acceptance probability: that of a token and all draft tokens before it.
         match_lengths: int32 [batch], length of the suffix drafted from.
     """
 
     token_ids: np.ndarray
     offsets: np.ndarray
-    survival: np.ndarray
+    acceptance: np.ndarray
     match_lengths: np.ndarray
 
 
@@ -158,11 +158,11 @@ class Drafter:
 
     resume = catch_up
 
-    def draft(self, request_ids: Sequence[str], budgets: np.ndarray, min_survival: float = 0.0) -> Drafts:
+    def draft(self, request_ids: Sequence[str], budgets: np.ndarray, min_acceptance: float = 0.0) -> Drafts:
         """As `step`, with nothing to append."""
-        return self._draft(self._rows_of(request_ids), budgets, min_survival)
+        return self._draft(self._rows_of(request_ids), budgets, min_acceptance)
 
-    def step(self, request_ids, token_ids, offsets, budgets, min_survival: float = 0.0) -> Drafts:
+    def step(self, request_ids, token_ids, offsets, budgets, min_acceptance: float = 0.0) -> Drafts:
         """Append each request's new tokens, then draft up to its budget: siblings see each other's tokens.
 
         Args:
@@ -170,14 +170,14 @@ class Drafter:
             token_ids: int32 [total], the requests' new tokens, one request after the other.
             offsets: int64 [batch + 1], where each request's begin.
             budgets: int32 [batch], draft tokens at most.
-            min_survival: drafts end before a token that is less likely to be accepted.
+            min_acceptance: drafts end before a token that is less likely to be accepted.
 
         Raises:
             ValueError: a request that is not followed, something else than token ids, or lengths that do not agree.
         """
         rows = self._rows_of(request_ids)
         self._append(rows, token_ids, offsets)
-        return self._draft(rows, budgets, min_survival)
+        return self._draft(rows, budgets, min_acceptance)
 
     def _rows_of(self, request_ids: Sequence[str]) -> np.ndarray:
         try:
@@ -200,19 +200,19 @@ class Drafter:
             )
         self.counters["overflow_requests"] += lost
 
-    def _draft(self, rows: np.ndarray, budgets: np.ndarray, min_survival: float) -> Drafts:
+    def _draft(self, rows: np.ndarray, budgets: np.ndarray, min_acceptance: float) -> Drafts:
         if len(budgets) != len(rows):
             raise ValueError(f"{len(budgets)} budgets for {len(rows)} requests: expected one for each")
         arguments = (self.store, self.corpus, self.weights, self.room, self.sequences)
-        tokens, survival, offsets, matches = batch.draft_all(
+        tokens, acceptance, offsets, matches = batch.draft_all(
             *arguments,
             rows,
             np.asarray(budgets, np.int64),
             self.max_draft_tokens,
-            float(min_survival),
+            float(min_acceptance),
             self.corpus_bias,
         )
-        return Drafts(tokens, offsets, survival, matches)
+        return Drafts(tokens, offsets, acceptance, matches)
 
     def finish(self, request_id: str) -> None:
         """Stop following; the response stays in its group while the group stays.

@@ -15,7 +15,7 @@ from sam.drafting.drafter import Drafts
 from sam.record.responses import Recording
 
 POSITION_BIN = 512  # tokens of a response per point of the acceptance-by-position table
-SURVIVAL_BINS = 10
+PROBABILITY_BINS = 10
 ORDERS = ("turns", "engine")  # of the samples within a round: one after the other, or all at once
 
 
@@ -31,17 +31,17 @@ class Replay:
     accepted: int = 0
     accepted_at: np.ndarray = field(init=False)
     drafted_at: np.ndarray = field(init=False)
-    survived: np.ndarray = field(init=False)
+    by_probability: np.ndarray = field(init=False)
     by_position: dict[int, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.accepted_at = np.zeros(self.draft_length, dtype=np.int64)
         self.drafted_at = np.zeros(self.draft_length, dtype=np.int64)
-        self.survived = np.zeros((SURVIVAL_BINS, 3))
+        self.by_probability = np.zeros((PROBABILITY_BINS, 3))
 
-    def count(self, position: int, survival: np.ndarray, accepted: int, advanced: int) -> None:
-        """One verify step of one sample, which had `position` tokens before it, and drafts of that `survival`."""
-        drafted = len(survival)
+    def count(self, position: int, acceptance: np.ndarray, accepted: int, advanced: int) -> None:
+        """Count a verify step at response position `position`; `acceptance` are its drafts' probabilities."""
+        drafted = len(acceptance)
         self.steps += 1
         self.tokens += advanced
         self.drafted += drafted
@@ -51,8 +51,8 @@ class Replay:
         sums = self.by_position.setdefault(position // self.position_bin, [0, 0])
         sums[0] += advanced
         sums[1] += 1
-        for i, probability in enumerate(survival.tolist()):
-            row = self.survived[min(SURVIVAL_BINS - 1, int(SURVIVAL_BINS * probability))]
+        for i, probability in enumerate(acceptance.tolist()):
+            row = self.by_probability[min(PROBABILITY_BINS - 1, int(PROBABILITY_BINS * probability))]
             row += (1, probability, i < accepted)
 
     def summary(self) -> dict:
@@ -69,8 +69,8 @@ class Replay:
         }
 
     def calibration(self) -> list[tuple[float, float]]:
-        """(predicted survival, observed acceptance) of each tenth of the predictions that has drafts."""
-        return [(float(p / n), float(o / n)) for n, p, o in self.survived if n]
+        """(predicted probability, observed acceptance) of each tenth of the predictions that has drafts."""
+        return [(float(p / n), float(o / n)) for n, p, o in self.by_probability if n]
 
     def positions(self) -> list[tuple[int, float]]:
         """(first response position of the bin, mean acceptance length in it)."""
@@ -140,7 +140,7 @@ def replay_group(
             for row, (request, position) in enumerate(zip(batch, positions, strict=True)):
                 part = slice(drafts.offsets[row], drafts.offsets[row + 1])
                 accepted, advanced = request.verify(drafts.token_ids[part])
-                result.count(position, drafts.survival[part], accepted, advanced)
+                result.count(position, drafts.acceptance[part], accepted, advanced)
             append(drafter, batch)
         if progress:
             progress(result.tokens - before)

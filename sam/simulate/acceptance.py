@@ -1,8 +1,8 @@
 """How many draft tokens are accepted: a table of verify steps from really drafting on a recording.
 
 A cell is a number of siblings that the drafter sees and a range of response positions; its records are verify steps:
-the draft's survival, token by token, and how many of its tokens were right. A simulated request draws a record for
-each of its steps, always the same one at the same position, whatever the policy did before.
+the draft's acceptance probabilities, token by token, and how many of its tokens were right. A simulated request draws
+a record for each of its steps, always the same one at the same position, whatever the policy did before.
 
 `python -m sam.simulate.acceptance --traces FILES --drafter sam --k 3 --output TABLE.json` writes one.
 """
@@ -27,7 +27,7 @@ from sam.replay.round_robin import Replay, replay_group
 SIBLINGS = (1, 2, 4, 8, 16)
 POSITIONS = (0, 256, 512, 1024, 2048, 4096, 8192)  # where ranges begin; the last one has no end
 FEWEST_RECORDS = 200  # of a cell; with fewer it repeats the range before it
-PERCENT = 100  # survival is kept in hundredths
+PERCENT = 100  # probabilities are kept in hundredths
 
 
 class AcceptanceError(ValueError):
@@ -41,7 +41,7 @@ class Acceptance:
     Attributes:
         siblings: int64 [levels], rising from 1.
         starts, sizes: int64 [levels, ranges], where a cell's records lie.
-        survival: float32 [records, k], falling; 0 beyond a draft's end.
+        acceptance: float32 [records, k], cumulative acceptance probabilities, falling; 0 beyond a draft's end.
         drafted: int64 [records], tokens of the draft.
         accepted: int64 [records].
         source: recording and drafter.
@@ -50,14 +50,14 @@ class Acceptance:
     siblings: np.ndarray
     starts: np.ndarray
     sizes: np.ndarray
-    survival: np.ndarray
+    acceptance: np.ndarray
     drafted: np.ndarray
     accepted: np.ndarray
     source: str = ""
 
     @property
     def k(self) -> int:
-        return self.survival.shape[1]
+        return self.acceptance.shape[1]
 
     def level_of(self, siblings: np.ndarray) -> np.ndarray:
         """int64: for each number of siblings the nearest level, by ratio."""
@@ -77,9 +77,9 @@ class Acceptance:
         for level in range(len(self.siblings)):
             for first, size in zip(self.starts[level], self.sizes[level], strict=True):
                 rows = np.arange(first, first + size)
-                rows = rows[np.lexsort((self.survival[rows, 0], self.drafted[rows], self.accepted[rows]))]
+                rows = rows[np.lexsort((self.acceptance[rows, 0], self.drafted[rows], self.accepted[rows]))]
                 chosen = rows[((np.arange(min(records, size)) + 0.5) * size / min(records, size)).astype(np.int64)]
-                percent = np.rint(PERCENT * self.survival[chosen]).astype(int)
+                percent = np.rint(PERCENT * self.acceptance[chosen]).astype(int)
                 drafts = [p[:n].tolist() for p, n in zip(percent, self.drafted[chosen], strict=True)]
                 cells.append([[int(a), *d] for a, d in zip(self.accepted[chosen], drafts, strict=True)])
         content = {"source": self.source, "k": self.k, "siblings": self.siblings.tolist(), "positions": list(POSITIONS)}
@@ -112,10 +112,10 @@ class _Collector(Replay):
         super().__post_init__()
         self.cells: list[list[tuple[np.ndarray, int]]] = [[] for _ in POSITIONS]
 
-    def count(self, position: int, survival: np.ndarray, accepted: int, advanced: int) -> None:
+    def count(self, position: int, acceptance: np.ndarray, accepted: int, advanced: int) -> None:
         self.tokens += advanced
         place = int(np.searchsorted(POSITIONS, position, side="right")) - 1
-        self.cells[place].append((np.rint(PERCENT * survival), accepted))
+        self.cells[place].append((np.rint(PERCENT * acceptance), accepted))
 
 
 def measure(recording: Recording, make, k: int, levels=SIBLINGS, source: str = "", progress=None) -> Acceptance:
@@ -157,12 +157,12 @@ def _from_cells(cells, siblings, k: int, source: str, fewest: int) -> Acceptance
                 continue
             starts[level, place], sizes[level, place] = len(records), len(cell or first)
             records += cell or first
-    survival = np.zeros((len(records), k), np.float32)
+    acceptance = np.zeros((len(records), k), np.float32)
     for i, (percent, _) in enumerate(records):
-        survival[i, : len(percent)] = np.asarray(percent) / PERCENT
+        acceptance[i, : len(percent)] = np.asarray(percent) / PERCENT
     drafted = np.array([len(percent) for percent, _ in records])
     accepted = np.array([accepted for _, accepted in records])
-    return Acceptance(np.array(siblings), starts, sizes, survival, drafted, accepted, source)
+    return Acceptance(np.array(siblings), starts, sizes, acceptance, drafted, accepted, source)
 
 
 @compiled
@@ -185,17 +185,17 @@ def draw(requests, done, levels, edges, starts, sizes, seed):
 
 
 @compiled
-def drafts_of(records, survival, drafted, budgets, least):
-    """Survival and offsets of the drafts, each within its budget and ending before a token that survives less often
+def drafts_of(records, acceptance, drafted, budgets, least):
+    """Acceptance and offsets of the drafts, each within its budget and ending before a token accepted less often
     than `least`."""
     offsets = np.zeros(records.size + 1, np.int64)
-    kept = np.empty(records.size * survival.shape[1], np.float32)
+    kept = np.empty(records.size * acceptance.shape[1], np.float32)
     end = 0
     for i in range(records.size):
         for j in range(min(budgets[i], drafted[records[i]])):
-            if survival[records[i], j] < least:
+            if acceptance[records[i], j] < least:
                 break
-            kept[end] = survival[records[i], j]
+            kept[end] = acceptance[records[i], j]
             end += 1
         offsets[i + 1] = end
     return kept[:end], offsets

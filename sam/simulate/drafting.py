@@ -25,9 +25,9 @@ class Drafting(Protocol):
         ...
 
     def draft(
-        self, requests: np.ndarray, done: np.ndarray, budgets: np.ndarray, min_survival: float
+        self, requests: np.ndarray, done: np.ndarray, budgets: np.ndarray, min_acceptance: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Survival (float32 [total]) and offsets (int64 [requests + 1]) of the drafts."""
+        """Cumulative acceptance probabilities (float32 [total]) and offsets (int64 [requests + 1]) of the drafts."""
         ...
 
     def verify(self, lengths: np.ndarray) -> np.ndarray:
@@ -57,10 +57,10 @@ class DrawnDrafts:
     def append(self, requests: np.ndarray, done: np.ndarray) -> None:
         pass
 
-    def draft(self, requests, done, budgets, min_survival):
+    def draft(self, requests, done, budgets, min_acceptance):
         table = self._table
         self._records = draw(requests, done, self._levels, EDGES, table.starts, table.sizes, self._seed)
-        return drafts_of(self._records, table.survival, table.drafted, budgets, min_survival)
+        return drafts_of(self._records, table.acceptance, table.drafted, budgets, min_acceptance)
 
     def verify(self, lengths):
         return np.minimum(lengths, self._table.accepted[self._records])
@@ -83,7 +83,7 @@ class RealDrafts:
         self._begins = np.concatenate([[0], np.cumsum(recorded.lengths)])
         self._names = [f"{number}/{i}" for i in range(len(recorded))]
         self._told = np.zeros(len(recorded), dtype=np.int64)
-        self._has_survival = isinstance(drafter, Drafter)
+        self._has_acceptance = isinstance(drafter, Drafter)
         self._last: tuple[np.ndarray, ...] = ()
 
     def start(self, request: int) -> None:
@@ -97,12 +97,12 @@ class RealDrafts:
         self._drafter.append([self._names[i] for i in requests.tolist()], np.concatenate(pieces), offsets)
         self._told[requests] = done
 
-    def draft(self, requests, done, budgets, min_survival):
+    def draft(self, requests, done, budgets, min_acceptance):
         names = [self._names[i] for i in requests.tolist()]
-        more = (min_survival,) if self._has_survival else ()
+        more = (min_acceptance,) if self._has_acceptance else ()
         drafts = self._drafter.draft(names, budgets.astype(np.int32), *more)
         self._last = drafts.token_ids, drafts.offsets, requests, done
-        return drafts.survival, drafts.offsets
+        return drafts.acceptance, drafts.offsets
 
     def verify(self, lengths):
         tokens, offsets, requests, done = self._last

@@ -95,13 +95,13 @@ class Replica:
             return
         before = done[running]
         budgets = np.where(before > 0, self.plan.budget, 0)
-        survival, offsets = self._drafting.draft(running, before, budgets, self.plan.min_survival)
-        lengths = self._policy.choose(self.state, survival, offsets)
+        acceptance, offsets = self._drafting.draft(running, before, budgets, self.plan.min_acceptance)
+        lengths = self._policy.choose(self.state, acceptance, offsets)
         left = self._work.lengths[running] - before
         accepted = np.minimum(self._drafting.verify(lengths), left)
         self.drafted, self.accepted = int(lengths.sum()), int(accepted.sum())
         self.verified = int(np.count_nonzero(lengths))
-        self.switch_on = self.drafted > 0 or not len(survival)
+        self.switch_on = self.drafted > 0 or not len(acceptance)
         self._advance(np.minimum(accepted + 1, left))
 
     def _advance(self, tokens: np.ndarray | int) -> None:

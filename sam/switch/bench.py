@@ -21,12 +21,12 @@ def decide_microseconds(running: int, longest: int) -> float:
     offsets = np.arange(running + 1) * longest
     times = []
     for step in range(REPEATS):
-        survival = np.sort(rng.random((running, longest)), axis=1)[:, ::-1].astype(np.float32).ravel()
+        acceptance = np.sort(rng.random((running, longest)), axis=1)[:, ::-1].astype(np.float32).ravel()
         state = StepState(running, context=float(step))
         policy._cool_down = 0  # a step that is decided, not one that is passed over
         started = time.perf_counter()
         policy.plan(state)
-        drafted = int(policy.choose(state, survival, offsets).sum())
+        drafted = int(policy.choose(state, acceptance, offsets).sum())
         policy.observe(state, drafted, drafted, 63.0 + running + drafted)
         times.append(time.perf_counter() - started)
     return 1e6 * float(np.median(times[10:]))

@@ -1,9 +1,9 @@
 """The goodput policy: verify the draft tokens that bring the most expected tokens per second.
 
-A step of R requests and B draft tokens brings R tokens and the drafts that survive: with the likeliest B of all drafts,
-goodput(B) = (R + sum of their survival) / T(R, R + B, context). The B with the highest goodput is verified, so requests
-with good drafts get many and others none. vllm-ascend tunes one draft length per batch size by the same quotient
-(examples/offline_DSD_k_tuner); here it is taken anew in every step, over single tokens.
+A step of R requests and B draft tokens brings R tokens and the accepted drafts: with the likeliest B of all drafts,
+goodput(B) = (R + sum of their acceptance probabilities) / T(R, R + B, context). The B with the highest goodput is
+verified, so requests with good drafts get many and others none. vllm-ascend tunes one draft length per batch size by
+the same quotient (examples/offline_DSD_k_tuner); here it is taken anew in every step, over single tokens.
 
 Where data-parallel ranks wait for each other in every step, T is never less than what the fullest of the others takes:
 drafts are free up to there, and no further.
@@ -20,7 +20,7 @@ from sam.switch.cost_correction import Correction
 from sam.switch.policy import Plan, StepState
 from sam.switch.step_cost import StepCost, linear
 
-BINS = 256  # of survival, within which tokens count as equal
+BINS = 256  # of acceptance probability, within which tokens count as equal
 CONTEXT_BUCKET = 256  # tokens; costs are looked up anew when the mean context has grown by so much
 # What speculation must bring at least, as a share: below it, noise in the table decides.
 LEAST_GAIN_ON, LEAST_GAIN_OFF = 0.01, 0.005
@@ -32,16 +32,17 @@ LONGEST_HOLD = 15  # of them in which it is not asked, nor learns what a step ta
 # Share of the drafts verified so far that still counts a step later, or, where a step's drafts are expected to bring
 # less than a token, one such token later: unlikely ones must add up, too.
 FORGET_MISSES = 0.9
-FEWEST_EXPECTED, LARGEST_MISS = 4.0, 0.5  # accepted below this share of at least so many expected: survival is wrong
+FEWEST_EXPECTED, LARGEST_MISS = 4.0, 0.5  # accepted below this share of that many expected: the estimate is wrong
 MISSED_COOL_DOWN = 16  # steps after that; twice as many each further time
 
 
 @compiled
-def choose_lengths(survival, offsets, requests, cost, bar):
+def choose_lengths(acceptance, offsets, requests, cost, bar):
     """The draft tokens that maximise expected tokens per millisecond.
 
     Args:
-        survival: float32 [total], falling within each draft; offsets: int64 [drafts + 1], where each begins.
+        acceptance: float32 [total], cumulative probabilities, falling within each draft.
+        offsets: int64 [drafts + 1], where each begins.
         requests: in the step, each bringing one token without drafts.
         cost: float64 [most + 1], milliseconds until a step with so many draft tokens is through on all ranks.
         bar: gain, as a share, below which nothing is verified.
@@ -50,7 +51,7 @@ def choose_lengths(survival, offsets, requests, cost, bar):
         int64 [drafts] tokens of each, the gain expected from them as a share, and its tokens.
     """
     count, total = np.zeros(BINS, np.int64), np.zeros(BINS, np.float64)
-    for p in survival:
+    for p in acceptance:
         place = min(BINS - 1, int(p * BINS))
         count[place] += 1
         total[place] += p
@@ -76,7 +77,7 @@ def choose_lengths(survival, offsets, requests, cost, bar):
         place -= 1
     for i in range(lengths.size):
         for j in range(offsets[i], offsets[i + 1]):
-            mine = min(BINS - 1, int(survival[j] * BINS))
+            mine = min(BINS - 1, int(acceptance[j] * BINS))
             if mine < place or (mine == place and left == 0):
                 break
             left -= mine == place
@@ -155,9 +156,9 @@ class Goodput:
         if steps:
             self._count("cool_down_steps", steps)
 
-    def choose(self, state: StepState, survival: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    def choose(self, state: StepState, acceptance: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         bar = LEAST_GAIN_OFF if self._on else LEAST_GAIN_ON
-        lengths, _, self._brought = choose_lengths(survival, offsets, state.running, self._cost(state)[0], bar)
+        lengths, _, self._brought = choose_lengths(acceptance, offsets, state.running, self._cost(state)[0], bar)
         self._on = self._brought > 0
         if self._on:
             self._declined = 0
@@ -169,7 +170,7 @@ class Goodput:
 
     def observe(self, state: StepState, drafted: int, accepted: int, milliseconds: float) -> None:
         if drafted:
-            self._check_survival(accepted)
+            self._check_acceptance(accepted)
         self._observed += 1
         self._unlearnt += milliseconds
         if self._observed > LEARN_ALL and self._unlearnt < LEARN_AFTER:
@@ -182,7 +183,7 @@ class Goodput:
             if self.correction.observe(state.running, drafted, expected, milliseconds):
                 self._unlearnt, self._corrected = 0.0, None
 
-    def _check_survival(self, accepted: int) -> None:
+    def _check_acceptance(self, accepted: int) -> None:
         """Pause where much less is accepted than was expected."""
         keep = FORGET_MISSES ** min(1.0, self._brought)
         self._expected = keep * self._expected + self._brought

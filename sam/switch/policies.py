@@ -37,7 +37,7 @@ class Threshold:
         self._on = state.running <= self.batch_size_threshold + (self.hysteresis if self._on else 0)
         return Plan(self.num_speculative_tokens if self._on else 0, hold=0 if self._on else NO_THRESHOLD)
 
-    def choose(self, state: StepState, survival: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    def choose(self, state: StepState, acceptance: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         return np.diff(offsets)
 
     def observe(self, state: StepState, drafted: int, accepted: int, milliseconds: float) -> None:

@@ -47,12 +47,12 @@ class Plan:
 
     Attributes:
         budget: draft tokens of a request; 0 switches speculation off.
-        min_survival: probability of being accepted below which a draft token cannot pay.
+        min_acceptance: probability of being accepted below which a draft token cannot pay.
         hold: further steps in which the answer is the same while as many requests run: no need to ask.
     """
 
     budget: int
-    min_survival: float = 0.0
+    min_acceptance: float = 0.0
     hold: int = 0
 
 
@@ -65,11 +65,11 @@ class Policy(Protocol):
 
     def plan(self, state: StepState) -> Plan: ...
 
-    def choose(self, state: StepState, survival: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    def choose(self, state: StepState, acceptance: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """How many tokens of each draft to verify; asked only after a plan with a budget.
 
         Args:
-            survival: float32 [total], the drafts' probabilities, falling within each.
+            acceptance: float32 [total], cumulative acceptance probabilities, falling within each draft.
             offsets: int64 [drafts + 1], where each begins.
 
         Returns:

@@ -164,12 +164,12 @@ class SamProposer:
             return drafts
         room = self.max_model_len - 1 - num_tokens_no_spec[rows]
         budgets = np.clip(room, 0, plan.budget or self.num_speculative_tokens).astype(np.int32)
-        proposed = self.drafter.step(ids, *appended, budgets, plan.min_survival)
+        proposed = self.drafter.step(ids, *appended, budgets, plan.min_acceptance)
         if plan.budget == 0:
-            return drafts  # nobody verifies these, but their survival is learnt: text may have begun to repeat
-        lengths = self.policy.choose(state, proposed.survival, proposed.offsets)
+            return drafts  # nobody verifies these, but the calibration learns from them: text may have begun to repeat
+        lengths = self.policy.choose(state, proposed.acceptance, proposed.offsets)
         self.drafted = int(lengths.sum())
-        self.switch_on = self.drafted > 0 or not len(proposed.survival)
+        self.switch_on = self.drafted > 0 or not len(proposed.acceptance)
         flat, begins = proposed.token_ids.tolist(), proposed.offsets.tolist()
         for row, begin, length in zip(rows, begins, lengths.tolist(), strict=False):
             drafts[row] = flat[begin : begin + length]

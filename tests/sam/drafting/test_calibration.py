@@ -39,12 +39,12 @@ def test_a_cell_counts_its_drafts_and_the_table_all_of_them(weights):
     assert weights[-1] == pytest.approx([0, 0.975]) and weights[other].tolist() == [0, 1]
 
 
-def test_survival_is_the_raw_probability_at_first_and_what_was_counted_in_the_end(weights):
+def test_acceptance_is_the_raw_probability_at_first_and_what_was_counted_in_the_end(weights):
     row = calibration.cell_of(3, 0, 0.5)
-    assert calibration.survival_of(weights, 3, row, 0.5) == 0.5
+    assert calibration.acceptance_of(weights, 3, row, 0.5) == 0.5
     weights[row] = 300, 3000
     weights[3 + ROWS - 1] = 32, 32
-    assert calibration.survival_of(weights, 3, row, 0.5) == pytest.approx((300 + PRIOR * 0.5) / (3000 + PRIOR))
+    assert calibration.acceptance_of(weights, 3, row, 0.5) == pytest.approx((300 + PRIOR * 0.5) / (3000 + PRIOR))
 
 
 def test_drafts_that_failed_elsewhere_lower_a_cell_that_has_seen_none(weights):
@@ -52,17 +52,17 @@ def test_drafts_that_failed_elsewhere_lower_a_cell_that_has_seen_none(weights):
     for _ in range(20):
         settle(weights, [(1, failed)], [2])
     ratio = OVERALL_PRIOR / (20 * 0.975 + OVERALL_PRIOR)
-    assert calibration.survival_of(weights, 3, unseen, 0.3) == pytest.approx(0.3 * ratio)
+    assert calibration.acceptance_of(weights, 3, unseen, 0.3) == pytest.approx(0.3 * ratio)
     for _ in range(200):
         settle(weights, [(1, failed)], [1])
     assert weights[3 + ROWS - 1, 1] < OVERALL_FORGET
-    assert calibration.survival_of(weights, 3, unseen, 0.3) > 0.25, "what is long ago is forgotten"
+    assert calibration.acceptance_of(weights, 3, unseen, 0.3) > 0.25, "what is long ago is forgotten"
 
 
 def drafted(drafter, name, tokens):
-    """Survival of every draft that is made while a request goes on with `tokens`, one a step."""
+    """Acceptance probability of every draft that is made while a request goes on with `tokens`, one a step."""
     steps = (drafter.step([name], np.array([token], np.int32), [0, 1], [LONGEST]) for token in tokens)
-    return np.concatenate([drafts.survival for drafts in steps])
+    return np.concatenate([drafts.acceptance for drafts in steps])
 
 
 def test_where_nothing_repeats_few_drafts_are_believed_in_and_many_once_text_repeats():

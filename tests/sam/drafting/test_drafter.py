@@ -91,21 +91,21 @@ def test_batched_step_is_append_then_draft():
         assert together.token_ids.tolist() == apart.token_ids.tolist()
         assert together.offsets.tolist() == apart.offsets.tolist()
         assert (np.diff(together.offsets) <= budgets).all()
-        assert ((together.survival > 0) & (together.survival <= 1)).all()
+        assert ((together.acceptance > 0) & (together.acceptance <= 1)).all()
 
 
-def test_a_duplicate_is_drafted_to_its_end_and_survival_is_learnt():
+def test_a_duplicate_is_drafted_to_its_end_and_its_acceptance_is_learnt():
     drafter = Drafter(max_draft_tokens=8)
     text = np.random.default_rng(0).integers(1000, size=400).astype(np.int32)
     drafter.start("a", tokens(1))
     drafter.start("b", tokens(1))
     append(drafter, "a", *text)
     append(drafter, "b", *text[:8])
-    first = drafter.draft(["b"], np.array([8])).survival[0]
+    first = drafter.draft(["b"], np.array([8])).acceptance[0]
     for done in range(8, 392, 8):
         assert draft(drafter, "b", 8) == text[done : done + 8].tolist()
         append(drafter, "b", *text[done : done + 8])
-    assert first < 0.9 < drafter.draft(["b"], np.array([8])).survival[0]
+    assert first < 0.9 < drafter.draft(["b"], np.array([8])).acceptance[0]
 
 
 def test_catch_up_appends_what_was_missed():
@@ -271,12 +271,12 @@ def test_bad_requests():
             late()
 
 
-def test_drafts_end_where_they_are_unlikely_to_survive():
+def test_drafts_end_where_they_are_unlikely_to_be_accepted():
     drafter = Drafter(max_draft_tokens=4)
     drafter.start("a", tokens(1, 2, 3, 9, 1, 2, 4, 8, 1, 2, 3, 7, 1))
     whole = drafter.draft(["a"], np.array([4], dtype=np.int32))
-    assert len(whole.token_ids) == 4 and (np.diff(whole.survival) < 0).all()
+    assert len(whole.token_ids) == 4 and (np.diff(whole.acceptance) < 0).all()
     for kept in range(5):
-        floor = float(whole.survival[kept]) + 1e-6 if kept < 4 else 0.0
-        cut = drafter.step(["a"], tokens(), np.zeros(2, np.int64), np.array([4], np.int32), min_survival=floor)
+        floor = float(whole.acceptance[kept]) + 1e-6 if kept < 4 else 0.0
+        cut = drafter.step(["a"], tokens(), np.zeros(2, np.int64), np.array([4], np.int32), min_acceptance=floor)
         assert cut.token_ids.tolist() == whole.token_ids[:kept].tolist()

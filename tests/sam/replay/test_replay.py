@@ -93,7 +93,7 @@ def test_first_occurrence_follows_the_first_of_two_continuations():
     assert drafts.token_ids.tolist() == [3, 4, 5]
 
 
-def test_calibration_compares_predicted_survival_with_what_stood():
+def test_calibration_compares_predicted_acceptance_with_what_stood():
     result = replay(recording(range(8)), lambda: Oracle(lambda done: [done, 99]), 2)
     assert result.calibration() == [(0.75, 0.5)]
     assert result.summary()["calibration_error"] == 0.25
@@ -105,10 +105,10 @@ def random_walk(rng, length):
     return (np.cumsum(jumps) % 50).tolist()
 
 
-def test_survival_is_calibrated_on_text_it_was_not_made_for():
+def test_acceptance_is_calibrated_on_text_it_was_not_made_for():
     rng = np.random.default_rng(0)
     result = replay(recording(*(random_walk(rng, 3000) for _ in range(4))), partial(make_drafter, "sam", "group", 4), 4)
-    predicted_often = [row for row in result.survived if row[0] > 500]
+    predicted_often = [row for row in result.by_probability if row[0] > 500]
     assert len(predicted_often) >= 4
     assert all(abs(predicted - observed) / drafts < 0.05 for drafts, predicted, observed in predicted_often)
 

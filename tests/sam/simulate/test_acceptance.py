@@ -61,10 +61,10 @@ def test_a_request_draws_the_same_record_at_the_same_position(table):
     assert not np.array_equal(first, draw(requests, done, *arguments, 1))
 
 
-def test_drafts_end_at_the_budget_and_before_what_does_not_survive():
-    survival = np.array([[0.9, 0.5, 0.2]], np.float32)
+def test_drafts_end_at_the_budget_and_before_what_is_seldom_accepted():
+    acceptance = np.array([[0.9, 0.5, 0.2]], np.float32)
     records, drafted = np.zeros(3, np.int64), np.array([3])
-    kept, offsets = drafts_of(records, survival, drafted, np.array([3, 1, 0]), 0.4)
+    kept, offsets = drafts_of(records, acceptance, drafted, np.array([3, 1, 0]), 0.4)
     assert offsets.tolist() == [0, 2, 3, 3] and kept.tolist() == pytest.approx([0.9, 0.5, 0.9])
 
 
@@ -83,8 +83,8 @@ def test_real_drafts_accept_what_the_text_repeats():
     drafting.start(0)
     zero = np.zeros(1, np.int64)
     drafting.append(zero, np.array([6]))
-    survival, offsets = drafting.draft(zero, np.array([6]), np.array([3]), 0.0)
-    assert (len(survival), offsets.tolist()) == (3, [0, 3])
+    acceptance, offsets = drafting.draft(zero, np.array([6]), np.array([3]), 0.0)
+    assert (len(acceptance), offsets.tolist()) == (3, [0, 3])
     assert drafting.verify(np.array([3])).tolist() == [3]
     drafting.append(zero, np.array([18]))
     drafting.draft(zero, np.array([18]), np.array([3]), 0.0)

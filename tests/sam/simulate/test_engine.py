@@ -29,11 +29,11 @@ def work(*lengths, prompts=None, arrivals=None, prompt_tokens=4):
 def accepting(*records, k=3):
     """A table of one cell: (draft tokens, accepted) of its verify steps."""
     one = np.zeros((1, 7), np.int64)
-    survival = np.zeros((len(records), k), np.float32)
+    acceptance = np.zeros((len(records), k), np.float32)
     for i, (drafted, accepted) in enumerate(records):
-        survival[i, :drafted] = accepted / drafted if drafted else 0.0
+        acceptance[i, :drafted] = accepted / drafted if drafted else 0.0
     drafted, accepted = (np.array(column) for column in zip(*records, strict=True))
-    return Drawn(Acceptance(np.array([1]), one, one + len(records), survival, drafted, accepted))
+    return Drawn(Acceptance(np.array([1]), one, one + len(records), acceptance, drafted, accepted))
 
 
 ALL = accepting((3, 3))

@@ -11,16 +11,16 @@ from sam.switch.step_cost import StepCost, linear
 
 
 def drafts_of(rng, requests, longest):
-    """Survival falls within each draft; lengths from 0 to `longest`."""
+    """Acceptance falls within each draft; lengths from 0 to `longest`."""
     lengths = rng.integers(0, longest + 1, requests)
-    survival = [np.sort(rng.random(n))[::-1] for n in lengths]
+    acceptance = [np.sort(rng.random(n))[::-1] for n in lengths]
     # In the middle of a bin: tokens of a bin count as equal.
-    whole = np.floor(np.concatenate(survival) * BINS) / BINS + 0.5 / BINS
+    whole = np.floor(np.concatenate(acceptance) * BINS) / BINS + 0.5 / BINS
     return whole.astype(np.float32), np.concatenate([[0], np.cumsum(lengths)])
 
 
-def goodput_of(lengths, survival, offsets, requests, cost):
-    kept = sum(float(survival[offsets[i] : offsets[i] + n].sum()) for i, n in enumerate(lengths))
+def goodput_of(lengths, acceptance, offsets, requests, cost):
+    kept = sum(float(acceptance[offsets[i] : offsets[i] + n].sum()) for i, n in enumerate(lengths))
     return (requests + kept) / cost[sum(lengths)]
 
 
@@ -28,35 +28,35 @@ def goodput_of(lengths, survival, offsets, requests, cost):
 def test_no_choice_of_prefixes_is_better(seed):
     rng = np.random.default_rng(seed)
     requests = int(rng.integers(1, 5))
-    survival, offsets = drafts_of(rng, requests, 4)
+    acceptance, offsets = drafts_of(rng, requests, 4)
     cost = np.cumsum(rng.random(4 * requests + 1) * rng.choice([0.0, 0.3, 1.0], 4 * requests + 1)) + 1.0
-    lengths, gain, brought = choose_lengths(survival, offsets, requests, cost, 0.0)
+    lengths, gain, brought = choose_lengths(acceptance, offsets, requests, cost, 0.0)
     best = max(
-        goodput_of(chosen, survival, offsets, requests, cost)
+        goodput_of(chosen, acceptance, offsets, requests, cost)
         for chosen in itertools.product(*(range(n + 1) for n in np.diff(offsets)))
     )
-    assert goodput_of(lengths, survival, offsets, requests, cost) == pytest.approx(best, rel=1e-6)
+    assert goodput_of(lengths, acceptance, offsets, requests, cost) == pytest.approx(best, rel=1e-6)
     assert gain == pytest.approx(best * cost[0] / requests - 1.0, abs=1e-6)
-    assert brought == pytest.approx(sum(survival[offsets[i] : offsets[i] + n].sum() for i, n in enumerate(lengths)))
+    assert brought == pytest.approx(sum(acceptance[offsets[i] : offsets[i] + n].sum() for i, n in enumerate(lengths)))
 
 
 def test_a_gain_below_the_bar_is_not_taken():
-    survival, offsets, cost = np.array([0.5], np.float32), np.array([0, 1]), np.array([1.0, 1.45])
-    assert choose_lengths(survival, offsets, 1, cost, 0.0)[0].tolist() == [1]
-    assert choose_lengths(survival, offsets, 1, cost, 0.1)[0].tolist() == [0]
+    acceptance, offsets, cost = np.array([0.5], np.float32), np.array([0, 1]), np.array([1.0, 1.45])
+    assert choose_lengths(acceptance, offsets, 1, cost, 0.0)[0].tolist() == [1]
+    assert choose_lengths(acceptance, offsets, 1, cost, 0.1)[0].tolist() == [0]
 
 
 def test_steps_are_filled_up_to_a_captured_graph():
-    survival, offsets = np.full(12, 0.3, np.float32), np.arange(5) * 3
+    acceptance, offsets = np.full(12, 0.3, np.float32), np.arange(5) * 3
     steep = linear(10.0, 0.0, 5.0)
-    assert Goodput(3, steep).choose(StepState(4), survival, offsets).sum() == 0
-    assert Goodput(3, steep, graph_sizes=(1, 2, 8, 16)).choose(StepState(4), survival, offsets).sum() == 4
+    assert Goodput(3, steep).choose(StepState(4), acceptance, offsets).sum() == 0
+    assert Goodput(3, steep, graph_sizes=(1, 2, 8, 16)).choose(StepState(4), acceptance, offsets).sum() == 4
 
 
 def test_no_drafts_are_asked_for_where_none_could_pay():
     assert Goodput(3, linear(0.001, 0.0, 1.0)).plan(StepState(400)).budget == 0
     plan = Goodput(3, linear(63.0, 0.0, 1.0)).plan(StepState(63))
-    assert plan.budget == 3 and plan.min_survival == pytest.approx(0.5, rel=0.01)
+    assert plan.budget == 3 and plan.min_acceptance == pytest.approx(0.5, rel=0.01)
 
 
 def test_drafts_that_do_not_pay_are_asked_for_less_and_less():
@@ -86,14 +86,14 @@ def test_drafting_pauses_after_misses():
     assert 0 < verified < 10
 
 
-def steps_that_draft(survival: float, steps: int) -> int:
-    """Of `steps` of one request whose first draft token survives so often by estimate, and never in truth."""
+def steps_that_draft(acceptance: float, steps: int) -> int:
+    """Of `steps` of one request whose first draft token is accepted so often by estimate, and never in truth."""
     policy, verified = Goodput(1, linear(63.0, 0.0, 0.1)), 0
     for _ in range(steps):
         state = StepState(1)
         if policy.plan(state).budget == 0:
             continue
-        drafted = int(policy.choose(state, np.array([survival], np.float32), np.array([0, 1])).sum())
+        drafted = int(policy.choose(state, np.array([acceptance], np.float32), np.array([0, 1])).sum())
         policy.observe(state, drafted, 0, 63.1 + 0.1 * drafted)
         verified += drafted
     return verified
@@ -109,8 +109,8 @@ def test_misses_of_unlikely_drafts_add_up_and_pauses_grow():
 def test_speculation_ends_where_it_brings_next_to_nothing():
     policy, offsets = Goodput(1, linear(63.0, 0.0, 0.0)), np.array([0, 1])
 
-    def verified(survival: float) -> bool:
-        return bool(policy.choose(StepState(1), np.array([survival], np.float32), offsets).sum())
+    def verified(acceptance: float) -> bool:
+        return bool(policy.choose(StepState(1), np.array([acceptance], np.float32), offsets).sum())
 
     # Drafts that cost nothing: on for a gain of a hundredth, off for less than half of one.
     assert [verified(p) for p in (0.008, 0.012, 0.008, 0.004, 0.008)] == [False, True, True, False, False]
@@ -137,7 +137,7 @@ def test_what_drafting_costs_at_all_is_not_taken_for_a_price_of_tokens():
         policy.observe(StepState(1), drafted, 0, (5.0 + (0.8 if drafted else 0.0)) * rng.uniform(0.97, 1.03))
     cost, plan = policy._cost(StepState(1))
     assert cost[0] == pytest.approx(5.0, rel=0.05) and cost[8] == pytest.approx(5.8, rel=0.05)
-    assert cost[8] - cost[1] < 0.3 and plan.min_survival < 0.01
+    assert cost[8] - cost[1] < 0.3 and plan.min_acceptance < 0.01
 
 
 def test_later_steps_teach_now_and_then():
@@ -172,9 +172,9 @@ def test_the_same_steps_give_the_same_decisions():
         rng, policy, decisions = np.random.default_rng(1), Goodput(6, linear(5.0, 0.1, 0.1)), []
         for _ in range(200):
             state = StepState(int(rng.integers(1, 40)), context=float(rng.integers(1, 4000)))
-            survival, offsets = drafts_of(rng, state.running, 6)
+            acceptance, offsets = drafts_of(rng, state.running, 6)
             if policy.plan(state).budget:
-                decisions.append(policy.choose(state, survival, offsets).tolist())
+                decisions.append(policy.choose(state, acceptance, offsets).tolist())
             policy.observe(state, 3, 1, rng.uniform(4, 9))
         return decisions
 
@@ -185,6 +185,6 @@ def test_costs_depend_on_the_context():
     cells = np.array([[[1.0, 100.0], [1.1, 400.0]]])
     table = StepCost(np.array([1]), np.array([1, 5]), np.array([100, 10_000]), cells)
     policy = Goodput(4, table)
-    survival, offsets = np.full(4, 0.6, np.float32), np.array([0, 4])
-    assert policy.choose(StepState(1, context=100), survival, offsets).sum() == 4
-    assert policy.choose(StepState(1, context=10_000), survival, offsets).sum() == 0
+    acceptance, offsets = np.full(4, 0.6, np.float32), np.array([0, 4])
+    assert policy.choose(StepState(1, context=100), acceptance, offsets).sum() == 4
+    assert policy.choose(StepState(1, context=10_000), acceptance, offsets).sum() == 0

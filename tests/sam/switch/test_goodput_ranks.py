@@ -25,12 +25,12 @@ def dear_requests(request, row):
     return linear(20.0, request, row)
 
 
-def chosen(policy, running, rows_elsewhere, survival):
-    """Tokens of drafts as long as may be, all of one survival."""
+def chosen(policy, running, rows_elsewhere, acceptance):
+    """Tokens of drafts as long as may be, all of one acceptance probability."""
     longest = policy.num_speculative_tokens
-    survival, offsets = np.full(running * longest, survival, np.float32), np.arange(running + 1) * longest
+    acceptance, offsets = np.full(running * longest, acceptance, np.float32), np.arange(running + 1) * longest
     state = StepState(running, rows_elsewhere=rows_elsewhere)
-    return int(policy.choose(state, survival, offsets).sum()) if policy.plan(state).budget else 0
+    return int(policy.choose(state, acceptance, offsets).sum()) if policy.plan(state).budget else 0
 
 
 def table_of(rng):
@@ -45,17 +45,17 @@ def table_of(rng):
 def test_no_choice_of_prefixes_is_better_for_a_rank_that_waits(seed):
     rng = np.random.default_rng(seed)
     running, elsewhere, table = int(rng.integers(1, 5)), int(rng.integers(0, 50)), table_of(rng)
-    survival, offsets = drafts_of(rng, running, 4)
+    acceptance, offsets = drafts_of(rng, running, 4)
     fewest = min(9, int(np.ceil(elsewhere / 5)))
     wait = table.of(fewest, fewest, 0)[0] if elsewhere else 0.0
 
     def goodput_of(lengths):
-        kept = sum(float(survival[offsets[i] : offsets[i] + n].sum()) for i, n in enumerate(lengths))
+        kept = sum(float(acceptance[offsets[i] : offsets[i] + n].sum()) for i, n in enumerate(lengths))
         return (running + kept) / max(wait, table.of(running, running + sum(lengths), 0)[0])
 
     policy = Goodput(4, table)
     policy._on = True  # no gain is too small
-    lengths = policy.choose(StepState(running, rows_elsewhere=elsewhere), survival, offsets)
+    lengths = policy.choose(StepState(running, rows_elsewhere=elsewhere), acceptance, offsets)
     best = max(map(goodput_of, itertools.product(*(range(n + 1) for n in np.diff(offsets)))))
     assert goodput_of(lengths) == pytest.approx(best, rel=1e-6)
 
@@ -73,7 +73,7 @@ def test_as_many_rows_as_another_rank_has_are_not_free_where_drafts_cost_more_th
     # With 16 rows elsewhere 12 drafts would be "free"; but those 16 requests take 20 ms, and our 4 and their drafts 26.
     assert chosen(Goodput(3, dear_drafts(0.5)), 4, 16, 0.05) == 0
     assert chosen(Goodput(3, dear_drafts(0.5)), 4, 16, 0.3) == 12
-    assert Goodput(3, dear_drafts(0.5)).plan(StepState(4, rows_elsewhere=16)).min_survival == pytest.approx(0.1)
+    assert Goodput(3, dear_drafts(0.5)).plan(StepState(4, rows_elsewhere=16)).min_acceptance == pytest.approx(0.1)
 
 
 def test_another_rank_may_have_fewer_requests_than_rows():
@@ -122,13 +122,13 @@ def test_no_token_below_the_floor_would_be_verified(seed):
     policy = Goodput(4, linear(10.0, rng.random(), rng.random()))
     policy._on = True
     plan, (cost, _) = policy.plan(state), policy._cost(state)
-    survival, offsets = drafts_of(rng, running, 4)
-    taken = [survival[offsets[i] : offsets[i] + n] for i, n in enumerate(policy.choose(state, survival, offsets))]
+    acceptance, offsets = drafts_of(rng, running, 4)
+    taken = [acceptance[offsets[i] : offsets[i] + n] for i, n in enumerate(policy.choose(state, acceptance, offsets))]
     assert plan.budget == 4
-    assert np.concatenate(taken).min(initial=1.0) >= plan.min_survival
-    assert (plan.min_survival == 0.0) == (policy._wait(state) >= cost[1])
-    if plan.min_survival:  # what the first token adds, as a share of the step without drafts
-        assert plan.min_survival == pytest.approx(running * (cost[1] / cost[0] - 1.0), rel=1e-3)
+    assert np.concatenate(taken).min(initial=1.0) >= plan.min_acceptance
+    assert (plan.min_acceptance == 0.0) == (policy._wait(state) >= cost[1])
+    if plan.min_acceptance:  # what the first token adds, as a share of the step without drafts
+        assert plan.min_acceptance == pytest.approx(running * (cost[1] / cost[0] - 1.0), rel=1e-3)
 
 
 @pytest.mark.parametrize(

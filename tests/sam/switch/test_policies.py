@@ -16,13 +16,13 @@ def budgets(policy, running):
 def test_threshold_is_the_published_switch(running, budget):
     policy = make_policy("threshold", 3, 8)
     assert policy.plan(StepState(running)).budget == budget
-    assert policy.plan(StepState(running)).min_survival == 0.0
+    assert policy.plan(StepState(running)).min_acceptance == 0.0
 
 
 def test_threshold_verifies_whole_drafts():
     policy = make_policy("threshold", 3, 8)
-    survival, offsets = np.array([0.9, 0.1, 0.5], np.float32), np.array([0, 2, 2, 3])
-    assert policy.choose(StepState(3), survival, offsets).tolist() == [2, 0, 1]
+    acceptance, offsets = np.array([0.9, 0.1, 0.5], np.float32), np.array([0, 2, 2, 3])
+    assert policy.choose(StepState(3), acceptance, offsets).tolist() == [2, 0, 1]
 
 
 def test_hysteresis_keeps_requests_that_come_and_go_from_switching():
@@ -67,7 +67,7 @@ TIMELINE = [*range(96, 0, -1), *[1] * 30]
     "name, switched_on", [("threshold", 8 + 30), ("always", len(TIMELINE)), ("never", 0), ("goodput", 59 + 30)]
 )
 def test_requests_that_end_one_by_one_through_every_policy(name, switched_on):
-    """96 requests end one by one; each has drafts of which a first token survives with 0.5, a second with 0.25.
+    """96 requests end one by one; each first draft token is accepted with probability 0.5, a second with 0.25.
 
     A request costs nothing beyond its token and 63 tokens double a step, so a draft token pays while
     0.5 > running / (running + 63): below 63 requests, and brings the hundredth that it must bring below 60.
@@ -78,8 +78,8 @@ def test_requests_that_end_one_by_one_through_every_policy(name, switched_on):
         state = StepState(running)
         decisions.append(0)
         if policy.plan(state).budget:
-            survival, offsets = np.tile(np.array([0.5, 0.25], np.float32), running), np.arange(running + 1) * 2
-            decisions[-1] = int(policy.choose(state, survival, offsets).sum())
+            acceptance, offsets = np.tile(np.array([0.5, 0.25], np.float32), running), np.arange(running + 1) * 2
+            decisions[-1] = int(policy.choose(state, acceptance, offsets).sum())
         policy.observe(state, decisions[-1], decisions[-1] // 2, 63.0 + running + decisions[-1])
         if name == "threshold":
             assert decisions[-1] == (2 * running if running <= 8 else 0)

@@ -12,8 +12,8 @@ from sam.switch.step_cost import linear
 
 RECORDED = json.loads(Path(__file__).with_name("recorded_timeline.json").read_text())
 RUNNING, STEP_MS = np.array(RECORDED["running"]), np.array(RECORDED["step_ms"])
-SURVIVAL = np.array(RECORDED["survival"], np.float32)
-K = len(SURVIVAL)
+ACCEPTANCE = np.array(RECORDED["acceptance"], np.float32)
+K = len(ACCEPTANCE)
 COST = linear(2.3, 0.023, 0.022)  # about what that machine's steps took
 
 
@@ -24,10 +24,10 @@ def replay(name: str, threshold: int = 0) -> np.ndarray:
     for step, (running, milliseconds) in enumerate(zip(RUNNING.tolist(), STEP_MS.tolist(), strict=True)):
         state = StepState(running)
         if policy.plan(state).budget:
-            survival, offsets = np.tile(SURVIVAL, running), np.arange(running + 1) * K
-            decisions[step] = policy.choose(state, survival, offsets).sum()
+            acceptance, offsets = np.tile(ACCEPTANCE, running), np.arange(running + 1) * K
+            decisions[step] = policy.choose(state, acceptance, offsets).sum()
         plain, longer = COST.of(running, np.array([running, running + decisions[step]]), 1)
-        accepted = round(float(decisions[step]) * float(SURVIVAL.mean()))
+        accepted = round(float(decisions[step]) * float(ACCEPTANCE.mean()))
         policy.observe(state, int(decisions[step]), accepted, milliseconds * longer / plain)
     return decisions
 
