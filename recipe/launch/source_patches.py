@@ -13,13 +13,14 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import re
+import shutil
+import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
 PATCHES = Path(__file__).resolve().parents[2] / "patches"
-_HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 
 
 class PatchError(Exception):
@@ -59,7 +60,7 @@ class Series:
         return found.pop() if len(found) == 1 else "half-applied"
 
     def problem(self) -> str | None:
-        """Why the series is not active, in one line with its mend; None if it is, or if the package is absent."""
+        """Why the series is not active, in one line with its fix; None if it is, or if the package is absent."""
         reinstall = f"reinstall {self.distribution}=={self.version}, then python scripts/patch.py apply"
         edited = ", ".join(sorted(name for name, state in self.states.items() if state == "edited"))
         return {
@@ -117,54 +118,46 @@ def _state_of(path: Path, wanted: dict[str, str]) -> str:
     return {wanted["published"]: "published", wanted["patched"]: "patched"}.get(digest, "edited")
 
 
-def apply_diff(files: dict[str, str], diff: str, backwards: bool = False) -> None:
-    """Apply a unified diff to `files`, text by path, in place. Every context line must be where the diff says.
+def _patched(series: Series, names: set[str], wanted: str) -> dict[str, bytes]:
+    """The files `names` in the state `wanted`, published or patched, by git in a copy of them."""
+    options = ["--whitespace=nowarn", *(f"--include={name}" for name in sorted(names))]
+    if wanted == "published":
+        options.append("--reverse")
+    with tempfile.TemporaryDirectory() as copy:
+        for name in names:
+            (Path(copy) / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(series.root / name, Path(copy) / name)
+        for patch in sorted(series.folder.glob("*.patch"), reverse=wanted == "published"):
+            _git_apply([*options, str(patch)], Path(copy))
+        return {name: (Path(copy) / name).read_bytes() for name in names}
 
-    Raises:
-        PatchError: a line differs.
-    """
-    parts = re.split(r"^--- a/(.+)\n\+\+\+ b/.+\n", diff, flags=re.M)[1:]
-    for name, body in zip(parts[::2], parts[1::2], strict=True):
-        lines, result, position = files[name].splitlines(keepends=True), [], 0
-        for hunk in re.split(r"^(?=@@ )", body, flags=re.M):
-            if not (head := _HUNK.match(hunk)):
-                continue
-            first = int(head[3 if backwards else 1]) - 1
-            result += lines[position:first]
-            position = first
-            removed, added = ("+", "-") if backwards else ("-", "+")
-            for line in hunk.splitlines(keepends=True)[1:]:
-                mark, text = line[0], line[1:]
-                if mark in (" ", removed):
-                    if position >= len(lines) or lines[position] != text:
-                        raise PatchError(f"{name}, line {position + 1}: expected {text.rstrip()!r}")
-                    position += 1
-                if mark in (" ", added):
-                    result.append(text)
-        files[name] = "".join(result + lines[position:])
+
+def _git_apply(options: list[str], folder: Path) -> None:
+    # Above a ceiling git looks for no repository: paths are then relative to the folder.
+    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}
+    try:
+        finished = subprocess.run(
+            ["git", "apply", *options], cwd=folder, env=environment, capture_output=True, text=True
+        )
+    except FileNotFoundError:
+        raise PatchError("git is not installed, and applies the patches: install it") from None
+    if finished.returncode:
+        reason = finished.stderr.strip().splitlines()[-1].removeprefix("error: ")
+        raise PatchError(f"{Path(options[-1]).name}: {reason}; nothing was changed")
 
 
 def _change(series: Series, wanted: str) -> None:
     """Bring every file of the series to the state `wanted`: published or patched."""
-    before = {name: (series.root / name).read_bytes() for name in series.hashes}
-    texts = {name: data.decode() for name, data in before.items()}
-    paths = sorted(series.folder.glob("*.patch"), reverse=wanted == "published")
     changing = {name for name, state in series.states.items() if state != wanted}
-    for path in paths:
-        apply_diff(texts, _only(path.read_text(), changing), backwards=wanted == "published")
-    for name, hashes in series.hashes.items():
-        if _digest(texts[name].encode()) != hashes[wanted]:
+    contents = _patched(series, changing, wanted)
+    for name, content in contents.items():
+        if _digest(content) != series.hashes[name][wanted]:
             raise PatchError(f"{name}: the patches do not lead to the file in manifest.json; nothing was changed")
-    _write_all(series.root, {name: texts[name].encode() for name in changing}, before)
+    _write_all(series.root, contents)
 
 
-def _only(diff: str, names: set[str]) -> str:
-    """The parts of a diff that concern some files."""
-    parts = re.split(r"^(?=--- a/)", diff, flags=re.M)
-    return "".join(part for part in parts if any(part.startswith(f"--- a/{name}\n") for name in names))
-
-
-def _write_all(root: Path, contents: dict[str, bytes], before: dict[str, bytes]) -> None:
+def _write_all(root: Path, contents: dict[str, bytes]) -> None:
+    before = {name: (root / name).read_bytes() for name in contents}
     done: list[str] = []
     try:
         for name, data in contents.items():

@@ -118,15 +118,18 @@ def test_a_failure_while_writing_puts_everything_back(root, monkeypatch):
     assert after == before
 
 
-def test_a_diff_that_does_not_fit_is_refused():
-    diff = "--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n one\n-two\n+three\n"
-    files = {"x": "one\ntwo\n"}
-    source_patches.apply_diff(files, diff)
-    assert files == {"x": "one\nthree\n"}
-    source_patches.apply_diff(files, diff, backwards=True)
-    assert files == {"x": "one\ntwo\n"}
-    with pytest.raises(source_patches.PatchError, match="x, line 2: expected 'two'"):
-        source_patches.apply_diff({"x": "one\nzwei\n"}, diff)
+def test_a_patch_that_does_not_fit_changes_nothing(root, tmp_path):
+    patches = Path(shutil.copytree(source_patches.PATCHES, tmp_path / "patches"))
+    patch = patches / "vllm_ascend" / VERSION / "0003-rejection-sampler.patch"
+    lines = patch.read_text().splitlines(keepends=True)
+    context = max(number for number, line in enumerate(lines) if line.startswith(" ") and line.strip())
+    lines[context] = " something else\n"
+    patch.write_text("".join(lines))
+    before = content(root)
+    (series,) = source_patches.load(root, patches)
+    with pytest.raises(source_patches.PatchError, match="0003-rejection-sampler.patch: .*nothing was changed"):
+        source_patches.apply(series)
+    assert content(root) == before
 
 
 def test_every_patch_says_what_why_upstream_and_when_it_can_go():
