@@ -1,7 +1,7 @@
 """`python -m recipe.report RUN_SAM RUN_OFF [RUN ...]`: two runs compared, as HTML, Markdown, PNG and JSON.
 
-The first run speculates, the second is the baseline; more runs are peers shown beside them. A run is a run directory, a
-folder of wandb, or entity/project/run_id of a wandb server.
+The first run speculates, the second is the baseline; more runs are peers shown beside them. A run is a run directory,
+or entity/project/run_id of a wandb server.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "runs",
         nargs="+",
-        help="speculating, baseline, peers; each a run directory, a folder of wandb (wandb/offline-run-...), or "
-        "entity/project/run_id or the address of a run on a wandb server",
+        help="speculating, baseline, peers; each a run directory, or entity/project/run_id "
+        " or the address of a run on a wandb server",
     )
     parser.add_argument(
         "--output", type=Path, help="where to write; by default the first run directory's parent, or outputs/report"

@@ -31,7 +31,7 @@ class Run:
 
     Attributes:
         name: its speculation's method, as far as the config says it.
-        source: what the user named it by: a directory, a folder of wandb, entity/project/run_id.
+        source: what the user named it by: a directory, or entity/project/run_id.
         metrics: training step -> what went to wandb; step 0 is the first validation.
         directory: has engine steps and responses; None for a run of wandb, which has neither.
         rollout_key: the metric that `seconds` adds up, one of ROLLOUT_SECONDS.

@@ -1,8 +1,7 @@
-"""Runs of wandb as the report reads them: files of a real offline run, and a server in memory."""
+"""Runs of wandb as the report reads them, from a server in memory."""
 
 import json
 import types
-from pathlib import Path
 
 import pytest
 import wandb
@@ -12,10 +11,8 @@ from recipe.launch import environment
 from recipe.report import wandb_reader
 from recipe.report.__main__ import main
 from recipe.report.runs import ReportError, Run
-from recipe.report.wandb_reader import load_run, read_records
+from recipe.report.wandb_reader import load_run
 from tests.recipe.report import test_report
-
-STEPS = 6
 
 
 def speculation(method):
@@ -37,111 +34,30 @@ def history(method, step):
     }  # fmt: skip
 
 
-def write_offline_run(directory, method, steps=range(1, STEPS + 1), name=None, padding=0):
-    """A run as verl starts it, with the recipe's variables in the environment; returns its folder."""
-    config = {"config_name": "tiny", "seed": 3, "speculation": speculation(method), "trainer": {"device": "cpu"},
-              "padding": "x" * padding}  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch:
-        for variable, value in environment.wandb_labels(OmegaConf.create(config)).items():
-            patch.setenv(variable, value)
-        patch.setenv("WANDB_DIR", str(directory))
-        patch.setenv("WANDB_SILENT", "true")
-        settings = wandb.Settings(mode="offline", console="off", x_disable_stats=True)
-        run = wandb.init(project="reports", name=name or f"tiny_{method}", config=config, settings=settings)
-        run.log({"val-core/task/acc/mean@1": 0.5, "val/generations": "a table"}, step=0)
-        for step in steps:
-            run.log(history(method, step), step=step)
-        run.finish()
-        wandb.teardown()  # its service writes the last records, and forgets this environment
-    return Path(run.settings.sync_dir)
+def test_wandb_reads_name_group_and_tags_from_the_environment(tmp_path, monkeypatch):
+    config = {"config_name": "tiny", "seed": 3, "speculation": speculation("sam"), "trainer": {"device": "cpu"}}
+    for variable, value in environment.wandb_labels(OmegaConf.create(config)).items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    settings = wandb.Settings(mode="offline", console="off", x_disable_stats=True)
+    with wandb.init(project="reports", name="tiny_sam", config=config, settings=settings) as run:
+        assert (run.name, run.group, run.job_type) == ("tiny_sam", "tiny_seed3", "sam")
+        assert sorted(run.tags) == sorted("speculation=sam verification=exact k=3 policy=threshold device=cpu".split())
+    wandb.teardown()  # its service, and what it has of this environment
 
 
-@pytest.fixture(scope="module")
-def offline(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("offline")
-    for method in ("sam", "off"):
-        (directory / method).mkdir()
-    return {method: write_offline_run(directory / method, method) for method in ("sam", "off")}
-
-
-def test_wandb_reads_name_group_and_tags_from_the_environment(offline):
-    log = next(offline["sam"].glob("*.wandb"))
-    (run,) = [record.run for record in read_records(log) if record.WhichOneof("record_type") == "run"]
-    assert (run.display_name, run.run_group, run.job_type) == ("tiny_sam", "tiny_seed3", "sam")
-    assert sorted(run.tags) == sorted("speculation=sam verification=exact k=3 policy=threshold device=cpu".split())
-
-
-def test_an_offline_run_is_read_whole(offline):
-    run = load_run(str(offline["sam"]))
-    assert (run.name, run.steps, run.remarks) == ("sam", list(range(1, STEPS + 1)), [])
-    for step in run.steps:
-        assert run.metrics[step] == history("sam", step)
-    assert run.metrics[0] == {"val-core/task/acc/mean@1": 0.5}
-    assert run.config["speculation"] == speculation("sam") and run.config["seed"] == 3
-    assert run.versions["wandb"] == wandb.__version__ and run.versions["date"]
-    same = next(offline["sam"].glob("*.wandb"))
-    assert load_run(str(same)).metrics == run.metrics == load_run(str(offline["sam"].parent)).metrics
-
-
-def test_two_offline_runs_are_compared(offline, tmp_path, capsys):
-    assert main([*map(str, offline.values()), "--output", str(tmp_path)]) == 0
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["rollout_speedup_total"] == pytest.approx(2.0)
-    assert summary["rollout_speedup_tail"] == pytest.approx(2.0)
-    assert summary["accept_length"] == pytest.approx(sum(s * s for s in range(1, 7)) / sum(range(1, 7)))  # weighted
-    assert summary["identical_responses"] is None and summary["peak_memory_gib"] is None
-    assert summary["agreement"]["reward"]["verdict"] == "equal"
-    text = (tmp_path / "report.md").read_text()
-    assert "| gain as published, (off - on) / on | 100.00 % | 100.00 % | 100.00 % |" in text
-    assert "| sam | 2 | 1.50 | 50.0 % | 2.00x |" in text
-    assert "| generation round 2 | 6 | 2.00 | 4.00 | 50.00 % | 100.00 % |" in text
-    assert (tmp_path / "acceptance_over_training.png").exists() and not (tmp_path / "timeline.png").exists()
-    printed = capsys.readouterr().out
-    assert "no responses in" in printed and "no engine steps in" in printed and "the tail is left out" not in printed
-
-
-def test_a_run_directory_is_compared_with_a_run_of_wandb(offline, monkeypatch, tmp_path):
-    monkeypatch.setattr(
-        "recipe.report.__main__.replay_scopes", lambda run: {}
-    )  # test_report.py has it; it compiles kernels
+def test_a_folder_of_wandb_names_the_run_directory_it_lies_in(tmp_path):
     directory = test_report.make_run(tmp_path / "sam", "sam", 3.0, [0.1 * step for step in range(1, 7)])
-    assert main([str(directory), str(offline["off"])]) == 0
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["rollout_speedup_tail"] == pytest.approx(2.0)
-    assert (tmp_path / "timeline.png").exists() and not (tmp_path / "identical.png").exists()
-
-
-def test_parts_of_a_resumed_run_are_one(tmp_path):
-    """The step that an interruption took back comes from the later part."""
-    first = write_offline_run(tmp_path, "off", range(1, 4))
-    first = first.rename(first.with_name("offline-run-20200101_000000-" + first.name.split("-")[-1]))
-    write_offline_run(tmp_path, "sam", range(3, 6), name="tiny_off")
-    run = load_run(str(tmp_path / "wandb"))
-    assert run.steps == [1, 2, 3, 4, 5]
-    assert [run.metrics[step]["rollout/seconds"] for step in run.steps] == [6.0, 6.0, 3.0, 3.0, 3.0]
-    assert "2 folders of wandb read as one run that was resumed" in run.remarks[0]
-    write_offline_run(tmp_path, "off", range(1, 2), name="another")
-    with pytest.raises(ReportError, match="different names.*another, tiny_off.*name one of the folders"):
-        load_run(str(tmp_path))
-
-
-def test_records_in_parts_and_a_file_cut_short_or_damaged(tmp_path):
-    """A config larger than a block of the file is in several parts."""
-    log = next(write_offline_run(tmp_path, "off", range(1, 3), padding=100_000).glob("*.wandb"))
-    content = log.read_bytes()
-    records = list(read_records(log))
-    run = load_run(str(log))
-    assert run.config["padding"] == "x" * 100_000 and run.steps == [1, 2]
-
-    log.write_bytes(content[:-20])
-    assert len(list(read_records(log))) == len(records) - 1
-    assert "goes on or was cut short; read up to step 2" in load_run(str(log)).remarks[-1]
-    log.write_bytes(content[:100] + b"?" + content[101:])
-    with pytest.raises(ReportError, match="damaged at byte"):
-        load_run(str(log))
-    log.write_bytes(b"something else")
-    with pytest.raises(ReportError, match="not a file of wandb's"):
-        load_run(str(log))
+    folder = directory / "wandb" / "offline-run-20260101_000000-abc"
+    folder.mkdir(parents=True)
+    log = folder / "run-abc.wandb"
+    log.write_bytes(b"")
+    for path in (directory / "wandb", folder, log):
+        assert load_run(str(path)).directory == directory
+    log.rename(tmp_path / "run-abc.wandb")
+    with pytest.raises(ReportError, match="upload it with `wandb sync` first"):
+        load_run(str(tmp_path / "run-abc.wandb"))
 
 
 class Server:
@@ -172,16 +88,34 @@ def server(monkeypatch):
     monkeypatch.setattr(Server, "asked", [])
 
 
-def test_two_online_runs_are_compared_as_offline_ones_are(server, offline, tmp_path):
+def test_two_runs_of_a_server_are_compared(server, tmp_path, capsys):
     runs = ["team/project/sam", "https://wandb.ai/team/project/runs/off?nw=me"]
-    assert main([*runs, "--output", str(tmp_path / "online")]) == 0
-    assert main([*map(str, offline.values()), "--output", str(tmp_path / "offline")]) == 0
-    one, other = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("online", "offline"))
-    for key in ("runs", "versions"):
-        assert one.pop(key) != other.pop(key)
-    assert one == other
+    assert main([*runs, "--output", str(tmp_path)]) == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["rollout_speedup_total"] == pytest.approx(2.0)
+    assert summary["rollout_speedup_tail"] == pytest.approx(2.0)
+    assert summary["accept_length"] == pytest.approx(sum(s * s for s in range(1, 7)) / sum(range(1, 7)))  # weighted
+    assert summary["identical_responses"] is None and summary["peak_memory_gib"] is None
+    assert summary["agreement"]["reward"]["verdict"] == "equal"
+    text = (tmp_path / "report.md").read_text()
+    assert "| gain as published, (off - on) / on | 100.00 % | 100.00 % | 100.00 % |" in text
+    assert "| sam | 2 | 1.50 | 50.0 % | 2.00x |" in text
+    assert "| generation round 2 | 6 | 2.00 | 4.00 | 50.00 % | 100.00 % |" in text
+    assert (tmp_path / "acceptance_over_training.png").exists() and not (tmp_path / "timeline.png").exists()
+    printed = capsys.readouterr().out
+    assert "no responses in" in printed and "no engine steps in" in printed and "the tail is left out" not in printed
     row = load_run(runs[0]).metrics[1]
     assert row["actor/loss"] != row["actor/loss"] and "flag" not in row and "_timestamp" not in row
+    assert load_run(runs[0]).metrics[0] == {"val-core/task/acc/mean@1": 0.5}
+
+
+def test_a_run_directory_is_compared_with_a_run_of_a_server(server, monkeypatch, tmp_path):
+    monkeypatch.setattr("recipe.report.__main__.replay_scopes", lambda run: {})  # compiles kernels
+    directory = test_report.make_run(tmp_path / "sam", "sam", 3.0, [0.1 * step for step in range(1, 7)])
+    assert main([str(directory), "team/project/off"]) == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["rollout_speedup_tail"] == pytest.approx(2.0)
+    assert (tmp_path / "timeline.png").exists() and not (tmp_path / "identical.png").exists()
 
 
 @pytest.mark.parametrize(
