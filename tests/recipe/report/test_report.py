@@ -78,8 +78,8 @@ def test_summary_and_files(runs, tmp_path, capsys):
 
 
 def test_agreement_of_the_curves_and_the_published_percentages(runs, tmp_path):
-    from recipe.report.agreement import agreement, phases
     from recipe.report.runs import Run
+    from recipe.report.tables import agreement, phases
 
     first, second = map(Run.load, runs)
     rows = {row[0]: row[1:] for row in agreement(first, second)}
@@ -98,8 +98,8 @@ def test_agreement_of_the_curves_and_the_published_percentages(runs, tmp_path):
 
 
 def test_curves_that_differ_are_called_different(tmp_path):
-    from recipe.report.agreement import agreement
     from recipe.report.runs import Run
+    from recipe.report.tables import agreement
 
     first = Run.load(make_run(tmp_path / "sam", "sam", 3.0, [0.1 * step for step in range(1, 11)]))
     second = Run.load(make_run(tmp_path / "off", "off", 6.0, [0.1 * step - 0.05 for step in range(1, 11)]))
@@ -111,8 +111,8 @@ def test_curves_that_differ_are_called_different(tmp_path):
 
 
 def test_tables_in_the_published_form(runs):
-    from recipe.report.agreement import acceptance_over_training, published, tails
     from recipe.report.runs import Run
+    from recipe.report.tables import acceptance_over_training, published, tails
 
     first, second = map(Run.load, runs)
     for run, rounds in ((first, 1), (second, 2)):
@@ -136,8 +136,8 @@ def test_tables_in_the_published_form(runs):
 
 
 def test_generation_rounds_are_phases_of_their_own(runs):
-    from recipe.report.agreement import phases
     from recipe.report.runs import Run
+    from recipe.report.tables import phases
 
     first, second = map(Run.load, runs)
     for run, seconds in ((first, 2.0), (second, 5.0)):
