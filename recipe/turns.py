@@ -1,7 +1,7 @@
-"""`python -m recipe.turns`: policies compared in all of verl, taking turns from training step to training step.
+"""`python -m recipe.turns`: compares policies in training runs of verl that rotate them from training step to step.
 
 A machine's speed drifts between runs, and a process may be slower than the next for as long as it lives, by more than
-policies differ. So every run has all policies, one for each training step, in another order: in a Williams square each
+policies differ. So every run has all policies, one for each training step, in its own order: in a Williams square each
 policy has each step once, comes once in each run, and with an even number of policies follows each other policy once.
 Sampling is exact: all runs generate the same tokens in a step, which is checked, so the seconds are of the same work.
 """
@@ -20,11 +20,12 @@ from recipe.report.runs import ReportError, Run, compare_responses
 
 POLICIES = ("never", *(f"threshold {n}" for n in (4, 8, 16, 32, 64)), "always", "goodput")
 MEASURES = {"rollout": "rollout/seconds", "tail": "rollout/tail_seconds"}
-TURN = "rollout/drafter/turn"
+# Which policy of its rotation a training step had; runs recorded before the rename have the second name.
+POLICY_INDEX, OLD_POLICY_INDEX = "rollout/drafter/policy_index", "rollout/drafter/turn"
 
 
 def williams_square(size: int) -> np.ndarray:
-    """int [size, size]: each number once in every row and column; where `size` is even, each follows each other once.
+    """int [size, size]: a Latin square; where `size` is even, each number follows each other number once in the rows.
 
     E. J. Williams, Experimental designs balanced for the estimation of residual effects of treatments, 1949.
     """
@@ -38,7 +39,10 @@ def effects(seconds: np.ndarray, policy: np.ndarray, policies: int, baseline: in
     Least squares on log seconds = run + step + policy (Cochran and Cox, Experimental Designs, chapter 4.3).
 
     Args:
-        seconds: float [runs, steps]; policy: int [runs, steps], who drafted.
+        seconds: float [runs, steps].
+        policy: int [runs, steps], index of the policy that drafted.
+        policies: their number.
+        baseline: index of the policy whose seconds the others' are divided by.
 
     Raises:
         ValueError: too few runs or steps to tell the policies apart.
@@ -64,8 +68,16 @@ def effects(seconds: np.ndarray, policy: np.ndarray, policies: int, baseline: in
 
 
 def measure(output: Path, policies: list[str], cycles: int, overrides: list[str]) -> list[Path]:
-    """Train with the policies in turns, each `cycles` times in a run, as many runs as there are policies; finished runs
-    are not repeated.
+    """Train with the policies in rotation, in as many runs as there are policies; finished runs are not repeated.
+
+    Args:
+        output: folder of the runs.
+        policies: entries of `speculation.turns`.
+        cycles: training steps of each policy in a run.
+        overrides: Hydra overrides of every run.
+
+    Returns:
+        The run directories.
 
     Raises:
         ReportError: a run failed.
@@ -77,10 +89,10 @@ def measure(output: Path, policies: list[str], cycles: int, overrides: list[str]
     directories = [output / str(number) for number in range(1, len(policies) + 1)]
     order = williams_square(len(policies))
     for directory, row in tqdm(list(zip(directories, order, strict=True)), unit="run", disable=None):
-        turns, name = ",".join(policies[i] for i in row), f"turns_{directory.name}"
+        rotation, name = ",".join(policies[i] for i in row), f"turns_{directory.name}"
         command = [sys.executable, "-m", "recipe.main_dapo", "--config-name", "dapo_tiny_cpu"]
         command += ["--log", f"{directory}.log", f"run_dir={directory}", f"trainer.experiment_name={name}"]
-        command += ["speculation=sam", f"speculation.turns=[{turns}]", f"trainer.total_training_steps={steps}"]
+        command += ["speculation=sam", f"speculation.turns=[{rotation}]", f"trainer.total_training_steps={steps}"]
         command += [f"trainer.save_freq={steps}", "trainer.val_before_train=false", "trainer.test_freq=-1"]
         if code := subprocess.run([*command, *overrides]).returncode:
             raise ReportError(f"{directory}: the run ended with exit code {code}, see {directory}.log")
@@ -88,15 +100,19 @@ def measure(output: Path, policies: list[str], cycles: int, overrides: list[str]
 
 
 def read(directories: list[Path], policies: list[str]) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Seconds by measure, float [runs, steps], and who drafted, int [runs, steps], an index into `policies`.
+    """Read finished runs.
+
+    Returns:
+        Seconds by name of MEASURES, float [runs, steps]; and the policy that drafted, int [runs, steps], an index into
+        `policies`.
 
     Raises:
-        ReportError: runs of other policies or other steps, or whose responses differ or were not recorded.
+        ReportError: a run has other policies or other steps, or its responses differ or were not recorded.
     """
     runs = [Run.load(directory) for directory in directories]
     for run in runs:
-        turns = run.config["speculation"].get("turns") or []
-        if sorted(turns) != sorted(policies) or run.steps != runs[0].steps:
+        rotation = run.config["speculation"].get("turns") or []
+        if sorted(rotation) != sorted(policies) or run.steps != runs[0].steps:
             raise ReportError(f"{run.source}: its policies or steps are others: name another --output")
         compared = compare_responses(run, runs[0])
         if missing := [step for step in run.steps if compared.get(step, (0, 0))[1] == 0]:
@@ -109,8 +125,14 @@ def read(directories: list[Path], policies: list[str]) -> tuple[dict[str, np.nda
     seconds = {
         name: np.array([[run.metrics[step][key] for step in steps] for run in runs]) for name, key in MEASURES.items()
     }
-    turns = [[run.config["speculation"]["turns"][int(run.metrics[step][TURN])] for step in steps] for run in runs]
-    return seconds, np.array([[policies.index(name) for name in row] for row in turns])
+    policy = np.array([[policies.index(policy_of(run, step)) for step in steps] for run in runs])
+    return seconds, policy
+
+
+def policy_of(run: Run, step: int) -> str:
+    """The policy that drafted in a training step."""
+    row = run.metrics[step]
+    return run.config["speculation"]["turns"][int(row.get(POLICY_INDEX, row.get(OLD_POLICY_INDEX)))]
 
 
 def table(seconds: dict[str, np.ndarray], policy: np.ndarray, policies: list[str], baseline: str) -> list[dict]:
@@ -125,6 +147,7 @@ def table(seconds: dict[str, np.ndarray], policy: np.ndarray, policies: list[str
 
 
 def as_text(rows: list[dict], baseline: str) -> str:
+    """Lay out `table`'s rows as text."""
     lines = [f"{'':8} {'policy':13} {'seconds a step':>14}  its seconds over those of {baseline} (two standard errors)"]
     for row in rows:
         ratio = "{:.3f} ({:.3f}-{:.3f})".format(*row["ratio"])
@@ -136,7 +159,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m recipe.turns", description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, default=Path("outputs/turns"), help="its finished runs are kept")
     parser.add_argument("--policies", nargs="+", default=POLICIES, help="three or more, best an even number")
-    parser.add_argument("--cycles", type=int, default=1, help="turns of each policy in a run")
+    parser.add_argument("--cycles", type=int, default=1, help="training steps of each policy in a run")
     parser.add_argument("--baseline", default="goodput", help="whose seconds the others' are divided by")
     parser.add_argument("--json", type=Path, help="file for the rows")
     parser.add_argument("--overrides", nargs="*", default=[], help="Hydra overrides of every run")

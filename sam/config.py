@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from sam.switch.policy import POLICIES, check_turns
-from sam.switch.step_cost import StepCost, StepCostError
+from sam.switch.policy import POLICIES, check_rotation
+from sam.switch.step_cost import StepCost
 
 METHODS = ("sam", "off", "ngram", "suffix")
 SCOPES = ("request", "group", "history")
@@ -97,7 +97,7 @@ def _check_turns(turns: list[str] | None) -> None:
     try:
         if not isinstance(turns, list) or not turns:
             raise ValueError(f"{turns!r}: expected policies as in [never,'threshold 8',goodput], or null")
-        check_turns(turns)
+        check_rotation(turns)
     except ValueError as error:
         raise ValueError(f"speculation.turns={error}") from error
 
@@ -114,7 +114,7 @@ def _check_corpus(path: str) -> None:
 def _check_step_cost(path: str) -> None:
     try:
         StepCost.load(Path(path))
-    except StepCostError as error:
+    except ValueError as error:
         raise ValueError(f"speculation.step_cost: {error}") from error
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sam.switch.step_cost import non_negative_least_squares
+from sam.switch.step_cost import least_squares_without_negative_terms
 
 SHORTEST_PAUSE = 1e-3  # seconds between engine steps; the recorder's own rounding is a millionth of that
 
@@ -114,7 +114,7 @@ def token_milliseconds(arrays: dict[str, np.ndarray]) -> float:
     columns = [np.ones(int(steps.sum())), arrays["running"][steps], arrays["drafted"][steps]]
     if len(columns[0]) < len(columns):
         return 0.0
-    return float(non_negative_least_squares(np.stack(columns, axis=1), arrays["step_ms"][steps])[2])
+    return float(least_squares_without_negative_terms(np.stack(columns, axis=1), arrays["step_ms"][steps])[2])
 
 
 def rejected_seconds(arrays: dict[str, np.ndarray]) -> float:

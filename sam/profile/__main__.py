@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sam.switch.step_cost import StepCost, StepCostError, non_negative_least_squares
+from sam.switch.step_cost import StepCost, least_squares_without_negative_terms
 
 THROUGHPUT = re.compile(r"Avg generation throughput: ([\d.]+) tokens/s, Running: (\d+) reqs, Waiting: (\d+) reqs")
 SPECULATION = re.compile(r"Mean acceptance length: ([\d.]+), .*Drafted throughput: ([\d.]+) tokens/s")
@@ -36,10 +36,10 @@ def read_log(path: Path) -> np.ndarray:
         float64 [lines, 3]: running requests, draft tokens a step, milliseconds a step.
 
     Raises:
-        StepCostError: no file, or too few such lines.
+        ValueError: no file, or too few such lines.
     """
     if not path.is_file():
-        raise StepCostError(f"{path}: no such file; expected a log of vLLM at level INFO")
+        raise ValueError(f"{path}: no such file; expected a log of vLLM at level INFO")
     steps = []
     for line in path.read_text(errors="replace").splitlines():
         if found := THROUGHPUT.search(line):
@@ -51,7 +51,7 @@ def read_log(path: Path) -> np.ndarray:
             steps[-1][2] *= length
             steps[-1][1] = drafted * steps[-1][2] / 1e3
     if len(steps) < FEWEST_LINES:
-        raise StepCostError(
+        raise ValueError(
             f"{path}: {len(steps)} lines about the throughput of running requests, {FEWEST_LINES} are needed: "
             "let vLLM log statistics (disable_log_stats=False, VLLM_LOGGING_LEVEL=INFO)"
         )
@@ -66,16 +66,16 @@ def fit(steps: np.ndarray, longest: int, identity: dict, source: str) -> StepCos
         longest: most tokens per request in the table.
 
     Raises:
-        StepCostError: nothing can be learnt from these steps.
+        ValueError: nothing can be learnt from these steps.
     """
     running, drafted, milliseconds = steps.T
     # Without drafts what a token costs cannot be told from what a request costs: then it costs as much.
     columns = [np.ones(len(steps)), running, drafted] if drafted.any() else [np.ones(len(steps)), running]
-    terms = non_negative_least_squares(np.stack(columns, axis=1), milliseconds)
+    terms = least_squares_without_negative_terms(np.stack(columns, axis=1), milliseconds)
     fixed, each, token = terms if drafted.any() else (terms[0], 0.0, terms[1])
     each = max(0.0, each - token) if drafted.any() else each
     if fixed + each + token <= 0:
-        raise StepCostError(f"{len(steps)} steps tell nothing of what a step costs: {source}")
+        raise ValueError(f"{len(steps)} steps tell nothing of what a step costs: {source}")
     requests = np.array([n for n in POINTS if n <= 2 * running.max()])
     per_request = np.arange(1, longest + 1)
     cells = fixed + each * requests[:, None] + token * requests[:, None] * per_request[None, :]
@@ -86,7 +86,7 @@ def fit_recorded(directories: list[Path]) -> StepCost:
     """A table fitted to the engine steps of recorded runs; without a fingerprint, since runs record none.
 
     Raises:
-        ValueError: not a run directory (sam.simulate.run.RunError), or too few steps (StepCostError).
+        ValueError: not a run directory (sam.simulate.run.RunError), or too few steps (ValueError).
     """
     from sam.simulate.run import RecordedRun, fit_runs
 
@@ -110,7 +110,7 @@ def measure(options: argparse.Namespace) -> StepCost:
     grid.table(np.ones(grid.shape))
     arguments = json.loads(options.engine)
     if not isinstance(arguments, dict):
-        raise StepCostError(f"--engine {options.engine}: expected a JSON object of vLLM's engine arguments")
+        raise ValueError(f"--engine {options.engine}: expected a JSON object of vLLM's engine arguments")
     arguments = {"max_num_seqs": max(options.requests), "max_model_len": max(options.context) + 1024, **arguments}
     engine = ProfiledEngine(options.model, max(max(options.drafts), 1), **arguments)
     cells = measure_cells(engine, grid)
@@ -146,7 +146,7 @@ def main(arguments: list[str] | None = None) -> int:
             table = fit_recorded(options.from_run)
         else:
             table = measure(options)
-    except (StepCostError, RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     table.save(options.output)

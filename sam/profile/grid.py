@@ -52,7 +52,7 @@ class Grid:
         return len(self.requests), len(self.drafts), len(self.context)
 
     def table(self, cells: np.ndarray, fingerprint: dict[str, str | int] | None = None, source: str = "") -> StepCost:
-        """Raises StepCostError: the axes are not those of a table, or the milliseconds contradict each other."""
+        """Raises ValueError: the axes are not those of a table, or the milliseconds contradict each other."""
         axes = np.array(self.requests), np.array(self.drafts) + 1, np.array(self.context)
         return StepCost(*axes, cells, fingerprint or {}, source)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from sam.jit import compiled
-from sam.switch.step_cost import StepCost, StepCostError
+from sam.switch.step_cost import StepCost
 
 SHIPPED = Path(__file__).parent / "step_costs"
 
@@ -16,14 +16,14 @@ def load_step_cost(name: str) -> StepCost:
     """A table by its file, or by the name of one that this package ships.
 
     Raises:
-        StepCostError: neither, or not a table.
+        ValueError: neither, or not a table.
     """
     path = Path(name)
     if path.suffix == ".json" or path.exists():
         return StepCost.load(path)
     if (shipped := SHIPPED / f"{name}.json").is_file():
         return StepCost.load(shipped)
-    raise StepCostError(f"step cost {name!r}: neither a file nor one of {', '.join(shipped_step_costs())}")
+    raise ValueError(f"step cost {name!r}: neither a file nor one of {', '.join(shipped_step_costs())}")
 
 
 def shipped_step_costs() -> list[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sam.switch.step_cost import StepCost, StepCostError, non_negative_least_squares
+from sam.switch.step_cost import StepCost, least_squares_without_negative_terms
 
 FEWEST_STEPS = 20
 KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
@@ -57,14 +57,12 @@ def fit_from_steps(
         longest_draft: draft tokens of a request up to which the table goes.
 
     Raises:
-        StepCostError: too few steps.
+        ValueError: too few steps.
     """
     running, drafted, step_ms = (np.asarray(column, dtype=np.float64) for column in (running, drafted, step_ms))
     used = (running > 0) & (step_ms > 0)
     if used.sum() < FEWEST_STEPS:
-        raise StepCostError(
-            f"{used.sum()} recorded engine steps: expected at least {FEWEST_STEPS} to fit step costs to"
-        )
+        raise ValueError(f"{used.sum()} recorded engine steps: expected at least {FEWEST_STEPS} to fit step costs to")
     zeros = np.zeros(len(running))
     admitted, context = (zeros if c is None else np.asarray(c, np.float64) for c in (admitted, context))
     model = _Model(running[used], drafted[used], admitted[used], context[used])
@@ -126,7 +124,7 @@ def _robust(features: np.ndarray, target: np.ndarray) -> np.ndarray:
     unit, weights = features / scale, np.ones(len(target))
     for _ in range(ROUNDS):
         root = np.sqrt(weights)
-        found = non_negative_least_squares(unit * root[:, None], target * root)
+        found = least_squares_without_negative_terms(unit * root[:, None], target * root)
         error = np.abs(unit @ found - target)
         weights = np.minimum(1.0, OUTLIER * max(np.median(error), 1e-9) / np.maximum(error, 1e-9))
     return found / scale

@@ -8,12 +8,12 @@ import numpy as np
 
 from sam.simulate.drafting import Drafting
 from sam.simulate.lengths import Round
-from sam.switch.goodput import CONTEXT_BUCKET, LONGEST_COOL_DOWN
+from sam.switch.goodput import CONTEXT_BUCKET, MAX_COOL_DOWN_STEPS
 from sam.switch.policies import Threshold
 from sam.switch.policy import Plan, Policy, StepState
 
 # Steps in which a policy has asked for no drafts in the same state, after which it will not until the state changes.
-QUIET_STEPS = LONGEST_COOL_DOWN + 2
+QUIET_STEPS = MAX_COOL_DOWN_STEPS + 2
 NOBODY = np.empty(0, np.int64)
 
 
@@ -67,10 +67,10 @@ class Replica:
             self._count_down()
         return came
 
-    def make_plan(self, rows_elsewhere: int) -> int:
+    def make_plan(self, max_num_tokens_other: int) -> int:
         """Ask the policy what may be drafted; returns the budget of a request."""
         running, context = len(self.running), self.context
-        self.state = StepState(running, self.fresh, 0, context, rows_elsewhere)
+        self.state = StepState(running, self.fresh, 0, context, max_num_tokens_other)
         self.plan = self._policy.plan(self.state)
         key = (running, int(context) // CONTEXT_BUCKET)
         self._quiet = self._quiet + 1 if self.plan.budget == 0 and key == self._quiet_state else 0
@@ -122,15 +122,16 @@ class Replica:
         self.switch_on = False
         self._advance(steps)
 
-    def settle(self, milliseconds: float, observed: bool, rows_elsewhere: int = 0) -> None:
+    def settle(self, milliseconds: float, observed: bool, max_num_tokens_other: int = 0) -> None:
         """After a step or a jump: show its tokens to the drafter and its time to the policy, let go who is complete.
 
         Args:
-            rows_elsewhere: of the step itself, where `make_plan` was told those of the one before.
+            max_num_tokens_other: tokens of the largest batch of the other ranks in this step; `make_plan` is given that
+                of the step before.
         """
         self._drafting.append(self.running, self._done[self.running])
         if observed:
-            state = replace(self.state, rows_elsewhere=rows_elsewhere)
+            state = replace(self.state, max_num_tokens_other_dp_ranks=max_num_tokens_other)
             self._policy.observe(state, self.drafted, self.accepted, milliseconds)
         if self.until_finish == 0:
             work, running = self._work, self.running

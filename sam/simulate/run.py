@@ -121,7 +121,7 @@ def fit_runs(runs: list[RecordedRun], longest_draft: int = 15) -> tuple[FittedCo
     engine step runs.
 
     Raises:
-        StepCostError: too few steps.
+        ValueError: too few steps.
     """
     parts, idle, count = [], 0.0, 0
     for run in runs:

@@ -1,36 +1,87 @@
-"""What engine steps take beyond their table of costs, learnt from the steps themselves.
+"""The milliseconds that engine steps take beyond their table of costs, learnt from the steps themselves.
 
-    fixed + requests x a + draft tokens x b, and c more with any draft token
+    fixed + requests x per_request + draft tokens x per_draft_token, and speculating more with any draft token
 
-since scheduling, drafting and sampling are in no table of forward passes, and machines change. Bayesian linear
-regression with exponential forgetting (Bishop, Pattern Recognition and Machine Learning, section 3.3; Haykin, Adaptive
-Filter Theory, chapter 10): the table is the prior, and counts for the more the noisier steps are. With a fixed prior a
-busy machine's noise comes out as a price of draft tokens: fewer are verified then, and from these few the price is told
-even worse. How noisy steps are is told by a regression without the table, which a wrong table cannot mislead.
+No table of forward passes holds scheduling, drafting and sampling, and machines change. The terms are learnt by
+Bayesian linear regression with exponential forgetting (Bishop, Pattern Recognition and Machine Learning, section 3.3;
+Haykin, Adaptive Filter Theory, chapter 10): the table is the prior mean, and weighs the more the noisier the steps are.
+With a prior of fixed weight a busy machine's noise would come out as a price of draft tokens: fewer would be verified,
+and from few the price is learnt even worse. The noise is measured by a second regression without the table as its
+prior, which a wrong table cannot mislead.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
 from sam.jit import compiled
 from sam.switch.step_cost import StepCost
 
-MEMORY_STEPS = 128.0  # over which a step that was learnt from loses most of its weight
-FIXED_PRIOR = 1.0  # steps: what all take alike goes to the fixed term at once, and not to a price of tokens
-# How far the table may be off: what a request adds by all of it, what a token adds by half, and neither by less than
-# these shares of the cheapest step; a step with any drafts by a tenth of the cheapest step.
-REQUEST_DOUBT, TOKEN_DOUBT, SPECULATING_DOUBT = 1.0, 0.5, 0.1
-LEAST_REQUEST_DOUBT, LEAST_TOKEN_DOUBT = 0.01, 0.001
-# Share of the cheapest step that drafting and verifying take, whatever is drafted, where the table is of forward passes
+MEMORY_STEPS = 128.0  # steps after which a step has lost most of its weight
+FIXED_PRIOR = 1.0  # weight in steps: a cost that all steps share must reach the fixed term soon, not the tokens' price
+# Prior standard deviations: of what a request adds, all that the table says; of a draft token, half of it; neither less
+# than these shares of the cheapest step. Of a step with drafts, a tenth of the cheapest step.
+PER_REQUEST_STD, PER_DRAFT_TOKEN_STD, SPECULATING_STD = 1.0, 0.5, 0.1
+MIN_PER_REQUEST_STD, MIN_PER_DRAFT_TOKEN_STD = 0.01, 0.001
+# Share of the cheapest step that drafting and verifying take, whatever is drafted, where the table holds forward passes
 # only: a guess. Without it an engine that drafts in every step never learns that this costs anything.
-UNMEASURED_SHARE = 0.05
+UNMEASURED_SPECULATING = 0.05
 # Share of what a request adds to such a table that a draft token is taken to add, since it is attended from and sampled
 # from as well: a guess.
-UNMEASURED_ALIKE = 0.5
-LEAST_NOISE = 0.01  # share of the cheapest step: steps that never differ say nothing of terms they have not shown
-LARGEST_SURPRISE = 4.0  # times the expected milliseconds: a step that something else held up teaches nothing
-SURPRISES_BELIEVED = 8  # of so many in a row the shortest is the truth
+UNMEASURED_PER_DRAFT_TOKEN = 0.5
+MIN_NOISE = 0.01  # share of the cheapest step: steps that never differ tell nothing about terms they have not shown
+OUTLIER = 4.0  # times the expected milliseconds: such a step was held up by something else and is not learnt from
+MAX_OUTLIERS = 8  # in a row: then the shortest of them is learnt from
+
+
+class CostTerms(NamedTuple):
+    """Milliseconds beyond the table: of every step, of each request, of each draft token, of a step with drafts."""
+
+    fixed: float
+    per_request: float
+    per_draft_token: float
+    speculating: float
+
+
+class Sums(NamedTuple):
+    """The regression's state, updated in place; terms in the order of CostTerms.
+
+    Attributes:
+        information: float64 [4, 4], weighted sum of the steps' outer products.
+        target: float64 [4], weighted sum of their extra milliseconds times what they had of each term.
+        coefficients: float64 [4], the terms.
+        without_table: float64 [4], the terms of the regression without the table.
+    """
+
+    information: np.ndarray
+    target: np.ndarray
+    coefficients: np.ndarray
+    without_table: np.ndarray
+
+
+class Prior(NamedTuple):
+    """Belief before any step.
+
+    Attributes:
+        mean, std: float64 [4], milliseconds, by term.
+        min_variance: milliseconds squared, of a step.
+        per_draft_token: share of `per_request` that a draft token adds too.
+    """
+
+    mean: np.ndarray
+    std: np.ndarray
+    min_variance: float
+    per_draft_token: float
+
+
+class ObservedStep(NamedTuple):
+    """A step to learn from: its requests, its draft tokens, and its milliseconds beyond the table."""
+
+    requests: float
+    drafted: float
+    extra_ms: float
 
 
 @compiled
@@ -51,86 +102,90 @@ def _solve(matrix, right):
 
 
 @compiled
-def _learn(state, belief, step, variance, forget):
-    """Change `state` by a step: its requests, draft tokens, and milliseconds beyond the table; returns the variance."""
-    information, target, coefficients, without_table = state
-    doubt, believed, least_variance, alike = belief
-    requests, drafted, difference = step
-    seen = np.array([1.0, requests + alike * drafted, drafted, 1.0 if drafted > 0 else 0.0])
-    error = difference
+def _update(sums, prior, step, variance, forget):
+    """Update `sums` with a step; returns the new variance of the steps' noise."""
+    features = np.array([
+        1.0,
+        step.requests + prior.per_draft_token * step.drafted,
+        step.drafted,
+        1.0 if step.drafted > 0 else 0.0,
+    ])  # fmt: skip
+    error = step.extra_ms
     for i in range(4):
-        error -= seen[i] * without_table[i]
+        error -= features[i] * sums.without_table[i]
     variance += (error**2 - variance) * forget
     keep = 1.0 - 1.0 / MEMORY_STEPS
     for i in range(4):
-        target[i] = keep * target[i] + seen[i] * difference
+        sums.target[i] = keep * sums.target[i] + features[i] * step.extra_ms
         for j in range(4):
-            information[i, j] = keep * information[i, j] + seen[i] * seen[j]
-    with_table, without, right = information.copy(), information.copy(), target.copy()
+            sums.information[i, j] = keep * sums.information[i, j] + features[i] * features[j]
+    with_table, without, right = sums.information.copy(), sums.information.copy(), sums.target.copy()
     for i in range(4):
-        prior = FIXED_PRIOR if i == 0 else max(variance, least_variance) / doubt[i] ** 2
-        with_table[i, i] += prior
+        weight = FIXED_PRIOR if i == 0 else max(variance, prior.min_variance) / prior.std[i] ** 2
+        with_table[i, i] += weight
         without[i, i] += 1.0
-        right[i] += prior * believed[i]
-    coefficients[:], without_table[:] = _solve(with_table, right), _solve(without, target)
-    coefficients[2] += alike * coefficients[1]
+        right[i] += weight * prior.mean[i]
+    sums.coefficients[:], sums.without_table[:] = _solve(with_table, right), _solve(without, sums.target)
+    sums.coefficients[2] += prior.per_draft_token * sums.coefficients[1]
     return variance
 
 
 class Correction:
-    """Milliseconds of a step beyond `step_cost`, as the module says.
+    """The milliseconds of a step beyond `step_cost`, learnt as the module says.
 
     Args:
         step_cost: the table.
-        forward_only: whether it is of forward passes, without attention, sampling and drafting.
-
-    Attributes:
-        coefficients: float64 [4], fixed, for each request, for each draft token, and for a step with any.
+        forward_only: whether it holds forward passes only, without sampling and drafting.
     """
 
     def __init__(self, step_cost: StepCost, forward_only: bool = False):
-        self._doubt, cheapest = _doubt(step_cost), float(step_cost.milliseconds.min())
-        self._believed = np.array([0.0, 0.0, 0.0, UNMEASURED_SHARE * cheapest * forward_only])
-        self._alike = UNMEASURED_ALIKE * forward_only
-        self.coefficients, self._without_table = self._believed.copy(), np.zeros(4)
-        self._information, self._target = np.zeros((4, 4)), np.zeros(4)
-        self._variance, self._least_variance = 0.0, (LEAST_NOISE * cheapest) ** 2
-        self._steps = 0
-        self._surprises: list[tuple[float, int, int, float]] = []
+        cheapest = float(step_cost.milliseconds.min())
+        mean = np.array([0.0, 0.0, 0.0, UNMEASURED_SPECULATING * cheapest * forward_only])
+        share = UNMEASURED_PER_DRAFT_TOKEN * forward_only
+        self._prior = Prior(mean, _prior_std(step_cost), (MIN_NOISE * cheapest) ** 2, share)
+        self._sums = Sums(np.zeros((4, 4)), np.zeros(4), mean.copy(), np.zeros(4))
+        self._variance, self._steps = 0.0, 0
+        self._outliers: list[tuple[float, int, int, float]] = []
 
-    def observe(self, requests: int, drafted: int, expected: float, milliseconds: float) -> bool:
-        """Learn from a step; `expected` is what the table says. False if something else held it up."""
-        corrected = max(0.0, expected + self.of(requests, drafted))
-        if milliseconds > LARGEST_SURPRISE * max(corrected, 1e-3):
-            self._surprises.append((milliseconds, requests, drafted, expected))
-            if len(self._surprises) < SURPRISES_BELIEVED:
+    @property
+    def terms(self) -> CostTerms:
+        """The learnt terms, in milliseconds."""
+        return CostTerms(*self._sums.coefficients.tolist())
+
+    def observe(self, requests: int, drafted: int, table_ms: float, milliseconds: float) -> bool:
+        """Learn from a step that took `milliseconds` where the table says `table_ms`.
+
+        Returns:
+            False if the step is an outlier, held up by something else.
+        """
+        expected = max(0.0, table_ms + self.extra_ms(requests, drafted))
+        if milliseconds > OUTLIER * max(expected, 1e-3):
+            self._outliers.append((milliseconds, requests, drafted, table_ms))
+            if len(self._outliers) < MAX_OUTLIERS:
                 return False
-            milliseconds, requests, drafted, expected = min(self._surprises)
-        self._surprises.clear()
+            milliseconds, requests, drafted, table_ms = min(self._outliers)
+        self._outliers.clear()
         self._steps += 1
-        # The first errors are of what had not been learnt yet: they lose their weight sooner than in a mean.
+        # The first errors are of terms that were not learnt yet: they lose their weight sooner than in a mean.
         forget = max(2.0 / (self._steps + 1), 1.0 / MEMORY_STEPS)
-        self._variance = _learn(
-            (self._information, self._target, self.coefficients, self._without_table),
-            (self._doubt, self._believed, self._least_variance, self._alike),
-            (float(requests), float(drafted), milliseconds - expected),
-            self._variance,
-            forget,
-        )
+        step = ObservedStep(float(requests), float(drafted), milliseconds - table_ms)
+        self._variance = _update(self._sums, self._prior, step, self._variance, forget)
         return True
 
-    def of(self, requests: int, drafted: float) -> float:
-        fixed, each, token, speculating = self.coefficients.tolist()
-        return fixed + each * requests + token * drafted + (speculating if drafted else 0.0)
+    def extra_ms(self, requests: int, drafted: float) -> float:
+        """Milliseconds beyond the table of a step with `requests` requests and `drafted` draft tokens."""
+        terms = self.terms
+        speculating = terms.speculating if drafted else 0.0
+        return terms.fixed + terms.per_request * requests + terms.per_draft_token * drafted + speculating
 
 
-def _doubt(step_cost: StepCost) -> np.ndarray:
-    """float64 [4]: how far off the table may be in each coefficient, as standard deviations in milliseconds."""
+def _prior_std(step_cost: StepCost) -> np.ndarray:
+    """float64 [4]: prior standard deviations of the terms, in milliseconds."""
     cells, requests, tokens = step_cost.milliseconds, step_cost.requests, step_cost.tokens_per_request
-    cheapest, doubt = cells.min(), np.ones(4)
-    each = (cells[-1, 0] - cells[0, 0]).mean() / max(1, requests[-1] - requests[0])
-    token = (cells[-1, -1] - cells[-1, 0]).mean() / max(1, requests[-1] * (tokens[-1] - tokens[0]))
-    doubt[1] = REQUEST_DOUBT * each + LEAST_REQUEST_DOUBT * cheapest
-    doubt[2] = TOKEN_DOUBT * token + LEAST_TOKEN_DOUBT * cheapest
-    doubt[3] = SPECULATING_DOUBT * cheapest
-    return doubt
+    cheapest, std = cells.min(), np.ones(4)
+    per_request = (cells[-1, 0] - cells[0, 0]).mean() / max(1, requests[-1] - requests[0])
+    per_token = (cells[-1, -1] - cells[-1, 0]).mean() / max(1, requests[-1] * (tokens[-1] - tokens[0]))
+    std[1] = PER_REQUEST_STD * per_request + MIN_PER_REQUEST_STD * cheapest
+    std[2] = PER_DRAFT_TOKEN_STD * per_token + MIN_PER_DRAFT_TOKEN_STD * cheapest
+    std[3] = SPECULATING_STD * cheapest
+    return std

@@ -1,14 +1,15 @@
 """The goodput policy: verify the draft tokens that bring the most expected tokens per second.
 
-A step of R requests and B draft tokens brings R tokens and the accepted drafts: with the likeliest B of all drafts,
-goodput(B) = (R + sum of their acceptance probabilities) / T(R, R + B, context). The B with the highest goodput is
-verified, so requests with good drafts get many and others none. vllm-ascend tunes one draft length per batch size by
-the same quotient (examples/offline_DSD_k_tuner); here it is taken anew in every step, over single tokens.
+A step of R requests and B draft tokens brings R tokens and the accepted drafts: with the B likeliest of all drafts,
+goodput(B) = (R + sum of their probabilities of being accepted) / T(R, R + B, context). The B with the highest goodput
+is verified, so requests with good drafts get many and others none.
 
-Where data-parallel ranks wait for each other in every step, T is never less than what the fullest of the others takes:
-drafts are free up to there, and no further.
-
-T comes from a table and is corrected by what steps take (sam.switch.cost_correction).
+SmartSpec (Liu et al., "Optimizing Speculative Decoding for Serving Large Language Models Using Goodput", arXiv
+2406.14066) introduced goodput as the target. It picks one draft length for all requests of a batch, expects acceptance
+from a moving average of the acceptance rate, and takes T from a linear model that is fitted offline. Here the choice
+is over single tokens, each with a probability of its own from the drafter; T is a table whose error is learnt from the
+steps themselves (sam.switch.cost_correction); drafting pauses where it does not pay; and under data parallelism T is
+never less than the time of the fullest other rank, which all ranks wait for: drafts are free up to there.
 """
 
 from __future__ import annotations
@@ -20,102 +21,117 @@ from sam.switch.cost_correction import Correction
 from sam.switch.policy import Plan, StepState
 from sam.switch.step_cost import StepCost, linear
 
-BINS = 256  # of acceptance probability, within which tokens count as equal
-CONTEXT_BUCKET = 256  # tokens; costs are looked up anew when the mean context has grown by so much
-# What speculation must bring at least, as a share: below it, noise in the table decides.
-LEAST_GAIN_ON, LEAST_GAIN_OFF = 0.01, 0.005
-CERTAIN = 0.99  # no draft token is more likely than this
-# The first steps teach, later ones one in so many milliseconds: a lesson takes a twentieth of a millisecond.
-LEARN_ALL, LEARN_AFTER = 64, 50.0
-LONGEST_COOL_DOWN = 64  # steps without drafting after drafts that were not worth verifying, or missed
-LONGEST_HOLD = 15  # of them in which it is not asked, nor learns what a step takes
-# Share of the drafts verified so far that still counts a step later, or, where a step's drafts are expected to bring
-# less than a token, one such token later: unlikely ones must add up, too.
-FORGET_MISSES = 0.9
-FEWEST_EXPECTED, LARGEST_MISS = 4.0, 0.5  # accepted below this share of that many expected: the estimate is wrong
-MISSED_COOL_DOWN = 16  # steps after that; twice as many each further time
+BINS = 256  # of acceptance, within which tokens count as equal
+CONTEXT_BUCKET = 256  # tokens by which the mean context may grow before costs are looked up again
+# Share by which speculation must raise goodput: below it, noise in the table decides.
+MIN_GAIN_OFF, MIN_GAIN_ON = 0.01, 0.005
+MAX_ACCEPTANCE = 0.99  # no draft token is more likely than this
+# All of the first steps are learnt from, later one every so many milliseconds: an update takes 0.05 ms.
+ALWAYS_LEARN_STEPS, LEARN_INTERVAL_MS = 64, 50.0
+MAX_COOL_DOWN_STEPS = 64  # steps without drafting after drafts that were not worth verifying, or were rejected
+MAX_VALID_FOR_STEPS = 15  # of them in which the policy is not asked and learns nothing
+# Weight that a step's expected and accepted tokens keep in the next step or, where fewer than one token is expected per
+# step, after as many steps as expect one: unlikely drafts must add up, too.
+ACCEPTANCE_DECAY = 0.9
+# Of at least MIN_EXPECTED tokens less than this share accepted: the drafter's probabilities are wrong.
+MIN_EXPECTED, MIN_ACCEPTED_SHARE = 4.0, 0.5
+REJECTED_COOL_DOWN_STEPS = 16  # steps without drafting after that; twice as many each further time
 
 
 @compiled
-def choose_lengths(acceptance, offsets, requests, cost, bar):
-    """The draft tokens that maximise expected tokens per millisecond.
+def choose_lengths(acceptance, offsets, requests, cost, min_gain):
+    """Choose the draft tokens that maximise expected tokens per millisecond.
 
     Args:
-        acceptance: float32 [total], cumulative probabilities, falling within each draft.
-        offsets: int64 [drafts + 1], where each begins.
-        requests: in the step, each bringing one token without drafts.
-        cost: float64 [most + 1], milliseconds until a step with so many draft tokens is through on all ranks.
-        bar: gain, as a share, below which nothing is verified.
+        acceptance: float32 [total], probabilities of being accepted, falling within each draft.
+        offsets: int64 [drafts + 1], where each draft begins.
+        requests: requests in the step, each of which brings one token without drafts.
+        cost: float64 [n + 1], milliseconds of a step with 0 to n draft tokens, until all ranks are through.
+        min_gain: gain in goodput, as a share, below which nothing is verified.
 
     Returns:
-        int64 [drafts] tokens of each, the gain expected from them as a share, and its tokens.
+        int64 [drafts], tokens of each; the gain in goodput, as a share; and the draft tokens expected to be accepted.
     """
     count, total = np.zeros(BINS, np.int64), np.zeros(BINS, np.float64)
     for p in acceptance:
-        place = min(BINS - 1, int(p * BINS))
-        count[place] += 1
-        total[place] += p
-    most, drafts = cost.size - 1, 0
-    nothing = requests / cost[0]
-    best, best_drafts, brought, best_brought = nothing, 0, 0.0, 0.0
-    for place in range(BINS - 1, -1, -1):
-        each = total[place] / max(1, count[place])
-        for _ in range(count[place]):
-            if drafts == most:
+        bin_ = min(BINS - 1, int(p * BINS))
+        count[bin_] += 1
+        total[bin_] += p
+    most, drafted, expected = cost.size - 1, 0, 0.0
+    plain = requests / cost[0]
+    best, best_drafted, best_expected = plain, 0, 0.0
+    for bin_ in range(BINS - 1, -1, -1):
+        each = total[bin_] / max(1, count[bin_])
+        for _ in range(count[bin_]):
+            if drafted == most:
                 break
-            drafts += 1
-            brought += each
-            goodput = (requests + brought) / cost[drafts]
+            drafted += 1
+            expected += each
+            goodput = (requests + expected) / cost[drafted]
             if goodput > best:
-                best, best_drafts, best_brought = goodput, drafts, brought
+                best, best_drafted, best_expected = goodput, drafted, expected
     lengths = np.zeros(offsets.size - 1, np.int64)
-    if best < (1.0 + bar) * nothing:
-        return lengths, best / nothing - 1.0, 0.0
-    left, place = best_drafts, BINS - 1
-    while count[place] <= left and place > 0:
-        left -= count[place]
-        place -= 1
+    if best < (1.0 + min_gain) * plain:
+        return lengths, best / plain - 1.0, 0.0
+    left, lowest_bin = best_drafted, BINS - 1
+    while count[lowest_bin] <= left and lowest_bin > 0:
+        left -= count[lowest_bin]
+        lowest_bin -= 1
     for i in range(lengths.size):
         for j in range(offsets[i], offsets[i + 1]):
-            mine = min(BINS - 1, int(acceptance[j] * BINS))
-            if mine < place or (mine == place and left == 0):
+            bin_ = min(BINS - 1, int(acceptance[j] * BINS))
+            if bin_ < lowest_bin or (bin_ == lowest_bin and left == 0):
                 break
-            left -= mine == place
+            left -= bin_ == lowest_bin
             lengths[i] += 1
-    return lengths, best / nothing - 1.0, best_brought
+    return lengths, best / plain - 1.0, best_expected
 
 
 @compiled
-def correct(table, fixed, token, speculating, wait):
-    """The table with so much more for the step, each draft token, and a step with any; and the least slope of what
-    follows from it, of which the latter is no part.
+def correct(table, terms, requests, wait_ms):
+    """Add the learnt correction to a table of costs.
 
-    No step is faster for more work, nor than a tenth of what the table says, nor than the `wait` for other ranks.
+    No step is faster than one with fewer draft tokens, than a tenth of the table's value, or than `wait_ms`.
+
+    Args:
+        table: float64 [n + 1], milliseconds of a step with 0 to n draft tokens.
+        terms: sam.switch.cost_correction.CostTerms, milliseconds beyond the table.
+        requests: requests in the step.
+        wait_ms: milliseconds that the other ranks take.
+
+    Returns:
+        float64 [n + 1], corrected milliseconds; and the least that a draft token adds, without the term `speculating`.
     """
     cost, slope = np.empty_like(table), np.inf
-    for drafts in range(table.size):
-        once = speculating if drafts > 0 else 0.0
-        cost[drafts] = max(table[drafts] + fixed + token * drafts + once, 0.1 * table[drafts], wait)
-        if drafts > 0:
-            cost[drafts] = max(cost[drafts], cost[drafts - 1])
-            slope = min(slope, max(0.0, cost[drafts] - cost[0] - max(0.0, speculating)) / drafts)
+    fixed = terms.fixed + terms.per_request * requests
+    for drafted in range(table.size):
+        once = terms.speculating if drafted > 0 else 0.0
+        corrected = table[drafted] + fixed + terms.per_draft_token * drafted + once
+        cost[drafted] = max(corrected, 0.1 * table[drafted], wait_ms)
+        if drafted > 0:
+            cost[drafted] = max(cost[drafted], cost[drafted - 1])
+            slope = min(slope, max(0.0, cost[drafted] - cost[0] - max(0.0, terms.speculating)) / drafted)
     return cost, slope
 
 
 def warm_up() -> None:
-    """Compile every kernel, so that no step waits for it."""
+    """Compile every kernel, so that no engine step waits for it."""
     policy, state = Goodput(1), StepState(1)
     policy.choose(state, np.array([0.5], np.float32), np.array([0, 1]))
     policy.observe(state, 1, 1, 1.0)
 
 
 class Goodput:
-    """Each step the drafts with the highest goodput, none where they would not pay.
+    """Verify in each step the draft tokens with the highest goodput, and none where speculation would not pay.
 
     Args:
-        num_speculative_tokens: longest draft.
-        step_cost: what a step takes; without it a guess that the first observed steps replace.
-        graph_sizes: tokens of the captured graphs: a step costs what the next larger one costs.
+        num_speculative_tokens: draft tokens of a request at most.
+        step_cost: milliseconds of a step; None starts from a guess that the first observed steps replace.
+        graph_sizes: tokens of the captured graphs: a step takes as long as the next larger graph.
+
+    Attributes:
+        has_table: whether the step costs were measured.
+        counters: declined_steps (drafted, nothing verified) and cool_down_steps (not drafted after that).
     """
 
     def __init__(
@@ -128,14 +144,21 @@ class Goodput:
         self.correction = Correction(self.step_cost, forward_only=not self.has_table)
         self.counters: dict[str, int] = {}
         self._on = False
-        self._costs: dict[tuple[int, int], np.ndarray] = {}
-        self._steps: dict[tuple[int, int, int], float] = {}
-        self._cool_down = self._declined = self._missed = self._running = self._observed = 0
-        self._expected = self._accepted = self._brought = self._unlearnt = 0.0
+        self._costs: dict[tuple[int, int], np.ndarray] = {}  # by requests and context bucket
+        self._steps: dict[tuple[int, int, int], float] = {}  # by requests, tokens and context bucket
+        self._running = self._observed_steps = 0
+        self._cool_down = self._declined = self._rejected = 0
+        self._chosen_expected = 0.0  # of the drafts last chosen, the tokens expected to be accepted
+        self._expected = self._accepted = 0.0  # decaying sums over the steps with drafts
+        self._unlearnt_ms = 0.0  # milliseconds of the steps since one was learnt from
         self._corrected: tuple[tuple[int, int, int], np.ndarray, Plan] | None = None
 
     def use_table(self, step_cost: StepCost, forward_only: bool = False) -> None:
-        """Replace the table, as when the engine has measured one, of forward passes or of whole steps."""
+        """Replace the table, for example when the engine has measured one.
+
+        Args:
+            forward_only: whether it holds forward passes instead of whole steps.
+        """
         self.has_table, self.step_cost = True, step_cost
         self.correction = Correction(step_cost, forward_only)
         self._costs.clear()
@@ -143,12 +166,13 @@ class Goodput:
         self._corrected = None
 
     def plan(self, state: StepState) -> Plan:
-        self._cool(state.steps - 1)  # nobody asked in these
+        """Ask for drafts unless speculation cools down or no draft token can pay."""
+        self._cool(state.steps_since_plan - 1)
         if state.running != self._running:
             self._running, self._cool_down = state.running, min(self._cool_down, 1)
         if self._cool_down > 0:
             self._cool(1)
-            return Plan(0, hold=min(self._cool_down, LONGEST_HOLD))
+            return Plan(0, valid_for_steps=min(self._cool_down, MAX_VALID_FOR_STEPS))
         return self._cost(state)[1]
 
     def _cool(self, steps: int) -> None:
@@ -157,106 +181,108 @@ class Goodput:
             self._count("cool_down_steps", steps)
 
     def choose(self, state: StepState, acceptance: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        bar = LEAST_GAIN_OFF if self._on else LEAST_GAIN_ON
-        lengths, _, self._brought = choose_lengths(acceptance, offsets, state.running, self._cost(state)[0], bar)
-        self._on = self._brought > 0
+        """Choose the draft tokens with the highest goodput; cool down if that is without any."""
+        min_gain = MIN_GAIN_ON if self._on else MIN_GAIN_OFF
+        cost, _ = self._cost(state)
+        lengths, _, self._chosen_expected = choose_lengths(acceptance, offsets, state.running, cost, min_gain)
+        self._on = self._chosen_expected > 0
         if self._on:
             self._declined = 0
         else:
             self._count("declined_steps")
-            self._cool_down = min(LONGEST_COOL_DOWN, 1 << min(self._declined, 8)) - 1
+            self._cool_down = min(MAX_COOL_DOWN_STEPS, 1 << min(self._declined, 8)) - 1
             self._declined += 1
         return lengths
 
     def observe(self, state: StepState, drafted: int, accepted: int, milliseconds: float) -> None:
+        """Compare acceptance with what was expected, and learn what the step took beyond the table."""
         if drafted:
             self._check_acceptance(accepted)
-        self._observed += 1
-        self._unlearnt += milliseconds
-        if self._observed > LEARN_ALL and self._unlearnt < LEARN_AFTER:
+        self._observed_steps += 1
+        self._unlearnt_ms += milliseconds
+        if self._observed_steps > ALWAYS_LEARN_STEPS and self._unlearnt_ms < LEARN_INTERVAL_MS:
             return
-        if state.prefilling == 0 and state.rows_elsewhere <= state.running + drafted:
-            expected = float(self._table(state)[min(drafted, state.running * self.num_speculative_tokens)])
-            # Their rows may be of more requests than ours, or more of them drafts, whichever takes longer.
-            if self._longest_elsewhere(state) > expected:
+        if state.prefilling == 0 and state.max_num_tokens_other_dp_ranks <= state.running + drafted:
+            table_ms = float(self._table(state)[min(drafted, state.running * self.num_speculative_tokens)])
+            # Another rank's tokens may be of more requests than this one's, or be drafts to a larger part.
+            if self._max_ms_other_ranks(state) > table_ms:
                 return
-            if self.correction.observe(state.running, drafted, expected, milliseconds):
-                self._unlearnt, self._corrected = 0.0, None
+            if self.correction.observe(state.running, drafted, table_ms, milliseconds):
+                self._unlearnt_ms, self._corrected = 0.0, None
 
     def _check_acceptance(self, accepted: int) -> None:
-        """Pause where much less is accepted than was expected."""
-        keep = FORGET_MISSES ** min(1.0, self._brought)
-        self._expected = keep * self._expected + self._brought
+        """Cool down if far fewer draft tokens are accepted than expected."""
+        keep = ACCEPTANCE_DECAY ** min(1.0, self._chosen_expected)
+        self._expected = keep * self._expected + self._chosen_expected
         self._accepted = keep * self._accepted + accepted
-        if self._expected <= FEWEST_EXPECTED:
+        if self._expected <= MIN_EXPECTED:
             return
-        if self._accepted >= LARGEST_MISS * self._expected:
-            self._missed = 0
+        if self._accepted >= MIN_ACCEPTED_SHARE * self._expected:
+            self._rejected = 0
             return
-        self._cool_down = min(LONGEST_COOL_DOWN, MISSED_COOL_DOWN << self._missed)
-        self._missed = min(self._missed + 1, 8)
+        self._cool_down = min(MAX_COOL_DOWN_STEPS, REJECTED_COOL_DOWN_STEPS << self._rejected)
+        self._rejected = min(self._rejected + 1, 8)
         self._expected = self._accepted = 0.0
 
     def _count(self, name: str, steps: int = 1) -> None:
         self.counters[name] = self.counters.get(name, 0) + steps
 
     def _table(self, state: StepState) -> np.ndarray:
-        """float64 [running * k + 1]: milliseconds by draft tokens, as the table says."""
+        """float64 [running * num_speculative_tokens + 1]: the table's milliseconds by draft tokens."""
         key = (state.running, int(state.context) // CONTEXT_BUCKET)
         if key not in self._costs:
             if len(self._costs) > 4096:
                 self._costs.clear()
-            rows = state.running + np.arange(state.running * self.num_speculative_tokens + 1)
-            self._costs[key] = self._look_up(state.running, rows, key[1])
+            num_tokens = state.running + np.arange(state.running * self.num_speculative_tokens + 1)
+            self._costs[key] = self._look_up(state.running, num_tokens, key[1])
         return self._costs[key]
 
-    def _step(self, requests: int, rows: int, state: StepState) -> float:
-        """Milliseconds of a step with so many requests and rows in the context of `state`, as the table says."""
-        key = (requests, rows, int(state.context) // CONTEXT_BUCKET)
+    def _step_ms(self, requests: int, num_tokens: int, state: StepState) -> float:
+        """The table's milliseconds of a step with `requests` requests and `num_tokens` tokens, in `state`'s context."""
+        key = (requests, num_tokens, int(state.context) // CONTEXT_BUCKET)
         if key not in self._steps:
             if len(self._steps) > 4096:
                 self._steps.clear()
-            self._steps[key] = float(self._look_up(requests, np.array([rows]), key[2])[0])
+            self._steps[key] = float(self._look_up(requests, np.array([num_tokens]), key[2])[0])
         return self._steps[key]
 
-    def _look_up(self, requests: int, rows: np.ndarray, bucket: int) -> np.ndarray:
-        """float64 [n]: milliseconds by rows (int64 [n]), of a context in the middle of its bucket."""
+    def _look_up(self, requests: int, num_tokens: np.ndarray, bucket: int) -> np.ndarray:
+        """float64 [n]: milliseconds by tokens (int64 [n]), for a context in the middle of its bucket."""
         if len(self.graph_sizes):
-            at = np.searchsorted(self.graph_sizes, rows)
+            at = np.searchsorted(self.graph_sizes, num_tokens)
             captured = at < len(self.graph_sizes)
-            rows = np.where(captured, self.graph_sizes[np.minimum(at, len(self.graph_sizes) - 1)], rows)
-        return self.step_cost.of(requests, rows, (bucket + 0.5) * CONTEXT_BUCKET)
+            num_tokens = np.where(captured, self.graph_sizes[np.minimum(at, len(self.graph_sizes) - 1)], num_tokens)
+        return self.step_cost.step_ms(requests, num_tokens, (bucket + 0.5) * CONTEXT_BUCKET)
 
-    def _fewest_elsewhere(self, state: StepState) -> int:
-        """Requests that the rows of the fullest other rank are of at least: with as many drafts as each may have."""
-        return -(-state.rows_elsewhere // (self.num_speculative_tokens + 1))
+    def _min_requests_other_ranks(self, state: StepState) -> int:
+        """Requests that the fullest other rank has at least, if each has as many drafts as it may."""
+        return -(-state.max_num_tokens_other_dp_ranks // (self.num_speculative_tokens + 1))
 
-    def _wait(self, state: StepState) -> float:
+    def _wait_ms(self, state: StepState) -> float:
         """Milliseconds that the fullest other rank takes at least, with this rank's mean context; 0 without one."""
-        if state.rows_elsewhere == 0:
+        if state.max_num_tokens_other_dp_ranks == 0:
             return 0.0
         # Its drafts are left out. They can be cheaper than requests or dearer, and ranks that took each other's drafts
         # for something to wait for would go on drafting because the others do. Requests that the table does not reach
         # are left out too: they are its extrapolation, and may be tokens of a prompt.
-        requests = min(self._fewest_elsewhere(state), int(self.step_cost.requests[-1]))
-        table = self._step(requests, requests, state)
-        return max(table + self.correction.of(requests, 0), 0.1 * table)
+        requests = min(self._min_requests_other_ranks(state), int(self.step_cost.requests[-1]))
+        table_ms = self._step_ms(requests, requests, state)
+        return max(table_ms + self.correction.extra_ms(requests, 0), 0.1 * table_ms)
 
-    def _longest_elsewhere(self, state: StepState) -> float:
-        """Milliseconds that rows of the fullest other rank take: all requests, or as many drafts as there can be."""
-        rows = state.rows_elsewhere
-        if rows == 0:
+    def _max_ms_other_ranks(self, state: StepState) -> float:
+        """Milliseconds that the fullest other rank takes at most: with as many requests or as many drafts as can be."""
+        num_tokens = state.max_num_tokens_other_dp_ranks
+        if num_tokens == 0:
             return 0.0
-        return max(self._step(requests, rows, state) for requests in (rows, self._fewest_elsewhere(state)))
+        counts = (num_tokens, self._min_requests_other_ranks(state))
+        return max(self._step_ms(requests, num_tokens, state) for requests in counts)
 
     def _cost(self, state: StepState) -> tuple[np.ndarray, Plan]:
-        """As `_table`, but corrected and at least `_wait`, and the plan that follows; kept until it learns more."""
-        key = (state.running, int(state.context) // CONTEXT_BUCKET, state.rows_elsewhere)
+        """`_table`, corrected and at least `_wait_ms`, and the plan that follows; kept until more is learnt."""
+        key = (state.running, int(state.context) // CONTEXT_BUCKET, state.max_num_tokens_other_dp_ranks)
         if self._corrected is None or self._corrected[0] != key:
-            _, _, token, speculating = self.correction.coefficients.tolist()
-            fixed = self.correction.of(state.running, 0)
-            cost, slope = correct(self._table(state), fixed, token, speculating, self._wait(state))
+            cost, slope = correct(self._table(state), self.correction.terms, state.running, self._wait_ms(state))
             floor = state.running * slope / cost[0]
-            plan = Plan(self.num_speculative_tokens, floor) if floor < CERTAIN else Plan(0)
+            plan = Plan(self.num_speculative_tokens, floor) if floor < MAX_ACCEPTANCE else Plan(0)
             self._corrected = key, cost, plan
         return self._corrected[1:]

@@ -1,9 +1,9 @@
-"""When to speculate, and how far: policies that give every engine step its drafts.
+"""Policies: when an engine step speculates, and how many draft tokens it verifies.
 
-Verifying k+1 tokens costs what one token costs only while decoding is bound by memory, that is while few requests run.
-A policy is asked twice in a step: `plan` says before drafting how many tokens a request may draft, `choose` says
-afterwards how many of each draft are verified. `observe` tells it what the step took. Whatever is not verified costs
-no accelerator time. Policies follow from what they are shown alone.
+Verifying k + 1 tokens costs as much as one token only while decoding is bound by memory bandwidth, that is while few
+requests run. In each step a policy is called before drafting (`plan`: how many tokens a request may draft), after it
+(`choose`: how many tokens of each draft are verified) and when the step is over (`observe`: how long it took). Draft
+tokens that are not verified cost no accelerator time. A decision depends on the arguments of these calls alone.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ NO_THRESHOLD = 1 << 30
 
 
 class Threshold:
-    """Speculate while at most `batch_size_threshold` requests run (the published recipe's switch).
+    """Speculate while at most `batch_size_threshold` requests run, as the published recipe does.
 
     Args:
-        hysteresis: once on, it goes off only above batch_size_threshold + hysteresis, so that requests that come and
-            go do not make it flap.
+        num_speculative_tokens: draft tokens of a request.
+        batch_size_threshold: running requests.
+        hysteresis: running requests above the threshold at which speculation, once on, still stays on: requests that
+            come and go do not make it flap.
     """
 
     def __init__(self, num_speculative_tokens: int, batch_size_threshold: int, hysteresis: int = 0):
@@ -34,29 +36,32 @@ class Threshold:
         self._on = False
 
     def plan(self, state: StepState) -> Plan:
+        """Compare the running requests with the threshold."""
         self._on = state.running <= self.batch_size_threshold + (self.hysteresis if self._on else 0)
-        return Plan(self.num_speculative_tokens if self._on else 0, hold=0 if self._on else NO_THRESHOLD)
+        return Plan(self.num_speculative_tokens) if self._on else Plan(0, valid_for_steps=NO_THRESHOLD)
 
     def choose(self, state: StepState, acceptance: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        """Verify whole drafts."""
         return np.diff(offsets)
 
     def observe(self, state: StepState, drafted: int, accepted: int, milliseconds: float) -> None:
-        pass
+        """Learn nothing: a threshold is fixed."""
 
 
-class InTurns:
-    """Policies that take turns, for comparing them in one process: each has the rollouts of one version of the weights.
+class PolicyRotation:
+    """Policies that replace each other, to compare them in one process: one for each version of the weights.
 
-    Counts whose turn it is as `turn`, an index into `policies`.
+    The counter `policy_index` is the index of the current one in `policies`.
     """
 
     def __init__(self, policies: Sequence[Policy]):
         self.policies = list(policies)
         self.counters = {}
-        self.start_turn(0)
+        self.select(0)
 
     @property
     def counters(self) -> dict[str, int]:
+        """The counters that all policies share."""
         return self._counters
 
     @counters.setter
@@ -67,18 +72,20 @@ class InTurns:
 
     @property
     def has_table(self) -> bool:
+        """Whether every policy that uses step costs has a table of them."""
         return all(getattr(policy, "has_table", True) for policy in self.policies)
 
     def use_table(self, step_cost: StepCost, forward_only: bool = False) -> None:
+        """Give the table to every policy that uses one, as `Goodput.use_table` does."""
         for policy in self.policies:
             if hasattr(policy, "use_table"):
                 policy.use_table(step_cost, forward_only)
 
-    def start_turn(self, number: int) -> None:
-        """Let the policy of turn `number` decide from now on; the first follows the last."""
-        self.counters["turn"] = number % len(self.policies)
-        now = self.policies[self.counters["turn"]]
-        self.plan, self.choose, self.observe = now.plan, now.choose, now.observe
+    def select(self, number: int) -> None:
+        """Let policy `number` decide from now on, counted modulo their number."""
+        self.counters["policy_index"] = number % len(self.policies)
+        current = self.policies[self.counters["policy_index"]]
+        self.plan, self.choose, self.observe = current.plan, current.choose, current.observe
 
 
 def make_policy(
@@ -89,21 +96,21 @@ def make_policy(
     step_cost: StepCost | None = None,
     graph_sizes: tuple[int, ...] = (),
 ) -> Policy:
-    """Build a policy by name.
+    """Build a policy by its name, one of POLICIES.
 
     Args:
-        step_cost: of goodput; without one it starts from what it observes itself.
-        graph_sizes: tokens of the captured graphs, to which goodput fits its steps.
+        num_speculative_tokens: draft tokens of a request, at least 1.
+        batch_size_threshold: running requests, used by threshold.
+        hysteresis: running requests, used by threshold.
+        step_cost: used by goodput, which without a table learns step costs from the steps that it observes.
+        graph_sizes: tokens of the captured graphs, which goodput fills up.
 
     Raises:
         ValueError: unknown name, fewer than one draft token, or a negative threshold or hysteresis.
     """
     if num_speculative_tokens < 1:
         raise ValueError(f"num_speculative_tokens={num_speculative_tokens}: expected at least 1")
-    for key, value in (
-        ("batch_size_threshold", batch_size_threshold),
-        ("hysteresis", hysteresis),
-    ):
+    for key, value in {"batch_size_threshold": batch_size_threshold, "hysteresis": hysteresis}.items():
         if value < 0:
             raise ValueError(f"{key}={value}: expected 0 or more")
     if name == "goodput":

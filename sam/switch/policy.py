@@ -1,4 +1,4 @@
-"""What a policy is shown and what it answers."""
+"""The interface between an engine and a policy: a StepState goes in, a Plan comes out."""
 
 from __future__ import annotations
 
@@ -11,72 +11,98 @@ import numpy as np
 POLICIES = ("threshold", "goodput", "always", "never")
 
 
-def check_turns(turns: Sequence[str]) -> None:
-    """Raise ValueError unless each entry is a policy by name, a threshold with its requests behind it."""
-    for turn in turns:
-        name, _, requests = str(turn).partition(" ")
+def check_rotation(entries: Sequence[str]) -> None:
+    """Check the entries of a policy rotation.
+
+    Args:
+        entries: names of policies; a threshold is followed by its number of requests, as in "threshold 8".
+
+    Raises:
+        ValueError: an entry names no policy.
+    """
+    for entry in entries:
+        name, _, requests = str(entry).partition(" ")
         if name not in POLICIES or (name == "threshold") != requests.isdigit() or (requests and name != "threshold"):
-            raise ValueError(f"{turn!r}: expected never, always, goodput, or threshold and a number, as 'threshold 8'")
+            raise ValueError(f"{entry!r}: expected never, always, goodput, or threshold and a number, as 'threshold 8'")
 
 
 @dataclass(frozen=True)
 class StepState:
-    """The engine step that drafts would be verified in.
+    """The engine step in which drafts would be verified.
 
     Attributes:
-        running: requests in the batch, decoding or still in their prompt.
-        prefilling: those of them that are still in their prompt.
-        waiting: requests that the engine has begun and holds back, as after a preemption.
-        context: mean tokens of a running request; 0 if not known.
-        rows_elsewhere: tokens of the fullest other data-parallel rank, drafts among them, which all ranks wait for: in
-            the step before, or in `observe` in the step itself. 0 where none is known to have more than this rank.
-        steps: since the policy was last asked, this one included.
+        running: int, requests in the batch, decoding or prefilling.
+        prefilling: int, requests of the batch whose prompt has not been read to its end.
+        waiting: int, requests that were running and were set aside, for example by a preemption.
+        context: float, mean tokens of a running request, prompt and response; 0.0 if unknown.
+        max_num_tokens_other_dp_ranks: int, tokens of the largest batch among the other data-parallel ranks, draft
+            tokens included; all ranks wait for it. `plan` and `choose` are given that of the previous step, `observe`
+            that of the step itself. 0 if no other rank is known to have more than this one.
+        steps_since_plan: int, engine steps since the last call of `plan`, this one included.
+
+    Example:
+        >>> StepState(running=8, context=512.0)  # doctest: +NORMALIZE_WHITESPACE
+        StepState(running=8, prefilling=0, waiting=0, context=512.0, max_num_tokens_other_dp_ranks=0,
+                  steps_since_plan=1)
     """
 
     running: int
     prefilling: int = 0
     waiting: int = 0
     context: float = 0.0
-    rows_elsewhere: int = 0
-    steps: int = 1
+    max_num_tokens_other_dp_ranks: int = 0
+    steps_since_plan: int = 1
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What may be drafted.
+    """The drafts that a policy asks for in a step.
 
     Attributes:
-        budget: draft tokens of a request; 0 switches speculation off.
-        min_acceptance: probability of being accepted below which a draft token cannot pay.
-        hold: further steps in which the answer is the same while as many requests run: no need to ask.
+        budget: int, draft tokens per request; 0 switches speculation off.
+        min_acceptance: float in [0, 1], probability of being accepted below which a draft token cannot pay.
+        valid_for_steps: int, further steps in which the plan stays the same while `running` stays the same: until then
+            the policy need not be asked.
+
+    Example:
+        >>> from sam.switch.policies import make_policy
+        >>> policy = make_policy("threshold", num_speculative_tokens=3, batch_size_threshold=8)
+        >>> policy.plan(StepState(running=8))
+        Plan(budget=3, min_acceptance=0.0, valid_for_steps=0)
+        >>> policy.plan(StepState(running=9)).budget
+        0
     """
 
     budget: int
     min_acceptance: float = 0.0
-    hold: int = 0
+    valid_for_steps: int = 0
 
 
 class Policy(Protocol):
-    """Attributes:
-    counters: what it counts goes here, and from here into the metrics.
+    """Decides in every engine step how many draft tokens are verified.
+
+    Attributes:
+        counters: counts of the policy's own, which the metrics report.
     """
 
     counters: dict[str, int]
 
-    def plan(self, state: StepState) -> Plan: ...
+    def plan(self, state: StepState) -> Plan:
+        """Say before drafting which drafts the step can use."""
+        ...
 
     def choose(self, state: StepState, acceptance: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """How many tokens of each draft to verify; asked only after a plan with a budget.
+        """Say after drafting how many tokens of each draft to verify; called only if the plan has a budget.
 
         Args:
-            acceptance: float32 [total], cumulative acceptance probabilities, falling within each draft.
-            offsets: int64 [drafts + 1], where each begins.
+            acceptance: float32 [total], the draft tokens' probabilities of being accepted, falling within each draft.
+            offsets: int64 [drafts + 1], where each draft begins.
 
         Returns:
-            int64 [drafts].
+            int64 [drafts], tokens of each.
         """
         ...
 
     def observe(self, state: StepState, drafted: int, accepted: int, milliseconds: float) -> None:
-        """What the step of `state` came to: draft tokens verified, those accepted, and its time."""
+        """Learn from the finished step of `state`: draft tokens verified, draft tokens accepted, and its duration."""
         ...

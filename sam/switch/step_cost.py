@@ -1,35 +1,50 @@
-"""What an engine step costs, by requests, tokens per request and context length: measured, saved, looked up."""
+"""Step costs: milliseconds of an engine step by requests, tokens per request and context; checked, saved, looked up."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-HOW_TO_MEASURE = "measure it anew with python -m sam.profile"
+if TYPE_CHECKING:
+    from sam.switch.interpolation import Grid
+
+HOW_TO_MEASURE = "measure it again with python -m sam.profile"
 AXES = ("requests", "tokens_per_request", "context")
 LARGEST_RATIO = 1e5  # between two cells of one table: beyond it one of them is in another unit
 NOISE = 0.2  # share by which a step may come out faster than one with less work, fewer requests or fewer tokens
 
 
-class StepCostError(ValueError):
-    """A table that cannot be used; one line says why."""
-
-
 @dataclass(frozen=True)
 class StepCost:
-    """Milliseconds of an engine step on a grid, linear between its points and held beyond them, but for tokens: there
-    the last slope goes on, since a step with more tokens is never known to be free.
+    """Milliseconds of an engine step on a grid, interpolated linearly.
+
+    Beyond the largest context the last value is held. Beyond the most tokens per request the last slope goes on, since
+    more tokens are never known to be free. Beyond the most requests each further one takes as long as the mean one of
+    the largest batch.
 
     Attributes:
-        requests: int64 [n], in the batch, rising.
-        tokens_per_request: int64 [m], 1 + drafts, rising from 1.
-        context: int64 [c], mean tokens of a request, rising.
-        milliseconds: float64 [n, m, c].
-        fingerprint: of what was measured: model, device and whatever else decides on the cost.
-        source: how and when the figures came about.
+        requests: int64 [n], requests in the batch, rising.
+        tokens_per_request: int64 [m], 1 + draft tokens, rising from 1.
+        context: int64 [c], mean tokens of a request, prompt and response, rising.
+        milliseconds: float64 [n, m, c], rising with requests and tokens per request.
+        fingerprint: str -> str or int, what was measured: model, device, and settings that change the cost.
+        source: str, where and when the numbers were measured.
+
+    Raises:
+        ValueError: axes that do not rise, or milliseconds that cannot be true; the line says which.
+
+    Example:
+        >>> table = StepCost(
+        ...     requests=np.array([1, 8]), tokens_per_request=np.array([1, 4]), context=np.array([512]),
+        ...     milliseconds=np.array([[[10.0], [13.0]], [[24.0], [48.0]]]),
+        ... )
+        >>> table.step_ms(requests=8, num_tokens=[8, 20, 40], context=512)  # 0, 12 and 32 draft tokens
+        array([24., 36., 56.])
     """
 
     requests: np.ndarray
@@ -43,12 +58,12 @@ class StepCost:
         for name in AXES:
             axis = np.asarray(getattr(self, name))
             if axis.ndim != 1 or axis.size == 0:
-                raise StepCostError(f"step cost: {name} is empty; {HOW_TO_MEASURE}")
+                raise ValueError(f"step cost: {name} is empty; {HOW_TO_MEASURE}")
             if axis.dtype.kind not in "iu" or axis[0] < 1 or np.any(np.diff(axis) <= 0):
-                raise StepCostError(f"step cost: {name}={axis.tolist()}: expected rising integers from 1")
+                raise ValueError(f"step cost: {name}={axis.tolist()}: expected rising integers from 1")
             object.__setattr__(self, name, axis.astype(np.int64))
         if self.tokens_per_request[0] != 1:
-            raise StepCostError(
+            raise ValueError(
                 f"step cost: tokens_per_request={self.tokens_per_request.tolist()}: expected to begin with 1, the step "
                 "without drafts"
             )
@@ -57,22 +72,22 @@ class StepCost:
     def _check_cells(self, cells: np.ndarray) -> None:
         shape = (len(self.requests), len(self.tokens_per_request), len(self.context))
         if cells.shape != shape:
-            raise StepCostError(f"step cost: milliseconds of shape {list(cells.shape)}: the axes ask for {list(shape)}")
+            raise ValueError(f"step cost: milliseconds of shape {list(cells.shape)}: the axes ask for {list(shape)}")
         if not np.all(np.isfinite(cells)) or cells.min() <= 0 or cells.max() > LARGEST_RATIO * cells.min():
-            raise StepCostError(
+            raise ValueError(
                 f"step cost: milliseconds from {cells.min():g} to {cells.max():g}: expected positive times within a "
                 f"factor of {LARGEST_RATIO:g}; {HOW_TO_MEASURE}"
             )
         slowest = np.maximum.accumulate(np.maximum.accumulate(cells, axis=0), axis=1)
         if len(too_fast := np.argwhere(cells < (1.0 - NOISE) * slowest)):
-            raise StepCostError(
+            raise ValueError(
                 f"step cost: {self._contradiction(cells, *too_fast[0])}: {HOW_TO_MEASURE}, with nothing else running"
             )
         # Noise must not make more work look cheaper.
         object.__setattr__(self, "milliseconds", slowest)
 
     def _contradiction(self, cells: np.ndarray, i: int, j: int, c: int) -> str:
-        """What is wrong with a cell that is too fast, in words."""
+        """Name the cell that is too fast and one with less work that is slower."""
         less = cells[: i + 1, : j + 1, c]
         fewer, shorter = np.unravel_index(np.argmax(less), less.shape)
         fast = f"{self.requests[i]} requests x {self.tokens_per_request[j]} tokens take {cells[i, j, c]:.3g} ms"
@@ -84,75 +99,75 @@ class StepCost:
         """Read a table that `save` or `python -m sam.profile` wrote.
 
         Raises:
-            StepCostError: no file, not a table, or one whose figures cannot be true.
+            ValueError: no such file, not a table, or a table whose milliseconds cannot be true.
         """
         if not path.is_file():
-            raise StepCostError(f"{path}: no such file; {HOW_TO_MEASURE} --output {path}")
+            raise ValueError(f"{path}: no such file; {HOW_TO_MEASURE} --output {path}")
         try:
             content = json.loads(path.read_text())
             arrays = [np.array(content[name]) for name in (*AXES, "milliseconds")]
             rest = dict(content["fingerprint"]), str(content["source"])
         except (ValueError, KeyError, TypeError) as error:
-            raise StepCostError(f"{path}: not a step-cost table ({error!r}); {HOW_TO_MEASURE}") from error
+            raise ValueError(f"{path}: not a step-cost table ({error!r}); {HOW_TO_MEASURE}") from error
         try:
             return cls(*arrays, *rest)
-        except StepCostError as error:
-            raise StepCostError(f"{path}: {error}") from None
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
 
     def save(self, path: Path) -> None:
-        """Write as JSON; a complete file replaces an old one at once."""
+        """Write the table as JSON; an older file is replaced only by a complete one."""
         content = {name: getattr(self, name).tolist() for name in (*AXES, "milliseconds")}
         partial = path.with_name(path.name + ".partial")
         partial.write_text(json.dumps({"fingerprint": self.fingerprint, "source": self.source, **content}) + "\n")
         partial.replace(path)
 
     def check_fingerprint(self, wanted: dict[str, str | int]) -> None:
-        """Raise StepCostError if the table is of another model, device or setting; keys it lacks are not compared."""
+        """Compare the table with an engine; keys that only one of them has are not compared.
+
+        Raises:
+            ValueError: the table was measured with another model, device or setting.
+        """
         for key, value in wanted.items():
             if key in self.fingerprint and self.fingerprint[key] != value:
-                raise StepCostError(
+                raise ValueError(
                     f"the step-cost table is of {key}={self.fingerprint[key]}, this engine has {key}={value}: "
                     f"{HOW_TO_MEASURE}"
                 )
 
-    def of(self, requests: float, rows: np.ndarray | float, context: float) -> np.ndarray:
-        """Milliseconds of steps with `requests` requests that verify `rows` tokens in all.
+    @cached_property
+    def grid(self) -> Grid:
+        """The table as `sam.switch.interpolation` reads it."""
+        from sam.switch.interpolation import Grid
+
+        axes = (getattr(self, name).astype(np.float64) for name in AXES)
+        return Grid(*axes, np.ascontiguousarray(self.milliseconds))
+
+    def step_ms(self, requests: float, num_tokens: np.ndarray | float, context: float) -> np.ndarray:
+        """Look up the milliseconds of steps.
 
         Args:
-            rows: float [n] or a number, at least `requests`.
+            requests: requests in the batch.
+            num_tokens: float [n] or a number, tokens of all requests together, draft tokens included.
             context: mean tokens of a request.
 
         Returns:
             float64 [n].
         """
-        requests = max(1.0, float(requests))
-        by_request = _between(self.milliseconds, self.requests, requests)
-        line = _between(np.moveaxis(by_request, 1, 0), self.context, context)
-        per_request = np.atleast_1d(np.asarray(rows, dtype=np.float64)) / requests
-        cost = np.interp(per_request, self.tokens_per_request, line)
-        if len(line) > 1:
-            last = self.tokens_per_request[-1]
-            slope = (line[-1] - line[-2]) / (last - self.tokens_per_request[-2])
-            cost += slope * np.maximum(0.0, per_request - last)
-        # More requests than were measured: each brings what the last ones brought.
-        if requests > self.requests[-1]:
-            cost *= requests / self.requests[-1]
-        return cost
+        from sam.switch.interpolation import interpolate_each
+
+        num_tokens = np.atleast_1d(np.asarray(num_tokens, dtype=np.float64))
+        return interpolate_each(self.grid, float(requests), num_tokens, float(context))
 
 
-def _between(cells: np.ndarray, axis: np.ndarray, value: float) -> np.ndarray:
-    """`cells` at `value` of their first axis, linear between points and held beyond them."""
-    at = float(np.interp(value, axis, np.arange(len(axis))))
-    low = int(at)
-    high = min(low + 1, len(axis) - 1)
-    return cells[low] + (at - low) * (cells[high] - cells[low])
+def least_squares_without_negative_terms(columns: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Least squares in which the most negative term is left out until none is negative.
 
-
-def non_negative_least_squares(columns: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Least squares with the most negative term left out until none is; for the few terms of a step's cost that does.
+    Not the optimum of non-negative least squares (Lawson and Hanson, Solving Least Squares Problems, chapter 23), which
+    may take a term back; the few terms of a step's cost are all positive but for noise.
 
     Args:
-        columns: float [n, terms]; target: float [n].
+        columns: float [n, terms].
+        target: float [n].
 
     Returns:
         float64 [terms], none negative.
@@ -168,8 +183,8 @@ def non_negative_least_squares(columns: np.ndarray, target: np.ndarray) -> np.nd
 
 
 def linear(fixed_ms: float, per_request_ms: float, per_token_ms: float, **description) -> StepCost:
-    """A table of fixed + requests x per_request + tokens x per_token milliseconds, whatever the context."""
+    """A table of fixed_ms + requests x per_request_ms + tokens x per_token_ms, for any context."""
     requests, tokens = np.array([1, 1024]), np.array([1, 16])
-    rows = requests[:, None] * tokens[None, :]
-    cells = fixed_ms + per_request_ms * requests[:, None] + per_token_ms * rows
+    num_tokens = requests[:, None] * tokens[None, :]
+    cells = fixed_ms + per_request_ms * requests[:, None] + per_token_ms * num_tokens
     return StepCost(requests, tokens, np.array([1]), cells[..., None], **description)

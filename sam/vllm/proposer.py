@@ -16,14 +16,14 @@ import numpy as np
 
 from sam.drafting.drafter import Drafter
 from sam.switch import goodput
-from sam.switch.policies import InTurns, make_policy
+from sam.switch.policies import PolicyRotation, make_policy
 from sam.switch.policy import Policy, StepState
 from sam.vllm import warmup_cost
 
 logger = logging.getLogger(__name__)
 
 # Steps without drafts for which the drafter need not be called: one call then appends their tokens together.
-MOST_BEHIND = 32
+MAX_STEPS_BEHIND = 32
 
 DEFAULTS = {
     "policy": "threshold",
@@ -70,8 +70,9 @@ class SamProposer:
         self._last: StepState | None = None  # what the policy was last shown
         self._batch: list[str] = []  # the requests of that step
         self._began = 0.0  # when the step began that is now to end
-        self._held = self._unasked = 0  # steps for which the policy's answer still holds; those since it was asked
-        self._behind = 0  # steps since the drafter last saw the batch
+        self._valid_for_steps = 0  # further steps in which the policy need not be asked
+        self._steps_since_plan = 0
+        self._steps_behind = 0  # steps since the drafter last saw the batch
         # vLLM forgets a finished request before the drafter may have seen its last tokens: its state is kept here.
         self._followed: dict[str, Any] = {}
         self._refused: set[str] = set()
@@ -83,7 +84,7 @@ class SamProposer:
             return make_policy(name, self.num_speculative_tokens, settings["batch_size_threshold"], *rest)
         turns = [turn.partition(" ") for turn in settings["turns"]]
         policies = [make_policy(name, self.num_speculative_tokens, int(n or 0), *rest) for name, _, n in turns]
-        return InTurns(policies)
+        return PolicyRotation(policies)
 
     def bind(self, runner) -> None:
         """Give the proposer its model runner: vLLM calls `propose` without request ids."""
@@ -92,9 +93,9 @@ class SamProposer:
     def weights_updated(self) -> None:
         """Say that responses are written by a new policy from now on: history forgets those of old ones first."""
         self.counters["policy_version"] += 1
-        if isinstance(self.policy, InTurns):
-            self.policy.start_turn(self.counters["policy_version"] - 1)
-            self._held = 0
+        if isinstance(self.policy, PolicyRotation):
+            self.policy.select(self.counters["policy_version"] - 1)
+            self._valid_for_steps = 0
 
     def rest(self, seconds: float) -> None:
         """Say that the engine has rested for so long since its last step: the step under way did not take that."""
@@ -125,7 +126,7 @@ class SamProposer:
             Per row up to `num_speculative_tokens` draft tokens.
         """
         try:
-            if self._held > 0 and len(sampled_token_ids) == self._last.running:
+            if self._valid_for_steps > 0 and len(sampled_token_ids) == self._last.running:
                 return self._stay_off(sampled_token_ids)
             return self._propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
         except Exception:
@@ -137,9 +138,9 @@ class SamProposer:
     def _stay_off(self, sampled_token_ids) -> list[list[int]]:
         """A step without drafts in which there is nothing to decide: it should cost next to nothing."""
         self._began = time.perf_counter()
-        self._held -= 1
-        self._unasked += 1
-        self._behind += 1
+        self._valid_for_steps -= 1
+        self._steps_since_plan += 1
+        self._steps_behind += 1
         self.counters["off_steps"] += 1
         return [[] for _ in sampled_token_ids]
 
@@ -149,16 +150,16 @@ class SamProposer:
         self._observe(now, state, emitted)
         plan = self.policy.plan(state)
         self.switch_on = plan.budget > 0
-        self._last, self._began, self.drafted, self._held, self._unasked = state, now, 0, 0, 0
+        self._last, self._began, self.drafted, self._valid_for_steps, self._steps_since_plan = state, now, 0, 0, 0
         self._batch = self._runner.input_batch.req_ids.copy()
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         if plan.budget == 0:
             self.counters["off_steps"] += 1
-            self._behind += 1
-            if self._behind < MOST_BEHIND:
-                self._held = min(plan.hold, MOST_BEHIND - 1 - self._behind)
+            self._steps_behind += 1
+            if self._steps_behind < MAX_STEPS_BEHIND:
+                self._valid_for_steps = min(plan.valid_for_steps, MAX_STEPS_BEHIND - 1 - self._steps_behind)
                 return drafts
-        self._behind = 0
+        self._steps_behind = 0
         rows, ids, appended = self._follow_batch(emitted, num_tokens_no_spec, token_ids_cpu)
         if not rows:
             return drafts
@@ -182,12 +183,12 @@ class SamProposer:
             prefilling=emitted.count(0),
             waiting=len(self._runner.requests) - running,
             context=float(num_tokens_no_spec[:running].sum()) / max(1, running),
-            rows_elsewhere=self._rows_elsewhere,
-            steps=self._unasked + 1,
+            max_num_tokens_other_dp_ranks=self._max_num_tokens_other_dp_ranks,
+            steps_since_plan=self._steps_since_plan + 1,
         )
 
     @property
-    def _rows_elsewhere(self) -> int:
+    def _max_num_tokens_other_dp_ranks(self) -> int:
         """Of the step that has just ended."""
         return getattr(self._runner, "sam_rows_elsewhere", 0)
 
@@ -197,8 +198,9 @@ class SamProposer:
         last = self._last
         if last is None or last.prefilling or state.prefilling or self._batch != self._runner.input_batch.req_ids:
             return
-        if last.rows_elsewhere != state.rows_elsewhere:
-            last = replace(last, rows_elsewhere=state.rows_elsewhere)
+        num_tokens = state.max_num_tokens_other_dp_ranks
+        if last.max_num_tokens_other_dp_ranks != num_tokens:
+            last = replace(last, max_num_tokens_other_dp_ranks=num_tokens)
         self.policy.observe(last, self.drafted, sum(emitted) - len(emitted), (now - self._began) * 1e3)
 
     def _follow_batch(self, emitted: list[int], num_tokens_no_spec, token_ids_cpu):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sam.switch.step_cost import StepCost, StepCostError
+from sam.switch.step_cost import StepCost
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def policy_and_table(settings: dict, vllm_config) -> tuple[str, StepCost | None]
     try:
         table = StepCost.load(Path(settings["step_cost"]))
         table.check_fingerprint(fingerprint(vllm_config))
-    except StepCostError as error:
+    except ValueError as error:
         logger.warning("speculation.policy=threshold instead of goodput: %s", error)
         return "threshold", None
     return "goodput", table

@@ -1,4 +1,4 @@
-"""recipe.turns: the order in which policies take turns, and what is told from the seconds of all runs together."""
+"""recipe.turns: the order in which policies rotate, and what is told from the seconds of all runs together."""
 
 import json
 
@@ -36,7 +36,7 @@ def test_the_machines_speed_and_the_steps_lengths_do_not_count():
         assert (ratio, low, high) == pytest.approx((RATIOS[index],) * 3)
 
 
-def test_intervals_hold_the_truth_and_narrow_with_more_turns():
+def test_intervals_hold_the_truth_and_narrow_with_more_cycles():
     few, many = (effects(*measured(0.05, cycles), 4, baseline=3) for cycles in (2, 32))
     for (_, low, high), (_, lower, higher), truth in zip(few[:3], many[:3], RATIOS[:3], strict=True):
         assert low < truth < high and lower < truth < higher
@@ -51,7 +51,7 @@ def test_too_few_steps_are_said_to_be():
 
 
 def write_runs(folder, different=None):
-    """Run directories of four policies in turns, a second of rollout more from policy to policy."""
+    """Run directories of four policies in rotation, a second of rollout more from policy to policy."""
     directories = []
     for number, row in enumerate(williams_square(4), start=1):
         directory = folder / str(number)
@@ -63,7 +63,7 @@ def write_runs(folder, different=None):
         rows = []
         for step, policy in enumerate(row.tolist(), start=1):
             seconds = {"rollout/seconds": 2.0 + policy, "rollout/tail_seconds": 1.0 + policy}
-            rows.append({"step": step, "rollout/drafter/turn": step - 1.0, **seconds})
+            rows.append({"step": step, "rollout/drafter/policy_index": step - 1.0, **seconds})
             text = [step, int((number, step) == different)]
             line = {"prompt": 0, "sample": 0, "response_tokens": text}
             (directory / "rollouts" / f"{step}.jsonl").write_text(json.dumps(line) + "\n")

@@ -32,7 +32,7 @@ def test_the_same_tokens_with_a_table_measured_at_warm_up(model):
     assert policy.has_table and policy.step_cost.source == "forward passes at warm-up"
     assert policy.step_cost.tokens_per_request.tolist() == [1, 2, 3, 4]
     # What the forward passes lack was learnt: scheduling and sampling take time in every step.
-    assert policy.correction.of(len(PROMPTS), 0) > 0
+    assert policy.correction.extra_ms(len(PROMPTS), 0) > 0
 
 
 def test_profile_writes_a_table_that_goodput_loads(model, tmp_path):

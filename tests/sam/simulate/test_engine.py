@@ -11,7 +11,7 @@ from sam.simulate.engine import Cluster, rows_elsewhere
 from sam.simulate.lengths import LogNormal, Round
 from sam.simulate.rollout import Choice, Drawn, simulate, tail_seconds
 from sam.switch.policies import Threshold
-from sam.switch.step_cost import StepCost, StepCostError, linear
+from sam.switch.step_cost import StepCost, linear
 
 COST = linear(10.0, 0.0, 1.0)  # 10 ms and one for each token
 
@@ -122,9 +122,11 @@ def test_ranks_are_told_the_most_rows_of_another_ones_last_step(monkeypatch):
     assert rows_elsewhere(replicas[:1]) == [0]
     assert rows_elsewhere([replicas[1], replicas[1]]) == [9, 9]
     planned, seen = [], []
-    monkeypatch.setattr(Threshold, "observe", lambda _, state, *rest: seen.append(state.rows_elsewhere))
+    monkeypatch.setattr(Threshold, "observe", lambda _, state, *rest: seen.append(state.max_num_tokens_other_dp_ranks))
     plan = Threshold.plan
-    monkeypatch.setattr(Threshold, "plan", lambda s, state: (planned.append(state.rows_elsewhere), plan(s, state))[1])
+    monkeypatch.setattr(
+        Threshold, "plan", lambda s, state: (planned.append(state.max_num_tokens_other_dp_ranks), plan(s, state))[1]
+    )
     play(work(9, 9, 9, prompts=[0, 0, 1]), "threshold", threshold=1, replicas=2, lock_step=True, routing="prompt")
     # Nothing is known at first. Then one request there and two here; the one has drafts from the second step on.
     assert planned[:6] == [0, 0, 2, 1, 2, 4]
@@ -140,7 +142,7 @@ def test_without_speculation_it_is_the_sum_of_the_steps():
     while queue or running:
         while queue and len(running) < 5:
             running.append(queue.pop(0))
-        total += float(cost.of(len(running), len(running), 50 + done[running].mean())[0])
+        total += float(cost.step_ms(len(running), len(running), 50 + done[running].mean())[0])
         done[running] += 1
         running = [i for i in running if done[i] < rounds.lengths[i]]
     assert outcome.seconds == pytest.approx(total / 1e3)
@@ -183,14 +185,14 @@ def test_single_steps_cost_what_the_table_says():
     for _ in range(300):
         requests, context = int(chance.integers(1, 60)), float(chance.uniform(0, 6000))
         rows = requests + int(chance.integers(0, 8 * requests))
-        assert clock.milliseconds(requests, rows, context) == pytest.approx(cost.of(requests, rows, context)[0])
+        assert clock.milliseconds(requests, rows, context) == pytest.approx(cost.step_ms(requests, rows, context)[0])
     assert StepClock(linear(1.0, 0.5, 0.25)).milliseconds(4, 10, 7) == pytest.approx(5.5)
 
 
 def test_mistakes_are_said():
     with pytest.raises(ValueError, match="replicas=0: expected at least 1"):
         Cluster(replicas=0)
-    with pytest.raises(StepCostError, match="'nowhere': neither a file nor one of qwen3_235b"):
+    with pytest.raises(ValueError, match="'nowhere': neither a file nor one of qwen3_235b"):
         load_step_cost("nowhere")
     with pytest.raises(ValueError, match="mean 10: expected at least 1 and less than the cap 5"):
         LogNormal(10, 5, 1.0, 0.5)

@@ -33,8 +33,8 @@ def test_shipped_tables_say_what_they_are():
 
 def test_fitted_costs():
     cost = fitted_cost(90.0, 0.25, 0.5)
-    assert cost.of(8, 8, 5000) == pytest.approx([90.0])
-    assert cost.of(8, 32, 2048) == pytest.approx([90.0 + 5.0 + 24 * (0.5 + 0.25 * 2)])
+    assert cost.step_ms(8, 8, 5000) == pytest.approx([90.0])
+    assert cost.step_ms(8, 32, 2048) == pytest.approx([90.0 + 5.0 + 24 * (0.5 + 0.25 * 2)])
 
 
 def test_a_falling_function_is_solved():

@@ -72,7 +72,7 @@ def test_step_costs_of_a_run_are_those_it_had(tmp_path):
     fitted, idle = fit_runs([RecordedRun.load(run) for run in runs])
     assert fitted.drafts_seen and idle == pytest.approx(50, abs=0.1)
     for requests, rows in ((1, 1), (2, 8), (12, 12)):
-        assert fitted.cost.of(requests, rows, 20)[0] == pytest.approx(4 + 0.05 * rows, rel=0.02)
+        assert fitted.cost.step_ms(requests, rows, 20)[0] == pytest.approx(4 + 0.05 * rows, rel=0.02)
 
 
 def test_rounds_are_split_at_the_longest_pauses_and_arrivals_read_from_running_requests():

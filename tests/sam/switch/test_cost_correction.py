@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from sam.switch.cost_correction import UNMEASURED_ALIKE, UNMEASURED_SHARE, Correction, _solve
+from sam.switch.cost_correction import UNMEASURED_PER_DRAFT_TOKEN, UNMEASURED_SPECULATING, Correction, _solve
 from sam.switch.step_cost import linear
 
 TABLE = linear(5.0, 0.05, 0.02)
@@ -18,21 +18,21 @@ def taught(true, noise, steps=300, seed=0):
     for _ in range(steps):
         requests = int(rng.integers(1, 65))
         drafted = int(rng.integers(0, 2 * requests + 1))
-        expected = float(TABLE.of(requests, requests + drafted, 100)[0])
+        expected = float(TABLE.step_ms(requests, requests + drafted, 100)[0])
         correction.observe(requests, drafted, expected, true(requests, drafted) + noise(rng))
     return correction
 
 
 def by_table(requests, drafted):
-    return float(TABLE.of(requests, requests + drafted, 100)[0])
+    return float(TABLE.step_ms(requests, requests + drafted, 100)[0])
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_busy_machine_s_noise_is_not_taken_for_a_price_of_tokens(seed):
     # Steps take twice as long as they should on average, now and then four times.
     correction = taught(by_table, lambda rng: rng.gamma(0.5, 16.0), seed=seed)
-    assert correction.of(8, 0) == pytest.approx(8.0, abs=4.0)
-    assert abs(correction.coefficients[2]) < 0.02
+    assert correction.extra_ms(8, 0) == pytest.approx(8.0, abs=4.0)
+    assert abs(correction.terms[2]) < 0.02
 
 
 @pytest.mark.parametrize("price", [0.0, 0.1, 0.5])
@@ -41,7 +41,7 @@ def test_quiet_steps_correct_the_price_of_tokens_soon(price):
         lambda requests, drafted: 6.0 + 0.1 * requests + price * drafted, lambda rng: rng.normal(0, 0.1), 64
     )
     for requests, drafted in ((1, 4), (24, 100), (64, 500)):
-        assert by_table(requests, drafted) + correction.of(requests, drafted) == pytest.approx(
+        assert by_table(requests, drafted) + correction.extra_ms(requests, drafted) == pytest.approx(
             6.0 + 0.1 * requests + price * drafted, rel=0.05
         )
 
@@ -50,27 +50,27 @@ def test_steps_that_never_differ_are_no_fault():
     correction = Correction(TABLE)
     for _ in range(500):
         correction.observe(1, 0, 5.07, 5.07)
-    assert correction.coefficients == pytest.approx(np.zeros(4), abs=1e-9)
+    assert correction.terms == pytest.approx(np.zeros(4), abs=1e-9)
     for _ in range(500):
         correction.observe(4, 4, 5.36, 7.36)
-    assert correction.of(4, 4) == pytest.approx(2.0, rel=0.05)
+    assert correction.extra_ms(4, 4) == pytest.approx(2.0, rel=0.05)
 
 
 def test_what_has_not_been_seen_for_long_goes_back_to_the_table():
     correction = taught(lambda requests, drafted: by_table(requests, drafted) + 0.5 * drafted, lambda rng: 0.0)
-    assert correction.coefficients[2] == pytest.approx(0.5, rel=0.1)
+    assert correction.terms[2] == pytest.approx(0.5, rel=0.1)
     for _ in range(3000):
         correction.observe(4, 0, 5.28, 5.28)
-    assert correction.coefficients[2] == pytest.approx(0.0, abs=0.05)
+    assert correction.terms[2] == pytest.approx(0.0, abs=0.05)
 
 
 def test_a_step_that_was_held_up_teaches_nothing_unless_they_all_are():
     correction = Correction(linear(1.0, 0.0, 0.0))
     correction.observe(4, 0, 1.0, 500.0)
-    assert correction.of(4, 0) == 0.0
+    assert correction.extra_ms(4, 0) == 0.0
     for _ in range(40):
         correction.observe(4, 0, 1.0, 500.0)
-    assert correction.of(4, 0) == pytest.approx(499.0, rel=0.2)
+    assert correction.extra_ms(4, 0) == pytest.approx(499.0, rel=0.2)
 
 
 def test_of_surprises_in_a_row_the_shortest_is_believed():
@@ -78,7 +78,7 @@ def test_of_surprises_in_a_row_the_shortest_is_believed():
     correction, rng = Correction(linear(1.0, 0.0, 0.0)), np.random.default_rng(0)
     for step in range(300):
         correction.observe(4, 0, 1.0, 450.0 if step % 3 == 0 else 20.0 * rng.uniform(0.9, 1.1))
-    assert 1.0 + correction.of(4, 0) == pytest.approx(20.0, rel=0.1)
+    assert 1.0 + correction.extra_ms(4, 0) == pytest.approx(20.0, rel=0.1)
 
 
 def test_numpy_and_numba_are_all_that_goodput_needs():
@@ -92,15 +92,17 @@ def test_numpy_and_numba_are_all_that_goodput_needs():
 
 def test_what_a_table_of_forward_passes_lacks_is_guessed_until_steps_show_it():
     measured, guessed = Correction(TABLE), Correction(TABLE, forward_only=True)
-    assert measured.of(8, 16) == 0.0
-    assert guessed.of(8, 0) == 0.0 and guessed.of(8, 16) == pytest.approx(UNMEASURED_SHARE * TABLE.milliseconds.min())
+    assert measured.extra_ms(8, 16) == 0.0
+    assert guessed.extra_ms(8, 0) == 0.0 and guessed.extra_ms(8, 16) == pytest.approx(
+        UNMEASURED_SPECULATING * TABLE.milliseconds.min()
+    )
     for _ in range(2000):  # steps that all draft say nothing of what they would take without
         guessed.observe(8, 16, by_table(8, 16), by_table(8, 16))
-    assert guessed.of(8, 16) - guessed.of(8, 0) > UNMEASURED_SHARE * TABLE.milliseconds.min() / 3
+    assert guessed.extra_ms(8, 16) - guessed.extra_ms(8, 0) > UNMEASURED_SPECULATING * TABLE.milliseconds.min() / 3
     for step in range(100):
         drafted = 16 * (step % 2)
         guessed.observe(8, drafted, by_table(8, drafted), by_table(8, drafted))
-    assert guessed.of(8, 16) - guessed.of(8, 0) == pytest.approx(0.0, abs=0.01)
+    assert guessed.extra_ms(8, 16) - guessed.extra_ms(8, 0) == pytest.approx(0.0, abs=0.01)
 
 
 def test_a_draft_token_is_guessed_from_what_a_request_takes_until_steps_show_it():
@@ -111,13 +113,13 @@ def test_a_draft_token_is_guessed_from_what_a_request_takes_until_steps_show_it(
         requests = int(rng.integers(1, 33))
         for correction in (measured, guessed):
             correction.observe(requests, 0, 2.0 + 0.05 * requests, 2.0 + 0.45 * requests)
-    assert measured.coefficients[1:3] == pytest.approx([0.4, 0.0], abs=0.02)
-    assert guessed.coefficients[1:3] == pytest.approx([0.4, 0.4 * UNMEASURED_ALIKE], abs=0.02)
+    assert measured.terms[1:3] == pytest.approx([0.4, 0.0], abs=0.02)
+    assert guessed.terms[1:3] == pytest.approx([0.4, 0.4 * UNMEASURED_PER_DRAFT_TOKEN], abs=0.02)
     for _ in range(1000):  # tokens take what the table says, requests still more
         requests, drafted = int(rng.integers(1, 33)), int(rng.integers(0, 33))
         table = 2.0 + 0.05 * (requests + drafted)
         guessed.observe(requests, drafted, table, table + 0.4 * requests)
-    assert guessed.coefficients[1:3] == pytest.approx([0.4, 0.0], abs=0.02)
+    assert guessed.terms[1:3] == pytest.approx([0.4, 0.0], abs=0.02)
 
 
 def test_elimination_solves_what_numpy_solves():

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from sam.switch.goodput import BINS, LEARN_AFTER, LEARN_ALL, LONGEST_COOL_DOWN, Goodput, choose_lengths
+from sam.switch.goodput import ALWAYS_LEARN_STEPS, BINS, LEARN_INTERVAL_MS, MAX_COOL_DOWN_STEPS, Goodput, choose_lengths
 from sam.switch.policy import StepState
 from sam.switch.step_cost import StepCost, linear
 
@@ -69,7 +69,7 @@ def test_drafts_that_do_not_pay_are_asked_for_less_and_less():
             policy.choose(state, np.full(200, 0.6, np.float32), np.arange(201))
     assert asked[:2] == [1, 1] and sum(asked) < 12
     assert policy.counters["cool_down_steps"] == 100 - sum(asked)
-    assert max(len(list(run)) for on, run in itertools.groupby(asked) if not on) < LONGEST_COOL_DOWN
+    assert max(len(list(run)) for on, run in itertools.groupby(asked) if not on) < MAX_COOL_DOWN_STEPS
 
 
 def test_drafting_pauses_after_misses():
@@ -143,28 +143,28 @@ def test_what_drafting_costs_at_all_is_not_taken_for_a_price_of_tokens():
 def test_later_steps_teach_now_and_then():
     policy, taught = Goodput(2, linear(1.0, 0.0, 0.1)), []
     policy.correction.observe = lambda *step: taught.append(step) or True
-    for _ in range(LEARN_ALL):
+    for _ in range(ALWAYS_LEARN_STEPS):
         policy.observe(StepState(4), 0, 0, 1.5)
-    assert len(taught) == LEARN_ALL
+    assert len(taught) == ALWAYS_LEARN_STEPS
     for _ in range(10):
-        policy.observe(StepState(4), 0, 0, LEARN_AFTER / 5)
-    assert len(taught) == LEARN_ALL + 2
+        policy.observe(StepState(4), 0, 0, LEARN_INTERVAL_MS / 5)
+    assert len(taught) == ALWAYS_LEARN_STEPS + 2
     for _ in range(10):
-        policy.observe(StepState(4), 0, 0, LEARN_AFTER)  # so long that a lesson is nothing beside it
-    assert len(taught) == LEARN_ALL + 12
+        policy.observe(StepState(4), 0, 0, LEARN_INTERVAL_MS)  # so long that a lesson is nothing beside it
+    assert len(taught) == ALWAYS_LEARN_STEPS + 12
 
 
 def test_a_step_that_was_held_up_is_no_lesson():
     policy, taught = Goodput(2, linear(1.0, 0.0, 0.1)), []
     observe = policy.correction.observe
     policy.correction.observe = lambda *step: taught.append(observe(*step)) or taught[-1]
-    for _ in range(LEARN_ALL):
+    for _ in range(ALWAYS_LEARN_STEPS):
         policy.observe(StepState(4), 0, 0, 1.5)
     for _ in range(5):
-        policy.observe(StepState(4), 0, 0, 10 * LEARN_AFTER)
+        policy.observe(StepState(4), 0, 0, 10 * LEARN_INTERVAL_MS)
         policy.observe(StepState(4), 0, 0, 1.5)
         policy.observe(StepState(4), 0, 0, 1.5)
-    assert taught[LEARN_ALL:] == [False, True] * 5
+    assert taught[ALWAYS_LEARN_STEPS:] == [False, True] * 5
 
 
 def test_the_same_steps_give_the_same_decisions():

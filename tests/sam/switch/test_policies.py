@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from sam.switch.policies import InTurns, make_policy
-from sam.switch.policy import StepState, check_turns
+from sam.switch.policies import PolicyRotation, make_policy
+from sam.switch.policy import StepState, check_rotation
 from sam.switch.step_cost import linear
 
 
@@ -36,28 +36,28 @@ def test_always_and_never():
     assert make_policy("never", 5, 100).plan(StepState(0)).budget == 0
 
 
-def test_policies_in_turns_decide_one_after_the_other_and_count_together():
+def test_policies_of_a_rotation_decide_one_after_the_other_and_count_together():
     policies = [make_policy("never", 3, 0), make_policy("threshold", 3, 8), make_policy("goodput", 3, 0)]
-    turns = InTurns(policies)
-    assert turns.plan(StepState(1)).budget == 0 and turns.counters == {"turn": 0}
-    assert not turns.has_table
-    turns.use_table(linear(63.0, 0.0, 1.0))
-    assert turns.has_table and policies[2].has_table
-    turns.counters = counters = {}
-    turns.start_turn(1)
-    assert [turns.plan(StepState(running)).budget for running in (8, 9)] == [3, 0]
-    turns.start_turn(2)
-    assert turns.choose(StepState(1), np.array([0.0], np.float32), np.array([0, 1])).tolist() == [0]
-    assert counters == {"turn": 2, "declined_steps": 1}
-    turns.start_turn(3)
-    assert counters["turn"] == 0 and turns.plan(StepState(1)).budget == 0
+    rotation = PolicyRotation(policies)
+    assert rotation.plan(StepState(1)).budget == 0 and rotation.counters == {"policy_index": 0}
+    assert not rotation.has_table
+    rotation.use_table(linear(63.0, 0.0, 1.0))
+    assert rotation.has_table and policies[2].has_table
+    rotation.counters = counters = {}
+    rotation.select(1)
+    assert [rotation.plan(StepState(running)).budget for running in (8, 9)] == [3, 0]
+    rotation.select(2)
+    assert rotation.choose(StepState(1), np.array([0.0], np.float32), np.array([0, 1])).tolist() == [0]
+    assert counters == {"policy_index": 2, "declined_steps": 1}
+    rotation.select(3)
+    assert counters["policy_index"] == 0 and rotation.plan(StepState(1)).budget == 0
 
 
-@pytest.mark.parametrize("turn", ["sometimes", "threshold", "threshold eight", "threshold -1", "goodput 8", ""])
-def test_turns_name_policies(turn):
-    check_turns(["never", "threshold 8", "goodput", "always"])
+@pytest.mark.parametrize("entry", ["sometimes", "threshold", "threshold eight", "threshold -1", "goodput 8", ""])
+def test_a_rotation_names_policies(entry):
+    check_rotation(["never", "threshold 8", "goodput", "always"])
     with pytest.raises(ValueError, match="expected never, always, goodput, or threshold and a number"):
-        check_turns(["never", turn])
+        check_rotation(["never", entry])
 
 
 TIMELINE = [*range(96, 0, -1), *[1] * 30]

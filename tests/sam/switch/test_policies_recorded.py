@@ -26,7 +26,7 @@ def replay(name: str, threshold: int = 0) -> np.ndarray:
         if policy.plan(state).budget:
             acceptance, offsets = np.tile(ACCEPTANCE, running), np.arange(running + 1) * K
             decisions[step] = policy.choose(state, acceptance, offsets).sum()
-        plain, longer = COST.of(running, np.array([running, running + decisions[step]]), 1)
+        plain, longer = COST.step_ms(running, np.array([running, running + decisions[step]]), 1)
         accepted = round(float(decisions[step]) * float(ACCEPTANCE.mean()))
         policy.observe(state, int(decisions[step]), accepted, milliseconds * longer / plain)
     return decisions

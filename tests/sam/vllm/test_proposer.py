@@ -115,7 +115,7 @@ def test_policies_take_turns_with_the_weights():
         proposer.weights_updated()
         drafted.append([len(runner.step(proposer, ["a"], {"a": [token]})["a"]) for token in (1, 2)])
     assert drafted == [[0, 0], [3, 3], [0, 0], [0, 0]]
-    assert proposer.counters["turn"] == 0 and proposer.counters["faults"] == 0
+    assert proposer.counters["policy_index"] == 0 and proposer.counters["faults"] == 0
 
 
 def test_corpus_is_drafted_from(tmp_path):

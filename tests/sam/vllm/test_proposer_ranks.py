@@ -58,8 +58,8 @@ def test_a_rank_does_not_take_its_own_rows_for_those_of_others(across, tokens, r
 def test_a_step_is_planned_by_the_rows_before_it_and_learnt_from_by_its_own():
     proposer, planned, seen = make_proposer(), [], []
     plan = proposer.policy.plan
-    proposer.policy.plan = lambda state: (planned.append(state.rows_elsewhere), plan(state))[1]
-    proposer.policy.observe = lambda state, drafted, accepted, ms: seen.append(state.rows_elsewhere)
+    proposer.policy.plan = lambda state: (planned.append(state.max_num_tokens_other_dp_ranks), plan(state))[1]
+    proposer.policy.observe = lambda state, drafted, accepted, ms: seen.append(state.max_num_tokens_other_dp_ranks)
     runner = proposer._runner
     runner.add("a", [1, 2, 1, 2])
     for rows, tokens in ((7, [1]), (11, [2, 1]), (5, [2, 1])):

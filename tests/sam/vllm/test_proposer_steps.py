@@ -3,7 +3,7 @@
 from sam.drafting.context_mixing import ACCEPTED_ROWS, CORPUS_ROWS
 from sam.switch.policies import make_policy
 from sam.switch.policy import StepState
-from sam.vllm.proposer import MOST_BEHIND
+from sam.vllm.proposer import MAX_STEPS_BEHIND
 from tests.sam.vllm.model_runner import make_proposer
 
 
@@ -14,10 +14,10 @@ def test_without_drafts_the_drafter_is_called_now_and_then_and_misses_nothing():
     proposer.drafter._append = lambda *arguments: (appended.append(len(arguments[1])), append(*arguments))
     runner.add("a", [1, 2])
     runner.add("c", [1, 2])
-    for token in range(MOST_BEHIND + 5):
+    for token in range(MAX_STEPS_BEHIND + 5):
         new = [3 + token % 3]
         assert runner.step(proposer, ["a", "c"], {"a": new, "c": new}) == {"a": [], "c": []}
-    assert appended == [2 * MOST_BEHIND] and proposer.counters["off_steps"] == MOST_BEHIND + 5
+    assert appended == [2 * MAX_STEPS_BEHIND] and proposer.counters["off_steps"] == MAX_STEPS_BEHIND + 5
     finished = runner.texts["a"]
     runner.requests.clear()
     runner.add("b", [1, 2])
@@ -30,7 +30,7 @@ def test_drafts_that_nobody_verifies_are_compared_with_what_comes():
     proposer = make_proposer(policy="threshold", batch_size_threshold=0)
     runner, cells = proposer._runner, slice(ACCEPTED_ROWS, CORPUS_ROWS - 1)
     runner.add("a", [1, 2])
-    for token in range(MOST_BEHIND + 5):
+    for token in range(MAX_STEPS_BEHIND + 5):
         assert runner.step(proposer, ["a"], {"a": [3 + token % 3]}) == {"a": []}
     assert not proposer.drafter.weights[cells].any()
     runner.requests.clear()
@@ -43,7 +43,7 @@ def test_a_policy_is_not_asked_while_its_answer_holds_but_at_once_when_the_batch
     proposer = make_proposer(policy="threshold", batch_size_threshold=1)
     runner, asked = proposer._runner, []
     plan = proposer.policy.plan
-    proposer.policy.plan = lambda state: (asked.append(state.steps), plan(state))[1]
+    proposer.policy.plan = lambda state: (asked.append(state.steps_since_plan), plan(state))[1]
     for name in "abc":
         runner.add(name, [1, 2])
     for _ in range(9):
@@ -64,8 +64,8 @@ def test_goodput_holds_for_its_cool_down_and_counts_the_steps_in_which_nobody_as
     while asked_in_each.plan(StepState(4)).budget == 0:
         pass
     steps, asked = 1, 0
-    while (answer := held.plan(StepState(4, steps=steps))).budget == 0:
-        steps, asked = 1 + answer.hold, asked + 1
+    while (answer := held.plan(StepState(4, steps_since_plan=steps))).budget == 0:
+        steps, asked = 1 + answer.valid_for_steps, asked + 1
     assert held.counters == asked_in_each.counters == {"cool_down_steps": 20}
     assert asked == 2, "in the first step and after fifteen more"
 
