@@ -1,0 +1,218 @@
+"""README and docs/ say what is there: commands, flags, overrides, links, images, paths, names and metrics."""
+
+import ast
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TEXTS = {str(page.relative_to(ROOT)): page.read_text() for page in PAGES}
+# CHANGELOG names what is gone, too.
+PRESENT = {name: text for name, text in TEXTS.items() if name != "CHANGELOG.md"}
+
+# Commands that need a cluster, a device, a container engine or another network: no test runs them.
+CLUSTER_ONLY = {
+    "docker",
+    "npu-smi",
+    "pip",
+    "source",
+    "bash scripts/start_ray_cluster.sh",
+    "bash scripts/run_dapo_qwen3_8b_cuda.sh",
+}
+SHELL_WORDS = {"export", "unset"}
+
+
+def commands_of(text: str) -> list[list[str]]:
+    """Commands in code blocks and in inline code, as words; comments, variables before them and pipes left out."""
+    lines = []
+    for block in re.findall(r"^[ ]*```bash\n(.*?)^[ ]*```", text, flags=re.M | re.S):
+        lines += block.replace("\\\n", " ").splitlines()
+    inline = re.findall(r"(?<!`)`([^`]+)`(?!`)", re.sub(r"```.*?```", "", text, flags=re.S))
+    lines += [" ".join(code.split()) for code in inline if re.match(r"(python (-m|scripts|docs)|bash scripts)", code)]
+    found = []
+    for line in lines:
+        for part in re.split(r"\s&&\s|;", line):
+            words = shlex.split(re.sub(r"\$\(.*?\)", "X", part), comments=True)
+            while words and re.match(r"[A-Z_]+=", words[0]):
+                words.pop(0)
+            if words and words[0] not in SHELL_WORDS:
+                found.append(words)
+    return found
+
+
+COMMANDS = sorted({(page, *words) for page, text in TEXTS.items() for words in commands_of(text)})
+PRESENT_COMMANDS = [(page, *words) for page, *words in COMMANDS if page in PRESENT]
+
+
+def is_cluster_only(words) -> bool:
+    return words[0] in CLUSTER_ONLY or " ".join(words[:2]) in CLUSTER_ONLY
+
+
+def program_of(words) -> tuple[Path, str]:
+    """File of the program that a command starts, and the name under which a test would start it."""
+    if words[:2] == ("python", "-m"):
+        path = ROOT / words[2].replace(".", "/")
+        return (path / "__main__.py" if path.is_dir() else path.with_suffix(".py")), words[2]
+    return ROOT / words[1], Path(words[1]).name
+
+
+def test_commands_are_found():
+    assert len(PRESENT_COMMANDS) > 30
+    assert ("README.md", "bash", "scripts/quickstart.sh") in COMMANDS
+
+
+def test_every_program_exists_and_is_run_by_a_test():
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    for page, *words in PRESENT_COMMANDS:
+        if is_cluster_only(tuple(words)) or words[2:3] == ["pytest"]:
+            continue
+        path, name = program_of(tuple(words))
+        assert path.is_file(), f"{page}: {' '.join(words)}: no {path.relative_to(ROOT)}"
+        folder, _, module = name.rpartition(".")
+        imported = f"from {folder} import" in tests and module in tests
+        assert name in tests or imported, f"{page}: no test runs {name}: {' '.join(words)}"
+
+
+def test_the_scripts_for_a_cpu_start_what_the_readme_says(tmp_path):
+    """With stand-ins for the environment and for python, which prints its arguments."""
+    (tmp_path / "python").write_text('#!/bin/sh\necho "python $*"\n')
+    (tmp_path / "python").chmod(0o755)
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    (tmp_path / "scripts" / "environment.sh").write_text(
+        "set_up_environment() { :; }\nset_up_ascend_simulator() { :; }\nruff() { :; }\n"
+        'cd "$(dirname "${BASH_SOURCE[0]}")/.."\n'
+    )
+
+    def said(script, *arguments):
+        command = ["bash", tmp_path / "scripts" / script, *arguments]
+        environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30, env=environment).stdout
+
+    quickstart = said("quickstart.sh")
+    assert quickstart.index("speculation=sam run_dir=") < quickstart.index("speculation=off run_dir=")
+    assert "python -m recipe.report outputs/quickstart/sam outputs/quickstart/off" in quickstart
+    assert "--config-name dapo_tiny_cpu speculation=off" in said("run_dapo_tiny_cpu.sh", "speculation=off")
+    assert "-m recipe.data --output data" in said("prepare_data.sh")
+    assert "python -m pytest" in said("test.sh") and "tests/ascend" in said("test.sh", "--ascend")
+
+
+def flags_of(path: Path) -> set[str]:
+    """Flags and choices that a program's parser knows, from its source and, of a package, from its folder."""
+    files = list(path.parent.glob("*.py") if path.name == "__main__.py" else [path])
+    for module in re.findall(r"^from ([\w.]+) import main", path.read_text(), flags=re.M):
+        files.append(ROOT / (module.replace(".", "/") + ".py"))
+    known = {"--help", "-h"}
+    for node in (node for file in files for node in ast.walk(ast.parse(file.read_text()))):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+            known |= {argument.value for argument in node.args if isinstance(argument, ast.Constant)}
+        elif isinstance(node, ast.ClassDef) and node.name == "Settings":  # recipe.evaluate makes its flags of these
+            known |= {
+                f"--{field.target.id.replace('_', '-')}" for field in node.body if isinstance(field, ast.AnnAssign)
+            }
+    return known | {f"--no-{flag[2:]}" for flag in known}
+
+
+def test_every_flag_is_known_to_its_parser():
+    for page, *words in PRESENT_COMMANDS:
+        if words[0] != "python" or words[2:3] == ["pytest"]:
+            continue
+        path, name = program_of(tuple(words))
+        for flag in (word for word in words[2:] if re.match(r"--?[a-z]", word) and word != "-m"):
+            assert flag.partition("=")[0] in flags_of(path), f"{page}: {name} does not know {flag}"
+
+
+def overrides_of(words) -> tuple[str, tuple[str, ...]] | None:
+    """Config and Hydra overrides of a command that takes them."""
+    if words[:2] == ("python", "-m") and words[2] in ("recipe.main_dapo", "recipe.preflight"):
+        name = words[words.index("--config-name") + 1] if "--config-name" in words else "dapo_tiny_cpu"
+    elif words[0] == "bash" and (script := re.match(r"scripts/run_(\w+)\.sh", words[1])):
+        name = script[1]
+    elif words[:2] == ("bash", "scripts/quickstart.sh"):
+        name = "dapo_tiny_cpu"
+    else:
+        return None
+    return name, tuple(word for word in words[2:] if re.match(r"[a-z_.]+=", word))
+
+
+OVERRIDES = sorted({found for _, *words in PRESENT_COMMANDS if (found := overrides_of(tuple(words))) and found[1]})
+
+
+@pytest.mark.parametrize(("name", "overrides"), OVERRIDES, ids=lambda value: str(value))
+def test_documented_overrides_compose(name, overrides):
+    from recipe.launch.config import compose_config
+
+    kept = [word for word in overrides if not word.startswith(("speculation.step_cost=", "speculation.corpus="))]
+    compose_config(name, [word.replace("$PWD", "/tmp") for word in kept])
+
+
+def anchors_of(text: str) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.S), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_links_anchors_and_images_resolve(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", TEXTS[page]):
+        if target.startswith(("http://", "https://")):
+            continue
+        file, _, anchor = target.partition("#")
+        path = (ROOT / page).parent / file if file else ROOT / page
+        assert path.exists(), f"{page}: {target}"
+        if anchor:
+            assert anchor in anchors_of(path.read_text()), f"{page}: {target} has no such heading"
+
+
+def test_no_picture_lies_unused():
+    shown = "\n".join(TEXTS.values())
+    assert [path.name for path in (ROOT / "docs" / "images").glob("*.png") if f"images/{path.name}" not in shown] == []
+
+
+def test_pictures_are_drawn_by_the_script(tmp_path):
+    subprocess.run([sys.executable, "docs/images/draw.py", "--output", tmp_path], cwd=ROOT, check=True, timeout=120)
+    drawn = {path.name for path in tmp_path.iterdir()}
+    assert drawn == {"processes.png", "engine_step.png", "store.png", "goodput.png"}
+    assert all((ROOT / "docs" / "images" / name).is_file() for name in drawn)
+
+
+FOLDERS = "sam|recipe|configs|scripts|tests|docs|patches|docker|requirements"
+
+
+def inline_code(text: str) -> list[str]:
+    return re.findall(r"(?<!`)`([^`\n]+)`(?!`)", re.sub(r"```.*?```", "", text, flags=re.S))
+
+
+@pytest.mark.parametrize("page", PRESENT)
+def test_every_path_named_exists(page):
+    for code in inline_code(PRESENT[page]):
+        for path in re.findall(rf"(?<![\w/.-])(?:{FOLDERS})/[\w./*-]*\w(?:/|\b)", code):
+            assert list(ROOT.glob(path.rstrip("/"))), f"{page}: {path}"
+
+
+@pytest.mark.parametrize("page", PRESENT)
+def test_every_module_and_name_exists(page):
+    for code in inline_code(PRESENT[page]):
+        for dotted in re.findall(r"(?<![\w/.-])((?:sam|recipe)\.[a-z_]\w*(?:\.\w+)*)(?![\w/=])", code):
+            parts = dotted.split(".")
+            if len(parts) == 2 and parts[1] in ("npz", "safetensors"):
+                continue
+            files = [ROOT.joinpath(*parts[:end]) for end in range(len(parts), 0, -1)]
+            module = next(path for path in files if path.is_dir() or path.with_suffix(".py").is_file())
+            rest = parts[len(module.relative_to(ROOT).parts) :]
+            source = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
+            assert not rest or re.search(rf"\b{rest[0]}\b", source.read_text()), f"{page}: {dotted}"
+
+
+def test_every_knob_named_exists():
+    knobs = set(re.findall(r"^(\w+):", (ROOT / "configs" / "speculation" / "knobs.yaml").read_text(), flags=re.M))
+    for page, text in PRESENT.items():
+        for code in inline_code(text):
+            for knob in re.findall(r"\bspeculation\.(\w+)", code):
+                assert knob in knobs, f"{page}: speculation.{knob}"
