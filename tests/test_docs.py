@@ -214,5 +214,5 @@ def test_every_knob_named_exists():
     knobs = set(re.findall(r"^(\w+):", (ROOT / "configs" / "speculation" / "knobs.yaml").read_text(), flags=re.M))
     for page, text in PRESENT.items():
         for code in inline_code(text):
-            for knob in re.findall(r"\bspeculation\.(\w+)", code):
+            for knob in re.findall(r"(?<![\w/])speculation\.(\w+)", code):
                 assert knob in knobs, f"{page}: speculation.{knob}"
