@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -17,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas
+
+from sam.record.atomic import replacing
 
 COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")
 GSM8K_INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
@@ -107,9 +108,8 @@ def prepare(name: str, output: Path, folder: Path | None = None) -> str:
     if missing := [column for column in COLUMNS if column not in frame]:
         raise DataError(f"{source_path}: column {missing[0]} is missing: fetch the published file again")
     output.mkdir(parents=True, exist_ok=True)
-    partial = target.with_suffix(".partial")
-    frame[list(COLUMNS)].to_parquet(partial)
-    os.replace(partial, target)
+    with replacing(target) as partial:
+        frame[list(COLUMNS)].to_parquet(partial)
     manifest[name] = {"rows": len(frame), "sha256": _digest(target), "source_sha256": _digest(source_path)}
     manifest_path.write_text(json.dumps(manifest, indent=1) + "\n")
     return f"{target}: {len(frame)} rows from {source_path.name}"

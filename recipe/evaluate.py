@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from recipe.report.paired_test import RESAMPLES, sign_flip_p_value
+from sam.record.atomic import replacing
 
 METHODS = ("sam", "off")
 
@@ -89,9 +90,8 @@ def generate(settings: Settings, method: str, output: Path) -> None:
         score = compute_score(row["data_source"], response.text, row["reward_model"]["ground_truth"])
         tokens = list(response.token_ids)
         lines.append(json.dumps({"problem": index // settings.n, "right": score["acc"], "tokens": tokens}))
-    partial = output.with_suffix(".partial")
-    partial.write_text("\n".join(lines) + "\n")
-    os.replace(partial, output)
+    with replacing(output) as partial:
+        partial.write_text("\n".join(lines) + "\n")
 
 
 def _read(path: Path, settings: Settings) -> tuple[float, list[dict]] | None:

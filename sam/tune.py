@@ -108,7 +108,7 @@ def tune(options: argparse.Namespace) -> dict:
     run = choose_steps(whole, options.steps)
     fitted, idle_ms = fit_runs([whole, *others])
     scenario = from_run(run, fitted.cost, fitted.admit_ms, idle_ms, "sam")
-    most = max(int(arrays["running"].max()) for step in run.seconds for _, arrays in run.rounds(step))
+    most = max(int(steps.running.max()) for step in run.seconds for _, steps in run.rounds(step))
     choices = candidates(run, most, options.k, options.threshold)
     without, *trials = play(scenario, [replace(run.choice, policy="never"), *choices])
     chosen = best(trials)

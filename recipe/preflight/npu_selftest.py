@@ -23,6 +23,7 @@ ENGINES = {
     "sam": {"method": "sam"},
     "sam, graph": {"method": "sam", "graph": "FULL"},
 }
+TIMES = ("step_ms", "forward_ms", "verify_ms", "draft_ms")
 VOCABULARY, QWEN_VOCABULARY = 512, 151_936
 REQUESTS, LENGTH, K = 16, 128, 3
 # Verification may take this share of a decode step of about 20 ms before another rule is recommended.
@@ -101,10 +102,8 @@ def run_engine(
             [step[token].logprob for step, token in zip(output.logprobs, output.token_ids, strict=True)]
             for output in outputs
         ],
-        "drafted": int(steps["drafted"].sum()),
-        "accepted": int(steps["accepted"].sum()),
-        "emitted": int(steps["emitted"].sum()),
-        **{name: float(statistics.median(steps[name])) for name in ("step_ms", "forward_ms", "verify_ms", "draft_ms")},
+        **{name: int(getattr(steps, name).sum()) for name in ("drafted", "accepted", "emitted")},
+        **{name: float(statistics.median(getattr(steps, name))) for name in TIMES},
     }
 
 
@@ -224,7 +223,7 @@ def markdown(report: dict) -> str:
         if "error" in row:
             lines.append(f"| {name} | {row['error']} |")
             continue
-        times = " | ".join(f"{row[key]:.2f}" for key in ("step_ms", "forward_ms", "verify_ms", "draft_ms"))
+        times = " | ".join(f"{row[key]:.2f}" for key in TIMES)
         lines.append(f"| {name} | {times} | {row['accepted']} of {row['drafted']} |")
     for name, row in report["parity"].items():
         lines += [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from recipe.seeds import parse_prompt_uid, sample_seed
+from sam.record.atomic import replacing
 
 STATE_FILE = "state.json"
 METRICS_FILE = "metrics.jsonl"
@@ -20,7 +20,7 @@ class RunRecord:
     """Writes below a run's directory; every file appears whole or not at all.
 
     rollouts/<step>.jsonl: one response per line, in dispatch order, kept or dropped.
-    engine_steps/<step>.npz: the arrays of sam.vllm.step_recorder.StepRecorder.
+    engine_steps/<step>.npz: sam.record.engine_steps.EngineSteps of the first replica.
     metrics.jsonl: one object per training step, everything that goes to wandb; step 0 is the first validation.
     state.json: the phase the run is in, for the supervisor.
     """
@@ -61,10 +61,7 @@ class RunRecord:
         _write(self.directory / "rollouts" / f"{step}.jsonl", ("\n".join(lines) + "\n").encode())
 
     def write_engine_steps(self, step: int, record) -> None:
-        path = self.directory / "engine_steps" / f"{step}.npz"
-        partial = path.with_suffix(".partial.npz")
-        np.savez_compressed(partial, **record.arrays)
-        os.replace(partial, path)
+        record.replicas[0].save(self.directory, step)
 
     @contextmanager
     def phase(self, name: str):
@@ -83,9 +80,8 @@ class RunRecord:
 
 
 def _write(path: Path, content: bytes) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
+    with replacing(path) as partial:
+        partial.write_bytes(content)
 
 
 def _is_scalar(value) -> bool:

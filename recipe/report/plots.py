@@ -11,7 +11,6 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
 
-from recipe.record.rollout_metrics import in_tail  # noqa: E402
 from recipe.report.runs import REWARD, Run, compare_responses  # noqa: E402
 from recipe.report.timeline import draw_drafts, draw_step_time, median_step  # noqa: E402
 from sam.replay.round_robin import Replay  # noqa: E402
@@ -148,12 +147,13 @@ def _timeline(axes, runs: list[Run], threshold: int) -> None:
     for run in runs[:2]:
         if step not in run.steps:
             continue
-        arrays = run.engine_steps(step)
-        time = np.cumsum(arrays["step_ms"]) / 1e3
-        axes.step(time, arrays["running"], where="pre", color=_colour(run), linestyle=_style(run), label=run.name)
+        steps = run.engine_steps(step)
+        time = np.cumsum(steps.step_ms) / 1e3
+        axes.step(time, steps.running, where="pre", color=_colour(run), linestyle=_style(run), label=run.name)
         if threshold is not None:
-            tail = in_tail(arrays["running"], threshold)
-            axes.fill_between(time, 0, arrays["running"], where=tail, step="pre", color=_colour(run), alpha=0.15)
+            axes.fill_between(
+                time, 0, steps.running, where=steps.in_tail(threshold), step="pre", color=_colour(run), alpha=0.15
+            )
     if threshold is not None:
         axes.axhline(threshold, color="grey", linewidth=0.8, linestyle=":")
     axes.set_xlabel(f"seconds of rollout in training step {step}")

@@ -7,13 +7,14 @@ None then.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from omegaconf import OmegaConf
 
-from recipe.record.rollout_metrics import in_tail
+from sam.record.engine_steps import RENAMED_COUNTERS, EngineSteps
 
 REWARD = "rollout/reward_all/mean"
 # The server's own clock, and verl's, which waits in steps of two seconds but is in every run of verl's.
@@ -48,6 +49,10 @@ class Run:
     remarks: list[str] = field(default_factory=list)
 
     def __post_init__(self):
+        old = {f"rollout/drafter/{before}": f"rollout/drafter/{now}" for before, now in RENAMED_COUNTERS.items()}
+        if renamed := sorted(old.keys() & {key for row in self.metrics.values() for key in row}):
+            self.metrics = {s: {old.get(k, k): v for k, v in row.items()} for s, row in self.metrics.items()}
+            self.remarks.append(f"{self.source} has names of an earlier version: {renamed[0]} is now {old[renamed[0]]}")
         if not any(key in row for row in self.metrics.values() for key in ROLLOUT_SECONDS):
             raise ReportError(
                 f"{self.source}: no training step has finished there (no step has {' or '.join(ROLLOUT_SECONDS)}): "
@@ -75,15 +80,14 @@ class Run:
 
     @property
     def has_engine_steps(self) -> bool:
-        return self._has_files("engine_steps", "npz")
+        return self._has_files(EngineSteps.path)
 
     @property
     def has_responses(self) -> bool:
-        return self._has_files("rollouts", "jsonl")
+        return self._has_files(lambda directory, step: directory / "rollouts" / f"{step}.jsonl")
 
-    def _has_files(self, folder: str, ending: str) -> bool:
-        directory = self.directory
-        return directory is not None and all((directory / folder / f"{s}.{ending}").is_file() for s in self.steps)
+    def _has_files(self, path: Callable[[Path, int], Path]) -> bool:
+        return self.directory is not None and all(path(self.directory, step).is_file() for step in self.steps)
 
     def speculation(self, key: str) -> int | None:
         """A number of the config's `speculation` section; None where the run's config has none."""
@@ -94,8 +98,8 @@ class Run:
         points = [(step, row[key]) for step, row in sorted(self.metrics.items()) if key in row]
         return [step for step, _ in points], [value for _, value in points]
 
-    def engine_steps(self, step: int) -> dict[str, np.ndarray]:
-        return dict(np.load(self.directory / "engine_steps" / f"{step}.npz"))
+    def engine_steps(self, step: int) -> EngineSteps:
+        return EngineSteps.load(self.directory, step)
 
     def responses(self, step: int) -> dict[tuple[int, int], list[int]]:
         """(prompt, sample) to response tokens."""
@@ -123,8 +127,8 @@ class Run:
         if not self.has_engine_steps:
             return None
         parts = [self.engine_steps(step) for step in steps]
-        tail = sum(float(part["step_ms"][in_tail(part["running"], threshold)].sum()) for part in parts)
-        return tail / 1e3, tail / sum(float(part["step_ms"].sum()) for part in parts)
+        tail = sum(float(part.step_ms[part.in_tail(threshold)].sum()) for part in parts)
+        return tail / 1e3, tail / sum(float(part.step_ms.sum()) for part in parts)
 
     def tail_seconds(self, steps: list[int], threshold: int | None) -> float | None:
         tail = self.tail(steps, threshold)
@@ -133,16 +137,16 @@ class Run:
     def acceptance_by_position(self) -> tuple[np.ndarray, np.ndarray]:
         """Bin starts (tokens) and mean acceptance length, over all steps; bins with drafts only."""
         parts = [self.engine_steps(step) for step in self.steps]
-        verified = sum(part["position_steps"] for part in parts)
-        emitted = sum(part["position_emitted"] for part in parts)
-        starts = np.arange(len(verified)) * int(parts[0]["position_bin"])
+        verified = sum(part.position_steps for part in parts)
+        emitted = sum(part.position_emitted for part in parts)
+        starts = np.arange(len(verified)) * parts[0].position_bin
         used = verified > 0
         return starts[used], emitted[used] / verified[used]
 
     def acceptance_by_draft_position(self) -> np.ndarray:
         parts = [self.engine_steps(step) for step in self.steps]
-        drafted = sum(part["drafted_at"] for part in parts)
-        return sum(part["accepted_at"] for part in parts) / np.maximum(1, drafted)
+        drafted = sum(part.drafted_at for part in parts)
+        return sum(part.accepted_at for part in parts) / np.maximum(1, drafted)
 
     def acceptance(self) -> tuple[float | None, float | None]:
         """Mean acceptance length (accepted plus bonus, per verify step of a request) and acceptance rate."""
@@ -155,7 +159,7 @@ class Run:
         elif self.has_engine_steps:
             parts = [self.engine_steps(step) for step in self.steps]
             names = ("position_emitted", "position_steps", "accepted", "drafted")
-            totals = [[float(part[name].sum()) for name in names] for part in parts]
+            totals = [[float(getattr(part, name).sum()) for name in names] for part in parts]
         else:
             return None, None
         emitted, verified, accepted, drafted = np.sum(totals, axis=0).tolist()

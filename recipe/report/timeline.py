@@ -6,6 +6,7 @@ import numpy as np
 
 from recipe.record.rollout_metrics import rejected_seconds, token_milliseconds
 from recipe.report.runs import Run
+from sam.record.engine_steps import EngineSteps
 
 POINTS = 120  # of a curve over time
 PARTS = {"forward": "#0072B2", "verify": "#E69F00", "draft": "#009E73", "other": "#BBBBBB"}
@@ -17,18 +18,18 @@ def median_step(run: Run) -> int:
     return ordered[len(ordered) // 2]
 
 
-def over_time(arrays: dict[str, np.ndarray], names: tuple[str, ...]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Columns of the engine steps as means over equal spans of time, weighed by the steps' duration.
+def over_time(steps: EngineSteps, columns: dict[str, np.ndarray]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Values of each engine step as means over equal spans of time, weighed by the steps' duration.
 
     Returns:
         float [POINTS], seconds at the spans' ends, and the means of each column.
     """
-    milliseconds = arrays["step_ms"].astype(np.float64)
+    milliseconds = steps.step_ms.astype(np.float64)
     ends = np.cumsum(milliseconds)
     edges = np.linspace(0.0, ends[-1], POINTS + 1)
     means = {}
-    for name in names:
-        summed = np.concatenate([[0.0], np.cumsum(arrays[name] * milliseconds)])
+    for name, column in columns.items():
+        summed = np.concatenate([[0.0], np.cumsum(column * milliseconds)])
         means[name] = np.diff(np.interp(edges, np.concatenate([[0.0], ends]), summed)) / np.diff(edges)
     return edges[1:] / 1e3, means
 
@@ -36,7 +37,9 @@ def over_time(arrays: dict[str, np.ndarray], names: tuple[str, ...]) -> tuple[np
 def draw_drafts(axes, runs: list[Run], threshold: int | None) -> None:
     run = runs[0]
     step = median_step(run)
-    time, means = over_time(run.engine_steps(step), ("running", "drafted", "accepted"))
+    steps = run.engine_steps(step)
+    columns = {name: getattr(steps, name) for name in ("running", "drafted", "accepted")}
+    time, means = over_time(steps, columns)
     axes.plot(time, means["running"], color="#555555", label="running requests")
     axes.fill_between(time, means["drafted"], color="#D55E00", alpha=0.35, label="draft tokens verified, a step")
     axes.fill_between(time, means["accepted"], color="#009E73", alpha=0.8, label="accepted, a step")
@@ -46,12 +49,11 @@ def draw_drafts(axes, runs: list[Run], threshold: int | None) -> None:
 
 def draw_step_time(axes, runs: list[Run], threshold: int | None) -> None:
     run = runs[0]
-    arrays = dict(run.engine_steps(median_step(run)))
-    measured = sum(arrays[f"{name}_ms"] for name in ("forward", "verify", "draft"))
-    arrays["other_ms"] = np.maximum(0.0, arrays["step_ms"] - measured)
-    time, means = over_time(arrays, tuple(f"{name}_ms" for name in PARTS))
+    steps = run.engine_steps(median_step(run))
+    parts = {"forward": steps.forward_ms, "verify": steps.verify_ms, "draft": steps.draft_ms}
+    time, means = over_time(steps, {**parts, "other": np.maximum(0.0, steps.step_ms - sum(parts.values()))})
     axes.stackplot(time, *means.values(), colors=list(PARTS.values()), labels=list(PARTS))
-    lost, cost = rejected_seconds(arrays), token_milliseconds(arrays)
+    lost, cost = rejected_seconds(steps), token_milliseconds(steps)
     title = f"a token more: {cost:.2f} ms; on rejected drafts: {lost:.2f} s of {time[-1]:.2f} s"
     axes.set_title(title, fontsize=9)
     axes.set_xlabel(f"seconds of rollout in training step {median_step(run)}, {run.name}")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import os
 import time
 from typing import Any
 
-import numpy as np
 import ray
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
@@ -34,9 +32,7 @@ class SpeculationWorkerExtension(vLLMColocateWorkerExtension):
         return result
 
     def sam_take_record(self) -> bytes:
-        buffer = io.BytesIO()
-        np.savez(buffer, **self.sam_recorder.take())
-        return buffer.getvalue()
+        return self.sam_recorder.take().to_bytes()
 
 
 class SpeculationServer(vLLMHttpServer):

@@ -150,9 +150,9 @@ class Engine:
         runs.seconds.append(self.seconds)
         runs.tail.append(self.tail)
         steps = self.recorder.take()
-        runs.drafted, runs.accepted = int(steps["drafted"].sum()), int(steps["accepted"].sum())
-        runs.on_share = float((steps["drafted"] > 0).mean())
-        if getattr(getattr(self.runner, "drafter", None), "counters", {}).get("faults"):
+        runs.drafted, runs.accepted = int(steps.drafted.sum()), int(steps.accepted.sum())
+        runs.on_share = float((steps.drafted > 0).mean())
+        if getattr(getattr(self.runner, "drafter", None), "counters", {}).get("draft_errors"):
             raise RuntimeError(f"{self.variant}: drafting failed, see the log")
         return self.tokens
 

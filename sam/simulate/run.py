@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sam.record.engine_steps import EngineSteps
 from sam.record.responses import Recording
 from sam.simulate.engine import Cluster
 from sam.simulate.fit import FittedCost, fit_from_steps
@@ -50,11 +51,10 @@ class RecordedRun:
         except (yaml.YAMLError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"{directory}: not a run directory of recipe.main_dapo ({error!r})") from error
         seconds = {row["step"]: row["rollout/seconds"] for row in rows if "rollout/seconds" in row}
-        files = [("engine_steps", "npz"), ("rollouts", "jsonl")]
         seconds = {
             step: value
             for step, value in sorted(seconds.items())
-            if all((directory / folder / f"{step}.{ending}").is_file() for folder, ending in files)
+            if EngineSteps.path(directory, step).is_file() and (directory / "rollouts" / f"{step}.jsonl").is_file()
         }
         if not seconds:
             raise RunError(f"{directory}: no training step with rollouts/ and engine_steps/ has finished there")
@@ -100,19 +100,19 @@ class RecordedRun:
         seqs = _number(rollout, "max_num_seqs", 1024)
         return Cluster(max(ranks, engines), seqs, lock_step=ranks > 1, admit_ms=admit_ms)
 
-    def engine_steps(self, step: int) -> dict[str, np.ndarray]:
-        return dict(np.load(self.directory / "engine_steps" / f"{step}.npz"))
+    def engine_steps(self, step: int) -> EngineSteps:
+        return EngineSteps.load(self.directory, step)
 
-    def rounds(self, step: int) -> list[tuple[Round, dict[str, np.ndarray]]]:
+    def rounds(self, step: int) -> list[tuple[Round, EngineSteps]]:
         """A training step's rounds of generation with the arrivals that its first replica saw, and that one's engine
         steps."""
         lines = (self.directory / "rollouts" / f"{step}.jsonl").read_text().splitlines()
         rows = [json.loads(line) for line in lines]
         numbers = sorted({row.get("round", 0) for row in rows})
-        parts = split_rounds(self.engine_steps(step), len(numbers))
+        parts = self.engine_steps(step).split_rounds(len(numbers))
         return [
-            (_round([row for row in rows if row.get("round", 0) == number], arrays), arrays)
-            for number, arrays in zip(numbers, parts, strict=True)
+            (_round([row for row in rows if row.get("round", 0) == number], part), part)
+            for number, part in zip(numbers, parts, strict=True)
         ]
 
 
@@ -128,47 +128,37 @@ def fit_runs(runs: list[RecordedRun], longest_draft: int = 15) -> tuple[FittedCo
         slots = run.cluster(0.0)
         for step, seconds in run.seconds.items():
             idle += seconds
-            for work, arrays in run.rounds(step):
-                came = np.maximum(0, np.diff(arrays["running"], prepend=0))
+            for work, steps in run.rounds(step):
+                came = np.maximum(0, np.diff(steps.running, prepend=0))
                 together = len(work) <= slots.replicas * slots.max_num_seqs
-                context = _context(arrays, work) if together else np.zeros(len(came))
-                parts.append((arrays["running"], arrays["drafted"], arrays["step_ms"], came, context))
-                idle -= arrays["end_s"][-1] - arrays["end_s"][0] + arrays["step_ms"][0] / 1e3
+                context = _context(steps, work) if together else np.zeros(len(came))
+                parts.append((steps.running, steps.drafted, steps.step_ms, came, context))
+                idle -= steps.seconds
                 count += 1
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     return fit_from_steps(*columns, longest_draft=longest_draft), max(0.0, 1e3 * idle / count)
 
 
-def _context(arrays: dict[str, np.ndarray], work: Round) -> np.ndarray:
+def _context(steps: EngineSteps, work: Round) -> np.ndarray:
     """Mean tokens of a request before each step, if all began together."""
-    each = arrays["emitted"] / np.maximum(1, arrays["running"])
+    each = steps.emitted / np.maximum(1, steps.running)
     return work.prompt_tokens.mean() + np.concatenate([[0.0], np.cumsum(each)[:-1]])
 
 
-def split_rounds(arrays: dict[str, np.ndarray], rounds: int) -> list[dict[str, np.ndarray]]:
-    """Engine steps by round: between rounds the engine is idle, longer than ever within one."""
-    columns = {name: arrays[name] for name in ("end_s", "step_ms", "running", "drafted", "accepted", "emitted")}
-    starts = columns["end_s"] - columns["step_ms"] / 1e3
-    pauses = starts[1:] - columns["end_s"][:-1]
-    cuts = 1 + np.sort(np.argsort(pauses, kind="stable")[len(pauses) - (rounds - 1) :]) if rounds > 1 else []
-    pieces = {name: np.split(column, cuts) for name, column in columns.items()}
-    return [{name: parts[i] for name, parts in pieces.items()} for i in range(rounds)]
-
-
-def arrivals(arrays: dict[str, np.ndarray], requests: int) -> np.ndarray:
+def arrivals(steps: EngineSteps, requests: int) -> np.ndarray:
     """float64 [requests], milliseconds after the first step began at which requests were there.
 
     Running requests rise while they come. What has not come when they are most has waited, or come in the place of
     those that had finished: it is spread over the same time.
     """
-    starts = arrays["end_s"] - arrays["step_ms"] / 1e3
-    top = int(np.argmax(arrays["running"])) + 1
-    came = np.cumsum(np.maximum(0, np.diff(arrays["running"][:top], prepend=0)))
+    starts = steps.start_s
+    top = int(np.argmax(steps.running)) + 1
+    came = np.cumsum(np.maximum(0, np.diff(steps.running[:top], prepend=0)))
     at = np.searchsorted(came, (np.arange(requests) + 0.5) * came[-1] / requests)
     return 1e3 * (starts[at] - starts[0])
 
 
-def _round(rows: list[dict], arrays: dict[str, np.ndarray]) -> Round:
+def _round(rows: list[dict], steps: EngineSteps) -> Round:
     groups: dict[int, list[dict]] = {}
     for row in rows:
         groups.setdefault(row["prompt"], []).append(row)
@@ -177,7 +167,7 @@ def _round(rows: list[dict], arrays: dict[str, np.ndarray]) -> Round:
         [[np.array(row["response_tokens"], np.int32) for row in samples] for samples in groups.values()],
     )
     count = sum(len(text) > 0 for samples in recording.responses for text in samples)
-    return recorded_round(recording, arrivals(arrays, count))
+    return recorded_round(recording, arrivals(steps, count))
 
 
 def _number(section: dict, key: str, default: int = 1) -> int:

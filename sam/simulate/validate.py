@@ -17,12 +17,14 @@ def validate(runs: list[RecordedRun], scenarios: list[Scenario]) -> list[dict]:
             outcome, _ = scenario.play(scenario.choice, scenario.choice.threshold, bar.update)
             measured = sum(run.seconds.values())
             recorded = [run.engine_steps(step) for step in run.seconds]
-            drafted, accepted = (sum(int(a[name].sum()) for a in recorded) for name in ("drafted", "accepted"))
+            drafted, accepted = (
+                sum(int(getattr(steps, name).sum()) for steps in recorded) for name in ("drafted", "accepted")
+            )
             rows.append({
                 "run": str(run.directory), "method": run.method, "policy": scenario.choice.label,
                 "training_steps": len(run.seconds), "measured_seconds": round(measured, 3),
                 "seconds": round(outcome.seconds, 3), "error": round(outcome.seconds / measured - 1, 4),
-                "measured_engine_steps": sum(len(a["step_ms"]) for a in recorded),
+                "measured_engine_steps": sum(map(len, recorded)),
                 "engine_steps": outcome.engine_steps, "measured_drafted": drafted, "drafted": outcome.drafted,
                 "measured_accepted": accepted, "accepted": outcome.accepted,
             })  # fmt: skip

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sam.record.atomic import replacing
+
 if TYPE_CHECKING:
     from sam.switch.interpolation import Grid
 
@@ -117,9 +119,8 @@ class StepCost:
     def save(self, path: Path) -> None:
         """Write the table as JSON; an older file is replaced only by a complete one."""
         content = {name: getattr(self, name).tolist() for name in (*AXES, "milliseconds")}
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(json.dumps({"fingerprint": self.fingerprint, "source": self.source, **content}) + "\n")
-        partial.replace(path)
+        with replacing(path) as partial:
+            partial.write_text(json.dumps({"fingerprint": self.fingerprint, "source": self.source, **content}) + "\n")
 
     def check_fingerprint(self, wanted: dict[str, str | int]) -> None:
         """Compare the table with an engine; keys that only one of them has are not compared.

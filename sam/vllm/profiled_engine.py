@@ -43,8 +43,8 @@ class ProfilingExtension:
     def sam_take_steps(self) -> list[tuple[int, int, float]]:
         """(running, drafted, milliseconds) of the decode steps since the last call."""
         steps = StepRecorder.attach(self.model_runner).take()
-        keep = steps["prefilling"] == 0
-        columns = (steps[name][keep].tolist() for name in ("running", "drafted", "step_ms"))
+        keep = steps.prefilling == 0
+        columns = (column[keep].tolist() for column in (steps.running, steps.drafted, steps.step_ms))
         return list(zip(*columns, strict=True))
 
 

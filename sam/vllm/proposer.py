@@ -43,7 +43,7 @@ class SamProposer:
     """Follows the requests of a model runner and drafts for those that the switch lets speculate.
 
     A fault in drafting never fails or changes a rollout: the step goes on without drafts, the fault is
-    counted in `counters["faults"]` and logged once.
+    counted in `counters["draft_errors"]` and logged once.
     """
 
     def __init__(self, vllm_config):
@@ -62,7 +62,9 @@ class SamProposer:
         # One dictionary with the drafter's own: everything in it goes to the metrics.
         self.counters = self.drafter.counters
         self.policy.counters = self.counters
-        self.counters.update(faults=0, followed=0, refused=0, off_steps=0, policy_version=0)
+        self.counters.update(
+            draft_errors=0, tracked_requests=0, untracked_requests=0, skipped_steps=0, policy_version=0
+        )
         # Whether the next step's drafts were asked for: the switch as the step recorder shows it.
         self.switch_on = False
         self.drafted = 0  # tokens of the last call's drafts
@@ -130,9 +132,9 @@ class SamProposer:
                 return self._stay_off(sampled_token_ids)
             return self._propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
         except Exception:
-            if self.counters["faults"] == 0:
+            if self.counters["draft_errors"] == 0:
                 logger.exception("drafting failed; the rollout goes on without drafts (logged once, then counted)")
-            self.counters["faults"] += 1
+            self.counters["draft_errors"] += 1
             return [[] for _ in sampled_token_ids]
 
     def _stay_off(self, sampled_token_ids) -> list[list[int]]:
@@ -141,7 +143,7 @@ class SamProposer:
         self._valid_for_steps -= 1
         self._steps_since_plan += 1
         self._steps_behind += 1
-        self.counters["off_steps"] += 1
+        self.counters["skipped_steps"] += 1
         return [[] for _ in sampled_token_ids]
 
     def _propose(self, sampled_token_ids, num_tokens_no_spec, token_ids_cpu) -> list[list[int]]:
@@ -154,7 +156,7 @@ class SamProposer:
         self._batch = self._runner.input_batch.req_ids.copy()
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         if plan.budget == 0:
-            self.counters["off_steps"] += 1
+            self.counters["skipped_steps"] += 1
             self._steps_behind += 1
             if self._steps_behind < MAX_STEPS_BEHIND:
                 self._valid_for_steps = min(plan.valid_for_steps, MAX_STEPS_BEHIND - 1 - self._steps_behind)
@@ -220,13 +222,13 @@ class SamProposer:
         try:
             self.drafter.start(request_id, prompt, self.counters["policy_version"])
         except ValueError as error:
-            if self.counters["refused"] == 0:
+            if self.counters["untracked_requests"] == 0:
                 logger.warning("no drafts for a request: %s (said once, then counted)", error)
-            self.counters["refused"] += 1
+            self.counters["untracked_requests"] += 1
             self._refused.add(request_id)
             return False
         self._followed[request_id] = self._runner.requests[request_id]
-        self.counters["followed"] += 1
+        self.counters["tracked_requests"] += 1
         return True
 
     def _new_tokens(self, rows, ids, num_tokens_no_spec, token_ids_cpu) -> tuple[np.ndarray, np.ndarray]:

@@ -1,7 +1,7 @@
 """What every engine step did: running requests, drafts, accepted tokens, milliseconds.
 
-Works for any drafter and for none, so that runs can be compared: it looks at what vLLM scheduled and at what
-came out, not at who drafted.
+Works for any drafter and for none, so that runs can be compared: it reads what vLLM scheduled and what came out, not
+who drafted.
 """
 
 from __future__ import annotations
@@ -10,21 +10,7 @@ import time
 
 import numpy as np
 
-POSITION_BIN = 32  # tokens of a response per bin of the acceptance-by-position histograms
-COLUMNS = {
-    "end_s": np.float64,
-    "step_ms": np.float32,
-    "running": np.int32,
-    "prefilling": np.int32,
-    "drafted": np.int32,
-    "accepted": np.int32,
-    "emitted": np.int32,
-    "drafting": np.bool_,
-    "forward_ms": np.float32,
-    "verify_ms": np.float32,
-    "draft_ms": np.float32,
-}
-HISTOGRAMS = ("position_steps", "position_emitted", "position_drafted", "position_accepted")
+from sam.record.engine_steps import POSITION_BIN, EngineSteps, accepted_tokens
 
 
 class StepRecorder:
@@ -58,25 +44,24 @@ class StepRecorder:
         runner.sample_tokens = recorder._around_sample_tokens(runner.sample_tokens)
         return recorder
 
-    def take(self) -> dict[str, np.ndarray]:
-        """All recorded since the last call, as arrays: one row per engine step, the histograms, the drafter's
-        counters as `counter_*`."""
-        arrays = {name: np.array(self._rows[name], dtype=dtype) for name, dtype in COLUMNS.items()}
-        arrays |= {name: getattr(self, name) for name in HISTOGRAMS}
-        arrays |= {"accepted_at": self.accepted_at, "drafted_at": self.drafted_at}
-        arrays["position_bin"] = np.array(POSITION_BIN)
+    def take(self) -> EngineSteps:
+        """The engine steps since the last call."""
         drafter = getattr(self._runner, "drafter", None)
-        for name, value in getattr(drafter, "counters", {}).items():
-            arrays[f"counter_{name}"] = np.array(value)
+        steps = EngineSteps(
+            *zip(*self._rows, strict=True),
+            position_steps=self._position_steps,
+            position_emitted=self._position_emitted,
+            drafted_at=self._drafted_at,
+            accepted_at=self._accepted_at,
+            counters=dict(getattr(drafter, "counters", {})),
+        )
         self._clear()
-        return arrays
+        return steps
 
     def _clear(self) -> None:
-        self._rows: dict[str, list] = {name: [] for name in COLUMNS}
-        for name in HISTOGRAMS:
-            setattr(self, name, np.zeros(self._positions, dtype=np.int64))
-        self.drafted_at = np.zeros(self._draft_length, dtype=np.int64)
-        self.accepted_at = np.zeros(self._draft_length, dtype=np.int64)
+        self._rows: list[tuple] = []  # in the order of EngineSteps' columns
+        self._position_steps, self._position_emitted = np.zeros((2, self._positions), dtype=np.int64)
+        self._drafted_at, self._accepted_at = np.zeros((2, self._draft_length), dtype=np.int64)
 
     def _timed(self, function, attribute: str):
         def timed(*args, **kwargs):
@@ -95,7 +80,7 @@ class StepRecorder:
             self._switch_on = getattr(getattr(self._runner, "drafter", None), "switch_on", None)
             result = function(scheduler_output, *args, **kwargs)
             self._forward = time.perf_counter() - self._start
-            # Nothing went on from the step before: what lies between the two was a rest.
+            # No request goes on from the step before: the time between the two steps was idle.
             if scheduler_output.total_num_scheduled_tokens == 0 or not scheduler_output.scheduled_cached_reqs.req_ids:
                 self._idle = True
             return result
@@ -147,8 +132,7 @@ class StepRecorder:
             self._verify * 1e3,
             self._draft * 1e3,
         )
-        for column, value in zip(self._rows.values(), row, strict=True):
-            column.append(value)
+        self._rows.append(row)
         self._last_end, self._idle = now, False
         self._forward = self._verify = self._draft = 0.0
 
@@ -157,13 +141,11 @@ class StepRecorder:
         return request.num_computed_tokens + tokens < request.num_prompt_tokens
 
     def _record_request(self, request_id: str, drafted: int, emitted: int) -> int:
-        accepted = emitted - 1
+        accepted = accepted_tokens(emitted, verified=1)
         position = len(self._runner.requests[request_id].output_token_ids) - emitted
         bin_ = max(0, position) // POSITION_BIN
-        self.position_steps[bin_] += 1
-        self.position_emitted[bin_] += emitted
-        self.position_drafted[bin_] += drafted
-        self.position_accepted[bin_] += accepted
-        self.drafted_at[:drafted] += 1
-        self.accepted_at[:accepted] += 1
+        self._position_steps[bin_] += 1
+        self._position_emitted[bin_] += emitted
+        self._drafted_at[:drafted] += 1
+        self._accepted_at[:accepted] += 1
         return accepted

@@ -1,28 +1,22 @@
 """A step's metrics from the servers' records."""
 
-import io
-
 import numpy as np
 import pytest
 
 from recipe.record.rollout_metrics import RolloutRecord, rejected_seconds, token_milliseconds
 from recipe.report.timeline import over_time
+from sam.record.engine_steps import EngineSteps
 
 
 def record(running=(4, 4, 2, 1), milliseconds=(10.0, 10.0, 30.0, 50.0), pauses=(0.0, 0.0, 0.0, 0.0), seconds=0.1):
     """A replica's record; `pauses` are seconds without work before each engine step."""
-    steps = len(running)
     ends = 1000.0 + np.cumsum(np.array(milliseconds) / 1e3 + np.array(pauses))
-    arrays = {name: np.zeros(steps) for name in ("forward_ms", "verify_ms", "draft_ms", "drafting")}
-    arrays |= {
-        "step_ms": np.array(milliseconds), "running": np.array(running), "end_s": ends,
-        "drafted": np.array([0, 0, 6, 3]), "accepted": np.array([0, 0, 2, 1]), "emitted": np.array([4, 4, 4, 2]),
-        "position_steps": np.array([2, 1]), "position_emitted": np.array([4, 2]),
-        "drafted_at": np.array([3, 3, 3]), "accepted_at": np.array([2, 1, 0]), "counter_faults": np.array(0),
-    }  # fmt: skip
-    blob = io.BytesIO()
-    np.savez(blob, **arrays)
-    return blob.getvalue(), seconds
+    steps = EngineSteps(
+        end_s=ends, step_ms=milliseconds, running=running, drafted=[0, 0, 6, 3], accepted=[0, 0, 2, 1],
+        emitted=[4, 4, 4, 2], position_steps=[2, 1], position_emitted=[4, 2], drafted_at=[3, 3, 3],
+        accepted_at=[2, 1, 0], counters={"draft_errors": 0},
+    )  # fmt: skip
+    return steps.to_bytes(), seconds
 
 
 def test_metrics_add_up_over_replicas():
@@ -31,7 +25,7 @@ def test_metrics_add_up_over_replicas():
     assert metrics["rollout/spec_accept_rate"] == pytest.approx(6 / 18)
     assert metrics["rollout/spec_accept_length"] == 2.0
     assert metrics["rollout/spec_accept_rate/position_2"] == pytest.approx(1 / 3)
-    assert metrics["rollout/drafter/faults"] == 0
+    assert metrics["rollout/drafter/draft_errors"] == 0
 
 
 def test_timeline_is_over_time_not_over_steps():
@@ -66,24 +60,20 @@ def test_a_replica_without_a_part_in_every_round_tells_nothing_of_rounds():
 
 def test_what_rejected_drafts_took_is_their_share_of_the_steps_time():
     running, drafted = np.array([8, 8, 4, 4, 2, 1]), np.array([0, 16, 0, 8, 4, 3])
-    arrays = {
-        "running": running, "drafted": drafted, "accepted": drafted // 2,
-        "step_ms": 5.0 + 0.5 * running + 0.25 * drafted,
-    }  # fmt: skip
-    assert token_milliseconds(arrays) == pytest.approx(0.25)
-    assert rejected_seconds(arrays) == pytest.approx(0.25 * (31 - 15) / 1e3)
-    assert rejected_seconds({**arrays, "drafted": 0 * drafted, "accepted": 0 * drafted}) == 0.0
+    milliseconds = 5.0 + 0.5 * running + 0.25 * drafted
+    steps = EngineSteps(step_ms=milliseconds, running=running, drafted=drafted, accepted=drafted // 2)
+    assert token_milliseconds(steps) == pytest.approx(0.25)
+    assert rejected_seconds(steps) == pytest.approx(0.25 * (31 - 15) / 1e3)
+    assert rejected_seconds(EngineSteps(step_ms=milliseconds, running=running)) == 0.0
     metrics = RolloutRecord.merge([record(), record()]).metrics()
     assert metrics["rollout/other_ms_per_step"] == metrics["rollout/step_ms_per_step"] == 25.0
-    one = {name: np.array(values) for name, values in {
-        "running": (4, 4, 2, 1), "drafted": (0, 0, 6, 3), "accepted": (0, 0, 2, 1), "step_ms": (10.0, 10.0, 30.0, 50.0),
-    }.items()}  # fmt: skip
+    one = EngineSteps.from_bytes(record()[0])
     assert metrics["rollout/rejected_seconds"] == pytest.approx(rejected_seconds(one)) and rejected_seconds(one) > 0
 
 
 def test_columns_over_time_keep_their_totals():
-    arrays = {"step_ms": np.array([10.0, 30.0, 60.0]), "running": np.array([5, 3, 1])}
-    time, means = over_time(arrays, ("running",))
+    steps = EngineSteps(step_ms=[10.0, 30.0, 60.0], running=[5, 3, 1])
+    time, means = over_time(steps, {"running": steps.running})
     assert time[-1] == pytest.approx(0.1)
     assert means["running"].mean() == pytest.approx((5 * 10 + 3 * 30 + 1 * 60) / 100)
     assert means["running"][[0, -1]] == pytest.approx([5, 1])

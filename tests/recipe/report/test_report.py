@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from recipe.report.__main__ import main
-from recipe.report.runs import config_difference, in_tail
+from recipe.report.runs import config_difference
+from sam.record.engine_steps import EngineSteps
 
 
 def make_run(directory, method, seconds, rewards, different=()):
@@ -172,7 +173,7 @@ def test_broken_input_is_one_line(runs, tmp_path, capsys):
     ],
 )
 def test_tail(running, tail):
-    assert in_tail(np.array(running), 2).astype(int).tolist() == tail
+    assert EngineSteps(running=running).in_tail(2).astype(int).tolist() == tail
 
 
 def test_config_difference():

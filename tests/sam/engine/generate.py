@@ -69,11 +69,9 @@ def main(model: str, method: str, max_num_seqs: int) -> None:
             [step[token].logprob for step, token in zip(o.outputs[0].logprobs, o.outputs[0].token_ids, strict=True)]
             for o in outputs
         ],
-        "drafted": int(record["drafted"].sum()),
-        "accepted": int(record["accepted"].sum()),
-        "emitted": int(record["emitted"].sum()),
-        "drafting_above_threshold": int((record["drafting"] & (record["running"] > 17)).sum()),
-        "counters": {name: int(value) for name, value in record.items() if name.startswith("counter_")},
+        **{name: int(getattr(record, name).sum()) for name in ("drafted", "accepted", "emitted")},
+        "drafting_above_threshold": int((record.drafting & (record.running > 17)).sum()),
+        "counters": record.counters,
         "followed": len(getattr(getattr(runner, "drafter", None), "_followed", ())),
     }
     print("RESULT " + json.dumps(result))

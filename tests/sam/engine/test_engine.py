@@ -73,9 +73,9 @@ def test_every_token_is_counted_once(results):
 def test_switch_and_lifecycle(results):
     sam = results["sam"]
     assert sam["drafting_above_threshold"] == 0
-    assert sam["counters"]["counter_off_steps"] > 0
-    assert sam["counters"]["counter_faults"] == 0
-    assert sam["counters"]["counter_followed"] == len(sam["tokens"])
+    assert sam["counters"]["skipped_steps"] > 0
+    assert sam["counters"]["draft_errors"] == 0
+    assert sam["counters"]["tracked_requests"] == len(sam["tokens"])
     assert sam["followed"] == 1  # only the request after all of these
 
 

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import yaml
 
+from sam.record.engine_steps import EngineSteps
 from sam.record.responses import Recording
 from sam.replay.baselines import make_drafter
 from sam.simulate.engine import Cluster
 from sam.simulate.lengths import recorded_round
 from sam.simulate.rollout import Choice, Real, simulate
-from sam.simulate.run import RecordedRun, RunError, arrivals, fit_runs, split_rounds
+from sam.simulate.run import RecordedRun, RunError, arrivals, fit_runs
 from sam.switch.step_cost import linear
 
 COST = linear(4.0, 0.0, 0.05)
@@ -42,7 +43,7 @@ def write_run(directory, method="sam", policy="threshold", steps=3, threshold=4,
         work = recorded_round(Recording(prompts, samples))
         acceptance = Real(lambda k, scope: make_drafter("sam", scope, k))
         outcome, played = simulate([work], Cluster(max_num_seqs=12), choice, COST, acceptance, threshold)
-        np.savez(directory / "engine_steps" / f"{step}.npz", **one_by_one(played[0].timelines[0]))
+        one_by_one(played[0].timelines[0]).save(directory, step)
         rows = [
             {"prompt": p, "sample": s, "round": 0, "prompt_tokens": prompts[p].tolist(), "response_tokens": r.tolist()}
             for p, group in enumerate(samples)
@@ -54,17 +55,13 @@ def write_run(directory, method="sam", policy="threshold", steps=3, threshold=4,
     return directory
 
 
-def one_by_one(timeline: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def one_by_one(timeline: dict[str, np.ndarray]) -> EngineSteps:
     """A timeline as the recorder writes it: a row for each engine step."""
     steps = timeline["steps"]
     spread = np.repeat(np.diff(timeline["end_ms"], prepend=0.0) / steps, steps)
     counts = {name: np.repeat(timeline[name] // steps, steps) for name in ("drafted", "accepted", "emitted")}
-    return {
-        "end_s": 100.0 + np.cumsum(spread) / 1e3,
-        "step_ms": spread,
-        "running": np.repeat(timeline["running"], steps),
-        **counts,
-    }
+    ends = 100.0 + np.cumsum(spread) / 1e3
+    return EngineSteps(end_s=ends, step_ms=spread, running=np.repeat(timeline["running"], steps), **counts)
 
 
 def test_step_costs_of_a_run_are_those_it_had(tmp_path):
@@ -77,14 +74,9 @@ def test_step_costs_of_a_run_are_those_it_had(tmp_path):
 
 def test_rounds_are_split_at_the_longest_pauses_and_arrivals_read_from_running_requests():
     starts = np.array([0.0, 0.01, 0.02, 0.5, 0.51, 0.9])
-    arrays = {
-        "end_s": starts + 0.01,
-        "step_ms": np.full(6, 10.0),
-        "running": np.array([1, 4, 3, 2, 2, 5]),
-        **{name: np.zeros(6, int) for name in ("drafted", "accepted", "emitted")},
-    }
-    first, second, third = split_rounds(arrays, 3)
-    assert [part["running"].tolist() for part in (first, second, third)] == [[1, 4, 3], [2, 2], [5]]
+    steps = EngineSteps(end_s=starts + 0.01, step_ms=np.full(6, 10.0), running=[1, 4, 3, 2, 2, 5])
+    first, second, third = steps.split_rounds(3)
+    assert [part.running.tolist() for part in (first, second, third)] == [[1, 4, 3], [2, 2], [5]]
     assert arrivals(first, 4) == pytest.approx([0, 10, 10, 10])
     assert arrivals(second, 2) == pytest.approx([0, 0])
 

@@ -27,11 +27,11 @@ def test_preempted_request_returns_with_tokens_it_was_not_followed_for(proposer)
         runner.add(name, prompt)
     runner.step(proposer, ["a", "b"], {"a": [3], "b": [8]})
     runner.step(proposer, ["b"], {"b": [7]})  # a is preempted: out of the batch, still a request
-    assert proposer.counters["followed"] == 2
+    assert proposer.counters["tracked_requests"] == 2
     runner.texts["a"] += [4, 1]  # as when a step's tokens were not shown to the proposer
     assert runner.step(proposer, ["b", "a"], {"a": [2], "b": [6]})["a"] == [3, 4, 1]
     assert proposer.drafter.num_tokens("a") == len(runner.texts["a"])
-    assert proposer.counters["followed"] == 2 and proposer.counters["faults"] == 0
+    assert proposer.counters["tracked_requests"] == 2 and proposer.counters["draft_errors"] == 0
 
 
 def test_finished_and_aborted_requests_are_released_and_still_help_their_siblings(proposer):
@@ -68,7 +68,7 @@ def test_fault_is_counted_and_the_step_goes_on(proposer, monkeypatch):
     proposer.drafter.step = None
     for _ in range(3):
         assert runner.step(proposer, ["a"], {"a": [2]}) == {"a": []}
-    assert proposer.counters["faults"] == 3
+    assert proposer.counters["draft_errors"] == 3
     assert len(said) == 1 and "drafting failed" in said[0]
 
 
@@ -86,7 +86,7 @@ def test_request_that_cannot_be_followed_gets_no_drafts_and_the_others_do(propos
     for _ in range(3):
         drafts = runner.step(proposer, ["long", "short"], {"long": [1], "short": [2, 1]})
         assert drafts["long"] == [] and drafts["short"]
-    assert (proposer.counters["refused"], proposer.counters["faults"]) == (1, 0)
+    assert (proposer.counters["untracked_requests"], proposer.counters["draft_errors"]) == (1, 0)
     del runner.requests["long"]
     runner.step(proposer, ["short"], {"short": [2]})
     assert not proposer._refused
@@ -115,7 +115,7 @@ def test_policies_take_turns_with_the_weights():
         proposer.weights_updated()
         drafted.append([len(runner.step(proposer, ["a"], {"a": [token]})["a"]) for token in (1, 2)])
     assert drafted == [[0, 0], [3, 3], [0, 0], [0, 0]]
-    assert proposer.counters["policy_index"] == 0 and proposer.counters["faults"] == 0
+    assert proposer.counters["policy_index"] == 0 and proposer.counters["draft_errors"] == 0
 
 
 def test_corpus_is_drafted_from(tmp_path):
@@ -138,8 +138,8 @@ def test_goodput_verifies_what_pays_and_learns_what_steps_take():
     assert proposer.switch_on and proposer.drafted > 0
     proposer.policy.use_table(linear(0.001, 0.0, 1.0))
     assert runner.step(proposer, ["a"], {"a": [2, 3, 1]}) == {"a": []}
-    assert not proposer.switch_on and proposer.counters["faults"] == 0
-    assert proposer.counters["off_steps"] == 1
+    assert not proposer.switch_on and proposer.counters["draft_errors"] == 0
+    assert proposer.counters["skipped_steps"] == 1
 
 
 def test_a_table_of_another_engine_leaves_the_threshold(tmp_path, monkeypatch):

@@ -17,13 +17,13 @@ def test_without_drafts_the_drafter_is_called_now_and_then_and_misses_nothing():
     for token in range(MAX_STEPS_BEHIND + 5):
         new = [3 + token % 3]
         assert runner.step(proposer, ["a", "c"], {"a": new, "c": new}) == {"a": [], "c": []}
-    assert appended == [2 * MAX_STEPS_BEHIND] and proposer.counters["off_steps"] == MAX_STEPS_BEHIND + 5
+    assert appended == [2 * MAX_STEPS_BEHIND] and proposer.counters["skipped_steps"] == MAX_STEPS_BEHIND + 5
     finished = runner.texts["a"]
     runner.requests.clear()
     runner.add("b", [1, 2])
     assert runner.step(proposer, ["b"], {"b": [3]})["b"] == finished[3:6]
     assert appended[1:] == [5, 5, 1], "what the finished requests had written since, and the new one"
-    assert set(proposer._followed) == {"b"} and proposer.counters["faults"] == 0
+    assert set(proposer._followed) == {"b"} and proposer.counters["draft_errors"] == 0
 
 
 def test_drafts_that_nobody_verifies_are_compared_with_what_comes():
@@ -53,7 +53,7 @@ def test_a_policy_is_not_asked_while_its_answer_holds_but_at_once_when_the_batch
     assert asked == [1, 9]
     runner.step(proposer, ["a"], {"a": [3]})
     assert asked == [1, 9, 1] and runner.step(proposer, ["a"], {"a": [3]})["a"] and asked == [1, 9, 1, 1]
-    assert proposer.counters["off_steps"] == 10
+    assert proposer.counters["skipped_steps"] == 10
 
 
 def test_goodput_holds_for_its_cool_down_and_counts_the_steps_in_which_nobody_asked():

@@ -1,0 +1,198 @@
+"""The engine steps of a rollout: filled by sam.vllm.step_recorder, read by everything that measures a run."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+import numpy as np
+
+from sam.record.atomic import replacing
+
+POSITION_BIN = 32  # tokens of a response per bin of the acceptance-by-position histograms
+SHORTEST_PAUSE = 1e-3  # seconds between generation rounds; the recorder itself rounds to a millionth of that
+PER_STEP = {
+    "end_s": np.float64,
+    "step_ms": np.float32,
+    "running": np.int32,
+    "prefilling": np.int32,
+    "drafted": np.int32,
+    "accepted": np.int32,
+    "emitted": np.int32,
+    "drafting": np.bool_,
+    "forward_ms": np.float32,
+    "verify_ms": np.float32,
+    "draft_ms": np.float32,
+}
+HISTOGRAMS = ("position_steps", "position_emitted", "drafted_at", "accepted_at")
+# Counters of run directories written before 0.2, by today's names. Can go with the release after.
+RENAMED_COUNTERS = {
+    "faults": "draft_errors",
+    "followed": "tracked_requests",
+    "refused": "untracked_requests",
+    "off_steps": "skipped_steps",
+    "turn": "policy_index",
+}
+
+
+def accepted_tokens(emitted: int, verified: int) -> int:
+    """Draft tokens accepted by `verified` verifications that emitted `emitted` tokens: each adds one of the model's own
+    (Leviathan et al., arXiv 2211.17192). A step without drafts counts as a verification that accepts none."""
+    return emitted - verified
+
+
+@dataclass(eq=False)
+class EngineSteps:
+    """A replica's engine steps in the rollout of one training step, in order.
+
+    Attributes:
+        end_s: float64 [steps], seconds on the engine process's clock at which the step ended.
+        step_ms: float32 [steps], milliseconds since the step before ended; after a pause, since this one began.
+        running: int32 [steps], requests in the batch.
+        prefilling: int32 [steps], those of them whose prompt was not complete.
+        drafted: int32 [steps], draft tokens verified.
+        accepted: int32 [steps], draft tokens accepted.
+        emitted: int32 [steps], tokens emitted.
+        drafting: bool [steps], whether the policy let requests speculate.
+        forward_ms: float32 [steps], milliseconds of the model's forward pass.
+        verify_ms: float32 [steps], milliseconds of sampling and verification.
+        draft_ms: float32 [steps], milliseconds of drafting.
+        position_steps: int64 [bins], verifications by position in the response.
+        position_emitted: int64 [bins], tokens that these emitted.
+        position_bin: tokens in a bin.
+        drafted_at: int64 [num_speculative_tokens], drafts verified that were longer than the index.
+        accepted_at: int64 [num_speculative_tokens], of these, the drafts whose token at the index was accepted.
+        counters: the drafter's totals since the engine started, by name.
+
+    Columns that are left out are zeros; `end_s` is then that of steps without pauses.
+
+    Raises:
+        ValueError: columns of different lengths.
+
+    Example:
+        >>> steps = EngineSteps(step_ms=[10, 10, 30], running=[4, 2, 1], drafted=[0, 6, 3], accepted=[0, 2, 1])
+        >>> len(steps), int(steps.accepted.sum()), steps.in_tail(2).tolist()
+        (3, 3, [False, True, True])
+        >>> EngineSteps.from_bytes(steps.to_bytes()).drafted.tolist()
+        [0, 6, 3]
+    """
+
+    end_s: np.ndarray | None = None
+    step_ms: np.ndarray | None = None
+    running: np.ndarray | None = None
+    prefilling: np.ndarray | None = None
+    drafted: np.ndarray | None = None
+    accepted: np.ndarray | None = None
+    emitted: np.ndarray | None = None
+    drafting: np.ndarray | None = None
+    forward_ms: np.ndarray | None = None
+    verify_ms: np.ndarray | None = None
+    draft_ms: np.ndarray | None = None
+    position_steps: np.ndarray = ()
+    position_emitted: np.ndarray = ()
+    position_bin: int = POSITION_BIN
+    drafted_at: np.ndarray = ()
+    accepted_at: np.ndarray = ()
+    counters: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        given = {name: len(value) for name in PER_STEP if (value := getattr(self, name)) is not None}
+        if len(set(given.values())) > 1:
+            raise ValueError(f"engine steps: columns of lengths {given}: expected one value for each engine step")
+        steps = max(given.values(), default=0)
+        if self.end_s is None and self.step_ms is not None:
+            self.end_s = np.cumsum(self.step_ms, dtype=np.float64) / 1e3
+        for name, dtype in PER_STEP.items():
+            value = getattr(self, name)
+            setattr(self, name, np.zeros(steps, dtype) if value is None else np.asarray(value, dtype))
+        for name in HISTOGRAMS:
+            setattr(self, name, np.asarray(getattr(self, name), np.int64))
+
+    def __len__(self) -> int:
+        return len(self.step_ms)
+
+    def to_bytes(self) -> bytes:
+        """The contents of a compressed .npz file; counters are arrays named counter_*."""
+        arrays = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "counters"}
+        arrays |= {f"counter_{name}": value for name, value in self.counters.items()}
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **arrays)
+        return buffer.getvalue()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> EngineSteps:
+        """Read what `to_bytes` of this or an earlier version gave; arrays that are no field are left out."""
+        arrays = dict(np.load(io.BytesIO(content)))
+        counters = {
+            RENAMED_COUNTERS.get(name.removeprefix("counter_"), name.removeprefix("counter_")): int(value)
+            for name, value in arrays.items()
+            if name.startswith("counter_")
+        }
+        known = {one.name for one in fields(cls)} & arrays.keys() - {"position_bin"}
+        bin_tokens = int(arrays.get("position_bin", POSITION_BIN))
+        return cls(**{name: arrays[name] for name in known}, position_bin=bin_tokens, counters=counters)
+
+    @staticmethod
+    def path(run_directory: Path, step: int) -> Path:
+        """The file of a training step: engine_steps/<step>.npz in the run's directory."""
+        return run_directory / "engine_steps" / f"{step}.npz"
+
+    def save(self, run_directory: Path, step: int) -> None:
+        """Write the file of a training step, whole or not at all."""
+        with replacing(self.path(run_directory, step)) as partial:
+            partial.write_bytes(self.to_bytes())
+
+    @classmethod
+    def load(cls, run_directory: Path, step: int) -> EngineSteps:
+        """Read the file of a training step."""
+        return cls.from_bytes(cls.path(run_directory, step).read_bytes())
+
+    @property
+    def start_s(self) -> np.ndarray:
+        """float64 [steps], seconds on the engine process's clock at which each step began."""
+        return self.end_s - self.step_ms.astype(np.float64) / 1e3
+
+    @property
+    def seconds(self) -> float:
+        """From the first step's begin to the last one's end."""
+        return float(self.end_s[-1] - self.start_s[0]) if len(self) else 0.0
+
+    def split_rounds(self, rounds: int) -> list[EngineSteps]:
+        """The steps of each generation round; histograms and counters, which are of all rounds, are left out.
+
+        The next round is dispatched when the last response of this one is judged: the engine is idle meanwhile, longer
+        than ever within a round.
+        """
+        pauses = self.start_s[1:] - self.end_s[:-1]
+        longest = np.argsort(pauses, kind="stable")[max(0, len(pauses) - (rounds - 1)) :]
+        columns = [np.split(getattr(self, name), 1 + np.sort(longest)) for name in PER_STEP]
+        return [EngineSteps(*pieces) for pieces in zip(*columns, strict=True)]
+
+    def round_seconds(self, rounds: int) -> list[float] | None:
+        """Seconds that the engine worked on each generation round; None if it had no part in one of them."""
+        parts = self.split_rounds(rounds)
+        pauses = [after.start_s[0] - before.end_s[-1] for before, after in zip(parts, parts[1:], strict=False)]
+        if len(self) < rounds or any(pause < SHORTEST_PAUSE for pause in pauses):
+            return None
+        return [part.seconds for part in parts]
+
+    def in_tail(self, threshold: int) -> np.ndarray:
+        """bool [steps]: the steps of a tail, from when running requests first stay at or below `threshold` to the end
+        of the generation round.
+
+        A round begins where running requests rise above the threshold again; the steps on the way up are not tail.
+        Without any step above it the whole rollout is tail.
+        """
+        running, above = self.running, self.running > threshold
+        if not above.any():
+            return np.ones(len(self), dtype=bool)
+        rising = np.zeros(len(self), dtype=bool)
+        for first in np.flatnonzero(above & ~np.concatenate([[False], above[:-1]])):
+            step = first - 1
+            while step >= 0 and not above[step] and running[step] < running[step + 1]:
+                rising[step] = True
+                step -= 1
+            if step < 0 or not above[:first].any():
+                rising[:first] = True
+        return ~above & ~rising

@@ -1,0 +1,62 @@
+"""Engine steps on disk and between processes, of this version and of earlier ones; files replaced whole."""
+
+import doctest
+
+import numpy as np
+import pytest
+
+from sam.record import atomic, engine_steps
+from sam.record.atomic import replacing
+from sam.record.engine_steps import PER_STEP, EngineSteps, accepted_tokens
+
+
+@pytest.mark.parametrize("module", [atomic, engine_steps])
+def test_examples(module):
+    failed, tried = doctest.testmod(module)
+    assert tried > 0 and failed == 0
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    columns = {name: np.arange(5).astype(dtype) for name, dtype in PER_STEP.items()}
+    histograms = {"position_steps": [2, 1], "position_emitted": [4, 2], "drafted_at": [3, 1], "accepted_at": [2, 0]}
+    steps = EngineSteps(**columns, **histograms, position_bin=16, counters={"draft_errors": 2})
+    (tmp_path / "engine_steps").mkdir()
+    steps.save(tmp_path, 3)
+    assert [file.name for file in tmp_path.rglob("*.*")] == ["3.npz"]
+    loaded = EngineSteps.load(tmp_path, 3)
+    for name in (*columns, *histograms):
+        kept, found = getattr(steps, name), getattr(loaded, name)
+        assert kept.dtype == found.dtype and kept.tolist() == found.tolist(), name
+    assert (loaded.position_bin, loaded.counters) == (16, {"draft_errors": 2})
+
+
+def test_the_file_of_an_earlier_version_is_read(tmp_path):
+    (tmp_path / "engine_steps").mkdir()
+    arrays = {"step_ms": np.array([10.0, 20.0]), "running": np.array([2, 1]), "position_accepted": np.array([1])}
+    np.savez(tmp_path / "engine_steps" / "1.npz", **arrays, counter_faults=np.array(1), counter_turn=np.array(2))
+    steps = EngineSteps.load(tmp_path, 1)
+    assert steps.counters == {"draft_errors": 1, "policy_index": 2}
+    assert steps.seconds == pytest.approx(0.03) and steps.drafted.tolist() == [0, 0]
+
+
+def test_columns_of_different_lengths_are_refused():
+    with pytest.raises(ValueError, match="'running': 1.*expected one value for each engine step"):
+        EngineSteps(step_ms=[1.0, 2.0], running=[1])
+
+
+def test_more_rounds_than_steps_have_no_seconds():
+    assert EngineSteps().round_seconds(1) is None
+    assert EngineSteps(step_ms=[1.0, 2.0]).round_seconds(3) is None
+    assert EngineSteps(step_ms=[1.0, 2.0]).round_seconds(1) == [pytest.approx(0.003)]
+
+
+def test_accepted_tokens_are_those_beyond_one_a_verification():
+    assert accepted_tokens(emitted=7, verified=3) == 4
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+    (target := tmp_path / "state.json").write_text("old")
+    with pytest.raises(OSError, match="disk full"), replacing(target) as partial:
+        partial.write_text("half")
+        raise OSError("disk full")
+    assert target.read_text() == "old" and list(tmp_path.iterdir()) == [target]
