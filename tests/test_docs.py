@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -216,3 +217,33 @@ def test_every_knob_named_exists():
         for code in inline_code(text):
             for knob in re.findall(r"(?<![\w/])speculation\.(\w+)", code):
                 assert knob in knobs, f"{page}: speculation.{knob}"
+
+
+def emitted_metrics() -> set[str]:
+    """Names under which a training step's rollout is logged: by running what logs them, on small arrays."""
+    from recipe.record.rollout_metrics import RolloutRecord
+    from sam.switch.goodput import Goodput
+    from sam.switch.policy import StepState
+    from tests.recipe.record.test_rollout_metrics import record
+    from tests.sam.vllm.model_runner import make_proposer
+
+    names = set(RolloutRecord.merge([record()]).metrics(tail_threshold=2, rounds=1))
+    goodput, state = Goodput(3), StepState(8)
+    for _ in range(3):  # unlikely drafts: declined, and then not made for a while
+        goodput.choose(state, np.full(24, 1e-3, np.float32), np.arange(0, 25, 3))
+        goodput.plan(state)
+    counters = {*goodput.counters, *make_proposer(policy_rotation=["never", "always"]).counters}
+    names |= {f"rollout/drafter/{name}" for name in counters}
+    # Importing it takes verl: its names are read off the source.
+    source = (ROOT / "recipe" / "trainer" / "dynamic_sampling.py").read_text()
+    return names | set(re.findall(r'"(rollout/[\w/]+)":', source))
+
+
+def test_metrics_page_has_the_names_that_the_code_emits():
+    rows = re.findall(r"^\| `(rollout/[\w/]+)`", TEXTS["docs/metrics.md"], flags=re.M)
+    assert len(rows) == len(set(rows))
+
+    def numbered(names) -> list[str]:
+        return sorted({re.sub(r"\d+", "N", name) for name in names})
+
+    assert numbered(rows) == numbered(emitted_metrics())

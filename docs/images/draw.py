@@ -289,7 +289,7 @@ def draw_goodput():
         survival = (likely[:, None] ** np.arange(1, k + 1)).astype(np.float32)
         brought = np.concatenate([[0.0], np.cumsum(np.sort(survival.ravel())[::-1])])
         drafts = np.arange(brought.size)
-        goodput = (running + brought) / cost.of(running, running + drafts, context)
+        goodput = (running + brought) / cost.step_ms(running, running + drafts, context)
         policy, state = Goodput(k, cost), StepState(running, context=context)
         chosen = int(policy.choose(state, survival.ravel(), k * np.arange(running + 1)).sum())
         gain = 100.0 * (goodput / goodput[0] - 1.0)
