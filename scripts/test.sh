@@ -1,14 +1,42 @@
 #!/usr/bin/env bash
-# Sets everything up and passes the tests. Arguments go to pytest: bash scripts/test.sh tests/sam -k automaton
-# With --ascend first: the tests of vllm-ascend on a simulated NPU, in an environment of their own.
+# Sets everything up and passes the tests: the default suite, in two processes side by side.
+#   fast       what to run while working: about a minute, no engine, nothing is downloaded
+#   --ascend   the tests of vllm-ascend on a simulated NPU, in an environment of their own
+# Further arguments go to one pytest: bash scripts/test.sh tests/sam -k automaton
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
-if [ "${1:-}" = --ascend ]; then
+
+# The tests that start engines and runs wait for other processes much of the time: beside them the others run.
+run_default_suite() {
+    local slow="engine or e2e" output code=0 beside
+    output="$(mktemp)"
+    set -m # a process group of its own, so that an interrupt reaches what its tests have started
+    python -m pytest --durations=20 -m "($slow) and not long" >"$output" 2>&1 &
+    beside=$!
+    set +m
+    trap 'kill -INT -- -$beside; wait $beside; rm -f "$output"' EXIT
+    python -m pytest --durations=20 -m "not ($slow) and not long" || code=$?
+    echo "with an engine or a run:"
+    tail --pid=$beside --lines=+1 --follow "$output"
+    wait $beside || code=$?
+    trap 'rm -f "$output"' EXIT
+    return $code
+}
+
+case "${1:-}" in
+--ascend)
     shift
     set_up_ascend_simulator
-    [ $# -gt 0 ] || set -- tests/ascend
+    [ $# -gt 0 ] || set -- tests/ascend --durations=20
     exec python -m pytest "$@"
-fi
+    ;;
+fast)
+    shift
+    set_up_environment cpu dev
+    exec python -m pytest -m "not (engine or e2e or network or statistical or slow or long)" "$@"
+    ;;
+esac
 set_up_environment cpu dev
 ruff check .
 ruff format --check .
-exec python -m pytest "$@"
+[ $# -eq 0 ] || exec python -m pytest "$@"
+run_default_suite

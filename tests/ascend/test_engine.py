@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.engine
+
 GENERATE = Path(__file__).with_name("generate.py")
 STOP = [93]  # a token that four greedy responses hold, one of them within an accepted draft
 SAMPLED = {"temperature": 0.4}

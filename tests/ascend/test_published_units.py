@@ -13,6 +13,8 @@ import pytest
 from recipe.launch import source_patches
 from sam.verify.originals import ascend_source
 
+pytestmark = pytest.mark.network
+
 REPOSITORY = Path(__file__).parents[2]
 SUITES = ("sample", "spec_decode", "worker", "patch", "core")
 OPTIONS = ("--ignore-glob=*/a2/*", "--ignore-glob=*/a3_2/*", "-p", "no:cacheprovider", "-q", "-rN")

@@ -9,6 +9,9 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
+
+pytestmark = pytest.mark.e2e
 
 STEPS = 2
 MINUTES = 60.0

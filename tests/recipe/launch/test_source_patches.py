@@ -11,6 +11,8 @@ import pytest
 from recipe.launch import source_patches
 from sam.verify.originals import ascend_source
 
+pytestmark = pytest.mark.network  # the published sources
+
 REPOSITORY = Path(__file__).parents[3]
 VERSION = "0.23.0.post1"
 

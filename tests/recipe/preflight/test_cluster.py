@@ -25,6 +25,7 @@ def head():
     shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.e2e
 def test_a_node_says_what_it_lacks(head):
     """The functions that run on the node, in a Ray worker of their own."""
     config = compose_config("dapo_qwen3_32b", [])
@@ -36,6 +37,7 @@ def test_a_node_says_what_it_lacks(head):
     )
 
 
+@pytest.mark.e2e
 def test_free_dies_are_counted(head):
     @ray.remote(resources={"NPU": 4}, num_cpus=0)
     class Other:

@@ -17,6 +17,8 @@ from sam.verify.uniforms import uniforms
 from sam.vllm import exact_sampler
 from tests.sam.engine.tiny_engine import NGRAM, generate, save_model
 
+pytestmark = [pytest.mark.engine, pytest.mark.statistical]
+
 CACHE = Path(__file__).parents[3] / ".cache" / "peers"
 RESPONSES, LENGTH, PROMPT_LENGTH = 1000, 200, 8
 VOCABULARY = 12  # so small that a draft is accepted often although nothing is certain
@@ -120,6 +122,7 @@ def test_control_one_uniform_for_a_whole_step_is_caught(model, monkeypatch):
     assert found["first"] > LIMIT and found["second"] < 1e-12, found
 
 
+@pytest.mark.network
 def test_control_block_verify_is_caught(model, monkeypatch):
     lossy = load_vectorised_originals(CACHE, enable_block_verify=True)
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.engine
+
 GENERATE = Path(__file__).with_name("generate.py")
 SAMPLES, DRAFT_LENGTH = 8, 3  # as generate.py has them
 UNSEEDED = 6  # the sample without a seed: its key comes from vLLM's request id, which is random

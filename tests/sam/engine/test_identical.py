@@ -5,6 +5,8 @@ import pytest
 
 from tests.sam.engine.tiny_engine import NGRAM, SAM, VOCABULARY, generate, save_model
 
+pytestmark = pytest.mark.engine
+
 RESPONSES, LENGTH, PROMPTS = 1000, 200, 125
 
 

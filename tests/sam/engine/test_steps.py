@@ -1,6 +1,10 @@
 """Steps around the drafter in a real engine: none is drafted for in vain, none goes without because of another."""
 
+import pytest
+
 from tests.sam.engine.tiny_engine import SAM, generate, save_model
+
+pytestmark = pytest.mark.engine
 
 LONGEST = 256  # of tiny_engine's engines
 PROMPTS = [[5, 6, 7, 8, 5, 6, 7], [9, 10, 11]] * 2

@@ -11,6 +11,8 @@ import pytest
 from sam.switch.step_cost import StepCost
 from tests.sam.engine.tiny_engine import SAM, generate, save_model
 
+pytestmark = pytest.mark.engine
+
 PROMPTS = [[5, 6, 7, 8, 5, 6, 7], [9, 10, 11]] * 4
 
 

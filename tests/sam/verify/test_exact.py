@@ -51,14 +51,29 @@ def worst_share_error(sample, logits: torch.Tensor) -> float:
     return float((((share(sample, logits, tokens) - expected).abs() - 4e-16).clamp(min=0) / expected).max())
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize("name", distributions())
 def test_every_token_keeps_its_share_at_a_vocabulary_of_151936(name):
     assert worst_share_error(verify.sample_inverse_cdf, distributions()[name]) < 1e-5
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize("name", distributions())
 def test_one_float32_sum_does_not(name):
     assert worst_share_error(flat_float32, distributions()[name]) > 1e-3
+
+
+def test_the_tokens_are_those_of_float64():
+    torch.manual_seed(0)
+    logits = 4 * torch.randn(64, VOCABULARY)
+    draws = torch.from_numpy(uniforms(np.arange(64), np.arange(64)))
+    sampled = verify.sample_inverse_cdf(logits, draws)
+    reference = np.exp(logits.double().numpy())
+    cumulative = (reference / reference.sum(-1, keepdims=True)).cumsum(-1)
+    expected = [
+        int(np.searchsorted(row, u * row[-1], side="right")) for row, u in zip(cumulative, draws.numpy(), strict=True)
+    ]
+    assert sampled.tolist() == expected
 
 
 @pytest.mark.parametrize("vocabulary", [exact.BLOCK * 3, exact.BLOCK * 3 + 1, exact.BLOCK * 4 - 1, 5])
@@ -176,6 +191,7 @@ def keyed_draws(stream: int) -> torch.Tensor:
     return torch.from_numpy(uniforms(key, np.tile(np.arange(3), SAMPLES), stream)).view(-1, 3)
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("name", TARGETS)
 def test_first_second_and_third_token_follow_the_target(name, temperature):
@@ -184,6 +200,7 @@ def test_first_second_and_third_token_follow_the_target(name, temperature):
         assert joint_p_value(decode(rows, draft, keyed_draws(stream)), rows) > 1e-4
 
 
+@pytest.mark.statistical
 def test_a_draft_does_not_change_a_token():
     rows, draws = target_rows("typical", 1.0), keyed_draws(0)
     without = decode(rows, [-3, -3], draws)  # drafts that no token equals
@@ -191,6 +208,7 @@ def test_a_draft_does_not_change_a_token():
         assert torch.equal(decode(rows, [first, 1], draws), without)
 
 
+@pytest.mark.statistical
 def test_shared_noise_is_caught():
     rows, draws = target_rows("typical", 1.0), keyed_draws(0).clone()
     draws[::20, 1] = draws[::20, 0]  # one request in twenty decides two tokens with one uniform

@@ -11,6 +11,7 @@ from sam import verify
 from sam.verify.originals import load_looped_originals, load_vectorised_originals
 
 CACHE = Path(__file__).parents[3] / ".cache" / "peers"
+CASES = 2 * 420  # each combination of the remainders by which `random_case` chooses, twice
 ORIGINAL_GREEDY = -1  # the originals' mark; vLLM 0.23's is 0
 
 
@@ -64,10 +65,11 @@ def metadata(case, greedy_mark: float) -> SimpleNamespace:
     )
 
 
+@pytest.mark.network
 @pytest.mark.parametrize("vocabulary", [7, 300])
 def test_rejection_sample_equals_the_original(originals, vocabulary):
     accepted = rejected = 0
-    for seed in range(2000):
+    for seed in range(CASES):
         case = random_case(seed, vocabulary)
         if not sum(case.counts) and case.greedy.any():
             continue  # the original takes the maximum of no rows
@@ -98,11 +100,12 @@ def test_rejection_sample_equals_the_original(originals, vocabulary):
         kept = (expected != verify.PLACEHOLDER).sum(1)
         accepted += int((kept - 1).sum())
         rejected += int((kept <= torch.tensor(case.counts)).sum())
-    assert accepted > 1000 and rejected > 1000
+    assert accepted > 400 and rejected > 400
 
 
+@pytest.mark.network
 def test_sample_recovered_tokens_equals_the_original(originals):
-    for seed in range(1000):
+    for seed in range(CASES):
         case = random_case(seed, 50)
         arguments = (case.longest, case.counts, case.ends, case.drafts, case.draft_probs, case.logits.softmax(-1))
         torch.manual_seed(seed)
@@ -112,8 +115,9 @@ def test_sample_recovered_tokens_equals_the_original(originals):
         assert found.dtype == expected.dtype and torch.equal(found, expected), f"seed {seed}"
 
 
+@pytest.mark.network
 def test_rejection_random_sample_equals_the_original(originals):
-    for seed in range(1000):
+    for seed in range(CASES):
         case = random_case(seed, 20)
         generator = torch.Generator().manual_seed(seed)
         recovered = torch.randint(20, (len(case.drafts),), generator=generator)
@@ -138,8 +142,9 @@ def test_rejection_random_sample_equals_the_original(originals):
         assert torch.equal(*outputs), f"seed {seed}"
 
 
+@pytest.mark.network
 def test_expand_batch_to_tokens_equals_the_original(originals):
-    for seed in range(500):
+    for seed in range(CASES // 2):
         case = random_case(seed, 5)
         for x in (torch.rand(case.batch), torch.randint(3, (case.batch,), dtype=torch.int32), case.greedy.float()):
             arguments = (x, case.ends, sum(case.counts), 0, 1)
@@ -147,10 +152,11 @@ def test_expand_batch_to_tokens_equals_the_original(originals):
             assert found.dtype == expected.dtype and torch.equal(found, expected)
 
 
+@pytest.mark.network
 def test_rejection_sample_equals_todays_vllm_ascend():
     """0.23.0.post1 gives seeded requests without drafts noise too, which moves a generator but no token of the step."""
     vectorised = load_vectorised_originals(CACHE)
-    for seed in range(1000):
+    for seed in range(CASES):
         case = random_case(seed, 50)
         if not sum(case.counts):
             continue
@@ -177,6 +183,7 @@ def test_what_cannot_be_verified_is_sampled_plainly_and_counted(draft_probs):
     assert int(invalid) == 3
 
 
+@pytest.mark.statistical
 def test_a_draft_that_is_no_token_takes_no_share_from_one():
     torch.manual_seed(0)
     count = 50_000
@@ -189,6 +196,33 @@ def test_a_draft_that_is_no_token_takes_no_share_from_one():
         )
         observed = torch.bincount(tokens[:, 0].long(), minlength=3).numpy()
         assert stats.chisquare(observed, [0.5 * count, 0.3 * count, 0.2 * count]).pvalue > 1e-4
+
+
+def test_expand_keeps_dtype_and_replaces():
+    x = torch.tensor([0.7, 0.0, 1.3])
+    expanded = verify.expand_batch_to_tokens(x, torch.tensor([2, 2, 5]), 5, replace_from=0, replace_to=1)
+    assert torch.equal(expanded, torch.tensor([0.7, 0.7, 1.3, 1.3, 1.3]))
+    expanded = verify.expand_batch_to_tokens(x, torch.tensor([1, 2, 3]), 3, replace_from=0, replace_to=1)
+    assert torch.equal(expanded, torch.tensor([0.7, 1.0, 1.3]))
+
+
+def test_ragged_greedy_and_random_rows_together():
+    logits = torch.full((3, 4), -20.0)
+    logits[0, 1] = logits[1, 2] = logits[2, 3] = 20.0
+    mixed = SimpleNamespace(
+        all_greedy=False, all_random=False, temperature=torch.tensor([0.0, 1.0, 1.0]), generators={}
+    )
+    output = verify.rejection_sample(
+        torch.tensor([1, 0, 3], dtype=torch.int32),
+        [2, 0, 1],
+        2,
+        torch.tensor([2, 2, 3]),
+        None,
+        logits,
+        torch.tensor([[0], [1], [2]]),
+        mixed,
+    )
+    assert output.tolist() == [[1, 2, -1], [1, -1, -1], [3, 2, -1]]
 
 
 def test_synthetic_acceptance_is_refused():

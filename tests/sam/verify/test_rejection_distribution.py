@@ -16,22 +16,28 @@ TARGETS = {
     "typical": [0.5, 0.2, 0.1, 0.1, 0.1],
     "flat": [0.2] * 5,
     "near-deterministic": [0.996, 0.001, 0.001, 0.001, 0.001],
+    "masked": [0.6, 0.0, 0.3, 0.0, 0.1],
 }
+LIKELY, UNLIKELY = [0, 1], [3, 0]  # fixed drafts of two tokens; with `masked` the unlikely one is impossible
+
+pytestmark = pytest.mark.statistical
 
 
 def verified(
-    name: str, temperature: float, draft_probs, rule=verify.rejection_sample
+    name: str, temperature: float, drafts: list[int], q: list[float] | None = None, rule=verify.rejection_sample
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [SAMPLES, 3] of requests with two drafts, and the distributions [3, 5] of the three positions."""
+    """Tokens [SAMPLES, 3] of requests with two drafts, and the distributions [3, 5] of the three positions.
+
+    q: the distribution that the drafts are drawn from; None: they are `drafts` in every request.
+    """
     base = torch.tensor(TARGETS[name]).log() / temperature
     rows = torch.stack([base, base.roll(1), base.roll(2)])
     probabilities = rows.softmax(-1)
-    if draft_probs is None:
-        drafts = torch.tensor([0, 1]).repeat(SAMPLES)
-        q = None
+    if q is None:
+        drafts = torch.tensor(drafts).repeat(SAMPLES)
     else:
-        q = draft_probs.expand(2 * SAMPLES, 5)
-        drafts = torch.multinomial(draft_probs, 2 * SAMPLES, replacement=True)
+        drafts = torch.multinomial(torch.tensor(q), 2 * SAMPLES, replacement=True)
+        q = torch.tensor(q).expand(2 * SAMPLES, 5)
     counts = [2] * SAMPLES
     tokens = rule(
         drafts,
@@ -49,22 +55,36 @@ def verified(
 def worst_p_value(tokens: torch.Tensor, probabilities: torch.Tensor) -> float:
     """Smallest chi-square p-value of the positions; the later ones among the requests that reached them."""
     smallest = 1.0
-    for position, expected in enumerate(probabilities):
+    for position, expected in enumerate(probabilities.double().numpy()):
         reached = tokens[:, position][tokens[:, position] != verify.PLACEHOLDER]
         if len(reached) > 1000:
             counts = torch.bincount(reached, minlength=5).double().numpy()
-            test = stats.chisquare(counts, expected.double().numpy() * len(reached), sum_check=False)
+            possible = expected > 0
+            assert not counts[~possible].any()
+            test = stats.chisquare(counts[possible], expected[possible] * len(reached), sum_check=False)
             smallest = min(smallest, float(test.pvalue))
     return smallest
 
 
-@pytest.mark.parametrize("draft_probs", [None, [0.2] * 5, [0.1, 0.6, 0.1, 0.1, 0.1]])
 @pytest.mark.parametrize("temperature", [0.3, 1.2])
 @pytest.mark.parametrize("name", TARGETS)
-def test_tokens_follow_the_target(name, temperature, draft_probs):
+@pytest.mark.parametrize("drafts", [LIKELY, UNLIKELY])
+def test_tokens_follow_the_target(name, temperature, drafts):
     torch.manual_seed(0)
-    probs = None if draft_probs is None else torch.tensor(draft_probs)
-    assert worst_p_value(*verified(name, temperature, probs)) > 1e-4
+    tokens, probabilities = verified(name, temperature, drafts)
+    assert worst_p_value(tokens, probabilities) > 1e-4
+    assert torch.equal(tokens[:, 1] != verify.PLACEHOLDER, tokens[:, 0] == drafts[0])  # on where the draft stands
+
+
+@pytest.mark.parametrize("q", [[0.2] * 5, [0.1, 0.6, 0.1, 0.1, 0.1]])
+@pytest.mark.parametrize("temperature", [0.3, 1.2])
+@pytest.mark.parametrize("name", TARGETS)
+def test_tokens_follow_the_target_with_drafts_of_probabilities(name, temperature, q):
+    torch.manual_seed(0)
+    tokens, probabilities = verified(name, temperature, [], q)
+    assert worst_p_value(tokens, probabilities) > 1e-4
+    accepted = (tokens[:, 1] != verify.PLACEHOLDER).double().mean()
+    assert float(accepted) == pytest.approx(float(torch.minimum(probabilities[0], torch.tensor(q)).sum()), abs=0.01)
 
 
 def test_the_same_test_catches_shared_noise(monkeypatch):
@@ -79,7 +99,7 @@ def test_the_same_test_catches_shared_noise(monkeypatch):
 
     monkeypatch.setattr(torch, "rand", lambda *_args, **_keywords: shared)
     monkeypatch.setattr("sam.verify.rejection._exponential_noise", noise_from_uniforms)
-    assert worst_p_value(*verified("typical", 1.0, None)) < 1e-12
+    assert worst_p_value(*verified("typical", 1.0, LIKELY)) < 1e-12
 
 
 def favour_likely(*arguments) -> torch.Tensor:
@@ -92,9 +112,10 @@ def favour_likely(*arguments) -> torch.Tensor:
 
 def test_the_same_test_catches_a_lossy_rule():
     torch.manual_seed(0)
-    assert worst_p_value(*verified("typical", 1.0, None, favour_likely)) < 1e-12
+    assert worst_p_value(*verified("typical", 1.0, LIKELY, rule=favour_likely)) < 1e-12
 
 
+@pytest.mark.network
 def test_the_same_test_catches_block_verify():
     lossy = load_vectorised_originals(CACHE, enable_block_verify=True)
 
@@ -104,7 +125,7 @@ def test_the_same_test_catches_block_verify():
         drafts, counts, _, _, _, logits, bonus, _ = arguments
         triple = torch.tensor([0, 1, 0])
         drafts, rows = drafts.view(-1, 2)[:, triple], logits.view(-1, 2, 5)[:, triple]
-        part = 2000
+        part = 200
         sampling = SimpleNamespace(all_greedy=False, all_random=True, temperature=torch.ones(part), generators={})
         steps = torch.arange(3, 3 * part + 1, 3)
         parts = [
@@ -123,5 +144,5 @@ def test_the_same_test_catches_block_verify():
         return torch.cat(parts)[:, :2]
 
     torch.manual_seed(0)
-    tokens, probabilities = verified("typical", 1.0, None, rule)
+    tokens, probabilities = verified("typical", 1.0, LIKELY, rule=rule)
     assert worst_p_value(tokens, probabilities[:2]) < 1e-12

@@ -7,6 +7,8 @@ import torch
 from sam.verify.uniforms import sample_key, uniforms
 from tests.sam.engine.tiny_engine import NGRAM, SAM, VOCABULARY, generate, save_model
 
+pytestmark = pytest.mark.engine
+
 REQUESTS = 48
 LENGTH = 60
 
