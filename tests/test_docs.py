@@ -1,6 +1,7 @@
 """README and docs/ say what is there: commands, flags, overrides, links, images, paths, names and metrics."""
 
 import ast
+import functools
 import os
 import re
 import shlex
@@ -104,6 +105,7 @@ def test_the_scripts_for_a_cpu_start_what_the_readme_says(tmp_path):
     assert "python -m pytest" in said("test.sh") and "tests/ascend" in said("test.sh", "--ascend")
 
 
+@functools.cache
 def flags_of(path: Path) -> set[str]:
     """Flags and choices that a program's parser knows, from its source and, of a package, from its folder."""
     files = list(path.parent.glob("*.py") if path.name == "__main__.py" else [path])
@@ -142,15 +144,27 @@ def overrides_of(words) -> tuple[str, tuple[str, ...]] | None:
     return name, tuple(word for word in words[2:] if re.match(r"[a-z_.]+=", word))
 
 
-OVERRIDES = sorted({found for _, *words in PRESENT_COMMANDS if (found := overrides_of(tuple(words))) and found[1]})
+def overrides_by_config() -> list[tuple[str, tuple[str, ...]]]:
+    """All documented overrides, those of one config together as far as no key comes twice: composing takes seconds."""
+    merged: list[tuple[str, dict[str, str]]] = []
+    for name, words in sorted({found for _, *words in PRESENT_COMMANDS if (found := overrides_of(tuple(words)))}):
+        new = dict(word.split("=", 1) for word in words)
+        for key in ("run_dir", "speculation.step_cost", "speculation.corpus"):  # paths that a reader puts in
+            new.pop(key, None)
+        for other, known in merged:
+            if other == name and all(known.get(key, value) == value for key, value in new.items()):
+                known.update(new)
+                break
+        else:
+            merged.append((name, new))
+    return [(name, tuple(f"{key}={value}" for key, value in known.items())) for name, known in merged]
 
 
-@pytest.mark.parametrize(("name", "overrides"), OVERRIDES, ids=lambda value: str(value))
+@pytest.mark.parametrize(("name", "overrides"), overrides_by_config(), ids=str)
 def test_documented_overrides_compose(name, overrides):
     from recipe.launch.config import compose_config
 
-    kept = [word for word in overrides if not word.startswith(("speculation.step_cost=", "speculation.corpus="))]
-    compose_config(name, [word.replace("$PWD", "/tmp") for word in kept])
+    compose_config(name, list(overrides))
 
 
 def anchors_of(text: str) -> set[str]:
@@ -223,6 +237,7 @@ def emitted_metrics() -> set[str]:
     """Names under which a training step's rollout is logged: by running what logs them, on small arrays."""
     from recipe.record.rollout_metrics import RolloutRecord
     from sam.switch.goodput import Goodput
+    from sam.switch.policies import PolicyRotation
     from sam.switch.policy import StepState
     from tests.recipe.record.test_rollout_metrics import record
     from tests.sam.vllm.model_runner import make_proposer
@@ -232,7 +247,7 @@ def emitted_metrics() -> set[str]:
     for _ in range(3):  # unlikely drafts: declined, and then not made for a while
         goodput.choose(state, np.full(24, 1e-3, np.float32), np.arange(0, 25, 3))
         goodput.plan(state)
-    counters = {*goodput.counters, *make_proposer(policy_rotation=["never", "always"]).counters}
+    counters = {*goodput.counters, *PolicyRotation([goodput]).counters, *make_proposer().counters}
     names |= {f"rollout/drafter/{name}" for name in counters}
     # Importing it takes verl: its names are read off the source.
     source = (ROOT / "recipe" / "trainer" / "dynamic_sampling.py").read_text()
