@@ -14,37 +14,43 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.launch import environment, supervisor
+from recipe.launch import checkpoints, environment, processes, supervisor
 from recipe.launch.config import ConfigError, compose_config
-from recipe.launch.progress import Progress
+from recipe.launch.ending import LOG_FILE, write_last_line
+from recipe.launch.progress import LogOnScreen, Progress
+from recipe.launch.scratch import VARIABLE, Scratch
 from recipe.launch.versions import write_versions
 from recipe.preflight import checks, ray_head
 from recipe.record.run_directory import STATE_FILE
 
-CHILD = "RECIPE_RUN_SCRATCH"  # set by the supervisor for the process that does the run
-
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m recipe.main_dapo", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m recipe.main_dapo",
+        description=__doc__.splitlines()[0],
+        epilog="The screen shows a line of progress and, at the end, how the run ended. All output of verl, vLLM and "
+        "Ray is appended to train.log in run_dir.",
+    )
     parser.add_argument("--config-name", required=True, help="a file of configs/ without .yaml")
-    parser.add_argument("--log", type=Path, help="file for verl's and vLLM's output; a progress bar is shown instead")
+    parser.add_argument("--verbose", action="store_true", help="show train.log on the screen, in place of the progress")
     parser.add_argument("--check", action="store_true", help="check config and machine only, before assets are built")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, for example speculation=off")
+    parser.add_argument("--log", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.log:
+        print("warning: --log is ignored and will be removed: the log is train.log in run_dir", file=sys.stderr)
+    if VARIABLE in os.environ:
+        return run(compose_config(options.config_name, options.overrides), Scratch(Path(os.environ[VARIABLE])))
     try:
         config = compose_config(options.config_name, options.overrides)
-        if CHILD not in os.environ:
-            checks.check(config, to_be_built=Path(config.assets) if options.check and "assets" in config else None)
+        checks.check(config, to_be_built=Path(config.assets) if options.check and "assets" in config else None)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if CHILD not in os.environ:
-        for warning in checks.find_warnings(config):
-            print(f"warning: {warning}", file=sys.stderr)
+    for warning in checks.find_warnings(config):
+        print(f"warning: {warning}", file=sys.stderr)
     if options.check:
         return 0
-    if CHILD in os.environ:
-        return run(config, Path(os.environ[CHILD]))
     if is_finished(config):
         print(
             f"{config.run_dir} holds this run, finished after {config.trainer.total_training_steps} steps: nothing to "
@@ -54,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with ray_head.lock(Path(config.run_dir)):
             return supervise(config, options)
-    except ConfigError as error:
+    except (ConfigError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
@@ -66,11 +72,10 @@ def is_finished(config: DictConfig) -> bool:
     if config.trainer.resume_mode != "auto" or steps is None:
         return False
     try:
-        checkpoint = int((directory / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
         phase = json.loads((directory / STATE_FILE).read_text())["phase"]
     except (OSError, ValueError, KeyError):
         return False
-    return phase == "finished" and checkpoint >= steps
+    return phase == "finished" and (checkpoints.last_complete(directory) or 0) >= steps
 
 
 def supervise(config: DictConfig, options: argparse.Namespace) -> int:
@@ -79,37 +84,33 @@ def supervise(config: DictConfig, options: argparse.Namespace) -> int:
     run_directory.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(config, run_directory / "config.yaml", resolve=True)
     write_versions(run_directory / "versions.json")
-    command = [
-        sys.executable,
-        "-m",
-        "recipe.main_dapo",
-        "--config-name",
-        options.config_name,
-        *options.overrides,
-    ]
-    progress = Progress(run_directory, config.trainer.total_training_steps) if options.log else None
-    code = supervisor.supervise(
-        command,
-        run_directory=run_directory,
-        scratch_variable=CHILD,
-        phase_limits={"weight_sync": float(config.watchdog.weight_sync_seconds)},
-        log=options.log,
-        on_poll=progress.update if progress else lambda: None,
-    )
-    if progress:
-        progress.close()
-    if code and options.log:
-        print(f"the run ended with code {code}; the end of {options.log}:", file=sys.stderr)
-        print("\n".join(options.log.read_text(errors="replace").splitlines()[-30:]), file=sys.stderr)
-    return code
+    checkpoints.repair_tracker(run_directory)
+    command = [sys.executable, "-m", "recipe.main_dapo", "--config-name", options.config_name, *options.overrides]
+    (run_directory / LOG_FILE).touch()
+    if options.verbose:
+        screen = LogOnScreen(run_directory / LOG_FILE)
+    else:
+        screen = Progress(run_directory, config.trainer.total_training_steps)
+    phase_limits = {"weight_sync": float(config.watchdog.weight_sync_seconds)}
+    try:
+        ending = supervisor.supervise(command, run_directory, phase_limits, on_poll=screen.update)
+    finally:
+        screen.close()
+    write_last_line(run_directory, ending)
+    return ending.code
 
 
-def run(config: DictConfig, scratch: Path) -> int:
+def run(config: DictConfig, scratch: Scratch) -> int:
     """The run itself. Ray is imported only here, after the environment is set."""
-    environment.prepare(config, scratch)
+    processes.terminate_with_parent()
+    environment.prepare(config, scratch.directory)
     from recipe.trainer.task_runner import run_in_ray
 
-    run_in_ray(config, environment.ray_runtime_env(), str(scratch / "ray"))
+    try:
+        run_in_ray(config, environment.ray_runtime_env(), str(scratch.directory / "ray"))
+    except Exception as error:
+        scratch.write_error(error)
+        raise
     return 0
 
 

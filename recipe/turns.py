@@ -91,11 +91,11 @@ def measure(output: Path, policies: list[str], cycles: int, overrides: list[str]
     for directory, row in tqdm(list(zip(directories, order, strict=True)), unit="run", disable=None):
         rotation, name = ",".join(policies[i] for i in row), f"turns_{directory.name}"
         command = [sys.executable, "-m", "recipe.main_dapo", "--config-name", "dapo_tiny_cpu"]
-        command += ["--log", f"{directory}.log", f"run_dir={directory}", f"trainer.experiment_name={name}"]
+        command += [f"run_dir={directory}", f"trainer.experiment_name={name}"]
         command += ["speculation=sam", f"speculation.turns=[{rotation}]", f"trainer.total_training_steps={steps}"]
         command += [f"trainer.save_freq={steps}", "trainer.val_before_train=false", "trainer.test_freq=-1"]
         if code := subprocess.run([*command, *overrides]).returncode:
-            raise ReportError(f"{directory}: the run ended with exit code {code}, see {directory}.log")
+            raise ReportError(f"{directory}: the run ended with exit code {code}, see {directory}/train.log")
     return directories
 
 

@@ -19,9 +19,8 @@ fi
 train() {
     local method="$1"
     shift
-    echo "== training with speculation=$method: $OUTPUT/$method (log: $OUTPUT/$method.log)"
-    mkdir -p "$OUTPUT"
-    python -m recipe.main_dapo --config-name dapo_tiny_cpu --log "$OUTPUT/$method.log" \
+    echo "== training with speculation=$method: $OUTPUT/$method"
+    python -m recipe.main_dapo --config-name dapo_tiny_cpu \
         "speculation=$method" "run_dir=$OUTPUT/$method" "trainer.experiment_name=quickstart_$method" "$@"
 }
 

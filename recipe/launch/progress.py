@@ -1,43 +1,112 @@
-"""A progress bar for a run whose output goes to a file."""
+"""What the screen shows of a run whose output goes to a file: one line of progress, or the file itself."""
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
+from typing import TextIO
 
 from tqdm import tqdm
 
 from recipe.record.run_directory import METRICS_FILE
 
+SECONDS_BETWEEN_LINES = 30.0  # where the screen is a pipe or a file
+
+
+class _Lines:
+    """A stream for tqdm that is no terminal: it gets whole lines, without carriage returns."""
+
+    def __init__(self, stream: TextIO):
+        self.stream = stream
+
+    def write(self, text: str) -> None:
+        if text.strip():
+            self.stream.write(text.strip() + "\n")
+
+    def flush(self) -> None:
+        self.stream.flush()
+
 
 def progress_bar(**arguments) -> tqdm:
-    """A bar that moves on a terminal and writes a line now and then into a file."""
-    return tqdm(mininterval=1.0 if sys.stderr.isatty() else 30.0, file=sys.stderr, **arguments)
+    """A bar that moves on a terminal; in a pipe or a file, a line now and then."""
+    if sys.stderr.isatty():
+        return tqdm(mininterval=1.0, file=sys.stderr, dynamic_ncols=True, **arguments)
+    return tqdm(mininterval=SECONDS_BETWEEN_LINES, file=_Lines(sys.stderr), ncols=0, **arguments)
 
 
 class Progress:
-    """Follows a run's metrics.jsonl: one tick per training step, with reward and rollout time beside it."""
+    """Follows a run's metrics.jsonl: one tick per training step, with its most important metrics beside it."""
 
     def __init__(self, run_directory: Path, total_steps: int | None):
         self.path = run_directory / METRICS_FILE
-        self._size = 0
-        self.bar = progress_bar(total=total_steps, unit="step", desc="starting verl, Ray and vLLM")
+        self._size = self._current_size()
+        self._next_line = 0.0
+        first = self._last_row().get("step", 0) if self._size else 0
+        self.bar = progress_bar(
+            total=total_steps, unit="step", initial=int(first), desc="starting verl, Ray and vLLM", smoothing=0.0
+        )
 
     def update(self) -> None:
-        size = self.path.stat().st_size if self.path.exists() else 0
-        if size == self._size:
-            self.bar.update(0)
-            return
-        self._size = size
-        last = json.loads(self.path.read_text().splitlines()[-1])
-        self.bar.n = last["step"]
-        self.bar.set_description("training", refresh=False)
-        if "rollout/reward_all/mean" in last:
-            self.bar.set_postfix(
-                reward=f"{last['rollout/reward_all/mean']:+.2f}", rollout=f"{last['rollout/seconds']:.1f}s"
-            )
-        self.bar.refresh()
+        """Show what is new; called a few times a second."""
+        if (size := self._current_size()) != self._size:
+            self._size = size
+            row = self._last_row()
+            self.bar.n = int(row.get("step", 0))
+            self.bar.set_description("training", refresh=False)
+            self.bar.set_postfix_str(summary(row), refresh=False)
+            if self._may_write():
+                self.bar.refresh()
+        elif sys.stderr.isatty() and self._may_write():
+            self.bar.refresh()  # its clock
 
     def close(self) -> None:
         self.bar.close()
+
+    def _may_write(self) -> bool:
+        now = time.monotonic()
+        last_step = self.bar.total is not None and self.bar.n >= self.bar.total
+        if now < self._next_line and not last_step:
+            return False
+        self._next_line = now + (1.0 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES)
+        return True
+
+    def _current_size(self) -> int:
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def _last_row(self) -> dict:
+        lines = self.path.read_text().splitlines()
+        try:
+            return json.loads(lines[-1]) if lines else {}
+        except ValueError:
+            return {}  # half a line: the rest is on its way
+
+
+def summary(row: dict) -> str:
+    """A step's metrics in one line, those that it has."""
+    shown = {
+        "rollout/reward_all/mean": "reward {:+.2f}",
+        "response_length/mean": "response {:.0f} tokens",
+        "rollout/seconds": "rollout {:.1f} s",
+        "rollout/spec_accept_length": "acceptance length {:.2f}",
+    }
+    if not row.get("rollout/spec_drafted_tokens"):
+        del shown["rollout/spec_accept_length"]
+    return ", ".join(text.format(row[key]) for key, text in shown.items() if key in row)
+
+
+class LogOnScreen:
+    """In place of Progress: copies to stdout what is appended to the log."""
+
+    def __init__(self, log: Path):
+        self.file = open(log, "rb")
+        self.file.seek(0, 2)
+
+    def update(self) -> None:
+        sys.stdout.write(self.file.read().decode(errors="replace"))
+        sys.stdout.flush()
+
+    def close(self) -> None:
+        self.update()
+        self.file.close()

@@ -16,8 +16,8 @@ import psutil
 from omegaconf import DictConfig
 
 from recipe.launch.config import ConfigError
+from recipe.record.run_directory import LOCK_FILE
 
-LOCK_FILE = "running.json"
 ANSWER_SECONDS = 5.0  # a head that takes longer to accept a connection is not there
 START = (
     "run bash scripts/start_ray_cluster.sh head on one node, worker HEAD_ADDRESS on the others, and start this there"

@@ -14,6 +14,7 @@ from sam.record.atomic import replacing
 
 STATE_FILE = "state.json"
 METRICS_FILE = "metrics.jsonl"
+LOCK_FILE = "running.json"  # there while a run goes on
 
 
 class RunRecord:

@@ -21,7 +21,7 @@ STOP_SECONDS = 30.0
 def start(assets, run_directory, *overrides, **environment):
     command = [
         *(sys.executable, "-m", "recipe.main_dapo", "--config-name", "dapo_tiny_cpu"),
-        *("--log", f"{run_directory}.log", f"run_dir={run_directory}", f"assets={assets}"),
+        *(f"run_dir={run_directory}", f"assets={assets}"),
         *("data.train_batch_size=4", "data.gen_batch_size=4", "data.max_response_length=96"),
         *("actor_rollout_ref.rollout.n=4", "reward.reward_kwargs.overlong_buffer_cfg.len=16"),
         *("algorithm.filter_groups.enable=false", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16"),

@@ -14,7 +14,7 @@ MINUTES = 60.0
 
 def start(assets, folder, name, *overrides):
     command = [
-        *(sys.executable, "-m", "recipe.main_dapo", "--config-name", name, "--log", f"{folder / name}.log"),
+        *(sys.executable, "-m", "recipe.main_dapo", "--config-name", name),
         *(f"run_dir={folder / name}", f"assets={assets}", "scale=smoke", *overrides),
         *("algorithm.filter_groups.enable=false", "data.gen_batch_size=4"),  # the model is hardly ever right
         "speculation.batch_size_threshold=16",  # nor do its responses end one by one: they all run to the last token
@@ -24,8 +24,7 @@ def start(assets, folder, name, *overrides):
 
 def end(process, folder, name):
     _, errors = process.communicate(timeout=14 * MINUTES)
-    said_first = [line for line in errors.splitlines() if line.startswith("error:")]  # by the watchdog, above the log
-    assert process.returncode == 0, (said_first, errors[-3000:])
+    assert process.returncode == 0, (errors[-1000:], (folder / name / "train.log").read_text()[-3000:])
     (row,) = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
     assert row["step"] == 1 and row["actor/grad_norm"] >= 0
     return row

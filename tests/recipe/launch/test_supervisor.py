@@ -1,22 +1,29 @@
 """However a run ends, nothing of it stays: processes, shared memory, scratch files."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections import namedtuple
 from pathlib import Path
-from types import SimpleNamespace
 
+import psutil
 import pytest
 
-from recipe.launch import supervisor
+from recipe.launch import processes, supervisor
+from recipe.launch.scratch import remove_abandoned
 
 SUPERVISE = """
 import sys
 from pathlib import Path
+from recipe.launch.ending import write_last_line
 from recipe.launch.supervisor import supervise
-sys.exit(supervise([sys.executable, "-c", sys.argv[2]], Path(sys.argv[1]), "SCRATCH", {"weight_sync": 1.0}))
+ending = supervise([sys.executable, "-c", sys.argv[2]], Path(sys.argv[1]), {"weight_sync": 1.0})
+write_last_line(Path(sys.argv[1]), ending)
+sys.exit(ending.code)
 """
 # A child that starts an orphan in a session of its own, leaves shared memory behind, and then does `{then}`.
 CHILD = """
@@ -26,9 +33,11 @@ orphan = "import os, time; os.setsid(); time.sleep(600)"
 start = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {orphan!r}, '{mark}'])"
 subprocess.Popen([sys.executable, "-c", start]).wait()
 Path("/dev/shm/psm_{mark}").write_text("left behind")
-Path(os.environ["SCRATCH"], "ray/session_20{mark}").mkdir(parents=True)
+Path(os.environ["RECIPE_RUN_SCRATCH"], "ray/session_20{mark}").mkdir(parents=True)
 Path("/tmp/rl-colocate-zmq-01000000-20{mark}-replica-0-rank-0.sock").write_text("x")
-Path("{directory}", "scratch").write_text(os.environ["SCRATCH"])
+Path("{directory}", "metrics.jsonl.partial").write_text("half")
+print("printed by the run", flush=True)
+Path("{directory}", "scratch").write_text(os.environ["RECIPE_RUN_SCRATCH"])
 {then}
 """
 
@@ -55,14 +64,32 @@ def assert_nothing_left(tmp_path, mark):
     assert not Path(f"/dev/shm/psm_{mark}").exists()
     assert not list(Path("/tmp").glob(f"rl-colocate-zmq-*{mark}*"))
     assert subprocess.run(["pgrep", "-f", mark], capture_output=True).stdout == b""
-    assert (tmp_path / "peak_memory.json").exists()
+    assert not list(tmp_path.glob("*.partial"))
+    assert "printed by the run" in (tmp_path / "train.log").read_text()
 
 
-@pytest.mark.parametrize("then, code", [("sys.exit(0)", 0), ("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", 137)])
-def test_end_and_failure(tmp_path, then, code):
+def last_line(process, tmp_path):
+    """The only one on the screen: where the log is, and how to go on."""
+    (line,) = process.stderr.read().splitlines()
+    assert f"; log: {tmp_path / 'train.log'}; " in line
+    assert (tmp_path / "train.log").read_text().endswith(f" {line}\n")
+    return line
+
+
+@pytest.mark.parametrize(
+    "then, code, said",
+    [
+        ("sys.exit(0)", 0, "finished after 0 steps"),
+        ("sys.exit(3)", 3, "error: the run ended with exit code 3"),
+        ("os.kill(os.getpid(), 9)", 137, "error: the run's own process was killed (signal 9)"),
+    ],
+)
+def test_end_and_failure(tmp_path, then, code, said):
     process, mark = start(tmp_path, then)
     assert process.wait(timeout=30) == code
     assert_nothing_left(tmp_path, mark)
+    assert (tmp_path / "peak_memory.json").exists()
+    assert last_line(process, tmp_path).startswith(said)
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
@@ -71,6 +98,48 @@ def test_interrupt(tmp_path, sign):
     process.send_signal(sign)
     assert process.wait(timeout=30) == 130
     assert_nothing_left(tmp_path, mark)
+    assert last_line(process, tmp_path).startswith("interrupted, while starting; ")
+
+
+def test_a_killed_supervisor_is_replaced_by_its_guardian(tmp_path):
+    process, mark = start(tmp_path, "time.sleep(600)")
+    (tmp_path / "running.json").write_text(json.dumps({"pid": process.pid}))
+    process.kill()
+    # Its standard error closes when the guardian has ended too.
+    assert last_line(process, tmp_path).startswith(f"error: the supervisor (process {process.pid}) was killed")
+    assert_nothing_left(tmp_path, mark)
+    assert not (tmp_path / "running.json").exists()
+
+
+def test_a_killed_guardian_is_replaced_by_the_supervisor(tmp_path):
+    process, mark = start(tmp_path, "time.sleep(600)")
+    (guardian,) = psutil.Process(process.pid).children()
+    guardian.kill()
+    assert process.wait(timeout=30) == 137
+    assert_nothing_left(tmp_path, mark)
+
+
+def test_the_next_start_removes_what_both_left_when_killed(tmp_path):
+    process, mark = start(tmp_path, "time.sleep(600)")
+    both = [*psutil.Process(process.pid).children(), psutil.Process(process.pid)]
+    for one in both:
+        one.suspend()  # neither sees the other die
+    for one in both:
+        one.kill()
+    psutil.wait_procs(both, timeout=10)
+    scratch = Path((tmp_path / "scratch").read_text())
+    process.wait(timeout=30)
+    assert scratch.exists() and Path(f"/dev/shm/psm_{mark}").exists()
+    remove_abandoned(tmp_path / "another_run")
+    assert_nothing_left(tmp_path, mark)
+
+
+def test_a_run_that_goes_on_is_not_removed(tmp_path):
+    process, mark = start(tmp_path, "time.sleep(600)")
+    remove_abandoned(tmp_path / "another_run")
+    assert Path((tmp_path / "scratch").read_text()).exists() and process.poll() is None
+    process.terminate()
+    assert process.wait(timeout=30) == 130
 
 
 def test_hanging_weight_sync(tmp_path):
@@ -79,29 +148,36 @@ def test_hanging_weight_sync(tmp_path):
     )
     process, mark = start(tmp_path, hang.replace("{directory}", str(tmp_path)))
     assert process.wait(timeout=30) == 1
-    assert "weight_sync has taken more than 1 s (watchdog.weight_sync_seconds)" in process.stderr.read()
+    assert "weight_sync has taken more than 1 s (watchdog.weight_sync_seconds), in step 1;" in process.stderr.read()
     assert_nothing_left(tmp_path, mark)
 
 
-def test_dead_engine(tmp_path, monkeypatch):
-    engine = "import time; time.sleep(7)"
-    then = f"subprocess.Popen(['VLLM::EngineCore', '-c', {engine!r}], executable=sys.executable); time.sleep(600)"
+@pytest.mark.parametrize(
+    "title, role", [("VLLM::EngineCore", "the vLLM engine"), ("ray::TaskRunner.run", "the trainer")]
+)
+def test_a_process_that_the_run_needs_died(tmp_path, title, role):
+    needed = "import time; time.sleep(7)"
+    then = f"subprocess.Popen([{title!r}, '-c', {needed!r}], executable=sys.executable); time.sleep(600)"
     process, mark = start(tmp_path, then)
     assert process.wait(timeout=40) == 1
-    assert "died; stopping the run" in process.stderr.read()
+    assert re.match(
+        rf"error: {role} \(process \d+\) was killed or crashed, while starting", last_line(process, tmp_path)
+    )
     assert_nothing_left(tmp_path, mark)
 
 
 def test_a_title_seen_once_is_no_engine(tmp_path, monkeypatch):
     """A program that an engine starts has the engine's title between fork and exec, and may end a second later."""
-    forked, engine = SimpleNamespace(pid=1), SimpleNamespace(pid=2)
-    alive = {1, 2}
-    monkeypatch.setattr(supervisor, "_is_engine", lambda process: True)
-    monkeypatch.setattr(supervisor, "_alive", lambda process: process.pid in alive)
-    monkeypatch.setattr(supervisor, "ENGINE_GRACE_SECONDS", -1.0)
-    watch = supervisor.Watch(None, tmp_path, {})
-    assert watch._why_hopeless([forked, engine]) is None
-    alive.remove(1)
-    assert [watch._why_hopeless([engine]) for _ in range(3)] == [None] * 3
-    alive.clear()
-    assert watch._why_hopeless([]) == "vLLM process 2 died"
+    Process = namedtuple("Process", "pid")
+    forked, engine, living = Process(1), Process(2), {1, 2}
+    monkeypatch.setattr(processes, "title", lambda process: "VLLM::EngineCore")
+    monkeypatch.setattr(processes, "alive", lambda process: process.pid in living)
+    monkeypatch.setattr(supervisor, "GRACE_SECONDS", -1.0)
+    watch = supervisor.Watch(None, tmp_path, {}, None)
+    watch._note_needed([forked, engine])
+    living.remove(1)
+    for _ in range(2):
+        watch._note_needed([engine])
+        assert watch._why_hopeless() is None
+    living.clear()
+    assert watch._why_hopeless() == "the vLLM engine (process 2)"

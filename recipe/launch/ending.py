@@ -1,0 +1,139 @@
+"""The last line of a run: why it ended, where the log is, how to go on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import shutil
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from recipe.launch import checkpoints
+from recipe.record.run_directory import METRICS_FILE, STATE_FILE
+
+LOG_FILE = "train.log"
+LONGEST_REASON = 240  # characters
+# Titles set with setproctitle: a run cannot go on without any of these processes.
+ROLES = {
+    "VLLM::EngineCore": "the vLLM engine",
+    "VLLM::Worker": "a worker of vLLM",
+    "ray::SpeculationServer": "a rollout server",
+    "ray::SessionWorker": "a worker of the trainer",
+    "ray::WorkerDict": "a worker of the trainer",
+    "ray::TaskRunner": "the trainer",
+}
+DEATHS = ("ActorDiedError", "ActorUnavailableError", "EngineDeadError", "WorkerCrashedError", "LocalRayletDiedError")
+FULL_DISK = re.compile(
+    rf"Errno {errno.ENOSPC}|No space left on device|PytorchStreamWriter failed writing|iostream error"
+)
+EXCEPTION_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception)\b(?!\().*", re.MULTILINE)
+
+
+def role_of(title: str) -> str | None:
+    """Which part of a run a process is, by its title; None for one that may end while the run goes on."""
+    return next((role for start, role in ROLES.items() if start in title), None)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended.
+
+    code: the exit code of the command. reason: in one line; None after a run that finished.
+    advice: what to do before the run is started again; empty when nothing is needed.
+    """
+
+    code: int
+    reason: str | None = None
+    advice: str = ""
+
+
+def failed(code: int, died: str | None, error: dict | None, run_directory: Path) -> Ending:
+    """The ending of a run that failed.
+
+    Args:
+        code: its exit code, above 128 when a signal ended it.
+        died: the process that died first of those that a run needs, where one was seen.
+        error: type and text of the exception that ended the run, where one was written.
+        run_directory: whose disk may be full.
+    """
+    text = error["text"] if error else ""
+    if FULL_DISK.search(text):
+        folder = run_directory / checkpoints.FOLDER
+        free = shutil.disk_usage(folder if folder.exists() else run_directory).free / 2**30
+        where = f"the checkpoint of step {steps_done(run_directory) + 1}" if "checkpoint" in text else "a file"
+        reason = f"no space left on the disk of {folder} ({free:.1f} GiB free) for {where}"
+        return Ending(code, reason, "free some space")
+    death = bool(error) and any(name in text or name in error["type"] for name in DEATHS)
+    if died and (death or not error):
+        return Ending(code, f"{died} was killed or crashed", "if nobody killed it, the log says more: often memory")
+    if death:
+        return Ending(code, _dead_actor(text), "if nobody killed it, the log says more: often memory")
+    if error:
+        return Ending(code, _exception(error), "correct the cause")
+    if code > 128:
+        return Ending(code, f"the run's own process was killed (signal {code - 128})")
+    return Ending(code, f"the run ended with exit code {code}")
+
+
+def last_line(run_directory: Path, ending: Ending) -> str:
+    """One line for the screen and the log."""
+    log = run_directory / LOG_FILE
+    done = steps_done(run_directory)
+    if ending.reason is None:
+        return f"finished after {done} steps; log: {log}; compare it with another run: python -m recipe.report"
+    if (saved := resumes_after(run_directory)) is None:
+        again = "the same command starts from the beginning (no checkpoint to go on from)"
+    else:
+        again = f"the same command goes on after step {saved}"
+    sign = "" if ending.code == 130 else "error: "
+    advice = f"{ending.advice}; then " if ending.advice else ""
+    # The first entry in state.json is the first weight sync's.
+    when = f"in step {done + 1}" if (run_directory / STATE_FILE).exists() else "while starting"
+    return f"{sign}{ending.reason}, {when}; log: {log}; {advice}{again}"
+
+
+def write_last_line(run_directory: Path, ending: Ending) -> None:
+    """To the log and to the screen, either of which may be gone or full."""
+    line = last_line(run_directory, ending)
+    with suppress(OSError), open(run_directory / LOG_FILE, "a") as log:
+        log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
+
+
+def steps_done(run_directory: Path) -> int:
+    """The last training step with a row in metrics.jsonl."""
+    try:
+        lines = (run_directory / METRICS_FILE).read_text().splitlines()
+        return max((int(json.loads(line)["step"]) for line in lines), default=0)
+    except (OSError, ValueError):
+        return 0
+
+
+def resumes_after(run_directory: Path) -> int | None:
+    """The step after which the run would go on; None where it would begin again."""
+    try:
+        if OmegaConf.load(run_directory / "config.yaml").trainer.resume_mode == "disable":
+            return None
+    except (OSError, ValueError, AttributeError):
+        pass
+    return checkpoints.last_complete(run_directory)
+
+
+def _dead_actor(text: str) -> str:
+    """From Ray's message, which has the class and the node's address where the process ran on another node."""
+    name, address = (re.search(rf"^\s*{key}: ([\w.:]+)", text, re.MULTILINE) for key in ("class_name", "ip"))
+    role = (role_of(f"ray::{name[1]}") or name[1]) if name else "a process of Ray"
+    return f"{role} was killed or crashed" + (f" on {address[1]}" if address else "")
+
+
+def _exception(error: dict) -> str:
+    lines = EXCEPTION_LINE.findall(error["text"])
+    text = lines[-1] if lines else f"{error['type']}: {(error['text'].strip().splitlines() or [''])[0]}"
+    return text.strip() if len(text) <= LONGEST_REASON else text.strip()[: LONGEST_REASON - 3] + "..."

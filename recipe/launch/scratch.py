@@ -1,0 +1,130 @@
+"""A run's private folder under the temporary directory, and what else a run may leave outside its run directory.
+
+The folder holds a file that the run's supervisor and guardian keep locked. The kernel drops the locks of a process
+however it dies, so a folder whose lock is free belongs to nobody, and the next run removes it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from recipe.launch import checkpoints, processes
+
+VARIABLE = "RECIPE_RUN_SCRATCH"  # names the folder to the process that does the run
+PREFIX = "sam-"
+OWNER_FILE = "owner.json"
+ERROR_FILE = "error.json"
+PREVIOUS_RUN_SECONDS = 60.0
+
+
+class Scratch:
+    """The folder `directory`; `create` makes one, `hold` keeps it from `remove_abandoned` while this process lives."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        self.owner = directory / OWNER_FILE
+
+    @classmethod
+    def create(cls, run_directory: Path) -> Scratch:
+        # A short path: socket names may have 107 characters.
+        scratch = cls(Path(tempfile.mkdtemp(prefix=PREFIX)))
+        scratch.owner.touch()
+        scratch.hold()
+        before = sorted(map(str, _shared_memory_files()))
+        content = {"run_directory": str(run_directory.resolve()), "since": time.time(), "shared_memory": before}
+        scratch.owner.write_text(json.dumps(content))
+        return scratch
+
+    def hold(self) -> None:
+        self._held = open(self.owner)
+        fcntl.flock(self._held, fcntl.LOCK_SH)
+
+    def touch(self) -> None:
+        """Say that the run goes on: shared memory that appears long after the last call is not its own."""
+        os.utime(self.owner)
+
+    def remove(self) -> None:
+        """The folder, sockets, shared memory and half-written files of a run whose processes have ended."""
+        owner, last_seen = json.loads(self.owner.read_text()), self.owner.stat().st_mtime
+        run_directory = Path(owner["run_directory"])
+        checkpoints.remove_unfinished(run_directory, owner["since"])
+        for partial in (*run_directory.glob("*.partial*"), *run_directory.glob("*/*.partial*")):
+            partial.unlink(missing_ok=True)
+        _remove_shared_memory(set(owner["shared_memory"]), last_seen + PREVIOUS_RUN_SECONDS)
+        # verl's own (recipe.rollout.weight_sync), always in /tmp: a run killed in a weight sync leaves them there.
+        for session in self.directory.glob("ray/session_2*"):
+            for socket in Path("/tmp").glob(f"rl-colocate-zmq-*{session.name.removeprefix('session_')}*"):
+                socket.unlink(missing_ok=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def write_error(self, error: BaseException) -> None:
+        """Called by the run for the process that says how it ended."""
+        content = {"type": type(error).__name__, "text": str(error)}
+        (self.directory / ERROR_FILE).write_text(json.dumps(content))
+
+    def read_error(self) -> dict | None:
+        try:
+            return json.loads((self.directory / ERROR_FILE).read_text())
+        except (OSError, ValueError):
+            return None
+
+
+def remove_abandoned(run_directory: Path) -> None:
+    """Remove what killed runs left, and wait for a guardian that is still ending the last run of `run_directory`."""
+    for owner in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{OWNER_FILE}"):
+        deadline = time.monotonic() + PREVIOUS_RUN_SECONDS
+        while _is_ours(owner, run_directory) and not _remove_if_abandoned(owner) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        _remove_if_abandoned(owner)
+
+
+def _is_ours(owner: Path, run_directory: Path) -> bool:
+    try:
+        return json.loads(owner.read_text())["run_directory"] == str(run_directory.resolve())
+    except (OSError, ValueError):
+        return False
+
+
+def _remove_if_abandoned(owner: Path) -> bool:
+    try:
+        with open(owner) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            json.load(file)
+            processes.stop_marked(VARIABLE, str(owner.parent))
+            Scratch(owner.parent).remove()
+    except (OSError, ValueError):
+        return False  # held, another user's, gone, or just being made
+    return True
+
+
+def _shared_memory_files() -> set[Path]:
+    return set(Path("/dev/shm").iterdir()) if Path("/dev/shm").is_dir() else set()
+
+
+def _remove_shared_memory(before: set[str], until: float) -> None:
+    """Remove the user's files that appeared during the run and that no process has open: another run of the same
+    user holds its own open."""
+    candidates = {str(path) for path in _shared_memory_files() if str(path) not in before and _is_own(path, until)}
+    if not candidates:
+        return
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            candidates -= {line.split(maxsplit=5)[-1].strip() for line in maps.read_text().splitlines()}
+        except OSError:
+            continue
+    for name in candidates:
+        Path(name).unlink(missing_ok=True)
+
+
+def _is_own(path: Path, until: float) -> bool:
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    return path.is_file() and status.st_uid == os.getuid() and status.st_ctime <= until

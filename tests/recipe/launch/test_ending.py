@@ -1,0 +1,95 @@
+"""The last line of a run says why it ended, and the rest of its directory agrees with it."""
+
+import json
+import os
+import time
+
+import pytest
+
+from recipe.launch import checkpoints
+from recipe.launch.ending import Ending, failed, last_line
+
+DEAD_ACTOR = """ray::TaskRunner.run() (pid=1, ip=10.0.0.1)
+ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.
+\tclass_name: SessionWorker
+\tpid: 4711
+\tip: 10.0.0.2
+"""
+FULL_DISK = "ray::SessionWorker.save_checkpoint() (pid=1)\nRuntimeError: PytorchStreamWriter failed writing file data/0"
+EXCEPTION = """ray::TaskRunner.run() (pid=1, ip=10.0.0.1)
+  File "trainer.py", line 1
+ValueError: train_batch_size must be positive
+"""
+
+
+def checkpoint(run_directory, step, complete=True):
+    folder = run_directory / "checkpoints" / f"global_step_{step}"
+    (folder / "actor").mkdir(parents=True)
+    if complete:
+        (folder / "data.pt").touch()
+    return folder
+
+
+@pytest.mark.parametrize(
+    "code, died, error, said",
+    [
+        (1, "the vLLM engine (process 7)", None, "the vLLM engine (process 7) was killed or crashed"),
+        (1, "a rollout server (process 7)", DEAD_ACTOR, "a rollout server (process 7) was killed or crashed"),
+        (1, None, DEAD_ACTOR, "a worker of the trainer was killed or crashed on 10.0.0.2"),
+        # Workers that end because of the exception are not its cause.
+        (1, "the trainer (process 7)", EXCEPTION, "ValueError: train_batch_size must be positive"),
+        (137, None, None, "the run's own process was killed (signal 9)"),
+        (3, None, None, "the run ended with exit code 3"),
+    ],
+)
+def test_reason(tmp_path, code, died, error, said):
+    ending = failed(code, died, error and {"type": "RayTaskError", "text": error}, tmp_path)
+    assert (ending.code, ending.reason) == (code, said)
+
+
+def test_full_disk(tmp_path):
+    ending = failed(1, None, {"type": "RayTaskError", "text": FULL_DISK}, tmp_path)
+    assert ending.reason.startswith(f"no space left on the disk of {tmp_path / 'checkpoints'} (")
+    assert ending.reason.endswith(" GiB free) for the checkpoint of step 1")
+
+
+def test_last_line_says_how_to_go_on(tmp_path):
+    ending = Ending(1, "it rained", "wait")
+    assert last_line(tmp_path, ending) == (
+        f"error: it rained, while starting; log: {tmp_path}/train.log; wait; then the same command starts from the "
+        "beginning (no checkpoint to go on from)"
+    )
+    (tmp_path / "state.json").write_text('{"phase": "running"}')
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
+    checkpoint(tmp_path, 1)
+    (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
+    line = last_line(tmp_path, Ending(1, "it rained"))
+    assert ", in step 3; " in line and line.endswith("; the same command goes on after step 1")
+    (tmp_path / "config.yaml").write_text("trainer: {resume_mode: disable}")
+    assert "starts from the beginning" in last_line(tmp_path, Ending(1, "it rained"))
+
+
+def test_an_empty_tracker_is_repaired(tmp_path):
+    checkpoint(tmp_path, 1)
+    checkpoint(tmp_path, 2)
+    checkpoint(tmp_path, 3, complete=False)
+    tracker = tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt"
+    tracker.touch()
+    assert checkpoints.last_complete(tmp_path) is None
+    checkpoints.repair_tracker(tmp_path)
+    assert checkpoints.last_complete(tmp_path) == 2
+
+
+def test_only_this_run_s_unfinished_checkpoints_are_removed(tmp_path):
+    copied = checkpoint(tmp_path, 9)
+    since = time.time() - 60
+    os.utime(copied, (since - 1, since - 1))
+    kept, unfinished = checkpoint(tmp_path, 1), checkpoint(tmp_path, 2, complete=False)
+    (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
+    checkpoints.remove_unfinished(tmp_path, since)
+    assert kept.exists() and copied.exists() and not unfinished.exists()
+
+
+def test_metrics_of_half_a_line_do_not_hide_the_ending(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1}) + '\n{"st')
+    assert "while starting" in last_line(tmp_path, Ending(1, "no space"))
