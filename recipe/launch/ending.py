@@ -58,7 +58,7 @@ def failed(code: int, died: str | None, error: dict | None, run_directory: Path)
 
     Args:
         code: its exit code, above 128 when a signal ended it.
-        died: the process that died first of those that a run needs, where one was seen.
+        died: the process that died first of those that a run needs, where one was seen before the exception.
         error: type and text of the exception that ended the run, where one was written.
         run_directory: whose disk may be full.
     """
@@ -69,16 +69,19 @@ def failed(code: int, died: str | None, error: dict | None, run_directory: Path)
         where = f"the checkpoint of step {steps_done(run_directory) + 1}" if "checkpoint" in text else "a file"
         reason = f"no space left on the disk of {folder} ({free:.1f} GiB free) for {where}"
         return Ending(code, reason, "free some space")
-    death = bool(error) and any(name in text or name in error["type"] for name in DEATHS)
-    if died and (death or not error):
-        return Ending(code, f"{died} was killed or crashed", "if nobody killed it, the log says more: often memory")
-    if death:
-        return Ending(code, _dead_actor(text), "if nobody killed it, the log says more: often memory")
+    if died or (error and is_death(error)):
+        reason = f"{died} was killed or crashed" if died else _dead_actor(text)
+        return Ending(code, reason, "if nobody killed it, the log says more: often memory")
     if error:
         return Ending(code, _exception(error), "correct the cause")
     if code > 128:
         return Ending(code, f"the run's own process was killed (signal {code - 128})")
     return Ending(code, f"the run ended with exit code {code}")
+
+
+def is_death(error: dict) -> bool:
+    """Whether an exception says no more than that a process died."""
+    return any(name in error["type"] or name in error["text"] for name in DEATHS)
 
 
 def last_line(run_directory: Path, ending: Ending) -> str:
@@ -128,8 +131,8 @@ def resumes_after(run_directory: Path) -> int | None:
 
 def _dead_actor(text: str) -> str:
     """From Ray's message, which has the class and the node's address where the process ran on another node."""
-    name, address = (re.search(rf"^\s*{key}: ([\w.:]+)", text, re.MULTILINE) for key in ("class_name", "ip"))
-    role = (role_of(f"ray::{name[1]}") or name[1]) if name else "a process of Ray"
+    name, address = (re.search(rf"^\s*{key}: ([\w.:<>]+)", text, re.MULTILINE) for key in ("class_name", "ip"))
+    role = (role_of(f"ray::{name[1].rpartition('.')[2]}") or name[1]) if name else "a process of Ray"
     return f"{role} was killed or crashed" + (f" on {address[1]}" if address else "")
 
 

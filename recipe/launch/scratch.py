@@ -65,7 +65,7 @@ class Scratch:
 
     def write_error(self, error: BaseException) -> None:
         """Called by the run for the process that says how it ended."""
-        content = {"type": type(error).__name__, "text": str(error)}
+        content = {"type": type(error).__name__, "text": str(error), "at": time.time()}
         (self.directory / ERROR_FILE).write_text(json.dumps(content))
 
     def read_error(self) -> dict | None:

@@ -21,13 +21,14 @@ from pathlib import Path
 import psutil
 
 from recipe.launch import processes
-from recipe.launch.ending import Ending, failed, role_of
+from recipe.launch.ending import Ending, failed, is_death, role_of
 from recipe.launch.scratch import Scratch, remove_abandoned
 from recipe.record.run_directory import STATE_FILE
 
 POLL_SECONDS = 0.25  # looking at the processes known to be needed
 SCAN_SECONDS = 2.0  # looking for new ones, some thirty, costs a few milliseconds
 MEMORY_SECONDS = 5.0
+CONSEQUENCE_SECONDS = 0.5  # an exception that ends the run, later than this after a process died, is a consequence
 GRACE_SECONDS = 8.0  # verl may notice by itself that a process died, and say more about it
 
 
@@ -81,7 +82,7 @@ class Watch:
         self.scratch = scratch
         self.needed: dict[psutil.Process, str] = {}
         self.died: str | None = None  # the first of them
-        self._died_at = 0.0
+        self._died_at = 0.0  # seconds, epoch
         self._seen_before: set[psutil.Process] = set()
         self.peak_memory = 0
         self._next_scan = self._next_memory = 0.0
@@ -98,7 +99,10 @@ class Watch:
         return self._failed(code) if code else Ending(0)
 
     def _failed(self, code: int) -> Ending:
-        return failed(code, self.died, self.scratch.read_error(), self.run_directory)
+        error = self.scratch.read_error()
+        if error and self._died_at > error["at"] - CONSEQUENCE_SECONDS and not is_death(error):
+            self.died = None  # it ended because of the exception
+        return failed(code, self.died, error, self.run_directory)
 
     def _wait(self) -> int | None:
         try:
@@ -132,8 +136,8 @@ class Watch:
         if self.died is None:
             dead = [(process, role) for process, role in self.needed.items() if not processes.alive(process)]
             if dead:
-                self.died, self._died_at = f"{dead[0][1]} (process {dead[0][0].pid})", time.monotonic()
-        return self.died if self.died and time.monotonic() - self._died_at > GRACE_SECONDS else None
+                self.died, self._died_at = f"{dead[0][1]} (process {dead[0][0].pid})", time.time()
+        return self.died if self.died and time.time() - self._died_at > GRACE_SECONDS else None
 
     def _state(self) -> dict:
         try:

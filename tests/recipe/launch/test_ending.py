@@ -11,7 +11,7 @@ from recipe.launch.ending import Ending, failed, last_line
 
 DEAD_ACTOR = """ray::TaskRunner.run() (pid=1, ip=10.0.0.1)
 ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.
-\tclass_name: SessionWorker
+\tclass_name: create_colocated_worker_cls.<locals>.WorkerDict
 \tpid: 4711
 \tip: 10.0.0.2
 """
@@ -36,8 +36,8 @@ def checkpoint(run_directory, step, complete=True):
         (1, "the vLLM engine (process 7)", None, "the vLLM engine (process 7) was killed or crashed"),
         (1, "a rollout server (process 7)", DEAD_ACTOR, "a rollout server (process 7) was killed or crashed"),
         (1, None, DEAD_ACTOR, "a worker of the trainer was killed or crashed on 10.0.0.2"),
-        # Workers that end because of the exception are not its cause.
-        (1, "the trainer (process 7)", EXCEPTION, "ValueError: train_batch_size must be positive"),
+        (1, None, EXCEPTION, "ValueError: train_batch_size must be positive"),
+        (1, "a rollout server (process 7)", EXCEPTION, "a rollout server (process 7) was killed or crashed"),
         (137, None, None, "the run's own process was killed (signal 9)"),
         (3, None, None, "the run ended with exit code 3"),
     ],

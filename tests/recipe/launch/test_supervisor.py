@@ -9,6 +9,7 @@ import sys
 import time
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -19,6 +20,7 @@ from recipe.launch.scratch import remove_abandoned
 SUPERVISE = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from recipe.launch.ending import write_last_line
 from recipe.launch.supervisor import supervise
 ending = supervise([sys.executable, "-c", sys.argv[2]], Path(sys.argv[1]), {"weight_sync": 1.0})
@@ -29,6 +31,7 @@ sys.exit(ending.code)
 CHILD = """
 import os, subprocess, sys, time
 from pathlib import Path
+from types import SimpleNamespace
 orphan = "import os, time; os.setsid(); time.sleep(600)"
 start = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {orphan!r}, '{mark}'])"
 subprocess.Popen([sys.executable, "-c", start]).wait()
@@ -164,6 +167,15 @@ def test_a_process_that_the_run_needs_died(tmp_path, title, role):
         rf"error: {role} \(process \d+\) was killed or crashed, while starting", last_line(process, tmp_path)
     )
     assert_nothing_left(tmp_path, mark)
+
+
+@pytest.mark.parametrize("exception_after, said", [(-0.2, "ValueError: wrong"), (5.0, "the trainer (process 7) was")])
+def test_what_came_first_is_the_cause(tmp_path, exception_after, said):
+    """Processes end because of an exception, and an exception may come from a process that died."""
+    error = {"type": "RayTaskError", "text": "ValueError: wrong", "at": 1000.0 + exception_after}
+    watch = supervisor.Watch(None, tmp_path, {}, SimpleNamespace(read_error=lambda: error))
+    watch.died, watch._died_at = "the trainer (process 7)", 1000.0
+    assert watch._failed(1).reason.startswith(said)
 
 
 def test_a_title_seen_once_is_no_engine(tmp_path, monkeypatch):
