@@ -19,6 +19,7 @@ from recipe.record.run_directory import METRICS_FILE, STATE_FILE
 
 LOG_FILE = "train.log"
 LONGEST_REASON = 240  # characters
+LEAST_FREE = 16 << 20  # bytes, on a disk that is not full
 # Titles set with setproctitle: a run cannot go on without any of these processes.
 ROLES = {
     "VLLM::EngineCore": "the vLLM engine",
@@ -63,11 +64,12 @@ def failed(code: int, died: str | None, error: dict | None, run_directory: Path)
         run_directory: whose disk may be full.
     """
     text = error["text"] if error else ""
-    if FULL_DISK.search(text):
-        folder = run_directory / checkpoints.FOLDER
-        free = shutil.disk_usage(folder if folder.exists() else run_directory).free / 2**30
+    folder = run_directory / checkpoints.FOLDER
+    free = shutil.disk_usage(folder if folder.exists() else run_directory).free
+    # Where the temporary directory is on the same disk, the exception could not be written either.
+    if FULL_DISK.search(text) or (not text and not died and free < LEAST_FREE):
         where = f"the checkpoint of step {steps_done(run_directory) + 1}" if "checkpoint" in text else "a file"
-        reason = f"no space left on the disk of {folder} ({free:.1f} GiB free) for {where}"
+        reason = f"no space left on the disk of {folder} ({free / 2**30:.1f} GiB free) for {where}"
         return Ending(code, reason, "free some space")
     if died or (error and is_death(error)):
         reason = f"{died} was killed or crashed" if died else _dead_actor(text)

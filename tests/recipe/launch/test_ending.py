@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -51,6 +52,14 @@ def test_full_disk(tmp_path):
     ending = failed(1, None, {"type": "RayTaskError", "text": FULL_DISK}, tmp_path)
     assert ending.reason.startswith(f"no space left on the disk of {tmp_path / 'checkpoints'} (")
     assert ending.reason.endswith(" GiB free) for the checkpoint of step 1")
+
+
+def test_full_disk_that_takes_no_exception_either(tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=4096))
+    assert failed(1, None, None, tmp_path).reason.endswith(" (0.0 GiB free) for a file")
+    assert (
+        failed(1, "the trainer (process 7)", None, tmp_path).reason == "the trainer (process 7) was killed or crashed"
+    )
 
 
 def test_last_line_says_how_to_go_on(tmp_path):
