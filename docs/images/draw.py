@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-INK, FRAME = "#222222", "#8a8a8a"
+INK, FRAME, LINE = "#222222", "#8a8a8a", "#444444"
 UPSTREAM, DOOR, RUNTIME, SOURCE = "#eeeeee", "#cfe8dd", "#fbe3c0", "#f5c6bd"
 LEGEND = {
     "verl or vLLM as published": UPSTREAM,
@@ -36,14 +36,13 @@ def canvas(width: float, height: float):
     return figure, axes
 
 
-def box(axes, x, y, width, height, title, lines=(), fill=UPSTREAM, size=8.5) -> None:
+def box(axes, x, y, width, height, title, lines, fill) -> None:
     """A rounded box with its lower left corner at (x, y): a bold title and lines below it."""
     style = "round,pad=0,rounding_size=0.8"
     axes.add_patch(FancyBboxPatch((x, y), width, height, boxstyle=style, facecolor=fill, edgecolor=FRAME, lw=0.8))
     top = y + height - 1.0
-    axes.text(x + 1.0, top, title, weight="bold", size=size, va="top", color=INK)
-    if lines:
-        axes.text(x + 1.0, top - 2.1, "\n".join(lines), size=size - 1.2, va="top", color=INK, linespacing=1.35)
+    axes.text(x + 1.0, top, title, weight="bold", size=8.5, va="top", color=INK)
+    axes.text(x + 1.0, top - 2.1, lines, size=7.3, va="top", color=INK, linespacing=1.35)
 
 
 def frame(axes, x, y, width, height, title, indent=1.0) -> None:
@@ -55,7 +54,7 @@ def frame(axes, x, y, width, height, title, indent=1.0) -> None:
     axes.text(x + indent, y + height - 0.9, title, size=8.5, style="italic", va="top", color="#555555")
 
 
-def arrow(axes, begin, end, label="", at=None, ha="center", bend=0.0, color="#444444") -> None:
+def arrow(axes, begin, end, label="", at=None, ha="center", bend=0.0, color=LINE) -> None:
     patch = FancyArrowPatch(
         begin, end, arrowstyle="-|>", mutation_scale=9, color=color, lw=1.0, connectionstyle=f"arc3,rad={bend}"
     )
@@ -70,95 +69,90 @@ def strip(axes, x, y, width, text, fill) -> None:
     axes.text(x + width / 2, y + 1.2, text, size=6.8, ha="center", va="center", color=INK)
 
 
-def draw_processes():
-    figure, axes = canvas(110, 74)
-    run_files = ["metrics.jsonl, rollouts/, engine_steps/,", "checkpoints/, state.json"]
-    box(
-        axes,
-        2,
+# Title, lower left corner, width, height, fill, lines.
+PROCESSES = (
+    ("supervisor", 2, 65, 25, 7.5, DOOR, "recipe.main_dapo: checks the config,\nends every process of the run"),
+    ("guardian", 33, 65, 17, 7.5, DOOR, "ends them if the\nsupervisor is killed"),
+    ("driver", 54, 65, 18, 7.5, DOOR, "recipe.main_dapo as a\nchild: ray.init"),
+    (
+        "run_dir",
+        79,
         65,
-        30,
+        29,
         7.5,
-        "supervisor",
-        ["recipe.main_dapo: checks config and machine,", "ends every process of the run"],
-        DOOR,
-    )
-    box(axes, 40, 65, 30, 7.5, "driver", ["recipe.main_dapo as a child:", "environment, ray.init"], DOOR)
-    box(axes, 79, 65, 29, 7.5, "run_dir", run_files, "#ffffff")
-    arrow(axes, (32, 69), (40, 69), "starts,\nwatches", (36, 71.3))
-
-    frame(axes, 1, 1, 108, 61, "Ray: actors on one machine or on every node")
-    box(
-        axes,
+        "#ffffff",
+        "metrics.jsonl, rollouts/, engine_steps/,\ncheckpoints/, train.log, state.json",
+    ),
+    (
+        "training workers",
         3,
         46.5,
         30,
         11,
-        "training workers",
-        ["SessionWorker: FSDP2 or Megatron", "log-probabilities, update,", "send the weights"],
         DOOR,
-    )
-    trainer = ["DapoTrainer: verl's trainer, in order", "DapoRounds: dynamic sampling", "collects the engine steps"]
-    box(axes, 40, 46.5, 30, 11, "TaskRunner", trainer, DOOR)
-    box(axes, 79, 46.5, 28, 11, "TransferQueue", ["prompts, responses and rewards,", "between the actors"], UPSTREAM)
-    box(
-        axes,
+        "SessionWorker: FSDP2 or Megatron\nlog-probabilities, update,\nsend the weights",
+    ),
+    (
+        "TaskRunner",
         40,
-        31.5,
+        46.5,
         30,
-        8,
-        "agent loops",
-        ["SeededAgentLoop: a seed for every sample", "token ids in, token ids out"],
+        11,
         DOOR,
-    )
-    box(axes, 79, 31.5, 28, 8, "reward workers", ["recipe.trainer.reward"], DOOR)
+        "DapoTrainer: verl's trainer, in order\nDapoRounds: dynamic sampling\nwrites the record",
+    ),
+    ("TransferQueue", 79, 46.5, 28, 11, UPSTREAM, "prompts, responses and rewards,\nbetween the actors"),
+    ("agent loops", 40, 31.5, 30, 8, DOOR, "SeededAgentLoop: a seed for every sample\ntoken ids in, token ids out"),
+    ("reward workers", 79, 31.5, 28, 8, DOOR, "recipe.trainer.reward"),
+    ("scheduler", 7, 9, 17, 12, UPSTREAM, "running requests\nand their drafts"),
+    ("model runner", 29, 9, 21, 12, UPSTREAM, "one forward pass over\n1 + drafts tokens a request"),
+    ("sampler", 55, 9, 20, 12, RUNTIME, "ExactSampler, or\nsam.verify's rejection\nsampling: accepts drafts"),
+    ("proposer", 80, 9, 23, 12, DOOR, "SamProposer: switch (when),\ndrafter and automaton (what)"),
+)
+STRIPS = (
+    (29.5, 12, 20, "CPU: sam.vllm.cpu_fixes", RUNTIME),
+    (29.5, 9.4, 20, "Ascend: patches 0001, 0002", SOURCE),
+    (55.5, 9.4, 19, "Ascend: patch 0003", SOURCE),
+    (29, 4.7, 74, "recorder: StepRecorder times these stages and counts requests, drafts and accepted tokens", RUNTIME),
+)
+# Begin, end, label, its place and alignment.
+FLOWS = (
+    ((27, 69), (33, 69), "starts,\nwatches", (30, 71.5), "center"),
+    ((50, 69), (54, 69), "", None, "center"),
+    ((59, 65), (59, 57.7), "config", (60, 60.6), "left"),
+    ((40, 52), (33, 52), "batch", (36.5, 53.3), "center"),
+    ((70, 52), (79, 52), "", None, "center"),
+    ((79, 50), (70, 50), "", None, "center"),
+    ((55, 46.5), (55, 39.7), "prompts, uids", (56, 43), "left"),
+    ((50, 31.5), (50, 28.1), "requests", (49, 29.8), "right"),
+    ((60, 28.1), (60, 31.5), "responses", (61, 29.8), "left"),
+    ((70, 36.5), (79, 36.5), "responses", (74.5, 37.8), "center"),
+    ((79, 34.5), (70, 34.5), "rewards", (74.5, 33.2), "center"),
+    ((68, 39.6), (82, 46.4), "responses,\nrewards", (79, 42.5), "left"),
+    ((24, 16.5), (29, 16.5), "", None, "center"),
+    ((50, 16.5), (55, 16.5), "", None, "center"),
+    ((75, 16.5), (80, 16.5), "", None, "center"),
+    ((74.9, 67), (79, 67), "", None, "center"),
+    ((15.5, 7.9), (15.5, 9.1), "", None, "center"),
+)
 
+
+def draw_processes():
+    figure, axes = canvas(110, 74)
+    frame(axes, 1, 1, 108, 61, "Ray: actors on one machine or on every node")
     server = "rollout server, one per replica: SpeculationServer checks which drafter and sampler run"
     frame(axes, 3, 2.5, 104, 25.5, server, indent=29.5)
-    frame(axes, 5, 3.7, 100, 20.8, "vLLM engine process: sam.vllm.plugin installs sampler and drafter", indent=27.5)
-    box(axes, 7, 9, 17, 12, "scheduler", ["running requests", "and their drafts"], UPSTREAM)
-    box(axes, 29, 9, 21, 12, "model runner", ["one forward pass over", "1 + drafts tokens a request"], UPSTREAM)
-    box(
-        axes,
-        55,
-        9,
-        20,
-        12,
-        "sampler",
-        ["ExactSampler, or", "sam.verify's rejection", "sampling: accepts drafts"],
-        RUNTIME,
-    )
-    box(axes, 80, 9, 23, 12, "proposer", ["SamProposer: switch (when),", "drafter and automaton (what)"], DOOR)
-    strip(axes, 29.5, 12, 20, "CPU: sam.vllm.cpu_fixes", RUNTIME)
-    strip(axes, 29.5, 9.4, 20, "Ascend: patches 0001, 0002", SOURCE)
-    strip(axes, 55.5, 9.4, 19, "Ascend: patch 0003", SOURCE)
-    strip(
-        axes,
-        29,
-        4.7,
-        74,
-        "recorder: StepRecorder wraps these stages; requests, drafts, accepted, milliseconds of every step",
-        RUNTIME,
-    )
-    for begin, end in ((24, 29), (50, 55), (75, 80)):
-        arrow(axes, (begin, 16.5), (end, 16.5))
-    axes.plot([104.2, 104.2, 15.5], [14, 8, 8], color="#444444", lw=1.0)
-    axes.plot([103, 104.2], [14, 14], color="#444444", lw=1.0)
-    arrow(axes, (15.5, 7.9), (15.5, 9.1))
-    axes.text(8, 6.1, "drafts of the next step", size=7.2, color="#444444", va="center")
-
-    arrow(axes, (55, 65), (55, 57.7), "config", (56, 61), "left")
-    axes.plot([68, 68, 74.5, 74.5], [57.7, 60, 60, 67], color="#444444", lw=1.0)
-    arrow(axes, (74.4, 67), (79, 67))
-    arrow(axes, (40, 52), (33, 52), "batch", (36.5, 53.3))
-    arrow(axes, (70, 52), (79, 52))
-    arrow(axes, (79, 50), (70, 50))
-    arrow(axes, (55, 46.5), (55, 39.7), "prompts, uids", (56, 43), "left")
-    arrow(axes, (50, 31.5), (50, 28.1), "requests", (49, 29.8), "right")
-    arrow(axes, (60, 28.1), (60, 31.5), "responses", (61, 29.8), "left")
-    arrow(axes, (70, 36.5), (79, 36.5), "responses", (74.5, 37.8))
-    arrow(axes, (79, 34.5), (70, 34.5), "rewards", (74.5, 33.2))
-    arrow(axes, (68, 39.6), (82, 46.4), "responses,\nrewards", (79, 42.5), "left")
+    engine = "vLLM engine process: sam.vllm.plugin installs sampler and drafter"
+    frame(axes, 5, 3.7, 100, 20.8, engine, indent=27.5)
+    for title, x, y, width, height, fill, lines in PROCESSES:
+        box(axes, x, y, width, height, title, lines, fill)
+    for x, y, width, text, fill in STRIPS:
+        strip(axes, x, y, width, text, fill)
+    for begin, end, label, place, side in FLOWS:
+        arrow(axes, begin, end, label, place, side)
+    axes.plot([103, 104.2, 104.2, 15.5], [14, 14, 8, 8], color=LINE, lw=1.0)
+    axes.text(8, 6.1, "drafts of the next step", size=7.2, color=LINE, va="center")
+    axes.plot([67, 67, 75, 75], [57.7, 60, 60, 67], color=LINE, lw=1.0)
     arrow(axes, (31, 46.5), (31, 21.2), "new weights\nafter each\nstep", (30.2, 43), "right", color="#0072B2")
     handles = [plt.Rectangle((0, 0), 1, 1, facecolor=fill, edgecolor=FRAME) for fill in LEGEND.values()]
     axes.legend(handles, LEGEND, loc="lower left", bbox_to_anchor=(0.022, 0.39), fontsize=6.8, frameon=False)
