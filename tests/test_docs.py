@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.test_layers import RECIPE, SAM
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEXTS = {str(page.relative_to(ROOT)): page.read_text() for page in PAGES}
@@ -262,3 +264,13 @@ def test_metrics_page_has_the_names_that_the_code_emits():
         return sorted({re.sub(r"\d+", "N", name) for name in names})
 
     assert numbered(rows) == numbered(emitted_metrics())
+
+
+@pytest.mark.parametrize(("package", "order"), [("sam", SAM), ("recipe", RECIPE)])
+def test_architecture_lists_the_rooms_in_the_order_of_imports(package, order):
+    floors = {room.partition(".")[0]: floor for floor, rooms in reversed(list(enumerate(order))) for room in rooms}
+    cells = re.findall(rf"^\| (`{package}/.+?) \|", TEXTS["docs/architecture.md"], flags=re.M)
+    rooms = [room for cell in cells for room in re.findall(rf"`{package}/(\w+)", cell)]
+    assert set(rooms) == set(floors)
+    listed = [floors[room] for room in rooms]
+    assert listed == sorted(listed), dict(zip(rooms, listed, strict=True))
