@@ -5,17 +5,17 @@
 # Further arguments go to one pytest: bash scripts/test.sh tests/sam -k automaton
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
-# The tests that start engines and runs wait for other processes much of the time: beside them the others run.
+# A run waits for one of its processes most of the time: beside these tests run all others.
 run_default_suite() {
-    local slow="engine or e2e" output code=0 beside
+    local output code=0 beside
     output="$(mktemp)"
     set -m # a process group of its own, so that an interrupt reaches what its tests have started
-    python -m pytest --durations=20 -m "($slow) and not long" >"$output" 2>&1 &
+    python -m pytest --durations=20 -m "e2e and not long" >"$output" 2>&1 &
     beside=$!
     set +m
     trap 'kill -INT -- -$beside; wait $beside; rm -f "$output"' EXIT
-    python -m pytest --durations=20 -m "not ($slow) and not long" || code=$?
-    echo "with an engine or a run:"
+    python -m pytest --durations=20 -m "not e2e and not long" || code=$?
+    echo "with processes of a run:"
     tail --pid=$beside --lines=+1 --follow "$output"
     wait $beside || code=$?
     trap 'rm -f "$output"' EXIT
@@ -32,7 +32,7 @@ case "${1:-}" in
 fast)
     shift
     set_up_environment cpu dev
-    exec python -m pytest -m "not (engine or e2e or network or statistical or slow or long)" "$@"
+    exec python -m pytest -m "not (engine or e2e or network or statistical or long)" "$@"
     ;;
 esac
 set_up_environment cpu dev

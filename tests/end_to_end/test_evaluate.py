@@ -10,6 +10,7 @@ from recipe.report.paired_test import sign_flip_p_value
 
 
 @pytest.mark.engine
+@pytest.mark.e2e
 def test_a_checkpoint_answers_alike_with_and_without_sam(assets, tmp_path, capfd):
     arguments = [
         *("--model", str(assets / "model"), "--data", str(assets / "val.parquet"), "--output", str(tmp_path)),

@@ -78,7 +78,7 @@ def test_interval_of_a_median_is_the_range_of_few_values_and_narrower_of_many():
     assert median_interval([float(v) for v in range(1, 41)]) == [20.5, 14.0, 27.0]
 
 
-def test_picture(tmp_path):
+def test_picture(tmp_path, pictures):
     from recipe.switch_bench.plot import plot
 
     rows = [
@@ -87,7 +87,11 @@ def test_picture(tmp_path):
         for variant in switch_bench.VARIANTS
     ]
     plot(rows, "a test", tmp_path / "bench.png")
-    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+    ((first, *others),) = [figure.axes for figure in pictures]
+    assert [axes.get_title() for axes in (first, *others)] == list(switch_bench.WORKLOADS)
+    assert [label.get_text() for label in first.get_yticklabels()] == list(switch_bench.VARIANTS)
+    for axes in (first, *others):
+        assert [bar.get_width() for bar in axes.patches] == [1.5] * len(switch_bench.VARIANTS)
 
 
 def test_without_assets_one_line_says_how_to_build_them(tmp_path, capsys):

@@ -17,6 +17,8 @@ import pytest
 from recipe.launch import processes, supervisor
 from recipe.launch.scratch import remove_abandoned
 
+pytestmark = pytest.mark.e2e
+
 SUPERVISE = """
 import sys
 from pathlib import Path

@@ -250,7 +250,3 @@ def test_a_mistake_is_found(node, spoil, message):
     found = problems(*(spoil(node) or ()))
     assert any(message in problem for problem in found), found
     assert len(found) <= 3 and all("\n" not in problem for problem in found), found
-
-
-def test_there_are_more_than_25_and_each_once():
-    assert len({row[0] for row in MISTAKES}) == len({row[2] for row in MISTAKES}) == len(MISTAKES) >= 25

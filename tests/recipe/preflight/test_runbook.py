@@ -52,10 +52,6 @@ def _overlap(quoted_piece: str, part: str) -> bool:
     return part in quoted_piece or quoted_piece in part or ends_within
 
 
-def test_there_are_the_ten_commonest():
-    assert len(quoted()) >= 10
-
-
 def test_the_metrics_to_watch_are_logged():
     """By name in the code that logs them: this recipe's and verl's."""
     table = PAGE[PAGE.index("## What to watch") : PAGE.index("## Two runs compared")]

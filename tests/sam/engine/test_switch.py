@@ -37,6 +37,7 @@ def test_the_same_tokens_with_a_table_measured_at_warm_up(model):
     assert policy.correction.extra_ms(len(PROMPTS), 0) > 0
 
 
+@pytest.mark.e2e
 def test_profile_writes_a_table_that_goodput_loads(model, tmp_path):
     output = tmp_path / "step_cost.json"
     engine = {"enforce_eager": True, "dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 256}

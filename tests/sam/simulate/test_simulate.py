@@ -28,7 +28,7 @@ def result(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
-def test_a_sweep_of_drawn_lengths(cost, capsys, tmp_path):
+def test_a_sweep_of_drawn_lengths(cost, capsys, tmp_path, pictures):
     arguments = (*LENGTHS, *cost, "--replicas", "2", "--policy", "threshold", "always", "--k", "3", "4", "--threshold")
     report = result(capsys, *arguments, "2", "6", "--scope", "request", "group", "--plot", tmp_path / "plot.png")
     assert report["requests"] == 24 and report["step_cost"] == "a test" and report["tail_threshold"] == 8
@@ -40,7 +40,8 @@ def test_a_sweep_of_drawn_lengths(cost, capsys, tmp_path):
     assert rows["always, k 3", "request"]["accept_length"] < rows["always, k 3", "group"]["accept_length"]
     assert all(row["tokens"] == report["tokens"] and row["wasted"] == row["drafted"] - row["accepted"]
                for row in report["rows"])  # fmt: skip
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    *rollouts, bars = pictures[0].axes
+    assert rollouts[0].get_title().startswith("off: ") and len(rollouts) == len(bars.get_xticklabels()) > 1
 
 
 def test_the_table(cost, capsys):
