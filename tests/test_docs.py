@@ -257,8 +257,10 @@ def emitted_metrics() -> set[str]:
 
 
 def test_metrics_page_has_the_names_that_the_code_emits():
-    rows = re.findall(r"^\| `(rollout/[\w/]+)`", TEXTS["docs/metrics.md"], flags=re.M)
+    table = re.findall(r"^\| `(rollout/[\w/]+)`.*?\|(.+)\|$", TEXTS["docs/metrics.md"], flags=re.M)
+    rows = [name for name, _ in table]
     assert len(rows) == len(set(rows))
+    assert [name for name, cells in table if not all(map(str.strip, cells.split("|")))] == [], "unit, normal, meaning"
 
     def numbered(names) -> list[str]:
         return sorted({re.sub(r"\d+", "N", name) for name in names})
