@@ -57,9 +57,7 @@ def test_full_disk(tmp_path):
 def test_full_disk_that_takes_no_exception_either(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=4096))
     assert failed(1, None, None, tmp_path).reason.endswith(" (0.0 GiB free) for a file")
-    assert (
-        failed(1, "the trainer (process 7)", None, tmp_path).reason == "the trainer (process 7) was killed or crashed"
-    )
+    assert failed(1, "the trainer", None, tmp_path).reason == "the trainer was killed or crashed"
 
 
 def test_last_line_says_how_to_go_on(tmp_path):
