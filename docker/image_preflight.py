@@ -17,7 +17,7 @@ from recipe.launch.config import compose_config
 from recipe.preflight import checks, report
 
 PACKAGES = ("versions", "Ascend: pairing and patches", "Ascend: settings", "variables")
-PARSERS = ("verl's own validation", "vLLM's argument parser")
+PARSERS = ("verl's own validation", "vLLM's arguments")
 
 
 def image_problems(config: DictConfig) -> dict[str, list[str]]:

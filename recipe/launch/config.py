@@ -25,7 +25,7 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
     """Compose, check the `speculation` section and connect the recipe's parts to verl's keys.
 
     Raises:
-        ConfigError: unknown config, group choice or key, or a speculation value out of range.
+        ConfigError: unknown config, group choice or key, a speculation value out of range, or a count below 1.
     """
     if not (CONFIGS / f"{config_name}.yaml").is_file():
         raise ConfigError(f"config {config_name!r} is unknown: expected one of {', '.join(_config_names())}")
@@ -39,6 +39,7 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
         speculation = Speculation.from_config(section)
         connect(config, speculation)
         OmegaConf.resolve(config)
+        _check_numbers(config)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(_one_line(error)) from error
     return config
@@ -50,12 +51,42 @@ def connect(config: DictConfig, speculation: Speculation) -> None:
     OmegaConf.set_struct(config, False)
     for key, value in speculation.vllm_arguments().items():
         users = rollout.engine_kwargs.vllm.get(key) or {}
+        if not isinstance(users, DictConfig | dict):
+            raise ValueError(f"actor_rollout_ref.rollout.engine_kwargs.vllm.{key}={users}: expected a dictionary")
         rollout.engine_kwargs.vllm[key] = {**users, **value}
     rollout.agent.agent_loop_config_path = str(CONFIGS / "agent_loops.yaml")
     config.trainer.v1.sampler.custom_sampler.path = "pkg://recipe.trainer.dynamic_sampling"
     config.reward.custom_reward_function.path = "pkg://recipe.trainer.reward"
     config.run_dir = str(Path(config.run_dir).absolute())
     OmegaConf.set_struct(config, True)
+
+
+# What every check calculates with.
+COUNTS = (
+    "data.train_batch_size",
+    "data.gen_batch_size",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "actor_rollout_ref.rollout.n",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "actor_rollout_ref.rollout.data_parallel_size",
+    "actor_rollout_ref.rollout.max_num_batched_tokens",
+    "actor_rollout_ref.rollout.max_num_seqs",
+    "trainer.nnodes",
+    "trainer.n_gpus_per_node",
+)
+SEEDS = ("seed", "actor_rollout_ref.rollout.seed")
+LARGEST_SEED = 2**32 - 1  # numpy's
+
+
+def _check_numbers(config: DictConfig) -> None:
+    for key in COUNTS:
+        if type(value := OmegaConf.select(config, key)) is not int or value < 1:
+            raise ValueError(f"{key}={value}: expected an integer of at least 1: change it")
+    for key in SEEDS:
+        if type(value := OmegaConf.select(config, key)) is not int or not 0 <= value <= LARGEST_SEED:
+            raise ValueError(f"{key}={value}: expected an integer from 0 to {LARGEST_SEED}: change it")
 
 
 # Sections whose keys other programs define: what Hydra's `+` may add to.

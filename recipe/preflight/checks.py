@@ -10,15 +10,34 @@ from omegaconf import DictConfig
 
 from recipe.launch import environment, versions
 from recipe.launch.config import ConfigError
-from recipe.preflight import ascend, config_keys, device_memory, environment_variables, files, machine, ray_head
+from recipe.preflight import (
+    ascend,
+    config_keys,
+    device_memory,
+    environment_variables,
+    files,
+    machine,
+    ray_head,
+    vllm_command,
+)
+
+# Sizes of a replica: vLLM's argument, and the key of verl's rollout section.
+ENGINE_SIZES = {
+    "tensor_parallel_size": "tensor_model_parallel_size",
+    "data_parallel_size": "data_parallel_size",
+    "pipeline_parallel_size": "pipeline_model_parallel_size",
+}
 
 
 def check(config: DictConfig, to_be_built: Path | None = None) -> None:
     """Raise ConfigError with the first problem found, and how many more there are.
 
-    `to_be_built`: a directory whose files may be missing still.
+    vLLM is asked last, because an answer that is not known yet takes 10 s.
+
+    Args:
+        to_be_built: a directory whose files may be missing still.
     """
-    problems = list(find_problems(config, to_be_built))
+    problems = list(find_problems(config, to_be_built)) or list(vllm_command.find_problems(config))
     if problems:
         more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
         raise ConfigError(problems[0] + more)
@@ -124,15 +143,6 @@ def _batches(config: DictConfig) -> Iterator[str]:
         config.actor_rollout_ref.actor.ppo_mini_batch_size,
     )
     samples = config.actor_rollout_ref.rollout.n
-    for key, value in {
-        "data.train_batch_size": train,
-        "data.gen_batch_size": generated,
-        "actor_rollout_ref.actor.ppo_mini_batch_size": mini,
-        "actor_rollout_ref.rollout.n": samples,
-    }.items():
-        if not isinstance(value, int) or value < 1:
-            yield f"{key}={value}: expected a positive integer"
-            return
     if train % mini:
         yield f"data.train_batch_size={train} is not a multiple of actor.ppo_mini_batch_size={mini}: change one"
     filtering = config.algorithm.filter_groups.enable
@@ -169,12 +179,12 @@ def _micro_batches(config: DictConfig, batch: int, mini_batch: int) -> Iterator[
 
 
 def _lengths(config: DictConfig) -> Iterator[str]:
-    rollout = config.actor_rollout_ref.rollout
     needed = config.data.max_prompt_length + config.data.max_response_length
-    if rollout.max_model_len is not None and rollout.max_model_len < needed:
+    longest = vllm_command.server_arguments(config)["max_model_len"]
+    if isinstance(longest, int) and longest < needed:
         yield (
-            f"rollout.max_model_len={rollout.max_model_len} is below data.max_prompt_length + max_response_length "
-            f"= {needed}: raise it"
+            f"{vllm_command.key_of('max_model_len', config)}={longest} is below data.max_prompt_length + "
+            f"max_response_length = {needed}: raise it"
         )
     overlong = config.reward.reward_kwargs.overlong_buffer_cfg
     if overlong.enable and not 0 < overlong.len <= config.data.max_response_length:
@@ -190,9 +200,16 @@ def _parallel_sizes(config: DictConfig) -> Iterator[str]:
     replica = rollout.tensor_model_parallel_size * rollout.data_parallel_size
     if dies % replica:
         yield (
-            f"rollout.tensor_model_parallel_size x data_parallel_size = {replica} does not divide the {dies} devices: "
-            "change one"
+            f"actor_rollout_ref.rollout.tensor_model_parallel_size={rollout.tensor_model_parallel_size} x "
+            f"data_parallel_size={rollout.data_parallel_size} does not divide the {dies} devices: change one"
         )
+    for name, size in (rollout.engine_kwargs.get("vllm") or {}).items():
+        # verl places its workers by the keys of its own, whatever vLLM is told here.
+        if name in ENGINE_SIZES and size != rollout[ENGINE_SIZES[name]]:
+            yield (
+                f"actor_rollout_ref.rollout.engine_kwargs.vllm.{name}={size}: verl places workers by "
+                f"rollout.{ENGINE_SIZES[name]}={rollout[ENGINE_SIZES[name]]}: remove it, set that one"
+            )
     if rollout.expert_parallel_size not in (1, replica):
         yield (
             f"rollout.expert_parallel_size={rollout.expert_parallel_size}: vLLM spreads experts over 1 or all "

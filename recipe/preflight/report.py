@@ -14,7 +14,17 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from recipe.launch.config import ConfigError, compose_config
-from recipe.preflight import checks, cluster, config_keys, device_memory, files, machine, ray_head, speculation
+from recipe.preflight import (
+    checks,
+    cluster,
+    config_keys,
+    device_memory,
+    files,
+    machine,
+    ray_head,
+    speculation,
+    vllm_command,
+)
 
 # About the machine that runs, not about the config: meaningless on a laptop.
 DEVICE_CHECKS = ("start", "versions", "Ascend: pairing and patches", "memory, disk and ports of this machine")
@@ -36,9 +46,7 @@ def report(config: DictConfig, dry_run: bool) -> dict:
     found["keys"] += config_keys.ray_problems(config)
     found["tokenizer"] = list(files.tokenizer_problems(config))
     found["verl's own validation"] = list(_verl(config))
-    parsed = list(_vllm(config))
-    found["vLLM's argument parser"] = [line for line in parsed if isinstance(line, str)]
-    command = next((line for line in parsed if isinstance(line, list)), [])
+    found["vLLM's arguments"] = list(vllm_command.find_problems_here(config))
     loaded, problems = speculation.resolve(config)
     (skipped if is_laptop and problems else found)["drafter and sampler"] = problems
     found["Ray cluster"] = list(cluster.find_problems(config))
@@ -54,7 +62,8 @@ def report(config: DictConfig, dry_run: bool) -> dict:
     }
     if dry_run:
         result["command"] = f"python -m recipe.main_dapo --config-name {config.config_name}"
-        result["vllm"] = command
+        arguments = vllm_command.command_line(vllm_command.server_arguments(config))
+        result["vllm"] = ["serve", config.actor_rollout_ref.model.path, *arguments]
     return result
 
 
@@ -82,21 +91,6 @@ def _verl(config: DictConfig) -> Iterator[str]:
         get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
     except Exception as error:
         yield f"verl refuses the config: {_said(error)}: correct what it names"
-
-
-def _vllm(config: DictConfig) -> Iterator[str | list[str]]:
-    """The command line, or a problem."""
-    from vllm.engine.arg_utils import AsyncEngineArgs
-
-    from recipe.preflight.vllm_command import vllm_arguments
-
-    try:
-        command, parsed = vllm_arguments(config)
-        # vLLM's dataclasses look at what the parser hands on as it is, such as compilation_config.
-        AsyncEngineArgs.from_cli_args(parsed)
-        yield command
-    except Exception as error:
-        yield f"vLLM refuses the command line: {_said(error)}: correct it in rollout, or in rollout.engine_kwargs.vllm"
 
 
 def _said(error: Exception) -> str:

@@ -1,6 +1,5 @@
 """Every config, with every drafter and at every scale, through Hydra, verl's validation and vLLM's argument parser."""
 
-import json
 import re
 from pathlib import Path
 
@@ -20,19 +19,15 @@ PUBLISHED = {
 
 
 def validate(config):
-    """verl's own checks and dataclasses; then the command line that verl would start vLLM with, through vLLM's own
-    parser and into its dataclasses. Returns the command line and what the parser made of it."""
+    """verl's own checks and dataclasses; then vLLM's AsyncEngineArgs from the arguments that verl hands to it."""
     from verl.utils.config import omega_conf_to_dataclass, validate_config
-    from vllm.engine.arg_utils import AsyncEngineArgs
 
-    from recipe.preflight.vllm_command import vllm_arguments
+    from recipe.preflight.vllm_command import engine_arguments, server_arguments
 
     validate_config(config, use_reference_policy=False, use_critic=False)
     omega_conf_to_dataclass(config.actor_rollout_ref.actor)
     omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
-    command, parsed = vllm_arguments(config)
-    AsyncEngineArgs.from_cli_args(parsed)
-    return command, parsed
+    return engine_arguments(server_arguments(config), config.actor_rollout_ref.model.path)
 
 
 # What vLLM is told to draft with, by the choice of speculation.
@@ -44,7 +39,7 @@ DRAFTERS = {"sam": "sam.vllm.proposer.SamProposer", "off": None, "ngram": "ngram
 @pytest.mark.parametrize("name", (*NAMES, "dapo_qwen3_8b_cuda"))
 def test_verl_and_vllm_accept_every_combination(name, method, scale):
     config = compose_config(name, [f"speculation={method}", f"scale={scale}"])
-    command, parsed = validate(config)
+    parsed = validate(config)
     rollout = config.actor_rollout_ref.rollout
     assert (parsed.max_num_seqs, parsed.tensor_parallel_size) == (
         rollout.max_num_seqs,
@@ -60,7 +55,7 @@ def test_verl_and_vllm_accept_every_combination(name, method, scale):
     assert config.trainer.device == (device if scale == "full" else "cpu")
     assert config.actor_rollout_ref.actor.strategy == ("megatron" if device == "npu" and scale == "full" else "fsdp2")
     if device == "npu" and scale == "full":
-        assert json.loads(command[command.index("--compilation_config") + 1])["cudagraph_mode"] == "FULL"
+        assert parsed.compilation_config.cudagraph_mode.name == "FULL"
 
 
 def test_every_choice_of_speculation_is_in_the_table():
@@ -132,14 +127,6 @@ def test_torchs_attention_keeps_packed_sequences_apart():
     positions = torch.cat([torch.arange(7), torch.arange(5)])[None]
     packed = model(input_ids=torch.cat([first, second], 1), position_ids=positions, use_cache=False).logits
     assert torch.allclose(alone, packed, atol=1e-6)
-
-
-def test_what_vllm_does_not_know_is_refused_in_its_own_words():
-    from recipe.preflight.vllm_command import vllm_arguments
-
-    key = "actor_rollout_ref.rollout.engine_kwargs.vllm.max_number_of_sequences"
-    with pytest.raises(ValueError, match="unrecognized arguments: --max-number-of-sequences"):
-        vllm_arguments(compose_config("dapo_qwen3_32b", [f"+{key}=3"]))
 
 
 def test_no_setting_is_written_twice():

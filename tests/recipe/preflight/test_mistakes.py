@@ -174,9 +174,9 @@ MISTAKES = [
     ("a loss misspelt", config(f"{ACTOR}.loss_agg_mode=token"), "Invalid loss_agg_mode: token"),
     ("a strategy misspelt", config(f"{ACTOR}.strategy=megatorn"), "expected one of fsdp, fsdp2, megatron"),
     ("another engine", config(f"{ROLLOUT}.name=sglang"), "rollout.name=sglang: expected vllm"),
-    ("an argument vLLM lacks", config(f"+{VLLM}.max_number_of_seqs=3"), "unrecognized arguments: --max-number-of-seqs"),
+    ("an argument vLLM lacks", config(f"+{VLLM}.max_number_of_seqs=3"), "no such argument: did you mean max_num_seqs?"),
     ("a graph mode misspelt", config(f"{VLLM}.compilation_config.cudagraph_mode=FULLL"), "'FULLL' is none of the"),
-    ("a type vLLM lacks", config(f"{ROLLOUT}.dtype=bf16"), "argument --dtype: invalid choice: 'bf16'"),
+    ("a type vLLM lacks", config(f"{ROLLOUT}.dtype=bf16"), "rollout.dtype=bf16: vLLM expects one of"),
     ("an unknown ray.init key", config("+ray_kwargs.ray_init.num_npus=16"), "ray_init.num_npus is unknown to ray.init"),
     # Data and model.
     ("data that are not there", config("data.train_files=no.parquet"), "data.train_files=no.parquet: no such file;"),
