@@ -153,6 +153,8 @@ def overrides_by_config() -> list[tuple[str, tuple[str, ...]]]:
         new = dict(word.split("=", 1) for word in words)
         for key in ("run_dir", "speculation.step_cost", "speculation.corpus"):  # paths that a reader puts in
             new.pop(key, None)
+        if method := new.pop("speculation", None):  # tests/recipe/launch/test_config.py composes each of them
+            assert (ROOT / "configs" / "speculation" / f"{method}.yaml").is_file(), method
         for other, known in merged:
             if other == name and all(known.get(key, value) == value for key, value in new.items()):
                 known.update(new)
