@@ -103,10 +103,10 @@ def _check_turns(turns: list[str] | None) -> None:
 
 
 def _check_corpus(path: str) -> None:
-    from sam.drafting.corpus import SuffixAutomaton  # numba takes a second to import, and few runs have a corpus
+    from sam.automaton.corpus_file import load_corpus  # numba takes a second to import, and few runs have a corpus
 
     try:
-        SuffixAutomaton.load(Path(path), max_sequences=1, max_draft_tokens=1)
+        load_corpus(Path(path))
     except ValueError as error:
         raise ValueError(f"speculation.corpus: {error}") from error
 

@@ -6,35 +6,20 @@ import heapq
 
 import numpy as np
 
-from sam.automaton.store import (
-    BLOCK_BYTES,
-    BLOCK_RECORDS,
-    FIRST_BLOCK,
-    IN_USE,
-    LENGTH,
-    NONE,
-    TARGET,
-    TOKENS,
-    Store,
-    add_group,
-    blocks_for,
-    drop_group,
-    find,
-    reserve,
-)
-from sam.jit import compiled
+from sam.automaton.store import BLOCK_BYTES, BLOCK_NODES, NONE, Store, add_group, blocks_for, drop_group, find, reserve
+from sam.jit import kernel
 
 
-@compiled
-def _spells(records, heads, sizes, root, tokens, end):
+@kernel
+def _path_matches(store, root, tokens, end):
     """Whether `tokens`, from the root, are the longest string of state `end`."""
     state = np.int64(root)
     for i in range(tokens.size):
-        edge = find(records, heads, sizes, state, np.int64(tokens[i]))
+        edge = find(store, state, np.int64(tokens[i]))
         if edge == NONE:
             return False
-        state = np.int64(records[edge, TARGET])
-    return state == end and records[end, LENGTH] == tokens.size
+        state = np.int64(store.nodes[edge].target)
+    return state == end and store.nodes[end].length == tokens.size
 
 
 class Groups:
@@ -65,33 +50,36 @@ class Groups:
 
     @property
     def nbytes(self) -> int:
-        return int(self.store.sizes[IN_USE]) * BLOCK_BYTES
+        return self._used_blocks * BLOCK_BYTES
 
     @property
     def free_blocks(self) -> int:
-        return len(self.store.groups) - int(self.store.sizes[IN_USE])
+        return len(self.store.blocks) - self._used_blocks
+
+    @property
+    def _used_blocks(self) -> int:
+        return int(self.store.counters[0]["num_used_blocks"])
 
     def root(self, group: int) -> int:
-        return int(self.store.groups[group, FIRST_BLOCK]) * BLOCK_RECORDS
+        return int(self.store.groups[group]["first_block"]) * BLOCK_NODES
 
     def find(self, prompt: np.ndarray) -> int:
         """The group of `prompt`, or NONE. A hash names the candidates, the automaton itself decides."""
-        records, heads, _, sizes = self.store
         for group in self._by_hash.get(hash(prompt.tobytes()), ()):
-            if _spells(records, heads, sizes, self.root(group), prompt, self.prompt_end[group]):
+            if _path_matches(self.store, self.root(group), prompt, self.prompt_end[group]):
                 return group
         return NONE
 
     def add(self, prompt: np.ndarray) -> int:
-        """An empty group with room for its prompt, to be joined at once; NONE if blocks are short."""
+        """An empty group with space for its prompt, to be joined at once; NONE if blocks are short."""
         if self.free_blocks < blocks_for(prompt.size):
             return NONE
         if self._free:
             group = self._free.pop()
         else:
             group, self._highest = self._highest, self._highest + 1
-        add_group(*self.store, group)
-        reserve(*self.store, group, prompt.size)
+        add_group(self.store, group)
+        reserve(self.store, group, prompt.size)
         self._hash[group] = hash(prompt.tobytes())
         self._by_hash.setdefault(self._hash[group], []).append(group)
         self._users[group] = self._version[group] = 0
@@ -106,7 +94,7 @@ class Groups:
         self._version[group] = max(self._version[group], version)
 
     def leave(self, group: int) -> int:
-        """One request less uses the group; returns how many groups had to go for it."""
+        """One request less uses the group; returns the number of idle groups dropped to keep the limit."""
         self._users[group] -= 1
         if self._users[group]:
             return 0
@@ -132,7 +120,7 @@ class Groups:
         return False
 
     def _tokens(self, group: int) -> int:
-        return int(self.store.groups[group, TOKENS])
+        return int(self.store.groups[group]["num_tokens"])
 
     def _drop(self, group: int) -> None:
         del self._idle_since[group]
@@ -143,5 +131,5 @@ class Groups:
             del self._by_hash[self._hash[group]]
         for table in (self._hash, self._users, self._version, self.prompt_end):
             del table[group]
-        drop_group(self.store.groups, self.store.sizes, group)
+        drop_group(self.store, group)
         self._free.append(group)

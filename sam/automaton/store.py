@@ -1,15 +1,15 @@
-"""Where the automata live: blocks of records in one store, shared by all groups.
+"""Where the automata live: blocks of nodes in one store, shared by all groups.
 
-A suffix automaton of t tokens has at most 2t states and 3t transitions, also of several sequences (Blumer et al.,
-1987). Most states have one transition, so a state's record holds the first one, and only further ones have records of
-their own, of which there are at most t. A block of 3 x `BLOCK_TOKENS` records thus holds that many tokens, whatever
-they are. Blocks are taken when a group grows and go back when it is dropped: nothing is ever copied or hashed anew,
-so no step waits for growth. Memory is reserved at once but costs nothing until it is touched.
+A suffix automaton of t tokens has at most 2t states and 3t edges, also of several sequences (Blumer et al., 1987). Most
+states have one edge, so a state's node holds the first one, and only extra edges have nodes of their own, of which
+there are at most t. A block of 3 x `BLOCK_TOKENS` nodes thus holds that many tokens, whatever they are. Blocks are
+taken when a group grows and go back when it is dropped: nothing is ever copied or hashed anew, so no step waits for
+growth. Memory is reserved at once but costs nothing until it is touched.
 
-Further transitions are found by a hash of (state, token) with linear hashing (Litwin, 1980): one bucket is split for
-each transition added, so the table follows their number without a pause. The transitions of a dropped group leave
-the table when their block is taken again. Its blocks are taken again from the last to the first: a transition is never
-in an earlier block than its state, so no state comes back while the table still has transitions of its former life.
+Extra edges are found by a hash of (state, token) with linear hashing (Litwin, 1980): one bucket is split for each edge
+added, so the table follows their number without a pause. The edges of a dropped group leave the table when their block
+is taken again. Its blocks are taken again from the last to the first: an edge is never in an earlier block than its
+state, so no state comes back while the table still has edges of its former life.
 """
 
 from __future__ import annotations
@@ -18,46 +18,69 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sam.jit import compiled
+from sam.jit import kernel
 
 NONE = -1
+IN_TABLE = -2  # first_extra_edge of an extra edge's node
 BLOCK_TOKENS = 32
-BLOCK_RECORDS = 3 * BLOCK_TOKENS
+BLOCK_NODES = 3 * BLOCK_TOKENS
 
-# Columns that both kinds of record have: a transition. It is named by its record, so a state's first transition has
-# the state's own name.
-TOKEN, TARGET, COUNT = 5, 6, 7
-# Columns of a state: length of its longest string, suffix link, counts of its transitions added up (0: it has none),
-# the most frequent of them (of equals the latest), and the first of its further ones.
-LENGTH, LINK, TOTAL, BEST, FURTHER = 0, 1, 2, 3, 4
-# Columns of a further transition: its state, the next one of that state, the next one in the hash bucket.
-SOURCE, NEXT, CHAIN = 0, 1, 2
-IN_TABLE = -2  # what a further transition has where a state has FURTHER
-# Columns of a group: its chain of blocks, the block and place of its next record, and its tokens. The last two belong
-# to the block of that number, not to the group: the blocks after and before it.
-FIRST_BLOCK, LAST_BLOCK, BLOCKS, BLOCK, USED, TOKENS, FOLLOWING, PRECEDING = range(8)
-# Counters of a store: hash buckets in use and the largest power of two among them, transitions in the table,
-# blocks ever taken, the dropped block to take next, blocks of live groups.
-BUCKETS, LEVEL, LINKED, TOUCHED, DROPPED, IN_USE = range(6)
+# A node is a state with its first edge, or an extra edge; no node straddles two cache lines. An edge is named by its
+# node, so a state's first edge has the state's own name. The last three fields overlap the first three.
+_NODE_OFFSETS = {
+    "length": 0,  # of the state's longest string
+    "link": 4,  # suffix link
+    "total_count": 8,  # sum over the state's edges; 0: it has none
+    "argmax_edge": 12,  # the most frequent edge, of equals the latest
+    "first_extra_edge": 16,
+    "token": 20,  # of the edge, as the next two
+    "target": 24,
+    "count": 28,
+    "source": 0,  # of an extra edge: its state
+    "next_edge": 4,  # the state's next extra edge
+    "hash_next": 8,  # the next edge in the hash bucket
+}
+NODE = np.dtype(
+    {
+        "names": list(_NODE_OFFSETS),
+        "formats": ["i4"] * len(_NODE_OFFSETS),
+        "offsets": list(_NODE_OFFSETS.values()),
+        "itemsize": 32,
+    },
+    align=True,
+)
+_GROUP_FIELDS = ("first_block", "last_block", "num_blocks", "write_block", "nodes_in_write_block", "num_tokens")
+GROUP = np.dtype([(name, "i8") for name in _GROUP_FIELDS], align=True)
+BLOCK = np.dtype([("next", "i8"), ("previous", "i8")], align=True)
+_COUNTER_FIELDS = (
+    "num_buckets",
+    "base_buckets",  # the largest power of two not above num_buckets
+    "num_hashed_edges",
+    "num_touched_blocks",  # ever taken
+    "dropped_block",  # to take next, NONE if there is none
+    "num_used_blocks",  # of live groups
+)
+COUNTERS = np.dtype([(name, "i8") for name in _COUNTER_FIELDS], align=True)
 
-BLOCK_BYTES = 4 * (8 * BLOCK_RECORDS + BLOCK_TOKENS) + 8 * 8
+BLOCK_BYTES = BLOCK_NODES * NODE.itemsize + 4 * BLOCK_TOKENS + GROUP.itemsize + BLOCK.itemsize
 
 
 class Store(NamedTuple):
-    """Arrays of a number of blocks. Kernels take them one by one: numba counts references to the fields of a tuple,
-    which made them eight times slower.
+    """Arrays for a fixed number of blocks, and for as many groups.
 
     Attributes:
-        records: int32 [blocks * BLOCK_RECORDS, 8], states and further transitions; none straddles two cache lines.
-        heads: int32 [blocks * BLOCK_TOKENS], first transition of each hash bucket.
-        groups: int64 [blocks, 8], columns of groups and of blocks.
-        sizes: int64 [6].
+        nodes: NODE [blocks * BLOCK_NODES].
+        hash_buckets: int32 [blocks * BLOCK_TOKENS], first edge of each bucket.
+        groups: GROUP [blocks].
+        blocks: BLOCK [blocks], the neighbours of each in its group.
+        counters: COUNTERS [1].
     """
 
-    records: np.ndarray
-    heads: np.ndarray
+    nodes: np.ndarray
+    hash_buckets: np.ndarray
     groups: np.ndarray
-    sizes: np.ndarray
+    blocks: np.ndarray
+    counters: np.ndarray
 
 
 def make_store(blocks: int) -> Store:
@@ -66,19 +89,22 @@ def make_store(blocks: int) -> Store:
     Raises:
         ValueError: no block, or more than 32-bit indices can name.
     """
-    most = np.iinfo(np.int32).max // BLOCK_RECORDS
+    most = np.iinfo(np.int32).max // BLOCK_NODES
     if not 1 <= blocks <= most:
         raise ValueError(f"a budget of {blocks * BLOCK_BYTES} bytes: expected {BLOCK_BYTES} to {most * BLOCK_BYTES}")
     # Not zeros: numpy asks for huge pages where it need not clear memory; without them every look-up misses the TLB.
-    room = np.empty(blocks * BLOCK_RECORDS * 8 + 8, dtype=np.int32)
-    aligned = (-room.ctypes.data % 32) // 4
+    memory = np.empty((blocks * BLOCK_NODES + 1) * NODE.itemsize, dtype=np.uint8)
+    aligned = -memory.ctypes.data % NODE.itemsize
     store = Store(
-        records=room[aligned : aligned + blocks * BLOCK_RECORDS * 8].reshape(-1, 8),
-        heads=np.empty(blocks * BLOCK_TOKENS, dtype=np.int32),
-        groups=np.zeros((blocks, 8), dtype=np.int64),
-        sizes=np.array([1, 1, 0, 0, NONE, 0], dtype=np.int64),
+        nodes=memory[aligned : aligned + blocks * BLOCK_NODES * NODE.itemsize].view(NODE),
+        hash_buckets=np.empty(blocks * BLOCK_TOKENS, dtype=np.int32),
+        groups=np.zeros(blocks, dtype=GROUP),
+        blocks=np.zeros(blocks, dtype=BLOCK),
+        counters=np.zeros(1, dtype=COUNTERS),
     )
-    store.heads[0] = NONE
+    store.hash_buckets[0] = NONE
+    store.counters["num_buckets"] = store.counters["base_buckets"] = 1
+    store.counters["dropped_block"] = NONE
     return store
 
 
@@ -87,167 +113,177 @@ def blocks_for(tokens: int) -> int:
     return -(-(tokens + 1) // BLOCK_TOKENS)
 
 
-@compiled
+@kernel
 def _hash(state, token):
     h = (np.uint64(state) * np.uint64(0x9E3779B97F4A7C15)) ^ (np.uint64(token) * np.uint64(0xC2B2AE3D27D4EB4F))
     return h ^ (h >> np.uint64(29))
 
 
-@compiled
-def _bucket(sizes, hashed):
-    bucket = np.int64(hashed & np.uint64(2 * sizes[LEVEL] - 1))
-    return bucket if bucket < sizes[BUCKETS] else bucket - sizes[LEVEL]
+@kernel
+def _bucket(store, edge_hash):
+    counters = store.counters[0]
+    bucket = np.int64(edge_hash & np.uint64(2 * counters.base_buckets - 1))
+    return bucket if bucket < counters.num_buckets else bucket - counters.base_buckets
 
 
-@compiled
-def find(records, heads, sizes, state, token):
-    """The transition of `state` by `token`, or NONE."""
-    if records[state, TOTAL] == 0:
+@kernel
+def find(store, state, token):
+    """The edge of `state` by `token`, or NONE."""
+    nodes = store.nodes
+    if nodes[state].total_count == 0:
         return NONE
-    if records[state, TOKEN] == token:
+    if nodes[state].token == token:
         return state
-    if records[state, FURTHER] == NONE:
+    if nodes[state].first_extra_edge == NONE:
         return NONE
-    edge = np.int64(heads[_bucket(sizes, _hash(state, token))])
-    while edge != NONE and (records[edge, SOURCE] != state or records[edge, TOKEN] != token):
-        edge = np.int64(records[edge, CHAIN])
+    edge = np.int64(store.hash_buckets[_bucket(store, _hash(state, token))])
+    while edge != NONE and (nodes[edge].source != state or nodes[edge].token != token):
+        edge = np.int64(nodes[edge].hash_next)
     return edge
 
 
-@compiled
-def _split_bucket(records, heads, sizes):
-    new = sizes[BUCKETS]
-    old = new - sizes[LEVEL]
-    edge, kept, moved = heads[old], NONE, NONE
+@kernel
+def _split_bucket(store):
+    nodes, counters = store.nodes, store.counters[0]
+    new = counters.num_buckets
+    old = new - counters.base_buckets
+    edge, kept, moved = store.hash_buckets[old], NONE, NONE
     while edge != NONE:
-        rest = records[edge, CHAIN]
-        hashed = _hash(records[edge, SOURCE], records[edge, TOKEN])
-        if np.int64(hashed & np.uint64(2 * sizes[LEVEL] - 1)) == new:
-            records[edge, CHAIN] = moved
+        node = nodes[edge]
+        rest = node.hash_next
+        if np.int64(_hash(node.source, node.token) & np.uint64(2 * counters.base_buckets - 1)) == new:
+            node.hash_next = moved
             moved = edge
         else:
-            records[edge, CHAIN] = kept
+            node.hash_next = kept
             kept = edge
         edge = rest
-    heads[old], heads[new] = kept, moved
-    sizes[BUCKETS] += 1
-    if sizes[BUCKETS] == 2 * sizes[LEVEL]:
-        sizes[LEVEL] = sizes[BUCKETS]
+    store.hash_buckets[old], store.hash_buckets[new] = kept, moved
+    counters.num_buckets += 1
+    if counters.num_buckets == 2 * counters.base_buckets:
+        counters.base_buckets = counters.num_buckets
 
 
-@compiled
-def _link(records, heads, sizes, edge):
-    """Put a further transition into the table."""
-    sizes[LINKED] += 1
-    if sizes[LINKED] > sizes[BUCKETS]:
-        _split_bucket(records, heads, sizes)
-    bucket = _bucket(sizes, _hash(records[edge, SOURCE], records[edge, TOKEN]))
-    records[edge, CHAIN] = heads[bucket]
-    heads[bucket] = edge
+@kernel
+def _add_to_table(store, edge):
+    counters, node = store.counters[0], store.nodes[edge]
+    counters.num_hashed_edges += 1
+    if counters.num_hashed_edges > counters.num_buckets:
+        _split_bucket(store)
+    bucket = _bucket(store, _hash(node.source, node.token))
+    node.hash_next = store.hash_buckets[bucket]
+    store.hash_buckets[bucket] = edge
 
 
-@compiled
-def _unlink(records, heads, sizes, edge):
-    """Take a further transition out of the table."""
-    bucket = _bucket(sizes, _hash(records[edge, SOURCE], records[edge, TOKEN]))
-    before = heads[bucket]
+@kernel
+def _remove_from_table(store, edge):
+    nodes, node = store.nodes, store.nodes[edge]
+    bucket = _bucket(store, _hash(node.source, node.token))
+    before = store.hash_buckets[bucket]
     if before == edge:
-        heads[bucket] = records[edge, CHAIN]
+        store.hash_buckets[bucket] = node.hash_next
     else:
-        while records[before, CHAIN] != edge:
-            before = records[before, CHAIN]
-        records[before, CHAIN] = records[edge, CHAIN]
-    sizes[LINKED] -= 1
+        while nodes[before].hash_next != edge:
+            before = nodes[before].hash_next
+        nodes[before].hash_next = node.hash_next
+    store.counters[0].num_hashed_edges -= 1
 
 
-@compiled
-def _take_block(records, heads, groups, sizes):
+@kernel
+def _take_block(store):
     """A free block, dropped ones first; the caller has made sure that there is one."""
-    block = sizes[DROPPED]
+    counters = store.counters[0]
+    block = counters.dropped_block
     if block == NONE:
-        block = sizes[TOUCHED]
-        sizes[TOUCHED] += 1
+        block = counters.num_touched_blocks
+        counters.num_touched_blocks += 1
     else:
-        sizes[DROPPED] = groups[block, PRECEDING]
-        for record in range(block * BLOCK_RECORDS, (block + 1) * BLOCK_RECORDS):
-            if records[record, FURTHER] == IN_TABLE:
-                _unlink(records, heads, sizes, record)
-    # All of it: what memory held before must not reach a saved file.
-    records[block * BLOCK_RECORDS : (block + 1) * BLOCK_RECORDS] = 0
-    records[block * BLOCK_RECORDS : (block + 1) * BLOCK_RECORDS, FURTHER] = NONE
-    groups[block, FOLLOWING] = groups[block, PRECEDING] = NONE
-    sizes[IN_USE] += 1
+        counters.dropped_block = store.blocks[block].previous
+        for i in range(block * BLOCK_NODES, (block + 1) * BLOCK_NODES):
+            if store.nodes[i].first_extra_edge == IN_TABLE:
+                _remove_from_table(store, i)
+    for i in range(block * BLOCK_NODES, (block + 1) * BLOCK_NODES):
+        node = store.nodes[i]  # all of it: what memory held before must not reach a saved file
+        node.length = node.link = node.total_count = node.argmax_edge = node.token = node.target = node.count = 0
+        node.first_extra_edge = NONE
+    store.blocks[block].next = store.blocks[block].previous = NONE
+    counters.num_used_blocks += 1
     return block
 
 
-@compiled
-def _new_record(groups, group):
-    if groups[group, USED] == BLOCK_RECORDS:
-        groups[group, BLOCK] = groups[groups[group, BLOCK], FOLLOWING]
-        groups[group, USED] = 0
-        if groups[group, BLOCK] == NONE:
-            raise RuntimeError("a group needs more records than the bound of suffix automata allows")
-    groups[group, USED] += 1
-    return groups[group, BLOCK] * BLOCK_RECORDS + groups[group, USED] - 1
+@kernel
+def _new_node(store, group):
+    entry = store.groups[group]
+    if entry.nodes_in_write_block == BLOCK_NODES:
+        entry.write_block = store.blocks[entry.write_block].next
+        entry.nodes_in_write_block = 0
+        if entry.write_block == NONE:
+            raise RuntimeError("a group needs more nodes than the bound of suffix automata allows")
+    entry.nodes_in_write_block += 1
+    return entry.write_block * BLOCK_NODES + entry.nodes_in_write_block - 1
 
 
-@compiled
-def add_group(records, heads, groups, sizes, group):
+@kernel
+def add_group(store, group):
     """Make `group` an automaton of no tokens, with the root as its only state; returns the root."""
-    block = _take_block(records, heads, groups, sizes)
-    groups[group, FIRST_BLOCK] = groups[group, LAST_BLOCK] = groups[group, BLOCK] = block
-    groups[group, BLOCKS] = 1
-    groups[group, USED] = groups[group, TOKENS] = 0
-    return add_state(records, groups, group, 0, NONE)
+    entry = store.groups[group]
+    entry.first_block = entry.last_block = entry.write_block = _take_block(store)
+    entry.num_blocks = 1
+    entry.nodes_in_write_block = entry.num_tokens = 0
+    return add_state(store, group, 0, NONE)
 
 
-@compiled
-def reserve(records, heads, groups, sizes, group, tokens):
-    """Make room for `tokens` more and count them; False, with nothing changed, if blocks are short."""
-    missing = (groups[group, TOKENS] + tokens + BLOCK_TOKENS) // BLOCK_TOKENS - groups[group, BLOCKS]
-    if missing > groups.shape[0] - sizes[IN_USE]:
+@kernel
+def reserve(store, group, tokens):
+    """Make space for `tokens` more and count them; False, with nothing changed, if blocks are short."""
+    entry = store.groups[group]
+    missing = (entry.num_tokens + tokens + BLOCK_TOKENS) // BLOCK_TOKENS - entry.num_blocks
+    if missing > store.blocks.size - store.counters[0].num_used_blocks:
         return False
     for _ in range(missing):
-        block = _take_block(records, heads, groups, sizes)
-        groups[groups[group, LAST_BLOCK], FOLLOWING], groups[block, PRECEDING] = block, groups[group, LAST_BLOCK]
-        groups[group, LAST_BLOCK] = block
-        groups[group, BLOCKS] += 1
-    groups[group, TOKENS] += tokens
+        block = _take_block(store)
+        store.blocks[entry.last_block].next, store.blocks[block].previous = block, entry.last_block
+        entry.last_block = block
+        entry.num_blocks += 1
+    entry.num_tokens += tokens
     return True
 
 
-@compiled
-def drop_group(groups, sizes, group):
+@kernel
+def drop_group(store, group):
     """Give back the blocks of `group`, at once whatever its size."""
-    groups[groups[group, FIRST_BLOCK], PRECEDING] = sizes[DROPPED]
-    sizes[DROPPED] = groups[group, LAST_BLOCK]
-    sizes[IN_USE] -= groups[group, BLOCKS]
-    groups[group, BLOCKS] = groups[group, TOKENS] = 0
+    entry, counters = store.groups[group], store.counters[0]
+    store.blocks[entry.first_block].previous = counters.dropped_block
+    counters.dropped_block = entry.last_block
+    counters.num_used_blocks -= entry.num_blocks
+    entry.num_blocks = entry.num_tokens = 0
 
 
-@compiled
-def add_state(records, groups, group, length, link):
-    state = _new_record(groups, group)
-    records[state, LENGTH], records[state, LINK] = length, link
-    records[state, TOTAL] = records[state, COUNT] = 0
-    records[state, BEST] = records[state, FURTHER] = NONE
+@kernel
+def add_state(store, group, length, link):
+    """A new state without edges."""
+    state = _new_node(store, group)
+    node = store.nodes[state]
+    node.length, node.link = length, link
+    node.total_count = node.count = 0
+    node.argmax_edge = node.first_extra_edge = NONE
     return state
 
 
-@compiled
-def add_edge(records, heads, groups, sizes, group, state, token, target, count):
-    """Give `state` a transition that it does not have yet; returns it."""
+@kernel
+def add_edge(store, group, state, token, target, count):
+    """Give `state` an edge that it does not have yet; returns it."""
+    nodes, source = store.nodes, store.nodes[state]
     edge = np.int64(state)
-    if records[state, TOTAL] != 0:
-        edge = _new_record(groups, group)
-        records[edge, SOURCE], records[edge, NEXT] = state, records[state, FURTHER]
-        records[edge, FURTHER] = IN_TABLE
-        records[state, FURTHER] = edge
-    records[edge, TOKEN], records[edge, TARGET], records[edge, COUNT] = token, target, count
-    records[state, TOTAL] += count
-    best = records[state, BEST]
-    if best == NONE or count >= records[best, COUNT]:
-        records[state, BEST] = edge
+    if source.total_count != 0:
+        edge = _new_node(store, group)
+        nodes[edge].source, nodes[edge].next_edge = state, source.first_extra_edge
+        nodes[edge].first_extra_edge = IN_TABLE
+        source.first_extra_edge = edge
+    nodes[edge].token, nodes[edge].target, nodes[edge].count = token, target, count
+    source.total_count += count
+    if source.argmax_edge == NONE or count >= nodes[source.argmax_edge].count:
+        source.argmax_edge = edge
     if edge != state:
-        _link(records, heads, sizes, edge)
+        _add_to_table(store, edge)
     return edge

@@ -10,86 +10,84 @@ from __future__ import annotations
 
 import numpy as np
 
-from sam.automaton.store import (
-    BEST,
-    COUNT,
-    FURTHER,
-    LENGTH,
-    LINK,
-    NEXT,
-    NONE,
-    TARGET,
-    TOKEN,
-    TOTAL,
-    add_edge,
-    add_state,
-    find,
-)
-from sam.jit import compiled
+from sam.automaton.store import NONE, add_edge, add_state, find
+from sam.jit import kernel
 
 
-@compiled
-def _count(records, state, edge):
-    records[edge, COUNT] += 1
-    records[state, TOTAL] += 1
-    if records[edge, COUNT] >= records[records[state, BEST], COUNT]:
-        records[state, BEST] = edge
+@kernel
+def _count(store, state, edge):
+    nodes = store.nodes
+    nodes[edge].count += 1
+    nodes[state].total_count += 1
+    if nodes[edge].count >= nodes[nodes[state].argmax_edge].count:
+        nodes[state].argmax_edge = edge
 
 
-@compiled
-def _clone(records, heads, groups, sizes, group, original, length):
+@kernel
+def _clone(store, group, original, length):
     """The shorter strings of `original` get a state of their own."""
-    clone = add_state(records, groups, group, length, records[original, LINK])
-    edge, best = np.int64(original if records[original, TOTAL] else NONE), NONE
+    nodes = store.nodes
+    clone = add_state(store, group, length, nodes[original].link)
+    edge, argmax_edge = np.int64(original if nodes[original].total_count else NONE), NONE
     while edge != NONE:
-        token, target, count = records[edge, TOKEN], records[edge, TARGET], records[edge, COUNT]
-        copy = add_edge(records, heads, groups, sizes, group, clone, token, target, count)
-        if edge == records[original, BEST]:
-            best = copy
-        edge = np.int64(records[edge, FURTHER if edge == original else NEXT])
-    records[clone, BEST] = best
-    records[original, LINK] = clone
+        copy = add_edge(store, group, clone, nodes[edge].token, nodes[edge].target, nodes[edge].count)
+        if edge == nodes[original].argmax_edge:
+            argmax_edge = copy
+        edge = np.int64(nodes[edge].first_extra_edge if edge == original else nodes[edge].next_edge)
+    nodes[clone].argmax_edge = argmax_edge
+    nodes[original].link = clone
     return clone
 
 
-@compiled
-def _redirect(records, heads, sizes, state, token, old, new):
+@kernel
+def _redirect(store, state, token, old, new):
+    nodes = store.nodes
     while state != NONE:
-        edge = find(records, heads, sizes, state, token)
-        if edge == NONE or records[edge, TARGET] != old:
+        edge = find(store, state, token)
+        if edge == NONE or nodes[edge].target != old:
             return
-        records[edge, TARGET] = new
-        state = records[state, LINK]
+        nodes[edge].target = new
+        state = nodes[state].link
 
 
-@compiled
-def _target(records, heads, groups, sizes, group, state, token, edge):
+@kernel
+def _target(store, group, state, token, edge):
     """The state of exactly `state`'s longest string and `token`, made if there is none."""
-    target = records[edge, TARGET]
-    length = records[state, LENGTH] + 1
-    if records[target, LENGTH] == length:
+    nodes = store.nodes
+    target = nodes[edge].target
+    length = nodes[state].length + 1
+    if nodes[target].length == length:
         return target
-    clone = _clone(records, heads, groups, sizes, group, target, length)
-    _redirect(records, heads, sizes, state, token, target, clone)
+    clone = _clone(store, group, target, length)
+    _redirect(store, state, token, target, clone)
     return clone
 
 
-@compiled
-def extend(records, heads, groups, sizes, group, last, token):
+@kernel
+def extend(store, group, last, token):
     """Append `token` to the sequence that ends in `last`; returns its new end state. Amortised O(1)."""
-    edge = find(records, heads, sizes, last, token)
+    nodes = store.nodes
+    edge = find(store, last, token)
     if edge != NONE:
-        _count(records, last, edge)
-        return _target(records, heads, groups, sizes, group, last, token, edge)
-    new = add_state(records, groups, group, records[last, LENGTH] + 1, NONE)
+        _count(store, last, edge)
+        return _target(store, group, last, token, edge)
+    new = add_state(store, group, nodes[last].length + 1, NONE)
     state = last
     while edge == NONE:
-        add_edge(records, heads, groups, sizes, group, state, token, new, 1)
-        if records[state, LINK] == NONE:
-            records[new, LINK] = state
+        add_edge(store, group, state, token, new, 1)
+        if nodes[state].link == NONE:
+            nodes[new].link = state
             return new
-        state = records[state, LINK]
-        edge = find(records, heads, sizes, state, token)
-    _count(records, state, edge)
-    records[new, LINK] = _target(records, heads, groups, sizes, group, state, token, edge)
+        state = nodes[state].link
+        edge = find(store, state, token)
+    _count(store, state, edge)
+    nodes[new].link = _target(store, group, state, token, edge)
     return new
+
+
+@kernel
+def extend_all(store, group, last, tokens):
+    """Append `tokens`, for which the group has reserved space, as `extend` does; returns the new end state."""
+    for i in range(tokens.size):
+        last = np.int64(extend(store, group, last, np.int64(tokens[i])))
+    return last

@@ -1,138 +1,133 @@
-"""One engine step for many sequences in one compiled call: append what was sampled, then draft.
+"""One engine step for many sequences in one compiled call: append the sampled tokens, then draft.
 
 A sequence also follows a static corpus, as in SAM-Decoding (Hu et al., 2024): an automaton that is never extended. The
-draft comes from there when the match in the corpus is longer than the one in the group by `corpus_bias`.
+draft comes from there when the match in the corpus is longer than the one in the group by `min_extra_match_len`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from sam.automaton.store import BEST, COUNT, LENGTH, LINK, NONE, TARGET, TOKEN, TOTAL, find, reserve
+from sam.automaton.store import NONE, find, reserve
 from sam.automaton.suffix_automaton import extend
 from sam.drafting import context_mixing
-from sam.drafting.calibration import DRAFTED, acceptance_of, cell_of, remember, settle
-from sam.drafting.context_mixing import CORPUS_LENGTH, CORPUS_ROWS, CORPUS_STATE, GROUP, NUM_TOKENS
-from sam.jit import compiled
+from sam.drafting.calibration import CORPUS_TABLE, add_draft_token, start_draft, update_calibration
+from sam.jit import compiled, kernel
+
+NEGATIVE_TOKEN, BAD_OFFSETS = -1, -2  # what `append_all` refuses
 
 
-@compiled
-def append(records, heads, groups, sizes, weights, room, sequences, row, tokens, first, last):
-    """Append tokens[first:last], for which the group has reserved room, and learn from them."""
-    settle(weights, context_mixing.ACCEPTED_ROWS, sequences, row, tokens, first, last)
-    group, end = sequences[row, context_mixing.GROUP], sequences[row, context_mixing.END]
+@kernel
+def append(store, learned, sequences, slot, tokens, first, last):
+    """Append tokens[first:last], for which the group has reserved space, and learn from them."""
+    update_calibration(learned.acceptance, sequences, slot, tokens, first, last)
+    text = sequences.texts[slot]
     for i in range(first, last):
         token = np.int64(tokens[i])
-        context_mixing.learn(records, heads, sizes, weights, room, sequences, row, token)
-        end = np.int64(extend(records, heads, groups, sizes, group, end, token))
-        sequences[row, context_mixing.END] = end
-    sequences[row, context_mixing.NUM_TOKENS] += last - first
+        context_mixing.learn(store, learned.mixing, text, token)
+        text.end = extend(store, text.group, text.end, token)
+    text.num_tokens += last - first
 
 
-@compiled
-def follow_corpus(records, heads, sizes, sequences, row, tokens, first, last):
-    """Move the sequence's match in the corpus along tokens[first:last]; the root of a corpus is its first record."""
-    state, length = sequences[row, CORPUS_STATE], sequences[row, CORPUS_LENGTH]
+@kernel
+def follow_corpus(corpus, sequences, slot, tokens, first, last):
+    """Move the sequence's match in the corpus along tokens[first:last]; the root of a corpus is its first node."""
+    nodes, text = corpus.nodes, sequences.texts[slot]
+    state, length = text.corpus_state, text.corpus_match_len
     for i in range(first, last):
         token = np.int64(tokens[i])
-        edge = find(records, heads, sizes, state, token)
-        while edge == NONE and records[state, LINK] != NONE:
-            state = np.int64(records[state, LINK])
-            length = np.int64(records[state, LENGTH])
-            edge = find(records, heads, sizes, state, token)
+        edge = find(corpus, state, token)
+        while edge == NONE and nodes[state].link != NONE:
+            state = np.int64(nodes[state].link)
+            length = np.int64(nodes[state].length)
+            edge = find(corpus, state, token)
         if edge != NONE:
-            state, length = np.int64(records[edge, TARGET]), length + 1
-    sequences[row, CORPUS_STATE], sequences[row, CORPUS_LENGTH] = state, length
+            state, length = np.int64(nodes[edge].target), length + 1
+    text.corpus_state, text.corpus_match_len = state, length
 
 
-@compiled
-def draft_from_corpus(records, weights, sequences, row, budget, min_acceptance, tokens, acceptance):
-    """The most frequent continuations of the sequence's match in the corpus; as `context_mixing.draft`."""
-    state, drafted, raw, alive = sequences[row, CORPUS_STATE], 0, 1.0, 1.0
-    while drafted < budget:
-        while state != NONE and records[state, TOTAL] == 0:
-            state = np.int64(records[state, LINK])
+@kernel
+def draft_from_corpus(corpus, learned, sequences, slot, budget, min_acceptance):
+    """Draft the most frequent continuations of the match in the corpus; as `context_mixing.draft`."""
+    nodes, text = corpus.nodes, sequences.texts[slot]
+    start_draft(sequences, slot, CORPUS_TABLE)
+    state, probability = text.corpus_state, 1.0
+    while text.num_drafted < budget:
+        while state != NONE and nodes[state].total_count == 0:
+            state = np.int64(nodes[state].link)
         if state == NONE:
             break
-        edge = records[state, BEST]
-        raw *= records[edge, COUNT] / records[state, TOTAL]
-        cell = cell_of(CORPUS_ROWS, drafted, raw)
-        alive = min(alive, acceptance_of(weights, CORPUS_ROWS, cell, raw))
-        if alive < min_acceptance:
+        best = nodes[nodes[state].argmax_edge]
+        probability *= best.count / nodes[state].total_count
+        if not add_draft_token(learned.acceptance, sequences, slot, best.token, probability, min_acceptance):
             break
-        tokens[drafted], acceptance[drafted] = records[edge, TOKEN], alive
-        remember(sequences, row, drafted, records[edge, TOKEN], cell)
-        drafted += 1
-        state = np.int64(records[edge, TARGET])
-    sequences[row, DRAFTED] = drafted
-    return drafted, sequences[row, CORPUS_LENGTH]
+        state = np.int64(best.target)
+    return text.corpus_match_len
+
+
+@kernel
+def draft(store, corpus, learned, sequences, slot, budget, min_acceptance, min_extra_match_len):
+    """Draft up to `budget` tokens into the slot, from the group or the corpus; returns the length of the match."""
+    text = sequences.texts[slot]
+    corpus_match_len = text.corpus_match_len - min_extra_match_len
+    if corpus_match_len > 0 and corpus_match_len > context_mixing.match_length(store, text):
+        return draft_from_corpus(corpus, learned, sequences, slot, budget, min_acceptance)
+    return context_mixing.draft(store, learned, sequences, slot, budget, min_acceptance)
 
 
 @compiled
-def append_all(store, corpus, weights, room, sequences, rows, tokens, offsets):
-    """Append each row's new tokens, tokens[offsets[i]:offsets[i + 1]]. A row that finds no block left loses its group.
+def append_all(store, corpus, learned, sequences, slots, tokens, offsets):
+    """Append each slot's new tokens, tokens[offsets[i]:offsets[i + 1]]; a slot without a free block loses its group.
 
     Returns:
-        How many rows did; with nothing changed, -1 if a token is negative, -2 if the offsets do not fit the tokens.
+        The number of slots that did; with nothing changed, NEGATIVE_TOKEN or BAD_OFFSETS, which do not fit the tokens.
     """
-    records, heads, groups, sizes = store
-    corpus_records, corpus_heads, _, corpus_sizes = corpus
     for token in tokens:
         if token < 0:
-            return -1
-    if offsets.size != rows.size + 1 or offsets[0] != 0 or offsets[-1] != tokens.size or np.any(np.diff(offsets) < 0):
-        return -2
+            return NEGATIVE_TOKEN
+    if offsets.size != slots.size + 1 or offsets[0] != 0 or offsets[-1] != tokens.size or np.any(np.diff(offsets) < 0):
+        return BAD_OFFSETS
     lost = 0
-    for i in range(rows.size):
-        row, first, last = rows[i], offsets[i], offsets[i + 1]
-        if first == last:
-            continue
-        group = sequences[row, GROUP]
-        if group != NONE and not reserve(records, heads, groups, sizes, group, last - first):
-            sequences[row, GROUP] = group = NONE
-            lost += 1
-        if group == NONE:
-            sequences[row, NUM_TOKENS] += last - first
-            continue
-        append(records, heads, groups, sizes, weights, room, sequences, row, tokens, first, last)
-        follow_corpus(corpus_records, corpus_heads, corpus_sizes, sequences, row, tokens, first, last)
+    for i in range(slots.size):
+        lost += _append_or_lose(store, corpus, learned, sequences, slots[i], tokens, offsets[i], offsets[i + 1])
     return lost
 
 
+@kernel
+def _append_or_lose(store, corpus, learned, sequences, slot, tokens, first, last):
+    text = sequences.texts[slot]
+    if first == last:
+        return False
+    lost = text.group != NONE and not reserve(store, text.group, last - first)
+    if lost:
+        text.group = NONE
+    if text.group == NONE:
+        text.num_tokens += last - first
+        return lost
+    append(store, learned, sequences, slot, tokens, first, last)
+    follow_corpus(corpus, sequences, slot, tokens, first, last)
+    return False
+
+
 @compiled
-def draft_all(store, corpus, weights, room, sequences, rows, budgets, longest, min_acceptance, corpus_bias):
-    """Draft for each row up to its budget, and `longest` tokens at most.
+def draft_all(store, corpus, learned, sequences, slots, budgets, min_acceptance, min_extra_match_len):
+    """Draft for each slot up to its budget.
 
     Returns:
-        int32 [total] tokens, float32 [total] cumulative acceptance probabilities, int64 [rows + 1] where each row's
-        begin, int32 [rows] lengths of the matches.
+        int32 [total] tokens, float32 [total] cumulative acceptance probabilities, int64 [slots + 1] where each slot's
+        begin, int32 [slots] lengths of the matches.
     """
-    records, heads, _, sizes = store
-    corpus_records = corpus[0]
-    tokens, acceptance = np.empty(rows.size * longest, np.int32), np.empty(rows.size * longest, np.float32)
-    offsets, matches = np.zeros(rows.size + 1, np.int64), np.zeros(rows.size, np.int32)
-    for i in range(rows.size):
-        row, first, budget = rows[i], offsets[i], min(np.int64(budgets[i]), longest)
-        drafted = 0
-        if sequences[row, GROUP] != NONE and budget > 0:
-            longer = sequences[row, CORPUS_LENGTH] - corpus_bias
-            if longer > 0 and longer > context_mixing.match_length(records, sequences, row):
-                drafted, matches[i] = draft_from_corpus(
-                    corpus_records, weights, sequences, row, budget, min_acceptance, tokens[first:], acceptance[first:]
-                )
-            else:
-                drafted, matches[i] = context_mixing.draft(
-                    records,
-                    heads,
-                    sizes,
-                    weights,
-                    room,
-                    sequences,
-                    row,
-                    budget,
-                    min_acceptance,
-                    tokens[first:],
-                    acceptance[first:],
-                )
-        offsets[i + 1] = first + drafted
+    longest = sequences.draft_tokens.shape[1]
+    tokens, acceptance = np.empty(slots.size * longest, np.int32), np.empty(slots.size * longest, np.float32)
+    offsets, matches = np.zeros(slots.size + 1, np.int64), np.zeros(slots.size, np.int32)
+    texts, draft_tokens, draft_acceptance = sequences.texts, sequences.draft_tokens, sequences.draft_acceptance
+    for i in range(slots.size):
+        slot, end, budget = slots[i], offsets[i], min(np.int64(budgets[i]), longest)
+        if texts[slot].group != NONE and budget > 0:
+            matches[i] = draft(store, corpus, learned, sequences, slot, budget, min_acceptance, min_extra_match_len)
+            for position in range(texts[slot].num_drafted):
+                tokens[end] = draft_tokens[slot, position]
+                acceptance[end] = draft_acceptance[slot, position]
+                end += 1
+        offsets[i + 1] = end
     return tokens[: offsets[-1]], acceptance[: offsets[-1]], offsets, matches

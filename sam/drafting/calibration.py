@@ -1,72 +1,98 @@
 """Acceptance probabilities of drafts, calibrated by how often earlier drafts were accepted.
 
 A table counts how often draft tokens of a raw probability (that of the draft up to there), at a position of a draft,
-were accepted. While a cell has seen little, it is taken to be as right as all drafts together lately: the raw
-probability times accepted over expected. Each cell for itself would have to find out that nothing is accepted where
-text does not repeat, and there are eighty of them. (Shrinkage of cells towards a common ratio is empirical Bayes:
+were accepted. While a bin has seen little, it is taken to be as right as all drafts together lately: the raw
+probability times accepted over expected. Each bin for itself would have to find out that nothing is accepted where
+text does not repeat, and there are eighty of them. (Shrinkage of bins towards a common ratio is empirical Bayes:
 Efron, Large-Scale Inference, chapter 1.)
 
-Drafts that were not verified are settled like the others: their tokens are compared with what was sampled.
+Drafts that were not verified count like the others: their tokens are compared with the sampled ones.
 """
 
 from __future__ import annotations
 
-from sam.jit import compiled
+import numpy as np
 
-POSITIONS, BINS = 4, 20
-ROWS = POSITIONS * BINS + 1  # of a table: its cells, and all of them together
+from sam.jit import kernel
+
+POSITIONS, PROBABILITIES = 4, 20  # bins of a table
+ALL = POSITIONS * PROBABILITIES  # index of the entry for all bins together
 PRIOR = 8.0  # observations that a raw probability counts for
 OVERALL_PRIOR = 8.0  # tokens, expected and accepted, before there were any
-FORGET = 4096.0  # observations after which a cell's older half counts half
+FORGET = 4096.0  # observations after which a bin's older half counts half
 OVERALL_FORGET = 64.0  # expected tokens after which the older half of all together counts half
 
-# Columns of a sequence: how many drafts are not settled, and from there on each draft's token and, `max_draft_tokens`
-# further, its row of the table.
-DRAFTED, DRAFTS = 9, 10
+GROUP_TABLE, CORPUS_TABLE = range(2)  # drafts from the group and drafts from the corpus
+
+# `expected` is the number of draft tokens in a bin, and the sum of their raw probabilities in the entry for all bins.
+ACCEPTANCE = np.dtype([("accepted", "f8"), ("expected", "f8")], align=True)
 
 
-@compiled
-def cell_of(first, position, probability):
-    """Row of a draft token in the table that begins at row `first`."""
-    return first + min(position, POSITIONS - 1) * BINS + min(BINS - 1, int(BINS * probability))
+def make_acceptance() -> np.ndarray:
+    """ACCEPTANCE [2, ALL + 1]: a table of drafts from the group and one of drafts from the corpus."""
+    return np.zeros((2, ALL + 1), ACCEPTANCE)
 
 
-@compiled
-def acceptance_of(weights, first, cell, probability):
-    """How often drafts of this raw probability were accepted."""
-    accepted, expected = weights[first + ROWS - 1, 0], weights[first + ROWS - 1, 1]
-    probability *= min(1.0, (accepted + OVERALL_PRIOR) / (expected + OVERALL_PRIOR))
-    return (weights[cell, 0] + PRIOR * probability) / (weights[cell, 1] + PRIOR)
+@kernel
+def bin_of(position, probability):
+    """Index in a table for a draft token at `position` of its draft."""
+    return min(position, POSITIONS - 1) * PROBABILITIES + min(PROBABILITIES - 1, int(PROBABILITIES * probability))
 
 
-@compiled
-def remember(sequences, row, position, token, cell):
-    """Keep a drafted token until it is settled."""
-    sequences[row, DRAFTS + position] = token
-    sequences[row, DRAFTS + (sequences.shape[1] - DRAFTS) // 2 + position] = cell
+@kernel
+def acceptance_probability(acceptance, table, index, probability):
+    """Share of the draft tokens with this raw probability that were accepted."""
+    overall, entry = acceptance[table, ALL], acceptance[table, index]
+    probability *= min(1.0, (overall.accepted + OVERALL_PRIOR) / (overall.expected + OVERALL_PRIOR))
+    return (entry.accepted + PRIOR * probability) / (entry.expected + PRIOR)
 
 
-@compiled
-def settle(weights, first_table, sequences, row, tokens, first, last):
-    """Count which of the last drafts the sequence's new tokens, tokens[first:last], accepted; the tables follow each
-    other from row `first_table` on."""
-    longest = (sequences.shape[1] - DRAFTS) // 2
-    alive = True
-    for i in range(sequences[row, DRAFTED]):
-        if alive and first + i == last:
-            break  # the sequence was cut short: what would have become of this one is not known
-        alive = alive and sequences[row, DRAFTS + i] == tokens[first + i]
-        cell = sequences[row, DRAFTS + longest + i]
-        table, place = (cell - first_table) // ROWS, (cell - first_table) % ROWS
-        _count(weights, cell, alive, 1.0, FORGET)
-        _count(weights, first_table + (table + 1) * ROWS - 1, alive, (place % BINS + 0.5) / BINS, OVERALL_FORGET)
-    sequences[row, DRAFTED] = 0
+@kernel
+def start_draft(sequences, slot, table):
+    text = sequences.texts[slot]
+    text.num_drafted, text.draft_table = 0, table
 
 
-@compiled
-def _count(weights, row, accepted, seen, forget):
-    weights[row, 0] += accepted
-    weights[row, 1] += seen
-    if weights[row, 1] >= forget:
-        weights[row, 0] *= 0.5
-        weights[row, 1] *= 0.5
+@kernel
+def add_draft_token(acceptance, sequences, slot, token, probability, min_acceptance):
+    """Add `token` to the slot's draft, whose raw cumulative probability with it is `probability`.
+
+    Returns:
+        False, with nothing changed, if its cumulative acceptance probability is below `min_acceptance`.
+    """
+    text = sequences.texts[slot]
+    position = text.num_drafted
+    index = bin_of(position, probability)
+    cumulative = 1.0 if position == 0 else sequences.draft_acceptance[slot, position - 1]
+    cumulative = min(cumulative, acceptance_probability(acceptance, text.draft_table, index, probability))
+    if cumulative < min_acceptance:
+        return False
+    sequences.draft_tokens[slot, position], sequences.draft_bins[slot, position] = token, index
+    sequences.draft_acceptance[slot, position] = cumulative
+    text.num_drafted += 1
+    return True
+
+
+@kernel
+def update_calibration(acceptance, sequences, slot, tokens, first, last):
+    """Count which tokens of the last draft the text's new tokens, tokens[first:last], accepted."""
+    text = sequences.texts[slot]
+    accepted = True
+    for i in range(text.num_drafted):
+        if accepted and first + i == last:
+            break  # the text was cut short: whether this one would have been accepted is not known
+        accepted = accepted and sequences.draft_tokens[slot, i] == tokens[first + i]
+        index = sequences.draft_bins[slot, i]
+        _count(acceptance[text.draft_table, index], accepted, 1.0, FORGET)
+        expected = (index % PROBABILITIES + 0.5) / PROBABILITIES
+        _count(acceptance[text.draft_table, ALL], accepted, expected, OVERALL_FORGET)
+    text.num_drafted = 0
+
+
+@kernel
+def _count(entry, accepted, expected, forget):
+    entry.accepted += accepted
+    entry.expected += expected
+    if entry.expected >= forget:
+        entry.accepted *= 0.5
+        entry.expected *= 0.5

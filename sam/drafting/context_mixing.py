@@ -1,13 +1,13 @@
-"""What follows a text: the contexts of a suffix automaton weighed by how often each has been right.
+"""The text's continuation, predicted by contexts of a suffix automaton weighed by how often each has been right.
 
-Three things decide on a draft token.
+Three parts decide on a draft token.
 
-- The longest suffixes of the text that were continued before, `CONTEXTS` of them. Their continuations' shares are
-  interpolated from the shortest context to the longest, as in prediction by partial matching (Cleary and Witten,
-  1984); the weight of a context depends on its length and on the evidence in it.
-- The substitution context. Where the text departed from what was predicted ("= 12" instead of "= 15"), it often goes on
-  as if it had not: the state that the predicted token leads to is followed beside the text, and its continuation joins
-  the interpolation. Compressors call this the recovery of a match model.
+- The two longest suffixes of the text that were continued before. Their continuations' shares are interpolated from
+  the shorter context to the longer, as in prediction by partial matching (Cleary and Witten, 1984); the weight of a
+  context depends on its length and on the evidence in it.
+- The recovery context. Where the text departed from the prediction ("= 12" instead of "= 15"), it often goes on as if
+  it had not: the state that the predicted token leads to is followed beside the text, and its continuation joins the
+  interpolation. Compressors call this the recovery of a match model.
 - How often earlier drafts were accepted, by which raw probabilities are calibrated (sam.drafting.calibration).
 
 The weights start equal and are learnt from every token by online expectation maximisation: a weight moves towards the
@@ -17,72 +17,76 @@ give the same drafts on every rank.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from sam.automaton.store import BEST, COUNT, LENGTH, LINK, NONE, TARGET, TOKEN, TOTAL, find
-from sam.drafting import calibration
-from sam.drafting.calibration import DRAFTED, DRAFTS, acceptance_of, cell_of, remember
-from sam.jit import compiled
+from sam.automaton.store import NONE, find
+from sam.drafting.calibration import GROUP_TABLE, add_draft_token, make_acceptance, start_draft
+from sam.jit import kernel
 
-CONTEXTS = 2
-LENGTH_BUCKETS, EVIDENCE_BUCKETS, AGES = 9, 12, 4
+LENGTH_BUCKETS, EVIDENCE_BUCKETS, AGE_BUCKETS = 9, 12, 4
 FLOOR = 1e-5  # probability of a token that no context knows
 SLOWEST = 0.002  # learning rate of a weight that has been learnt for long
-PRIOR = 8.0  # observations that the initial weights count for
-CONTEXT_WEIGHT, BESIDE_WEIGHT = 0.7, 0.3  # before anything is learnt
+PRIOR = 8.0  # updates that the initial weights count for
+SUFFIX_WEIGHT, RECOVERY_WEIGHT = 0.7, 0.3  # before anything is learnt
 
-# Rows of the table of weights: of ordinary contexts, by match length and evidence; of substitution contexts, by match
-# length, age and evidence; the calibration of drafts from the group and of those from a corpus. Its columns: a weight
-# or number of successes, and the observations.
-BESIDE_ROWS = LENGTH_BUCKETS * EVIDENCE_BUCKETS
-ACCEPTED_ROWS = BESIDE_ROWS + LENGTH_BUCKETS * AGES * EVIDENCE_BUCKETS
-CORPUS_ROWS = ACCEPTED_ROWS + calibration.ROWS
-WEIGHT_ROWS = CORPUS_ROWS + calibration.ROWS
-
-# Columns of a sequence: its group, end state, tokens; substitution context (state, match length, tokens it has been
-# right since the last substitution, substitutions before that); match in the corpus (state, length); drafts that are
-# not settled (sam.drafting.calibration).
-GROUP, END, NUM_TOKENS, BESIDE, BESIDE_LENGTH, BESIDE_AGE, BESIDE_SUBSTITUTIONS = range(7)
-CORPUS_STATE, CORPUS_LENGTH = range(7, DRAFTED)
-
-# Rows of the room to work in: states of the contexts, the substitution context first and the shortest last, their rows
-# of weights and best continuations.
-STATES, ROWS, TOKENS = range(3)
+# Weights of suffix contexts are indexed by match length and evidence; from FIRST_RECOVERY on come those of recovery
+# contexts, indexed by match length, age and evidence.
+FIRST_RECOVERY = LENGTH_BUCKETS * EVIDENCE_BUCKETS
+MIXING = np.dtype([("weight", "f8"), ("num_updates", "f8")], align=True)
 
 
-def make_sequences(count: int, max_draft_tokens: int) -> np.ndarray:
-    """int64 [count, DRAFTS + 2 * max_draft_tokens]."""
-    return np.zeros((count, DRAFTS + 2 * max_draft_tokens), np.int64)
+class Context(NamedTuple):
+    """A state, the index of its weight, and the token that followed it most often. Without a state (NONE) it is not
+    there."""
+
+    state: int
+    weight_index: int
+    token: int
 
 
-def make_weights() -> np.ndarray:
-    """float64 [WEIGHT_ROWS, 2]."""
-    weights = np.zeros((WEIGHT_ROWS, 2))
-    weights[:BESIDE_ROWS, 0] = CONTEXT_WEIGHT
-    weights[BESIDE_ROWS:ACCEPTED_ROWS, 0] = BESIDE_WEIGHT
-    return weights
+class Contexts(NamedTuple):
+    """From the first to interpolate to the last."""
+
+    shorter: Context
+    longest: Context
+    recovery: Context
 
 
-def make_room() -> np.ndarray:
-    """int64 [3, CONTEXTS + 1]."""
-    return np.zeros((3, CONTEXTS + 1), np.int64)
+class Learned(NamedTuple):
+    """All that drafting learns.
+
+    Attributes:
+        mixing: MIXING [contexts], the weights of contexts.
+        acceptance: ACCEPTANCE [2, bins + 1], the tables of sam.drafting.calibration.
+    """
+
+    mixing: np.ndarray
+    acceptance: np.ndarray
 
 
-@compiled
-def start(sequences, row, group, end, tokens):
-    sequences[row, GROUP], sequences[row, END], sequences[row, NUM_TOKENS] = group, end, tokens
-    sequences[row, BESIDE] = NONE
-    sequences[row, CORPUS_STATE] = sequences[row, CORPUS_LENGTH] = sequences[row, DRAFTED] = 0
+def make_learned() -> Learned:
+    """Initial weights, and tables that have seen nothing."""
+    return Learned(make_mixing(), make_acceptance())
 
 
-@compiled
+def make_mixing() -> np.ndarray:
+    """MIXING [contexts], each with its initial weight."""
+    mixing = np.zeros(FIRST_RECOVERY + LENGTH_BUCKETS * AGE_BUCKETS * EVIDENCE_BUCKETS, MIXING)
+    mixing["weight"][:FIRST_RECOVERY] = SUFFIX_WEIGHT
+    mixing["weight"][FIRST_RECOVERY:] = RECOVERY_WEIGHT
+    return mixing
+
+
+@kernel
 def _length_bucket(length):
     """0, 1, 2, 3-4, 5-8, 9-16, 17-32, 33-64, more."""
     few = (length > 0) + (length > 1) + (length > 2) + (length > 4)
     return few + (length > 8) + (length > 16) + (length > 32) + (length > 64)
 
 
-@compiled
+@kernel
 def _evidence_bucket(count, total):
     """Whether the best continuation was the only one, and how often it or what share of all it was seen."""
     if count == total:
@@ -92,168 +96,189 @@ def _evidence_bucket(count, total):
     return 7 + (5 * count >= total) + (5 * count >= 2 * total) + (5 * count >= 3 * total) + (5 * count >= 4 * total)
 
 
-@compiled
-def match_length(records, sequences, row):
-    """Length of the longest suffix of a sequence that has been continued before."""
-    state = sequences[row, END]
-    while state != NONE and records[state, TOTAL] == 0:
-        state = np.int64(records[state, LINK])
-    return np.int64(records[state, LENGTH]) if state != NONE else np.int64(0)
+@kernel
+def _skip_dead_ends(store, state, length):
+    """The longest suffix with a continuation, from a state and a match length on: its state, or NONE, and length."""
+    nodes = store.nodes
+    while state != NONE and nodes[state].total_count == 0:
+        state, length = _shorten(store, state)
+    return state, length
 
 
-@compiled
-def _put(records, room, place, state, row):
-    best = records[state, BEST]
-    evidence = _evidence_bucket(records[best, COUNT], records[state, TOTAL])
-    room[STATES, place], room[ROWS, place] = state, row * EVIDENCE_BUCKETS + evidence
-    room[TOKENS, place] = records[best, TOKEN]
+@kernel
+def _shorten(store, state):
+    """The state of the next shorter suffix, or NONE, and its length."""
+    state = np.int64(store.nodes[state].link)
+    return state, np.int64(store.nodes[state].length) if state != NONE else np.int64(0)
 
 
-@compiled
-def _contexts(records, room, state, length, beside, beside_length, beside_age):
-    """Fill `room` with the substitution context, if it has a longer match than the text itself, and the longest
-    suffixes with a continuation.
+@kernel
+def match_length(store, text):
+    """Length of the longest suffix of a text that has been continued before."""
+    end = np.int64(text.end)
+    _, length = _skip_dead_ends(store, end, np.int64(store.nodes[end].length))
+    return length
+
+
+@kernel
+def _context(store, state, first_weight):
+    node = store.nodes[state]
+    best = store.nodes[node.argmax_edge]
+    evidence = _evidence_bucket(best.count, node.total_count)
+    return Context(np.int64(state), np.int64(first_weight + evidence), np.int64(best.token))
+
+
+@kernel
+def find_contexts(store, state, length, recovery_state, recovery_match_len, age):
+    """The contexts of a text: recovery if its match is longer than the text's own, and two suffixes.
 
     Args:
         state, length: the text's longest repeated suffix; the state may have longer strings as well.
+        age: tokens since the last mismatch of the recovery context.
 
     Returns:
-        How many there are, the length of the longest suffix with a continuation, which may be empty, and where it is.
+        The contexts, and the length of the longest suffix with a continuation, which may be empty.
     """
-    while state != NONE and records[state, TOTAL] == 0:
-        state = np.int64(records[state, LINK])
-        length = np.int64(records[state, LENGTH]) if state != NONE else np.int64(0)
-    found, longest = 0, length
-    if beside != NONE and beside_length > length and records[beside, TOTAL] != 0:
-        row = _length_bucket(beside_length) * AGES + min(beside_age, AGES - 1)
-        _put(records, room, 0, beside, BESIDE_ROWS // EVIDENCE_BUCKETS + row)
-        found = 1
-    first = found
-    while state != NONE and found < first + CONTEXTS:
-        _put(records, room, found, state, _length_bucket(length))
-        found += 1
-        state = np.int64(records[state, LINK])
-        length = np.int64(records[state, LENGTH]) if state != NONE else np.int64(0)
-    return found, longest, first
+    recovery = longest = shorter = Context(np.int64(NONE), np.int64(0), np.int64(NONE))
+    state, length = _skip_dead_ends(store, state, length)
+    match_len = length
+    if recovery_state != NONE and recovery_match_len > length and store.nodes[recovery_state].total_count != 0:
+        bucket = _length_bucket(recovery_match_len) * AGE_BUCKETS + min(age, AGE_BUCKETS - 1)
+        recovery = _context(store, recovery_state, FIRST_RECOVERY + bucket * EVIDENCE_BUCKETS)
+    if state != NONE:
+        longest = _context(store, state, _length_bucket(length) * EVIDENCE_BUCKETS)
+        state, length = _shorten(store, state)
+        if state != NONE:
+            shorter = _context(store, state, _length_bucket(length) * EVIDENCE_BUCKETS)
+    return Contexts(shorter, longest, recovery), match_len
 
 
-@compiled
-def _share(records, heads, sizes, state, token):
-    """How much of what followed `state` was `token`."""
-    edge = np.int64(records[state, BEST])
-    if records[edge, TOKEN] != token:
-        edge = find(records, heads, sizes, state, token)
+@kernel
+def contexts_at_end(store, text):
+    """As `find_contexts`, for a text as far as it has been appended."""
+    end, age = np.int64(text.end), text.tokens_since_mismatch
+    length = np.int64(store.nodes[end].length)
+    return find_contexts(store, end, length, text.recovery_state, text.recovery_match_len, age)
+
+
+@kernel
+def _share(store, state, token):
+    """Share of `token` among the tokens that followed `state`."""
+    node = store.nodes[state]
+    edge = np.int64(node.argmax_edge)
+    if store.nodes[edge].token != token:
+        edge = find(store, state, token)
         if edge == NONE:
             return 0.0
-    return records[edge, COUNT] / records[state, TOTAL]
+    return store.nodes[edge].count / node.total_count
 
 
-@compiled
-def _probability(records, heads, sizes, weights, room, contexts, token):
-    """The contexts' shares of `token`, interpolated from the shortest to the substitution context."""
+@kernel
+def probability_of(store, mixing, contexts, token):
+    """The contexts' shares of `token`, interpolated from the shorter suffix to the recovery context."""
     p = FLOOR
-    for i in range(contexts - 1, -1, -1):
-        share = _share(records, heads, sizes, room[STATES, i], token)
-        p += weights[room[ROWS, i], 0] * (share - p)
+    for context in contexts:
+        if context.state != NONE:
+            p += mixing[context.weight_index].weight * (_share(store, context.state, token) - p)
     return p
 
 
-@compiled
-def _predict(records, heads, sizes, weights, room, contexts):
-    """The likeliest of the contexts' best continuations, and its raw probability."""
+@kernel
+def predict(store, mixing, contexts):
+    """The likeliest of the contexts' most frequent continuations, and its raw probability."""
+    longest, recovery = contexts.longest, contexts.recovery
     likeliest, probability, left = np.int64(NONE), 0.0, 1.0
-    for i in range(contexts):
-        token = room[TOKENS, i]
-        new = True
-        for j in range(i):
-            new &= room[TOKENS, j] != token
-        if new:
-            p = _probability(records, heads, sizes, weights, room, contexts, token)
-            if p > probability:
-                likeliest, probability = token, p
-            left -= p
-            if left < probability:
-                break  # no other token can be likelier
+    for i in range(2, -1, -1):
+        context = contexts[i]
+        if (
+            context.state == NONE
+            or (i < 2 and context.token == recovery.token)
+            or (i < 1 and context.token == longest.token)
+        ):
+            continue
+        p = probability_of(store, mixing, contexts, context.token)
+        if p > probability:
+            likeliest, probability = context.token, p
+        left -= p
+        if left < probability:
+            break  # no other token can be likelier
     return likeliest, probability
 
 
-@compiled
-def learn(records, heads, sizes, weights, room, sequences, row, token):
-    """Learn from `token`, which follows the sequence and is not yet appended."""
-    end = sequences[row, END]
-    beside, length, age = sequences[row, BESIDE], sequences[row, BESIDE_LENGTH], sequences[row, BESIDE_AGE]
-    contexts, match, longest = _contexts(records, room, end, np.int64(records[end, LENGTH]), beside, length, age)
+@kernel
+def learn(store, mixing, text, token):
+    """Learn from `token`, which follows the text and is not yet appended."""
+    contexts, match_len = contexts_at_end(store, text)
     p = FLOOR
-    for i in range(contexts - 1, -1, -1):
-        share, cell = _share(records, heads, sizes, room[STATES, i], token), room[ROWS, i]
-        weight, seen = weights[cell, 0], weights[cell, 1]
+    for context in contexts:
+        if context.state == NONE:
+            continue
+        share, entry = _share(store, context.state, token), mixing[context.weight_index]
+        weight, seen = entry.weight, entry.num_updates
         mixed = p + weight * (share - p)
         weight += max(SLOWEST, 1.0 / (seen + PRIOR)) * (weight * share / mixed - weight)
-        weights[cell, 0], weights[cell, 1] = min(0.999, max(0.001, weight)), seen + 1.0
+        entry.weight, entry.num_updates = min(0.999, max(0.001, weight)), seen + 1.0
         p = mixed
-    sequences[row, BESIDE] = _follow(records, heads, sizes, sequences, row, token) if longest == 1 else NONE
-    if match > 0 and sequences[row, BESIDE] == NONE and room[TOKENS, longest] != token:
-        sequences[row, BESIDE] = records[records[room[STATES, longest], BEST], TARGET]
-        sequences[row, BESIDE_LENGTH] = match + 1
-        sequences[row, BESIDE_AGE] = sequences[row, BESIDE_SUBSTITUTIONS] = 0
+    text.recovery_state = _follow_recovery(store, text, token) if contexts.recovery.state != NONE else NONE
+    longest = contexts.longest
+    if match_len > 0 and text.recovery_state == NONE and longest.token != token:
+        text.recovery_state = store.nodes[store.nodes[longest.state].argmax_edge].target
+        text.recovery_match_len = match_len + 1
+        text.tokens_since_mismatch = text.num_mismatches = 0
 
 
-@compiled
-def _follow(records, heads, sizes, sequences, row, token):
-    """The substitution context after `token`, which it may take for one more substitution."""
-    beside = sequences[row, BESIDE]
-    edge = find(records, heads, sizes, beside, token)
+@kernel
+def _follow_recovery(store, text, token):
+    """The recovery state after `token`, which may be a second mismatch."""
+    nodes, state = store.nodes, text.recovery_state
+    edge = find(store, state, token)
     if edge != NONE:
-        sequences[row, BESIDE_LENGTH] += 1
-        sequences[row, BESIDE_AGE] += 1
-        return np.int64(records[edge, TARGET])
-    if sequences[row, BESIDE_SUBSTITUTIONS] == 1:
+        text.recovery_match_len += 1
+        text.tokens_since_mismatch += 1
+        return np.int64(nodes[edge].target)
+    if text.num_mismatches == 1:
         return np.int64(NONE)
-    sequences[row, BESIDE_SUBSTITUTIONS] += 1
-    sequences[row, BESIDE_AGE] = 0
-    return np.int64(records[records[beside, BEST], TARGET])
+    text.num_mismatches += 1
+    text.tokens_since_mismatch = 0
+    return np.int64(nodes[nodes[state].argmax_edge].target)
 
 
-@compiled
-def _after(records, heads, sizes, state, length, token):
+@kernel
+def _advance(store, state, length, token):
     """The text's longest repeated suffix when `token`, which some context knows, follows: a state and a length."""
-    edge = find(records, heads, sizes, state, token)
+    edge = find(store, state, token)
     while edge == NONE:
-        state = np.int64(records[state, LINK])
+        state, length = _shorten(store, state)
         if state == NONE:
             return np.int64(NONE), np.int64(0)
-        length = np.int64(records[state, LENGTH])
-        edge = find(records, heads, sizes, state, token)
-    return np.int64(records[edge, TARGET]), length + 1
+        edge = find(store, state, token)
+    return np.int64(store.nodes[edge].target), length + 1
 
 
-@compiled
-def draft(records, heads, sizes, weights, room, sequences, row, budget, min_acceptance, tokens, acceptance):
-    """Write up to `budget` draft tokens into `tokens`, and into `acceptance` their cumulative acceptance probabilities,
-    none below `min_acceptance`; returns the number of tokens, and the length of the match drafted from."""
-    state = sequences[row, END]
-    length = np.int64(records[state, LENGTH])
-    beside, beside_length, age = sequences[row, BESIDE], sequences[row, BESIDE_LENGTH], sequences[row, BESIDE_AGE]
-    first_match, drafted, raw, alive = np.int64(0), 0, 1.0, 1.0
-    while drafted < budget and state != NONE:
-        contexts, match, first = _contexts(records, room, state, length, beside, beside_length, age)
-        if match == 0 and first == 0:
+@kernel
+def draft(store, learned, sequences, slot, budget, min_acceptance):
+    """Draft up to `budget` tokens into the slot; returns the length of the match drafted from, 0 without a draft."""
+    text, mixing, acceptance = sequences.texts[slot], learned.mixing, learned.acceptance
+    start_draft(sequences, slot, GROUP_TABLE)
+    state = np.int64(text.end)
+    length = np.int64(store.nodes[state].length)
+    recovery_state, recovery_match_len = text.recovery_state, text.recovery_match_len
+    age = text.tokens_since_mismatch
+    first_match_len, probability = np.int64(0), 1.0
+    while text.num_drafted < budget and state != NONE:
+        contexts, match_len = find_contexts(store, state, length, recovery_state, recovery_match_len, age)
+        has_recovery = contexts.recovery.state != NONE
+        if match_len == 0 and not has_recovery:
             break  # only the empty suffix is left, and the likeliest token of all is seldom right
-        token, probability = _predict(records, heads, sizes, weights, room, contexts)
-        raw *= probability
-        cell = cell_of(ACCEPTED_ROWS, drafted, raw)
-        alive = min(alive, acceptance_of(weights, ACCEPTED_ROWS, cell, raw))
-        if alive < min_acceptance:
+        token, next_probability = predict(store, mixing, contexts)
+        probability *= next_probability
+        if not add_draft_token(acceptance, sequences, slot, token, probability, min_acceptance):
             break
-        if drafted == 0:
-            first_match = match
-        tokens[drafted], acceptance[drafted] = token, alive
-        remember(sequences, row, drafted, token, cell)
-        drafted += 1
-        state, length = _after(records, heads, sizes, state, length, token)
-        edge = find(records, heads, sizes, beside, token) if first == 1 else NONE
-        beside = np.int64(records[edge, TARGET]) if edge != NONE else NONE
-        beside_length += 1
+        if text.num_drafted == 1:
+            first_match_len = match_len
+        state, length = _advance(store, state, length, token)
+        edge = find(store, recovery_state, token) if has_recovery else NONE
+        recovery_state = np.int64(store.nodes[edge].target) if edge != NONE else NONE
+        recovery_match_len += 1
         age += 1
-    sequences[row, DRAFTED] = drafted
-    return drafted, first_match
+    return first_match_len

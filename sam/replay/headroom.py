@@ -15,12 +15,11 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from sam.automaton import store
-from sam.automaton.store import BEST, LENGTH, LINK, NONE, TOKEN, TOTAL
-from sam.drafting import context_mixing
+from sam.automaton.store import NONE, add_group, blocks_for, make_store, reserve
 from sam.drafting.batch import append
-from sam.drafting.context_mixing import BESIDE, BESIDE_AGE, BESIDE_LENGTH, END
-from sam.jit import compiled
+from sam.drafting.context_mixing import contexts_at_end, make_learned, predict, probability_of
+from sam.drafting.sequences import make_sequences, start_sequence
+from sam.jit import kernel
 from sam.record.responses import TraceError, read_recording
 
 # What is counted: tokens, those with a single candidate, of these the right ones; tokens whose contexts disagree, and
@@ -28,25 +27,26 @@ from sam.record.responses import TraceError, read_recording
 TOKENS, SINGLE, SINGLE_RIGHT, SEVERAL, RIGHT, PREDICTED, SECOND_RIGHT, SECOND_PREDICTED, OTHER_RIGHT = range(9)
 
 
-@compiled
-def count_choice(records, heads, sizes, weights, room, sequences, row, token, counts):
+@kernel
+def count_choice(store, learned, text, token, counts):
     """Count one token before it is appended."""
-    state, length = sequences[row, END], np.int64(records[sequences[row, END], LENGTH])
-    beside, beside_length, age = sequences[row, BESIDE], sequences[row, BESIDE_LENGTH], sequences[row, BESIDE_AGE]
-    contexts, _, _ = context_mixing._contexts(records, room, state, length, beside, beside_length, age)
-    chosen, probability = context_mixing._predict(records, heads, sizes, weights, room, contexts)
+    nodes, mixing = store.nodes, learned.mixing
+    contexts, _ = contexts_at_end(store, text)
+    chosen, probability = predict(store, mixing, contexts)
     second, second_probability = np.int64(NONE), 0.0
-    for i in range(contexts):
-        candidate = room[context_mixing.TOKENS, i]
-        p = context_mixing._probability(records, heads, sizes, weights, room, contexts, candidate)
-        if candidate != chosen and p > second_probability:
-            second, second_probability = candidate, p
+    for context in contexts:
+        if context.state == NONE or context.token == chosen:
+            continue
+        p = probability_of(store, mixing, contexts, context.token)
+        if p > second_probability:
+            second, second_probability = context.token, p
     counts[TOKENS] += 1
     right_elsewhere = second != NONE and second == token
-    while state != NONE and records[state, LENGTH] > 0:
-        if records[state, TOTAL] != 0 and records[records[state, BEST], TOKEN] == token:
+    state = np.int64(text.end)
+    while state != NONE and nodes[state].length > 0:
+        if nodes[state].total_count != 0 and nodes[nodes[state].argmax_edge].token == token:
             right_elsewhere = True
-        state = np.int64(records[state, LINK])
+        state = np.int64(nodes[state].link)
     if second == NONE:
         counts[SINGLE] += 1
         counts[SINGLE_RIGHT] += chosen == token
@@ -59,35 +59,37 @@ def count_choice(records, heads, sizes, weights, room, sequences, row, token, co
     counts[OTHER_RIGHT] += right_elsewhere and chosen != token
 
 
-@compiled
-def play(records, heads, groups, sizes, weights, room, sequences, tokens, offsets, counts):
-    """All samples of a prompt, a token each in turn; sample i is tokens[offsets[i]:offsets[i + 1]], sequence i."""
-    longest = np.max(offsets[1:] - offsets[:-1])
+@kernel
+def play(store, learned, sequences, tokens, offsets, counts):
+    """All samples of a prompt, a token each in turn; sample i is tokens[offsets[i]:offsets[i + 1]], in slot i."""
+    longest = 0
+    for slot in range(offsets.size - 1):
+        longest = max(longest, offsets[slot + 1] - offsets[slot])
     for position in range(longest):
-        for row in range(offsets.size - 1):
-            at = offsets[row] + position
-            if at < offsets[row + 1]:
-                token = np.int64(tokens[at])
-                count_choice(records, heads, sizes, weights, room, sequences, row, token, counts)
-                append(records, heads, groups, sizes, weights, room, sequences, row, tokens, at, at + 1)
+        for slot in range(offsets.size - 1):
+            at = offsets[slot] + position
+            if at < offsets[slot + 1]:
+                count_choice(store, learned, sequences.texts[slot], np.int64(tokens[at]), counts)
+                append(store, learned, sequences, slot, tokens, at, at + 1)
 
 
 def headroom(path: Path) -> np.ndarray:
     """The counts of one recording, scope group."""
     recording = read_recording(path)
-    weights, room, counts = context_mixing.make_weights(), context_mixing.make_room(), np.zeros(9)
+    learned, counts = make_learned(), np.zeros(9)
     pairs = list(zip(recording.prompts, recording.responses, strict=True))
     for prompt, responses in tqdm(pairs, desc=path.stem, unit="prompt"):
         offsets = np.concatenate([[0], np.cumsum([len(response) for response in responses])]).astype(np.int64)
-        texts = store.make_store(store.blocks_for(len(prompt) + int(offsets[-1])))
-        sequences = context_mixing.make_sequences(len(responses) + 1, 1)
+        tokens = len(prompt) + int(offsets[-1])
+        store = make_store(blocks_for(tokens))
+        sequences = make_sequences(len(responses) + 1, 1)
         last = len(responses)
-        context_mixing.start(sequences, last, 0, store.add_group(*texts, 0), 0)
-        store.reserve(*texts, 0, len(prompt) + int(offsets[-1]))
-        append(*texts, weights, room, sequences, last, prompt, 0, len(prompt))
-        for row in range(last):
-            context_mixing.start(sequences, row, 0, sequences[last, END], len(prompt))
-        play(*texts, weights, room, sequences, np.concatenate(responses), offsets, counts)
+        start_sequence(sequences, last, 0, add_group(store, 0), 0)
+        reserve(store, 0, tokens)
+        append(store, learned, sequences, last, prompt, 0, len(prompt))
+        for slot in range(last):
+            start_sequence(sequences, slot, 0, sequences.texts[last]["end"], len(prompt))
+        play(store, learned, sequences, np.concatenate(responses), offsets, counts)
     return counts
 
 

@@ -57,7 +57,7 @@ class SamProposer:
             history_tokens=settings["history_tokens"] if settings["scope"] == "history" else 0,
             memory_budget_bytes=settings["memory_budget_mib"] << 20,
             corpus=Path(settings["corpus"]) if settings["corpus"] else None,
-            corpus_bias=settings["corpus_bias"],
+            min_extra_match_len=settings["corpus_bias"],
         )
         # One dictionary with the drafter's own: everything in it goes to the metrics.
         self.counters = self.drafter.counters

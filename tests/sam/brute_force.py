@@ -5,35 +5,7 @@ from collections import defaultdict
 import numpy as np
 from numba import njit
 
-from sam.automaton.store import (
-    BEST,
-    BLOCK_RECORDS,
-    BLOCKS,
-    CHAIN,
-    COUNT,
-    DROPPED,
-    FIRST_BLOCK,
-    FOLLOWING,
-    FURTHER,
-    IN_TABLE,
-    IN_USE,
-    LENGTH,
-    LINK,
-    LINKED,
-    NEXT,
-    NONE,
-    PRECEDING,
-    SOURCE,
-    TARGET,
-    TOKEN,
-    TOKENS,
-    TOTAL,
-    TOUCHED,
-    _bucket,
-    _hash,
-    blocks_for,
-    find,
-)
+from sam.automaton.store import BLOCK_NODES, IN_TABLE, NONE, _bucket, _hash, blocks_for, find
 
 
 class BruteForce:
@@ -89,41 +61,40 @@ class BruteForce:
 
 def transitions(store, state):
     """token -> (target, count) of one state."""
-    records, found = store.records, {}
-    if records[state, TOTAL]:
+    nodes, found = store.nodes, {}
+    if nodes[state]["total_count"]:
         edge = state
         while edge != NONE:
-            found[int(records[edge, TOKEN])] = (int(records[edge, TARGET]), int(records[edge, COUNT]))
-            edge = records[edge, FURTHER if edge == state else NEXT]
+            found[int(nodes[edge]["token"])] = (int(nodes[edge]["target"]), int(nodes[edge]["count"]))
+            edge = nodes[edge]["first_extra_edge" if edge == state else "next_edge"]
     return found
 
 
 def check_automaton(store, root, truth, ends):
     """Every substring, its continuations' counts and the best of them; every link and length along the texts' ends."""
-    state_of = {(): root}
+    state_of, nodes = {(): root}, store.nodes
     for substring in sorted(truth.occurrences, key=len):
         target, _ = transitions(store, state_of[substring[:-1]])[substring[-1]]
         state_of[substring] = target
     for substring, state in state_of.items():
         found = transitions(store, state)
         assert {token: count for token, (_, count) in found.items()} == truth.counts.get(substring, {}), substring
-        assert store.records[state, TOTAL] == sum(count for _, count in found.values())
+        assert nodes[state]["total_count"] == sum(count for _, count in found.values())
         for token, (target, _) in found.items():
             assert target == state_of[(*substring, token)]
-            edge = find(store.records, store.heads, store.sizes, state, token)
-            assert store.records[edge, TARGET] == target
+            assert nodes[find(store, state, token)]["target"] == target
         if found:
-            assert store.records[store.records[state, BEST], TOKEN] == truth.best(substring), substring
+            assert nodes[nodes[state]["argmax_edge"]]["token"] == truth.best(substring), substring
     for name, end in ends.items():
         check_suffixes(store, root, truth, tuple(truth.texts[name]), end, state_of)
 
 
 def check_suffixes(store, root, truth, text, state, state_of):
     """The states along the suffix links of a text's end are the classes of its suffixes, longest first."""
-    assert store.records[state, LENGTH] == len(text)
+    assert store.nodes[state]["length"] == len(text)
     while state != root:
-        link = int(store.records[state, LINK])
-        longest, shorter = int(store.records[state, LENGTH]), int(store.records[link, LENGTH])
+        link = int(store.nodes[state]["link"])
+        longest, shorter = int(store.nodes[state]["length"]), int(store.nodes[link]["length"])
         here = truth.occurrences[text[len(text) - longest :]]
         assert shorter < longest
         for length in range(shorter + 1, longest + 1):
@@ -134,35 +105,35 @@ def check_suffixes(store, root, truth, text, state, state_of):
 
 
 def check_blocks(store, groups):
-    """The blocks of `groups` and the dropped ones are apart and complete, and the table holds their transitions."""
-    seen = []
-    for group in groups:
-        block, count = int(store.groups[group, FIRST_BLOCK]), 0
+    """The blocks of `groups` and the dropped ones are apart and complete, and the table holds their edges."""
+    seen, counters = [], store.counters[0]
+    for group in store.groups[groups]:
+        block, count = int(group["first_block"]), 0
         while block != NONE:
             seen.append(block)
             count += 1
-            block = int(store.groups[block, FOLLOWING])
-        assert count == store.groups[group, BLOCKS]
-        assert count == max(1, blocks_for(int(store.groups[group, TOKENS])))
-    assert len(seen) == store.sizes[IN_USE]
-    block = int(store.sizes[DROPPED])
+            block = int(store.blocks[block]["next"])
+        assert count == group["num_blocks"]
+        assert count == max(1, blocks_for(int(group["num_tokens"])))
+    assert len(seen) == counters["num_used_blocks"]
+    block = int(counters["dropped_block"])
     while block != NONE:
         seen.append(block)
-        block = int(store.groups[block, PRECEDING])
-    assert sorted(seen) == list(range(int(store.sizes[TOUCHED])))
-    records = store.records[: len(seen) * BLOCK_RECORDS]
-    in_table = np.flatnonzero(records[:, FURTHER] == IN_TABLE)
-    assert store.sizes[LINKED] == len(in_table)
-    assert _all_found(store.records, store.heads, store.sizes, in_table)
+        block = int(store.blocks[block]["previous"])
+    assert sorted(seen) == list(range(int(counters["num_touched_blocks"])))
+    in_table = np.flatnonzero(store.nodes["first_extra_edge"][: len(seen) * BLOCK_NODES] == IN_TABLE)
+    assert counters["num_hashed_edges"] == len(in_table)
+    assert _all_found(store, in_table)
 
 
 @njit
-def _all_found(records, heads, sizes, edges):
+def _all_found(store, edges):
     """Whether each of `edges` is in the hash bucket that it belongs to."""
+    nodes = store.nodes
     for edge in edges:
-        link = heads[_bucket(sizes, _hash(records[edge, SOURCE], records[edge, TOKEN]))]
+        link = store.hash_buckets[_bucket(store, _hash(nodes[edge].source, nodes[edge].token))]
         while link != edge:
             if link == NONE:
                 return False
-            link = records[link, CHAIN]
+            link = nodes[link].hash_next
     return True

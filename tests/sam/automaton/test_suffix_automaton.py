@@ -5,28 +5,37 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sam.automaton import store
-from sam.drafting.context_mixing import END
-from sam.drafting.corpus import SuffixAutomaton
+from sam.automaton.store import BLOCK_BYTES, add_group, make_store, reserve
+from sam.automaton.suffix_automaton import extend_all
 from tests.sam.brute_force import BruteForce, check_automaton, check_blocks
 
 
-def grow(appends):
-    """Apply (sequence, token) appends; returns the automaton, the truth and each sequence's number."""
-    automaton, truth, numbers = SuffixAutomaton(1 << 20), BruteForce(), {}
-    for sequence, token in appends:
-        if sequence not in numbers:
-            numbers[sequence] = automaton.start()
-        automaton.extend(numbers[sequence], np.array([token]))
-        truth.append(sequence, token)
-    return automaton, truth, numbers
+class Texts:
+    """Sequences that grow in one automaton."""
+
+    def __init__(self, memory_budget_bytes=1 << 20):
+        self.store = make_store(memory_budget_bytes // BLOCK_BYTES)
+        self.root = add_group(self.store, 0)
+        self.ends = {}
+
+    def extend(self, sequence, tokens):
+        assert reserve(self.store, 0, len(tokens))
+        last = self.ends.get(sequence, self.root)
+        self.ends[sequence] = extend_all(self.store, 0, last, np.asarray(tokens, np.int32))
+
+    @property
+    def num_tokens(self):
+        return int(self.store.groups[0]["num_tokens"])
 
 
 def check(appends):
-    automaton, truth, numbers = grow(appends)
-    ends = {name: int(automaton.sequences[number, END]) for name, number in numbers.items()}
-    check_automaton(automaton.store, automaton.root, truth, ends)
-    check_blocks(automaton.store, [0])
+    """Apply (sequence, token) appends, and compare the automaton with brute force."""
+    texts, truth = Texts(), BruteForce()
+    for sequence, token in appends:
+        texts.extend(sequence, [token])
+        truth.append(sequence, token)
+    check_automaton(texts.store, texts.root, truth, texts.ends)
+    check_blocks(texts.store, [0])
 
 
 def fibonacci(length):
@@ -83,92 +92,37 @@ def test_a_million_appends():
 
 def test_long_texts_stay_within_the_bound_and_the_block_size():
     rng = np.random.default_rng(0)
-    texts = {
+    cases = {
         "random": rng.integers(2, size=100_000),
         "skewed": (rng.exponential(3, 100_000)).astype(np.int64),
         "fibonacci": np.array(fibonacci(100_000)),
         "one letter, then others": np.array(([0] * 100 + [1, 2, 3]) * 970),
     }
-    for text in texts.values():
-        automaton = SuffixAutomaton(16 << 20)
-        for sequence in np.array_split(text, 7):
-            automaton.extend(automaton.start(), sequence)
-        assert automaton.num_tokens == len(text)
-        assert automaton.nbytes <= 128 * (len(text) + 32)
+    for text in cases.values():
+        texts = Texts(16 << 20)
+        for number, piece in enumerate(np.array_split(text, 7)):
+            texts.extend(number, piece)
+        assert texts.num_tokens == len(text)
+        assert int(texts.store.counters[0]["num_used_blocks"]) * BLOCK_BYTES <= 128 * (len(text) + 32)
 
 
 def test_growth_moves_nothing():
-    """No stall: a large automaton gets its next block as a small one does, and old records stay where they are."""
-    automaton = SuffixAutomaton(16 << 20)
-    sequence = automaton.start()
+    """No stall: a large automaton gets its next block as a small one does, and old nodes stay where they are."""
+    texts = Texts(16 << 20)
     rng = np.random.default_rng(0)
-    address = automaton.store.records.ctypes.data
+    address, counters = texts.store.nodes.ctypes.data, texts.store.counters[0]
     for _ in range(50):
-        before = automaton.store.sizes.copy()
-        automaton.extend(sequence, rng.integers(50, size=1000))
-        grown = automaton.store.sizes - before
-        assert grown[store.IN_USE] in (31, 32)
-        assert 0 <= grown[store.BUCKETS] <= grown[store.LINKED] <= 2000
-        assert automaton.store.sizes[store.LINKED] <= automaton.num_tokens
-    assert automaton.store.records.ctypes.data == address
+        before = counters.copy()
+        texts.extend(0, rng.integers(50, size=1000))
+        assert counters["num_used_blocks"] - before["num_used_blocks"] in (31, 32)
+        buckets, edges = (counters[name] - before[name] for name in ("num_buckets", "num_hashed_edges"))
+        assert 0 <= buckets <= edges <= 2000
+        assert counters["num_hashed_edges"] <= texts.num_tokens
+    assert texts.store.nodes.ctypes.data == address
 
 
-def test_save_and_load(tmp_path):
-    rng = np.random.default_rng(0)
-    automaton = SuffixAutomaton(1 << 22)
-    automaton.extend(automaton.start(), rng.integers(20, size=5000))
-    path = tmp_path / "corpus.sam"
-    automaton.save(path)
-    loaded = SuffixAutomaton.load(path)
-    assert (loaded.num_tokens, loaded.nbytes, loaded.root) == (5000, automaton.nbytes, automaton.root)
-    assert isinstance(loaded.store.records.base, np.memmap)  # its pages are the file's, shared by all who map it
-    with pytest.raises(ValueError, match="loaded automaton cannot be extended"):
-        loaded.extend(loaded.start(), np.array([1]))
-    used = len(loaded.store.records)
-    assert (loaded.store.records == automaton.store.records[:used]).all()
-    assert [p.name for p in tmp_path.iterdir()] == ["corpus.sam"]
-
-
-def test_added_texts_leave_sequences_alone():
-    automaton = SuffixAutomaton(1 << 20, max_sequences=1)
-    sequence = automaton.start()
-    automaton.extend(sequence, np.array([5, 6]))
-    automaton.add(np.array([5, 6, 7, 8]))
-    assert automaton.draft(sequence, 2).token_ids.tolist() == [7, 8]
-
-
-def test_damaged_files(tmp_path):
-    automaton = SuffixAutomaton(1 << 20)
-    automaton.extend(automaton.start(), np.arange(100))
-    path = tmp_path / "corpus.sam"
-    automaton.save(path)
-    whole = path.read_bytes()
-    for damage in (
-        whole[:-1],
-        whole[:5],
-        b"",
-        b"x" + whole[1:],
-        whole[:-9] + b"\x01" + whole[-8:],
-        whole[:40] + whole[80:],
-    ):
-        path.write_bytes(damage)
-        with pytest.raises(ValueError, match="damaged or not an automaton"):
-            SuffixAutomaton.load(path)
-    with pytest.raises(ValueError, match="no such file"):
-        SuffixAutomaton.load(tmp_path / "missing.sam")
-
-
-def test_bad_input():
-    automaton = SuffixAutomaton(1 << 15, max_sequences=1)
-    with pytest.raises(ValueError, match="sequence 0 was not started"):
-        automaton.extend(0, np.array([1]))
-    automaton.start()
-    with pytest.raises(ValueError, match="max_sequences"):
-        automaton.start()
-    for tokens in ([-1], [2**31], [0.5]):
-        with pytest.raises(ValueError, match="expected token ids"):
-            automaton.extend(0, np.array(tokens))
-    with pytest.raises(ValueError, match="memory_budget_bytes"):
-        automaton.extend(0, np.arange(1000))
+def test_bad_budgets():
     with pytest.raises(ValueError, match="a budget of"):
-        SuffixAutomaton(100)
+        make_store(0)
+    with pytest.raises(ValueError, match="a budget of"):
+        make_store(1 << 30)

@@ -4,59 +4,71 @@ import numpy as np
 import pytest
 
 from sam.drafting import calibration
-from sam.drafting.calibration import BINS, DRAFTED, DRAFTS, OVERALL_FORGET, OVERALL_PRIOR, PRIOR, ROWS
+from sam.drafting.calibration import ALL, CORPUS_TABLE, GROUP_TABLE, OVERALL_FORGET, OVERALL_PRIOR, PRIOR
 from sam.drafting.drafter import Drafter
+from sam.drafting.sequences import make_sequences
 
 LONGEST = 4
 
 
 @pytest.fixture
-def weights():
-    """Two tables, from row 3 on."""
-    return np.zeros((3 + 2 * ROWS, 2))
+def tables():
+    return calibration.make_acceptance()
 
 
-def settle(weights, drafts, tokens):
-    """Settle drafts, (token, row) each, with the tokens that came."""
-    sequences = np.zeros((1, DRAFTS + 2 * LONGEST), np.int64)
-    for position, (token, row) in enumerate(drafts):
-        calibration.remember(sequences, 0, position, token, row)
-    sequences[0, DRAFTED] = len(drafts)
-    calibration.settle(weights, 3, sequences, 0, np.array(tokens, np.int32), 0, len(tokens))
-    assert sequences[0, DRAFTED] == 0
+def settle(tables, drafts, tokens, table=GROUP_TABLE):
+    """Count a draft, (token, bin) each, against the tokens that came."""
+    sequences = make_sequences(1, LONGEST)
+    calibration.start_draft(sequences, 0, table)
+    for position, (token, index) in enumerate(drafts):
+        sequences.draft_tokens[0, position], sequences.draft_bins[0, position] = token, index
+    sequences.texts["num_drafted"] = len(drafts)
+    calibration.update_calibration(tables, sequences, 0, np.array(tokens, np.int32), 0, len(tokens))
+    assert sequences.texts[0]["num_drafted"] == 0
 
 
-def test_a_cell_counts_its_drafts_and_the_table_all_of_them(weights):
-    sure, unsure = calibration.cell_of(3, 0, 0.96), calibration.cell_of(3, 1, 0.41)
-    assert (sure, unsure) == (3 + 19, 3 + BINS + 8)
-    settle(weights, [(7, sure), (8, unsure)], [7, 9])
-    settle(weights, [(7, sure), (8, unsure)], [7])  # what would have come of the second is not known
-    assert weights[sure].tolist() == [2, 2] and weights[unsure].tolist() == [0, 1]
-    assert weights[3 + ROWS - 1] == pytest.approx([2, 2 * 0.975 + 0.425])
-    assert not weights[3 + ROWS :].any(), "drafts of the other table"
-    other = calibration.cell_of(3 + ROWS, 3, 1.0)
-    settle(weights, [(1, other)], [2])
-    assert weights[-1] == pytest.approx([0, 0.975]) and weights[other].tolist() == [0, 1]
+def test_a_bin_counts_its_drafts_and_the_table_all_of_them(tables):
+    sure, unsure = calibration.bin_of(0, 0.96), calibration.bin_of(1, 0.41)
+    assert (sure, unsure) == (19, calibration.PROBABILITIES + 8)
+    settle(tables, [(7, sure), (8, unsure)], [7, 9])
+    settle(tables, [(7, sure), (8, unsure)], [7])  # whether the second would have been accepted is not known
+    group, corpus = tables[GROUP_TABLE], tables[CORPUS_TABLE]
+    assert group[sure].tolist() == (2, 2) and group[unsure].tolist() == (0, 1)
+    assert group[ALL].tolist() == pytest.approx((2, 2 * 0.975 + 0.425))
+    assert not corpus["expected"].any(), "drafts of the other table"
+    certain = calibration.bin_of(3, 1.0)
+    settle(tables, [(1, certain)], [2], CORPUS_TABLE)
+    assert corpus[ALL].tolist() == pytest.approx((0, 0.975)) and corpus[certain].tolist() == (0, 1)
 
 
-def test_acceptance_is_the_raw_probability_at_first_and_what_was_counted_in_the_end(weights):
-    row = calibration.cell_of(3, 0, 0.5)
-    assert calibration.acceptance_of(weights, 3, row, 0.5) == 0.5
-    weights[row] = 300, 3000
-    weights[3 + ROWS - 1] = 32, 32
-    assert calibration.acceptance_of(weights, 3, row, 0.5) == pytest.approx((300 + PRIOR * 0.5) / (3000 + PRIOR))
+def test_a_draft_ends_before_a_token_below_the_least_probability(tables):
+    sequences = make_sequences(1, LONGEST)
+    calibration.start_draft(sequences, 0, GROUP_TABLE)
+    added = [calibration.add_draft_token(tables, sequences, 0, 7, p, 0.4) for p in (0.9, 0.5, 0.3)]
+    assert added == [True, True, False]
+    assert sequences.texts[0]["num_drafted"] == 2
+    assert sequences.draft_acceptance[0].tolist() == [0.9, 0.5, 0, 0]
 
 
-def test_drafts_that_failed_elsewhere_lower_a_cell_that_has_seen_none(weights):
-    failed, unseen = calibration.cell_of(3, 0, 0.96), calibration.cell_of(3, 2, 0.31)
+def test_acceptance_is_the_raw_probability_at_first_and_the_counted_one_in_the_end(tables):
+    index = calibration.bin_of(0, 0.5)
+    assert calibration.acceptance_probability(tables, GROUP_TABLE, index, 0.5) == 0.5
+    tables[GROUP_TABLE, index] = 300, 3000
+    tables[GROUP_TABLE, ALL] = 32, 32
+    expected = (300 + PRIOR * 0.5) / (3000 + PRIOR)
+    assert calibration.acceptance_probability(tables, GROUP_TABLE, index, 0.5) == pytest.approx(expected)
+
+
+def test_drafts_that_failed_elsewhere_lower_a_bin_that_has_seen_none(tables):
+    failed, unseen = calibration.bin_of(0, 0.96), calibration.bin_of(2, 0.31)
     for _ in range(20):
-        settle(weights, [(1, failed)], [2])
+        settle(tables, [(1, failed)], [2])
     ratio = OVERALL_PRIOR / (20 * 0.975 + OVERALL_PRIOR)
-    assert calibration.acceptance_of(weights, 3, unseen, 0.3) == pytest.approx(0.3 * ratio)
+    assert calibration.acceptance_probability(tables, GROUP_TABLE, unseen, 0.3) == pytest.approx(0.3 * ratio)
     for _ in range(200):
-        settle(weights, [(1, failed)], [1])
-    assert weights[3 + ROWS - 1, 1] < OVERALL_FORGET
-    assert calibration.acceptance_of(weights, 3, unseen, 0.3) > 0.25, "what is long ago is forgotten"
+        settle(tables, [(1, failed)], [1])
+    assert tables[GROUP_TABLE, ALL]["expected"] < OVERALL_FORGET
+    assert calibration.acceptance_probability(tables, GROUP_TABLE, unseen, 0.3) > 0.25, "what is long ago is forgotten"
 
 
 def drafted(drafter, name, tokens):

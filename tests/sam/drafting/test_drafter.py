@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from sam.automaton import store
-from sam.drafting.corpus import SuffixAutomaton
-from sam.drafting.drafter import ROWS, Drafter
+from sam.automaton.corpus_file import add_text, empty_corpus, save_corpus
+from sam.drafting.drafter import SLOTS, Drafter
 from tests.sam.brute_force import check_blocks
 
 K = 3
@@ -24,13 +24,14 @@ def append(drafter, request, *values):
 
 
 def test_most_frequent_continuation_wins_and_ties_go_to_the_latest():
-    automaton = SuffixAutomaton(1 << 20)
-    text, fresh = automaton.start(), automaton.start()
-    automaton.extend(text, tokens(1, 2, 9, 1, 3, 8, 1, 2, 7))
-    automaton.extend(fresh, tokens(1))
-    assert automaton.draft(fresh, 1).token_ids.tolist() == [2]
-    automaton.extend(text, tokens(1, 3))
-    assert automaton.draft(fresh, 1).token_ids.tolist() == [3]
+    drafter = Drafter(max_draft_tokens=K)
+    for request in ("text", "fresh"):
+        drafter.start(request, tokens(0))
+    append(drafter, "fresh", 1)
+    append(drafter, "text", 4, 1, 2, 9, 1, 3, 8, 1, 2, 7)
+    assert draft(drafter, "fresh", 1) == [2]
+    append(drafter, "text", 1, 3)
+    assert draft(drafter, "fresh", 1) == [3]
 
 
 def test_after_a_substitution_the_draft_goes_on_beside_it():
@@ -108,25 +109,13 @@ def test_a_duplicate_is_drafted_to_its_end_and_its_acceptance_is_learnt():
     assert first < 0.9 < drafter.draft(["b"], np.array([8])).acceptance[0]
 
 
-def test_catch_up_appends_what_was_missed():
-    drafter = Drafter(max_draft_tokens=K)
-    whole = tokens(1, 2, 3, 4, 5, 1, 2)
-    drafter.start("a", whole[:2])
-    append(drafter, "a", 3)
-    drafter.catch_up("a", whole)
-    assert drafter.num_tokens("a") == 7
-    assert draft(drafter, "a") == [3, 4, 5]
-    drafter.catch_up("a", whole)
-    assert drafter.num_tokens("a") == 7
-
-
 def test_history_is_bounded_and_old_policies_leave_first():
     drafter = Drafter(max_draft_tokens=K, scope="history", history_tokens=500)
     for index in range(300):
         request = str(index)
         drafter.start(request, tokens(index, 1, 2), policy_version=1 if index == 7 else 0)
         append(drafter, request, *range(10))
-        (drafter.finish if index % 2 else drafter.abort)(request)
+        drafter.finish(request)
         assert request not in drafter
         assert drafter.groups._idle_tokens <= 500
     assert drafter.counters["evicted_groups"] == 300 - 500 // 13
@@ -169,9 +158,9 @@ def test_memory_budget_is_kept_and_the_overflow_gets_no_drafts():
     assert drafter.nbytes == len(drafter) == len(drafter.groups) == 0
 
 
-def test_more_requests_than_rows_at_first():
+def test_more_requests_than_slots_at_first():
     drafter = Drafter(max_draft_tokens=K)
-    ids = [str(i) for i in range(ROWS + 10)]
+    ids = [str(i) for i in range(SLOTS + 10)]
     for i, request in enumerate(ids):
         drafter.start(request, tokens(i % 50, 1, 2, 3, 1, 2))
     drafts = drafter.draft(ids, np.full(len(ids), 1))
@@ -191,14 +180,14 @@ def test_nothing_leaks_over_100_000_requests():
         if len(live) > 20:
             drafter.finish(live.pop(int(rng.integers(20))))
     assert len(drafter) == len(live) <= 21
-    assert len(drafter.sequences) == ROWS
+    assert len(drafter.sequences.texts) == SLOTS
     assert len(drafter.groups) <= 300 and len(drafter.groups._heap) <= 2 * 300 + 64
     assert drafter.nbytes <= 1 << 19
     for request in live:
         drafter.finish(request)
     while drafter.groups.evict():
         pass
-    assert drafter.nbytes == len(drafter.groups) == len(drafter._rows) == len(drafter._group_of) == 0
+    assert drafter.nbytes == len(drafter.groups) == len(drafter._slots) == len(drafter._group_of) == 0
     check_blocks(drafter.store, [])
 
 
@@ -207,7 +196,7 @@ def test_hash_collisions_of_prompts_are_told_apart(monkeypatch):
     drafter = Drafter(max_draft_tokens=K)
     for request, prompt in {"a": (1, 2), "b": (1, 2, 7), "c": (2, 1), "d": (1, 2)}.items():
         drafter.start(request, tokens(*prompt))
-    groups = [drafter._group_of[drafter._rows[request]] for request in "abcd"]
+    groups = [drafter._group_of[drafter._slots[request]] for request in "abcd"]
     assert len(set(groups)) == 3 and groups[0] == groups[3]
     append(drafter, "a", 7, 5)
     assert drafter.groups.find(tokens(1, 2, 7)) == groups[1]
@@ -215,10 +204,10 @@ def test_hash_collisions_of_prompts_are_told_apart(monkeypatch):
 
 def test_a_static_corpus_is_drafted_from_where_its_match_is_longer(tmp_path):
     text = np.random.default_rng(0).integers(1000, size=200).astype(np.int32)
-    corpus = SuffixAutomaton(1 << 20)
-    corpus.extend(corpus.start(), text)
-    corpus.save(tmp_path / "corpus.sam")
-    with_corpus = Drafter(max_draft_tokens=K, corpus=tmp_path / "corpus.sam", corpus_bias=5)
+    corpus = empty_corpus(1 << 20)
+    add_text(corpus, text)
+    save_corpus(corpus, tmp_path / "corpus.sam")
+    with_corpus = Drafter(max_draft_tokens=K, corpus=tmp_path / "corpus.sam", min_extra_match_len=5)
     without = Drafter(max_draft_tokens=K)
     for drafter in (with_corpus, without):
         drafter.start("a", text[50:53])

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from sam.automaton.corpus_file import add_text, empty_corpus, save_corpus
 from sam.switch.policies import Threshold
 from sam.switch.step_cost import linear
 from tests.sam.vllm.model_runner import make_proposer
@@ -119,11 +120,9 @@ def test_policies_take_turns_with_the_weights():
 
 
 def test_corpus_is_drafted_from(tmp_path):
-    from sam.drafting.corpus import SuffixAutomaton
-
-    corpus = SuffixAutomaton(1 << 20)
-    corpus.add(np.arange(30))
-    corpus.save(tmp_path / "corpus.sam")
+    corpus = empty_corpus(1 << 20)
+    add_text(corpus, np.arange(30, dtype=np.int32))
+    save_corpus(corpus, tmp_path / "corpus.sam")
     proposer = make_proposer(corpus=str(tmp_path / "corpus.sam"), corpus_bias=2)
     proposer._runner.add("a", [3, 4, 5])
     assert proposer._runner.step(proposer, ["a"], {"a": [6]})["a"] == [7, 8, 9]

@@ -1,6 +1,6 @@
 """What a step without drafts costs the proposer, and which steps it shows to the policy."""
 
-from sam.drafting.context_mixing import ACCEPTED_ROWS, CORPUS_ROWS
+from sam.drafting.calibration import ALL, GROUP_TABLE
 from sam.switch.policies import make_policy
 from sam.switch.policy import StepState
 from sam.vllm.proposer import MAX_STEPS_BEHIND
@@ -28,15 +28,15 @@ def test_without_drafts_the_drafter_is_called_now_and_then_and_misses_nothing():
 
 def test_drafts_that_nobody_verifies_are_compared_with_what_comes():
     proposer = make_proposer(policy="threshold", batch_size_threshold=0)
-    runner, cells = proposer._runner, slice(ACCEPTED_ROWS, CORPUS_ROWS - 1)
+    runner, bins = proposer._runner, proposer.drafter.learned.acceptance[GROUP_TABLE, :ALL]
     runner.add("a", [1, 2])
     for token in range(MAX_STEPS_BEHIND + 5):
         assert runner.step(proposer, ["a"], {"a": [3 + token % 3]}) == {"a": []}
-    assert not proposer.drafter.weights[cells].any()
+    assert not bins["expected"].any()
     runner.requests.clear()
     proposer._release_finished()
-    settled = proposer.drafter.weights[cells].sum(axis=0)
-    assert settled.tolist() == [3, 3], "a whole draft, made after 32 steps, came true"
+    settled = bins["accepted"].sum(), bins["expected"].sum()
+    assert settled == (3, 3), "a whole draft, made after 32 steps, came true"
 
 
 def test_a_policy_is_not_asked_while_its_answer_holds_but_at_once_when_the_batch_changes():

@@ -1,0 +1,99 @@
+"""An automaton of fixed texts in a folder of .npy files, mapped into memory by the processes that draft from it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from sam.automaton.store import BLOCK_BYTES, BLOCK_NODES, Store, add_group, make_store, reserve
+from sam.automaton.suffix_automaton import extend_all
+
+FORMAT = 2  # 1 was a single file
+HEADER = "header.json"
+
+
+def empty_corpus(memory_budget_bytes: int = BLOCK_BYTES) -> Store:
+    """A store with one automaton, group 0, whose root is node 0."""
+    store = make_store(memory_budget_bytes // BLOCK_BYTES)
+    add_group(store, 0)
+    return store
+
+
+def add_text(store: Store, token_ids: np.ndarray) -> None:
+    """Add a text (int32 [length]) to a corpus.
+
+    Raises:
+        ValueError: the memory budget is spent.
+    """
+    if not reserve(store, 0, len(token_ids)):
+        budget = len(store.blocks) * BLOCK_BYTES
+        raise ValueError(f"{len(token_ids)} more tokens do not fit into the memory budget of {budget} bytes")
+    extend_all(store, 0, 0, token_ids)
+
+
+def save_corpus(store: Store, path: Path) -> None:
+    """Write a corpus for `load_corpus`. A complete one replaces that of an earlier build.
+
+    Raises:
+        ValueError: `path` is a folder of something else.
+    """
+    if path.is_dir() and not (path / HEADER).is_file():
+        raise ValueError(f"{path}: a folder that is no corpus; choose another path")
+    counters = store.counters[0]
+    blocks = int(counters["num_touched_blocks"])
+    used = Store(
+        nodes=store.nodes[: blocks * BLOCK_NODES],
+        hash_buckets=store.hash_buckets[: int(counters["num_buckets"])],
+        groups=store.groups[:blocks],
+        blocks=store.blocks[:blocks],
+        counters=store.counters,
+    )
+    partial = path.with_name(path.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    # As bytes: .npy has no name for a type with overlapping fields.
+    contents = {name: array.view(np.uint8) for name, array in used._asdict().items()}
+    for name, content in contents.items():
+        np.save(partial / f"{name}.npy", content)
+    checksums = {name: zlib.crc32(content) for name, content in contents.items()}
+    (partial / HEADER).write_text(json.dumps({"format": FORMAT, "crc32": checksums}))
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    partial.rename(path)
+
+
+def load_corpus(path: Path) -> Store:
+    """Map a saved corpus. Processes that load it share its memory; it can be drafted from, not extended.
+
+    Raises:
+        ValueError: no such path, not one of `save_corpus`, or a damaged one.
+    """
+    if not path.exists():
+        raise ValueError(f"{path}: no such file; build it with python -m sam.corpus build")
+    try:
+        header = json.loads((path / HEADER).read_text())
+        if header["format"] != FORMAT:
+            raise ValueError(f"format {header['format']}")
+        expected = empty_corpus()._asdict()
+        arrays = {
+            name: _map(path / f"{name}.npy", array.dtype, header["crc32"][name]) for name, array in expected.items()
+        }
+        return Store(**arrays)
+    except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
+        raise ValueError(
+            f"{path}: damaged or not an automaton; build it again with python -m sam.corpus build"
+        ) from error
+
+
+def _map(path: Path, dtype: np.dtype, checksum: int) -> np.ndarray:
+    # Copy on write: pages are shared between processes, and kernels see the same type as of a live store.
+    content = np.load(path, mmap_mode="c")
+    if content.dtype != np.uint8 or zlib.crc32(content) != checksum:
+        raise ValueError(f"{path}: another type or checksum")
+    return content.view(np.ndarray).view(dtype)
