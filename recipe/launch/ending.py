@@ -32,6 +32,7 @@ ROLES = {
 DEATHS = ("ActorDiedError", "ActorUnavailableError", "EngineDeadError", "WorkerCrashedError", "LocalRayletDiedError")
 FULL_DISK = re.compile(
     rf"Errno {errno.ENOSPC}|No space left on device|PytorchStreamWriter failed writing|iostream error"
+    r"|inline_container.*unexpected pos"  # what torch.save says last
 )
 EXCEPTION_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception)\b(?!\().*", re.MULTILINE)
 

@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 import time
+import traceback
 from contextlib import suppress
 from pathlib import Path
 
@@ -66,7 +67,8 @@ class Scratch:
 
     def write_error(self, error: BaseException) -> None:
         """Called by the run for the process that says how it ended."""
-        content = {"type": type(error).__name__, "text": str(error), "at": time.time()}
+        text = "".join(traceback.format_exception(error))
+        content = {"type": type(error).__name__, "text": text, "at": time.time()}
         with suppress(OSError):  # a full disk
             (self.directory / ERROR_FILE).write_text(json.dumps(content))
 

@@ -6,9 +6,11 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from recipe.launch import checkpoints
 from recipe.launch.ending import Ending, failed, last_line
+from recipe.launch.scratch import Scratch
 
 DEAD_ACTOR = """ray::TaskRunner.run() (pid=1, ip=10.0.0.1)
 ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.
@@ -16,7 +18,6 @@ ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this
 \tpid: 4711
 \tip: 10.0.0.2
 """
-FULL_DISK = "ray::SessionWorker.save_checkpoint() (pid=1)\nRuntimeError: PytorchStreamWriter failed writing file data/0"
 EXCEPTION = """ray::TaskRunner.run() (pid=1, ip=10.0.0.1)
   File "trainer.py", line 1
 ValueError: train_batch_size must be positive
@@ -48,8 +49,18 @@ def test_reason(tmp_path, code, died, error, said):
     assert (ending.code, ending.reason) == (code, said)
 
 
-def test_full_disk(tmp_path):
-    ending = failed(1, None, {"type": "RayTaskError", "text": FULL_DISK}, tmp_path)
+@pytest.mark.parametrize("large", [False, True])
+def test_full_disk(tmp_path, large):
+    """The kernel answers every write to /dev/full as a full disk does; torch then says it in its own words."""
+    scratch = Scratch(tmp_path)
+
+    def save_checkpoint():
+        torch.save(torch.zeros(10**6 if large else 1), "/dev/full")
+
+    with pytest.raises(RuntimeError) as raised:
+        save_checkpoint()
+    scratch.write_error(raised.value)
+    ending = failed(1, None, scratch.read_error(), tmp_path)
     assert ending.reason.startswith(f"no space left on the disk of {tmp_path / 'checkpoints'} (")
     assert ending.reason.endswith(" GiB free) for the checkpoint of step 1")
 
