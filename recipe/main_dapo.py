@@ -14,13 +14,13 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.launch import checkpoints, environment, processes, supervisor
+from recipe.launch import checkpoints, environment, processes, run_lock, supervisor
 from recipe.launch.config import ConfigError, compose_config
 from recipe.launch.ending import LOG_FILE, write_last_line
 from recipe.launch.progress import LogOnScreen, Progress
 from recipe.launch.scratch import VARIABLE, Scratch
 from recipe.launch.versions import write_versions
-from recipe.preflight import checks, ray_head
+from recipe.preflight import checks
 from recipe.record.run_directory import STATE_FILE
 
 
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
         return 0
     try:
-        with ray_head.lock(Path(config.run_dir)):
+        with run_lock.lock(Path(config.run_dir)):
             return supervise(config, options)
     except (ConfigError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

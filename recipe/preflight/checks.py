@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from recipe.launch import environment, versions
+from recipe.launch import environment, run_lock, versions
 from recipe.launch.config import ConfigError
 from recipe.preflight import (
     ascend,
+    cluster,
     config_keys,
     device_memory,
     environment_variables,
     files,
     machine,
-    ray_head,
     vllm_command,
 )
 
@@ -68,6 +69,23 @@ def checks(config: DictConfig, to_be_built: Path | None = None) -> dict[str, Ite
     }
 
 
+# What may differ from node to node.
+NODE_SUBJECTS = (
+    "versions",
+    "Ascend: pairing and patches",
+    "variables",
+    "data and model",
+    "memory, disk and ports of this machine",
+)
+
+
+def node_problems(content: dict) -> list[str]:
+    """Runs on a node of a cluster, in the environment that `ray start` gave its Ray."""
+    os.environ.setdefault("RAY_ADDRESS", "auto")  # Ray runs here: its ports and memory are taken by itself
+    subjects = checks(OmegaConf.create(content))
+    return [problem for name in NODE_SUBJECTS for problem in subjects[name]]
+
+
 def find_warnings(config: DictConfig) -> Iterator[str]:
     """What costs time but breaks nothing."""
     if config.trainer.device == "npu":
@@ -81,9 +99,9 @@ def find_warnings(config: DictConfig) -> Iterator[str]:
 
 
 def _start(config: DictConfig, to_be_built: Path | None) -> Iterator[str]:
-    yield from ray_head.find_problems(config)
+    yield from cluster.start_problems(config)
     # What is still to be built is checked for several runs at once, each with a directory of its own.
-    if to_be_built is None and (problem := ray_head.lock_problem(Path(config.run_dir))):
+    if to_be_built is None and (problem := run_lock.lock_problem(Path(config.run_dir))):
         yield problem
 
 

@@ -1,25 +1,89 @@
-"""The Ray cluster that a run would join: its nodes and devices, and what each node lacks, asked on the node itself."""
+"""The Ray cluster that a run would join: whether this node is its head, its devices, and what each node lacks."""
 
 from __future__ import annotations
 
+import ipaddress
 import os
-from collections.abc import Iterator
+import platform
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import psutil
 from omegaconf import DictConfig, OmegaConf
 
 RESOURCES = {"npu": "NPU", "cuda": "GPU", "cpu": "CPU"}
-# Of checks.checks: what may differ from node to node.
-NODE_SUBJECTS = (
-    "versions",
-    "Ascend: pairing and patches",
-    "variables",
-    "data and model",
-    "memory, disk and ports of this machine",
-)
+NodeProblems = Callable[[dict], list[str]]  # from a config's content
 ANSWER_SECONDS = 180.0  # a node imports Ray, reads the headers of all shards from the shared file system
+CONNECT_SECONDS = 5.0  # a head that takes longer to accept a connection is not there
+START = (
+    "run bash scripts/start_ray_cluster.sh head on one node, worker HEAD_ADDRESS on the others, and start this there"
+)
 
 
-def find_problems(config: DictConfig) -> Iterator[str]:
+def start_problems(config: DictConfig) -> Iterator[str]:
+    """Whether this node is the head of a Ray that runs; nothing is asked of a run that starts a Ray of its own."""
+    nodes, address = config.trainer.nnodes, os.environ.get("RAY_ADDRESS")
+    if not address:
+        if nodes > 1 and (running := cluster_of_this_node()):
+            yield (
+                f"trainer.nnodes={nodes} and a Ray cluster runs at {running}, but RAY_ADDRESS is not set: start the "
+                f"run with its script in scripts/, or export RAY_ADDRESS={running}"
+            )
+        elif nodes > 1:
+            yield f"trainer.nnodes={nodes}, but no Ray runs on this node and RAY_ADDRESS is not set: {START}"
+        return
+    if address == "auto":
+        # Ray then looks for its own processes, which only the cluster's nodes have.
+        address = _noted_address() or address
+    if address in ("auto", "local"):
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        yield f"RAY_ADDRESS={address}: expected HOST:PORT of the Ray cluster's head, for example 10.0.0.1:6379"
+    elif not is_here(host):
+        yield (
+            f"this node, {platform.node()}, is not the head of the Ray cluster RAY_ADDRESS={address}: start the run on "
+            f"{host}"
+        )
+    elif not answers(host, int(port)):
+        yield f"RAY_ADDRESS={address}: nothing answers there, Ray has ended or was never started: {START}"
+
+
+def cluster_of_this_node() -> str | None:
+    """HOST:PORT of the cluster that `ray start` made this node join, if its head answers."""
+    host, _, port = (_noted_address() or "").rpartition(":")
+    return f"{host}:{port}" if host and port.isdigit() and answers(host, int(port)) else None
+
+
+def _noted_address() -> str | None:
+    """What `ray start` writes down on every node; `ray stop` removes it."""
+    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    try:
+        return (Path(folder) / "ray" / "ray_current_cluster").read_text().strip() or None
+    except OSError:
+        return None
+
+
+def answers(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host.strip("[]"), port), CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+def is_here(host: str) -> bool:
+    """Whether a host name or address is one of this machine's."""
+    try:
+        found = {entry[4][0] for entry in socket.getaddrinfo(host.strip("[]"), None)}
+    except OSError:
+        return False
+    own = {one.address.split("%")[0] for addresses in psutil.net_if_addrs().values() for one in addresses}
+    return any(address in own or ipaddress.ip_address(address.split("%")[0]).is_loopback for address in found)
+
+
+def find_problems(config: DictConfig, node_problems: NodeProblems) -> Iterator[str]:
     """With RAY_ADDRESS set: whether the cluster has the devices, free and on as many nodes, and every node the rest."""
     if not (address := os.environ.get("RAY_ADDRESS")):
         return
@@ -39,7 +103,7 @@ def find_problems(config: DictConfig) -> Iterator[str]:
     try:
         alive = [node for node in ray.nodes() if node["Alive"]]
         yield from _device_problems(config, alive, ray.available_resources())
-        yield from _by_problem(ask_nodes(config, alive))
+        yield from _by_problem(ask_nodes(config, alive, node_problems))
     finally:
         ray.shutdown()
 
@@ -61,8 +125,8 @@ def _device_problems(config: DictConfig, nodes: list[dict], available: dict[str,
         )
 
 
-def ask_nodes(config: DictConfig, nodes: list[dict]) -> dict[str, list[str]]:
-    """Each node's own problems, by its address."""
+def ask_nodes(config: DictConfig, nodes: list[dict], node_problems: NodeProblems) -> dict[str, list[str]]:
+    """Each node's own problems, by its address; `node_problems` runs there."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -84,15 +148,6 @@ def ask_nodes(config: DictConfig, nodes: list[dict]) -> dict[str, list[str]]:
                 "the pins of requirements/ on that node"
             ]
     return found
-
-
-def node_problems(content: dict) -> list[str]:
-    """Runs on the node, in the environment that `ray start` gave its Ray."""
-    from recipe.preflight.checks import checks
-
-    os.environ.setdefault("RAY_ADDRESS", "auto")  # Ray runs here: its ports and memory are taken by itself
-    subjects = checks(OmegaConf.create(content))
-    return [problem for name in NODE_SUBJECTS for problem in subjects[name]]
 
 
 def _by_problem(found: dict[str, list[str]]) -> Iterator[str]:

@@ -21,7 +21,6 @@ from recipe.preflight import (
     device_memory,
     files,
     machine,
-    ray_head,
     speculation,
     vllm_command,
 )
@@ -49,7 +48,7 @@ def report(config: DictConfig, dry_run: bool) -> dict:
     found["vLLM's arguments"] = list(vllm_command.find_problems_here(config))
     loaded, problems = speculation.resolve(config)
     (skipped if is_laptop and problems else found)["drafter and sampler"] = problems
-    found["Ray cluster"] = list(cluster.find_problems(config))
+    found["Ray cluster"] = list(cluster.find_problems(config, checks.node_problems))
     if config.trainer.device == "npu" and not is_laptop:
         found["weight sync"] = list(machine.weight_sync_problems(config))
     result = {
@@ -125,7 +124,7 @@ def _print(result: dict) -> None:
 def _join_cluster(config: DictConfig) -> None:
     """As the run scripts do, so that preflight looks at the cluster that a run would take."""
     if config.trainer.device != "cpu" and not os.environ.get("RAY_ADDRESS"):
-        if address := ray_head.cluster_of_this_node():
+        if address := cluster.cluster_of_this_node():
             os.environ["RAY_ADDRESS"] = address
 
 

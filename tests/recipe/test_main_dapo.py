@@ -5,8 +5,9 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
+from recipe.launch import run_lock
 from recipe.main_dapo import is_finished, main
-from recipe.preflight import checks, ray_head
+from recipe.preflight import checks
 
 
 def config(directory, steps=10, mode="auto"):
@@ -46,7 +47,7 @@ def test_mistakes_end_with_one_line(capsys):
 
 def test_a_second_run_in_the_same_directory_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(checks, "check", lambda *_, **__: None)
-    with ray_head.lock(tmp_path / "run"):
+    with run_lock.lock(tmp_path / "run"):
         assert main(["--config-name", "dapo_tiny_cpu", f"run_dir={tmp_path / 'run'}"]) == 2
     assert "is used by a run that goes on" in capsys.readouterr().err
     assert not (tmp_path / "run" / "config.yaml").exists()

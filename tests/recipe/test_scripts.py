@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from recipe.launch import run_lock
 from recipe.launch.config import compose_config
-from recipe.preflight import ray_head
 from recipe.trainer.task_runner import ray_arguments
 from tests.recipe.preflight.preflight_node import write_model
 
@@ -114,7 +114,7 @@ def test_after_ray_has_ended_a_run_says_so(real_python, tmp_path):
 
 
 def test_a_second_run_in_a_directory_says_so(real_python, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as head, ray_head.lock(tmp_path / "run"):
+    with socket.create_server(("127.0.0.1", 0)) as head, run_lock.lock(tmp_path / "run"):
         environment = {**real_python, "RAY_ADDRESS": f"127.0.0.1:{head.getsockname()[1]}"}
         error = refusal(environment, f"run_dir={tmp_path}/run")
     assert f"run_dir={tmp_path}/run is used by a run that goes on (process {os.getpid()}, since " in error

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from recipe.launch import versions
 from recipe.launch.config import ConfigError, compose_config
-from recipe.preflight import ascend, checks, cluster, machine, ray_head, report
+from recipe.preflight import ascend, checks, cluster, machine, report
 from recipe.tiny.tokenizer import build_tokenizer
 
 # Qwen3-32B's, as its config.json has them.
@@ -64,7 +64,7 @@ def good_node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     node.set(report, "has_device", lambda device: True)
     node.set(machine, "free_gib", lambda place: 4000.0)
     node.set(machine, "free_memory_gib", lambda: 1500.0)
-    node.set(ray_head, "answers", lambda host, port: True)
+    node.set(cluster, "answers", lambda host, port: True)
     node.monkeypatch.setattr("verl.utils.device.is_support_ipc", lambda: True)
     join_cluster(node, [16, 16])
     return node
@@ -76,7 +76,7 @@ def join_cluster(node: Node, dies: list[int], free: int | None = None, said: dic
     node.set(ray, "init", functools.wraps(ray.init)(lambda **_: None))  # wraps: its keywords are looked at
     node.set(ray, "nodes", lambda: nodes)
     node.set(ray, "available_resources", lambda: dict.fromkeys(("NPU", "GPU"), sum(dies) if free is None else free))
-    node.set(cluster, "ask_nodes", lambda config, alive: said or {})
+    node.set(cluster, "ask_nodes", lambda config, alive, node_problems: said or {})
 
 
 def write_data(folder: Path) -> None:

@@ -29,7 +29,7 @@ def head():
 def test_a_node_says_what_it_lacks(head):
     """The functions that run on the node, in a Ray worker of their own."""
     config = compose_config("dapo_qwen3_32b", [])
-    ((address, problems),) = cluster.ask_nodes(config, ray.nodes()).items()
+    ((address, problems),) = cluster.ask_nodes(config, ray.nodes(), checks.node_problems).items()
     assert address == ray.util.get_node_ip_address()
     assert any(problem.startswith("data.train_files=data/dapo_math_17k.parquet: no such file") for problem in problems)
     assert any(problem.startswith("vllm-ascend is not installed") for problem in problems) or versions.installed(
@@ -71,7 +71,7 @@ def test_a_node_on_which_nothing_can_run(monkeypatch):
     monkeypatch.setattr(ray, "remote", lambda **_: lambda function: Refuses())
     monkeypatch.setattr(ray, "get", get)
     node = {"NodeID": "0" * 56, "NodeManagerAddress": "10.0.0.2"}
-    found = cluster.ask_nodes(compose_config("dapo_qwen3_32b", []), [node])
+    found = cluster.ask_nodes(compose_config("dapo_qwen3_32b", []), [node], checks.node_problems)
     assert found == {
         "10.0.0.2": [
             "preflight cannot run there (No module named 'recipe.preflight'): pip install --no-deps -e . and the "
@@ -82,8 +82,8 @@ def test_a_node_on_which_nothing_can_run(monkeypatch):
 
 def test_no_cluster_is_asked_without_an_address(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert list(cluster.find_problems(compose_config("dapo_qwen3_32b", []))) == []
+    assert list(cluster.find_problems(compose_config("dapo_qwen3_32b", []), checks.node_problems)) == []
 
 
 def test_subjects_asked_on_nodes_are_subjects():
-    assert set(cluster.NODE_SUBJECTS) <= set(checks.checks(compose_config("dapo_qwen3_32b", [])))
+    assert set(checks.NODE_SUBJECTS) <= set(checks.checks(compose_config("dapo_qwen3_32b", [])))

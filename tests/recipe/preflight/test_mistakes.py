@@ -15,7 +15,8 @@ import ray
 
 from recipe.launch import config as config_module
 from recipe.launch import source_patches, versions
-from recipe.preflight import checks, machine, ray_head
+from recipe.preflight import checks, machine
+from recipe.preflight import cluster as cluster_check
 from tests.recipe.preflight.preflight_node import good_node, join_cluster, problems
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -104,7 +105,7 @@ def cluster(dies, free=None, said=None):
 
 
 def no_answer(node):
-    node.set(ray_head, "answers", lambda host, port: False)
+    node.set(cluster_check, "answers", lambda host, port: False)
 
 
 def ray_refuses(node):

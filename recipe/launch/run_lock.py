@@ -1,0 +1,71 @@
+"""One run at a time in a run's directory: two would write the same checkpoints and metrics."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from recipe.launch.config import ConfigError
+from recipe.record.run_directory import LOCK_FILE
+
+
+def lock_problem(run_directory: Path) -> str | None:
+    """Why no run may start in a directory: another holds it. None if its holder was killed on this node."""
+    path = run_directory / LOCK_FILE
+    try:
+        holder = json.loads(path.read_text())
+        pid, host, started, since = (holder[name] for name in ("pid", "host", "started", "since"))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if host != platform.node():
+        return (
+            f"run_dir={run_directory} is used by a run on {host} (process {pid}, since {since}): stop it there, choose "
+            f"another run_dir=, or, if that node has died, remove {path}"
+        )
+    try:
+        if psutil.Process(pid).create_time() != started:
+            return None
+    except psutil.Error:
+        return None
+    return (
+        f"run_dir={run_directory} is used by a run that goes on (process {pid}, since {since}): wait for it, stop it, "
+        "or choose another run_dir="
+    )
+
+
+@contextlib.contextmanager
+def lock(run_directory: Path) -> Iterator[None]:
+    """Hold a run's directory.
+
+    Raises:
+        ConfigError: another run holds it.
+    """
+    if problem := lock_problem(run_directory):
+        raise ConfigError(problem)
+    run_directory.mkdir(parents=True, exist_ok=True)
+    path = run_directory / LOCK_FILE
+    path.unlink(missing_ok=True)  # of a run that was killed
+    holder = {
+        "pid": os.getpid(),
+        "host": platform.node(),
+        "started": psutil.Process().create_time(),
+        "since": datetime.datetime.now().isoformat(sep=" ", timespec="seconds"),
+    }
+    try:
+        with open(path, "x") as file:
+            json.dump(holder, file)
+    except FileExistsError:
+        raise ConfigError(
+            f"run_dir={run_directory}: another run started there at this moment: choose another"
+        ) from None
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
