@@ -278,3 +278,27 @@ def test_architecture_lists_the_rooms_in_the_order_of_imports(package, order):
     assert set(rooms) == set(floors)
     listed = [floors[room] for room in rooms]
     assert listed == sorted(listed), dict(zip(rooms, listed, strict=True))
+
+
+def test_the_store_in_the_picture_is_what_the_code_makes():
+    from sam.automaton import store, suffix_automaton
+
+    drawn = runpy.run_path(str(ROOT / "docs" / "images" / "draw.py"))
+    made = store.make_store(1)
+    last = store.add_group(made, 0)
+    store.reserve(made, 0, 6)
+    for token in "abcabd":
+        last = suffix_automaton.extend(made, 0, last, ord(token))
+    nodes = made.nodes[: len(drawn["NODES"])]
+    extra = nodes["first_extra_edge"] == store.IN_TABLE
+    state = np.cumsum(~extra) - 1  # number of each state, by its node
+    source = np.where(extra, state[np.where(extra, nodes["source"], 0)], state)
+    edges = {
+        (int(source[i]), int(state[node["target"]]), f"{chr(node['token'])} {node['count']}")
+        for i, node in enumerate(nodes)
+        if node["count"]
+    }
+    links = {(int(state[i]), int(state[nodes["link"][i]])) for i in np.flatnonzero(~extra)[1:]}
+    names = [f"{source[i]} {chr(nodes['token'][i])}" if extra[i] else str(state[i]) for i in range(len(nodes))]
+    assert edges == {*drawn["EDGES"], *drawn["EXTRA"]} and links == {*drawn["LINKS"]}
+    assert names == list(drawn["NODES"])

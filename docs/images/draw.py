@@ -69,38 +69,17 @@ def strip(axes, x, y, width, text, fill) -> None:
     axes.text(x + width / 2, y + 1.2, text, size=6.8, ha="center", va="center", color=INK)
 
 
+FILES = "metrics.jsonl, rollouts/, engine_steps/,\ncheckpoints/, train.log, state.json"
+WORKERS = "SessionWorker: FSDP2 or Megatron\nlog-probabilities, update,\nsend the weights"
+TRAINER = "DapoTrainer: verl's trainer, in order\nDapoRounds: dynamic sampling\nwrites the record"
 # Title, lower left corner, width, height, fill, lines.
 PROCESSES = (
     ("supervisor", 2, 65, 25, 7.5, DOOR, "recipe.main_dapo: checks the config,\nends every process of the run"),
     ("guardian", 33, 65, 17, 7.5, DOOR, "ends them if the\nsupervisor is killed"),
     ("driver", 54, 65, 18, 7.5, DOOR, "recipe.main_dapo as a\nchild: ray.init"),
-    (
-        "run_dir",
-        79,
-        65,
-        29,
-        7.5,
-        "#ffffff",
-        "metrics.jsonl, rollouts/, engine_steps/,\ncheckpoints/, train.log, state.json",
-    ),
-    (
-        "training workers",
-        3,
-        46.5,
-        30,
-        11,
-        DOOR,
-        "SessionWorker: FSDP2 or Megatron\nlog-probabilities, update,\nsend the weights",
-    ),
-    (
-        "TaskRunner",
-        40,
-        46.5,
-        30,
-        11,
-        DOOR,
-        "DapoTrainer: verl's trainer, in order\nDapoRounds: dynamic sampling\nwrites the record",
-    ),
+    ("run_dir", 79, 65, 29, 7.5, "#ffffff", FILES),
+    ("training workers", 3, 46.5, 30, 11, DOOR, WORKERS),
+    ("TaskRunner", 40, 46.5, 30, 11, DOOR, TRAINER),
     ("TransferQueue", 79, 46.5, 28, 11, UPSTREAM, "prompts, responses and rewards,\nbetween the actors"),
     ("agent loops", 40, 31.5, 30, 8, DOOR, "SeededAgentLoop: a seed for every sample\ntoken ids in, token ids out"),
     ("reward workers", 79, 31.5, 28, 8, DOOR, "recipe.trainer.reward"),
@@ -204,11 +183,23 @@ def draw_engine_step():
 EDGES = ((0, 1, "a 2"), (1, 2, "b 2"), (2, 3, "c 1"), (3, 4, "a 1"), (4, 5, "b 1"), (5, 6, "d 1"))
 EXTRA = ((0, 2, "b 1"), (0, 3, "c 1"), (2, 6, "d 1"), (0, 6, "d 1"))
 LINKS = ((1, 0), (2, 0), (3, 0), (4, 1), (5, 2), (6, 0))
-RECORDS = ("0", "1", "2", "0 b", "3", "0 c", "4", "5", "6", "2 d", "0 d")  # in the order in which they are made
+NODES = (
+    "0",
+    "1",
+    "2",
+    "0 b",
+    "3",
+    "0 c",
+    "4",
+    "5",
+    "6",
+    "2 d",
+    "0 d",
+)  # in the order in which they are made: a state, or an extra edge
 
 
 def draw_store():
-    """The automaton of `a b c a b d`, its records in a block, and the blocks of three groups."""
+    """The automaton of `a b c a b d`, its nodes in a block, and the blocks of three groups."""
     figure, axes = canvas(110, 78)
     at = [(8 + 15 * i, 54) for i in range(7)]
     axes.text(1, 76, "Automaton of the text  a b c a b d", weight="bold")
@@ -236,18 +227,18 @@ def draw_store():
         axes.add_patch(plt.Circle((x, y), 2, facecolor="#d5e6f5", edgecolor=FRAME))
         axes.text(x, y, str(i), ha="center", va="center", weight="bold")
 
-    axes.text(1, 35, "One block: 96 records of 32 bytes, room for 32 tokens of any text", weight="bold")
-    for i, name in enumerate(RECORDS):
+    axes.text(1, 35, "One block: 96 nodes of 32 bytes, enough for 32 tokens of any text", weight="bold")
+    for i, name in enumerate(NODES):
         fill = "#f9dcc4" if " " in name else "#d5e6f5"
         axes.add_patch(plt.Rectangle((3 + 7 * i, 28.5), 7, 4.5, facecolor=fill, edgecolor=FRAME, lw=0.8))
-        label = f"edge\n{name}" if " " in name else f"node {name}"
+        label = f"edge\n{name}" if " " in name else f"state {name}"
         axes.text(6.5 + 7 * i, 30.7, label, ha="center", va="center", size=7.4)
     axes.add_patch(plt.Rectangle((80, 28.5), 27, 4.5, facecolor="none", edgecolor=FRAME, lw=0.8, ls=":"))
-    axes.text(93.5, 30.7, "85 free records", ha="center", va="center", size=7.4, color="#555555")
+    axes.text(93.5, 30.7, "85 free nodes", ha="center", va="center", size=7.4, color="#555555")
     axes.text(
         3,
         26.2,
-        "A node holds its first edge; further edges (orange) have records, found by a hash of node and token.",
+        "A state's node holds its first edge; extra edges (orange) have nodes, found by a hash of state and token.",
         size=7.8,
     )
 
