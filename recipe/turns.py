@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from recipe.report.runs import ReportError, Run, compare_responses
+from sam.config import SpeculationConfig
 
 POLICIES = ("never", *(f"threshold {n}" for n in (4, 8, 16, 32, 64)), "always", "goodput")
 MEASURES = {"rollout": "rollout/seconds", "tail": "rollout/tail_seconds"}
-# Which policy of its rotation a training step had; runs recorded before the rename have the second name.
-POLICY_INDEX, OLD_POLICY_INDEX = "rollout/drafter/policy_index", "rollout/drafter/turn"
+POLICY_INDEX = "rollout/drafter/policy_index"  # which policy of its rotation a training step had
 
 
 def williams_square(size: int) -> np.ndarray:
@@ -92,7 +92,8 @@ def measure(output: Path, policies: list[str], cycles: int, overrides: list[str]
         rotation, name = ",".join(policies[i] for i in row), f"turns_{directory.name}"
         command = [sys.executable, "-m", "recipe.main_dapo", "--config-name", "dapo_tiny_cpu"]
         command += [f"run_dir={directory}", f"trainer.experiment_name={name}"]
-        command += ["speculation=sam", f"speculation.turns=[{rotation}]", f"trainer.total_training_steps={steps}"]
+        command += ["speculation=sam", f"speculation.policy_rotation=[{rotation}]"]
+        command += [f"trainer.total_training_steps={steps}"]
         command += [f"trainer.save_freq={steps}", "trainer.val_before_train=false", "trainer.test_freq=-1"]
         if code := subprocess.run([*command, *overrides]).returncode:
             raise ReportError(f"{directory}: the run ended with exit code {code}, see {directory}/train.log")
@@ -111,8 +112,7 @@ def read(directories: list[Path], policies: list[str]) -> tuple[dict[str, np.nda
     """
     runs = [Run.load(directory) for directory in directories]
     for run in runs:
-        rotation = run.config["speculation"].get("turns") or []
-        if sorted(rotation) != sorted(policies) or run.steps != runs[0].steps:
+        if sorted(rotation_of(run)) != sorted(policies) or run.steps != runs[0].steps:
             raise ReportError(f"{run.source}: its policies or steps are others: name another --output")
         compared = compare_responses(run, runs[0])
         if missing := [step for step in run.steps if compared.get(step, (0, 0))[1] == 0]:
@@ -131,8 +131,12 @@ def read(directories: list[Path], policies: list[str]) -> tuple[dict[str, np.nda
 
 def policy_of(run: Run, step: int) -> str:
     """The policy that drafted in a training step."""
-    row = run.metrics[step]
-    return run.config["speculation"]["turns"][int(row.get(POLICY_INDEX, row.get(OLD_POLICY_INDEX)))]
+    return rotation_of(run)[int(run.metrics[step][POLICY_INDEX])]
+
+
+def rotation_of(run: Run) -> list[str]:
+    """The policies that a run rotated through; empty if it had one."""
+    return SpeculationConfig.from_dict(run.config["speculation"]).policy_rotation or []
 
 
 def table(seconds: dict[str, np.ndarray], policy: np.ndarray, policies: list[str], baseline: str) -> list[dict]:

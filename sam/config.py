@@ -1,129 +1,171 @@
-"""The `speculation` part of the config: checked, and translated into vLLM's own arguments."""
+"""The settings of speculation: every default, once, checked, and translated into vLLM's own arguments."""
 
 from __future__ import annotations
 
+import functools
+import logging
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any
 
-from sam.switch.policy import POLICIES, check_rotation
-from sam.switch.step_cost import StepCost
+logger = logging.getLogger(__name__)
 
 METHODS = ("sam", "off", "ngram", "suffix")
+POLICIES = ("threshold", "goodput", "always", "never")
 SCOPES = ("request", "group", "history")
-VERIFICATIONS = ("exact", "standard")
-# Ascend's fused attention verifies at most 16 tokens of a request at once (vllm-ascend 0.23.0.post1).
-MAX_SPECULATIVE_TOKENS = 15
-MAX_MEMORY_BUDGET_MIB = 65536  # what 32-bit indices of 32-byte records reach (sam.automaton.store)
+VERIFICATIONS = ("exact", "rejection")
+CHOICES = {"method": METHODS, "policy": POLICIES, "scope": SCOPES, "verification": VERIFICATIONS}
+# Least and largest value, in the unit of the key. Ascend's fused attention verifies at most 16 tokens of a request at
+# once (vllm-ascend 0.23.0.post1); 32-bit indices of 32-byte nodes reach 64 GiB (sam.automaton.store).
+RANGES = {
+    "num_speculative_tokens": (1, 15),
+    "batch_size_threshold": (0, None),
+    "hysteresis": (0, None),
+    "history_tokens": (0, None),
+    "memory_budget_mib": (1, 65536),
+    "min_extra_match_len": (0, None),
+    "prompt_lookup_min": (1, None),
+}
+# Names that 0.1 had, by today's. Can go with the release after 0.2.
+RENAMED = {"turns": "policy_rotation", "corpus_bias": "min_extra_match_len"}
+RENAMED_VERIFICATIONS = {"standard": "rejection"}
 
 
 @dataclass(frozen=True)
-class Speculation:
-    """Settings as in configs/speculation/knobs.yaml, which documents each.
+class SpeculationConfig:
+    """The `speculation` section of a config. configs/speculation/knobs.yaml has the same keys and the same defaults.
+
+    Attributes:
+        method: who drafts: sam, off (nobody), ngram (vLLM's prompt lookup) or suffix (Arctic Inference).
+        num_speculative_tokens: longest draft of a request, 1 to 15 tokens.
+        policy: when sam drafts: threshold, goodput, always or never.
+        policy_rotation: policies for one version of the weights each, in place of `policy`, to compare them; or None.
+        batch_size_threshold: running requests at or below which `threshold` drafts, 0 or more.
+        hysteresis: running requests above batch_size_threshold at which `threshold` stops again, 0 or more.
+        step_cost: file of step costs in milliseconds for `goodput`; None: measured when the engine starts.
+        scope: whose text is drafted from: request (its own), group (a prompt's samples) or history (earlier steps too).
+        history_tokens: tokens of finished groups that `history` keeps, 0 or more.
+        memory_budget_mib: bound of all automata of an engine process, 1 to 65536 MiB.
+        corpus: file of `python -m sam.corpus build` to draft from too; or None.
+        min_extra_match_len: tokens by which the corpus's match must exceed the group's to be drafted from, 0 or more.
+        verification: exact (the tokens of sampling without drafts) or rejection (their distribution).
+        prompt_lookup_max: longest match of ngram, prompt_lookup_min tokens or more.
+        prompt_lookup_min: shortest match of ngram, 1 token or more.
 
     Raises:
         ValueError: a value outside its range; the line names the key, the value and what is allowed.
+
+    Example:
+        >>> config = SpeculationConfig(num_speculative_tokens=5, policy="goodput")
+        >>> SpeculationConfig.from_dict(config.to_dict()) == config
+        True
+        >>> config.vllm_arguments()["speculative_config"]
+        {'model': 'sam.vllm.proposer.SamProposer', 'num_speculative_tokens': 5}
+        >>> SpeculationConfig(scope="galaxy")
+        Traceback (most recent call last):
+        ValueError: speculation.scope='galaxy': expected one of request, group, history
     """
 
-    method: str
-    num_speculative_tokens: int
-    policy: str
-    turns: list[str] | None
-    batch_size_threshold: int
-    hysteresis: int
-    step_cost: str | None
-    scope: str
-    history_tokens: int
-    memory_budget_mib: int
-    corpus: str | None
-    corpus_bias: int
-    verification: str
-    prompt_lookup_max: int
-    prompt_lookup_min: int
+    method: str = "sam"
+    num_speculative_tokens: int = 3
+    policy: str = "threshold"
+    policy_rotation: list[str] | None = None
+    batch_size_threshold: int = 8
+    hysteresis: int = 0
+    step_cost: str | None = None
+    scope: str = "group"
+    history_tokens: int = 2_000_000
+    memory_budget_mib: int = 2048
+    corpus: str | None = None
+    min_extra_match_len: int = 5
+    verification: str = "exact"
+    prompt_lookup_max: int = 5
+    prompt_lookup_min: int = 2
 
     def __post_init__(self) -> None:
-        _expect_one_of("method", self.method, METHODS)
-        _expect_one_of("policy", self.policy, POLICIES)
-        _check_turns(self.turns)
-        _expect_one_of("scope", self.scope, SCOPES)
-        _expect_one_of("verification", self.verification, VERIFICATIONS)
-        _expect_between("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_SPECULATIVE_TOKENS)
-        _expect_between("batch_size_threshold", self.batch_size_threshold, 0, None)
-        _expect_between("hysteresis", self.hysteresis, 0, None)
-        _expect_between("history_tokens", self.history_tokens, 0, None)
-        _expect_between("memory_budget_mib", self.memory_budget_mib, 1, MAX_MEMORY_BUDGET_MIB)
-        _expect_between("corpus_bias", self.corpus_bias, 0, None)
-        if self.corpus is not None:
-            _check_corpus(self.corpus)
-        if self.step_cost is not None:
-            _check_step_cost(self.step_cost)
-        _expect_between("prompt_lookup_min", self.prompt_lookup_min, 1, None)
-        _expect_between("prompt_lookup_max", self.prompt_lookup_max, self.prompt_lookup_min, None)
+        for key, allowed in CHOICES.items():
+            if (value := getattr(self, key)) not in allowed:
+                raise ValueError(f"speculation.{key}={value!r}: expected one of {', '.join(allowed)}")
+        for key, (low, high) in {**RANGES, "prompt_lookup_max": (self.prompt_lookup_min, None)}.items():
+            _check_integer(key, getattr(self, key), low, high)
+        if self.policy_rotation is not None:
+            check_rotation(self.policy_rotation)
 
     @classmethod
-    def from_config(cls, section: dict[str, Any]) -> Speculation:
-        """Build from the plain dictionary of the config's `speculation` section; unknown keys are errors."""
+    def from_dict(cls, section: dict[str, Any]) -> SpeculationConfig:
+        """Rebuild from `to_dict`, or from the keys that a user set; the rest keep their defaults.
+
+        Names of 0.1 are taken for today's, with a warning.
+
+        Raises:
+            ValueError: an unknown key, or a value outside its range.
+        """
+        values = {key: value for key, value in section.items() if key not in RENAMED}
+        values |= {current_name(key): value for key, value in section.items() if key in RENAMED}
+        if (old := values.get("verification")) in RENAMED_VERIFICATIONS:
+            values["verification"] = RENAMED_VERIFICATIONS[old]
+            _warn_renamed(f"verification={old}", f"verification={values['verification']}")
         known = [field.name for field in fields(cls)]
-        if unknown := sorted(set(section) - set(known)):
+        if unknown := sorted(values.keys() - set(known)):
             raise ValueError(f"speculation.{unknown[0]} is unknown: the keys are {', '.join(known)}")
-        if missing := sorted(set(known) - set(section)):
-            raise ValueError(f"speculation.{missing[0]} is missing: choose speculation={'|'.join(METHODS)}")
-        return cls(**section)
+        return cls(**values)
+
+    @classmethod
+    def from_vllm(cls, vllm_config) -> SpeculationConfig | None:
+        """What an engine was given as `additional_config["speculation"]`; None without that key."""
+        section = (vllm_config.additional_config or {}).get("speculation")
+        return None if section is None else cls.from_dict(section)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All keys and values, as JSON and YAML hold them."""
+        return asdict(self)
 
     def vllm_arguments(self) -> dict[str, Any]:
         """vLLM engine arguments: `speculative_config` (absent when off) and `additional_config`.
 
-        `additional_config` is vLLM's own place for plugins' settings; `sam.vllm` reads `speculation` from it
-        in every engine process.
+        `additional_config` is vLLM's own place for plugins' settings; `from_vllm` reads it in every engine process.
         """
-        arguments: dict[str, Any] = {"additional_config": {"speculation": asdict(self)}}
-        draft = {"num_speculative_tokens": self.num_speculative_tokens}
-        if self.method == "sam":
-            arguments["speculative_config"] = {"model": "sam.vllm.proposer.SamProposer", **draft}
-        elif self.method == "ngram":
-            lookup = {
+        arguments: dict[str, Any] = {"additional_config": {"speculation": self.to_dict()}}
+        drafters: dict[str, dict[str, Any]] = {
+            "sam": {"model": "sam.vllm.proposer.SamProposer"},
+            "ngram": {
+                "method": "ngram",
                 "prompt_lookup_max": self.prompt_lookup_max,
                 "prompt_lookup_min": self.prompt_lookup_min,
-            }
-            arguments["speculative_config"] = {"method": "ngram", **draft, **lookup}
-        elif self.method == "suffix":
-            arguments["speculative_config"] = {"method": "suffix", **draft}
+            },
+            "suffix": {"method": "suffix"},
+        }
+        if self.method != "off":
+            draft = {"num_speculative_tokens": self.num_speculative_tokens}
+            arguments["speculative_config"] = drafters[self.method] | draft
         return arguments
 
 
-def _check_turns(turns: list[str] | None) -> None:
-    if turns is None:
-        return
-    try:
-        if not isinstance(turns, list) or not turns:
-            raise ValueError(f"{turns!r}: expected policies as in [never,'threshold 8',goodput], or null")
-        check_rotation(turns)
-    except ValueError as error:
-        raise ValueError(f"speculation.turns={error}") from error
+def current_name(key: str) -> str:
+    """Today's name of a key of SpeculationConfig; one of 0.1 is warned of once in a process."""
+    if key not in RENAMED:
+        return key
+    _warn_renamed(key, RENAMED[key])
+    return RENAMED[key]
 
 
-def _check_corpus(path: str) -> None:
-    from sam.automaton.corpus_file import load_corpus  # numba takes a second to import, and few runs have a corpus
-
-    try:
-        load_corpus(Path(path))
-    except ValueError as error:
-        raise ValueError(f"speculation.corpus: {error}") from error
+@functools.cache
+def _warn_renamed(old: str, new: str) -> None:
+    logger.warning("speculation.%s is now speculation.%s: change it, the next release refuses it", old, new)
 
 
-def _check_step_cost(path: str) -> None:
-    try:
-        StepCost.load(Path(path))
-    except ValueError as error:
-        raise ValueError(f"speculation.step_cost: {error}") from error
+def check_rotation(policies: Sequence[str]) -> None:
+    """Raise ValueError unless `policies` is a list of policies by name, a threshold with its requests behind it."""
+    form = "expected policies as in [never,'threshold 8',goodput], or null"
+    if not isinstance(policies, list | tuple) or not policies:
+        raise ValueError(f"speculation.policy_rotation={policies!r}: {form}")
+    for policy in policies:
+        name, _, requests = str(policy).partition(" ")
+        if name not in POLICIES or (name == "threshold") != requests.isdigit() or (requests and name != "threshold"):
+            raise ValueError(f"speculation.policy_rotation={policy!r}: {form}")
 
 
-def _expect_one_of(key: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"speculation.{key}={value!r}: expected one of {', '.join(allowed)}")
-
-
-def _expect_between(key: str, value: Any, low: int, high: int | None) -> None:
+def _check_integer(key: str, value: Any, low: int, high: int | None) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
         allowed = f"an integer from {low} to {high}" if high is not None else f"an integer of at least {low}"
         raise ValueError(f"speculation.{key}={value!r}: expected {allowed}")

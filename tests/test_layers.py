@@ -13,11 +13,10 @@ ROOT = Path(__file__).parents[1]
 MOST_FILES = 16  # of a folder
 # Lowest first. A room is a folder, or a file that lies beside the folders.
 SAM = (
-    ("jit",),
+    ("jit", "config"),
     ("automaton", "verify", "record"),
     ("drafting",),
     ("switch",),
-    ("config",),
     ("vllm",),
     ("replay", "verify.bench"),
     ("simulate", "verify.__main__"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
@@ -11,7 +12,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from sam.config import Speculation
+from sam.config import RENAMED, SpeculationConfig, current_name
+from sam.switch.step_cost import StepCost
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONFIGS = REPOSITORY / "configs"
@@ -29,14 +31,15 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
     """
     if not (CONFIGS / f"{config_name}.yaml").is_file():
         raise ConfigError(f"config {config_name!r} is unknown: expected one of {', '.join(_config_names())}")
+    overrides = _with_current_names(overrides)
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(CONFIGS), version_base="1.3", job_name=config_name):
             config = compose(config_name, [f"hydra.searchpath=[{verl_configs()}]", *overrides])
         config.config_name = config_name
         _refuse_unknown_additions(config_name, overrides)
-        section = OmegaConf.to_container(config.speculation, resolve=True)
-        speculation = Speculation.from_config(section)
+        speculation = SpeculationConfig.from_dict(OmegaConf.to_container(config.speculation, resolve=True))
+        _check_files(speculation)
         connect(config, speculation)
         OmegaConf.resolve(config)
         _check_numbers(config)
@@ -45,10 +48,11 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
     return config
 
 
-def connect(config: DictConfig, speculation: Speculation) -> None:
+def connect(config: DictConfig, speculation: SpeculationConfig) -> None:
     """Point verl's keys at the recipe's code; everything else is in the YAML files."""
     rollout = config.actor_rollout_ref.rollout
     OmegaConf.set_struct(config, False)
+    config.speculation = speculation.to_dict()
     for key, value in speculation.vllm_arguments().items():
         users = rollout.engine_kwargs.vllm.get(key) or {}
         if not isinstance(users, DictConfig | dict):
@@ -87,6 +91,25 @@ def _check_numbers(config: DictConfig) -> None:
     for key in SEEDS:
         if type(value := OmegaConf.select(config, key)) is not int or not 0 <= value <= LARGEST_SEED:
             raise ValueError(f"{key}={value}: expected an integer from 0 to {LARGEST_SEED}: change it")
+
+
+def _with_current_names(overrides: list[str]) -> list[str]:
+    """Overrides of speculation's keys under the names they have now: Hydra would refuse the old ones."""
+    old = re.compile(rf"^(\+{{0,2}}speculation\.)({'|'.join(RENAMED)})(?==)")
+    return [old.sub(lambda found: found[1] + current_name(found[2]), override) for override in overrides]
+
+
+def _check_files(speculation: SpeculationConfig) -> None:
+    """Raise ValueError unless the files that speculation names can be read."""
+    try:
+        if (key := "corpus") and speculation.corpus is not None:
+            from sam.automaton.corpus_file import load_corpus  # numba takes a second to import, few runs have a corpus
+
+            load_corpus(Path(speculation.corpus))
+        if (key := "step_cost") and speculation.step_cost is not None:
+            StepCost.load(Path(speculation.step_cost))
+    except ValueError as error:
+        raise ValueError(f"speculation.{key}: {error}") from error
 
 
 # Sections whose keys other programs define: what Hydra's `+` may add to.

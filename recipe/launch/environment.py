@@ -109,7 +109,7 @@ def wandb_labels(config: DictConfig) -> dict[str, str]:
     if speculation.method != "off":
         tags["k"] = speculation.num_speculative_tokens
     if speculation.method == "sam":
-        tags["policy"] = "turns" if speculation.turns else speculation.policy
+        tags["policy"] = "rotation" if speculation.policy_rotation else speculation.policy
     tags["device"] = config.trainer.device
     return {
         "WANDB_RUN_GROUP": f"{config.config_name}_seed{config.seed}",

@@ -156,12 +156,12 @@ def operations(device: str, batch: int = 8) -> dict[str, dict]:
 def recommend(rows: dict[str, dict]) -> str:
     exact, standard = rows["exact verification, whole"], rows["standard verification, whole"]
     if "error" in exact:
-        return f"exact verification does not run here ({exact['error']}): set speculation.verification=standard"
+        return f"exact verification does not run here ({exact['error']}): set speculation.verification=rejection"
     faster = standard.get("median_ms", float("inf")) < exact["median_ms"]
     if exact["median_ms"] > SLOW_VERIFICATION_MS and faster:
         return (
             f"exact verification takes {exact['median_ms']:.1f} ms here, standard {standard['median_ms']:.1f}: "
-            "speculation.verification=standard is faster, but its tokens differ from those without speculation"
+            "speculation.verification=rejection is faster, but its tokens differ from those without speculation"
         )
     return f"keep speculation.verification=exact: {exact['median_ms']:.2f} ms for 8 requests"
 

@@ -84,7 +84,7 @@ def _sampler(config: DictConfig) -> str:
         return "vLLM's own"
     name = {
         "exact": "sam.vllm.exact_sampler.ExactSampler",
-        "standard": "sam.vllm.rejection_sampler.StandardVerification",
+        "rejection": "sam.vllm.rejection_sampler.RejectionVerification",
     }[config.speculation.verification]
     module, _, attribute = name.rpartition(".")
     getattr(importlib.import_module(module), attribute)

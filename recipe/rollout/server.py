@@ -11,6 +11,7 @@ from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
 from recipe.rollout.weight_sync import job_and_session
+from sam.config import SpeculationConfig
 
 
 class SpeculationWorkerExtension(vLLMColocateWorkerExtension):
@@ -48,7 +49,7 @@ class SpeculationServer(vLLMHttpServer):
     async def run_server(self, args):
         await super().run_server(args)
         self._in_flight, self._busy_since, self._busy_seconds = 0, 0.0, 0.0
-        wanted = args.additional_config.get("speculation", {})
+        wanted = SpeculationConfig.from_dict(args.additional_config.get("speculation", {}))
         for status in await self.engine.collective_rpc("sam_attach"):
             check_installed(wanted, status)
 
@@ -69,7 +70,7 @@ class SpeculationServer(vLLMHttpServer):
         return (await self.engine.collective_rpc("sam_take_record"))[0], seconds
 
 
-def check_installed(wanted: dict[str, Any], status: dict[str, Any]) -> None:
+def check_installed(wanted: SpeculationConfig, status: dict[str, Any]) -> None:
     """Raise RuntimeError unless a worker runs the drafter and the verification that the config asks for."""
     drafters = {
         "sam": "SamProposer",
@@ -77,13 +78,13 @@ def check_installed(wanted: dict[str, Any], status: dict[str, Any]) -> None:
         "suffix": "SuffixDecodingProposer",
         "off": None,
     }
-    expected = {"drafter": drafters[wanted["method"]], "verification": wanted["verification"]}
+    expected = {"drafter": drafters[wanted.method], "verification": wanted.verification}
     for part, name in expected.items():
         # vllm-ascend's classes carry its name in front.
         if (status.get(part) or "").removeprefix("Ascend") != (name or ""):
             raise RuntimeError(
                 f"rollout worker has {part} {status.get(part)}, expected {name} for speculation="
-                f"{wanted['method']}: is the project installed where vLLM runs (pip install -e .)?"
+                f"{wanted.method}: is the project installed where vLLM runs (pip install -e .)?"
             )
     print(f"rollout worker: drafter {status['drafter']}, verification {status['verification']}", flush=True)
 

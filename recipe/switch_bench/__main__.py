@@ -76,7 +76,7 @@ class Engine:
         from vllm import LLM
 
         from recipe.launch.config import compose_config
-        from sam.config import Speculation
+        from sam.config import SpeculationConfig
 
         self.variant = variant
         method = variant if variant in ("off", "ngram", "suffix") else "sam"
@@ -94,7 +94,7 @@ class Engine:
             max_num_batched_tokens=rollout.max_num_batched_tokens,
             gpu_memory_utilization=KV_CACHE_SHARE,
             enforce_eager=True,
-            **Speculation.from_config(section).vllm_arguments(),
+            **SpeculationConfig.from_dict(section).vllm_arguments(),
         )
         from sam.vllm.step_recorder import StepRecorder
 

@@ -12,12 +12,12 @@ from sam.automaton import store
 from sam.automaton.corpus_file import empty_corpus, load_corpus
 from sam.automaton.prompt_groups import Groups
 from sam.automaton.store import NONE, blocks_for
+from sam.config import SCOPES, SpeculationConfig
 from sam.drafting import batch
 from sam.drafting.context_mixing import make_learned
 from sam.drafting.sequences import Sequences, make_sequences, start_sequence
 from sam.drafting.token_ids import check_token_ids
 
-SCOPES = ("request", "group", "history")
 GRACE_TOKENS = 1 << 20  # of finished groups, kept for siblings that have not started yet
 SLOTS = 4096  # requests that can be followed at first; doubled when there are more
 
@@ -75,11 +75,11 @@ class Drafter:
         self,
         *,
         max_draft_tokens: int,
-        scope: str = "group",
+        scope: str = SpeculationConfig.scope,
         history_tokens: int = 0,
-        memory_budget_bytes: int = 2 << 30,
+        memory_budget_bytes: int = SpeculationConfig.memory_budget_mib << 20,
         corpus: Path | None = None,
-        min_extra_match_len: int = 5,
+        min_extra_match_len: int = SpeculationConfig.min_extra_match_len,
     ):
         if max_draft_tokens < 1:
             raise ValueError(f"max_draft_tokens={max_draft_tokens}: expected at least 1")

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from sam.config import POLICIES
 from sam.replay.baselines import NAMES
 from sam.simulate import scenario as scenarios
 from sam.simulate.engine import Played
@@ -27,7 +28,6 @@ from sam.simulate.routing import ROUTINGS
 from sam.simulate.scenario import Scenario
 from sam.simulate.validate import table as validation_table
 from sam.simulate.validate import validate
-from sam.switch.policies import POLICIES
 
 TRIED = ("threshold", "goodput")
 

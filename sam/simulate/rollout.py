@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from sam.config import SpeculationConfig
 from sam.simulate.acceptance import Acceptance
 from sam.simulate.cost import StepClock
 from sam.simulate.drafting import Drafting, DrawnDrafts, RealDrafts
@@ -27,11 +28,11 @@ class Choice:
         knows_cost: whether goodput is given the step costs; otherwise it learns them from the steps.
     """
 
-    policy: str = "threshold"
-    k: int = 3
-    threshold: int = 8
-    hysteresis: int = 0
-    scope: str = "group"
+    policy: str = SpeculationConfig.policy
+    k: int = SpeculationConfig.num_speculative_tokens
+    threshold: int = SpeculationConfig.batch_size_threshold
+    hysteresis: int = SpeculationConfig.hysteresis
+    scope: str = SpeculationConfig.scope
     routing: str = "least-loaded"
     knows_cost: bool = True
 

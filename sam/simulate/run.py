@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sam.config import SpeculationConfig
 from sam.record.engine_steps import EngineSteps
 from sam.record.responses import Recording
 from sam.simulate.engine import Cluster
@@ -45,7 +46,7 @@ class RecordedRun:
                 raise RunError(f"{directory}: no {name} there; expected a run directory of recipe.main_dapo")
         try:
             config = yaml.safe_load((directory / "config.yaml").read_text())
-            config["speculation"]["method"], config["actor_rollout_ref"]["rollout"]
+            SpeculationConfig.from_dict(config["speculation"]), config["actor_rollout_ref"]["rollout"]
             lines = (directory / "metrics.jsonl").read_text().splitlines(keepends=True)
             rows = [json.loads(line) for line in lines if line.endswith("\n")]
         except (yaml.YAMLError, ValueError, KeyError, TypeError) as error:
@@ -62,12 +63,16 @@ class RecordedRun:
 
     @property
     def method(self) -> str:
-        return self.config["speculation"]["method"]
+        return self.speculation.method
+
+    @property
+    def speculation(self) -> SpeculationConfig:
+        return SpeculationConfig.from_dict(self.config["speculation"])
 
     @property
     def took_turns(self) -> bool:
         """Whether it had a policy for each version of the weights, as runs of recipe.turns."""
-        return bool(self.config["speculation"].get("turns"))
+        return bool(self.speculation.policy_rotation)
 
     @property
     def choice(self) -> Choice:
@@ -76,16 +81,16 @@ class RecordedRun:
         Raises:
             RunError: it had no single policy.
         """
-        section = self.config["speculation"]
         if self.took_turns:
             raise RunError(f"{self.directory}: its policies took turns: expected a run of one policy")
-        policy = {"off": "never", "sam": section.get("policy", "threshold")}.get(self.method, "always")
+        speculation = self.speculation
+        policy = {"off": "never", "sam": speculation.policy}.get(self.method, "always")
         return Choice(
             policy,
-            int(section.get("num_speculative_tokens", 3)),
-            int(section.get("batch_size_threshold", 8)),
-            int(section.get("hysteresis", 0)),
-            "request" if self.method == "ngram" else section.get("scope", "group"),
+            speculation.num_speculative_tokens,
+            speculation.batch_size_threshold,
+            speculation.hysteresis,
+            "request" if self.method == "ngram" else speculation.scope,
             knows_cost=True,  # measured when the engine starts, then corrected: the fitted table is what it comes to
         )
 

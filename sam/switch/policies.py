@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from sam.config import POLICIES
 from sam.switch.goodput import Goodput
-from sam.switch.policy import POLICIES, Plan, Policy, StepState
+from sam.switch.policy import Plan, Policy, StepState
 from sam.switch.step_cost import StepCost
 
 NO_THRESHOLD = 1 << 30

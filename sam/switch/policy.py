@@ -2,28 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-
-POLICIES = ("threshold", "goodput", "always", "never")
-
-
-def check_rotation(entries: Sequence[str]) -> None:
-    """Check the entries of a policy rotation.
-
-    Args:
-        entries: names of policies; a threshold is followed by its number of requests, as in "threshold 8".
-
-    Raises:
-        ValueError: an entry names no policy.
-    """
-    for entry in entries:
-        name, _, requests = str(entry).partition(" ")
-        if name not in POLICIES or (name == "threshold") != requests.isdigit() or (requests and name != "threshold"):
-            raise ValueError(f"{entry!r}: expected never, always, goodput, or threshold and a number, as 'threshold 8'")
 
 
 @dataclass(frozen=True)

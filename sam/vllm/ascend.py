@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from sam import verify
-from sam.vllm.rejection_sampler import StandardVerification
+from sam.vllm.rejection_sampler import RejectionVerification
 
 
-class AscendVerification(StandardVerification):
+class AscendVerification(RejectionVerification):
     """As vllm-ascend calls it: logits with the indices of a reduced vocabulary, and those before temperature."""
 
     def __call__(self, *arguments, **keywords) -> torch.Tensor:

@@ -7,11 +7,14 @@ import os
 
 import numpy as np
 
+from sam.config import SpeculationConfig
+
 
 class Ngram:
-    """vLLM's prompt lookup with the lengths of configs/speculation/knobs.yaml."""
+    """vLLM's prompt lookup with this project's default lengths."""
 
-    SHORTEST, LONGEST, MAX_MODEL_LEN = 2, 5, 1 << 30
+    SHORTEST, LONGEST = SpeculationConfig.prompt_lookup_min, SpeculationConfig.prompt_lookup_max
+    MAX_MODEL_LEN = 1 << 30
 
     def __init__(self):
         from vllm.v1.spec_decode.ngram_proposer import _find_longest_matched_ngram_and_propose_tokens

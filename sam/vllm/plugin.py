@@ -6,7 +6,7 @@ import functools
 import sys
 from typing import Any
 
-VERIFICATIONS = ("exact", "standard")
+from sam.config import SpeculationConfig
 
 
 def register() -> None:
@@ -69,7 +69,7 @@ def _after_load(runner_class, action) -> None:
 
 
 def refuse(runner) -> None:
-    if (runner.vllm_config.additional_config or {}).get("speculation") is not None:
+    if SpeculationConfig.from_vllm(runner.vllm_config) is not None:
         raise RuntimeError(
             "speculation is configured, but vLLM chose its V2 model runner, whose sampler sam.vllm does not replace: "
             "set VLLM_USE_V2_MODEL_RUNNER=0"
@@ -83,9 +83,6 @@ def check_lossless(vllm_config) -> None:
         ValueError: names the setting, its value and what to set instead.
     """
     additional = vllm_config.additional_config or {}
-    verification = (additional.get("speculation") or {}).get("verification")
-    if verification is not None and verification not in VERIFICATIONS:
-        raise ValueError(f"speculation.verification={verification}: expected one of {', '.join(VERIFICATIONS)}")
     method = getattr(vllm_config.speculative_config, "rejection_sample_method", "standard")
     if method != "standard":
         raise ValueError(f"rejection_sample_method={method} changes what is sampled: set it to standard")
@@ -113,8 +110,8 @@ def install(runner) -> None:
     from sam.vllm.data_parallel import follow_ranks
     from sam.vllm.exact_sampler import ExactSampler, self_check
 
-    settings = (runner.vllm_config.additional_config or {}).get("speculation")
-    if settings is None:
+    config = SpeculationConfig.from_vllm(runner.vllm_config)
+    if config is None:
         return
     check_lossless(runner.vllm_config)
     if hasattr(getattr(runner, "drafter", None), "bind"):
@@ -123,10 +120,10 @@ def install(runner) -> None:
         runner_hooks.skip_empty_drafts(runner)
         warmup_cost.measure_at_warm_up(runner)
         follow_ranks(runner)
-    if settings.get("verification") == "exact" and not isinstance(getattr(runner, "_sample", None), ExactSampler):
+    if config.verification == "exact" and not isinstance(getattr(runner, "_sample", None), ExactSampler):
         runner._sample = ExactSampler(runner)
         self_check(runner)
-    if settings.get("verification") == "standard" and runner.speculative_config is not None:
+    if config.verification == "rejection" and runner.speculative_config is not None:
         module = sys.modules[type(runner.rejection_sampler).__module__]
         rejection_sampler.install(module)
         rejection_sampler.self_check(runner, module)
@@ -141,9 +138,9 @@ def installed(runner) -> dict[str, Any]:
     sampler = getattr(runner, "rejection_sampler", None)
     module = sys.modules[type(sampler).__module__]
     function = runner._sample if isinstance(runner._sample, ExactSampler) else getattr(module, "rejection_sample", None)
-    ours = isinstance(function, ExactSampler | rejection_sampler.StandardVerification)
+    ours = isinstance(function, ExactSampler | rejection_sampler.RejectionVerification)
     return {
         "drafter": type(drafter).__name__ if drafter is not None else None,
-        "verification": "exact" if isinstance(function, ExactSampler) else "standard",
+        "verification": "exact" if isinstance(function, ExactSampler) else "rejection",
         **({"sampled_steps": function.calls, "invalid_rows": function.invalid_rows} if ours else {}),
     }

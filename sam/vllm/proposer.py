@@ -1,7 +1,7 @@
 """vLLM's `custom_class` proposer: the model runner's batch in, draft tokens out.
 
 Selected by `speculative_config={"model": "sam.vllm.proposer.SamProposer", "num_speculative_tokens": k}`;
-its settings come from `additional_config["speculation"]` (sam.config, configs/speculation/knobs.yaml).
+its settings come from `additional_config["speculation"]` (sam.config.SpeculationConfig).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from sam.config import SpeculationConfig
 from sam.drafting.drafter import Drafter
 from sam.switch import goodput
 from sam.switch.policies import PolicyRotation, make_policy
@@ -25,19 +26,6 @@ logger = logging.getLogger(__name__)
 # Steps without drafts for which the drafter need not be called: one call then appends their tokens together.
 MAX_STEPS_BEHIND = 32
 
-DEFAULTS = {
-    "policy": "threshold",
-    "turns": None,
-    "batch_size_threshold": 8,
-    "hysteresis": 0,
-    "step_cost": None,
-    "scope": "group",
-    "history_tokens": 0,
-    "memory_budget_mib": 2048,
-    "corpus": None,
-    "corpus_bias": 5,
-}
-
 
 class SamProposer:
     """Follows the requests of a model runner and drafts for those that the switch lets speculate.
@@ -47,17 +35,17 @@ class SamProposer:
     """
 
     def __init__(self, vllm_config):
-        settings = {**DEFAULTS, **(vllm_config.additional_config or {}).get("speculation", {})}
+        config = SpeculationConfig.from_vllm(vllm_config) or SpeculationConfig()
         self.num_speculative_tokens = vllm_config.speculative_config.num_speculative_tokens
         self.max_model_len = vllm_config.model_config.max_model_len
-        self.policy = self._make_policy(settings, vllm_config)
+        self.policy = self._make_policy(config, vllm_config)
         self.drafter = Drafter(
             max_draft_tokens=self.num_speculative_tokens,
-            scope=settings["scope"],
-            history_tokens=settings["history_tokens"] if settings["scope"] == "history" else 0,
-            memory_budget_bytes=settings["memory_budget_mib"] << 20,
-            corpus=Path(settings["corpus"]) if settings["corpus"] else None,
-            min_extra_match_len=settings["corpus_bias"],
+            scope=config.scope,
+            history_tokens=config.history_tokens,
+            memory_budget_bytes=config.memory_budget_mib << 20,
+            corpus=Path(config.corpus) if config.corpus else None,
+            min_extra_match_len=config.min_extra_match_len,
         )
         # One dictionary with the drafter's own: everything in it goes to the metrics.
         self.counters = self.drafter.counters
@@ -79,12 +67,12 @@ class SamProposer:
         self._followed: dict[str, Any] = {}
         self._refused: set[str] = set()
 
-    def _make_policy(self, settings: dict[str, Any], vllm_config) -> Policy:
-        name, table = warmup_cost.policy_and_table(settings, vllm_config)
-        rest = settings["hysteresis"], table, warmup_cost.graph_sizes(vllm_config)
-        if not settings["turns"]:
-            return make_policy(name, self.num_speculative_tokens, settings["batch_size_threshold"], *rest)
-        turns = [turn.partition(" ") for turn in settings["turns"]]
+    def _make_policy(self, config: SpeculationConfig, vllm_config) -> Policy:
+        name, table = warmup_cost.policy_and_table(config, vllm_config)
+        rest = config.hysteresis, table, warmup_cost.graph_sizes(vllm_config)
+        if not config.policy_rotation:
+            return make_policy(name, self.num_speculative_tokens, config.batch_size_threshold, *rest)
+        turns = [turn.partition(" ") for turn in config.policy_rotation]
         policies = [make_policy(name, self.num_speculative_tokens, int(n or 0), *rest) for name, _, n in turns]
         return PolicyRotation(policies)
 

@@ -9,7 +9,7 @@ import torch
 from sam import verify
 
 
-class StandardVerification:
+class RejectionVerification:
     """Stands for `rejection_sample` in vLLM's module, and counts what it could not verify."""
 
     def __init__(self):
@@ -35,8 +35,8 @@ class StandardVerification:
 
 def install(module) -> None:
     """Put sam.verify's functions into a module that has vLLM's names; doing so twice changes nothing."""
-    if not isinstance(module.rejection_sample, StandardVerification):
-        module.rejection_sample = StandardVerification()
+    if not isinstance(module.rejection_sample, RejectionVerification):
+        module.rejection_sample = RejectionVerification()
         module.expand_batch_to_tokens = verify.expand_batch_to_tokens
         module.sample_recovered_tokens = verify.sample_recovered_tokens
 

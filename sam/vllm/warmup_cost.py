@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sam.config import SpeculationConfig
 from sam.switch.step_cost import StepCost
 
 logger = logging.getLogger(__name__)
@@ -44,12 +45,12 @@ def _processor() -> str:
     return f"cpu: {names[0]}, {len(names)} threads" if names else "cpu"
 
 
-def policy_and_table(settings: dict, vllm_config) -> tuple[str, StepCost | None]:
+def policy_and_table(config: SpeculationConfig, vllm_config) -> tuple[str, StepCost | None]:
     """The policy to use and its table. With a table that cannot be used: the threshold policy, and one warning."""
-    if settings["policy"] != "goodput" or not settings["step_cost"]:
-        return settings["policy"], None
+    if config.policy != "goodput" or not config.step_cost:
+        return config.policy, None
     try:
-        table = StepCost.load(Path(settings["step_cost"]))
+        table = StepCost.load(Path(config.step_cost))
         table.check_fingerprint(fingerprint(vllm_config))
     except ValueError as error:
         logger.warning("speculation.policy=threshold instead of goodput: %s", error)

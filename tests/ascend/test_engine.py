@@ -24,7 +24,7 @@ EAGER = {
     "ngram": {"method": "ngram"},
     "switched": SWITCHED,
     "k15": {"method": "sam", "k": 15},
-    "standard": {"method": "sam", "verification": "standard"},
+    "rejection": {"method": "sam", "verification": "rejection"},
     "preempted": {"method": "sam", "workload": "long", "blocks": 10},
     "unpreempted": {"workload": "long"},
     "stop off": {"stop": STOP},
@@ -114,7 +114,7 @@ def assert_same(results, name, reference, log_probabilities=0.0):
 
 
 PAIRS = [
-    *((name, "off") for name in ("sam", "ngram", "switched", "k15", "standard")),
+    *((name, "off") for name in ("sam", "ngram", "switched", "k15", "rejection")),
     *((name, "off") for name in ("FULL off", "FULL", "FULL switched", "DECODE off", "DECODE", "DECODE switched")),
     *((name, "sampled off") for name in ("sampled sam", "sampled ngram", "sampled switched", "FULL sampled")),
     ("DECODE sampled", "sampled off"),
@@ -156,9 +156,9 @@ def test_what_is_installed_says_so(results):
     assert results["off"]["status"]["verification"] == "exact"
     assert results["sam"]["status"]["drafter"] == "SamProposer"
     assert results["ngram"]["status"]["drafter"] == "AscendNgramProposer"
-    assert results["standard"]["status"]["verification"] == "standard"
-    assert results["standard"]["status"]["sampled_steps"] > 10
-    for name in ("off", "sam", "standard"):
+    assert results["rejection"]["status"]["verification"] == "rejection"
+    assert results["rejection"]["status"]["sampled_steps"] > 10
+    for name in ("off", "sam", "rejection"):
         assert results[name]["status"]["invalid_rows"] == 0
 
 

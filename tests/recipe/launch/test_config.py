@@ -6,7 +6,9 @@ import sys
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.launch.config import ConfigError, compose_config
+import sam.config
+from recipe.launch.config import CONFIGS, ConfigError, compose_config
+from sam.config import SpeculationConfig
 
 METHODS = ("sam", "off", "ngram", "suffix")
 
@@ -49,14 +51,18 @@ BAD = [
     (["speculation.scope=galaxy"], "speculation.scope='galaxy': expected one of request, group, history"),
     (
         ["speculation.verification=entropy"],
-        "speculation.verification='entropy': expected one of exact, standard",
+        "speculation.verification='entropy': expected one of exact, rejection",
     ),
     (["speculation.memory_budget_mib=70000"], "expected an integer from 1 to 65536"),
     (["speculation.corpus=missing.sam"], "missing.sam: no such file; build it with python -m sam.corpus build"),
     (["speculation.corpus=README.md"], "README.md: damaged or not an automaton"),
-    (["speculation.corpus_bias=-1"], "expected an integer of at least 0"),
-    (["speculation.turns=[never,threshold]"], "speculation.turns='threshold': expected never, always, goodput, or"),
-    (["speculation.turns=never"], "speculation.turns='never': expected policies as in [never,'threshold 8',goodput]"),
+    (["speculation.corpus_bias=-1"], "speculation.min_extra_match_len=-1: expected an integer of at least 0"),
+    (["speculation.step_cost=missing.json"], "speculation.step_cost: missing.json: no such file"),
+    (
+        ["speculation.policy_rotation=[never,threshold]"],
+        "speculation.policy_rotation='threshold': expected policies as",
+    ),
+    (["speculation.turns=never"], "speculation.policy_rotation='never': expected policies as in [never,'threshold 8',"),
     (["speculation.nonsense=1"], "nonsense"),
     (["+speculation.nonsense=1"], "speculation.nonsense is unknown"),
     (["trainer.nonsense=1"], "trainer.nonsense"),
@@ -71,6 +77,23 @@ BAD = [
         "engine_kwargs.vllm.additional_config=3: expected a dictionary",
     ),
 ]
+
+
+def test_names_of_the_release_before_are_taken_and_warned_of_once(caplog):
+    sam.config._warn_renamed.cache_clear()
+    old = ["speculation.turns=[never,goodput]", "++speculation.corpus_bias=3", "speculation.verification=standard"]
+    speculation = [compose_config("dapo_tiny_cpu", old) for _ in range(2)][1].speculation
+    assert list(speculation.policy_rotation) == ["never", "goodput"] and "turns" not in speculation
+    assert (speculation.min_extra_match_len, speculation.verification) == (3, "rejection")
+    assert len(caplog.messages) == 3
+    assert "speculation.turns is now speculation.policy_rotation: change it" in caplog.text
+
+
+def test_the_yaml_has_the_defaults_of_the_code():
+    config = compose_config("dapo_tiny_cpu", [])
+    knobs = OmegaConf.to_container(OmegaConf.load(CONFIGS / "speculation" / "knobs.yaml"))
+    assert knobs == SpeculationConfig().to_dict()
+    assert SpeculationConfig.from_dict(OmegaConf.to_container(config.speculation)).method == "sam"
 
 
 @pytest.mark.parametrize("overrides, message", BAD, ids=[bad[0][0] for bad in BAD])

@@ -22,7 +22,7 @@ def bare(monkeypatch):
 
 def config(directory, method="sam"):
     speculation = {"method": method, "verification": "exact", "policy": "threshold", "num_speculative_tokens": 6,
-                   "turns": None}  # fmt: skip
+                   "policy_rotation": None}  # fmt: skip
     return OmegaConf.create(
         {"config_name": "dapo_tiny_cpu", "seed": 3, "run_dir": str(directory / "run"), "speculation": speculation,
          "trainer": {"device": "cpu"}}

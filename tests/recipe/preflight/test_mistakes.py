@@ -170,7 +170,7 @@ MISTAKES = [
     ("a key misspelt in a YAML file", misspelt_yaml, "trainer.tset_freq is unknown to verl 0.9.1 and would be"),
     ("a Megatron key misspelt", config(f"+{ACTOR}.megatron.tensor_paralel=8"), "keyword argument 'tensor_paralel'"),
     ("a name that is a number", config("trainer.experiment_name=32"), "trainer.experiment_name=32: wandb takes texts"),
-    ("turns of no policy", config("speculation.turns=[never,threshold]"), "speculation.turns='threshold': expected"),
+    ("a rotation of no policy", config("speculation.turns=[never,threshold]"), "policy_rotation='threshold'"),
     ("an estimator misspelt", config("algorithm.adv_estimator=grop"), "verl refuses the config: Unknown advantage"),
     ("a loss misspelt", config(f"{ACTOR}.loss_agg_mode=token"), "Invalid loss_agg_mode: token"),
     ("a strategy misspelt", config(f"{ACTOR}.strategy=megatorn"), "expected one of fsdp, fsdp2, megatron"),

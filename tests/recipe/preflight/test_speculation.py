@@ -33,7 +33,11 @@ def resolve(*overrides, name=CPU):
             EXACT,
         ),
         (["speculation=off"], "none", EXACT),
-        (["speculation.verification=standard"], "sam.vllm.proposer.SamProposer", "sam.vllm.rejection_sampler.Standard"),
+        (
+            ["speculation.verification=rejection"],
+            "sam.vllm.proposer.SamProposer",
+            "sam.vllm.rejection_sampler.Rejection",
+        ),
     ],
 )
 def test_what_would_load(overrides, drafter, sampler):

@@ -104,7 +104,7 @@ def p_values(model, record) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize("verification", ["exact", "standard"])
+@pytest.mark.parametrize("verification", ["exact", "rejection"])
 def test_tokens_follow_the_model(model, verification):
     record = run(model, verification=verification, seeds=verification == "exact")
     assert record.tokens.numel() == 200_000
@@ -134,5 +134,5 @@ def test_control_block_verify_is_caught(model, monkeypatch):
 
         monkeypatch.setattr(rejection_sampler, "rejection_sample", rejection_sample)
 
-    found = p_values(model, run(model, 200, "standard", observe, seeds=False))
+    found = p_values(model, run(model, 200, "rejection", observe, seeds=False))
     assert min(found.values()) < 1e-12, found

@@ -127,7 +127,7 @@ def test_self_check_sees_wrong_tokens(monkeypatch):
 
 
 class Module(SimpleNamespace):
-    """What vLLM's module of the rejection sampler is for `standard`: names, looked up at every call."""
+    """What vLLM's module of the rejection sampler is for `rejection`: names, looked up at every call."""
 
 
 def rejection_runner(call):
@@ -155,13 +155,13 @@ def through(module):
     return call
 
 
-def test_standard_self_check_passes_and_leaves_no_trace():
+def test_rejection_self_check_passes_and_leaves_no_trace():
     model_runner, module = rejection_runner(through)
     rejection_sampler.self_check(model_runner, module)
     assert module.rejection_sample.calls == module.rejection_sample.invalid_rows == 0
 
 
-def test_standard_self_check_sees_a_sampler_that_verifies_elsewhere():
+def test_rejection_self_check_sees_a_sampler_that_verifies_elsewhere():
     def elsewhere(module):
         kept = Module(rejection_sample=verify.rejection_sample)  # bound before the installation
         return through(kept)
@@ -170,7 +170,7 @@ def test_standard_self_check_sees_a_sampler_that_verifies_elsewhere():
         rejection_sampler.self_check(*rejection_runner(elsewhere))
 
 
-def test_standard_self_check_sees_wrong_tokens(monkeypatch):
+def test_rejection_self_check_sees_wrong_tokens(monkeypatch):
     model_runner, module = rejection_runner(through)
     monkeypatch.setattr(verify, "rejection_sample", lambda drafts, *_, **__: torch.zeros(2, 3, dtype=torch.int32))
     with pytest.raises(RuntimeError, match="known logits gave"):
@@ -180,7 +180,6 @@ def test_standard_self_check_sees_wrong_tokens(monkeypatch):
 @pytest.mark.parametrize(
     ("additional", "method", "message"),
     [
-        ({"speculation": {"verification": "fast"}}, "standard", "speculation.verification=fast: expected one of exact"),
         ({"speculation": {"verification": "exact"}}, "synthetic", "rejection_sample_method=synthetic"),
         ({"rejection_sampler_config": {"enable_block_verify": True}}, "standard", "enable_block_verify=True"),
         ({"rejection_sampler_config": {"enable_entropy_verify": "true"}}, "standard", "enable_entropy_verify=true"),
@@ -198,7 +197,7 @@ def test_lossless_settings_pass():
     plugin.check_lossless(
         SimpleNamespace(
             additional_config={
-                "speculation": {"verification": "standard"},
+                "speculation": {"verification": "rejection"},
                 "rejection_sampler_config": {"enable_block_verify": False},
             },
             speculative_config=None,

@@ -109,7 +109,7 @@ def test_history_outlives_the_step_and_old_policies_leave_first():
 
 
 def test_policies_take_turns_with_the_weights():
-    proposer = make_proposer(turns=["never", "always", "threshold 0"])
+    proposer = make_proposer(policy_rotation=["never", "always", "threshold 0"])
     runner, drafted = proposer._runner, []
     runner.add("a", [1, 2] * 4)
     for _ in range(4):
@@ -123,7 +123,7 @@ def test_corpus_is_drafted_from(tmp_path):
     corpus = empty_corpus(1 << 20)
     add_text(corpus, np.arange(30, dtype=np.int32))
     save_corpus(corpus, tmp_path / "corpus.sam")
-    proposer = make_proposer(corpus=str(tmp_path / "corpus.sam"), corpus_bias=2)
+    proposer = make_proposer(corpus=str(tmp_path / "corpus.sam"), min_extra_match_len=2)
     proposer._runner.add("a", [3, 4, 5])
     assert proposer._runner.step(proposer, ["a"], {"a": [6]})["a"] == [7, 8, 9]
 

@@ -1,0 +1,58 @@
+"""SpeculationConfig: checked when it is made, and the same after its way into an engine process."""
+
+import doctest
+import json
+
+import pytest
+
+from sam import config
+from sam.config import SpeculationConfig, check_rotation
+
+
+def test_example():
+    failed, tried = doctest.testmod(config)
+    assert tried > 0 and failed == 0
+
+
+def test_it_comes_back_equal_through_vllms_json():
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    sent = SpeculationConfig(
+        policy_rotation=["never", "threshold 8"], scope="history", corpus="texts.sam", verification="rejection"
+    )
+    additional = json.dumps(sent.vllm_arguments()["additional_config"])
+    parsed = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(["--additional-config", additional])
+    arguments = EngineArgs.from_cli_args(parsed)
+    assert SpeculationConfig.from_vllm(arguments) == sent != SpeculationConfig()
+
+
+def test_an_engine_without_the_key_has_none_and_an_empty_section_has_the_defaults():
+    class Engine:
+        additional_config = None
+
+    assert SpeculationConfig.from_vllm(Engine) is None
+    Engine.additional_config = {"speculation": {}}
+    assert SpeculationConfig.from_vllm(Engine) == SpeculationConfig()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"verification": "fast"}, "speculation.verification='fast': expected one of exact, rejection"),
+        ({"num_speculative_tokens": True}, "num_speculative_tokens=True: expected an integer from 1 to 15"),
+        ({"prompt_lookup_max": 1}, "prompt_lookup_max=1: expected an integer of at least 2"),
+        ({"nonsense": 1}, "speculation.nonsense is unknown: the keys are method, "),
+        ({"policy_rotation": []}, r"policy_rotation=\[\]: expected policies as in"),
+    ],
+)
+def test_values_outside_their_range_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        SpeculationConfig.from_dict(values)
+
+
+@pytest.mark.parametrize("policy", ["sometimes", "threshold", "threshold eight", "threshold -1", "goodput 8", ""])
+def test_a_rotation_names_policies(policy):
+    check_rotation(["never", "threshold 8", "goodput", "always"])
+    with pytest.raises(ValueError, match="expected policies as in"):
+        check_rotation(["never", policy])
