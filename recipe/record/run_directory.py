@@ -1,4 +1,4 @@
-"""What a run leaves on disk beside verl's own logs: responses as token ids, engine steps, its state."""
+"""The files of a run beside verl's own logs: responses as token ids, engine steps, metrics, its state."""
 
 from __future__ import annotations
 
@@ -32,18 +32,20 @@ class RunRecord:
             (directory / name).mkdir(parents=True, exist_ok=True)
 
     def start(self, first_step: int) -> None:
-        """Forget what an interrupted run wrote from `first_step` on: those steps come again."""
+        """Drop the metrics that an interrupted run wrote from `first_step` on: those steps are repeated."""
         path = self.directory / METRICS_FILE
         if path.exists():
             lines = [line for line in path.read_text().splitlines() if json.loads(line)["step"] < first_step]
             _write(path, "".join(line + "\n" for line in lines).encode())
 
     def append_metrics(self, step: int, metrics: dict) -> None:
+        """Append the numbers among a step's metrics to metrics.jsonl."""
         values = {key: float(value) for key, value in metrics.items() if _is_scalar(value)}
         with open(self.directory / METRICS_FILE, "a") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
 
     def write_rollouts(self, step: int, sampled, run_seed: int) -> None:
+        """Write a step's responses (recipe.trainer.dynamic_sampling.SampledStep) to rollouts/<step>.jsonl."""
         lines = []
         for trajectory in sampled.trajectories:
             _, prompt = parse_prompt_uid(trajectory.uid)
@@ -62,6 +64,7 @@ class RunRecord:
         _write(self.directory / "rollouts" / f"{step}.jsonl", ("\n".join(lines) + "\n").encode())
 
     def write_engine_steps(self, step: int, record) -> None:
+        """Write the first replica's steps of a RolloutRecord to engine_steps/<step>.npz."""
         record.replicas[0].save(self.directory, step)
 
     @contextmanager
@@ -74,6 +77,7 @@ class RunRecord:
             self._write_state({"phase": "running", "since": time.time()})
 
     def finish(self, seconds: float) -> None:
+        """Mark the run as finished after `seconds` of training."""
         self._write_state({"phase": "finished", "since": time.time(), "fit_seconds": seconds})
 
     def _write_state(self, state: dict) -> None:

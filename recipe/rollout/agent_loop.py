@@ -14,6 +14,7 @@ class SeededAgentLoop(SingleTurnAgentLoop):
     """verl gives all samples of a prompt the same sampling parameters; seeded alike they would be identical."""
 
     async def run(self, sampling_params: dict[str, Any], **kwargs) -> AgentLoopOutput:
+        """verl's, with the seed of this step, prompt and sample in `sampling_params`."""
         sample = int(kwargs["session_id"])
         run_seed = int(self.config.seed)
         identity = parse_prompt_uid(str(kwargs["uid"]))

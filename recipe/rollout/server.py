@@ -18,7 +18,7 @@ class SpeculationWorkerExtension(vLLMColocateWorkerExtension):
     """Mixed into vLLM's worker; its methods are called through `collective_rpc`."""
 
     def sam_attach(self) -> dict[str, Any]:
-        """Start recording engine steps and say what really is installed in this worker."""
+        """Start recording engine steps; returns sam.vllm.plugin.installed of this worker."""
         from sam.vllm.plugin import installed
         from sam.vllm.step_recorder import StepRecorder
 
@@ -27,12 +27,14 @@ class SpeculationWorkerExtension(vLLMColocateWorkerExtension):
         return status
 
     def update_weights_from_ipc(self, *args, **kwargs):
+        """verl's, and tells the drafter that the weights are new."""
         result = super().update_weights_from_ipc(*args, **kwargs)
         if hasattr(drafter := getattr(self.model_runner, "drafter", None), "weights_updated"):
             drafter.weights_updated()
         return result
 
     def sam_take_record(self) -> bytes:
+        """The engine steps since the last call, as EngineSteps.to_bytes."""
         return self.sam_recorder.take().to_bytes()
 
 
@@ -47,6 +49,7 @@ class SpeculationServer(vLLMHttpServer):
         return "recipe.rollout.server.SpeculationWorkerExtension"
 
     async def run_server(self, args):
+        """verl's, then refuse to serve unless every worker runs what the config asks for."""
         await super().run_server(args)
         self._in_flight, self._busy_since, self._busy_seconds = 0, 0.0, 0.0
         wanted = SpeculationConfig.from_dict(args.additional_config.get("speculation", {}))
@@ -54,6 +57,7 @@ class SpeculationServer(vLLMHttpServer):
             check_installed(wanted, status)
 
     async def generate(self, *args, **kwargs):
+        """verl's, timed: seconds count while at least one request is in the server."""
         if self._in_flight == 0:
             self._busy_since = time.monotonic()
         self._in_flight += 1
@@ -90,6 +94,8 @@ def check_installed(wanted: SpeculationConfig, status: dict[str, Any]) -> None:
 
 
 class SpeculationReplica(vLLMReplica):
+    """verl's replica with this server in it."""
+
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.server_class = ray.remote(SpeculationServer)

@@ -13,7 +13,7 @@ import ray
 
 
 def job_and_session() -> str:
-    """What no other run on the machine has; verl's engines take it for the Ray job in the socket's name."""
+    """A name that no other run on the machine has; verl's engines use it as the Ray job in the socket's name."""
     context = ray.get_runtime_context()
     return f"{context.get_job_id()}-{context.get_session_name().removeprefix('session_')}"
 
@@ -30,6 +30,6 @@ def with_session(handle: str, job_and_session: str) -> str:
     if named == handle:
         raise RuntimeError(
             f"verl's weight-sync socket is {handle}, expected the Ray job -{job}- in its name: install the pinned verl "
-            "(requirements/), or mend recipe/rollout/weight_sync.py for this one"
+            "(requirements/), or fix recipe/rollout/weight_sync.py for this one"
         )
     return named

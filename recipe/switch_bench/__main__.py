@@ -134,7 +134,7 @@ class Engine:
         engine = self.llm.llm_engine
         began = now = time.perf_counter()
         if self.policy is not None:
-            self.runner.drafter.rest(began - self.paused)
+            self.runner.drafter.exclude_idle(began - self.paused)
         while now - began < SLICE_SECONDS and (left := engine.get_num_unfinished_requests()):
             step = now
             for output in engine.step():

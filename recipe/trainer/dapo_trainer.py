@@ -25,7 +25,7 @@ def _replica_class() -> type:
 
 
 class DapoTrainer(PPOTrainerSync):
-    """Adds to verl's trainer what the comparison of two runs needs; the algorithm is verl's."""
+    """verl's trainer with ordered prompts, rollout metrics and a RunRecord; the algorithm is verl's."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -56,12 +56,14 @@ class DapoTrainer(PPOTrainerSync):
         return super()._submit_batch_to_rollout(batch)
 
     def on_step_begin(self):
+        """Number the step's prompts from 0."""
         self._training = True
         self._prompts_dispatched = 0
         self._collect_rollout()  # forgets what validation left
         super().on_step_begin()
 
     def on_sample_end(self):
+        """Write the step's responses and engine steps to disk, and keep its rollout metrics."""
         engine_record = self._collect_rollout()
         self.record.write_rollouts(self.global_steps, self.replay_buffer.last_step, int(self.config.seed))
         self.record.write_engine_steps(self.global_steps, engine_record)
@@ -70,10 +72,12 @@ class DapoTrainer(PPOTrainerSync):
         super().on_sample_end()
 
     def on_step_end(self):
+        """verl's weight sync, marked as a phase for the supervisor."""
         with self.record.phase("weight_sync"):
             super().on_step_end()
 
     def on_init_end(self):
+        """verl's first weight sync, marked as a phase for the supervisor."""
         with self.record.phase("weight_sync"):
             super().on_init_end()
 
@@ -89,6 +93,7 @@ class DapoTrainer(PPOTrainerSync):
         return metrics
 
     def fit(self, agent_loop_manager):
+        """Train; the run's record says when it has finished, and how many seconds this process trained."""
         started = time.time()
         self.record.start(self.global_steps + 1)
         super().fit(agent_loop_manager)

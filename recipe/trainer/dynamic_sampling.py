@@ -1,4 +1,4 @@
-"""DAPO's dynamic sampling in rounds: what `trainer.v1.sampler.custom_sampler` loads in verl's V1 trainer.
+"""DAPO's dynamic sampling in rounds; verl's V1 trainer loads it as `trainer.v1.sampler.custom_sampler`.
 
 A round generates `gen_batch_size` prompts. Groups whose samples all have the same metric carry no signal and
 are dropped. Rounds go on until `train_batch_size` groups are kept, at most `max_num_gen_batches` of them; the
@@ -21,7 +21,7 @@ POLL_SECONDS = 0.05
 
 @dataclass
 class Trajectory:
-    """One generated response with what dynamic sampling needs to know of it."""
+    """One generated response, and its reward and metrics."""
 
     key: str
     uid: str
@@ -36,7 +36,7 @@ class Trajectory:
 
 @dataclass
 class SampledStep:
-    """What the rounds of one training step produced, in dispatch order."""
+    """The responses and group counts of one training step, in dispatch order."""
 
     rounds: int = 0
     dropped_groups: int = 0

@@ -1,4 +1,4 @@
-"""What runs in Ray: verl's V1 task runner with the recipe's trainer in it.
+"""The actor that Ray runs: verl's V1 task runner with the recipe's trainer in it.
 
 verl is imported in the actor only: in the driver it would cost every start a quarter of a minute for nothing.
 """
@@ -44,7 +44,7 @@ class TaskRunner:
         TaskRunnerV1.__ray_metadata__.modified_class().run(config)
 
 
-# What only a Ray that this process starts may be told.
+# Arguments that only a Ray started by this process takes.
 OWN_RAY_ONLY = ("num_cpus", "num_gpus", "resources", "include_dashboard", "_temp_dir", "object_store_memory")
 
 

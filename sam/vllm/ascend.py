@@ -1,4 +1,4 @@
-"""What vllm-ascend's patched rejection sampler calls: sam.verify behind vllm-ascend 0.23's signatures."""
+"""sam.verify behind the signatures of vllm-ascend 0.23, whose patched rejection sampler calls it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def sample_recovered_tokens(
     max_spec_len, num_draft_tokens, cu_num_draft_tokens, draft_token_ids, draft_probs, target_probs, sampling_metadata,
     device, use_block_verify=False, target_indices=None, global_vocab_size=None, enable_reduce_sampling=False,
 ) -> torch.Tensor:  # fmt: skip
-    """sam.verify's, with vllm-ascend's further arguments, which belong to what is refused."""
+    """sam.verify's function with vllm-ascend's further arguments, which belong to settings that are refused."""
     if use_block_verify or enable_reduce_sampling:
         raise ValueError("block verification and reduced sampling are not sam.verify's: switch them off")
     return verify.sample_recovered_tokens(

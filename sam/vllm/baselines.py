@@ -1,4 +1,4 @@
-"""What vLLM ships, to be compared with: its model-free drafters, request by request, and its rejection sampler."""
+"""vLLM's own model-free drafters, request by request, and its rejection sampler, to compare with."""
 
 from __future__ import annotations
 
@@ -23,16 +23,20 @@ class Ngram:
         self._texts: dict[str, tuple[np.ndarray, int]] = {}
 
     def start(self, request_id: str, prompt: np.ndarray) -> None:
+        """Track a request; `prompt` is int [length]."""
         self._texts[request_id] = (np.array(prompt, dtype=np.int32), len(prompt))
 
     def add(self, request_id: str, tokens: np.ndarray) -> None:
+        """Append the tokens of a step to a request."""
         self._texts[request_id] = _appended(*self._texts[request_id], tokens)
 
     def propose(self, request_id: str, budget: int) -> np.ndarray:
+        """Draft at most `budget` tokens."""
         buffer, used = self._texts[request_id]
         return self._propose(buffer[:used], self.SHORTEST, self.LONGEST, self.MAX_MODEL_LEN, budget)
 
     def finish(self, request_id: str) -> None:
+        """Forget a request."""
         del self._texts[request_id]
 
 
@@ -49,15 +53,18 @@ class Suffix:
         self._texts: dict[str, tuple[np.ndarray, int]] = {}
 
     def start(self, request_id: str, prompt: np.ndarray) -> None:
+        """Track a request; `prompt` is int [length]."""
         self._cache.start_request(request_id, prompt)
         self._texts[request_id] = (np.array(prompt, dtype=np.int32), len(prompt))
 
     def add(self, request_id: str, tokens: np.ndarray) -> None:
+        """Append the tokens of a step to a request."""
         if len(tokens):
             self._texts[request_id] = _appended(*self._texts[request_id], tokens)
             self._cache.add_active_response(request_id, tokens.tolist())
 
     def propose(self, request_id: str, budget: int) -> list[int]:
+        """Draft at most `budget` tokens."""
         buffer, used = self._texts[request_id]
         draft = self._cache.speculate(
             request_id,
@@ -68,6 +75,7 @@ class Suffix:
         return draft.token_ids
 
     def finish(self, request_id: str) -> None:
+        """Forget a request."""
         self._cache.stop_request(request_id)
         del self._texts[request_id]
 

@@ -28,6 +28,7 @@ class _Rows:
 
     @classmethod
     def of(cls, num_draft_tokens, requests: int) -> _Rows:
+        """Rows of a step with `num_draft_tokens` (int [requests], or None for no drafts)."""
         counts = np.ones(requests, dtype=np.int64)
         if num_draft_tokens is not None:
             counts += np.asarray(num_draft_tokens)
@@ -45,7 +46,7 @@ class ExactSampler:
 
     def __init__(self, runner):
         self.runner = runner
-        self._keys: dict[str, int] = {}
+        self._rng_keys: dict[str, int] = {}
         self._invalid_rows = torch.zeros((), dtype=torch.int64, device=runner.device)
         self.calls = 0
 
@@ -55,8 +56,8 @@ class ExactSampler:
         return int(self._invalid_rows)
 
     def forget(self) -> None:
-        """Drop what was learnt of requests and counted, as after the self-check."""
-        self._keys.clear()
+        """Clear the cached keys and the counters, as after the self-check."""
+        self._rng_keys.clear()
         self._invalid_rows.zero_()
         self.calls = 0
 
@@ -114,8 +115,8 @@ class ExactSampler:
     def _draw(self, processed, rows: _Rows, metadata) -> torch.Tensor:
         if metadata.all_greedy:
             return processed.argmax(-1)
-        keys, positions = self._identity()
-        draws = torch.from_numpy(uniforms(keys[rows.request], positions[rows.request] + rows.offset))
+        rng_keys, positions = self._identity()
+        draws = torch.from_numpy(uniforms(rng_keys[rows.request], positions[rows.request] + rows.offset))
         tokens = verify.sample_inverse_cdf(processed, draws.to(processed.device), self._invalid_rows)
         if metadata.all_random:
             return tokens
@@ -123,24 +124,24 @@ class ExactSampler:
         return torch.where(greedy, processed.argmax(-1), tokens)
 
     def _identity(self) -> tuple[np.ndarray, np.ndarray]:
-        """Sample key and next output position of every request in the batch.
+        """RNG key and next output position of every request in the batch, int64 [requests] each.
 
         With asynchronous scheduling the output holds a placeholder for every token under way, so its length is right.
         """
         runner = self.runner
         ids = runner.input_batch.req_ids
-        if len(self._keys) > 2 * len(runner.requests) + 1024:
-            self._keys = {name: key for name, key in self._keys.items() if name in runner.requests}
-        keys = np.empty(len(ids), dtype=np.int64)
+        if len(self._rng_keys) > 2 * len(runner.requests) + 1024:
+            self._rng_keys = {name: key for name, key in self._rng_keys.items() if name in runner.requests}
+        rng_keys = np.empty(len(ids), dtype=np.int64)
         positions = np.empty(len(ids), dtype=np.int64)
         for row, request_id in enumerate(ids):
             request = runner.requests[request_id]
-            key = self._keys.get(request_id)
+            key = self._rng_keys.get(request_id)
             if key is None:
                 seed = request.sampling_params.seed
-                key = self._keys[request_id] = sample_key(seed, runner.model_config.seed, request_id)
-            keys[row], positions[row] = key, len(request.output_token_ids)
-        return keys, positions
+                key = self._rng_keys[request_id] = sample_key(seed, runner.model_config.seed, request_id)
+            rng_keys[row], positions[row] = key, len(request.output_token_ids)
+        return rng_keys, positions
 
     def _logprobs(self, logits, processed, tokens, metadata, drafting: bool) -> LogprobsTensors | None:
         named = None if drafting else metadata.logprob_token_ids

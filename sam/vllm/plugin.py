@@ -69,6 +69,7 @@ def _after_load(runner_class, action) -> None:
 
 
 def refuse(runner) -> None:
+    """Raise RuntimeError if speculation is configured for a model runner whose sampler is not replaced."""
     if SpeculationConfig.from_vllm(runner.vllm_config) is not None:
         raise RuntimeError(
             "speculation is configured, but vLLM chose its V2 model runner, whose sampler sam.vllm does not replace: "
@@ -107,7 +108,7 @@ def install(runner) -> None:
         ValueError: a lossy or unknown setting. RuntimeError: the self-check failed.
     """
     from sam.vllm import rejection_sampler, runner_hooks, warmup_cost
-    from sam.vllm.data_parallel import follow_ranks
+    from sam.vllm.data_parallel import keep_other_ranks_tokens
     from sam.vllm.exact_sampler import ExactSampler, self_check
 
     config = SpeculationConfig.from_vllm(runner.vllm_config)
@@ -116,10 +117,10 @@ def install(runner) -> None:
     check_lossless(runner.vllm_config)
     if hasattr(getattr(runner, "drafter", None), "bind"):
         runner.drafter.bind(runner)
-        runner_hooks.draft_to_the_end(runner)
+        runner_hooks.draft_near_max_model_len(runner)
         runner_hooks.skip_empty_drafts(runner)
         warmup_cost.measure_at_warm_up(runner)
-        follow_ranks(runner)
+        keep_other_ranks_tokens(runner)
     if config.verification == "exact" and not isinstance(getattr(runner, "_sample", None), ExactSampler):
         runner._sample = ExactSampler(runner)
         self_check(runner)
@@ -130,7 +131,7 @@ def install(runner) -> None:
 
 
 def installed(runner) -> dict[str, Any]:
-    """What really runs: drafter, verification, the steps it saw and the rows that it could not verify."""
+    """The drafter and the verification that this model runner uses, sampled steps and rows without a distribution."""
     from sam.vllm import rejection_sampler
     from sam.vllm.exact_sampler import ExactSampler
 

@@ -14,7 +14,7 @@ FIRST_TOKEN = 10  # of prompts and drafts; any ordinary tokens do
 
 
 class FixedDrafts:
-    """A drafter for vLLM's `custom_class` that gives every request as many tokens as it was told, right or wrong."""
+    """A drafter for vLLM's `custom_class` that drafts `length` tokens for every request, right or wrong."""
 
     length = 0
 
@@ -22,9 +22,10 @@ class FixedDrafts:
         self.vocabulary = vllm_config.model_config.get_vocab_size()
 
     def load_model(self, *_args, **_kwargs) -> None:
-        pass
+        """Nothing to load; vLLM calls it."""
 
     def propose(self, sampled_token_ids, num_tokens_no_spec, token_ids_cpu, slot_mappings=None) -> list[list[int]]:
+        """Draft tokens that follow each request's last one by number."""
         return [
             [(tokens[-1] + 1 + i) % self.vocabulary for i in range(FixedDrafts.length)] if tokens else []
             for tokens in sampled_token_ids
@@ -34,10 +35,12 @@ class FixedDrafts:
 class ProfilingExtension:
     """Mixed into vLLM's worker; its methods are called through `collective_rpc`."""
 
-    def sam_fingerprint(self) -> dict:
+    def sam_fingerprint(self) -> dict[str, str | int]:
+        """sam.vllm.warmup_cost.fingerprint of the worker's engine."""
         return fingerprint(self.model_runner.vllm_config)
 
     def sam_draft(self, length: int) -> None:
+        """Draft `length` tokens for every request from now on."""
         FixedDrafts.length = length
 
     def sam_take_steps(self) -> list[tuple[int, int, float]]:
@@ -78,6 +81,7 @@ class ProfiledEngine:
         self._requests = self._context = self._starts = 0
 
     def fingerprint(self) -> dict[str, str | int]:
+        """sam.vllm.warmup_cost.fingerprint of this engine."""
         return self._llm.collective_rpc("sam_fingerprint")[0]
 
     def start(self, requests: int, context: int) -> None:
@@ -107,7 +111,7 @@ class ProfiledEngine:
         )
 
     def steps(self, drafts: int) -> list[float]:
-        """Milliseconds of some steps in which each request verifies so many draft tokens.
+        """Milliseconds of MEASURED_STEPS steps or fewer in which each request verifies `drafts` tokens.
 
         Raises:
             RuntimeError: no step did.

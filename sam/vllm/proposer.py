@@ -16,6 +16,7 @@ import numpy as np
 
 from sam.config import SpeculationConfig
 from sam.drafting.drafter import Drafter
+from sam.record.engine_steps import accepted_tokens
 from sam.switch import goodput
 from sam.switch.policies import PolicyRotation, make_policy
 from sam.switch.policy import Policy, StepState
@@ -28,10 +29,10 @@ MAX_STEPS_BEHIND = 32
 
 
 class SamProposer:
-    """Follows the requests of a model runner and drafts for those that the switch lets speculate.
+    """Tracks the requests of a model runner and drafts for them as the policy decides.
 
-    A fault in drafting never fails or changes a rollout: the step goes on without drafts, the fault is
-    counted in `counters["draft_errors"]` and logged once.
+    An error in drafting never fails or changes a rollout: the step goes on without drafts, and the error is counted in
+    `counters["draft_errors"]` and logged once.
     """
 
     def __init__(self, vllm_config):
@@ -53,19 +54,19 @@ class SamProposer:
         self.counters.update(
             draft_errors=0, tracked_requests=0, untracked_requests=0, skipped_steps=0, policy_version=0
         )
-        # Whether the next step's drafts were asked for: the switch as the step recorder shows it.
+        # Whether the policy let requests speculate in the next step; the step recorder keeps it.
         self.switch_on = False
-        self.drafted = 0  # tokens of the last call's drafts
+        self.drafted = 0  # draft tokens of the last call
         self._runner = None
-        self._last: StepState | None = None  # what the policy was last shown
-        self._batch: list[str] = []  # the requests of that step
-        self._began = 0.0  # when the step began that is now to end
+        self._last: StepState | None = None  # the state that the policy last planned
+        self._batch: list[str] = []  # request ids of that step
+        self._began = 0.0  # start of the step under way, in seconds
         self._valid_for_steps = 0  # further steps in which the policy need not be asked
         self._steps_since_plan = 0
         self._steps_behind = 0  # steps since the drafter last saw the batch
         # vLLM forgets a finished request before the drafter may have seen its last tokens: its state is kept here.
-        self._followed: dict[str, Any] = {}
-        self._refused: set[str] = set()
+        self._tracked: dict[str, Any] = {}
+        self._untracked: set[str] = set()
 
     def _make_policy(self, config: SpeculationConfig, vllm_config) -> Policy:
         name, table = warmup_cost.policy_and_table(config, vllm_config)
@@ -81,17 +82,18 @@ class SamProposer:
         self._runner = runner
 
     def weights_updated(self) -> None:
-        """Say that responses are written by a new policy from now on: history forgets those of old ones first."""
+        """Count a weight sync: history evicts responses of older weights first, a rotation takes its next policy."""
         self.counters["policy_version"] += 1
         if isinstance(self.policy, PolicyRotation):
             self.policy.select(self.counters["policy_version"] - 1)
             self._valid_for_steps = 0
 
-    def rest(self, seconds: float) -> None:
-        """Say that the engine has rested for so long since its last step: the step under way did not take that."""
+    def exclude_idle(self, seconds: float) -> None:
+        """Exclude `seconds` of idle time from the step being timed."""
         self._began += seconds
 
     def load_model(self, *_args, **_kwargs) -> None:
+        """Compile the kernels; vLLM calls it once. There is no model to load."""
         started = time.perf_counter()
         self.drafter.warm_up()
         goodput.warm_up()
@@ -117,7 +119,7 @@ class SamProposer:
         """
         try:
             if self._valid_for_steps > 0 and len(sampled_token_ids) == self._last.running:
-                return self._stay_off(sampled_token_ids)
+                return self._skip(sampled_token_ids)
             return self._propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
         except Exception:
             if self.counters["draft_errors"] == 0:
@@ -125,8 +127,8 @@ class SamProposer:
             self.counters["draft_errors"] += 1
             return [[] for _ in sampled_token_ids]
 
-    def _stay_off(self, sampled_token_ids) -> list[list[int]]:
-        """A step without drafts in which there is nothing to decide: it should cost next to nothing."""
+    def _skip(self, sampled_token_ids) -> list[list[int]]:
+        """A step without drafts for which the last plan still holds: it costs a microsecond."""
         self._began = time.perf_counter()
         self._valid_for_steps -= 1
         self._steps_since_plan += 1
@@ -150,11 +152,11 @@ class SamProposer:
                 self._valid_for_steps = min(plan.valid_for_steps, MAX_STEPS_BEHIND - 1 - self._steps_behind)
                 return drafts
         self._steps_behind = 0
-        rows, ids, appended = self._follow_batch(emitted, num_tokens_no_spec, token_ids_cpu)
+        rows, ids, appended = self._track_batch(emitted, num_tokens_no_spec, token_ids_cpu)
         if not rows:
             return drafts
-        room = self.max_model_len - 1 - num_tokens_no_spec[rows]
-        budgets = np.clip(room, 0, plan.budget or self.num_speculative_tokens).astype(np.int32)
+        remaining = self.max_model_len - 1 - num_tokens_no_spec[rows]
+        budgets = np.clip(remaining, 0, plan.budget or self.num_speculative_tokens).astype(np.int32)
         proposed = self.drafter.step(ids, *appended, budgets, plan.min_acceptance)
         if plan.budget == 0:
             return drafts  # nobody verifies these, but the calibration learns from them: text may have begun to repeat
@@ -173,49 +175,46 @@ class SamProposer:
             prefilling=emitted.count(0),
             waiting=len(self._runner.requests) - running,
             context=float(num_tokens_no_spec[:running].sum()) / max(1, running),
-            max_num_tokens_other_dp_ranks=self._max_num_tokens_other_dp_ranks,
+            # Of the step that has just ended.
+            max_num_tokens_other_dp_ranks=getattr(self._runner, "sam_max_num_tokens_other_dp_ranks", 0),
             steps_since_plan=self._steps_since_plan + 1,
         )
 
-    @property
-    def _max_num_tokens_other_dp_ranks(self) -> int:
-        """Of the step that has just ended."""
-        return getattr(self._runner, "sam_rows_elsewhere", 0)
-
     def _observe(self, now: float, state: StepState, emitted: list[int]) -> None:
-        """Show the policy what the step took that has just ended, if it is the one it planned: all in decode, nobody
-        come or gone."""
+        """Give the policy the time of the step that has just ended, if it is the one it planned: all requests in
+        decode, none added or finished."""
         last = self._last
         if last is None or last.prefilling or state.prefilling or self._batch != self._runner.input_batch.req_ids:
             return
         num_tokens = state.max_num_tokens_other_dp_ranks
         if last.max_num_tokens_other_dp_ranks != num_tokens:
             last = replace(last, max_num_tokens_other_dp_ranks=num_tokens)
-        self.policy.observe(last, self.drafted, sum(emitted) - len(emitted), (now - self._began) * 1e3)
+        accepted = accepted_tokens(sum(emitted), verified=len(emitted))
+        self.policy.observe(last, self.drafted, accepted, (now - self._began) * 1e3)
 
-    def _follow_batch(self, emitted: list[int], num_tokens_no_spec, token_ids_cpu):
-        """Rows that can be drafted for, their requests' names, and the tokens and offsets that the drafter lacks."""
+    def _track_batch(self, emitted: list[int], num_tokens_no_spec, token_ids_cpu):
+        """Rows that can be drafted for, their request ids, and the tokens and offsets that the drafter lacks."""
         self._release_finished()
-        request_ids, followed = self._runner.input_batch.req_ids, self._followed
+        request_ids, tracked = self._runner.input_batch.req_ids, self._tracked
         sampled = [row for row, tokens in enumerate(emitted) if tokens]
-        rows = [r for r in sampled if request_ids[r] in followed or self._follow(r, request_ids[r], token_ids_cpu)]
+        rows = [r for r in sampled if request_ids[r] in tracked or self._track(r, request_ids[r], token_ids_cpu)]
         ids = [request_ids[row] for row in rows]
         return rows, ids, self._new_tokens(rows, ids, num_tokens_no_spec, token_ids_cpu) if rows else ()
 
-    def _follow(self, row: int, request_id: str, token_ids_cpu) -> bool:
-        """Begin to follow the request of a row; False if its prompt cannot be followed."""
-        if request_id in self._refused:
+    def _track(self, row: int, request_id: str, token_ids_cpu) -> bool:
+        """Track the request of a row from now on; False if its prompt cannot be tracked."""
+        if request_id in self._untracked:
             return False
         prompt = token_ids_cpu[row, : int(self._runner.input_batch.num_prompt_tokens[row])]
         try:
             self.drafter.start(request_id, prompt, self.counters["policy_version"])
         except ValueError as error:
             if self.counters["untracked_requests"] == 0:
-                logger.warning("no drafts for a request: %s (said once, then counted)", error)
+                logger.warning("no drafts for a request: %s (logged once, then counted)", error)
             self.counters["untracked_requests"] += 1
-            self._refused.add(request_id)
+            self._untracked.add(request_id)
             return False
-        self._followed[request_id] = self._runner.requests[request_id]
+        self._tracked[request_id] = self._runner.requests[request_id]
         self.counters["tracked_requests"] += 1
         return True
 
@@ -230,10 +229,10 @@ class SamProposer:
 
     def _release_finished(self) -> None:
         """Preempted requests leave the batch but stay in `runner.requests`; finished and aborted leave both."""
-        for request_id in [name for name in self._followed if name not in self._runner.requests]:
-            state = self._followed.pop(request_id)
+        for request_id in [name for name in self._tracked if name not in self._runner.requests]:
+            state = self._tracked.pop(request_id)
             unseen = self.drafter.num_tokens(request_id) - state.num_prompt_tokens
             if last := state.output_token_ids[unseen:]:
                 self.drafter.append([request_id], np.array(last, dtype=np.int32), np.array([0, len(last)]))
             self.drafter.finish(request_id)
-        self._refused.intersection_update(self._runner.requests)
+        self._untracked.intersection_update(self._runner.requests)

@@ -1,4 +1,4 @@
-"""The standard rule in vLLM's rejection sampler, for steps with drafts."""
+"""Rejection sampling in vLLM's rejection sampler, for steps with drafts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sam import verify
 
 
 class RejectionVerification:
-    """Stands for `rejection_sample` in vLLM's module, and counts what it could not verify."""
+    """Replaces `rejection_sample` in vLLM's module, and counts the rows that it could not verify."""
 
     def __init__(self):
         self.calls = 0
@@ -22,7 +22,7 @@ class RejectionVerification:
         return 0 if self._invalid_rows is None else int(self._invalid_rows)
 
     def forget(self) -> None:
-        """Drop what was counted, as after the self-check."""
+        """Clear the counters, as after the self-check."""
         self.calls, self._invalid_rows = 0, None
 
     def __call__(self, draft_token_ids, *arguments, **keywords) -> torch.Tensor:
@@ -56,10 +56,10 @@ def self_check(runner, module) -> None:
     if not called:
         raise RuntimeError(
             f"{type(runner.rejection_sampler).__name__} does not call {module.__name__}.rejection_sample, which "
-            "standard verification replaces: use vLLM 0.23.0"
+            "rejection sampling replaces: use vLLM 0.23.0"
         )
     if found != expected:
-        raise RuntimeError(f"standard verification's self-check: known logits gave {found}, expected {expected}")
+        raise RuntimeError(f"rejection sampling's self-check: known logits gave {found}, expected {expected}")
 
 
 def _known_step(device):

@@ -1,11 +1,11 @@
-"""What vLLM's model runner does around a drafter of its own kind, made fit for one that often drafts nothing."""
+"""Two changes to vLLM's model runner for a drafter that needs no KV cache and often drafts nothing."""
 
 from __future__ import annotations
 
 import functools
 
 
-def draft_to_the_end(runner) -> None:
+def draft_near_max_model_len(runner) -> None:
     """Let requests be drafted for while another one is near the longest length.
 
     Root cause: `GPUModelRunner._input_fits_in_drafter` (vLLM 0.23) asks whether the longest request leaves room for a
@@ -18,7 +18,7 @@ def draft_to_the_end(runner) -> None:
 
 
 def skip_empty_drafts(runner) -> None:
-    """Tell the scheduler nothing after a step without drafts, instead of an empty draft for every request.
+    """Send the scheduler no drafts after a step without any, instead of an empty draft for every request.
 
     The scheduler empties a request's drafts when it schedules them (`Scheduler.schedule`), so that there are none to
     replace. Saves a call through the executor and a loop over all requests in the steps that the switch keeps free.

@@ -17,7 +17,7 @@ WARM_UP_REPEATS = 3
 
 
 def fingerprint(vllm_config) -> dict[str, str | int]:
-    """What decides on the cost of a step and can be compared between machines."""
+    """Model, device, dtype and modes of an engine: a step-cost table measured with others does not apply to it."""
     from vllm.platforms import current_platform
 
     model, hf = vllm_config.model_config, vllm_config.model_config.hf_config

@@ -187,7 +187,7 @@ def main(model: str) -> None:
             if scenario.method == "sam":
                 runner.requests.clear()
                 runner.drafter._release_finished()
-                followed = len(runner.drafter._followed)
+                followed = len(runner.drafter._tracked)
         result = {
             "tokens": [list(o.outputs[0].token_ids) if o else None for o in outputs],
             "reasons": [o.outputs[0].finish_reason if o else None for o in outputs],

@@ -72,7 +72,7 @@ def main(model: str, method: str, max_num_seqs: int) -> None:
         **{name: int(getattr(record, name).sum()) for name in ("drafted", "accepted", "emitted")},
         "drafting_above_threshold": int((record.drafting & (record.running > 17)).sum()),
         "counters": record.counters,
-        "followed": len(getattr(getattr(runner, "drafter", None), "_followed", ())),
+        "followed": len(getattr(getattr(runner, "drafter", None), "_tracked", ())),
     }
     print("RESULT " + json.dumps(result))
 

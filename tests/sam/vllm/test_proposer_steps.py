@@ -23,7 +23,7 @@ def test_without_drafts_the_drafter_is_called_now_and_then_and_misses_nothing():
     runner.add("b", [1, 2])
     assert runner.step(proposer, ["b"], {"b": [3]})["b"] == finished[3:6]
     assert appended[1:] == [5, 5, 1], "what the finished requests had written since, and the new one"
-    assert set(proposer._followed) == {"b"} and proposer.counters["draft_errors"] == 0
+    assert set(proposer._tracked) == {"b"} and proposer.counters["draft_errors"] == 0
 
 
 def test_drafts_that_nobody_verifies_are_compared_with_what_comes():
