@@ -72,7 +72,7 @@ def measure(output: Path, policies: list[str], cycles: int, overrides: list[str]
 
     Args:
         output: folder of the runs.
-        policies: entries of `speculation.turns`.
+        policies: entries of `speculation.policy_rotation`.
         cycles: training steps of each policy in a run.
         overrides: Hydra overrides of every run.
 

@@ -90,7 +90,7 @@ def test_request_that_cannot_be_followed_gets_no_drafts_and_the_others_do(propos
     assert (proposer.counters["untracked_requests"], proposer.counters["draft_errors"]) == (1, 0)
     del runner.requests["long"]
     runner.step(proposer, ["short"], {"short": [2]})
-    assert not proposer._refused
+    assert not proposer._untracked
 
 
 def test_history_outlives_the_step_and_old_policies_leave_first():
