@@ -65,11 +65,13 @@ def supervise(
     except KeyboardInterrupt:
         return Ending(130, "interrupted")
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not stop the clearing up
+        for sign in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(sign, signal.SIG_IGN)  # a second Ctrl-C must not stop the clearing up
         processes.stop_descendants()
         scratch.remove()
         watch.write_peak_memory()
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class Watch:
