@@ -139,7 +139,7 @@ def run(options: argparse.Namespace) -> tuple[dict, str]:
         scenario = next(make for name, make in made.items() if getattr(options, name))(options)
     report = {
         "scenario": scenario.name, "requests": sum(map(len, scenario.rounds)), "tokens": scenario.num_tokens,
-        "replicas": scenario.cluster.replicas, "lock_step": scenario.cluster.lock_step,
+        "replicas": scenario.cluster.replicas, "lock_step": scenario.cluster.dp_synchronous,
         "max_num_seqs": scenario.cluster.max_num_seqs, "step_cost": scenario.cost.source, "drafter": options.drafter,
         "runs": validation, "rows": [],
     }  # fmt: skip

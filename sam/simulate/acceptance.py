@@ -1,8 +1,9 @@
-"""How many draft tokens are accepted: a table of verify steps from really drafting on a recording.
+"""Acceptance of draft tokens: a table of verify steps, recorded while drafting on recorded responses.
 
-A cell is a number of siblings that the drafter sees and a range of response positions; its records are verify steps:
-the draft's acceptance probabilities, token by token, and how many of its tokens were right. A simulated request draws
-a record for each of its steps, always the same one at the same position, whatever the policy did before.
+A cell of the table is a number of siblings whose text the drafter sees and a range of response positions. Its records
+are verify steps: the draft's cumulative acceptance probabilities and the number of its tokens that were accepted. A
+simulated request draws a record for each of its steps, always the same one at the same position, whatever the policy
+did before.
 
 `python -m sam.simulate.acceptance --traces FILES --drafter sam --k 3 --output TABLE.json` writes one.
 """
@@ -20,36 +21,33 @@ import numpy as np
 from tqdm import tqdm
 
 from sam.jit import compiled
-from sam.record.responses import Recording, TraceError, read_recording
+from sam.record.responses import Recording, read_recording
 from sam.replay.baselines import NAMES, make_drafter
 from sam.replay.round_robin import Replay, replay_group
 
 SIBLINGS = (1, 2, 4, 8, 16)
-POSITIONS = (0, 256, 512, 1024, 2048, 4096, 8192)  # where ranges begin; the last one has no end
-FEWEST_RECORDS = 200  # of a cell; with fewer it repeats the range before it
+POSITIONS = (0, 256, 512, 1024, 2048, 4096, 8192)  # tokens, where ranges begin; the last one has no end
+EDGES = np.array(POSITIONS)
+MIN_RECORDS = 200  # of a cell; with fewer it repeats the range before it
+CELL = np.dtype([("start", np.int64), ("size", np.int64)])  # the records of a cell
 PERCENT = 100  # probabilities are kept in hundredths
-
-
-class AcceptanceError(ValueError):
-    """A table that cannot be read or made; one line says why."""
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Verify steps of every cell, one cell after the other, siblings first.
+    """Verify steps of all cells, by level of siblings and then by range of positions.
 
     Attributes:
-        siblings: int64 [levels], rising from 1.
-        starts, sizes: int64 [levels, ranges], where a cell's records lie.
+        siblings: int64 [levels], samples of the prompt that the drafter sees, rising from 1.
+        cells: CELL [levels, ranges], the records of each cell.
         acceptance: float32 [records, k], cumulative acceptance probabilities, falling; 0 beyond a draft's end.
         drafted: int64 [records], tokens of the draft.
-        accepted: int64 [records].
+        accepted: int64 [records], accepted tokens of the draft.
         source: recording and drafter.
     """
 
     siblings: np.ndarray
-    starts: np.ndarray
-    sizes: np.ndarray
+    cells: np.ndarray
     acceptance: np.ndarray
     drafted: np.ndarray
     accepted: np.ndarray
@@ -57,56 +55,55 @@ class Acceptance:
 
     @property
     def k(self) -> int:
+        """Tokens of a draft at most."""
         return self.acceptance.shape[1]
 
     def level_of(self, siblings: np.ndarray) -> np.ndarray:
-        """int64: for each number of siblings the nearest level, by ratio."""
+        """int64 [n]: the nearest level, by ratio, for each number of siblings."""
         distance = np.abs(np.log(siblings[:, None]) - np.log(self.siblings[None, :]))
         return np.argmin(distance, axis=1)
 
     def mean_length(self, siblings: int, position: int) -> float:
         """Mean acceptance length of a cell: accepted tokens and the bonus token."""
         level = int(self.level_of(np.array([siblings]))[0])
-        cell = level, int(np.searchsorted(POSITIONS, position, side="right")) - 1
-        first = self.starts[cell]
-        return 1.0 + float(self.accepted[first : first + self.sizes[cell]].mean())
+        cell = self.cells[level, np.searchsorted(EDGES, position, side="right") - 1]
+        return 1.0 + float(self.accepted[cell["start"] : cell["start"] + cell["size"]].mean())
 
     def save(self, path: Path, records: int = 128) -> None:
-        """Write as JSON, at most `records` of each cell, evenly chosen from all of them in order of acceptance."""
+        """Write the table as JSON, at most `records` of each cell: every n-th in order of acceptance."""
         cells = []
-        for level in range(len(self.siblings)):
-            for first, size in zip(self.starts[level], self.sizes[level], strict=True):
-                rows = np.arange(first, first + size)
-                rows = rows[np.lexsort((self.acceptance[rows, 0], self.drafted[rows], self.accepted[rows]))]
-                chosen = rows[((np.arange(min(records, size)) + 0.5) * size / min(records, size)).astype(np.int64)]
-                percent = np.rint(PERCENT * self.acceptance[chosen]).astype(int)
-                drafts = [p[:n].tolist() for p, n in zip(percent, self.drafted[chosen], strict=True)]
-                cells.append([[int(a), *d] for a, d in zip(self.accepted[chosen], drafts, strict=True)])
+        for start, size in self.cells.ravel().tolist():
+            order = np.arange(start, start + size)
+            order = order[np.lexsort((self.acceptance[order, 0], self.drafted[order], self.accepted[order]))]
+            chosen = order[((np.arange(min(records, size)) + 0.5) * size / min(records, size)).astype(np.int64)]
+            percent = np.rint(PERCENT * self.acceptance[chosen]).astype(int)
+            drafts = [p[:n].tolist() for p, n in zip(percent, self.drafted[chosen], strict=True)]
+            cells.append([[int(a), *d] for a, d in zip(self.accepted[chosen], drafts, strict=True)])
         content = {"source": self.source, "k": self.k, "siblings": self.siblings.tolist(), "positions": list(POSITIONS)}
         body = ",\n".join(json.dumps(cell, separators=(",", ":")) for cell in cells)
         path.write_text(json.dumps(content)[:-1] + ', "cells": [\n' + body + "\n]}\n")
 
     @classmethod
     def load(cls, path: Path) -> Acceptance:
-        """Read what `save` wrote.
+        """Read a table that `save` wrote.
 
         Raises:
-            AcceptanceError: no such file, or not such a table.
+            ValueError: no such file, or not such a table.
         """
         try:
             content = json.loads(path.read_text())
             if tuple(content["positions"]) != POSITIONS:
                 raise ValueError(f"positions {content['positions']}, expected {list(POSITIONS)}")
             cells = [[(row[1:], row[0]) for row in cell] for cell in content["cells"]]
-            return _from_cells(cells, content["siblings"], content["k"], content["source"], fewest=1)
+            return _from_cells(cells, content["siblings"], content["k"], content["source"], min_records=1)
         except OSError:
-            raise AcceptanceError(f"{path}: no such file") from None
+            raise ValueError(f"{path}: no such file") from None
         except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise AcceptanceError(f"{path}: not a table of acceptance ({error!r})") from error
+            raise ValueError(f"{path}: not a table of acceptance ({error!r})") from error
 
 
 class _Collector(Replay):
-    """Keeps every verify step of a replay, by range of positions."""
+    """Collects the verify steps of a replay by range of positions."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,17 +111,16 @@ class _Collector(Replay):
 
     def count(self, position: int, acceptance: np.ndarray, accepted: int, advanced: int) -> None:
         self.tokens += advanced
-        place = int(np.searchsorted(POSITIONS, position, side="right")) - 1
-        self.cells[place].append((np.rint(PERCENT * acceptance), accepted))
+        self.cells[np.searchsorted(EDGES, position, side="right") - 1].append((np.rint(PERCENT * acceptance), accepted))
 
 
 def measure(recording: Recording, make, k: int, levels=SIBLINGS, source: str = "", progress=None) -> Acceptance:
-    """Draft on a recording, in lock-step as an engine does, once for each number of siblings.
+    """Draft on a recording, for all samples of a prompt at once as an engine does, for each number of siblings.
 
     Args:
         make: makes a drafter (sam.replay.round_robin.replay).
-        k: draft tokens.
-        levels: samples of a prompt that share a drafter; beyond the most there are, only the next level is kept.
+        k: draft tokens of a request.
+        levels: numbers of samples that share a drafter, rising; of those above the largest group the first is used.
         progress: called with the response tokens replayed since the last call.
     """
     most = max(len(samples) for samples in recording.responses)
@@ -138,56 +134,80 @@ def measure(recording: Recording, make, k: int, levels=SIBLINGS, source: str = "
                 part = samples[first : first + siblings]
                 replay_group(collector, make(), str(first), prompt, part, "engine", progress)
         cells += collector.cells
-    return _from_cells(cells, levels, k, source, FEWEST_RECORDS)
+    return _from_cells(cells, levels, k, source, MIN_RECORDS)
 
 
-def _from_cells(cells, siblings, k: int, source: str, fewest: int) -> Acceptance:
+def measure_on(paths: list[Path], tokenizer: str | None, drafter: str, k: int) -> Acceptance:
+    """Draft on recordings, with a progress bar; `drafter` is one of sam.replay.baselines.NAMES."""
+    recording = join([read_recording(path, tokenizer) for path in paths])
+    levels = SIBLINGS if drafter == "sam" else SIBLINGS[:1]
+    source = f"{drafter}, k {k}, on {', '.join(path.stem for path in paths)}"
+    total = recording.num_tokens * len(levels)
+    with tqdm(total=total, unit="tok", desc=f"drafting, k {k}", mininterval=2.0, disable=None) as bar:
+        return measure(recording, partial(make_drafter, drafter, "group", k), k, levels, source, bar.update)
+
+
+def join(recordings: list[Recording]) -> Recording:
+    """All prompts of several recordings as one."""
+    return Recording([p for r in recordings for p in r.prompts], [s for r in recordings for s in r.responses])
+
+
+def _from_cells(cells, siblings, k: int, source: str, min_records: int) -> Acceptance:
     shape = (len(siblings), len(POSITIONS))
     if len(cells) != shape[0] * shape[1] or not any(cells):
-        raise AcceptanceError(f"{len(cells)} cells of verify steps, of them {sum(map(bool, cells))} with any")
-    starts, sizes = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        raise ValueError(f"{len(cells)} cells of verify steps, of them {sum(map(bool, cells))} with any")
+    places = np.zeros(shape, CELL)
     records: list[tuple[np.ndarray, int]] = []
     for level in range(shape[0]):
-        row = cells[level * shape[1] : (level + 1) * shape[1]]
-        usable = [cell if len(cell) >= fewest else None for cell in row]
-        first = next((cell for cell in usable if cell), max(row, key=len))
-        for place, cell in enumerate(usable):
-            if cell is None and place:
-                starts[level, place], sizes[level, place] = starts[level, place - 1], sizes[level, place - 1]
+        ranges = cells[level * shape[1] : (level + 1) * shape[1]]
+        usable = [cell if len(cell) >= min_records else None for cell in ranges]
+        first = next((cell for cell in usable if cell), max(ranges, key=len))
+        for i, cell in enumerate(usable):
+            if cell is None and i:
+                places[level, i] = places[level, i - 1]
                 continue
-            starts[level, place], sizes[level, place] = len(records), len(cell or first)
+            places[level, i] = len(records), len(cell or first)
             records += cell or first
     acceptance = np.zeros((len(records), k), np.float32)
     for i, (percent, _) in enumerate(records):
         acceptance[i, : len(percent)] = np.asarray(percent) / PERCENT
     drafted = np.array([len(percent) for percent, _ in records])
     accepted = np.array([accepted for _, accepted in records])
-    return Acceptance(np.array(siblings), starts, sizes, acceptance, drafted, accepted, source)
+    return Acceptance(np.array(siblings), places, acceptance, drafted, accepted, source)
 
 
 @compiled
-def draw(requests, done, levels, edges, starts, sizes, seed):
-    """int64: a record for each request, by its level and position: the same one whenever it is asked for again."""
+def draw_records(requests, generated, levels, cells, seed):
+    """Draw a record for each request, always the same one at the same position.
+
+    Args:
+        requests: int64 [n], numbers of the requests.
+        generated: int64 [n], tokens of each.
+        levels: int64 [all requests], their levels of siblings.
+        cells: CELL [levels, ranges].
+        seed: int.
+
+    Returns:
+        int64 [n].
+    """
     records = np.empty(requests.size, np.int64)
     for i in range(requests.size):
         x = (
             np.uint64(requests[i]) * np.uint64(0x9E3779B97F4A7C15)
-            + np.uint64(done[i])
+            + np.uint64(generated[i])
             + (np.uint64(seed) << np.uint64(40))
         )
         for shift, factor in ((30, np.uint64(0xBF58476D1CE4E5B9)), (27, np.uint64(0x94D049BB133111EB))):
             x = (x ^ (x >> np.uint64(shift))) * factor
         x ^= x >> np.uint64(31)
-        level = levels[requests[i]]
-        place = np.searchsorted(edges, done[i], side="right") - 1
-        records[i] = starts[level, place] + np.int64((x >> np.uint64(11)) % np.uint64(sizes[level, place]))
+        cell = cells[levels[requests[i]], np.searchsorted(EDGES, generated[i], side="right") - 1]
+        records[i] = cell.start + np.int64((x >> np.uint64(11)) % np.uint64(cell.size))
     return records
 
 
 @compiled
-def drafts_of(records, acceptance, drafted, budgets, least):
-    """Acceptance and offsets of the drafts, each within its budget and ending before a token accepted less often
-    than `least`."""
+def read_drafts(records, acceptance, drafted, budgets, least):
+    """Probabilities and offsets of the records' drafts, each cut to its budget and before a token below `least`."""
     offsets = np.zeros(records.size + 1, np.int64)
     kept = np.empty(records.size * acceptance.shape[1], np.float32)
     end = 0
@@ -202,6 +222,7 @@ def drafts_of(records, acceptance, drafted, budgets, least):
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m sam.simulate.acceptance", description=__doc__.splitlines()[0])
     parser.add_argument("--traces", nargs="+", type=Path, required=True, help=".npz recordings or .jsonl dumps")
     parser.add_argument("--drafter", choices=NAMES, default="sam")
@@ -211,15 +232,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, required=True, help="table to write")
     options = parser.parse_args(arguments)
     try:
-        parts = [read_recording(path, options.tokenizer) for path in options.traces]
-        recording = Recording([p for r in parts for p in r.prompts], [s for r in parts for s in r.responses])
-        make = partial(make_drafter, options.drafter, "group", options.k)
-        levels = SIBLINGS if options.drafter == "sam" else SIBLINGS[:1]
-        source = f"{options.drafter}, k {options.k}, on {', '.join(path.stem for path in options.traces)}"
-        with tqdm(total=recording.num_tokens * len(levels), unit="tok", mininterval=2.0) as bar:
-            table = measure(recording, make, options.k, levels, source, bar.update)
+        table = measure_on(options.traces, options.tokenizer, options.drafter, options.k)
         table.save(options.output, options.records)
-    except (TraceError, ValueError, OSError) as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     for siblings in table.siblings.tolist():

@@ -8,33 +8,34 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sam.simulate.cost import StepClock
 from sam.simulate.drafting import Drafting
 from sam.simulate.lengths import Round
 from sam.simulate.replica import Replica
 from sam.simulate.routing import assign
 from sam.switch.goodput import CONTEXT_BUCKET
+from sam.switch.interpolation import Grid, interpolate
 from sam.switch.policy import Policy
+from sam.switch.step_cost import StepCost
 
 COLUMNS = ("end_ms", "steps", "running", "switched_on", "drafted", "accepted", "verified", "emitted")
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """What a rollout runs on.
+    """The machines that a rollout runs on.
 
     Attributes:
-        replicas: that take requests.
+        replicas: number of inference replicas.
         max_num_seqs: requests that run at once on a replica; the others wait, first come first served.
-        lock_step: the replicas are data-parallel ranks of one engine whose steps all wait for the slowest, as experts
-            spread over them ask for; otherwise each runs on its own.
-        draft_us: microseconds of drafting for each request and step with drafts, beyond the step cost.
-        admit_ms: milliseconds that each new request adds to its first step, in which its prompt is read.
+        dp_synchronous: whether the replicas are data-parallel ranks of one engine, in which every step waits for the
+            slowest rank, as expert parallelism needs it; otherwise each runs on its own.
+        draft_us: microseconds of drafting per request in a step with drafts, beyond the step cost.
+        admit_ms: milliseconds that a new request adds to its first step, in which its prompt is read.
     """
 
     replicas: int = 1
     max_num_seqs: int = 128
-    lock_step: bool = False
+    dp_synchronous: bool = False
     draft_us: float = 0.0
     admit_ms: float = 0.0
 
@@ -45,21 +46,25 @@ class Cluster:
 
 
 class Engine:
-    """Replicas that step together: one, or all of a lock-step cluster.
+    """Replicas that step together: one, or all ranks of a data-parallel synchronous cluster.
 
     Attributes:
         clock: milliseconds since the round began.
-        timeline: rows of COLUMNS: one for each step with drafts, one for each run of steps without.
+        timeline: tuples of COLUMNS: one for each step with drafts, one for each series of steps without.
     """
 
-    def __init__(self, replicas: list[Replica], cost: StepClock, cluster: Cluster):
+    def __init__(self, replicas: list[Replica], cost: Grid, cluster: Cluster):
         self._replicas, self._cost, self._cluster = replicas, cost, cluster
         self.clock = 0.0
         self.timeline: list[tuple] = []
 
     def advance(self) -> int:
-        """Play one step, or as many as nothing changes in; returns the tokens it brought, -1 at the end."""
-        came = [replica.admit(self.clock) for replica in self._replicas]
+        """Play one step, or all steps until something changes.
+
+        Returns:
+            The tokens that were generated; -1 at the end.
+        """
+        admitted = [replica.admit(self.clock) for replica in self._replicas]
         busy = [replica for replica in self._replicas if len(replica)]
         if not busy:
             arrival = min(replica.next_arrival for replica in self._replicas)
@@ -69,55 +74,64 @@ class Engine:
             return 0
         largest = max(len(replica) for replica in busy)
         drafting = False
-        for replica, elsewhere in zip(busy, rows_elsewhere(busy), strict=True):
-            drafting |= replica.make_plan(elsewhere) > 0
+        for replica, num_tokens in zip(busy, max_num_tokens_other_ranks(busy), strict=True):
+            drafting |= replica.make_plan(num_tokens) > 0
         if not drafting and (steps := self._uneventful(busy)) > 1:
             self._jump(busy, steps)
         else:
             steps = 1
-            self._step(busy, sum(came))
+            self._step(busy, sum(admitted))
         total = [sum(getattr(replica, name) for replica in busy) for name in COLUMNS[4:]]
         on = any(replica.switch_on for replica in busy)
         self.timeline.append((self.clock, steps, largest, on, *total))
         return total[-1]
 
     def _uneventful(self, busy: list[Replica]) -> int:
-        """Steps until somebody finishes or may come, or the context has grown enough to ask the policies again."""
+        """Steps until a request finishes or may arrive, or the context has grown enough to ask the policies again."""
         if any(replica.fresh or not replica.steady for replica in busy):
             return 1
         if any(self.clock < replica.next_arrival < float("inf") for replica in self._replicas):
             return 1
-        knots = (self._cost.steps_to_knot(replica.context) for replica in busy)
+        knots = (self._steps_to_knot(replica.context) for replica in busy)
         return min(CONTEXT_BUCKET, *(replica.until_finish for replica in busy), *knots)
+
+    def _steps_to_knot(self, context: float) -> int:
+        """Steps until costs are no longer linear in the context."""
+        knots = self._cost.context
+        following = int(np.searchsorted(knots, context, side="right"))
+        return max(1, int(knots[following] - context) + 1) if following < len(knots) else 1 << 60
+
+    def _step_ms(self, requests: int, num_tokens: int, context: float) -> float:
+        return interpolate(self._cost, float(requests), float(num_tokens), context)
 
     def _jump(self, busy: list[Replica], steps: int) -> None:
         # Costs are linear in the context meanwhile: the middle step costs the mean.
         middle = (steps - 1) / 2
-        each = max(self._cost.milliseconds(len(r), len(r), r.context + middle) for r in busy)
+        each = max(self._step_ms(len(r), len(r), r.context + middle) for r in busy)
         self.clock += each * steps
         for replica in busy:
             replica.jump(steps)
-            replica.settle(each, observed=False)
+            replica.finish_step(each, observed=False)
 
-    def _step(self, busy: list[Replica], came: int) -> None:
+    def _step(self, busy: list[Replica], admitted: int) -> None:
         slowest = 0.0
-        observed = came == 0 and not any(replica.fresh for replica in busy)
+        observed = admitted == 0 and not any(replica.fresh for replica in busy)
         for replica in busy:
             running, context = len(replica), replica.context
             replica.step()
-            each = self._cost.milliseconds(running, replica.rows, context)
+            each = self._step_ms(running, replica.num_tokens, context)
             slowest = max(slowest, each + self._cluster.draft_us * replica.verified / 1e3)
-        slowest += self._cluster.admit_ms * came
+        slowest += self._cluster.admit_ms * admitted
         self.clock += slowest
-        for replica, elsewhere in zip(busy, rows_elsewhere(busy), strict=True):
-            replica.settle(slowest, observed, elsewhere)
+        for replica, num_tokens in zip(busy, max_num_tokens_other_ranks(busy), strict=True):
+            replica.finish_step(slowest, observed, num_tokens)
 
 
-def rows_elsewhere(replicas: list[Replica]) -> list[int]:
-    """For each the most rows that another one's last step had, 0 without another: all that vLLM's ranks are told."""
-    rows = sorted(replica.rows for replica in replicas)
-    others = rows[-2] if len(rows) > 1 else 0
-    return [others if replica.rows == rows[-1] else rows[-1] for replica in replicas]
+def max_num_tokens_other_ranks(replicas: list[Replica]) -> list[int]:
+    """For each rank the tokens of the largest last step of the others, 0 without others: all that vLLM's ranks know."""
+    counts = sorted(replica.num_tokens for replica in replicas)
+    second = counts[-2] if len(counts) > 1 else 0
+    return [second if replica.num_tokens == counts[-1] else counts[-1] for replica in replicas]
 
 
 @dataclass(frozen=True)
@@ -128,7 +142,7 @@ class Played:
 
     @property
     def seconds(self) -> np.ndarray:
-        """float64 [engines], when each was through."""
+        """float64 [engines], when each engine finished."""
         return np.array([t["end_ms"][-1] / 1e3 if len(t["end_ms"]) else 0.0 for t in self.timelines])
 
 
@@ -136,7 +150,7 @@ def play(
     work: Round,
     cluster: Cluster,
     routing: str,
-    cost: StepClock,
+    cost: StepCost,
     make_policy: Callable[[], Policy],
     make_drafting: Callable[[np.ndarray], list[Drafting]],
     seed: int = 0,
@@ -145,20 +159,20 @@ def play(
     """Play a round to its end.
 
     Args:
-        make_policy: called once for each replica.
-        make_drafting: replica of each request (int64 [requests]) to a drafting for each replica.
-        seed: of the routing's random choices.
-        progress: called with the tokens brought since the last call.
+        make_policy: makes the policy of a replica.
+        make_drafting: takes the replica of each request (int64 [requests]) and makes the drafting of each replica.
+        seed: seed of the routing's random choices.
+        progress: called with the tokens generated since the last call.
     """
     replica_of = assign(work.prompts, cluster.replicas, routing, seed)
-    done = np.zeros(len(work), dtype=np.int64)
+    generated = np.zeros(len(work), dtype=np.int64)
     replicas = [
-        Replica(work, np.flatnonzero(replica_of == i), done, cluster.max_num_seqs, make_policy(), drafting)
+        Replica(work, np.flatnonzero(replica_of == i), generated, cluster.max_num_seqs, make_policy(), drafting)
         for i, drafting in enumerate(make_drafting(replica_of))
     ]
-    parts = [replicas] if cluster.lock_step else [[replica] for replica in replicas]
-    engines = [Engine(part, cost, cluster) for part in parts]
-    # Whoever is behind goes first, so that a drafter that they share sees tokens in the order of their time.
+    parts = [replicas] if cluster.dp_synchronous else [[replica] for replica in replicas]
+    engines = [Engine(part, cost.grid, cluster) for part in parts]
+    # The engine with the earliest clock goes first, so that a drafter that they share sees tokens in the order of time.
     waiting = [(0.0, i) for i in range(len(engines))]
     while waiting:
         _, i = heapq.heappop(waiting)

@@ -42,7 +42,7 @@ class Published:
 
     Attributes:
         seeds: rounds to average.
-        row_ms: milliseconds that a draft token adds to a step, whatever the context.
+        per_draft_token_ms: milliseconds that a draft token adds to a step, whatever the context.
         rounds_a_step: of dynamic sampling, as the published seconds of a round say; None: fitted.
         off, on: seconds of a step's rollout without and with speculation; gains are off / on - 1, as published.
         round_off, round_on: seconds of a round in the mean of all replicas, where published.
@@ -61,7 +61,7 @@ class Published:
     mean: float | None = None
     rounds_a_step: int | None = None
     seeds: int = 6
-    row_ms: float = 0.044
+    per_draft_token_ms: float = 0.044
 
     def rounds(self, mean: float) -> list[Round]:
         lengths = LogNormal(mean, CAP, SIGMA, CORRELATION)
@@ -100,9 +100,9 @@ SETUPS = {
         off=9094.0,
         on=8223.0,
     ),
-    # Qwen3-235B, 128 dies, TP4 EP128: 32 replicas in lock-step.
+    # Qwen3-235B, 128 dies, TP4 EP128: 32 data-parallel ranks, synchronous.
     "qwen3_235b": Published(
-        Cluster(replicas=32, max_num_seqs=64, lock_step=True),
+        Cluster(replicas=32, max_num_seqs=64, dp_synchronous=True),
         prompts=128,
         choice=_published(3, 8),
         rounds_a_step=2,
@@ -112,21 +112,28 @@ SETUPS = {
         round_off=7102.92,
         round_on=6467.52,
         mean=10119.23,
-        row_ms=0.059,
+        per_draft_token_ms=0.059,
     ),
 }
 
 
 def shipped_acceptance(drafter: str, k: int) -> Acceptance:
-    """Raises AcceptanceError if there is none for this drafter and draft length."""
-    return Acceptance.load(SHIPPED / f"acceptance_{drafter}_k{k}.json")
+    """Load the table that this package ships for a drafter and a draft length.
+
+    Raises:
+        ValueError: there is none.
+    """
+    path = SHIPPED / f"acceptance_{drafter}_k{k}.json"
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file; name a recording to draft on with --acceptance")
+    return Acceptance.load(path)
 
 
-def fitted_cost(fixed: float, verify: float, row_ms: float, **fingerprint) -> StepCost:
-    """fixed + VERIFY_FIXED with drafts + draft tokens x (row_ms + verify x context / 1024) milliseconds."""
+def fitted_cost(fixed: float, verify: float, per_draft_token_ms: float, **fingerprint) -> StepCost:
+    """fixed + VERIFY_FIXED with drafts + draft tokens x (per_draft_token_ms + verify x context / 1024) milliseconds."""
     requests, tokens, context = np.array([1, 256]), np.array([1, 2, 16]), np.array([1, 40960])
     r, m, c = np.meshgrid(requests, tokens, context, indexing="ij")
-    cells = fixed + VERIFY_FIXED * (m > 1) + r * (m - 1) * (row_ms + verify * c / 1024)
+    cells = fixed + VERIFY_FIXED * (m > 1) + r * (m - 1) * (per_draft_token_ms + verify * c / 1024)
     return StepCost(requests, tokens, context, cells, fingerprint, FITTED)
 
 

@@ -53,11 +53,11 @@ def fit_32b() -> StepCost:
     fixed = round(100.0 * setup.off / without.seconds, 2)
 
     def tail_gain(verify: float) -> float:
-        on = play(setup, fitted_cost(fixed, verify, setup.row_ms), setup.choice, mean)
+        on = play(setup, fitted_cost(fixed, verify, setup.per_draft_token_ms), setup.choice, mean)
         return fixed / 100.0 * without.tail_seconds / on.tail_seconds
 
     verify = round(solve(tail_gain, 0.0, 0.5, setup.tail[1]), 4)
-    return fitted_cost(fixed, verify, setup.row_ms, **describe("Qwen3-32B, TP8", fixed, verify, mean, 1))
+    return fitted_cost(fixed, verify, setup.per_draft_token_ms, **describe("Qwen3-32B, TP8", fixed, verify, mean, 1))
 
 
 def fit_128die(cost: StepCost) -> StepCost:
@@ -66,7 +66,9 @@ def fit_128die(cost: StepCost) -> StepCost:
     mean = round(solve(lambda length: gain(setup, cost, setup.choice, length), 3500.0, 9000.0, setup.gains[0]))
     rounds = setup.off / play(setup, cost, off(setup), mean).seconds
     fixed, verify = (float(cost.fingerprint[key]) for key in ("fixed_ms", "verify_ms"))
-    return fitted_cost(fixed, verify, setup.row_ms, **describe("Qwen3-32B, TP8", fixed, verify, mean, rounds))
+    return fitted_cost(
+        fixed, verify, setup.per_draft_token_ms, **describe("Qwen3-32B, TP8", fixed, verify, mean, rounds)
+    )
 
 
 def fit_235b() -> StepCost:
@@ -76,11 +78,11 @@ def fit_235b() -> StepCost:
     fixed = round(100.0 * setup.off / setup.rounds_a_step / without.seconds, 2)
 
     def gain_of(verify: float) -> float:
-        return gain(setup, fitted_cost(fixed, verify, setup.row_ms), setup.choice, setup.mean)
+        return gain(setup, fitted_cost(fixed, verify, setup.per_draft_token_ms), setup.choice, setup.mean)
 
     verify = round(solve(gain_of, 0.0, 0.5, float(np.mean(setup.gains))), 4)
     words = describe("Qwen3-235B, TP4 EP128", fixed, verify, setup.mean, setup.rounds_a_step)
-    return fitted_cost(fixed, verify, setup.row_ms, **words)
+    return fitted_cost(fixed, verify, setup.per_draft_token_ms, **words)
 
 
 def describe(model: str, fixed: float, verify: float, mean: float, rounds: float) -> dict[str, str | int]:

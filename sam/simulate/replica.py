@@ -12,31 +12,31 @@ from sam.switch.goodput import CONTEXT_BUCKET, MAX_COOL_DOWN_STEPS
 from sam.switch.policies import Threshold
 from sam.switch.policy import Plan, Policy, StepState
 
-# Steps in which a policy has asked for no drafts in the same state, after which it will not until the state changes.
+# Steps without drafts in the same state after which a policy will not ask for any until the state changes.
 QUIET_STEPS = MAX_COOL_DOWN_STEPS + 2
-NOBODY = np.empty(0, np.int64)
+NO_REQUESTS = np.empty(0, np.int64)
 
 
 class Replica:
     """One data-parallel rank of an engine, or a whole engine.
 
     Attributes:
-        running: int64, its requests in the batch, in the order in which they came.
+        running: int64 [n], requests in the batch, in the order in which they came.
         until_finish: tokens until the first of them is complete.
-        fresh: those of them that have not got a token yet.
-        rows: tokens of its last step, drafts among them.
+        fresh: number of those that have no token yet.
+        num_tokens: tokens of the last step, drafts included.
     """
 
     def __init__(
-        self, work: Round, queue: np.ndarray, done: np.ndarray, slots: int, policy: Policy, drafting: Drafting
+        self, work: Round, queue: np.ndarray, generated: np.ndarray, slots: int, policy: Policy, drafting: Drafting
     ):
-        self._work, self._queue, self._done, self._slots = work, queue, done, slots
+        self._work, self._queue, self._generated, self._slots = work, queue, generated, slots
         self._policy, self._drafting = policy, drafting
         self._next = self._tokens = self._quiet = 0
         self._quiet_state = (0, 0)
-        self.running, self.until_finish, self.fresh = NOBODY, 0, 0
+        self.running, self.until_finish, self.fresh = NO_REQUESTS, 0, 0
         self.state, self.plan = StepState(0), Plan(0)
-        self.drafted = self.accepted = self.verified = self.emitted = self.rows = 0
+        self.drafted = self.accepted = self.verified = self.emitted = self.num_tokens = 0
         self.switch_on = False
 
     def __len__(self) -> int:
@@ -50,25 +50,25 @@ class Replica:
 
     @property
     def next_arrival(self) -> float:
-        """Milliseconds at which the first request of the queue is or was there; infinite without one."""
+        """Milliseconds at which the first request of the queue arrives or arrived; infinite without one."""
         return float(self._work.arrivals[self._queue[self._next]]) if self._next < len(self._queue) else float("inf")
 
     def admit(self, now: float) -> int:
-        """Take what has arrived into the batch, first come first served; returns how many came."""
+        """Take arrived requests into the batch, first come first served; returns their number."""
         first = self._next
         while self.next_arrival <= now and len(self.running) + self._next - first < self._slots:
             self._drafting.start(int(self._queue[self._next]))
             self._next += 1
-        if came := self._next - first:
+        if admitted := self._next - first:
             new = self._queue[first : self._next]
             self.running = np.concatenate([self.running, new])
             self._tokens += int(self._work.prompt_tokens[new].sum())
-            self.fresh += came
+            self.fresh += admitted
             self._count_down()
-        return came
+        return admitted
 
     def make_plan(self, max_num_tokens_other: int) -> int:
-        """Ask the policy what may be drafted; returns the budget of a request."""
+        """Ask the policy for a plan; returns the draft tokens that a request may have."""
         running, context = len(self.running), self.context
         self.state = StepState(running, self.fresh, 0, context, max_num_tokens_other)
         self.plan = self._policy.plan(self.state)
@@ -79,21 +79,21 @@ class Replica:
 
     @property
     def steady(self) -> bool:
-        """Whether the policy will not ask for drafts while the batch and its context stay about as they are."""
+        """Whether the policy will ask for no drafts while the batch and its context bucket stay the same."""
         return self.plan.budget == 0 and (isinstance(self._policy, Threshold) or self._quiet >= QUIET_STEPS)
 
     def step(self) -> None:
         """Draft, verify and advance by one engine step.
 
-        Sets what came of it: `drafted`, `accepted`, `verified` (requests with drafts), `emitted`, `rows`.
+        Sets `drafted`, `accepted`, `emitted` and `num_tokens`, counts of tokens, and `verified`, requests with drafts.
         """
-        running, done = self.running, self._done
+        running, generated = self.running, self._generated
         self.drafted = self.accepted = self.verified = 0
         self.switch_on = False
         if self.plan.budget == 0 or self.fresh == len(running):
             self._advance(1)
             return
-        before = done[running]
+        before = generated[running]
         budgets = np.where(before > 0, self.plan.budget, 0)
         acceptance, offsets = self._drafting.draft(running, before, budgets, self.plan.min_acceptance)
         lengths = self._policy.choose(self.state, acceptance, offsets)
@@ -105,8 +105,8 @@ class Replica:
         self._advance(np.minimum(accepted + 1, left))
 
     def _advance(self, tokens: np.ndarray | int) -> None:
-        self.rows = len(self.running) + self.drafted
-        self._done[self.running] += tokens
+        self.num_tokens = len(self.running) + self.drafted
+        self._generated[self.running] += tokens
         self.fresh = 0
         if isinstance(tokens, np.ndarray):
             self.emitted = int(tokens.sum())
@@ -117,25 +117,25 @@ class Replica:
         self._tokens += self.emitted
 
     def jump(self, steps: int) -> None:
-        """Advance by so many steps without drafts."""
+        """Advance by `steps` steps without drafts."""
         self.drafted = self.accepted = self.verified = 0
         self.switch_on = False
         self._advance(steps)
 
-    def settle(self, milliseconds: float, observed: bool, max_num_tokens_other: int = 0) -> None:
-        """After a step or a jump: show its tokens to the drafter and its time to the policy, let go who is complete.
+    def finish_step(self, milliseconds: float, observed: bool, max_num_tokens_other: int = 0) -> None:
+        """After a step or a jump: show its tokens to the drafter and its time to the policy; drop complete requests.
 
         Args:
             max_num_tokens_other: tokens of the largest batch of the other ranks in this step; `make_plan` is given that
                 of the step before.
         """
-        self._drafting.append(self.running, self._done[self.running])
+        self._drafting.append(self.running, self._generated[self.running])
         if observed:
             state = replace(self.state, max_num_tokens_other_dp_ranks=max_num_tokens_other)
             self._policy.observe(state, self.drafted, self.accepted, milliseconds)
         if self.until_finish == 0:
             work, running = self._work, self.running
-            complete = self._done[running] >= work.lengths[running]
+            complete = self._generated[running] >= work.lengths[running]
             for request in running[complete].tolist():
                 self._drafting.finish(request)
                 self._tokens -= int(work.lengths[request] + work.prompt_tokens[request])
@@ -144,4 +144,4 @@ class Replica:
 
     def _count_down(self) -> None:
         running = self.running
-        self.until_finish = int((self._work.lengths[running] - self._done[running]).min(initial=1 << 60))
+        self.until_finish = int((self._work.lengths[running] - self._generated[running]).min(initial=1 << 60))

@@ -9,7 +9,6 @@ import numpy as np
 
 from sam.config import SpeculationConfig
 from sam.simulate.acceptance import Acceptance
-from sam.simulate.cost import StepClock
 from sam.simulate.drafting import Drafting, DrawnDrafts, RealDrafts
 from sam.simulate.engine import Cluster, Played, play
 from sam.simulate.lengths import Round
@@ -128,11 +127,11 @@ def simulate(
     Args:
         tail_threshold: running requests from which the tail is counted, whatever the policy.
     """
-    clock, played = StepClock(cost), []
+    played = []
     for number, work in enumerate(rounds):
         make = acceptance(work, choice, cluster.replicas, number)
         policy = lambda: choice.make_policy(cost)  # noqa: E731
-        played.append(play(work, cluster, choice.routing, clock, policy, make, number, progress))
+        played.append(play(work, cluster, choice.routing, cost, policy, make, number, progress))
     return summarize(played, tail_threshold), played
 
 

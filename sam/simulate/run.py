@@ -17,10 +17,6 @@ from sam.simulate.lengths import Round, recorded_round
 from sam.simulate.rollout import Choice
 
 
-class RunError(ValueError):
-    """A run directory that cannot be simulated; one line says why."""
-
-
 @dataclass(frozen=True)
 class RecordedRun:
     """A run directory of recipe.main_dapo.
@@ -36,21 +32,21 @@ class RecordedRun:
 
     @classmethod
     def load(cls, directory: Path) -> RecordedRun:
-        """Raises RunError: no such run, or none of its steps recorded."""
+        """Raises ValueError: no such run, or none of its steps recorded."""
         try:
             import yaml
         except ImportError as error:
-            raise RunError("reading a run's config.yaml needs PyYAML: install requirements/cpu.txt") from error
+            raise ValueError("reading a run's config.yaml needs PyYAML: install requirements/cpu.txt") from error
         for name in ("config.yaml", "metrics.jsonl"):
             if not (directory / name).is_file():
-                raise RunError(f"{directory}: no {name} there; expected a run directory of recipe.main_dapo")
+                raise ValueError(f"{directory}: no {name} there; expected a run directory of recipe.main_dapo")
         try:
             config = yaml.safe_load((directory / "config.yaml").read_text())
             SpeculationConfig.from_dict(config["speculation"]), config["actor_rollout_ref"]["rollout"]
             lines = (directory / "metrics.jsonl").read_text().splitlines(keepends=True)
             rows = [json.loads(line) for line in lines if line.endswith("\n")]
         except (yaml.YAMLError, ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{directory}: not a run directory of recipe.main_dapo ({error!r})") from error
+            raise ValueError(f"{directory}: not a run directory of recipe.main_dapo ({error!r})") from error
         seconds = {row["step"]: row["rollout/seconds"] for row in rows if "rollout/seconds" in row}
         seconds = {
             step: value
@@ -58,7 +54,7 @@ class RecordedRun:
             if EngineSteps.path(directory, step).is_file() and (directory / "rollouts" / f"{step}.jsonl").is_file()
         }
         if not seconds:
-            raise RunError(f"{directory}: no training step with rollouts/ and engine_steps/ has finished there")
+            raise ValueError(f"{directory}: no training step with rollouts/ and engine_steps/ has finished there")
         return cls(directory, config, seconds)
 
     @property
@@ -79,10 +75,10 @@ class RecordedRun:
         """How the run itself speculated; ngram and suffix have no switch.
 
         Raises:
-            RunError: it had no single policy.
+            ValueError: it had no single policy.
         """
         if self.took_turns:
-            raise RunError(f"{self.directory}: its policies took turns: expected a run of one policy")
+            raise ValueError(f"{self.directory}: its policies took turns: expected a run of one policy")
         speculation = self.speculation
         policy = {"off": "never", "sam": speculation.policy}.get(self.method, "always")
         return Choice(
@@ -101,9 +97,9 @@ class RecordedRun:
         one = ranks * _number(rollout, "tensor_model_parallel_size") * _number(rollout, "pipeline_model_parallel_size")
         engines = max(1, world // one)
         if ranks > 1 and engines > 1:
-            raise RunError(f"{self.directory}: {engines} engines of {ranks} data-parallel ranks: not simulated yet")
+            raise ValueError(f"{self.directory}: {engines} engines of {ranks} data-parallel ranks: not simulated yet")
         seqs = _number(rollout, "max_num_seqs", 1024)
-        return Cluster(max(ranks, engines), seqs, lock_step=ranks > 1, admit_ms=admit_ms)
+        return Cluster(max(ranks, engines), seqs, dp_synchronous=ranks > 1, admit_ms=admit_ms)
 
     def engine_steps(self, step: int) -> EngineSteps:
         return EngineSteps.load(self.directory, step)

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
-from sam.record.responses import Recording, read_recording
+from sam.record.responses import read_recording
 from sam.replay.baselines import make_drafter
-from sam.simulate.acceptance import SIBLINGS, Acceptance, AcceptanceError, measure
+from sam.simulate.acceptance import Acceptance, join, measure_on
 from sam.simulate.cost import load_step_cost, shipped_step_costs
 from sam.simulate.engine import Cluster, Played
 from sam.simulate.lengths import LogNormal, Round, recorded_round
@@ -80,7 +79,7 @@ def log_normal(options: argparse.Namespace) -> Scenario:
 
 
 def recorded(options: argparse.Namespace) -> Scenario:
-    recording = _joined([read_recording(path, options.tokenizer) for path in options.traces])
+    recording = join([read_recording(path, options.tokenizer) for path in options.traces])
     work = recorded_round(recording)
     acceptance = drawn(options) if options.acceptance else real(options.drafter)
     return Scenario("recording", [work], _changed(Cluster(), options), _cost(options), Choice(), acceptance)
@@ -114,40 +113,28 @@ def drawn(options: argparse.Namespace) -> Callable[[int], Drawn]:
     """Drafts from a table: one that is named, one made of a recording that is named, or the one that is shipped."""
     tables: dict[int, Acceptance] = {}
 
-    def of(k: int) -> Drawn:
+    def for_draft_length(k: int) -> Drawn:
         if k not in tables:
             tables[k] = _table(options, k)
         return Drawn(tables[k])
 
-    return of
+    return for_draft_length
 
 
 def _table(options: argparse.Namespace, k: int) -> Acceptance:
     paths = options.acceptance
     if not paths:
-        try:
-            return shipped_acceptance(options.drafter, k)
-        except AcceptanceError as error:
-            raise AcceptanceError(f"{error}; name a recording to draft on with --acceptance") from None
+        return shipped_acceptance(options.drafter, k)
     if paths[0].suffix == ".json":
         table = Acceptance.load(paths[0])
         if table.k != k:
-            raise AcceptanceError(f"{paths[0]}: of drafts of {table.k} tokens, not {k}: name a recording instead")
+            raise ValueError(f"{paths[0]}: of drafts of {table.k} tokens, not {k}: name a recording instead")
         return table
-    recording = _joined([read_recording(path, options.tokenizer) for path in paths])
-    levels = SIBLINGS if options.drafter == "sam" else SIBLINGS[:1]
-    source = f"{options.drafter}, k {k}, on {', '.join(path.stem for path in paths)}"
-    total = recording.num_tokens * len(levels)
-    with tqdm(total=total, unit="tok", desc=f"drafting, k {k}", mininterval=2.0, disable=None) as bar:
-        return measure(recording, lambda: make_drafter(options.drafter, "group", k), k, levels, source, bar.update)
+    return measure_on(paths, options.tokenizer, options.drafter, k)
 
 
 def _draw(lengths: LogNormal, prompts: int, samples: int, options: argparse.Namespace) -> list[Round]:
     return [lengths.draw(prompts, samples, PROMPT_TOKENS, seed) for seed in range(options.seeds)]
-
-
-def _joined(recordings: list[Recording]) -> Recording:
-    return Recording([p for r in recordings for p in r.prompts], [s for r in recordings for s in r.responses])
 
 
 def _cost(options: argparse.Namespace) -> StepCost:
@@ -160,7 +147,7 @@ def _changed(cluster: Cluster, options: argparse.Namespace) -> Cluster:
     asked = {
         "replicas": options.replicas,
         "max_num_seqs": options.max_num_seqs,
-        "lock_step": options.lock_step,
+        "dp_synchronous": options.lock_step,
         "draft_us": options.draft_us,
     }
     return replace(cluster, **{name: value for name, value in asked.items() if value is not None})

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sam.simulate.acceptance import Acceptance
-from sam.simulate.cost import StepClock, load_step_cost
-from sam.simulate.engine import Cluster, rows_elsewhere
+from sam.simulate.acceptance import CELL, Acceptance
+from sam.simulate.cost import load_step_cost
+from sam.simulate.engine import Cluster, max_num_tokens_other_ranks
 from sam.simulate.lengths import LogNormal, Round
 from sam.simulate.rollout import Choice, Drawn, simulate, tail_seconds
 from sam.switch.policies import Threshold
@@ -28,12 +28,11 @@ def work(*lengths, prompts=None, arrivals=None, prompt_tokens=4):
 
 def accepting(*records, k=3):
     """A table of one cell: (draft tokens, accepted) of its verify steps."""
-    one = np.zeros((1, 7), np.int64)
     acceptance = np.zeros((len(records), k), np.float32)
     for i, (drafted, accepted) in enumerate(records):
         acceptance[i, :drafted] = accepted / drafted if drafted else 0.0
     drafted, accepted = (np.array(column) for column in zip(*records, strict=True))
-    return Drawn(Acceptance(np.array([1]), one, one + len(records), acceptance, drafted, accepted))
+    return Drawn(Acceptance(np.array([1]), np.array([[(0, len(records))] * 7], CELL), acceptance, drafted, accepted))
 
 
 ALL = accepting((3, 3))
@@ -103,31 +102,31 @@ def test_new_requests_cost_what_reading_their_prompts_costs():
 def test_replicas_run_on_their_own_or_wait_for_the_slowest():
     rounds = work(2, 2, 6, prompts=[0, 1, 2])
     alone, _ = play(rounds, replicas=3)
-    together, _ = play(rounds, replicas=3, lock_step=True)
+    together, _ = play(rounds, replicas=3, dp_synchronous=True)
     assert alone.seconds == pytest.approx(66 / 1e3) and alone.mean_seconds == pytest.approx((22 + 22 + 66) / 3e3)
     assert together.seconds == together.mean_seconds == pytest.approx(66 / 1e3)
     assert (alone.engine_steps, together.engine_steps) == (10, 6)
 
 
-def test_a_lock_step_costs_what_the_fullest_replica_does():
+def test_a_synchronous_step_costs_what_the_fullest_replica_does():
     rounds = work(4, 4, 4, prompts=[0, 0, 1])
-    outcome, _ = play(rounds, "threshold", threshold=1, replicas=2, lock_step=True, routing="prompt")
+    outcome, _ = play(rounds, "threshold", threshold=1, replicas=2, dp_synchronous=True, routing="prompt")
     # Two requests here, one there: the one drafts 3 tokens, and its 4 rows are the most.
     assert outcome.seconds == pytest.approx((12 + 14 + 12 + 12) / 1e3)
 
 
 def test_ranks_are_told_the_most_rows_of_another_ones_last_step(monkeypatch):
-    replicas = [SimpleNamespace(rows=rows) for rows in (3, 9, 5)]
-    assert rows_elsewhere(replicas) == [9, 5, 9]
-    assert rows_elsewhere(replicas[:1]) == [0]
-    assert rows_elsewhere([replicas[1], replicas[1]]) == [9, 9]
+    replicas = [SimpleNamespace(num_tokens=count) for count in (3, 9, 5)]
+    assert max_num_tokens_other_ranks(replicas) == [9, 5, 9]
+    assert max_num_tokens_other_ranks(replicas[:1]) == [0]
+    assert max_num_tokens_other_ranks([replicas[1], replicas[1]]) == [9, 9]
     planned, seen = [], []
     monkeypatch.setattr(Threshold, "observe", lambda _, state, *rest: seen.append(state.max_num_tokens_other_dp_ranks))
     plan = Threshold.plan
     monkeypatch.setattr(
         Threshold, "plan", lambda s, state: (planned.append(state.max_num_tokens_other_dp_ranks), plan(s, state))[1]
     )
-    play(work(9, 9, 9, prompts=[0, 0, 1]), "threshold", threshold=1, replicas=2, lock_step=True, routing="prompt")
+    play(work(9, 9, 9, prompts=[0, 0, 1]), "threshold", threshold=1, replicas=2, dp_synchronous=True, routing="prompt")
     # Nothing is known at first. Then one request there and two here; the one has drafts from the second step on.
     assert planned[:6] == [0, 0, 2, 1, 2, 4]
     assert seen[:4] == [2, 4, 2, 4], "the first step reads prompts and is not shown"
@@ -150,11 +149,11 @@ def test_without_speculation_it_is_the_sum_of_the_steps():
 
 
 @pytest.mark.parametrize("policy", ["never", "threshold", "goodput", "always"])
-@pytest.mark.parametrize("lock_step", [False, True])
-def test_every_token_comes_once_and_twice_the_same(policy, lock_step):
+@pytest.mark.parametrize("dp_synchronous", [False, True])
+def test_every_token_comes_once_and_twice_the_same(policy, dp_synchronous):
     rounds = LogNormal(200, 900, 0.7, 0.4).draw(8, 4)
     table = accepting((3, 3), (3, 1), (2, 0), (0, 0), (3, 2))
-    arguments = {"policy": policy, "table": table, "replicas": 3, "lock_step": lock_step, "max_num_seqs": 6}
+    arguments = {"policy": policy, "table": table, "replicas": 3, "dp_synchronous": dp_synchronous, "max_num_seqs": 6}
     outcome, played = play(rounds, **arguments)
     again, _ = play(rounds, **arguments)
     assert outcome == again
@@ -175,18 +174,6 @@ def test_more_requests_than_the_threshold_run_at_first():
     timeline = {"running": np.array([1, 9, 8, 3]), "end_ms": np.array([10.0, 30.0, 60.0, 100.0])}
     assert tail_seconds(timeline, 8) == pytest.approx(0.07)
     assert tail_seconds(timeline, 9) == pytest.approx(0.1)
-
-
-def test_single_steps_cost_what_the_table_says():
-    chance = np.random.default_rng(0)
-    cells = np.sort(np.sort(np.sort(chance.uniform(5, 9, (4, 3, 3)), 0), 1), 2)
-    cost = StepCost(np.array([1, 3, 8, 40]), np.array([1, 2, 6]), np.array([16, 256, 4096]), cells)
-    clock = StepClock(cost)
-    for _ in range(300):
-        requests, context = int(chance.integers(1, 60)), float(chance.uniform(0, 6000))
-        rows = requests + int(chance.integers(0, 8 * requests))
-        assert clock.milliseconds(requests, rows, context) == pytest.approx(cost.step_ms(requests, rows, context)[0])
-    assert StepClock(linear(1.0, 0.5, 0.25)).milliseconds(4, 10, 7) == pytest.approx(5.5)
 
 
 def test_mistakes_are_said():

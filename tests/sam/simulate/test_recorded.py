@@ -12,7 +12,7 @@ from sam.replay.baselines import make_drafter
 from sam.simulate.engine import Cluster
 from sam.simulate.lengths import recorded_round
 from sam.simulate.rollout import Choice, Real, simulate
-from sam.simulate.run import RecordedRun, RunError, arrivals, fit_runs
+from sam.simulate.run import RecordedRun, arrivals, fit_runs
 from sam.switch.step_cost import linear
 
 COST = linear(4.0, 0.0, 0.05)
@@ -84,10 +84,10 @@ def test_rounds_are_split_at_the_longest_pauses_and_arrivals_read_from_running_r
 def test_a_run_without_a_finished_step_cannot_be_simulated(tmp_path):
     copy = write_run(tmp_path / "run", steps=1)
     (copy / "engine_steps" / "1.npz").unlink()
-    with pytest.raises(RunError, match="no training step with rollouts/ and engine_steps/ has finished there"):
+    with pytest.raises(ValueError, match="no training step with rollouts/ and engine_steps/ has finished there"):
         RecordedRun.load(copy)
     (copy / "config.yaml").write_text("speculation: [")
-    with pytest.raises(RunError, match="not a run directory"):
+    with pytest.raises(ValueError, match="not a run directory"):
         RecordedRun.load(copy)
 
 
@@ -98,5 +98,5 @@ def test_a_run_whose_policies_took_turns_teaches_costs_but_is_of_no_single_polic
     (directory / "config.yaml").write_text(yaml.safe_dump(config))
     run = RecordedRun.load(directory)
     assert fit_runs([run])[0].drafts_seen
-    with pytest.raises(RunError, match="its policies took turns: expected a run of one policy"):
+    with pytest.raises(ValueError, match="its policies took turns: expected a run of one policy"):
         run.choice  # noqa: B018

@@ -37,6 +37,27 @@ def test_values(requests, rows, context, expected):
     assert make().step_ms(requests, rows, context) == pytest.approx([expected])
 
 
+def by_numpy(table, requests, num_tokens, context):
+    """Axis by axis, as numpy interpolates."""
+    per_request, last = num_tokens / requests, table.tokens_per_request[-1]
+    by_context = [[np.interp(context, table.context, cells) for cells in row] for row in table.milliseconds]
+    line = [np.interp(requests, table.requests, column) for column in zip(*by_context, strict=True)]
+    slope = (line[-1] - line[-2]) / (last - table.tokens_per_request[-2])
+    beyond = slope * max(0.0, per_request - last)
+    return (np.interp(per_request, table.tokens_per_request, line) + beyond) * max(1.0, requests / table.requests[-1])
+
+
+def test_values_between_all_points():
+    chance = np.random.default_rng(0)
+    cells = np.sort(np.sort(np.sort(chance.uniform(5, 9, (4, 3, 3)), 0), 1), 2)
+    table = StepCost(np.array([1, 3, 8, 40]), np.array([1, 2, 6]), np.array([16, 256, 4096]), cells)
+    for _ in range(300):
+        requests, context = int(chance.integers(1, 60)), float(chance.uniform(0, 6000))
+        num_tokens = requests + int(chance.integers(0, 8 * requests))
+        expected = by_numpy(table, requests, num_tokens, context)
+        assert table.step_ms(requests, num_tokens, context)[0] == pytest.approx(expected)
+
+
 def test_linear():
     table = linear(5.0, 0.25, 0.5)
     assert table.step_ms(7, np.array([7, 10, 21]), 1) == pytest.approx(5.0 + 0.25 * 7 + 0.5 * np.array([7, 10, 21]))
