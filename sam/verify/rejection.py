@@ -49,11 +49,9 @@ def _write(
     layout: _Layout,
     rows: torch.Tensor | None,
 ) -> None:
-    """Into `output`, in place: tokens up to the first rejected one; the bonus token where none is rejected."""
+    """Write into `output` the tokens up to the first rejected one, and the bonus token where none is rejected."""
     batch, width = output.shape
-    stands = accepted.new_zeros((batch, width - 1), dtype=torch.int64)
-    stands[layout.request, layout.position] = accepted.to(torch.int64)
-    num_accepted = stands.cumprod(1).sum(1)
+    num_accepted = _num_accepted(accepted, layout, (batch, width - 1))
     tokens = torch.full_like(output, PLACEHOLDER)
     tokens[layout.request, layout.position] = chosen.to(output.dtype)
     tokens[torch.arange(batch, device=output.device), layout.counts] = bonus_token_ids.view(-1).to(output.dtype)
@@ -61,6 +59,13 @@ def _write(
     if rows is not None:
         kept &= rows[:, None]
     output.copy_(torch.where(kept, tokens, output))
+
+
+def _num_accepted(accepted: torch.Tensor, layout: _Layout, shape: tuple[int, int]) -> torch.Tensor:
+    """int64 [batch]: draft tokens before the first rejected one; `accepted` is bool [tokens]."""
+    by_request = accepted.new_zeros(shape, dtype=torch.int64)
+    by_request[layout.request, layout.position] = accepted.to(torch.int64)
+    return by_request.cumprod(1).sum(1)
 
 
 def rejection_greedy_sample(
@@ -96,7 +101,7 @@ def rejection_random_sample(
     vocab_size: int,
     IS_NGRAM: bool = False,
 ) -> None:
-    """Write the rows that are not greedy: a draft stands if p(draft) / q(draft) reaches its uniform.
+    """Write the rows that are not greedy: a draft is accepted if p(draft) / q(draft) >= its uniform.
 
     Args:
         output_token_ids: int32 [batch, max_spec_len + 1], changed in place.
@@ -108,7 +113,7 @@ def rejection_random_sample(
         max_spec_len, vocab_size: as in the original; the shapes say the same.
     """
     layout = _layout(cu_num_draft_tokens, len(draft_token_ids))
-    drafts = _Drafts.of(draft_token_ids, target_probs.shape[1])
+    drafts = _Drafts.clamped(draft_token_ids, target_probs.shape[1])
     accepted, _ = _accept(drafts, None if IS_NGRAM else draft_probs, target_probs, uniform_probs)
     chosen = torch.where(accepted, drafts.ids, recovered_token_ids.to(torch.int64))
     _write(output_token_ids, chosen, accepted, bonus_token_ids, layout, None if is_greedy is None else ~is_greedy)
@@ -116,10 +121,10 @@ def rejection_random_sample(
 
 class _Drafts(NamedTuple):
     ids: torch.Tensor  # int64 [tokens], clamped into the vocabulary
-    known: torch.Tensor  # bool [tokens], false for what is no token
+    known: torch.Tensor  # bool [tokens], false for ids outside the vocabulary
 
     @classmethod
-    def of(cls, draft_token_ids: torch.Tensor, vocabulary: int) -> _Drafts:
+    def clamped(cls, draft_token_ids: torch.Tensor, vocabulary: int) -> _Drafts:
         ids = draft_token_ids.to(torch.int64)
         clamped = ids.clamp(0, vocabulary - 1)
         return cls(clamped, clamped == ids)
@@ -129,7 +134,7 @@ class _Drafts(NamedTuple):
 
 
 def _accept(drafts: _Drafts, draft_probs, target_probs, uniforms) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which drafts stand, and which could not be verified: bool [tokens] each."""
+    """bool [tokens] each: the accepted drafts, and those that could not be verified."""
     # In float64, as the originals' Python floats are.
     p = target_probs.gather(1, drafts.ids[:, None]).squeeze(1).to(torch.float64)
     invalid = p.isnan() | ~drafts.known
@@ -160,7 +165,7 @@ def _exponential_noise(num_draft_tokens, vocabulary, sampling_metadata, device, 
 def _recover(drafts: _Drafts, draft_probs, target_probs, noise) -> torch.Tensor:
     """A draw from max(0, p - q) by the exponential race, in place on no argument; all [rows, vocabulary].
 
-    From p alone where the draft is no token.
+    From p alone where the draft is outside the vocabulary.
     """
     if draft_probs is None:
         race = target_probs / noise
@@ -187,7 +192,7 @@ def sample_recovered_tokens(
     dtype = torch.float64 if use_fp64_gumbel else torch.float32
     noise = _exponential_noise(num_draft_tokens, target_probs.shape[1], sampling_metadata, device, dtype)
     request = _layout(cu_num_draft_tokens, len(draft_token_ids)).request
-    drafts = _Drafts.of(draft_token_ids, target_probs.shape[1])
+    drafts = _Drafts.clamped(draft_token_ids, target_probs.shape[1])
     return _recover(drafts, draft_probs, target_probs, noise[request]).to(draft_token_ids.dtype)
 
 
@@ -205,7 +210,7 @@ def rejection_sample(
     use_fp64_gumbel: bool = False,
     invalid_rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Standard rejection sampling with the signature of vLLM 0.23's `rejection_sample`.
+    """Rejection sampling with the signature of vLLM 0.23's `rejection_sample`.
 
     Args:
         draft_token_ids: [tokens]; num_draft_tokens: per request; max_spec_len: the largest of them.
@@ -214,8 +219,9 @@ def rejection_sample(
         target_logits: float32 [tokens, vocabulary], temperature and masks applied.
         bonus_token_ids: [batch, 1].
         sampling_metadata: vLLM's, for temperature and generators.
-        invalid_rows: int64 [], on the logits' device; what could not be verified is added to it: drafts that are no
-            token, which are rejected for a plain sample, and rows without mass, which give token 0.
+        invalid_rows: int64 [], on the logits' device; the number of drafts that could not be verified is added to it:
+            those outside the vocabulary, which are rejected for a plain sample, and logits rows without mass, which
+            give token 0.
 
     Returns:
         int32 [batch, max_spec_len + 1], PLACEHOLDER after each request's last token.
@@ -250,14 +256,12 @@ def rejection_sample(
         return output
 
     target_probs = target_logits.softmax(-1, dtype=torch.float32)
-    drafts = _Drafts.of(draft_token_ids, target_logits.shape[1])
+    drafts = _Drafts.clamped(draft_token_ids, target_logits.shape[1])
     accepted, invalid = _accept(drafts, draft_probs, target_probs, uniforms)
     if invalid_rows is not None:
         invalid_rows += invalid.sum()
-    stands = accepted.new_zeros((batch, max_spec_len), dtype=torch.int64)
-    stands[layout.request, layout.position] = accepted.to(torch.int64)
     # The row of each request's first rejection; any row where there is none, whose token is then not used.
-    first = cu_num_draft_tokens.to(torch.int64) - layout.counts + stands.cumprod(1).sum(1)
+    first = cu_num_draft_tokens.to(torch.int64) - layout.counts + _num_accepted(accepted, layout, (batch, max_spec_len))
     first = first.clamp(max=len(draft_token_ids) - 1)
     residual_of = None if draft_probs is None else draft_probs[first]
     recovered = _recover(drafts.at(first), residual_of, target_probs[first], noise)

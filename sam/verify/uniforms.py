@@ -1,4 +1,4 @@
-"""One uniform per (sample key, output position): counter-based, so nothing is shared and nothing is stored."""
+"""One uniform per (request key, output position): counter-based, so nothing is shared and nothing is stored."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-def sample_key(seed: int | None, engine_seed: int, request_id: str) -> int:
-    """Key of a sample, in [0, 2**63): the request's seed, or one from the engine's seed and the request id."""
+def rng_key(seed: int | None, engine_seed: int, request_id: str) -> int:
+    """The key of a request's random numbers, in [0, 2**63), from its seed or, without one, the engine's and its id."""
     identity = f"seed/{seed}" if seed is not None else f"engine/{engine_seed}/{request_id}"
     return int.from_bytes(hashlib.blake2b(identity.encode(), digest_size=8).digest(), "little") >> 1
 
@@ -22,13 +22,19 @@ def _mix(z: np.ndarray) -> np.ndarray:
     return z ^ (z >> np.uint64(31))
 
 
-def uniforms(keys: np.ndarray, positions: np.ndarray, stream: int = 0) -> np.ndarray:
-    """Uniforms in [2**-53, 1 - 2**-53], float64 [rows], from int64 keys and positions [rows], both not negative.
+def uniforms(rng_keys: np.ndarray, positions: np.ndarray, stream: int = 0) -> np.ndarray:
+    """Uniforms in [2**-53, 1 - 2**-53].
 
-    Two streams never share a value: every kind of decision takes its own.
+    Args:
+        rng_keys: int64 [n], not negative (`rng_key`).
+        positions: int64 [n], output positions, not negative.
+        stream: int; two streams never share a value: every kind of decision takes its own.
+
+    Returns:
+        float64 [n].
     """
     with np.errstate(over="ignore"):
-        z = _mix(keys.astype(np.uint64) + _GOLDEN * np.uint64(stream + 1))
+        z = _mix(rng_keys.astype(np.uint64) + _GOLDEN * np.uint64(stream + 1))
         z = _mix(z + _GOLDEN * (positions.astype(np.uint64) + np.uint64(1)))
     # 52 bits and a half: with 53 the largest would round to 1.0, and the last token be drawn whatever its mass.
     return ((z >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52

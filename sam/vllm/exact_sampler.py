@@ -12,7 +12,7 @@ from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from sam import verify
-from sam.verify.uniforms import sample_key, uniforms
+from sam.verify.uniforms import rng_key, uniforms
 
 NO_DRAFT = -2  # equal to no token and not to the placeholder
 
@@ -139,7 +139,7 @@ class ExactSampler:
             key = self._rng_keys.get(request_id)
             if key is None:
                 seed = request.sampling_params.seed
-                key = self._rng_keys[request_id] = sample_key(seed, runner.model_config.seed, request_id)
+                key = self._rng_keys[request_id] = rng_key(seed, runner.model_config.seed, request_id)
             rng_keys[row], positions[row] = key, len(request.output_token_ids)
         return rng_keys, positions
 
@@ -243,6 +243,6 @@ def _known_step(device):
     logits = torch.full((5, 8), -torch.inf)
     logits[range(4), [3, 5, 1, 6]] = 0.0  # drawn whatever the uniform
     logits[4, [2, 7]] = 0.0
-    draw = float(uniforms(np.array([sample_key(1, 0, "c")]), np.array([5]))[0])
+    draw = float(uniforms(np.array([rng_key(1, 0, "c")]), np.array([5]))[0])
     expected = [[3, 5, -1], [6, -1, -1], [2 if draw < 0.5 else 7, -1, -1]]
     return batch, requests, drafts, logits.to(device), expected

@@ -213,18 +213,3 @@ def test_shared_noise_is_caught():
     rows, draws = target_rows("typical", 1.0), keyed_draws(0).clone()
     draws[::20, 1] = draws[::20, 0]  # one request in twenty decides two tokens with one uniform
     assert joint_p_value(decode(rows, [0, 0], draws), rows) < 1e-12
-
-
-def test_bad_input_is_named():
-    logits, drafts = torch.zeros(3, 10), torch.tensor([1, 2, 3])
-    verify.check_inputs(logits, [2, 1], drafts)
-    with pytest.raises(ValueError, match="adds up to 4"):
-        verify.check_inputs(logits, [2, 2], drafts)
-    with pytest.raises(ValueError, match="token id 10 is not in"):
-        verify.check_inputs(logits, [2, 1], torch.tensor([1, 10, 3]))
-    with pytest.raises(ValueError, match="token id -1 is not in"):
-        verify.check_inputs(logits, [2, 1], torch.tensor([1, -1, 3]))
-    with pytest.raises(ValueError, match="logits row 1"):
-        verify.check_inputs(torch.tensor([[0.0, 1.0], [torch.nan, 0.0], [0.0, 0.0]]), [2, 1], torch.tensor([1, 1, 1]))
-    with pytest.raises(ValueError, match="draft_probs has shape"):
-        verify.check_inputs(logits, [2, 1], drafts, torch.zeros(3, 9))

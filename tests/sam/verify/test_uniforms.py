@@ -3,17 +3,17 @@
 import numpy as np
 from scipy import stats
 
-from sam.verify.uniforms import sample_key, uniforms
+from sam.verify.uniforms import rng_key, uniforms
 
 
 def test_keys_come_from_the_seed_or_from_engine_and_request():
-    assert sample_key(7, 0, "a") == sample_key(7, 1, "b")
+    assert rng_key(7, 0, "a") == rng_key(7, 1, "b")
     keys = {
-        sample_key(7, 0, "a"),
-        sample_key(8, 0, "a"),
-        sample_key(None, 0, "a"),
-        sample_key(None, 0, "b"),
-        sample_key(None, 1, "a"),
+        rng_key(7, 0, "a"),
+        rng_key(8, 0, "a"),
+        rng_key(None, 0, "a"),
+        rng_key(None, 0, "b"),
+        rng_key(None, 1, "a"),
     }
     assert len(keys) == 5 and all(0 <= key < 2**63 for key in keys)
 

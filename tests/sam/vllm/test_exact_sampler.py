@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sam.verify.uniforms import sample_key, uniforms
+from sam.verify.uniforms import rng_key, uniforms
 from tests.sam.engine.tiny_engine import NGRAM, SAM, VOCABULARY, generate, save_model
 
 pytestmark = pytest.mark.engine
@@ -64,7 +64,7 @@ def test_tokens_are_the_keyed_draws_from_the_teacher_forced_distribution(model, 
         with torch.no_grad():
             logits = model.network(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
         probabilities = logits.double().softmax(-1).numpy()
-        draws = uniforms(np.full(len(tokens), sample_key(row, 0, "")), np.arange(len(tokens)))
+        draws = uniforms(np.full(len(tokens), rng_key(row, 0, "")), np.arange(len(tokens)))
         cumulative = probabilities.cumsum(-1)
         expected = [np.searchsorted(c, u * c[-1], side="right") for c, u in zip(cumulative, draws, strict=True)]
         agree += int((np.array(tokens) == expected).sum())
