@@ -86,7 +86,7 @@ def fit_recorded(directories: list[Path]) -> StepCost:
     """A table fitted to the engine steps of recorded runs; without a fingerprint, since runs record none.
 
     Raises:
-        ValueError: not a run directory (sam.simulate.run.RunError), or too few steps (ValueError).
+        ValueError: not a run directory, or too few steps.
     """
     from sam.simulate.run import RecordedRun, fit_runs
 
