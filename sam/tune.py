@@ -1,9 +1,8 @@
-"""`python -m sam.tune RUN_DIR`: from one recorded training run, the policy, draft length and threshold to use.
+"""`python -m sam.tune RUN_DIR`: recommends policy, draft length and threshold from a recorded training run.
 
 Step costs are fitted to the run's engine steps (better: to those of a run with speculation and one without, which
-`--cost-from` adds); its rollouts are then played again under every candidate, drafting for real on its responses
-(sam.simulate). The gain's interval is a bootstrap over training steps, what other steps of such a run would say, each
-gain as far off as the simulations of these runs themselves are in a training step.
+`--cost-from` adds). Its rollouts are then simulated with every candidate, drafting on its responses (sam.simulate). The
+gain's interval is a bootstrap over training steps, widened by the error of the simulation in a training step.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from sam.simulate.run import RecordedRun, fit_runs
 from sam.simulate.scenario import Scenario, from_run
 
 DRAFT_LENGTHS, THRESHOLDS = (2, 3, 4, 6, 8), (4, 8, 16, 32, 64, 128, 256)
-TOKENS = 1_000_000  # of responses that are played under every candidate, if that leaves two training steps
+TOKENS = 1_000_000  # of responses to simulate with every candidate, if that leaves two training steps
 RESAMPLES, INTERVAL = 4000, (5, 95)
 AS_FAST = 0.01  # candidates within this share of the fastest count as equally fast
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A candidate and its seconds in each training step; `wasted` draft tokens in all of them."""
+    """A candidate, its seconds in each training step (float64 [n]), and the draft tokens it wasted in all of them."""
 
     choice: Choice
     seconds: np.ndarray
@@ -39,7 +38,7 @@ class Trial:
 
 
 def candidates(run: RecordedRun, most_running: int, ks: list[int], thresholds: list[int]) -> list[Choice]:
-    """Thresholds that differ for this run: those below its most running requests, and the first one that is not."""
+    """All combinations to try; of the thresholds at or above the most running requests only the smallest."""
     reached = [threshold for threshold in thresholds if threshold < most_running]
     reached += [threshold for threshold in thresholds if threshold >= most_running][:1]
     base = replace(run.choice, hysteresis=0)
@@ -48,7 +47,7 @@ def candidates(run: RecordedRun, most_running: int, ks: list[int], thresholds: l
 
 
 def choose_steps(run: RecordedRun, count: int | None) -> RecordedRun:
-    """The run with `count` of its training steps, evenly spread; without a count, so many that they have TOKENS."""
+    """The run with `count` of its training steps, evenly spread; None: enough steps for TOKENS tokens."""
     steps = list(run.seconds)
     if count is None:
         tokens = sum(work.num_tokens for work, _ in run.rounds(steps[0]))
@@ -58,6 +57,7 @@ def choose_steps(run: RecordedRun, count: int | None) -> RecordedRun:
 
 
 def play(scenario: Scenario, choices: list[Choice]) -> list[Trial]:
+    """Simulate every candidate, with a progress bar."""
     trials = []
     total = scenario.num_tokens * len(choices)
     with tqdm(total=total, unit="tok", desc="candidates", mininterval=2.0, disable=None) as bar:
@@ -71,8 +71,9 @@ def gains(without: np.ndarray, with_: np.ndarray, error: float, seed: int = 0) -
     """Speed-up, and the ends of its interval over resampled training steps.
 
     Args:
-        without, with_: float [training steps], seconds.
-        error: of the simulation, as the standard deviation of a ratio's logarithm.
+        without, with_: float [training steps], seconds without speculation and with it.
+        error: standard deviation of the logarithm of simulated over measured seconds.
+        seed: seed of the resampling.
     """
     chance = np.random.default_rng(seed)
     rows = chance.integers(len(without), size=(RESAMPLES, len(without)))
@@ -90,7 +91,7 @@ def best(trials: list[Trial]) -> Trial:
 
 
 def override(choice: Choice) -> str:
-    """For the command line of the recipe."""
+    """Write a candidate as overrides for the command line of the recipe."""
     keys = {"policy": choice.policy, "num_speculative_tokens": choice.k}
     if choice.policy == "threshold":
         keys["batch_size_threshold"] = choice.threshold
@@ -98,12 +99,13 @@ def override(choice: Choice) -> str:
 
 
 def check(run: RecordedRun, fitted: FittedCost, idle_ms: float) -> tuple[np.ndarray, np.ndarray]:
-    """A run's seconds as measured, and as simulated with its own policy; float64 [training steps]."""
+    """A run's seconds as measured, and as simulated with its own policy; float64 [training steps] each."""
     own = from_run(run, fitted.cost, fitted.admit_ms, idle_ms)
     return np.array(list(run.seconds.values())), play(own, [own.choice])[0].seconds
 
 
 def tune(options: argparse.Namespace) -> dict:
+    """Find the best candidate for a run; returns the report that `--json` prints."""
     whole, others = RecordedRun.load(options.run), [RecordedRun.load(other) for other in options.cost_from]
     run = choose_steps(whole, options.steps)
     fitted, idle_ms = fit_runs([whole, *others])
@@ -112,7 +114,7 @@ def tune(options: argparse.Namespace) -> dict:
     choices = candidates(run, most, options.k, options.threshold)
     without, *trials = play(scenario, [replace(run.choice, policy="never"), *choices])
     chosen = best(trials)
-    checked = [run, *(choose_steps(other, options.steps) for other in others if not other.took_turns)]
+    checked = [run, *(choose_steps(other, options.steps) for other in others if not other.rotated)]
     measured, simulated = zip(*(check(one, fitted, idle_ms) for one in checked), strict=True)
     error = float(np.sqrt(np.mean(np.log(np.concatenate(simulated) / np.concatenate(measured)) ** 2)))
     gain, low, high = gains(without.seconds, chosen.seconds, error)
@@ -137,6 +139,7 @@ def tune(options: argparse.Namespace) -> dict:
 
 
 def text(result: dict, shown: int = 8) -> str:
+    """Lay out a report as text, with the `shown` fastest candidates."""
     chosen, lines = result["recommended"], []
     for row in result["candidates"][:shown]:
         lines.append(
@@ -166,13 +169,12 @@ def text(result: dict, shown: int = 8) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m sam.tune", description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, help="run directory of recipe.main_dapo")
     parser.add_argument("--k", nargs="+", type=int, default=list(DRAFT_LENGTHS), help="draft lengths to try")
     parser.add_argument("--threshold", nargs="+", type=int, default=list(THRESHOLDS), help="thresholds to try")
-    parser.add_argument(
-        "--steps", type=int, help=f"training steps to play (default: so many that have {TOKENS} tokens)"
-    )
+    parser.add_argument("--steps", type=int, help=f"training steps to play (default: enough for {TOKENS} tokens)")
     parser.add_argument("--cost-from", nargs="+", type=Path, default=[], help="more runs to fit step costs to")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""`python -m recipe.switch_bench`: every policy and every peer on the same work, at the same time, on this machine.
+"""`python -m recipe.switch_bench`: every policy and every baseline on the same work, at the same time, on this machine.
 
 Five workloads: `rollout`, a round of the tiny task as the quickstart generates it; `bulk`, a batch in which nobody
 finishes before the others; `single`, one long request; `random`, text that never repeats, which no drafter can win on;
@@ -114,6 +114,7 @@ class Engine:
             proposer.policy, self.policy.counters = self.policy, proposer.counters
 
     def begin(self, work: Work) -> None:
+        """Start a run: forget earlier ones and queue all requests."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -146,7 +147,7 @@ class Engine:
         return engine.has_unfinished_requests()
 
     def end(self, runs: Runs) -> dict[str, tuple[int, ...]]:
-        """Keep what the run came to, and give its tokens by request."""
+        """Add the run's results to `runs`; returns its tokens by request."""
         runs.seconds.append(self.seconds)
         runs.tail.append(self.tail)
         steps = self.recorder.take()
@@ -158,7 +159,7 @@ class Engine:
 
 
 def shuffle(engines: list[Engine], seed: int) -> None:
-    """Another order, and for each policy another engine, which only its policy tells from those it changes with."""
+    """Shuffle the engines' order, and the policies among the engines that differ in nothing but their policy."""
     rng = random.Random(seed)
     rng.shuffle(engines)
     alike = [engine for engine in engines if engine.policy is not None]
@@ -208,6 +209,7 @@ def compare(
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m recipe.switch_bench", description=__doc__.splitlines()[0])
     parser.add_argument("--assets", type=Path, default=Path("outputs/tiny_assets"), help="of recipe.tiny.assets")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)

@@ -1,4 +1,4 @@
-"""What recipe.switch_bench measured, as rows of a table."""
+"""The results of recipe.switch_bench as rows of a table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass
 class Runs:
-    """What the runs of one variant on one workload came to."""
+    """The runs of one variant on one workload: seconds and tail seconds of each, counts of the last."""
 
     seconds: list[float] = field(default_factory=list)
     tail: list[float] = field(default_factory=list)
@@ -60,6 +60,7 @@ def table(results: dict[str, dict[str, Runs]]) -> list[dict]:
 
 
 def as_text(rows: list[dict]) -> str:
+    """Lay out the rows as text."""
     lines = [
         f"{'workload':10} {'variant':13} {'seconds':>8} {'speed-up':>9} {'(range)':>14} {'tail':>6} drafted accepted "
         "its seconds over goodput's (95 %)"

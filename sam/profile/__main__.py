@@ -1,9 +1,8 @@
-"""`python -m sam.profile --model DIR --output step_cost.json`: what engine steps cost on this machine, for goodput.
+"""`python -m sam.profile --model DIR --output step_cost.json`: measures the step costs of this machine for goodput.
 
-Every combination of running requests, draft tokens and context length is run for a few steps on a vLLM engine made as
-the arguments say (sam.profile.grid). Two other sources need no engine: `--from-run` fits the table to the engine steps
-that runs of the recipe have recorded, `--from-log` to vLLM's own lines about throughput, running requests and
-speculation in a log.
+A vLLM engine runs a few steps with every combination of running requests, draft tokens and context (sam.profile.grid).
+Two other sources need no engine: `--from-run` fits the table to the engine steps that runs of the recipe recorded,
+`--from-log` to vLLM's own log lines about throughput, running requests and speculation.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ POINTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def read_log(path: Path) -> np.ndarray:
-    """Steps as vLLM's log tells of them, one for each line about throughput.
+    """Read mean steps from vLLM's log, one for each line about throughput.
 
-    A line's tokens a second over running requests, at so many tokens per request and step, are its steps a second.
+    Steps per second are a line's tokens per second over running requests and the mean acceptance length.
 
     Returns:
-        float64 [lines, 3]: running requests, draft tokens a step, milliseconds a step.
+        float64 [lines, 3]: running requests, draft tokens of a step, milliseconds of a step.
 
     Raises:
-        ValueError: no file, or too few such lines.
+        ValueError: no such file, or too few such lines.
     """
     if not path.is_file():
         raise ValueError(f"{path}: no such file; expected a log of vLLM at level INFO")
@@ -59,23 +58,25 @@ def read_log(path: Path) -> np.ndarray:
 
 
 def fit(steps: np.ndarray, longest: int, identity: dict, source: str) -> StepCost:
-    """A table of fixed + requests x a + tokens x b milliseconds, by least squares without negative terms.
+    """Fit a table of fixed + requests x a + tokens x b milliseconds, by least squares without negative terms.
 
     Args:
         steps: float64 [n, 3], running requests, draft tokens, milliseconds.
-        longest: most tokens per request in the table.
+        longest: tokens per request up to which the table goes.
+        identity: the table's fingerprint.
+        source: the table's source.
 
     Raises:
-        ValueError: nothing can be learnt from these steps.
+        ValueError: the steps take no time.
     """
     running, drafted, milliseconds = steps.T
-    # Without drafts what a token costs cannot be told from what a request costs: then it costs as much.
+    # Steps without drafts do not tell the cost of a token from that of a request: they are taken to be equal.
     columns = [np.ones(len(steps)), running, drafted] if drafted.any() else [np.ones(len(steps)), running]
     terms = least_squares_without_negative_terms(np.stack(columns, axis=1), milliseconds)
     fixed, each, token = terms if drafted.any() else (terms[0], 0.0, terms[1])
     each = max(0.0, each - token) if drafted.any() else each
     if fixed + each + token <= 0:
-        raise ValueError(f"{len(steps)} steps tell nothing of what a step costs: {source}")
+        raise ValueError(f"{len(steps)} steps tell nothing about the cost of a step: {source}")
     requests = np.array([n for n in POINTS if n <= 2 * running.max()])
     per_request = np.arange(1, longest + 1)
     cells = fixed + each * requests[:, None] + token * requests[:, None] * per_request[None, :]
@@ -83,7 +84,7 @@ def fit(steps: np.ndarray, longest: int, identity: dict, source: str) -> StepCos
 
 
 def fit_recorded(directories: list[Path]) -> StepCost:
-    """A table fitted to the engine steps of recorded runs; without a fingerprint, since runs record none.
+    """Fit a table to the engine steps of recorded runs; it has no fingerprint, since runs record none.
 
     Raises:
         ValueError: not a run directory, or too few steps.
@@ -101,7 +102,7 @@ def fit_recorded(directories: list[Path]) -> StepCost:
 
 
 def measure(options: argparse.Namespace) -> StepCost:
-    """Run the grid on an engine, with a bar."""
+    """Measure the grid on an engine, with a progress bar."""
     from sam.profile.grid import Grid, measure_cells
     from sam.vllm.profiled_engine import ProfiledEngine
 
@@ -118,6 +119,7 @@ def measure(options: argparse.Namespace) -> StepCost:
 
 
 def rising(text: str) -> list[int]:
+    """Parse numbers from 0 that are separated by commas; returns them sorted."""
     values = sorted({int(part) for part in text.split(",")})
     if values[0] < 0:
         raise argparse.ArgumentTypeError(f"{text}: expected numbers from 0")
@@ -125,6 +127,7 @@ def rising(text: str) -> list[int]:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m sam.profile", description=__doc__.splitlines()[0])
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--model", help="folder or name of the model to make an engine of")
@@ -159,7 +162,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def as_text(table: StepCost) -> str:
-    """Milliseconds by requests and tokens per request, at the shortest context and the longest."""
+    """Lay out milliseconds by requests and tokens per request, at the shortest and the longest context."""
     lines = []
     for c in sorted({0, len(table.context) - 1}):
         lines.append(f"milliseconds a step, context {table.context[c]}; columns: tokens per request")

@@ -1,8 +1,8 @@
-"""Step costs measured over a grid, on a machine that may have other things to do.
+"""Measures step costs over a grid, on a machine that may run other programs.
 
-What else a machine does comes and goes, and makes steps slower, never faster. So the grid is measured in rounds, each
-of which visits every cell for a few steps: a disturbance meets one round of many cells, not all of one. And a cell that
-comes out slower than one with more work was disturbed: it is measured again.
+Other programs come and go, and make steps slower, never faster. So the grid is measured in rounds, each of which visits
+every cell for a few steps: a disturbance meets one round of many cells, not all rounds of one. A cell that comes out
+slower than one with more work was disturbed, and is measured again.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ logger = logging.getLogger(__name__)
 
 ROUNDS = 3
 # Of a cell's steps. With three rounds it lies among undisturbed steps even if two were disturbed, and unlike the
-# fastest step it does not hang on a single one.
+# fastest step it does not depend on a single one.
 PERCENTILE = 25
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # before cells are measured again: what disturbed them may be over by then
 
 
 class Engine(Protocol):
-    """What is measured; sam.vllm.profiled_engine has vLLM's."""
+    """The engine to measure; sam.vllm.profiled_engine has vLLM's."""
 
     def start(self, requests: int, context: int) -> None:
-        """Have so many requests decode, of so many tokens each."""
+        """Let `requests` requests of `context` tokens each decode."""
 
     def steps(self, drafts: int) -> list[float]:
-        """Milliseconds of some steps in which each request verifies so many draft tokens."""
+        """Run some steps in which each request verifies `drafts` draft tokens; returns their milliseconds."""
 
     def stop(self) -> None:
         """End the requests."""
@@ -41,7 +41,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Grid:
-    """Cells [n, m, c] by running requests, draft tokens of each, and tokens before the step; all rising."""
+    """Axes of the cells [n, m, c]: running requests, draft tokens of each, tokens of each before the step; rising."""
 
     requests: list[int]
     drafts: list[int]
@@ -49,22 +49,28 @@ class Grid:
 
     @property
     def shape(self) -> tuple[int, int, int]:
+        """Number of requests, drafts and contexts."""
         return len(self.requests), len(self.drafts), len(self.context)
 
     def table(self, cells: np.ndarray, fingerprint: dict[str, str | int] | None = None, source: str = "") -> StepCost:
-        """Raises ValueError: the axes are not those of a table, or the milliseconds contradict each other."""
+        """Make a table of the cells.
+
+        Raises:
+            ValueError: the axes are not those of a table, or the milliseconds contradict each other.
+        """
         axes = np.array(self.requests), np.array(self.drafts) + 1, np.array(self.context)
         return StepCost(*axes, cells, fingerprint or {}, source)
 
     def name(self, i: int, j: int, c: int) -> str:
+        """Name cell [i, j, c] in a message."""
         return f"{self.requests[i]} requests x {self.drafts[j] + 1} tokens at context {self.context[c]}"
 
 
 def measure_cells(engine: Engine, grid: Grid) -> np.ndarray:
-    """float64 [n, m, c]: milliseconds of a step.
+    """Measure all cells; those slower than one with more work are measured again, at most len(PAUSES_S) times.
 
-    Cells slower than one with more work are measured again, as often as there are PAUSES_S at most; whether they still
-    are is for `Grid.table` to say.
+    Returns:
+        float64 [n, m, c], milliseconds of a step; `Grid.table` refuses those that still contradict each other.
     """
     cells = _measure(engine, grid, np.ones(grid.shape, dtype=bool), "step costs")
     for number, pause in enumerate(PAUSES_S, start=1):
@@ -100,7 +106,7 @@ def _measure(engine: Engine, grid: Grid, chosen: np.ndarray, title: str) -> np.n
 
 
 def too_slow(cells: np.ndarray) -> np.ndarray:
-    """bool [n, m, c]: cells that some cell with more work contradicts, being faster by more than NOISE."""
+    """bool [n, m, c]: whether some cell with more work is faster by more than NOISE."""
     most_work_first = cells[::-1, ::-1]
     fastest = np.minimum.accumulate(np.minimum.accumulate(most_work_first, axis=0), axis=1)
     return fastest[::-1, ::-1] < (1.0 - NOISE) * cells

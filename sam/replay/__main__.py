@@ -1,14 +1,13 @@
-"""`python -m sam.replay --traces FILES --drafter sam --scope group --k 3`: what a drafter would have gained.
+"""`python -m sam.replay --traces FILES --drafter sam --scope group --k 3`: how drafters do on recorded responses.
 
-Replays recorded responses in lock-step: all samples of a prompt start together, and in every round each of them
-drafts, has its draft compared with what was really sampled, and advances by the accepted tokens and the bonus
-token. A drafter sees a sample's prompt and tokens and what the other samples have had accepted so far. Within a round
-the samples take turns (`--order turns`), so that the second knows what the first has just had accepted; an engine
-drafts for all of them at once (`--order engine`), which gives a little less where many samples share a drafter.
+All samples of a prompt start together. In every round each of them drafts, has its draft compared with the recorded
+tokens, and advances by the accepted tokens and the bonus token. A drafter sees a sample's prompt and tokens, and the
+accepted tokens of the samples that share it. Within a round the samples go round robin (`--order turns`), so that the
+second sample's drafter has seen the first one's new tokens; an engine drafts for all of them at once (`--order
+engine`), which accepts a little less where many samples share a drafter.
 
 Cost is measured in a second pass, as an engine would pay it: up to 256 requests run at once, one call appends for all
-of them and one drafts (microseconds for each request and step, and for each token all in all); and appending alone in
-long pieces (nanoseconds a token). Prints one JSON object for each file and drafter, or a table.
+of them and one drafts. Prints one JSON object for each file and drafter, or a table.
 """
 
 from __future__ import annotations
@@ -22,13 +21,14 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from sam.record.responses import TraceError, read_recording
+from sam.record.responses import read_recording
 from sam.replay.baselines import NAMES, make_drafter
 from sam.replay.cost import measure_cost
 from sam.replay.round_robin import ORDERS, replay
 
 
 def run(options: argparse.Namespace) -> Iterator[dict]:
+    """Replay every file with every drafter; yields a row each."""
     for path in options.traces:
         recording = read_recording(path, options.tokenizer)
         for name in options.drafter:
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> Iterator[dict]:
 
 
 def table(rows: list[dict]) -> str:
-    """The figures side by side, one line for each file and drafter."""
+    """Lay out the rows as text, one line for each file and drafter."""
     lines = [
         f"{'file':28} {'drafter':18} {'k':>2} {'length':>7} {'rate':>6} {'calibration':>11} "
         f"{'us/step':>8} {'ns/append':>9} {'us/token':>8} {'bytes/token':>11}"
@@ -69,6 +69,7 @@ def table(rows: list[dict]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m sam.replay", description=__doc__.splitlines()[0])
     parser.add_argument("--traces", nargs="+", type=Path, required=True, help=".npz recordings or verl's .jsonl dumps")
     parser.add_argument("--drafter", nargs="+", default=["sam"], metavar="NAME", help=", ".join(NAMES))
@@ -92,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
             from sam.replay.plot import plot_by_position
 
             plot_by_position(rows, options.plot)
-    except (TraceError, ValueError) as error:
+    except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print("\n".join(json.dumps(row) for row in rows) if options.json else table(rows))

@@ -1,9 +1,9 @@
-"""Other drafters behind the interface of sam.drafting.drafter.Drafter, to be replayed beside it.
+"""Baselines: other drafters with the interface of sam.drafting.drafter.Drafter, to be replayed beside it.
 
-`ngram` and `suffix` are the installed packages' own code (sam.vllm.baselines); `suffix-any` is `suffix` whose drafts
-are not cut where they are improbable or longer than the match, which accepts most. `first-occurrence` is the policy of
-the published recipe (cann-recipes-train, llm_rl/qwen3): an automaton for each request, drafting what followed the first
-occurrence of the longest repeated suffix.
+`ngram` and `suffix` are the installed packages' own code (sam.vllm.baselines); `suffix-any` is `suffix` without its
+limits on a draft's length and probability, which accepts most. `first-occurrence` is the drafter of the published
+recipe (cann-recipes-train, llm_rl/qwen3): an automaton for each request, which drafts the tokens that followed the
+first occurrence of the longest repeated suffix.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ NAMES = ("sam", "first-occurrence", "ngram", "suffix", "suffix-any")
 
 
 def make_drafter(name: str, scope: str, draft_length: int, corpus: Path | None = None):
-    """A drafter by its name; a corpus is for sam alone.
+    """Build a drafter by its name, one of NAMES.
+
+    Args:
+        scope: request, group or history: whose tokens it drafts from.
+        draft_length: draft tokens of a request at most.
+        corpus: file of sam.corpus, used by sam alone.
 
     Raises:
         ValueError: unknown name, or its package is not installed.
@@ -46,7 +51,7 @@ def make_drafter(name: str, scope: str, draft_length: int, corpus: Path | None =
 
 
 class StepwiseDrafter:
-    """The interface of sam.drafting.drafter.Drafter over a method that takes one request after the other.
+    """Gives a drafter that takes one request at a time the interface of sam.drafting.drafter.Drafter.
 
     Args:
         method: has `start(request_id, prompt)`, `add(request_id, tokens)`, `propose(request_id, budget)` and
@@ -60,10 +65,12 @@ class StepwiseDrafter:
         self.start, self.finish = method.start, method.finish
 
     def append(self, request_ids, token_ids, offsets) -> None:
+        """Show the drafter the requests' new tokens."""
         for row, request_id in enumerate(request_ids):
             self.method.add(request_id, token_ids[offsets[row] : offsets[row + 1]])
 
     def draft(self, request_ids, budgets) -> Drafts:
+        """Draft up to budgets[i] tokens for request i."""
         found = [
             self.method.propose(request_id, budget)
             for request_id, budget in zip(request_ids, budgets.tolist(), strict=True)
@@ -75,24 +82,25 @@ class StepwiseDrafter:
 
 
 class FirstOccurrence:
+    """The published recipe's drafter: an automaton for each request."""
+
     def __init__(self):
         self._requests: dict[str, _Automaton] = {}
+        self.finish = self._requests.pop
 
     def start(self, request_id: str, prompt: np.ndarray) -> None:
-        automaton = self._requests[request_id] = _Automaton()
-        for token in prompt.tolist():
-            automaton.extend(token)
+        """Start to follow a request."""
+        self._requests[request_id] = _Automaton()
+        self.add(request_id, prompt)
 
     def add(self, request_id: str, tokens: np.ndarray) -> None:
-        automaton = self._requests[request_id]
+        """Append the request's new tokens."""
         for token in tokens.tolist():
-            automaton.extend(token)
+            self._requests[request_id].extend(token)
 
     def propose(self, request_id: str, budget: int) -> list[int]:
+        """Draft up to `budget` tokens."""
         return self._requests[request_id].draft(budget)
-
-    def finish(self, request_id: str) -> None:
-        del self._requests[request_id]
 
 
 class _Automaton:

@@ -1,4 +1,4 @@
-"""What drafting costs, measured as an engine would pay it."""
+"""The cost of drafting, measured as an engine would pay it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ PIECE = 512  # tokens
 
 
 def measure_cost(recording: Recording, make, draft_length: int, progress=None) -> dict:
-    """What drafting costs with up to `RUNNING_REQUESTS` requests at once, of as many prompts as there are."""
+    """Measure drafting with up to RUNNING_REQUESTS requests of all prompts at once.
+
+    Returns:
+        draft_us_per_step: microseconds of a call to draft, per request.
+        extend_ns_per_token: nanoseconds of appending in pieces of PIECE tokens, without drafting.
+        us_per_token: microseconds of appending and drafting, per generated token.
+        bytes_per_token: memory of the drafter at its largest, per token that it holds.
+    """
     drafter = make()
     samples = max(len(responses) for responses in recording.responses)
     waiting = [
@@ -65,7 +72,7 @@ def _extending(recording: Recording, make) -> float:
         live = requests
         while live:
             for request in live:
-                request.done = min(request.done + PIECE, len(request.response))
+                request.accepted = min(request.accepted + PIECE, len(request.response))
             seconds += append(drafter, live)
             live = [request for request in live if not request.finished]
         for request in requests:

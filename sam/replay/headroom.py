@@ -20,7 +20,7 @@ from sam.drafting.batch import append
 from sam.drafting.context_mixing import contexts_at_end, make_learned, predict, probability_of
 from sam.drafting.sequences import make_sequences, start_sequence
 from sam.jit import kernel
-from sam.record.responses import TraceError, read_recording
+from sam.record.responses import read_recording
 
 # What is counted: tokens, those with a single candidate, of these the right ones; tokens whose contexts disagree, and
 # of these: choice right, choice's probability, runner-up right, runner-up's probability, any other context's right.
@@ -94,6 +94,7 @@ def headroom(path: Path) -> np.ndarray:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m sam.headroom", description=__doc__.splitlines()[0])
     parser.add_argument("--traces", nargs="+", type=Path, required=True, help=".npz recordings")
     options = parser.parse_args(arguments)
@@ -106,7 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
                 f"{path.name[:26]:26} {c[SINGLE] / c[TOKENS]:14.3f} {c[SINGLE_RIGHT] / max(1.0, c[SINGLE]):6.3f} | "
                 f"{several[1]:.3f} ({several[2]:.3f}), {several[3]:.3f} ({several[4]:.3f}), {several[5]:.3f}"
             )
-    except TraceError as error:
+    except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print("\n".join(lines))

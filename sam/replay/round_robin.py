@@ -1,7 +1,7 @@
-"""Recorded responses played again as an engine that speculates would have produced them.
+"""Recorded responses replayed as an engine that speculates would have generated them.
 
-All samples of a prompt start together, and in every round each of them drafts, has its draft compared with what was
-really sampled, and advances by the accepted tokens and the bonus token.
+All samples of a prompt start together. In every round each of them drafts, has its draft compared with the recorded
+tokens, and advances by the accepted tokens and the bonus token.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sam.record.responses import Recording
 
 POSITION_BIN = 512  # tokens of a response per point of the acceptance-by-position table
 PROBABILITY_BINS = 10
-ORDERS = ("turns", "engine")  # of the samples within a round: one after the other, or all at once
+ORDERS = ("turns", "engine")  # samples within a round: round robin, each seeing the one before, or all at once
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Replay:
             row += (1, probability, i < accepted)
 
     def summary(self) -> dict:
-        """The figures that are printed; acceptance length counts the bonus token, 1.0 is no gain."""
+        """The results; mean acceptance length counts the bonus token, 1.0 is no gain."""
         return {
             "tokens": self.tokens,
             "steps": self.steps,
@@ -84,11 +84,11 @@ def replay(
 
     Args:
         recording: prompts with their responses.
-        make: makes a drafter (start, append, draft, finish as sam.drafting.drafter.Drafter); one for all,
-            or with `samples` one each.
-        draft_length: tokens drafted for each sample and step.
-        samples: of a prompt that share a drafter, as on a replica; the others get their own. None: all.
-        order: turns or engine, see above.
+        make: makes a drafter (start, append, draft, finish as sam.drafting.drafter.Drafter), once or, with `samples`,
+            for every `samples` samples.
+        draft_length: draft tokens of a sample in a step.
+        samples: samples of a prompt that share a drafter, as on a replica; None: all.
+        order: one of ORDERS.
         progress: called with the tokens advanced since the last call.
     """
     result = Replay(draft_length)
@@ -103,25 +103,30 @@ def replay(
 
 
 class Request:
-    """A recorded response on its way: `done` tokens are accepted, those from `told` on the drafter has not seen."""
+    """A recorded response: `accepted` tokens are generated, `shown_to_drafter` of them are known to the drafter."""
 
     def __init__(self, name: str, response: np.ndarray):
         self.name, self.response = name, response
-        self.done = self.told = 0
+        self.accepted = self.shown_to_drafter = 0
 
     def verify(self, draft: np.ndarray) -> tuple[int, int]:
-        """Accept what stands and the bonus token; returns how many drafts stood, and the tokens advanced by."""
-        truth = self.response[self.done :]
-        length = min(len(draft), len(truth))
-        different = np.flatnonzero(draft[:length] != truth[:length])
+        """Accept the draft's correct tokens and the bonus token.
+
+        Returns:
+            The accepted draft tokens, and the tokens by which the response advanced.
+        """
+        recorded = self.response[self.accepted :]
+        length = min(len(draft), len(recorded))
+        different = np.flatnonzero(draft[:length] != recorded[:length])
         accepted = int(different[0]) if different.size else length
-        advanced = min(accepted + 1, len(truth))
-        self.done += advanced
+        advanced = min(accepted + 1, len(recorded))
+        self.accepted += advanced
         return accepted, advanced
 
     @property
     def finished(self) -> bool:
-        return self.done == len(self.response)
+        """Whether the response is complete."""
+        return self.accepted == len(self.response)
 
 
 def replay_group(
@@ -135,7 +140,7 @@ def replay_group(
     while live:
         before = result.tokens
         for batch in [live] if order == "engine" else [[request] for request in live]:
-            positions = [request.done for request in batch]
+            positions = [request.accepted for request in batch]
             drafts = draft(drafter, batch, result.draft_length)
             for row, (request, position) in enumerate(zip(batch, positions, strict=True)):
                 part = slice(drafts.offsets[row], drafts.offsets[row + 1])
@@ -150,17 +155,18 @@ def replay_group(
 
 
 def append(drafter, batch: list[Request]) -> float:
-    """Show the drafter what the batch has had accepted; returns the seconds it took."""
-    pieces = [request.response[request.told : request.done] for request in batch]
+    """Show the drafter the batch's new tokens; returns the seconds that it took."""
+    pieces = [request.response[request.shown_to_drafter : request.accepted] for request in batch]
     offsets = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]).astype(np.int64)
     names, tokens = [request.name for request in batch], np.concatenate(pieces)
     started = time.perf_counter()
     drafter.append(names, tokens, offsets)
     seconds = time.perf_counter() - started
     for request in batch:
-        request.told = request.done
+        request.shown_to_drafter = request.accepted
     return seconds
 
 
 def draft(drafter, batch: list[Request], draft_length: int) -> Drafts:
+    """Draft up to `draft_length` tokens for each request."""
     return drafter.draft([request.name for request in batch], np.full(len(batch), draft_length, dtype=np.int32))

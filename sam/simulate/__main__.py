@@ -1,9 +1,9 @@
-"""`python -m sam.simulate`: what a rollout would take with and without speculation, played event by event.
+"""`python -m sam.simulate`: simulates how long a rollout takes with and without speculation, event by event.
 
 Requests come from a published set-up (`--setup`), a log-normal fit (`--log-normal`), a recording or a dump of verl's
-(`--traces`), or a recorded training run (`--run`, with its measured seconds beside). Acceptance is that of real
-drafting: on the responses themselves for recordings and runs, otherwise on a recording whose verify steps are drawn.
-Policies are those of sam.switch. Lists of policies, draft lengths, thresholds, scopes and routings are all tried.
+(`--traces`), or a recorded training run (`--run`, beside its measured seconds). Acceptance comes from drafting on the
+responses themselves for recordings and runs, otherwise from the verify steps of another recording. Policies are those
+of sam.switch. All combinations of policies, draft lengths, thresholds, scopes and routings are tried.
 
 Speed-ups are against no speculation with least-loaded routing. docs/simulate.md says what is assumed.
 """
@@ -33,6 +33,7 @@ TRIED = ("threshold", "goodput")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Parse and check the command line."""
     parser = argparse.ArgumentParser(prog="python -m sam.simulate", description=__doc__.splitlines()[0])
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--setup", choices=scenarios.SETUP_NAMES, help="published set-up, its step costs FITTED")
@@ -75,10 +76,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def grid(options: argparse.Namespace, default: Choice) -> list[Choice]:
-    """Every combination that is asked for; thresholds are those of the threshold policy alone."""
+    """All combinations to try; thresholds are tried with the threshold policy only."""
     policies = options.policy or ([] if options.run else TRIED)
     ks, thresholds = options.k or [default.k], options.threshold or [default.threshold]
-    # Peers know their own request alone.
+    # The other baselines see their own request only.
     scopes = options.scope or (["group"] if options.drafter in ("sam", "suffix", "suffix-any") else ["request"])
     choices = []
     for policy, k, scope, routing in itertools.product(policies, ks, scopes, options.routing or ["least-loaded"]):
@@ -88,7 +89,11 @@ def grid(options: argparse.Namespace, default: Choice) -> list[Choice]:
 
 
 def sweep(scenario: Scenario, choices: list[Choice], tail: int) -> tuple[list[dict], list[tuple[str, Played]]]:
-    """A row for each choice, after one without speculation; and the first rounds without and with the fastest."""
+    """Play every choice, after one without speculation.
+
+    Returns:
+        A row for each; and the first rounds without speculation and with the fastest choice, by name.
+    """
     without = Choice("never", choices[0].k, scope="request")
     total = scenario.num_tokens * (1 + len(choices))
     rows, best = [], ()
@@ -104,13 +109,13 @@ def sweep(scenario: Scenario, choices: list[Choice], tail: int) -> tuple[list[di
                 "label": choice.label, **head, "routing": choice.routing,
                 "speedup": round(base.seconds / outcome.seconds, 4),
                 "tail_speedup": round(base.tail_seconds / outcome.tail_seconds, 4) if outcome.tail_seconds else 1.0,
-                **outcome.row(),
+                **outcome.rounded(),
             })  # fmt: skip
     return rows, [("off", first), *([best[1:]] if best else [])]
 
 
 def table(report: dict) -> str:
-    """The figures, one line for each choice."""
+    """Lay out a report as text, one line for each choice."""
     lines = [
         f"{report['requests']} requests, {report['tokens']} tokens, {report['replicas']} replicas"
         f"{' in lock-step' if report['lock_step'] else ''}, tail from {report['tail_threshold']} running requests",
@@ -128,6 +133,7 @@ def table(report: dict) -> str:
 
 
 def run(options: argparse.Namespace) -> tuple[dict, str]:
+    """Simulate; returns the report and the text to show."""
     validation, shown = [], []
     if options.run:
         parts = scenarios.recorded_run(options, runs := scenarios.load_runs(options.run))
@@ -159,6 +165,7 @@ def run(options: argparse.Namespace) -> tuple[dict, str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
     options = parse(arguments)
     try:
         report, shown = run(options)

@@ -44,7 +44,7 @@ class Drafting(Protocol):
         ...
 
 
-class DrawnDrafts:
+class DrawnDrafts(Drafting):
     """Drafts drawn from a table of verify steps.
 
     Args:
@@ -73,7 +73,7 @@ class DrawnDrafts:
         return np.minimum(lengths, self._table.accepted[self._records])
 
 
-class RealDrafts:
+class RealDrafts(Drafting):
     """A drafter that follows the recorded responses as the simulated engine advances.
 
     Args:

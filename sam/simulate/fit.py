@@ -1,4 +1,4 @@
-"""A step-cost table from an engine's recorded steps, as a training run leaves them behind."""
+"""Fits a step-cost table to the engine steps that a training run recorded."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ STALL = 20.0  # times the fitted milliseconds, beyond which a step was held up b
 
 @dataclass(frozen=True)
 class FittedCost:
-    """What recorded steps say.
+    """A table fitted to recorded steps.
 
     Attributes:
-        cost: the table; its sum over the recorded steps is the recorded one.
-        admit_ms: milliseconds that each new request adds to its first step.
+        cost: the table; the sum of its costs over the recorded steps is the recorded sum.
+        admit_ms: milliseconds that a new request adds to its first step.
         error: mean absolute difference from the recorded steps, as a share of the mean step.
-        drafts_seen: whether any step verified drafts; if not, a draft token is taken to cost what a request costs.
-        plain_from: fewest requests of a step without drafts, once all have come: below, what one takes is a guess.
+        drafts_seen: whether any step verified drafts; if not, a draft token is taken to cost as much as a request.
+        plain_from: fewest requests of a step without drafts, once all have come: for fewer, its cost is a guess.
     """
 
     cost: StepCost
@@ -52,9 +52,11 @@ def fit_from_steps(
 
     Args:
         running, drafted: int [steps], requests, and draft tokens verified.
-        step_ms: float [steps].
-        admitted: int [steps], requests that came with the step; context: float [steps], mean tokens of a request.
+        step_ms: float [steps], milliseconds.
+        admitted: int [steps], requests that came with the step.
+        context: float [steps], mean tokens of a request.
         longest_draft: draft tokens of a request up to which the table goes.
+        fingerprint: the table's.
 
     Raises:
         ValueError: too few steps.

@@ -1,4 +1,4 @@
-"""What a rollout generates: how long its responses are, prompt by prompt; drawn from a log-normal fit, or recorded."""
+"""The responses of a rollout: their lengths, drawn from a log-normal fit, or recorded with their text."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ class Round:
 
     @property
     def num_tokens(self) -> int:
+        """Tokens of all responses."""
         return int(self.lengths.sum())
 
 
@@ -67,6 +68,7 @@ class LogNormal:
 
     @property
     def mu(self) -> float:
+        """Mean of the logarithm before the cut, by bisection."""
         low, high = 0.0, math.log(self.cap) + 4 * self.sigma**2
         for _ in range(60):
             middle = (low + high) / 2
@@ -80,15 +82,15 @@ class LogNormal:
         return whole + self.cap * (1 - NORMAL.cdf(above))
 
     def draw(self, prompts: int, samples: int, prompt_tokens: int = 128, seed: int = 0) -> Round:
-        """One round of `prompts` x `samples` requests that arrive at once.
+        """Draw a round of `prompts` x `samples` requests that arrive at once.
 
-        What the samples of a prompt have in common is spread evenly over the prompts (stratified), so that rounds
-        differ less than ones of independent prompts; the rest is random.
+        The part that the samples of a prompt share is stratified over the prompts, so that rounds differ less than with
+        independent prompts; the rest is random.
         """
-        chance = np.random.default_rng(seed)
+        rng = np.random.default_rng(seed)
         common = np.array([NORMAL.inv_cdf((i + 0.5) / prompts) for i in range(prompts)])
-        chance.shuffle(common)
-        own = chance.standard_normal((prompts, samples))
+        rng.shuffle(common)
+        own = rng.standard_normal((prompts, samples))
         z = math.sqrt(self.correlation) * common[:, None] + math.sqrt(1 - self.correlation) * own
         lengths = np.clip(np.rint(np.exp(self.mu + self.sigma * z)), 1, self.cap).astype(np.int64).ravel()
         return Round(

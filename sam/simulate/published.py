@@ -64,6 +64,7 @@ class Published:
     per_draft_token_ms: float = 0.044
 
     def rounds(self, mean: float) -> list[Round]:
+        """Draw the rounds, for a mean response length in tokens."""
         lengths = LogNormal(mean, CAP, SIGMA, CORRELATION)
         return [lengths.draw(self.prompts, SAMPLES, PROMPT_TOKENS, seed) for seed in range(self.seeds)]
 
@@ -149,6 +150,7 @@ def play(
 
 
 def off(setup: Published) -> Choice:
+    """The set-up without speculation."""
     return replace(setup.choice, policy="never")
 
 
@@ -184,7 +186,7 @@ def reproduce(name: str) -> dict:
 
 
 def predictions(setup: Published) -> list[Choice]:
-    """What could be used instead, with sam's drafts."""
+    """Settings to try instead of the published one, with sam's drafts."""
     published = setup.choice
     group = replace(published, scope="group")
     goodput = replace(group, policy="goodput")
@@ -217,13 +219,14 @@ def predict(name: str, progress=None) -> list[dict]:
 
 
 def same_in_every_context(cost: StepCost) -> StepCost:
-    """What steps cost in the contexts of the published tails."""
+    """The table with the costs of the published tails' context in every context."""
     far = float(TAIL_CONTEXT - cost.context[0]) / float(cost.context[-1] - cost.context[0])
     cells = (1 - far) * cost.milliseconds[..., :1] + far * cost.milliseconds[..., -1:]
     return StepCost(cost.requests, cost.tokens_per_request, cost.context[:1], cells, cost.fingerprint, cost.source)
 
 
 def table(reproduced: list[dict], predicted: list[dict]) -> str:
+    """Lay out the rows of `reproduce` and `predict` as text."""
     lines = [
         "gains are off / on - 1, as published; step costs are " + FITTED.lower(),
         f"{'set-up':18} {'published gain %':>17} {'simulated':>9} {'seconds, published':>19} {'simulated':>11} "
@@ -252,6 +255,7 @@ def table(reproduced: list[dict], predicted: list[dict]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m sam.simulate.published", description=__doc__.splitlines()[0])
     parser.add_argument("--setup", nargs="+", choices=tuple(SETUPS), default=list(SETUPS))
     parser.add_argument("--predict", action="store_true", help="other policies too; minutes")

@@ -93,6 +93,7 @@ def describe(model: str, fixed: float, verify: float, mean: float, rounds: float
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m sam.simulate.published_fit", description=__doc__)
     parser.add_argument("--output", type=Path, default=SHIPPED, help="folder to write to (default: this package's)")
     options = parser.parse_args(arguments)

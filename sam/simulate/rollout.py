@@ -1,4 +1,4 @@
-"""Rollouts of one or several rounds under a policy, and the figures that are said of them."""
+"""Rollouts of one or several rounds with a policy, and their results."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ from sam.simulate.engine import Cluster, Played, play
 from sam.simulate.lengths import Round
 from sam.simulate.routing import siblings
 from sam.switch.policies import make_policy
+from sam.switch.policy import Policy
 from sam.switch.step_cost import StepCost
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What can be chosen for a rollout; the keys are those of configs/speculation/knobs.yaml.
+    """The settings to choose for a rollout, as in configs/speculation/knobs.yaml.
 
     Attributes:
+        policy: one of sam.switch.policy.POLICIES.
+        k: draft tokens of a request.
+        threshold, hysteresis: running requests, used by threshold.
         scope: request or group, whose text a drafter sees.
         routing: one of sam.simulate.routing.ROUTINGS.
         knows_cost: whether goodput is given the step costs; otherwise it learns them from the steps.
@@ -35,17 +39,14 @@ class Choice:
     routing: str = "least-loaded"
     knows_cost: bool = True
 
-    def make_policy(self, cost: StepCost):
-        return make_policy(
-            self.policy,
-            self.k,
-            self.threshold,
-            hysteresis=self.hysteresis,
-            step_cost=cost if self.knows_cost else None,
-        )
+    def make_policy(self, cost: StepCost) -> Policy:
+        """Make the policy of one replica."""
+        known = cost if self.knows_cost else None
+        return make_policy(self.policy, self.k, self.threshold, hysteresis=self.hysteresis, step_cost=known)
 
     @property
     def label(self) -> str:
+        """Name in tables."""
         number = f" {self.threshold}" if self.policy == "threshold" else ""
         return f"{self.policy}{number}, k {self.k}" if self.policy != "never" else "off"
 
@@ -54,7 +55,7 @@ class Drawn:
     """Draws acceptance from a table.
 
     Args:
-        table: for drafts of the length that is asked for.
+        table: a table of the rollout's draft length.
     """
 
     def __init__(self, table: Acceptance):
@@ -72,7 +73,7 @@ class Real:
     """Drafts on the recorded responses; the drafters stay for all rounds.
 
     Args:
-        make_drafter: makes one, for a draft length and a scope.
+        make_drafter: makes a drafter for a draft length and a scope.
     """
 
     def __init__(self, make_drafter: Callable[[int, str], object]):
@@ -88,13 +89,17 @@ class Real:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A rollout's figures; of rounds, which run one after the other, the sums.
+    """A rollout's results, summed over its rounds, which run one after the other.
 
     Attributes:
-        seconds: of the slowest engine; mean_seconds: of all engines in the mean.
-        tail_seconds: of the slowest engine, from when its running requests stay at or below the tail's threshold.
+        seconds: seconds of the slowest engine.
+        mean_seconds: mean seconds of all engines.
+        tail_seconds: seconds of the slowest engine from when its running requests stay at or below the threshold.
+        tokens: generated tokens.
+        engine_steps: steps of all engines.
         switched_on: share of the engine steps that drafted.
-        accept_length: accepted tokens and the bonus token, for each draft that was verified.
+        drafted, accepted: draft tokens verified, and those accepted.
+        accept_length: mean accepted tokens and bonus token of a verified draft.
         wasted: draft tokens that were verified and not accepted.
     """
 
@@ -109,7 +114,8 @@ class Outcome:
     accept_length: float
     wasted: int
 
-    def row(self) -> dict:
+    def rounded(self) -> dict:
+        """The fields, floats rounded to four digits."""
         return {key: round(value, 4) if isinstance(value, float) else value for key, value in asdict(self).items()}
 
 
@@ -125,7 +131,7 @@ def simulate(
     """Play rounds one after the other.
 
     Args:
-        tail_threshold: running requests from which the tail is counted, whatever the policy.
+        tail_threshold: running requests at which the tail begins, with any policy.
     """
     played = []
     for number, work in enumerate(rounds):
@@ -136,6 +142,8 @@ def simulate(
 
 
 def summarize(played: list[Played], tail_threshold: int) -> Outcome:
+    """Sum up the rounds of a rollout."""
+
     def total(name: str) -> int:
         return int(sum(timeline[name].sum() for one in played for timeline in one.timelines))
 
@@ -157,11 +165,12 @@ def summarize(played: list[Played], tail_threshold: int) -> Outcome:
 
 
 def slowest(played: Played) -> dict[str, np.ndarray]:
+    """The timeline of the slowest engine."""
     return played.timelines[int(np.argmax(played.seconds))]
 
 
 def tail_seconds(timeline: dict[str, np.ndarray], threshold: int) -> float:
-    """From when running requests stay at or below `threshold` to the end; all of it if they always were."""
+    """Seconds from when running requests stay at or below `threshold` to the end."""
     above = np.flatnonzero(timeline["running"] > threshold)
     end = timeline["end_ms"][-1] / 1e3 if len(timeline["end_ms"]) else 0.0
     return float(end - (timeline["end_ms"][above[-1]] / 1e3 if len(above) else 0.0))

@@ -1,4 +1,4 @@
-"""Which replica gets which request of a round, and whose text its drafter sees there."""
+"""Routing: the replica of each request, and the samples that its drafter sees there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def assign(prompts: np.ndarray, replicas: int, routing: str, seed: int = 0) -> n
         raise ValueError(f"routing {routing!r}: expected one of {', '.join(ROUTINGS)}")
     if replicas < 1:
         raise ValueError(f"replicas={replicas}: expected at least 1")
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     load = np.zeros(replicas, dtype=np.int64)
     home: dict[int, int] = {}
     replica_of = np.empty(len(prompts), dtype=np.int64)
@@ -36,14 +36,14 @@ def assign(prompts: np.ndarray, replicas: int, routing: str, seed: int = 0) -> n
         if routing == "prompt" and prompt in home:
             replica = home[prompt]
         else:
-            replica = home[prompt] = int(chance.choice(np.flatnonzero(load == load.min())))
+            replica = home[prompt] = int(rng.choice(np.flatnonzero(load == load.min())))
         replica_of[i] = replica
         load[replica] += 1
     return replica_of
 
 
 def siblings(prompts: np.ndarray, replica_of: np.ndarray, routing: str, scope: str) -> np.ndarray:
-    """How many samples of its prompt, itself included, each request's drafter sees.
+    """Count the samples of its prompt, itself included, that each request's drafter sees.
 
     Returns:
         int64 [requests].

@@ -22,7 +22,7 @@ class RecordedRun:
     """A run directory of recipe.main_dapo.
 
     Attributes:
-        config: of the run.
+        config: the run's config.yaml.
         seconds: training step -> its rollout's seconds, for the steps whose responses and engine steps are there.
     """
 
@@ -32,7 +32,11 @@ class RecordedRun:
 
     @classmethod
     def load(cls, directory: Path) -> RecordedRun:
-        """Raises ValueError: no such run, or none of its steps recorded."""
+        """Read a run directory.
+
+        Raises:
+            ValueError: no such run, or none of its training steps is recorded.
+        """
         try:
             import yaml
         except ImportError as error:
@@ -59,26 +63,28 @@ class RecordedRun:
 
     @property
     def method(self) -> str:
+        """The run's `speculation.method`."""
         return self.speculation.method
 
     @property
     def speculation(self) -> SpeculationConfig:
+        """The run's speculation settings."""
         return SpeculationConfig.from_dict(self.config["speculation"])
 
     @property
-    def took_turns(self) -> bool:
-        """Whether it had a policy for each version of the weights, as runs of recipe.turns."""
+    def rotated(self) -> bool:
+        """Whether the run rotated policies, as runs of recipe.turns do."""
         return bool(self.speculation.policy_rotation)
 
     @property
     def choice(self) -> Choice:
-        """How the run itself speculated; ngram and suffix have no switch.
+        """The run's own settings; ngram and suffix have no switch.
 
         Raises:
-            ValueError: it had no single policy.
+            ValueError: the run rotated policies.
         """
-        if self.took_turns:
-            raise ValueError(f"{self.directory}: its policies took turns: expected a run of one policy")
+        if self.rotated:
+            raise ValueError(f"{self.directory}: it rotated policies: expected a run of one policy")
         speculation = self.speculation
         policy = {"off": "never", "sam": speculation.policy}.get(self.method, "always")
         return Choice(

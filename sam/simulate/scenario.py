@@ -1,4 +1,4 @@
-"""What is simulated: requests, replicas, step costs and acceptance, from the command line's answers."""
+"""Scenarios: requests, replicas, step costs and acceptance, from the command line's options."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Scenario:
         name: for headings.
         rounds: played one after the other.
         steps: training step of each round, where there are several.
-        choice: what is used unless something else is asked for.
-        acceptance: drafts for a draft length.
-        idle_ms: of each round, in which no engine step runs.
+        choice: the default settings.
+        acceptance: makes the drafts of a draft length.
+        idle_ms: milliseconds of each round in which no engine step runs.
     """
 
     name: str
@@ -45,10 +45,11 @@ class Scenario:
 
     @property
     def num_tokens(self) -> int:
+        """Tokens of all responses."""
         return sum(work.num_tokens for work in self.rounds)
 
     def play(self, choice: Choice, tail_threshold: int, progress=None) -> tuple[Outcome, list[Played]]:
-        """Play all rounds; the idle time between them counts."""
+        """Play all rounds; the idle time between them is included."""
         acceptance = self.acceptance(choice.k)
         arguments = (self.rounds, self.cluster, choice, self.cost, acceptance, tail_threshold)
         outcome, played = simulate(*arguments, progress=progress)
@@ -56,13 +57,14 @@ class Scenario:
         return replace(outcome, seconds=outcome.seconds + idle, mean_seconds=outcome.mean_seconds + idle), played
 
     def seconds_by_step(self, played: list[Played]) -> np.ndarray:
-        """float64 [training steps], of what `play` gave."""
+        """float64 [training steps]: seconds of the rounds that `play` returned."""
         seconds = np.array([one.seconds.max() + self.idle_ms / 1e3 for one in played])
         steps = np.array(self.steps)
         return np.array([seconds[steps == step].sum() for step in dict.fromkeys(self.steps)])
 
 
 def published(options: argparse.Namespace) -> Scenario:
+    """A published set-up (`--setup`)."""
     setup, cost, mean, _ = loaded(options.setup)
     lengths = LogNormal(mean, CAP, SIGMA, CORRELATION)
     rounds = _draw(lengths, options.prompts or setup.prompts, options.samples or SAMPLES, options)
@@ -72,6 +74,7 @@ def published(options: argparse.Namespace) -> Scenario:
 
 
 def log_normal(options: argparse.Namespace) -> Scenario:
+    """Drawn lengths (`--log-normal`)."""
     mean, cap, sigma, correlation = options.log_normal
     lengths = LogNormal(mean, int(cap), sigma, correlation)
     rounds = _draw(lengths, options.prompts or 96, options.samples or SAMPLES, options)
@@ -79,6 +82,7 @@ def log_normal(options: argparse.Namespace) -> Scenario:
 
 
 def recorded(options: argparse.Namespace) -> Scenario:
+    """Recorded responses (`--traces`), all as one round."""
     recording = join([read_recording(path, options.tokenizer) for path in options.traces])
     work = recorded_round(recording)
     acceptance = drawn(options) if options.acceptance else real(options.drafter)
@@ -86,7 +90,7 @@ def recorded(options: argparse.Namespace) -> Scenario:
 
 
 def from_run(run: RecordedRun, cost: StepCost, admit_ms: float, idle_ms: float, drafter: str | None = None) -> Scenario:
-    """A run's own responses and settings; drafts are real."""
+    """A run's own responses and settings; drafts are made on its responses."""
     rounds, steps = [], []
     for step in run.seconds:
         for work, _ in run.rounds(step):
@@ -105,12 +109,12 @@ def recorded_run(options: argparse.Namespace, runs: list[RecordedRun]) -> list[S
 
 
 def real(name: str) -> Callable[[int], Real]:
-    """Drafts on the recorded responses."""
+    """Draft on the recorded responses."""
     return lambda k: Real(lambda length, scope: make_drafter(name, scope, length))
 
 
 def drawn(options: argparse.Namespace) -> Callable[[int], Drawn]:
-    """Drafts from a table: one that is named, one made of a recording that is named, or the one that is shipped."""
+    """Draw drafts from a table: `--acceptance`'s, one measured on `--acceptance`'s recordings, or a shipped one."""
     tables: dict[int, Acceptance] = {}
 
     def for_draft_length(k: int) -> Drawn:
@@ -154,6 +158,7 @@ def _changed(cluster: Cluster, options: argparse.Namespace) -> Cluster:
 
 
 def load_runs(directories: list[Path]) -> list[RecordedRun]:
+    """Read run directories."""
     return [RecordedRun.load(directory) for directory in directories]
 
 

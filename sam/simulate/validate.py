@@ -1,4 +1,4 @@
-"""Simulated rollouts of recorded runs beside what the runs measured."""
+"""Compares simulated rollouts of recorded runs with the runs' own measurements."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sam.simulate.scenario import Scenario
 
 
 def validate(runs: list[RecordedRun], scenarios: list[Scenario]) -> list[dict]:
-    """Each run simulated with its own responses, drafter and policy."""
+    """Simulate each run with its own responses, drafter and policy; returns a row each."""
     rows = []
     total = sum(scenario.num_tokens for scenario in scenarios)
     with tqdm(total=total, unit="tok", desc="recorded runs", mininterval=2.0, disable=None) as bar:
@@ -32,6 +32,7 @@ def validate(runs: list[RecordedRun], scenarios: list[Scenario]) -> list[dict]:
 
 
 def table(rows: list[dict]) -> str:
+    """Lay out the rows as text."""
     lines = [
         f"{'run':28} {'policy':>18} {'measured s':>10} {'simulated':>9} {'error':>7} {'steps':>13} "
         f"{'drafted':>15} {'accepted':>15}"

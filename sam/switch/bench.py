@@ -1,4 +1,4 @@
-"""`python -m sam.switch_cost`: what deciding costs in an engine step, by running requests."""
+"""`python -m sam.switch_cost`: measures how long a policy decides in an engine step, by running requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REPEATS = 300
 
 
 def decide_microseconds(running: int, longest: int) -> float:
-    """Median of `plan`, `choose` and `observe` together, each step with other drafts of `longest` tokens."""
+    """Median microseconds of `plan`, `choose` and `observe`, with new drafts of `longest` tokens in each step."""
     rng = np.random.default_rng(0)
     policy = make_policy("goodput", longest, 0, step_cost=linear(63.0, 0.0, 1.0))
     offsets = np.arange(running + 1) * longest
@@ -33,6 +33,7 @@ def decide_microseconds(running: int, longest: int) -> float:
 
 
 def main() -> None:
+    """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m sam.switch_cost", description=__doc__.splitlines()[0])
     parser.add_argument("--draft-tokens", type=int, default=6)
     options = parser.parse_args()

@@ -98,5 +98,5 @@ def test_a_run_whose_policies_took_turns_teaches_costs_but_is_of_no_single_polic
     (directory / "config.yaml").write_text(yaml.safe_dump(config))
     run = RecordedRun.load(directory)
     assert fit_runs([run])[0].drafts_seen
-    with pytest.raises(ValueError, match="its policies took turns: expected a run of one policy"):
+    with pytest.raises(ValueError, match="it rotated policies: expected a run of one policy"):
         run.choice  # noqa: B018
