@@ -46,34 +46,21 @@ class CostTerms(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """The regression's state, updated in place; terms in the order of CostTerms.
+    """State of the two regressions, updated in place; terms in the order of CostTerms."""
 
-    Attributes:
-        information: float64 [4, 4], weighted sum of the steps' outer products.
-        target: float64 [4], weighted sum of their extra milliseconds times what they had of each term.
-        coefficients: float64 [4], the terms.
-        without_table: float64 [4], the terms of the regression without the table.
-    """
-
-    information: np.ndarray
-    target: np.ndarray
-    coefficients: np.ndarray
-    without_table: np.ndarray
+    information: np.ndarray  # float64 [4, 4], weighted sum of the steps' outer products
+    target: np.ndarray  # float64 [4], weighted sum of extra milliseconds times features
+    coefficients: np.ndarray  # float64 [4], the terms
+    without_table: np.ndarray  # float64 [4], the terms of the regression without the table
 
 
 class Prior(NamedTuple):
-    """Belief before any step.
+    """Belief before any step."""
 
-    Attributes:
-        mean, std: float64 [4], milliseconds, by term.
-        min_variance: milliseconds squared, of a step.
-        per_draft_token: share of `per_request` that a draft token adds too.
-    """
-
-    mean: np.ndarray
-    std: np.ndarray
-    min_variance: float
-    per_draft_token: float
+    mean: np.ndarray  # float64 [4], milliseconds by term
+    std: np.ndarray  # float64 [4], milliseconds by term
+    min_variance: float  # milliseconds squared, of a step's noise
+    per_draft_token: float  # share of `per_request` that a draft token adds too
 
 
 class ObservedStep(NamedTuple):

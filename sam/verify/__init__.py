@@ -6,7 +6,7 @@ distribution, and makes the tokens a function of (key, position, logits). Reject
 al., "Fast Inference from Transformers via Speculative Decoding" (arXiv 2211.17192).
 """
 
-from sam.verify.exact import GREEDY, PLACEHOLDER, accept_matching, sample_inverse_cdf, without_mass
+from sam.verify.exact import GREEDY, PLACEHOLDER, accept_matching, sample_inverse_cdf
 from sam.verify.rejection import (
     expand_batch_to_tokens,
     rejection_greedy_sample,
@@ -25,5 +25,4 @@ __all__ = [
     "rejection_sample",
     "sample_inverse_cdf",
     "sample_recovered_tokens",
-    "without_mass",
 ]

@@ -70,18 +70,6 @@ def _two_level(probabilities: torch.Tensor, uniforms: torch.Tensor) -> tuple[tor
     return (block.squeeze(1) * BLOCK + _search(inner, targets)).clamp_(max=vocabulary - 1), outer[:, -1]
 
 
-def without_mass(logits: torch.Tensor) -> torch.Tensor:
-    """Find logits rows without a distribution: those with a NaN or a largest logit of plus or minus infinity.
-
-    Args:
-        logits: float [num_tokens, vocabulary].
-
-    Returns:
-        bool [num_tokens].
-    """
-    return ~logits.amax(-1).isfinite()
-
-
 def accept_matching(sampled: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
     """Keep each request's tokens up to and including the first that differs from its draft.
 
