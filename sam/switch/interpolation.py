@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sam.jit import compiled
+from sam.jit import compiled, kernel
 
 
 class Grid(NamedTuple):
@@ -18,7 +18,7 @@ class Grid(NamedTuple):
     milliseconds: np.ndarray
 
 
-@compiled
+@kernel
 def _locate(axis, value):
     """The last point at or below `value` and the share of the way to the next one; held at both ends."""
     last = axis.size - 1
@@ -30,7 +30,7 @@ def _locate(axis, value):
     return i, (value - axis[i]) / (axis[i + 1] - axis[i])
 
 
-@compiled
+@kernel
 def _cell(grid, i, u, m, c, w):
     """Milliseconds at `m` tokens per request, between requests i and i + 1 and between contexts c and c + 1."""
     above, beyond = min(i + 1, grid.requests.size - 1), min(c + 1, grid.context.size - 1)
@@ -40,7 +40,7 @@ def _cell(grid, i, u, m, c, w):
     return near + w * (far - near)
 
 
-@compiled
+@kernel
 def interpolate(grid, requests, num_tokens, context):
     """Milliseconds of one step with `requests` requests and `num_tokens` tokens in all, drafts included."""
     requests = max(1.0, requests)
