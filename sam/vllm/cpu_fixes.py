@@ -46,7 +46,8 @@ def install_invariant_attention() -> None:
 
     Root cause: vLLM's CPU attention divides a long context among threads when the batch leaves some idle, and adds
     the parts up; how it divides depends on the other requests. Symptom: log-probabilities differ by some 1e-6 between
-    batches, and about one response of 200 tokens in a thousand by a token. vLLM's own switch turns that off.
+    batches, and about one response of 200 tokens in a thousand by a token. vLLM's own switch turns that off. Can go
+    when it is off by default.
     """
     os.environ["VLLM_CPU_ATTN_SPLIT_KV"] = "0"
 
@@ -70,8 +71,8 @@ def install_unread_generators(runner_class) -> None:
     """Let seeded requests' prompts come in pieces.
 
     Root cause: `GPUModelRunner._bookkeeping_sync` winds the generator of a request whose prompt is not complete back by
-    `set_offset`, which CPU generators do not have (NotImplementedError). Here such a generator stays where it is: the
-    noise is fresh either way. Can go when vLLM checks the generator's device there.
+    `set_offset`, which CPU generators do not have. Symptom: NotImplementedError ends the engine. Here such a generator
+    stays where it is: the noise is fresh either way. Can go when vLLM checks the generator's device there.
     """
     original = runner_class._bookkeeping_sync
     if getattr(original, "_sam", False):
