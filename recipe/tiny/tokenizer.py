@@ -39,9 +39,14 @@ def encode_prompt(tokenizer: PreTrainedTokenizerFast, question: str) -> list[int
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
     )
-    return tokenizer.encode(text, add_special_tokens=False)
+    return _encode(tokenizer, text)
 
 
 def encode_response(tokenizer: PreTrainedTokenizerFast, solution: str) -> list[int]:
     """Token ids of the assistant's message, its end token included."""
-    return [*tokenizer.encode(solution, add_special_tokens=False), tokenizer.eos_token_id]
+    return [*_encode(tokenizer, solution), tokenizer.eos_token_id]
+
+
+def _encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """As `tokenizer.encode`, without the options that transformers sets anew for every text."""
+    return tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids

@@ -47,11 +47,14 @@ def deterministic(threads: int) -> Iterator[None]:
     """Deterministic kernels on a fixed number of threads; the settings found are put back afterwards."""
     threads_before = torch.get_num_threads()
     strict_before = torch.are_deterministic_algorithms_enabled()
+    filled_before = torch.utils.deterministic.fill_uninitialized_memory
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads it; filling takes a tenth
     try:
         yield
     finally:
+        torch.utils.deterministic.fill_uninitialized_memory = filled_before
         torch.use_deterministic_algorithms(strict_before)
         torch.set_num_threads(threads_before)
 
