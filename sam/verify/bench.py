@@ -153,7 +153,7 @@ def _vllm(device: str):
 
 def _baselines(cache: Path, device: str) -> dict[str, Callable | str]:
     """Callables by name, or the reason why there is none."""
-    found: dict[str, Callable | str] = {"ours, standard": standard}
+    found: dict[str, Callable | str] = {"ours, rejection": standard}
     sources = {
         LOOPED: lambda: _looped(load_looped_originals(cache)),
         VECTORISED: lambda: _published(load_vectorised_originals(cache).rejection_sample),
