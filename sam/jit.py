@@ -1,4 +1,4 @@
-"""Numba's compiler with a cache that knows what a kernel calls.
+"""Numba's compiler with a cache that follows changes of any kernel's source.
 
 Numba outdates a cached function when the function's own file changes, not when that of a function it calls does, which
 is compiled into it: after an update of some files the old code would run on. Here the cache lies in a folder named

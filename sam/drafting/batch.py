@@ -14,7 +14,7 @@ from sam.drafting import context_mixing
 from sam.drafting.calibration import CORPUS_TABLE, add_draft_token, start_draft, update_calibration
 from sam.jit import compiled, kernel
 
-NEGATIVE_TOKEN, BAD_OFFSETS = -1, -2  # what `append_all` refuses
+NEGATIVE_TOKEN, BAD_OFFSETS = -1, -2  # returned by `append_all` for input that it refuses
 
 
 @kernel

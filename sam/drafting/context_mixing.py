@@ -38,8 +38,7 @@ MIXING = np.dtype([("weight", "f8"), ("num_updates", "f8")], align=True)
 
 
 class Context(NamedTuple):
-    """A state, the index of its weight, and the token that followed it most often. Without a state (NONE) it is not
-    there."""
+    """A state (NONE: no context), the index of its weight, and the token that followed it most often."""
 
     state: int
     weight_index: int
@@ -47,7 +46,7 @@ class Context(NamedTuple):
 
 
 class Contexts(NamedTuple):
-    """From the first to interpolate to the last."""
+    """In the order in which they are interpolated."""
 
     shorter: Context
     longest: Context
@@ -67,16 +66,11 @@ class Learned(NamedTuple):
 
 
 def make_learned() -> Learned:
-    """Initial weights, and tables that have seen nothing."""
-    return Learned(make_mixing(), make_acceptance())
-
-
-def make_mixing() -> np.ndarray:
-    """MIXING [contexts], each with its initial weight."""
+    """Initial weights, and empty tables."""
     mixing = np.zeros(FIRST_RECOVERY + LENGTH_BUCKETS * AGE_BUCKETS * EVIDENCE_BUCKETS, MIXING)
     mixing["weight"][:FIRST_RECOVERY] = SUFFIX_WEIGHT
     mixing["weight"][FIRST_RECOVERY:] = RECOVERY_WEIGHT
-    return mixing
+    return Learned(mixing, make_acceptance())
 
 
 @kernel
@@ -88,7 +82,7 @@ def _length_bucket(length):
 
 @kernel
 def _evidence_bucket(count, total):
-    """Whether the best continuation was the only one, and how often it or what share of all it was seen."""
+    """0-4: the only continuation, by its count; 5-6: one of several, seen once or twice; 7-11: by its share."""
     if count == total:
         return 0 if count == 1 else 1 if count == 2 else 2 if count <= 4 else 3 if count <= 9 else 4
     if count <= 2:

@@ -1,4 +1,4 @@
-"""Requests to groups to automata: who shares what, and for how long."""
+"""Follows the requests of an engine, each in the automaton of its group, and drafts for them."""
 
 from __future__ import annotations
 
@@ -64,8 +64,7 @@ class Drafter:
             oldest.
         memory_budget_bytes: bound of all automata; finished groups go first, then requests get no drafts.
         corpus: file of `python -m sam.corpus build`, drafted from too.
-        min_extra_match_len: tokens by which the match in the corpus must be longer than the one in the group, and one
-            more, to be drafted from.
+        min_extra_match_len: the corpus is drafted from where its match is longer than the group's by more tokens.
 
     Raises:
         ValueError: a setting out of its range, or a corpus that cannot be read.
@@ -98,16 +97,9 @@ class Drafter:
         self._group_of: dict[int, int] = {}
         self.counters = {"overflow_requests": 0, "evicted_groups": 0}
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._slots
-
-    def __len__(self) -> int:
-        """Requests followed."""
-        return len(self._slots)
-
     @property
     def nbytes(self) -> int:
-        """Bytes of all automata."""
+        """Bytes of all automata in use."""
         return self.groups.nbytes
 
     def start(self, request_id: str, prompt_token_ids: np.ndarray, policy_version: int = 0) -> None:
@@ -182,7 +174,7 @@ class Drafter:
             min_acceptance: drafts end before a token whose cumulative acceptance probability is lower.
 
         Raises:
-            ValueError: a request that is not followed, something else than token ids, or lengths that do not agree.
+            ValueError: a request that is not followed, anything but token ids, or lengths that do not agree.
         """
         slots = self._slots_of(request_ids)
         self._append(slots, token_ids, offsets)
@@ -237,6 +229,7 @@ class Drafter:
         return self.sequences.texts["num_tokens"][self._slots_of(request_ids)]
 
     def num_tokens(self, request_id: str) -> int:
+        """As `lengths`, of one request."""
         return int(self.lengths([request_id])[0])
 
     def _free_blocks(self, needed: int) -> None:

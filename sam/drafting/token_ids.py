@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 
-def check_token_ids(token_ids: np.ndarray, what: str) -> np.ndarray:
-    """`token_ids` as int32.
+def check_token_ids(token_ids: np.ndarray, name: str) -> np.ndarray:
+    """`token_ids` as int32 [length]; an error begins with `name`.
 
     Raises:
         ValueError: not a list of integers from 0 to 2**31 - 1.
     """
     tokens = np.asarray(token_ids)
     if tokens.size and (tokens.dtype.kind not in "iu" or tokens.min() < 0 or tokens.max() > np.iinfo(np.int32).max):
-        raise ValueError(f"{what}: expected token ids from 0 to 2**31 - 1, got {tokens.dtype} {tokens[:8]}")
+        raise ValueError(f"{name}: expected token ids from 0 to 2**31 - 1, got {tokens.dtype} {tokens[:8]}")
     return np.ascontiguousarray(tokens, dtype=np.int32).ravel()

@@ -116,7 +116,7 @@ def test_history_is_bounded_and_old_policies_leave_first():
         drafter.start(request, tokens(index, 1, 2), policy_version=1 if index == 7 else 0)
         append(drafter, request, *range(10))
         drafter.finish(request)
-        assert request not in drafter
+        assert request not in drafter._slots
         assert drafter.groups._idle_tokens <= 500
     assert drafter.counters["evicted_groups"] == 300 - 500 // 13
     for index, found in ((7, True), (8, False), (299, True)):
@@ -155,7 +155,7 @@ def test_memory_budget_is_kept_and_the_overflow_gets_no_drafts():
         drafter.finish(request)
     while drafter.groups.evict():
         pass
-    assert drafter.nbytes == len(drafter) == len(drafter.groups) == 0
+    assert drafter.nbytes == len(drafter._slots) == len(drafter.groups) == 0
 
 
 def test_more_requests_than_slots_at_first():
@@ -179,7 +179,7 @@ def test_nothing_leaks_over_100_000_requests():
             drafter.step(live, rng.integers(50, size=len(live)), np.arange(len(live) + 1), np.full(len(live), K))
         if len(live) > 20:
             drafter.finish(live.pop(int(rng.integers(20))))
-    assert len(drafter) == len(live) <= 21
+    assert len(drafter._slots) == len(live) <= 21
     assert len(drafter.sequences.texts) == SLOTS
     assert len(drafter.groups) <= 300 and len(drafter.groups._heap) <= 2 * 300 + 64
     assert drafter.nbytes <= 1 << 19

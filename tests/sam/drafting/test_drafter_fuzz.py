@@ -64,7 +64,7 @@ class Fuzz:
         request = list(self.texts)[self.rng.integers(len(self.texts))]
         for drafter in self.drafters:
             drafter.finish(request)
-            assert request not in drafter
+            assert request not in drafter._slots
         del self.texts[request]
 
     def step(self, apart):

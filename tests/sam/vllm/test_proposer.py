@@ -43,7 +43,7 @@ def test_finished_and_aborted_requests_are_released_and_still_help_their_sibling
     del runner.requests["a"], runner.requests["b"]
     runner.add("c", [1, 2])
     drafts = runner.step(proposer, ["c"], {"c": [3]})
-    assert set(proposer._tracked) == {"c"} and "a" not in proposer.drafter
+    assert set(proposer._tracked) == {"c"} and "a" not in proposer.drafter._slots
     assert drafts["c"] == [4, 5]
 
 
