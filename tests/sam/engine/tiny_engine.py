@@ -53,6 +53,8 @@ def generate(
     logprobs=2,
     policy="threshold",
     step_cost=None,
+    threshold=1000,
+    then=None,
     **engine,
 ) -> SimpleNamespace:
     """Tokens and log-probabilities of every prompt, counters, and what is installed.
@@ -60,6 +62,7 @@ def generate(
     Args:
         settings: keywords of SamplingParams, one for each prompt.
         observe: called with the model runner before the first request.
+        then: called with the engine after the last one.
     """
     from vllm import LLM, SamplingParams
 
@@ -76,7 +79,7 @@ def generate(
             "speculation": {
                 "verification": verification,
                 "policy": policy,
-                "batch_size_threshold": 1000,
+                "batch_size_threshold": threshold,
                 "step_cost": step_cost,
             }
         },
@@ -90,6 +93,8 @@ def generate(
         common = {"temperature": 1.0, "logprobs": logprobs, "ignore_eos": True, "detokenize": False}
         parameters = [SamplingParams(**common | own) for own in settings]
         outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], parameters, use_tqdm=False)
+        if then:
+            then(llm)
         counters = {metric.name: getattr(metric, "value", None) for metric in llm.get_metrics()}
         return SimpleNamespace(
             tokens=[o.outputs[0].token_ids for o in outputs],
