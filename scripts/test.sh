@@ -1,24 +1,25 @@
 #!/usr/bin/env bash
 # Sets everything up and passes the tests: the default suite, in two processes side by side.
-#   fast       what to run while working: about a minute, no engine, nothing is downloaded
+#   fast       what to run while working: under a minute, no engine, nothing is downloaded
 #   --ascend   the tests of vllm-ascend on a simulated NPU, in an environment of their own
 # Further arguments go to one pytest: bash scripts/test.sh tests/sam -k automaton
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
-# A run waits for one of its processes most of the time: beside these tests run all others.
-run_default_suite() {
-    local output code=0 beside
+# Two pytests at once, with the arguments before and after `--`; the second one's output is shown after the first's.
+side_by_side() {
+    local first=() output code=0 second
+    while [ "$1" != -- ]; do first+=("$1") && shift; done
+    shift
     output="$(mktemp)"
-    set -m # a process group of its own, so that an interrupt reaches what its tests have started
-    python -m pytest --durations=20 -m "e2e and not long" >"$output" 2>&1 &
-    beside=$!
-    set +m
-    trap 'kill -INT -- -$beside; wait $beside; rm -f "$output"' EXIT
-    python -m pytest --durations=20 -m "not e2e and not long" || code=$?
-    echo "with processes of a run:"
-    tail --pid=$beside --lines=+1 --follow "$output"
-    wait $beside || code=$?
-    trap 'rm -f "$output"' EXIT
+    python -m pytest "$@" >"$output" 2>&1 &
+    second=$!
+    trap 'kill $second; rm -f "$output"' EXIT
+    python -m pytest "${first[@]}" || code=$?
+    echo "beside it:"
+    tail --pid=$second --lines=+1 --follow "$output"
+    wait $second || code=$?
+    trap - EXIT
+    rm -f "$output"
     return $code
 }
 
@@ -32,11 +33,16 @@ case "${1:-}" in
 fast)
     shift
     set_up_environment cpu dev
-    exec python -m pytest -m "not (engine or e2e or network or statistical or long)" "$@"
+    quick=(-m "not (engine or e2e or network or statistical or long)" --ignore tests/test_docs.py)
+    # What composes dozens of configs or starts dozens of programs takes minutes.
+    for slow in preflight tiny test_qwen3_configs.py test_scripts.py; do quick+=(--ignore "tests/recipe/$slow"); done
+    side_by_side "${quick[@]}" --ignore tests/recipe tests "$@" -- "${quick[@]}" tests/recipe "$@"
+    exit
     ;;
 esac
 set_up_environment cpu dev
 ruff check .
 ruff format --check .
 [ $# -eq 0 ] || exec python -m pytest "$@"
-run_default_suite
+# A run waits for one of its processes most of the time: beside these tests run all others.
+side_by_side --durations=20 -m "not (e2e or long)" -- --durations=20 -m "e2e and not long"

@@ -77,6 +77,7 @@ def test_any_interleaving(appends):
     check(appends)
 
 
+@pytest.mark.statistical
 def test_random_texts():
     rng = np.random.default_rng(0)
     for _ in range(1000):

@@ -167,6 +167,7 @@ def test_more_requests_than_slots_at_first():
     assert drafts.token_ids.tolist() == [3] * len(ids)
 
 
+@pytest.mark.statistical
 def test_nothing_leaks_over_100_000_requests():
     drafter = Drafter(max_draft_tokens=K, scope="history", history_tokens=2000, memory_budget_bytes=1 << 19)
     rng = np.random.default_rng(0)

@@ -113,6 +113,7 @@ def test_fuzzed_lifecycles(scope, budget):
     assert (overflow > 0) == (budget < 8 << 20)
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize("scope", ["request", "group", "history"])
 def test_automata_stay_right_while_their_blocks_change_hands(scope):
     for seed in range(8):
