@@ -45,32 +45,6 @@ class CostTerms(NamedTuple):
     speculating: float
 
 
-class Sums(NamedTuple):
-    """State of the two regressions, updated in place; terms in the order of CostTerms."""
-
-    information: np.ndarray  # float64 [4, 4], weighted sum of the steps' outer products
-    target: np.ndarray  # float64 [4], weighted sum of extra milliseconds times features
-    coefficients: np.ndarray  # float64 [4], the terms
-    without_table: np.ndarray  # float64 [4], the terms of the regression without the table
-
-
-class Prior(NamedTuple):
-    """Belief before any step."""
-
-    mean: np.ndarray  # float64 [4], milliseconds by term
-    std: np.ndarray  # float64 [4], milliseconds by term
-    min_variance: float  # milliseconds squared, of a step's noise
-    per_draft_token: float  # share of `per_request` that a draft token adds too
-
-
-class ObservedStep(NamedTuple):
-    """A step to learn from: its requests, its draft tokens, and its milliseconds beyond the table."""
-
-    requests: float
-    drafted: float
-    extra_ms: float
-
-
 @compiled
 def _solve(matrix, right):
     """x of matrix x = right, by elimination, which needs no pivots where a matrix is positive definite (Golub and Van
@@ -88,32 +62,45 @@ def _solve(matrix, right):
     return x
 
 
+# Plain tuples: numba takes ten microseconds more for NamedTuples that come from Python, half of what a decision takes.
 @compiled
 def _update(sums, prior, step, variance, forget):
-    """Update `sums` with a step; returns the new variance of the steps' noise."""
-    features = np.array([
-        1.0,
-        step.requests + prior.per_draft_token * step.drafted,
-        step.drafted,
-        1.0 if step.drafted > 0 else 0.0,
-    ])  # fmt: skip
-    error = step.extra_ms
+    """Learn from a step.
+
+    Args:
+        sums: changed in place, by term: information (float64 [4, 4], weighted outer products of the features), target
+            (float64 [4], weighted features x extra_ms), coefficients (float64 [4], the terms), and without_table
+            (float64 [4], the terms of the regression without the table).
+        prior: mean and std (float64 [4], milliseconds by term), the least variance of a step's noise, and the share of
+            `per_request` that a draft token adds too.
+        step: requests, draft tokens, and milliseconds beyond the table, as floats.
+        variance: of the steps' noise, milliseconds squared.
+        forget: weight of this step in the variance.
+
+    Returns:
+        The new variance.
+    """
+    information, target, coefficients, without_table = sums
+    prior_mean, prior_std, min_variance, share = prior
+    requests, drafted, extra_ms = step
+    features = np.array([1.0, requests + share * drafted, drafted, 1.0 if drafted > 0 else 0.0])
+    error = extra_ms
     for i in range(4):
-        error -= features[i] * sums.without_table[i]
+        error -= features[i] * without_table[i]
     variance += (error**2 - variance) * forget
     keep = 1.0 - 1.0 / MEMORY_STEPS
     for i in range(4):
-        sums.target[i] = keep * sums.target[i] + features[i] * step.extra_ms
+        target[i] = keep * target[i] + features[i] * extra_ms
         for j in range(4):
-            sums.information[i, j] = keep * sums.information[i, j] + features[i] * features[j]
-    with_table, without, right = sums.information.copy(), sums.information.copy(), sums.target.copy()
+            information[i, j] = keep * information[i, j] + features[i] * features[j]
+    with_table, without, right = information.copy(), information.copy(), target.copy()
     for i in range(4):
-        weight = FIXED_PRIOR if i == 0 else max(variance, prior.min_variance) / prior.std[i] ** 2
+        weight = FIXED_PRIOR if i == 0 else max(variance, min_variance) / prior_std[i] ** 2
         with_table[i, i] += weight
         without[i, i] += 1.0
-        right[i] += weight * prior.mean[i]
-    sums.coefficients[:], sums.without_table[:] = _solve(with_table, right), _solve(without, sums.target)
-    sums.coefficients[2] += prior.per_draft_token * sums.coefficients[1]
+        right[i] += weight * prior_mean[i]
+    coefficients[:], without_table[:] = _solve(with_table, right), _solve(without, target)
+    coefficients[2] += share * coefficients[1]
     return variance
 
 
@@ -129,15 +116,16 @@ class Correction:
         cheapest = float(step_cost.milliseconds.min())
         mean = np.array([0.0, 0.0, 0.0, UNMEASURED_SPECULATING * cheapest * forward_only])
         share = UNMEASURED_PER_DRAFT_TOKEN * forward_only
-        self._prior = Prior(mean, _prior_std(step_cost), (MIN_NOISE * cheapest) ** 2, share)
-        self._sums = Sums(np.zeros((4, 4)), np.zeros(4), mean.copy(), np.zeros(4))
+        self._prior = mean, _prior_std(step_cost), (MIN_NOISE * cheapest) ** 2, share
+        self._coefficients = mean.copy()
+        self._sums = np.zeros((4, 4)), np.zeros(4), self._coefficients, np.zeros(4)
         self._variance, self._steps = 0.0, 0
         self._outliers: list[tuple[float, int, int, float]] = []
 
     @property
     def terms(self) -> CostTerms:
         """The learnt terms, in milliseconds."""
-        return CostTerms(*self._sums.coefficients.tolist())
+        return CostTerms(*self._coefficients.tolist())
 
     def observe(self, requests: int, drafted: int, table_ms: float, milliseconds: float) -> bool:
         """Learn from a step that took `milliseconds` where the table says `table_ms`.
@@ -155,15 +143,14 @@ class Correction:
         self._steps += 1
         # The first errors are of terms that were not learnt yet: they lose their weight sooner than in a mean.
         forget = max(2.0 / (self._steps + 1), 1.0 / MEMORY_STEPS)
-        step = ObservedStep(float(requests), float(drafted), milliseconds - table_ms)
+        step = float(requests), float(drafted), milliseconds - table_ms
         self._variance = _update(self._sums, self._prior, step, self._variance, forget)
         return True
 
     def extra_ms(self, requests: int, drafted: float) -> float:
         """Milliseconds beyond the table of a step with `requests` requests and `drafted` draft tokens."""
-        terms = self.terms
-        speculating = terms.speculating if drafted else 0.0
-        return terms.fixed + terms.per_request * requests + terms.per_draft_token * drafted + speculating
+        fixed, per_request, per_draft_token, speculating = self._coefficients.tolist()
+        return fixed + per_request * requests + per_draft_token * drafted + (speculating if drafted else 0.0)
 
 
 def _prior_std(step_cost: StepCost) -> np.ndarray:

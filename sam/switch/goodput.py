@@ -88,29 +88,29 @@ def choose_lengths(acceptance, offsets, requests, cost, min_gain):
 
 
 @compiled
-def correct(table, terms, requests, wait_ms):
+def correct(table, fixed, per_draft_token, speculating, wait_ms):
     """Add the learnt correction to a table of costs.
 
     No step is faster than one with fewer draft tokens, than a tenth of the table's value, or than `wait_ms`.
 
     Args:
         table: float64 [n + 1], milliseconds of a step with 0 to n draft tokens.
-        terms: sam.switch.cost_correction.CostTerms, milliseconds beyond the table.
-        requests: requests in the step.
+        fixed: milliseconds beyond the table, of any step with these requests.
+        per_draft_token: milliseconds beyond the table, of each draft token.
+        speculating: milliseconds beyond the table, of a step with any.
         wait_ms: milliseconds that the other ranks take.
 
     Returns:
         float64 [n + 1], corrected milliseconds; and the least that a draft token adds, without the term `speculating`.
     """
     cost, slope = np.empty_like(table), np.inf
-    fixed = terms.fixed + terms.per_request * requests
     for drafted in range(table.size):
-        once = terms.speculating if drafted > 0 else 0.0
-        corrected = table[drafted] + fixed + terms.per_draft_token * drafted + once
+        once = speculating if drafted > 0 else 0.0
+        corrected = table[drafted] + fixed + per_draft_token * drafted + once
         cost[drafted] = max(corrected, 0.1 * table[drafted], wait_ms)
         if drafted > 0:
             cost[drafted] = max(cost[drafted], cost[drafted - 1])
-            slope = min(slope, max(0.0, cost[drafted] - cost[0] - max(0.0, terms.speculating)) / drafted)
+            slope = min(slope, max(0.0, cost[drafted] - cost[0] - max(0.0, speculating)) / drafted)
     return cost, slope
 
 
@@ -281,7 +281,9 @@ class Goodput:
         """`_table`, corrected and at least `_wait_ms`, and the plan that follows; kept until more is learnt."""
         key = (state.running, int(state.context) // CONTEXT_BUCKET, state.max_num_tokens_other_dp_ranks)
         if self._corrected is None or self._corrected[0] != key:
-            cost, slope = correct(self._table(state), self.correction.terms, state.running, self._wait_ms(state))
+            terms, fixed = self.correction.terms, self.correction.extra_ms(state.running, 0)
+            table, wait_ms = self._table(state), self._wait_ms(state)
+            cost, slope = correct(table, fixed, terms.per_draft_token, terms.speculating, wait_ms)
             floor = state.running * slope / cost[0]
             plan = Plan(self.num_speculative_tokens, floor) if floor < MAX_ACCEPTANCE else Plan(0)
             self._corrected = key, cost, plan
