@@ -10,6 +10,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from recipe.launch import source_patches, versions
+from recipe.preflight.problem import Problem
 
 REQUIRED = {"vllm-ascend": "0.23.0.post1", "torch-npu": "2.10.0.post4"}
 CANN_MAJOR = "9"  # what torch-npu 2.10.0 and vllm-ascend 0.23.0 are released with
@@ -21,17 +22,17 @@ DECODE_ONLY_WARNING = (
 )
 
 
-def find_problems(config: DictConfig) -> Iterator[str]:
+def find_problems(config: DictConfig) -> Iterator[Problem]:
     yield from installation_problems()
     yield from setting_problems(config)
 
 
-def installation_problems() -> Iterator[str]:
+def installation_problems() -> Iterator[Problem]:
     """What is wrong with this machine's packages, whatever the config."""
     yield from _pairing()
     for series in source_patches.load():
         if series.state != "absent" and (problem := series.problem()):
-            yield problem
+            yield Problem("ascend.patches", problem)
 
 
 def find_warnings(config: DictConfig) -> Iterator[str]:
@@ -44,19 +45,26 @@ def _vllm(config: DictConfig) -> dict:
     return config.actor_rollout_ref.rollout.engine_kwargs.get("vllm") or {}
 
 
-def _pairing() -> Iterator[str]:
+def _pairing() -> Iterator[Problem]:
     for package, wanted in REQUIRED.items():
         found = versions.installed(package)
         if found != wanted:
-            yield (
+            yield Problem(
+                "ascend.versions",
                 f"{package} {found or 'is not installed'}: torch 2.10.0, torch-npu {REQUIRED['torch-npu']} and "
-                f"vllm-ascend {REQUIRED['vllm-ascend']} belong together: install the pins of requirements/ascend.txt"
+                f"vllm-ascend {REQUIRED['vllm-ascend']} belong together: install the pins of requirements/ascend.txt",
             )
     cann = cann_version()
     if cann is None:
-        yield "CANN is not found: run source /usr/local/Ascend/ascend-toolkit/set_env.sh, or set ASCEND_HOME_PATH"
+        yield Problem(
+            "ascend.cann",
+            "CANN is not found: run source /usr/local/Ascend/ascend-toolkit/set_env.sh, or set ASCEND_HOME_PATH",
+        )
     elif cann.split(".")[0] != CANN_MAJOR:
-        yield f"CANN {cann}: torch-npu {REQUIRED['torch-npu']} is released with CANN {CANN_MAJOR}: install that"
+        yield Problem(
+            "ascend.cann",
+            f"CANN {cann}: torch-npu {REQUIRED['torch-npu']} is released with CANN {CANN_MAJOR}: install that",
+        )
 
 
 def cann_version(home: str | None = None) -> str | None:
@@ -68,27 +76,30 @@ def cann_version(home: str | None = None) -> str | None:
     return None
 
 
-def setting_problems(config: DictConfig) -> Iterator[str]:
+def setting_problems(config: DictConfig) -> Iterator[Problem]:
     """Settings that cannot be or that change what is sampled; found without a device too."""
     place = "actor_rollout_ref.rollout.engine_kwargs.vllm"
     settings = _vllm(config)
     additional = settings.get("additional_config") or {}
     if _is_on(settings.get("async_scheduling")) and config.speculation.method != "off":
-        yield (
+        yield Problem(
+            "ascend.scheduling",
             f"{place}.async_scheduling={settings['async_scheduling']}: drafters on the host need the step's tokens "
-            "first, vLLM refuses the pair: unset it"
+            "first, vLLM refuses the pair: unset it",
         )
     rejection_sampler = additional.get("rejection_sampler_config") or {}
     for switch in ("enable_block_verify", "enable_entropy_verify"):
         if _is_on(rejection_sampler.get(switch)):
-            yield (
+            yield Problem(
+                "ascend.lossy",
                 f"{place}.additional_config.rejection_sampler_config.{switch}={rejection_sampler[switch]} changes what "
-                "is sampled: unset it"
+                "is sampled: unset it",
             )
     if _is_on(additional.get("enable_reduce_sample")):
-        yield (
+        yield Problem(
+            "ascend.lossy",
             f"{place}.additional_config.enable_reduce_sample={additional['enable_reduce_sample']}: sam.verify samples "
-            "from the whole vocabulary: unset it"
+            "from the whole vocabulary: unset it",
         )
 
 

@@ -21,6 +21,7 @@ from recipe.preflight import (
     machine,
     vllm_command,
 )
+from recipe.preflight.problem import Problem
 
 # Sizes of a replica: vLLM's argument, and the key of verl's rollout section.
 ENGINE_SIZES = {
@@ -44,12 +45,12 @@ def check(config: DictConfig, to_be_built: Path | None = None) -> None:
         raise ConfigError(problems[0] + more)
 
 
-def find_problems(config: DictConfig, to_be_built: Path | None = None) -> Iterator[str]:
+def find_problems(config: DictConfig, to_be_built: Path | None = None) -> Iterator[Problem]:
     for check_ in checks(config, to_be_built).values():
         yield from check_
 
 
-def checks(config: DictConfig, to_be_built: Path | None = None) -> dict[str, Iterator[str]]:
+def checks(config: DictConfig, to_be_built: Path | None = None) -> dict[str, Iterator[Problem]]:
     """Problems by subject, found when they are asked for. None of these starts or imports anything that takes long."""
     is_npu = config.trainer.device == "npu"
     return {
@@ -79,7 +80,7 @@ NODE_SUBJECTS = (
 )
 
 
-def node_problems(content: dict) -> list[str]:
+def node_problems(content: dict) -> list[Problem]:
     """Runs on a node of a cluster, in the environment that `ray start` gave its Ray."""
     os.environ.setdefault("RAY_ADDRESS", "auto")  # Ray runs here: its ports and memory are taken by itself
     subjects = checks(OmegaConf.create(content))
@@ -98,52 +99,57 @@ def find_warnings(config: DictConfig) -> Iterator[str]:
         )
 
 
-def _start(config: DictConfig, to_be_built: Path | None) -> Iterator[str]:
+def _start(config: DictConfig, to_be_built: Path | None) -> Iterator[Problem]:
     yield from cluster.start_problems(config)
     # What is still to be built is checked for several runs at once, each with a directory of its own.
     if to_be_built is None and (problem := run_lock.lock_problem(Path(config.run_dir))):
-        yield problem
+        yield Problem("run_dir.in_use", problem)
 
 
-def _versions(config: DictConfig) -> Iterator[str]:
+def _versions(config: DictConfig) -> Iterator[Problem]:
     required = {**versions.REQUIRED, "torch": versions.TORCH[config.trainer.device]}
     for package, wanted in required.items():
         found = versions.installed(package)
         if found != wanted:
-            yield (
+            yield Problem(
+                "package.version",
                 f"{package} {found or 'is not installed'}: this recipe is written for {package}=={wanted}; "
-                "install the pins of requirements/"
+                "install the pins of requirements/",
             )
     if config.speculation.method == "suffix" and versions.installed("arctic-inference") is None:
-        yield (
+        yield Problem(
+            "package.suffix",
             "speculation=suffix needs arctic-inference, which is not installed: "
-            "install the extra `peers` (requirements/peers.txt)"
+            "install the extra `peers` (requirements/peers.txt)",
         )
     yield from _training_packages(config)
 
 
-def _training_packages(config: DictConfig) -> Iterator[str]:
+def _training_packages(config: DictConfig) -> Iterator[Problem]:
     """What the pins of requirements/ do not hold: none of it comes as a wheel for every device."""
     device, actor = config.trainer.device, config.actor_rollout_ref.actor
     if device_memory.uses_megatron(config):
         needed = ["megatron.core", "mbridge" if actor.megatron.vanilla_mbridge else "megatron.bridge"]
         if missing := [name for name in needed + ["mindspeed"] * (device == "npu") if not is_importable(name)]:
-            yield (
+            yield Problem(
+                "package.megatron",
                 f"training with Megatron needs {' and '.join(missing)}, not installed here (docs/cluster.md); a "
-                "dense model trains without, with training=fsdp2"
+                "dense model trains without, with training=fsdp2",
             )
         return
     attention = config.actor_rollout_ref.model.override_config.get("attn_implementation", "flash_attention_2")
     if device == "cuda" and attention == "flash_attention_2" and not is_importable("flash_attn"):
-        yield (
+        yield Problem(
+            "package.flash_attention",
             "training would use flash_attention_2, and flash-attn is not installed: install it, or set "
-            "actor_rollout_ref.model.override_config.attn_implementation=sdpa"
+            "actor_rollout_ref.model.override_config.attn_implementation=sdpa",
         )
     if (ranks := actor.fsdp_config.ulysses_sequence_parallel_size) > 1 and attention != "flash_attention_2":
-        yield (
+        yield Problem(
+            "package.flash_attention",
             f"actor.fsdp_config.ulysses_sequence_parallel_size={ranks}, attn_implementation={attention}: verl splits "
             "sequences in flash_attention_2 only: set actor_rollout_ref.model.override_config.attn_implementation to "
-            "that, or the size to 1"
+            "that, or the size to 1",
         )
 
 
@@ -154,7 +160,7 @@ def is_importable(module: str) -> bool:
         return False
 
 
-def _batches(config: DictConfig) -> Iterator[str]:
+def _batches(config: DictConfig) -> Iterator[Problem]:
     train, generated, mini = (
         config.data.train_batch_size,
         config.data.gen_batch_size,
@@ -162,25 +168,38 @@ def _batches(config: DictConfig) -> Iterator[str]:
     )
     samples = config.actor_rollout_ref.rollout.n
     if train % mini:
-        yield f"data.train_batch_size={train} is not a multiple of actor.ppo_mini_batch_size={mini}: change one"
+        yield Problem(
+            "batch.mini",
+            f"data.train_batch_size={train} is not a multiple of actor.ppo_mini_batch_size={mini}: change one",
+        )
     filtering = config.algorithm.filter_groups.enable
     if filtering and generated < train:
-        yield f"data.gen_batch_size={generated} is below data.train_batch_size={train}: a round must be able to fill it"
+        yield Problem(
+            "batch.generation",
+            f"data.gen_batch_size={generated} is below data.train_batch_size={train}: a round must be able to fill it",
+        )
     if not filtering and train % generated:
-        yield (
+        yield Problem(
+            "batch.generation",
             f"data.gen_batch_size={generated} does not divide data.train_batch_size={train}, which it must without "
-            "dynamic sampling: set it to the same"
+            "dynamic sampling: set it to the same",
         )
     dies = config.trainer.nnodes * config.trainer.n_gpus_per_node
     if train * samples % dies:
-        yield f"train_batch_size x rollout.n = {train * samples} is not a multiple of the {dies} devices: change one"
+        yield Problem(
+            "batch.devices",
+            f"train_batch_size x rollout.n = {train * samples} is not a multiple of the {dies} devices: change one",
+        )
     else:
         yield from _micro_batches(config, train * samples // dies, mini * samples // dies)
     if filtering and samples < 2:
-        yield f"actor_rollout_ref.rollout.n={samples}: dynamic sampling compares the samples of a prompt, use 2 or more"
+        yield Problem(
+            "batch.samples",
+            f"actor_rollout_ref.rollout.n={samples}: dynamic sampling compares the samples of a prompt, use 2 or more",
+        )
 
 
-def _micro_batches(config: DictConfig, batch: int, mini_batch: int) -> Iterator[str]:
+def _micro_batches(config: DictConfig, batch: int, mini_batch: int) -> Iterator[Problem]:
     """`batch` and `mini_batch` in responses of one device."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     for key, size, total, dynamic in (
@@ -193,72 +212,88 @@ def _micro_batches(config: DictConfig, batch: int, mini_batch: int) -> Iterator[
         ),
     ):
         if not dynamic and size and total % size:
-            yield f"actor_rollout_ref.{key}={size} does not divide the {total} responses it gets: change it"
+            yield Problem(
+                "batch.micro",
+                f"actor_rollout_ref.{key}={size} does not divide the {total} responses it gets: change it",
+            )
 
 
-def _lengths(config: DictConfig) -> Iterator[str]:
+def _lengths(config: DictConfig) -> Iterator[Problem]:
     needed = config.data.max_prompt_length + config.data.max_response_length
     longest = vllm_command.server_arguments(config)["max_model_len"]
     if isinstance(longest, int) and longest < needed:
-        yield (
+        yield Problem(
+            "length.model",
             f"{vllm_command.key_of('max_model_len', config)}={longest} is below data.max_prompt_length + "
-            f"max_response_length = {needed}: raise it"
+            f"max_response_length = {needed}: raise it",
         )
     overlong = config.reward.reward_kwargs.overlong_buffer_cfg
     if overlong.enable and not 0 < overlong.len <= config.data.max_response_length:
-        yield (
+        yield Problem(
+            "length.overlong_buffer",
             f"reward.reward_kwargs.overlong_buffer_cfg.len={overlong.len}: expected 1 to data.max_response_length="
-            f"{config.data.max_response_length}"
+            f"{config.data.max_response_length}",
         )
 
 
-def _parallel_sizes(config: DictConfig) -> Iterator[str]:
+def _parallel_sizes(config: DictConfig) -> Iterator[Problem]:
     rollout = config.actor_rollout_ref.rollout
     dies = config.trainer.nnodes * config.trainer.n_gpus_per_node
     replica = rollout.tensor_model_parallel_size * rollout.data_parallel_size
     if dies % replica:
-        yield (
+        yield Problem(
+            "parallel.rollout",
             f"actor_rollout_ref.rollout.tensor_model_parallel_size={rollout.tensor_model_parallel_size} x "
-            f"data_parallel_size={rollout.data_parallel_size} does not divide the {dies} devices: change one"
+            f"data_parallel_size={rollout.data_parallel_size} does not divide the {dies} devices: change one",
         )
     for name, size in (rollout.engine_kwargs.get("vllm") or {}).items():
         # verl places its workers by the keys of its own, whatever vLLM is told here.
         if name in ENGINE_SIZES and size != rollout[ENGINE_SIZES[name]]:
-            yield (
+            yield Problem(
+                "parallel.engine_kwargs",
                 f"actor_rollout_ref.rollout.engine_kwargs.vllm.{name}={size}: verl places workers by "
-                f"rollout.{ENGINE_SIZES[name]}={rollout[ENGINE_SIZES[name]]}: remove it, set that one"
+                f"rollout.{ENGINE_SIZES[name]}={rollout[ENGINE_SIZES[name]]}: remove it, set that one",
             )
     if rollout.expert_parallel_size not in (1, replica):
-        yield (
+        yield Problem(
+            "parallel.expert",
             f"rollout.expert_parallel_size={rollout.expert_parallel_size}: vLLM spreads experts over 1 or all "
-            f"{replica} devices of a replica"
+            f"{replica} devices of a replica",
         )
     if device_memory.uses_megatron(config):
         yield from _megatron_sizes(config.actor_rollout_ref.actor.megatron, dies)
 
 
-def _megatron_sizes(sizes: DictConfig, dies: int) -> Iterator[str]:
+def _megatron_sizes(sizes: DictConfig, dies: int) -> Iterator[Problem]:
     model = sizes.tensor_model_parallel_size * sizes.pipeline_model_parallel_size * sizes.context_parallel_size
     if dies % model:
-        yield f"actor.megatron: tensor x pipeline x context = {model} does not divide the {dies} devices: change one"
+        yield Problem(
+            "parallel.megatron",
+            f"actor.megatron: tensor x pipeline x context = {model} does not divide the {dies} devices: change one",
+        )
     elif dies // sizes.pipeline_model_parallel_size % sizes.expert_model_parallel_size:
-        yield (
+        yield Problem(
+            "parallel.megatron",
             f"actor.megatron.expert_model_parallel_size={sizes.expert_model_parallel_size} does not divide the "
-            f"{dies // sizes.pipeline_model_parallel_size} devices of a pipeline stage: change it"
+            f"{dies // sizes.pipeline_model_parallel_size} devices of a pipeline stage: change it",
         )
 
 
-def _token_budgets(config: DictConfig) -> Iterator[str]:
+def _token_budgets(config: DictConfig) -> Iterator[Problem]:
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     is_megatron = device_memory.uses_megatron(config)
     name = "context_parallel_size" if is_megatron else "ulysses_sequence_parallel_size"
     ranks = (actor.megatron if is_megatron else actor.fsdp_config)[name]
     longest = config.data.max_prompt_length + config.data.max_response_length
     if actor.use_dynamic_bsz and (room := actor.ppo_max_token_len_per_gpu * ranks) < longest:
-        yield (f"actor.ppo_max_token_len_per_gpu x {name} = {room} is below the longest sequence, {longest}: raise it")
+        yield Problem(
+            "tokens.update",
+            f"actor.ppo_max_token_len_per_gpu x {name} = {room} is below the longest sequence, {longest}: raise it",
+        )
     drafted = config.speculation.num_speculative_tokens if config.speculation.method != "off" else 0
     if rollout.max_num_batched_tokens < (needed := rollout.max_num_seqs * (1 + drafted)):
-        yield (
+        yield Problem(
+            "tokens.rollout",
             f"rollout.max_num_batched_tokens={rollout.max_num_batched_tokens} is below max_num_seqs x (1 + "
-            f"num_speculative_tokens) = {needed}, one step of full decoding: raise it"
+            f"num_speculative_tokens) = {needed}, one step of full decoding: raise it",
         )

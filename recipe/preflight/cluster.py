@@ -12,8 +12,10 @@ from pathlib import Path
 import psutil
 from omegaconf import DictConfig, OmegaConf
 
+from recipe.preflight.problem import Problem
+
 RESOURCES = {"npu": "NPU", "cuda": "GPU", "cpu": "CPU"}
-NodeProblems = Callable[[dict], list[str]]  # from a config's content
+NodeProblems = Callable[[dict], list[Problem]]  # from a config's content
 ANSWER_SECONDS = 180.0  # a node imports Ray, reads the headers of all shards from the shared file system
 CONNECT_SECONDS = 5.0  # a head that takes longer to accept a connection is not there
 START = (
@@ -21,17 +23,21 @@ START = (
 )
 
 
-def start_problems(config: DictConfig) -> Iterator[str]:
+def start_problems(config: DictConfig) -> Iterator[Problem]:
     """Whether this node is the head of a Ray that runs; nothing is asked of a run that starts a Ray of its own."""
     nodes, address = config.trainer.nnodes, os.environ.get("RAY_ADDRESS")
     if not address:
         if nodes > 1 and (running := cluster_of_this_node()):
-            yield (
+            yield Problem(
+                "ray.address_unset",
                 f"trainer.nnodes={nodes} and a Ray cluster runs at {running}, but RAY_ADDRESS is not set: start the "
-                f"run with its script in scripts/, or export RAY_ADDRESS={running}"
+                f"run with its script in scripts/, or export RAY_ADDRESS={running}",
             )
         elif nodes > 1:
-            yield f"trainer.nnodes={nodes}, but no Ray runs on this node and RAY_ADDRESS is not set: {START}"
+            yield Problem(
+                "ray.no_head",
+                f"trainer.nnodes={nodes}, but no Ray runs on this node and RAY_ADDRESS is not set: {START}",
+            )
         return
     if address == "auto":
         # Ray then looks for its own processes, which only the cluster's nodes have.
@@ -40,14 +46,21 @@ def start_problems(config: DictConfig) -> Iterator[str]:
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
-        yield f"RAY_ADDRESS={address}: expected HOST:PORT of the Ray cluster's head, for example 10.0.0.1:6379"
+        yield Problem(
+            "ray.address",
+            f"RAY_ADDRESS={address}: expected HOST:PORT of the Ray cluster's head, for example 10.0.0.1:6379",
+        )
     elif not is_here(host):
-        yield (
+        yield Problem(
+            "ray.not_head",
             f"this node, {platform.node()}, is not the head of the Ray cluster RAY_ADDRESS={address}: start the run on "
-            f"{host}"
+            f"{host}",
         )
     elif not answers(host, int(port)):
-        yield f"RAY_ADDRESS={address}: nothing answers there, Ray has ended or was never started: {START}"
+        yield Problem(
+            "ray.no_answer",
+            f"RAY_ADDRESS={address}: nothing answers there, Ray has ended or was never started: {START}",
+        )
 
 
 def cluster_of_this_node() -> str | None:
@@ -83,7 +96,7 @@ def is_here(host: str) -> bool:
     return any(address in own or ipaddress.ip_address(address.split("%")[0]).is_loopback for address in found)
 
 
-def find_problems(config: DictConfig, node_problems: NodeProblems) -> Iterator[str]:
+def find_problems(config: DictConfig, node_problems: NodeProblems) -> Iterator[Problem]:
     """With RAY_ADDRESS set: whether the cluster has the devices, free and on as many nodes, and every node the rest."""
     if not (address := os.environ.get("RAY_ADDRESS")):
         return
@@ -95,9 +108,10 @@ def find_problems(config: DictConfig, node_problems: NodeProblems) -> Iterator[s
     try:
         ray.init(address=address, logging_level="ERROR", log_to_driver=False)
     except Exception as error:
-        yield (
+        yield Problem(
+            "ray.refused",
             f"RAY_ADDRESS={address}: no cluster answers ({str(error).splitlines()[0]}): start it "
-            "with bash scripts/start_ray_cluster.sh, or unset RAY_ADDRESS"
+            "with bash scripts/start_ray_cluster.sh, or unset RAY_ADDRESS",
         )
         return
     try:
@@ -108,24 +122,26 @@ def find_problems(config: DictConfig, node_problems: NodeProblems) -> Iterator[s
         ray.shutdown()
 
 
-def _device_problems(config: DictConfig, nodes: list[dict], available: dict[str, float]) -> Iterator[str]:
+def _device_problems(config: DictConfig, nodes: list[dict], available: dict[str, float]) -> Iterator[Problem]:
     resource = RESOURCES[config.trainer.device]
     wanted, whole = config.trainer.nnodes, config.trainer.n_gpus_per_node
     counts = [node["Resources"].get(resource, 0) for node in nodes]
     free = int(available.get(resource, 0))
     if (complete := sum(count >= whole for count in counts)) < wanted:
-        yield (
+        yield Problem(
+            "ray.nodes_missing",
             f"{complete} of {wanted} nodes are in the Ray cluster with {whole} {resource} each (found: "
-            f"{sorted(map(int, counts), reverse=True)}): start the others with scripts/start_ray_cluster.sh worker"
+            f"{sorted(map(int, counts), reverse=True)}): start the others with scripts/start_ray_cluster.sh worker",
         )
     elif free < wanted * whole:
-        yield (
+        yield Problem(
+            "ray.devices_taken",
             f"{free} of the {wanted * whole} {resource} that the run needs are free: another run holds the others, "
-            "wait for it or stop it"
+            "wait for it or stop it",
         )
 
 
-def ask_nodes(config: DictConfig, nodes: list[dict], node_problems: NodeProblems) -> dict[str, list[str]]:
+def ask_nodes(config: DictConfig, nodes: list[dict], node_problems: NodeProblems) -> dict[str, list[Problem]]:
     """Each node's own problems, by its address; `node_problems` runs there."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -144,17 +160,20 @@ def ask_nodes(config: DictConfig, nodes: list[dict], node_problems: NodeProblems
             found[address] = ray.get(answer, timeout=ANSWER_SECONDS)
         except Exception as error:
             found[address] = [
-                f"preflight cannot run there ({str(error).strip().splitlines()[-1]}): pip install --no-deps -e . and "
-                "the pins of requirements/ on that node"
+                Problem(
+                    "ray.node",
+                    f"preflight cannot run there ({str(error).strip().splitlines()[-1]}): pip install --no-deps -e . "
+                    "and the pins of requirements/ on that node",
+                )
             ]
     return found
 
 
-def _by_problem(found: dict[str, list[str]]) -> Iterator[str]:
-    places: dict[str, list[str]] = {}
+def _by_problem(found: dict[str, list[Problem]]) -> Iterator[Problem]:
+    places: dict[Problem, list[str]] = {}
     for address, problems in found.items():
         for problem in problems:
             places.setdefault(problem, []).append(address)
     for problem, addresses in places.items():
         where = "every node" if len(addresses) == len(found) > 1 else ", ".join(addresses)
-        yield f"on {where}: {problem}"
+        yield Problem(problem.code, f"on {where}: {problem.message}")

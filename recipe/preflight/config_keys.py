@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.launch.config import verl_configs
 from recipe.preflight.device_memory import uses_megatron
+from recipe.preflight.problem import Problem
 
 # This recipe's own.
 OWN = ("assets", "config_name", "run_dir", "seed", "speculation", "watchdog")
@@ -32,15 +33,22 @@ CHECKED_ELSEWHERE = (
 STRATEGIES = ("fsdp", "fsdp2", "megatron")
 
 
-def find_problems(config: DictConfig) -> Iterator[str]:
+def find_problems(config: DictConfig) -> Iterator[Problem]:
     strategy, rollout = config.actor_rollout_ref.actor.strategy, config.actor_rollout_ref.rollout.name
     if strategy not in STRATEGIES:
-        yield f"actor.strategy={strategy}: expected one of {', '.join(STRATEGIES)}; choose it with training=..."
+        yield Problem(
+            "config.strategy",
+            f"actor.strategy={strategy}: expected one of {', '.join(STRATEGIES)}; choose it with training=...",
+        )
     if rollout != "vllm":
-        yield f"rollout.name={rollout}: expected vllm, whose drafter and sampler this recipe replaces"
+        yield Problem(
+            "config.engine", f"rollout.name={rollout}: expected vllm, whose drafter and sampler this recipe replaces"
+        )
     for key in ("project_name", "experiment_name"):
         if not isinstance(name := config.trainer[key], str):
-            yield f"trainer.{key}={name}: wandb takes texts only: trainer.{key}=run_{name}, for example"
+            yield Problem(
+                "config.name", f"trainer.{key}={name}: wandb takes texts only: trainer.{key}=run_{name}, for example"
+            )
     verls = {name: value for name, value in OmegaConf.to_container(config).items() if name not in OWN}
     yield from _unknown(verls, verl_defaults("megatron" if uses_megatron(config) else "dp"), "")
 
@@ -53,18 +61,20 @@ def verl_defaults(engine: str) -> dict:
         return OmegaConf.to_container(compose("ppo_trainer", [f"model_engine={engine}"]))
 
 
-def _unknown(found: dict, known: dict, path: str) -> Iterator[str]:
+def _unknown(found: dict, known: dict, path: str) -> Iterator[Problem]:
     for name, value in found.items():
         key = f"{path}{name}"
         if key in CHECKED_ELSEWHERE:
             continue
         if name not in known:
-            yield f"{key} is unknown to verl 0.9.1 and would be ignored: {_meant(name, known)}"
+            yield Problem(
+                "config.unknown_key", f"{key} is unknown to verl 0.9.1 and would be ignored: {_meant(name, known)}"
+            )
         elif isinstance(value, dict) and isinstance(known[name], dict) and known[name]:
             yield from _unknown(value, known[name], f"{key}.")
 
 
-def ray_problems(config: DictConfig) -> Iterator[str]:
+def ray_problems(config: DictConfig) -> Iterator[Problem]:
     """Of what is handed to ray.init, whose import takes a second."""
     import ray
 
@@ -72,7 +82,9 @@ def ray_problems(config: DictConfig) -> Iterator[str]:
     for name in config.ray_kwargs.ray_init:
         # Ray's own underscored keywords are not in its signature.
         if name not in known and not name.startswith("_"):
-            yield f"ray_kwargs.ray_init.{name} is unknown to ray.init: {_meant(name, known)}"
+            yield Problem(
+                "config.ray_init", f"ray_kwargs.ray_init.{name} is unknown to ray.init: {_meant(name, known)}"
+            )
 
 
 def _meant(name: str, known: dict) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from recipe.preflight import memory_model
+from recipe.preflight.problem import Problem
 
 
 def sizes_of(config: DictConfig) -> memory_model.Model | None:
@@ -79,21 +80,23 @@ def estimates(config: DictConfig) -> tuple[memory_model.Rollout, memory_model.Tr
     return generating, training, memory_model.DEVICE_GIB[device]
 
 
-def find_problems(config: DictConfig) -> Iterator[str]:
+def find_problems(config: DictConfig) -> Iterator[Problem]:
     if (found := estimates(config)) is None:
         return
     generating, training, device = found
     if generating.longest_responses < 1:
-        yield (
+        yield Problem(
+            "memory.kv_cache",
             f"a die holds {generating.weights:.0f} GiB of weights and a KV cache of {generating.cache_tokens} tokens, "
-            "less than one longest response: raise rollout.tensor_model_parallel_size or gpu_memory_utilization"
+            "less than one longest response: raise rollout.tensor_model_parallel_size or gpu_memory_utilization",
         )
     if training.total > device:
         is_megatron = uses_megatron(config)
         sizes = f"actor.{'megatron.*_parallel_size' if is_megatron else 'fsdp_config.ulysses_sequence_parallel_size'}"
-        yield (
+        yield Problem(
+            "memory.training",
             f"training needs about {training.total:.0f} GiB on each die of {device}: raise {sizes}, or lower "
-            "actor.ppo_max_token_len_per_gpu"
+            "actor.ppo_max_token_len_per_gpu",
         )
 
 

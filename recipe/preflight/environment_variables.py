@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from recipe.preflight.problem import Problem
+
 PREFIXES = ("HCCL_", "VLLM_", "ASCEND_", "RAY_EXPERIMENTAL_NOSET_", "TASK_QUEUE_", "CPU_AFFINITY_")
 # HCCL's and CANN's documented ones that training and inference set; there is no list of them to be read here.
 KNOWN = {
@@ -53,13 +55,15 @@ KNOWN = {
 ALIKE, ALIKE_PREFIX = 0.85, 0.8
 
 
-def find_problems(environment: Mapping[str, str] = os.environ) -> Iterator[str]:
+def find_problems(environment: Mapping[str, str] = os.environ) -> Iterator[Problem]:
     known = KNOWN | {name for package in ("vllm", "vllm_ascend") for name in _read_by(package)}
     for name in sorted(environment):
         if not name.startswith(PREFIXES) and not any(_alike(name, prefix) for prefix in PREFIXES):
             continue
         if name not in known and (meant := difflib.get_close_matches(name, known, 1, ALIKE)):
-            yield f"the variable {name} is set, which nothing reads: did you mean {meant[0]}?"
+            yield Problem(
+                "environment.misspelt", f"the variable {name} is set, which nothing reads: did you mean {meant[0]}?"
+            )
 
 
 def _alike(name: str, prefix: str) -> bool:

@@ -8,12 +8,13 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from recipe.preflight import weights
+from recipe.preflight.problem import Problem
 
 # What a tokenizer may be stored as; Qwen3's folder has both.
 VOCABULARIES = ("tokenizer.json", "vocab.json")
 
 
-def find_problems(config: DictConfig, to_be_built: Path | None = None) -> Iterator[str]:
+def find_problems(config: DictConfig, to_be_built: Path | None = None) -> Iterator[Problem]:
     """`to_be_built`: a directory whose files may be missing still."""
 
     def is_missing(path: Path) -> bool:
@@ -24,18 +25,24 @@ def find_problems(config: DictConfig, to_be_built: Path | None = None) -> Iterat
         for name in [value] if isinstance(value, str) else value:
             path = Path(name).expanduser()
             if is_missing(path):
-                yield f"data.{key}={name}: no such file; make it with {_maker(config, 'prepare_data.sh')}"
+                yield Problem(
+                    "data.missing", f"data.{key}={name}: no such file; make it with {_maker(config, 'prepare_data.sh')}"
+                )
             elif path.is_file() and path.stat().st_size and (wrong := _wrong_parquet(path)):
-                yield f"data.{key}={name}: {wrong}; make it with {_maker(config, 'prepare_data.sh')}"
+                yield Problem(
+                    "data.wrong_file", f"data.{key}={name}: {wrong}; make it with {_maker(config, 'prepare_data.sh')}"
+                )
     model = Path(config.actor_rollout_ref.model.path).expanduser()
     key = f"actor_rollout_ref.model.path={model}"
     if is_missing(model / "config.json"):
-        yield f"{key}: no config.json there; fetch it with {_maker(config, 'prepare_model.sh')}"
+        yield Problem(
+            "model.missing", f"{key}: no config.json there; fetch it with {_maker(config, 'prepare_model.sh')}"
+        )
     elif model.is_dir():
         if is_missing(model / "tokenizer_config.json"):
-            yield f"{key}: no tokenizer_config.json there; fetch the whole model"
+            yield Problem("model.missing", f"{key}: no tokenizer_config.json there; fetch the whole model")
         elif all(is_missing(model / name) for name in VOCABULARIES):
-            yield f"{key}: neither {' nor '.join(VOCABULARIES)} there; fetch the whole model"
+            yield Problem("model.missing", f"{key}: neither {' nor '.join(VOCABULARIES)} there; fetch the whole model")
         yield from weights.find_problems(model)
 
 
@@ -56,7 +63,7 @@ def _maker(config: DictConfig, script: str) -> str:
     return f"bash scripts/{script}, or point the key at your own"
 
 
-def tokenizer_problems(config: DictConfig) -> Iterator[str]:
+def tokenizer_problems(config: DictConfig) -> Iterator[Problem]:
     """Loads the tokenizer and lays out a prompt, as every rollout does. transformers takes seconds to import."""
     model = Path(config.actor_rollout_ref.model.path).expanduser()
     if not (model / "tokenizer_config.json").is_file():
@@ -69,4 +76,4 @@ def tokenizer_problems(config: DictConfig) -> Iterator[str]:
     except Exception as error:
         reason = str(error).strip().splitlines()[0]
         key = f"actor_rollout_ref.model.path={model}"
-        yield f"{key}: its tokenizer does not load ({reason}): fetch the whole model again"
+        yield Problem("model.tokenizer", f"{key}: its tokenizer does not load ({reason}): fetch the whole model again")

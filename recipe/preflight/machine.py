@@ -14,6 +14,7 @@ import psutil
 from omegaconf import DictConfig
 
 from recipe.preflight import device_memory
+from recipe.preflight.problem import Problem
 
 GIB = 2**30
 MINIMUM_MEMORY_GIB = {"cpu": 10}
@@ -26,7 +27,7 @@ RAY_BYTES = 10**10  # from here on Ray keeps its objects in shared memory, below
 RAY_CLIENT_PORT = 10001
 
 
-def find_problems(config: DictConfig) -> Iterator[str]:
+def find_problems(config: DictConfig) -> Iterator[Problem]:
     yield from _memory(config)
     yield from _disk(config)
     yield from _shared_memory(config)
@@ -42,29 +43,34 @@ def free_gib(place: Path) -> float:
     return shutil.disk_usage(place).free / GIB
 
 
-def _memory(config: DictConfig) -> Iterator[str]:
+def _memory(config: DictConfig) -> Iterator[Problem]:
     free = free_memory_gib()
     if free < (wanted := MINIMUM_MEMORY_GIB.get(config.trainer.device, 0)):
-        yield f"{free:.1f} GiB of memory are free, {wanted} are needed: stop other programs"
+        yield Problem("machine.memory", f"{free:.1f} GiB of memory are free, {wanted} are needed: stop other programs")
     elif free < (wanted := device_memory.offloaded_gib(config)):
-        yield (
+        yield Problem(
+            "machine.memory",
             f"{free:.0f} GiB of memory are free, {wanted:.0f} are needed for what training keeps there between "
-            "updates: stop other programs, take more nodes, or unset param_offload and optimizer_offload of the actor"
+            "updates: stop other programs, take more nodes, or unset param_offload and optimizer_offload of the actor",
         )
 
 
-def _disk(config: DictConfig) -> Iterator[str]:
+def _disk(config: DictConfig) -> Iterator[Problem]:
     place = Path(config.run_dir)
     while not place.exists():
         place = place.parent
     free = free_gib(place)
     one, kept = device_memory.checkpoint_gib(config), checkpoints_at_once(config)
     if free < (wanted := MINIMUM_DISK_GIB.get(config.trainer.device, 0)):
-        yield f"{free:.1f} GiB of disk are free below {place}, {wanted} are needed: free some or set run_dir"
+        yield Problem(
+            "machine.disk",
+            f"{free:.1f} GiB of disk are free below {place}, {wanted} are needed: free some or set run_dir",
+        )
     elif free < one * kept:
-        yield (
+        yield Problem(
+            "machine.disk",
             f"{free:.0f} GiB of disk are free below {place}, {kept} checkpoints of {one:.0f} GiB each need "
-            f"{one * kept:.0f}: free some, set run_dir, or lower trainer.max_actor_ckpt_to_keep"
+            f"{one * kept:.0f}: free some, set run_dir, or lower trainer.max_actor_ckpt_to_keep",
         )
 
 
@@ -78,16 +84,17 @@ def checkpoints_at_once(config: DictConfig) -> int:
     return int(min(written, max(2, trainer.max_actor_ckpt_to_keep or 100)))
 
 
-def _shared_memory(config: DictConfig) -> Iterator[str]:
+def _shared_memory(config: DictConfig) -> Iterator[Problem]:
     if not SHARED_MEMORY.is_dir():
         return
     free = free_gib(SHARED_MEMORY)
     parts = shared_memory_parts(config)
     if free < (wanted := sum(parts.values())):
         described = ", ".join(f"{name} {gib:.1f}" for name, gib in parts.items() if gib)
-        yield (
+        yield Problem(
+            "machine.shared_memory",
             f"{free:.1f} GiB are free in {SHARED_MEMORY}, {wanted:.1f} are needed ({described}): start the container "
-            f"with --shm-size={math.ceil(wanted)}g or more"
+            f"with --shm-size={math.ceil(wanted)}g or more",
         )
 
 
@@ -110,39 +117,47 @@ def shared_memory_parts(config: DictConfig) -> dict[str, float]:
     }
 
 
-def _ports(config: DictConfig) -> Iterator[str]:
+def _ports(config: DictConfig) -> Iterator[Problem]:
     """verl and vLLM ask the system for free ports, and so does a Ray of the run's own; these are the fixed ones."""
     if (vllm := os.environ.get("VLLM_PORT")) is not None and not vllm.isdigit():
-        yield f"VLLM_PORT={vllm}: vLLM expects a number, and Kubernetes sets this for a service called vllm: unset it"
+        yield Problem(
+            "machine.vllm_port",
+            f"VLLM_PORT={vllm}: vLLM expects a number, and Kubernetes sets this for a service called vllm: unset it",
+        )
     if config.trainer.nnodes > 1 and not os.environ.get("RAY_ADDRESS"):
         for port in (int(os.environ.get("PORT") or 6379), RAY_CLIENT_PORT):
             if not is_free(port):
-                yield (
+                yield Problem(
+                    "machine.port",
                     f"port {port}, which a Ray head needs, is taken on this node: stop what listens there (ss -ltnp "
-                    f"sport = :{port})" + ("" if port == RAY_CLIENT_PORT else ", or set PORT for all nodes")
+                    f"sport = :{port})" + ("" if port == RAY_CLIENT_PORT else ", or set PORT for all nodes"),
                 )
     if config.trainer.device == "npu":
         yield from _collective_ports(os.environ.get("HCCL_HOST_SOCKET_PORT_RANGE", "auto"))
 
 
-def _collective_ports(wanted: str) -> Iterator[str]:
+def _collective_ports(wanted: str) -> Iterator[Problem]:
     """HCCL's on the host; verl sets `auto`, with which the system chooses."""
     if wanted.strip() == "auto":
         return
     ports: list[int] = []
     for part in wanted.split(","):
         if not (found := re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)):
-            yield f"HCCL_HOST_SOCKET_PORT_RANGE={wanted}: expected auto or ranges such as 60000-60050: unset it"
+            yield Problem(
+                "machine.hccl_ports",
+                f"HCCL_HOST_SOCKET_PORT_RANGE={wanted}: expected auto or ranges such as 60000-60050: unset it",
+            )
             return
         ports += range(int(found[1]), int(found[2] or found[1]) + 1)
     if taken := [port for port in ports if not is_free(port)]:
-        yield (
+        yield Problem(
+            "machine.hccl_ports",
             f"HCCL_HOST_SOCKET_PORT_RANGE={wanted}: {len(taken)} of its ports are taken on this node, first {taken[0]}"
-            ": unset it, verl then lets the system choose"
+            ": unset it, verl then lets the system choose",
         )
 
 
-def _interfaces() -> Iterator[str]:
+def _interfaces() -> Iterator[Problem]:
     """Network cards that collectives are told to use. HCCL's may begin with = (exactly this) or ^ (none of these)."""
     there = set(psutil.net_if_addrs())
     for variable in ("GLOO_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -152,7 +167,10 @@ def _interfaces() -> Iterator[str]:
             continue
         if not any(one.startswith(name) for name in names for one in there):
             has = ", ".join(sorted(there))
-            yield f"{variable}={wanted}: this node has no such network card: set it to one of {has}"
+            yield Problem(
+                "machine.network_card",
+                f"{variable}={wanted}: this node has no such network card: set it to one of {has}",
+            )
 
 
 def is_free(port: int) -> bool:
@@ -165,7 +183,7 @@ def is_free(port: int) -> bool:
     return True
 
 
-def weight_sync_problems(config: DictConfig) -> Iterator[str]:
+def weight_sync_problems(config: DictConfig) -> Iterator[Problem]:
     """Whether this driver hands weights over on the device, as verl finds out: imports verl, calls npu-smi."""
     from verl.utils.device import is_support_ipc
 
@@ -173,20 +191,25 @@ def weight_sync_problems(config: DictConfig) -> Iterator[str]:
         if is_support_ipc():
             return
     except Exception as error:
-        yield f"verl cannot ask the driver ({str(error).splitlines()[0]}): check npu-smi info and CANN's set_env.sh"
+        yield Problem(
+            "weight_sync.driver",
+            f"verl cannot ask the driver ({str(error).splitlines()[0]}): check npu-smi info and CANN's set_env.sh",
+        )
         return
     bucket = config.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes
     wanted = bucket * config.trainer.n_gpus_per_node / 1024
     free = free_gib(SHARED_MEMORY)
     if free < wanted:
-        yield (
+        yield Problem(
+            "machine.shared_memory",
             f"the driver is too old to hand weights over on the device (verl asks for HDK 25.3.rc1), so they take "
             f"{wanted:.0f} GiB of {SHARED_MEMORY}, {free:.1f} are free: update the driver, or start the container with "
-            f"--shm-size={math.ceil(wanted)}g more"
+            f"--shm-size={math.ceil(wanted)}g more",
         )
     largest = device_memory.largest_tensor_mib(config)
     if largest > bucket:
-        yield (
+        yield Problem(
+            "weight_sync.bucket",
             f"rollout.checkpoint_engine.update_weights_bucket_megabytes={bucket} is below the largest tensor, "
-            f"{largest:.0f}, which this driver's weight sync needs: raise it"
+            f"{largest:.0f}, which this driver's weight sync needs: raise it",
         )

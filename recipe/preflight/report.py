@@ -24,6 +24,7 @@ from recipe.preflight import (
     speculation,
     vllm_command,
 )
+from recipe.preflight.problem import Problem
 
 # About the machine that runs, not about the config: meaningless on a laptop.
 DEVICE_CHECKS = ("start", "versions", "Ascend: pairing and patches", "memory, disk and ports of this machine")
@@ -77,7 +78,7 @@ def topology(config: DictConfig) -> str:
     )
 
 
-def _verl(config: DictConfig) -> Iterator[str]:
+def _verl(config: DictConfig) -> Iterator[Problem]:
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
@@ -89,7 +90,7 @@ def _verl(config: DictConfig) -> Iterator[str]:
         get_adv_estimator_fn(config.algorithm.adv_estimator)
         get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
     except Exception as error:
-        yield f"verl refuses the config: {_said(error)}: correct what it names"
+        yield Problem("config.verl", f"verl refuses the config: {_said(error)}: correct what it names")
 
 
 def _said(error: Exception) -> str:

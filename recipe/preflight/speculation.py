@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.launch import source_patches
+from recipe.preflight.problem import Problem
 
 PLUGINS = "vllm.general_plugins"
 ASCEND_RUNNER = "vllm_ascend.worker.model_runner_v1.NPUModelRunner"
@@ -23,16 +24,16 @@ VLLM_DRAFTERS = {
 }
 
 
-def resolve(config: DictConfig) -> tuple[dict[str, str], list[str]]:
+def resolve(config: DictConfig) -> tuple[dict[str, str], list[Problem]]:
     """`drafter` and `sampler` in words, and what is wrong with them. Imports vLLM."""
-    problems: list[str] = []
+    problems: list[Problem] = []
     found = {}
     for part, name in ((_drafter, "drafter"), (_sampler, "sampler")):
         try:
             found[name] = part(config)
         except Exception as error:  # vLLM's, and whatever a drafter's import raises
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            problems.append(f"the {name} would not load: {reason}")
+            problems.append(Problem("drafter.load", f"the {name} would not load: {reason}"))
             found[name] = "would not load"
     return found, problems
 

@@ -24,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.launch import environment, versions
 from recipe.launch.config import REPOSITORY
+from recipe.preflight.problem import Problem
 
 ANSWERS = REPOSITORY / ".cache" / "vllm_arguments"
 LIMIT_SECONDS = 120.0
@@ -47,12 +48,12 @@ Refusal = tuple[str | None, str]
 """An argument of vLLM's, None if its error names none, and the reason in one line."""
 
 
-def find_problems(config: DictConfig) -> Iterator[str]:
+def find_problems(config: DictConfig) -> Iterator[Problem]:
     """In about 10 s, or at once where the same was asked before. Nothing is said if vLLM cannot be asked."""
     yield from _lines(config, _kept_or_asked(config))
 
 
-def find_problems_here(config: DictConfig) -> Iterator[str]:
+def find_problems_here(config: DictConfig) -> Iterator[Problem]:
     """The same within this process, which imports vLLM."""
     yield from _lines(config, refusals(**_question(config)))
 
@@ -143,13 +144,13 @@ def _fingerprint(question: dict[str, Any]) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
-def _lines(config: DictConfig, refused: list[Refusal]) -> Iterator[str]:
+def _lines(config: DictConfig, refused: list[Refusal]) -> Iterator[Problem]:
     arguments = server_arguments(config)
     for name, reason in refused:
         if name is None:
-            yield f"vLLM refuses what {ROLLOUT} hands to it: {reason}"
+            yield Problem("vllm.arguments", f"vLLM refuses what {ROLLOUT} hands to it: {reason}")
         else:
-            yield f"{key_of(name, config)}={arguments.get(name)}: {reason}"
+            yield Problem("vllm.arguments", f"{key_of(name, config)}={arguments.get(name)}: {reason}")
 
 
 def key_of(argument: str, config: DictConfig) -> str:

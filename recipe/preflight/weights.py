@@ -16,17 +16,19 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from recipe.preflight.problem import Problem
+
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 FETCH = "bash scripts/prepare_model.sh goes on where a download stopped"
 LONGEST_HEADER = 100_000_000  # safetensors' own limit
 
 
-def find_problems(folder: Path) -> Iterator[str]:
+def find_problems(folder: Path) -> Iterator[Problem]:
     if not (folder / INDEX).is_file():
         if (folder / SINGLE).is_file():
             yield from _shard_problems(folder / SINGLE, None)
         else:
-            yield f"{folder}: neither {INDEX} nor {SINGLE} there: {FETCH}"
+            yield Problem("model.missing", f"{folder}: neither {INDEX} nor {SINGLE} there: {FETCH}")
         return
     try:
         index = json.loads((folder / INDEX).read_text())
@@ -34,30 +36,40 @@ def find_problems(folder: Path) -> Iterator[str]:
         for tensor, shard in index["weight_map"].items():
             shards.setdefault(shard, set()).add(tensor)
     except (ValueError, KeyError, AttributeError, TypeError):
-        yield f"{folder / INDEX}: not an index of safetensors: remove it, {FETCH}"
+        yield Problem("model.damaged", f"{folder / INDEX}: not an index of safetensors: remove it, {FETCH}")
         return
     if missing := sorted(shard for shard in shards if not (folder / shard).is_file()):
         count = f"{len(missing)} of {len(shards)}"
-        yield f"{folder}: {count} shards of {INDEX} are missing, the first {missing[0]}: {FETCH}"
+        yield Problem(
+            "model.missing", f"{folder}: {count} shards of {INDEX} are missing, the first {missing[0]}: {FETCH}"
+        )
         return
     found = [problem for shard in sorted(shards) for problem in _shard_problems(folder / shard, shards[shard])]
     yield from found
     total = (index.get("metadata") or {}).get("total_size")
     if not found and total is not None and (there := _tensor_bytes(folder, shards)) != int(total):
-        yield f"{folder}: the shards hold {there} bytes of tensors, {INDEX} says {int(total)}: another model's index?"
+        yield Problem(
+            "model.index",
+            f"{folder}: the shards hold {there} bytes of tensors, {INDEX} says {int(total)}: another model's index?",
+        )
 
 
-def _shard_problems(path: Path, tensors: set[str] | None) -> Iterator[str]:
+def _shard_problems(path: Path, tensors: set[str] | None) -> Iterator[Problem]:
     try:
         header, start = read_header(path)
     except ValueError as error:
-        yield f"{path}: {error}: remove it, {FETCH}"
+        yield Problem("model.damaged", f"{path}: {error}: remove it, {FETCH}")
         return
     wanted, there = start + _end(header), path.stat().st_size
     if there != wanted:
-        yield f"{path} has {there:,} bytes of {wanted:,}, an interrupted copy: remove it, {FETCH}"
+        yield Problem(
+            "model.damaged", f"{path} has {there:,} bytes of {wanted:,}, an interrupted copy: remove it, {FETCH}"
+        )
     if tensors is not None and (missing := sorted(tensors - set(header))):
-        yield f"{path}: {len(missing)} tensors of {INDEX} are not in it, the first {missing[0]}: files of two models?"
+        yield Problem(
+            "model.index",
+            f"{path}: {len(missing)} tensors of {INDEX} are not in it, the first {missing[0]}: files of two models?",
+        )
 
 
 def read_header(path: Path) -> tuple[dict, int]:
@@ -86,20 +98,26 @@ def _tensor_bytes(folder: Path, shards: dict[str, set[str]]) -> int:
     return sum(end - start for start, end in spans)
 
 
-def checksum_problems(folder: Path) -> Iterator[str]:
+def checksum_problems(folder: Path) -> Iterator[Problem]:
     """Compares files with what `hf download --local-dir` noted: the SHA-256 of each large file."""
     noted = sorted((folder / ".cache" / "huggingface" / "download").glob("*.metadata"))
     digests = {path.name.removesuffix(".metadata"): path.read_text().splitlines()[1:2] for path in noted}
     known = {name: one[0] for name, one in digests.items() if one and re.fullmatch("[0-9a-f]{64}", one[0])}
     if not known:
-        yield f"{folder}: no checksums there: only `hf download` leaves them, see scripts/prepare_model.sh"
+        yield Problem(
+            "model.checksum",
+            f"{folder}: no checksums there: only `hf download` leaves them, see scripts/prepare_model.sh",
+        )
     for name, wanted in known.items():
         if not (path := folder / name).is_file():
             continue  # find_problems says so where it matters
         with open(path, "rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != wanted:
-            yield f"{path}: its SHA-256 is {found[:12]}..., downloaded was {wanted[:12]}...: remove it, {FETCH}"
+            yield Problem(
+                "model.checksum",
+                f"{path}: its SHA-256 is {found[:12]}..., downloaded was {wanted[:12]}...: remove it, {FETCH}",
+            )
 
 
 def main(arguments: list[str] | None = None) -> int:

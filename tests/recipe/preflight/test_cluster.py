@@ -9,6 +9,7 @@ import ray
 from recipe.launch import versions
 from recipe.launch.config import compose_config
 from recipe.preflight import checks, cluster
+from recipe.preflight.problem import Problem
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +54,12 @@ def test_free_dies_are_counted(head):
 
 
 def test_the_same_line_of_all_nodes_is_said_once():
-    found = {"10.0.0.1": ["a", "b"], "10.0.0.2": ["a"]}
-    assert list(cluster._by_problem(found)) == ["on every node: a", "on 10.0.0.1: b"]
+    first, second = Problem("machine.disk", "a"), Problem("machine.memory", "b")
+    found = {"10.0.0.1": [first, second], "10.0.0.2": [first]}
+    assert list(cluster._by_problem(found)) == [
+        "on every node: a [machine.disk]",
+        "on 10.0.0.1: b [machine.memory]",
+    ]
 
 
 def test_a_node_on_which_nothing_can_run(monkeypatch):
@@ -74,8 +79,11 @@ def test_a_node_on_which_nothing_can_run(monkeypatch):
     found = cluster.ask_nodes(compose_config("dapo_qwen3_32b", []), [node], checks.node_problems)
     assert found == {
         "10.0.0.2": [
-            "preflight cannot run there (No module named 'recipe.preflight'): pip install --no-deps -e . and the "
-            "pins of requirements/ on that node"
+            Problem(
+                "ray.node",
+                "preflight cannot run there (No module named 'recipe.preflight'): pip install --no-deps -e . and the "
+                "pins of requirements/ on that node",
+            )
         ]
     }
 

@@ -21,7 +21,8 @@ from recipe.preflight import environment_variables
 )
 def test_a_misspelt_name_is_found(misspelt, meant):
     expected = f"the variable {misspelt} is set, which nothing reads: did you mean {meant}?"
-    assert list(environment_variables.find_problems({misspelt: "1"})) == [expected]
+    (problem,) = environment_variables.find_problems({misspelt: "1"})
+    assert (problem.code, problem.message) == ("environment.misspelt", expected)
 
 
 def test_right_names_and_others_are_left_alone():

@@ -17,6 +17,7 @@ from recipe.launch import config as config_module
 from recipe.launch import source_patches, versions
 from recipe.preflight import checks, machine
 from recipe.preflight import cluster as cluster_check
+from recipe.preflight.problem import Problem
 from tests.recipe.preflight.preflight_node import good_node, join_cluster, problems
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -24,6 +25,7 @@ VLLM = f"{ROLLOUT}.engine_kwargs.vllm"
 ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 CUDA = ("device=cuda", "training=fsdp2", "trainer.n_gpus_per_node=16", f"{ATTENTION}=flash_attention_2")
 UNPATCHED = "vllm-ascend 0.23.0.post1 is not patched: run python scripts/patch.py apply"
+NOT_PATCHED = Problem("ascend.patches", UNPATCHED)
 
 
 @pytest.fixture
@@ -236,7 +238,7 @@ MISTAKES = [
     ("another Ray", ray_refuses, "no cluster answers (version mismatch: the cluster has Ray 2.41.0): start it with"),
     ("a node missing", cluster([16]), "1 of 2 nodes are in the Ray cluster with 16 NPU each (found: [16])"),
     ("another run on the cluster", cluster([16, 16], free=16), "16 of the 32 NPU that the run needs are free:"),
-    ("a node without patches", cluster([16, 16], said={"10.0.0.1": [], "10.0.0.2": [UNPATCHED]}), "on 10.0.0.2: vllm"),
+    ("a node without patches", cluster([16, 16], said={"10.0.0.1": [], "10.0.0.2": [NOT_PATCHED]}), "on 10.0.0.2: v"),
     ("the same run twice", a_run_goes_on, "is used by a run that goes on (process"),
 ]  # fmt: skip
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from recipe.preflight import problem
+
 REPOSITORY = Path(__file__).parents[3]
 PAGE = (REPOSITORY / "docs" / "operations.md").read_text()
 VERL = Path(importlib.util.find_spec("verl").submodule_search_locations[0])
@@ -29,7 +31,11 @@ def messages_of(folders) -> list[list[str]]:
 
 def quoted() -> list[str]:
     """First cells of the tables of failures, but those that CANN and torch say."""
-    rows = re.findall(r"^\| (.+?) \| .+ \|$", PAGE[PAGE.index("## The commonest failures") :], flags=re.M)
+    rows = re.findall(
+        r"^\| (.+?) \| .+ \|$",
+        re.sub("<!-- codes.*codes -->", "", PAGE[PAGE.index("## The commonest failures") :], flags=re.S),
+        flags=re.M,
+    )
     return [row for row in rows if "`" in row and not row.startswith(("CANN", "torch"))]
 
 
@@ -62,3 +68,13 @@ def test_the_metrics_to_watch_are_logged():
     for name in named:
         pieces = [piece for piece in re.split(r"/|_ms_per_step|\d+", name) if len(piece) > 2]
         assert all(piece.removeprefix("at_") in code for piece in pieces), name
+
+
+def test_every_code_is_in_the_page():
+    """Written by `python -m recipe.preflight.problem`."""
+    assert PAGE.split("<!-- codes -->\n")[1].split("\n<!-- end of codes -->")[0] == problem.table()
+
+
+def test_every_code_is_said_by_a_check():
+    code = "\n".join(path.read_text() for path in (REPOSITORY / "recipe" / "preflight").glob("*.py"))
+    assert [name for name in problem.CODES if code.count(f'"{name}"') < 2] == []

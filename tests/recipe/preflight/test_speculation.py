@@ -98,4 +98,7 @@ def test_on_ascend_without_patches_neither_would_load(monkeypatch):
     series.installed, series.states = series.version, dict.fromkeys(series.hashes, "published")
     monkeypatch.setattr(source_patches, "load", lambda: [series])
     _, problems = resolve(name="dapo_qwen3_32b")
-    assert problems == [f"the {part} would not load: {series.problem()}" for part in ("drafter", "sampler")]
+    assert [one.code for one in problems] == ["drafter.load"] * 2
+    assert [one.message for one in problems] == [
+        f"the {part} would not load: {series.problem()}" for part in ("drafter", "sampler")
+    ]
