@@ -275,7 +275,8 @@ def test_architecture_lists_the_rooms_in_the_order_of_imports(package, order):
     floors = {room.partition(".")[0]: floor for floor, rooms in reversed(list(enumerate(order))) for room in rooms}
     cells = re.findall(rf"^\| (`{package}/.+?) \|", TEXTS["docs/architecture.md"], flags=re.M)
     rooms = [room for cell in cells for room in re.findall(rf"`{package}/(\w+)", cell)]
-    assert set(rooms) == set(floors)
+    left_out = set(floors) - set(rooms)
+    assert all(floors[room] == len(order) - 1 for room in left_out), left_out  # but commands that nobody imports
     listed = [floors[room] for room in rooms]
     assert listed == sorted(listed), dict(zip(rooms, listed, strict=True))
 
