@@ -1,5 +1,6 @@
 """Configs compose on verl's own, and every mistake is one line before anything starts."""
 
+import logging
 import subprocess
 import sys
 
@@ -81,6 +82,7 @@ BAD = [
 
 def test_names_of_the_release_before_are_taken_and_warned_of_once(caplog):
     sam.config._warn_renamed.cache_clear()
+    caplog.set_level(logging.WARNING)  # a library that another test imports raises the root logger's
     old = ["speculation.turns=[never,goodput]", "++speculation.corpus_bias=3", "speculation.verification=standard"]
     speculation = [compose_config("dapo_tiny_cpu", old) for _ in range(2)][1].speculation
     assert list(speculation.policy_rotation) == ["never", "goodput"] and "turns" not in speculation

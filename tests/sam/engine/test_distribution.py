@@ -134,5 +134,5 @@ def test_control_block_verify_is_caught(model, monkeypatch):
 
         monkeypatch.setattr(rejection_sampler, "rejection_sample", rejection_sample)
 
-    found = p_values(model, run(model, 200, "rejection", observe, seeds=False))
+    found = p_values(model, run(model, 500, "rejection", observe, seeds=False))
     assert min(found.values()) < 1e-12, found

@@ -127,7 +127,7 @@ def test_cost_pass_plays_every_response_to_its_end():
 
     cost = measure_cost(many, make, 3, advanced.append)
     assert sum(advanced) == many.num_tokens
-    assert len(made[0]) == 0
+    assert not made[0]._slots
     assert set(cost) == {"draft_us_per_step", "extend_ns_per_token", "us_per_token", "bytes_per_token"}
 
 
