@@ -49,11 +49,15 @@ class Scratch:
 
     def touch(self) -> None:
         """Say that the run goes on: shared memory that appears long after the last call is not its own."""
-        os.utime(self.owner)
+        with suppress(OSError):  # who empties the temporary directory does not end the run
+            os.utime(self.owner)
 
     def remove(self) -> None:
         """The folder, sockets, shared memory and half-written files of a run whose processes have ended."""
-        owner, last_seen = json.loads(self.owner.read_text()), self.owner.stat().st_mtime
+        try:
+            owner, last_seen = json.loads(self.owner.read_text()), self.owner.stat().st_mtime
+        except FileNotFoundError:
+            return shutil.rmtree(self.directory, ignore_errors=True)
         run_directory = Path(owner["run_directory"])
         checkpoints.remove_unfinished(run_directory, owner["since"])
         for partial in (*run_directory.glob("*.partial*"), *run_directory.glob("*/*.partial*")):

@@ -25,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from recipe.launch import environment, versions
 from recipe.launch.config import REPOSITORY
 from recipe.preflight.problem import Problem
+from sam.record.atomic import replacing
 
 ANSWERS = REPOSITORY / ".cache" / "vllm_arguments"
 LIMIT_SECONDS = 120.0
@@ -128,9 +129,8 @@ def _kept_or_asked(config: DictConfig) -> list[Refusal]:
         return []
     with contextlib.suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True)
-        partial = kept.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps(answer))
-        partial.replace(kept)
+        with replacing(kept) as partial:
+            partial.write_text(json.dumps(answer))
     return answer
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import psutil
 import pytest
 
 from recipe.launch import processes, supervisor
-from recipe.launch.scratch import remove_abandoned
+from recipe.launch.scratch import Scratch, remove_abandoned
 
 pytestmark = pytest.mark.e2e
 
@@ -137,6 +138,14 @@ def test_the_next_start_removes_what_both_left_when_killed(tmp_path):
     assert scratch.exists() and Path(f"/dev/shm/psm_{mark}").exists()
     remove_abandoned(tmp_path / "another_run")
     assert_nothing_left(tmp_path, mark)
+
+
+def test_a_temporary_directory_that_somebody_emptied_ends_nothing(tmp_path):
+    scratch = Scratch.create(tmp_path)
+    shutil.rmtree(scratch.directory)
+    scratch.touch()
+    scratch.remove()
+    assert not scratch.directory.exists()
 
 
 def test_a_run_that_goes_on_is_not_removed(tmp_path):
