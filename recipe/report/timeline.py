@@ -25,12 +25,10 @@ def over_time(steps: EngineSteps, columns: dict[str, np.ndarray]) -> tuple[np.nd
         float [POINTS], seconds at the spans' ends, and the means of each column.
     """
     milliseconds = steps.step_ms.astype(np.float64)
-    ends = np.cumsum(milliseconds)
+    ends = np.cumsum([0.0, *milliseconds])
     edges = np.linspace(0.0, ends[-1], POINTS + 1)
-    means = {}
-    for name, column in columns.items():
-        summed = np.concatenate([[0.0], np.cumsum(column * milliseconds)])
-        means[name] = np.diff(np.interp(edges, np.concatenate([[0.0], ends]), summed)) / np.diff(edges)
+    summed = {name: np.cumsum([0.0, *(column * milliseconds)]) for name, column in columns.items()}
+    means = {name: np.diff(np.interp(edges, ends, sums)) / np.diff(edges) for name, sums in summed.items()}
     return edges[1:] / 1e3, means
 
 
@@ -38,8 +36,7 @@ def draw_drafts(axes, runs: list[Run], threshold: int | None) -> None:
     run = runs[0]
     step = median_step(run)
     steps = run.engine_steps(step)
-    columns = {name: getattr(steps, name) for name in ("running", "drafted", "accepted")}
-    time, means = over_time(steps, columns)
+    time, means = over_time(steps, {name: getattr(steps, name) for name in ("running", "drafted", "accepted")})
     axes.plot(time, means["running"], color="#555555", label="running requests")
     axes.fill_between(time, means["drafted"], color="#D55E00", alpha=0.35, label="draft tokens verified, a step")
     axes.fill_between(time, means["accepted"], color="#009E73", alpha=0.8, label="accepted, a step")
@@ -49,13 +46,13 @@ def draw_drafts(axes, runs: list[Run], threshold: int | None) -> None:
 
 def draw_step_time(axes, runs: list[Run], threshold: int | None) -> None:
     run = runs[0]
-    steps = run.engine_steps(median_step(run))
+    step = median_step(run)
+    steps = run.engine_steps(step)
     parts = {"forward": steps.forward_ms, "verify": steps.verify_ms, "draft": steps.draft_ms}
     time, means = over_time(steps, {**parts, "other": np.maximum(0.0, steps.step_ms - sum(parts.values()))})
     axes.stackplot(time, *means.values(), colors=list(PARTS.values()), labels=list(PARTS))
     lost, cost = rejected_seconds(steps), token_milliseconds(steps)
-    title = f"a token more: {cost:.2f} ms; on rejected drafts: {lost:.2f} s of {time[-1]:.2f} s"
-    axes.set_title(title, fontsize=9)
-    axes.set_xlabel(f"seconds of rollout in training step {median_step(run)}, {run.name}")
+    axes.set_title(f"a token more: {cost:.2f} ms; on rejected drafts: {lost:.2f} s of {time[-1]:.2f} s", fontsize=9)
+    axes.set_xlabel(f"seconds of rollout in training step {step}, {run.name}")
     axes.set_ylabel("milliseconds of a step")
     axes.legend(frameon=False)
