@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import types
-from contextlib import contextmanager
+from contextlib import nullcontext
 
 import psutil
 import torch
@@ -29,19 +29,22 @@ class CpuDevice(str):
         return "0"
 
 
+def _answer(value):
+    """A method that says `value`, whatever it is asked."""
+    return lambda *_, **__: value
+
+
 class CpuDeviceModule(types.ModuleType):
-    """`torch.cpu` with the memory functions of `torch.cuda` that verl calls (bytes, of this process)."""
+    """`torch.cpu` with the functions of `torch.cuda` that verl calls (memory in bytes, of this process)."""
+
+    is_available = _answer(True)
+    get_device_name = _answer("cpu")
+    empty_cache = ipc_collect = reset_peak_memory_stats = set_device = synchronize = _answer(None)
+    # verl restores the device's state after the CPU's: here they are one.
+    set_rng_state = staticmethod(torch.set_rng_state)
 
     def __getattr__(self, name: str):
         return getattr(torch.cpu, name)
-
-    @staticmethod
-    def is_available() -> bool:
-        return True
-
-    @staticmethod
-    def get_device_name(*_) -> str:
-        return "cpu"
 
     @staticmethod
     def memory_allocated(*_) -> int:
@@ -54,80 +57,27 @@ class CpuDeviceModule(types.ModuleType):
         memory = psutil.virtual_memory()
         return memory.available, memory.total
 
-    @staticmethod
-    def set_rng_state(state: torch.Tensor) -> None:
-        torch.set_rng_state(state)  # verl restores the device's after the CPU's: here they are one
-
-    @staticmethod
-    def _nothing(*_) -> None:
-        return None
-
-    empty_cache = ipc_collect = reset_peak_memory_stats = set_device = synchronize = _nothing
-
-
-_DEVICE = CpuDevice("cpu")
-_DEVICE_MODULE = CpuDeviceModule("recipe.tiny.platform.cpu")
-
 
 class CpuPlatform(PlatformBase):
-    device_name = "cpu"
-    vendor_name = "cpu"
-    device_module = _DEVICE_MODULE
+    """What verl asks a platform, and what there is to say of a CPU."""
 
-    def is_available(self) -> bool:
-        return True
-
-    def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        return False  # selected by name only, never guessed
-
-    def current_device(self) -> CpuDevice:
-        return _DEVICE
-
-    def device_count(self) -> int:
-        return 1
-
-    def set_device(self, device_index) -> None: ...
-
-    def synchronize(self, device_index=None) -> None: ...
-
-    def manual_seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    manual_seed_all = manual_seed
-
-    def set_allocator_settings(self, settings: str) -> None: ...
-
-    def empty_cache(self) -> None: ...
-
-    def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
-        return None, None
-
-    def communication_backend_name(self) -> str:
-        return "gloo"
-
-    def visible_devices_envvar(self) -> str:
-        return "CUDA_VISIBLE_DEVICES"
-
-    @contextmanager
-    def nvtx_range(self, msg: str):
-        yield
-
-    def profiler_start(self) -> None: ...
-
-    def profiler_stop(self) -> None: ...
-
-    def ray_resource_name(self) -> str:
-        # verl counts only "GPU" and "NPU" when it checks a resource pool; Ray's GPU resource is purely logical.
-        return "GPU"
-
-    def ray_noset_envvars(self) -> list[str]:
-        return []
-
-    def is_ipc_supported(self) -> bool:
-        return False  # weights then travel to vLLM through POSIX shared memory
-
-    def cudart(self) -> None:
-        return None
+    device_name = vendor_name = "cpu"
+    device_module = CpuDeviceModule("recipe.tiny.platform.cpu")
+    is_available = _answer(True)
+    is_platform_available = _answer(False)  # selected by name only, never guessed
+    current_device = _answer(CpuDevice("cpu"))
+    device_count = _answer(1)
+    get_device_capability = _answer((None, None))
+    communication_backend_name = _answer("gloo")
+    visible_devices_envvar = _answer("CUDA_VISIBLE_DEVICES")
+    # verl counts only "GPU" and "NPU" when it checks a resource pool; Ray's GPU resource is purely logical.
+    ray_resource_name = _answer("GPU")
+    ray_noset_envvars = _answer(())
+    is_ipc_supported = _answer(False)  # weights then travel to vLLM through POSIX shared memory
+    manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
+    nvtx_range = _answer(nullcontext())
+    set_device = synchronize = set_allocator_settings = empty_cache = _answer(None)
+    profiler_start = profiler_stop = cudart = _answer(None)
 
 
 def _unique_backends(original):

@@ -29,9 +29,7 @@ from string import ascii_lowercase
 
 DATA_SOURCE = "tiny_additive_sequence"
 MODULUS = 10
-MAX_LINES = 24
 ANSWER_PATTERN = re.compile(r"answer: (\d)\Z")
-PROBLEM_PATTERN = re.compile(r"from ([a-z]) to ([a-z]) begin (\d) (\d)")
 
 
 @dataclass(frozen=True)
@@ -49,23 +47,12 @@ class TaskSettings:
     """
 
     min_lines: int = 2
-    max_lines: int = MAX_LINES
+    max_lines: int = 24
     length_scale: float = 9.0
     slip_per_line: float = 0.12
     slip_limit: float = 0.5
     check_probability: float = 0.4
     repair_probability: float = 0.6
-
-    def __post_init__(self) -> None:
-        if not 2 <= self.min_lines <= self.max_lines <= MAX_LINES:
-            raise ValueError(
-                f"lines from {self.min_lines} to {self.max_lines}: expected 2 <= min_lines <= max_lines <= {MAX_LINES}"
-            )
-        if self.length_scale <= 0:
-            raise ValueError(f"length_scale is {self.length_scale}: expected a positive number of lines")
-        for name in ("slip_per_line", "slip_limit", "check_probability", "repair_probability"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: expected a probability from 0 to 1")
 
 
 @dataclass(frozen=True)
@@ -113,19 +100,6 @@ class Problem:
             written.append(f"{letter} {before}+{last} is {result}")
             before, last = last, result
         return written, last
-
-
-def parse_question(question: str) -> Problem:
-    """The problem a question asks.
-
-    Raises:
-        ValueError: the text is not a question of this task.
-    """
-    match = PROBLEM_PATTERN.fullmatch(question)
-    lines = ord(match[2]) - ord(match[1]) + 1 if match else 0
-    if lines < 1:
-        raise ValueError(f"question is {question!r}: expected a text like 'from f to i begin 7 3'")
-    return Problem(ascii_lowercase.index(match[1]), lines, int(match[3]), int(match[4]))
 
 
 def draw_problem(random: Random, settings: TaskSettings) -> Problem:

@@ -12,7 +12,6 @@ from recipe.tiny.task import (
     as_row,
     draw_problems,
     draw_solution,
-    parse_question,
     score_solution,
 )
 from recipe.tiny.tokenizer import build_tokenizer, encode_prompt, encode_response
@@ -45,16 +44,6 @@ def test_a_slip_makes_the_answer_wrong_unless_a_check_repairs_it(problem, data):
     for solution in (problem.solution(slip), problem.solution(slip, check=True), problem.solution(slip, repair=True)):
         assert score_solution(solution, problem.answer)[0] == right
     assert score_solution(problem.solution(slip, check=True, repair=True), problem.answer)[0]
-
-
-@given(problems)
-def test_a_question_parses_back(problem):
-    assert parse_question(problem.question) == problem
-
-
-def test_a_foreign_question_is_refused():
-    with pytest.raises(ValueError, match="question is 'what is 1\\+1'"):
-        parse_question("what is 1+1")
 
 
 def test_problems_differ_and_lengths_spread():
@@ -90,20 +79,6 @@ def test_a_row_has_what_verl_reads():
     assert row["prompt"] == [{"role": "user", "content": "from f to i begin 7 3"}]
     assert row["reward_model"] == {"style": "rule", "ground_truth": "6"}
     assert row["extra_info"] == {"split": "val", "index": 3, "lines": 4}
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"min_lines": 1}, "lines from 1 to 24"),
-        ({"max_lines": 25}, "lines from 2 to 25"),
-        ({"length_scale": 0.0}, "length_scale is 0.0"),
-        ({"slip_limit": 1.5}, "slip_limit is 1.5"),
-    ],
-)
-def test_bad_settings_are_named(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        TaskSettings(**wrong)
 
 
 def test_the_longest_problem_fits():
