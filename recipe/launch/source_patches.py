@@ -20,6 +20,8 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sam.record.atomic import replacing
+
 PATCHES = Path(__file__).resolve().parents[2] / "patches"
 
 
@@ -35,13 +37,15 @@ class Series:
     """
 
     folder: Path
-    package: str
-    version: str
     distribution: str
     hashes: dict[str, dict[str, str]]
     root: Path | None
     installed: str | None
     states: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def version(self) -> str:
+        return self.folder.name
 
     @property
     def names(self) -> list[str]:
@@ -84,18 +88,11 @@ def load(root: Path | None = None, patches: Path = PATCHES) -> list[Series]:
     series = []
     for manifest in sorted(patches.glob("*/*/manifest.json")):
         content = json.loads(manifest.read_text())
-        package = manifest.parent.parent.name
-        where = root if root is not None else _root_of(package)
-        one = Series(
-            folder=manifest.parent,
-            package=package,
-            version=manifest.parent.name,
-            distribution=content["distribution"],
-            hashes=content["files"],
-            root=where,
-            installed=_installed_version(content["distribution"], where),
-        )
-        if one.installed == one.version:
+        distribution, where = content["distribution"], root or _root_of(manifest.parent.parent.name)
+        found = importlib.metadata.distributions(name=distribution, path=[str(where)]) if where else ()
+        installed = next((one.version for one in found), None)
+        one = Series(manifest.parent, distribution, content["files"], where, installed)
+        if installed == one.version:
             one.states = {name: _state_of(where / name, wanted) for name, wanted in one.hashes.items()}
         series.append(one)
     return series
@@ -104,13 +101,6 @@ def load(root: Path | None = None, patches: Path = PATCHES) -> list[Series]:
 def _root_of(package: str) -> Path | None:
     spec = importlib.util.find_spec(package)
     return Path(spec.origin).parent.parent if spec is not None and spec.origin else None
-
-
-def _installed_version(distribution: str, root: Path | None) -> str | None:
-    if root is None:
-        return None
-    found = importlib.metadata.distributions(name=distribution, path=[str(root)])
-    return next((one.version for one in found), None)
 
 
 def _state_of(path: Path, wanted: dict[str, str]) -> str:
@@ -146,30 +136,24 @@ def _git_apply(options: list[str], folder: Path) -> None:
         raise PatchError(f"{Path(options[-1]).name}: {reason}; nothing was changed")
 
 
-def _change(series: Series, wanted: str) -> None:
-    """Bring every file of the series to the state `wanted`: published or patched."""
-    changing = {name for name, state in series.states.items() if state != wanted}
-    contents = _patched(series, changing, wanted)
+def _change(series: Series, wanted: str, before: tuple[str, ...]) -> None:
+    """Bring every file of a series that is in a state of `before` to the state `wanted`: published or patched."""
+    if series.state not in before:
+        raise PatchError(series.problem())
+    contents = _patched(series, {name for name, state in series.states.items() if state != wanted}, wanted)
     for name, content in contents.items():
         if _digest(content) != series.hashes[name][wanted]:
             raise PatchError(f"{name}: the patches do not lead to the file in manifest.json; nothing was changed")
-    _write_all(series.root, contents)
-
-
-def _write_all(root: Path, contents: dict[str, bytes]) -> None:
-    before = {name: (root / name).read_bytes() for name in contents}
-    done: list[str] = []
+    present = {name: (series.root / name).read_bytes() for name in contents}
     try:
-        for name, data in contents.items():
-            temporary = root / f"{name}.new"
-            temporary.write_bytes(data)
-            os.chmod(temporary, (root / name).stat().st_mode & 0o777)
-            os.replace(temporary, root / name)
-            done.append(name)
+        for name, content in contents.items():
+            with replacing(series.root / name) as partial:
+                partial.write_bytes(content)
+                shutil.copymode(series.root / name, partial)
     except OSError as error:
-        for back in done:
-            (root / back).write_bytes(before[back])
-        (root / f"{name}.new").unlink(missing_ok=True)
+        for back, content in present.items():
+            if (series.root / back).read_bytes() != content:
+                (series.root / back).write_bytes(content)
         raise PatchError(f"{name}: {error.strerror}; everything was put back: make the folder writable") from error
 
 
@@ -181,9 +165,7 @@ def apply(series: Series) -> str:
     """
     if series.state == "patched":
         return f"{series.distribution} {series.version}: already patched"
-    if series.state != "published":
-        raise PatchError(series.problem())
-    _change(series, "patched")
+    _change(series, "patched", ("published",))
     return f"{series.distribution} {series.version}: applied {', '.join(series.names)}"
 
 
@@ -195,9 +177,7 @@ def revert(series: Series) -> str:
     """
     if series.state == "published":
         return f"{series.distribution} {series.version}: already as published"
-    if series.state not in ("patched", "half-applied"):
-        raise PatchError(series.problem())
-    _change(series, "published")
+    _change(series, "published", ("patched", "half-applied"))
     return f"{series.distribution} {series.version}: as published again"
 
 
@@ -207,6 +187,17 @@ def status(series: Series) -> str:
     head = f"{series.distribution} {series.installed} in {series.root}: {series.state}"
     active = "active" if series.state == "patched" else "not active"
     return "\n".join([head, *(f"  {name}: {active}" for name in series.names)])
+
+
+def check(series: Series) -> str:
+    """Say that a series is active.
+
+    Raises:
+        PatchError: it is not.
+    """
+    if problem := series.problem():
+        raise PatchError(problem)
+    return f"{series.distribution} {series.version}: patched"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -226,12 +217,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     try:
         for series in present:
-            if options.command == "check":
-                if problem := series.problem():
-                    raise PatchError(problem)
-                print(f"{series.distribution} {series.version}: patched")
-            else:
-                print({"apply": apply, "revert": revert}[options.command](series))
+            print({"check": check, "apply": apply, "revert": revert}[options.command](series))
     except PatchError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
