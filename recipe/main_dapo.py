@@ -7,7 +7,6 @@ recipe.launch.supervisor, which stops everything the run started, however it end
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
@@ -21,7 +20,7 @@ from recipe.launch.progress import LogOnScreen, Progress
 from recipe.launch.scratch import VARIABLE, Scratch
 from recipe.launch.versions import write_versions
 from recipe.preflight import checks
-from recipe.record.run_directory import STATE_FILE
+from recipe.record.run_directory import STATE_FILE, read_json
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -71,10 +70,7 @@ def is_finished(config: DictConfig) -> bool:
     steps = config.trainer.total_training_steps
     if config.trainer.resume_mode != "auto" or steps is None:
         return False
-    try:
-        phase = json.loads((directory / STATE_FILE).read_text())["phase"]
-    except (OSError, ValueError, KeyError):
-        return False
+    phase = read_json(directory / STATE_FILE).get("phase")
     return phase == "finished" and (checkpoints.last_complete(directory) or 0) >= steps
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import re
 import shutil
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from recipe.launch import checkpoints
-from recipe.record.run_directory import METRICS_FILE, STATE_FILE
+from recipe.record.run_directory import STATE_FILE, read_metrics
 
 LOG_FILE = "train.log"
 LONGEST_REASON = 240  # characters
@@ -115,20 +114,14 @@ def write_last_line(run_directory: Path, ending: Ending) -> None:
 
 def steps_done(run_directory: Path) -> int:
     """The last training step with a row in metrics.jsonl."""
-    try:
-        lines = (run_directory / METRICS_FILE).read_text().splitlines()
-        return max((int(json.loads(line)["step"]) for line in lines), default=0)
-    except (OSError, ValueError):
-        return 0
+    return max((int(row["step"]) for row in read_metrics(run_directory)), default=0)
 
 
 def resumes_after(run_directory: Path) -> int | None:
     """The step after which the run would go on; None where it would begin again."""
-    try:
+    with suppress(OSError, ValueError, AttributeError):
         if OmegaConf.load(run_directory / "config.yaml").trainer.resume_mode == "disable":
             return None
-    except (OSError, ValueError, AttributeError):
-        pass
     return checkpoints.last_complete(run_directory)
 
 

@@ -6,7 +6,6 @@ adopted the run's orphans as well. A guardian that is killed leaves them to the 
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -17,7 +16,7 @@ from pathlib import Path
 from recipe.launch import processes
 from recipe.launch.ending import LOG_FILE, Ending, write_last_line
 from recipe.launch.scratch import VARIABLE, Scratch
-from recipe.record.run_directory import LOCK_FILE
+from recipe.record.run_directory import LOCK_FILE, read_json
 
 
 class SupervisorGone(Exception):
@@ -45,16 +44,12 @@ def main(arguments: list[str]) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     processes.stop_descendants()
     scratch.remove()
-    _unlock(run_directory, supervisor)
+    with suppress(OSError):
+        lock = run_directory / LOCK_FILE
+        if read_json(lock).get("pid") == supervisor:  # otherwise the next run has taken the directory already
+            lock.unlink()
     write_last_line(run_directory, Ending(137, f"the supervisor (process {supervisor}) was killed"))
     return 137
-
-
-def _unlock(run_directory: Path, supervisor: int) -> None:
-    """Unless the next run has taken the directory already."""
-    with suppress(OSError, ValueError, KeyError):
-        if json.loads((run_directory / LOCK_FILE).read_text())["pid"] == supervisor:
-            (run_directory / LOCK_FILE).unlink()
 
 
 def _run(command: list[str], scratch: Scratch, run_directory: Path) -> int:

@@ -6,7 +6,8 @@ import ctypes
 import os
 import signal
 import time
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import suppress
 
 import psutil
 
@@ -31,7 +32,8 @@ def descendants(keep: int | None = None) -> list[psutil.Process]:
         if alive(process):
             found.append(process)
         elif process.pid != keep:
-            _reap(process.pid)
+            with suppress(OSError):  # somebody else's child; its parent reaps it
+                os.waitpid(process.pid, os.WNOHANG)
     return found
 
 
@@ -42,63 +44,41 @@ def stop_descendants() -> None:
 
 def stop_marked(variable: str, value: str) -> None:
     """The same for this user's processes that were started with an environment variable of this value."""
-    mark = f"{variable}={value}".encode()
-    _stop(lambda: [process for process in psutil.process_iter() if mark in _environment(process)])
+
+    def marked() -> list[psutil.Process]:
+        every = psutil.process_iter(["environ"])
+        return [process for process in every if (process.info["environ"] or {}).get(variable) == value]
+
+    _stop(marked)
 
 
-def _stop(find) -> None:
+def _stop(find: Callable[[], list[psutil.Process]]) -> None:
     deadline = time.monotonic() + TERMINATE_SECONDS
     for sign in (signal.SIGTERM, signal.SIGKILL):
         while found := find():
             for process in found:
-                _signal(process, sign)
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(sign)
             psutil.wait_procs(found, timeout=1.0)
             if sign == signal.SIGTERM and time.monotonic() > deadline:
                 break
 
 
 def alive(process: psutil.Process) -> bool:
-    try:
+    with suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    return False
 
 
 def title(process: psutil.Process) -> str:
     """The first word of its command line, which Ray and vLLM set with setproctitle; empty for a process that ended."""
-    try:
-        return (process.cmdline() or [""])[0]
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return ""
+    with suppress(psutil.Error, IndexError):
+        return process.cmdline()[0]
+    return ""
 
 
 def proportional_memory(process: psutil.Process) -> int:
     """Proportional set size in bytes: pages that several processes share are divided among them."""
-    try:
-        for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) << 10
-    except (OSError, ValueError):
-        pass
+    with suppress(psutil.Error, OSError):
+        return process.memory_full_info().pss
     return 0
-
-
-def _reap(pid: int) -> None:
-    try:
-        os.waitpid(pid, os.WNOHANG)
-    except OSError:
-        pass  # somebody else's child; its parent reaps it
-
-
-def _environment(process: psutil.Process) -> list[bytes]:
-    try:
-        return Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0") if alive(process) else []
-    except OSError:
-        return []
-
-
-def _signal(process: psutil.Process, sign: int) -> None:
-    try:
-        process.send_signal(sign)
-    except psutil.NoSuchProcess:
-        pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-from recipe.record.run_directory import METRICS_FILE
+from recipe.record.run_directory import METRICS_FILE, read_metrics
 
 SECONDS_BETWEEN_LINES = 30.0  # where the screen is a pipe or a file
 
@@ -40,10 +39,10 @@ class Progress:
     """Follows a run's metrics.jsonl: one tick per training step, with its most important metrics beside it."""
 
     def __init__(self, run_directory: Path, total_steps: int | None):
-        self.path = run_directory / METRICS_FILE
+        self.run_directory = run_directory
         self._size = self._current_size()
         self._next_line = 0.0
-        first = self._last_row().get("step", 0) if self._size else 0
+        first = self._last_row().get("step", 0)
         self.bar = progress_bar(
             total=total_steps, unit="step", initial=int(first), desc="starting verl, Ray and vLLM", smoothing=0.0
         )
@@ -73,14 +72,11 @@ class Progress:
         return True
 
     def _current_size(self) -> int:
-        return self.path.stat().st_size if self.path.exists() else 0
+        path = self.run_directory / METRICS_FILE
+        return path.stat().st_size if path.exists() else 0
 
     def _last_row(self) -> dict:
-        lines = self.path.read_text().splitlines()
-        try:
-            return json.loads(lines[-1]) if lines else {}
-        except ValueError:
-            return {}  # half a line: the rest is on its way
+        return (read_metrics(self.run_directory) or [{}])[-1]
 
 
 def summary(row: dict) -> str:

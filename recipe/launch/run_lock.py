@@ -13,16 +13,15 @@ from pathlib import Path
 import psutil
 
 from recipe.launch.config import ConfigError
-from recipe.record.run_directory import LOCK_FILE
+from recipe.record.run_directory import LOCK_FILE, read_json
 
 
 def lock_problem(run_directory: Path) -> str | None:
     """Why no run may start in a directory: another holds it. None if its holder was killed on this node."""
     path = run_directory / LOCK_FILE
-    try:
-        holder = json.loads(path.read_text())
-        pid, host, started, since = (holder[name] for name in ("pid", "host", "started", "since"))
-    except (OSError, ValueError, KeyError, TypeError):
+    holder = read_json(path)
+    pid, host, started, since = map(holder.get, ("pid", "host", "started", "since"))
+    if None in (pid, host, started, since):
         return None
     if host != platform.node():
         return (

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from recipe.launch import checkpoints, processes
+from recipe.record.run_directory import read_json
 
 VARIABLE = "RECIPE_RUN_SCRATCH"  # names the folder to the process that does the run
 PREFIX = "sam-"
@@ -38,9 +39,8 @@ class Scratch:
         scratch = cls(Path(tempfile.mkdtemp(prefix=PREFIX)))
         scratch.owner.touch()
         scratch.hold()
-        before = sorted(map(str, _shared_memory_files()))
-        content = {"run_directory": str(run_directory.resolve()), "since": time.time(), "shared_memory": before}
-        scratch.owner.write_text(json.dumps(content))
+        content = {"run_directory": str(run_directory.resolve()), "since": time.time()}
+        scratch.owner.write_text(json.dumps({**content, "shared_memory": _shared_memory_files()}))
         return scratch
 
     def hold(self) -> None:
@@ -77,26 +77,16 @@ class Scratch:
             (self.directory / ERROR_FILE).write_text(json.dumps(content))
 
     def read_error(self) -> dict | None:
-        try:
-            return json.loads((self.directory / ERROR_FILE).read_text())
-        except (OSError, ValueError):
-            return None
+        return read_json(self.directory / ERROR_FILE) or None
 
 
 def remove_abandoned(run_directory: Path) -> None:
     """Remove what killed runs left, and wait for a guardian that is still ending the last run of `run_directory`."""
     for owner in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{OWNER_FILE}"):
         deadline = time.monotonic() + PREVIOUS_RUN_SECONDS
-        while _is_ours(owner, run_directory) and not _remove_if_abandoned(owner) and time.monotonic() < deadline:
+        is_ours = read_json(owner).get("run_directory") == str(run_directory.resolve())
+        while not _remove_if_abandoned(owner) and is_ours and owner.exists() and time.monotonic() < deadline:
             time.sleep(0.2)
-        _remove_if_abandoned(owner)
-
-
-def _is_ours(owner: Path, run_directory: Path) -> bool:
-    try:
-        return json.loads(owner.read_text())["run_directory"] == str(run_directory.resolve())
-    except (OSError, ValueError):
-        return False
 
 
 def _remove_if_abandoned(owner: Path) -> bool:
@@ -111,28 +101,23 @@ def _remove_if_abandoned(owner: Path) -> bool:
     return True
 
 
-def _shared_memory_files() -> set[Path]:
-    return set(Path("/dev/shm").iterdir()) if Path("/dev/shm").is_dir() else set()
+def _shared_memory_files() -> list[str]:
+    return sorted(map(str, Path("/dev/shm").glob("*")))
 
 
 def _remove_shared_memory(before: set[str], until: float) -> None:
     """Remove the user's files that appeared during the run and that no process has open: another run of the same
     user holds its own open."""
-    candidates = {str(path) for path in _shared_memory_files() if str(path) not in before and _is_own(path, until)}
-    if not candidates:
-        return
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        try:
+    candidates = {name for name in _shared_memory_files() if name not in before and _is_own(Path(name), until)}
+    for maps in Path("/proc").glob("[0-9]*/maps") if candidates else ():
+        with suppress(OSError):
             candidates -= {line.split(maxsplit=5)[-1].strip() for line in maps.read_text().splitlines()}
-        except OSError:
-            continue
     for name in candidates:
         Path(name).unlink(missing_ok=True)
 
 
 def _is_own(path: Path, until: float) -> bool:
-    try:
+    with suppress(OSError):
         status = path.stat()
-    except OSError:
-        return False
-    return path.is_file() and status.st_uid == os.getuid() and status.st_ctime <= until
+        return path.is_file() and status.st_uid == os.getuid() and status.st_ctime <= until
+    return False

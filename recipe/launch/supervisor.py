@@ -23,7 +23,7 @@ import psutil
 from recipe.launch import processes
 from recipe.launch.ending import Ending, failed, is_death, role_of
 from recipe.launch.scratch import Scratch, remove_abandoned
-from recipe.record.run_directory import STATE_FILE
+from recipe.record.run_directory import STATE_FILE, read_json
 
 POLL_SECONDS = 0.25  # looking at the processes known to be needed
 SCAN_SECONDS = 2.0  # looking for new ones, some thirty, costs a few milliseconds
@@ -128,7 +128,7 @@ class Watch:
         self._seen_before = set(roles)
 
     def _why_hopeless(self) -> str | None:
-        state = self._state()
+        state = read_json(self.run_directory / STATE_FILE)
         phase, since = state.get("phase"), state.get("since", time.time())
         limit = self.phase_limits.get(phase)
         if limit is not None and time.time() - since > limit:
@@ -140,12 +140,6 @@ class Watch:
             if dead:
                 self.died, self._died_at = f"{dead[0][1]} (process {dead[0][0].pid})", time.time()
         return self.died if self.died and time.time() - self._died_at > GRACE_SECONDS else None
-
-    def _state(self) -> dict:
-        try:
-            return json.loads((self.run_directory / STATE_FILE).read_text())
-        except (OSError, ValueError):
-            return {}
 
     def write_peak_memory(self) -> None:
         """Peak of the processes' proportional set sizes (shared pages counted once), in GiB."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,25 @@ from sam.record.atomic import replacing
 STATE_FILE = "state.json"
 METRICS_FILE = "metrics.jsonl"
 LOCK_FILE = "running.json"  # there while a run goes on
+
+
+def read_json(path: Path) -> dict:
+    """What a file holds; nothing where it is missing or written by halves."""
+    with suppress(OSError, ValueError):
+        if isinstance(content := json.loads(path.read_text()), dict):
+            return content
+    return {}
+
+
+def read_metrics(run_directory: Path) -> list[dict]:
+    """The rows of metrics.jsonl, but for lines written by halves: by a run that goes on, or on a full disk."""
+    rows, lines = [], []
+    with suppress(OSError):
+        lines = (run_directory / METRICS_FILE).read_text().splitlines()
+    for line in lines:
+        with suppress(ValueError):
+            rows.append(json.loads(line))
+    return rows
 
 
 class RunRecord:
@@ -35,8 +54,8 @@ class RunRecord:
         """Drop the metrics that an interrupted run wrote from `first_step` on: those steps are repeated."""
         path = self.directory / METRICS_FILE
         if path.exists():
-            lines = [line for line in path.read_text().splitlines() if json.loads(line)["step"] < first_step]
-            _write(path, "".join(line + "\n" for line in lines).encode())
+            kept = (json.dumps(row) + "\n" for row in read_metrics(self.directory) if row["step"] < first_step)
+            _write(path, "".join(kept))
 
     def append_metrics(self, step: int, metrics: dict) -> None:
         """Append the numbers among a step's metrics to metrics.jsonl."""
@@ -61,7 +80,7 @@ class RunRecord:
                 "acc": trajectory.metrics.get("acc", 0.0),
             }
             lines.append(json.dumps(row))
-        _write(self.directory / "rollouts" / f"{step}.jsonl", ("\n".join(lines) + "\n").encode())
+        _write(self.directory / "rollouts" / f"{step}.jsonl", "\n".join(lines) + "\n")
 
     def write_engine_steps(self, step: int, record) -> None:
         """Write the first replica's steps of a RolloutRecord to engine_steps/<step>.npz."""
@@ -81,12 +100,12 @@ class RunRecord:
         self._write_state({"phase": "finished", "since": time.time(), "fit_seconds": seconds})
 
     def _write_state(self, state: dict) -> None:
-        _write(self.directory / STATE_FILE, json.dumps(state).encode())
+        _write(self.directory / STATE_FILE, json.dumps(state))
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write(path: Path, content: str) -> None:
     with replacing(path) as partial:
-        partial.write_bytes(content)
+        partial.write_text(content)
 
 
 def _is_scalar(value) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from omegaconf import OmegaConf
 
+from recipe.record.run_directory import read_metrics
 from sam.record.engine_steps import RENAMED_COUNTERS, EngineSteps
 
 REWARD = "rollout/reward_all/mean"
@@ -66,10 +67,8 @@ class Run:
             if not (directory / name).is_file():
                 raise ReportError(f"{directory}: no {name} there; expected a whole run directory of recipe.main_dapo")
         metrics: dict[int, dict[str, float]] = {}
-        for line in (directory / "metrics.jsonl").read_text().splitlines(keepends=True):
-            if line.endswith("\n"):  # otherwise the run is just writing it
-                row = json.loads(line)
-                metrics.setdefault(row["step"], {}).update(row)
+        for row in read_metrics(directory):
+            metrics.setdefault(row["step"], {}).update(row)
         config = OmegaConf.to_container(OmegaConf.load(directory / "config.yaml"))
         versions = json.loads((directory / "versions.json").read_text())
         return cls(config["speculation"]["method"], str(directory), config, versions, metrics, directory)
