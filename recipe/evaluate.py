@@ -7,7 +7,6 @@ with them. Responses are kept in the output folder; what is complete there is no
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import subprocess
@@ -22,6 +21,7 @@ from recipe.report.paired_test import RESAMPLES, sign_flip_p_value
 from sam.record.atomic import replacing
 
 METHODS = ("sam", "off")
+REQUIRED = ("model", "data")
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,6 @@ class Settings:
     max_num_seqs: int = 128
     tensor_parallel: int = 1
     dtype: str = "bfloat16"
-
-    def digest(self) -> str:
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
 def generate(settings: Settings, method: str, output: Path) -> None:
@@ -67,24 +64,19 @@ def generate(settings: Settings, method: str, output: Path) -> None:
         additional_config={"speculation": speculation},
         enforce_eager=True,
     )
+    sampling = {name: getattr(settings, name) for name in ("temperature", "top_p", "max_tokens")}
     prompts, parameters = [], []
     for problem, messages in enumerate(rows["prompt"]):
-        text = tokenizer.apply_chat_template(list(map(dict, messages)), add_generation_prompt=True, tokenize=True)
-        ids = text["input_ids"] if hasattr(text, "keys") else text
+        chat = list(map(dict, messages))
+        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
         for sample in range(settings.n):
-            prompts.append({"prompt_token_ids": list(ids)})
-            parameters.append(
-                SamplingParams(
-                    temperature=settings.temperature,
-                    top_p=settings.top_p,
-                    max_tokens=settings.max_tokens,
-                    seed=settings.seed + problem * settings.n + sample,
-                )
-            )
+            seed = settings.seed + problem * settings.n + sample
+            prompts.append({"prompt_token_ids": ids})
+            parameters.append(SamplingParams(seed=seed, **sampling))
     started = time.perf_counter()
     outputs = llm.generate(prompts, parameters)
     seconds = time.perf_counter() - started
-    lines = [json.dumps({"digest": settings.digest(), "seconds": seconds})]
+    lines = [json.dumps({"settings": asdict(settings), "seconds": seconds})]
     for index, result in enumerate(outputs):
         row, response = rows.iloc[index // settings.n], result.outputs[0]
         score = compute_score(row["data_source"], response.text, row["reward_model"]["ground_truth"])
@@ -99,7 +91,7 @@ def _read(path: Path, settings: Settings) -> tuple[float, list[dict]] | None:
     if not path.is_file():
         return None
     head, *lines = map(json.loads, path.read_text().splitlines())
-    return (head["seconds"], lines) if head["digest"] == settings.digest() else None
+    return (head["seconds"], lines) if head.get("settings") == asdict(settings) else None
 
 
 def interval(right: np.ndarray) -> tuple[float, float]:
@@ -115,33 +107,22 @@ def compare(found: dict[str, tuple[float, list[dict]]], n: int) -> dict:
     """Both runs' pass@1 with intervals, the paired test, and how many responses are the same."""
     right = {name: np.array([row["right"] for row in rows]).reshape(-1, n) for name, (_, rows) in found.items()}
     same = sum(a["tokens"] == b["tokens"] for a, b in zip(found["sam"][1], found["off"][1], strict=True))
-    lengths = {name: float(np.mean([len(row["tokens"]) for row in rows])) for name, (_, rows) in found.items()}
-    return {
-        "problems": len(right["sam"]),
-        "responses": int(right["sam"].size),
-        "identical": same,
-        **{
-            name: {
-                "pass_at_1": float(values.mean()),
-                "interval": interval(values),
-                "mean_tokens": lengths[name],
-                "seconds": found[name][0],
-            }
-            for name, values in right.items()
-        },
-        "p_value": sign_flip_p_value(right["sam"].mean(1) - right["off"].mean(1)),
-    }
+    result = {"problems": len(right["sam"]), "responses": int(right["sam"].size), "identical": same}
+    for name, (seconds, rows) in found.items():
+        result[name] = {
+            "pass_at_1": float(right[name].mean()),
+            "interval": interval(right[name]),
+            "mean_tokens": float(np.mean([len(row["tokens"]) for row in rows])),
+            "seconds": seconds,
+        }
+    return {**result, "p_value": sign_flip_p_value(right["sam"].mean(1) - right["off"].mean(1))}
 
 
 def as_table(result: dict) -> str:
     lines = ["| | pass@1 | 95 % | mean tokens | seconds |", "|---|---|---|---|---|"]
     for name in METHODS:
-        row = result[name]
-        low, high = row["interval"]
-        lines.append(
-            f"| {name} | {row['pass_at_1']:.4f} | {low:.4f} to {high:.4f} | {row['mean_tokens']:.0f} | "
-            f"{row['seconds']:.1f} |"
-        )
+        form = "| {} | {pass_at_1:.4f} | {interval[0]:.4f} to {interval[1]:.4f} | {mean_tokens:.0f} | {seconds:.1f} |"
+        lines.append(form.format(name, **result[name]))
     lines.append(
         f"\n{result['problems']} problems, {result['identical']} of {result['responses']} responses identical; paired "
         f"permutation test of the difference: p = {result['p_value']:.3f}"
@@ -161,11 +142,8 @@ def evaluate(settings: Settings, output: Path) -> dict:
     for method in METHODS:
         path = output / f"{method}.jsonl"
         if _read(path, settings) is None:
-            code = "import sys; from recipe.evaluate import *; " + (
-                "generate(Settings(**json.loads(sys.argv[1])), sys.argv[2], Path(sys.argv[3]))"
-            )
-            command = [sys.executable, "-c", code, json.dumps(asdict(settings)), method, str(path)]
-            if subprocess.run(command).returncode:
+            code = f"from recipe.evaluate import *; generate({settings!r}, {method!r}, Path({str(path)!r}))"
+            if subprocess.run([sys.executable, "-c", code]).returncode:
                 raise RuntimeError(f"generating with speculation={method} failed; its messages are above")
         found[method] = _read(path, settings)
     result = compare(found, settings.n)
@@ -177,7 +155,8 @@ def evaluate(settings: Settings, output: Path) -> dict:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m recipe.evaluate", description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("outputs/evaluation"))
-    parser.add_argument("--device", choices=["cpu", "cuda", "npu"], default="cpu" if not _accelerator() else None)
+    accelerators = [*Path("/dev").glob("davinci[0-9]*"), *Path("/dev").glob("nvidia[0-9]*")]
+    parser.add_argument("--device", choices=["cpu", "cuda", "npu"], default=None if accelerators else "cpu")
     for name, kind in Settings.__annotations__.items():
         default = getattr(Settings, name, None)
         convert = {"int": int, "float": float, "int | None": int}.get(str(kind), str)
@@ -199,13 +178,6 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-REQUIRED = ("model", "data")
-
-
-def _accelerator() -> bool:
-    return any(Path("/dev").glob("davinci[0-9]*")) or any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 if __name__ == "__main__":

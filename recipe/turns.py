@@ -50,9 +50,8 @@ def effects(seconds: np.ndarray, policy: np.ndarray, policies: int, baseline: in
     runs, steps = seconds.shape
     others = [p for p in range(policies) if p != baseline]
     run, step = (indices.ravel() for indices in np.indices((runs, steps)))
-    columns = [np.ones(runs * steps)]
-    columns += [run == r for r in range(1, runs)] + [step == s for s in range(1, steps)]
-    columns += [policy.ravel() == p for p in others]
+    columns = [run == r for r in range(1, runs)] + [step == s for s in range(1, steps)]
+    columns += [np.ones(runs * steps), *(policy.ravel() == p for p in others)]
     design = np.stack(columns, axis=1).astype(float)
     freedom = len(design) - design.shape[1]
     if freedom < 1 or np.linalg.matrix_rank(design) < design.shape[1]:
@@ -90,12 +89,13 @@ def measure(output: Path, policies: list[str], cycles: int, overrides: list[str]
     order = williams_square(len(policies))
     for directory, row in tqdm(list(zip(directories, order, strict=True)), unit="run", disable=None):
         rotation, name = ",".join(policies[i] for i in row), f"turns_{directory.name}"
-        command = [sys.executable, "-m", "recipe.main_dapo", "--config-name", "dapo_tiny_cpu"]
-        command += [f"run_dir={directory}", f"trainer.experiment_name={name}"]
-        command += ["speculation=sam", f"speculation.policy_rotation=[{rotation}]"]
-        command += [f"trainer.total_training_steps={steps}"]
-        command += [f"trainer.save_freq={steps}", "trainer.val_before_train=false", "trainer.test_freq=-1"]
-        if code := subprocess.run([*command, *overrides]).returncode:
+        command = [
+            *(sys.executable, "-m", "recipe.main_dapo", "--config-name", "dapo_tiny_cpu"),
+            *(f"run_dir={directory}", f"trainer.experiment_name={name}", f"trainer.total_training_steps={steps}"),
+            *(f"trainer.save_freq={steps}", "trainer.val_before_train=false", "trainer.test_freq=-1"),
+            *("speculation=sam", f"speculation.policy_rotation=[{rotation}]", *overrides),
+        ]
+        if code := subprocess.run(command).returncode:
             raise ReportError(f"{directory}: the run ended with exit code {code}, see {directory}/train.log")
     return directories
 
@@ -115,23 +115,16 @@ def read(directories: list[Path], policies: list[str]) -> tuple[dict[str, np.nda
         if sorted(rotation_of(run)) != sorted(policies) or run.steps != runs[0].steps:
             raise ReportError(f"{run.source}: its policies or steps are others: name another --output")
         compared = compare_responses(run, runs[0])
-        if missing := [step for step in run.steps if compared.get(step, (0, 0))[1] == 0]:
-            raise ReportError(
-                f"{run.source}: no responses of step {missing[0]} to compare: expected rollouts/ in the run"
-            )
+        if missing := [s for s in run.steps if compared.get(s, (0, 0))[1] == 0]:
+            raise ReportError(f"{run.source}: no responses of step {missing[0]} to compare: expected rollouts/ there")
         if different := [s for s, (same, of) in compared.items() if same < of]:
             raise ReportError(f"{run.source}: other responses than {runs[0].source} in step {different[0]}")
     steps = runs[0].steps
     seconds = {
         name: np.array([[run.metrics[step][key] for step in steps] for run in runs]) for name, key in MEASURES.items()
     }
-    policy = np.array([[policies.index(policy_of(run, step)) for step in steps] for run in runs])
-    return seconds, policy
-
-
-def policy_of(run: Run, step: int) -> str:
-    """The policy that drafted in a training step."""
-    return rotation_of(run)[int(run.metrics[step][POLICY_INDEX])]
+    drafted = [[rotation_of(run)[int(run.metrics[step][POLICY_INDEX])] for step in steps] for run in runs]
+    return seconds, np.array([[policies.index(policy) for policy in row] for row in drafted])
 
 
 def rotation_of(run: Run) -> list[str]:

@@ -19,8 +19,8 @@ import os
 import random
 import sys
 import time
-from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 
 from recipe.launch.environment import CPU, OFFLINE
@@ -35,12 +35,8 @@ SLICE_SECONDS = 0.05
 KV_CACHE_SHARE = 0.03  # of the memory, for each engine
 
 
-@dataclass
-class Work:
-    """Requests that start together: prompts, and keywords of SamplingParams for each."""
-
-    prompts: list[list[int]]
-    sampling: list[dict]
+# Requests that start together: each one's prompt and keywords of SamplingParams.
+Work = list[tuple[list[int], dict]]
 
 
 def make_work(assets: Path, prompts: int, samples: int) -> dict[str, Work]:
@@ -50,13 +46,13 @@ def make_work(assets: Path, prompts: int, samples: int) -> dict[str, Work]:
 
     tokenizer = AutoTokenizer.from_pretrained(assets / "model")
     rows = pandas.read_parquet(assets / "train.parquet")["prompt"].head(prompts)
-    texts = [tokenizer.apply_chat_template(list(map(dict, row)), add_generation_prompt=True) for row in rows]
-    texts = [list(text["input_ids"] if hasattr(text, "keys") else text) for text in texts]
+    chat = partial(tokenizer.apply_chat_template, add_generation_prompt=True, return_dict=False)
+    texts = [chat(list(map(dict, row))) for row in rows]
     grouped = [text for text in texts for _ in range(samples)]
 
     def work(prompts: list[list[int]], **keywords) -> Work:
-        common = {"temperature": 1.0, "detokenize": False, "logprobs": 0}
-        return Work(prompts, [{**common, **keywords, "seed": seed} for seed in range(len(prompts))])
+        common = {"temperature": 1.0, "detokenize": False, "logprobs": 0, **keywords}
+        return [(prompt, {**common, "seed": seed}) for seed, prompt in enumerate(prompts)]
 
     # At this temperature all tokens are about as likely.
     random = {"ignore_eos": True, "temperature": 1000.0}
@@ -86,12 +82,10 @@ class Engine:
         if method == "sam":
             section |= {"policy": policy, "batch_size_threshold": int(threshold or 0)}
         rollout = config.actor_rollout_ref.rollout
+        limits = ("dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
         self.llm = LLM(
             str(assets / "model"),
-            dtype=rollout.dtype,
-            max_model_len=rollout.max_model_len,
-            max_num_seqs=rollout.max_num_seqs,
-            max_num_batched_tokens=rollout.max_num_batched_tokens,
+            **{name: rollout[name] for name in limits},
             gpu_memory_utilization=KV_CACHE_SHARE,
             enforce_eager=True,
             **SpeculationConfig.from_dict(section).vllm_arguments(),
@@ -105,13 +99,11 @@ class Engine:
 
     def _renew_drafter(self) -> None:
         """Forget the responses of earlier runs, which are those of this one; keep what goodput knows of step costs."""
-        if self.variant in ("off", "ngram"):
-            return
-        old = self.runner.drafter
-        self.runner.drafter = proposer = type(old)(self.runner.vllm_config)
-        if self.variant != "suffix":
-            proposer.bind(self.runner)
-            proposer.policy, self.policy.counters = self.policy, proposer.counters
+        if self.variant not in ("off", "ngram"):
+            self.runner.drafter = proposer = type(self.runner.drafter)(self.runner.vllm_config)
+            if self.variant != "suffix":
+                proposer.bind(self.runner)
+                proposer.policy, self.policy.counters = self.policy, proposer.counters
 
     def begin(self, work: Work) -> None:
         """Start a run: forget earlier ones and queue all requests."""
@@ -124,7 +116,7 @@ class Engine:
         self.tokens: dict[str, tuple[int, ...]] = {}
         self.seconds = self.tail = 0.0
         started = time.perf_counter()
-        for i, (prompt, keywords) in enumerate(zip(work.prompts, work.sampling, strict=True)):
+        for i, (prompt, keywords) in enumerate(work):
             sampling = SamplingParams(**keywords, output_kind=RequestOutputKind.FINAL_ONLY)
             self.llm.llm_engine.add_request(str(i), {"prompt_token_ids": prompt}, sampling)
         self.paused = time.perf_counter()
