@@ -12,8 +12,8 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas
 
@@ -49,8 +49,7 @@ def _gsm8k(frame: pandas.DataFrame) -> pandas.DataFrame:
     return pandas.DataFrame([row(i, q, a) for i, (q, a) in enumerate(zip(frame.question, frame.answer, strict=True))])
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """A published file: repository and path on the hub, and how its rows become verl's."""
 
     repository: str
@@ -102,9 +101,8 @@ def prepare(name: str, output: Path, folder: Path | None = None) -> str:
     except DataError:
         raise
     except (OSError, ValueError, AttributeError, KeyError) as error:
-        raise DataError(
-            f"{source_path}: not the published file ({str(error).splitlines()[0]}): fetch it again"
-        ) from error
+        reason = str(error).splitlines()[0]
+        raise DataError(f"{source_path}: not the published file ({reason}): fetch it again") from error
     if missing := [column for column in COLUMNS if column not in frame]:
         raise DataError(f"{source_path}: column {missing[0]} is missing: fetch the published file again")
     output.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ what it trains on depends on the order in which responses finish.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import transfer_queue as tq
@@ -23,7 +24,6 @@ POLL_SECONDS = 0.05
 class Trajectory:
     """One generated response, and its reward and metrics."""
 
-    key: str
     uid: str
     sample: int
     round: int
@@ -143,30 +143,13 @@ class DapoRounds(ReplayBuffer):
             return groups
         fields = ["prompts", "responses", "rm_scores", "extra_fields"]
         data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=fields)
-        rows = zip(
-            keys,
-            data["prompts"],
-            data["responses"],
-            data["rm_scores"],
-            list(data["extra_fields"]),
-            strict=True,
-        )
-        for key, prompt, response, scores, extra in rows:
+        for key, prompt, response, scores, extra in zip(keys, *(data[name] for name in fields), strict=True):
             uid, sample, _ = key.split("_")
-            extra = getattr(extra, "data", extra)
-            info = {k: float(v) for k, v in extra.get("reward_extra_info", {}).items() if _is_number(v)}
-            groups[uid].append(
-                Trajectory(
-                    key,
-                    uid,
-                    int(sample),
-                    round_index,
-                    prompt.tolist(),
-                    response.tolist(),
-                    float(scores.sum()),
-                    info,
-                )
-            )
+            tokens, metrics = (prompt.tolist(), response.tolist()), {}
+            for name, value in getattr(extra, "data", extra).get("reward_extra_info", {}).items():
+                with suppress(TypeError, ValueError):  # texts are no metrics
+                    metrics[name] = float(value)
+            groups[uid].append(Trajectory(uid, int(sample), round_index, *tokens, float(scores.sum()), metrics))
         return groups
 
     def _trajectory_keys(self, partition_id: str, uids: set[str]) -> list[str]:
@@ -184,11 +167,3 @@ class DapoRounds(ReplayBuffer):
 def _dispatch_order(key: str) -> tuple[str, int, int]:
     uid, sample, index = key.split("_")
     return uid, int(sample), int(index)
-
-
-def _is_number(value) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        return False
-    return True
