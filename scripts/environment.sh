@@ -50,30 +50,35 @@ install_environment() {
     esac
 }
 
+# `unless_stamped FILE FINGERPRINT COMMAND...`: runs the command, and adds the fingerprint to FILE, unless it is there.
+unless_stamped() {
+    local stamp="$1" wanted="$2"
+    shift 2
+    if grep -qsx "$wanted" "$stamp"; then return; fi
+    mkdir -p .cache
+    exec 9>.cache/environment.lock
+    flock 9
+    if ! grep -qsx "$wanted" "$stamp"; then
+        "$@"
+        echo "$wanted" >>"$stamp"
+    fi
+    flock -u 9
+    exec 9>&-
+}
+
 set_up_environment() {
     cd "$REPOSITORY"
-    local wanted stamp=".venv/.environment"
+    local wanted
     wanted="$(environment_fingerprint "$@")"
     # An environment that holds more than asked for is as good.
-    if [ ! -f "$stamp" ] || ! grep -qx "$wanted" "$stamp"; then
-        mkdir -p .cache
-        exec 9>.cache/environment.lock
-        flock 9
-        if [ ! -f "$stamp" ] || ! grep -qx "$wanted" "$stamp"; then
-            install_environment "$@"
-            { [ ! -f "$stamp" ] || cat "$stamp"; echo "$wanted"; } | sort -u >"$stamp.new"
-            mv "$stamp.new" "$stamp"
-        fi
-        flock -u 9
-        exec 9>&-
-    fi
-    export PATH="$REPOSITORY/.venv/bin:$PATH"
-    export VIRTUAL_ENV="$REPOSITORY/.venv"
+    unless_stamped .venv/.environment "$wanted" install_environment "$@"
+    export PATH="$REPOSITORY/.venv/bin:$PATH" VIRTUAL_ENV="$REPOSITORY/.venv"
 }
 
 # The published vllm-ascend, patched, on a simulated NPU: .venv-ascend, for tests/ascend alone.
 install_ascend_simulator() {
     local python uv=.venv-ascend/bin/uv
+    rm -f .venv-ascend/.environment # what another state of pins and patches has left
     python="$(find_python)"
     for tool in gcc nm; do command -v "$tool" >/dev/null || fail "the simulated NPU needs $tool: install it"; done
     echo "setting up .venv-ascend: vllm-ascend on a simulated NPU (the first time downloads about 3 GB)"
@@ -94,18 +99,10 @@ install_ascend_simulator() {
 
 set_up_ascend_simulator() {
     cd "$REPOSITORY"
-    local wanted stamp=.venv-ascend/.environment
+    local wanted
     wanted="$(cat requirements/{uv,ascend-simulator,vllm-ascend}.txt pyproject.toml patches/vllm_ascend/*/* \
         tests/ascend/simulator/stubs.py | sha256sum | cut -d' ' -f1)"
-    if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$wanted" ]; then
-        mkdir -p .cache
-        exec 9>.cache/environment.lock
-        flock 9
-        install_ascend_simulator
-        echo "$wanted" >"$stamp"
-        flock -u 9
-        exec 9>&-
-    fi
+    unless_stamped .venv-ascend/.environment "$wanted" install_ascend_simulator
     export PATH="$REPOSITORY/.venv-ascend/bin:$PATH" VIRTUAL_ENV="$REPOSITORY/.venv-ascend"
     export LD_LIBRARY_PATH="$REPOSITORY/.venv-ascend/cann-stubs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
     export TORCH_DEVICE_BACKEND_AUTOLOAD=0 TORCHDYNAMO_DISABLE=1 OMP_NUM_THREADS=1
