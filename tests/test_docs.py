@@ -2,12 +2,9 @@
 
 import ast
 import functools
-import os
 import re
 import runpy
 import shlex
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -82,29 +79,6 @@ def test_every_program_exists_and_is_run_by_a_test():
         folder, _, module = name.rpartition(".")
         imported = f"from {folder} import" in tests and module in tests
         assert name in tests or imported, f"{page}: no test runs {name}: {' '.join(words)}"
-
-
-def test_the_scripts_for_a_cpu_start_what_the_readme_says(tmp_path):
-    """With stand-ins for the environment and for python, which prints its arguments."""
-    (tmp_path / "python").write_text('#!/bin/sh\necho "python $*"\n')
-    (tmp_path / "python").chmod(0o755)
-    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
-    (tmp_path / "scripts" / "environment.sh").write_text(
-        "set_up_environment() { :; }\nset_up_ascend_simulator() { :; }\nruff() { :; }\n"
-        'cd "$(dirname "${BASH_SOURCE[0]}")/.."\n'
-    )
-
-    def said(script, *arguments):
-        command = ["bash", tmp_path / "scripts" / script, *arguments]
-        environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30, env=environment).stdout
-
-    quickstart = said("quickstart.sh")
-    assert quickstart.index("speculation=sam run_dir=") < quickstart.index("speculation=off run_dir=")
-    assert "python -m recipe.report outputs/quickstart/sam outputs/quickstart/off" in quickstart
-    assert "--config-name dapo_tiny_cpu speculation=off" in said("run_dapo_tiny_cpu.sh", "speculation=off")
-    assert "-m recipe.data --output data" in said("prepare_data.sh")
-    assert "python -m pytest" in said("test.sh") and "tests/ascend" in said("test.sh", "--ascend")
 
 
 @functools.cache

@@ -183,19 +183,15 @@ def draw_engine_step():
 EDGES = ((0, 1, "a 2"), (1, 2, "b 2"), (2, 3, "c 1"), (3, 4, "a 1"), (4, 5, "b 1"), (5, 6, "d 1"))
 EXTRA = ((0, 2, "b 1"), (0, 3, "c 1"), (2, 6, "d 1"), (0, 6, "d 1"))
 LINKS = ((1, 0), (2, 0), (3, 0), (4, 1), (5, 2), (6, 0))
-NODES = (
-    "0",
-    "1",
-    "2",
-    "0 b",
-    "3",
-    "0 c",
-    "4",
-    "5",
-    "6",
-    "2 d",
-    "0 d",
-)  # in the order in which they are made: a state, or an extra edge
+# In the order in which they are made: a state, or an extra edge.
+NODES = ("0", "1", "2", "0 b", "3", "0 c", "4", "5", "6", "2 d", "0 d")
+
+
+def bow(begin, end, height, **style) -> FancyArrowPatch:
+    """An arrow that leaves the line between its ends by up to half of `height`."""
+    (x, y), (to, _) = begin, end
+    path = plt.matplotlib.path.Path([begin, ((x + to) / 2, y + height), end], [1, 3, 3])
+    return FancyArrowPatch(path=path, arrowstyle="-|>", **style)
 
 
 def draw_store():
@@ -212,17 +208,14 @@ def draw_store():
         axes.text((x + to) / 2, y + 1.3, text, ha="center", size=7.8)
     for begin, end, text in EXTRA:
         (x, y), (to, _) = at[begin], at[end]
-        span = to - x
-        height = 1.0 + 0.19 * span
-        peak = plt.matplotlib.path.Path([(x, y + 2), ((x + to) / 2, y + 2 + 2 * height), (to, y + 2)], [1, 3, 3])
-        axes.add_patch(FancyArrowPatch(path=peak, arrowstyle="-|>", mutation_scale=9, color="#D55E00", lw=1.0))
+        height = 1.0 + 0.19 * (to - x)
+        axes.add_patch(bow((x, y + 2), (to, y + 2), 2 * height, mutation_scale=9, color="#D55E00", lw=1.0))
         place = (x + to) / 2, y + 2 + height
         axes.text(*place, text, ha="center", va="center", size=7.8, color="#D55E00", backgroundcolor="white", zorder=3)
     for begin, end in LINKS:
         (x, y), (to, _) = at[begin], at[end]
         depth = 2.0 + 0.10 * (x - to)
-        peak = plt.matplotlib.path.Path([(x, y - 2), ((x + to) / 2, y - 2 - 2 * depth), (to, y - 2)], [1, 3, 3])
-        axes.add_patch(FancyArrowPatch(path=peak, arrowstyle="-|>", mutation_scale=7, color="#888888", lw=0.8, ls="--"))
+        axes.add_patch(bow((x, y - 2), (to, y - 2), -2 * depth, mutation_scale=7, color="#888888", lw=0.8, ls="--"))
     for i, (x, y) in enumerate(at):
         axes.add_patch(plt.Circle((x, y), 2, facecolor="#d5e6f5", edgecolor=FRAME))
         axes.text(x, y, str(i), ha="center", va="center", weight="bold")
@@ -235,12 +228,8 @@ def draw_store():
         axes.text(6.5 + 7 * i, 30.7, label, ha="center", va="center", size=7.4)
     axes.add_patch(plt.Rectangle((80, 28.5), 27, 4.5, facecolor="none", edgecolor=FRAME, lw=0.8, ls=":"))
     axes.text(93.5, 30.7, "85 free nodes", ha="center", va="center", size=7.4, color="#555555")
-    axes.text(
-        3,
-        26.2,
-        "A state's node holds its first edge; extra edges (orange) have nodes, found by a hash of state and token.",
-        size=7.8,
-    )
+    nodes = "A state's node holds its first edge; extra edges (orange) have nodes, found by a hash of state and token."
+    axes.text(3, 26.2, nodes, size=7.8)
 
     axes.text(1, 21, "The store: blocks of all groups", weight="bold")
     colours = {"A": "#a8d5ba", "B": "#bcd0ee", "C": "#e6e6e6", "": "#ffffff"}
@@ -287,12 +276,7 @@ def draw_goodput():
     return figure
 
 
-PICTURES = {
-    "processes": draw_processes,
-    "engine_step": draw_engine_step,
-    "store": draw_store,
-    "goodput": draw_goodput,
-}
+PICTURES = {"processes": draw_processes, "engine_step": draw_engine_step, "store": draw_store, "goodput": draw_goodput}
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The scripts for a cluster: what they say when they are used wrongly, and what they hand on."""
+"""The scripts: what they say when they are used wrongly, and what they hand on."""
 
 import os
 import shutil
@@ -55,6 +55,29 @@ def test_ray_asks_for_a_token_where_one_was_set(stand_in, token, mode):
 def test_a_variable_that_is_set_stays(stand_in):
     _, said, _ = run("run_dapo_qwen3_32b.sh", environment={**stand_in, "HCCL_CONNECT_TIMEOUT": "7"})
     assert "HCCL_CONNECT_TIMEOUT=7" in said
+
+
+def test_the_scripts_for_a_cpu_start_what_the_readme_says(tmp_path):
+    """With stand-ins for the environment and for python, which prints its arguments."""
+    (tmp_path / "python").write_text('#!/bin/sh\necho "python $*"\n')
+    (tmp_path / "python").chmod(0o755)
+    shutil.copytree(SCRIPTS, tmp_path / "scripts")
+    (tmp_path / "scripts" / "environment.sh").write_text(
+        "set_up_environment() { :; }\nset_up_ascend_simulator() { :; }\nruff() { :; }\n"
+        'cd "$(dirname "${BASH_SOURCE[0]}")/.."\n'
+    )
+
+    def said(script, *arguments):
+        command = ["bash", tmp_path / "scripts" / script, *arguments]
+        environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30, env=environment).stdout
+
+    quickstart = said("quickstart.sh")
+    assert quickstart.index("speculation=sam run_dir=") < quickstart.index("speculation=off run_dir=")
+    assert "python -m recipe.report outputs/quickstart/sam outputs/quickstart/off" in quickstart
+    assert "--config-name dapo_tiny_cpu speculation=off" in said("run_dapo_tiny_cpu.sh", "speculation=off")
+    assert "-m recipe.data --output data" in said("prepare_data.sh")
+    assert "python -m pytest" in said("test.sh") and "tests/ascend" in said("test.sh", "--ascend")
 
 
 def note_of_ray(stand_in, folder, address):
