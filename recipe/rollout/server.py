@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
 from typing import Any
@@ -10,6 +11,7 @@ import ray
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
+from recipe.launch import fork_server
 from recipe.rollout.weight_sync import job_and_session
 from sam.config import SpeculationConfig
 
@@ -44,6 +46,8 @@ class SpeculationServer(vLLMHttpServer):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         os.environ["VERL_RAY_JOB_ID"] = job_and_session()  # for the engine's processes
+        if fork_server.EXECUTABLE in os.environ:
+            multiprocessing.set_executable(os.environ[fork_server.EXECUTABLE])  # that start the engine
 
     def _get_worker_extension_cls(self) -> str:
         return "recipe.rollout.server.SpeculationWorkerExtension"

@@ -7,9 +7,23 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 
 import ray
 from omegaconf import DictConfig, OmegaConf
+
+from recipe.launch import fork_server
+
+# What the processes of a run import, for the fork server.
+IMPORTED_ONCE = [
+    "verl.trainer.main_ppo",
+    "recipe.trainer.dapo_trainer",
+    "recipe.trainer.actor_worker",
+    "recipe.rollout.server",
+    "recipe.rollout.agent_loop",
+    "recipe.trainer.reward",
+    "vllm.v1.engine.core",
+]
 
 
 @ray.remote
@@ -61,5 +75,10 @@ def run_in_ray(config: DictConfig, runtime_env: dict, temporary: str) -> None:
     arguments = ray_arguments(config, temporary)
     own = {key: value for key, value in (arguments.pop("runtime_env", None) or {}).items() if value is not None}
     env_vars = {**runtime_env["env_vars"], **(own.get("env_vars") or {})}
-    ray.init(**arguments, runtime_env={**runtime_env, **own, "env_vars": env_vars})
+    runtime_env = {**runtime_env, **own, "env_vars": env_vars}
+    if config.trainer.device == "cpu" and not os.environ.get("RAY_ADDRESS"):
+        python = fork_server.start(Path(temporary).parent, IMPORTED_ONCE, env_vars)
+        env_vars[fork_server.EXECUTABLE] = str(python)
+        runtime_env["py_executable"] = str(python)
+    ray.init(**arguments, runtime_env=runtime_env)
     ray.get(TaskRunner.remote().run.remote(config))
