@@ -36,13 +36,8 @@ def williams_square(size: int) -> np.ndarray:
 def effects(seconds: np.ndarray, policy: np.ndarray, policies: int, baseline: int) -> list[tuple[float, float, float]]:
     """Each policy's seconds over those of policy `baseline`: the estimate, and two standard errors below and above it.
 
-    Least squares on log seconds = run + step + policy (Cochran and Cox, Experimental Designs, chapter 4.3).
-
-    Args:
-        seconds: float [runs, steps].
-        policy: int [runs, steps], index of the policy that drafted.
-        policies: their number.
-        baseline: index of the policy whose seconds the others' are divided by.
+    Least squares on log seconds = run + step + policy (Cochran and Cox, Experimental Designs, chapter 4.3). `seconds`
+    and `policy`, the index of the one that drafted, are [runs, steps]; `policies` is their number.
 
     Raises:
         ValueError: too few runs or steps to tell the policies apart.
@@ -67,16 +62,10 @@ def effects(seconds: np.ndarray, policy: np.ndarray, policies: int, baseline: in
 
 
 def measure(output: Path, policies: list[str], cycles: int, overrides: list[str]) -> list[Path]:
-    """Train with the policies in rotation, in as many runs as there are policies; finished runs are not repeated.
-
-    Args:
-        output: folder of the runs.
-        policies: entries of `speculation.policy_rotation`.
-        cycles: training steps of each policy in a run.
-        overrides: Hydra overrides of every run.
+    """Train with the policies in rotation, in as many runs as there are policies, `cycles` steps each in a run.
 
     Returns:
-        The run directories.
+        The run directories; finished runs are not repeated.
 
     Raises:
         ReportError: a run failed.
@@ -101,11 +90,7 @@ def measure(output: Path, policies: list[str], cycles: int, overrides: list[str]
 
 
 def read(directories: list[Path], policies: list[str]) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Read finished runs.
-
-    Returns:
-        Seconds by name of MEASURES, float [runs, steps]; and the policy that drafted, int [runs, steps], an index into
-        `policies`.
+    """Seconds by name of MEASURES, float [runs, steps], and the index of the policy that drafted, int [runs, steps].
 
     Raises:
         ReportError: a run has other policies or other steps, or its responses differ or were not recorded.

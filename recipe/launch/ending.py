@@ -55,13 +55,10 @@ class Ending:
 
 
 def failed(code: int, died: str | None, error: dict | None, run_directory: Path) -> Ending:
-    """The ending of a run that failed.
+    """The ending of a run that failed with an exit code, above 128 when a signal ended it.
 
-    Args:
-        code: its exit code, above 128 when a signal ended it.
-        died: the process that died first of those that a run needs, where one was seen before the exception.
-        error: type and text of the exception that ended the run, where one was written.
-        run_directory: whose disk may be full.
+    `died` is the process that died first of those that a run needs, where one was seen before the exception; `error`
+    the type and text of the exception that ended the run, where one was written.
     """
     text = error["text"] if error else ""
     folder = run_directory / checkpoints.FOLDER

@@ -42,10 +42,9 @@ class Progress:
         self.run_directory = run_directory
         self._size = self._current_size()
         self._next_line = 0.0
-        first = self._last_row().get("step", 0)
-        self.bar = progress_bar(
-            total=total_steps, unit="step", initial=int(first), desc="starting verl, Ray and vLLM", smoothing=0.0
-        )
+        first = int(self._last_row().get("step", 0))
+        shown = {"unit": "step", "desc": "starting verl, Ray and vLLM", "smoothing": 0.0}
+        self.bar = progress_bar(total=total_steps, initial=first, **shown)
 
     def update(self) -> None:
         """Show what is new; called a few times a second."""
@@ -55,10 +54,10 @@ class Progress:
             self.bar.n = int(row.get("step", 0))
             self.bar.set_description("training", refresh=False)
             self.bar.set_postfix_str(summary(row), refresh=False)
-            if self._may_write():
-                self.bar.refresh()
-        elif sys.stderr.isatty() and self._may_write():
-            self.bar.refresh()  # its clock
+        elif not sys.stderr.isatty():
+            return  # only on a terminal does its clock go on
+        if self._may_write():
+            self.bar.refresh()
 
     def close(self) -> None:
         self.bar.close()

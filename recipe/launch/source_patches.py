@@ -110,30 +110,23 @@ def _state_of(path: Path, wanted: dict[str, str]) -> str:
 
 def _patched(series: Series, names: set[str], wanted: str) -> dict[str, bytes]:
     """The files `names` in the state `wanted`, published or patched, by git in a copy of them."""
-    options = ["--whitespace=nowarn", *(f"--include={name}" for name in sorted(names))]
-    if wanted == "published":
-        options.append("--reverse")
+    if shutil.which("git") is None:
+        raise PatchError("git is not installed, and applies the patches: install it")
+    backwards = wanted == "published"
+    command = ["git", "apply", "--whitespace=nowarn", *(f"--include={name}" for name in sorted(names))]
     with tempfile.TemporaryDirectory() as copy:
         for name in names:
             (Path(copy) / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(series.root / name, Path(copy) / name)
-        for patch in sorted(series.folder.glob("*.patch"), reverse=wanted == "published"):
-            _git_apply([*options, str(patch)], Path(copy))
+        # Above a ceiling git looks for no repository: paths are then relative to the folder.
+        environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(Path(copy).resolve().parent)}
+        for patch in sorted(series.folder.glob("*.patch"), reverse=backwards):
+            full = [*command, *(["--reverse"] if backwards else []), str(patch)]
+            finished = subprocess.run(full, cwd=copy, env=environment, capture_output=True, text=True)
+            if finished.returncode:
+                reason = finished.stderr.strip().splitlines()[-1].removeprefix("error: ")
+                raise PatchError(f"{patch.name}: {reason}; nothing was changed")
         return {name: (Path(copy) / name).read_bytes() for name in names}
-
-
-def _git_apply(options: list[str], folder: Path) -> None:
-    # Above a ceiling git looks for no repository: paths are then relative to the folder.
-    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}
-    try:
-        finished = subprocess.run(
-            ["git", "apply", *options], cwd=folder, env=environment, capture_output=True, text=True
-        )
-    except FileNotFoundError:
-        raise PatchError("git is not installed, and applies the patches: install it") from None
-    if finished.returncode:
-        reason = finished.stderr.strip().splitlines()[-1].removeprefix("error: ")
-        raise PatchError(f"{Path(options[-1]).name}: {reason}; nothing was changed")
 
 
 def _change(series: Series, wanted: str, before: tuple[str, ...]) -> None:

@@ -38,14 +38,10 @@ def supervise(
     phase_limits: dict[str, float],
     on_poll: Callable[[], None] = lambda: None,
 ) -> Ending:
-    """Run `command` to its end and clear up after it.
+    """Run `command` to its end and clear up after it; calls `on_poll` a few times a second.
 
-    Args:
-        command: started with recipe.launch.scratch.VARIABLE naming a private directory that is removed afterwards;
-            its output is appended to train.log in the run directory.
-        run_directory: holds the run's state.json; gets peak_memory.json.
-        phase_limits: seconds that a phase named in state.json may last.
-        on_poll: called a few times a second while the command runs.
+    It is started with recipe.launch.scratch.VARIABLE naming a private directory that is removed afterwards. Its output
+    is appended to train.log in the run directory. A phase in state.json may last as many seconds as `phase_limits` say.
 
     Returns:
         How it ended, with the command's exit code; 130 after Ctrl-C, 1 when the watchdog stopped it.

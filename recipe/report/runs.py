@@ -106,8 +106,11 @@ class Run:
         rows = map(json.loads, lines)
         return {(row["prompt"], row["sample"]): row["response_tokens"] for row in rows}
 
+    def column(self, key: str, steps: list[int]) -> np.ndarray:
+        return np.array([self.metrics[step][key] for step in steps])
+
     def seconds(self, steps: list[int]) -> float:
-        return sum(self.metrics[step][self.rollout_key] for step in steps)
+        return float(self.column(self.rollout_key, steps).sum())
 
     def has(self, key: str, steps: list[int]) -> bool:
         return all(key in self.metrics[step] for step in steps)
@@ -120,9 +123,8 @@ class Run:
         if threshold is None:
             return None
         if threshold == self.speculation("batch_size_threshold") and self.has("rollout/tail_share", steps):
-            rows = [self.metrics[step] for step in steps]
-            seconds = sum(row["rollout/tail_seconds"] for row in rows)
-            return seconds, sum(row["rollout/tail_share"] * row[self.rollout_key] for row in rows) / self.seconds(steps)
+            of_tail = self.column("rollout/tail_share", steps) * self.column(self.rollout_key, steps)
+            return float(self.column("rollout/tail_seconds", steps).sum()), of_tail.sum() / self.seconds(steps)
         if not self.has_engine_steps:
             return None
         parts = [self.engine_steps(step) for step in steps]
@@ -150,18 +152,16 @@ class Run:
     def acceptance(self) -> tuple[float | None, float | None]:
         """Mean acceptance length (accepted plus bonus, per verify step of a request) and acceptance rate."""
         if self.has("rollout/spec_verify_steps", self.steps):
-            totals = [
-                (row["rollout/spec_accept_length"] * row["rollout/spec_verify_steps"], row["rollout/spec_verify_steps"],
-                 row["rollout/spec_accepted_tokens"], row["rollout/spec_drafted_tokens"])
-                for row in (self.metrics[step] for step in self.steps)
-            ]  # fmt: skip
+            names = ("accept_length", "verify_steps", "accepted_tokens", "drafted_tokens")
+            length, *columns = (self.column(f"rollout/spec_{name}", self.steps) for name in names)
+            columns.insert(0, length * columns[0])
         elif self.has_engine_steps:
             parts = [self.engine_steps(step) for step in self.steps]
             names = ("position_emitted", "position_steps", "accepted", "drafted")
-            totals = [[float(getattr(part, name).sum()) for name in names] for part in parts]
+            columns = [np.array([getattr(part, name).sum() for part in parts]) for name in names]
         else:
             return None, None
-        emitted, verified, accepted, drafted = np.sum(totals, axis=0).tolist()
+        emitted, verified, accepted, drafted = (float(column.sum()) for column in columns)
         return (emitted / verified if verified else 1.0), (accepted / drafted if drafted else 0.0)
 
     def reward_gain(self) -> float | None:
@@ -234,7 +234,7 @@ def summarize(runs: list[Run]) -> dict:
             run.name: {
                 "rollout": run.seconds(run.steps),
                 "tail": run.tail_seconds(run.steps, threshold),
-                "training": _fit_seconds(run),
+                "training": float(sum(row.get("timing_s/step", 0.0) for row in run.metrics.values())),
             }
             for run in runs
         },
@@ -256,10 +256,6 @@ def common_steps(first: Run, second: Run) -> list[int]:
 
 def _ratio(one: float | None, other: float | None) -> float | None:
     return one / other if one is not None and other else None
-
-
-def _fit_seconds(run: Run) -> float:
-    return float(sum(row.get("timing_s/step", 0.0) for row in run.metrics.values()))
 
 
 def _peak_memory(runs: list[Run]) -> float | None:

@@ -129,8 +129,8 @@ def acceptance_over_training(runs: list[Run]) -> list[tuple]:
             continue
         for third in np.array_split(steps, 3):
             if len(third):
-                means = (np.mean([run.metrics[step][key] for step in third]) for key in keys)
-                rows.append((run.name, f"{third[0]} to {third[-1]}", *(f"{mean:.2f}" for mean in means)))
+                means = (f"{run.column(key, third).mean():.2f}" for key in keys)
+                rows.append((run.name, f"{third[0]} to {third[-1]}", *means))
     return rows
 
 
@@ -147,15 +147,14 @@ def published(first: Run, second: Run) -> list[tuple]:
 
 def _published_columns(run: Run, steps: list[int]) -> tuple[float | None, ...]:
     """Seconds, as PUBLISHED_HEADER. Without its own metric a round's are the slowest replica's, not the mean."""
-    rows = [run.metrics[step] for step in steps]
     a_round = a_step = None
     if run.has("rollout/rounds", steps):
-        mean = "rollout/round_seconds/replica_mean"
-        rounds = [row["rollout/rounds"] for row in rows]
-        each = [row.get(mean, row[run.rollout_key] / count) for row, count in zip(rows, rounds, strict=True)]
+        rounds, mean = run.column("rollout/rounds", steps), "rollout/round_seconds/replica_mean"
+        known = run.has(mean, steps)
+        each = run.column(mean, steps) if known else run.column(run.rollout_key, steps) / rounds
         a_round = float(np.average(each, weights=rounds))
     if run.has("timing_s/step", steps):
-        a_step = float(np.mean([row["timing_s/step"] for row in rows]))
+        a_step = float(run.column("timing_s/step", steps).mean())
     return a_round, run.seconds(steps) / len(steps), a_step
 
 

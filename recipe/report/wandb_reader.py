@@ -69,19 +69,11 @@ def load_online(source: str, address: str) -> Run:
     metrics: dict[int, dict[str, float]] = {}
     for row in rows:
         metrics.setdefault(int(row["_step"]), {}).update(numbers(row))
-    return Run(_method(config) or name, source, config, {"date": date}, metrics)
+    method = (config.get("speculation") or {}).get("method")
+    return Run(method or name, source, config, {"date": date}, metrics)
 
 
 def numbers(row: dict) -> dict[str, float]:
     """The numbers of a history row without wandb's own keys, which begin with an underscore."""
-    return {key: float(value) for key, value in row.items() if not key.startswith("_") and _is_number(value)}
-
-
-def _is_number(value) -> bool:
-    if isinstance(value, str):
-        return value in NOT_JSON
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _method(config: dict) -> str | None:
-    return (config.get("speculation") or {}).get("method")
+    named = {key: value for key, value in row.items() if not key.startswith("_")}
+    return {key: float(value) for key, value in named.items() if type(value) in (int, float) or value in NOT_JSON}

@@ -27,6 +27,7 @@ import pandas
 import torch
 import transformers
 
+from recipe.record.run_directory import read_json
 from recipe.tiny.model import ModelSettings, build_model
 from recipe.tiny.task import Problem, TaskSettings, as_row, draw_problems
 from recipe.tiny.tokenizer import build_tokenizer
@@ -59,13 +60,10 @@ class AssetSettings:
 
 
 def prepare_assets(output: Path, settings: AssetSettings) -> bool:
-    """Puts the assets under `output`, unless they are there already.
+    """Puts the assets under `output`, unless they are there already; says whether it did.
 
     They are written beside it and moved into place when complete; of several processes one builds, the others
     wait for it.
-
-    Returns:
-        Whether anything was built.
 
     Raises:
         ValueError: `output` holds something else than assets.
@@ -95,12 +93,9 @@ def prepare_assets(output: Path, settings: AssetSettings) -> bool:
 
 
 def _digest_found(output: Path) -> str | None:
-    try:
-        return json.loads((output / RECORD).read_text())["digest"]
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (ValueError, KeyError, TypeError):
-        return ""
+    """None where there are no assets, empty where their record is damaged."""
+    record = output / RECORD
+    return read_json(record).get("digest", "") if record.is_file() else None
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from random import Random
 
 import torch
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from recipe.launch.progress import progress_bar
@@ -92,14 +93,9 @@ def draw_batches(
 
 
 def _pad(batch: list[tuple[list[int], int]], padding: int) -> tuple[torch.Tensor, torch.Tensor]:
-    width = max(len(ids) for ids, _ in batch)
-    inputs = torch.full((len(batch), width), padding)
-    targets = torch.full((len(batch), width), IGNORED)
-    for row, (ids, prompt_length) in enumerate(batch):
-        sequence = torch.tensor(ids)
-        inputs[row, : len(ids)] = sequence
-        targets[row, prompt_length - 1 : len(ids) - 1] = sequence[prompt_length:]
-    return inputs, targets
+    inputs = [torch.tensor(ids) for ids, _ in batch]
+    targets = [torch.tensor([IGNORED] * (prompt - 1) + ids[prompt:] + [IGNORED]) for ids, prompt in batch]
+    return pad_sequence(inputs, True, padding), pad_sequence(targets, True, IGNORED)
 
 
 def warm_start(
@@ -115,13 +111,8 @@ def warm_start(
     Returns:
         The mean loss per trained token of every step, in nats.
     """
-    optimizer = torch.optim.AdamW(
-        model.parameters(),
-        lr=settings.learning_rate,
-        betas=(0.9, 0.98),
-        weight_decay=settings.weight_decay,
-        fused=True,
-    )
+    rates = {"lr": settings.learning_rate, "betas": (0.9, 0.98), "weight_decay": settings.weight_decay}
+    optimizer = torch.optim.AdamW(model.parameters(), **rates, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _learning_rate_factor(step, settings))
     excluded = set(excluded)
     short = replace(task, max_lines=min(settings.short_lines, task.max_lines))
@@ -129,10 +120,7 @@ def warm_start(
     all_lengths = draw_batches(tokenizer, task, excluded, seed + 1, settings.tokens_per_step)
     losses = []
     model.train()
-    with (
-        deterministic(settings.threads),
-        progress_bar(total=settings.steps, desc="warm start") as progress,
-    ):
+    with deterministic(settings.threads), progress_bar(total=settings.steps, desc="warm start") as progress:
         for step in range(settings.steps):
             inputs, targets = next(easy if step < settings.short_share * settings.steps else all_lengths)
             # Padding stands on the right, where causal attention never looks: no mask is needed.

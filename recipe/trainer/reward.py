@@ -15,13 +15,7 @@ def compute_score(
     extra_info: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> dict[str, float | str]:
-    """Scores one response.
-
-    Args:
-        data_source: the row's data_source: the tiny task, DAPO-Math (`math_dapo`), AIME (`aime...`) or GSM8K.
-        solution_str: the response's text, special tokens left out.
-        ground_truth: the row's reward_model.ground_truth.
-        extra_info, kwargs: accepted because verl passes them; they do not change the score.
+    """Scores one response's text, without special tokens. `extra_info` and `kwargs` are what verl passes besides.
 
     Returns:
         score: +1.0 or -1.0; acc: 1.0 or 0.0; pred: the answer found in the response, empty if there is none.
