@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import re
 
 SEED_BITS = 63  # vLLM hands seeds to torch as signed 64-bit integers
 
 
 def sample_seed(run_seed: int, split: str, step: int, prompt: int, sample: int) -> int:
-    """Seed of one response, in [0, 2**63).
+    """Seed of one response, in [0, 2**63). `split`, "train" or "validation", keeps the two from sharing seeds.
 
-    Args:
-        run_seed: the config's `seed`.
-        split: "train" or "validation": the two never share a seed.
-        step: training step the response is generated for.
-        prompt: the prompt's ordinal, in dispatch order within the step (training) or in the data (validation).
-        sample: index within the prompt's group.
+    `prompt` is the prompt's ordinal, in dispatch order within the step (training) or in the data (validation).
     """
     identity = f"{run_seed}/{split}/{step}/{prompt}/{sample}".encode()
     digest = hashlib.blake2b(identity, digest_size=8).digest()
@@ -29,7 +25,5 @@ def prompt_uid(step: int, prompt: int) -> str:
 
 def parse_prompt_uid(uid: str) -> tuple[int, int] | None:
     """(step, prompt) of a uid made by :func:`prompt_uid`; None for verl's random ones (validation)."""
-    parts = uid.split("-")
-    if len(parts) == 2 and all(len(part) == 6 and part.isdigit() for part in parts):
-        return int(parts[0]), int(parts[1])
-    return None
+    found = re.fullmatch(r"(\d{6})-(\d{6})", uid)
+    return (int(found[1]), int(found[2])) if found else None

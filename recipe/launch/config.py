@@ -30,7 +30,8 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
         ConfigError: unknown config, group choice or key, a speculation value out of range, or a count below 1.
     """
     if not (CONFIGS / f"{config_name}.yaml").is_file():
-        raise ConfigError(f"config {config_name!r} is unknown: expected one of {', '.join(_config_names())}")
+        known = sorted(path.stem for path in CONFIGS.glob("dapo_*.yaml"))
+        raise ConfigError(f"config {config_name!r} is unknown: expected one of {', '.join(known)}")
     overrides = _with_current_names(overrides)
     GlobalHydra.instance().clear()
     try:
@@ -139,10 +140,6 @@ def verl_configs() -> str:
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError("verl is not installed: run bash scripts/test.sh or install requirements/*.txt")
     return f"file://{Path(spec.submodule_search_locations[0]) / 'trainer' / 'config'}"
-
-
-def _config_names() -> list[str]:
-    return sorted(path.stem for path in CONFIGS.glob("dapo_*.yaml"))
 
 
 def _one_line(error: Exception) -> str:

@@ -88,7 +88,8 @@ def load(root: Path | None = None, patches: Path = PATCHES) -> list[Series]:
     series = []
     for manifest in sorted(patches.glob("*/*/manifest.json")):
         content = json.loads(manifest.read_text())
-        distribution, where = content["distribution"], root or _root_of(manifest.parent.parent.name)
+        distribution, spec = content["distribution"], importlib.util.find_spec(manifest.parent.parent.name)
+        where = root or (Path(spec.origin).parent.parent if spec and spec.origin else None)
         found = importlib.metadata.distributions(name=distribution, path=[str(where)]) if where else ()
         installed = next((one.version for one in found), None)
         one = Series(manifest.parent, distribution, content["files"], where, installed)
@@ -96,11 +97,6 @@ def load(root: Path | None = None, patches: Path = PATCHES) -> list[Series]:
             one.states = {name: _state_of(where / name, wanted) for name, wanted in one.hashes.items()}
         series.append(one)
     return series
-
-
-def _root_of(package: str) -> Path | None:
-    spec = importlib.util.find_spec(package)
-    return Path(spec.origin).parent.parent if spec is not None and spec.origin else None
 
 
 def _state_of(path: Path, wanted: dict[str, str]) -> str:

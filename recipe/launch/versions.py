@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,13 +26,15 @@ def installed(package: str) -> str | None:
 
 
 def write_versions(path: Path) -> None:
-    values: dict[str, object] = {package: installed(package) for package in RECORDED}
-    values["python"] = platform.python_version()
-    values["commit"] = _commit()
-    values["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    values["cpu"] = _cpu_name()
-    values["cores"] = len(os.sched_getaffinity(0))
-    path.write_text(json.dumps(values, indent=2) + "\n")
+    cpu = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    machine = {
+        "python": platform.python_version(),
+        "commit": _commit(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "cpu": cpu[1] if cpu else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+    }
+    path.write_text(json.dumps({package: installed(package) for package in RECORDED} | machine, indent=2) + "\n")
 
 
 def _commit() -> str | None:
@@ -40,10 +43,3 @@ def _commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()

@@ -29,12 +29,8 @@ class RolloutRecord:
         return cls(list(map(EngineSteps.from_bytes, blobs)), list(seconds))
 
     def metrics(self, tail_threshold: int | None = None, rounds: int = 1) -> dict[str, float]:
-        """The step's figures for wandb; milliseconds are per engine step, shares are of engine steps.
-
-        Args:
-            tail_threshold: running requests at or below which a replica is in its tail; None leaves the tail out.
-            rounds: generation rounds that dynamic sampling needed.
-        """
+        """The step's figures for wandb, after so many generation rounds; a replica is in its tail at or below
+        `tail_threshold` running requests. Milliseconds are per engine step, shares are of engine steps."""
 
         def total(name: str) -> float:
             return float(sum(getattr(part, name).sum() for part in self.replicas))
@@ -81,11 +77,9 @@ class RolloutRecord:
 
     def _rounds(self, rounds: int) -> dict[str, float]:
         """Each round's seconds in the slowest replica, and a replica's mean in a round as cann-recipes-train has it."""
-        values = {}
         parts = [seconds for part in self.replicas if (seconds := part.round_seconds(rounds)) is not None]
-        if parts:
-            slowest = np.max(parts, axis=0).tolist()
-            values = {f"rollout/round_seconds/{number}": value for number, value in enumerate(slowest, start=1)}
+        slowest = np.max(parts, axis=0).tolist() if parts else []
+        values = {f"rollout/round_seconds/{number}": value for number, value in enumerate(slowest, start=1)}
         mean = sum(self.replica_seconds) / len(self.replica_seconds)
         return {**values, "rollout/round_seconds/replica_mean": mean / rounds}
 

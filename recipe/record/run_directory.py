@@ -54,8 +54,7 @@ class RunRecord:
         """Drop the metrics that an interrupted run wrote from `first_step` on: those steps are repeated."""
         path = self.directory / METRICS_FILE
         if path.exists():
-            kept = (json.dumps(row) + "\n" for row in read_metrics(self.directory) if row["step"] < first_step)
-            _write(path, "".join(kept))
+            _write_lines(path, [row for row in read_metrics(self.directory) if row["step"] < first_step])
 
     def append_metrics(self, step: int, metrics: dict) -> None:
         """Append the numbers among a step's metrics to metrics.jsonl."""
@@ -65,7 +64,7 @@ class RunRecord:
 
     def write_rollouts(self, step: int, sampled, run_seed: int) -> None:
         """Write a step's responses (recipe.trainer.dynamic_sampling.SampledStep) to rollouts/<step>.jsonl."""
-        lines = []
+        rows = []
         for trajectory in sampled.trajectories:
             _, prompt = parse_prompt_uid(trajectory.uid)
             row = {
@@ -79,8 +78,8 @@ class RunRecord:
                 "reward": trajectory.reward,
                 "acc": trajectory.metrics.get("acc", 0.0),
             }
-            lines.append(json.dumps(row))
-        _write(self.directory / "rollouts" / f"{step}.jsonl", "\n".join(lines) + "\n")
+            rows.append(row)
+        _write_lines(self.directory / "rollouts" / f"{step}.jsonl", rows)
 
     def write_engine_steps(self, step: int, record) -> None:
         """Write the first replica's steps of a RolloutRecord to engine_steps/<step>.npz."""
@@ -101,6 +100,10 @@ class RunRecord:
 
     def _write_state(self, state: dict) -> None:
         _write(self.directory / STATE_FILE, json.dumps(state))
+
+
+def _write_lines(path: Path, rows: list[dict]) -> None:
+    _write(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _write(path: Path, content: str) -> None:

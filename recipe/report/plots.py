@@ -73,15 +73,6 @@ def _acceptance_by_scope(axes, scopes: dict[str, Replay]) -> None:
     _label(axes, POSITION, "mean acceptance length")
 
 
-def _curve(key: str, label: str) -> Callable:
-    def draw(axes, runs: list[Run], threshold: int) -> None:
-        for run in runs:
-            _line(axes, run, *run.series(key), linewidth=2)
-        _label(axes, "training step", label)
-
-    return draw
-
-
 def _accuracy(axes, runs: list[Run], threshold: int) -> None:
     for run in runs:
         _line(axes, run, *run.series("rollout/acc_all/mean"), linewidth=2)
@@ -158,13 +149,20 @@ def _metric(key: str) -> Callable[[Run], bool]:
     return lambda run: bool(run.series(key)[0])
 
 
-def _curve_picture(key: str, label: str, caption: str) -> tuple:
-    return _curve(key, label), caption, _metric(key)
+def _curve(key: str, label: str, caption: str) -> tuple[Callable, str, Callable[[Run], bool]]:
+    """An entry of PICTURES: a metric over the training steps."""
+
+    def draw(axes, runs: list[Run], threshold: int) -> None:
+        for run in runs:
+            _line(axes, run, *run.series(key), linewidth=2)
+        _label(axes, "training step", label)
+
+    return draw, caption, _metric(key)
 
 
 # Name: what draws it, its caption, whether a run has what it needs.
 PICTURES: dict[str, tuple[Callable, str, Callable[[Run], bool]]] = {
-    "reward": _curve_picture(
+    "reward": _curve(
         REWARD,
         "mean reward",
         "Mean reward of all generated responses, before groups without signal are dropped. Lossless speculation "
@@ -175,9 +173,9 @@ PICTURES: dict[str, tuple[Callable, str, Callable[[Run], bool]]] = {
         "Share of right answers: lines are training responses, circles the held-out set (greedy).",
         _metric("rollout/acc_all/mean"),
     ),
-    "response_length": _curve_picture("response_length/mean", "tokens", "Mean length of the responses trained on."),
-    "entropy": _curve_picture("actor/entropy", "nats per token", "Entropy of the policy on the responses trained on."),
-    "grad_norm": _curve_picture("actor/grad_norm", "gradient norm", "Gradient norm before clipping."),
+    "response_length": _curve("response_length/mean", "tokens", "Mean length of the responses trained on."),
+    "entropy": _curve("actor/entropy", "nats per token", "Entropy of the policy on the responses trained on."),
+    "grad_norm": _curve("actor/grad_norm", "gradient norm", "Gradient norm before clipping."),
     "rollout_time": (
         _rollout_time,
         "Rollout time measured in the server, summed over the steps. The tail is the time "
@@ -201,7 +199,7 @@ PICTURES: dict[str, tuple[Callable, str, Callable[[Run], bool]]] = {
         "requests and draft tokens.",
         _engine_steps,
     ),
-    "acceptance_over_training": _curve_picture(
+    "acceptance_over_training": _curve(
         "rollout/spec_accept_length",
         "mean acceptance length",
         "Tokens per verify step of a request (accepted plus bonus) in each training step; 1 is no gain.",

@@ -32,18 +32,14 @@ def load_run(source: str) -> Run:
         ReportError: `source` is none of what EXPECTED says, cannot be read, or has not trained.
     """
     path = Path(source)
-    if (directory := run_directory(path) if path.exists() else None) is not None:
-        return Run.load(directory)
+    # The run directory, or a folder of wandb in it: wandb writes wandb/offline-run-* there.
+    for folder in (path, *path.absolute().parents[:3]) if path.exists() else ():
+        if (folder / "metrics.jsonl").is_file():
+            return Run.load(folder)
     matches = [match for address in ADDRESSES if (match := address.fullmatch(source))]
     if path.exists() or not matches or source.startswith((".", "/")):
         raise ReportError(f"{source}: no metrics.jsonl there; {EXPECTED}: check the path")
     return load_online(source, "/".join(matches[0].groups()))
-
-
-def run_directory(path: Path) -> Path | None:
-    """The run directory that `path` is or lies in: wandb writes wandb/offline-run-* into it."""
-    candidates = (path, *path.absolute().parents[:3])
-    return next((folder for folder in candidates if (folder / "metrics.jsonl").is_file()), None)
 
 
 def load_online(source: str, address: str) -> Run:

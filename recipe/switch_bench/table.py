@@ -34,29 +34,27 @@ def table(results: dict[str, dict[str, Runs]]) -> list[dict]:
     (`speedup`, the median), and this one's over goodput's (`goodput_gain`, the median and where it lies with 95 %)."""
     rows = []
     for workload, by_variant in results.items():
-        base = next(iter(by_variant.values()))
-        goodput = by_variant.get("goodput")
+        base, goodput = next(iter(by_variant.values())), by_variant.get("goodput")
         for variant, runs in by_variant.items():
-            ratios, tails = (
-                [b / max(1e-9, s) for b, s in zip(getattr(base, key), getattr(runs, key), strict=True)]
-                for key in ("seconds", "tail")
-            )
-            gains = goodput and [s / max(1e-9, g) for s, g in zip(runs.seconds, goodput.seconds, strict=True)]
-            rows.append(
-                {
-                    "workload": workload,
-                    "variant": variant,
-                    "seconds": round(float(np.median(runs.seconds)), 3),
-                    "speedup": round(float(np.median(ratios)), 3),
-                    "tail_speedup": round(float(np.median(tails)), 3) if any(base.tail) else None,
-                    "range": [round(min(ratios), 3), round(max(ratios), 3)],
-                    "goodput_gain": median_interval(gains) if gains else None,
-                    "drafted": runs.drafted,
-                    "accepted": runs.accepted,
-                    "on_share": round(runs.on_share, 3),
-                }
-            )
+            ratios, tails = _ratios(base.seconds, runs.seconds), _ratios(base.tail, runs.tail)
+            row = {
+                "workload": workload,
+                "variant": variant,
+                "seconds": round(float(np.median(runs.seconds)), 3),
+                "speedup": round(float(np.median(ratios)), 3),
+                "tail_speedup": round(float(np.median(tails)), 3) if any(base.tail) else None,
+                "range": [round(min(ratios), 3), round(max(ratios), 3)],
+                "goodput_gain": median_interval(_ratios(runs.seconds, goodput.seconds)) if goodput else None,
+                "drafted": runs.drafted,
+                "accepted": runs.accepted,
+                "on_share": round(runs.on_share, 3),
+            }
+            rows.append(row)
     return rows
+
+
+def _ratios(over: list[float], under: list[float]) -> list[float]:
+    return [one / max(1e-9, other) for one, other in zip(over, under, strict=True)]
 
 
 def as_text(rows: list[dict]) -> str:

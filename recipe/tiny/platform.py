@@ -108,13 +108,9 @@ def _average_on_gloo(original):
 
 def _install() -> None:
     PlatformRegistry.register(platform="cpu")(CpuPlatform)
-    if os.environ.get("VERL_PLATFORM", "").lower() != "cpu":
-        return
-    if getattr(torch.distributed, "_sam_cpu_platform", False):
-        return
-    torch.distributed.init_process_group = _unique_backends(torch.distributed.init_process_group)
-    torch.distributed.all_reduce = _average_on_gloo(torch.distributed.all_reduce)
-    torch.distributed._sam_cpu_platform = True
+    if os.environ.get("VERL_PLATFORM", "").lower() == "cpu":
+        torch.distributed.init_process_group = _unique_backends(torch.distributed.init_process_group)
+        torch.distributed.all_reduce = _average_on_gloo(torch.distributed.all_reduce)
 
 
 def check_installed() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from statistics import fmean
 
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
@@ -99,22 +100,19 @@ class DapoRounds(ReplayBuffer):
         step.surplus_groups = len(kept) - len(chosen)
         for trajectory in step.trajectories:
             trajectory.kept = trajectory.uid in chosen
-        rewards = [trajectory.reward for trajectory in step.trajectories]
-        accuracies = [trajectory.metrics.get("acc", 0.0) for trajectory in step.trajectories]
         metrics = {
             "rollout/rounds": step.rounds,
             "rollout/dropped_groups": step.dropped_groups,
             "rollout/failed_groups": step.failed_groups,
             "rollout/surplus_groups": step.surplus_groups,
-            "rollout/reward_all/mean": sum(rewards) / len(rewards),
-            "rollout/acc_all/mean": sum(accuracies) / len(accuracies),
+            "rollout/reward_all/mean": fmean(trajectory.reward for trajectory in step.trajectories),
+            "rollout/acc_all/mean": fmean(trajectory.metrics.get("acc", 0.0) for trajectory in step.trajectories),
         }
         self._clear_groups(partition_id, {t.uid for t in step.trajectories} - chosen)
         return self._take(partition_id, kept[:batch_size]), metrics
 
     def _has_signal(self, group: list[Trajectory]) -> bool:
-        values = {t.reward if self.metric == "reward" else t.metrics[self.metric] for t in group}
-        return len(values) > 1
+        return len({t.reward if self.metric == "reward" else t.metrics[self.metric] for t in group}) > 1
 
     def _check_rounds_left(self, step: SampledStep, kept: int, wanted: int, global_steps: int) -> None:
         if self.enabled and (step.rounds < self.max_rounds or self.max_rounds <= 0):
