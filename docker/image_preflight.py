@@ -11,27 +11,15 @@ import contextlib
 import json
 import sys
 
-from omegaconf import DictConfig
-
 from recipe.launch.config import compose_config
-from recipe.preflight import checks, report
-
-PACKAGES = ("versions", "Ascend: pairing and patches", "Ascend: settings", "variables")
-PARSERS = ("verl's own validation", "vLLM's arguments")
-
-
-def image_problems(config: DictConfig) -> dict[str, list[str]]:
-    """Problems by subject. Imports verl and vLLM."""
-    subjects = checks.checks(config)
-    found = {name: list(subjects[name]) for name in PACKAGES}
-    reported = report.report(config, dry_run=True)["problems"]
-    return found | {name: reported[name] for name in PARSERS}
+from recipe.preflight import checks
 
 
 def main(config_name: str, *overrides: str) -> int:
-    """0: nothing is wrong with the image. 2: something is."""
+    """0: nothing is wrong with the image. 2: something is. Imports verl and vLLM."""
+    config = compose_config(config_name, list(overrides))
     with contextlib.redirect_stdout(sys.stderr):  # verl and vLLM log to stdout
-        found = image_problems(compose_config(config_name, list(overrides)))
+        found = {check.name: list(check.find(config)) for check in checks.select(config, "image")}
     print(json.dumps(found, indent=1))
     return 2 if any(found.values()) else 0
 

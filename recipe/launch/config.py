@@ -20,7 +20,7 @@ CONFIGS = REPOSITORY / "configs"
 
 
 class ConfigError(ValueError):
-    """The configuration is wrong; the message is one line that says what to change."""
+    """The configuration is wrong; the message is one line that says what to change, with a code of preflight's."""
 
 
 def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
@@ -30,8 +30,8 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
         ConfigError: unknown config, group choice or key, a speculation value out of range, or a count below 1.
     """
     if not (CONFIGS / f"{config_name}.yaml").is_file():
-        known = sorted(path.stem for path in CONFIGS.glob("dapo_*.yaml"))
-        raise ConfigError(f"config {config_name!r} is unknown: expected one of {', '.join(known)}")
+        known = ", ".join(sorted(path.stem for path in CONFIGS.glob("dapo_*.yaml")))
+        raise ConfigError(f"config {config_name!r} is unknown: expected one of {known} [config.unknown_file]")
     overrides = _with_current_names(overrides)
     GlobalHydra.instance().clear()
     try:
@@ -44,8 +44,11 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
         connect(config, speculation)
         OmegaConf.resolve(config)
         _check_numbers(config)
+    except ConfigError:
+        raise
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise ConfigError(_one_line(error)) from error
+        code = "config.override" if isinstance(error, HydraException | OmegaConfBaseException) else "config.value"
+        raise ConfigError(f"{_one_line(error)} [{code}]") from error
     return config
 
 
@@ -132,13 +135,17 @@ def _refuse_unknown_additions(config_name: str, overrides: list[str]) -> None:
     for override in overrides:
         key = override.lstrip("+").split("=", 1)[0]
         if override.startswith("+") and not key.startswith(FREE_SECTIONS):
-            raise ConfigError(f"{key} is unknown to {config_name} and would be ignored: check its spelling")
+            raise ConfigError(
+                f"{key} is unknown to {config_name} and would be ignored: check its spelling [config.unknown_key]"
+            )
 
 
 def verl_configs() -> str:
     spec = importlib.util.find_spec("verl")
     if spec is None or not spec.submodule_search_locations:
-        raise ConfigError("verl is not installed: run bash scripts/test.sh or install requirements/*.txt")
+        raise ConfigError(
+            "verl is not installed: run bash scripts/test.sh or install requirements/*.txt [package.version]"
+        )
     return f"file://{Path(spec.submodule_search_locations[0]) / 'trainer' / 'config'}"
 
 

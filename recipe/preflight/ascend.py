@@ -1,4 +1,4 @@
-"""What can be wrong on Ascend before a device is touched: pairing of versions, patches, graph mode, lossy settings."""
+"""What can be wrong on Ascend before a device is touched: CANN, patches, graph mode, lossy settings."""
 
 from __future__ import annotations
 
@@ -7,13 +7,20 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from recipe.launch import source_patches, versions
+from recipe.launch import source_patches
 from recipe.preflight.problem import Problem
 
 REQUIRED = {"vllm-ascend": "0.23.0.post1", "torch-npu": "2.10.0.post4"}
 CANN_MAJOR = "9"  # what torch-npu 2.10.0 and vllm-ascend 0.23.0 are released with
+# Of rollout.engine_kwargs: what must not be on. sam.verify samples from the whole vocabulary.
+SETTINGS = (
+    ("ascend.scheduling", "vllm.async_scheduling"),
+    ("ascend.lossy", "vllm.additional_config.rejection_sampler_config.enable_block_verify"),
+    ("ascend.lossy", "vllm.additional_config.rejection_sampler_config.enable_entropy_verify"),
+    ("ascend.lossy", "vllm.additional_config.enable_reduce_sample"),
+)
 # Replays of an emulated graph in 92 to 97 steps: tests/ascend/test_engine.py, docs/ascend.md.
 DECODE_ONLY_WARNING = (
     "cudagraph_mode=FULL_DECODE_ONLY replays a graph only where every request has exactly 1+k tokens: 20 of 92 steps "
@@ -22,49 +29,22 @@ DECODE_ONLY_WARNING = (
 )
 
 
-def find_problems(config: DictConfig) -> Iterator[Problem]:
-    yield from installation_problems()
-    yield from setting_problems(config)
-
-
-def installation_problems() -> Iterator[Problem]:
-    """What is wrong with this machine's packages, whatever the config."""
-    yield from _pairing()
+def installation_problems(_: DictConfig) -> Iterator[Problem]:
+    """CANN and the patches of this machine, whatever the config."""
+    if (cann := cann_version()) is None:
+        yield Problem("ascend.cann", "CANN is not found")
+    elif cann.split(".")[0] != CANN_MAJOR:
+        yield Problem("ascend.cann", f"CANN {cann}")
     for series in source_patches.load():
-        if series.state != "absent" and (problem := series.problem()):
-            yield Problem("ascend.patches", problem)
+        if series.state != "absent" and (said := series.problem()):
+            value, _, remedy = said.partition(": ")
+            yield Problem("ascend.patches", value, remedy)
 
 
 def find_warnings(config: DictConfig) -> Iterator[str]:
-    mode = (_vllm(config).get("compilation_config") or {}).get("cudagraph_mode")
+    mode = OmegaConf.select(config.actor_rollout_ref.rollout.engine_kwargs, "vllm.compilation_config.cudagraph_mode")
     if mode == "FULL_DECODE_ONLY" and config.speculation.method != "off":
         yield DECODE_ONLY_WARNING
-
-
-def _vllm(config: DictConfig) -> dict:
-    return config.actor_rollout_ref.rollout.engine_kwargs.get("vllm") or {}
-
-
-def _pairing() -> Iterator[Problem]:
-    for package, wanted in REQUIRED.items():
-        found = versions.installed(package)
-        if found != wanted:
-            yield Problem(
-                "ascend.versions",
-                f"{package} {found or 'is not installed'}: torch 2.10.0, torch-npu {REQUIRED['torch-npu']} and "
-                f"vllm-ascend {REQUIRED['vllm-ascend']} belong together: install the pins of requirements/ascend.txt",
-            )
-    cann = cann_version()
-    if cann is None:
-        yield Problem(
-            "ascend.cann",
-            "CANN is not found: run source /usr/local/Ascend/ascend-toolkit/set_env.sh, or set ASCEND_HOME_PATH",
-        )
-    elif cann.split(".")[0] != CANN_MAJOR:
-        yield Problem(
-            "ascend.cann",
-            f"CANN {cann}: torch-npu {REQUIRED['torch-npu']} is released with CANN {CANN_MAJOR}: install that",
-        )
 
 
 def cann_version(home: str | None = None) -> str | None:
@@ -78,30 +58,7 @@ def cann_version(home: str | None = None) -> str | None:
 
 def setting_problems(config: DictConfig) -> Iterator[Problem]:
     """Settings that cannot be or that change what is sampled; found without a device too."""
-    place = "actor_rollout_ref.rollout.engine_kwargs.vllm"
-    settings = _vllm(config)
-    additional = settings.get("additional_config") or {}
-    if _is_on(settings.get("async_scheduling")) and config.speculation.method != "off":
-        yield Problem(
-            "ascend.scheduling",
-            f"{place}.async_scheduling={settings['async_scheduling']}: drafters on the host need the step's tokens "
-            "first, vLLM refuses the pair: unset it",
-        )
-    rejection_sampler = additional.get("rejection_sampler_config") or {}
-    for switch in ("enable_block_verify", "enable_entropy_verify"):
-        if _is_on(rejection_sampler.get(switch)):
-            yield Problem(
-                "ascend.lossy",
-                f"{place}.additional_config.rejection_sampler_config.{switch}={rejection_sampler[switch]} changes what "
-                "is sampled: unset it",
-            )
-    if _is_on(additional.get("enable_reduce_sample")):
-        yield Problem(
-            "ascend.lossy",
-            f"{place}.additional_config.enable_reduce_sample={additional['enable_reduce_sample']}: sam.verify samples "
-            "from the whole vocabulary: unset it",
-        )
-
-
-def _is_on(value) -> bool:
-    return str(value).lower() in ("true", "1")
+    for code, key in SETTINGS:
+        value = OmegaConf.select(config.actor_rollout_ref.rollout.engine_kwargs, key)
+        if str(value).lower() in ("true", "1") and (code != "ascend.scheduling" or config.speculation.method != "off"):
+            yield Problem(code, f"actor_rollout_ref.rollout.engine_kwargs.{key}={value}")

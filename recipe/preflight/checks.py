@@ -1,26 +1,19 @@
-"""Everything that can be found wrong before a process is started, each with its mend in one line."""
+"""The table of all checks, and those that compare values of the config with each other or with installed packages."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.launch import environment, run_lock, versions
 from recipe.launch.config import ConfigError
-from recipe.preflight import (
-    ascend,
-    cluster,
-    config_keys,
-    device_memory,
-    environment_variables,
-    files,
-    machine,
-    vllm_command,
-)
+from recipe.preflight import ascend, cluster, device_memory, files, machine, speculation, unknown_names, vllm_command
+from recipe.preflight.device_memory import device_count, longest_sequence, uses_megatron
 from recipe.preflight.problem import Problem
 
 # Sizes of a replica: vLLM's argument, and the key of verl's rollout section.
@@ -29,6 +22,20 @@ ENGINE_SIZES = {
     "data_parallel_size": "data_parallel_size",
     "pipeline_parallel_size": "pipeline_model_parallel_size",
 }
+
+
+@dataclass(frozen=True)
+class Check:
+    """A subject to look at: its name in reports, the function that finds problems of a config, and where it is asked.
+
+    start: before every run, imports nothing that takes long. node: on every node of a cluster. image: when an image is
+    built. device: not on a machine without the config's device. npu: not for other devices. assets: `find` also takes
+    a directory whose files may be missing still.
+    """
+
+    name: str
+    find: Callable[..., Iterable[Problem]]
+    scopes: tuple[str, ...]
 
 
 def check(config: DictConfig, to_be_built: Path | None = None) -> None:
@@ -46,45 +53,22 @@ def check(config: DictConfig, to_be_built: Path | None = None) -> None:
 
 
 def find_problems(config: DictConfig, to_be_built: Path | None = None) -> Iterator[Problem]:
-    for check_ in checks(config, to_be_built).values():
-        yield from check_
+    """What can be said at once, before every run."""
+    for one in select(config, "start"):
+        yield from one.find(config, to_be_built) if "assets" in one.scopes else one.find(config)
 
 
-def checks(config: DictConfig, to_be_built: Path | None = None) -> dict[str, Iterator[Problem]]:
-    """Problems by subject, found when they are asked for. None of these starts or imports anything that takes long."""
+def select(config: DictConfig, scope: str | None = None) -> list[Check]:
+    """The checks of a scope that concern the config's device; None: all."""
     is_npu = config.trainer.device == "npu"
-    return {
-        "start": _start(config, to_be_built),
-        "versions": _versions(config),
-        "Ascend: pairing and patches": ascend.installation_problems() if is_npu else iter(()),
-        "Ascend: settings": ascend.setting_problems(config) if is_npu else iter(()),
-        "variables": environment_variables.find_problems(),
-        "keys": config_keys.find_problems(config),
-        "data and model": files.find_problems(config, to_be_built),
-        "batches": _batches(config),
-        "lengths": _lengths(config),
-        "parallel sizes": _parallel_sizes(config),
-        "token budgets": _token_budgets(config),
-        "memory of a device": device_memory.find_problems(config),
-        "memory, disk and ports of this machine": machine.find_problems(config),
-    }
-
-
-# What may differ from node to node.
-NODE_SUBJECTS = (
-    "versions",
-    "Ascend: pairing and patches",
-    "variables",
-    "data and model",
-    "memory, disk and ports of this machine",
-)
+    return [one for one in CHECKS if (scope is None or scope in one.scopes) and (is_npu or "npu" not in one.scopes)]
 
 
 def node_problems(content: dict) -> list[Problem]:
     """Runs on a node of a cluster, in the environment that `ray start` gave its Ray."""
     os.environ.setdefault("RAY_ADDRESS", "auto")  # Ray runs here: its ports and memory are taken by itself
-    subjects = checks(OmegaConf.create(content))
-    return [problem for name in NODE_SUBJECTS for problem in subjects[name]]
+    config = OmegaConf.create(content)
+    return [problem for one in select(config, "node") for problem in one.find(config)]
 
 
 def find_warnings(config: DictConfig) -> Iterator[str]:
@@ -99,58 +83,37 @@ def find_warnings(config: DictConfig) -> Iterator[str]:
         )
 
 
-def _start(config: DictConfig, to_be_built: Path | None) -> Iterator[Problem]:
-    yield from cluster.start_problems(config)
+def _run_directory(config: DictConfig, to_be_built: Path | None = None) -> Iterator[Problem]:
     # What is still to be built is checked for several runs at once, each with a directory of its own.
-    if to_be_built is None and (problem := run_lock.lock_problem(Path(config.run_dir))):
-        yield Problem("run_dir.in_use", problem)
+    if to_be_built is None and (said := run_lock.lock_problem(Path(config.run_dir))):
+        value, _, remedy = said.rpartition(": ")
+        yield Problem("run_dir.in_use", value, remedy)
 
 
 def _versions(config: DictConfig) -> Iterator[Problem]:
     required = {**versions.REQUIRED, "torch": versions.TORCH[config.trainer.device]}
-    for package, wanted in required.items():
-        found = versions.installed(package)
-        if found != wanted:
-            yield Problem(
-                "package.version",
-                f"{package} {found or 'is not installed'}: this recipe is written for {package}=={wanted}; "
-                "install the pins of requirements/",
-            )
+    for package, wanted in (required | ascend.REQUIRED if config.trainer.device == "npu" else required).items():
+        if (found := versions.installed(package)) != wanted:
+            yield Problem("package.version", f"{package} {found or 'is not installed'}, expected {wanted}")
     if config.speculation.method == "suffix" and versions.installed("arctic-inference") is None:
-        yield Problem(
-            "package.suffix",
-            "speculation=suffix needs arctic-inference, which is not installed: "
-            "install the extra `peers` (requirements/peers.txt)",
-        )
-    yield from _training_packages(config)
+        yield Problem("package.suffix", "arctic-inference is not installed")
 
 
 def _training_packages(config: DictConfig) -> Iterator[Problem]:
     """What the pins of requirements/ do not hold: none of it comes as a wheel for every device."""
     device, actor = config.trainer.device, config.actor_rollout_ref.actor
-    if device_memory.uses_megatron(config):
+    if uses_megatron(config):
         needed = ["megatron.core", "mbridge" if actor.megatron.vanilla_mbridge else "megatron.bridge"]
         if missing := [name for name in needed + ["mindspeed"] * (device == "npu") if not is_importable(name)]:
-            yield Problem(
-                "package.megatron",
-                f"training with Megatron needs {' and '.join(missing)}, not installed here (docs/cluster.md); a "
-                "dense model trains without, with training=fsdp2",
-            )
+            yield Problem("package.megatron", " and ".join(missing))
         return
+    key = "actor_rollout_ref.model.override_config.attn_implementation"
     attention = config.actor_rollout_ref.model.override_config.get("attn_implementation", "flash_attention_2")
     if device == "cuda" and attention == "flash_attention_2" and not is_importable("flash_attn"):
-        yield Problem(
-            "package.flash_attention",
-            "training would use flash_attention_2, and flash-attn is not installed: install it, or set "
-            "actor_rollout_ref.model.override_config.attn_implementation=sdpa",
-        )
+        yield Problem("package.flash_attention", f"{key}={attention}", f"install flash-attn, or set {key}=sdpa")
     if (ranks := actor.fsdp_config.ulysses_sequence_parallel_size) > 1 and attention != "flash_attention_2":
-        yield Problem(
-            "package.flash_attention",
-            f"actor.fsdp_config.ulysses_sequence_parallel_size={ranks}, attn_implementation={attention}: verl splits "
-            "sequences in flash_attention_2 only: set actor_rollout_ref.model.override_config.attn_implementation to "
-            "that, or the size to 1",
-        )
+        value = f"actor.fsdp_config.ulysses_sequence_parallel_size={ranks}, {key}={attention}"
+        yield Problem("package.flash_attention", value, "set the size to 1, or flash_attention_2")
 
 
 def is_importable(module: str) -> bool:
@@ -161,139 +124,124 @@ def is_importable(module: str) -> bool:
 
 
 def _batches(config: DictConfig) -> Iterator[Problem]:
-    train, generated, mini = (
-        config.data.train_batch_size,
-        config.data.gen_batch_size,
-        config.actor_rollout_ref.actor.ppo_mini_batch_size,
-    )
-    samples = config.actor_rollout_ref.rollout.n
+    actor, rollout, devices = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, device_count(config)
+    train, generated, mini = config.data.train_batch_size, config.data.gen_batch_size, actor.ppo_mini_batch_size
+    filtering, responses = config.algorithm.filter_groups.enable, train * rollout.n
     if train % mini:
-        yield Problem(
-            "batch.mini",
-            f"data.train_batch_size={train} is not a multiple of actor.ppo_mini_batch_size={mini}: change one",
-        )
-    filtering = config.algorithm.filter_groups.enable
-    if filtering and generated < train:
-        yield Problem(
-            "batch.generation",
-            f"data.gen_batch_size={generated} is below data.train_batch_size={train}: a round must be able to fill it",
-        )
-    if not filtering and train % generated:
-        yield Problem(
-            "batch.generation",
-            f"data.gen_batch_size={generated} does not divide data.train_batch_size={train}, which it must without "
-            "dynamic sampling: set it to the same",
-        )
-    dies = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    if train * samples % dies:
-        yield Problem(
-            "batch.devices",
-            f"train_batch_size x rollout.n = {train * samples} is not a multiple of the {dies} devices: change one",
-        )
-    else:
-        yield from _micro_batches(config, train * samples // dies, mini * samples // dies)
-    if filtering and samples < 2:
-        yield Problem(
-            "batch.samples",
-            f"actor_rollout_ref.rollout.n={samples}: dynamic sampling compares the samples of a prompt, use 2 or more",
-        )
-
-
-def _micro_batches(config: DictConfig, batch: int, mini_batch: int) -> Iterator[Problem]:
-    """`batch` and `mini_batch` in responses of one device."""
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    for key, size, total, dynamic in (
-        ("actor.ppo_micro_batch_size_per_gpu", actor.ppo_micro_batch_size_per_gpu, mini_batch, actor.use_dynamic_bsz),
-        (
-            "rollout.log_prob_micro_batch_size_per_gpu",
-            rollout.log_prob_micro_batch_size_per_gpu,
-            batch,
-            rollout.log_prob_use_dynamic_bsz,
-        ),
+        yield Problem("batch.mini", f"data.train_batch_size={train}, actor.ppo_mini_batch_size={mini}")
+    if generated < train if filtering else train % generated:
+        yield Problem("batch.generation", f"data.gen_batch_size={generated}, data.train_batch_size={train}")
+    if filtering and rollout.n < 2:
+        yield Problem("batch.samples", f"actor_rollout_ref.rollout.n={rollout.n}")
+    if responses % devices:
+        yield Problem("batch.devices", f"train_batch_size x rollout.n = {responses}, {devices} devices")
+        return
+    for key, is_dynamic, total in (
+        ("actor.ppo_micro_batch_size_per_gpu", actor.use_dynamic_bsz, mini * rollout.n // devices),
+        ("rollout.log_prob_micro_batch_size_per_gpu", rollout.log_prob_use_dynamic_bsz, responses // devices),
     ):
-        if not dynamic and size and total % size:
-            yield Problem(
-                "batch.micro",
-                f"actor_rollout_ref.{key}={size} does not divide the {total} responses it gets: change it",
-            )
+        size = OmegaConf.select(config.actor_rollout_ref, key)
+        if size and not is_dynamic and total % size:
+            yield Problem("batch.micro", f"actor_rollout_ref.{key}={size}, {total} responses of a device")
 
 
 def _lengths(config: DictConfig) -> Iterator[Problem]:
-    needed = config.data.max_prompt_length + config.data.max_response_length
-    longest = vllm_command.server_arguments(config)["max_model_len"]
-    if isinstance(longest, int) and longest < needed:
-        yield Problem(
-            "length.model",
-            f"{vllm_command.key_of('max_model_len', config)}={longest} is below data.max_prompt_length + "
-            f"max_response_length = {needed}: raise it",
-        )
-    overlong = config.reward.reward_kwargs.overlong_buffer_cfg
-    if overlong.enable and not 0 < overlong.len <= config.data.max_response_length:
-        yield Problem(
-            "length.overlong_buffer",
-            f"reward.reward_kwargs.overlong_buffer_cfg.len={overlong.len}: expected 1 to data.max_response_length="
-            f"{config.data.max_response_length}",
-        )
+    longest, wanted = longest_sequence(config), vllm_command.server_arguments(config)["max_model_len"]
+    if isinstance(wanted, int) and wanted < longest:
+        yield Problem("length.model", f"{vllm_command.key_of('max_model_len', config)}={wanted}, {longest} tokens")
+    buffer, response = config.reward.reward_kwargs.overlong_buffer_cfg, config.data.max_response_length
+    if buffer.enable and not 0 < buffer.len <= response:
+        value = f"reward.reward_kwargs.overlong_buffer_cfg.len={buffer.len}, data.max_response_length={response}"
+        yield Problem("length.overlong_buffer", value)
 
 
 def _parallel_sizes(config: DictConfig) -> Iterator[Problem]:
-    rollout = config.actor_rollout_ref.rollout
-    dies = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    replica = rollout.tensor_model_parallel_size * rollout.data_parallel_size
-    if dies % replica:
-        yield Problem(
-            "parallel.rollout",
-            f"actor_rollout_ref.rollout.tensor_model_parallel_size={rollout.tensor_model_parallel_size} x "
-            f"data_parallel_size={rollout.data_parallel_size} does not divide the {dies} devices: change one",
-        )
-    for name, size in (rollout.engine_kwargs.get("vllm") or {}).items():
+    rollout, devices = config.actor_rollout_ref.rollout, device_count(config)
+    tensor, data, experts = (rollout[f"{name}_parallel_size"] for name in ("tensor_model", "data", "expert"))
+    if devices % (tensor * data):
+        value = f"{vllm_command.ROLLOUT}.tensor_model_parallel_size={tensor} x data_parallel_size={data}"
+        yield Problem("parallel.rollout", f"{value}, {devices} devices")
+    for name, size in rollout.engine_kwargs.vllm.items():
         # verl places its workers by the keys of its own, whatever vLLM is told here.
-        if name in ENGINE_SIZES and size != rollout[ENGINE_SIZES[name]]:
-            yield Problem(
-                "parallel.engine_kwargs",
-                f"actor_rollout_ref.rollout.engine_kwargs.vllm.{name}={size}: verl places workers by "
-                f"rollout.{ENGINE_SIZES[name]}={rollout[ENGINE_SIZES[name]]}: remove it, set that one",
-            )
-    if rollout.expert_parallel_size not in (1, replica):
-        yield Problem(
-            "parallel.expert",
-            f"rollout.expert_parallel_size={rollout.expert_parallel_size}: vLLM spreads experts over 1 or all "
-            f"{replica} devices of a replica",
-        )
-    if device_memory.uses_megatron(config):
-        yield from _megatron_sizes(config.actor_rollout_ref.actor.megatron, dies)
+        if (own := ENGINE_SIZES.get(name)) and size != rollout[own]:
+            value = f"{vllm_command.key_of(name, config)}={size}, rollout.{own}={rollout[own]}"
+            yield Problem("parallel.engine_kwargs", value)
+    if experts not in (1, tensor * data):
+        yield Problem("parallel.expert", f"rollout.expert_parallel_size={experts}, replicas of {tensor * data} devices")
+    if uses_megatron(config):
+        yield from _megatron_sizes(config.actor_rollout_ref.actor.megatron, devices)
 
 
-def _megatron_sizes(sizes: DictConfig, dies: int) -> Iterator[Problem]:
-    model = sizes.tensor_model_parallel_size * sizes.pipeline_model_parallel_size * sizes.context_parallel_size
-    if dies % model:
-        yield Problem(
-            "parallel.megatron",
-            f"actor.megatron: tensor x pipeline x context = {model} does not divide the {dies} devices: change one",
-        )
-    elif dies // sizes.pipeline_model_parallel_size % sizes.expert_model_parallel_size:
-        yield Problem(
-            "parallel.megatron",
-            f"actor.megatron.expert_model_parallel_size={sizes.expert_model_parallel_size} does not divide the "
-            f"{dies // sizes.pipeline_model_parallel_size} devices of a pipeline stage: change it",
-        )
+def _megatron_sizes(sizes: DictConfig, devices: int) -> Iterator[Problem]:
+    pipeline, experts = sizes.pipeline_model_parallel_size, sizes.expert_model_parallel_size
+    model, stage = sizes.tensor_model_parallel_size * pipeline * sizes.context_parallel_size, devices // pipeline
+    if devices % model:
+        value = f"actor.megatron: tensor x pipeline x context = {model}, {devices} devices"
+        yield Problem("parallel.megatron", value)
+    elif stage % experts:
+        value = f"actor.megatron.expert_model_parallel_size={experts}, {stage} devices of a pipeline stage"
+        yield Problem("parallel.megatron", value)
 
 
 def _token_budgets(config: DictConfig) -> Iterator[Problem]:
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    is_megatron = device_memory.uses_megatron(config)
-    name = "context_parallel_size" if is_megatron else "ulysses_sequence_parallel_size"
-    ranks = (actor.megatron if is_megatron else actor.fsdp_config)[name]
-    longest = config.data.max_prompt_length + config.data.max_response_length
-    if actor.use_dynamic_bsz and (room := actor.ppo_max_token_len_per_gpu * ranks) < longest:
-        yield Problem(
-            "tokens.update",
-            f"actor.ppo_max_token_len_per_gpu x {name} = {room} is below the longest sequence, {longest}: raise it",
-        )
+    actor, rollout, longest = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, longest_sequence(config)
+    name = "context_parallel_size" if uses_megatron(config) else "ulysses_sequence_parallel_size"
+    room = actor.ppo_max_token_len_per_gpu * (actor.megatron if uses_megatron(config) else actor.fsdp_config)[name]
+    if actor.use_dynamic_bsz and room < longest:
+        yield Problem("tokens.update", f"actor.ppo_max_token_len_per_gpu x {name} = {room}, {longest} tokens")
     drafted = config.speculation.num_speculative_tokens if config.speculation.method != "off" else 0
-    if rollout.max_num_batched_tokens < (needed := rollout.max_num_seqs * (1 + drafted)):
-        yield Problem(
-            "tokens.rollout",
-            f"rollout.max_num_batched_tokens={rollout.max_num_batched_tokens} is below max_num_seqs x (1 + "
-            f"num_speculative_tokens) = {needed}, one step of full decoding: raise it",
-        )
+    room, needed = rollout.max_num_batched_tokens, rollout.max_num_seqs * (1 + drafted)
+    if room < needed:
+        value = f"rollout.max_num_batched_tokens={room}, max_num_seqs x (1 + num_speculative_tokens) = {needed}"
+        yield Problem("tokens.rollout", value)
+
+
+def _verl(config: DictConfig) -> Iterator[Problem]:
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
+    from verl.utils.config import omega_conf_to_dataclass, validate_config
+
+    try:
+        validate_config(config, use_reference_policy=False, use_critic=False)
+        for part in ("actor", "rollout"):
+            omega_conf_to_dataclass(config.actor_rollout_ref[part])
+        # verl itself looks these up after the first rollout.
+        get_adv_estimator_fn(config.algorithm.adv_estimator)
+        get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
+    except KeyError as error:
+        yield Problem("config.verl", f"{error} is none of the values it knows")
+    except Exception as error:
+        # Hydra says where first and why next, pydantic ends with a link.
+        lines = [line.strip() for line in str(error).splitlines() if line.strip() and "errors.pydantic.dev" not in line]
+        yield Problem("config.verl", " ".join(lines[:3]) or "a dictionary has an unknown key or a wrong type")
+
+
+def _cluster(config: DictConfig) -> Iterator[Problem]:
+    return cluster.find_problems(config, node_problems)
+
+
+# Every check; the order is the report's.
+CHECKS = (
+    Check("start", cluster.start_problems, ("start", "device")),
+    Check("run directory", _run_directory, ("start", "assets")),
+    Check("versions", _versions, ("start", "device", "node", "image")),
+    Check("training's packages", _training_packages, ("start", "device", "node", "image")),
+    Check("Ascend: CANN and patches", ascend.installation_problems, ("start", "device", "node", "image", "npu")),
+    Check("Ascend: settings", ascend.setting_problems, ("start", "image", "npu")),
+    Check("variables", unknown_names.variable_problems, ("start", "node", "image")),
+    Check("keys", unknown_names.key_problems, ("start",)),
+    Check("keys of ray.init", unknown_names.ray_problems, ()),
+    Check("data", files.data_problems, ("start", "node", "assets")),
+    Check("model", files.model_problems, ("start", "node", "assets")),
+    Check("tokenizer", files.tokenizer_problems, ()),
+    Check("batches", _batches, ("start",)),
+    Check("lengths", _lengths, ("start",)),
+    Check("parallel sizes", _parallel_sizes, ("start",)),
+    Check("token budgets", _token_budgets, ("start",)),
+    Check("memory of a device", device_memory.find_problems, ("start",)),
+    Check("memory, disk and ports of this machine", machine.find_problems, ("start", "device", "node")),
+    Check("verl's own validation", _verl, ("image",)),
+    Check("vLLM's arguments", vllm_command.find_problems_here, ("image",)),
+    Check("drafter and sampler", speculation.find_problems, ("device",)),
+    Check("Ray cluster", _cluster, ()),
+    Check("weight sync", machine.weight_sync_problems, ("device", "npu")),
+)

@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import platform
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.preflight.problem import Problem
+from recipe.preflight.problem import Problem, first_line
 
 RESOURCES = {"npu": "NPU", "cuda": "GPU", "cpu": "CPU"}
 NodeProblems = Callable[[dict], list[Problem]]  # from a config's content
 ANSWER_SECONDS = 180.0  # a node imports Ray, reads the headers of all shards from the shared file system
 CONNECT_SECONDS = 5.0  # a head that takes longer to accept a connection is not there
-START = (
-    "run bash scripts/start_ray_cluster.sh head on one node, worker HEAD_ADDRESS on the others, and start this there"
-)
+START = "bash scripts/start_ray_cluster.sh head here, worker HEAD_ADDRESS on the other nodes"
 
 
 def start_problems(config: DictConfig) -> Iterator[Problem]:
     """Whether this node is the head of a Ray that runs; nothing is asked of a run that starts a Ray of its own."""
-    nodes, address = config.trainer.nnodes, os.environ.get("RAY_ADDRESS")
+    address = os.environ.get("RAY_ADDRESS")
     if not address:
-        if nodes > 1 and (running := cluster_of_this_node()):
-            yield Problem(
-                "ray.address_unset",
-                f"trainer.nnodes={nodes} and a Ray cluster runs at {running}, but RAY_ADDRESS is not set: start the "
-                f"run with its script in scripts/, or export RAY_ADDRESS={running}",
-            )
-        elif nodes > 1:
-            yield Problem(
-                "ray.no_head",
-                f"trainer.nnodes={nodes}, but no Ray runs on this node and RAY_ADDRESS is not set: {START}",
-            )
+        value = f"trainer.nnodes={config.trainer.nnodes}"
+        if config.trainer.nnodes > 1 and (running := cluster_of_this_node()):
+            yield Problem("ray.address_unset", value, f"use the script in scripts/, or export RAY_ADDRESS={running}")
+        elif config.trainer.nnodes > 1:
+            yield Problem("ray.no_head", value, START)
         return
     if address == "auto":
         # Ray then looks for its own processes, which only the cluster's nodes have.
@@ -46,21 +36,11 @@ def start_problems(config: DictConfig) -> Iterator[Problem]:
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
-        yield Problem(
-            "ray.address",
-            f"RAY_ADDRESS={address}: expected HOST:PORT of the Ray cluster's head, for example 10.0.0.1:6379",
-        )
+        yield Problem("ray.address", f"RAY_ADDRESS={address}")
     elif not is_here(host):
-        yield Problem(
-            "ray.not_head",
-            f"this node, {platform.node()}, is not the head of the Ray cluster RAY_ADDRESS={address}: start the run on "
-            f"{host}",
-        )
+        yield Problem("ray.not_head", f"RAY_ADDRESS={address}, {platform.node()}", f"start the run on {host}")
     elif not answers(host, int(port)):
-        yield Problem(
-            "ray.no_answer",
-            f"RAY_ADDRESS={address}: nothing answers there, Ray has ended or was never started: {START}",
-        )
+        yield Problem("ray.no_answer", f"RAY_ADDRESS={address}", START)
 
 
 def cluster_of_this_node() -> str | None:
@@ -87,13 +67,13 @@ def answers(host: str, port: int) -> bool:
 
 
 def is_here(host: str) -> bool:
-    """Whether a host name or address is one of this machine's."""
+    """Whether a host name or address is one of this machine's: only then can something listen at it."""
+    host = host.strip("[]")
     try:
-        found = {entry[4][0] for entry in socket.getaddrinfo(host.strip("[]"), None)}
+        socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError:
         return False
-    own = {one.address.split("%")[0] for addresses in psutil.net_if_addrs().values() for one in addresses}
-    return any(address in own or ipaddress.ip_address(address.split("%")[0]).is_loopback for address in found)
+    return True
 
 
 def find_problems(config: DictConfig, node_problems: NodeProblems) -> Iterator[Problem]:
@@ -108,11 +88,7 @@ def find_problems(config: DictConfig, node_problems: NodeProblems) -> Iterator[P
     try:
         ray.init(address=address, logging_level="ERROR", log_to_driver=False)
     except Exception as error:
-        yield Problem(
-            "ray.refused",
-            f"RAY_ADDRESS={address}: no cluster answers ({str(error).splitlines()[0]}): start it "
-            "with bash scripts/start_ray_cluster.sh, or unset RAY_ADDRESS",
-        )
+        yield Problem("ray.refused", f"RAY_ADDRESS={address}: {first_line(error)}")
         return
     try:
         alive = [node for node in ray.nodes() if node["Alive"]]
@@ -128,17 +104,10 @@ def _device_problems(config: DictConfig, nodes: list[dict], available: dict[str,
     counts = [node["Resources"].get(resource, 0) for node in nodes]
     free = int(available.get(resource, 0))
     if (complete := sum(count >= whole for count in counts)) < wanted:
-        yield Problem(
-            "ray.nodes_missing",
-            f"{complete} of {wanted} nodes are in the Ray cluster with {whole} {resource} each (found: "
-            f"{sorted(map(int, counts), reverse=True)}): start the others with scripts/start_ray_cluster.sh worker",
-        )
+        there = sorted(map(int, counts), reverse=True)
+        yield Problem("ray.nodes_missing", f"{complete} of {wanted} nodes with {whole} {resource}, found {there}")
     elif free < wanted * whole:
-        yield Problem(
-            "ray.devices_taken",
-            f"{free} of the {wanted * whole} {resource} that the run needs are free: another run holds the others, "
-            "wait for it or stop it",
-        )
+        yield Problem("ray.devices_taken", f"{free} of {wanted * whole} {resource} are free")
 
 
 def ask_nodes(config: DictConfig, nodes: list[dict], node_problems: NodeProblems) -> dict[str, list[Problem]]:
@@ -147,25 +116,18 @@ def ask_nodes(config: DictConfig, nodes: list[dict], node_problems: NodeProblems
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     ask = ray.remote(num_cpus=0, max_retries=0)(node_problems)
-    content = OmegaConf.to_container(config)
-    answers = {
-        node["NodeManagerAddress"]: ask.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote(content)
-        for node in nodes
-    }
+    answers = {}
+    for node in nodes:
+        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        answers[node["NodeManagerAddress"]] = ask.options(scheduling_strategy=there).remote(
+            OmegaConf.to_container(config)
+        )
     found = {}
     for address, answer in answers.items():
         try:
             found[address] = ray.get(answer, timeout=ANSWER_SECONDS)
         except Exception as error:
-            found[address] = [
-                Problem(
-                    "ray.node",
-                    f"preflight cannot run there ({str(error).strip().splitlines()[-1]}): pip install --no-deps -e . "
-                    "and the pins of requirements/ on that node",
-                )
-            ]
+            found[address] = [Problem("ray.node", str(error).strip().splitlines()[-1])]
     return found
 
 
@@ -176,4 +138,4 @@ def _by_problem(found: dict[str, list[Problem]]) -> Iterator[Problem]:
             places.setdefault(problem, []).append(address)
     for problem, addresses in places.items():
         where = "every node" if len(addresses) == len(found) > 1 else ", ".join(addresses)
-        yield Problem(problem.code, f"on {where}: {problem.message}")
+        yield Problem(problem.code, f"on {where}: {problem.value}", problem.remedy)

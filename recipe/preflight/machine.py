@@ -14,7 +14,7 @@ import psutil
 from omegaconf import DictConfig
 
 from recipe.preflight import device_memory
-from recipe.preflight.problem import Problem
+from recipe.preflight.problem import Problem, first_line
 
 GIB = 2**30
 MINIMUM_MEMORY_GIB = {"cpu": 10}
@@ -28,11 +28,8 @@ RAY_CLIENT_PORT = 10001
 
 
 def find_problems(config: DictConfig) -> Iterator[Problem]:
-    yield from _memory(config)
-    yield from _disk(config)
-    yield from _shared_memory(config)
-    yield from _ports(config)
-    yield from _interfaces()
+    for find in (_memory, _disk, _shared_memory, _ports, _interfaces):
+        yield from find(config)
 
 
 def free_memory_gib() -> float:
@@ -44,34 +41,18 @@ def free_gib(place: Path) -> float:
 
 
 def _memory(config: DictConfig) -> Iterator[Problem]:
-    free = free_memory_gib()
-    if free < (wanted := MINIMUM_MEMORY_GIB.get(config.trainer.device, 0)):
-        yield Problem("machine.memory", f"{free:.1f} GiB of memory are free, {wanted} are needed: stop other programs")
-    elif free < (wanted := device_memory.offloaded_gib(config)):
-        yield Problem(
-            "machine.memory",
-            f"{free:.0f} GiB of memory are free, {wanted:.0f} are needed for what training keeps there between "
-            "updates: stop other programs, take more nodes, or unset param_offload and optimizer_offload of the actor",
-        )
+    wanted = max(MINIMUM_MEMORY_GIB.get(config.trainer.device, 0), device_memory.offloaded_gib(config))
+    if (free := free_memory_gib()) < wanted:
+        yield Problem("machine.memory", f"{free:.1f} GiB of memory are free, {wanted:.0f} are needed")
 
 
 def _disk(config: DictConfig) -> Iterator[Problem]:
-    place = Path(config.run_dir)
-    while not place.exists():
-        place = place.parent
-    free = free_gib(place)
+    place = next(path for path in (Path(config.run_dir), *Path(config.run_dir).parents) if path.exists())
     one, kept = device_memory.checkpoint_gib(config), checkpoints_at_once(config)
-    if free < (wanted := MINIMUM_DISK_GIB.get(config.trainer.device, 0)):
-        yield Problem(
-            "machine.disk",
-            f"{free:.1f} GiB of disk are free below {place}, {wanted} are needed: free some or set run_dir",
-        )
-    elif free < one * kept:
-        yield Problem(
-            "machine.disk",
-            f"{free:.0f} GiB of disk are free below {place}, {kept} checkpoints of {one:.0f} GiB each need "
-            f"{one * kept:.0f}: free some, set run_dir, or lower trainer.max_actor_ckpt_to_keep",
-        )
+    wanted = max(MINIMUM_DISK_GIB.get(config.trainer.device, 0), one * kept)
+    if (free := free_gib(place)) < wanted:
+        value = f"{free:.1f} GiB of disk are free below {place}, {wanted:.0f} are needed"
+        yield Problem("machine.disk", value + f" for {kept} checkpoints of {one:.0f} GiB" * (one > 0))
 
 
 def checkpoints_at_once(config: DictConfig) -> int:
@@ -85,17 +66,17 @@ def checkpoints_at_once(config: DictConfig) -> int:
 
 
 def _shared_memory(config: DictConfig) -> Iterator[Problem]:
-    if not SHARED_MEMORY.is_dir():
-        return
-    free = free_gib(SHARED_MEMORY)
-    parts = shared_memory_parts(config)
-    if free < (wanted := sum(parts.values())):
+    if SHARED_MEMORY.is_dir():
+        parts = shared_memory_parts(config)
         described = ", ".join(f"{name} {gib:.1f}" for name, gib in parts.items() if gib)
-        yield Problem(
-            "machine.shared_memory",
-            f"{free:.1f} GiB are free in {SHARED_MEMORY}, {wanted:.1f} are needed ({described}): start the container "
-            f"with --shm-size={math.ceil(wanted)}g or more",
-        )
+        yield from _too_little_shared_memory(sum(parts.values()), described)
+
+
+def _too_little_shared_memory(wanted: float, described: str) -> Iterator[Problem]:
+    if (free := free_gib(SHARED_MEMORY)) < wanted:
+        value = f"{free:.1f} GiB are free in {SHARED_MEMORY}, {wanted:.1f} are needed ({described})"
+        remedy = f"start the container with --shm-size={math.ceil(wanted)}g or more"
+        yield Problem("machine.shared_memory", value, remedy)
 
 
 def shared_memory_parts(config: DictConfig) -> dict[str, float]:
@@ -120,18 +101,11 @@ def shared_memory_parts(config: DictConfig) -> dict[str, float]:
 def _ports(config: DictConfig) -> Iterator[Problem]:
     """verl and vLLM ask the system for free ports, and so does a Ray of the run's own; these are the fixed ones."""
     if (vllm := os.environ.get("VLLM_PORT")) is not None and not vllm.isdigit():
-        yield Problem(
-            "machine.vllm_port",
-            f"VLLM_PORT={vllm}: vLLM expects a number, and Kubernetes sets this for a service called vllm: unset it",
-        )
+        yield Problem("machine.vllm_port", f"VLLM_PORT={vllm}")
     if config.trainer.nnodes > 1 and not os.environ.get("RAY_ADDRESS"):
         for port in (int(os.environ.get("PORT") or 6379), RAY_CLIENT_PORT):
             if not is_free(port):
-                yield Problem(
-                    "machine.port",
-                    f"port {port}, which a Ray head needs, is taken on this node: stop what listens there (ss -ltnp "
-                    f"sport = :{port})" + ("" if port == RAY_CLIENT_PORT else ", or set PORT for all nodes"),
-                )
+                yield Problem("machine.port", f"port {port}")
     if config.trainer.device == "npu":
         yield from _collective_ports(os.environ.get("HCCL_HOST_SOCKET_PORT_RANGE", "auto"))
 
@@ -140,37 +114,24 @@ def _collective_ports(wanted: str) -> Iterator[Problem]:
     """HCCL's on the host; verl sets `auto`, with which the system chooses."""
     if wanted.strip() == "auto":
         return
-    ports: list[int] = []
-    for part in wanted.split(","):
-        if not (found := re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)):
-            yield Problem(
-                "machine.hccl_ports",
-                f"HCCL_HOST_SOCKET_PORT_RANGE={wanted}: expected auto or ranges such as 60000-60050: unset it",
-            )
-            return
-        ports += range(int(found[1]), int(found[2] or found[1]) + 1)
+    ranges = [re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part) for part in wanted.split(",")]
+    if not all(ranges):
+        yield Problem("machine.hccl_ports", f"HCCL_HOST_SOCKET_PORT_RANGE={wanted}")
+        return
+    ports = [port for found in ranges for port in range(int(found[1]), int(found[2] or found[1]) + 1)]
     if taken := [port for port in ports if not is_free(port)]:
-        yield Problem(
-            "machine.hccl_ports",
-            f"HCCL_HOST_SOCKET_PORT_RANGE={wanted}: {len(taken)} of its ports are taken on this node, first {taken[0]}"
-            ": unset it, verl then lets the system choose",
-        )
+        value = f"HCCL_HOST_SOCKET_PORT_RANGE={wanted}, {len(taken)} of its ports are taken, first {taken[0]}"
+        yield Problem("machine.hccl_ports", value)
 
 
-def _interfaces() -> Iterator[Problem]:
+def _interfaces(_: DictConfig) -> Iterator[Problem]:
     """Network cards that collectives are told to use. HCCL's may begin with = (exactly this) or ^ (none of these)."""
-    there = set(psutil.net_if_addrs())
+    there = sorted(psutil.net_if_addrs())
     for variable in ("GLOO_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         wanted = os.environ.get(variable, "").strip()
-        names = [name for name in wanted.lstrip("=").split(",") if name]
-        if not names or wanted.startswith("^"):
-            continue
-        if not any(one.startswith(name) for name in names for one in there):
-            has = ", ".join(sorted(there))
-            yield Problem(
-                "machine.network_card",
-                f"{variable}={wanted}: this node has no such network card: set it to one of {has}",
-            )
+        names = tuple(name for name in wanted.lstrip("=").split(",") if name)
+        if names and not wanted.startswith("^") and not any(one.startswith(names) for one in there):
+            yield Problem("machine.network_card", f"{variable}={wanted}", f"set it to one of {', '.join(there)}")
 
 
 def is_free(port: int) -> bool:
@@ -191,25 +152,12 @@ def weight_sync_problems(config: DictConfig) -> Iterator[Problem]:
         if is_support_ipc():
             return
     except Exception as error:
-        yield Problem(
-            "weight_sync.driver",
-            f"verl cannot ask the driver ({str(error).splitlines()[0]}): check npu-smi info and CANN's set_env.sh",
-        )
+        yield Problem("weight_sync.driver", first_line(error))
         return
+    # An old driver (verl asks for HDK 25.3.rc1) hands them over in shared memory.
     bucket = config.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes
     wanted = bucket * config.trainer.n_gpus_per_node / 1024
-    free = free_gib(SHARED_MEMORY)
-    if free < wanted:
-        yield Problem(
-            "machine.shared_memory",
-            f"the driver is too old to hand weights over on the device (verl asks for HDK 25.3.rc1), so they take "
-            f"{wanted:.0f} GiB of {SHARED_MEMORY}, {free:.1f} are free: update the driver, or start the container with "
-            f"--shm-size={math.ceil(wanted)}g more",
-        )
-    largest = device_memory.largest_tensor_mib(config)
-    if largest > bucket:
-        yield Problem(
-            "weight_sync.bucket",
-            f"rollout.checkpoint_engine.update_weights_bucket_megabytes={bucket} is below the largest tensor, "
-            f"{largest:.0f}, which this driver's weight sync needs: raise it",
-        )
+    yield from _too_little_shared_memory(wanted, "weight sync, which a driver from HDK 25.3.rc1 on does without")
+    if (largest := device_memory.largest_tensor_mib(config)) > bucket:
+        key = "rollout.checkpoint_engine.update_weights_bucket_megabytes"
+        yield Problem("weight_sync.bucket", f"{key}={bucket}, {largest:.0f} of the largest tensor")

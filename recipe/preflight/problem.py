@@ -1,101 +1,118 @@
-"""One problem that preflight has found: a line for the user, and a code to look it up by in docs/operations.md."""
+"""What preflight can find wrong, each with a code to look it up by in docs/operations.md."""
 
 from __future__ import annotations
 
-# Every code, and what it means in one line; docs/operations.md lists them from here.
-CODES = {
-    "ascend.cann": "CANN is not there, or of another release than torch-npu",
-    "ascend.lossy": "a setting of vllm-ascend changes the tokens that are sampled",
-    "ascend.patches": "vllm-ascend's files are not the patched ones",
-    "ascend.scheduling": "asynchronous scheduling and a drafter on the host exclude each other",
-    "ascend.versions": "torch, torch-npu and vllm-ascend do not belong together",
-    "batch.devices": "the responses of a step do not divide among the devices",
-    "batch.generation": "a round of dynamic sampling is too small, or does not divide the batch",
-    "batch.micro": "a micro-batch does not divide the responses that it is taken from",
-    "batch.mini": "the training batch is not a multiple of the mini-batch",
-    "batch.samples": "dynamic sampling needs two samples of a prompt or more",
-    "config.engine": "the rollout engine is not vLLM",
-    "config.name": "wandb takes texts as names",
-    "config.ray_init": "ray.init does not know the key",
-    "config.strategy": "the training strategy is unknown",
-    "config.unknown_key": "verl does not know the key and would ignore it",
-    "config.verl": "verl's own validation refuses the config",
-    "data.missing": "a data file is not there",
-    "data.wrong_file": "a data file is no parquet file, or lacks a column",
-    "drafter.load": "the drafter or the sampler would not load",
-    "environment.misspelt": "an environment variable is set that nothing reads",
-    "length.model": "prompt and response are longer than the model's context",
-    "length.overlong_buffer": "the overlong buffer is longer than a response",
-    "machine.disk": "too little disk for the checkpoints",
-    "machine.hccl_ports": "HCCL's ports are taken, or not written as ranges",
-    "machine.memory": "too little memory",
-    "machine.network_card": "a network card is named that this node does not have",
-    "machine.port": "a port that Ray's head needs is taken",
-    "machine.shared_memory": "too little shared memory",
-    "machine.vllm_port": "VLLM_PORT is not a number",
-    "memory.kv_cache": "weights leave no room for the KV cache of one longest response",
-    "memory.training": "training does not fit on a device",
-    "model.checksum": "a file's SHA-256 is not the one that was downloaded",
-    "model.damaged": "a file of the model is damaged or cut off",
-    "model.index": "the index names tensors or sizes that the shards do not have",
-    "model.missing": "a file of the model is not there",
-    "model.tokenizer": "the tokenizer does not load",
-    "package.flash_attention": "flash-attn is not installed, or sequences are split without it",
-    "package.megatron": "Megatron's packages are not installed",
-    "package.suffix": "speculation=suffix needs arctic-inference",
-    "package.version": "a package has another version than the recipe is written for",
-    "parallel.engine_kwargs": "vLLM is told another parallel size than verl",
-    "parallel.expert": "experts are spread over some of a replica's devices",
-    "parallel.megatron": "Megatron's parallel sizes do not divide the devices",
-    "parallel.rollout": "the rollout's parallel sizes do not divide the devices",
-    "ray.address": "RAY_ADDRESS is not HOST:PORT",
-    "ray.address_unset": "a Ray cluster runs here and RAY_ADDRESS is not set",
-    "ray.devices_taken": "another run holds devices of the cluster",
-    "ray.no_answer": "nothing answers at RAY_ADDRESS",
-    "ray.no_head": "no Ray runs on this node",
-    "ray.node": "preflight cannot run on a node of the cluster",
-    "ray.nodes_missing": "fewer nodes are in the cluster than the run needs",
-    "ray.not_head": "this node is not the head of the cluster",
-    "ray.refused": "the cluster refuses the connection",
-    "run_dir.in_use": "another run uses the directory",
-    "tokens.rollout": "a step of the rollout has fewer tokens than full decoding needs",
-    "tokens.update": "an update has fewer tokens than the longest sequence",
-    "vllm.arguments": "vLLM refuses an argument; the line names its key",
-    "weight_sync.bucket": "a tensor is larger than the bucket of the weight sync",
-    "weight_sync.driver": "the NPU's driver is too old, or cannot be asked",
-}
+import difflib
+from collections.abc import Iterable
+
+# The code, what is wrong, and what to do where the check does not know better; docs/operations.md has it from here.
+TABLE = """\
+ascend.cann | torch-npu 2.10.0 is released with CANN 9 | install it, source its set_env.sh or set ASCEND_HOME_PATH
+ascend.lossy | it changes which tokens are sampled | unset it
+ascend.patches | vllm-ascend would not call this project | run python scripts/patch.py apply
+ascend.scheduling | drafters on the host need the step's tokens first, vLLM refuses the pair | unset it
+batch.devices | the responses of a step do not divide among the devices | change one
+batch.generation | a round must be able to fill the batch, and divide it without dynamic sampling | change one
+batch.micro | a micro-batch does not divide the responses that it is taken from | change it
+batch.mini | the batch is not a multiple of the mini-batch | change one
+batch.samples | dynamic sampling compares the samples of a prompt | use 2 or more
+config.engine | this recipe replaces the drafter and the sampler of vLLM only | set it to vllm
+config.name | wandb takes texts only | begin it with a letter, as in run_32
+config.override | Hydra refuses an override | correct what the line names
+config.ray_init | ray.init does not know the key | remove it
+config.strategy | expected fsdp, fsdp2 or megatron | choose it with training=...
+config.unknown_file | configs/ has no such file | choose one of those that the line names
+config.unknown_key | verl 0.9.1 does not know the key and would ignore it | remove it
+config.value | a value is of another type or range than expected | change it
+config.verl | verl refuses the config | correct what it names
+data.missing | no such file | make it with bash scripts/prepare_data.sh, or point the key at your own
+data.wrong_file | expected Parquet with data_source, prompt and reward_model | make it again
+drafter.load | vLLM would not load it | correct what the line names
+environment.misspelt | nothing reads this variable | correct its name
+length.model | it is below the longest prompt and response | raise it
+length.overlong_buffer | expected 1 to the longest response | change it
+machine.disk | too little disk for the checkpoints | free some, set run_dir, or lower trainer.max_actor_ckpt_to_keep
+machine.hccl_ports | expected auto, or ranges such as 60000-60050 of free ports | unset it
+machine.memory | too little memory | stop other programs, take more nodes, or unset the actor's *_offload
+machine.network_card | this node has no such network card | set it to one that the line names
+machine.port | taken on this node, and a Ray head needs it | stop what listens there, or set PORT on all nodes
+machine.shared_memory | too little shared memory | start the container with a larger --shm-size
+machine.vllm_port | vLLM expects a number, Kubernetes sets this for a service called vllm | unset it
+memory.kv_cache | less than one longest response | raise rollout.tensor_model_parallel_size or gpu_memory_utilization
+memory.training | training does not fit | raise the actor's parallel sizes, or lower its ppo_max_token_len_per_gpu
+model.checksum | the SHA-256 is not the one that `hf download` noted | remove it, bash scripts/prepare_model.sh
+model.damaged | not a whole safetensors file | remove it, bash scripts/prepare_model.sh goes on where a download stopped
+model.index | shards and index are of two models | fetch both again, bash scripts/prepare_model.sh
+model.missing | a file of the model is not there | bash scripts/prepare_model.sh, or point model.path at your own
+model.tokenizer | the tokenizer does not load | fetch the model again
+package.flash_attention | flash_attention_2 needs flash-attn, and splitting sequences needs both | set the other
+package.megatron | Megatron's packages are not installed | see docs/cluster.md; training=fsdp2 does without
+package.suffix | speculation=suffix needs it | install requirements/peers.txt
+package.version | this recipe is written for that version | install the pins of requirements/
+parallel.engine_kwargs | verl places its workers by a key of its own | remove it, set that one
+parallel.expert | vLLM spreads experts over 1 or all devices of a replica | set it to one of these
+parallel.megatron | Megatron's parallel sizes do not divide the devices | change one
+parallel.rollout | the rollout's parallel sizes do not divide the devices | change one
+ray.address | expected HOST:PORT of the Ray cluster's head, for example 10.0.0.1:6379 | set or unset it
+ray.address_unset | a Ray cluster runs here and RAY_ADDRESS is not set | use the script in scripts/, or export it
+ray.devices_taken | another run holds the other devices | wait for it or stop it
+ray.no_answer | nothing answers there, Ray has ended or was never started | bash scripts/start_ray_cluster.sh
+ray.no_head | no Ray runs on this node and RAY_ADDRESS is not set | bash scripts/start_ray_cluster.sh
+ray.node | preflight cannot run there | install the project and the pins of requirements/ on that node
+ray.nodes_missing | fewer nodes in the Ray cluster than the run needs | bash scripts/start_ray_cluster.sh worker
+ray.not_head | this node is not the head of that Ray cluster | start the run on its head
+ray.refused | the Ray cluster refuses the connection | start it again with scripts/start_ray_cluster.sh, or unset it
+run_dir.in_use | two runs would write the same files | wait for it, stop it, or choose another run_dir=
+tokens.rollout | less than one step of full decoding | raise it
+tokens.update | less than the longest sequence | raise it
+vllm.arguments | vLLM refuses it | change it
+weight_sync.bucket | the largest tensor must fit in it with this driver | raise it
+weight_sync.driver | verl cannot ask the NPU's driver | check npu-smi info and CANN's set_env.sh
+"""
+CODES = {code: (wrong, remedy) for code, wrong, remedy in (line.split(" | ") for line in TABLE.splitlines())}
 
 
 class Problem(str):
-    """The line that is printed: the message with its value and remedy, and the code in brackets.
+    """The line that is printed: the value, what is wrong with it, what to do, and the code in brackets.
 
-    Attributes:
+    Args:
         code: one of CODES.
-        message: the line without the code.
+        value: what was found, with its key where it has one.
+        remedy: in place of the table's.
 
     Example:
-        >>> problem = Problem("ray.no_head", "no Ray runs here: start one")
-        >>> print(problem)
-        no Ray runs here: start one [ray.no_head]
+        >>> print(Problem("batch.samples", "actor_rollout_ref.rollout.n=1"))
+        actor_rollout_ref.rollout.n=1: dynamic sampling compares the samples of a prompt: use 2 or more [batch.samples]
     """
 
     code: str
-    message: str
+    value: str
+    remedy: str | None
 
-    def __new__(cls, code: str, message: str) -> Problem:
-        if code not in CODES:
-            raise KeyError(f"{code}: not in recipe.preflight.problem.CODES")
-        made = super().__new__(cls, f"{message} [{code}]")
-        made.code, made.message = code, message
+    def __new__(cls, code: str, value: str, remedy: str | None = None) -> Problem:
+        wrong, usual = CODES[code]
+        made = super().__new__(cls, f"{value}: {wrong}: {remedy or usual} [{code}]")
+        made.code, made.value, made.remedy = code, value, remedy
         return made
 
-    def __getnewargs__(self) -> tuple[str, str]:
-        return self.code, self.message  # nodes of a cluster send theirs pickled
+    def __getnewargs__(self) -> tuple[str, str, str | None]:
+        return self.code, self.value, self.remedy  # nodes of a cluster send theirs pickled
+
+
+def meant(name: str, known: Iterable[str], alike: float = 0.6) -> str | None:
+    """What to do about a name that nothing knows; None: none of the known ones is as much like it."""
+    close = difflib.get_close_matches(str(name), list(map(str, known)), 1, alike)
+    return f"did you mean {close[0]}?" if close else None
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def table() -> str:
     """The codes as docs/operations.md lists them."""
-    return "\n".join(["| code | meaning |", "|---|---|", *(f"| `{code}` | {text} |" for code, text in CODES.items())])
+    rows = [f"| `{code}` | {wrong} | {remedy} |" for code, (wrong, remedy) in CODES.items()]
+    return "\n".join(["| code | what is wrong | what to do |", "|---|---|---|", *rows])
 
 
 if __name__ == "__main__":

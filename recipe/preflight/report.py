@@ -8,26 +8,13 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from recipe.launch.config import ConfigError, compose_config
-from recipe.preflight import (
-    checks,
-    cluster,
-    config_keys,
-    device_memory,
-    files,
-    machine,
-    speculation,
-    vllm_command,
-)
-from recipe.preflight.problem import Problem
+from recipe.preflight import checks, cluster, device_memory, speculation, vllm_command, vllm_refusals
 
-# About the machine that runs, not about the config: meaningless on a laptop.
-DEVICE_CHECKS = ("start", "versions", "Ascend: pairing and patches", "memory, disk and ports of this machine")
 DEVICE_FILES = {"npu": "davinci[0-9]*", "cuda": "nvidia[0-9]*"}
 
 
@@ -36,69 +23,35 @@ def has_device(device: str) -> bool:
 
 
 def report(config: DictConfig, dry_run: bool) -> dict:
-    """Everything that preflight can say: `problems` by subject, `warnings`, `estimate`, `topology`, with dry_run also
-    the command lines. Imports verl and vLLM, which takes half a minute."""
-    found = {name: list(problems) for name, problems in checks.checks(config).items()}
-    skipped = {}
+    """Everything that preflight can say: `problems` by check, `skipped` checks, `warnings`, `estimate`, `topology`,
+    with dry_run also the command lines. Imports verl and vLLM, which takes half a minute."""
     is_laptop = not has_device(config.trainer.device)
-    if is_laptop:
-        skipped = {name: found.pop(name) for name in DEVICE_CHECKS}
-    found["keys"] += config_keys.ray_problems(config)
-    found["tokenizer"] = list(files.tokenizer_problems(config))
-    found["verl's own validation"] = list(_verl(config))
-    found["vLLM's arguments"] = list(vllm_command.find_problems_here(config))
-    loaded, problems = speculation.resolve(config)
-    (skipped if is_laptop and problems else found)["drafter and sampler"] = problems
-    found["Ray cluster"] = list(cluster.find_problems(config, checks.node_problems))
-    if config.trainer.device == "npu" and not is_laptop:
-        found["weight sync"] = list(machine.weight_sync_problems(config))
+    skipped = [check.name for check in checks.select(config, "device") if is_laptop]
+    found = {check.name: list(check.find(config)) for check in checks.select(config) if check.name not in skipped}
     result = {
         "problems": found,
         "skipped": skipped,
         "warnings": list(checks.find_warnings(config)),
         "estimate": device_memory.describe(config),
         "topology": topology(config),
-        "speculation": loaded,
+        "speculation": speculation.resolve(config)[0],
     }
     if dry_run:
         result["command"] = f"python -m recipe.main_dapo --config-name {config.config_name}"
-        arguments = vllm_command.command_line(vllm_command.server_arguments(config))
+        arguments = vllm_refusals.command_line(vllm_command.server_arguments(config))
         result["vllm"] = ["serve", config.actor_rollout_ref.model.path, *arguments]
     return result
 
 
 def topology(config: DictConfig) -> str:
     rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
-    devices = trainer.nnodes * trainer.n_gpus_per_node
+    devices = device_memory.device_count(config)
     replica = rollout.tensor_model_parallel_size * rollout.data_parallel_size
     return (
         f"{trainer.nnodes} nodes x {trainer.n_gpus_per_node} {trainer.device} devices; rollout: {devices // replica} "
         f"replicas of {replica}, up to {rollout.max_num_seqs} requests each; training: "
         f"{config.actor_rollout_ref.actor.strategy}"
     )
-
-
-def _verl(config: DictConfig) -> Iterator[Problem]:
-    from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
-    from verl.utils.config import omega_conf_to_dataclass, validate_config
-
-    try:
-        validate_config(config, use_reference_policy=False, use_critic=False)
-        for part in ("actor", "rollout"):
-            omega_conf_to_dataclass(config.actor_rollout_ref[part])
-        # verl itself looks these up after the first rollout.
-        get_adv_estimator_fn(config.algorithm.adv_estimator)
-        get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
-    except Exception as error:
-        yield Problem("config.verl", f"verl refuses the config: {_said(error)}: correct what it names")
-
-
-def _said(error: Exception) -> str:
-    """An error in one line: Hydra says where first and why next, pydantic ends with a link."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and "errors.pydantic.dev" not in line]
-    if isinstance(error, KeyError):
-        return f"{lines[0]} is none of the values it knows"
-    return " ".join(lines[:3]) or "a dictionary in it has an unknown key or a value of the wrong type"
 
 
 def _print(result: dict) -> None:

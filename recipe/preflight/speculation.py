@@ -6,34 +6,32 @@ import contextlib
 import importlib
 import importlib.metadata
 import os
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.launch import source_patches
-from recipe.preflight.problem import Problem
+from recipe.preflight.device_memory import longest_sequence
+from recipe.preflight.problem import Problem, first_line
 
 PLUGINS = "vllm.general_plugins"
 ASCEND_RUNNER = "vllm_ascend.worker.model_runner_v1.NPUModelRunner"
 VLLM_RUNNER = "vllm.v1.worker.gpu_model_runner.GPUModelRunner"
-# vLLM's own drafters, by the method that its SpeculativeConfig settles on.
-VLLM_DRAFTERS = {
-    "ngram": "vllm.v1.spec_decode.ngram_proposer.NgramProposer",
-    "suffix": "vllm.v1.spec_decode.suffix_decoding.SuffixDecodingProposer",
-}
+
+
+def find_problems(config: DictConfig) -> list[Problem]:
+    return resolve(config)[1]
 
 
 def resolve(config: DictConfig) -> tuple[dict[str, str], list[Problem]]:
     """`drafter` and `sampler` in words, and what is wrong with them. Imports vLLM."""
     problems: list[Problem] = []
     found = {}
-    for part, name in ((_drafter, "drafter"), (_sampler, "sampler")):
+    for name, load in {"drafter": _drafter, "sampler": _sampler}.items():
         try:
-            found[name] = part(config)
+            found[name] = load(config)
         except Exception as error:  # vLLM's, and whatever a drafter's import raises
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            problems.append(Problem("drafter.load", f"the {name} would not load: {reason}"))
+            problems.append(Problem("drafter.load", f"the {name}: {first_line(error)}"))
             found[name] = "would not load"
     return found, problems
 
@@ -52,12 +50,12 @@ def _drafter(config: DictConfig) -> str:
 
     speculative = SpeculativeConfig(**asked)
     if speculative.method != "custom_class":
-        return f"{VLLM_DRAFTERS.get(speculative.method, speculative.method)}, vLLM's own"
-    longest = config.data.max_prompt_length + config.data.max_response_length
+        return f"{speculative.method}, vLLM's own"
+    longest = config.actor_rollout_ref.rollout.max_model_len or longest_sequence(config)
     engine = SimpleNamespace(
         speculative_config=speculative,
         additional_config=settings.get("additional_config"),
-        model_config=SimpleNamespace(max_model_len=config.actor_rollout_ref.rollout.max_model_len or longest),
+        model_config=SimpleNamespace(max_model_len=longest),
     )
     made = create_custom_proposer(engine)
     by = create_custom_proposer.__module__
@@ -91,28 +89,23 @@ def _sampler(config: DictConfig) -> str:
     getattr(importlib.import_module(module), attribute)
     if config.trainer.device == "npu":
         return f"{name}, put there by {ASCEND_RUNNER}.load_model {_ascend_state()}"
-    for problem in _plugin_problems():
-        raise RuntimeError(problem)
+    _check_plugin()
     return f"{name}, put there by the plugin after {VLLM_RUNNER}.load_model"
 
 
-def _plugin_problems() -> Iterator[str]:
-    """Whether vLLM's processes would load this project's plugin, and the plugin reach their model runner."""
-    allowed = os.environ.get("VLLM_PLUGINS")
+def _check_plugin() -> None:
+    """Raise RuntimeError unless vLLM's processes would load this project's plugin, and it reaches their runner."""
+    allowed, runner = os.environ.get("VLLM_PLUGINS"), os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "0")
     if not any(one.name == "sam" for one in importlib.metadata.entry_points(group=PLUGINS)):
-        yield "the plugin `sam` is not registered with vLLM: pip install --no-deps -e . where vLLM runs"
-    elif allowed is not None and "sam" not in allowed.split(","):
-        yield f"VLLM_PLUGINS={allowed} keeps vLLM from loading the plugin `sam`: add it, or unset the variable"
-    elif os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "0") != "0":
-        yield (
-            f"VLLM_USE_V2_MODEL_RUNNER={os.environ['VLLM_USE_V2_MODEL_RUNNER']}: the plugin does not replace that "
-            "model runner's sampler: unset it"
-        )
-    else:
-        from vllm.plugins import load_general_plugins
-        from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+        raise RuntimeError("the plugin `sam` is not registered with vLLM (pip install --no-deps -e . where vLLM runs)")
+    if allowed is not None and "sam" not in allowed.split(","):
+        raise RuntimeError(f"VLLM_PLUGINS={allowed} keeps vLLM from loading the plugin `sam` (add it or unset it)")
+    if runner != "0":
+        raise RuntimeError(f"VLLM_USE_V2_MODEL_RUNNER={runner}, whose sampler the plugin does not replace (unset it)")
+    from vllm.plugins import load_general_plugins
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-        with contextlib.suppress(ImportError):
-            load_general_plugins()
-        if not getattr(GPUModelRunner.load_model, "_sam", False):
-            yield f"the plugin `sam` was loaded and {VLLM_RUNNER}.load_model is as before: install vllm==0.23.0"
+    with contextlib.suppress(ImportError):
+        load_general_plugins()
+    if not getattr(GPUModelRunner.load_model, "_sam", False):
+        raise RuntimeError(f"the plugin `sam` leaves {VLLM_RUNNER}.load_model as it is (install vllm==0.23.0)")

@@ -10,25 +10,25 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import re
-import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
+
 from recipe.preflight.problem import Problem
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-FETCH = "bash scripts/prepare_model.sh goes on where a download stopped"
-LONGEST_HEADER = 100_000_000  # safetensors' own limit
 
 
 def find_problems(folder: Path) -> Iterator[Problem]:
     if not (folder / INDEX).is_file():
         if (folder / SINGLE).is_file():
-            yield from _shard_problems(folder / SINGLE, None)
+            yield from _shard_problems(folder / SINGLE, {})
         else:
-            yield Problem("model.missing", f"{folder}: neither {INDEX} nor {SINGLE} there: {FETCH}")
+            yield Problem("model.missing", f"{folder}: neither {INDEX} nor {SINGLE}")
         return
     try:
         index = json.loads((folder / INDEX).read_text())
@@ -36,66 +36,38 @@ def find_problems(folder: Path) -> Iterator[Problem]:
         for tensor, shard in index["weight_map"].items():
             shards.setdefault(shard, set()).add(tensor)
     except (ValueError, KeyError, AttributeError, TypeError):
-        yield Problem("model.damaged", f"{folder / INDEX}: not an index of safetensors: remove it, {FETCH}")
+        yield Problem("model.damaged", f"{folder / INDEX}: no weight_map")
         return
     if missing := sorted(shard for shard in shards if not (folder / shard).is_file()):
-        count = f"{len(missing)} of {len(shards)}"
-        yield Problem(
-            "model.missing", f"{folder}: {count} shards of {INDEX} are missing, the first {missing[0]}: {FETCH}"
-        )
+        value = f"{folder}: {len(missing)} of {len(shards)} shards of {INDEX}, the first {missing[0]}"
+        yield Problem("model.missing", value)
         return
-    found = [problem for shard in sorted(shards) for problem in _shard_problems(folder / shard, shards[shard])]
+    sizes: dict[str, int] = {}
+    found = [problem for shard in sorted(shards) for problem in _shard_problems(folder / shard, sizes, shards[shard])]
     yield from found
-    total = (index.get("metadata") or {}).get("total_size")
-    if not found and total is not None and (there := _tensor_bytes(folder, shards)) != int(total):
-        yield Problem(
-            "model.index",
-            f"{folder}: the shards hold {there} bytes of tensors, {INDEX} says {int(total)}: another model's index?",
-        )
+    total, there = (index.get("metadata") or {}).get("total_size"), sum(sizes.values())
+    if not found and total is not None and there != int(total):
+        yield Problem("model.index", f"{folder}: {there} bytes of tensors, {INDEX} says {int(total)}")
 
 
-def _shard_problems(path: Path, tensors: set[str] | None) -> Iterator[Problem]:
+def _shard_problems(path: Path, sizes: dict[str, int], tensors: set[str] = frozenset()) -> Iterator[Problem]:
+    """Also adds to `sizes` the bytes of those tensors. Opening compares the file's size with its header's."""
     try:
-        header, start = read_header(path)
-    except ValueError as error:
-        yield Problem("model.damaged", f"{path}: {error}: remove it, {FETCH}")
+        with safe_open(path, "np") as shard:
+            missing = sorted(tensors - set(shard.keys()))
+            slices = {name: shard.get_slice(name) for name in tensors.difference(missing)}
+            sizes.update({name: _bytes(one.get_shape(), one.get_dtype()) for name, one in slices.items()})
+    except (SafetensorError, OSError) as error:
+        yield Problem("model.damaged", f"{path}, {path.stat().st_size:,} bytes: {error}")
         return
-    wanted, there = start + _end(header), path.stat().st_size
-    if there != wanted:
-        yield Problem(
-            "model.damaged", f"{path} has {there:,} bytes of {wanted:,}, an interrupted copy: remove it, {FETCH}"
-        )
-    if tensors is not None and (missing := sorted(tensors - set(header))):
-        yield Problem(
-            "model.index",
-            f"{path}: {len(missing)} tensors of {INDEX} are not in it, the first {missing[0]}: files of two models?",
-        )
+    if missing:
+        yield Problem("model.index", f"{path}: {len(missing)} tensors of {INDEX} are not in it, first {missing[0]}")
 
 
-def read_header(path: Path) -> tuple[dict, int]:
-    """A safetensors file's header and where its tensors start. Raises ValueError: it is none."""
-    with open(path, "rb") as file:
-        first = file.read(8)
-        size = struct.unpack("<Q", first)[0] if len(first) == 8 else 0
-        if not 0 < size <= LONGEST_HEADER:
-            raise ValueError("no safetensors file")
-        text = file.read(size)
-    try:
-        header = json.loads(text)
-        _end(header)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise ValueError("its header is damaged") from None
-    return header, 8 + size
-
-
-def _end(header: dict) -> int:
-    return max((one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"), default=0)
-
-
-def _tensor_bytes(folder: Path, shards: dict[str, set[str]]) -> int:
-    headers = {shard: read_header(folder / shard)[0] for shard in shards}
-    spans = [headers[shard][tensor]["data_offsets"] for shard, tensors in shards.items() for tensor in tensors]
-    return sum(end - start for start, end in spans)
+def _bytes(shape: list[int], dtype: str) -> int:
+    """`dtype` as safetensors names it: F32, BF16, F8_E4M3, BOOL."""
+    bits = re.search(r"\d+", dtype)
+    return math.prod(shape) * (int(bits[0]) if bits else 8) // 8
 
 
 def checksum_problems(folder: Path) -> Iterator[Problem]:
@@ -104,20 +76,14 @@ def checksum_problems(folder: Path) -> Iterator[Problem]:
     digests = {path.name.removesuffix(".metadata"): path.read_text().splitlines()[1:2] for path in noted}
     known = {name: one[0] for name, one in digests.items() if one and re.fullmatch("[0-9a-f]{64}", one[0])}
     if not known:
-        yield Problem(
-            "model.checksum",
-            f"{folder}: no checksums there: only `hf download` leaves them, see scripts/prepare_model.sh",
-        )
+        yield Problem("model.checksum", f"{folder}: no checksums there", "only `hf download` leaves them")
     for name, wanted in known.items():
         if not (path := folder / name).is_file():
             continue  # find_problems says so where it matters
         with open(path, "rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != wanted:
-            yield Problem(
-                "model.checksum",
-                f"{path}: its SHA-256 is {found[:12]}..., downloaded was {wanted[:12]}...: remove it, {FETCH}",
-            )
+            yield Problem("model.checksum", f"{path}: {found[:12]}..., downloaded was {wanted[:12]}...")
 
 
 def main(arguments: list[str] | None = None) -> int:

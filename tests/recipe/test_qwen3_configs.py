@@ -22,7 +22,8 @@ def validate(config):
     """verl's own checks and dataclasses; then vLLM's AsyncEngineArgs from the arguments that verl hands to it."""
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
-    from recipe.preflight.vllm_command import engine_arguments, server_arguments
+    from recipe.preflight.vllm_command import server_arguments
+    from recipe.preflight.vllm_refusals import engine_arguments
 
     validate_config(config, use_reference_policy=False, use_critic=False)
     omega_conf_to_dataclass(config.actor_rollout_ref.actor)

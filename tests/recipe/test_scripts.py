@@ -118,22 +118,20 @@ def refusal(environment, *overrides):
 
 def test_without_ray_a_run_of_two_nodes_says_what_to_start(real_python, tmp_path):
     error = refusal({**real_python, "RAY_TMPDIR": str(tmp_path)})
-    assert (
-        "trainer.nnodes=2, but no Ray runs on this node and RAY_ADDRESS is not set: run bash scripts/start_ray" in error
-    )
-    assert "head on one node, worker HEAD_ADDRESS on the others, and start this there" in error
+    assert error.startswith("error: trainer.nnodes=2: ") and "[ray.no_head]" in error
+    assert "bash scripts/start_ray_cluster.sh head here, worker HEAD_ADDRESS on the other nodes" in error
 
 
 def test_on_a_worker_a_run_names_the_node_to_start_it_on(real_python, tmp_path):
     error = refusal(note_of_ray(real_python, tmp_path, "198.51.100.7:6379"))
-    assert "is not the head of the Ray cluster RAY_ADDRESS=198.51.100.7:6379: start the run on 198.51.100.7" in error
+    assert "RAY_ADDRESS=198.51.100.7:6379" in error and "start the run on 198.51.100.7 [ray.not_head]" in error
 
 
 def test_after_ray_has_ended_a_run_says_so(real_python, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     error = refusal({**real_python, "RAY_ADDRESS": address})
-    assert f"RAY_ADDRESS={address}: nothing answers there, Ray has ended or was never started" in error
+    assert error.startswith(f"error: RAY_ADDRESS={address}: ") and "[ray.no_answer]" in error
 
 
 def test_a_second_run_in_a_directory_says_so(real_python, tmp_path):
@@ -141,7 +139,7 @@ def test_a_second_run_in_a_directory_says_so(real_python, tmp_path):
         environment = {**real_python, "RAY_ADDRESS": f"127.0.0.1:{head.getsockname()[1]}"}
         error = refusal(environment, f"run_dir={tmp_path}/run")
     assert f"run_dir={tmp_path}/run is used by a run that goes on (process {os.getpid()}, since " in error
-    assert "wait for it, stop it, or choose another run_dir=" in error
+    assert "wait for it, stop it, or choose another run_dir= [run_dir.in_use]" in error
 
 
 def test_ray_head_and_worker(stand_in):
@@ -234,7 +232,7 @@ def test_a_models_copy_is_checked_without_a_network(hub, tmp_path):
     assert run("prepare_model.sh", "Qwen/Qwen3-8B", environment=environment)[0] == 0
     (folder / "model-00001-of-00002.safetensors").unlink()
     code, _, error = run("prepare_model.sh", "Qwen3-8B", environment=environment)
-    assert code == 2 and "1 of 2 shards of model.safetensors.index.json are missing" in error
+    assert code == 2 and "1 of 2 shards of model.safetensors.index.json" in error and "[model.missing]" in error
     assert not (tmp_path / "calls").exists()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,6 +100,10 @@ def write_model(folder: Path) -> None:
         size += tensor.nbytes
     index = {"metadata": {"total_size": size}, "weight_map": places}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def code_of(line: str) -> str:
+    return re.search(r"\[([a-z_.]+)\]$", line)[1]
 
 
 def problems(*overrides: str, name: str = "dapo_qwen3_32b") -> list[str]:

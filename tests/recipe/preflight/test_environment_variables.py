@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from recipe.preflight import environment_variables
+from recipe.preflight import unknown_names
 
 
 @pytest.mark.parametrize(
@@ -20,15 +20,14 @@ from recipe.preflight import environment_variables
     ],
 )
 def test_a_misspelt_name_is_found(misspelt, meant):
-    expected = f"the variable {misspelt} is set, which nothing reads: did you mean {meant}?"
-    (problem,) = environment_variables.find_problems({misspelt: "1"})
-    assert (problem.code, problem.message) == ("environment.misspelt", expected)
+    (problem,) = unknown_names.variable_problems(environment={misspelt: "1"})
+    assert (problem.code, problem.value, problem.remedy) == ("environment.misspelt", misspelt, f"did you mean {meant}?")
 
 
 def test_right_names_and_others_are_left_alone():
     fine = ("HCCL_EXEC_TIMEOUT", "VLLM_USE_V2_MODEL_RUNNER", "VLLM_CPU_KVCACHE_SPACE", "PATH", "HOME", "MY_VARIABLE")
-    assert list(environment_variables.find_problems(dict.fromkeys(fine, "1"))) == []
-    assert list(environment_variables.find_problems(os.environ)) == []
+    assert list(unknown_names.variable_problems(environment=dict.fromkeys(fine, "1"))) == []
+    assert list(unknown_names.variable_problems(environment=os.environ)) == []
 
 
 def test_what_the_scripts_set_is_known():
@@ -37,6 +36,6 @@ def test_what_the_scripts_set_is_known():
     script = (Path(__file__).parents[3] / "scripts" / "ascend_environment.sh").read_text()
     names = [line.split("=")[0].removeprefix("export ") for line in script.splitlines() if line.startswith("export ")]
     assert len(names) >= 7
-    assert list(environment_variables.find_problems(dict.fromkeys(names, "1"))) == []
+    assert list(unknown_names.variable_problems(environment=dict.fromkeys(names, "1"))) == []
     for name in names:
-        assert name in environment_variables.KNOWN or name == "VLLM_ASCEND_ENABLE_NZ"
+        assert name in unknown_names.KNOWN or name == "VLLM_ASCEND_ENABLE_NZ"

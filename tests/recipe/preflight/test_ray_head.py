@@ -39,7 +39,7 @@ def test_a_run_of_one_node_needs_no_cluster(monkeypatch):
 
 def test_a_cluster_that_the_run_was_not_told_of(head):
     (problem,) = found()
-    assert problem.code == "ray.address_unset" and f"or export RAY_ADDRESS={head}" in problem
+    assert problem.code == "ray.address_unset" and problem.remedy.endswith(f"RAY_ADDRESS={head}")
     assert cluster.cluster_of_this_node() == head
 
 

@@ -1,6 +1,5 @@
 """vLLM is asked before anything starts, with the arguments that verl would hand to it."""
 
-import json
 import re
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from transformers import Qwen3Config
 from recipe import main_dapo
 from recipe.launch import environment
 from recipe.launch.config import REPOSITORY, compose_config
-from recipe.preflight import report, vllm_command
+from recipe.preflight import report, vllm_command, vllm_refusals
 from recipe.tiny.tokenizer import build_tokenizer
 from tests.recipe.preflight.preflight_node import write_data
 from tests.recipe.preflight.verl_command import verl_command
@@ -47,71 +46,75 @@ def test_the_arguments_are_verls(name, method, monkeypatch):
         """Values by option; the order does not matter."""
         return dict(part.partition(" ")[::2] for part in re.split(r"(?<!\S)--", " ".join(line) + " ")[1:])
 
-    made = vllm_command.command_line(vllm_command.server_arguments(config))
+    made = vllm_refusals.command_line(vllm_command.server_arguments(config))
     assert by_name(made) == by_name(verl_command(config, monkeypatch))
 
 
-# The key as the user types it, the value, what is expected; and another override that belongs to the mistake.
+# The key as the user types it, the value, what is said; and another override that belongs to the mistake.
 WRONG = [
-    (f"{ROLLOUT}.max_num_seqs", "-4", "expected an integer of at least 1"),
-    (f"+{VLLM}.max_num_seqs", "-4", "vLLM expects a value greater than or equal to 1"),
-    (f"+{VLLM}.block_size", "-1", "vLLM expects a value greater than 0"),
-    (f"{ROLLOUT}.dtype", "float17", "vLLM expects one of auto, bfloat16, float, float16, float32, half"),
-    (f"{ROLLOUT}.gpu_memory_utilization", "1.7", "vLLM expects a value less than or equal to 1"),
-    (f"{ROLLOUT}.gpu_memory_utilization", "0", "vLLM expects a value greater than 0"),
-    (f"{ROLLOUT}.max_model_len", "100", "is below data.max_prompt_length + max_response_length = 640"),
-    (f"{ROLLOUT}.max_model_len", "99999", "greater than the derived max_model_len"),
-    (f"{ROLLOUT}.max_num_batched_tokens", "-1", "expected an integer of at least 1"),
-    (f"+{VLLM}.max_number_of_seqs", "3", "vLLM has no such argument: did you mean max_num_seqs?"),
-    (f"{ROLLOUT}.tensor_model_parallel_size", "3", "does not divide the 1 devices"),
-    (f"+{VLLM}.tensor_parallel_size", "3", "remove it"),
-    (f"{ROLLOUT}.load_format", "nonsense", "Load format `nonsense` is not supported"),
-    (f"+{VLLM}.kv_cache_dtype", "int3", "vLLM expects one of auto, bfloat16, float16, fp8"),
-    (f"{ROLLOUT}.max_num_batched_tokens", "600", "smaller than max_model_len (640)",
+    (f"{ROLLOUT}.max_num_seqs", "-4", "config.value"),
+    (f"+{VLLM}.max_num_seqs", "-4", "vllm.arguments"),
+    (f"+{VLLM}.block_size", "-1", "vllm.arguments"),
+    (f"{ROLLOUT}.dtype", "float17", "vllm.arguments"),
+    (f"{ROLLOUT}.gpu_memory_utilization", "1.7", "vllm.arguments"),
+    (f"{ROLLOUT}.gpu_memory_utilization", "0", "vllm.arguments"),
+    (f"{ROLLOUT}.max_model_len", "100", "length.model"),
+    (f"{ROLLOUT}.max_model_len", "99999", "vllm.arguments"),
+    (f"{ROLLOUT}.max_num_batched_tokens", "-1", "config.value"),
+    (f"+{VLLM}.max_number_of_seqs", "3", "vllm.arguments"),
+    (f"{ROLLOUT}.tensor_model_parallel_size", "3", "parallel.rollout"),
+    (f"+{VLLM}.tensor_parallel_size", "3", "parallel.engine_kwargs"),
+    (f"{ROLLOUT}.load_format", "nonsense", "vllm.arguments"),
+    (f"+{VLLM}.kv_cache_dtype", "int3", "vllm.arguments"),
+    (f"{ROLLOUT}.max_num_batched_tokens", "600", "vllm.arguments",
      f"{ROLLOUT}.enable_chunked_prefill=false", f"{ROLLOUT}.max_num_seqs=8"),
-    (f"{ROLLOUT}.scheduling_policy", "lifo", "vLLM expects one of fcfs, priority"),
-    (f"+{VLLM}.attention_backend", "FLASHY", "Unknown attention backend"),
-    ("seed", "-5", "expected an integer from 0 to 4294967295"),
+    (f"{ROLLOUT}.scheduling_policy", "lifo", "vllm.arguments"),
+    (f"+{VLLM}.attention_backend", "FLASHY", "vllm.arguments"),
+    ("seed", "-5", "config.value"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("key", "value", "expected", "more"), [(*row[:3], row[3:]) for row in WRONG])
-def test_a_wrong_value_is_one_line_that_names_the_key(assets, monkeypatch, capsys, key, value, expected, more):
+@pytest.mark.parametrize(("key", "value", "code", "more"), [(*row[:3], row[3:]) for row in WRONG])
+def test_a_wrong_value_is_one_line_that_names_the_key(assets, monkeypatch, capsys, key, value, code, more):
     monkeypatch.setattr(vllm_command, "find_problems", vllm_command.find_problems_here)  # no process of its own
     arguments = ["--config-name", "dapo_tiny_cpu", f"assets={assets}", f"{key}={value}", *more]
     assert main_dapo.main(["--check", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {key.lstrip('+')}={value}") and expected in line
+    assert line.startswith(f"error: {key.lstrip('+')}={value}") and f"[{code}]" in line
 
 
 def test_preflights_report_has_the_same_line(assets, capsys):
     arguments = ["--config-name", "dapo_tiny_cpu", f"assets={assets}", f"+{VLLM}.block_size=-1"]
     assert report.main(arguments) == 2
-    assert f"{VLLM}.block_size=-1: vLLM expects a value greater than 0: change it" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"{VLLM}.block_size=-1: " in said and "greater than 0: vLLM refuses it: change it [vllm.arguments]" in said
 
 
 def test_vllm_says_the_same_where_model_and_device_are_not_there(assets):
     config = compose_config("dapo_qwen3_32b", [f"{ROLLOUT}.gpu_memory_utilization=1.7"])
     assert list(vllm_command.find_problems_here(compose_config("dapo_tiny_cpu", ["assets=/no/such/folder"]))) == []
     (problem,) = vllm_command.find_problems_here(config)
-    assert problem.startswith(f"{ROLLOUT}.gpu_memory_utilization=1.7: vLLM expects a value less than or equal to 1")
+    assert problem.code == "vllm.arguments" and problem.startswith(f"{ROLLOUT}.gpu_memory_utilization=1.7: ")
 
 
 @pytest.mark.engine  # imports vLLM once more, as an engine would
-def test_a_process_of_its_own_answers_once(assets, tmp_path, monkeypatch):
-    monkeypatch.setattr(vllm_command, "ANSWERS", tmp_path / "answers")
+def test_a_process_of_its_own_answers_as_this_one(assets, tmp_path, monkeypatch):
+    monkeypatch.setattr(vllm_command, "ACCEPTED", tmp_path / "accepted")
     config = compose_config("dapo_tiny_cpu", [f"assets={assets}", f"{ROLLOUT}.dtype=float17"])
-    said = list(vllm_command.find_problems(config))
-    assert len(said) == 1 and said[0].startswith(f"{ROLLOUT}.dtype=float17: vLLM expects one of auto, ")
-    (kept,) = (tmp_path / "answers").iterdir()
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("asked twice"))
-    assert list(vllm_command.find_problems(config)) == said
-    kept.write_text(json.dumps([]))
-    assert list(vllm_command.find_problems(config)) == []
+    assert list(vllm_command.find_problems(config)) == list(vllm_command.find_problems_here(config)) != []
+
+
+def test_what_vllm_takes_is_asked_once_and_what_it_refuses_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(vllm_command, "ACCEPTED", tmp_path / "accepted")
+    asked, answers = [], iter(([["dtype", "wrong"]], None, []))
+    monkeypatch.setattr(vllm_command, "_refusals_by_a_process", lambda question: asked.append(0) or next(answers))
+    config = compose_config("dapo_tiny_cpu", [])
+    assert [len(list(vllm_command.find_problems(config))) for _ in range(5)] == [1, 0, 0, 0, 0]
+    assert len(asked) == 3  # refused, not to be asked, taken
 
 
 def test_a_run_is_not_kept_from_starting_by_a_vllm_that_cannot_be_asked(tmp_path, monkeypatch):
-    monkeypatch.setattr(vllm_command, "ANSWERS", tmp_path / "answers")
+    monkeypatch.setattr(vllm_command, "ACCEPTED", tmp_path / "accepted")
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     assert list(vllm_command.find_problems(compose_config("dapo_tiny_cpu", []))) == []
 
@@ -125,5 +128,5 @@ def test_knobs_of_speculation_and_seeds_do_not_ask_again():
 
 
 def test_the_answers_are_kept_where_git_looks_away():
-    ignored = subprocess.run(["git", "check-ignore", vllm_command.ANSWERS], cwd=REPOSITORY, capture_output=True)
+    ignored = subprocess.run(["git", "check-ignore", vllm_command.ACCEPTED], cwd=REPOSITORY, capture_output=True)
     assert ignored.returncode == 0

@@ -1,0 +1,116 @@
+"""Keys and environment variables that nothing reads: verl ignores unknown keys, a misspelt variable has no effect."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib.util
+import inspect
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+
+from recipe.launch.config import verl_configs
+from recipe.preflight.device_memory import uses_megatron
+from recipe.preflight.problem import Problem, meant
+
+# This recipe's own.
+OWN = ("assets", "config_name", "run_dir", "seed", "speculation", "watchdog")
+# Checked by others: dataclasses of verl's that refuse an unknown key, vLLM's argument parser, ray.init; or handed on to
+# functions of the recipe's.
+CHECKED_ELSEWHERE = (
+    "actor_rollout_ref.actor",
+    "actor_rollout_ref.model.override_config",
+    "actor_rollout_ref.ref",
+    "actor_rollout_ref.rollout",
+    "data.apply_chat_template_kwargs",
+    "ray_kwargs.ray_init",
+    "reward.reward_kwargs",
+    "trainer.v1.sampler.sampler_kwargs",
+)
+STRATEGIES = ("fsdp", "fsdp2", "megatron")
+
+PREFIXES = ("HCCL_", "VLLM_", "ASCEND_", "RAY_EXPERIMENTAL_NOSET_", "TASK_QUEUE_", "CPU_AFFINITY_")
+# HCCL's and CANN's documented ones that training and inference set; there is no list of them to be read here.
+KNOWN = set(
+    """
+    HCCL_ALGO HCCL_ASYNC_ERROR_HANDLING HCCL_BUFFSIZE HCCL_CONNECT_TIMEOUT HCCL_DETERMINISTIC HCCL_EVENT_TIMEOUT
+    HCCL_EXEC_TIMEOUT HCCL_HOST_SOCKET_PORT_RANGE HCCL_IF_BASE_PORT HCCL_IF_IP HCCL_INTRA_PCIE_ENABLE
+    HCCL_INTRA_ROCE_ENABLE HCCL_NPU_SOCKET_PORT_RANGE HCCL_OP_EXPANSION_MODE HCCL_RDMA_RETRY_CNT HCCL_RDMA_SL
+    HCCL_RDMA_TC HCCL_RDMA_TIMEOUT HCCL_SOCKET_FAMILY HCCL_SOCKET_IFNAME HCCL_WHITELIST_DISABLE HCCL_WHITELIST_FILE
+    ASCEND_AICPU_PATH ASCEND_GLOBAL_EVENT_ENABLE ASCEND_GLOBAL_LOG_LEVEL ASCEND_HOME_PATH ASCEND_LAUNCH_BLOCKING
+    ASCEND_OPP_PATH ASCEND_PROCESS_LOG_PATH ASCEND_RT_VISIBLE_DEVICES ASCEND_SLOG_PRINT_TO_STDOUT ASCEND_TOOLKIT_HOME
+    RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES
+    TASK_QUEUE_ENABLE CPU_AFFINITY_CONF
+    """.split()
+)
+# difflib's ratios from which a name counts as a misspelling of another, and its beginning as one of a prefix.
+ALIKE, ALIKE_PREFIX = 0.85, 0.8
+
+
+def key_problems(config: DictConfig) -> Iterator[Problem]:
+    strategy, rollout = config.actor_rollout_ref.actor.strategy, config.actor_rollout_ref.rollout.name
+    if strategy not in STRATEGIES:
+        yield Problem("config.strategy", f"actor.strategy={strategy}")
+    if rollout != "vllm":
+        yield Problem("config.engine", f"rollout.name={rollout}")
+    for key in ("project_name", "experiment_name"):
+        if not isinstance(name := config.trainer[key], str):
+            yield Problem("config.name", f"trainer.{key}={name}")
+    verls = {name: value for name, value in OmegaConf.to_container(config).items() if name not in OWN}
+    yield from _unknown(verls, verl_defaults("megatron" if uses_megatron(config) else "dp"), "")
+
+
+@functools.cache
+def verl_defaults(engine: str) -> dict:
+    """verl's own ppo_trainer, every key of it."""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(verl_configs().removeprefix("file://"), version_base="1.3"):
+        return OmegaConf.to_container(compose("ppo_trainer", [f"model_engine={engine}"]))
+
+
+def _unknown(found: dict, known: dict, path: str) -> Iterator[Problem]:
+    for name, value in found.items():
+        key = f"{path}{name}"
+        if key in CHECKED_ELSEWHERE:
+            continue
+        if name not in known:
+            yield Problem("config.unknown_key", key, meant(name, known))
+        elif isinstance(value, dict) and isinstance(known[name], dict) and known[name]:
+            yield from _unknown(value, known[name], f"{key}.")
+
+
+def ray_problems(config: DictConfig) -> Iterator[Problem]:
+    """Of what is handed to ray.init, whose import takes a second."""
+    import ray
+
+    known = inspect.signature(ray.init).parameters
+    for name in config.ray_kwargs.ray_init:
+        # Ray's own underscored keywords are not in its signature.
+        if name not in known and not name.startswith("_"):
+            yield Problem("config.ray_init", f"ray_kwargs.ray_init.{name}", meant(name, known))
+
+
+def variable_problems(_: DictConfig | None = None, environment: Mapping[str, str] = os.environ) -> Iterator[Problem]:
+    known = KNOWN | {name for package in ("vllm", "vllm_ascend") for name in _read_by(package)}
+    for name in sorted(environment):
+        is_ours = name.startswith(PREFIXES) or any(_alike(name, prefix) for prefix in PREFIXES)
+        if is_ours and name not in known and (remedy := meant(name, known, ALIKE)):
+            yield Problem("environment.misspelt", name, remedy)
+
+
+def _alike(name: str, prefix: str) -> bool:
+    return difflib.SequenceMatcher(None, name[: len(prefix)], prefix).ratio() >= ALIKE_PREFIX
+
+
+def _read_by(package: str) -> set[str]:
+    """Names in a package's envs.py, without importing it."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.origin or not (path := Path(spec.origin).with_name("envs.py")).is_file():
+        return set()
+    return set(re.findall(r'"([A-Z][A-Z0-9_]+)"', path.read_text()))
