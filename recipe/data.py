@@ -34,19 +34,19 @@ def _published(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _gsm8k(frame: pandas.DataFrame) -> pandas.DataFrame:
-    def row(index: int, question: str, answer: str) -> dict:
-        found = re.search(r"#### (\-?[0-9\.,]+)", answer)
-        if found is None:
+    rows = []
+    for index, (question, answer) in enumerate(zip(frame.question, frame.answer, strict=True)):
+        if (found := re.search(r"#### (\-?[0-9\.,]+)", answer)) is None:
             raise DataError(f"GSM8K, row {index}: no answer after ####: take the published file")
-        return {
+        row = {
             "data_source": "openai/gsm8k",
             "prompt": [{"role": "user", "content": f"{question} {GSM8K_INSTRUCTION}"}],
             "ability": "math",
             "reward_model": {"style": "rule", "ground_truth": found[1].replace(",", "")},
             "extra_info": {"index": index},
         }
-
-    return pandas.DataFrame([row(i, q, a) for i, (q, a) in enumerate(zip(frame.question, frame.answer, strict=True))])
+        rows.append(row)
+    return pandas.DataFrame(rows)
 
 
 class Source(NamedTuple):

@@ -138,7 +138,6 @@ def as_text(rows: list[dict], baseline: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m recipe.turns", description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, default=Path("outputs/turns"), help="its finished runs are kept")
     parser.add_argument("--policies", nargs="+", default=POLICIES, help="three or more, best an even number")

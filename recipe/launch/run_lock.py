@@ -61,9 +61,8 @@ def lock(run_directory: Path) -> Iterator[None]:
         with open(path, "x") as file:
             json.dump(holder, file)
     except FileExistsError:
-        raise ConfigError(
-            f"run_dir={run_directory}: another run started there at this moment: choose another"
-        ) from None
+        problem = f"run_dir={run_directory}: another run started there at this moment: choose another"
+        raise ConfigError(problem) from None
     try:
         yield
     finally:

@@ -33,10 +33,7 @@ GRACE_SECONDS = 8.0  # verl may notice by itself that a process died, and say mo
 
 
 def supervise(
-    command: list[str],
-    run_directory: Path,
-    phase_limits: dict[str, float],
-    on_poll: Callable[[], None] = lambda: None,
+    command: list[str], run_directory: Path, phase_limits: dict[str, float], on_poll: Callable[[], None] = lambda: None
 ) -> Ending:
     """Run `command` to its end and clear up after it; calls `on_poll` a few times a second.
 

@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     for scope, result in scopes.items():
         summary[f"accept_length_scope_{scope}"] = result.summary()["mean_acceptance_length"]
     write(runs, summary, scopes, output)
-    print("\n".join([*ten_lines(summary), *remarks(runs, summary)]))
+    print("\n".join([*ten_lines(summary), *(f"note: {line}" for line in remarks(runs, summary))]))
     print(f"report: {output / 'report.html'}")
     return 0
 

@@ -21,21 +21,15 @@ CURVES_IN_TEN_LINES = ("reward", "response length")
 def all_tables(runs: list[Run], summary: dict) -> dict[str, tuple[tuple, list[tuple]]]:
     """Title to header and rows, in reading order; without rows where the runs have not recorded what is in them."""
     both = runs[:2]
-    differences = config_difference(runs[0].config, runs[1].config)
+    differences = [(key, *values) for key, values in config_difference(runs[0].config, runs[1].config).items()]
     return {
-        "What to know of these figures": (
-            ("note",),
-            [(line.removeprefix("note: "),) for line in remarks(runs, summary)],
-        ),
+        "What to know of these figures": (("note",), [(line,) for line in remarks(runs, summary)]),
         "Whether the curves agree": (tables.AGREEMENT_HEADER, tables.agreement(*both)),
         "In the form of the published tables": (tables.PUBLISHED_HEADER, tables.published(*both)),
         "The tail": (tables.TAIL_HEADER, tables.tails(runs)),
         "Where the time went": (tables.PHASE_HEADER, tables.phases(*both)),
         "Acceptance over training": (tables.ACCEPTANCE_HEADER, tables.acceptance_over_training(runs)),
-        "What differs between the two configs": (
-            ("key", "first", "second"),
-            [(key, *values) for key, values in differences.items()],
-        ),
+        "What differs between the two configs": (("key", "first", "second"), differences),
         "Versions": (("package", "version"), list(summary["versions"].items())),
         "Step by step": (tables.STEP_HEADER, tables.step_by_step(*both)),
     }
@@ -58,18 +52,15 @@ def remarks(runs: list[Run], summary: dict) -> list[str]:
         lines.append(f"rollout time is verl's {runs[0].rollout_key}: rollout/seconds is not in all runs")
     if runs[0].name == "off":
         lines.append("the first run has speculation off: name the run that speculates first, the baseline second")
-    return [f"note: {line}" for line in lines]
+    return lines
 
 
 def ten_lines(summary: dict) -> list[str]:
     """The figures a reader looks for first."""
     versions = summary["versions"]
     first, same = next(iter(summary["identical_by_step"].items()), (None, [0, 0]))
-    curves = [
-        f"{name}: {row['verdict']}, p {row['p']}"
-        for name, row in summary["agreement"].items()
-        if name in CURVES_IN_TEN_LINES
-    ]
+    agreement = {name: row for name, row in summary["agreement"].items() if name in CURVES_IN_TEN_LINES}
+    curves = [f"{name}: {row['verdict']}, p {row['p']}" for name, row in agreement.items()]
 
     def figure(form: str, *keys: str) -> str:
         values = [summary.get(key) for key in keys]

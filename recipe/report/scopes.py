@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from tqdm import tqdm
 
 from recipe.report.runs import Run
@@ -29,9 +27,9 @@ def replay_scopes(run: Run) -> dict[str, Replay]:
     with tqdm(total=total, unit="tok", desc="replaying the responses by scope", mininterval=1.0) as bar:
         for scope in SCOPES:
             drafter = make_drafter("sam", scope, draft_length)
-            results[scope] = Replay(draft_length, position_bin=POSITION_BIN)
-            play = partial(replay_group, results[scope], drafter)
+            results[scope] = replay = Replay(draft_length, position_bin=POSITION_BIN)
             for step, recording in zip(run.steps, recordings, strict=True):
                 for index, prompt in enumerate(recording.prompts):
-                    play(f"{step}/{index}", prompt, recording.responses[index], "engine", bar.update)
+                    what = f"{step}/{index}", prompt, recording.responses[index]
+                    replay_group(replay, drafter, *what, "engine", bar.update)
     return results

@@ -24,7 +24,8 @@ from functools import partial
 from pathlib import Path
 
 from recipe.launch.environment import CPU, OFFLINE
-from recipe.switch_bench.table import Runs, as_text, table
+from recipe.launch.versions import installed
+from recipe.switch_bench.table import Runs, as_text, plot, table
 
 WORKLOADS = ("rollout", "bulk", "single", "random", "random few")
 THRESHOLDS = (4, 8, 16, 32, 64)
@@ -201,7 +202,6 @@ def compare(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m recipe.switch_bench", description=__doc__.splitlines()[0])
     parser.add_argument("--assets", type=Path, default=Path("outputs/tiny_assets"), help="of recipe.tiny.assets")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
@@ -218,8 +218,6 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     for name, value in {**OFFLINE, **CPU, "VLLM_LOGGING_LEVEL": "ERROR"}.items():
         os.environ.setdefault(name, value)
-    from recipe.launch.versions import installed
-
     variants = options.variants or [v for v in VARIANTS if v != "suffix" or installed("arctic-inference")]
     work = make_work(options.assets, options.prompts, options.samples)
     chosen = {name: work[name] for name in options.workloads}
@@ -228,8 +226,6 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
     if options.plot:
-        from recipe.switch_bench.plot import plot
-
         plot(rows, f"medians and ranges of {options.repeats} runs, {date.today()}", options.plot)
     return 0
 

@@ -73,8 +73,7 @@ def prepare_assets(output: Path, settings: AssetSettings) -> bool:
         return False
     output.parent.mkdir(parents=True, exist_ok=True)
     with _locked(output.parent / f".{output.name}.lock"):
-        found = _digest_found(output)
-        if found == digest:
+        if (found := _digest_found(output)) == digest:
             return False
         if found is None and output.exists() and (not output.is_dir() or any(output.iterdir())):
             raise ValueError(
@@ -84,8 +83,7 @@ def prepare_assets(output: Path, settings: AssetSettings) -> bool:
         with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
             built = Path(scratch) / "built"
             _build(built, settings)
-            record = {"digest": digest, "settings": asdict(settings)}
-            (built / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+            (built / RECORD).write_text(json.dumps({"digest": digest, "settings": asdict(settings)}, indent=2) + "\n")
             if output.exists():
                 output.rename(Path(scratch) / "replaced")
             built.rename(output)
@@ -134,7 +132,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder to put them in")
     parser.add_argument("--seed", type=int, default=0, help="of problems, weights and warm start (default 0)")
     arguments = parser.parse_args()
-    output = Path(os.path.abspath(arguments.output))
+    output = arguments.output.absolute()
     if arguments.seed < 0:
         parser.error(f"--seed is {arguments.seed}: expected a number from 0 up")
     try:

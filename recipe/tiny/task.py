@@ -15,9 +15,8 @@ carries the numbers from line to line, may walk the chain a second time, and end
     answer: 6
 
 A slip on any line makes the answer wrong, except fourteen lines before the last one, where its effect is a multiple of
-ten. Solutions written for the warm start contain slips (a line off by one), so that a
-model trained on them knows the skill and still errs at temperature 1: this is what reinforcement learning then
-mends.
+ten. Solutions written for the warm start contain slips (a line off by one), so that a model trained on them knows the
+skill and still errs at temperature 1: this is what reinforcement learning then mends.
 """
 
 import re
@@ -80,13 +79,8 @@ class Problem:
         return str(self._walk(None)[1])
 
     def solution(self, slip: int | None = None, check: bool = False, repair: bool = False) -> str:
-        """The written answer.
-
-        Args:
-            slip: index of the line that goes wrong; the wrong number is carried on. None: no slip.
-            check: walk the chain a second time.
-            repair: the second walk computes the slipped line correctly.
-        """
+        """The written answer. A slip on the line of that index is carried on; `check` walks the chain a second time,
+        in which `repair` computes the slipped line correctly."""
         written, answer = self._walk(slip)
         if check:
             again, answer = self._walk(None if repair else slip)

@@ -36,10 +36,8 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 def encode_prompt(tokenizer: PreTrainedTokenizerFast, question: str) -> list[int]:
     """Token ids of a user's question up to where the assistant's message begins."""
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
-    )
-    return _encode(tokenizer, text)
+    chat = [{"role": "user", "content": question}]
+    return _encode(tokenizer, tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False))
 
 
 def encode_response(tokenizer: PreTrainedTokenizerFast, solution: str) -> list[int]:

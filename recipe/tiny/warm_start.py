@@ -61,11 +61,7 @@ def deterministic(threads: int) -> Iterator[None]:
 
 
 def draw_batches(
-    tokenizer: PreTrainedTokenizerFast,
-    task: TaskSettings,
-    excluded: Iterable[Problem],
-    seed: int,
-    tokens: int,
+    tokenizer: PreTrainedTokenizerFast, task: TaskSettings, excluded: Iterable[Problem], seed: int, tokens: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """An endless stream of batches of at most `tokens` tokens, padded on the right.
 

@@ -128,11 +128,10 @@ class DapoRounds(ReplayBuffer):
         return self.finished_keys[partition_id] | self.failure_keys[partition_id]
 
     def _wait_for_groups(self, partition_id: str, count: int) -> None:
-        while True:
-            self._sync_metadata_from_transfer_queue()
-            if len(self._terminal_groups(partition_id)) >= count:
-                return
+        self._sync_metadata_from_transfer_queue()
+        while len(self._terminal_groups(partition_id)) < count:
             time.sleep(self.poll_interval)
+            self._sync_metadata_from_transfer_queue()
 
     def _read_groups(self, partition_id: str, uids: list[str], round_index: int) -> dict[str, list[Trajectory]]:
         groups: dict[str, list[Trajectory]] = {uid: [] for uid in uids}

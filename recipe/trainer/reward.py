@@ -9,11 +9,7 @@ MATH_SOURCES = ("math_dapo", "math", "math_dapo_reasoning")
 
 
 def compute_score(
-    data_source: str,
-    solution_str: str,
-    ground_truth: str,
-    extra_info: dict[str, Any] | None = None,
-    **kwargs: Any,
+    data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any] | None = None, **kwargs: Any
 ) -> dict[str, float | str]:
     """Scores one response's text, without special tokens. `extra_info` and `kwargs` are what verl passes besides.
 

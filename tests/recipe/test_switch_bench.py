@@ -4,7 +4,7 @@ import pytest
 
 from recipe.switch_bench import __main__ as switch_bench
 from recipe.switch_bench.__main__ import run_side_by_side, shuffle
-from recipe.switch_bench.table import Runs, as_text, median_interval, table
+from recipe.switch_bench.table import Runs, as_text, median_interval, plot, table
 
 
 class FakeEngine:
@@ -79,8 +79,6 @@ def test_interval_of_a_median_is_the_range_of_few_values_and_narrower_of_many():
 
 
 def test_picture(tmp_path, pictures):
-    from recipe.switch_bench.plot import plot
-
     rows = [
         {"workload": workload, "variant": variant, "speedup": 1.5, "range": [1.4, 1.7]}
         for workload in switch_bench.WORKLOADS
