@@ -82,11 +82,9 @@ def supervise(config: DictConfig, options: argparse.Namespace) -> int:
     write_versions(run_directory / "versions.json")
     checkpoints.repair_tracker(run_directory)
     command = [sys.executable, "-m", "recipe.main_dapo", "--config-name", options.config_name, *options.overrides]
-    (run_directory / LOG_FILE).touch()
-    if options.verbose:
-        screen = LogOnScreen(run_directory / LOG_FILE)
-    else:
-        screen = Progress(run_directory, config.trainer.total_training_steps)
+    log, steps = run_directory / LOG_FILE, config.trainer.total_training_steps
+    log.touch()
+    screen = LogOnScreen(log) if options.verbose else Progress(run_directory, steps)
     phase_limits = {"weight_sync": float(config.watchdog.weight_sync_seconds)}
     try:
         ending = supervisor.supervise(command, run_directory, phase_limits, on_poll=screen.update)

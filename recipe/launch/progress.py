@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from pathlib import Path
-from typing import TextIO
 
 from tqdm import tqdm
 
@@ -14,25 +14,19 @@ from recipe.record.run_directory import METRICS_FILE, read_metrics
 SECONDS_BETWEEN_LINES = 30.0  # where the screen is a pipe or a file
 
 
-class _Lines:
-    """A stream for tqdm that is no terminal: it gets whole lines, without carriage returns."""
-
-    def __init__(self, stream: TextIO):
-        self.stream = stream
+class _Lines(io.TextIOBase):
+    """What tqdm writes, on a standard error that is no terminal: whole lines, without carriage returns."""
 
     def write(self, text: str) -> None:
         if text.strip():
-            self.stream.write(text.strip() + "\n")
-
-    def flush(self) -> None:
-        self.stream.flush()
+            print(text.strip(), file=sys.stderr, flush=True)
 
 
 def progress_bar(**arguments) -> tqdm:
     """A bar that moves on a terminal; in a pipe or a file, a line now and then."""
     if sys.stderr.isatty():
         return tqdm(mininterval=1.0, file=sys.stderr, dynamic_ncols=True, **arguments)
-    return tqdm(mininterval=SECONDS_BETWEEN_LINES, file=_Lines(sys.stderr), ncols=0, **arguments)
+    return tqdm(mininterval=SECONDS_BETWEEN_LINES, file=_Lines(), ncols=0, **arguments)
 
 
 class Progress:

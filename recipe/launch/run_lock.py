@@ -28,15 +28,13 @@ def lock_problem(run_directory: Path) -> str | None:
             f"run_dir={run_directory} is used by a run on {host} (process {pid}, since {since}): stop it there, choose "
             f"another run_dir=, or, if that node has died, remove {path}"
         )
-    try:
-        if psutil.Process(pid).create_time() != started:
-            return None
-    except psutil.Error:
-        return None
-    return (
-        f"run_dir={run_directory} is used by a run that goes on (process {pid}, since {since}): wait for it, stop it, "
-        "or choose another run_dir="
-    )
+    with contextlib.suppress(psutil.Error):
+        if psutil.Process(pid).create_time() == started:
+            return (
+                f"run_dir={run_directory} is used by a run that goes on (process {pid}, since {since}): wait for it, "
+                "stop it, or choose another run_dir="
+            )
+    return None
 
 
 @contextlib.contextmanager

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import time
 from contextlib import contextmanager, suppress
+from numbers import Real
 from pathlib import Path
-
-import numpy as np
 
 from recipe.seeds import parse_prompt_uid, sample_seed
 from sam.record.atomic import replacing
@@ -58,7 +57,8 @@ class RunRecord:
 
     def append_metrics(self, step: int, metrics: dict) -> None:
         """Append the numbers among a step's metrics to metrics.jsonl."""
-        values = {key: float(value) for key, value in metrics.items() if _is_scalar(value)}
+        numbers = {key: value for key, value in metrics.items() if isinstance(value, Real) and type(value) is not bool}
+        values = {key: float(value) for key, value in numbers.items()}
         with open(self.directory / METRICS_FILE, "a") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
 
@@ -109,7 +109,3 @@ def _write_lines(path: Path, rows: list[dict]) -> None:
 def _write(path: Path, content: str) -> None:
     with replacing(path) as partial:
         partial.write_text(content)
-
-
-def _is_scalar(value) -> bool:
-    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
