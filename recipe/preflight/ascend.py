@@ -47,9 +47,9 @@ def find_warnings(config: DictConfig) -> Iterator[str]:
         yield DECODE_ONLY_WARNING
 
 
-def cann_version(home: str | None = None) -> str | None:
+def cann_version() -> str | None:
     """The toolkit's version, from the file it is installed with."""
-    root = Path(home or os.environ.get("ASCEND_HOME_PATH", "/usr/local/Ascend/ascend-toolkit/latest"))
+    root = Path(os.environ.get("ASCEND_HOME_PATH", "/usr/local/Ascend/ascend-toolkit/latest"))
     for path in sorted(root.glob("*-linux/ascend_toolkit_install.info")):
         if found := re.search(r"^version=(.+)$", path.read_text(), flags=re.M):
             return found[1].strip()

@@ -41,10 +41,7 @@ class Check:
 def check(config: DictConfig, to_be_built: Path | None = None) -> None:
     """Raise ConfigError with the first problem found, and how many more there are.
 
-    vLLM is asked last, because an answer that is not known yet takes 10 s.
-
-    Args:
-        to_be_built: a directory whose files may be missing still.
+    vLLM is asked last, because an answer that is not known yet takes 10 s. Files below `to_be_built` may be missing.
     """
     problems = list(find_problems(config, to_be_built)) or list(vllm_command.find_problems(config))
     if problems:
@@ -215,10 +212,6 @@ def _verl(config: DictConfig) -> Iterator[Problem]:
         yield Problem("config.verl", " ".join(lines[:3]) or "a dictionary has an unknown key or a wrong type")
 
 
-def _cluster(config: DictConfig) -> Iterator[Problem]:
-    return cluster.find_problems(config, node_problems)
-
-
 # Every check; the order is the report's.
 CHECKS = (
     Check("start", cluster.start_problems, ("start", "device")),
@@ -241,7 +234,7 @@ CHECKS = (
     Check("memory, disk and ports of this machine", machine.find_problems, ("start", "device", "node")),
     Check("verl's own validation", _verl, ("image",)),
     Check("vLLM's arguments", vllm_command.find_problems_here, ("image",)),
-    Check("drafter and sampler", speculation.find_problems, ("device",)),
-    Check("Ray cluster", _cluster, ()),
+    Check("drafter and sampler", lambda config: speculation.resolve(config)[1], ("device",)),
+    Check("Ray cluster", lambda config: cluster.find_problems(config, node_problems), ()),
     Check("weight sync", machine.weight_sync_problems, ("device", "npu")),
 )

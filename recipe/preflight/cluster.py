@@ -10,6 +10,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from recipe.preflight import machine
 from recipe.preflight.problem import Problem, first_line
 
 RESOURCES = {"npu": "NPU", "cuda": "GPU", "cpu": "CPU"}
@@ -37,7 +38,7 @@ def start_problems(config: DictConfig) -> Iterator[Problem]:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         yield Problem("ray.address", f"RAY_ADDRESS={address}")
-    elif not is_here(host):
+    elif not machine.is_free(0, host.strip("[]")):
         yield Problem("ray.not_head", f"RAY_ADDRESS={address}, {platform.node()}", f"start the run on {host}")
     elif not answers(host, int(port)):
         yield Problem("ray.no_answer", f"RAY_ADDRESS={address}", START)
@@ -61,16 +62,6 @@ def _noted_address() -> str | None:
 def answers(host: str, port: int) -> bool:
     try:
         socket.create_connection((host.strip("[]"), port), CONNECT_SECONDS).close()
-    except OSError:
-        return False
-    return True
-
-
-def is_here(host: str) -> bool:
-    """Whether a host name or address is one of this machine's: only then can something listen at it."""
-    host = host.strip("[]")
-    try:
-        socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError:
         return False
     return True
@@ -116,13 +107,10 @@ def ask_nodes(config: DictConfig, nodes: list[dict], node_problems: NodeProblems
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     ask = ray.remote(num_cpus=0, max_retries=0)(node_problems)
-    answers = {}
+    content, answers, found = OmegaConf.to_container(config), {}, {}
     for node in nodes:
         there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        answers[node["NodeManagerAddress"]] = ask.options(scheduling_strategy=there).remote(
-            OmegaConf.to_container(config)
-        )
-    found = {}
+        answers[node["NodeManagerAddress"]] = ask.options(scheduling_strategy=there).remote(content)
     for address, answer in answers.items():
         try:
             found[address] = ray.get(answer, timeout=ANSWER_SECONDS)

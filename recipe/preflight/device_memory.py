@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -80,7 +80,7 @@ class Training:
 
     @property
     def total(self) -> float:
-        return self.weights + self.gradients + self.optimizer + self.activations
+        return sum(asdict(self).values())
 
 
 def generation(model: Model, tensor: int, experts: int, device_gib: float, share: float, longest: int) -> Generation:
@@ -122,13 +122,11 @@ def megatron(model: Model, dies: int, sizes: dict[str, int], tokens: int) -> Tra
 
 def fsdp(model: Model, ranks: int, tokens: int) -> Training:
     """Memory of an FSDP2 rank with gradient checkpointing; float32 gradients and optimizer, one layer gathered."""
-    share = model.parameters / ranks
-    gathered = (model.parameters - model.embeddings) / model.layers + model.embeddings
+    share = FP32 * model.parameters / ranks
+    gathered = BF16 * ((model.parameters - model.embeddings) / model.layers + model.embeddings)
     kept = tokens * model.hidden * (model.layers + 8) * BF16
     logits = 2 * tokens * model.vocabulary * FP32
-    return Training(
-        (FP32 * share + BF16 * gathered) / GIB, FP32 * share / GIB, 2 * FP32 * share / GIB, (kept + logits) / GIB
-    )
+    return Training((share + gathered) / GIB, share / GIB, 2 * share / GIB, (kept + logits) / GIB)
 
 
 def sizes_of(config: DictConfig) -> Model | None:
@@ -217,8 +215,8 @@ def describe(config: DictConfig) -> str | None:
     return (
         f"rollout, a die of {device} GiB: weights {generating.weights:.1f} GiB, KV cache {generating.cache:.1f} GiB = "
         f"{generating.cache_tokens:,} tokens = {generating.longest_responses:.1f} longest responses\n"
-        f"training: weights {training.weights:.1f}, gradients {training.gradients:.1f}, optimizer "
-        f"{training.optimizer:.1f}, activations {training.activations:.1f} GiB, in all {training.total:.1f}\n"
+        f"training: {', '.join(f'{name} {gib:.1f}' for name, gib in asdict(training).items())} GiB, in all "
+        f"{training.total:.1f}\n"
         f"machine: {offloaded_gib(config):.0f} GiB of memory for what is offloaded; a checkpoint has "
         f"{checkpoint_gib(config):.0f} GiB"
     )

@@ -14,9 +14,9 @@ import psutil
 from omegaconf import DictConfig
 
 from recipe.preflight import device_memory
+from recipe.preflight.device_memory import GIB
 from recipe.preflight.problem import Problem, first_line
 
-GIB = 2**30
 MINIMUM_MEMORY_GIB = {"cpu": 10}
 MINIMUM_DISK_GIB = {"cpu": 3}
 SHARED_MEMORY = Path("/dev/shm")
@@ -82,9 +82,8 @@ def _too_little_shared_memory(wanted: float, described: str) -> Iterator[Problem
 def shared_memory_parts(config: DictConfig) -> dict[str, float]:
     """GiB of shared memory that one machine needs, by what it is for."""
     rollout, devices = config.actor_rollout_ref.rollout, config.trainer.n_gpus_per_node
-    engines = rollout.engine_kwargs.get("vllm") or {}
     queues = 0.0
-    if engines.get("distributed_executor_backend") != "uni":
+    if rollout.engine_kwargs.vllm.get("distributed_executor_backend") != "uni":
         ranks = min(rollout.tensor_model_parallel_size, devices)
         mebibytes = ENGINE_MIB + RANK_MIB * ranks + (GROUP_MIB if ranks > 1 else 0)
         queues = devices // ranks * mebibytes / 1024
@@ -134,13 +133,12 @@ def _interfaces(_: DictConfig) -> Iterator[Problem]:
             yield Problem("machine.network_card", f"{variable}={wanted}", f"set it to one of {', '.join(there)}")
 
 
-def is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ports of connections that have ended count as free
-        try:
-            one.bind(("", port))
-        except (OSError, OverflowError):
-            return False
+def is_free(port: int, host: str = "") -> bool:
+    """Whether a program could listen there; never at another machine's address. Ports of ended connections are free."""
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except (OSError, OverflowError):
+        return False
     return True
 
 

@@ -205,13 +205,10 @@ def markdown(report: dict) -> str:
         lines.append(f"| {' | '.join([name, *cells])} |")
     for name, row in report["parity"].items():
         differences = ", ".join(f"{at} {row[f'logprob_difference_{at}']:.1e}" for at in ("median", "99", "max"))
-        lines += [
-            "",
-            f"{name} against off: {row['identical']} of {row['responses']} responses identical; log-probabilities of "
-            f"{row['compared_tokens']} tokens, one-token decode against 1+{K} verify: {differences}.",
-        ]
+        equal = f"{row['identical']} of {row['responses']} responses identical"
+        lines += ["", f"{name} against off: {equal}; log-probabilities of {row['compared_tokens']} tokens, one-token "]
+        lines[-1] += f"decode against 1+{K} verify: {differences}."
     lines += ["", f"| operation, [{8 * (1 + K)}, {QWEN_VOCABULARY:,}] | ms |", "|---|---|"]
-    lines += [
-        f"| {name} | {row.get('error') or round(row['median_ms'], 3)} |" for name, row in report["operations"].items()
-    ]
+    for name, row in report["operations"].items():
+        lines.append(f"| {name} | {row.get('error') or round(row['median_ms'], 3)} |")
     return "\n".join([*lines, "", report["recommendation"], ""])

@@ -75,13 +75,6 @@ def _print(result: dict) -> None:
     print(f"{count} problem{'' if count == 1 else 's'}")
 
 
-def _join_cluster(config: DictConfig) -> None:
-    """As the run scripts do, so that preflight looks at the cluster that a run would take."""
-    if config.trainer.device != "cpu" and not os.environ.get("RAY_ADDRESS"):
-        if address := cluster.cluster_of_this_node():
-            os.environ["RAY_ADDRESS"] = address
-
-
 def main(arguments: list[str] | None = None) -> int:
     """0: nothing is wrong. 2: something is, or the config cannot be composed."""
     parser = argparse.ArgumentParser(prog="python -m recipe.preflight", description=__doc__)
@@ -108,7 +101,10 @@ def main(arguments: list[str] | None = None) -> int:
     except ConfigError as error:
         print(json.dumps({"error": str(error)}) if options.json else f"error: {error}")
         return 2
-    _join_cluster(config)
+    # As the run scripts do, so that preflight looks at the cluster that a run would take.
+    knows_cluster = config.trainer.device == "cpu" or os.environ.get("RAY_ADDRESS")
+    if not knows_cluster and (address := cluster.cluster_of_this_node()):
+        os.environ["RAY_ADDRESS"] = address
     with contextlib.redirect_stdout(sys.stderr):  # verl and vLLM log to stdout
         result = report(config, options.dry_run)
     if options.dry_run and options.overrides:

@@ -19,10 +19,6 @@ ASCEND_RUNNER = "vllm_ascend.worker.model_runner_v1.NPUModelRunner"
 VLLM_RUNNER = "vllm.v1.worker.gpu_model_runner.GPUModelRunner"
 
 
-def find_problems(config: DictConfig) -> list[Problem]:
-    return resolve(config)[1]
-
-
 def resolve(config: DictConfig) -> tuple[dict[str, str], list[Problem]]:
     """`drafter` and `sampler` in words, and what is wrong with them. Imports vLLM."""
     problems: list[Problem] = []

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib.util
 import inspect
 import os
 import re
 from collections.abc import Iterator, Mapping
+from difflib import SequenceMatcher
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
@@ -99,13 +99,9 @@ def ray_problems(config: DictConfig) -> Iterator[Problem]:
 def variable_problems(_: DictConfig | None = None, environment: Mapping[str, str] = os.environ) -> Iterator[Problem]:
     known = KNOWN | {name for package in ("vllm", "vllm_ascend") for name in _read_by(package)}
     for name in sorted(environment):
-        is_ours = name.startswith(PREFIXES) or any(_alike(name, prefix) for prefix in PREFIXES)
-        if is_ours and name not in known and (remedy := meant(name, known, ALIKE)):
+        alike = (SequenceMatcher(None, name[: len(prefix)], prefix).ratio() for prefix in PREFIXES)
+        if name not in known and max(alike) >= ALIKE_PREFIX and (remedy := meant(name, known, ALIKE)):
             yield Problem("environment.misspelt", name, remedy)
-
-
-def _alike(name: str, prefix: str) -> bool:
-    return difflib.SequenceMatcher(None, name[: len(prefix)], prefix).ratio() >= ALIKE_PREFIX
 
 
 def _read_by(package: str) -> set[str]:

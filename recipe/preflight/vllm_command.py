@@ -88,13 +88,13 @@ def _parallel_arguments(section: dict[str, Any], devices: int) -> dict[str, Any]
     tensor, data = section["tensor_model_parallel_size"], section["data_parallel_size"]
     nodes = max(1, tensor * data // devices)
     found: dict[str, Any] = {"enable_expert_parallel": section["expert_parallel_size"] > 1}
-    address = {"data_parallel_address": "127.0.0.1", "data_parallel_rpc_port": 2}
     if data > 1:
         local = min(tensor * data, devices) // tensor
         found |= {"data_parallel_size": data, "data_parallel_size_local": local, "data_parallel_start_rank": 0}
-        found |= address
     if nodes > 1:
-        found |= {"master_addr": "127.0.0.1", "master_port": 1, "node_rank": 0, "nnodes": nodes, **address}
+        found |= {"master_addr": "127.0.0.1", "master_port": 1, "node_rank": 0, "nnodes": nodes}
+    if data > 1 or nodes > 1:
+        found |= {"data_parallel_address": "127.0.0.1", "data_parallel_rpc_port": 2}
     return found
 
 
@@ -129,8 +129,8 @@ def _fingerprint(question: dict[str, Any]) -> str:
     parts = [json.dumps({**question, "model": None})]
     parts += [f"{name} {versions.installed(name)}" for name in ("vllm", "vllm-ascend", "transformers")]
     parts += sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("VLLM_"))
-    for file in (Path(question["model"]) / "config.json", Path(vllm_refusals.__file__)):
-        parts.append(file.read_text() if file.is_file() else "")
+    files = Path(question["model"]) / "config.json", Path(vllm_refusals.__file__)
+    parts += [file.read_text() if file.is_file() else "" for file in files]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
@@ -143,7 +143,6 @@ def _problems(config: DictConfig, refused: list[vllm_refusals.Refusal]) -> Itera
 
 def key_of(argument: str, config: DictConfig) -> str:
     """The key that a user sets an argument of vLLM's with."""
-    given = config.actor_rollout_ref.rollout.engine_kwargs.get("vllm") or {}
-    if argument in given or argument not in ROLLOUT_KEYS:
+    if argument in config.actor_rollout_ref.rollout.engine_kwargs.vllm or argument not in ROLLOUT_KEYS:
         return f"{ROLLOUT}.engine_kwargs.vllm.{argument}"
     return f"{ROLLOUT}.{ROLLOUT_KEYS[argument]}"

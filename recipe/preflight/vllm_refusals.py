@@ -9,6 +9,7 @@ import dataclasses
 import json
 import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,12 +21,6 @@ ARGUMENT_OF_FIELD = {"cache_dtype": "kv_cache_dtype", "policy": "scheduling_poli
 # Packages that vLLM and transformers do without where they are missing: 1.5 s of imports.
 NOT_NEEDED = ("accelerate", "cv2", "scipy", "torchvision")
 LONGEST_REASON = 300  # characters; some of vLLM's errors list every attention backend
-# What pydantic and argparse say, and what was expected.
-REWORDED = (
-    (r"Input should be (.*)", "a value"),
-    (r"argument \S+ invalid choice: .* \(choose from (.*)\)", "one of"),
-    (r"argument \S+ invalid (\w+) value: .*", "a value of type"),
-)
 
 Refusal = tuple[str | None, str]
 """An argument of vLLM's, None if its error names none, and the reason in one line."""
@@ -146,16 +141,11 @@ def _named(error: Exception, given: dict[str, Any]) -> list[Refusal]:
 
 
 def _reason(error: Exception) -> str:
-    """In one line: what was expected, in vLLM's words where there are no shorter ones."""
+    """In one line, in vLLM's words: argparse and pydantic say what they expected."""
     text = error.errors()[0]["msg"] if hasattr(error, "errors") else str(error)
-    text = re.sub(r"\[type=.*| For further information visit .*", "", " ".join(text.split())).strip(" .")
-    if isinstance(error, KeyError):
-        return f"{text} is none of the values that it knows"
-    for said, ours in REWORDED:
-        if found := re.fullmatch(said, text):
-            return f"expected {ours} {found[1].replace(chr(39), '')}"
-    text = re.sub(r"^(Value error|Assertion failed), ", "", text)
-    return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]}..."
+    text = re.sub(r"\[type=.*| For further information visit .*|(Value error|Assertion failed), ", "", text)
+    known = " is none of the values that it knows" if isinstance(error, KeyError) else ""
+    return textwrap.shorten(text, LONGEST_REASON, placeholder="...").strip(" .") + known
 
 
 def main() -> None:

@@ -24,33 +24,30 @@ INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
 def find_problems(folder: Path) -> Iterator[Problem]:
-    if not (folder / INDEX).is_file():
-        if (folder / SINGLE).is_file():
-            yield from _shard_problems(folder / SINGLE, {})
-        else:
-            yield Problem("model.missing", f"{folder}: neither {INDEX} nor {SINGLE}")
-        return
+    shards: dict[str, set[str]] = {}
+    total = None
     try:
         index = json.loads((folder / INDEX).read_text())
-        shards: dict[str, set[str]] = {}
+        total = (index.get("metadata") or {}).get("total_size")
         for tensor, shard in index["weight_map"].items():
             shards.setdefault(shard, set()).add(tensor)
+    except FileNotFoundError:
+        shards[SINGLE] = set()
     except (ValueError, KeyError, AttributeError, TypeError):
         yield Problem("model.damaged", f"{folder / INDEX}: no weight_map")
         return
     if missing := sorted(shard for shard in shards if not (folder / shard).is_file()):
         value = f"{folder}: {len(missing)} of {len(shards)} shards of {INDEX}, the first {missing[0]}"
-        yield Problem("model.missing", value)
+        yield Problem("model.missing", value if shards[missing[0]] else f"{folder}: neither {INDEX} nor {SINGLE}")
         return
     sizes: dict[str, int] = {}
-    found = [problem for shard in sorted(shards) for problem in _shard_problems(folder / shard, sizes, shards[shard])]
+    found = [problem for shard in sorted(shards) for problem in _shard_problems(folder / shard, shards[shard], sizes)]
     yield from found
-    total, there = (index.get("metadata") or {}).get("total_size"), sum(sizes.values())
-    if not found and total is not None and there != int(total):
+    if not found and total is not None and (there := sum(sizes.values())) != int(total):
         yield Problem("model.index", f"{folder}: {there} bytes of tensors, {INDEX} says {int(total)}")
 
 
-def _shard_problems(path: Path, sizes: dict[str, int], tensors: set[str] = frozenset()) -> Iterator[Problem]:
+def _shard_problems(path: Path, tensors: set[str], sizes: dict[str, int]) -> Iterator[Problem]:
     """Also adds to `sizes` the bytes of those tensors. Opening compares the file's size with its header's."""
     try:
         with safe_open(path, "np") as shard:
