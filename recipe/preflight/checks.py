@@ -30,7 +30,7 @@ class Check:
 
     start: before every run, imports nothing that takes long. node: on every node of a cluster. image: when an image is
     built. device: not on a machine without the config's device. npu: not for other devices. assets: `find` also takes
-    a directory whose files may be missing still.
+    a directory that is still to be built.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Check:
 def check(config: DictConfig, to_be_built: Path | None = None) -> None:
     """Raise ConfigError with the first problem found, and how many more there are.
 
-    vLLM is asked last, because an answer that is not known yet takes 10 s. Files below `to_be_built` may be missing.
+    vLLM is asked last: an answer that is not known yet takes 10 s. What lies below `to_be_built` is not looked at.
     """
     problems = list(find_problems(config, to_be_built)) or list(vllm_command.find_problems(config))
     if problems:

@@ -16,19 +16,17 @@ VOCABULARIES = ("tokenizer.json", "vocab.json")
 
 
 def data_problems(config: DictConfig, to_be_built: Path | None = None) -> Iterator[Problem]:
-    """`to_be_built`: a directory whose files may be missing still."""
+    """But of what lies below the directory `to_be_built`."""
     for key in ("train_files", "val_files"):
         value = config.data[key]
         for name in [value] if isinstance(value, str) else value:
             path = Path(name).expanduser()
-            if _is_missing(path, to_be_built):
-                yield Problem("data.missing", f"data.{key}={name}", _assets(config))
-            elif path.is_file() and path.stat().st_size and (wrong := _wrong_parquet(path)):
-                yield Problem("data.wrong_file", f"data.{key}={name}: {wrong}", _assets(config))
-
-
-def _is_missing(path: Path, to_be_built: Path | None) -> bool:
-    return not path.is_file() and (to_be_built is None or to_be_built not in path.parents)
+            if to_be_built in path.parents:
+                continue
+            if not path.is_file():
+                yield Problem("data.missing", f"data.{key}={name}", _maker(config))
+            elif path.stat().st_size and (wrong := _wrong_parquet(path)):
+                yield Problem("data.wrong_file", f"data.{key}={name}: {wrong}", _maker(config))
 
 
 def _wrong_parquet(path: Path) -> str | None:
@@ -42,24 +40,26 @@ def _wrong_parquet(path: Path) -> str | None:
     return f"no column {missing[0]}" if missing else None
 
 
-def _assets(config: DictConfig) -> str | None:
-    """How to make data and model for a CPU; None: as the table says."""
+def _maker(config: DictConfig) -> str | None:
+    """How to make data and model for a CPU; None: as the table of problems says."""
     assets = config.get("assets", "outputs/tiny_assets")
-    return f"python -m recipe.tiny.assets --output {assets}" if config.trainer.device == "cpu" else None
+    return f"make it with python -m recipe.tiny.assets --output {assets}" if config.trainer.device == "cpu" else None
 
 
 def model_problems(config: DictConfig, to_be_built: Path | None = None) -> Iterator[Problem]:
-    """`to_be_built`: a directory whose files may be missing still."""
+    """None for a model below the directory `to_be_built`."""
     model = Path(config.actor_rollout_ref.model.path).expanduser()
     key = f"actor_rollout_ref.model.path={model}"
-    if _is_missing(model / "config.json", to_be_built):
-        yield Problem("model.missing", f"{key}: no config.json", _assets(config))
-    elif model.is_dir():
-        if _is_missing(model / "tokenizer_config.json", to_be_built):
-            yield Problem("model.missing", f"{key}: no tokenizer_config.json")
-        elif all(_is_missing(model / name, to_be_built) for name in VOCABULARIES):
-            yield Problem("model.missing", f"{key}: neither {' nor '.join(VOCABULARIES)}")
-        yield from weights.find_problems(model)
+    if to_be_built in model.parents:
+        return
+    if not (model / "config.json").is_file():
+        yield Problem("model.missing", f"{key}: no config.json", _maker(config))
+        return
+    if not (model / "tokenizer_config.json").is_file():
+        yield Problem("model.missing", f"{key}: no tokenizer_config.json")
+    elif not any((model / name).is_file() for name in VOCABULARIES):
+        yield Problem("model.missing", f"{key}: neither {' nor '.join(VOCABULARIES)}")
+    yield from weights.find_problems(model)
 
 
 def tokenizer_problems(config: DictConfig) -> Iterator[Problem]:

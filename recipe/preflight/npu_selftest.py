@@ -204,10 +204,11 @@ def markdown(report: dict) -> str:
         cells += [] if "error" in row else [f"{row['accepted']} of {row['drafted']}"]
         lines.append(f"| {' | '.join([name, *cells])} |")
     for name, row in report["parity"].items():
-        differences = ", ".join(f"{at} {row[f'logprob_difference_{at}']:.1e}" for at in ("median", "99", "max"))
+        names = {"median": "median", "99": "99 %", "max": "largest"}
+        differences = ", ".join(f"{name} {row[f'logprob_difference_{key}']:.1e}" for key, name in names.items())
         equal = f"{row['identical']} of {row['responses']} responses identical"
-        lines += ["", f"{name} against off: {equal}; log-probabilities of {row['compared_tokens']} tokens, one-token "]
-        lines[-1] += f"decode against 1+{K} verify: {differences}."
+        what = f"log-probabilities of {row['compared_tokens']} tokens, one-token decode against 1+{K} verify"
+        lines += ["", f"{name} against off: {equal}; {what}: {differences}."]
     lines += ["", f"| operation, [{8 * (1 + K)}, {QWEN_VOCABULARY:,}] | ms |", "|---|---|"]
     for name, row in report["operations"].items():
         lines.append(f"| {name} | {row.get('error') or round(row['median_ms'], 3)} |")

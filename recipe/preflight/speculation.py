@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.metadata
 import os
 from types import SimpleNamespace
@@ -77,12 +76,11 @@ def _ascend_state() -> str:
 def _sampler(config: DictConfig) -> str:
     if "speculation" not in (_settings(config).get("additional_config") or {}):
         return "vLLM's own"
-    name = {
-        "exact": "sam.vllm.exact_sampler.ExactSampler",
-        "rejection": "sam.vllm.rejection_sampler.RejectionVerification",
-    }[config.speculation.verification]
-    module, _, attribute = name.rpartition(".")
-    getattr(importlib.import_module(module), attribute)
+    from sam.vllm.exact_sampler import ExactSampler
+    from sam.vllm.rejection_sampler import RejectionVerification
+
+    sampler = ExactSampler if config.speculation.verification == "exact" else RejectionVerification
+    name = f"{sampler.__module__}.{sampler.__qualname__}"
     if config.trainer.device == "npu":
         return f"{name}, put there by {ASCEND_RUNNER}.load_model {_ascend_state()}"
     _check_plugin()
