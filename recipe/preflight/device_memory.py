@@ -89,7 +89,8 @@ def generation(model: Model, tensor: int, experts: int, device_gib: float, share
     Args:
         tensor: ranks that split attention and, without experts over ranks, everything.
         experts: ranks that the experts are spread over; 1 for a split like the rest's.
-        share: of the device that vLLM may use. longest: tokens of the longest prompt and response.
+        share: of the device that vLLM may use.
+        longest: tokens of the longest prompt and response.
     """
     split = experts if model.experts and experts > 1 else tensor
     weights = BF16 * ((model.embeddings + model.attention) / tensor + model.feed_forward / split)

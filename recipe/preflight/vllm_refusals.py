@@ -133,16 +133,13 @@ def _named(error: Exception, given: dict[str, Any]) -> list[Refusal]:
     fields = [str(one["loc"][0]) for one in error.errors() if one["loc"]] if hasattr(error, "errors") else []
     words = re.findall(r"[a-z][a-z0-9_]+", str(error).replace("-", "_"))
     spelled_out = [name for name in given if "_" in name and name.replace("_", " ") in str(error)]
-    for names in (fields, words, spelled_out):
-        arguments = [ARGUMENT_OF_FIELD.get(name, name) for name in names]
-        if known := [name for name in arguments if name in given]:
-            return [(known[0], _reason(error))]
-    return []
+    arguments = [ARGUMENT_OF_FIELD.get(name, name) for name in (*fields, *words, *spelled_out)]
+    return [(name, _reason(error)) for name in arguments if name in given][:1]
 
 
 def _reason(error: Exception) -> str:
     """In one line, in vLLM's words: argparse and pydantic say what they expected."""
-    text = error.errors()[0]["msg"] if hasattr(error, "errors") else str(error)
+    text = " ".join((error.errors()[0]["msg"] if hasattr(error, "errors") else str(error)).split())
     text = re.sub(r"\[type=.*| For further information visit .*|(Value error|Assertion failed), ", "", text)
     known = " is none of the values that it knows" if isinstance(error, KeyError) else ""
     return textwrap.shorten(text, LONGEST_REASON, placeholder="...").strip(" .") + known
