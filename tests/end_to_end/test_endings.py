@@ -73,7 +73,7 @@ def wait_for_step(process, run_directory, step):
         if process.poll() is not None or time.monotonic() > deadline:
             raise AssertionError((f"step {step} did not end", process.stderr.read(), log_of(run_directory)[-3000:]))
         time.sleep(0.05)
-    time.sleep(0.5)  # into the next step's rollout
+    time.sleep(0.1)  # into the next step's rollout
 
 
 def kill(process, title):
