@@ -9,8 +9,6 @@ al., "Fast Inference from Transformers via Speculative Decoding" (arXiv 2211.171
 from sam.verify.exact import GREEDY, PLACEHOLDER, accept_matching, sample_inverse_cdf
 from sam.verify.rejection import (
     expand_batch_to_tokens,
-    rejection_greedy_sample,
-    rejection_random_sample,
     rejection_sample,
     sample_recovered_tokens,
 )
@@ -20,8 +18,6 @@ __all__ = [
     "PLACEHOLDER",
     "accept_matching",
     "expand_batch_to_tokens",
-    "rejection_greedy_sample",
-    "rejection_random_sample",
     "rejection_sample",
     "sample_inverse_cdf",
     "sample_recovered_tokens",

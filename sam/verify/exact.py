@@ -1,7 +1,5 @@
 """Exact-match verification: one draw per position by inverse CDF; drafts are accepted while they equal the draw."""
 
-from __future__ import annotations
-
 import torch
 
 PLACEHOLDER = -1  # vLLM's mark for "no token here"

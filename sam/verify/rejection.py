@@ -1,11 +1,9 @@
-"""Rejection sampling (arXiv 2211.17192), vectorised, with the signatures of vLLM 0.23 and vllm-ascend 0.11.0rc0.
+"""Rejection sampling (arXiv 2211.17192), vectorised, with the signatures of vLLM 0.23.
 
-Given the same random numbers these functions return what vllm-ascend's looped originals return.
+Given the same random numbers `rejection_sample` returns what vllm-ascend 0.23.0.post1's returns.
 """
 
-from __future__ import annotations
-
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 
@@ -68,74 +66,23 @@ def _num_accepted(accepted: torch.Tensor, layout: _Layout, shape: tuple[int, int
     return by_request.cumprod(1).sum(1)
 
 
-def rejection_greedy_sample(
-    output_token_ids: torch.Tensor,
-    cu_num_draft_tokens: torch.Tensor,
-    draft_token_ids: torch.Tensor,
-    target_argmax: torch.Tensor,
-    bonus_token_ids: torch.Tensor,
-    is_greedy: torch.Tensor | None = None,
-) -> None:
-    """Write the greedy rows of `output_token_ids`, int32 [batch, max_spec_len + 1], filled with PLACEHOLDER.
-
-    Args:
-        target_argmax: int64 [tokens].
-        is_greedy: bool [batch]; None means all.
-    """
-    layout = _layout(cu_num_draft_tokens, len(draft_token_ids))
-    accepted = draft_token_ids == target_argmax
-    _write(output_token_ids, target_argmax, accepted, bonus_token_ids, layout, is_greedy)
-
-
-def rejection_random_sample(
-    output_token_ids: torch.Tensor,
-    cu_num_draft_tokens: torch.Tensor,
-    draft_token_ids: torch.Tensor,
-    draft_probs: torch.Tensor | None,
-    target_probs: torch.Tensor,
-    bonus_token_ids: torch.Tensor,
-    recovered_token_ids: torch.Tensor,
-    uniform_probs: torch.Tensor,
-    is_greedy: torch.Tensor | None,
-    max_spec_len: int,
-    vocab_size: int,
-    IS_NGRAM: bool = False,
-) -> None:
-    """Write the rows that are not greedy: a draft is accepted if p(draft) / q(draft) >= its uniform.
-
-    Args:
-        output_token_ids: int32 [batch, max_spec_len + 1], changed in place.
-        draft_probs: float32 [tokens, vocabulary]; None or IS_NGRAM means one-hot drafts.
-        target_probs: float32 [tokens, vocabulary].
-        recovered_token_ids: int [tokens], used at the first rejection.
-        uniform_probs: float64 [tokens].
-        is_greedy: bool [batch]; None means that no row is.
-        max_spec_len, vocab_size: as in the original; the shapes say the same.
-    """
-    layout = _layout(cu_num_draft_tokens, len(draft_token_ids))
-    drafts = _Drafts.clamped(draft_token_ids, target_probs.shape[1])
-    accepted, _ = _accept(drafts, None if IS_NGRAM else draft_probs, target_probs, uniform_probs)
-    chosen = torch.where(accepted, drafts.ids, recovered_token_ids.to(torch.int64))
-    _write(output_token_ids, chosen, accepted, bonus_token_ids, layout, None if is_greedy is None else ~is_greedy)
-
-
 class _Drafts(NamedTuple):
     ids: torch.Tensor  # int64 [tokens], clamped into the vocabulary
     known: torch.Tensor  # bool [tokens], false for ids outside the vocabulary
 
     @classmethod
-    def clamped(cls, draft_token_ids: torch.Tensor, vocabulary: int) -> _Drafts:
+    def clamped(cls, draft_token_ids: torch.Tensor, vocabulary: int) -> Self:
         ids = draft_token_ids.to(torch.int64)
         clamped = ids.clamp(0, vocabulary - 1)
         return cls(clamped, clamped == ids)
 
-    def at(self, rows: torch.Tensor) -> _Drafts:
+    def at(self, rows: torch.Tensor) -> Self:
         return _Drafts(self.ids[rows], self.known[rows])
 
 
 def _accept(drafts: _Drafts, draft_probs, target_probs, uniforms) -> tuple[torch.Tensor, torch.Tensor]:
     """bool [tokens] each: the accepted drafts, and those that could not be verified."""
-    # In float64, as the originals' Python floats are.
+    # In float64, as the uniforms are.
     p = target_probs.gather(1, drafts.ids[:, None]).squeeze(1).to(torch.float64)
     invalid = p.isnan() | ~drafts.known
     if draft_probs is None:
@@ -144,11 +91,12 @@ def _accept(drafts: _Drafts, draft_probs, target_probs, uniforms) -> tuple[torch
     return drafts.known & (q > 0) & (p / q >= uniforms), invalid
 
 
-def _uniforms(num_draft_tokens, sampling_metadata, device) -> torch.Tensor:
+def seeded_uniforms(num_draft_tokens, generators, device) -> torch.Tensor:
+    """float64 [tokens], as vLLM draws them: one draw for all, then each seeded request's own."""
     uniforms = torch.rand((sum(num_draft_tokens),), dtype=torch.float64, device=device)
     start = 0
     for index, count in enumerate(num_draft_tokens):
-        if count and (generator := sampling_metadata.generators.get(index)) is not None:
+        if count and (generator := generators.get(index)) is not None:
             uniforms[start : start + count].uniform_(generator=generator)
         start += count
     return uniforms
@@ -238,19 +186,19 @@ def rejection_sample(
         )
     batch, device = len(num_draft_tokens), target_logits.device
     output = torch.full((batch, max_spec_len + 1), PLACEHOLDER, dtype=torch.int32, device=device)
+    layout = _layout(cu_num_draft_tokens, len(draft_token_ids))
     is_random = None
     if not sampling_metadata.all_random:
         is_greedy = None if sampling_metadata.all_greedy else sampling_metadata.temperature == GREEDY
         best = target_logits.argmax(-1)
-        rejection_greedy_sample(output, cu_num_draft_tokens, draft_token_ids, best, bonus_token_ids, is_greedy)
+        _write(output, best, draft_token_ids == best, bonus_token_ids, layout, is_greedy)
         if is_greedy is None:
             return output
         is_random = ~is_greedy
 
-    uniforms = _uniforms(num_draft_tokens, sampling_metadata, device)
+    uniforms = seeded_uniforms(num_draft_tokens, sampling_metadata.generators, device)
     dtype = torch.float64 if use_fp64_gumbel else torch.float32
     noise = _exponential_noise(num_draft_tokens, target_logits.shape[1], sampling_metadata, device, dtype)
-    layout = _layout(cu_num_draft_tokens, len(draft_token_ids))
     if not len(draft_token_ids):
         _write(output, draft_token_ids, draft_token_ids.bool(), bonus_token_ids, layout, is_random)
         return output

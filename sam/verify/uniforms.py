@@ -1,7 +1,5 @@
 """One uniform per (request key, output position): counter-based, so nothing is shared and nothing is stored."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

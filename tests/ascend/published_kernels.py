@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from sam import verify
+from sam.verify import rejection
 
 CORES = 4
 
@@ -67,7 +68,8 @@ def check(kernels, seed: int) -> tuple[int, int]:
     best = torch.where(torch.rand(total) < 0.7, drafts.long(), probabilities.argmax(-1))
     theirs, ours = output(), output()
     kernels.rejection_greedy_sample_with_triton(theirs, counts, ends, drafts, best, bonus, greedy, longest, grid, block)
-    verify.rejection_greedy_sample(ours, ends, drafts, best, bonus, greedy)
+    layout = rejection._layout(ends, total)
+    rejection._write(ours, best, drafts == best, bonus, layout, greedy)
     assert torch.equal(theirs, ours), ("greedy", seed)
 
     x, expanded = torch.rand(batch), torch.empty(total)
@@ -92,9 +94,9 @@ def check(kernels, seed: int) -> tuple[int, int]:
         vocabulary, batch, None, NO_ORI_TARGET_PROBS=True, NO_DRAFT_PROBS=True, ENABLE_REDUCE_SAMPLING=False,
         ENTROPY_VERIFY=False, BLOCK_SIZE=block,
     )  # fmt: skip
-    verify.rejection_random_sample(
-        ours, ends, drafts, None, probabilities, bonus, recovered, draws.double(), greedy, longest, vocabulary, True
-    )
+    one_hot_drafts = rejection._Drafts.clamped(drafts, vocabulary)
+    accepted, _ = rejection._accept(one_hot_drafts, None, probabilities, draws.double())
+    rejection._write(ours, torch.where(accepted, drafts, recovered), accepted, bonus, layout, ~greedy)
     assert torch.equal(theirs, ours), ("random", seed, theirs, ours)
     kept = (ours[~greedy] != verify.PLACEHOLDER).sum(1) - 1
     return int(kept.sum()), int((kept < torch.tensor(counts)[~greedy]).sum())

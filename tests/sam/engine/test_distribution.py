@@ -12,7 +12,7 @@ import pytest
 import torch
 from scipy import stats
 
-from sam.verify.originals import load_vectorised_originals
+from sam.verify.originals import load_original
 from sam.verify.uniforms import uniforms
 from sam.vllm import exact_sampler
 from tests.sam.engine.tiny_engine import NGRAM, generate, save_model
@@ -124,7 +124,7 @@ def test_control_one_uniform_for_a_whole_step_is_caught(model, monkeypatch):
 
 @pytest.mark.network
 def test_control_block_verify_is_caught(model, monkeypatch):
-    lossy = load_vectorised_originals(CACHE, enable_block_verify=True)
+    lossy = load_original(CACHE, enable_block_verify=True)
 
     def observe(runner):
         from vllm.v1.sample import rejection_sampler

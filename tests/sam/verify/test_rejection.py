@@ -1,4 +1,4 @@
-"""Rejection sampling against the looped originals of vllm-ascend 0.11.0rc0 and the vectorised ones of 0.23.0.post1."""
+"""Rejection sampling against vllm-ascend 0.23.0.post1's."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,16 +8,10 @@ import torch
 from scipy import stats
 
 from sam import verify
-from sam.verify.originals import load_looped_originals, load_vectorised_originals
+from sam.verify.originals import load_original
 
 CACHE = Path(__file__).parents[3] / ".cache" / "peers"
 CASES = 2 * 420  # each combination of the remainders by which `random_case` chooses, twice
-ORIGINAL_GREEDY = -1  # the originals' mark; vLLM 0.23's is 0
-
-
-@pytest.fixture(scope="module")
-def originals():
-    return load_looped_originals(CACHE)
 
 
 def random_case(seed: int, vocabulary: int) -> SimpleNamespace:
@@ -56,45 +50,35 @@ def random_case(seed: int, vocabulary: int) -> SimpleNamespace:
     )
 
 
-def metadata(case, greedy_mark: float) -> SimpleNamespace:
+def metadata(case) -> SimpleNamespace:
     return SimpleNamespace(
         all_greedy=bool(case.greedy.all()),
         all_random=not bool(case.greedy.any()),
-        temperature=torch.where(case.greedy, greedy_mark, 0.7),
+        temperature=torch.where(case.greedy, verify.GREEDY, 0.7),
         generators={row: torch.Generator().manual_seed(1000 + row) for row in case.seeded},
     )
 
 
+@pytest.fixture(scope="module")
+def original():
+    return load_original(CACHE)
+
+
 @pytest.mark.network
-@pytest.mark.parametrize("vocabulary", [7, 300])
-def test_rejection_sample_equals_the_original(originals, vocabulary):
+@pytest.mark.parametrize("vocabulary", [7, 50, 300])
+def test_rejection_sample_equals_the_original(original, vocabulary):
+    """The original gives seeded requests without drafts noise too: that moves a generator but no token of the step."""
     accepted = rejected = 0
     for seed in range(CASES):
         case = random_case(seed, vocabulary)
-        if not sum(case.counts) and case.greedy.any():
-            continue  # the original takes the maximum of no rows
-        torch.manual_seed(seed)
-        expected = originals.rejection_sample(
-            case.drafts,
-            case.counts,
-            case.longest,
-            case.ends,
-            case.draft_probs,
-            case.logits.softmax(-1),
-            case.bonus,
-            metadata(case, ORIGINAL_GREEDY),
-        )
-        torch.manual_seed(seed)
-        found = verify.rejection_sample(
-            case.drafts,
-            case.counts,
-            case.longest,
-            case.ends,
-            case.draft_probs,
-            case.logits,
-            case.bonus,
-            metadata(case, verify.GREEDY),
-        )
+        if not sum(case.counts):
+            continue
+        outputs = []
+        for rule in (original.rejection_sample, verify.rejection_sample):
+            torch.manual_seed(seed)
+            arguments = (case.drafts, case.counts, case.longest, case.ends, case.draft_probs, case.logits.clone())
+            outputs.append(rule(*arguments, case.bonus, metadata(case)))
+        expected, found = outputs
         assert found.dtype == expected.dtype
         assert torch.equal(found, expected), f"seed {seed}: {found.tolist()} instead of {expected.tolist()}"
         kept = (expected != verify.PLACEHOLDER).sum(1)
@@ -104,68 +88,17 @@ def test_rejection_sample_equals_the_original(originals, vocabulary):
 
 
 @pytest.mark.network
-def test_sample_recovered_tokens_equals_the_original(originals):
-    for seed in range(CASES):
-        case = random_case(seed, 50)
-        arguments = (case.longest, case.counts, case.ends, case.drafts, case.draft_probs, case.logits.softmax(-1))
-        torch.manual_seed(seed)
-        expected = originals.sample_recovered_tokens(*arguments, metadata(case, ORIGINAL_GREEDY), torch.device("cpu"))
-        torch.manual_seed(seed)
-        found = verify.sample_recovered_tokens(*arguments, metadata(case, verify.GREEDY), torch.device("cpu"))
-        assert found.dtype == expected.dtype and torch.equal(found, expected), f"seed {seed}"
-
-
-@pytest.mark.network
-def test_rejection_random_sample_equals_the_original(originals):
-    for seed in range(CASES):
-        case = random_case(seed, 20)
-        generator = torch.Generator().manual_seed(seed)
-        recovered = torch.randint(20, (len(case.drafts),), generator=generator)
-        draws = torch.rand(len(case.drafts), dtype=torch.float64, generator=generator)
-        outputs = [torch.full((case.batch, case.longest + 1), verify.PLACEHOLDER, dtype=torch.int32) for _ in range(2)]
-        functions = (originals.rejection_random_sample_pytorch, verify.rejection_random_sample)
-        for function, output in zip(functions, outputs, strict=True):
-            function(
-                output,
-                case.ends,
-                case.drafts,
-                case.draft_probs,
-                case.logits.softmax(-1),
-                case.bonus,
-                recovered,
-                draws,
-                case.greedy,
-                case.longest,
-                20,
-                IS_NGRAM=case.draft_probs is None,
-            )
-        assert torch.equal(*outputs), f"seed {seed}"
-
-
-@pytest.mark.network
-def test_expand_batch_to_tokens_equals_the_original(originals):
-    for seed in range(CASES // 2):
-        case = random_case(seed, 5)
-        for x in (torch.rand(case.batch), torch.randint(3, (case.batch,), dtype=torch.int32), case.greedy.float()):
-            arguments = (x, case.ends, sum(case.counts), 0, 1)
-            expected, found = originals.expand_batch_to_tokens(*arguments), verify.expand_batch_to_tokens(*arguments)
-            assert found.dtype == expected.dtype and torch.equal(found, expected)
-
-
-@pytest.mark.network
-def test_rejection_sample_equals_todays_vllm_ascend():
-    """0.23.0.post1 gives seeded requests without drafts noise too, which moves a generator but no token of the step."""
-    vectorised = load_vectorised_originals(CACHE)
+def test_sample_recovered_tokens_equals_the_original(original):
     for seed in range(CASES):
         case = random_case(seed, 50)
         if not sum(case.counts):
             continue
+        arguments = (case.longest, case.counts, case.ends, case.drafts, case.draft_probs, case.logits.softmax(-1))
         outputs = []
-        for rule in (vectorised.rejection_sample, verify.rejection_sample):
+        for rule in (original.sample_recovered_tokens, verify.sample_recovered_tokens):
             torch.manual_seed(seed)
-            arguments = (case.drafts, case.counts, case.longest, case.ends, case.draft_probs, case.logits.clone())
-            outputs.append(rule(*arguments, case.bonus, metadata(case, verify.GREEDY)))
-        assert torch.equal(*outputs), f"seed {seed}: {outputs[1].tolist()} instead of {outputs[0].tolist()}"
+            outputs.append(rule(*arguments, metadata(case), torch.device("cpu")))
+        assert outputs[0].dtype == outputs[1].dtype and torch.equal(*outputs), f"seed {seed}"
 
 
 @pytest.mark.parametrize("draft_probs", [None, torch.full((4, 6), 1 / 6)], ids=["one-hot", "probabilities"])

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from sam import verify
-from sam.verify.originals import load_vectorised_originals
+from sam.verify.originals import load_original
 
 CACHE = Path(__file__).parents[3] / ".cache" / "peers"
 SAMPLES = 200_000
@@ -117,7 +117,7 @@ def test_the_same_test_catches_a_lossy_rule():
 
 @pytest.mark.network
 def test_the_same_test_catches_block_verify():
-    lossy = load_vectorised_originals(CACHE, enable_block_verify=True)
+    lossy = load_original(CACHE, enable_block_verify=True)
 
     def rule(*arguments):
         # It asks for at least three drafts, so the third stands for the bonus token; and it builds masks of
