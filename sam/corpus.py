@@ -5,8 +5,6 @@ shares it with the other processes of the machine, never changes it, and drafts 
 the group's by a margin. Inputs are recordings as `sam.replay` reads them, or JSONL rows with token ids under `tokens`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -19,6 +17,7 @@ from tqdm import tqdm
 
 from sam.automaton.corpus_file import add_text, empty_corpus, save_corpus
 from sam.automaton.store import BLOCK_BYTES, blocks_for
+from sam.command import run_command
 from sam.drafting.token_ids import check_token_ids
 from sam.record.responses import TraceError, read_recording
 
@@ -80,15 +79,14 @@ def main(arguments: list[str] | None = None) -> int:
     command.add_argument("-o", "--output", type=Path, required=True)
     command.add_argument("--tokenizer", help="for verl's dumps of text: folder or name of the tokenizer")
     options = parser.parse_args(arguments)
-    try:
+
+    def built() -> str:
         tokens = build(options.inputs, options.output, options.tokenizer)
-    except (TraceError, ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    size = sum(file.stat().st_size for file in options.output.iterdir())
-    print(f"{options.output}: {tokens} tokens, {size >> 10} KiB")
-    print(f"use it with speculation.corpus={options.output.resolve()}")
-    return 0
+        size = sum(file.stat().st_size for file in options.output.iterdir())
+        use = f"use it with speculation.corpus={options.output.resolve()}"
+        return f"{options.output}: {tokens} tokens, {size >> 10} KiB\n{use}"
+
+    return run_command(built)
 
 
 if __name__ == "__main__":

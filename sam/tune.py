@@ -5,8 +5,6 @@ Step costs are fitted to the run's engine steps (better: to those of a run with 
 gain's interval is a bootstrap over training steps, widened by the error of the simulation in a training step.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -16,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from sam.command import run_command
 from sam.simulate.fit import FittedCost
 from sam.simulate.rollout import Choice
 from sam.simulate.run import RecordedRun, fit_runs
@@ -141,11 +140,8 @@ def tune(options: argparse.Namespace) -> dict:
 def text(result: dict, shown: int = 8) -> str:
     """Lay out a report as text, with the `shown` fastest candidates."""
     chosen, lines = result["recommended"], []
-    for row in result["candidates"][:shown]:
-        lines.append(
-            f"{row['policy']:20} speed-up {row['speedup']:.3f}, acceptance length {row['accept_length']:.2f}, "
-            f"{row['wasted']} draft tokens wasted"
-        )
+    row = "{policy:20} speed-up {speedup:.3f}, acceptance length {accept_length:.2f}, {wasted} draft tokens wasted"
+    lines += [row.format_map(values) for values in result["candidates"][:shown]]
     low, high = chosen["interval"]
     lines += [
         f"step costs: {result['step_cost']}",
@@ -180,13 +176,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if min(options.k) < 1 or min(options.threshold) < 0 or (options.steps is not None and options.steps < 1):
         parser.error("--k and --steps: expected 1 or more; --threshold: 0 or more")
-    try:
-        result = tune(options)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(json.dumps(result) if options.json else text(result))
-    return 0
+    show = json.dumps if options.json else text
+    return run_command(lambda: show(tune(options)))
 
 
 if __name__ == "__main__":

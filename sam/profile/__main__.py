@@ -5,8 +5,6 @@ Two other sources need no engine: `--from-run` fits the table to the engine step
 `--from-log` to vLLM's own log lines about throughput, running requests and speculation.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -18,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sam.command import run_command
 from sam.switch.step_cost import StepCost, least_squares_without_negative_terms
 
 THROUGHPUT = re.compile(r"Avg generation throughput: ([\d.]+) tokens/s, Running: (\d+) reqs, Waiting: (\d+) reqs")
@@ -141,24 +140,22 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
-    try:
+
+    def shown() -> str:
         if options.from_log:
             source_text = f"fitted to {options.from_log.name}, {date.today()}"
             table = fit(read_log(options.from_log), max(options.drafts) + 1, {}, source_text)
-        elif options.from_run:
-            table = fit_recorded(options.from_run)
         else:
-            table = measure(options)
-    except (RuntimeError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    table.save(options.output)
-    print(as_text(table))
-    print(table.source)
-    if not table.fingerprint:
-        print("no fingerprint, since the engine is not recorded there: one of any model or device will take this table")
-    print(f"use it with speculation.policy=goodput speculation.step_cost={options.output.resolve()}")
-    return 0
+            table = fit_recorded(options.from_run) if options.from_run else measure(options)
+        table.save(options.output)
+        lines = [as_text(table), table.source]
+        if not table.fingerprint:
+            lines.append("no fingerprint, since the engine is not recorded there: one of any model or device will take "
+                         "this table")  # fmt: skip
+        use = f"use it with speculation.policy=goodput speculation.step_cost={options.output.resolve()}"
+        return "\n".join([*lines, use])
+
+    return run_command(shown, errors=(RuntimeError, ValueError))
 
 
 def as_text(table: StepCost) -> str:

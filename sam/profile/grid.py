@@ -5,12 +5,9 @@ every cell for a few steps: a disturbance meets one round of many cells, not all
 slower than one with more work was disturbed, and is measured again.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from tqdm import tqdm
@@ -24,19 +21,6 @@ ROUNDS = 3
 # fastest step it does not depend on a single one.
 PERCENTILE = 25
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # before cells are measured again: what disturbed them may be over by then
-
-
-class Engine(Protocol):
-    """The engine to measure; sam.vllm.profiled_engine has vLLM's."""
-
-    def start(self, requests: int, context: int) -> None:
-        """Let `requests` requests of `context` tokens each decode."""
-
-    def steps(self, drafts: int) -> list[float]:
-        """Run some steps in which each request verifies `drafts` draft tokens; returns their milliseconds."""
-
-    def stop(self) -> None:
-        """End the requests."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +50,11 @@ class Grid:
         return f"{self.requests[i]} requests x {self.drafts[j] + 1} tokens at context {self.context[c]}"
 
 
-def measure_cells(engine: Engine, grid: Grid) -> np.ndarray:
+def measure_cells(engine, grid: Grid) -> np.ndarray:
     """Measure all cells; those slower than one with more work are measured again, at most len(PAUSES_S) times.
+
+    Args:
+        engine: sam.vllm.profiled_engine.ProfiledEngine, or another one with its `start`, `steps` and `stop`.
 
     Returns:
         float64 [n, m, c], milliseconds of a step; `Grid.table` refuses those that still contradict each other.
@@ -88,7 +75,7 @@ def measure_cells(engine: Engine, grid: Grid) -> np.ndarray:
     return cells
 
 
-def _measure(engine: Engine, grid: Grid, chosen: np.ndarray, title: str) -> np.ndarray:
+def _measure(engine, grid: Grid, chosen: np.ndarray, title: str) -> np.ndarray:
     """float64 [n, m, c]: milliseconds of the `chosen` cells (bool [n, m, c]), nan elsewhere."""
     steps: dict[tuple[int, int, int], list[float]] = {tuple(place): [] for place in np.argwhere(chosen).tolist()}
     with tqdm(total=ROUNDS * len(steps), unit="sample", desc=title) as bar:

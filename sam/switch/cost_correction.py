@@ -10,8 +10,6 @@ and from few the price is learnt even worse. The noise is measured by a second r
 prior, which a wrong table cannot mislead.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

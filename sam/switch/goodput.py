@@ -12,8 +12,6 @@ steps themselves (sam.switch.cost_correction); drafting pauses where it does not
 never less than the time of the fullest other rank, which all ranks wait for: drafts are free up to there.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from sam.jit import compiled

@@ -1,7 +1,5 @@
 """Linear interpolation in a table of step costs; apart from it, since numba takes a second to import."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

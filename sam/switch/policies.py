@@ -6,8 +6,6 @@ requests run. In each step a policy is called before drafting (`plan`: how many 
 tokens that are not verified cost no accelerator time. A decision depends on the arguments of these calls alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

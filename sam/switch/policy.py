@@ -1,7 +1,5 @@
 """The interface between an engine and a policy: a StepState goes in, a Plan comes out."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

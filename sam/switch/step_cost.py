@@ -1,12 +1,10 @@
 """Step costs: milliseconds of an engine step by requests, tokens per request and context; checked, saved, looked up."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -97,7 +95,7 @@ class StepCost:
         return f"{fast} at context {self.context[c]}, more than {NOISE:.0%} faster than less work ({slow})"
 
     @classmethod
-    def load(cls, path: Path) -> StepCost:
+    def load(cls, path: Path) -> Self:
         """Read a table that `save` or `python -m sam.profile` wrote.
 
         Raises:
@@ -136,7 +134,7 @@ class StepCost:
                 )
 
     @cached_property
-    def grid(self) -> Grid:
+    def grid(self) -> "Grid":
         """The table as `sam.switch.interpolation` reads it."""
         from sam.switch.interpolation import Grid
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from sam.replay.headroom import OTHER_RIGHT, RIGHT, SECOND_RIGHT, SEVERAL, SINGLE, SINGLE_RIGHT, TOKENS, headroom, main
+from sam.headroom import headroom, main
 
 
 def save(path, *responses):
@@ -14,17 +14,17 @@ def save(path, *responses):
 
 def test_repetition_leaves_nothing_to_choose(tmp_path):
     counts = headroom(save(tmp_path / "repeated.npz", np.arange(1, 51), np.arange(1, 51)))
-    assert counts[TOKENS] == 100
-    assert counts[SINGLE] + counts[SEVERAL] == 100
-    assert counts[OTHER_RIGHT] == 0
+    assert counts["tokens"] == 100
+    assert counts["single"] + counts["several"] == 100
+    assert counts["other_right"] == 0
 
 
 def test_random_text_is_a_matter_of_luck(tmp_path, capsys):
     path = save(tmp_path / "random.npz", np.random.default_rng(0).integers(4, size=4000))
     counts = headroom(path)
-    assert abs(counts[RIGHT] / counts[SEVERAL] - 0.25) < 0.04
-    assert counts[SECOND_RIGHT] <= counts[OTHER_RIGHT] <= counts[SEVERAL] - counts[RIGHT]
-    assert counts[SINGLE_RIGHT] <= counts[SINGLE]
+    assert abs(counts["right"] / counts["several"] - 0.25) < 0.04
+    assert counts["second_right"] <= counts["other_right"] <= counts["several"] - counts["right"]
+    assert counts["single_right"] <= counts["single"]
     assert main(["--traces", str(path)]) == 0
     assert "random.npz" in capsys.readouterr().out
     assert main(["--traces", str(tmp_path / "missing.npz")]) == 2
