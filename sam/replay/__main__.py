@@ -10,8 +10,6 @@ Cost is measured in a second pass, as an engine would pay it: up to 256 requests
 of them and one drafts. Prints one JSON object for each file and drafter, or a table.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -21,6 +19,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from sam.command import run_command
 from sam.record.responses import read_recording
 from sam.replay.baselines import NAMES, make_drafter
 from sam.replay.cost import measure_cost
@@ -87,17 +86,16 @@ def main(arguments: list[str] | None = None) -> int:
     if options.k < 1:
         parser.error(f"--k {options.k}: expected 1 or more")
     options.by_position |= options.plot is not None
-    try:
+
+    def shown() -> str:
         rows = list(run(options))
         if options.plot:
             from sam.replay.plot import plot_by_position
 
             plot_by_position(rows, options.plot)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print("\n".join(json.dumps(row) for row in rows) if options.json else table(rows))
-    return 0
+        return "\n".join(json.dumps(row) for row in rows) if options.json else table(rows)
+
+    return run_command(shown)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,16 @@
 """Baselines: other drafters with the interface of sam.drafting.drafter.Drafter, to be replayed beside it.
 
-`ngram` and `suffix` are the installed packages' own code (sam.vllm.baselines); `suffix-any` is `suffix` without its
+`ngram` and `suffix` are the installed packages' own code; `suffix-any` is `suffix` without its
 limits on a draft's length and probability, which accepts most. `first-occurrence` is the drafter of the published
-recipe (cann-recipes-train, llm_rl/qwen3): an automaton for each request, which drafts the tokens that followed the
-first occurrence of the longest repeated suffix.
+recipe (cann-recipes-train, llm_rl/qwen3), which drafts the tokens that followed the first occurrence of a request's
+longest repeated suffix.
 """
-
-from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
 
+from sam.config import SpeculationConfig
 from sam.drafting.drafter import Drafter, Drafts
 
 HISTORY_TOKENS = 4 << 20  # with scope=history, enough for any recording here
@@ -34,114 +33,137 @@ def make_drafter(name: str, scope: str, draft_length: int, corpus: Path | None =
         drafter.warm_up()
         return drafter
     if name == "first-occurrence":
-        return StepwiseDrafter(FirstOccurrence())
+        return FirstOccurrence()
     try:
         if name == "ngram":
-            from sam.vllm.baselines import Ngram
-
-            return StepwiseDrafter(Ngram())
+            return Ngram()
         if name in ("suffix", "suffix-any"):
-            from sam.vllm.baselines import Suffix
-
             limits = {} if name == "suffix" else {"max_spec_factor": 100.0, "min_token_prob": 0.0}
-            return StepwiseDrafter(Suffix(group=scope != "request", **limits))
+            return Suffix(group=scope != "request", **limits)
     except ImportError as error:
         raise ValueError(f"drafter {name}: {error}; install requirements/cpu.txt and requirements/peers.txt") from error
     raise ValueError(f"drafter {name!r}: expected one of {', '.join(NAMES)}")
 
 
 class StepwiseDrafter:
-    """Gives a drafter that takes one request at a time the interface of sam.drafting.drafter.Drafter.
+    """Gives drafters that take one request at a time the interface of sam.drafting.drafter.Drafter.
 
-    Args:
-        method: has `start(request_id, prompt)`, `add(request_id, tokens)`, `propose(request_id, budget)` and
-            `finish(request_id)`.
+    A subclass has `propose(request_id, text, budget)`: up to `budget` tokens to follow a text (int32 [length]).
     """
 
     nbytes = 0
 
-    def __init__(self, method):
-        self.method = method
-        self.start, self.finish = method.start, method.finish
+    def __init__(self):
+        self._texts: dict[str, tuple[np.ndarray, int]] = {}  # a buffer, and how much of it is used
+
+    def start(self, request_id: str, prompt: np.ndarray) -> None:
+        """Start to follow a request."""
+        self._texts[request_id] = np.array(prompt, dtype=np.int32), len(prompt)
 
     def append(self, request_ids, token_ids, offsets) -> None:
         """Show the drafter the requests' new tokens."""
         for row, request_id in enumerate(request_ids):
-            self.method.add(request_id, token_ids[offsets[row] : offsets[row + 1]])
+            self.add(request_id, token_ids[offsets[row] : offsets[row + 1]])
+
+    def add(self, request_id: str, tokens: np.ndarray) -> None:
+        """Append a request's new tokens."""
+        buffer, used = self._texts[request_id]
+        if used + len(tokens) > len(buffer):
+            buffer = np.concatenate([buffer[:used], np.empty(used + len(tokens) + 1024, np.int32)])
+        buffer[used : used + len(tokens)] = tokens
+        self._texts[request_id] = buffer, used + len(tokens)
 
     def draft(self, request_ids, budgets) -> Drafts:
         """Draft up to budgets[i] tokens for request i."""
-        found = [
-            self.method.propose(request_id, budget)
-            for request_id, budget in zip(request_ids, budgets.tolist(), strict=True)
-        ]
-        drafts = [np.asarray(draft, dtype=np.int32) for draft in found]
+        drafts = []
+        for request_id, budget in zip(request_ids, budgets.tolist(), strict=True):
+            buffer, used = self._texts[request_id]
+            drafts.append(np.asarray(self.propose(request_id, buffer[:used], budget), dtype=np.int32))
         bounds = np.concatenate([[0], np.cumsum([len(draft) for draft in drafts])])
         flat = np.concatenate(drafts) if drafts else np.empty(0, np.int32)
         return Drafts(flat, bounds, np.ones(len(flat), np.float32), np.zeros(len(drafts), np.int32))
 
+    def finish(self, request_id: str) -> None:
+        """Forget a request."""
+        del self._texts[request_id]
 
-class FirstOccurrence:
-    """The published recipe's drafter: an automaton for each request."""
+
+class FirstOccurrence(StepwiseDrafter):
+    """The published recipe's drafter, of each request by itself: what followed the longest repeated suffix at first."""
 
     def __init__(self):
-        self._requests: dict[str, _Automaton] = {}
-        self.finish = self._requests.pop
+        super().__init__()
+        # A character for each token, so that strings' own search finds the suffix; and the suffix's length.
+        self._strings: dict[str, tuple[str, int]] = {}
 
-    def start(self, request_id: str, prompt: np.ndarray) -> None:
-        """Start to follow a request."""
-        self._requests[request_id] = _Automaton()
-        self.add(request_id, prompt)
+    def start(self, request_id, prompt):
+        super().start(request_id, prompt)
+        self._strings[request_id] = "", 0
+        self._match(request_id, prompt)
 
-    def add(self, request_id: str, tokens: np.ndarray) -> None:
-        """Append the request's new tokens."""
+    def add(self, request_id, tokens):
+        super().add(request_id, tokens)
+        self._match(request_id, tokens)
+
+    def _match(self, request_id: str, tokens: np.ndarray) -> None:
+        string, length = self._strings[request_id]
         for token in tokens.tolist():
-            self._requests[request_id].extend(token)
+            string += chr(token)
+            length += 1  # a token makes the repeated suffix longer by itself at most
+            while string.find(string[len(string) - length :], 0, len(string) - 1) < 0:
+                length -= 1
+        self._strings[request_id] = string, length
 
-    def propose(self, request_id: str, budget: int) -> list[int]:
-        """Draft up to `budget` tokens."""
-        return self._requests[request_id].draft(budget)
+    def propose(self, request_id, text, budget):
+        string, length = self._strings[request_id]
+        start = string.find(string[len(string) - length :]) + length
+        return text[start : start + budget] if length else text[:0]
+
+    def finish(self, request_id):
+        super().finish(request_id)
+        del self._strings[request_id]
 
 
-class _Automaton:
-    """Textbook suffix automaton that remembers where each state's strings first end."""
+class Ngram(StepwiseDrafter):
+    """vLLM's prompt lookup with this project's default lengths."""
+
+    SHORTEST, LONGEST = SpeculationConfig.prompt_lookup_min, SpeculationConfig.prompt_lookup_max
+    MAX_MODEL_LEN = 1 << 30
 
     def __init__(self):
-        self.text: list[int] = []
-        self.next: list[dict[int, int]] = [{}]
-        self.link, self.length, self.first_end, self.last = [-1], [0], [-1], 0
+        from sam.vllm.baselines import prompt_lookup
 
-    def _add(self, length: int, edges: dict[int, int], link: int, first_end: int) -> int:
-        self.next.append(edges)
-        self.link.append(link)
-        self.length.append(length)
-        self.first_end.append(first_end)
-        return len(self.next) - 1
+        super().__init__()
+        self._propose = prompt_lookup()
 
-    def extend(self, token: int) -> None:
-        new = self._add(self.length[self.last] + 1, {}, 0, len(self.text))
-        self.text.append(token)
-        state = self.last
-        while state != -1 and token not in self.next[state]:
-            self.next[state][token] = new
-            state = self.link[state]
-        if state != -1:
-            target = self.next[state][token]
-            if self.length[target] != self.length[state] + 1:
-                clone = self._add(
-                    self.length[state] + 1, dict(self.next[target]), self.link[target], self.first_end[target]
-                )
-                self.link[target] = clone
-                while state != -1 and self.next[state].get(token) == target:
-                    self.next[state][token] = clone
-                    state = self.link[state]
-                target = clone
-            self.link[new] = target
-        self.last = new
+    def propose(self, request_id, text, budget):
+        return self._propose(text, self.SHORTEST, self.LONGEST, self.MAX_MODEL_LEN, budget)
 
-    def draft(self, budget: int) -> list[int]:
-        state = self.link[self.last]
-        if state <= 0:
-            return []
-        start = self.first_end[state] + 1
-        return self.text[start : start + budget]
+
+class Suffix(StepwiseDrafter):
+    """Arctic Inference's suffix decoding with vLLM's defaults; its group scope is its cache of responses."""
+
+    DEPTH = 24
+
+    def __init__(self, group: bool, max_spec_factor: float = 1.0, min_token_prob: float = 0.1):
+        from arctic_inference.suffix_decoding import SuffixDecodingCache
+
+        super().__init__()
+        self._cache = SuffixDecodingCache(max_tree_depth=self.DEPTH, max_cached_requests=10_000 if group else 0)
+        self._limits = {"max_spec_factor": max_spec_factor, "min_token_prob": min_token_prob}
+
+    def start(self, request_id, prompt):
+        super().start(request_id, prompt)
+        self._cache.start_request(request_id, prompt)
+
+    def add(self, request_id, tokens):
+        super().add(request_id, tokens)
+        if len(tokens):
+            self._cache.add_active_response(request_id, tokens.tolist())
+
+    def propose(self, request_id, text, budget):
+        return self._cache.speculate(request_id, text[-self.DEPTH :], max_spec_tokens=budget, **self._limits).token_ids
+
+    def finish(self, request_id):
+        super().finish(request_id)
+        self._cache.stop_request(request_id)

@@ -1,7 +1,5 @@
 """The cost of drafting, measured as an engine would pay it."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

@@ -1,8 +1,8 @@
 """Acceptance length over response position, one panel for each recording and one line for each drafter."""
 
-from __future__ import annotations
-
 from pathlib import Path
+
+from sam.command import new_figure
 
 
 def plot_by_position(rows: list[dict], path: Path) -> None:
@@ -11,14 +11,10 @@ def plot_by_position(rows: list[dict], path: Path) -> None:
     Raises:
         ValueError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ValueError("--plot needs matplotlib: install requirements/cpu.txt, or leave it out") from error
     files = list(dict.fromkeys(row["file"] for row in rows))
     columns = min(2, len(files))
     rows_of_panels = -(-len(files) // columns)
-    figure = Figure(figsize=(5.5 * columns, 3.4 * rows_of_panels), layout="constrained")
+    figure = new_figure(5.5 * columns, 3.4 * rows_of_panels)
     panels = figure.subplots(rows_of_panels, columns, squeeze=False).ravel()
     for axes in panels[len(files) :]:
         axes.set_visible(False)

@@ -4,10 +4,7 @@ All samples of a prompt start together. In every round each of them drafts, has 
 tokens, and advances by the accepted tokens and the bonus token.
 """
 
-from __future__ import annotations
-
 import time
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -19,25 +16,15 @@ PROBABILITY_BINS = 10
 ORDERS = ("turns", "engine")  # samples within a round: round robin, each seeing the one before, or all at once
 
 
-@dataclass
 class Replay:
-    """Counts of one replay."""
+    """Counts of one replay; by position in the draft, by tenth of the probability, and by position in the response."""
 
-    draft_length: int
-    position_bin: int = POSITION_BIN
-    tokens: int = 0
-    steps: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    accepted_at: np.ndarray = field(init=False)
-    drafted_at: np.ndarray = field(init=False)
-    by_probability: np.ndarray = field(init=False)
-    by_position: dict[int, list[int]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.accepted_at = np.zeros(self.draft_length, dtype=np.int64)
-        self.drafted_at = np.zeros(self.draft_length, dtype=np.int64)
-        self.by_probability = np.zeros((PROBABILITY_BINS, 3))
+    def __init__(self, draft_length: int, position_bin: int = POSITION_BIN):
+        self.draft_length, self.position_bin = draft_length, position_bin
+        self.tokens = self.steps = self.drafted = self.accepted = 0
+        self.accepted_at, self.drafted_at = np.zeros((2, draft_length), dtype=np.int64)
+        self.by_probability = np.zeros((PROBABILITY_BINS, 3))  # drafts, sum of their probabilities, accepted
+        self.by_position: dict[int, list[int]] = {}  # tokens and steps
 
     def count(self, position: int, acceptance: np.ndarray, accepted: int, advanced: int) -> None:
         """Count a verify step at response position `position`; `acceptance` are its drafts' probabilities."""
