@@ -1,10 +1,9 @@
 """The engine steps of a rollout: filled by sam.vllm.step_recorder, read by everything that measures a run."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -12,19 +11,6 @@ from sam.record.atomic import replacing
 
 POSITION_BIN = 32  # tokens of a response per bin of the acceptance-by-position histograms
 SHORTEST_PAUSE = 1e-3  # seconds between generation rounds; the recorder itself rounds to a millionth of that
-PER_STEP = {
-    "end_s": np.float64,
-    "step_ms": np.float32,
-    "running": np.int32,
-    "prefilling": np.int32,
-    "drafted": np.int32,
-    "accepted": np.int32,
-    "emitted": np.int32,
-    "drafting": np.bool_,
-    "forward_ms": np.float32,
-    "verify_ms": np.float32,
-    "draft_ms": np.float32,
-}
 HISTOGRAMS = ("position_steps", "position_emitted", "drafted_at", "accepted_at")
 # Counters of run directories written before 0.2, by today's names. Can go with the release after.
 RENAMED_COUNTERS = {
@@ -40,6 +26,10 @@ def accepted_tokens(emitted: int, verified: int) -> int:
     """Draft tokens accepted by `verified` verifications that emitted `emitted` tokens: each adds one of the model's own
     (Leviathan et al., arXiv 2211.17192). A step without drafts counts as a verification that accepts none."""
     return emitted - verified
+
+
+def _column(dtype: type):
+    return field(default=None, metadata={"dtype": dtype})
 
 
 @dataclass(eq=False)
@@ -78,17 +68,17 @@ class EngineSteps:
         [0, 6, 3]
     """
 
-    end_s: np.ndarray | None = None
-    step_ms: np.ndarray | None = None
-    running: np.ndarray | None = None
-    prefilling: np.ndarray | None = None
-    drafted: np.ndarray | None = None
-    accepted: np.ndarray | None = None
-    emitted: np.ndarray | None = None
-    drafting: np.ndarray | None = None
-    forward_ms: np.ndarray | None = None
-    verify_ms: np.ndarray | None = None
-    draft_ms: np.ndarray | None = None
+    end_s: np.ndarray | None = _column(np.float64)
+    step_ms: np.ndarray | None = _column(np.float32)
+    running: np.ndarray | None = _column(np.int32)
+    prefilling: np.ndarray | None = _column(np.int32)
+    drafted: np.ndarray | None = _column(np.int32)
+    accepted: np.ndarray | None = _column(np.int32)
+    emitted: np.ndarray | None = _column(np.int32)
+    drafting: np.ndarray | None = _column(np.bool_)
+    forward_ms: np.ndarray | None = _column(np.float32)
+    verify_ms: np.ndarray | None = _column(np.float32)
+    draft_ms: np.ndarray | None = _column(np.float32)
     position_steps: np.ndarray = ()
     position_emitted: np.ndarray = ()
     position_bin: int = POSITION_BIN
@@ -121,7 +111,7 @@ class EngineSteps:
         return buffer.getvalue()
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> EngineSteps:
+    def from_bytes(cls, content: bytes) -> Self:
         """Read what `to_bytes` of this or an earlier version gave; arrays that are no field are left out."""
         arrays = dict(np.load(io.BytesIO(content)))
         counters = {
@@ -144,7 +134,7 @@ class EngineSteps:
             partial.write_bytes(self.to_bytes())
 
     @classmethod
-    def load(cls, run_directory: Path, step: int) -> EngineSteps:
+    def load(cls, run_directory: Path, step: int) -> Self:
         """Read the file of a training step."""
         return cls.from_bytes(cls.path(run_directory, step).read_bytes())
 
@@ -158,7 +148,7 @@ class EngineSteps:
         """From the first step's begin to the last one's end."""
         return float(self.end_s[-1] - self.start_s[0]) if len(self) else 0.0
 
-    def split_rounds(self, rounds: int) -> list[EngineSteps]:
+    def split_rounds(self, rounds: int) -> list[Self]:
         """The steps of each generation round; histograms and counters, which are of all rounds, are left out.
 
         The next round is dispatched when the last response of this one is judged: the engine is idle meanwhile, longer
@@ -196,3 +186,6 @@ class EngineSteps:
             if step < 0 or not above[:first].any():
                 rising[:first] = True
         return ~above & ~rising
+
+
+PER_STEP = {one.name: one.metadata["dtype"] for one in fields(EngineSteps) if "dtype" in one.metadata}

@@ -1,7 +1,5 @@
 """Recorded rollouts: prompts and their responses as token ids."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

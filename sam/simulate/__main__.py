@@ -8,8 +8,6 @@ of sam.switch. All combinations of policies, draft lengths, thresholds, scopes a
 Speed-ups are against no speculation with least-loaded routing. docs/simulate.md says what is assumed.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json
@@ -19,13 +17,16 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from sam.command import run_command
 from sam.config import POLICIES
 from sam.replay.baselines import NAMES
 from sam.simulate import scenario as scenarios
 from sam.simulate.engine import Played
 from sam.simulate.rollout import Choice
 from sam.simulate.routing import ROUTINGS
+from sam.simulate.run import RecordedRun
 from sam.simulate.scenario import Scenario
+from sam.simulate.setups import SETUPS
 from sam.simulate.validate import table as validation_table
 from sam.simulate.validate import validate
 
@@ -36,7 +37,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Parse and check the command line."""
     parser = argparse.ArgumentParser(prog="python -m sam.simulate", description=__doc__.splitlines()[0])
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--setup", choices=scenarios.SETUP_NAMES, help="published set-up, its step costs FITTED")
+    source.add_argument("--setup", choices=tuple(SETUPS), help="published set-up, its step costs FITTED")
     source.add_argument("--log-normal", nargs=4, type=float, metavar=("MEAN", "CAP", "SIGMA", "CORRELATION"))
     source.add_argument("--traces", nargs="+", type=Path, help=".npz recordings or .jsonl dumps, as one round")
     source.add_argument(
@@ -123,12 +124,11 @@ def table(report: dict) -> str:
         f"{'policy':22} {'scope':>7} {'routing':>12} {'seconds':>9} {'tail s':>8} {'speed-up':>8} {'tail':>6} "
         f"{'on':>5} {'length':>7} {'wasted':>10}",
     ]
-    for row in report["rows"]:
-        lines.append(
-            f"{row['label']:22} {row['scope']:>7} {row['routing']:>12} {row['seconds']:9.1f} "
-            f"{row['tail_seconds']:8.1f} {row['speedup']:8.3f} {row['tail_speedup']:6.3f} {row['switched_on']:5.2f} "
-            f"{row['accept_length']:7.3f} {row['wasted']:>10}"
-        )
+    row = (
+        "{label:22} {scope:>7} {routing:>12} {seconds:9.1f} {tail_seconds:8.1f} {speedup:8.3f} {tail_speedup:6.3f} "
+        "{switched_on:5.2f} {accept_length:7.3f} {wasted:>10}"
+    )
+    lines += [row.format_map(values) for values in report["rows"]]
     return "\n".join(lines)
 
 
@@ -136,7 +136,8 @@ def run(options: argparse.Namespace) -> tuple[dict, str]:
     """Simulate; returns the report and the text to show."""
     validation, shown = [], []
     if options.run:
-        parts = scenarios.recorded_run(options, runs := scenarios.load_runs(options.run))
+        runs = [RecordedRun.load(path) for path in options.run]
+        parts = scenarios.recorded_run(options, runs)
         validation = validate(runs, parts)
         shown.append(validation_table(validation))
         scenario = parts[0]
@@ -167,13 +168,12 @@ def run(options: argparse.Namespace) -> tuple[dict, str]:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     options = parse(arguments)
-    try:
+
+    def shown() -> str:
         report, shown = run(options)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(json.dumps(report) if options.json else shown)
-    return 0
+        return json.dumps(report) if options.json else shown
+
+    return run_command(shown)
 
 
 if __name__ == "__main__":

@@ -8,18 +8,18 @@ did before.
 `python -m sam.simulate.acceptance --traces FILES --drafter sam --k 3 --output TABLE.json` writes one.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from tqdm import tqdm
 
+from sam.command import run_command
 from sam.jit import compiled
 from sam.record.responses import Recording, read_recording
 from sam.replay.baselines import NAMES, make_drafter
@@ -84,7 +84,7 @@ class Acceptance:
         path.write_text(json.dumps(content)[:-1] + ', "cells": [\n' + body + "\n]}\n")
 
     @classmethod
-    def load(cls, path: Path) -> Acceptance:
+    def load(cls, path: Path) -> Self:
         """Read a table that `save` wrote.
 
         Raises:
@@ -105,8 +105,8 @@ class Acceptance:
 class _Collector(Replay):
     """Collects the verify steps of a replay by range of positions."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self, draft_length: int):
+        super().__init__(draft_length)
         self.cells: list[list[tuple[np.ndarray, int]]] = [[] for _ in POSITIONS]
 
     def count(self, position: int, acceptance: np.ndarray, accepted: int, advanced: int) -> None:
@@ -231,16 +231,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tokenizer", help="for .jsonl dumps: folder or name of the tokenizer")
     parser.add_argument("--output", type=Path, required=True, help="table to write")
     options = parser.parse_args(arguments)
-    try:
+
+    def shown() -> str:
         table = measure_on(options.traces, options.tokenizer, options.drafter, options.k)
         table.save(options.output, options.records)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    for siblings in table.siblings.tolist():
-        row = "  ".join(f"{position}: {table.mean_length(siblings, position):.2f}" for position in POSITIONS)
-        print(f"{siblings:2} siblings, mean acceptance length from position  {row}")
-    return 0
+        lines = []
+        for siblings in table.siblings.tolist():
+            row = "  ".join(f"{position}: {table.mean_length(siblings, position):.2f}" for position in POSITIONS)
+            lines.append(f"{siblings:2} siblings, mean acceptance length from position  {row}")
+        return "\n".join(lines)
+
+    return run_command(shown)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,5 @@
 """Drafts of simulated requests: drawn from a table of acceptance, or really drafted on the recorded responses."""
 
-from __future__ import annotations
-
-from typing import Protocol
-
 import numpy as np
 
 from sam.drafting.drafter import Drafter
@@ -14,38 +10,8 @@ from sam.simulate.lengths import Round
 ZERO = np.zeros(1, np.int64)
 
 
-class Drafting(Protocol):
-    """The drafter of a replica, which knows the requests of a round by their numbers."""
-
-    def start(self, request: int) -> None:
-        """Start to follow a request."""
-        ...
-
-    def append(self, requests: np.ndarray, generated: np.ndarray) -> None:
-        """Show the drafter the new tokens of each request, which has `generated` tokens in all."""
-        ...
-
-    def draft(
-        self, requests: np.ndarray, generated: np.ndarray, budgets: np.ndarray, min_acceptance: float
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Draft up to `budgets` tokens (int64 [requests]) for each request, none less likely than `min_acceptance`.
-
-        Returns:
-            The drafts' cumulative acceptance probabilities, float32 [total], and offsets, int64 [requests + 1].
-        """
-        ...
-
-    def verify(self, lengths: np.ndarray) -> np.ndarray:
-        """int64 [requests]: tokens accepted of the first `lengths` tokens of each draft just made."""
-        ...
-
-    def finish(self, request: int) -> None:
-        """Forget a complete request."""
-        ...
-
-
-class DrawnDrafts(Drafting):
-    """Drafts drawn from a table of verify steps.
+class DrawnDrafts:
+    """Drafts of a replica, drawn from a table of verify steps; requests are known by their numbers in the round.
 
     Args:
         levels: int64 [requests], the table's level of siblings for each request of the round.
@@ -57,24 +23,33 @@ class DrawnDrafts(Drafting):
         self._records = ZERO
 
     def start(self, request: int) -> None:
-        pass
+        """Start to follow a request."""
 
-    finish = start
+    def finish(self, request: int) -> None:
+        """Forget a complete request."""
 
     def append(self, requests: np.ndarray, generated: np.ndarray) -> None:
-        pass
+        """Show the drafter the new tokens of each request, which has `generated` tokens in all."""
 
-    def draft(self, requests, generated, budgets, min_acceptance):
+    def draft(
+        self, requests: np.ndarray, generated: np.ndarray, budgets: np.ndarray, min_acceptance: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Draft up to `budgets` tokens (int64 [requests]) for each request, none less likely than `min_acceptance`.
+
+        Returns:
+            The drafts' cumulative acceptance probabilities, float32 [total], and offsets, int64 [requests + 1].
+        """
         table = self._table
         self._records = draw_records(requests, generated, self._levels, table.cells, self._seed)
         return read_drafts(self._records, table.acceptance, table.drafted, budgets, min_acceptance)
 
-    def verify(self, lengths):
+    def verify(self, lengths: np.ndarray) -> np.ndarray:
+        """int64 [requests]: tokens accepted of the first `lengths` tokens of each draft just made."""
         return np.minimum(lengths, self._table.accepted[self._records])
 
 
-class RealDrafts(Drafting):
-    """A drafter that follows the recorded responses as the simulated engine advances.
+class RealDrafts:
+    """As `DrawnDrafts`, with a drafter that follows the recorded responses as the simulated engine advances.
 
     Args:
         drafter: sam.drafting.drafter.Drafter or one of sam.replay.baselines.
@@ -118,6 +93,9 @@ class RealDrafts(Drafting):
 
     def finish(self, request: int) -> None:
         self._drafter.finish(self._names[request])
+
+
+Drafting = DrawnDrafts | RealDrafts
 
 
 @compiled

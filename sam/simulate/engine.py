@@ -1,7 +1,5 @@
 """A rollout played event by event: routed, queued, drafted, verified, until the last response is complete."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,13 +9,16 @@ import numpy as np
 from sam.simulate.drafting import Drafting
 from sam.simulate.lengths import Round
 from sam.simulate.replica import Replica
-from sam.simulate.routing import assign
 from sam.switch.goodput import CONTEXT_BUCKET
 from sam.switch.interpolation import Grid, interpolate
 from sam.switch.policy import Policy
 from sam.switch.step_cost import StepCost
+from sam.vllm.data_parallel import max_num_tokens_other
 
-COLUMNS = ("end_ms", "steps", "running", "switched_on", "drafted", "accepted", "verified", "emitted")
+TOTALS = ("drafted", "accepted", "verified", "emitted")
+# A step with drafts, or a series of steps without: when it ended, how many steps, requests of the largest replica.
+STEPS = np.dtype([("end_ms", "f8"), ("steps", "i8"), ("running", "i8"), ("switched_on", "?"),
+                  *((name, "i8") for name in TOTALS)])  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Engine:
 
     Attributes:
         clock: milliseconds since the round began.
-        timeline: tuples of COLUMNS: one for each step with drafts, one for each series of steps without.
+        timeline: rows of STEPS.
     """
 
     def __init__(self, replicas: list[Replica], cost: Grid, cluster: Cluster):
@@ -81,7 +82,7 @@ class Engine:
         else:
             steps = 1
             self._step(busy, sum(admitted))
-        total = [sum(getattr(replica, name) for replica in busy) for name in COLUMNS[4:]]
+        total = [sum(getattr(replica, name) for replica in busy) for name in TOTALS]
         on = any(replica.switch_on for replica in busy)
         self.timeline.append((self.clock, steps, largest, on, *total))
         return total[-1]
@@ -128,47 +129,43 @@ class Engine:
 
 
 def max_num_tokens_other_ranks(replicas: list[Replica]) -> list[int]:
-    """For each rank the tokens of the largest last step of the others, 0 without others: all that vLLM's ranks know."""
-    counts = sorted(replica.num_tokens for replica in replicas)
-    second = counts[-2] if len(counts) > 1 else 0
-    return [second if replica.num_tokens == counts[-1] else counts[-1] for replica in replicas]
+    """What each rank knows of the others' last step, as vLLM's ranks do."""
+    counts = [replica.num_tokens for replica in replicas]
+    return [max_num_tokens_other(counts, rank, own) for rank, own in enumerate(counts)]
 
 
 @dataclass(frozen=True)
 class Played:
-    """A round that has been played: each engine's timeline, as arrays by column."""
+    """A round that has been played: each engine's timeline, STEPS [rows]."""
 
-    timelines: list[dict[str, np.ndarray]]
+    timelines: list[np.ndarray]
 
     @property
     def seconds(self) -> np.ndarray:
         """float64 [engines], when each engine finished."""
-        return np.array([t["end_ms"][-1] / 1e3 if len(t["end_ms"]) else 0.0 for t in self.timelines])
+        return np.array([t["end_ms"][-1] / 1e3 if len(t) else 0.0 for t in self.timelines])
 
 
 def play(
     work: Round,
     cluster: Cluster,
-    routing: str,
+    replica_of: np.ndarray,
     cost: StepCost,
-    make_policy: Callable[[], Policy],
-    make_drafting: Callable[[np.ndarray], list[Drafting]],
-    seed: int = 0,
+    policies: list[Policy],
+    drafting: list[Drafting],
     progress: Callable[[int], object] | None = None,
 ) -> Played:
     """Play a round to its end.
 
     Args:
-        make_policy: makes the policy of a replica.
-        make_drafting: takes the replica of each request (int64 [requests]) and makes the drafting of each replica.
-        seed: seed of the routing's random choices.
+        replica_of: int64 [requests], the replica of each request.
+        policies, drafting: of each replica.
         progress: called with the tokens generated since the last call.
     """
-    replica_of = assign(work.prompts, cluster.replicas, routing, seed)
     generated = np.zeros(len(work), dtype=np.int64)
     replicas = [
-        Replica(work, np.flatnonzero(replica_of == i), generated, cluster.max_num_seqs, make_policy(), drafting)
-        for i, drafting in enumerate(make_drafting(replica_of))
+        Replica(work, np.flatnonzero(replica_of == i), generated, cluster.max_num_seqs, *parts)
+        for i, parts in enumerate(zip(policies, drafting, strict=True))
     ]
     parts = [replicas] if cluster.dp_synchronous else [[replica] for replica in replicas]
     engines = [Engine(part, cost.grid, cluster) for part in parts]
@@ -181,9 +178,4 @@ def play(
             heapq.heappush(waiting, (engines[i].clock, i))
             if progress:
                 progress(emitted)
-    return Played([_columns(engine.timeline) for engine in engines])
-
-
-def _columns(rows: list[tuple]) -> dict[str, np.ndarray]:
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(COLUMNS)
-    return {name: np.array(column) for name, column in zip(COLUMNS, columns, strict=True)}
+    return Played([np.array(engine.timeline, STEPS) for engine in engines])

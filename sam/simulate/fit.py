@@ -1,7 +1,5 @@
 """Fits a step-cost table to the engine steps that a training run recorded."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +9,7 @@ from sam.switch.step_cost import StepCost, least_squares_without_negative_terms
 FEWEST_STEPS = 20
 KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
 CONTEXT_UNIT = 1024.0
+LONGEST_DRAFT = 15  # tokens up to which the table goes
 ROUNDS = 8  # of weighing outliers down
 OUTLIER = 2.0  # times the median error, beyond which a step counts less and less
 RARE = 5  # percent of the steps without drafts, which may happen to have found none
@@ -42,8 +41,6 @@ def fit_from_steps(
     step_ms: np.ndarray,
     admitted: np.ndarray | None = None,
     context: np.ndarray | None = None,
-    longest_draft: int = 15,
-    fingerprint: dict[str, str | int] | None = None,
 ) -> FittedCost:
     """Fit h(rows) + a x [any drafts] + b x requests + c x requests x context + d x admitted, all rising.
 
@@ -55,8 +52,6 @@ def fit_from_steps(
         step_ms: float [steps], milliseconds.
         admitted: int [steps], requests that came with the step.
         context: float [steps], mean tokens of a request.
-        longest_draft: draft tokens of a request up to which the table goes.
-        fingerprint: the table's.
 
     Raises:
         ValueError: too few steps.
@@ -77,7 +72,7 @@ def fit_from_steps(
     how = "" if model.drafts_seen else "; no drafts seen: a draft token taken to cost what a request costs"
     stalls = f", {(~counted).sum()} stalls left out" if not counted.all() else ""
     source = f"fitted to {used.sum()} recorded engine steps, mean error {error:.0%}{stalls}{how}"
-    cost = model.table(scale * coefficients, longest_draft, fingerprint or {}, source)
+    cost = model.table(scale * coefficients, source)
     plain = running[used & (drafted == 0) & (admitted == 0)]
     return FittedCost(
         cost,
@@ -110,14 +105,14 @@ class _Model:
         ends = np.append(self._knots[1:], np.inf)
         return [np.ones_like(rows), *(np.clip(rows, k, e) - k for k, e in zip(self._knots, ends, strict=True))]
 
-    def table(self, coefficients: np.ndarray, longest_draft: int, fingerprint: dict, source: str) -> StepCost:
+    def table(self, coefficients: np.ndarray, source: str) -> StepCost:
         requests = np.unique(np.append([k for k in KNOTS if k < self._most_requests], self._most_requests))
-        tokens = np.arange(1, longest_draft + 2)
+        tokens = np.arange(1, LONGEST_DRAFT + 2)
         context = np.array([1, self._most_context]) if self._most_context > 1 else np.array([1])
         r, m, c = (axis.astype(np.float64) for axis in np.meshgrid(requests, tokens, context, indexing="ij"))
         columns = [*self._pieces(r * m), m > 1, r * self.drafts_seen, r * c / CONTEXT_UNIT]
         cells = sum(weight * column for weight, column in zip(coefficients, columns, strict=False))
-        return StepCost(requests, tokens, context, np.maximum(cells, 1e-3), fingerprint, source)
+        return StepCost(requests, tokens, context, np.maximum(cells, 1e-3), source=source)
 
 
 def _robust(features: np.ndarray, target: np.ndarray) -> np.ndarray:

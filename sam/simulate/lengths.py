@@ -1,7 +1,5 @@
 """The responses of a rollout: their lengths, drawn from a log-normal fit, or recorded with their text."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from statistics import NormalDist

@@ -1,11 +1,10 @@
 """Running requests over time with the tail shaded, and how much of the rollout it is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 
+from sam.command import new_figure
 from sam.simulate.engine import Played
 from sam.simulate.rollout import slowest, tail_seconds
 
@@ -18,11 +17,7 @@ def plot_rollouts(rollouts: list[tuple[str, Played]], threshold: int, path: Path
     Raises:
         ValueError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ValueError("--plot needs matplotlib: install requirements/cpu.txt, or leave it out") from error
-    figure = Figure(figsize=(11, 2.6 * len(rollouts)), layout="constrained")
+    figure = new_figure(11, 2.6 * len(rollouts))
     grid = figure.add_gridspec(len(rollouts), 3)
     timelines = [slowest(played) for _, played in rollouts]
     longest = max(timeline["end_ms"][-1] for timeline in timelines) / 1e3

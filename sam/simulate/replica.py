@@ -1,7 +1,5 @@
 """A simulated replica: its queue, its running requests, its policy and its drafter."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -28,7 +26,13 @@ class Replica:
     """
 
     def __init__(
-        self, work: Round, queue: np.ndarray, generated: np.ndarray, slots: int, policy: Policy, drafting: Drafting
+        self,
+        work: Round,
+        queue: np.ndarray,
+        generated: np.ndarray,
+        slots: int,
+        policy: Policy,
+        drafting: Drafting,
     ):
         self._work, self._queue, self._generated, self._slots = work, queue, generated, slots
         self._policy, self._drafting = policy, drafting

@@ -1,18 +1,17 @@
 """Rollouts of one or several rounds with a policy, and their results."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from sam.config import SpeculationConfig
+from sam.record.engine_steps import EngineSteps
 from sam.simulate.acceptance import Acceptance
 from sam.simulate.drafting import Drafting, DrawnDrafts, RealDrafts
 from sam.simulate.engine import Cluster, Played, play
 from sam.simulate.lengths import Round
-from sam.simulate.routing import siblings
+from sam.simulate.routing import assign, siblings
 from sam.switch.policies import make_policy
 from sam.switch.policy import Policy
 from sam.switch.step_cost import StepCost
@@ -52,39 +51,42 @@ class Choice:
 
 
 class Drawn:
-    """Draws acceptance from a table.
+    """Draws acceptance from tables.
 
     Args:
-        table: a table of the rollout's draft length.
+        table: gives the table of a draft length.
     """
 
-    def __init__(self, table: Acceptance):
+    def __init__(self, table: Callable[[int], Acceptance]):
         self._table = table
 
-    def __call__(self, work: Round, choice: Choice, replicas: int, number: int):
-        def make(replica_of: np.ndarray) -> list[Drafting]:
-            seen = siblings(work.prompts, replica_of, choice.routing, choice.scope)
-            return [DrawnDrafts(self._table, self._table.level_of(seen), number)] * replicas
-
-        return make
+    def __call__(
+        self, work: Round, choice: Choice, replica_of: np.ndarray, replicas: int, number: int
+    ) -> list[Drafting]:
+        """The drafting of each replica in round `number`; `replica_of` (int64 [requests]) is each request's."""
+        table = self._table(choice.k)
+        seen = siblings(work.prompts, replica_of, choice.routing, choice.scope)
+        return [DrawnDrafts(table, table.level_of(seen), number)] * replicas
 
 
 class Real:
     """Drafts on the recorded responses; the drafters stay for all rounds.
 
     Args:
-        make_drafter: makes a drafter for a draft length and a scope.
+        make_drafter: makes a drafter for a scope and a draft length.
     """
 
-    def __init__(self, make_drafter: Callable[[int, str], object]):
+    def __init__(self, make_drafter: Callable[[str, int], object]):
         self._make, self._drafters = make_drafter, []
 
-    def __call__(self, work: Round, choice: Choice, replicas: int, number: int):
+    def __call__(
+        self, work: Round, choice: Choice, replica_of: np.ndarray, replicas: int, number: int
+    ) -> list[Drafting]:
+        """As `Drawn`; the first round begins with new drafters, one for all replicas with shared routing."""
+        shared = choice.routing == "shared"
         if not number:
-            count = 1 if choice.routing == "shared" else replicas
-            self._drafters = [self._make(choice.k, choice.scope) for _ in range(count)]
-        drafts = [RealDrafts(drafter, work, number) for drafter in self._drafters]
-        return lambda replica_of: drafts * (replicas if len(drafts) < replicas else 1)
+            self._drafters = [self._make(choice.scope, choice.k) for _ in range(1 if shared else replicas)]
+        return [RealDrafts(drafter, work, number) for drafter in self._drafters] * (replicas if shared else 1)
 
 
 @dataclass(frozen=True)
@@ -135,9 +137,10 @@ def simulate(
     """
     played = []
     for number, work in enumerate(rounds):
-        make = acceptance(work, choice, cluster.replicas, number)
-        policy = lambda: choice.make_policy(cost)  # noqa: E731
-        played.append(play(work, cluster, choice.routing, cost, policy, make, number, progress))
+        replica_of = assign(work.prompts, cluster.replicas, choice.routing, seed=number)
+        drafting = acceptance(work, choice, replica_of, cluster.replicas, number)
+        policies = [choice.make_policy(cost) for _ in drafting]
+        played.append(play(work, cluster, replica_of, cost, policies, drafting, progress))
     return summarize(played, tail_threshold), played
 
 
@@ -148,7 +151,7 @@ def summarize(played: list[Played], tail_threshold: int) -> Outcome:
         return int(sum(timeline[name].sum() for one in played for timeline in one.timelines))
 
     steps = total("steps")
-    on = sum(t["steps"][t["switched_on"].astype(bool)].sum() for one in played for t in one.timelines)
+    on = sum(t["steps"][t["switched_on"]].sum() for one in played for t in one.timelines)
     drafted, accepted, verified = total("drafted"), total("accepted"), total("verified")
     return Outcome(
         seconds=float(sum(one.seconds.max() for one in played)),
@@ -164,13 +167,12 @@ def summarize(played: list[Played], tail_threshold: int) -> Outcome:
     )
 
 
-def slowest(played: Played) -> dict[str, np.ndarray]:
+def slowest(played: Played) -> np.ndarray:
     """The timeline of the slowest engine."""
     return played.timelines[int(np.argmax(played.seconds))]
 
 
-def tail_seconds(timeline: dict[str, np.ndarray], threshold: int) -> float:
-    """Seconds from when running requests stay at or below `threshold` to the end."""
-    above = np.flatnonzero(timeline["running"] > threshold)
-    end = timeline["end_ms"][-1] / 1e3 if len(timeline["end_ms"]) else 0.0
-    return float(end - (timeline["end_ms"][above[-1]] / 1e3 if len(above) else 0.0))
+def tail_seconds(timeline: np.ndarray, threshold: int) -> float:
+    """Seconds of the steps in the tail, by the rule of recorded engine steps."""
+    in_tail = EngineSteps(running=timeline["running"]).in_tail(threshold)
+    return float(np.diff(timeline["end_ms"], prepend=0.0)[in_tail].sum() / 1e3)

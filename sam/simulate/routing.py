@@ -1,7 +1,5 @@
 """Routing: the replica of each request, and the samples that its drafter sees there."""
 
-from __future__ import annotations
-
 import numpy as np
 
 ROUTINGS = ("least-loaded", "prompt", "shared")

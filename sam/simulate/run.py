@@ -1,10 +1,9 @@
 """A recorded training run as the simulator reads it: responses and when they arrived, engine steps, settings."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -31,7 +30,7 @@ class RecordedRun:
     seconds: dict[int, float]
 
     @classmethod
-    def load(cls, directory: Path) -> RecordedRun:
+    def load(cls, directory: Path) -> Self:
         """Read a run directory.
 
         Raises:
@@ -62,11 +61,6 @@ class RecordedRun:
         return cls(directory, config, seconds)
 
     @property
-    def method(self) -> str:
-        """The run's `speculation.method`."""
-        return self.speculation.method
-
-    @property
     def speculation(self) -> SpeculationConfig:
         """The run's speculation settings."""
         return SpeculationConfig.from_dict(self.config["speculation"])
@@ -86,13 +80,13 @@ class RecordedRun:
         if self.rotated:
             raise ValueError(f"{self.directory}: it rotated policies: expected a run of one policy")
         speculation = self.speculation
-        policy = {"off": "never", "sam": speculation.policy}.get(self.method, "always")
+        policy = {"off": "never", "sam": speculation.policy}.get(speculation.method, "always")
         return Choice(
             policy,
             speculation.num_speculative_tokens,
             speculation.batch_size_threshold,
             speculation.hysteresis,
-            "request" if self.method == "ngram" else speculation.scope,
+            "request" if speculation.method == "ngram" else speculation.scope,
             knows_cost=True,  # measured when the engine starts, then corrected: the fitted table is what it comes to
         )
 
@@ -123,7 +117,7 @@ class RecordedRun:
         ]
 
 
-def fit_runs(runs: list[RecordedRun], longest_draft: int = 15) -> tuple[FittedCost, float]:
+def fit_runs(runs: list[RecordedRun]) -> tuple[FittedCost, float]:
     """Step costs from all recorded engine steps of runs of one machine, and the milliseconds of a round in which no
     engine step runs.
 
@@ -143,7 +137,7 @@ def fit_runs(runs: list[RecordedRun], longest_draft: int = 15) -> tuple[FittedCo
                 idle -= steps.seconds
                 count += 1
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    return fit_from_steps(*columns, longest_draft=longest_draft), max(0.0, 1e3 * idle / count)
+    return fit_from_steps(*columns), max(0.0, 1e3 * idle / count)
 
 
 def _context(steps: EngineSteps, work: Round) -> np.ndarray:

@@ -1,23 +1,30 @@
 """Scenarios: requests, replicas, step costs and acceptance, from the command line's options."""
 
-from __future__ import annotations
-
 import argparse
-from collections.abc import Callable
+import functools
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 
 from sam.record.responses import read_recording
 from sam.replay.baselines import make_drafter
 from sam.simulate.acceptance import Acceptance, join, measure_on
-from sam.simulate.cost import load_step_cost, shipped_step_costs
 from sam.simulate.engine import Cluster, Played
 from sam.simulate.lengths import LogNormal, Round, recorded_round
-from sam.simulate.published import CAP, CORRELATION, PROMPT_TOKENS, SAMPLES, SETUPS, SIGMA, loaded, shipped_acceptance
 from sam.simulate.rollout import Choice, Drawn, Outcome, Real, simulate
 from sam.simulate.run import RecordedRun, fit_runs
+from sam.simulate.setups import (
+    CAP,
+    CORRELATION,
+    PROMPT_TOKENS,
+    SAMPLES,
+    SETUPS,
+    SIGMA,
+    load_step_cost,
+    shipped_acceptance,
+    shipped_step_costs,
+)
 from sam.switch.step_cost import StepCost
 
 
@@ -30,7 +37,7 @@ class Scenario:
         rounds: played one after the other.
         steps: training step of each round, where there are several.
         choice: the default settings.
-        acceptance: makes the drafts of a draft length.
+        acceptance: makes the drafts.
         idle_ms: milliseconds of each round in which no engine step runs.
     """
 
@@ -39,7 +46,7 @@ class Scenario:
     cluster: Cluster
     cost: StepCost
     choice: Choice
-    acceptance: Callable[[int], Drawn | Real]
+    acceptance: Drawn | Real
     steps: list[int] = field(default_factory=list)
     idle_ms: float = 0.0
 
@@ -50,8 +57,7 @@ class Scenario:
 
     def play(self, choice: Choice, tail_threshold: int, progress=None) -> tuple[Outcome, list[Played]]:
         """Play all rounds; the idle time between them is included."""
-        acceptance = self.acceptance(choice.k)
-        arguments = (self.rounds, self.cluster, choice, self.cost, acceptance, tail_threshold)
+        arguments = (self.rounds, self.cluster, choice, self.cost, self.acceptance, tail_threshold)
         outcome, played = simulate(*arguments, progress=progress)
         idle = len(self.rounds) * self.idle_ms / 1e3
         return replace(outcome, seconds=outcome.seconds + idle, mean_seconds=outcome.mean_seconds + idle), played
@@ -65,10 +71,10 @@ class Scenario:
 
 def published(options: argparse.Namespace) -> Scenario:
     """A published set-up (`--setup`)."""
-    setup, cost, mean, _ = loaded(options.setup)
-    lengths = LogNormal(mean, CAP, SIGMA, CORRELATION)
-    rounds = _draw(lengths, options.prompts or setup.prompts, options.samples or SAMPLES, options)
-    cost = load_step_cost(options.step_cost) if options.step_cost else cost
+    setup, fitted = SETUPS[options.setup], load_step_cost(options.setup)
+    lengths = LogNormal(int(fitted.fingerprint["mean_response_tokens"]), CAP, SIGMA, CORRELATION)
+    rounds = _draw(lengths, options.prompts or setup.prompts, options)
+    cost = load_step_cost(options.step_cost) if options.step_cost else fitted
     choice = replace(setup.choice, scope="group")
     return Scenario(options.setup, rounds, _changed(setup.cluster, options), cost, choice, drawn(options))
 
@@ -77,7 +83,7 @@ def log_normal(options: argparse.Namespace) -> Scenario:
     """Drawn lengths (`--log-normal`)."""
     mean, cap, sigma, correlation = options.log_normal
     lengths = LogNormal(mean, int(cap), sigma, correlation)
-    rounds = _draw(lengths, options.prompts or 96, options.samples or SAMPLES, options)
+    rounds = _draw(lengths, options.prompts or 96, options)
     return Scenario("log-normal", rounds, _changed(Cluster(), options), _cost(options), Choice(), drawn(options))
 
 
@@ -85,7 +91,7 @@ def recorded(options: argparse.Namespace) -> Scenario:
     """Recorded responses (`--traces`), all as one round."""
     recording = join([read_recording(path, options.tokenizer) for path in options.traces])
     work = recorded_round(recording)
-    acceptance = drawn(options) if options.acceptance else real(options.drafter)
+    acceptance = drawn(options) if options.acceptance else Real(partial(make_drafter, options.drafter))
     return Scenario("recording", [work], _changed(Cluster(), options), _cost(options), Choice(), acceptance)
 
 
@@ -96,49 +102,38 @@ def from_run(run: RecordedRun, cost: StepCost, admit_ms: float, idle_ms: float, 
         for work, _ in run.rounds(step):
             rounds.append(work)
             steps.append(step)
-    name = drafter or {"ngram": "ngram", "suffix": "suffix"}.get(run.method, "sam")
-    return Scenario(str(run.directory), rounds, run.cluster(admit_ms), cost, run.choice, real(name), steps, idle_ms)
+    drafts = Real(partial(make_drafter, drafter or {"off": "sam"}.get(run.speculation.method, run.speculation.method)))
+    return Scenario(str(run.directory), rounds, run.cluster(admit_ms), cost, run.choice, drafts, steps, idle_ms)
 
 
 def recorded_run(options: argparse.Namespace, runs: list[RecordedRun]) -> list[Scenario]:
     """A scenario for each run, with the step costs of all of them unless a table or other runs are named."""
-    fitted, idle_ms = fit_runs(load_runs(options.cost_from) if options.cost_from else runs)
+    fitted, idle_ms = fit_runs([RecordedRun.load(path) for path in options.cost_from] if options.cost_from else runs)
     cost = load_step_cost(options.step_cost) if options.step_cost else fitted.cost
     scenarios = [from_run(run, cost, fitted.admit_ms, idle_ms, options.drafter_given) for run in runs]
     return [replace(one, cluster=_changed(one.cluster, options)) for one in scenarios]
 
 
-def real(name: str) -> Callable[[int], Real]:
-    """Draft on the recorded responses."""
-    return lambda k: Real(lambda length, scope: make_drafter(name, scope, length))
-
-
-def drawn(options: argparse.Namespace) -> Callable[[int], Drawn]:
+def drawn(options: argparse.Namespace) -> Drawn:
     """Draw drafts from a table: `--acceptance`'s, one measured on `--acceptance`'s recordings, or a shipped one."""
-    tables: dict[int, Acceptance] = {}
-
-    def for_draft_length(k: int) -> Drawn:
-        if k not in tables:
-            tables[k] = _table(options, k)
-        return Drawn(tables[k])
-
-    return for_draft_length
-
-
-def _table(options: argparse.Namespace, k: int) -> Acceptance:
     paths = options.acceptance
-    if not paths:
-        return shipped_acceptance(options.drafter, k)
-    if paths[0].suffix == ".json":
-        table = Acceptance.load(paths[0])
-        if table.k != k:
-            raise ValueError(f"{paths[0]}: of drafts of {table.k} tokens, not {k}: name a recording instead")
-        return table
-    return measure_on(paths, options.tokenizer, options.drafter, k)
+
+    @functools.cache
+    def table(k: int) -> Acceptance:
+        if not paths:
+            return shipped_acceptance(options.drafter, k)
+        if paths[0].suffix != ".json":
+            return measure_on(paths, options.tokenizer, options.drafter, k)
+        loaded = Acceptance.load(paths[0])
+        if loaded.k != k:
+            raise ValueError(f"{paths[0]}: of drafts of {loaded.k} tokens, not {k}: name a recording instead")
+        return loaded
+
+    return Drawn(table)
 
 
-def _draw(lengths: LogNormal, prompts: int, samples: int, options: argparse.Namespace) -> list[Round]:
-    return [lengths.draw(prompts, samples, PROMPT_TOKENS, seed) for seed in range(options.seeds)]
+def _draw(lengths: LogNormal, prompts: int, options: argparse.Namespace) -> list[Round]:
+    return [lengths.draw(prompts, options.samples or SAMPLES, PROMPT_TOKENS, seed) for seed in range(options.seeds)]
 
 
 def _cost(options: argparse.Namespace) -> StepCost:
@@ -155,11 +150,3 @@ def _changed(cluster: Cluster, options: argparse.Namespace) -> Cluster:
         "draft_us": options.draft_us,
     }
     return replace(cluster, **{name: value for name, value in asked.items() if value is not None})
-
-
-def load_runs(directories: list[Path]) -> list[RecordedRun]:
-    """Read run directories."""
-    return [RecordedRun.load(directory) for directory in directories]
-
-
-SETUP_NAMES = tuple(SETUPS)

@@ -1,7 +1,5 @@
 """Compares simulated rollouts of recorded runs with the runs' own measurements."""
 
-from __future__ import annotations
-
 from tqdm import tqdm
 
 from sam.simulate.run import RecordedRun
@@ -21,7 +19,7 @@ def validate(runs: list[RecordedRun], scenarios: list[Scenario]) -> list[dict]:
                 sum(int(getattr(steps, name).sum()) for steps in recorded) for name in ("drafted", "accepted")
             )
             rows.append({
-                "run": str(run.directory), "method": run.method, "policy": scenario.choice.label,
+                "run": str(run.directory), "method": run.speculation.method, "policy": scenario.choice.label,
                 "training_steps": len(run.seconds), "measured_seconds": round(measured, 3),
                 "seconds": round(outcome.seconds, 3), "error": round(outcome.seconds / measured - 1, 4),
                 "measured_engine_steps": sum(map(len, recorded)),

@@ -92,7 +92,7 @@ def test_real_drafts_accept_what_the_text_repeats():
 
 
 def test_a_drafter_that_sees_more_samples_has_more_accepted(recording):
-    rounds, acceptance = [recorded_round(recording)], Real(lambda k, scope: make_drafter("sam", scope, k))
+    rounds, acceptance = [recorded_round(recording)], Real(partial(make_drafter, "sam"))
     accepted = {}
     for routing, replicas in (("least-loaded", 1), ("least-loaded", 4), ("prompt", 4), ("shared", 4)):
         choice = Choice("always", 3, scope="group", routing=routing)
@@ -105,7 +105,7 @@ def test_a_drafter_that_sees_more_samples_has_more_accepted(recording):
 
 
 def test_baselines_draft_in_a_rollout(recording):
-    acceptance = Real(lambda k, scope: make_drafter("first-occurrence", scope, k))
+    acceptance = Real(partial(make_drafter, "first-occurrence"))
     rounds = [recorded_round(recording)]
     outcome, _ = simulate(rounds, Cluster(), Choice("always", scope="request"), linear(10.0, 0.0, 0.1), acceptance, 1)
     assert outcome.tokens == recording.num_tokens and outcome.accept_length < 1.1

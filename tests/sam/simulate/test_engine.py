@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from sam.simulate.acceptance import CELL, Acceptance
-from sam.simulate.cost import load_step_cost
 from sam.simulate.engine import Cluster, max_num_tokens_other_ranks
 from sam.simulate.lengths import LogNormal, Round
 from sam.simulate.rollout import Choice, Drawn, simulate, tail_seconds
+from sam.simulate.setups import load_step_cost
 from sam.switch.policies import Threshold
 from sam.switch.step_cost import StepCost, linear
 
@@ -32,7 +32,8 @@ def accepting(*records, k=3):
     for i, (drafted, accepted) in enumerate(records):
         acceptance[i, :drafted] = accepted / drafted if drafted else 0.0
     drafted, accepted = (np.array(column) for column in zip(*records, strict=True))
-    return Drawn(Acceptance(np.array([1]), np.array([[(0, len(records))] * 7], CELL), acceptance, drafted, accepted))
+    cells = np.array([[(0, len(records))] * 7], CELL)
+    return Drawn(lambda k: Acceptance(np.array([1]), cells, acceptance, drafted, accepted))
 
 
 ALL = accepting((3, 3))
@@ -74,7 +75,7 @@ def test_every_draft_accepted():
 def test_the_threshold_switches_on_with_the_step_after_the_first_response():
     outcome, played = play(work(3, 8), "threshold", threshold=1)
     (timeline,) = played[0].timelines
-    on = timeline["switched_on"].astype(bool)
+    on = timeline["switched_on"]
     assert timeline["steps"][~on].sum() == 3 and timeline["running"][on].tolist() == [1, 1]
     # Of 5 tokens left the first step brings 4, the second one: its draft's other tokens are wasted.
     assert (outcome.drafted, outcome.accepted, outcome.wasted) == (6, 4, 2)
@@ -119,7 +120,7 @@ def test_ranks_are_told_the_most_rows_of_another_ones_last_step(monkeypatch):
     replicas = [SimpleNamespace(num_tokens=count) for count in (3, 9, 5)]
     assert max_num_tokens_other_ranks(replicas) == [9, 5, 9]
     assert max_num_tokens_other_ranks(replicas[:1]) == [0]
-    assert max_num_tokens_other_ranks([replicas[1], replicas[1]]) == [9, 9]
+    assert max_num_tokens_other_ranks([replicas[1], replicas[1]]) == [0, 0], "none has more than this one"
     planned, seen = [], []
     monkeypatch.setattr(Threshold, "observe", lambda _, state, *rest: seen.append(state.max_num_tokens_other_dp_ranks))
     plan = Threshold.plan

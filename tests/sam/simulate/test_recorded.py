@@ -1,6 +1,7 @@
 """Run directories as recipe.main_dapo leaves them, here of rollouts played with known step costs."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ def write_run(directory, method="sam", policy="threshold", steps=3, threshold=4,
         prompts = [np.array([7, 8, prompt], np.int32) for prompt in range(PROMPTS)]
         samples = [responses(10 * step + prompt) for prompt in range(PROMPTS)]
         work = recorded_round(Recording(prompts, samples))
-        acceptance = Real(lambda k, scope: make_drafter("sam", scope, k))
+        acceptance = Real(partial(make_drafter, "sam"))
         outcome, played = simulate([work], Cluster(max_num_seqs=12), choice, COST, acceptance, threshold)
         one_by_one(played[0].timelines[0]).save(directory, step)
         rows = [
