@@ -1,12 +1,10 @@
 """The settings of speculation: every default, once, checked, and translated into vLLM's own arguments."""
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Self
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +90,7 @@ class SpeculationConfig:
             check_rotation(self.policy_rotation)
 
     @classmethod
-    def from_dict(cls, section: dict[str, Any]) -> SpeculationConfig:
+    def from_dict(cls, section: dict[str, Any]) -> Self:
         """Rebuild from `to_dict`, or from the keys that a user set; the rest keep their defaults.
 
         Names of 0.1 are taken for today's, with a warning.
@@ -111,7 +109,7 @@ class SpeculationConfig:
         return cls(**values)
 
     @classmethod
-    def from_vllm(cls, vllm_config) -> SpeculationConfig | None:
+    def from_vllm(cls, vllm_config) -> Self | None:
         """What an engine was given as `additional_config["speculation"]`; None without that key."""
         section = (vllm_config.additional_config or {}).get("speculation")
         return None if section is None else cls.from_dict(section)

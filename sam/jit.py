@@ -5,8 +5,6 @@ is compiled into it: after an update of some files the old code would run on. He
 after the contents of all files of this package.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import tempfile

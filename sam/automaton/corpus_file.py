@@ -1,7 +1,5 @@
 """An automaton of fixed texts in a folder of .npy files, mapped into memory by the processes that draft from it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import zlib

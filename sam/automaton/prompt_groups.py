@@ -1,7 +1,5 @@
 """The groups of a drafter: found by their prompts, kept for a while when nobody uses them."""
 
-from __future__ import annotations
-
 import heapq
 
 import numpy as np

@@ -12,8 +12,6 @@ is taken again. Its blocks are taken again from the last to the first: an edge i
 state, so no state comes back while the table still has edges of its former life.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

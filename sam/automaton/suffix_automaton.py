@@ -6,8 +6,6 @@ one in every longer context; shorter ones are left alone. Data compression calls
 on recordings it predicts better than counting in all contexts, and ends the walk along the suffix links early.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from sam.automaton.store import NONE, add_edge, add_state, find

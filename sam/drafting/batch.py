@@ -4,8 +4,6 @@ A sequence also follows a static corpus, as in SAM-Decoding (Hu et al., 2024): a
 draft comes from there when the match in the corpus is longer than the one in the group by `min_extra_match_len`.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from sam.automaton.store import NONE, find, reserve

@@ -9,8 +9,6 @@ Efron, Large-Scale Inference, chapter 1.)
 Drafts that were not verified count like the others: their tokens are compared with the sampled ones.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from sam.jit import kernel

@@ -15,8 +15,6 @@ share of the actual token's probability that its context brought. Nothing depend
 give the same drafts on every rank.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Follows the requests of an engine, each in the automaton of its group, and drafts for them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The followed texts: where each stands in its automaton, and its last draft."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

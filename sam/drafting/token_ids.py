@@ -1,7 +1,5 @@
 """Token ids as callers give them, as kernels take them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -1,7 +1,5 @@
 """sam.verify behind the signatures of vllm-ascend 0.23, whose patched rejection sampler calls it."""
 
-from __future__ import annotations
-
 import torch
 
 from sam import verify

@@ -1,7 +1,5 @@
 """Repairs of vLLM 0.23.0's CPU backend that reinforcement learning needs. Installed by sam.vllm.plugin on CPU only."""
 
-from __future__ import annotations
-
 import functools
 import os
 

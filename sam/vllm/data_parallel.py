@@ -5,8 +5,6 @@ lowest mode of all). The token counts that they exchange for it are kept here; n
 requests are not told apart.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 NUM_TOKENS_ACROSS_DP = 3  # its place in the tuple that the model runner's method returns, vLLM 0.23

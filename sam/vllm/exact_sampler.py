@@ -1,10 +1,9 @@
 """Exact-match sampling in vLLM's model runner, for every step, with and without drafts."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Self
 
 import numpy as np
 import torch
@@ -27,7 +26,7 @@ class _Rows:
     start: np.ndarray  # int64 [requests], first row of each request
 
     @classmethod
-    def of(cls, num_draft_tokens, requests: int) -> _Rows:
+    def of(cls, num_draft_tokens, requests: int) -> Self:
         """Rows of a step with `num_draft_tokens` (int [requests], or None for no drafts)."""
         counts = np.ones(requests, dtype=np.int64)
         if num_draft_tokens is not None:

@@ -1,7 +1,5 @@
 """Entry point of vLLM's plugin group `vllm.general_plugins`: called in every vLLM process."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Steps of a fixed size on a vLLM engine of the user's own, as sam.profile.grid asks for them."""
 
-from __future__ import annotations
-
 import os
 
 from sam.vllm.step_recorder import StepRecorder

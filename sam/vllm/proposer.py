@@ -4,8 +4,6 @@ Selected by `speculative_config={"model": "sam.vllm.proposer.SamProposer", "num_
 its settings come from `additional_config["speculation"]` (sam.config.SpeculationConfig).
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Rejection sampling in vLLM's rejection sampler, for steps with drafts."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import torch

@@ -1,7 +1,5 @@
 """Two changes to vLLM's model runner for a drafter that needs no KV cache and often drafts nothing."""
 
-from __future__ import annotations
-
 import functools
 
 

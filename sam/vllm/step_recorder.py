@@ -4,9 +4,8 @@ Works for any drafter and for none, so that runs can be compared: it reads what 
 who drafted.
 """
 
-from __future__ import annotations
-
 import time
+from typing import Self
 
 import numpy as np
 
@@ -33,7 +32,7 @@ class StepRecorder:
         self._clear()
 
     @classmethod
-    def attach(cls, runner) -> StepRecorder:
+    def attach(cls, runner) -> Self:
         """Wrap the runner's four stages on this instance; attaching twice gives the same recorder."""
         if (existing := getattr(runner, "_sam_step_recorder", None)) is not None:
             return existing

@@ -1,7 +1,5 @@
 """Step costs for the goodput policy of a vLLM engine: whose they are, from a file, or coarse ones of its own."""
 
-from __future__ import annotations
-
 import logging
 import time
 from pathlib import Path
