@@ -126,11 +126,7 @@ class SpeculationConfig:
         arguments: dict[str, Any] = {"additional_config": {"speculation": self.to_dict()}}
         drafters: dict[str, dict[str, Any]] = {
             "sam": {"model": "sam.vllm.proposer.SamProposer"},
-            "ngram": {
-                "method": "ngram",
-                "prompt_lookup_max": self.prompt_lookup_max,
-                "prompt_lookup_min": self.prompt_lookup_min,
-            },
+            "ngram": {key: getattr(self, key) for key in ("method", "prompt_lookup_max", "prompt_lookup_min")},
             "suffix": {"method": "suffix"},
         }
         if self.method != "off":

@@ -31,7 +31,6 @@ def decide_microseconds(running: int, longest: int) -> float:
 
 
 def main() -> None:
-    """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m sam.switch_cost", description=__doc__.splitlines()[0])
     parser.add_argument("--draft-tokens", type=int, default=6)
     options = parser.parse_args()

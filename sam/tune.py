@@ -165,7 +165,6 @@ def text(result: dict, shown: int = 8) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m sam.tune", description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, help="run directory of recipe.main_dapo")
     parser.add_argument("--k", nargs="+", type=int, default=list(DRAFT_LENGTHS), help="draft lengths to try")

@@ -68,7 +68,6 @@ def table(rows: list[dict]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m sam.replay", description=__doc__.splitlines()[0])
     parser.add_argument("--traces", nargs="+", type=Path, required=True, help=".npz recordings or verl's .jsonl dumps")
     parser.add_argument("--drafter", nargs="+", default=["sam"], metavar="NAME", help=", ".join(NAMES))

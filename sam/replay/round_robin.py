@@ -8,7 +8,6 @@ import time
 
 import numpy as np
 
-from sam.drafting.drafter import Drafts
 from sam.record.responses import Recording
 
 POSITION_BIN = 512  # tokens of a response per point of the acceptance-by-position table
@@ -128,7 +127,8 @@ def replay_group(
         before = result.tokens
         for batch in [live] if order == "engine" else [[request] for request in live]:
             positions = [request.accepted for request in batch]
-            drafts = draft(drafter, batch, result.draft_length)
+            budgets = np.full(len(batch), result.draft_length, dtype=np.int32)
+            drafts = drafter.draft([request.name for request in batch], budgets)
             for row, (request, position) in enumerate(zip(batch, positions, strict=True)):
                 part = slice(drafts.offsets[row], drafts.offsets[row + 1])
                 accepted, advanced = request.verify(drafts.token_ids[part])
@@ -152,8 +152,3 @@ def append(drafter, batch: list[Request]) -> float:
     for request in batch:
         request.shown_to_drafter = request.accepted
     return seconds
-
-
-def draft(drafter, batch: list[Request], draft_length: int) -> Drafts:
-    """Draft up to `draft_length` tokens for each request."""
-    return drafter.draft([request.name for request in batch], np.full(len(batch), draft_length, dtype=np.int32))

@@ -56,7 +56,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--replicas", type=int)
     parser.add_argument("--max-num-seqs", type=int, help="requests that run at once on a replica")
     parser.add_argument("--lock-step", action=argparse.BooleanOptionalAction, help="replicas wait for each other")
-    parser.add_argument("--draft-us", type=float, help="of drafting, per request and step, beyond the step costs")
     parser.add_argument("--policy", nargs="+", choices=POLICIES, help=f"default: {' '.join(TRIED)}; of runs: none")
     parser.add_argument("--k", nargs="+", type=int, help="draft tokens")
     parser.add_argument("--threshold", nargs="+", type=int, help="running requests, of the threshold policy")
@@ -166,7 +165,6 @@ def run(options: argparse.Namespace) -> tuple[dict, str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
     options = parse(arguments)
 
     def shown() -> str:

@@ -222,7 +222,6 @@ def read_drafts(records, acceptance, drafted, budgets, least):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m sam.simulate.acceptance", description=__doc__.splitlines()[0])
     parser.add_argument("--traces", nargs="+", type=Path, required=True, help=".npz recordings or .jsonl dumps")
     parser.add_argument("--drafter", choices=NAMES, default="sam")

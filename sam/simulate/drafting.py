@@ -58,8 +58,6 @@ class RealDrafts:
     """
 
     def __init__(self, drafter, recorded: Round, number: int = 0):
-        if recorded.responses is None:
-            raise ValueError("drafting for real needs recorded responses, not drawn lengths")
         self._drafter, self._round, self._number = drafter, recorded, number
         self._text = np.concatenate(recorded.responses)
         self._begins = np.concatenate([[0], np.cumsum(recorded.lengths)])

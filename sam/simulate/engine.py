@@ -30,18 +30,16 @@ class Cluster:
         max_num_seqs: requests that run at once on a replica; the others wait, first come first served.
         dp_synchronous: whether the replicas are data-parallel ranks of one engine, in which every step waits for the
             slowest rank, as expert parallelism needs it; otherwise each runs on its own.
-        draft_us: microseconds of drafting per request in a step with drafts, beyond the step cost.
         admit_ms: milliseconds that a new request adds to its first step, in which its prompt is read.
     """
 
     replicas: int = 1
     max_num_seqs: int = 128
     dp_synchronous: bool = False
-    draft_us: float = 0.0
     admit_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, least in (("replicas", 1), ("max_num_seqs", 1), ("draft_us", 0), ("admit_ms", 0)):
+        for name, least in (("replicas", 1), ("max_num_seqs", 1), ("admit_ms", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)}: expected at least {least}")
 
@@ -120,8 +118,7 @@ class Engine:
         for replica in busy:
             running, context = len(replica), replica.context
             replica.step()
-            each = self._step_ms(running, replica.num_tokens, context)
-            slowest = max(slowest, each + self._cluster.draft_us * replica.verified / 1e3)
+            slowest = max(slowest, self._step_ms(running, replica.num_tokens, context))
         slowest += self._cluster.admit_ms * admitted
         self.clock += slowest
         for replica, num_tokens in zip(busy, max_num_tokens_other_ranks(busy), strict=True):
@@ -129,9 +126,10 @@ class Engine:
 
 
 def max_num_tokens_other_ranks(replicas: list[Replica]) -> list[int]:
-    """What each rank knows of the others' last step, as vLLM's ranks do."""
+    """For each rank the tokens of the largest last step of the others, 0 without others: all that vLLM's ranks know."""
     counts = [replica.num_tokens for replica in replicas]
-    return [max_num_tokens_other(counts, rank, own) for rank, own in enumerate(counts)]
+    # No count is padded to the largest here: of two equal ones each is the other rank's own.
+    return [max_num_tokens_other(counts, rank, own=0) for rank in range(len(counts))]
 
 
 @dataclass(frozen=True)

@@ -62,57 +62,57 @@ def fit_from_steps(
         raise ValueError(f"{used.sum()} recorded engine steps: expected at least {FEWEST_STEPS} to fit step costs to")
     zeros = np.zeros(len(running))
     admitted, context = (zeros if c is None else np.asarray(c, np.float64) for c in (admitted, context))
-    model = _Model(running[used], drafted[used], admitted[used], context[used])
-    coefficients = _robust(model.features, step_ms[used])
-    predicted = model.features @ coefficients
-    recorded = step_ms[used]
-    counted = recorded <= STALL * predicted
-    scale = recorded[counted].sum() / predicted[counted].sum()
-    error = float(np.abs(scale * predicted - recorded)[counted].mean() / recorded[counted].mean())
-    how = "" if model.drafts_seen else "; no drafts seen: a draft token taken to cost what a request costs"
+    running, drafted, step_ms, admitted, context = (
+        column[used] for column in (running, drafted, step_ms, admitted, context)
+    )
+    drafts_seen, knots = bool((drafted > 0).any()), _knots(running + drafted)
+    # Without drafts a token's cost cannot be told from a request's.
+    seen = _features(knots, running, running + drafted, drafted > 0, running * drafts_seen, context)
+    features = np.stack([*seen, admitted], axis=1).astype(np.float64)
+    coefficients = _robust(features, step_ms)
+    predicted = features @ coefficients
+    counted = step_ms <= STALL * predicted
+    scale = step_ms[counted].sum() / predicted[counted].sum()
+    error = float(np.abs(scale * predicted - step_ms)[counted].mean() / step_ms[counted].mean())
+
+    most_requests, most_context = int(running.max()), int(context.max())
+    axes = (
+        np.unique(np.append([k for k in KNOTS if k < most_requests], most_requests)),
+        np.arange(1, LONGEST_DRAFT + 2),
+        np.array([1, most_context]) if most_context > 1 else np.array([1]),
+    )
+    r, m, c = (axis.astype(np.float64) for axis in np.meshgrid(*axes, indexing="ij"))
+    terms = _features(knots, r, r * m, m > 1, r * drafts_seen, c)
+    cells = sum(weight * term for weight, term in zip(scale * coefficients, terms, strict=False))
+    how = "" if drafts_seen else "; no drafts seen: a draft token taken to cost what a request costs"
     stalls = f", {(~counted).sum()} stalls left out" if not counted.all() else ""
     source = f"fitted to {used.sum()} recorded engine steps, mean error {error:.0%}{stalls}{how}"
-    cost = model.table(scale * coefficients, source)
-    plain = running[used & (drafted == 0) & (admitted == 0)]
+    plain = running[(drafted == 0) & (admitted == 0)]
     return FittedCost(
-        cost,
-        float(scale * coefficients[model.admit]),
+        StepCost(*axes, np.maximum(cells, 1e-3), source=source),
+        float(scale * coefficients[-1]),
         error,
-        model.drafts_seen,
-        int(np.percentile(plain, RARE)) if len(plain) else int(running.max()),
+        drafts_seen,
+        int(np.percentile(plain, RARE)) if len(plain) else most_requests,
     )
 
 
-class _Model:
-    """The features of recorded steps, and the table that their coefficients make."""
+def _knots(rows: np.ndarray) -> np.ndarray:
+    """KNOTS that steps of `rows` rows can tell a slope from.
 
-    def __init__(self, running, drafted, admitted, context):
-        self.drafts_seen = bool((drafted > 0).any())
-        self._most_requests = int(running.max())
-        self._most_context = int(context.max())
-        rows = running + drafted
-        # The last piece takes the upper half of the rows, since its slope goes on beyond them; and a piece that no step
-        # lies in would get a slope from nowhere.
-        knots = [k for k in KNOTS if k == 1 or k < rows.max() / 2]
-        self._knots = np.array([k for k, end in zip(knots, [*knots[1:], np.inf], strict=True)
-                                if k == 1 or ((rows > k) & (rows <= end)).any()], dtype=np.float64)  # fmt: skip
-        columns = [*self._pieces(rows), drafted > 0, running * self.drafts_seen, running * context / CONTEXT_UNIT]
-        self.features = np.stack([*columns, admitted], axis=1).astype(np.float64)
-        self.admit = self.features.shape[1] - 1
+    The last piece takes the upper half of the rows, since its slope goes on beyond them; and a piece that no step lies
+    in would get a slope from nowhere.
+    """
+    knots = [k for k in KNOTS if k == 1 or k < rows.max() / 2]
+    pieces = zip(knots, [*knots[1:], np.inf], strict=True)
+    return np.array([k for k, end in pieces if k == 1 or ((rows > k) & (rows <= end)).any()], dtype=np.float64)
 
-    def _pieces(self, rows: np.ndarray) -> list[np.ndarray]:
-        """One, and how much of each piece between knots lies below `rows`."""
-        ends = np.append(self._knots[1:], np.inf)
-        return [np.ones_like(rows), *(np.clip(rows, k, e) - k for k, e in zip(self._knots, ends, strict=True))]
 
-    def table(self, coefficients: np.ndarray, source: str) -> StepCost:
-        requests = np.unique(np.append([k for k in KNOTS if k < self._most_requests], self._most_requests))
-        tokens = np.arange(1, LONGEST_DRAFT + 2)
-        context = np.array([1, self._most_context]) if self._most_context > 1 else np.array([1])
-        r, m, c = (axis.astype(np.float64) for axis in np.meshgrid(requests, tokens, context, indexing="ij"))
-        columns = [*self._pieces(r * m), m > 1, r * self.drafts_seen, r * c / CONTEXT_UNIT]
-        cells = sum(weight * column for weight, column in zip(coefficients, columns, strict=False))
-        return StepCost(requests, tokens, context, np.maximum(cells, 1e-3), source=source)
+def _features(knots, requests, rows, drafting, per_request, context) -> list[np.ndarray]:
+    """One, how much of each piece between knots lies below `rows`, and the other terms of a step's cost."""
+    ends = np.append(knots[1:], np.inf)
+    pieces = [np.clip(rows, k, end) - k for k, end in zip(knots, ends, strict=True)]
+    return [np.ones_like(rows), *pieces, drafting, per_request, requests * context / CONTEXT_UNIT]
 
 
 def _robust(features: np.ndarray, target: np.ndarray) -> np.ndarray:

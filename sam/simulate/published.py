@@ -102,7 +102,6 @@ def table(reproduced: list[dict], predicted: list[dict]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m sam.simulate.published", description=__doc__)
     parser.add_argument("--setup", nargs="+", choices=tuple(SETUPS), default=list(SETUPS))
     parser.add_argument("--predict", action="store_true", help="other policies too; minutes")

@@ -91,40 +91,35 @@ class Replica:
 
         Sets `drafted`, `accepted`, `emitted` and `num_tokens`, counts of tokens, and `verified`, requests with drafts.
         """
-        running, generated = self.running, self._generated
-        self.drafted = self.accepted = self.verified = 0
-        self.switch_on = False
+        running = self.running
         if self.plan.budget == 0 or self.fresh == len(running):
-            self._advance(1)
+            self.jump(1)
             return
-        before = generated[running]
+        before = self._generated[running]
         budgets = np.where(before > 0, self.plan.budget, 0)
         acceptance, offsets = self._drafting.draft(running, before, budgets, self.plan.min_acceptance)
         lengths = self._policy.choose(self.state, acceptance, offsets)
         left = self._work.lengths[running] - before
         accepted = np.minimum(self._drafting.verify(lengths), left)
-        self.drafted, self.accepted = int(lengths.sum()), int(accepted.sum())
+        tokens = np.minimum(accepted + 1, left)
+        self.drafted, self.accepted, self.emitted = int(lengths.sum()), int(accepted.sum()), int(tokens.sum())
         self.verified = int(np.count_nonzero(lengths))
         self.switch_on = self.drafted > 0 or not len(acceptance)
-        self._advance(np.minimum(accepted + 1, left))
-
-    def _advance(self, tokens: np.ndarray | int) -> None:
-        self.num_tokens = len(self.running) + self.drafted
-        self._generated[self.running] += tokens
-        self.fresh = 0
-        if isinstance(tokens, np.ndarray):
-            self.emitted = int(tokens.sum())
-            self._count_down()
-        else:
-            self.emitted = tokens * len(self.running)
-            self.until_finish -= tokens
-        self._tokens += self.emitted
+        self._advance(tokens)
+        self._count_down()
 
     def jump(self, steps: int) -> None:
         """Advance by `steps` steps without drafts."""
         self.drafted = self.accepted = self.verified = 0
         self.switch_on = False
+        self.emitted = steps * len(self.running)
         self._advance(steps)
+        self.until_finish -= steps
+
+    def _advance(self, tokens: np.ndarray | int) -> None:
+        self._generated[self.running] += tokens
+        self._tokens += self.emitted
+        self.num_tokens, self.fresh = len(self.running) + self.drafted, 0
 
     def finish_step(self, milliseconds: float, observed: bool, max_num_tokens_other: int = 0) -> None:
         """After a step or a jump: show its tokens to the drafter and its time to the policy; drop complete requests.

@@ -39,7 +39,6 @@ class Choice:
     knows_cost: bool = True
 
     def make_policy(self, cost: StepCost) -> Policy:
-        """Make the policy of one replica."""
         known = cost if self.knows_cost else None
         return make_policy(self.policy, self.k, self.threshold, hysteresis=self.hysteresis, step_cost=known)
 
@@ -145,8 +144,6 @@ def simulate(
 
 
 def summarize(played: list[Played], tail_threshold: int) -> Outcome:
-    """Sum up the rounds of a rollout."""
-
     def total(name: str) -> int:
         return int(sum(timeline[name].sum() for one in played for timeline in one.timelines))
 
@@ -168,7 +165,6 @@ def summarize(played: list[Played], tail_threshold: int) -> Outcome:
 
 
 def slowest(played: Played) -> np.ndarray:
-    """The timeline of the slowest engine."""
     return played.timelines[int(np.argmax(played.seconds))]
 
 

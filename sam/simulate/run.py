@@ -62,7 +62,6 @@ class RecordedRun:
 
     @property
     def speculation(self) -> SpeculationConfig:
-        """The run's speculation settings."""
         return SpeculationConfig.from_dict(self.config["speculation"])
 
     @property

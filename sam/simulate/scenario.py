@@ -147,6 +147,5 @@ def _changed(cluster: Cluster, options: argparse.Namespace) -> Cluster:
         "replicas": options.replicas,
         "max_num_seqs": options.max_num_seqs,
         "dp_synchronous": options.lock_step,
-        "draft_us": options.draft_us,
     }
     return replace(cluster, **{name: value for name, value in asked.items() if value is not None})

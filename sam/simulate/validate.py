@@ -30,7 +30,6 @@ def validate(runs: list[RecordedRun], scenarios: list[Scenario]) -> list[dict]:
 
 
 def table(rows: list[dict]) -> str:
-    """Lay out the rows as text."""
     lines = [
         f"{'run':28} {'policy':>18} {'measured s':>10} {'simulated':>9} {'error':>7} {'steps':>13} "
         f"{'drafted':>15} {'accepted':>15}"

@@ -183,7 +183,6 @@ def _table(rows: list[dict]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m sam.verify", description=__doc__)
     parser.add_argument("command", choices=["bench"])
     parser.add_argument("--device", default="cpu")

@@ -88,8 +88,9 @@ def load_original(cache: Path, enable_block_verify: bool = False) -> types.Modul
     stand_ins = {
         **{name: MagicMock() for name in _UNUSED},
         "vllm.v1.sample.rejection_sampler": SimpleNamespace(
-            RejectionSampler=torch.nn.Module, generate_uniform_probs=_uniforms, GREEDY_TEMPERATURE=GREEDY,
-            MAX_SPEC_LEN=128, PLACEHOLDER_TOKEN_ID=PLACEHOLDER,
+            RejectionSampler=torch.nn.Module, GREEDY_TEMPERATURE=GREEDY, MAX_SPEC_LEN=128,
+            PLACEHOLDER_TOKEN_ID=PLACEHOLDER,
+            generate_uniform_probs=lambda _, counts, generators, device: seeded_uniforms(counts, generators, device),
         ),
         "vllm.triton_utils": SimpleNamespace(HAS_TRITON=False),
         "vllm_ascend.ascend_config": SimpleNamespace(get_ascend_config=lambda: config),
@@ -100,8 +101,3 @@ def load_original(cache: Path, enable_block_verify: bool = False) -> types.Modul
     with patch.dict(sys.modules, packages | stand_ins):
         exec(compile(source, _MEMBER, "exec"), module.__dict__)
     return module
-
-
-def _uniforms(num_tokens, num_draft_tokens, generators, device) -> torch.Tensor:
-    """vLLM's generate_uniform_probs."""
-    return seeded_uniforms(num_draft_tokens, generators, device)

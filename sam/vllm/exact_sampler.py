@@ -12,6 +12,7 @@ from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from sam import verify
 from sam.verify.uniforms import rng_key, uniforms
+from sam.vllm.rejection_sampler import known_sampling
 
 NO_DRAFT = -2  # equal to no token and not to the placeholder
 
@@ -221,20 +222,7 @@ def _known_step(device):
     """A step of three requests: a draft rejected at its second token, none, and one that the uniform decides."""
     sampling = SimpleNamespace(seed=1)
     requests = {name: SimpleNamespace(sampling_params=sampling, output_token_ids=[0] * 5) for name in "abc"}
-    metadata = SimpleNamespace(
-        all_greedy=False,
-        all_random=True,
-        temperature=torch.full((3,), 0.5, device=device),
-        top_k=None,
-        top_p=None,
-        no_penalties=True,
-        allowed_token_ids_mask=None,
-        bad_words_token_ids={},
-        thinking_budget_state_holder=None,
-        max_num_logprobs=None,
-        logprob_token_ids=None,
-        logitsprocs=SimpleNamespace(argmax_invariant=[], non_argmax_invariant=[]),
-    )
+    metadata = known_sampling(3, device)
     batch = SimpleNamespace(
         req_ids=list("abc"), generators={}, sampling_metadata=metadata, update_async_output_token_ids=lambda: None
     )

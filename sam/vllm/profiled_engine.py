@@ -80,7 +80,7 @@ class ProfiledEngine:
 
     def fingerprint(self) -> dict[str, str | int]:
         """sam.vllm.warmup_cost.fingerprint of this engine."""
-        return self._llm.collective_rpc("sam_fingerprint")[0]
+        return self._worker("sam_fingerprint")
 
     def start(self, requests: int, context: int) -> None:
         """Requests of one prompt, run until all of them decode.
@@ -93,15 +93,15 @@ class ProfiledEngine:
         self._starts += 1
         self._requests, self._context = requests, context
         self._names = [f"profile-{self._starts}-{i}" for i in range(requests)]
-        self._draft(0)
+        self._worker("sam_draft", 0)
         for i, name in enumerate(self._names):
             sampling = SamplingParams(temperature=1.0, seed=i, ignore_eos=True, max_tokens=1 << 20, detokenize=False)
             prompt = {"prompt_token_ids": [FIRST_TOKEN + j % 7 for j in range(context)]}
             self._llm.llm_engine.add_request(name, prompt, sampling)
-        self._take()
+        self._worker("sam_take_steps")
         for _ in range(LONGEST_START):
             self._step(1)
-            steps = self._take()
+            steps = self._worker("sam_take_steps")
             if steps and steps[-1][0] == requests:
                 return
         raise RuntimeError(
@@ -114,12 +114,12 @@ class ProfiledEngine:
         Raises:
             RuntimeError: no step did.
         """
-        self._draft(drafts)
+        self._worker("sam_draft", drafts)
         self._step(WARM_UP_STEPS)
-        self._take()
+        self._worker("sam_take_steps")
         self._step(MEASURED_STEPS)
         wanted = self._requests, self._requests * drafts
-        whole = [ms for running, drafted, ms in self._take() if (running, drafted) == wanted]
+        whole = [ms for running, drafted, ms in self._worker("sam_take_steps") if (running, drafted) == wanted]
         if not whole:
             raise RuntimeError(
                 f"no step had {self._requests} requests with {drafts} drafts each at {self._context} tokens: the KV "
@@ -132,11 +132,8 @@ class ProfiledEngine:
         self._llm.llm_engine.abort_request(self._names)
         self._step(2)
 
-    def _draft(self, length: int) -> None:
-        self._llm.collective_rpc("sam_draft", args=(length,))
-
-    def _take(self) -> list[tuple[int, int, float]]:
-        return self._llm.collective_rpc("sam_take_steps")[0]
+    def _worker(self, method: str, *arguments):
+        return self._llm.collective_rpc(method, args=arguments)[0]
 
     def _step(self, count: int) -> None:
         for _ in range(count):

@@ -62,8 +62,6 @@ def self_check(runner, module) -> None:
 
 def _known_step(device):
     """A step of two requests: one whose second draft is rejected, one without drafts."""
-    from vllm.v1.sample.logits_processor import LogitsProcessors
-    from vllm.v1.sample.metadata import SamplingMetadata
 
     def integers(*values):
         return torch.tensor(values, dtype=torch.int32, device=device)
@@ -78,26 +76,21 @@ def _known_step(device):
         target_logits_indices=integers(0, 1),
         bonus_logits_indices=integers(2, 3),
     )
-    none = torch.zeros(2, device=device)
-    sampling = SamplingMetadata(
-        temperature=torch.full((2,), 0.5, device=device),
-        all_greedy=False,
-        all_random=True,
-        top_p=None,
-        top_k=None,
-        generators={},
-        max_num_logprobs=None,
-        no_penalties=True,
-        prompt_token_ids=None,
-        frequency_penalties=none,
-        presence_penalties=none,
-        repetition_penalties=none,
-        output_token_ids=[[], []],
-        allowed_token_ids_mask=None,
-        bad_words_token_ids={},
-        logitsprocs=LogitsProcessors(),
-    )
     # Not minus infinity: vllm-ascend replaces it by the smallest float, which temperature turns back.
     logits = torch.full((4, 8), -1e4)
     logits[range(4), [3, 5, 1, 6]] = 0.0
-    return logits.to(device), metadata, sampling, [[3, 5, -1], [6, -1, -1]]
+    return logits.to(device), metadata, known_sampling(2, device), [[3, 5, -1], [6, -1, -1]]
+
+
+def known_sampling(requests: int, device):
+    """vLLM's sampling metadata of a self-check's step: temperature 0.5, and nothing else that changes logits."""
+    from vllm.v1.sample.logits_processor import LogitsProcessors
+    from vllm.v1.sample.metadata import SamplingMetadata
+
+    none = torch.zeros(requests, device=device)
+    return SamplingMetadata(
+        temperature=none + 0.5, all_greedy=False, all_random=True, top_p=None, top_k=None, generators={},
+        max_num_logprobs=None, no_penalties=True, prompt_token_ids=None, frequency_penalties=none,
+        presence_penalties=none, repetition_penalties=none, output_token_ids=[[] for _ in range(requests)],
+        allowed_token_ids_mask=None, bad_words_token_ids={}, logitsprocs=LogitsProcessors(),
+    )  # fmt: skip

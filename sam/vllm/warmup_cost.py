@@ -104,13 +104,8 @@ def _coarse(runner) -> StepCost:
             times.append((time.perf_counter() - started) * 1e3)
         milliseconds[i] = min(times[1:])
     logger.info("step costs at warm-up: %s", dict(zip(sizes.tolist(), milliseconds.round(2).tolist(), strict=True)))
-    return from_rows(sizes, milliseconds, requests, longest, fingerprint(config))
-
-
-def from_rows(sizes, milliseconds, requests: int, longest: int, identity: dict) -> StepCost:
-    """A table of forward passes, in which all tokens count alike."""
-    counts = np.unique(np.minimum(requests, 2 ** np.arange(12)))
-    per_request = np.arange(1, longest + 1)
-    rising = np.maximum.accumulate(milliseconds)
-    cells = np.interp(counts[:, None] * per_request[None, :], sizes, rising)
-    return StepCost(counts, per_request, np.array([1]), cells[..., None], identity, "forward passes at warm-up")
+    # All tokens count alike in a forward pass.
+    counts, per_request = np.unique(np.minimum(requests, 2 ** np.arange(12))), np.arange(1, longest + 1)
+    cells = np.interp(counts[:, None] * per_request, sizes, np.maximum.accumulate(milliseconds))
+    source = "forward passes at warm-up"
+    return StepCost(counts, per_request, np.array([1]), cells[..., None], fingerprint(config), source)

@@ -120,7 +120,7 @@ def test_ranks_are_told_the_most_rows_of_another_ones_last_step(monkeypatch):
     replicas = [SimpleNamespace(num_tokens=count) for count in (3, 9, 5)]
     assert max_num_tokens_other_ranks(replicas) == [9, 5, 9]
     assert max_num_tokens_other_ranks(replicas[:1]) == [0]
-    assert max_num_tokens_other_ranks([replicas[1], replicas[1]]) == [0, 0], "none has more than this one"
+    assert max_num_tokens_other_ranks([replicas[1], replicas[1]]) == [9, 9]
     planned, seen = [], []
     monkeypatch.setattr(Threshold, "observe", lambda _, state, *rest: seen.append(state.max_num_tokens_other_dp_ranks))
     plan = Threshold.plan

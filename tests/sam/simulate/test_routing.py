@@ -1,7 +1,6 @@
 """Which replica gets which request, and whose text its drafter sees."""
 
 import numpy as np
-import pytest
 
 from sam.simulate.routing import assign, siblings
 
@@ -28,10 +27,3 @@ def test_siblings_that_a_drafter_sees():
     assert siblings(prompts, replica_of, "least-loaded", "group").tolist() == [2, 1, 2, 1, 1]
     assert siblings(prompts, replica_of, "shared", "group").tolist() == [3, 3, 3, 2, 2]
     assert siblings(prompts, replica_of, "shared", "request").tolist() == [1] * 5
-
-
-def test_mistakes_are_said():
-    with pytest.raises(ValueError, match="routing 'random': expected one of least-loaded, prompt, shared"):
-        assign(PROMPTS, 2, "random")
-    with pytest.raises(ValueError, match="replicas=0"):
-        assign(PROMPTS, 0, "prompt")
