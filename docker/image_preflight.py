@@ -5,8 +5,6 @@ consists of are checked, among them the installed packages, which preflight itse
 others (data, memory, shared memory, ports) are what preflight finds out where the image runs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

@@ -4,8 +4,6 @@ Published files come from the Hugging Face hub, or with --from FOLDER from there
 DIR/manifest.json; a second call makes only what is missing or differs.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

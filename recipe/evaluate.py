@@ -4,8 +4,6 @@ Both runs sample alike, with the same seeds: with exact verification the respons
 with them. Responses are kept in the output folder; what is complete there is not generated again.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

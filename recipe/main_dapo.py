@@ -4,8 +4,6 @@ The config is composed and checked before anything heavy is imported. The run it
 recipe.launch.supervisor, which stops everything the run started, however it ends.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,7 +1,5 @@
 """One seed per sample, so that a run repeats exactly and its tokens do not depend on how it was scheduled."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 

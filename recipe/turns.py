@@ -6,8 +6,6 @@ policy has each step once, comes once in each run, and with an even number of po
 Sampling is exact: all runs generate the same tokens in a step, which is checked, so the seconds are of the same work.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

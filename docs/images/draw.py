@@ -4,8 +4,6 @@ Only matplotlib, numpy and `sam` are needed. The store and the goodput curve are
 automaton, and `sam.switch`'s own table and choice.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 verl writes checkpoints/global_step_N and then N into a tracker file beside them, from which a run resumes.
 """
 
-from __future__ import annotations
-
 import shutil
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Composes a config of configs/ on top of verl's own, without importing verl."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The last line of a run: why it ended, where the log is, how to go on."""
 
-from __future__ import annotations
-
 import errno
 import re
 import shutil

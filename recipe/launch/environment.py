@@ -3,8 +3,6 @@
 Ray's workers and vLLM's engine processes inherit them. A variable the user has set stays as it is.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 from pathlib import Path

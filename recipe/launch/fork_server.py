@@ -5,8 +5,6 @@ workers, and the rollout server its engine, by the executable that `start` retur
 was started with to this process. Not for accelerators, whose runtimes do not survive a fork.
 """
 
-from __future__ import annotations
-
 import fcntl
 import gc
 import importlib

@@ -4,8 +4,6 @@ A supervisor that is killed clears up nothing. The kernel tells this process, wh
 adopted the run's orphans as well. A guardian that is killed leaves them to the supervisor. The run knows of neither.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The processes below this one, with those that were orphaned, and how they end."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -1,7 +1,5 @@
 """What the screen shows of a run whose output goes to a file: one line of progress, or the file itself."""
 
-from __future__ import annotations
-
 import io
 import sys
 import time

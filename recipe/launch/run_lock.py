@@ -1,7 +1,5 @@
 """One run at a time in a run's directory: two would write the same checkpoints and metrics."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json

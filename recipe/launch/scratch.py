@@ -4,8 +4,6 @@ The folder holds a file that the run's supervisor and guardian keep locked. The 
 however it dies, so a folder whose lock is free belongs to nobody, and the next run removes it.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -15,6 +13,7 @@ import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 from recipe.launch import checkpoints, processes
 from recipe.record.run_directory import read_json
@@ -34,7 +33,7 @@ class Scratch:
         self.owner = directory / OWNER_FILE
 
     @classmethod
-    def create(cls, run_directory: Path) -> Scratch:
+    def create(cls, run_directory: Path) -> Self:
         # A short path: socket names may have 107 characters.
         scratch = cls(Path(tempfile.mkdtemp(prefix=PREFIX)))
         scratch.owner.touch()

@@ -5,8 +5,6 @@ after all of them. A package is patched all or nothing: its files are all as pub
 says what is wrong and changes nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import importlib.metadata

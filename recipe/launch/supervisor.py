@@ -6,8 +6,6 @@ adopts its orphans (PR_SET_CHILD_SUBREAPER), watches it, and clears up however i
 the two, clears up when this process is killed; recipe.launch.scratch, at the next start, when both were.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The versions this recipe is written against, and the ones a run had."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

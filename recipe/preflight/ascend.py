@@ -1,7 +1,5 @@
 """What can be wrong on Ascend before a device is touched: CANN, patches, graph mode, lossy settings."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The table of all checks, and those that compare values of the config with each other or with installed packages."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator

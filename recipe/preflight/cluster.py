@@ -1,7 +1,5 @@
 """The Ray cluster that a run would join: whether this node is its head, its devices, and what each node lacks."""
 
-from __future__ import annotations
-
 import os
 import platform
 import socket

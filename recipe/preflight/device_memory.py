@@ -3,12 +3,11 @@
 Communication buffers, fragmentation and CANN's or CUDA's own memory are not in the estimates. GiB are 2**30 bytes.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
 
 from omegaconf import DictConfig
 
@@ -38,7 +37,7 @@ class Model:
     feed_forward: int
 
     @classmethod
-    def from_config(cls, config: dict) -> Model:
+    def from_config(cls, config: dict) -> Self:
         """Raises KeyError for a config.json without one of the sizes."""
         hidden, layers, vocabulary = config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]
         heads, key_value_heads = config["num_attention_heads"], config["num_key_value_heads"]

@@ -1,7 +1,5 @@
 """Whether the data sets and the model that a config names are there, whole, and of the right form."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a machine must have besides its devices: memory, disk for checkpoints, shared memory, free ports."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

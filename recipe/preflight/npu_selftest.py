@@ -6,8 +6,6 @@ once, the operators' own difference. Timing: engine steps, drafting, and every o
 made of, at a vocabulary of 151,936. Writes report.json and report.md and prints the latter.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,9 +1,8 @@
 """What preflight can find wrong, each with a code to look it up by in docs/operations.md."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
+from typing import Self
 
 # The code, what is wrong, and what to do where the check does not know better; docs/operations.md has it from here.
 TABLE = """\
@@ -89,7 +88,7 @@ class Problem(str):
     value: str
     remedy: str | None
 
-    def __new__(cls, code: str, value: str, remedy: str | None = None) -> Problem:
+    def __new__(cls, code: str, value: str, remedy: str | None = None) -> Self:
         wrong, usual = CODES[code]
         made = super().__new__(cls, f"{value}: {wrong}: {remedy or usual} [{code}]")
         made.code, made.value, made.remedy = code, value, remedy

@@ -1,7 +1,5 @@
 """`python -m recipe.preflight --config-name X [--dry-run] [--json] [overrides]`: a table, red lines with their mend."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Which drafter and which sampler would run: vLLM's own code loads them here as it would in an engine."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import os

@@ -1,7 +1,5 @@
 """Keys and environment variables that nothing reads: verl ignores unknown keys, a misspelt variable has no effect."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import inspect

@@ -5,8 +5,6 @@
 process that starts a run must stay light. What it has taken once, with the same model and versions, is not asked again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -3,8 +3,6 @@
 vLLM is imported inside the functions: recipe.preflight.vllm_command, on the way of every run, imports this file.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

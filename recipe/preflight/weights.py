@@ -5,8 +5,6 @@ that its own header says: headers alone are read, so that 470 GB take seconds. -
 them with the SHA-256 that `hf download` noted; ModelScope's client compares them itself while it downloads.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -1,8 +1,7 @@
 """The metrics of a training step's rollout, as the servers measured it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -23,7 +22,7 @@ class RolloutRecord:
     replica_seconds: list[float]
 
     @classmethod
-    def merge(cls, parts: list[tuple[bytes, float]]) -> RolloutRecord:
+    def merge(cls, parts: list[tuple[bytes, float]]) -> Self:
         """From what each server's `take_rollout_record` gave."""
         blobs, seconds = zip(*parts, strict=True)
         return cls(list(map(EngineSteps.from_bytes, blobs)), list(seconds))

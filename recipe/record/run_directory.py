@@ -1,7 +1,5 @@
 """The files of a run beside verl's own logs: responses as token ids, engine steps, metrics, its state."""
 
-from __future__ import annotations
-
 import json
 import time
 from contextlib import contextmanager, suppress

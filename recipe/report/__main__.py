@@ -4,8 +4,6 @@ The first run speculates, the second is the baseline; more runs are peers shown 
 or entity/project/run_id of a wandb server.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

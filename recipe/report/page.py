@@ -1,7 +1,5 @@
 """The report's page: its ten lines, tables and pictures as Markdown and as HTML."""
 
-from __future__ import annotations
-
 import base64
 import html
 from pathlib import Path

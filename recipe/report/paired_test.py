@@ -1,7 +1,5 @@
 """A paired test without assumptions about the distribution."""
 
-from __future__ import annotations
-
 import numpy as np
 
 RESAMPLES = 10_000

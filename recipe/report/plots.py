@@ -1,7 +1,5 @@
 """The report's pictures: one function each, all runs in each, readable at 900 pixels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path

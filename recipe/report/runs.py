@@ -4,12 +4,11 @@ A run of wandb (recipe.report.wandb_reader) is the same without engine steps and
 None then.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from omegaconf import OmegaConf
@@ -61,7 +60,7 @@ class Run:
             )
 
     @classmethod
-    def load(cls, directory: Path) -> Run:
+    def load(cls, directory: Path) -> Self:
         """Read a run directory of recipe.main_dapo."""
         for name in ("metrics.jsonl", "config.yaml", "versions.json"):
             if not (directory / name).is_file():

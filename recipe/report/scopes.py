@@ -1,7 +1,5 @@
 """What sharing a drafter among a prompt's samples brings: a run's own responses, replayed in each scope."""
 
-from __future__ import annotations
-
 from tqdm import tqdm
 
 from recipe.report.runs import Run

@@ -1,7 +1,5 @@
 """Whether two runs' curves agree, in numbers, and where their time went, in the form of the published tables."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from recipe.report.paired_test import sign_flip_p_value

@@ -1,7 +1,5 @@
 """The report's pictures of one rollout as it went: what ran, was drafted and accepted, and where a step's time went."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from recipe.record.rollout_metrics import rejected_seconds, token_milliseconds

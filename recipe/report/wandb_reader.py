@@ -3,8 +3,6 @@
 wandb 0.31 has no public reader of its own files. A run directory has the same figures in metrics.jsonl.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from urllib.parse import urlsplit

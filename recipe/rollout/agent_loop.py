@@ -1,7 +1,5 @@
 """verl's single-turn agent loop with a seed for every sample."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput

@@ -1,7 +1,5 @@
 """The rollout server: verl's vLLM server with speculation checked at start-up and measured in every step."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import time

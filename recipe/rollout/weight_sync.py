@@ -7,8 +7,6 @@ Ray session too, which is unique: in recipe.trainer.actor_worker (sender) and re
 go once verl's is.
 """
 
-from __future__ import annotations
-
 import ray
 
 

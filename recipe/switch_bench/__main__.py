@@ -10,8 +10,6 @@ it lives: the policies change engines from run to run, and the engines their ord
 workload must give the same tokens, so the seconds are of the same work.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

@@ -1,7 +1,5 @@
 """The results of recipe.switch_bench as rows of a table, as text, and as bars, one panel for each workload."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -5,8 +5,6 @@ goes wrong there, so all work is done at import time and :func:`check_installed`
 by `VERL_PLATFORM=cpu`, which `recipe.launch.environment` sets for `trainer.device=cpu`.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import types

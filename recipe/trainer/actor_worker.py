@@ -1,7 +1,5 @@
 """verl's training worker, with the sending end of the weight sync under a name of this run's own."""
 
-from __future__ import annotations
-
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 

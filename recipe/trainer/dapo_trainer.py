@@ -1,7 +1,5 @@
 """verl's synchronous V1 trainer with ordered groups, rollout metrics and a record of the run on disk."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -7,8 +7,6 @@ original recipe). verl 0.9.1's own V1 sampler refills prompt by prompt as groups
 what it trains on depends on the order in which responses finish.
 """
 
-from __future__ import annotations
-
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field

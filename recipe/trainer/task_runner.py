@@ -3,8 +3,6 @@
 verl is imported in the actor only: in the driver it would cost every start a quarter of a minute for nothing.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path

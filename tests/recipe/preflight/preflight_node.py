@@ -1,7 +1,5 @@
 """A node on which dapo_qwen3_32b would start, made of files and stand-ins: what tests of preflight spoil."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -1,7 +1,5 @@
 """The arguments that verl starts vLLM with, made by verl's own code: recipe.preflight.vllm_command must agree."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 
