@@ -49,13 +49,9 @@ def table(rows: list[dict]) -> str:
     ]
     for row in rows:
         error = row["calibration_error"] if row["drafter"] == "sam" else None
-        cost = [
-            row.get(name) for name in ("draft_us_per_step", "extend_ns_per_token", "us_per_token", "bytes_per_token")
-        ]
-        shown = [
-            "" if value is None else f"{value:.{digits}f}"
-            for value, digits in zip([error, *cost], (3, 2, 0, 2, 0), strict=True)
-        ]
+        names = ("draft_us_per_step", "extend_ns_per_token", "us_per_token", "bytes_per_token")
+        values = zip([error, *map(row.get, names)], (3, 2, 0, 2, 0), strict=True)
+        shown = ["" if value is None else f"{value:.{digits}f}" for value, digits in values]
         lines.append(
             f"{row['file'][:28]:28} {row['drafter']:18} {row['k']:>2} {row['mean_acceptance_length']:7.3f} "
             f"{row['acceptance_rate']:6.3f} {shown[0]:>11} {shown[1]:>8} {shown[2]:>9} {shown[3]:>8} {shown[4]:>11}"

@@ -21,13 +21,10 @@ def plot_by_position(rows: list[dict], path: Path) -> None:
     for axes, file in zip(panels, files, strict=False):
         for row in rows:
             if row["file"] == file:
-                positions, lengths = zip(*row["by_position"], strict=True)
-                axes.plot(
-                    positions, lengths, marker=".", label=f"{row['drafter']}, {row['mean_acceptance_length']:.2f}"
-                )
+                label = f"{row['drafter']}, {row['mean_acceptance_length']:.2f}"
+                axes.plot(*zip(*row["by_position"], strict=True), marker=".", label=label)
         axes.set_title(f"{file}, k={rows[0]['k']}, scope {rows[0]['scope']}", fontsize=10)
-        axes.set_xlabel("position in the response, tokens")
-        axes.set_ylabel("mean acceptance length")
+        axes.set(xlabel="position in the response, tokens", ylabel="mean acceptance length")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
     figure.savefig(path, dpi=110)

@@ -60,8 +60,7 @@ class Acceptance:
 
     def level_of(self, siblings: np.ndarray) -> np.ndarray:
         """int64 [n]: the nearest level, by ratio, for each number of siblings."""
-        distance = np.abs(np.log(siblings[:, None]) - np.log(self.siblings[None, :]))
-        return np.argmin(distance, axis=1)
+        return np.abs(np.log(siblings[:, None] / self.siblings)).argmin(axis=1)
 
     def mean_length(self, siblings: int, position: int) -> float:
         """Mean acceptance length of a cell: accepted tokens and the bonus token."""
@@ -192,11 +191,8 @@ def draw_records(requests, generated, levels, cells, seed):
     """
     records = np.empty(requests.size, np.int64)
     for i in range(requests.size):
-        x = (
-            np.uint64(requests[i]) * np.uint64(0x9E3779B97F4A7C15)
-            + np.uint64(generated[i])
-            + (np.uint64(seed) << np.uint64(40))
-        )
+        x = np.uint64(requests[i]) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(generated[i])
+        x += np.uint64(seed) << np.uint64(40)
         for shift, factor in ((30, np.uint64(0xBF58476D1CE4E5B9)), (27, np.uint64(0x94D049BB133111EB))):
             x = (x ^ (x >> np.uint64(shift))) * factor
         x ^= x >> np.uint64(31)
@@ -234,11 +230,11 @@ def main(arguments: list[str] | None = None) -> int:
     def shown() -> str:
         table = measure_on(options.traces, options.tokenizer, options.drafter, options.k)
         table.save(options.output, options.records)
-        lines = []
-        for siblings in table.siblings.tolist():
-            row = "  ".join(f"{position}: {table.mean_length(siblings, position):.2f}" for position in POSITIONS)
-            lines.append(f"{siblings:2} siblings, mean acceptance length from position  {row}")
-        return "\n".join(lines)
+        return "\n".join(
+            f"{siblings:2} siblings, mean acceptance length from position  "
+            + "  ".join(f"{position}: {table.mean_length(siblings, position):.2f}" for position in POSITIONS)
+            for siblings in table.siblings.tolist()
+        )
 
     return run_command(shown)
 

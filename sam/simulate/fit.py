@@ -39,8 +39,8 @@ def fit_from_steps(
     running: np.ndarray,
     drafted: np.ndarray,
     step_ms: np.ndarray,
-    admitted: np.ndarray | None = None,
-    context: np.ndarray | None = None,
+    admitted: np.ndarray | int = 0,
+    context: np.ndarray | int = 0,
 ) -> FittedCost:
     """Fit h(rows) + a x [any drafts] + b x requests + c x requests x context + d x admitted, all rising.
 
@@ -56,15 +56,11 @@ def fit_from_steps(
     Raises:
         ValueError: too few steps.
     """
-    running, drafted, step_ms = (np.asarray(column, dtype=np.float64) for column in (running, drafted, step_ms))
-    used = (running > 0) & (step_ms > 0)
+    columns = np.array(np.broadcast_arrays(running, drafted, step_ms, admitted, context), dtype=np.float64)
+    used = (columns[0] > 0) & (columns[2] > 0)
     if used.sum() < FEWEST_STEPS:
         raise ValueError(f"{used.sum()} recorded engine steps: expected at least {FEWEST_STEPS} to fit step costs to")
-    zeros = np.zeros(len(running))
-    admitted, context = (zeros if c is None else np.asarray(c, np.float64) for c in (admitted, context))
-    running, drafted, step_ms, admitted, context = (
-        column[used] for column in (running, drafted, step_ms, admitted, context)
-    )
+    running, drafted, step_ms, admitted, context = columns[:, used]
     drafts_seen, knots = bool((drafted > 0).any()), _knots(running + drafted)
     # Without drafts a token's cost cannot be told from a request's.
     seen = _features(knots, running, running + drafted, drafted > 0, running * drafts_seen, context)

@@ -91,12 +91,8 @@ class LogNormal:
         own = rng.standard_normal((prompts, samples))
         z = math.sqrt(self.correlation) * common[:, None] + math.sqrt(1 - self.correlation) * own
         lengths = np.clip(np.rint(np.exp(self.mu + self.sigma * z)), 1, self.cap).astype(np.int64).ravel()
-        return Round(
-            lengths,
-            np.repeat(np.arange(prompts), samples),
-            np.full(len(lengths), prompt_tokens),
-            np.zeros(len(lengths)),
-        )
+        count = prompts * samples
+        return Round(lengths, np.repeat(range(prompts), samples), np.full(count, prompt_tokens), np.zeros(count))
 
 
 def recorded_round(recording: Recording, arrivals: np.ndarray | None = None) -> Round:

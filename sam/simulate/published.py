@@ -62,11 +62,9 @@ def predict(name: str) -> list[dict]:
         _, *cautious = simulate(name, f"{options} --step-cost {name}_cautious")
         for row, other in zip(found, cautious, strict=True):
             kept = ("scope", "routing", "tail_speedup", "accept_length", "switched_on")
-            gains = {
-                f"{key}gain_percent": _gain(off["seconds"], one["seconds"])
-                for key, one in (("", row), ("cautious_", other))
-            }
-            rows.append({"setup": name, "policy": row["label"], **gains, **{key: row[key] for key in kept}})
+            gains = [_gain(off["seconds"], one["seconds"]) for one in (row, other)]
+            head = {"setup": name, "policy": row["label"], "gain_percent": gains[0], "cautious_gain_percent": gains[1]}
+            rows.append({**head, **{key: row[key] for key in kept}})
     return rows
 
 

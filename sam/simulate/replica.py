@@ -26,13 +26,7 @@ class Replica:
     """
 
     def __init__(
-        self,
-        work: Round,
-        queue: np.ndarray,
-        generated: np.ndarray,
-        slots: int,
-        policy: Policy,
-        drafting: Drafting,
+        self, work: Round, queue: np.ndarray, generated: np.ndarray, slots: int, policy: Policy, drafting: Drafting
     ):
         self._work, self._queue, self._generated, self._slots = work, queue, generated, slots
         self._policy, self._drafting = policy, drafting

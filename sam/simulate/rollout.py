@@ -49,31 +49,23 @@ class Choice:
         return f"{self.policy}{number}, k {self.k}" if self.policy != "never" else "off"
 
 
+@dataclass(frozen=True)
 class Drawn:
-    """Draws acceptance from tables.
+    """Draws acceptance from tables; `table` gives that of a draft length."""
 
-    Args:
-        table: gives the table of a draft length.
-    """
-
-    def __init__(self, table: Callable[[int], Acceptance]):
-        self._table = table
+    table: Callable[[int], Acceptance]
 
     def __call__(
         self, work: Round, choice: Choice, replica_of: np.ndarray, replicas: int, number: int
     ) -> list[Drafting]:
         """The drafting of each replica in round `number`; `replica_of` (int64 [requests]) is each request's."""
-        table = self._table(choice.k)
+        table = self.table(choice.k)
         seen = siblings(work.prompts, replica_of, choice.routing, choice.scope)
         return [DrawnDrafts(table, table.level_of(seen), number)] * replicas
 
 
 class Real:
-    """Drafts on the recorded responses; the drafters stay for all rounds.
-
-    Args:
-        make_drafter: makes a drafter for a scope and a draft length.
-    """
+    """Drafts on the recorded responses; the drafters stay for all rounds. `make_drafter`: of scope and draft length."""
 
     def __init__(self, make_drafter: Callable[[str, int], object]):
         self._make, self._drafters = make_drafter, []

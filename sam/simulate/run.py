@@ -50,12 +50,9 @@ class RecordedRun:
             rows = [json.loads(line) for line in lines if line.endswith("\n")]
         except (yaml.YAMLError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{directory}: not a run directory of recipe.main_dapo ({error!r})") from error
-        seconds = {row["step"]: row["rollout/seconds"] for row in rows if "rollout/seconds" in row}
-        seconds = {
-            step: value
-            for step, value in sorted(seconds.items())
-            if EngineSteps.path(directory, step).is_file() and (directory / "rollouts" / f"{step}.jsonl").is_file()
-        }
+        measured = {row["step"]: row["rollout/seconds"] for row in rows if "rollout/seconds" in row}
+        needed = {step: (EngineSteps.path(directory, step), _responses(directory, step)) for step in sorted(measured)}
+        seconds = {step: measured[step] for step, paths in needed.items() if all(path.is_file() for path in paths)}
         if not seconds:
             raise ValueError(f"{directory}: no training step with rollouts/ and engine_steps/ has finished there")
         return cls(directory, config, seconds)
@@ -106,8 +103,7 @@ class RecordedRun:
     def rounds(self, step: int) -> list[tuple[Round, EngineSteps]]:
         """A training step's rounds of generation with the arrivals that its first replica saw, and that one's engine
         steps."""
-        lines = (self.directory / "rollouts" / f"{step}.jsonl").read_text().splitlines()
-        rows = [json.loads(line) for line in lines]
+        rows = [json.loads(line) for line in _responses(self.directory, step).read_text().splitlines()]
         numbers = sorted({row.get("round", 0) for row in rows})
         parts = self.engine_steps(step).split_rounds(len(numbers))
         return [
@@ -168,6 +164,10 @@ def _round(rows: list[dict], steps: EngineSteps) -> Round:
     )
     count = sum(len(text) > 0 for samples in recording.responses for text in samples)
     return recorded_round(recording, arrivals(steps, count))
+
+
+def _responses(directory: Path, step: int) -> Path:
+    return directory / "rollouts" / f"{step}.jsonl"
 
 
 def _number(section: dict, key: str, default: int = 1) -> int:

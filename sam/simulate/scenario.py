@@ -1,9 +1,8 @@
 """Scenarios: requests, replicas, step costs and acceptance, from the command line's options."""
 
 import argparse
-import functools
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 
@@ -57,8 +56,8 @@ class Scenario:
 
     def play(self, choice: Choice, tail_threshold: int, progress=None) -> tuple[Outcome, list[Played]]:
         """Play all rounds; the idle time between them is included."""
-        arguments = (self.rounds, self.cluster, choice, self.cost, self.acceptance, tail_threshold)
-        outcome, played = simulate(*arguments, progress=progress)
+        work = self.rounds, self.cluster, choice, self.cost, self.acceptance
+        outcome, played = simulate(*work, tail_threshold, progress)
         idle = len(self.rounds) * self.idle_ms / 1e3
         return replace(outcome, seconds=outcome.seconds + idle, mean_seconds=outcome.mean_seconds + idle), played
 
@@ -118,7 +117,7 @@ def drawn(options: argparse.Namespace) -> Drawn:
     """Draw drafts from a table: `--acceptance`'s, one measured on `--acceptance`'s recordings, or a shipped one."""
     paths = options.acceptance
 
-    @functools.cache
+    @cache
     def table(k: int) -> Acceptance:
         if not paths:
             return shipped_acceptance(options.drafter, k)
@@ -143,9 +142,5 @@ def _cost(options: argparse.Namespace) -> StepCost:
 
 
 def _changed(cluster: Cluster, options: argparse.Namespace) -> Cluster:
-    asked = {
-        "replicas": options.replicas,
-        "max_num_seqs": options.max_num_seqs,
-        "dp_synchronous": options.lock_step,
-    }
+    asked = {"replicas": options.replicas, "max_num_seqs": options.max_num_seqs, "dp_synchronous": options.lock_step}
     return replace(cluster, **{name: value for name, value in asked.items() if value is not None})

@@ -15,9 +15,8 @@ def validate(runs: list[RecordedRun], scenarios: list[Scenario]) -> list[dict]:
             outcome, _ = scenario.play(scenario.choice, scenario.choice.threshold, bar.update)
             measured = sum(run.seconds.values())
             recorded = [run.engine_steps(step) for step in run.seconds]
-            drafted, accepted = (
-                sum(int(getattr(steps, name).sum()) for steps in recorded) for name in ("drafted", "accepted")
-            )
+            drafted = sum(int(steps.drafted.sum()) for steps in recorded)
+            accepted = sum(int(steps.accepted.sum()) for steps in recorded)
             rows.append({
                 "run": str(run.directory), "method": run.speculation.method, "policy": scenario.choice.label,
                 "training_steps": len(run.seconds), "measured_seconds": round(measured, 3),
