@@ -78,12 +78,8 @@ def load_original(cache: Path, enable_block_verify: bool = False) -> types.Modul
         source = archive.extractfile(f"{_SOURCE.removesuffix('.tar.gz')}/{_MEMBER}").read().decode()
     if not torch.cuda.is_available():
         source = source.replace("pin_memory=True", "pin_memory=False")  # an error without an accelerator
-    sampler_config = SimpleNamespace(
-        enable_block_verify=enable_block_verify,
-        enable_entropy_verify=False,
-        posterior_threshold=0.09,
-        posterior_alpha=0.3,
-    )
+    rules = {"enable_entropy_verify": False, "posterior_threshold": 0.09, "posterior_alpha": 0.3}
+    sampler_config = SimpleNamespace(enable_block_verify=enable_block_verify, **rules)
     config = SimpleNamespace(rejection_sampler_config=sampler_config, enable_reduce_sample=False)
     stand_ins = {
         **{name: MagicMock() for name in _UNUSED},

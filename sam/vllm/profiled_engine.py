@@ -64,12 +64,9 @@ class ProfiledEngine:
 
         self._llm = LLM(
             model,
-            speculative_config={
-                "model": "sam.vllm.profiled_engine.FixedDrafts",
-                "num_speculative_tokens": longest_draft,
-            },
+            speculative_config={"model": f"{__name__}.FixedDrafts", "num_speculative_tokens": longest_draft},
             additional_config={"speculation": {"verification": "exact"}},
-            worker_extension_cls="sam.vllm.profiled_engine.ProfilingExtension",
+            worker_extension_cls=f"{__name__}.ProfilingExtension",
             # All requests share one prompt, so that a long context is prefilled once and its cache held once.
             enable_prefix_caching=True,
             disable_cascade_attn=True,
