@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 
 from recipe.report.page import all_tables, as_html, as_markdown, remarks, ten_lines
-from recipe.report.runs import ReportError, Run, make_comparable, summarize
+from recipe.report.runs import ReportError, make_comparable, summarize
 from recipe.report.scopes import replay_scopes
 from recipe.report.tables import AGREEMENT_HEADER, agreement
 from recipe.report.wandb_reader import load_run
+from sam.command import run_command
 from sam.record.responses import TraceError
-from sam.replay.round_robin import Replay
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -32,35 +32,30 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if len(options.runs) < 2:
         parser.error("two runs are compared: give a speculating run and a baseline")
-    try:
-        runs = [load_run(source) for source in options.runs]
-        make_comparable(runs)
-        summary = summarize(runs)
-        header, rows = AGREEMENT_HEADER, agreement(*runs[:2])
-        summary["agreement"] = {row[0]: dict(zip(header[1:], row[1:], strict=True)) for row in rows}
-        scopes = replay_scopes(runs[0])
-    except (ReportError, TraceError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    output = options.output or (runs[0].directory.parent if runs[0].directory else Path("outputs/report"))
+    return run_command(lambda: report(options.runs, options.output), (ReportError, TraceError))
+
+
+def report(sources: list[str], output: Path | None) -> str:
+    """Write report.html, report.md, the pictures and summary.json into `output`; returns what is printed."""
+    runs = [load_run(source) for source in sources]
+    make_comparable(runs)
+    summary = summarize(runs)
+    header, rows = AGREEMENT_HEADER, agreement(*runs[:2])
+    summary["agreement"] = {row[0]: dict(zip(header[1:], row[1:], strict=True)) for row in rows}
+    scopes = replay_scopes(runs[0])
     for scope, result in scopes.items():
         summary[f"accept_length_scope_{scope}"] = result.summary()["mean_acceptance_length"]
-    write(runs, summary, scopes, output)
-    print("\n".join([*ten_lines(summary), *(f"note: {line}" for line in remarks(runs, summary))]))
-    print(f"report: {output / 'report.html'}")
-    return 0
-
-
-def write(runs: list[Run], summary: dict, scopes: dict[str, Replay], output: Path) -> None:
-    """Write report.html, report.md, the pictures and summary.json into `output`."""
     from recipe.report.plots import draw_all
 
+    output = output or (runs[0].directory.parent if runs[0].directory else Path("outputs/report"))
     output.mkdir(parents=True, exist_ok=True)
     captions = draw_all(runs, summary["tail_threshold"], scopes, output)
     (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     tables = {title: table for title, table in all_tables(runs, summary).items() if table[1]}
     (output / "report.md").write_text(as_markdown(summary, captions, tables))
     (output / "report.html").write_text(as_html(summary, captions, tables, output))
+    notes = (f"note: {line}" for line in remarks(runs, summary))
+    return "\n".join([*ten_lines(summary), *notes, f"report: {output / 'report.html'}"])
 
 
 if __name__ == "__main__":

@@ -48,8 +48,7 @@ def _save(path: Path, draw: Callable, *what) -> None:
 
 
 def _label(axes, x: str, y: str) -> None:
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
+    axes.set(xlabel=x, ylabel=y)
     axes.legend(frameon=False)
 
 
@@ -135,9 +134,7 @@ def _identical(axes, first: Run, second: Run) -> None:
     counts = compare_responses(first, second)
     shares = [same / total if total else 0.0 for same, total in counts.values()]
     axes.bar(list(counts), shares, color=LOOKS["sam"][0], width=0.7)
-    axes.set_ylim(0, 1.05)
-    axes.set_xlabel("training step")
-    axes.set_ylabel(f"identical {first.name}/{second.name}")
+    axes.set(ylim=(0, 1.05), xlabel="training step", ylabel=f"identical {first.name}/{second.name}")
 
 
 _engine_steps = attrgetter("has_engine_steps")

@@ -1,11 +1,13 @@
 """What sharing a drafter among a prompt's samples brings: a run's own responses, replayed in each scope."""
 
+from functools import partial
+
 from tqdm import tqdm
 
 from recipe.report.runs import Run
-from sam.record.responses import read_recording
+from sam.record.responses import join, read_recording
 from sam.replay.baselines import make_drafter
-from sam.replay.round_robin import Replay, replay_group
+from sam.replay.round_robin import Replay, replay
 
 SCOPES = ("request", "group")
 POSITION_BIN = 32  # tokens, as in the engine's own histograms
@@ -19,15 +21,9 @@ def replay_scopes(run: Run) -> dict[str, Replay]:
     draft_length = run.speculation("num_speculative_tokens")
     if draft_length is None or not run.has_responses:
         return {}
-    recordings = [read_recording(run.directory / "rollouts" / f"{step}.jsonl") for step in run.steps]
-    total = len(SCOPES) * sum(recording.num_tokens for recording in recordings)
-    results = {}
+    recording = join([read_recording(run.directory / "rollouts" / f"{step}.jsonl") for step in run.steps])
+    total = len(SCOPES) * recording.num_tokens
     with tqdm(total=total, unit="tok", desc="replaying the responses by scope", mininterval=1.0) as bar:
-        for scope in SCOPES:
-            drafter = make_drafter("sam", scope, draft_length)
-            results[scope] = replay = Replay(draft_length, position_bin=POSITION_BIN)
-            for step, recording in zip(run.steps, recordings, strict=True):
-                for index, prompt in enumerate(recording.prompts):
-                    what = f"{step}/{index}", prompt, recording.responses[index]
-                    replay_group(replay, drafter, *what, "engine", bar.update)
-    return results
+        how = {"order": "engine", "progress": bar.update, "position_bin": POSITION_BIN}
+        makers = {scope: partial(make_drafter, "sam", scope, draft_length) for scope in SCOPES}
+        return {scope: replay(recording, make, draft_length, **how) for scope, make in makers.items()}

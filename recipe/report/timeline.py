@@ -51,6 +51,5 @@ def draw_step_time(axes, runs: list[Run], threshold: int | None) -> None:
     axes.stackplot(time, *means.values(), colors=list(PARTS.values()), labels=list(PARTS))
     lost, cost = rejected_seconds(steps), token_milliseconds(steps)
     axes.set_title(f"a token more: {cost:.2f} ms; on rejected drafts: {lost:.2f} s of {time[-1]:.2f} s", fontsize=9)
-    axes.set_xlabel(f"seconds of rollout in training step {step}, {run.name}")
-    axes.set_ylabel("milliseconds of a step")
+    axes.set(xlabel=f"seconds of rollout in training step {step}, {run.name}", ylabel="milliseconds of a step")
     axes.legend(frameon=False)

@@ -1,6 +1,7 @@
 """Recorded rollouts: prompts and their responses as token ids."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from zipfile import BadZipFile
@@ -30,6 +31,11 @@ class Recording:
     def num_tokens(self) -> int:
         """Response tokens."""
         return sum(len(response) for samples in self.responses for response in samples)
+
+
+def join(recordings: list[Recording]) -> Recording:
+    """All prompts of several recordings as one."""
+    return Recording([p for r in recordings for p in r.prompts], [s for r in recordings for s in r.responses])
 
 
 def read_recording(path: Path, tokenizer: str | None = None) -> Recording:
@@ -80,6 +86,11 @@ def _from_rows(path: Path, rows: list[dict], tokenizer: str | None) -> Recording
         pairs = [tuple(encode(row[key], add_special_tokens=False) for key in ("input", "output")) for row in rows]
     else:
         raise TraceError(f"{path}: expected rows with response_tokens, or with input and output as verl dumps them")
+    return by_prompt(pairs)
+
+
+def by_prompt(pairs: Iterable[tuple[list[int], list[int]]]) -> Recording:
+    """A recording of prompts and responses; those of the same prompt are its samples."""
     groups: dict[tuple[int, ...], list[np.ndarray]] = {}
     for prompt, response in pairs:
         groups.setdefault(tuple(prompt), []).append(np.array(response, dtype=np.int32))

@@ -64,8 +64,9 @@ class Replay:
 
 
 def replay(
-    recording: Recording, make, draft_length: int, samples: int | None = None, order: str = "turns", progress=None
-) -> Replay:
+    recording: Recording, make, draft_length: int, samples: int | None = None, order: str = "turns", progress=None,
+    position_bin: int = POSITION_BIN,
+) -> Replay:  # fmt: skip
     """Replay all prompts, one after the other.
 
     Args:
@@ -76,8 +77,9 @@ def replay(
         samples: samples of a prompt that share a drafter, as on a replica; None: all.
         order: one of ORDERS.
         progress: called with the tokens advanced since the last call.
+        position_bin: tokens of a response per point of `Replay.positions`.
     """
-    result = Replay(draft_length)
+    result = Replay(draft_length, position_bin)
     drafter = make()
     for index, (prompt, responses) in enumerate(zip(recording.prompts, recording.responses, strict=True)):
         size = samples or len(responses)

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from sam.command import run_command
 from sam.jit import compiled
-from sam.record.responses import Recording, read_recording
+from sam.record.responses import Recording, join, read_recording
 from sam.replay.baselines import NAMES, make_drafter
 from sam.replay.round_robin import Replay, replay_group
 
@@ -144,11 +144,6 @@ def measure_on(paths: list[Path], tokenizer: str | None, drafter: str, k: int) -
     total = recording.num_tokens * len(levels)
     with tqdm(total=total, unit="tok", desc=f"drafting, k {k}", mininterval=2.0, disable=None) as bar:
         return measure(recording, partial(make_drafter, drafter, "group", k), k, levels, source, bar.update)
-
-
-def join(recordings: list[Recording]) -> Recording:
-    """All prompts of several recordings as one."""
-    return Recording([p for r in recordings for p in r.prompts], [s for r in recordings for s in r.responses])
 
 
 def _from_cells(cells, siblings, k: int, source: str, min_records: int) -> Acceptance:

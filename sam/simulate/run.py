@@ -9,7 +9,7 @@ import numpy as np
 
 from sam.config import SpeculationConfig
 from sam.record.engine_steps import EngineSteps
-from sam.record.responses import Recording
+from sam.record.responses import by_prompt
 from sam.simulate.engine import Cluster
 from sam.simulate.fit import FittedCost, fit_from_steps
 from sam.simulate.lengths import Round, recorded_round
@@ -155,13 +155,7 @@ def arrivals(steps: EngineSteps, requests: int) -> np.ndarray:
 
 
 def _round(rows: list[dict], steps: EngineSteps) -> Round:
-    groups: dict[int, list[dict]] = {}
-    for row in rows:
-        groups.setdefault(row["prompt"], []).append(row)
-    recording = Recording(
-        [np.array(samples[0]["prompt_tokens"], np.int32) for samples in groups.values()],
-        [[np.array(row["response_tokens"], np.int32) for row in samples] for samples in groups.values()],
-    )
+    recording = by_prompt((row["prompt_tokens"], row["response_tokens"]) for row in rows)
     count = sum(len(text) > 0 for samples in recording.responses for text in samples)
     return recorded_round(recording, arrivals(steps, count))
 

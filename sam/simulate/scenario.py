@@ -6,9 +6,9 @@ from functools import cache, partial
 
 import numpy as np
 
-from sam.record.responses import read_recording
+from sam.record.responses import join, read_recording
 from sam.replay.baselines import make_drafter
-from sam.simulate.acceptance import Acceptance, join, measure_on
+from sam.simulate.acceptance import Acceptance, measure_on
 from sam.simulate.engine import Cluster, Played
 from sam.simulate.lengths import LogNormal, Round, recorded_round
 from sam.simulate.rollout import Choice, Drawn, Outcome, Real, simulate
