@@ -28,15 +28,10 @@ def read_texts(path: Path, tokenizer: str | None) -> Iterator[np.ndarray]:
     Raises:
         TraceError: not a file of either kind.
     """
-    if path.suffix == ".jsonl" and path.is_file():
-        with path.open() as file:
-            first = file.readline()
-            if '"tokens"' in first:
-                file.seek(0)
-                for number, line in enumerate(file, 1):
-                    if line.strip():
-                        yield _tokens_of(path, number, line)
-                return
+    lines = path.read_text().splitlines() if path.suffix == ".jsonl" and path.is_file() else []
+    if lines and '"tokens"' in lines[0]:
+        yield from (_tokens_of(path, number, line) for number, line in enumerate(lines, 1) if line.strip())
+        return
     recording = read_recording(path, tokenizer)
     for prompt, responses in zip(recording.prompts, recording.responses, strict=True):
         for response in responses:

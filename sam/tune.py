@@ -137,11 +137,10 @@ def tune(options: argparse.Namespace) -> dict:
 
 def text(result: dict, shown: int = 8) -> str:
     """Lay out a report as text, with the `shown` fastest candidates."""
-    chosen, lines = result["recommended"], []
     row = "{policy:20} speed-up {speedup:.3f}, acceptance length {accept_length:.2f}, {wasted} draft tokens wasted"
-    lines += [row.format_map(values) for values in result["candidates"][:shown]]
-    low, high = chosen["interval"]
-    lines += [
+    chosen, (low, high) = result["recommended"], result["recommended"]["interval"]
+    lines = [
+        *map(row.format_map, result["candidates"][:shown]),
         f"step costs: {result['step_cost']}",
         f"the run itself: {result['measured_seconds']:.1f} s measured, {result['simulated_seconds']:.1f} s simulated "
         f"({result['simulated_error']:+.1%}), {len(result['training_steps'])} training steps",

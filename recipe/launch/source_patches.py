@@ -77,10 +77,6 @@ class Series:
         }[self.state]
 
 
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
 def load(root: Path | None = None, patches: Path = PATCHES) -> list[Series]:
     """Every series in `patches`, compared with the packages below `root` (the interpreter's own by default)."""
     series = []
@@ -98,7 +94,7 @@ def load(root: Path | None = None, patches: Path = PATCHES) -> list[Series]:
 
 
 def _state_of(path: Path, wanted: dict[str, str]) -> str:
-    digest = _digest(path.read_bytes()) if path.exists() else None
+    digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
     return {wanted["published"]: "published", wanted["patched"]: "patched"}.get(digest, "edited")
 
 
@@ -129,7 +125,7 @@ def _change(series: Series, wanted: str, before: tuple[str, ...]) -> None:
         raise PatchError(series.problem())
     contents = _patched(series, {name for name, state in series.states.items() if state != wanted}, wanted)
     for name, content in contents.items():
-        if _digest(content) != series.hashes[name][wanted]:
+        if hashlib.sha256(content).hexdigest() != series.hashes[name][wanted]:
             raise PatchError(f"{name}: the patches do not lead to the file in manifest.json; nothing was changed")
     present = {name: (series.root / name).read_bytes() for name in contents}
     try:

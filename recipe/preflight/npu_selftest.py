@@ -19,12 +19,9 @@ from pathlib import Path
 
 from recipe.preflight.problem import first_line
 
-ENGINES = {
-    "off": {"method": "off"},
-    "sam": {"method": "sam"},
-    "sam, graph": {"method": "sam", "graph": "FULL"},
-}
+ENGINES = {"off": {"method": "off"}, "sam": {"method": "sam"}, "sam, graph": {"method": "sam", "graph": "FULL"}}
 TIMES = ("step_ms", "forward_ms", "verify_ms", "draft_ms")
+ENGINE_ROW = "{step_ms:.2f} | {forward_ms:.2f} | {verify_ms:.2f} | {draft_ms:.2f} | {accepted} of {drafted}"
 QWEN_VOCABULARY = 151_936
 REQUESTS, LENGTH, K = 16, 128, 3
 # Verification may take this share of a decode step of about 20 ms before another rule is recommended.
@@ -198,9 +195,7 @@ def markdown(report: dict) -> str:
     lines += ["```", *report["patches"], "```", "", "| engine | step ms | forward | verify | draft | accepted |"]
     lines += ["|---|---|---|---|---|---|"]
     for name, row in report["engines"].items():
-        cells = [row["error"]] if "error" in row else [f"{row[key]:.2f}" for key in TIMES]
-        cells += [] if "error" in row else [f"{row['accepted']} of {row['drafted']}"]
-        lines.append(f"| {' | '.join([name, *cells])} |")
+        lines.append(f"| {name} | {('{error}' if 'error' in row else ENGINE_ROW).format_map(row)} |")
     for name, row in report["parity"].items():
         names = {"median": "median", "99": "99 %", "max": "largest"}
         differences = ", ".join(f"{name} {row[f'logprob_difference_{key}']:.1e}" for key, name in names.items())

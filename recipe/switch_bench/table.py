@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from sam.command import new_figure
+
 COLORS = {"off": "#BBBBBB", "goodput": "#009E73", "ngram": "#D55E00", "suffix": "#E69F00"}
 FIXED = "#0072B2"  # thresholds, and always
 
@@ -39,7 +41,7 @@ def table(results: dict[str, dict[str, Runs]]) -> list[dict]:
         base, goodput = next(iter(by_variant.values())), by_variant.get("goodput")
         for variant, runs in by_variant.items():
             ratios, tails = _ratios(base.seconds, runs.seconds), _ratios(base.tail, runs.tail)
-            row = {
+            rows.append({
                 "workload": workload,
                 "variant": variant,
                 "seconds": round(float(np.median(runs.seconds)), 3),
@@ -50,8 +52,7 @@ def table(results: dict[str, dict[str, Runs]]) -> list[dict]:
                 "drafted": runs.drafted,
                 "accepted": runs.accepted,
                 "on_share": round(runs.on_share, 3),
-            }
-            rows.append(row)
+            })  # fmt: skip
     return rows
 
 
@@ -78,10 +79,8 @@ def as_text(rows: list[dict]) -> str:
 
 def plot(rows: list[dict], title: str, path: Path) -> None:
     """Draw the medians of `switch_bench.table`'s rows with the range over the runs; `title` says when they are from."""
-    from matplotlib.figure import Figure
-
     workloads = list(dict.fromkeys(row["workload"] for row in rows))
-    figure = Figure(figsize=(3.1 * len(workloads), 3.4), layout="constrained")
+    figure = new_figure(3.1 * len(workloads), 3.4)
     panels = figure.subplots(1, len(workloads), squeeze=False)[0]
     for axes, workload in zip(panels, workloads, strict=True):
         of_workload = [row for row in rows if row["workload"] == workload]

@@ -104,9 +104,9 @@ def sweep(scenario: Scenario, choices: list[Choice], tail: int) -> tuple[list[di
                 base, first = outcome, played[0]
             elif not best or outcome.seconds < best[0]:
                 best = outcome.seconds, choice.label, played[0]
-            head = {"policy": choice.policy, "k": choice.k, "threshold": choice.threshold, "scope": choice.scope}
             rows.append({
-                "label": choice.label, **head, "routing": choice.routing,
+                "label": choice.label, "policy": choice.policy, "k": choice.k, "threshold": choice.threshold,
+                "scope": choice.scope, "routing": choice.routing,
                 "speedup": round(base.seconds / outcome.seconds, 4),
                 "tail_speedup": round(base.tail_seconds / outcome.tail_seconds, 4) if outcome.tail_seconds else 1.0,
                 **outcome.rounded(),
@@ -127,8 +127,7 @@ def table(report: dict) -> str:
         "{label:22} {scope:>7} {routing:>12} {seconds:9.1f} {tail_seconds:8.1f} {speedup:8.3f} {tail_speedup:6.3f} "
         "{switched_on:5.2f} {accept_length:7.3f} {wasted:>10}"
     )
-    lines += [row.format_map(values) for values in report["rows"]]
-    return "\n".join(lines)
+    return "\n".join([*lines, *map(row.format_map, report["rows"])])
 
 
 def run(options: argparse.Namespace) -> tuple[dict, str]:

@@ -96,7 +96,7 @@ def table(reproduced: list[dict], predicted: list[dict]) -> str:
         "{setup:18} {policy:>17} {scope:>8} {routing:>13} {gain_percent:7.2f} {cautious_gain_percent:8.2f} "
         "{tail_speedup:6.3f} {accept_length:7.3f} {switched_on:5.2f}"
     )
-    return "\n".join([*lines, *(line.format_map(row) for row in predicted)])
+    return "\n".join([*lines, *map(line.format_map, predicted)])
 
 
 def main(arguments: list[str] | None = None) -> int:
