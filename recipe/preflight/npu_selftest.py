@@ -105,6 +105,7 @@ def operations(device: str, batch: int = 8) -> dict[str, dict]:
     """Milliseconds of what verification is or could be made of, [batch x (1 + k), vocabulary]; `error` if it fails."""
     import torch
 
+    from sam import verify
     from sam.verify import bench
 
     case = bench._case(batch, K, QWEN_VOCABULARY, device, 0)
@@ -112,7 +113,7 @@ def operations(device: str, batch: int = 8) -> dict[str, dict]:
     probabilities = logits.softmax(-1)
     calls = {
         "exact verification, whole": lambda: bench.exact_match(case),
-        "rejection sampling, whole": lambda: bench.standard(case),
+        "rejection sampling, whole": lambda: bench.rejection(verify.rejection_sample, case),
         "softmax": lambda: logits.softmax(-1),
         "argmax": lambda: logits.argmax(-1),
         "cumulative sum, float32": lambda: probabilities.cumsum(-1),
