@@ -17,10 +17,8 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 def _fingerprint() -> str:
-    digest = hashlib.sha256()
-    for file in sorted(PACKAGE.rglob("*.py")):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:16]
+    sources = b"".join(file.read_bytes() for file in sorted(PACKAGE.rglob("*.py")))
+    return hashlib.sha256(sources).hexdigest()[:16]
 
 
 def _writable_folder() -> Path:

@@ -5,6 +5,7 @@ Ray's workers and vLLM's engine processes inherit them. A variable the user has 
 
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -74,16 +75,8 @@ FORWARDED_IF_SET = (
 )
 # verl calls wandb in a Ray actor. The processes of a Ray that runs already do not inherit what this one has; the key is
 # not among these, since a runtime_env can be read in Ray's dashboard and logs.
-FORWARDED_TO_WANDB = (
-    "WANDB_RUN_GROUP",
-    "WANDB_JOB_TYPE",
-    "WANDB_TAGS",
-    "WANDB_DIR",
-    "WANDB_MODE",
-    "WANDB_ENTITY",
-    "WANDB_BASE_URL",
-    "WANDB_SILENT",
-)
+WANDB_SETTINGS = ("RUN_GROUP", "JOB_TYPE", "TAGS", "DIR", "MODE", "ENTITY", "BASE_URL", "SILENT")
+FORWARDED_TO_WANDB = tuple(f"WANDB_{name}" for name in WANDB_SETTINGS)
 
 
 def ray_runtime_env() -> dict:
@@ -148,11 +141,10 @@ def has_wandb_key() -> bool:
     # wandb 0.31 logs in to forge.coreweave.com, earlier ones to wandb.ai; an own server is named by WANDB_BASE_URL.
     hosts = ["wandb", "coreweave.com", urlsplit(os.environ.get("WANDB_BASE_URL", "")).netloc]
     netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
-    try:
+    with suppress(OSError):
         text = netrc.read_text()
-    except OSError:
-        return False
-    return any(host and host in text for host in hosts)
+        return any(host and host in text for host in hosts)
+    return False
 
 
 def _writable_homes(scratch: Path) -> dict[str, str]:

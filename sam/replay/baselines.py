@@ -12,6 +12,7 @@ import numpy as np
 
 from sam.config import SpeculationConfig
 from sam.drafting.drafter import Drafter, Drafts
+from sam.vllm.baselines import prompt_lookup
 
 HISTORY_TOKENS = 4 << 20  # with scope=history, enough for any recording here
 NAMES = ("sam", "first-occurrence", "ngram", "suffix", "suffix-any")
@@ -131,8 +132,6 @@ class Ngram(StepwiseDrafter):
     MAX_MODEL_LEN = 1 << 30
 
     def __init__(self):
-        from sam.vllm.baselines import prompt_lookup
-
         super().__init__()
         self._propose = prompt_lookup()
 

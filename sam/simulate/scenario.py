@@ -8,22 +8,12 @@ import numpy as np
 
 from sam.record.responses import join, read_recording
 from sam.replay.baselines import make_drafter
+from sam.simulate import setups
 from sam.simulate.acceptance import Acceptance, measure_on
 from sam.simulate.engine import Cluster, Played
 from sam.simulate.lengths import LogNormal, Round, recorded_round
 from sam.simulate.rollout import Choice, Drawn, Outcome, Real, simulate
 from sam.simulate.run import RecordedRun, fit_runs
-from sam.simulate.setups import (
-    CAP,
-    CORRELATION,
-    PROMPT_TOKENS,
-    SAMPLES,
-    SETUPS,
-    SIGMA,
-    load_step_cost,
-    shipped_acceptance,
-    shipped_step_costs,
-)
 from sam.switch.step_cost import StepCost
 
 
@@ -70,10 +60,10 @@ class Scenario:
 
 def published(options: argparse.Namespace) -> Scenario:
     """A published set-up (`--setup`)."""
-    setup, fitted = SETUPS[options.setup], load_step_cost(options.setup)
-    lengths = LogNormal(int(fitted.fingerprint["mean_response_tokens"]), CAP, SIGMA, CORRELATION)
+    setup, fitted = setups.SETUPS[options.setup], setups.load_step_cost(options.setup)
+    lengths = LogNormal(int(fitted.fingerprint["mean_response_tokens"]), setups.CAP, setups.SIGMA, setups.CORRELATION)
     rounds = _draw(lengths, options.prompts or setup.prompts, options)
-    cost = load_step_cost(options.step_cost) if options.step_cost else fitted
+    cost = setups.load_step_cost(options.step_cost) if options.step_cost else fitted
     choice = replace(setup.choice, scope="group")
     return Scenario(options.setup, rounds, _changed(setup.cluster, options), cost, choice, drawn(options))
 
@@ -108,7 +98,7 @@ def from_run(run: RecordedRun, cost: StepCost, admit_ms: float, idle_ms: float, 
 def recorded_run(options: argparse.Namespace, runs: list[RecordedRun]) -> list[Scenario]:
     """A scenario for each run, with the step costs of all of them unless a table or other runs are named."""
     fitted, idle_ms = fit_runs([RecordedRun.load(path) for path in options.cost_from] if options.cost_from else runs)
-    cost = load_step_cost(options.step_cost) if options.step_cost else fitted.cost
+    cost = setups.load_step_cost(options.step_cost) if options.step_cost else fitted.cost
     scenarios = [from_run(run, cost, fitted.admit_ms, idle_ms, options.drafter_given) for run in runs]
     return [replace(one, cluster=_changed(one.cluster, options)) for one in scenarios]
 
@@ -120,7 +110,7 @@ def drawn(options: argparse.Namespace) -> Drawn:
     @cache
     def table(k: int) -> Acceptance:
         if not paths:
-            return shipped_acceptance(options.drafter, k)
+            return setups.shipped_acceptance(options.drafter, k)
         if paths[0].suffix != ".json":
             return measure_on(paths, options.tokenizer, options.drafter, k)
         loaded = Acceptance.load(paths[0])
@@ -132,13 +122,14 @@ def drawn(options: argparse.Namespace) -> Drawn:
 
 
 def _draw(lengths: LogNormal, prompts: int, options: argparse.Namespace) -> list[Round]:
-    return [lengths.draw(prompts, options.samples or SAMPLES, PROMPT_TOKENS, seed) for seed in range(options.seeds)]
+    samples = options.samples or setups.SAMPLES
+    return [lengths.draw(prompts, samples, setups.PROMPT_TOKENS, seed) for seed in range(options.seeds)]
 
 
 def _cost(options: argparse.Namespace) -> StepCost:
     if not options.step_cost:
-        raise ValueError(f"--step-cost is missing: a file, or one of {', '.join(shipped_step_costs())}")
-    return load_step_cost(options.step_cost)
+        raise ValueError(f"--step-cost is missing: a file, or one of {', '.join(setups.shipped_step_costs())}")
+    return setups.load_step_cost(options.step_cost)
 
 
 def _changed(cluster: Cluster, options: argparse.Namespace) -> Cluster:

@@ -7,11 +7,7 @@ al., "Fast Inference from Transformers via Speculative Decoding" (arXiv 2211.171
 """
 
 from sam.verify.exact import GREEDY, PLACEHOLDER, accept_matching, sample_inverse_cdf
-from sam.verify.rejection import (
-    expand_batch_to_tokens,
-    rejection_sample,
-    sample_recovered_tokens,
-)
+from sam.verify.rejection import expand_batch_to_tokens, rejection_sample, sample_recovered_tokens
 
 __all__ = [
     "GREEDY",

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sam import verify
 from sam.verify.originals import load_original
 from sam.verify.uniforms import uniforms
+from sam.vllm.baselines import stock_rejection_sample
 
 # Operations by which the host reads a tensor, or whose output's shape depends on a tensor's content.
 HOST_READS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "repeat_interleave.Tensor", "item")
@@ -103,14 +104,9 @@ def rejection(rule, case) -> torch.Tensor:
 
 def _verifiers(cache: Path, device: str) -> dict[str, Callable | str]:
     """Callables by name, or the reason why there is none."""
-
-    def stock():
-        from sam.vllm.baselines import stock_rejection_sample
-
-        return stock_rejection_sample(device)
-
     found: dict[str, Callable | str] = {EXACT: exact_match, REJECTION: partial(rejection, verify.rejection_sample)}
-    for name, load in ((ASCEND, lambda: load_original(cache).rejection_sample), (VLLM, stock)):
+    published = {ASCEND: lambda: load_original(cache).rejection_sample, VLLM: lambda: stock_rejection_sample(device)}
+    for name, load in published.items():
         try:
             found[name] = partial(rejection, load())
         except Exception as error:
