@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import pandas
 
+from sam.command import run_command
 from sam.record.atomic import replacing
 
 COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")
@@ -36,14 +37,13 @@ def _gsm8k(frame: pandas.DataFrame) -> pandas.DataFrame:
     for index, (question, answer) in enumerate(zip(frame.question, frame.answer, strict=True)):
         if (found := re.search(r"#### (\-?[0-9\.,]+)", answer)) is None:
             raise DataError(f"GSM8K, row {index}: no answer after ####: take the published file")
-        row = {
+        rows.append({
             "data_source": "openai/gsm8k",
             "prompt": [{"role": "user", "content": f"{question} {GSM8K_INSTRUCTION}"}],
             "ability": "math",
             "reward_model": {"style": "rule", "ground_truth": found[1].replace(",", "")},
             "extra_info": {"index": index},
-        }
-        rows.append(row)
+        })  # fmt: skip
     return pandas.DataFrame(rows)
 
 
@@ -125,13 +125,8 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown := [name for name in options.names if name not in SOURCES]:
         print(f"error: {unknown[0]} is unknown: expected some of {', '.join(SOURCES)}", file=sys.stderr)
         return 2
-    try:
-        for name in options.names or SOURCES:
-            print(prepare(name, options.output, options.folder), flush=True)
-    except DataError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    names = options.names or SOURCES
+    return run_command(lambda: (prepare(name, options.output, options.folder) for name in names), (DataError,))
 
 
 if __name__ == "__main__":

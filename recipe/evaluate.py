@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from recipe.report.paired_test import RESAMPLES, sign_flip_p_value
+from sam.command import run_command
 from sam.record.atomic import replacing
 
 METHODS = ("sam", "off")
@@ -170,12 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         for name, value in {**OFFLINE, **FIRST_MODEL_RUNNER, **CPU}.items():
             os.environ.setdefault(name, value)
-    try:
-        print(as_table(evaluate(Settings(**options), output)))
-    except RuntimeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return run_command(lambda: as_table(evaluate(Settings(**options), output)), (RuntimeError,), code=1)
 
 
 if __name__ == "__main__":

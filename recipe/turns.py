@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from recipe.report.runs import ReportError, Run, compare_responses
+from sam.command import run_command
 from sam.config import SpeculationConfig
 
 POLICIES = ("never", *(f"threshold {n}" for n in (4, 8, 16, 32, 64)), "always", "goodput")
@@ -148,16 +149,15 @@ def main(arguments: list[str] | None = None) -> int:
     if len(set(policies)) < 3 or len(set(policies)) < len(policies) or options.baseline not in policies:
         print(f"error: --policies {policies}: expected three or more, {options.baseline} among them", file=sys.stderr)
         return 2
-    try:
+
+    def shown() -> str:
         directories = measure(options.output, policies, options.cycles, options.overrides)
         rows = table(*read(directories, policies), policies, options.baseline)
-    except (ReportError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(as_text(rows, options.baseline))
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
-    return 0
+        if options.json:
+            options.json.write_text(json.dumps(rows, indent=1) + "\n")
+        return as_text(rows, options.baseline)
+
+    return run_command(shown, (ValueError,), code=1)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,23 @@
 """What the commands of this package share."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 
-def run_command(command: Callable[[], str], errors: tuple[type[Exception], ...] = (ValueError, OSError)) -> int:
-    """Print what `command` returns; returns the exit code.
+def run_command(
+    command: Callable[[], str | Iterable[str]], errors: tuple = (ValueError, OSError), code: int = 2
+) -> int:
+    """Print the text that `command` returns, or its texts one by one; returns the exit code.
 
-    Errors of the kinds `errors` are the user's to mend: one line, and exit code 2.
+    Errors of the kinds `errors` are the user's to mend: one line, and exit code `code`.
     """
     try:
-        print(command())
+        said = command()
+        for text in [said] if isinstance(said, str) else said:
+            print(text, flush=True)
     except errors as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return code
     return 0
 
 

@@ -14,10 +14,9 @@ LAST_FILE = "data.pt"  # the last that verl writes into a checkpoint
 
 def last_complete(run_directory: Path) -> int | None:
     """The training step of the checkpoint that a run would resume from."""
-    try:
+    with suppress(OSError, ValueError):
         return int((run_directory / FOLDER / TRACKER_FILE).read_text())
-    except (OSError, ValueError):
-        return None
+    return None
 
 
 def repair_tracker(run_directory: Path) -> None:

@@ -18,6 +18,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sam.command import run_command
 from sam.record.atomic import replacing
 
 PATCHES = Path(__file__).resolve().parents[2] / "patches"
@@ -198,10 +199,5 @@ def main(arguments: list[str] | None = None) -> int:
         names = ", ".join(f"{series.distribution}=={series.version}" for series in every)
         print(f"error: none of {names} is installed here: run this with the Python that has it", file=sys.stderr)
         return 2
-    try:
-        for series in present:
-            print({"check": check, "apply": apply, "revert": revert}[options.command](series))
-    except PatchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    act = {"check": check, "apply": apply, "revert": revert}[options.command]
+    return run_command(lambda: map(act, present), (PatchError,), code=1)

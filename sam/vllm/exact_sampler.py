@@ -168,11 +168,8 @@ class ExactSampler:
             # vLLM filters a [requests x width] list by the placeholders; rows beyond a request's own are dropped there.
             index = np.minimum(rows.start[:, None] + np.arange(width), len(rows.request) - 1).ravel()
             index = torch.from_numpy(index).to(device)
-            logprobs = LogprobsTensors(
-                logprobs.logprob_token_ids[index],
-                logprobs.logprobs[index],
-                logprobs.selected_token_ranks[index],
-            )
+            columns = logprobs.logprob_token_ids, logprobs.logprobs, logprobs.selected_token_ranks
+            logprobs = LogprobsTensors(*(column[index] for column in columns))
         return SamplerOutput(sampled_token_ids=verify.accept_matching(sampled, drafts), logprobs_tensors=logprobs)
 
 

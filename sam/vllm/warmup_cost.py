@@ -19,11 +19,7 @@ def fingerprint(vllm_config) -> dict[str, str | int]:
     from vllm.platforms import current_platform
 
     model, hf = vllm_config.model_config, vllm_config.model_config.hf_config
-    device = current_platform.device_type
-    if device == "cpu":
-        device = _processor()
-    else:
-        device = current_platform.get_device_name()
+    device = _processor() if current_platform.device_type == "cpu" else current_platform.get_device_name()
     sizes = [getattr(hf, name, 0) for name in ("num_hidden_layers", "hidden_size", "vocab_size")]
     return {
         "model": f"{hf.model_type} layers {sizes[0]} hidden {sizes[1]} vocabulary {sizes[2]}",
