@@ -85,7 +85,9 @@ class SpeculationConfig:
             if (value := getattr(self, key)) not in allowed:
                 raise ValueError(f"speculation.{key}={value!r}: expected one of {', '.join(allowed)}")
         for key, (low, high) in {**RANGES, "prompt_lookup_max": (self.prompt_lookup_min, None)}.items():
-            _check_integer(key, getattr(self, key), low, high)
+            if type(value := getattr(self, key)) is not int or value < low or (high is not None and value > high):
+                allowed = f"an integer from {low} to {high}" if high is not None else f"an integer of at least {low}"
+                raise ValueError(f"speculation.{key}={value!r}: expected {allowed}")
         if self.policy_rotation is not None:
             check_rotation(self.policy_rotation)
 
@@ -157,9 +159,3 @@ def check_rotation(policies: Sequence[str]) -> None:
         name, _, requests = str(policy).partition(" ")
         if name not in POLICIES or (name == "threshold") != requests.isdigit() or (requests and name != "threshold"):
             raise ValueError(f"speculation.policy_rotation={policy!r}: {form}")
-
-
-def _check_integer(key: str, value: Any, low: int, high: int | None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
-        allowed = f"an integer from {low} to {high}" if high is not None else f"an integer of at least {low}"
-        raise ValueError(f"speculation.{key}={value!r}: expected {allowed}")

@@ -75,11 +75,11 @@ def main(arguments: list[str] | None = None) -> int:
     command.add_argument("--tokenizer", help="for verl's dumps of text: folder or name of the tokenizer")
     options = parser.parse_args(arguments)
 
-    def built() -> str:
+    def built() -> Iterator[str]:
         tokens = build(options.inputs, options.output, options.tokenizer)
         size = sum(file.stat().st_size for file in options.output.iterdir())
-        use = f"use it with speculation.corpus={options.output.resolve()}"
-        return f"{options.output}: {tokens} tokens, {size >> 10} KiB\n{use}"
+        yield f"{options.output}: {tokens} tokens, {size >> 10} KiB"
+        yield f"use it with speculation.corpus={options.output.resolve()}"
 
     return run_command(built)
 

@@ -65,7 +65,7 @@ class RunRecord:
         rows = []
         for trajectory in sampled.trajectories:
             _, prompt = parse_prompt_uid(trajectory.uid)
-            row = {
+            rows.append({
                 "prompt": prompt,
                 "sample": trajectory.sample,
                 "round": trajectory.round,
@@ -75,8 +75,7 @@ class RunRecord:
                 "response_tokens": trajectory.response_tokens,
                 "reward": trajectory.reward,
                 "acc": trajectory.metrics.get("acc", 0.0),
-            }
-            rows.append(row)
+            })  # fmt: skip
         _write_lines(self.directory / "rollouts" / f"{step}.jsonl", rows)
 
     def write_engine_steps(self, step: int, record) -> None:

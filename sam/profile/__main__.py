@@ -10,6 +10,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -70,10 +71,10 @@ def fit(steps: np.ndarray, longest: int, identity: dict, source: str) -> StepCos
     """
     running, drafted, milliseconds = steps.T
     # Steps without drafts do not tell the cost of a token from that of a request: they are taken to be equal.
-    columns = [np.ones(len(steps)), running, drafted] if drafted.any() else [np.ones(len(steps)), running]
-    terms = least_squares_without_negative_terms(np.stack(columns, axis=1), milliseconds)
-    fixed, each, token = terms if drafted.any() else (terms[0], 0.0, terms[1])
-    each = max(0.0, each - token) if drafted.any() else each
+    columns = [np.ones(len(steps)), running, *([drafted] if drafted.any() else [])]
+    fixed, each, *of_draft = least_squares_without_negative_terms(np.stack(columns, axis=1), milliseconds)
+    token = of_draft[0] if of_draft else each
+    each = max(0.0, each - token)
     if fixed + each + token <= 0:
         raise ValueError(f"{len(steps)} steps tell nothing about the cost of a step: {source}")
     requests = np.array([n for n in POINTS if n <= 2 * running.max()])
@@ -140,19 +141,18 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
 
-    def shown() -> str:
+    def shown() -> Iterator[str]:
         if options.from_log:
             source_text = f"fitted to {options.from_log.name}, {date.today()}"
             table = fit(read_log(options.from_log), max(options.drafts) + 1, {}, source_text)
         else:
             table = fit_recorded(options.from_run) if options.from_run else measure(options)
         table.save(options.output)
-        lines = [as_text(table), table.source]
+        yield from (as_text(table), table.source)
         if not table.fingerprint:
-            lines.append("no fingerprint, since the engine is not recorded there: one of any model or device will take "
-                         "this table")  # fmt: skip
-        use = f"use it with speculation.policy=goodput speculation.step_cost={options.output.resolve()}"
-        return "\n".join([*lines, use])
+            yield ("no fingerprint, since the engine is not recorded there: one of any model or device will take "
+                   "this table")  # fmt: skip
+        yield f"use it with speculation.policy=goodput speculation.step_cost={options.output.resolve()}"
 
     return run_command(shown, errors=(RuntimeError, ValueError))
 

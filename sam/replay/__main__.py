@@ -82,13 +82,13 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--k {options.k}: expected 1 or more")
     options.by_position |= options.plot is not None
 
-    def shown() -> str:
+    def shown() -> str | Iterator[str]:
         rows = list(run(options))
         if options.plot:
             from sam.replay.plot import plot_by_position
 
             plot_by_position(rows, options.plot)
-        return "\n".join(json.dumps(row) for row in rows) if options.json else table(rows)
+        return map(json.dumps, rows) if options.json else table(rows)
 
     return run_command(shown)
 

@@ -11,6 +11,7 @@ did before.
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -222,14 +223,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, required=True, help="table to write")
     options = parser.parse_args(arguments)
 
-    def shown() -> str:
+    def shown() -> Iterator[str]:
         table = measure_on(options.traces, options.tokenizer, options.drafter, options.k)
         table.save(options.output, options.records)
-        return "\n".join(
-            f"{siblings:2} siblings, mean acceptance length from position  "
-            + "  ".join(f"{position}: {table.mean_length(siblings, position):.2f}" for position in POSITIONS)
-            for siblings in table.siblings.tolist()
-        )
+        for siblings in table.siblings.tolist():
+            row = "  ".join(f"{position}: {table.mean_length(siblings, position):.2f}" for position in POSITIONS)
+            yield f"{siblings:2} siblings, mean acceptance length from position  {row}"
 
     return run_command(shown)
 

@@ -72,10 +72,9 @@ class Engine:
             self.clock = arrival
             return 0
         largest = max(len(replica) for replica in busy)
-        drafting = False
-        for replica, num_tokens in zip(busy, max_num_tokens_other_ranks(busy), strict=True):
-            drafting |= replica.make_plan(num_tokens) > 0
-        if not drafting and (steps := self._uneventful(busy)) > 1:
+        others = max_num_tokens_other_ranks(busy)
+        budgets = [replica.make_plan(num_tokens) for replica, num_tokens in zip(busy, others, strict=True)]
+        if not any(budgets) and (steps := self._uneventful(busy)) > 1:
             self._jump(busy, steps)
         else:
             steps = 1

@@ -147,11 +147,10 @@ def arrivals(steps: EngineSteps, requests: int) -> np.ndarray:
     Running requests rise while they come. What has not come when they are most has waited, or come in the place of
     those that had finished: it is spread over the same time.
     """
-    starts = steps.start_s
     top = int(np.argmax(steps.running)) + 1
     came = np.cumsum(np.maximum(0, np.diff(steps.running[:top], prepend=0)))
     at = np.searchsorted(came, (np.arange(requests) + 0.5) * came[-1] / requests)
-    return 1e3 * (starts[at] - starts[0])
+    return 1e3 * (steps.start_s[at] - steps.start_s[0])
 
 
 def _round(rows: list[dict], steps: EngineSteps) -> Round:

@@ -86,11 +86,8 @@ def recorded(options: argparse.Namespace) -> Scenario:
 
 def from_run(run: RecordedRun, cost: StepCost, admit_ms: float, idle_ms: float, drafter: str | None = None) -> Scenario:
     """A run's own responses and settings; drafts are made on its responses."""
-    rounds, steps = [], []
-    for step in run.seconds:
-        for work, _ in run.rounds(step):
-            rounds.append(work)
-            steps.append(step)
+    pairs = [(work, step) for step in run.seconds for work, _ in run.rounds(step)]
+    rounds, steps = [work for work, _ in pairs], [step for _, step in pairs]
     drafts = Real(partial(make_drafter, drafter or {"off": "sam"}.get(run.speculation.method, run.speculation.method)))
     return Scenario(str(run.directory), rounds, run.cluster(admit_ms), cost, run.choice, drafts, steps, idle_ms)
 
