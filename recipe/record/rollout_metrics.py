@@ -35,8 +35,7 @@ class RolloutRecord:
             return float(sum(getattr(part, name).sum() for part in self.replicas))
 
         steps = max(1.0, float(sum(len(part) for part in self.replicas)))
-        drafted, accepted = total("drafted"), total("accepted")
-        verified = total("position_steps")
+        drafted, accepted, verified = map(total, ("drafted", "accepted", "position_steps"))
         values = {
             "rollout/seconds": max(self.replica_seconds),
             "rollout/engine_steps": steps,

@@ -24,12 +24,10 @@ def assign(prompts: np.ndarray, replicas: int, routing: str, seed: int = 0) -> n
     home: dict[int, int] = {}
     replica_of = np.empty(len(prompts), dtype=np.int64)
     for i, prompt in enumerate(prompts.tolist()):
-        if routing == "prompt" and prompt in home:
-            replica = home[prompt]
-        else:
-            replica = home[prompt] = int(rng.choice(np.flatnonzero(load == load.min())))
-        replica_of[i] = replica
-        load[replica] += 1
+        if routing != "prompt" or prompt not in home:
+            home[prompt] = int(rng.choice(np.flatnonzero(load == load.min())))
+        replica_of[i] = home[prompt]
+        load[home[prompt]] += 1
     return replica_of
 
 

@@ -82,9 +82,7 @@ class ExactSampler:
 
     def _process(self, logits, rows: _Rows, metadata, drafts) -> torch.Tensor:
         """Masks, penalties, temperature, top-k and top-p as vLLM applies them, for all rows alike."""
-        processed = logits
-        if not _is_plain(metadata):
-            processed = self._masked_and_penalised(logits.clone(), metadata, drafts)
+        processed = logits if _is_plain(metadata) else self._masked_and_penalised(logits.clone(), metadata, drafts)
         if metadata.all_greedy:
             return processed
         request = torch.from_numpy(rows.request).to(logits.device)
@@ -132,8 +130,7 @@ class ExactSampler:
         ids = runner.input_batch.req_ids
         if len(self._rng_keys) > 2 * len(runner.requests) + 1024:
             self._rng_keys = {name: key for name, key in self._rng_keys.items() if name in runner.requests}
-        rng_keys = np.empty(len(ids), dtype=np.int64)
-        positions = np.empty(len(ids), dtype=np.int64)
+        rng_keys, positions = np.empty((2, len(ids)), dtype=np.int64)
         for row, request_id in enumerate(ids):
             request = runner.requests[request_id]
             key = self._rng_keys.get(request_id)
