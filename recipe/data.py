@@ -37,13 +37,15 @@ def _gsm8k(frame: pandas.DataFrame) -> pandas.DataFrame:
     for index, (question, answer) in enumerate(zip(frame.question, frame.answer, strict=True)):
         if (found := re.search(r"#### (\-?[0-9\.,]+)", answer)) is None:
             raise DataError(f"GSM8K, row {index}: no answer after ####: take the published file")
-        rows.append({
-            "data_source": "openai/gsm8k",
-            "prompt": [{"role": "user", "content": f"{question} {GSM8K_INSTRUCTION}"}],
-            "ability": "math",
-            "reward_model": {"style": "rule", "ground_truth": found[1].replace(",", "")},
-            "extra_info": {"index": index},
-        })  # fmt: skip
+        rows.append(
+            {
+                "data_source": "openai/gsm8k",
+                "prompt": [{"role": "user", "content": f"{question} {GSM8K_INSTRUCTION}"}],
+                "ability": "math",
+                "reward_model": {"style": "rule", "ground_truth": found[1].replace(",", "")},
+                "extra_info": {"index": index},
+            }
+        )
     return pandas.DataFrame(rows)
 
 

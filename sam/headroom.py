@@ -23,8 +23,17 @@ from sam.record.responses import read_recording
 
 # Tokens; those with a single candidate, and the right ones of them; those whose contexts disagree, and of them: choice
 # right, choice's probability, runner-up right, runner-up's probability, any other context's right.
-_COUNTS = ("tokens", "single", "single_right", "several", "right", "predicted", "second_right", "second_predicted",
-           "other_right")  # fmt: skip
+_COUNTS = (
+    "tokens",
+    "single",
+    "single_right",
+    "several",
+    "right",
+    "predicted",
+    "second_right",
+    "second_predicted",
+    "other_right",
+)
 COUNTS = np.dtype([(name, "f8") for name in _COUNTS], align=True)
 
 

@@ -65,17 +65,19 @@ class RunRecord:
         rows = []
         for trajectory in sampled.trajectories:
             _, prompt = parse_prompt_uid(trajectory.uid)
-            rows.append({
-                "prompt": prompt,
-                "sample": trajectory.sample,
-                "round": trajectory.round,
-                "kept": trajectory.kept,
-                "seed": sample_seed(run_seed, "train", step, prompt, trajectory.sample),
-                "prompt_tokens": trajectory.prompt_tokens,
-                "response_tokens": trajectory.response_tokens,
-                "reward": trajectory.reward,
-                "acc": trajectory.metrics.get("acc", 0.0),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "prompt": prompt,
+                    "sample": trajectory.sample,
+                    "round": trajectory.round,
+                    "kept": trajectory.kept,
+                    "seed": sample_seed(run_seed, "train", step, prompt, trajectory.sample),
+                    "prompt_tokens": trajectory.prompt_tokens,
+                    "response_tokens": trajectory.response_tokens,
+                    "reward": trajectory.reward,
+                    "acc": trajectory.metrics.get("acc", 0.0),
+                }
+            )
         _write_lines(self.directory / "rollouts" / f"{step}.jsonl", rows)
 
     def write_engine_steps(self, step: int, record) -> None:

@@ -14,12 +14,34 @@ CURVES = {
     "gradient norm": "actor/grad_norm",
 }
 SIGNIFICANT = 0.05
-AGREEMENT_HEADER = ("curve", "steps", "first, mean", "second, mean", "difference, mean ± standard error",
-                    "largest in a step", "p", "verdict")  # fmt: skip
-STEP_HEADER = ("step", "reward, first", "second", "difference", "response length, first", "second", "difference",
-               "identical responses")  # fmt: skip
-PHASE_HEADER = ("seconds a step", "steps with it", "first", "second", "saved, of the second",
-                "saved, of the first (as published)")  # fmt: skip
+AGREEMENT_HEADER = (
+    "curve",
+    "steps",
+    "first, mean",
+    "second, mean",
+    "difference, mean ± standard error",
+    "largest in a step",
+    "p",
+    "verdict",
+)
+STEP_HEADER = (
+    "step",
+    "reward, first",
+    "second",
+    "difference",
+    "response length, first",
+    "second",
+    "difference",
+    "identical responses",
+)
+PHASE_HEADER = (
+    "seconds a step",
+    "steps with it",
+    "first",
+    "second",
+    "saved, of the second",
+    "saved, of the first (as published)",
+)
 TAIL_HEADER = ("run", "running requests at most", "tail, seconds a step", "share of the rollout", "tail speed-up")
 ACCEPTANCE_HEADER = ("run", "steps", "acceptance length", "acceptance rate")
 PUBLISHED_HEADER = ("", "one generation round, mean of the replicas, s", "rollout of a step, s", "whole step, s")

@@ -41,18 +41,20 @@ def table(results: dict[str, dict[str, Runs]]) -> list[dict]:
         base, goodput = next(iter(by_variant.values())), by_variant.get("goodput")
         for variant, runs in by_variant.items():
             ratios, tails = _ratios(base.seconds, runs.seconds), _ratios(base.tail, runs.tail)
-            rows.append({
-                "workload": workload,
-                "variant": variant,
-                "seconds": round(float(np.median(runs.seconds)), 3),
-                "speedup": round(float(np.median(ratios)), 3),
-                "tail_speedup": round(float(np.median(tails)), 3) if any(base.tail) else None,
-                "range": [round(min(ratios), 3), round(max(ratios), 3)],
-                "goodput_gain": median_interval(_ratios(runs.seconds, goodput.seconds)) if goodput else None,
-                "drafted": runs.drafted,
-                "accepted": runs.accepted,
-                "on_share": round(runs.on_share, 3),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "workload": workload,
+                    "variant": variant,
+                    "seconds": round(float(np.median(runs.seconds)), 3),
+                    "speedup": round(float(np.median(ratios)), 3),
+                    "tail_speedup": round(float(np.median(tails)), 3) if any(base.tail) else None,
+                    "range": [round(min(ratios), 3), round(max(ratios), 3)],
+                    "goodput_gain": median_interval(_ratios(runs.seconds, goodput.seconds)) if goodput else None,
+                    "drafted": runs.drafted,
+                    "accepted": runs.accepted,
+                    "on_share": round(runs.on_share, 3),
+                }
+            )
     return rows
 
 

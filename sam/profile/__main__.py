@@ -150,8 +150,10 @@ def main(arguments: list[str] | None = None) -> int:
         table.save(options.output)
         yield from (as_text(table), table.source)
         if not table.fingerprint:
-            yield ("no fingerprint, since the engine is not recorded there: one of any model or device will take "
-                   "this table")  # fmt: skip
+            yield (
+                "no fingerprint, since the engine is not recorded there: one of any model or device will take "
+                "this table"
+            )
         yield f"use it with speculation.policy=goodput speculation.step_cost={options.output.resolve()}"
 
     return run_command(shown, errors=(RuntimeError, ValueError))

@@ -64,9 +64,14 @@ class Replay:
 
 
 def replay(
-    recording: Recording, make, draft_length: int, samples: int | None = None, order: str = "turns", progress=None,
+    recording: Recording,
+    make,
+    draft_length: int,
+    samples: int | None = None,
+    order: str = "turns",
+    progress=None,
     position_bin: int = POSITION_BIN,
-) -> Replay:  # fmt: skip
+) -> Replay:
     """Replay all prompts, one after the other.
 
     Args:

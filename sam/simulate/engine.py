@@ -17,8 +17,9 @@ from sam.vllm.data_parallel import max_num_tokens_other
 
 TOTALS = ("drafted", "accepted", "verified", "emitted")
 # A step with drafts, or a series of steps without: when it ended, how many steps, requests of the largest replica.
-STEPS = np.dtype([("end_ms", "f8"), ("steps", "i8"), ("running", "i8"), ("switched_on", "?"),
-                  *((name, "i8") for name in TOTALS)])  # fmt: skip
+STEPS = np.dtype(
+    [("end_ms", "f8"), ("steps", "i8"), ("running", "i8"), ("switched_on", "?"), *((name, "i8") for name in TOTALS)]
+)
 
 
 @dataclass(frozen=True)

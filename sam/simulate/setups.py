@@ -55,21 +55,37 @@ class Published:
 SETUPS = {
     # Qwen3-32B, 32 dies, TP8: 4 replicas.
     "qwen3_32b": Published(
-        Cluster(replicas=4, max_num_seqs=128), prompts=96, choice=Choice("threshold", 3, 8, scope="request"), seeds=6,
-        off=4159.06, on=3793.29, round_off=3904.22, round_on=3548.62, tail_speedup=1.35,
+        Cluster(replicas=4, max_num_seqs=128),
+        prompts=96,
+        choice=Choice("threshold", 3, 8, scope="request"),
+        seeds=6,
+        off=4159.06,
+        on=3793.29,
+        round_off=3904.22,
+        round_on=3548.62,
+        tail_speedup=1.35,
     ),
     # Qwen3-32B, 128 dies, TP8: 16 replicas.
     "qwen3_32b_128die": Published(
-        Cluster(replicas=16, max_num_seqs=256), prompts=1536, choice=Choice("threshold", 4, 4, scope="request"),
-        seeds=4, off=9094.0, on=8223.0,
+        Cluster(replicas=16, max_num_seqs=256),
+        prompts=1536,
+        choice=Choice("threshold", 4, 4, scope="request"),
+        seeds=4,
+        off=9094.0,
+        on=8223.0,
     ),
     # Qwen3-235B, 128 dies, TP4 EP128: 32 data-parallel ranks, synchronous.
     "qwen3_235b": Published(
-        Cluster(replicas=32, max_num_seqs=64, dp_synchronous=True), prompts=128,
-        choice=Choice("threshold", 3, 8, scope="request"), seeds=1, off=14287.54, on=12811.98,
-        round_off=7102.92, round_on=6467.52,
+        Cluster(replicas=32, max_num_seqs=64, dp_synchronous=True),
+        prompts=128,
+        choice=Choice("threshold", 3, 8, scope="request"),
+        seeds=1,
+        off=14287.54,
+        on=12811.98,
+        round_off=7102.92,
+        round_on=6467.52,
     ),
-}  # fmt: skip
+}
 
 
 def load_step_cost(name: str) -> StepCost:

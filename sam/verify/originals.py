@@ -25,10 +25,18 @@ _SHA256 = "a3b9f4a5dd7aa50c37e03d1f35937c4ae5aeacc49b734cac74d59ce5757738e1"
 _MEMBER = "vllm_ascend/sample/rejection_sampler.py"
 # What it imports and never calls on its PyTorch path.
 _UNUSED = (
-    "vllm.distributed.parallel_state", "vllm.logger", "vllm.v1.outputs", "vllm.v1.sample.logits_processor.builtin",
-    "vllm.v1.sample.metadata", "vllm.v1.sample.ops.bad_words", "vllm.v1.sample.sampler", "vllm.v1.spec_decode.metadata",
-    "vllm_ascend.ops.triton.reject_sample", "vllm_ascend.sample.penalties", "vllm_ascend.sample.sampler",
-)  # fmt: skip
+    "vllm.distributed.parallel_state",
+    "vllm.logger",
+    "vllm.v1.outputs",
+    "vllm.v1.sample.logits_processor.builtin",
+    "vllm.v1.sample.metadata",
+    "vllm.v1.sample.ops.bad_words",
+    "vllm.v1.sample.sampler",
+    "vllm.v1.spec_decode.metadata",
+    "vllm_ascend.ops.triton.reject_sample",
+    "vllm_ascend.sample.penalties",
+    "vllm_ascend.sample.sampler",
+)
 
 
 def _download(cache: Path) -> str | None:
@@ -84,14 +92,16 @@ def load_original(cache: Path, enable_block_verify: bool = False) -> types.Modul
     stand_ins = {
         **{name: MagicMock() for name in _UNUSED},
         "vllm.v1.sample.rejection_sampler": SimpleNamespace(
-            RejectionSampler=torch.nn.Module, GREEDY_TEMPERATURE=GREEDY, MAX_SPEC_LEN=128,
+            RejectionSampler=torch.nn.Module,
+            GREEDY_TEMPERATURE=GREEDY,
+            MAX_SPEC_LEN=128,
             PLACEHOLDER_TOKEN_ID=PLACEHOLDER,
             generate_uniform_probs=lambda _, counts, generators, device: seeded_uniforms(counts, generators, device),
         ),
         "vllm.triton_utils": SimpleNamespace(HAS_TRITON=False),
         "vllm_ascend.ascend_config": SimpleNamespace(get_ascend_config=lambda: config),
         "vllm_ascend.utils": SimpleNamespace(is_310p=lambda: False),
-    }  # fmt: skip
+    }
     packages = {name[:end]: MagicMock() for name in stand_ins for end, char in enumerate(name) if char == "."}
     module = types.ModuleType("published_rejection_sampler")
     with patch.dict(sys.modules, packages | stand_ins):

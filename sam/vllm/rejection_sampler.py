@@ -89,8 +89,20 @@ def known_sampling(requests: int, device):
 
     none = torch.zeros(requests, device=device)
     return SamplingMetadata(
-        temperature=none + 0.5, all_greedy=False, all_random=True, top_p=None, top_k=None, generators={},
-        max_num_logprobs=None, no_penalties=True, prompt_token_ids=None, frequency_penalties=none,
-        presence_penalties=none, repetition_penalties=none, output_token_ids=[[] for _ in range(requests)],
-        allowed_token_ids_mask=None, bad_words_token_ids={}, logitsprocs=LogitsProcessors(),
-    )  # fmt: skip
+        temperature=none + 0.5,
+        all_greedy=False,
+        all_random=True,
+        top_p=None,
+        top_k=None,
+        generators={},
+        max_num_logprobs=None,
+        no_penalties=True,
+        prompt_token_ids=None,
+        frequency_penalties=none,
+        presence_penalties=none,
+        repetition_penalties=none,
+        output_token_ids=[[] for _ in range(requests)],
+        allowed_token_ids_mask=None,
+        bad_words_token_ids={},
+        logitsprocs=LogitsProcessors(),
+    )
