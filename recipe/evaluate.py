@@ -158,7 +158,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", choices=["cpu", "cuda", "npu"], default=None if accelerators else "cpu")
     for name, kind in Settings.__annotations__.items():
         default = getattr(Settings, name, None)
-        convert = {"int": int, "float": float, "int | None": int}.get(str(kind), str)
+        convert = {int: int, float: float, int | None: int}.get(kind, str)
         parser.add_argument(f"--{name.replace('_', '-')}", type=convert, default=default, required=name in REQUIRED)
     options = vars(parser.parse_args(arguments))
     output, device = options.pop("output"), options.pop("device")

@@ -40,3 +40,12 @@ def test_the_paired_test_sees_a_difference(gain, significant):
 def test_a_missing_model_is_one_line(tmp_path, capsys):
     assert evaluate.main(["--model", str(tmp_path / "no"), "--data", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"error: --model {tmp_path / 'no'}: there is no such path\n"
+
+
+def test_numbers_of_the_command_line_are_numbers(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(evaluate, "evaluate", lambda settings, output: seen.append(settings) or {})
+    monkeypatch.setattr(evaluate, "as_table", lambda result: "")
+    required = ["--model", str(tmp_path), "--data", str(tmp_path), "--device", "cpu"]
+    assert evaluate.main([*required, "--threshold", "64", "--temperature", "0.5"]) == 0
+    assert (seen[0].threshold, seen[0].temperature) == (64, 0.5)
