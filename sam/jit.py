@@ -48,12 +48,13 @@ def compiled(function: Callable) -> Callable:
 
 
 def kernel(function: Callable) -> Callable:
-    """As `compiled`, for functions that allocate no arrays: compiled without reference counts.
+    """As `compiled`, for functions that allocate no arrays: inlined where they are called, without reference counts.
 
     Numba counts a reference whenever an array is taken out of a tuple, which makes small functions that are given a
-    NamedTuple of arrays three to eight times slower. Without the counts such a tuple costs nothing.
+    NamedTuple of arrays three to eight times slower; and it passes each array as seven arguments, of which a call of a
+    function that is not inlined puts dozens on the stack. Without either such a tuple costs nothing.
     """
-    return _compiled(function, _nrt=False)
+    return _compiled(function, _nrt=False, forceinline=True)
 
 
 def _compiled(function: Callable, **options) -> Callable:
