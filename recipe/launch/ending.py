@@ -26,7 +26,10 @@ ROLES = {
     "ray::WorkerDict": "a worker of the trainer",
     "ray::TaskRunner": "the trainer",
 }
-DEATHS = ("ActorDiedError", "ActorUnavailableError", "EngineDeadError", "WorkerCrashedError", "LocalRayletDiedError")
+DEATHS = (
+    *("ActorDiedError", "ActorUnavailableError", "EngineDeadError", "WorkerCrashedError", "LocalRayletDiedError"),
+    "GroupsFailed",  # recipe.trainer.dynamic_sampling
+)
 FULL_DISK = re.compile(
     rf"Errno {errno.ENOSPC}|No space left on device|PytorchStreamWriter failed writing|iostream error"
     r"|inline_container.*unexpected pos"  # what torch.save says last

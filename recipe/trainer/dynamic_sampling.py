@@ -19,6 +19,10 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 POLL_SECONDS = 0.05
 
 
+class GroupsFailed(RuntimeError):
+    """Too few groups, of which some failed to generate: where an engine died, that is why (recipe.launch.ending)."""
+
+
 @dataclass
 class Trajectory:
     """One generated response, and its reward and metrics."""
@@ -115,7 +119,8 @@ class DapoRounds(ReplayBuffer):
     def _check_rounds_left(self, step: SampledStep, kept: int, wanted: int, global_steps: int) -> None:
         if self.enabled and (step.rounds < self.max_rounds or self.max_rounds <= 0):
             return
-        raise RuntimeError(
+        error = GroupsFailed if step.failed_groups else RuntimeError
+        raise error(
             f"step {global_steps}: {step.rounds} rounds of {self.round_size} prompts gave {kept} groups with mixed "
             f"{self.metric}, {wanted} are wanted (algorithm.filter_groups.max_num_gen_batches={self.max_rounds}; "
             f"{step.failed_groups} groups failed to generate): the task is too easy or too hard for this model; "

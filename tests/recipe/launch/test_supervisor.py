@@ -189,6 +189,15 @@ def test_what_came_first_is_the_cause(tmp_path, exception_after, said):
     assert watch._failed(1).reason.startswith(said)
 
 
+def test_groups_that_failed_are_a_consequence(tmp_path):
+    """A killed engine fails its requests at once, sooner than a look at the processes may notice it."""
+    text = "recipe.trainer.dynamic_sampling.GroupsFailed: step 3: 1 rounds of 4 prompts gave 0 groups"
+    error = {"type": "RayTaskError(GroupsFailed)", "text": text, "at": 999.8}
+    watch = supervisor.Watch(None, tmp_path, {}, SimpleNamespace(read_error=lambda: error))
+    watch.died, watch._died_at = "the vLLM engine (process 7)", 1000.0
+    assert watch._failed(1).reason.startswith("the vLLM engine (process 7) was")
+
+
 def test_a_title_seen_once_is_no_engine(tmp_path, monkeypatch):
     """A program that an engine starts has the engine's title between fork and exec, and may end a second later."""
     Process = namedtuple("Process", "pid")

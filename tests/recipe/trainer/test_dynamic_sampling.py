@@ -96,6 +96,16 @@ def test_without_filtering_one_round_of_the_train_batch(monkeypatch):
     assert len(batch.keys) == 4 and queue.dispatched == 2 and metrics["rollout/dropped_groups"] == 0
 
 
+def test_too_few_groups_because_some_failed_is_an_error_of_its_own(monkeypatch):
+    """recipe.launch.ending takes it for a consequence where an engine died."""
+    sampler, queue = make(monkeypatch, [MIXED] * 2, enable=False)
+    queue.dispatch(sampler.prompts_per_round(2))
+    queue.tags[prompt_uid(1, 0)]["status"] = "failure"
+    with pytest.raises(RuntimeError, match="1 groups failed to generate") as raised:
+        sampler.sample(global_steps=1, partition_id="train", batch_size=2)
+    assert type(raised.value).__name__ == "GroupsFailed"
+
+
 def test_failed_groups_are_replaced_and_counted(monkeypatch):
     sampler, queue = make(monkeypatch, [MIXED] * 8)
     queue.dispatch(4)
