@@ -1,11 +1,11 @@
 """The results of recipe.switch_bench as rows of a table, as text, and as bars, one panel for each workload."""
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from sam.bench.verdict import median_interval
 from sam.command import new_figure
 
 COLORS = {"off": "#BBBBBB", "goodput": "#009E73", "ngram": "#D55E00", "suffix": "#E69F00"}
@@ -21,16 +21,6 @@ class Runs:
     drafted: int = 0
     accepted: int = 0
     on_share: float = 0.0
-
-
-def median_interval(values: list[float]) -> list[float]:
-    """Median, and the narrowest two values around it between which the true median lies with 95 %: the range, up to
-    six values (order statistics: Conover, Practical Nonparametric Statistics, chapter 3.2)."""
-    count, outside, beyond = len(values), 0, 0.0
-    while (beyond := beyond + math.comb(count, outside) / 2**count) <= 0.025:
-        outside += 1
-    ordered, outside = sorted(values), max(0, outside - 1)
-    return [round(float(v), 3) for v in (np.median(values), ordered[outside], ordered[count - 1 - outside])]
 
 
 def table(results: dict[str, dict[str, Runs]]) -> list[dict]:

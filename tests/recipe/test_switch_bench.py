@@ -4,7 +4,7 @@ import pytest
 
 from recipe.switch_bench import __main__ as switch_bench
 from recipe.switch_bench.__main__ import run_side_by_side, shuffle
-from recipe.switch_bench.table import Runs, as_text, median_interval, plot, table
+from recipe.switch_bench.table import Runs, as_text, plot, table
 
 
 class FakeEngine:
@@ -68,14 +68,6 @@ def test_ratios_are_of_the_same_run():
     assert goodput["speedup"] == 3.0 and goodput["range"] == [2.0, 4.0] and goodput["tail_speedup"] == 2.0
     assert off["goodput_gain"] == [3.0, 2.0, 4.0] and goodput["goodput_gain"] == [1.0, 1.0, 1.0]
     assert "3.000 (2.000-4.000)   2.00       9        4 1.000 (1.000-1.000)" in as_text([off, goodput])
-
-
-def test_interval_of_a_median_is_the_range_of_few_values_and_narrower_of_many():
-    assert median_interval([3.0, 1.0, 2.0]) == [2.0, 1.0, 3.0]
-    assert median_interval([float(v) for v in range(1, 7)]) == [3.5, 1.0, 6.0]
-    # Published tables: of 20 values the 6th and the 15th (95.9 %), of 40 the 14th and the 27th (96.2 %).
-    assert median_interval([float(v) for v in range(1, 21)]) == [10.5, 6.0, 15.0]
-    assert median_interval([float(v) for v in range(1, 41)]) == [20.5, 14.0, 27.0]
 
 
 def test_picture(tmp_path, pictures):
