@@ -1,0 +1,134 @@
+"""What a measurement is of: its settings, checked before an engine starts, and the variants that take turns."""
+
+import importlib.util
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sam.config import SpeculationConfig
+
+STOCK = "stock"
+VARIANTS = (STOCK, "off", "sam", "ngram", "suffix")
+# Set by the variants, so that nobody else may.
+SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
+RESERVED = ("model", *SPECULATION, "additional_config", "worker_extension_cls")
+# Of the memory for all engines together. All of them stay up, beside what else the machine runs.
+MEMORY_SHARE = 0.6
+MEMORY_ARGUMENTS = ("gpu_memory_utilization", "kv_cache_memory_bytes")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a measurement; it goes on (`--resume`) only with equal ones.
+
+    Attributes:
+        model: folder of the model.
+        prompts: digest of the prompts' tokens.
+        requests: loads, in requests that start together.
+        samples: requests of one prompt.
+        max_tokens: longest response, in tokens.
+        temperature: of sampling.
+        variants: who takes turns, in the order of the first round.
+        draft_tokens: longest draft of a request, in tokens, of all variants that draft.
+        ignore_eos: whether all responses have max_tokens.
+        seeds: whether requests carry seeds.
+        engine: further arguments of vLLM's engine, as words of a command line.
+
+    Raises:
+        ValueError: a value that cannot be measured with; one line.
+    """
+
+    model: str
+    prompts: str
+    requests: list[int]
+    samples: int
+    max_tokens: int
+    temperature: float
+    variants: list[str]
+    draft_tokens: int
+    ignore_eos: bool
+    seeds: bool
+    engine: list[str]
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "max_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: expected 1 or more")
+        if min(self.requests) < 1 or len(set(self.requests)) < len(self.requests):
+            raise ValueError(f"--requests {_words(self.requests)}: expected different numbers from 1")
+        if not self.temperature >= 0:
+            raise ValueError(f"--temperature {self.temperature}: expected 0 or more")
+        check_variants(self.variants)
+        SpeculationConfig(num_speculative_tokens=self.draft_tokens)
+        for name in RESERVED:
+            if name in engine_names(self.engine):
+                raise ValueError(f"--{name.replace('_', '-')}: the variants set it, leave it out")
+
+    @property
+    def reference(self) -> str:
+        """The variant with which the others are compared: stock, or off where stock takes no part."""
+        return STOCK if STOCK in self.variants else "off"
+
+    def start(self, variant: str, memory_is_set: bool) -> dict[str, Any]:
+        """What sam.vllm.bench_engine is told to start a variant's engine.
+
+        Args:
+            memory_is_set: whether an environment variable says how much memory an engine takes.
+        """
+        engine = list(self.engine)
+        if not memory_is_set and not engine_names(engine) & {*MEMORY_ARGUMENTS}:
+            engine += ["--gpu-memory-utilization", str(round(MEMORY_SHARE / len(self.variants), 3))]
+        speculation = None
+        if variant != STOCK:
+            chosen = speculation_of(variant, self.draft_tokens)
+            speculation = SpeculationConfig.from_dict(chosen).to_dict()
+        return {"variant": variant, "model": self.model, "engine": engine, "speculation": speculation}
+
+    def sampling(self) -> dict[str, Any]:
+        """Keywords of vLLM's SamplingParams that all requests share."""
+        return {"temperature": self.temperature, "max_tokens": self.max_tokens, "ignore_eos": self.ignore_eos}
+
+    def difference(self, other: dict[str, Any]) -> str | None:
+        """The first setting in which an earlier measurement differs, in words; None where all are equal."""
+        for name, value in asdict(self).items():
+            if other.get(name) != value:
+                return f"{name.replace('_', '-')} was {other.get(name)}, now {value}"
+        return None
+
+
+def check_variants(variants: list[str]) -> None:
+    """Raise ValueError unless the variants are known, installed, and have one to be compared with."""
+    for variant in variants:
+        if variant not in VARIANTS:
+            raise ValueError(f"--variants {variant}: expected some of {', '.join(VARIANTS)}")
+    if len(set(variants)) < len(variants):
+        raise ValueError(f"--variants {_words(variants)}: one comes twice")
+    if not {STOCK, "off"} & set(variants):
+        raise ValueError(f"--variants {_words(variants)}: expected stock or off among them, to compare with")
+    if "suffix" in variants and importlib.util.find_spec("arctic_inference") is None:
+        raise ValueError("--variants suffix: it needs arctic-inference: install the extra `peers`, or leave it out")
+
+
+def speculation_of(variant: str, draft_tokens: int) -> dict[str, Any]:
+    """The keys of sam.config.SpeculationConfig that make a variant."""
+    if variant == "off":
+        return {"method": "off"}
+    policy = {"policy": "goodput"} if variant == "sam" else {}
+    return {"method": variant, **policy, "num_speculative_tokens": draft_tokens}
+
+
+def engine_names(engine: list[str]) -> set[str]:
+    """Names of the engine's arguments among words of a command line, with underscores."""
+    return {word[2:].partition("=")[0].partition(".")[0].replace("-", "_") for word in engine if word.startswith("--")}
+
+
+def engine_value(engine: list[str], name: str) -> str | None:
+    """Value of an engine's argument, as the words say it."""
+    for word, following in zip(engine, [*engine[1:], ""], strict=False):
+        flag, equals, value = word.partition("=")
+        if flag.startswith("--") and flag[2:].replace("-", "_") == name:
+            return value if equals else following
+    return None
+
+
+def _words(values: list) -> str:
+    return " ".join(map(str, values))

@@ -1,0 +1,107 @@
+"""Settings of a measurement, refused before anything starts, and what each variant's engine is told."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from sam.bench.environment import environment_of, vllm_plugins
+from sam.bench.settings import Settings, engine_names, engine_value, speculation_of
+from sam.config import SpeculationConfig
+
+COMMON = {
+    "model": "/model", "prompts": "digest", "requests": [1, 8], "samples": 4, "max_tokens": 16, "temperature": 1.0,
+    "variants": ["stock", "off", "sam"], "draft_tokens": 8, "ignore_eos": False, "seeds": True, "engine": [],
+}  # fmt: skip
+
+
+def settings(**changed) -> Settings:
+    return Settings(**COMMON | changed)
+
+
+@pytest.mark.parametrize(
+    "changed, message",
+    [
+        ({"samples": 0}, "--samples 0: expected 1 or more"),
+        ({"max_tokens": -1}, "--max-tokens -1"),
+        ({"requests": [4, 4]}, "--requests 4 4"),
+        ({"requests": [0]}, "--requests 0"),
+        ({"temperature": float("nan")}, "--temperature nan"),
+        ({"variants": ["stock", "eagle"]}, "--variants eagle: expected some of stock, off, sam, ngram, suffix"),
+        ({"variants": ["off", "off"]}, "one comes twice"),
+        ({"variants": ["sam", "ngram"]}, "expected stock or off among them"),
+        ({"draft_tokens": 16}, "num_speculative_tokens=16"),
+        ({"engine": ["--speculative-config={}"]}, "--speculative-config: the variants set it"),
+        ({"engine": ["--additional_config.x", "1"]}, "--additional-config: the variants set it"),
+    ],
+)
+def test_what_cannot_be_measured_with(changed, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        settings(**changed)
+    assert "\n" not in str(caught.value)
+
+
+def test_suffix_needs_its_package(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="--variants suffix: it needs arctic-inference"):
+        settings(variants=["stock", "suffix"])
+
+
+def test_stock_gets_nothing_of_this_project():
+    started = settings(engine=["--dtype", "float32"]).start("stock", memory_is_set=True)
+    assert started == {"variant": "stock", "model": "/model", "engine": ["--dtype", "float32"], "speculation": None}
+
+
+@pytest.mark.parametrize("variant", ["off", "sam", "ngram"])
+def test_the_others_get_whole_settings_of_speculation(variant):
+    speculation = SpeculationConfig.from_dict(settings().start(variant, memory_is_set=True)["speculation"])
+    assert speculation.method == variant and speculation.verification == "exact"
+    if variant == "sam":
+        assert (speculation.policy, speculation.num_speculative_tokens) == ("goodput", 8)
+    assert speculation_of("off", 8) == {"method": "off"}
+
+
+@pytest.mark.parametrize("engine, memory_is_set", [([], True), (["--kv-cache-memory-bytes=1000"], False)])
+def test_engines_share_the_memory_unless_the_user_says_how_much(engine, memory_is_set):
+    assert settings().start("off", False)["engine"] == ["--gpu-memory-utilization", "0.2"]
+    assert settings(engine=engine).start("off", memory_is_set)["engine"] == engine
+
+
+def test_words_of_the_engine():
+    words = ["--max-model-len", "512", "--enforce-eager", "--kv_cache_memory_bytes=9"]
+    assert engine_names(words) == {"max_model_len", "enforce_eager", "kv_cache_memory_bytes"}
+    assert engine_value(words, "max_model_len") == "512" and engine_value(words, "kv_cache_memory_bytes") == "9"
+    assert engine_value(words, "dtype") is None
+
+
+def test_a_difference_is_named():
+    earlier = vars(settings())
+    assert settings().difference(earlier) is None
+    assert settings(max_tokens=32).difference(earlier) == "max-tokens was 16, now 32"
+
+
+def plugin(name, value, group="vllm.general_plugins"):
+    return SimpleNamespace(name=name, value=value, group=group)
+
+
+PLUGINS = [
+    plugin("sam", "sam.vllm.plugin:register"),
+    plugin("ascend", "vllm_ascend:register", "vllm.platform_plugins"),
+    plugin("cli", "other:main", "console_scripts"),
+]
+
+
+def test_stock_loads_every_plugin_but_ours():
+    assert vllm_plugins(PLUGINS, True, None) == ["ascend"]  # the platform stays
+    assert vllm_plugins(PLUGINS[:1], True, None) == []
+    assert vllm_plugins(PLUGINS, True, ["sam", "mine"]) == ["mine"]
+    assert vllm_plugins(PLUGINS, False, None) is None
+    assert vllm_plugins(PLUGINS, False, ["mine"]) == ["mine", "sam"]
+
+
+def test_variables_of_the_processes(monkeypatch):
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    stock, ours = environment_of("stock"), environment_of("sam")
+    assert "sam" not in stock["VLLM_PLUGINS"].split(",") and "VLLM_PLUGINS" not in ours
+    assert "VLLM_USE_V2_MODEL_RUNNER" not in stock and ours["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    assert stock["HF_HUB_OFFLINE"] == ours["HF_HUB_OFFLINE"] == "0"
