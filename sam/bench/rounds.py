@@ -1,0 +1,112 @@
+"""Rounds of loads in which the variants take turns, kept in a file as they are measured."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sam.bench.engine_process import EngineProcess
+from sam.bench.loads import WARM_UP, requests_of
+from sam.bench.settings import Settings
+from sam.record.atomic import replacing
+
+# A worker process of vLLM's goes on polling for a second after its last step, and would take a core from the next.
+REST_SECONDS = 1.5
+
+
+class RoundsFile:
+    """rounds.jsonl: the settings, then a line for each load of each round.
+
+    Attributes:
+        lines: `round`, `load` (its number), `requests`, and `runs` by variant.
+
+    Raises:
+        ValueError: the file is there and `resume` is not set, or it is of other settings.
+    """
+
+    def __init__(self, path: Path, settings: Settings, resume: bool):
+        self._path = path
+        self.lines: list[dict[str, Any]] = []
+        text = path.read_text() if path.exists() else ""
+        if resume and text:
+            self._load(text, settings)
+        elif text.count("\n") > 1:
+            raise ValueError(f"{path} is there already: go on with --resume, or name another --output")
+        else:
+            path.write_text(json.dumps({"settings": asdict(settings)}) + "\n")
+
+    def has(self, round_: int, load: int) -> bool:
+        """Whether a load of a round is measured."""
+        return any((line["round"], line["load"]) == (round_, load) for line in self.lines)
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Keep a line, on disk at once."""
+        with self._path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        self.lines.append(line)
+
+    def _load(self, text: str, settings: Settings) -> None:
+        whole = text[: text.rfind("\n") + 1]  # a line that was being written when the machine stopped is left out
+        try:
+            first, *self.lines = [json.loads(line) for line in whole.splitlines()]
+            before = first["settings"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{self._path}: not rounds of sam.bench: name another --output") from error
+        if difference := settings.difference(before):
+            raise ValueError(f"{self._path}: {difference}: use the same settings, or name another --output")
+        if whole != text:
+            with replacing(self._path) as partial:
+                partial.write_text(whole)
+
+
+def missing(file: RoundsFile, settings: Settings, rounds: int) -> list[tuple[int, int]]:
+    """Rounds, from 1, and numbers of the loads that are still to be measured, in their order."""
+    all_of_them = [(round_, load) for round_ in range(1, rounds + 1) for load in range(len(settings.requests))]
+    return [place for place in all_of_them if not file.has(*place)]
+
+
+def turns(variants: list[str], round_: int) -> list[str]:
+    """The order of a round: each variant comes first in turn, so that no place in the round favours one.
+
+    Example:
+        >>> turns(["stock", "off", "sam"], 2)
+        ['off', 'sam', 'stock']
+    """
+    first = (round_ - 1) % len(variants)
+    return variants[first:] + variants[:first]
+
+
+def measure(
+    engines: dict[str, EngineProcess],
+    settings: Settings,
+    prompts: list[list[int]],
+    file: RoundsFile,
+    rounds: int,
+    advance: Callable[[str], None],
+) -> None:
+    """Measure what is missing of `rounds` rounds; each variant runs each load once before, uncounted.
+
+    Args:
+        engines: started, by variant.
+        prompts: token ids.
+        advance: called after each run with what comes next, in words.
+    """
+    places = missing(file, settings, rounds)
+    for load in sorted({load for _, load in places}):
+        for variant in settings.variants:
+            _run(engines[variant], settings, prompts, WARM_UP, load)
+            advance("warm-up")
+    for round_, load in places:
+        runs = {}
+        for variant in turns(settings.variants, round_):
+            runs[variant] = _run(engines[variant], settings, prompts, round_, load)
+            advance(f"round {round_}, {settings.requests[load]} requests")
+        file.append({"round": round_, "load": load, "requests": settings.requests[load], "runs": runs})
+
+
+def _run(engine: EngineProcess, settings: Settings, prompts: list[list[int]], round_: int, load: int) -> dict[str, Any]:
+    time.sleep(REST_SECONDS)
+    requests = requests_of(settings.requests, load, round_, settings.samples, prompts, settings.seeds)
+    return engine.ask({"run": requests, "sampling": settings.sampling()}) | {"start_s": engine.start_s}

@@ -1,0 +1,232 @@
+"""`python -m sam.vllm.bench_engine`: one variant's engine for sam.bench, which starts it and tells it what to run.
+
+It reads a line of JSON, does what it says and answers with a line: first `{"variant", "model", "engine",
+"speculation"}`, then `{"run", "sampling"}` any number of times. When the pipe is closed it shuts the engine down. For
+stock vLLM nothing of this project is in the engine: no plugin, no worker extension, no recorder.
+"""
+
+import contextlib
+import gc
+import hashlib
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+from sam.vllm.step_recorder import StepRecorder
+
+KILLED_AFTER_SECONDS = 15.0  # an engine that does not shut down
+DRAFTERS = {"off": None, "sam": "SamProposer", "ngram": "NgramProposer", "suffix": "SuffixDecodingProposer"}
+LONGEST_LINE = 400  # characters of an error
+COUNTS = ("drafted", "accepted", "verify_steps", "verified_tokens", "draft_errors")
+
+
+class BenchExtension:
+    """Mixed into the workers of all variants but stock; its methods are called through `collective_rpc`."""
+
+    def sam_bench_attach(self) -> dict[str, Any]:
+        """What drafts and verifies; from now on steps are recorded."""
+        from sam.vllm import plugin
+
+        status = plugin.installed(self.model_runner)
+        StepRecorder.attach(self.model_runner)
+        return {"drafter": status["drafter"], "verification": status["verification"]}
+
+    def sam_bench_take(self) -> dict[str, int]:
+        """Counts of the steps since the last call."""
+        steps = StepRecorder.attach(self.model_runner).take()
+        counts = (steps.drafted, steps.accepted, steps.position_steps, steps.position_emitted)
+        errors = steps.counters.get("draft_errors", 0)
+        return dict(zip(COUNTS, [*(int(count.sum()) for count in counts), int(errors)], strict=True))
+
+
+class BenchEngine:
+    """A vLLM engine that runs loads.
+
+    Args:
+        variant: its name; stock has `speculation` None.
+        model: folder.
+        engine: vLLM's engine arguments, as words of a command line.
+        speculation: keys of SpeculationConfig.
+
+    Raises:
+        ValueError: vLLM does not know an argument. RuntimeError: not what the variant asks for was installed.
+    """
+
+    def __init__(self, variant: str, model: str, engine: list[str], speculation: dict[str, Any] | None):
+        arguments = _engine_arguments(["--model", model, *engine])
+        from vllm import LLM
+
+        from sam.config import SpeculationConfig
+
+        if speculation is not None:
+            for name, value in SpeculationConfig.from_dict(speculation).vllm_arguments().items():
+                setattr(arguments, name, value)
+            arguments.worker_extension_cls = "sam.vllm.bench_engine.BenchExtension"
+        # As vLLM's LLM has it by default: no statistics.
+        arguments.disable_log_stats = True
+        self._llm = LLM.from_engine_args(arguments)
+        self._is_stock, self._runs = speculation is None, 0
+        self._check_installed(variant)
+
+    @property
+    def longest_text(self) -> int:
+        """Tokens of prompt and response together."""
+        return self._llm.model_config.max_model_len
+
+    def run(self, requests: list[dict[str, Any]], sampling: dict[str, Any]) -> dict[str, Any]:
+        """Run requests that start together.
+
+        Args:
+            requests: `prompt_token_ids` and `seed` of each.
+            sampling: keywords of SamplingParams that they share.
+
+        Returns:
+            seconds: from the first request's arrival to the last one's end.
+            steps: engine steps. tokens: of all responses. responses: a digest of each one's tokens.
+            memory_mib: proportional set size of all the engine's processes.
+            drafted, accepted: draft tokens. verify_steps, verified_tokens: steps in which a request verified drafts,
+                and tokens that these emitted. draft_errors. All None for stock.
+        """
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        self._runs += 1
+        common = {"detokenize": False, "output_kind": RequestOutputKind.FINAL_ONLY, **sampling}
+        parameters = [SamplingParams(seed=request["seed"], **common) for request in requests]
+        names = [f"{self._runs}-{number}" for number in range(len(requests))]
+        before = self._take()
+        self._llm.reset_prefix_cache()
+        gc.collect()
+        engine, responses, steps = self._llm.llm_engine, {}, 0
+        started = time.perf_counter()
+        for name, request, one in zip(names, requests, parameters, strict=True):
+            engine.add_request(name, {"prompt_token_ids": request["prompt_token_ids"]}, one)
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                responses[output.request_id] = output.outputs[0].token_ids
+            steps += 1
+        seconds = time.perf_counter() - started
+        return {
+            "seconds": round(seconds, 6),
+            "steps": steps,
+            "tokens": sum(map(len, responses.values())),
+            "responses": [digest(responses[name]) for name in names],
+            "memory_mib": round(memory_mib(), 1),
+            **self._drafting(before),
+        }
+
+    def shut_down(self) -> None:
+        """End the engine's own processes."""
+        self._llm.llm_engine.engine_core.shutdown()
+
+    def _drafting(self, before: dict[str, int] | None) -> dict[str, Any]:
+        counts = self._take()
+        if counts is None or before is None:
+            return dict.fromkeys(COUNTS)
+        # The steps' counts are since they were last taken, the drafter's since the engine started.
+        return counts | {"draft_errors": counts["draft_errors"] - before["draft_errors"]}
+
+    def _take(self) -> dict[str, int] | None:
+        return None if self._is_stock else self._llm.collective_rpc("sam_bench_take")[0]
+
+    def _check_installed(self, variant: str) -> None:
+        if self._is_stock:
+            if "sam.vllm.plugin" in sys.modules:
+                raise RuntimeError("this project's plugin was loaded into stock vLLM")
+            return
+        status = self._llm.collective_rpc("sam_bench_attach")[0]
+        # vllm-ascend's classes carry its name in front.
+        drafter = (status["drafter"] or "").removeprefix("Ascend") or None
+        if (drafter, status["verification"]) != (DRAFTERS[variant], "exact"):
+            raise RuntimeError(
+                f"the engine has drafter {drafter} and verification {status['verification']}, expected "
+                f"{DRAFTERS[variant]} and exact: is the project installed where vLLM runs (pip install -e .)?"
+            )
+
+
+def _engine_arguments(words: list[str]):
+    """vLLM's EngineArgs of a command line's words; ValueError, not an exit, for one that it does not know."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):
+        def error(self, message: str):
+            raise ValueError(message)
+
+    return EngineArgs.from_cli_args(EngineArgs.add_cli_args(Parser()).parse_args(words))
+
+
+def digest(tokens: list[int]) -> str:
+    """A name of a response's tokens."""
+    return hashlib.sha256(json.dumps(list(tokens)).encode()).hexdigest()[:16]
+
+
+def memory_mib() -> float:
+    """MiB of this process and all that it started: shared pages count once, divided among those that share them."""
+    import psutil
+
+    own, total = psutil.Process(), 0
+    for process in (own, *own.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += process.memory_full_info().pss
+    return total / 2**20
+
+
+def one_line(error: BaseException) -> str:
+    """An error's text in one line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= LONGEST_LINE else text[:LONGEST_LINE] + " ..."
+
+
+def answer(reply, command: dict[str, Any], engine: BenchEngine | None) -> BenchEngine:
+    """Do what one command says, and reply."""
+    if engine is None:
+        engine = BenchEngine(**command)
+        reply({"longest_text": engine.longest_text})
+    else:
+        reply(engine.run(command["run"], command["sampling"]))
+    return engine
+
+
+def main(arguments: list[str] | None = None) -> int:
+    commands, replies = map(int, sys.argv[1:] if arguments is None else arguments)
+    for descriptor in (commands, replies):
+        os.set_inheritable(descriptor, False)
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(commands, lines), daemon=True).start()
+
+    def reply(content: dict[str, Any]) -> None:
+        os.write(replies, (json.dumps(content) + "\n").encode())
+
+    engine = None
+    try:
+        while True:
+            engine = answer(reply, json.loads(lines.get()), engine)
+    except (KeyboardInterrupt, BrokenPipeError):
+        return 0
+    except Exception as error:
+        with contextlib.suppress(BrokenPipeError):
+            reply({"error": one_line(error)})
+        raise
+    finally:
+        if engine is not None:
+            engine.shut_down()
+
+
+def _read(descriptor: int, lines: queue.SimpleQueue) -> None:
+    """Hand the lines on; when the pipe is closed, interrupt the main thread, and kill all if that does not end it."""
+    with os.fdopen(descriptor) as file:
+        for line in file:
+            lines.put(line)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(KILLED_AFTER_SECONDS)
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
