@@ -1,0 +1,192 @@
+"""`python -m sam.bench --model DIR`: does speculation pay for this model, engine and load, compared with stock vLLM?
+
+Each variant has an engine in a process of its own; they take turns on the same requests, round by round. `stock` is
+vLLM as it is shipped, without this project's plugin. Words that are not below are arguments of vLLM's engine, by
+vLLM's own names, such as --max-model-len 2048 or --enforce-eager, and go to all variants.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import sys
+import time
+from datetime import date
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tqdm import tqdm
+
+from sam.bench.engine_process import EngineProcess, stop_all
+from sam.bench.environment import MEMORY, environment_of, vllm_version
+from sam.bench.loads import check_prompts, group_sizes
+from sam.bench.prompts import BUILT_IN, check_lengths, digest, model_config, read_prompts
+from sam.bench.rounds import RoundsFile, measure, missing
+from sam.bench.settings import STOCK, Settings
+from sam.bench.table import as_text, plot, recommendation, rows_of, verdicts_of, warnings_of
+from sam.command import run_command
+from sam.record.atomic import replacing
+
+HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
+INTERRUPTED = 130  # exit code, as a shell has it for Ctrl-C
+STOCK_SAMPLES = "stock samples with vLLM's own generators: other tokens of the same distribution, unless T is 0"
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def parse(arguments: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """Options of this command, and the words left over for vLLM's engine."""
+    parser = Parser(prog="python -m sam.bench", description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--model", type=Path, required=True, help="folder of the model")
+    parser.add_argument("--prompts", type=Path, help=".jsonl or .parquet with prompt or prompt_token_ids; or built in")
+    parser.add_argument("--requests", type=int, nargs="+", default=[1, 4, 24], help="loads: requests at once")
+    parser.add_argument("--samples", type=int, default=8, help="requests of one prompt")
+    parser.add_argument("--max-tokens", type=int, default=256, help="of a response")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--variants", nargs="+", default=["stock", "off", "sam"], help="stock off sam ngram suffix")
+    parser.add_argument("--draft-tokens", type=int, default=8, help="longest draft of a request, 1 to 15")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each load and variant that count")
+    parser.add_argument("--ignore-eos", action="store_true", help="all responses have --max-tokens tokens")
+    parser.add_argument("--no-seeds", action="store_true", help="requests without seeds; tokens are not compared")
+    parser.add_argument("--output", type=Path, default=Path("outputs/bench"), help="folder for rounds, logs, result")
+    parser.add_argument("--resume", action="store_true", help="go on where an interrupted measurement stopped")
+    parser.add_argument("--json", action="store_true", help="print result.json in place of the table")
+    return parser.parse_known_args(arguments)
+
+
+def prepare(options: argparse.Namespace, engine: list[str]) -> tuple[Settings, list[list[int]]]:
+    """Settings and prompts, checked: all that can be wrong without an engine.
+
+    Raises:
+        ValueError: one line.
+    """
+    if engine and not engine[0].startswith("-"):
+        raise ValueError(f"{engine[0]}: expected an option of sam.bench, or one of vLLM's engine")
+    if options.rounds < 1:
+        raise ValueError(f"--rounds {options.rounds}: expected 1 or more")
+    names = ("samples", "max_tokens", "temperature", "draft_tokens", "ignore_eos", "requests", "variants")
+    vllm_version()
+    config = model_config(options.model)
+    common = {name: getattr(options, name) for name in names} | {"engine": engine, "seeds": not options.no_seeds}
+    Settings(model="", prompts="", **common)  # before prompts are read, which takes longer
+    source = str(options.prompts or BUILT_IN)
+    needed = sum(len(group_sizes(load, options.samples)) for load in options.requests) * (options.rounds + 1)
+    prompts = read_prompts(options.prompts, options.model, needed)
+    check_prompts(options.requests, options.samples, len(prompts), source)
+    check_lengths(prompts, options.max_tokens, config, engine, source)
+    # Built-in prompts are as many as rounds need: more rounds are no other measurement.
+    name = digest(prompts) if options.prompts else BUILT_IN
+    return Settings(model=str(options.model.resolve()), prompts=name, **common), prompts
+
+
+def run_engines(settings: Settings, prompts: list[list[int]], file: RoundsFile, rounds: int, logs: Path) -> None:
+    """Start an engine for each variant and measure what is missing; none is left running, however this ends.
+
+    Raises:
+        EngineError: an engine refused or ended.
+    """
+    places = missing(file, settings, rounds)
+    if not places:
+        return
+    runs = (len(places) + len({load for _, load in places})) * len(settings.variants)
+    engines: dict[str, EngineProcess] = {}
+    with tqdm(total=len(settings.variants) + runs, unit="run", disable=None) as bar:
+
+        def advance(what: str) -> None:
+            bar.set_description(what)
+            bar.update()
+
+        try:
+            for variant in settings.variants:
+                bar.set_description(f"starting {variant}")
+                start_engine(variant, settings, prompts, logs, engines)
+                bar.update()
+            measure(engines, settings, prompts, file, rounds, advance)
+        finally:
+            bar.set_description("ending the engines")
+            stop_all(engines.values())
+
+
+def start_engine(
+    variant: str, settings: Settings, prompts: list[list[int]], logs: Path, engines: dict[str, EngineProcess]
+) -> None:
+    """Start a variant's engine and add it to `engines`.
+
+    Raises:
+        EngineError: it refused or ended. ValueError: the prompts are too long for it.
+    """
+    started = time.perf_counter()
+    engine = engines[variant] = EngineProcess(variant, logs / f"{variant}.log", environment_of(variant))
+    longest_text = engine.ask(settings.start(variant, MEMORY in os.environ))["longest_text"]
+    engine.start_s = round(time.perf_counter() - started, 2)
+    longest = max(map(len, prompts))
+    if longest + settings.max_tokens > longest_text:
+        raise ValueError(
+            f"a prompt of {longest} tokens with --max-tokens {settings.max_tokens} is more than the engine takes, "
+            f"{longest_text}: set --max-model-len"
+        )
+
+
+def result_of(file: RoundsFile, settings: Settings) -> dict[str, Any]:
+    """What is measured so far."""
+    rows, verdicts = rows_of(file.lines, settings), verdicts_of(file.lines, settings)
+    return {
+        "date": str(date.today()),
+        "vllm": vllm_version(),
+        "settings": vars(settings),
+        "rows": rows,
+        "verdicts": {str(requests): vars(verdict) for requests, verdict in verdicts.items()},
+        "lines": [verdict.line(requests) for requests, verdict in verdicts.items()],
+        "recommended": recommendation(verdicts, settings),
+        "warnings": warnings_of(rows, settings),
+    }
+
+
+def shown(result: dict[str, Any], settings: Settings) -> str:
+    """The result for a reader: rows, what to know of them, the verdicts, and settings to paste."""
+    if not result["rows"]:
+        return "nothing is measured yet"
+    lines = [as_text(result["rows"], settings)]
+    lines.append("all requests carry seeds" if settings.seeds else "no request carries a seed")
+    if STOCK in settings.variants and settings.seeds:
+        lines.append(STOCK_SAMPLES)
+    lines += [f"warning: {warning}" for warning in result["warnings"]]
+    if settings.reference != STOCK:
+        lines.append("compared with off, not with stock vLLM")
+    if not HAS_MATPLOTLIB:
+        lines.append("no picture: matplotlib is not installed")
+    return "\n".join([*lines, *result["lines"], result["recommended"]]).rstrip()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    interrupted = False
+
+    def bench() -> str:
+        nonlocal interrupted
+        options, engine = parse(arguments)
+        settings, prompts = prepare(options, engine)
+        options.output.mkdir(parents=True, exist_ok=True)
+        file = RoundsFile(options.output / "rounds.jsonl", settings, options.resume)
+        try:
+            run_engines(settings, prompts, file, options.rounds, options.output)
+        except KeyboardInterrupt:
+            interrupted = True
+        result = result_of(file, settings)
+        with replacing(options.output / "result.json") as partial:
+            partial.write_text(json.dumps(result, indent=1) + "\n")
+        if result["rows"] and HAS_MATPLOTLIB:
+            title = f"{Path(settings.model).name}, {result['date']}"
+            plot(result["rows"], settings, title, options.output / "ratio.png")
+        going_on = "\ninterrupted: go on with the same command and --resume" if interrupted else ""
+        return json.dumps(result) if options.json else shown(result, settings) + going_on
+
+    return run_command(bench, errors=(ValueError, OSError, RuntimeError)) or INTERRUPTED * interrupted
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""The measured rounds as rows, as text, as a picture, and as settings to paste."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sam.bench.settings import Settings, speculation_of
+from sam.bench.verdict import GO, NO_GO, Verdict, decide, median_interval
+from sam.command import new_figure
+
+COLORS = {"stock": "#333333", "off": "#999999", "sam": "#009E73", "ngram": "#D55E00", "suffix": "#E69F00"}
+SAME_WORK = 0.05  # share by which the tokens of two variants may differ before a reader is warned
+
+
+def rows_of(lines: list[dict[str, Any]], settings: Settings) -> list[dict[str, Any]]:
+    """One row for each load and variant that were measured.
+
+    Args:
+        lines: of sam.bench.rounds.RoundsFile.
+
+    Returns:
+        Medians over the rounds of `seconds`, `tokens_per_s`, `step_ms` (milliseconds of a step) and `steps`;
+        `acceptance_length` over all rounds, `drafted` and `accepted` tokens of all rounds; `ratio`, `low`, `high`:
+        seconds of the reference in the same round over the variant's, as sam.bench.verdict.median_interval;
+        `identical` of `responses` that equal those of `off`, None without it or without seeds; `tokens_ratio`: its
+        tokens over the reference's; `memory_mib` at most; `start_s`, median; `draft_errors`.
+    """
+    rows = []
+    for load, requests in enumerate(settings.requests):
+        rounds = [line["runs"] for line in lines if line["load"] == load]
+        rows += [_row(requests, variant, rounds, settings) for variant in settings.variants if rounds]
+    return rows
+
+
+def _row(requests: int, variant: str, rounds: list[dict], settings: Settings) -> dict[str, Any]:
+    runs, base = [one[variant] for one in rounds], [one[settings.reference] for one in rounds]
+    tokens = sum(run["tokens"] for run in runs)
+    ratio, low, high = median_interval(ratios_of(rounds, settings.reference, variant))
+
+    def middle(values, digits: int) -> float:
+        return round(float(np.median(list(values))), digits)
+
+    return {
+        "requests": requests,
+        "variant": variant,
+        "rounds": len(rounds),
+        "seconds": middle((run["seconds"] for run in runs), 3),
+        "tokens_per_s": middle((run["tokens"] / run["seconds"] for run in runs), 1),
+        "step_ms": middle((1e3 * run["seconds"] / run["steps"] for run in runs), 3),
+        "steps": middle((run["steps"] for run in runs), 1),
+        "acceptance_length": _acceptance_length(runs),
+        "drafted": _sum_if_counted(runs, "drafted"),
+        "accepted": _sum_if_counted(runs, "accepted"),
+        "draft_errors": _sum_if_counted(runs, "draft_errors"),
+        "ratio": ratio, "low": low, "high": high,
+        "identical": _identical(rounds, variant, settings),
+        "responses": sum(len(run["responses"]) for run in runs),
+        "tokens_ratio": round(tokens / max(1, sum(run["tokens"] for run in base)), 3),
+        "memory_mib": max(run["memory_mib"] for run in runs),
+        "start_s": middle((run["start_s"] for run in runs), 1),
+    }  # fmt: skip
+
+
+def ratios_of(rounds: list[dict[str, dict]], reference: str, variant: str) -> list[float]:
+    """Seconds of the reference over the variant's, round by round."""
+    return [one[reference]["seconds"] / one[variant]["seconds"] for one in rounds]
+
+
+def _sum_if_counted(runs: list[dict], name: str) -> int | None:
+    return sum(run[name] for run in runs) if all(run[name] is not None for run in runs) else None
+
+
+def _acceptance_length(runs: list[dict]) -> float | None:
+    """Mean tokens of a step in which a request verified drafts, its own token included; 1 without drafts."""
+    if any(run["verify_steps"] is None for run in runs):
+        return None
+    steps = sum(run["verify_steps"] for run in runs)
+    return round(sum(run["verified_tokens"] for run in runs) / steps, 3) if steps else 1.0
+
+
+def _identical(rounds: list[dict], variant: str, settings: Settings) -> int | None:
+    if "off" not in settings.variants or not (settings.seeds or settings.temperature == 0):
+        return None
+    pairs = [(one[variant]["responses"], one["off"]["responses"]) for one in rounds]
+    return sum(a == b for mine, theirs in pairs for a, b in zip(mine, theirs, strict=True))
+
+
+def verdicts_of(lines: list[dict[str, Any]], settings: Settings) -> dict[int, Verdict]:
+    """What the rounds say about sam, by the loads' requests; empty where sam takes no part."""
+    found = {}
+    for load, requests in enumerate(settings.requests):
+        rounds = [line["runs"] for line in lines if line["load"] == load]
+        if rounds and "sam" in settings.variants:
+            found[requests] = decide(ratios_of(rounds, settings.reference, "sam"))
+    return found
+
+
+def recommendation(verdicts: dict[int, Verdict], settings: Settings) -> str:
+    """Settings to paste behind a run script of the recipe, and why."""
+    answers = {requests: verdict.answer for requests, verdict in verdicts.items()}
+    if not answers:
+        return ""
+    if all(answer == NO_GO for answer in answers.values()):
+        return "speculation=off   # no load gains"
+    if GO not in answers.values():
+        return "no recommendation yet: no load is sure to gain"
+    keys = {key: value for key, value in speculation_of("sam", settings.draft_tokens).items() if key != "method"}
+    losing = [str(requests) for requests, answer in answers.items() if answer == NO_GO]
+    why = f"   # but not where most of the time goes to loads of {', '.join(losing)}" if losing else ""
+    return " ".join(["speculation=sam", *(f"speculation.{key}={value}" for key, value in keys.items())]) + why
+
+
+def warnings_of(rows: list[dict[str, Any]], settings: Settings) -> list[str]:
+    """What a reader must know before believing the rows."""
+    found = []
+    for row in rows:
+        place = f"{row['variant']} at {row['requests']} requests"
+        if row["draft_errors"]:
+            found.append(f"{place}: drafting failed {row['draft_errors']} times: see {row['variant']}.log")
+        if row["variant"] != "stock" and row["identical"] is not None and row["identical"] < row["responses"]:
+            found.append(f"{place}: {row['responses'] - row['identical']} responses differ from those of off")
+        if abs(row["tokens_ratio"] - 1) > SAME_WORK:
+            found.append(
+                f"{place}: {row['tokens_ratio']:.2f} times the tokens of {settings.reference}, so that seconds are not "
+                "of the same work: use --ignore-eos or more rounds"
+            )
+    return found
+
+
+def as_text(rows: list[dict[str, Any]], settings: Settings) -> str:
+    """Lay out the rows as text."""
+    lines = [
+        f"{'requests':>8} {'variant':8} {'seconds':>8} {'tokens/s':>9} {'ms/step':>8} {'steps':>7} {'length':>7} "
+        f"{'drafted':>8} {'accepted':>8}  {'over ' + settings.reference:19} identical to off"
+    ]
+    for row in rows:
+        counts = [_shown(row[name]) for name in ("acceptance_length", "drafted", "accepted")]
+        same = "-" if row["identical"] is None else f"{row['identical']} of {row['responses']}"
+        lines.append(
+            f"{row['requests']:8} {row['variant']:8} {row['seconds']:8.2f} {row['tokens_per_s']:9.1f} "
+            f"{row['step_ms']:8.2f} {row['steps']:7.0f} {counts[0]:>7} {counts[1]:>8} {counts[2]:>8}  "
+            f"{row['ratio']:.2f}x ({row['low']:.2f}-{row['high']:.2f})   {same}"
+        )
+    for variant in dict.fromkeys(row["variant"] for row in rows):
+        of_variant = [row for row in rows if row["variant"] == variant]
+        memory, start = max(row["memory_mib"] for row in of_variant), of_variant[0]["start_s"]
+        lines.append(f"{variant}: started in {start:.1f} s, {memory:.0f} MiB")
+    return "\n".join(lines)
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def plot(rows: list[dict[str, Any]], settings: Settings, title: str, path: Path) -> None:
+    """Draw each variant's ratio by load, with its range; `title` says when and of what."""
+    variants = [variant for variant in settings.variants if variant != settings.reference]
+    figure = new_figure(1.6 + 1.4 * len(settings.requests), 3.6)
+    axes = figure.subplots()
+    for number, variant in enumerate(variants):
+        of_variant = [row for row in rows if row["variant"] == variant]
+        places = [settings.requests.index(row["requests"]) for row in of_variant]
+        ratios, low, high = (np.array([row[name] for row in of_variant]) for name in ("ratio", "low", "high"))
+        shifted = np.array(places) + 0.12 * (number - (len(variants) - 1) / 2)
+        around = np.clip([ratios - low, high - ratios], 0, None)
+        axes.errorbar(shifted, ratios, around, fmt="o", capsize=3, color=COLORS[variant], label=variant)
+    axes.axhline(1.0, color=COLORS["stock"], linewidth=0.8)
+    axes.set_xticks(range(len(settings.requests)), map(str, settings.requests))
+    axes.set_xlabel("requests that start together")
+    axes.set_ylabel(f"seconds of {settings.reference} over its own")
+    axes.set_title(title, fontsize=9)
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=110)

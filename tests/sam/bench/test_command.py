@@ -1,0 +1,182 @@
+"""`python -m sam.bench` with processes that speak its protocol without an engine."""
+
+import functools
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sam.bench import __main__ as command
+from sam.bench import rounds
+from sam.bench.__main__ import main
+from sam.bench.engine_process import EngineProcess
+
+FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    """Runs the command on fake engines; returns its exit code."""
+    model, prompts = tmp_path / "model", tmp_path / "prompts.jsonl"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"max_position_embeddings": 64, "vocab_size": 100}))
+    prompts.write_text("".join(json.dumps({"prompt_token_ids": [number, 2]}) + "\n" for number in range(20)))
+    program = (sys.executable, str(FAKE_ENGINE))
+    monkeypatch.setattr(command, "EngineProcess", functools.partial(EngineProcess, program=program))
+    monkeypatch.setattr(rounds, "REST_SECONDS", 0.0)
+
+    def run(*arguments, model=model, prompts=prompts, **fake):
+        seconds = {"stock": 1.0, "off": 0.95, "sam": 0.7} | fake.pop("seconds", {})
+        monkeypatch.setenv("FAKE", json.dumps({"seconds": seconds, "leaves": str(tmp_path / "pids"), **fake}))
+        common = ["--model", model, "--prompts", prompts, "--output", tmp_path / "out", "--max-tokens", 16]
+        return main([*map(str, common), "--requests", "1", "4", *arguments])
+
+    return run
+
+
+def nothing_is_left(tmp_path):
+    """Whether all processes that the engines started are gone, or are within a few seconds."""
+    stats = [Path(f"/proc/{pid}/stat") for pid in (tmp_path / "pids").read_text().split()]
+    for _ in range(100):
+        if not (stats := [stat for stat in stats if stat.is_file() and ") Z " not in stat.read_text()]):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_measurement(bench, tmp_path, capsys):
+    assert bench("--dtype", "float32") == 0
+    text = capsys.readouterr().out
+    assert "go: 1.43x (1.43-1.43) at 1 request\ngo: 1.43x (1.43-1.43) at 4 requests\nspeculation=sam " in text
+    assert "15 of 15" not in text and "12 of 12" in text  # 3 rounds of 4 requests
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["settings"]["engine"] == ["--dtype", "float32"]
+    assert result["verdicts"]["4"]["answer"] == "go" and result["rows"][2]["acceptance_length"] == 2.0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "off.log", "ratio.png", "result.json", "rounds.jsonl", "sam.log", "stock.log",
+    }  # fmt: skip
+    assert (tmp_path / "out" / "sam.log").read_text() == "this is sam\n"
+    assert nothing_is_left(tmp_path)
+
+
+def test_a_slowed_sam_is_a_no_go(bench, capsys):
+    assert bench(seconds={"sam": 1.1}) == 0
+    text = capsys.readouterr().out
+    assert "no-go: 0.91x (0.91-0.91) at 1 request\nno-go: 0.91x" in text and "\nspeculation=off" in text
+
+
+def test_json_is_all_that_is_printed(bench, capsys):
+    assert bench("--json", "--rounds", "1") == 0
+    assert json.loads(capsys.readouterr().out)["lines"][0].startswith("too noisy to tell")
+
+
+def test_more_rounds_later(bench, tmp_path, capsys):
+    assert bench("--rounds", "1") == 0
+    assert "(--rounds 4 --resume)" in capsys.readouterr().out
+    assert bench("--rounds", "4", "--resume") == 0
+    assert "go: 1.43x" in capsys.readouterr().out
+    assert len((tmp_path / "out" / "rounds.jsonl").read_text().splitlines()) == 1 + 4 * 2
+    before = (tmp_path / "pids").read_text()
+    assert bench("--rounds", "4", "--resume") == 0  # nothing is missing: no engine is started
+    assert (tmp_path / "pids").read_text() == before
+    capsys.readouterr()
+    assert bench("--resume", "--samples", "2") == 2
+    assert "samples was 8, now 2" in capsys.readouterr().err
+
+
+def test_ctrl_c_keeps_what_is_measured(bench, tmp_path, capsys, monkeypatch):
+    class Interrupted(EngineProcess):
+        asked = 0
+
+        def ask(self, words):
+            Interrupted.asked += 1
+            if Interrupted.asked == 3 + 6 + 4:  # starts, warm-ups, the first load's round, and then
+                raise KeyboardInterrupt
+            return super().ask(words)
+
+    program = command.EngineProcess.keywords["program"]
+    monkeypatch.setattr(command, "EngineProcess", functools.partial(Interrupted, program=program))
+    assert bench() == 130
+    text = capsys.readouterr().out
+    assert "at 1 request" in text and "at 4 requests" not in text and "--resume" in text
+    assert nothing_is_left(tmp_path)
+    assert bench("--resume") == 0
+    assert "go: 1.43x (1.43-1.43) at 4 requests" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "fake, message",
+    [
+        ({"refuses": "off"}, "off: unrecognized arguments: --wings: see"),
+        ({"dies": "sam"}, "sam: the engine's process ended with code 3: see"),
+        ({"dies_at_run": "off"}, "off: the engine's process ended with code 9: see"),
+        ({"longest_text": 10}, "a prompt of 2 tokens with --max-tokens 16 is more than the engine takes, 10"),
+    ],
+)
+def test_an_engine_that_refuses_or_dies_ends_all(bench, tmp_path, capsys, fake, message):
+    assert bench(**fake) == 2
+    error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(error) == 1 and message in error[0]
+    if "see" in message:
+        assert f"{tmp_path / 'out'}" in error[0] and error[0].endswith(".log")
+    assert nothing_is_left(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--variants", "stock", "eagle"], "--variants eagle"),
+        (["--rounds", "0"], "--rounds 0: expected 1 or more"),
+        (["--requests", "few"], "argument --requests: invalid int value: 'few'"),
+        (["--max-tokens", "63"], "prompt 1 has 2 tokens, with --max-tokens 63 that is more than the 64"),
+        (["--max-model-len", "8"], "more than the 8 that the model takes"),
+        (["--requests", "500"], "20 prompts, 500 requests of 8 samples each need 63"),
+        (["--draft-tokens", "99"], "num_speculative_tokens=99"),
+        (["oops"], "oops: expected an option"),
+        (["--speculative-config", "{}"], "the variants set it"),
+    ],
+)
+def test_bad_input_is_one_line_before_an_engine_starts(bench, tmp_path, capsys, monkeypatch, arguments, message):
+    monkeypatch.setattr(command, "EngineProcess", lambda *_, **__: pytest.fail("an engine was started"))
+    assert bench("--temperature", "1", *arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and message in error and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_model_and_no_prompts(bench, tmp_path, capsys):
+    (tmp_path / "empty.jsonl").write_text("\n")
+    assert bench(model=tmp_path / "nowhere") == bench(prompts=tmp_path / "empty.jsonl") == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.endswith("nowhere: no config.json there; expected the folder of a model")
+    assert second.endswith("empty.jsonl: no prompts in it")
+
+
+def test_suffix_without_its_package(bench, capsys, monkeypatch):
+    find_spec = importlib_find_spec()
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == "arctic_inference" else find_spec(name)
+    )
+    assert bench("--variants", "stock", "suffix") == 2
+    assert capsys.readouterr().err == (
+        "error: --variants suffix: it needs arctic-inference: install the extra `peers`, or leave it out\n"
+    )
+
+
+def importlib_find_spec():
+    import importlib.util
+
+    return importlib.util.find_spec
+
+
+def test_a_process_that_does_not_answer_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr("sam.bench.engine_process.STOP_SECONDS", 0.1)
+    program = (sys.executable, "-c", "import time; time.sleep(600)")
+    engine = EngineProcess("off", tmp_path / "off.log", dict(os.environ), program)
+    pid = engine._process.pid
+    engine.stop()
+    engine.stop()
+    assert not Path(f"/proc/{pid}").exists()

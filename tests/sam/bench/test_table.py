@@ -1,0 +1,126 @@
+"""Rows, verdicts, warnings and settings to paste, from measured rounds."""
+
+import pytest
+
+from sam.bench.table import as_text, plot, recommendation, rows_of, verdicts_of, warnings_of
+from sam.bench.verdict import GO, NO_GO, NOISY, decide
+from tests.sam.bench.test_settings import settings
+
+
+def measured(seconds, load=0, round_=1, tokens=100, responses=("a", "b"), draft_errors=0):
+    """One line of rounds.jsonl, with the variants' seconds."""
+    runs = {}
+    for variant, one in seconds.items():
+        drafts = 30 if variant == "sam" else 0
+        counts = {"drafted": drafts, "accepted": drafts // 2, "verify_steps": drafts // 3, "verified_tokens": 25}
+        runs[variant] = {
+            "seconds": one, "steps": 50, "tokens": tokens if variant == "sam" else 100, "memory_mib": 10.0 + one,
+            "start_s": 3.0, "draft_errors": draft_errors, **counts,
+            "responses": list(responses) if variant == "sam" else ["a", "b"],
+        }  # fmt: skip
+        if variant == "stock":
+            runs[variant] |= dict.fromkeys([*counts, "draft_errors"])
+    return {"round": round_, "load": load, "requests": settings().requests[load], "runs": runs}
+
+
+def rounds_of(sam_seconds, **others):
+    return [
+        measured({"stock": 2.0, "off": 1.9, "sam": one}, round_=round_, **others)
+        for round_, one in enumerate(sam_seconds, start=1)
+    ]
+
+
+def test_ratios_are_of_the_same_round():
+    lines = [
+        measured({"stock": 2.0, "off": 2.0, "sam": 1.0}),
+        measured({"stock": 8.0, "off": 8.0, "sam": 2.0}, round_=2),
+        measured({"stock": 3.0, "off": 3.0, "sam": 1.0}, round_=3),
+    ]
+    stock, off, sam = rows_of(lines, settings())
+    assert (sam["ratio"], sam["low"], sam["high"]) == (3.0, 2.0, 4.0)
+    assert stock["ratio"] == off["ratio"] == 1.0
+    assert (sam["seconds"], sam["step_ms"], sam["tokens_per_s"]) == (1.0, 20.0, 100.0)
+    assert (sam["drafted"], sam["accepted"], sam["acceptance_length"]) == (90, 45, 2.5)
+    assert stock["drafted"] is stock["acceptance_length"] is None
+    assert (off["drafted"], off["acceptance_length"]) == (0, 1.0)
+    assert (sam["identical"], sam["responses"]) == (6, 6)
+
+
+def test_a_load_that_is_not_measured_has_no_row():
+    assert {row["requests"] for row in rows_of(rounds_of([1.0]), settings())} == {1}
+    assert rows_of([], settings()) == [] and verdicts_of([], settings()) == {}
+
+
+def test_tokens_are_compared_where_they_must_be_equal():
+    lines = rounds_of([1.0] * 3, responses=("a", "c"))
+    sam = rows_of(lines, settings())[-1]
+    assert (sam["identical"], sam["responses"]) == (3, 6)
+    assert "sam at 1 requests: 3 responses differ from those of off" in warnings_of(
+        rows_of(lines, settings()), settings()
+    )
+    for others in ({"seeds": False}, {"variants": ["stock", "sam"]}):
+        assert rows_of(lines, settings(**others))[-1]["identical"] is None
+    assert rows_of(lines, settings(seeds=False, temperature=0.0))[-1]["identical"] == 3
+
+
+def test_a_reader_is_warned_of_what_makes_seconds_worthless():
+    rows = rows_of(rounds_of([1.0] * 3, tokens=120, draft_errors=2), settings())
+    assert warnings_of(rows, settings()) == [
+        "off at 1 requests: drafting failed 6 times: see off.log",
+        "sam at 1 requests: drafting failed 6 times: see sam.log",
+        "sam at 1 requests: 1.20 times the tokens of stock, so that seconds are not of the same work: use "
+        "--ignore-eos or more rounds",
+    ]
+    assert warnings_of(rows_of(rounds_of([1.0] * 3), settings()), settings()) == []
+
+
+def test_a_slowed_sam_is_a_no_go():
+    fast = rounds_of([1.5, 1.45, 1.4])
+    assert verdicts_of(fast, settings())[1].answer == GO
+    slowed = rounds_of([1.5 * 1.6, 1.45 * 1.6, 1.4 * 1.6])
+    verdict = verdicts_of(slowed, settings())[1]
+    assert verdict.answer == NO_GO and verdict.line(1).startswith("no-go: 0.86x")
+    assert verdicts_of(rounds_of([1.5, 2.4, 2.0]), settings())[1].answer == NOISY
+
+
+def test_without_stock_off_is_the_reference():
+    alone = settings(variants=["off", "sam"])
+    lines = [measured({"off": 3.0, "sam": 2.0})]
+    assert rows_of(lines, alone)[-1]["ratio"] == 1.5
+    assert "over off" in as_text(rows_of(lines, alone), alone)
+    assert verdicts_of(lines, settings(variants=["stock", "off"])) == {}
+
+
+@pytest.mark.parametrize(
+    "ratios, expected",
+    [
+        ({1: 1.5, 8: 1.2}, "speculation=sam speculation.policy=goodput speculation.num_speculative_tokens=8"),
+        ({1: 1.5, 8: 0.9}, "num_speculative_tokens=8   # but not where most of the time goes to loads of 8"),
+        ({1: 0.8, 8: 0.9}, "speculation=off"),
+        ({1: None, 8: 0.9}, "no recommendation yet"),
+    ],
+)
+def test_settings_to_paste(ratios, expected):
+    found = {requests: decide([0.5, 1.0, 2.0] if one is None else [one] * 3) for requests, one in ratios.items()}
+    text = recommendation({requests: verdict for requests, verdict in found.items()}, settings())
+    assert expected in text
+
+
+def test_pasted_settings_are_settings():
+    from sam.config import SpeculationConfig
+
+    words = recommendation({1: decide([1.5] * 3)}, settings()).split()
+    pairs = dict(word.removeprefix("speculation.").split("=") for word in words[1:])
+    pairs["num_speculative_tokens"] = int(pairs["num_speculative_tokens"])
+    assert SpeculationConfig.from_dict({"method": "sam", **pairs}).policy == "goodput"
+
+
+def test_text_and_picture(tmp_path, pictures):
+    lines = rounds_of([1.0, 1.25, 1.0]) + [measured({"stock": 2.0, "off": 2.1, "sam": 2.2}, load=1)]
+    rows = rows_of(lines, settings())
+    text = as_text(rows, settings())
+    assert "2.00x (1.60-2.00)   6 of 6" in text and "sam: started in 3.0 s, 12 MiB" in text
+    plot(rows, settings(), "a test", tmp_path / "ratio.png")
+    ((axes,),) = [figure.axes for figure in pictures]
+    assert [label.get_text() for label in axes.get_legend().get_texts()] == ["off", "sam"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "8"]

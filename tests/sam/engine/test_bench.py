@@ -1,0 +1,48 @@
+"""`python -m sam.bench` on real engines, each in a process of its own: stock vLLM, off and sam."""
+
+import json
+
+import numpy as np
+import pytest
+
+from sam.bench import rounds
+from sam.bench.__main__ import main
+from tests.sam.engine.tiny_engine import VOCABULARY, save_model
+
+pytestmark = pytest.mark.engine
+
+ENGINE = ["--skip-tokenizer-init", "--dtype", "float32", "--enforce-eager", "--max-num-seqs", "16"]
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    save_model(tmp_path / "model", sharpness=12.0)
+    generator = np.random.default_rng(0)
+    prompts = [generator.integers(0, VOCABULARY, 8).tolist() for _ in range(8)]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt_token_ids": prompt}) + "\n" for prompt in prompts))
+    return ["--model", str(tmp_path / "model"), "--prompts", str(path), "--output", str(tmp_path / "out")]
+
+
+def test_stock_off_and_sam(inputs, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(rounds, "REST_SECONDS", 0.0)  # these engines have no worker process
+    load = ["--requests", "2", "8", "--samples", "4", "--max-tokens", "160", "--temperature", "0.3", "--ignore-eos"]
+    assert main([*inputs, *load, *ENGINE, "--rounds", "1"]) == 0
+    assert "at 8 requests" in capsys.readouterr().out
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    rows = {(row["variant"], row["requests"]): row for row in result["rows"]}
+    assert result["warnings"] == []
+    for requests in (2, 8):
+        stock, off, sam = (rows[variant, requests] for variant in ("stock", "off", "sam"))
+        assert sam["identical"] == requests and sam["responses"] == requests
+        assert stock["drafted"] is None and off["drafted"] == 0
+        assert stock["steps"] == off["steps"] == 160
+        assert min(row["seconds"] for row in (stock, off, sam)) > 0 and stock["memory_mib"] > 100
+    assert rows["sam", 8]["accepted"] > 0 and rows["sam", 8]["acceptance_length"] > 1
+    assert rows["sam", 8]["steps"] < 160
+
+
+def test_vllm_does_not_know_an_argument(inputs, tmp_path, capsys):
+    assert main([*inputs, *ENGINE, "--variants", "stock", "--max-tokens", "8", "--wings", "2"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == f"error: stock: unrecognized arguments: --wings 2: see {tmp_path / 'out' / 'stock.log'}"
