@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from sam.bench.settings import Settings, speculation_of
-from sam.bench.verdict import GO, NO_GO, Verdict, decide, median_interval
+from sam.bench.verdict import GO, NO_GO, NOISY, Verdict, decide, in_requests, median_interval
 from sam.command import new_figure
 
 COLORS = {"stock": "#333333", "off": "#999999", "sam": "#009E73", "ngram": "#D55E00", "suffix": "#E69F00"}
@@ -106,16 +106,19 @@ def recommendation(verdicts: dict[int, Verdict], settings: Settings) -> str:
     if GO not in answers.values():
         return "no recommendation yet: no load is sure to gain"
     keys = {key: value for key, value in speculation_of("sam", settings.draft_tokens).items() if key != "method"}
-    losing = [str(requests) for requests, answer in answers.items() if answer == NO_GO]
-    why = f"   # but not where most of the time goes to loads of {', '.join(losing)}" if losing else ""
-    return " ".join(["speculation=sam", *(f"speculation.{key}={value}" for key, value in keys.items())]) + why
+    but = []
+    for answer, words in ((NO_GO, "loses"), (NOISY, "is not known")):
+        if loads := [str(requests) for requests, its in answers.items() if its == answer]:
+            but.append(f"{words} at {', '.join(loads)}")
+    words = ["speculation=sam", *(f"speculation.{key}={value}" for key, value in keys.items())]
+    return " ".join(words) + (f"   # {' and '.join(but)}" if but else "")
 
 
 def warnings_of(rows: list[dict[str, Any]], settings: Settings) -> list[str]:
     """What a reader must know before believing the rows."""
     found = []
     for row in rows:
-        place = f"{row['variant']} at {row['requests']} requests"
+        place = f"{row['variant']} at {in_requests(row['requests'])}"
         if row["draft_errors"]:
             found.append(f"{place}: drafting failed {row['draft_errors']} times: see {row['variant']}.log")
         if row["variant"] != "stock" and row["identical"] is not None and row["identical"] < row["responses"]:

@@ -41,10 +41,10 @@ class Verdict:
     def line(self, requests: int) -> str:
         """The answer for a reader, in one line."""
         if self.answer != NOISY:
-            return f"{self.answer}: {self.ratio:.2f}x ({self.low:.2f}-{self.high:.2f}) at {_requests(requests)}"
+            return f"{self.answer}: {self.ratio:.2f}x ({self.low:.2f}-{self.high:.2f}) at {in_requests(requests)}"
         more = max(MORE_ROUNDS, FEWEST_ROUNDS - self.rounds)
         return (
-            f"{NOISY}: {self.low:.2f}x-{self.high:.2f}x at {_requests(requests)}, {more} more rounds "
+            f"{NOISY}: {self.low:.2f}x-{self.high:.2f}x at {in_requests(requests)}, {more} more rounds "
             f"(--rounds {self.rounds + more} --resume)"
         )
 
@@ -72,5 +72,6 @@ def decide(ratios: list[float]) -> Verdict:
     return Verdict(answer, ratio, low, high, len(ratios))
 
 
-def _requests(count: int) -> str:
+def in_requests(count: int) -> str:
+    """A load in words."""
     return "1 request" if count == 1 else f"{count} requests"

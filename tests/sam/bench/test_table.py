@@ -55,7 +55,7 @@ def test_tokens_are_compared_where_they_must_be_equal():
     lines = rounds_of([1.0] * 3, responses=("a", "c"))
     sam = rows_of(lines, settings())[-1]
     assert (sam["identical"], sam["responses"]) == (3, 6)
-    assert "sam at 1 requests: 3 responses differ from those of off" in warnings_of(
+    assert "sam at 1 request: 3 responses differ from those of off" in warnings_of(
         rows_of(lines, settings()), settings()
     )
     for others in ({"seeds": False}, {"variants": ["stock", "sam"]}):
@@ -66,9 +66,9 @@ def test_tokens_are_compared_where_they_must_be_equal():
 def test_a_reader_is_warned_of_what_makes_seconds_worthless():
     rows = rows_of(rounds_of([1.0] * 3, tokens=120, draft_errors=2), settings())
     assert warnings_of(rows, settings()) == [
-        "off at 1 requests: drafting failed 6 times: see off.log",
-        "sam at 1 requests: drafting failed 6 times: see sam.log",
-        "sam at 1 requests: 1.20 times the tokens of stock, so that seconds are not of the same work: use "
+        "off at 1 request: drafting failed 6 times: see off.log",
+        "sam at 1 request: drafting failed 6 times: see sam.log",
+        "sam at 1 request: 1.20 times the tokens of stock, so that seconds are not of the same work: use "
         "--ignore-eos or more rounds",
     ]
     assert warnings_of(rows_of(rounds_of([1.0] * 3), settings()), settings()) == []
@@ -95,7 +95,8 @@ def test_without_stock_off_is_the_reference():
     "ratios, expected",
     [
         ({1: 1.5, 8: 1.2}, "speculation=sam speculation.policy=goodput speculation.num_speculative_tokens=8"),
-        ({1: 1.5, 8: 0.9}, "num_speculative_tokens=8   # but not where most of the time goes to loads of 8"),
+        ({1: 1.5, 8: 0.9}, "num_speculative_tokens=8   # loses at 8"),
+        ({1: 1.5, 8: None}, "num_speculative_tokens=8   # is not known at 8"),
         ({1: 0.8, 8: 0.9}, "speculation=off"),
         ({1: None, 8: 0.9}, "no recommendation yet"),
     ],
