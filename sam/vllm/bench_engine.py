@@ -197,6 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
     commands, replies = map(int, sys.argv[1:] if arguments is None else arguments)
     for descriptor in (commands, replies):
         os.set_inheritable(descriptor, False)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(commands, lines), daemon=True).start()
 
