@@ -15,7 +15,7 @@ from recipe.preflight import device_memory
 from recipe.preflight.device_memory import GIB
 from recipe.preflight.problem import Problem, first_line
 
-MINIMUM_MEMORY_GIB = {"cpu": 10}
+MINIMUM_MEMORY_GIB = {"cpu": 6}
 MINIMUM_DISK_GIB = {"cpu": 3}
 SHARED_MEMORY = Path("/dev/shm")
 # What one vLLM engine maps (vllm/v1/executor/multiproc_executor.py, vllm/distributed/parallel_state.py): ten chunks of

@@ -12,6 +12,7 @@ from tests.sam.engine.tiny_engine import VOCABULARY, save_model
 pytestmark = pytest.mark.engine
 
 ENGINE = ["--skip-tokenizer-init", "--dtype", "float32", "--enforce-eager", "--max-num-seqs", "16"]
+ENGINE += ["--kv-cache-memory-bytes", str(256 << 20)]  # other tests run beside these
 
 
 @pytest.fixture
