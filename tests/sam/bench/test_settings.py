@@ -99,7 +99,8 @@ def test_stock_loads_every_plugin_but_ours():
 
 
 def test_variables_of_the_processes(monkeypatch):
-    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    for name in ("VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     stock, ours = environment_of("stock"), environment_of("sam")
     assert "sam" not in stock["VLLM_PLUGINS"].split(",") and "VLLM_PLUGINS" not in ours
