@@ -12,6 +12,7 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, 
 from recipe.launch import fork_server
 from recipe.rollout.weight_sync import job_and_session
 from sam.config import SpeculationConfig
+from sam.vllm.plugin import check_installed
 
 
 class SpeculationWorkerExtension(vLLMColocateWorkerExtension):
@@ -57,6 +58,7 @@ class SpeculationServer(vLLMHttpServer):
         wanted = SpeculationConfig.from_dict(args.additional_config.get("speculation", {}))
         for status in await self.engine.collective_rpc("sam_attach"):
             check_installed(wanted, status)
+            print(f"rollout worker: drafter {status['drafter']}, verification {status['verification']}", flush=True)
 
     async def generate(self, *args, **kwargs):
         """verl's, timed: seconds count while at least one request is in the server."""
@@ -74,25 +76,6 @@ class SpeculationServer(vLLMHttpServer):
         """The engine steps and busy seconds since the last call (of the first worker: ranks draft alike)."""
         seconds, self._busy_seconds = self._busy_seconds, 0.0
         return (await self.engine.collective_rpc("sam_take_record"))[0], seconds
-
-
-def check_installed(wanted: SpeculationConfig, status: dict[str, Any]) -> None:
-    """Raise RuntimeError unless a worker runs the drafter and the verification that the config asks for."""
-    drafters = {
-        "sam": "SamProposer",
-        "ngram": "NgramProposer",
-        "suffix": "SuffixDecodingProposer",
-        "off": None,
-    }
-    expected = {"drafter": drafters[wanted.method], "verification": wanted.verification}
-    for part, name in expected.items():
-        # vllm-ascend's classes carry its name in front.
-        if (status.get(part) or "").removeprefix("Ascend") != (name or ""):
-            raise RuntimeError(
-                f"rollout worker has {part} {status.get(part)}, expected {name} for speculation="
-                f"{wanted.method}: is the project installed where vLLM runs (pip install -e .)?"
-            )
-    print(f"rollout worker: drafter {status['drafter']}, verification {status['verification']}", flush=True)
 
 
 class SpeculationReplica(vLLMReplica):

@@ -17,10 +17,10 @@ import threading
 import time
 from typing import Any
 
+from sam.config import SpeculationConfig
 from sam.vllm.step_recorder import StepRecorder
 
 KILLED_AFTER_SECONDS = 15.0  # an engine that does not shut down
-DRAFTERS = {"off": None, "sam": "SamProposer", "ngram": "NgramProposer", "suffix": "SuffixDecodingProposer"}
 LONGEST_LINE = 400  # characters of an error
 COUNTS = ("drafted", "accepted", "verify_steps", "verified_tokens", "draft_errors")
 
@@ -48,7 +48,7 @@ class BenchEngine:
     """A vLLM engine that runs loads.
 
     Args:
-        variant: its name; stock has `speculation` None.
+        variant: its name, for the log; stock has `speculation` None.
         model: folder.
         engine: vLLM's engine arguments, as words of a command line.
         speculation: keys of SpeculationConfig.
@@ -61,17 +61,17 @@ class BenchEngine:
         arguments = _engine_arguments(["--model", model, *engine])
         from vllm import LLM
 
-        from sam.config import SpeculationConfig
-
-        if speculation is not None:
-            for name, value in SpeculationConfig.from_dict(speculation).vllm_arguments().items():
+        wanted = None if speculation is None else SpeculationConfig.from_dict(speculation)
+        if wanted is not None:
+            for name, value in wanted.vllm_arguments().items():
                 setattr(arguments, name, value)
             arguments.worker_extension_cls = "sam.vllm.bench_engine.BenchExtension"
         # As vLLM's LLM has it by default: no statistics.
         arguments.disable_log_stats = True
         self._llm = LLM.from_engine_args(arguments)
-        self._is_stock, self._runs = speculation is None, 0
-        self._check_installed(variant)
+        self._is_stock, self._runs = wanted is None, 0
+        self._check_installed(wanted)
+        print(f"{variant}: the engine is ready", flush=True)
 
     @property
     def longest_text(self) -> int:
@@ -134,19 +134,14 @@ class BenchEngine:
     def _take(self) -> dict[str, int] | None:
         return None if self._is_stock else self._llm.collective_rpc("sam_bench_take")[0]
 
-    def _check_installed(self, variant: str) -> None:
-        if self._is_stock:
+    def _check_installed(self, wanted: SpeculationConfig | None) -> None:
+        if wanted is None:
             if "sam.vllm.plugin" in sys.modules:
                 raise RuntimeError("this project's plugin was loaded into stock vLLM")
             return
-        status = self._llm.collective_rpc("sam_bench_attach")[0]
-        # vllm-ascend's classes carry its name in front.
-        drafter = (status["drafter"] or "").removeprefix("Ascend") or None
-        if (drafter, status["verification"]) != (DRAFTERS[variant], "exact"):
-            raise RuntimeError(
-                f"the engine has drafter {drafter} and verification {status['verification']}, expected "
-                f"{DRAFTERS[variant]} and exact: is the project installed where vLLM runs (pip install -e .)?"
-            )
+        from sam.vllm.plugin import check_installed
+
+        check_installed(wanted, self._llm.collective_rpc("sam_bench_attach")[0])
 
 
 def _engine_arguments(words: list[str]):

@@ -143,3 +143,21 @@ def installed(runner) -> dict[str, Any]:
         "verification": "exact" if isinstance(function, ExactSampler) else "rejection",
         **({"sampled_steps": function.calls, "invalid_rows": function.invalid_rows} if ours else {}),
     }
+
+
+def check_installed(wanted: SpeculationConfig, status: dict[str, Any]) -> None:
+    """Raise RuntimeError unless a worker, whose `installed` is `status`, drafts and verifies as the config asks."""
+    drafters = {
+        "sam": "SamProposer",
+        "ngram": "NgramProposer",
+        "suffix": "SuffixDecodingProposer",
+        "off": None,
+    }
+    expected = {"drafter": drafters[wanted.method], "verification": wanted.verification}
+    for part, name in expected.items():
+        # vllm-ascend's classes carry its name in front.
+        if (status.get(part) or "").removeprefix("Ascend") != (name or ""):
+            raise RuntimeError(
+                f"rollout worker has {part} {status.get(part)}, expected {name} for speculation="
+                f"{wanted.method}: is the project installed where vLLM runs (pip install -e .)?"
+            )
