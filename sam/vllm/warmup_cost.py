@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,10 @@ from sam.switch.step_cost import StepCost
 logger = logging.getLogger(__name__)
 
 WARM_UP_REPEATS = 3
+# Tokens of the forward passes. Between them a line is taken.
+SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
+# For all of them. Where a model is so slow that large ones do not fit in, a switch would not draft at such sizes.
+BUDGET_SECONDS = 5.0
 
 
 def fingerprint(vllm_config) -> dict[str, str | int]:
@@ -64,8 +69,8 @@ def graph_sizes(vllm_config) -> tuple[int, ...]:
 def measure_at_warm_up(runner) -> None:
     """Give a goodput policy without a table a coarse one when the KV cache is there: forward passes of rising size.
 
-    They lack what scheduling and sampling take, which the policy learns from the first steps. All ranks run the same
-    passes.
+    They lack what scheduling and sampling take, which the policy learns from the first steps. The table is not kept for
+    the next start: measuring takes seconds, and a kept one may be of a machine that was busy.
     """
     policy = getattr(getattr(runner, "drafter", None), "policy", None)
     if not hasattr(policy, "use_table") or policy.has_table:
@@ -88,20 +93,74 @@ def _coarse(runner) -> StepCost:
     longest = config.speculative_config.num_speculative_tokens + 1
     requests = config.scheduler_config.max_num_seqs
     most = min(requests * longest, runner.max_num_tokens)
-    sizes = sorted({1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, most})
-    sizes = np.array([size for size in sizes if size <= most])
-    milliseconds = np.empty(len(sizes))
-    for i, size in enumerate(sizes.tolist()):
-        times = []
-        for _ in range(WARM_UP_REPEATS + 1):
-            started = time.perf_counter()
-            runner._dummy_run(size)
-            runner._sync_device()
-            times.append((time.perf_counter() - started) * 1e3)
-        milliseconds[i] = min(times[1:])
+    sizes, milliseconds = measured(lambda size: _forward_pass(runner, size), most, _of_first_rank)
     logger.info("step costs at warm-up: %s", dict(zip(sizes.tolist(), milliseconds.round(2).tolist(), strict=True)))
     # All tokens count alike in a forward pass.
     counts, per_request = np.unique(np.minimum(requests, 2 ** np.arange(12))), np.arange(1, longest + 1)
-    cells = np.interp(counts[:, None] * per_request, sizes, np.maximum.accumulate(milliseconds))
+    cells = _between_and_beyond(counts[:, None] * per_request, sizes, np.maximum.accumulate(milliseconds))
     source = "forward passes at warm-up"
     return StepCost(counts, per_request, np.array([1]), cells[..., None], fingerprint(config), source)
+
+
+def measured(
+    forward_pass: Callable[[int], None], most: int, agreed: Callable[[int], int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Time forward passes of rising size until `BUDGET_SECONDS` are nearly spent.
+
+    Args:
+        forward_pass: runs one with so many tokens, to its end.
+        most: tokens of the largest.
+        agreed: the number that all ranks go by, given this rank's: they must run the same passes.
+
+    Returns:
+        int64 [n], tokens; and float64 [n], milliseconds of the fastest pass of each.
+
+    Raises:
+        ValueError: a pass takes so long that there are fewer than two.
+    """
+    began, seconds = time.perf_counter(), {}
+    forward_pass(1)
+    expected = time.perf_counter() - began
+    sizes = [size for size in SIZES if size < most] + [most]
+    for size, following in zip(sizes, [*sizes[1:], most], strict=True):
+        left = BUDGET_SECONDS - (time.perf_counter() - began)
+        # The first pass of a size may compile or allocate.
+        several = (1 + WARM_UP_REPEATS) * expected < left / 2
+        repeats = agreed(WARM_UP_REPEATS if several else int(2 * expected < left))
+        if repeats == 0:
+            break
+        times = []
+        for _ in range(1 + repeats):
+            started = time.perf_counter()
+            forward_pass(size)
+            times.append(time.perf_counter() - started)
+        seconds[size] = min(times[1:])
+        expected = seconds[size] * following / size
+    if len(seconds) < min(2, most):
+        raise ValueError(f"a pass of few tokens takes {expected:.1f} s")
+    return np.array(list(seconds)), np.array(list(seconds.values())) * 1e3
+
+
+def _forward_pass(runner, size: int) -> None:
+    from vllm.distributed.parallel_state import get_pp_group
+
+    hidden = runner._dummy_run(size)
+    if get_pp_group().is_last_rank:
+        # Each token of a step with drafts has its logits. vllm-ascend's returns all hidden states alone.
+        runner.model.compute_logits((hidden[0] if isinstance(hidden, tuple) else hidden)[:size])
+    runner._sync_device()
+
+
+def _of_first_rank(number: int) -> int:
+    from vllm.distributed.parallel_state import get_world_group
+
+    return get_world_group().broadcast_object(number, src=0)
+
+
+def _between_and_beyond(num_tokens: np.ndarray, sizes: np.ndarray, milliseconds: np.ndarray) -> np.ndarray:
+    """Milliseconds of `num_tokens`: on the lines between the points, and beyond them as from the middle one to the
+    last."""
+    middle = len(sizes) // 2
+    slope = (milliseconds[-1] - milliseconds[middle]) / max(1, sizes[-1] - sizes[middle])
+    beyond = slope * np.maximum(0, num_tokens - sizes[-1])
+    return np.interp(num_tokens, sizes, milliseconds) + beyond
