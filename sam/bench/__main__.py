@@ -19,8 +19,9 @@ from tqdm import tqdm
 
 from sam.bench.engine_process import EngineProcess, stop_all
 from sam.bench.environment import MEMORY, environment_of, vllm_version
-from sam.bench.loads import check_prompts, group_sizes
-from sam.bench.prompts import BUILT_IN, check_lengths, digest, model_config, read_prompts
+from sam.bench.loads import Group, check_prompts, group_sizes
+from sam.bench.prompts import BUILT_IN, check_texts, digest, model_config, read_prompts, tokenizer_of
+from sam.bench.recording import read_groups
 from sam.bench.rounds import RoundsFile, measure, missing
 from sam.bench.settings import STOCK, Settings
 from sam.bench.table import as_text, plot, recommendation, rows_of, verdicts_of, warnings_of
@@ -28,6 +29,7 @@ from sam.command import run_command
 from sam.record.atomic import replacing
 
 HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
+DEFAULT_MAX_TOKENS = 256
 INTERRUPTED = 130  # exit code, as a shell has it for Ctrl-C
 STOCK_SAMPLES = "stock samples with vLLM's own generators: other tokens of the same distribution, unless T is 0"
 
@@ -44,9 +46,10 @@ def parse(arguments: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser = Parser(prog="python -m sam.bench", description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--model", type=Path, required=True, help="folder of the model")
     parser.add_argument("--prompts", type=Path, help=".jsonl or .parquet with prompt or prompt_token_ids; or built in")
+    parser.add_argument("--text", type=Path, help="recording or run directory whose responses all requests emit")
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 4, 24], help="loads: requests at once")
     parser.add_argument("--samples", type=int, default=8, help="requests of one prompt")
-    parser.add_argument("--max-tokens", type=int, default=256, help="of a response")
+    parser.add_argument("--max-tokens", type=int, help="of a response; 256, or with --text all of it")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--variants", nargs="+", default=["stock", "off", "sam"], help="stock off sam ngram suffix")
     parser.add_argument("--draft-tokens", type=int, default=8, help="longest draft of a request, 1 to 15")
@@ -59,8 +62,8 @@ def parse(arguments: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     return parser.parse_known_args(arguments)
 
 
-def prepare(options: argparse.Namespace, engine: list[str]) -> tuple[Settings, list[list[int]]]:
-    """Settings and prompts, checked: all that can be wrong without an engine.
+def prepare(options: argparse.Namespace, engine: list[str]) -> tuple[Settings, list[Group], list[str]]:
+    """Settings, groups and what to know of these, checked: all that can be wrong without an engine.
 
     Raises:
         ValueError: one line.
@@ -69,22 +72,40 @@ def prepare(options: argparse.Namespace, engine: list[str]) -> tuple[Settings, l
         raise ValueError(f"{engine[0]}: expected an option of sam.bench, or one of vLLM's engine")
     if options.rounds < 1:
         raise ValueError(f"--rounds {options.rounds}: expected 1 or more")
-    names = ("samples", "max_tokens", "temperature", "draft_tokens", "ignore_eos", "requests", "variants")
+    if options.text and options.prompts:
+        raise ValueError("--text has its own prompts: leave --prompts out")
+    names = ("samples", "temperature", "draft_tokens", "ignore_eos", "requests", "variants")
     vllm_version()
-    config = model_config(options.model)
+    config, tokenizer = model_config(options.model), tokenizer_of(options.model, engine)
     common = {name: getattr(options, name) for name in names} | {"engine": engine, "seeds": not options.no_seeds}
-    Settings(model="", prompts="", **common)  # before prompts are read, which takes longer
-    source = str(options.prompts or BUILT_IN)
+    longest = DEFAULT_MAX_TOKENS if options.max_tokens is None else options.max_tokens
+    Settings(model="", prompts="", max_tokens=longest, **common)  # before prompts are read, which takes longer
+    groups, name, notes = read_input(options, tokenizer)
+    source = str(options.text or options.prompts or BUILT_IN)
+    check_prompts(options.requests, options.samples, len(groups), source)
+    check_texts(groups, longest, config, engine, source)
+    if options.text:
+        longest = max(len(response) for group in groups for response in group.responses)
+        common |= {"text": options.text.resolve().name, "ignore_eos": True}
+    common |= {"max_tokens": longest, "has_tokenizer": tokenizer is not None}
+    return Settings(model=str(options.model.resolve()), prompts=name, **common), groups, notes
+
+
+def read_input(options: argparse.Namespace, tokenizer: Path | None) -> tuple[list[Group], str, list[str]]:
+    """Groups, their name, and what to know of them."""
     needed = sum(len(group_sizes(load, options.samples)) for load in options.requests) * (options.rounds + 1)
-    prompts = read_prompts(options.prompts, options.model, needed)
-    check_prompts(options.requests, options.samples, len(prompts), source)
-    check_lengths(prompts, options.max_tokens, config, engine, source)
+    if options.text:
+        folder = None if tokenizer is None else str(tokenizer)
+        groups, notes = read_groups(options.text, folder, options.requests, options.samples, options.max_tokens)
+        if len(groups) < needed:
+            notes.append(f"{options.text} has {len(groups)} groups, all rounds need {needed}: texts come again")
+        return groups, digest(groups), notes
+    groups = [Group(prompt) for prompt in read_prompts(options.prompts, tokenizer, needed)]
     # Built-in prompts are as many as rounds need: more rounds are no other measurement.
-    name = digest(prompts) if options.prompts else BUILT_IN
-    return Settings(model=str(options.model.resolve()), prompts=name, **common), prompts
+    return groups, digest(groups) if options.prompts else BUILT_IN, []
 
 
-def run_engines(settings: Settings, prompts: list[list[int]], file: RoundsFile, rounds: int, logs: Path) -> None:
+def run_engines(settings: Settings, groups: list[Group], file: RoundsFile, rounds: int, logs: Path) -> None:
     """Start an engine for each variant and measure what is missing; none is left running, however this ends.
 
     Raises:
@@ -104,16 +125,16 @@ def run_engines(settings: Settings, prompts: list[list[int]], file: RoundsFile, 
         try:
             for variant in settings.variants:
                 bar.set_description(f"starting {variant}")
-                start_engine(variant, settings, prompts, logs, engines)
+                start_engine(variant, settings, groups, logs, engines)
                 bar.update()
-            measure(engines, settings, prompts, file, rounds, advance)
+            measure(engines, settings, groups, file, rounds, advance)
         finally:
             bar.set_description("ending the engines")
             stop_all(engines.values())
 
 
 def start_engine(
-    variant: str, settings: Settings, prompts: list[list[int]], logs: Path, engines: dict[str, EngineProcess]
+    variant: str, settings: Settings, groups: list[Group], logs: Path, engines: dict[str, EngineProcess]
 ) -> None:
     """Start a variant's engine and add it to `engines`.
 
@@ -124,15 +145,15 @@ def start_engine(
     engine = engines[variant] = EngineProcess(variant, logs / f"{variant}.log", environment_of(variant))
     longest_text = engine.ask(settings.start(variant, MEMORY in os.environ))["longest_text"]
     engine.start_s = round(time.perf_counter() - started, 2)
-    longest = max(map(len, prompts))
-    if longest + settings.max_tokens > longest_text:
+    longest = max(group.longest_text(settings.max_tokens) for group in groups)
+    if longest > longest_text:
         raise ValueError(
-            f"a prompt of {longest} tokens with --max-tokens {settings.max_tokens} is more than the engine takes, "
-            f"{longest_text}: set --max-model-len"
+            f"a prompt with its response has up to {longest} tokens, more than the engine takes, {longest_text}: set "
+            "--max-tokens or --max-model-len"
         )
 
 
-def result_of(file: RoundsFile, settings: Settings) -> dict[str, Any]:
+def result_of(file: RoundsFile, settings: Settings, notes: list[str]) -> dict[str, Any]:
     """What is measured so far."""
     rows, verdicts = rows_of(file.lines, settings), verdicts_of(file.lines, settings)
     return {
@@ -143,7 +164,7 @@ def result_of(file: RoundsFile, settings: Settings) -> dict[str, Any]:
         "verdicts": {str(requests): vars(verdict) for requests, verdict in verdicts.items()},
         "lines": [verdict.line(requests) for requests, verdict in verdicts.items()],
         "recommended": recommendation(verdicts, settings),
-        "warnings": warnings_of(rows, settings),
+        "warnings": [*notes, *warnings_of(rows, settings)],
     }
 
 
@@ -153,7 +174,9 @@ def shown(result: dict[str, Any], settings: Settings) -> str:
         return "nothing is measured yet"
     lines = [as_text(result["rows"], settings)]
     lines.append("all requests carry seeds" if settings.seeds else "no request carries a seed")
-    if STOCK in settings.variants and settings.seeds:
+    if settings.text:
+        lines.append(f"all requests emit the responses of {settings.text}, whatever the logits say")
+    elif STOCK in settings.variants and settings.seeds:
         lines.append(STOCK_SAMPLES)
     lines += [f"warning: {warning}" for warning in result["warnings"]]
     if settings.reference != STOCK:
@@ -169,14 +192,14 @@ def main(arguments: list[str] | None = None) -> int:
     def bench() -> str:
         nonlocal interrupted
         options, engine = parse(arguments)
-        settings, prompts = prepare(options, engine)
+        settings, groups, notes = prepare(options, engine)
         options.output.mkdir(parents=True, exist_ok=True)
         file = RoundsFile(options.output / "rounds.jsonl", settings, options.resume)
         try:
-            run_engines(settings, prompts, file, options.rounds, options.output)
+            run_engines(settings, groups, file, options.rounds, options.output)
         except KeyboardInterrupt:
             interrupted = True
-        result = result_of(file, settings)
+        result = result_of(file, settings, notes)
         with replacing(options.output / "result.json") as partial:
             partial.write_text(json.dumps(result, indent=1) + "\n")
         if result["rows"] and HAS_MATPLOTLIB:

@@ -1,9 +1,20 @@
 """Loads: requests that start together, and the prompts and seeds that each round gives them."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 SEEDS_OF_A_LOAD = 1 << 20
 WARM_UP = 0  # the round that is not counted
+
+
+class Group(NamedTuple):
+    """A prompt and, where the text is forced, the responses that its requests emit, as token ids."""
+
+    prompt: list[int]
+    responses: list[list[int]] | None = None
+
+    def longest_text(self, max_tokens: int) -> int:
+        """Tokens of the prompt and its longest response."""
+        return len(self.prompt) + (max_tokens if self.responses is None else max(map(len, self.responses)))
 
 
 def group_sizes(requests: int, samples: int) -> list[int]:
@@ -28,25 +39,29 @@ def check_prompts(loads: list[int], samples: int, available: int, source: str) -
 
 
 def requests_of(
-    loads: list[int], number: int, round_: int, samples: int, prompts: list[list[int]], seeds: bool
+    loads: list[int], number: int, round_: int, samples: int, groups: list[Group], seeds: bool
 ) -> list[dict[str, Any]]:
     """The requests of load `number` in a round.
 
-    Every round and load has other prompts, while they last, and other seeds, so that no drafter meets a response that
+    Every round and load has other groups, while they last, and other seeds, so that no drafter meets a response that
     it has seen before. All variants get the same.
 
     Args:
         loads: requests of each load.
         round_: from 0, which is the warm-up.
         samples: requests of one prompt.
-        prompts: token ids.
         seeds: whether requests carry seeds.
 
     Returns:
-        `prompt_token_ids` and `seed` (None without seeds) of each request.
+        `prompt_token_ids`, `seed` (None without seeds) and `response` (to be forced, or None) of each request.
     """
-    groups = [group_sizes(load, samples) for load in loads]
-    first = round_ * sum(map(len, groups)) + sum(map(len, groups[:number]))
-    rows = [prompts[(first + group) % len(prompts)] for group, size in enumerate(groups[number]) for _ in range(size)]
+    sizes = [group_sizes(load, samples) for load in loads]
+    first = round_ * sum(map(len, sizes)) + sum(map(len, sizes[:number]))
     seed = (round_ * len(loads) + number) * SEEDS_OF_A_LOAD
-    return [{"prompt_token_ids": row, "seed": seed + i if seeds else None} for i, row in enumerate(rows)]
+    requests = []
+    for group, size in enumerate(sizes[number]):
+        prompt, responses = groups[(first + group) % len(groups)]
+        for response in responses[:size] if responses else [None] * size:
+            own = seed + len(requests) if seeds else None
+            requests.append({"prompt_token_ids": prompt, "seed": own, "response": response})
+    return requests

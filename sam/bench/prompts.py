@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from sam.bench.loads import Group
 from sam.bench.settings import engine_value
 
 QUESTION = (
@@ -30,13 +31,28 @@ def model_config(model: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: not JSON ({error})") from error
 
 
-def read_prompts(path: Path | None, model: Path, needed: int) -> list[list[int]]:
+def tokenizer_of(model: Path, engine: list[str]) -> Path | None:
+    """Folder of the tokenizer: the model's, or the one that the engine's arguments name; None where there is none.
+
+    Raises:
+        ValueError: they name a folder without a tokenizer.
+    """
+    named = engine_value(engine, "tokenizer")
+    folder = Path(named) if named else model
+    if any(folder.glob("*token*")):
+        return folder
+    if named:
+        raise ValueError(f"--tokenizer {named}: no tokenizer there; expected a folder with one")
+    return None
+
+
+def read_prompts(path: Path | None, tokenizer: Path | None, needed: int) -> list[list[int]]:
     """Token ids of a file's prompts, or of `needed` built-in ones.
 
     Args:
         path: .jsonl with `prompt` (text, or messages of a chat) or `prompt_token_ids` in each line, or .parquet with a
             column of either name, as recipe.data writes it; None for built-in prompts.
-        model: folder whose tokenizer turns text into tokens.
+        tokenizer: folder of what turns text into tokens, or None.
 
     Raises:
         ValueError: no such file, another format, no prompt in it, or text without a tokenizer.
@@ -51,11 +67,11 @@ def read_prompts(path: Path | None, model: Path, needed: int) -> list[list[int]]
         rows = _lines(path) if path.suffix == ".jsonl" else _table(path)
     if not rows:
         raise ValueError(f"{path}: no prompts in it")
-    return _token_ids(rows, str(path or BUILT_IN), model)
+    return _token_ids(rows, str(path or BUILT_IN), tokenizer)
 
 
-def check_lengths(prompts: list[list[int]], max_tokens: int, config: dict, engine: list[str], source: str) -> None:
-    """Refuse prompts that the model cannot take together with a response.
+def check_texts(groups: list[Group], max_tokens: int, config: dict, engine: list[str], source: str) -> None:
+    """Refuse prompts, or responses to be forced, that the model cannot take.
 
     Args:
         config: the model's config.json.
@@ -66,17 +82,24 @@ def check_lengths(prompts: list[list[int]], max_tokens: int, config: dict, engin
     """
     config = config | config.get("text_config", {})
     limit, vocabulary = longest_text(config, engine), config.get("vocab_size")
-    for number, prompt in enumerate(prompts, start=1):
-        if not prompt:
+    for number, group in enumerate(groups, start=1):
+        if not group.prompt:
             raise ValueError(f"{source}: prompt {number} is empty")
-        if limit and len(prompt) + max_tokens > limit:
+        if limit and group.longest_text(max_tokens) > limit:
+            response = group.longest_text(max_tokens) - len(group.prompt)
+            with_response = f"--max-tokens {max_tokens}" if group.responses is None else f"{response} of a response"
             raise ValueError(
-                f"{source}: prompt {number} has {len(prompt)} tokens, with --max-tokens {max_tokens} that is more than "
-                f"the {limit} that the model takes"
+                f"{source}: prompt {number} has {len(group.prompt)} tokens, with {with_response} that is more than "
+                f"the {limit} that the model takes: set --max-tokens"
             )
-        if vocabulary and not 0 <= min(prompt) <= max(prompt) < vocabulary:
-            unknown = next(token for token in prompt if not 0 <= token < vocabulary)
-            raise ValueError(f"{source}: prompt {number} has token {unknown}, the model knows 0 to {vocabulary - 1}")
+        for tokens in (group.prompt, *(group.responses or [])) if vocabulary else []:
+            if not 0 <= min(tokens) <= max(tokens) < vocabulary:
+                unknown = next(token for token in tokens if not 0 <= token < vocabulary)
+                place = f"prompt {number}" if tokens is group.prompt else f"a response to prompt {number}"
+                raise ValueError(
+                    f"{source}: {place} has token {unknown}, the model knows 0 to {vocabulary - 1}: it is of another "
+                    "tokenizer than the model"
+                )
 
 
 def longest_text(config: dict, engine: list[str]) -> int | None:
@@ -88,9 +111,9 @@ def longest_text(config: dict, engine: list[str]) -> int | None:
     return None if stretched else config.get("max_position_embeddings")
 
 
-def digest(prompts: list[list[int]]) -> str:
-    """A name of the prompts' tokens."""
-    return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]
+def digest(groups: list[Group]) -> str:
+    """A name of the tokens."""
+    return hashlib.sha256(json.dumps(groups).encode()).hexdigest()[:16]
 
 
 def question(number: int) -> str:
@@ -122,7 +145,7 @@ def _table(path: Path) -> list[dict]:
     return table.select([name for name in ("prompt", "prompt_token_ids") if name in table.column_names]).to_pylist()
 
 
-def _token_ids(rows: list[dict], source: str, model: Path) -> list[list[int]]:
+def _token_ids(rows: list[dict], source: str, folder: Path | None) -> list[list[int]]:
     encoded, tokenizer = [], None
     for number, row in enumerate(rows, start=1):
         if _are_token_ids(ids := row.get("prompt_token_ids")):
@@ -132,7 +155,12 @@ def _token_ids(rows: list[dict], source: str, model: Path) -> list[list[int]]:
         is_chat = isinstance(prompt, list) and prompt and all(isinstance(message, dict) for message in prompt)
         if not isinstance(prompt, str) and not is_chat:
             raise ValueError(f"{source}: prompt {number} has neither a text or a chat as prompt nor prompt_token_ids")
-        tokenizer = tokenizer or _Tokenizer(model)
+        if folder is None:
+            raise ValueError(
+                f"{source}: prompt {number} is text, and the model's folder has no tokenizer: give --prompts with "
+                "prompt_token_ids, or --text"
+            )
+        tokenizer = tokenizer or _Tokenizer(folder)
         encoded.append(tokenizer.chat(prompt) if is_chat else tokenizer.text(prompt))
     return encoded
 
@@ -144,10 +172,8 @@ def _are_token_ids(value) -> bool:
 class _Tokenizer:
     """The model's tokenizer; text goes through tokenizer.json alone where there is one: transformers takes seconds."""
 
-    def __init__(self, model: Path):
-        self._model, self._file = model, model / "tokenizer.json"
-        if not list(model.glob("*token*")):
-            raise ValueError(f"{model}: no tokenizer there for prompts of text; give --prompts with prompt_token_ids")
+    def __init__(self, folder: Path):
+        self._folder, self._file = folder, folder / "tokenizer.json"
 
     def text(self, prompt: str) -> list[int]:
         return self._fast.encode(prompt).ids if self._file.is_file() else self._whole.encode(prompt)
@@ -159,10 +185,16 @@ class _Tokenizer:
     def _fast(self):
         from tokenizers import Tokenizer
 
-        return Tokenizer.from_file(str(self._file))
+        try:
+            return Tokenizer.from_file(str(self._file))
+        except Exception as error:  # the library has no class of its own
+            raise ValueError(f"{self._file}: not a tokenizer ({error})") from error
 
     @functools.cached_property
     def _whole(self):
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(self._model)
+        try:
+            return AutoTokenizer.from_pretrained(self._folder)
+        except (ValueError, OSError, KeyError) as error:
+            raise ValueError(f"{self._folder}: not a tokenizer ({' '.join(str(error).split())})") from error

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sam.bench.engine_process import EngineProcess
-from sam.bench.loads import WARM_UP, requests_of
+from sam.bench.loads import WARM_UP, Group, requests_of
 from sam.bench.settings import Settings
 from sam.record.atomic import replacing
 
@@ -81,7 +81,7 @@ def turns(variants: list[str], round_: int) -> list[str]:
 def measure(
     engines: dict[str, EngineProcess],
     settings: Settings,
-    prompts: list[list[int]],
+    groups: list[Group],
     file: RoundsFile,
     rounds: int,
     advance: Callable[[str], None],
@@ -90,23 +90,22 @@ def measure(
 
     Args:
         engines: started, by variant.
-        prompts: token ids.
         advance: called after each run with what comes next, in words.
     """
     places = missing(file, settings, rounds)
     for load in sorted({load for _, load in places}):
         for variant in settings.variants:
-            _run(engines[variant], settings, prompts, WARM_UP, load)
+            _run(engines[variant], settings, groups, WARM_UP, load)
             advance("warm-up")
     for round_, load in places:
         runs = {}
         for variant in turns(settings.variants, round_):
-            runs[variant] = _run(engines[variant], settings, prompts, round_, load)
+            runs[variant] = _run(engines[variant], settings, groups, round_, load)
             advance(f"round {round_}, {settings.requests[load]} requests")
         file.append({"round": round_, "load": load, "requests": settings.requests[load], "runs": runs})
 
 
-def _run(engine: EngineProcess, settings: Settings, prompts: list[list[int]], round_: int, load: int) -> dict[str, Any]:
+def _run(engine: EngineProcess, settings: Settings, groups: list[Group], round_: int, load: int) -> dict[str, Any]:
     time.sleep(REST_SECONDS)
-    requests = requests_of(settings.requests, load, round_, settings.samples, prompts, settings.seeds)
+    requests = requests_of(settings.requests, load, round_, settings.samples, groups, settings.seeds)
     return engine.ask({"run": requests, "sampling": settings.sampling()}) | {"start_s": engine.start_s}

@@ -22,10 +22,12 @@ class Settings:
 
     Attributes:
         model: folder of the model.
-        prompts: digest of the prompts' tokens.
+        prompts: digest of the prompts' tokens, and of those of forced responses.
         requests: loads, in requests that start together.
         samples: requests of one prompt.
         max_tokens: longest response, in tokens.
+        text: name of the recording whose responses are forced, or None.
+        has_tokenizer: whether the model has one.
         temperature: of sampling.
         variants: who takes turns, in the order of the first round.
         draft_tokens: longest draft of a request, in tokens, of all variants that draft.
@@ -48,6 +50,8 @@ class Settings:
     ignore_eos: bool
     seeds: bool
     engine: list[str]
+    text: str | None = None
+    has_tokenizer: bool = True
 
     def __post_init__(self) -> None:
         for name in ("samples", "max_tokens"):
@@ -77,11 +81,14 @@ class Settings:
         engine = list(self.engine)
         if not memory_is_set and not engine_names(engine) & {*MEMORY_ARGUMENTS}:
             engine += ["--gpu-memory-utilization", str(round(MEMORY_SHARE / len(self.variants), 3))]
+        if not self.has_tokenizer and "skip_tokenizer_init" not in engine_names(engine):
+            engine.append("--skip-tokenizer-init")
         speculation = None
         if variant != STOCK:
             chosen = speculation_of(variant, self.draft_tokens)
             speculation = SpeculationConfig.from_dict(chosen).to_dict()
-        return {"variant": variant, "model": self.model, "engine": engine, "speculation": speculation}
+        started = {"variant": variant, "model": self.model, "engine": engine, "speculation": speculation}
+        return started | {"forces_text": self.text is not None}
 
     def sampling(self) -> dict[str, Any]:
         """Keywords of vLLM's SamplingParams that all requests share."""

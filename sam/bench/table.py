@@ -23,6 +23,7 @@ def rows_of(lines: list[dict[str, Any]], settings: Settings) -> list[dict[str, A
         Medians over the rounds of `seconds`, `tokens_per_s`, `step_ms` (milliseconds of a step) and `steps`;
         `acceptance_length` over all rounds, `drafted` and `accepted` tokens of all rounds; `ratio`, `low`, `high`:
         seconds of the reference in the same round over the variant's, as sam.bench.verdict.median_interval;
+        `as_recorded`: responses equal to the recording's, None where no text is forced;
         `identical` of `responses` that equal those of `off`, None without it or without seeds; `tokens_ratio`: its
         tokens over the reference's; `memory_mib` at most; `start_s`, median; `draft_errors`.
     """
@@ -55,6 +56,7 @@ def _row(requests: int, variant: str, rounds: list[dict], settings: Settings) ->
         "draft_errors": _sum_if_counted(runs, "draft_errors"),
         "ratio": ratio, "low": low, "high": high,
         "identical": _identical(rounds, variant, settings),
+        "as_recorded": sum(run["as_recorded"] for run in runs) if settings.text else None,
         "responses": sum(len(run["responses"]) for run in runs),
         "tokens_ratio": round(tokens / max(1, sum(run["tokens"] for run in base)), 3),
         "memory_mib": max(run["memory_mib"] for run in runs),
@@ -135,11 +137,13 @@ def as_text(rows: list[dict[str, Any]], settings: Settings) -> str:
     """Lay out the rows as text."""
     lines = [
         f"{'requests':>8} {'variant':8} {'seconds':>8} {'tokens/s':>9} {'ms/step':>8} {'steps':>7} {'length':>7} "
-        f"{'drafted':>8} {'accepted':>8}  {'over ' + settings.reference:19} identical to off"
+        f"{'drafted':>8} {'accepted':>8}  {'over ' + settings.reference:19} "
+        + ("as recorded" if settings.text else "identical to off")
     ]
     for row in rows:
         counts = [_shown(row[name]) for name in ("acceptance_length", "drafted", "accepted")]
-        same = "-" if row["identical"] is None else f"{row['identical']} of {row['responses']}"
+        equal = row["as_recorded"] if settings.text else row["identical"]
+        same = "-" if equal is None else f"{equal} of {row['responses']}"
         lines.append(
             f"{row['requests']:8} {row['variant']:8} {row['seconds']:8.2f} {row['tokens_per_s']:9.1f} "
             f"{row['step_ms']:8.2f} {row['steps']:7.0f} {counts[0]:>7} {counts[1]:>8} {counts[2]:>8}  "

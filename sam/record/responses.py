@@ -38,6 +38,20 @@ def join(recordings: list[Recording]) -> Recording:
     return Recording([p for r in recordings for p in r.prompts], [s for r in recordings for s in r.responses])
 
 
+def read_recordings(path: Path, tokenizer: str | None = None) -> Recording:
+    """`read_recording` of a file, or of all steps of a run directory of this project, in their order.
+
+    Raises:
+        TraceError: as `read_recording`, or a folder without rollouts.
+    """
+    if not path.is_dir():
+        return read_recording(path, tokenizer)
+    steps = sorted((path / "rollouts").glob("*.jsonl"), key=lambda file: (len(file.name), file.name))
+    if not steps:
+        raise TraceError(f"{path}: no rollouts/*.jsonl in this folder; expected a run directory or a recording's file")
+    return join([read_recording(step, tokenizer) for step in steps])
+
+
 def read_recording(path: Path, tokenizer: str | None = None) -> Recording:
     """Read a .npz of arrays (`ARRAYS`), this project's rollouts/<step>.jsonl, or a dump of verl's rollout_data_dir.
 

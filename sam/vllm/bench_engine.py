@@ -1,8 +1,9 @@
 """`python -m sam.vllm.bench_engine`: one variant's engine for sam.bench, which starts it and tells it what to run.
 
-It reads a line of JSON, does what it says and answers with a line: first `{"variant", "model", "engine",
-"speculation"}`, then `{"run", "sampling"}` any number of times. When the pipe is closed it shuts the engine down. For
-stock vLLM nothing of this project is in the engine: no plugin, no worker extension, no recorder.
+It reads a line of JSON, does what it says and answers with a line: first `{"variant", "model", "engine", "speculation",
+"forces_text"}`, then `{"run", "sampling"}` any number of times. When the pipe is closed it shuts the engine down. For
+stock vLLM nothing of this project is in the engine: no plugin, no recorder, and a worker extension only where text is
+forced.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ import time
 from typing import Any
 
 from sam.config import SpeculationConfig
+from sam.vllm.forced_text import ForcedTextExtension, sampling_arguments
 from sam.vllm.step_recorder import StepRecorder
 
 KILLED_AFTER_SECONDS = 15.0  # an engine that does not shut down
@@ -25,14 +27,16 @@ LONGEST_LINE = 400  # characters of an error
 COUNTS = ("drafted", "accepted", "verify_steps", "verified_tokens", "draft_errors")
 
 
-class BenchExtension:
+class BenchExtension(ForcedTextExtension):
     """Mixed into the workers of all variants but stock; its methods are called through `collective_rpc`."""
 
-    def sam_bench_attach(self) -> dict[str, Any]:
+    def sam_bench_attach(self, forces_text: bool) -> dict[str, Any]:
         """What drafts and verifies; from now on steps are recorded."""
         from sam.vllm import plugin
 
         status = plugin.installed(self.model_runner)
+        if forces_text:
+            self.sam_force_text([])  # before the recorder, which is to time it too
         StepRecorder.attach(self.model_runner)
         return {"drafter": status["drafter"], "verification": status["verification"]}
 
@@ -52,12 +56,15 @@ class BenchEngine:
         model: folder.
         engine: vLLM's engine arguments, as words of a command line.
         speculation: keys of SpeculationConfig.
+        forces_text: whether runs give responses that requests are to emit.
 
     Raises:
         ValueError: vLLM does not know an argument. RuntimeError: not what the variant asks for was installed.
     """
 
-    def __init__(self, variant: str, model: str, engine: list[str], speculation: dict[str, Any] | None):
+    def __init__(
+        self, variant: str, model: str, engine: list[str], speculation: dict[str, Any] | None, forces_text: bool
+    ):
         arguments = _engine_arguments(["--model", model, *engine])
         from vllm import LLM
 
@@ -66,10 +73,12 @@ class BenchEngine:
             for name, value in wanted.vllm_arguments().items():
                 setattr(arguments, name, value)
             arguments.worker_extension_cls = "sam.vllm.bench_engine.BenchExtension"
+        elif forces_text:
+            arguments.worker_extension_cls = "sam.vllm.forced_text.ForcedTextExtension"
         # As vLLM's LLM has it by default: no statistics.
         arguments.disable_log_stats = True
         self._llm = LLM.from_engine_args(arguments)
-        self._is_stock, self._runs = wanted is None, 0
+        self._is_stock, self._forces_text, self._runs = wanted is None, forces_text, 0
         self._check_installed(wanted)
         print(f"{variant}: the engine is ready", flush=True)
 
@@ -82,22 +91,33 @@ class BenchEngine:
         """Run requests that start together.
 
         Args:
-            requests: `prompt_token_ids` and `seed` of each.
+            requests: `prompt_token_ids`, `seed` and `response` (to be emitted, or None) of each.
             sampling: keywords of SamplingParams that they share.
 
         Returns:
             seconds: from the first request's arrival to the last one's end.
             steps: engine steps. tokens: of all responses. responses: a digest of each one's tokens.
+            as_recorded: responses that are the given ones; None where none were given.
             memory_mib: proportional set size of all the engine's processes.
             drafted, accepted: draft tokens. verify_steps, verified_tokens: steps in which a request verified drafts,
                 and tokens that these emitted. draft_errors. All None for stock.
+
+        Raises:
+            RuntimeError: a response is not the given one.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         self._runs += 1
         common = {"detokenize": False, "output_kind": RequestOutputKind.FINAL_ONLY, **sampling}
-        parameters = [SamplingParams(seed=request["seed"], **common) for request in requests]
+        given = [request["response"] for request in requests] if self._forces_text else []
+        if given:
+            self._llm.collective_rpc("sam_force_text", args=(given,))
+        forced = [sampling_arguments(*one) for one in enumerate(given)] or [{}] * len(requests)
+        parameters = [
+            SamplingParams(**common | {"seed": request["seed"]} | own)
+            for request, own in zip(requests, forced, strict=True)
+        ]
         names = [f"{self._runs}-{number}" for number in range(len(requests))]
         before = self._take()
         self._llm.reset_prefix_cache()
@@ -116,6 +136,7 @@ class BenchEngine:
             "steps": steps,
             "tokens": sum(map(len, responses.values())),
             "responses": [digest(responses[name]) for name in names],
+            "as_recorded": _check_as_recorded([responses[name] for name in names], given),
             "memory_mib": round(memory_mib(), 1),
             **self._drafting(before),
         }
@@ -141,7 +162,7 @@ class BenchEngine:
             return
         from sam.vllm.plugin import check_installed
 
-        check_installed(wanted, self._llm.collective_rpc("sam_bench_attach")[0])
+        check_installed(wanted, self._llm.collective_rpc("sam_bench_attach", args=(self._forces_text,))[0])
 
 
 def _engine_arguments(words: list[str]):
@@ -154,6 +175,15 @@ def _engine_arguments(words: list[str]):
             raise ValueError(message)
 
     return EngineArgs.from_cli_args(EngineArgs.add_cli_args(Parser()).parse_args(words))
+
+
+def _check_as_recorded(responses: list[list[int]], given: list[list[int]]) -> int | None:
+    if not given:
+        return None
+    as_recorded = sum(list(found) == expected for found, expected in zip(responses, given, strict=True))
+    if as_recorded < len(given):
+        raise RuntimeError(f"{len(given) - as_recorded} of {len(given)} responses are not the recording's")
+    return as_recorded
 
 
 def digest(tokens: list[int]) -> str:

@@ -74,7 +74,7 @@ class ExactSampler:
         # vllm-ascend pads the rows where its output layer is spread over ranks.
         logits = logits[: len(rows.request)].to(torch.float32)
         processed = self._process(logits, rows, metadata, drafts)
-        tokens = self._draw(processed, rows, metadata)
+        tokens = self.draw(processed, rows, metadata)
         logprobs = self._logprobs(logits, processed, tokens, metadata, drafts is not None)
         if drafts is None or (width := int(rows.counts.max())) == 1:
             return SamplerOutput(sampled_token_ids=tokens.to(torch.int32)[:, None], logprobs_tensors=logprobs)
@@ -110,7 +110,8 @@ class ExactSampler:
         logits[drafts.bonus_logits_indices] = bonus
         return logits
 
-    def _draw(self, processed, rows: _Rows, metadata) -> torch.Tensor:
+    def draw(self, processed, rows: _Rows, metadata) -> torch.Tensor:
+        """One token for each row, int64 [rows]; sam.vllm.forced_text wraps it."""
         if metadata.all_greedy:
             return processed.argmax(-1)
         rng_keys, positions = self._identity()

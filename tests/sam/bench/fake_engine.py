@@ -23,6 +23,7 @@ def run(fake, variant, command, number):
         "steps": 10,
         "tokens": len(requests) * command["sampling"]["max_tokens"],
         "responses": [digest(variant, request) for request in requests],
+        "as_recorded": sum(request["response"] is not None for request in requests) or None,
         "memory_mib": 100.0,
         "drafted": None if stock else 20 * (variant == "sam"),
         "accepted": None if stock else 10 * (variant == "sam"),

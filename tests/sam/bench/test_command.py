@@ -31,7 +31,15 @@ def bench(tmp_path, monkeypatch):
     def run(*arguments, model=model, prompts=prompts, **fake):
         seconds = {"stock": 1.0, "off": 0.95, "sam": 0.7} | fake.pop("seconds", {})
         monkeypatch.setenv("FAKE", json.dumps({"seconds": seconds, "leaves": str(tmp_path / "pids"), **fake}))
-        common = ["--model", model, "--prompts", prompts, "--output", tmp_path / "out", "--max-tokens", 16]
+        common = [
+            "--model",
+            model,
+            *(["--prompts", prompts] if prompts else []),
+            "--output",
+            tmp_path / "out",
+            "--max-tokens",
+            16,
+        ]
         return main([*map(str, common), "--requests", "1", "4", *arguments])
 
     return run
@@ -60,6 +68,47 @@ def test_a_measurement(bench, tmp_path, capsys):
     }  # fmt: skip
     assert (tmp_path / "out" / "sam.log").read_text() == "this is sam\n"
     assert nothing_is_left(tmp_path)
+
+
+def test_forced_text(bench, tmp_path, capsys):
+    recording = tmp_path / "rollouts.jsonl"
+    rows = [{"prompt_tokens": [n], "response_tokens": [n] * (20 + i)} for n in range(3) for i in range(4 if n else 3)]
+    recording.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    forced = ["--text", str(recording), "--samples", "4"]
+    assert bench(*forced, "--rounds", "1", prompts=None) == 0
+    text = capsys.readouterr().out
+    assert "1 of 3 prompts have fewer than 4 responses and are left out" in text
+    assert "has 2 groups, all rounds need 4: texts come again" in text
+    assert "all requests emit the responses of rollouts.jsonl" in text and "4 of 4" in text
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["settings"]["max_tokens"] == 16 and result["settings"]["ignore_eos"]  # --max-tokens cuts
+    assert {row["as_recorded"] for row in result["rows"]} == {1, 4}
+
+
+@pytest.mark.parametrize(
+    "rows, message",
+    [
+        (None, "text.jsonl: no such file"),
+        ([], "expected rows with response_tokens"),
+        ([([1], [])], "no responses in it"),
+        ([([1], [2])], "text.jsonl: its largest group has 1 responses, --samples 8 needs 4: set --samples 1 or less"),
+        ([([1], [100])] * 4, "a response to prompt 1 has token 100, the model knows 0 to 99"),
+        ([([1] * 60, [2] * 9)] * 4, "prompt 1 has 60 tokens, with 9 of a response that is more than the 64"),
+    ],
+)
+def test_a_recording_that_does_not_fit(bench, tmp_path, capsys, monkeypatch, rows, message):
+    monkeypatch.setattr(command, "EngineProcess", lambda *_, **__: pytest.fail("an engine was started"))
+    path = tmp_path / "text.jsonl"
+    if rows is not None:
+        path.write_text("".join(json.dumps({"prompt_tokens": p, "response_tokens": r}) + "\n" for p, r in rows))
+    assert bench("--text", str(path), prompts=None) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert message in error
+
+
+def test_text_and_prompts(bench, capsys):
+    assert bench("--text", "x.npz") == 2
+    assert capsys.readouterr().err == "error: --text has its own prompts: leave --prompts out\n"
 
 
 def test_a_slowed_sam_is_a_no_go(bench, capsys):
@@ -113,7 +162,7 @@ def test_ctrl_c_keeps_what_is_measured(bench, tmp_path, capsys, monkeypatch):
         ({"refuses": "off"}, "off: unrecognized arguments: --wings: see"),
         ({"dies": "sam"}, "sam: the engine's process ended with code 3: see"),
         ({"dies_at_run": "off"}, "off: the engine's process ended with code 9: see"),
-        ({"longest_text": 10}, "a prompt of 2 tokens with --max-tokens 16 is more than the engine takes, 10"),
+        ({"longest_text": 10}, "a prompt with its response has up to 18 tokens, more than the engine takes, 10"),
     ],
 )
 def test_an_engine_that_refuses_or_dies_ends_all(bench, tmp_path, capsys, fake, message):

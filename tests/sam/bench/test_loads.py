@@ -2,10 +2,10 @@
 
 import pytest
 
-from sam.bench.loads import check_prompts, group_sizes, requests_of
+from sam.bench.loads import Group, check_prompts, group_sizes, requests_of
 
 LOADS = [1, 4, 12]
-PROMPTS = [[number] for number in range(100)]
+PROMPTS = [Group([number]) for number in range(100)]
 
 
 def requests(number, round_, seeds=True, prompts=PROMPTS):
@@ -41,3 +41,13 @@ def test_a_load_needs_enough_prompts():
     check_prompts(LOADS, 8, 2, "here")
     with pytest.raises(ValueError, match="here: 1 prompts, 12 requests of 8 samples each need 2"):
         check_prompts(LOADS, 8, 1, "here")
+
+
+def test_forced_responses_come_with_their_prompt():
+    groups = [Group([number], [[number, sample] for sample in range(8)]) for number in range(3)]
+    (one,) = requests(0, 0, prompts=groups)
+    assert (one["prompt_token_ids"], one["response"]) == ([0], [0, 0])
+    rows = requests(2, 0, prompts=groups)
+    assert [row["response"] for row in rows] == [[2, i] for i in range(8)] + [[0, i] for i in range(4)]
+    assert len({row["seed"] for row in rows}) == 12
+    assert groups[1].longest_text(1) == 3 and Group([1, 2]).longest_text(5) == 7

@@ -4,7 +4,16 @@ import json
 
 import pytest
 
-from sam.bench.prompts import check_lengths, digest, longest_text, model_config, question, read_prompts
+from sam.bench.loads import Group
+from sam.bench.prompts import (
+    check_texts,
+    digest,
+    longest_text,
+    model_config,
+    question,
+    read_prompts,
+    tokenizer_of,
+)  # fmt: skip
 
 CHAT = "{% for m in messages %}{{ m.content }} {% endfor %}{% if add_generation_prompt %}99{% endif %}"
 CONFIG = {"max_position_embeddings": 64, "vocab_size": 100}
@@ -82,8 +91,23 @@ def test_files_that_hold_no_prompts(tmp_path, model, name, content, message):
 
 
 def test_text_needs_a_tokenizer(tmp_path):
-    with pytest.raises(ValueError, match="no tokenizer there"):
-        read_prompts(None, tmp_path, 1)
+    with pytest.raises(ValueError, match="prompt 1 is text, and the model's folder has no tokenizer"):
+        read_prompts(None, None, 1)
+
+
+def test_which_tokenizer(tmp_path, model):
+    assert tokenizer_of(model, []) == model and tokenizer_of(tmp_path / "nowhere", []) is None
+    assert tokenizer_of(tmp_path, ["--tokenizer", str(model)]) == model
+    with pytest.raises(ValueError, match="nowhere: no tokenizer there; expected a folder with one"):
+        tokenizer_of(model, ["--tokenizer=nowhere"])
+
+
+@pytest.mark.parametrize("prompt", ["1", [{"role": "user", "content": "1"}]])
+def test_a_tokenizer_that_is_none(tmp_path, prompt):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="not a tokenizer") as caught:
+        read_prompts(write(tmp_path / "prompts.jsonl", [{"prompt": prompt}]), tmp_path, 1)
+    assert "\n" not in str(caught.value)
 
 
 def test_no_model(tmp_path):
@@ -101,7 +125,20 @@ def test_no_model(tmp_path):
 )
 def test_prompts_that_the_model_cannot_take(prompt, message):
     with pytest.raises(ValueError, match=message):
-        check_lengths([[1], prompt], 16, CONFIG, [], "here")
+        check_texts([Group([1]), Group(prompt)], 16, CONFIG, [], "here")
+
+
+@pytest.mark.parametrize(
+    "response, message",
+    [
+        ([1] * 60, "here: prompt 1 has 5 tokens, with 60 of a response that is more than the 64"),
+        ([7, -1], "a response to prompt 1 has token -1, the model knows 0 to 99: it is of another tokenizer"),
+    ],
+)
+def test_responses_that_the_model_cannot_emit(response, message):
+    check_texts([Group([1] * 5, [[1] * 59])], 100, CONFIG, [], "here")
+    with pytest.raises(ValueError, match=message):
+        check_texts([Group([1] * 5, [[2], response])], 100, CONFIG, [], "here")
 
 
 def test_how_long_a_text_may_be():
@@ -109,10 +146,11 @@ def test_how_long_a_text_may_be():
     assert longest_text(CONFIG, ["--max-model-len", "32"]) == 32
     assert longest_text(CONFIG, ["--max-model-len=4k"]) is None  # vLLM checks
     assert longest_text(CONFIG | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, []) is None
-    check_lengths([[1] * 48], 16, {"text_config": CONFIG}, [], "here")
+    check_texts([Group([1] * 48)], 16, {"text_config": CONFIG}, [], "here")
     with pytest.raises(ValueError, match="more than the 64"):
-        check_lengths([[1] * 49], 16, {"text_config": CONFIG}, [], "here")
+        check_texts([Group([1] * 49)], 16, {"text_config": CONFIG}, [], "here")
 
 
 def test_other_prompts_have_another_digest():
-    assert digest([[1], [2]]) == digest([[1], [2]]) != digest([[1, 2]])
+    one = [Group([1]), Group([2])]
+    assert digest(one) == digest(list(one)) != digest([Group([1], [[2]])])

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from sam.bench import rounds as module
+from sam.bench.loads import Group
 from sam.bench.rounds import RoundsFile, measure, missing, turns
 from tests.sam.bench.test_settings import settings
 
@@ -29,7 +30,7 @@ def path(tmp_path, monkeypatch):
 def run(file, rounds):
     log, said = [], []
     engines = {variant: Engine(variant, log) for variant in settings().variants}
-    measure(engines, settings(), [[1], [2], [3]], file, rounds, said.append)
+    measure(engines, settings(), [Group([1]), Group([2]), Group([3])], file, rounds, said.append)
     assert len(said) == len(log)
     return log
 

@@ -48,7 +48,16 @@ def test_suffix_needs_its_package(monkeypatch):
 
 def test_stock_gets_nothing_of_this_project():
     started = settings(engine=["--dtype", "float32"]).start("stock", memory_is_set=True)
-    assert started == {"variant": "stock", "model": "/model", "engine": ["--dtype", "float32"], "speculation": None}
+    engine = {"variant": "stock", "model": "/model", "engine": ["--dtype", "float32"]}
+    assert started == engine | {"speculation": None, "forces_text": False}
+    assert settings(text="a.npz").start("stock", memory_is_set=True)["forces_text"]
+
+
+def test_without_a_tokenizer_vllm_starts_none():
+    started = settings(has_tokenizer=False).start("off", memory_is_set=True)
+    assert started["engine"] == ["--skip-tokenizer-init"]
+    own = settings(has_tokenizer=False, engine=["--skip-tokenizer-init"]).start("off", memory_is_set=True)
+    assert own["engine"] == ["--skip-tokenizer-init"]
 
 
 @pytest.mark.parametrize("variant", ["off", "sam", "ngram"])

@@ -1,12 +1,18 @@
 """`python -m sam.bench` on real engines, each in a process of its own: stock vLLM, off and sam."""
 
+import functools
 import json
+import shutil
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from sam.bench import __main__ as command
 from sam.bench import rounds
 from sam.bench.__main__ import main
+from sam.bench.engine_process import EngineProcess
 from tests.sam.engine.tiny_engine import VOCABULARY, save_model
 
 pytestmark = pytest.mark.engine
@@ -41,6 +47,31 @@ def test_stock_off_and_sam(inputs, tmp_path, capsys, monkeypatch):
         assert min(row["seconds"] for row in (stock, off, sam)) > 0 and stock["memory_mib"] > 100
     assert rows["sam", 8]["accepted"] > 0 and rows["sam", 8]["acceptance_length"] > 1
     assert rows["sam", 8]["steps"] < 160
+
+
+def test_forced_text_on_a_config_alone_and_a_slowed_sam(inputs, tmp_path, capsys, monkeypatch):
+    """Random weights, no tokenizer, and a drafter that sleeps: real text is emitted, and sam does not pay."""
+    monkeypatch.setattr(rounds, "REST_SECONDS", 0.0)
+    slowed = (sys.executable, str(Path(__file__).with_name("slowed_engine.py")))
+    monkeypatch.setattr(command, "EngineProcess", functools.partial(EngineProcess, program=slowed))
+    (folder := tmp_path / "config alone").mkdir()
+    shutil.copy(tmp_path / "model" / "config.json", folder)
+    generator = np.random.default_rng(0)
+    groups = [(row, generator.integers(0, VOCABULARY, 12).tolist()) for row in range(12)]
+    rows = [([1, 2, row], (phrase * 5)[: 20 + 10 * sample]) for row, phrase in groups for sample in range(4)]
+    text = tmp_path / "recording.jsonl"
+    text.write_text("".join(json.dumps({"prompt_tokens": p, "response_tokens": r}) + "\n" for p, r in rows))
+    load = ["--text", str(text), "--requests", "4", "--samples", "4", "--load-format", "dummy"]
+    output = ["--output", str(tmp_path / "out")]
+    assert main(["--model", str(folder), *output, *load, *ENGINE[1:], "--rounds", "3"]) == 0
+    assert "no-go: 0." in capsys.readouterr().out
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert {verdict["answer"] for verdict in result["verdicts"].values()} == {"no-go"}
+    assert result["recommended"].startswith("speculation=off")
+    rows = {(row["variant"], row["requests"]): row for row in result["rows"]}
+    assert {rows[variant, 4]["as_recorded"] for variant in ("stock", "off", "sam")} == {12}
+    assert rows["stock", 4]["steps"] == rows["off", 4]["steps"] == 50
+    assert rows["sam", 4]["accepted"] > 0
 
 
 def test_vllm_does_not_know_an_argument(inputs, tmp_path, capsys):

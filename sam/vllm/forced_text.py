@@ -1,0 +1,130 @@
+"""Requests emit given responses, whatever the logits say, while all else of a step does its full work.
+
+Forward pass, sampling, verification and drafter cost what they cost with text of the model's own, so that a model of
+any shape with random weights can be measured on real text: drafts are accepted where they equal the given response.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+ARGUMENT = "forced_text"  # of SamplingParams.extra_args: number of the request's response
+FREE = -1  # of `ForcedText.lookup`: the sampled token stays
+
+
+def sampling_arguments(number: int, response: list[int]) -> dict[str, Any]:
+    """Keywords of SamplingParams with which a request emits response `number`, and ends with it."""
+    return {"extra_args": {ARGUMENT: number}, "max_tokens": len(response), "ignore_eos": True}
+
+
+class ForcedText:
+    """Replaces the sampled tokens of one model runner by those of given responses.
+
+    Tokens are replaced where they are drawn: of ExactSampler at all positions of a draft, before it is compared with
+    them; of stock vLLM, which verifies no drafts, after its own sampler. A request's position is the number of its
+    output tokens so far, known on the host under asynchronous scheduling too, so that no step waits for the device.
+    """
+
+    def __init__(self, runner):
+        self._runner = runner
+        self._table = np.full((1, 1), FREE)
+        self._numbers: dict[str, int] = {}  # of the second model runner, which keeps no sampling parameters
+
+    @classmethod
+    def attach(cls, runner) -> "ForcedText":
+        """Hook into a runner; attaching twice gives the same object. To be done before a StepRecorder is attached."""
+        if (existing := getattr(runner, "_sam_forced_text", None)) is not None:
+            return existing
+        forced = runner._sam_forced_text = cls(runner)
+        if (sample := getattr(runner, "_sample", None)) is None:
+            runner.add_requests = forced._around_add_requests(runner.add_requests)
+            runner.sample = forced._around_second_sample(runner.sample)
+        elif hasattr(sample, "draw"):
+            sample.draw = forced._around_draw(sample.draw)
+        else:
+            runner._sample = forced._around_sample(sample)
+        return forced
+
+    def set_responses(self, responses: list[list[int]]) -> None:
+        """Token ids of the responses by number; those given before are forgotten."""
+        longest = max(map(len, responses), default=0)
+        # The last column and the last row are free: what follows a response, and requests without one.
+        self._table = np.full((len(responses) + 1, longest + 1), FREE)
+        for row, response in zip(self._table, responses, strict=False):
+            row[: len(response)] = response
+
+    def lookup(self, numbers: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Tokens of responses at positions, FREE where there is none.
+
+        Args:
+            numbers: int [n], of responses; -1 for none.
+            positions: int [n], from 0.
+        """
+        return self._table[numbers, np.minimum(positions, self._table.shape[1] - 1)]
+
+    def _requests(self) -> tuple[np.ndarray, np.ndarray]:
+        """Number of the response and next position of each request in the batch, int64 [requests] each."""
+        requests = [self._runner.requests[name] for name in self._runner.input_batch.req_ids]
+        numbers = [_number(request.sampling_params) for request in requests]
+        # Under asynchronous scheduling the output holds a placeholder for every token under way.
+        return np.array(numbers), np.array([len(request.output_token_ids) for request in requests])
+
+    def _around_draw(self, function):
+        def draw(processed, rows, metadata):
+            tokens = function(processed, rows, metadata)
+            numbers, positions = self._requests()
+            return _replaced(tokens, self.lookup(numbers[rows.request], positions[rows.request] + rows.offset))
+
+        return draw
+
+    def _around_sample(self, function):
+        def _sample(logits, spec_decode_metadata):
+            output = function(logits, spec_decode_metadata)
+            output.sampled_token_ids = _replaced(output.sampled_token_ids, self.lookup(*self._requests())[:, None])
+            return output
+
+        return _sample
+
+    def _around_add_requests(self, function):
+        def add_requests(scheduled):
+            function(scheduled)
+            self._numbers |= {one.req_id: _number(one.sampling_params) for one in scheduled.scheduled_new_reqs}
+            for name in scheduled.finished_req_ids:
+                self._numbers.pop(name, None)
+
+        return add_requests
+
+    def _around_second_sample(self, function):
+        """vLLM's second model runner, which stock uses for dense models on CUDA. Without drafts the number of computed
+        tokens is exact on the host."""
+
+        def sample(hidden_states, batch, grammar_output):
+            output, *counts = function(hidden_states, batch, grammar_output)
+            numbers = np.array([self._numbers.get(name, -1) for name in batch.req_ids])
+            prompts = self._runner.req_states.prompt_len.np[batch.idx_mapping_np]
+            # Negative while a prompt comes in pieces; that step's token is dropped.
+            positions = np.maximum(batch.num_computed_tokens_np + batch.num_scheduled_tokens - prompts, 0)
+            output.sampled_token_ids = _replaced(output.sampled_token_ids, self.lookup(numbers, positions)[:, None])
+            return output, *counts
+
+        return sample
+
+
+class ForcedTextExtension:
+    """Mixed into vLLM's worker; its method is called through `collective_rpc`."""
+
+    def sam_force_text(self, responses: list[list[int]]) -> None:
+        """Let requests emit these responses by number."""
+        ForcedText.attach(self.model_runner).set_responses(responses)
+
+
+def _number(sampling_params) -> int:
+    return ((sampling_params and sampling_params.extra_args) or {}).get(ARGUMENT, -1)
+
+
+def _replaced(sampled: torch.Tensor, forced: np.ndarray) -> torch.Tensor:
+    tokens = torch.from_numpy(forced).to(sampled.dtype)
+    if sampled.device.type != "cpu":
+        tokens = tokens.pin_memory().to(sampled.device, non_blocking=True)  # without waiting for the step under way
+    return torch.where(tokens == FREE, sampled, tokens)

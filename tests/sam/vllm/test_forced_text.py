@@ -1,0 +1,91 @@
+"""Forced text on runners of numpy and torch, without vLLM: asynchronous scheduling and vLLM's second model runner."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from sam.vllm.forced_text import FREE, ForcedText, sampling_arguments
+
+RESPONSES = [[10, 11, 12], [20], [30, 31]]
+
+
+def sampling(number):
+    """SamplingParams of a request that emits response `number`; None for a request of its own text."""
+    extra = None if number is None else sampling_arguments(number, RESPONSES[number])["extra_args"]
+    return SimpleNamespace(extra_args=extra)
+
+
+def test_a_request_ends_with_its_response():
+    assert sampling_arguments(2, [7, 8]) == {
+        "extra_args": {"forced_text": 2},
+        "max_tokens": 2,
+        "ignore_eos": True,
+    }
+
+
+def test_positions_and_what_lies_behind():
+    forced = ForcedText(None)
+    assert forced.lookup(np.array([0, -1]), np.array([0, 5])).tolist() == [FREE, FREE]
+    forced.set_responses(RESPONSES)
+    numbers, positions = np.array([0, 0, 1, 1, 2, -1]), np.array([0, 2, 0, 1, 900, 0])
+    assert forced.lookup(numbers, positions).tolist() == [10, 12, 20, FREE, FREE, FREE]
+
+
+def stock_runner(requests):
+    """A runner with a sampler of its own, which draws 99; `requests` are (response, output so far)."""
+    names = [str(row) for row in range(len(requests))]
+    states = [SimpleNamespace(sampling_params=sampling(n), output_token_ids=out) for n, out in requests]
+    return SimpleNamespace(
+        input_batch=SimpleNamespace(req_ids=names),
+        requests=dict(zip(names, states, strict=True)),
+        _sample=lambda logits, _: SimpleNamespace(sampled_token_ids=torch.full((len(names), 1), 99, dtype=torch.int32)),
+    )
+
+
+def test_stock_with_tokens_under_way():
+    runner = stock_runner([(0, [10, -1]), (2, []), (1, [-1]), (None, [])])  # -1: not yet on the host
+    ForcedText.attach(runner).set_responses(RESPONSES)
+    tokens = runner._sample(None, None).sampled_token_ids
+    assert tokens.tolist() == [[12], [30], [99], [99]] and tokens.dtype == torch.int32
+
+
+def second_runner(counted):
+    """vLLM's second model runner, as far as it is used."""
+    runner = SimpleNamespace(
+        req_states=SimpleNamespace(prompt_len=SimpleNamespace(np=np.array([4, 6, 5]))),
+        add_requests=lambda scheduled: counted.append(len(scheduled.scheduled_new_reqs)),
+    )
+    output = SimpleNamespace(sampled_token_ids=torch.full((3, 1), 99))
+    runner.sample = lambda hidden, batch, grammar: (output, "sampled", "rejected")
+    return runner
+
+
+@pytest.mark.parametrize("finished, last", [([], 30), (["c"], 99)])
+def test_the_second_model_runner(finished, last):
+    counted = []
+    runner = second_runner(counted)
+    ForcedText.attach(runner).set_responses(RESPONSES)
+    new = [SimpleNamespace(req_id=name, sampling_params=sampling(n)) for n, name in enumerate("abc")]
+    runner.add_requests(SimpleNamespace(scheduled_new_reqs=new, finished_req_ids=[]))
+    runner.add_requests(SimpleNamespace(scheduled_new_reqs=[], finished_req_ids=finished))
+    batch = SimpleNamespace(
+        req_ids=["b", "a", "c"],
+        idx_mapping_np=np.array([2, 0, 1]),
+        num_computed_tokens_np=np.array([0, 5, 2]),
+        num_scheduled_tokens=np.array([5, 1, 4]),
+    )
+    output, sampled, rejected = runner.sample(None, batch, None)
+    assert output.sampled_token_ids.tolist() == [[20], [12], [last]] and counted == [3, 0]
+    assert (sampled, rejected) == ("sampled", "rejected")
+
+
+def test_a_prompt_in_pieces():
+    runner = second_runner([])
+    ForcedText.attach(runner).set_responses(RESPONSES)
+    batch = SimpleNamespace(
+        req_ids=["a"], idx_mapping_np=np.array([1]), num_computed_tokens_np=np.array([0]),
+        num_scheduled_tokens=np.array([2]),
+    )  # fmt: skip
+    runner.sample(None, batch, None)  # of another length than the prompt: no error, the token is dropped
