@@ -4,16 +4,19 @@ A machine's speed drifts between runs, and a process may be slower than the next
 policies differ. So every run has all policies, one for each training step, in its own order: in a Williams square each
 policy has each step once, comes once in each run, and with an even number of policies follows each other policy once.
 Sampling is exact: all runs generate the same tokens in a step, which is checked, so the seconds are of the same work.
+Stock vLLM, which cannot train on a CPU, is timed afterwards on their text: recipe.against_stock.
 """
 
 import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
+from recipe.against_stock import against_stock, measured
 from recipe.report.runs import ReportError, Run, compare_responses
 from sam.command import run_command
 from sam.config import SpeculationConfig
@@ -150,12 +153,13 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: --policies {policies}: expected three or more, {options.baseline} among them", file=sys.stderr)
         return 2
 
-    def shown() -> str:
+    def shown() -> Iterator[str]:
         directories = measure(options.output, policies, options.cycles, options.overrides)
         rows = table(*read(directories, policies), policies, options.baseline)
         if options.json:
             options.json.write_text(json.dumps(rows, indent=1) + "\n")
-        return as_text(rows, options.baseline)
+        yield as_text(rows, options.baseline)
+        yield measured(against_stock(directories[0], options.output))
 
     return run_command(shown, (ValueError,), code=1)
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Sets everything up, trains the tiny model with speculation=sam and again with speculation=off (same seeds), and
-# writes outputs/quickstart/report.html. Arguments are Hydra overrides for both runs:
+# Sets everything up, trains the tiny model with speculation=sam and again with speculation=off (same seeds), times stock
+# vLLM beside both on the same text, and writes outputs/quickstart/report.html. Arguments are Hydra overrides for both
+# runs:
 #   bash scripts/quickstart.sh trainer.total_training_steps=5
 # An interrupted quickstart goes on from the last checkpoint; a finished one starts again and is kept once, as
 # outputs/quickstart.previous. FRESH=1 starts again in any case.
@@ -30,4 +31,6 @@ python -m recipe.tiny.assets --output outputs/tiny_assets
 wait
 train sam "$@"
 train off "$@"
+# A report without stock vLLM is better than none; Ctrl-C ends all.
+python -m recipe.against_stock "$OUTPUT/sam" --output "$OUTPUT" || [ $? -ne 130 ]
 exec python -m recipe.report "$OUTPUT/sam" "$OUTPUT/off" --output "$OUTPUT"

@@ -9,9 +9,11 @@ import json
 import sys
 from pathlib import Path
 
-from recipe.report.page import all_tables, as_html, as_markdown, remarks, ten_lines
+from recipe.report.answer import remarks, ten_lines
+from recipe.report.page import all_tables, as_html, as_markdown
 from recipe.report.runs import ReportError, make_comparable, summarize
 from recipe.report.scopes import replay_scopes
+from recipe.report.stock import AgainstStock
 from recipe.report.tables import AGREEMENT_HEADER, agreement
 from recipe.report.wandb_reader import load_run
 from sam.command import run_command
@@ -49,11 +51,15 @@ def report(sources: list[str], output: Path | None) -> str:
 
     output = output or (runs[0].directory.parent if runs[0].directory else Path("outputs/report"))
     output.mkdir(parents=True, exist_ok=True)
-    captions = draw_all(runs, summary["tail_threshold"], scopes, output)
+    stock, summary["stock_note"] = AgainstStock.load(output, runs[0])
+    summary["stock"] = stock and stock.summary()
+    pictures = draw_all(runs, summary["tail_threshold"], scopes, stock)
+    for picture in pictures:
+        picture.figure.savefig(output / f"{picture.name}.png", dpi=120)
     (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    tables = {title: table for title, table in all_tables(runs, summary).items() if table[1]}
-    (output / "report.md").write_text(as_markdown(summary, captions, tables))
-    (output / "report.html").write_text(as_html(summary, captions, tables, output))
+    tables = all_tables(runs, summary, stock)
+    (output / "report.md").write_text(as_markdown(summary, pictures, tables))
+    (output / "report.html").write_text(as_html(summary, pictures, tables))
     notes = (f"note: {line}" for line in remarks(runs, summary))
     return "\n".join([*ten_lines(summary), *notes, f"report: {output / 'report.html'}"])
 

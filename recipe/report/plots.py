@@ -1,140 +1,191 @@
-"""The report's pictures: one function each, all runs in each, readable at 900 pixels."""
+"""The report's pictures: one function each, small enough to stand side by side."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from operator import attrgetter
-from pathlib import Path
 
-import matplotlib
+import numpy as np
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-import numpy as np  # noqa: E402
+from recipe.report.runs import REWARD, Run, compare_responses
+from recipe.report.stock import AgainstStock, times
+from recipe.report.timeline import draw_drafts, draw_running, draw_step_time, label
+from sam.bench.settings import STOCK
+from sam.bench.table import COLORS
+from sam.command import new_figure
+from sam.page import chart
+from sam.replay.round_robin import Replay
 
-from recipe.report.runs import REWARD, Run, compare_responses  # noqa: E402
-from recipe.report.timeline import draw_drafts, draw_step_time, median_step  # noqa: E402
-from sam.replay.round_robin import Replay  # noqa: E402
-
-# Okabe and Ito's colours, told apart by colour-blind readers.
-LOOKS = {"sam": ("#0072B2", "-"), "off": ("#D55E00", "--"), "ngram": ("#009E73", "-."), "suffix": ("#CC79A7", ":")}
+# For a second run of a method, and for what is no method: Okabe and Ito's, which colour-blind readers tell apart.
+SPARE_COLORS = ("#0072B2", "#CC79A7", "#56B4E9", "#8C510A", "#6A3D9A")
+DASHES = {"off": "--", "ngram": "-.", "suffix": ":"}
 POSITION = "position in the response (tokens)"
+SIZE = (4.8, 3.0)  # inches
+WIDE = (6.6, 3.1)
+# Parts of the page, in reading order; the pictures of FIRST stand below the answer without a heading.
+FIRST, TIME, ACCEPTANCE, TRAINING = "", "Where the time went", "Acceptance", "Training"
 
 
-def draw_all(runs: list[Run], threshold: int | None, scopes: dict[str, Replay], directory: Path) -> dict[str, str]:
-    """Draw what the runs have recorded into `directory`; returns picture's name -> caption, in reading order."""
-    captions = {}
-    for name, (draw, caption, needs) in PICTURES.items():
-        if having := [run for run in runs if needs(run)]:
-            _save(directory / f"{name}.png", draw, having, threshold)
-            captions[name] = caption.format(threshold=threshold)
+@dataclass(frozen=True)
+class Picture:
+    """A drawn figure and what a reader is told of it."""
+
+    name: str
+    part: str
+    title: str
+    caption: str
+    figure: object  # matplotlib's
+
+    def html(self) -> str:
+        return chart(self.figure, self.title, self.caption)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """How to draw one.
+
+    Attributes:
+        draw: called with matplotlib's axes, the runs that have what it needs, and Looks; what it returns is added to
+            the caption.
+        needs: whether a run has what is drawn.
+    """
+
+    part: str
+    title: str
+    caption: str
+    draw: Callable
+    needs: Callable[[Run], bool]
+
+
+@dataclass(frozen=True)
+class Looks:
+    """What the pictures share: a colour for each run, by its name, and from how many requests on there is a tail."""
+
+    colors: dict[str, str]
+    threshold: int | None
+
+    def line(self, axes, run: Run, x, y, **style) -> None:
+        dashes = DASHES.get(run.name.split()[0], "-")  # a second run of a method is "sam 2"
+        axes.plot(x, y, label=run.name, color=self.colors[run.name], linestyle=dashes, **style)
+
+
+def colors_of(names: list[str]) -> dict[str, str]:
+    """A method's own colour for its first run, a colour of its own for every other run.
+
+    Example:
+        >>> colors = colors_of(["sam", "off", "sam 2"])
+        >>> len(set(colors.values()))
+        3
+    """
+    others = [name for name in names if name not in COLORS]
+    spare = {name: SPARE_COLORS[i % len(SPARE_COLORS)] for i, name in enumerate(others)}
+    return {name: COLORS.get(name) or spare[name] for name in names}
+
+
+def draw_all(
+    runs: list[Run], threshold: int | None, scopes: dict[str, Replay], stock: AgainstStock | None
+) -> list[Picture]:
+    """What the runs have recorded, in reading order."""
+    looks, pictures = Looks(colors_of([run.name for run in runs]), threshold), []
+
+    def add(name: str, plot: Plot, *what) -> None:
+        figure = new_figure(*(WIDE if name == "drafts" else SIZE))
+        axes = figure.subplots()
+        more = plot.draw(axes, *what)
+        axes.set_title(plot.title, loc="left", fontsize=10, fontweight="bold")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8)
+        caption = plot.caption.format(threshold=threshold) + (f" {more}" if more else "")
+        pictures.append(Picture(name, plot.part, plot.title, caption, figure))
+
+    for name, plot in PLOTS.items():
+        if having := [run for run in runs if plot.needs(run)]:
+            add(name, plot, having, looks)
+        if name == "drafts" and stock:
+            add("stock", AGAINST_STOCK, stock)
     if all(run.has_responses for run in runs[:2]):
-        _save(directory / "identical.png", _identical, *runs[:2])
-        captions["identical"] = "Share of responses that are the same token for token in the first two runs."
+        add("identical", IDENTICAL, *runs[:2])
     if scopes:
-        _save(directory / "acceptance_by_scope.png", _acceptance_by_scope, scopes)
-        captions["acceptance_by_scope"] = (
-            "What sharing brings: the first run's responses replayed with a drafter for each sample (request) and one "
-            "for all samples of a prompt (group), drafts never cut. In the legend the mean over all verify steps."
-        )
-    return captions
+        add("acceptance_by_scope", BY_SCOPE, scopes)
+    return pictures
 
 
-def _save(path: Path, draw: Callable, *what) -> None:
-    figure, axes = plt.subplots(figsize=(7.5, 3.6), dpi=120)
-    draw(axes, *what)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
-
-
-def _label(axes, x: str, y: str) -> None:
-    axes.set(xlabel=x, ylabel=y)
-    axes.legend(frameon=False)
-
-
-def _look(run: Run) -> tuple[str, str]:
-    """Colour and line style, by its method."""
-    return LOOKS.get(run.name.split()[0], ("#555555", "-"))  # a second run of a method is "sam 2"
-
-
-def _line(axes, run: Run, x, y, **style) -> None:
-    colour, dashes = _look(run)
-    axes.plot(x, y, label=run.name, color=colour, linestyle=dashes, **style)
+def _against_stock(axes, stock: AgainstStock) -> None:
+    engines = list(stock.rows)
+    medians = [stock.rows[engine]["seconds"] for engine in engines]
+    around = [
+        (median - min(stock.seconds[engine]), max(stock.seconds[engine]) - median)
+        for engine, median in zip(engines, medians, strict=True)
+    ]
+    bars = axes.bar(
+        engines, medians, 0.62, yerr=np.array(around).T, capsize=4, color=[COLORS[e] for e in engines],
+        error_kw={"elinewidth": 1, "ecolor": "#555555"},
+    )  # fmt: skip
+    names = ["stock vLLM" if e == STOCK else f"{e}\n{times(stock.ratio(e))}" for e in engines]
+    axes.set_xticks(range(len(engines)), names)
+    axes.bar_label(bars, fmt="%.2f s", label_type="center", color="white", fontsize=9)
+    label(axes, "", "seconds a round", legend=False)
 
 
 def _acceptance_by_scope(axes, scopes: dict[str, Replay]) -> None:
-    for (scope, result), style in zip(scopes.items(), ("--", "-"), strict=True):
+    for (scope, result), style, color in zip(scopes.items(), ("--", "-"), ("#999999", COLORS["sam"]), strict=True):
         mean = result.summary()["mean_acceptance_length"]
-        axes.plot(*zip(*result.positions(), strict=True), style, marker="o", markersize=3, label=f"{scope}, {mean:.2f}")
+        places, lengths = zip(*result.positions(), strict=True)
+        axes.plot(places, lengths, style, marker="o", markersize=3, color=color, label=f"{scope}, {mean:.2f}")
     axes.axhline(1.0, color="grey", linewidth=0.8)
-    _label(axes, POSITION, "mean acceptance length")
+    label(axes, POSITION, "mean acceptance length")
 
 
-def _accuracy(axes, runs: list[Run], threshold: int) -> None:
+def _accuracy(axes, runs: list[Run], looks: Looks) -> None:
     for run in runs:
-        _line(axes, run, *run.series("rollout/acc_all/mean"), linewidth=2)
+        looks.line(axes, run, *run.series("rollout/acc_all/mean"), linewidth=2)
         for key in sorted({key for row in run.metrics.values() for key in row}):
             if key.startswith("val-core/") and "/acc/mean" in key:
-                circles = {"color": _look(run)[0], "markersize": 6, "markerfacecolor": "none"}
+                circles = {"color": looks.colors[run.name], "markersize": 6, "markerfacecolor": "none"}
                 axes.plot(*run.series(key), "o", label=f"{run.name}, validation", **circles)
-    _label(axes, "training step", "accuracy")
+    label(axes, "training step", "share of right answers")
 
 
-def _rollout_time(axes, runs: list[Run], threshold: int) -> None:
-    tails = [run.tail_seconds(run.steps, threshold) for run in runs]
-    labels = ["rollout, total"] if None in tails else ["rollout, total", f"tail (at most {threshold} running)"]
+def _rollout_time(axes, runs: list[Run], looks: Looks) -> None:
+    tails = [run.tail_seconds(run.steps, looks.threshold) for run in runs]
+    labels = ["rollout"] if None in tails else ["rollout", f"its tail (at most {looks.threshold} running)"]
     positions = np.arange(len(labels))
     width = 0.8 / len(runs)
     for index, (run, tail) in enumerate(zip(runs, tails, strict=True)):
         seconds = [run.seconds(run.steps), tail][: len(labels)]
-        bars = axes.bar(positions + index * width, seconds, width * 0.92, color=_look(run)[0], label=run.name)
-        axes.bar_label(bars, fmt="%.0f s", padding=2)
+        color = looks.colors[run.name]
+        bars = axes.bar(positions + index * width, seconds, width * 0.92, color=color, label=run.name)
+        axes.bar_label(bars, fmt="%.1f", padding=2, fontsize=8)
     axes.set_xticks(positions + width * (len(runs) - 1) / 2, labels)
     axes.margins(y=0.12)
-    _label(axes, "", "seconds, all steps")
+    label(axes, "", "seconds, all steps")
 
 
-def _acceptance_by_position(axes, runs: list[Run], threshold: int) -> None:
+def _acceptance_by_position(axes, runs: list[Run], looks: Looks) -> None:
     for run in runs:
         starts, lengths = run.acceptance_by_position()
         if len(starts):
-            _line(axes, run, starts, lengths, marker="o", markersize=3)
+            looks.line(axes, run, starts, lengths, marker="o", markersize=3)
     axes.axhline(1.0, color="grey", linewidth=0.8)
-    _label(axes, POSITION, "mean acceptance length")
+    label(axes, POSITION, "mean acceptance length")
 
 
-def _acceptance_by_draft_position(axes, runs: list[Run], threshold: int) -> None:
+def _acceptance_by_draft_position(axes, runs: list[Run], looks: Looks) -> None:
     for run in runs:
         rates = run.acceptance_by_draft_position()
         if len(rates):
             positions = np.arange(1, len(rates) + 1)
-            _line(axes, run, positions, rates, marker="o")
+            looks.line(axes, run, positions, rates, marker="o")
             axes.set_xticks(positions)
     axes.set_ylim(0, 1)
-    _label(axes, "draft position", "accepted / drafted")
-
-
-def _timeline(axes, runs: list[Run], threshold: int) -> None:
-    step = median_step(runs[0])
-    for run in runs[:2]:
-        if step not in run.steps:
-            continue
-        steps = run.engine_steps(step)
-        time = np.cumsum(steps.step_ms) / 1e3
-        _line(axes, run, time, steps.running, drawstyle="steps-pre")
-        if threshold is not None:
-            shaded = {"where": steps.in_tail(threshold), "step": "pre", "color": _look(run)[0], "alpha": 0.15}
-            axes.fill_between(time, 0, steps.running, **shaded)
-    if threshold is not None:
-        axes.axhline(threshold, color="grey", linewidth=0.8, linestyle=":")
-    _label(axes, f"seconds of rollout in training step {step}", "running requests")
+    label(axes, "draft position", "accepted / drafted")
 
 
 def _identical(axes, first: Run, second: Run) -> None:
     counts = compare_responses(first, second)
     shares = [same / total if total else 0.0 for same, total in counts.values()]
-    axes.bar(list(counts), shares, color=LOOKS["sam"][0], width=0.7)
-    axes.set(ylim=(0, 1.05), xlabel="training step", ylabel=f"identical {first.name}/{second.name}")
+    axes.bar(list(counts), shares, color=COLORS["sam"], width=0.7)
+    axes.set_ylim(0, 1.05)
+    label(axes, "training step", f"identical in {first.name} and {second.name}", legend=False)
 
 
 _engine_steps = attrgetter("has_engine_steps")
@@ -144,69 +195,106 @@ def _metric(key: str) -> Callable[[Run], bool]:
     return lambda run: bool(run.series(key)[0])
 
 
-def _curve(key: str, label: str, caption: str) -> tuple[Callable, str, Callable[[Run], bool]]:
-    """An entry of PICTURES: a metric over the training steps."""
+def _curve(part: str, title: str, key: str, unit: str, caption: str) -> Plot:
+    """A metric over the training steps."""
 
-    def draw(axes, runs: list[Run], threshold: int) -> None:
-        for run in runs:
-            _line(axes, run, *run.series(key), linewidth=2)
-        _label(axes, "training step", label)
+    def draw(axes, runs: list[Run], looks: Looks) -> None:
+        # The last run is drawn thin and on top, so that equal curves are seen to be several.
+        for number, run in enumerate(runs):
+            looks.line(axes, run, *run.series(key), linewidth=max(1.2, 5 - 2 * number), marker=".")
+        label(axes, "training step", unit)
 
-    return draw, caption, _metric(key)
+    return Plot(part, title, caption, draw, _metric(key))
 
 
-# Name: what draws it, its caption, whether a run has what it needs.
-PICTURES: dict[str, tuple[Callable, str, Callable[[Run], bool]]] = {
-    "reward": _curve(
-        REWARD,
-        "mean reward",
-        "Mean reward of all generated responses, before groups without signal are dropped. Lossless speculation "
-        "means that the curves lie on each other.",
+# By name: what draws it, its caption, whether a run has what it needs.
+PLOTS = {
+    "drafts": Plot(
+        FIRST,
+        "Running requests, and the drafts verified and accepted",
+        "One rollout, of median length, of the first run: requests that ran, and in each engine step the draft tokens "
+        "that the switch let through and those of them that were accepted; and the same rollout of the second run.",
+        draw_drafts,
+        _engine_steps,
     ),
-    "accuracy": (
+    "reward": _curve(
+        FIRST, "Reward", REWARD, "mean reward",
+        "Of all generated responses, before groups without signal are dropped. Lossless: the curves lie on each other.",
+    ),
+    "response_length": _curve(
+        FIRST, "Response length", "response_length/mean", "tokens", "Mean of the responses trained on.",
+    ),
+    "accuracy": Plot(
+        FIRST,
+        "Accuracy",
+        "Share of right answers: lines are training responses, circles the held-out set.",
         _accuracy,
-        "Share of right answers: lines are training responses, circles the held-out set (greedy).",
         _metric("rollout/acc_all/mean"),
     ),
-    "response_length": _curve("response_length/mean", "tokens", "Mean length of the responses trained on."),
-    "entropy": _curve("actor/entropy", "nats per token", "Entropy of the policy on the responses trained on."),
-    "grad_norm": _curve("actor/grad_norm", "gradient norm", "Gradient norm before clipping."),
-    "rollout_time": (
+    "rollout_time": Plot(
+        TIME,
+        "Rollout in all of verl",
+        "Measured in the server, summed over the steps. The tail is the time from when at most {threshold} requests "
+        "run to the end of a generation round.",
         _rollout_time,
-        "Rollout time measured in the server, summed over the steps. The tail is the time "
-        "from when at most {threshold} requests run to the end of a generation round.",
         attrgetter("steps"),
     ),
-    "timeline": (
-        _timeline,
-        "Running requests over one step's rollout (the one of median length); tails shaded.",
+    "timeline": Plot(
+        TIME,
+        "Running requests",
+        "One step's rollout (the one of median length); tails shaded.",
+        draw_running,
         _engine_steps,
     ),
-    "drafts": (
-        draw_drafts,
-        "The first run's rollout of that step: requests that ran, and in each engine step the draft tokens that the "
-        "switch let through and those of them that were accepted.",
-        _engine_steps,
-    ),
-    "step_time": (
+    "step_time": Plot(
+        TIME,
+        "Where an engine step's time went",
+        "The first run's, over the same rollout.",
         draw_step_time,
-        "Where an engine step's time went, and what verifying rejected drafts took: least squares of the time over "
-        "requests and draft tokens.",
         _engine_steps,
     ),
     "acceptance_over_training": _curve(
-        "rollout/spec_accept_length",
-        "mean acceptance length",
+        ACCEPTANCE, "Over training", "rollout/spec_accept_length", "mean acceptance length",
         "Tokens per verify step of a request (accepted plus bonus) in each training step; 1 is no gain.",
     ),
-    "acceptance_by_position": (
-        _acceptance_by_position,
+    "acceptance_by_position": Plot(
+        ACCEPTANCE,
+        "By position in the response",
         "Tokens per verify step of a request (accepted plus bonus) by where in the response it happened; 1 is no gain.",
+        _acceptance_by_position,
         _engine_steps,
     ),
-    "acceptance_by_draft": (
-        _acceptance_by_draft_position,
+    "acceptance_by_draft": Plot(
+        ACCEPTANCE,
+        "By position in the draft",
         "How often the first, second, ... draft token is accepted.",
+        _acceptance_by_draft_position,
         _engine_steps,
     ),
-}
+    "entropy": _curve(
+        TRAINING, "Entropy", "actor/entropy", "nats per token", "Of the policy on the responses trained on.",
+    ),
+    "grad_norm": _curve(TRAINING, "Gradient norm", "actor/grad_norm", "gradient norm", "Before clipping."),
+}  # fmt: skip
+AGAINST_STOCK = Plot(
+    FIRST,
+    "Engine alone, stock vLLM beside it",
+    "Engines in turns on the first run's recorded text: median seconds of a round, with its range, and times stock.",
+    _against_stock,
+    None,
+)
+IDENTICAL = Plot(
+    TRAINING,
+    "Identical responses",
+    "Share of responses that are the same token for token in the first two runs.",
+    _identical,
+    None,
+)
+BY_SCOPE = Plot(
+    ACCEPTANCE,
+    "What sharing brings",
+    "The first run's responses replayed with a drafter for each sample (request) and one for all samples of a prompt "
+    "(group), drafts never cut. In the legend the mean over all verify steps.",
+    _acceptance_by_scope,
+    None,
+)

@@ -30,26 +30,59 @@ def over_time(steps: EngineSteps, columns: dict[str, np.ndarray]) -> tuple[np.nd
     return edges[1:] / 1e3, means
 
 
-def draw_drafts(axes, runs: list[Run], threshold: int | None) -> None:
-    run = runs[0]
+def draw_drafts(axes, runs: list[Run], looks) -> None:
+    """`looks`: of recipe.report.plots, here and below."""
+    run, *others = runs
     step = median_step(run)
     steps = run.engine_steps(step)
     time, means = over_time(steps, {name: getattr(steps, name) for name in ("running", "drafted", "accepted")})
-    axes.plot(time, means["running"], color="#555555", label="running requests")
     axes.fill_between(time, means["drafted"], color="#D55E00", alpha=0.35, label="draft tokens verified, a step")
     axes.fill_between(time, means["accepted"], color="#009E73", alpha=0.8, label="accepted, a step")
-    axes.set_xlabel(f"seconds of rollout in training step {step}, {run.name}")
-    axes.legend(frameon=False)
+    axes.plot(time, means["running"], color="#222222", label=f"running requests, {run.name}")
+    for other in others[:1]:
+        if step in other.steps:
+            theirs = other.engine_steps(step)
+            time, means = over_time(theirs, {"running": theirs.running})
+            axes.plot(time, means["running"], color="#222222", linestyle=":", label=f"running requests, {other.name}")
+    axes.set_ylim(0)
+    label(axes, f"seconds of rollout in training step {step}", "requests or tokens")
 
 
-def draw_step_time(axes, runs: list[Run], threshold: int | None) -> None:
+def draw_running(axes, runs: list[Run], looks) -> None:
+    step = median_step(runs[0])
+    for run in runs:
+        if step not in run.steps:
+            continue
+        steps = run.engine_steps(step)
+        time = np.cumsum(steps.step_ms) / 1e3
+        looks.line(axes, run, time, steps.running, drawstyle="steps-pre")
+        if looks.threshold is not None:
+            where = steps.in_tail(looks.threshold)
+            shaded = {"step": "pre", "color": looks.colors[run.name], "alpha": 0.15}
+            axes.fill_between(time, 0, steps.running, where=where, **shaded)
+    if looks.threshold is not None:
+        axes.axhline(looks.threshold, color="grey", linewidth=0.8, linestyle=":")
+    label(axes, f"seconds of rollout in training step {step}", "running requests")
+
+
+def draw_step_time(axes, runs: list[Run], looks) -> str:
+    """Returns what verifying rejected drafts took."""
     run = runs[0]
     step = median_step(run)
     steps = run.engine_steps(step)
     parts = {"forward": steps.forward_ms, "verify": steps.verify_ms, "draft": steps.draft_ms}
     time, means = over_time(steps, {**parts, "other": np.maximum(0.0, steps.step_ms - sum(parts.values()))})
     axes.stackplot(time, *means.values(), colors=list(PARTS.values()), labels=list(PARTS))
-    lost, cost = rejected_seconds(steps), token_milliseconds(steps)
-    axes.set_title(f"a token more: {cost:.2f} ms; on rejected drafts: {lost:.2f} s of {time[-1]:.2f} s", fontsize=9)
-    axes.set(xlabel=f"seconds of rollout in training step {step}, {run.name}", ylabel="milliseconds of a step")
-    axes.legend(frameon=False)
+    label(axes, f"seconds of rollout in training step {step}", "milliseconds of a step")
+    return (
+        f"A token more takes {token_milliseconds(steps):.2f} ms, rejected drafts took {rejected_seconds(steps):.2f} s "
+        f"of {time[-1]:.2f} s (least squares of the time over requests and draft tokens)."
+    )
+
+
+def label(axes, x: str, y: str, legend: bool = True) -> None:
+    """Name the axes, in the size of a small picture."""
+    axes.set_xlabel(x, fontsize=9)
+    axes.set_ylabel(y, fontsize=9)
+    if legend:
+        axes.legend(frameon=False, fontsize=8)

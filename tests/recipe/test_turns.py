@@ -107,11 +107,14 @@ def test_the_command_trains_as_many_runs_as_policies_in_the_squares_order(tmp_pa
 
     write_runs(tmp_path / "turns")
     monkeypatch.setattr(turns.subprocess, "run", train)
+    monkeypatch.setattr(turns, "against_stock", lambda run, output: (run.name, output.name))
+    monkeypatch.setattr(turns, "measured", "stock beside {}".format)
     arguments = ["--output", str(tmp_path / "turns"), "--policies", *POLICIES, "--json", str(tmp_path / "rows.json")]
     assert turns.main(arguments) == 0
     orders = [next(word for word in command if word.startswith("speculation.policy_rotation=")) for command in commands]
     assert orders[0] == "speculation.policy_rotation=[never,threshold 8,goodput,always]" and len(set(orders)) == 4
-    assert "goodput" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "goodput" in printed and printed.endswith("stock beside ('1', 'turns')\n")
     assert len(json.loads((tmp_path / "rows.json").read_text())) == 8
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from recipe.report.__main__ import main
-from recipe.report.runs import config_difference
+from recipe.report.runs import Run, config_difference
+from recipe.report.stock import AgainstStock, text_of
 from sam.record.engine_steps import EngineSteps
 
 
@@ -71,15 +72,50 @@ def test_summary_and_files(runs, tmp_path, capsys):
     assert summary["identical_by_step"]["4"] == [3, 4]
     assert summary["peak_memory_gib"] == 3.5
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "data:image/png;base64," in page and "http" not in page and "<script" not in page
+    assert "data:image/svg+xml;base64," in page and "http" not in page and "<script" not in page
+    assert "<p>Rollout 2.00x speculation=off (36.0 s to 18.0 s in 6 steps)</p>" in page
+    assert "23 of 24 responses identical, token for token" in page
     for picture in ("reward", "timeline", "acceptance_by_position", "acceptance_by_scope"):
         assert (tmp_path / "out" / f"{picture}.png").stat().st_size > 5000
-    printed = capsys.readouterr().out.splitlines()
-    assert len(printed) == 11 and printed[-1].endswith("report.html")
+    *ten, note, last = capsys.readouterr().out.splitlines()
+    assert len(ten) == 10 and last.endswith("report.html")
+    assert note.startswith("note: Stock vLLM was not measured: python -m recipe.against_stock ") and note[6:-1] in page
+
+
+def stock_beside(run, folder, **changes):
+    """stock.json of four rounds, one of which took all engines twice as long."""
+    seconds = {"stock": [3.0, 6.0, 3.0, 3.4], "off": [3.0, 7.5, 3.0, 3.4], "sam": [2.0, 4.0, 1.5, 2.0]}
+    row = {"tokens_per_s": 100.0, "step_ms": 2.0, "acceptance_length": None}
+    rows = {engine: {**row, "seconds": float(np.median(its))} for engine, its in seconds.items()}
+    text = text_of(Run.load(run), [1, 3, 5])
+    found = {"text": text, "steps": [1, 3, 5], "requests": 4, "seconds": seconds, "rows": rows, "settings": {}}
+    folder.mkdir(exist_ok=True)
+    AgainstStock(**found | {"date": "2026-01-01"} | changes).save(folder)
+
+
+def test_stock_is_the_headline(runs, tmp_path, capsys):
+    stock_beside(runs[0], tmp_path / "out")
+    assert main([*map(str, runs), "--output", str(tmp_path / "out")]) == 0
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["stock"]["over_stock"] == {"off": [1.0, 0.8, 1.0], "sam": [1.6, 1.5, 2.0]}
+    assert summary["stock"]["sam_over_off"] == [1.788, 1.5, 2.0] and summary["stock"]["rounds"] == 4
+    page = (tmp_path / "out" / "report.html").read_text()
+    headline = page.index("<p>Rollout 1.60x (1.50-2.00) as fast as stock vLLM</p>")
+    assert headline < page.index("without drafts (off) 1.00x (0.80-1.00)") < page.index("2.00x speculation=off")
+    assert page.index("2.00x speculation=off") < page.index("Engine alone, stock vLLM beside it") < page.index("<table")
+    printed = capsys.readouterr().out
+    assert printed.startswith("rollout over stock vLLM   off 1.00x (0.80-1.00), sam 1.60x (1.50-2.00), engine alone")
+    assert "note: engines alone drafted with policy=goodput, the run with policy=None" in printed
+
+
+def test_stock_of_another_text_is_left_out(runs, tmp_path, capsys):
+    stock_beside(runs[0], tmp_path / "out", text="0123456789abcdef")
+    assert main([*map(str, runs), "--output", str(tmp_path / "out")]) == 0
+    assert "stock.json is of another run's text and left out" in capsys.readouterr().out
+    assert "<p>Rollout 2.00x speculation=off" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_agreement_of_the_curves_and_the_published_percentages(runs, tmp_path):
-    from recipe.report.runs import Run
     from recipe.report.tables import agreement, phases
 
     first, second = map(Run.load, runs)
@@ -99,7 +135,6 @@ def test_agreement_of_the_curves_and_the_published_percentages(runs, tmp_path):
 
 
 def test_curves_that_differ_are_called_different(tmp_path):
-    from recipe.report.runs import Run
     from recipe.report.tables import agreement
 
     first = Run.load(make_run(tmp_path / "sam", "sam", 3.0, [0.1 * step for step in range(1, 11)]))
@@ -112,7 +147,6 @@ def test_curves_that_differ_are_called_different(tmp_path):
 
 
 def test_tables_in_the_published_form(runs):
-    from recipe.report.runs import Run
     from recipe.report.tables import acceptance_over_training, published, tails
 
     first, second = map(Run.load, runs)
@@ -137,7 +171,6 @@ def test_tables_in_the_published_form(runs):
 
 
 def test_generation_rounds_are_phases_of_their_own(runs):
-    from recipe.report.runs import Run
     from recipe.report.tables import phases
 
     first, second = map(Run.load, runs)

@@ -1,0 +1,182 @@
+"""`python -m recipe.against_stock RUN --output DIR`: would stock vLLM have taken longer for the rollouts of this run?
+
+Stock vLLM cannot train on a CPU: its second weight sync fails. So engines of their own take turns (sam.bench): stock
+vLLM as it is shipped, this project without drafts, and with the run's drafter. They have the run's model and engine
+arguments and emit, request by request, the responses that the run recorded, so that all do the same work: a round is
+one generation round of a training step, its requests at once. The report of the run reads what this leaves.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import DictConfig, OmegaConf
+
+from recipe.launch import environment
+from recipe.preflight.vllm_command import server_arguments
+from recipe.report.runs import ReportError, Run
+from recipe.report.stock import AgainstStock, text_of, times
+from sam.bench.__main__ import INTERRUPTED
+from sam.bench.__main__ import main as run_bench
+from sam.bench.settings import MEMORY_ARGUMENTS, RESERVED, STOCK
+from sam.command import run_command
+from sam.record.atomic import replacing
+
+ROUNDS = 5
+FOLDER = "against_stock"  # of the output; what sam.bench leaves
+# Of verl's server, not of its engine; weights are loaded from the model's folder.
+NOT_OF_THE_ENGINE = {
+    *RESERVED, *MEMORY_ARGUMENTS, "load_format", "seed", "disable_log_stats", "enable_sleep_mode", "logprobs_mode",
+    "skip_tokenizer_init", "override_generation_config", "hf_overrides",
+}  # fmt: skip
+
+
+def against_stock(directory: Path, output: Path, rounds: int = ROUNDS) -> AgainstStock:
+    """Measure what is missing of `rounds` rounds and write stock.json into `output`.
+
+    Raises:
+        ReportError: no run is there, it has not recorded responses, it does not speculate, or an engine failed.
+    """
+    run = Run.load(directory)
+    config = OmegaConf.load(directory / "config.yaml")
+    if run.name == "off":
+        raise ReportError(f"{directory}: its speculation is off; name a run that speculates")
+    if not run.has_responses:
+        raise ReportError(f"{directory}: no responses recorded there; expected rollouts/<step>.jsonl of every step")
+    folder = output / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    steps = spread(run.steps, rounds + 1)  # one more to warm up
+    requests = write_text(run, steps, folder / "text.jsonl")
+    set_environment(config)
+    words = bench_words(config, folder, requests, rounds)
+    with (folder / "table.txt").open("w") as table, contextlib.redirect_stdout(table):
+        if (code := run_bench(words)) == INTERRUPTED:
+            raise KeyboardInterrupt
+        if code:
+            raise ReportError(f"{folder}: not all rounds were measured (exit code {code})")
+    result = json.loads((folder / "result.json").read_text())
+    _, *lines = map(json.loads, (folder / "rounds.jsonl").read_text().splitlines())
+    found = AgainstStock(
+        text=text_of(run, steps),
+        steps=steps,
+        requests=requests,
+        seconds={engine: [line["runs"][engine]["seconds"] for line in lines] for engine in (STOCK, "off", run.name)},
+        rows={row["variant"]: row for row in result["rows"]},
+        settings=result["settings"],
+        date=result["date"],
+    )
+    found.save(output)
+    return found
+
+
+def spread(steps: list[int], count: int) -> list[int]:
+    """`count` of the steps, at equal distances; all where there are not more.
+
+    Example:
+        >>> spread(list(range(1, 11)), 4)
+        [1, 4, 7, 10]
+    """
+    return [steps[i] for i in np.linspace(0, len(steps) - 1, min(count, len(steps))).round().astype(int)]
+
+
+def write_text(run: Run, steps: list[int], path: Path) -> int:
+    """Write the first generation round of each step as one recording, equally many groups of each; returns the requests
+    of a round."""
+    samples = samples_of(run.config)
+    rounds = [_groups(run, step, samples) for step in steps]
+    prompts = min(map(len, rounds))
+    if not prompts:
+        raise ReportError(f"{run.source}: no prompt with {samples} responses in a step of {steps}")
+    lines = [json.dumps(row) + "\n" for groups in rounds for group in groups[:prompts] for row in group]
+    with replacing(path) as partial:
+        partial.write_text("".join(lines))
+    return prompts * samples
+
+
+def _groups(run: Run, step: int, samples: int) -> list[list[dict]]:
+    """The prompts of a step's first generation round that have all their responses."""
+    rows = map(json.loads, (run.directory / "rollouts" / f"{step}.jsonl").read_text().splitlines())
+    groups: dict[tuple, list[dict]] = {}
+    for row in rows:
+        names = ("prompt_tokens", "response_tokens")
+        groups.setdefault((row["round"], row["prompt"]), []).append({name: row[name] for name in names})
+    first = min((number for number, _ in groups), default=0)
+    return [group for (number, _), group in groups.items() if number == first and len(group) == samples]
+
+
+def samples_of(config: dict) -> int:
+    return int(config["actor_rollout_ref"]["rollout"]["n"])
+
+
+def set_environment(config: DictConfig) -> None:
+    """The variables that a run's engine has, but for those that the user has set."""
+    variables = environment.CPU if config.trainer.device == "cpu" else {}
+    for name, value in {**variables, "VLLM_LOGGING_LEVEL": "WARNING"}.items():
+        os.environ.setdefault(name, value)
+
+
+def bench_words(config: DictConfig, folder: Path, requests: int, rounds: int) -> list[str]:
+    """The command line of sam.bench for a run's config. Without seeds, as verl asks vLLM."""
+    rollout = config.actor_rollout_ref.rollout
+    return [
+        *("--model", str(config.actor_rollout_ref.model.path), "--text", str(folder / "text.jsonl")),
+        *("--requests", str(requests), "--samples", str(rollout.n), "--temperature", str(rollout.temperature)),
+        *("--variants", STOCK, "off", config.speculation.method),
+        *("--draft-tokens", str(config.speculation.num_speculative_tokens)),
+        *("--rounds", str(rounds), "--no-seeds", "--output", str(folder), "--resume"),
+        *engine_words(server_arguments(config)),
+    ]
+
+
+def engine_words(arguments: dict[str, Any]) -> list[str]:
+    """vLLM's arguments as words of a command line, without those that are verl's or the bench's.
+
+    Example:
+        >>> engine_words({"dtype": "float32", "enforce_eager": True, "seed": 3, "quantization": None})
+        ['--dtype', 'float32', '--enforce-eager']
+    """
+    words = []
+    for name, value in arguments.items():
+        flag = name.replace("_", "-")
+        if name in NOT_OF_THE_ENGINE or value is None:
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
+    return words
+
+
+def measured(found: AgainstStock) -> str:
+    """One line for the screen."""
+    parts = [f"stock vLLM {found.rows[STOCK]['seconds']:.2f} s a round"]
+    parts += [
+        f"{engine} {found.rows[engine]['seconds']:.2f} s, {times(found.ratio(engine))}"
+        for engine in found.seconds
+        if engine != STOCK
+    ]
+    rounds = f"{len(found.seconds[STOCK])} rounds of {found.requests} requests that emit the run's own text"
+    return f"engine alone: {'; '.join(parts)} ({rounds})"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m recipe.against_stock", description=__doc__.splitlines()[0])
+    parser.add_argument("run", type=Path, help="directory of a run that speculates")
+    parser.add_argument("--output", type=Path, help="where to write stock.json; by default beside the run")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="runs of each engine that count")
+    options = parser.parse_args(arguments)
+    output = options.output or options.run.resolve().parent
+    try:
+        return run_command(lambda: measured(against_stock(options.run, output, options.rounds)), (ReportError,))
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on", file=sys.stderr)
+        return INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""recipe.against_stock: what sam.bench is told of a run, and what is kept of its answer; engines are stand-ins."""
+
+import functools
+import json
+import sys
+
+import pytest
+from omegaconf import OmegaConf
+
+from recipe.against_stock import main
+from recipe.launch import config
+from recipe.report.runs import Run
+from recipe.report.stock import AgainstStock
+from sam.bench import __main__ as bench
+from sam.bench import rounds
+from sam.bench.engine_process import EngineProcess
+from tests.sam.bench.test_command import FAKE_ENGINE
+
+STEPS = 9
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A run of nine steps with two rounds of two prompts each; the first step lacks a response. Engines are fake."""
+    model, directory = tmp_path / "assets" / "model", tmp_path / "runs" / "sam"
+    for folder in (model, directory / "rollouts"):
+        folder.mkdir(parents=True)
+    (model / "config.json").write_text(json.dumps({"max_position_embeddings": 640, "vocab_size": 100}))
+    overrides = [f"assets={tmp_path / 'assets'}", "actor_rollout_ref.rollout.n=2", f"run_dir={directory}"]
+    OmegaConf.save(config.compose_config("dapo_tiny_cpu", overrides), directory / "config.yaml", resolve=True)
+    (directory / "versions.json").write_text("{}")
+    metrics = [{"step": step, "rollout/seconds": 1.0} for step in range(1, STEPS + 1)]
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    for step in range(1, STEPS + 1):
+        rows = [
+            {"prompt": 4 * step + prompt, "sample": sample, "round": prompt // 2,
+             "prompt_tokens": [step, prompt], "response_tokens": [prompt, sample, step]}
+            for prompt in range(4) for sample in range(2)
+        ]  # fmt: skip
+        lines = [json.dumps(row) + "\n" for row in rows[step == 1 :]]
+        (directory / "rollouts" / f"{step}.jsonl").write_text("".join(lines))
+    program = (sys.executable, str(FAKE_ENGINE))
+    monkeypatch.setattr(bench, "EngineProcess", functools.partial(EngineProcess, program=program))
+    monkeypatch.setattr(rounds, "REST_SECONDS", 0.0)
+    fake = {"seconds": {"stock": 3.0, "off": 2.5, "sam": 2.0}, "leaves": str(tmp_path / "pids")}
+    monkeypatch.setenv("FAKE", json.dumps(fake))
+    for name in ("OMP_NUM_THREADS", "VLLM_LOGGING_LEVEL"):
+        monkeypatch.setenv(name, "1")  # and what the command sets is undone
+    monkeypatch.setattr("recipe.against_stock.environment.CPU", {})
+    return directory
+
+
+def test_engines_emit_the_first_round_of_steps_spread_over_the_run(run, tmp_path, capsys):
+    assert main([str(run), "--rounds", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("engine alone: stock vLLM 3.0")
+    assert "off 2.50 s, 1.20x (1.20-1.20); sam 2.00 s, 1.50x (1.50-1.50) (3 rounds of 2 requests" in printed
+    found, note = AgainstStock.load(tmp_path / "runs", Run.load(run))
+    assert note == "" and found.steps == [1, 4, 6, 9] and list(found.seconds) == ["stock", "off", "sam"]
+    assert found.ratio("sam", "off") == (1.25, 1.25, 1.25)
+    folder = tmp_path / "runs" / "against_stock"
+    rows = [json.loads(line) for line in (folder / "text.jsonl").read_text().splitlines()]
+    # One whole group of the first step's first round, so one of every step's.
+    assert [row["prompt_tokens"] for row in rows] == [[1, 1], [1, 1], [4, 0], [4, 0], [6, 0], [6, 0], [9, 0], [9, 0]]
+    assert rows[0]["response_tokens"] == [1, 0, 1]
+    engine = found.settings["engine"]
+    assert engine[engine.index("--max-model-len") + 1] == "640" and "--enforce-eager" in engine
+    assert "--seed" not in engine and "--load-format" not in engine and "dummy" not in engine
+    assert found.settings["seeds"] is False and found.settings["draft_tokens"] == 8
+    before = (tmp_path / "pids").read_text()
+    assert main([str(run), "--rounds", "3"]) == 0  # nothing is missing: no engine is started
+    assert (tmp_path / "pids").read_text() == before
+
+
+def test_what_cannot_be_compared_is_one_line(run, tmp_path, capsys):
+    def error(directory):
+        assert main([str(directory)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    assert "no metrics.jsonl there" in error(tmp_path)
+    (run / "rollouts" / "3.jsonl").unlink()
+    assert "no responses recorded there" in error(run)
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("method: sam", "method: 'off'"))
+    assert "its speculation is off" in error(run)
