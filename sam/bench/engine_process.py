@@ -68,6 +68,12 @@ class EngineProcess:
             raise EngineError(f"{self.variant}: {reply['error']}: see {self.log}")
         return reply
 
+    def has_workers(self) -> bool:
+        """Whether the engine has started processes of its own, as it does by default."""
+        import psutil
+
+        return bool(psutil.Process(self._process.pid).children(recursive=True))
+
     def hang_up(self) -> None:
         """Close the pipes, which tells the process to shut its engine down; may be called again."""
         for descriptor in (self._commands, self._replies):

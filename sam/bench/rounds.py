@@ -93,19 +93,22 @@ def measure(
         advance: called after each run with what comes next, in words.
     """
     places = missing(file, settings, rounds)
+    rest = REST_SECONDS if any(engine.has_workers() for engine in engines.values()) else 0.0
     for load in sorted({load for _, load in places}):
         for variant in settings.variants:
-            _run(engines[variant], settings, groups, WARM_UP, load)
+            _run(engines[variant], settings, groups, WARM_UP, load, rest)
             advance("warm-up")
     for round_, load in places:
         runs = {}
         for variant in turns(settings.variants, round_):
-            runs[variant] = _run(engines[variant], settings, groups, round_, load)
+            runs[variant] = _run(engines[variant], settings, groups, round_, load, rest)
             advance(f"round {round_}, {settings.requests[load]} requests")
         file.append({"round": round_, "load": load, "requests": settings.requests[load], "runs": runs})
 
 
-def _run(engine: EngineProcess, settings: Settings, groups: list[Group], round_: int, load: int) -> dict[str, Any]:
-    time.sleep(REST_SECONDS)
+def _run(
+    engine: EngineProcess, settings: Settings, groups: list[Group], round_: int, load: int, rest: float
+) -> dict[str, Any]:
+    time.sleep(rest)
     requests = requests_of(settings.requests, load, round_, settings.samples, groups, settings.seeds)
     return engine.ask({"run": requests, "sampling": settings.sampling()}) | {"start_s": engine.start_s}

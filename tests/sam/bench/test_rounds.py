@@ -16,6 +16,9 @@ class Engine:
     def __init__(self, variant, log):
         self.variant, self.log, self.start_s = variant, log, 2.5
 
+    def has_workers(self):
+        return self.variant == "sam"
+
     def ask(self, command):
         self.log.append((self.variant, len(command["run"]), [row["seed"] for row in command["run"]]))
         return {"seconds": 1.0}
@@ -44,6 +47,17 @@ def test_variants_take_turns_and_are_warmed_up(path):
     assert order == [*one, *eight, *one, *eight, *one[1:], one[0], *eight[1:], eight[0]]
     assert [line["requests"] for line in file.lines] == [1, 8, 1, 8]
     assert file.lines[0]["runs"]["sam"] == {"seconds": 1.0, "start_s": 2.5}
+
+
+def test_there_is_a_rest_between_runs_where_an_engine_has_workers(path, monkeypatch):
+    rests = []
+    monkeypatch.setattr(module, "REST_SECONDS", 1.5)
+    monkeypatch.setattr(module.time, "sleep", rests.append)
+    run(RoundsFile(path, settings(), resume=False), 1)
+    monkeypatch.setattr(Engine, "has_workers", lambda self: False)
+    path.unlink()
+    run(RoundsFile(path, settings(), resume=False), 1)
+    assert rests == [1.5] * 12 + [0.0] * 12
 
 
 def test_all_variants_get_the_same_requests_in_a_round(path):
