@@ -2,6 +2,7 @@
 
 from recipe.report.runs import Run
 from recipe.report.stock import MEASURE, times
+from sam.bench.verdict import GO
 
 NOT_RECORDED = "not recorded"
 NAMED_VERSIONS = {"verl": "verl", "vllm": "vLLM", "torch": "torch", "commit": "commit", "date": "run of"}
@@ -16,8 +17,9 @@ def answer(summary: dict) -> list[str]:
     of_steps = f"({seconds[0]:.1f} s to {seconds[1]:.1f} s in {summary['steps']} steps)"
     if stock:
         method = next(iter(set(stock["over_stock"]) - {"off"}))
+        doubt = "" if stock["verdict"] == GO else f": {stock['verdict']}"
         lines = [
-            f"Rollout {times(stock['over_stock'][method])} as fast as stock vLLM",
+            f"Rollout {times(stock['over_stock'][method])} as fast as stock vLLM{doubt}",
             f"Engines alone, the same text: stock, off and {method} take turns at emitting this run's recorded "
             f"responses ({stock['rounds']} rounds of {stock['requests']} requests); without drafts (off) "
             f"{times(stock['over_stock']['off'])}.",

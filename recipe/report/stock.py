@@ -8,7 +8,7 @@ from typing import Self
 
 from recipe.report.runs import Run
 from sam.bench.settings import STOCK
-from sam.bench.verdict import median_interval
+from sam.bench.verdict import decide, median_interval
 from sam.record.atomic import replacing
 
 FILE = "stock.json"
@@ -66,8 +66,11 @@ class AgainstStock:
 
     def ratio(self, engine: str, reference: str = STOCK) -> tuple[float, float, float]:
         """Seconds of `reference` over those of `engine` in the same round: median, least, greatest."""
+        return tuple(median_interval(self._ratios(engine, reference)))
+
+    def _ratios(self, engine: str, reference: str) -> list[float]:
         pairs = zip(self.seconds[reference], self.seconds[engine], strict=True)
-        return tuple(median_interval([theirs / its for theirs, its in pairs]))
+        return [theirs / its for theirs, its in pairs]
 
     def table(self) -> list[tuple]:
         """One row for each engine, as HEADER."""
@@ -88,6 +91,7 @@ class AgainstStock:
             "seconds": {engine: row["seconds"] for engine, row in self.rows.items()},
             "over_stock": {engine: list(self.ratio(engine)) for engine in self.seconds if engine != STOCK},
             f"{self.method}_over_off": list(self.ratio(self.method, "off")),
+            "verdict": decide(self._ratios(self.method, STOCK)).answer,
             "date": self.date,
         }
 

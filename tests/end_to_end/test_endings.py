@@ -56,6 +56,13 @@ def metrics(run_directory):
     return [json.loads(line) for line in (run_directory / "metrics.jsonl").read_text().splitlines()]
 
 
+def against_stock(run_directory):
+    """What recipe.against_stock finds of a run, with real engines."""
+    command = [sys.executable, "-m", "recipe.against_stock", str(run_directory), "--rounds", "1"]
+    subprocess.run(command, check=True, timeout=10 * MINUTES)
+    return json.loads((run_directory.parent / "stock.json").read_text())
+
+
 def outside(run_directory):
     """Processes, shared memory and temporary files that a run could leave."""
     names = ("ray::", "raylet", "gcs_server", "VLLM::", "recipe.main_dapo", "plasma_store")
@@ -128,3 +135,8 @@ def test_a_run_that_ends_in_six_ways_repeats_an_undisturbed_one(assets, tmp_path
         assert metrics(disturbed)[-1][key] == metrics(undisturbed)[-1][key]
     assert sum(row["rollout/spec_drafted_tokens"] for row in metrics(disturbed)) > 0
     assert sum(row["rollout/spec_drafted_tokens"] for row in metrics(undisturbed)) == 0
+
+    # Stock vLLM's engine takes this config's arguments, and all emit what the run recorded.
+    rows = against_stock(disturbed)["rows"]
+    assert list(rows) == ["stock", "off", "sam"] and outside(disturbed) <= before
+    assert {row["as_recorded"] for row in rows.values()} == {16}

@@ -82,9 +82,11 @@ def test_summary_and_files(runs, tmp_path, capsys):
     assert note.startswith("note: Stock vLLM was not measured: python -m recipe.against_stock ") and note[6:-1] in page
 
 
-def stock_beside(run, folder, **changes):
+ROUNDS = {"stock": [3.0, 6.0, 3.0, 3.4], "off": [3.0, 7.5, 3.0, 3.4], "sam": [2.0, 4.0, 1.5, 2.0]}
+
+
+def stock_beside(run, folder, seconds=ROUNDS, **changes):
     """stock.json of four rounds, one of which took all engines twice as long."""
-    seconds = {"stock": [3.0, 6.0, 3.0, 3.4], "off": [3.0, 7.5, 3.0, 3.4], "sam": [2.0, 4.0, 1.5, 2.0]}
     row = {"tokens_per_s": 100.0, "step_ms": 2.0, "acceptance_length": None}
     rows = {engine: {**row, "seconds": float(np.median(its))} for engine, its in seconds.items()}
     text = text_of(Run.load(run), [1, 3, 5])
@@ -98,6 +100,7 @@ def test_stock_is_the_headline(runs, tmp_path, capsys):
     assert main([*map(str, runs), "--output", str(tmp_path / "out")]) == 0
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["stock"]["over_stock"] == {"off": [1.0, 0.8, 1.0], "sam": [1.6, 1.5, 2.0]}
+    assert summary["stock"]["verdict"] == "go"
     assert summary["stock"]["sam_over_off"] == [1.788, 1.5, 2.0] and summary["stock"]["rounds"] == 4
     page = (tmp_path / "out" / "report.html").read_text()
     headline = page.index("<p>Rollout 1.60x (1.50-2.00) as fast as stock vLLM</p>")
@@ -106,6 +109,14 @@ def test_stock_is_the_headline(runs, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert printed.startswith("rollout over stock vLLM   off 1.00x (0.80-1.00), sam 1.60x (1.50-2.00), engine alone")
     assert "note: engines alone drafted with policy=goodput, the run with policy=None" in printed
+
+
+def test_a_loss_is_said_in_the_headline(runs, tmp_path):
+    seconds = {"stock": [1.0, 1.0, 1.0], "off": [1.0, 1.0, 1.0], "sam": [2.0, 2.0, 2.0]}
+    stock_beside(runs[0], tmp_path / "out", seconds=seconds)
+    assert main([*map(str, runs), "--output", str(tmp_path / "out")]) == 0
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "<p>Rollout 0.50x (0.50-0.50) as fast as stock vLLM: no-go</p>" in page
 
 
 def test_stock_of_another_text_is_left_out(runs, tmp_path, capsys):
