@@ -3,41 +3,6 @@
 import functools
 import os
 
-import torch
-
-# With fewer rows the matrix libraries take kernels whose sums round differently (seen below 11 rows with MKL).
-INVARIANT_ROWS = 32
-
-
-_linear = torch.nn.functional.linear
-
-
-def batch_invariant_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """`torch.nn.functional.linear` whose rows do not depend on how many there are: few are padded with zeros."""
-    rows = x.shape[0]
-    if x.dim() != 2 or rows >= INVARIANT_ROWS:
-        return _linear(x, weight, bias)
-    padded = x.new_zeros(INVARIANT_ROWS, x.shape[1])
-    padded[:rows] = x
-    return _linear(padded, weight, bias)[:rows]
-
-
-def _keep_weight(layer: torch.nn.Module, remove_weight: bool) -> None:
-    layer.cpu_linear = batch_invariant_linear
-
-
-def install_reloadable_weights() -> None:
-    """Keep linear layers' weights where a weight sync can load them.
-
-    Root cause: `dispatch_cpu_unquantized_gemm(layer, remove_weight=True)` in vllm/model_executor/layers/utils.py
-    packs the weight for its CPU kernels and puts an empty parameter in its place. Symptom: the second weight sync of
-    a training run fails with "Attempted to load weight ([128, 128]) into parameter ([0])". The replacement also makes
-    rows independent of the batch. Can go when vLLM's CPU backend supports reloading weights.
-    """
-    from vllm.model_executor.layers import utils
-
-    utils.dispatch_cpu_unquantized_gemm = _keep_weight
-
 
 def install_invariant_attention() -> None:
     """Make attention's sums independent of the batch.

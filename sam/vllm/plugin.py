@@ -23,9 +23,9 @@ def register() -> None:
     if current_platform.is_cpu():
         from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-        from sam.vllm import cpu_fixes
+        from sam.vllm import cpu_fixes, cpu_linear
 
-        cpu_fixes.install_reloadable_weights()
+        cpu_linear.install()
         cpu_fixes.install_invariant_attention()
         cpu_fixes.install_rejection_sampler()
         cpu_fixes.install_unread_generators(CPUModelRunner)
@@ -105,10 +105,16 @@ def install(runner) -> None:
     Raises:
         ValueError: a lossy or unknown setting. RuntimeError: the self-check failed.
     """
+    from vllm.platforms import current_platform
+
     from sam.vllm import rejection_sampler, runner_hooks, warmup_cost
     from sam.vllm.data_parallel import keep_other_ranks_tokens
     from sam.vllm.exact_sampler import ExactSampler, self_check
 
+    if current_platform.is_cpu():
+        from sam.vllm import cpu_linear
+
+        cpu_linear.pack_after_loads(runner)
     config = SpeculationConfig.from_vllm(runner.vllm_config)
     if config is None:
         return

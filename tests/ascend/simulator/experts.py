@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sam.vllm.cpu_fixes import batch_invariant_linear
+from simulator.linear import batch_invariant_linear
 
 SOFTMAX = 0
 

@@ -12,7 +12,7 @@ from unittest.mock import MagicMock
 
 import torch
 
-from sam.vllm.cpu_fixes import batch_invariant_linear
+from simulator.linear import batch_invariant_linear
 
 MEMORY = 8 << 30
 STEP = 1 << 20  # what a question about free memory takes from it: vLLM wants to see memory being used

@@ -19,7 +19,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3,
 SAM = {"model": "sam.vllm.proposer.SamProposer", "num_speculative_tokens": 3}
 
 
-def save_model(path, sharpness: float = 25.0, vocabulary: int = VOCABULARY) -> SimpleNamespace:
+def save_model(path, sharpness: float = 25.0, vocabulary: int = VOCABULARY, tied: bool = False) -> SimpleNamespace:
     """Peaked outputs, so that drafts are accepted now and then."""
     torch.manual_seed(0)
     config = Qwen3Config(
@@ -31,7 +31,7 @@ def save_model(path, sharpness: float = 25.0, vocabulary: int = VOCABULARY) -> S
         num_key_value_heads=2,
         head_dim=32,
         max_position_embeddings=256,
-        tie_word_embeddings=False,
+        tie_word_embeddings=tied,
         bos_token_id=None,
         eos_token_id=None,
     )

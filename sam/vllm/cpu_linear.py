@@ -1,0 +1,175 @@
+"""Linear layers of vLLM on a CPU: weights that a weight sync can load, rows that do not depend on the batch.
+
+Root cause: `dispatch_cpu_unquantized_gemm(layer, remove_weight=True)` in vllm/model_executor/layers/utils.py packs the
+weight for oneDNN's kernel and puts an empty parameter in its place. Symptom: the second weight sync of a training run
+fails with "Attempted to load weight ([128, 128]) into parameter ([0])". Here the packed copy lies beside the weight
+and is made at the first use after a load. Second, the kernel's sums depend on the number of rows here and there: it is
+called with numbers of rows that agree (sam.vllm.row_classes). Can go when vLLM's CPU backend supports reloading weights
+and a batch-invariant mode.
+"""
+
+import functools
+import itertools
+import logging
+import weakref
+
+import torch
+from vllm import _custom_ops as ops
+
+from sam.vllm import row_classes
+from sam.vllm.row_classes import RowClass
+
+logger = logging.getLogger(__name__)
+
+# Layers of fewer weights are multiplied by torch's own kernel. A rule by shape, not by time measured at start-up: the
+# two kernels round differently, and all runs that are compared must choose alike. For every shape and number of rows
+# that is new, oneDNN compiles a kernel for 0.15 to 0.6 ms. Against padding to 32 rows a call of few rows saves 10
+# microseconds at 128 x 128, which such a model's rollout does not earn back, and 70 at 192 x 576
+# (docs/experiments/cpu_linear.md).
+LEAST_PACKED_WEIGHTS = 100_000
+# As vLLM's own; the library shares what it compiles for a number of rows among layers of one shape.
+KERNELS_KEPT = 32
+# Fewer rows are padded to these even where they agree: threads can change after the comparison (vLLM's ngram proposer
+# sets numba's, and with them OpenMP's), and the numbers that agree with them: on an AMD EPYC with torch's
+# own kernel from 4 rows on with one thread, from 12 on with two.
+LEAST_ROWS = {True: 2, False: 32}  # by whether the weight is packed
+# Where no two numbers of rows agree.
+LAST_RESORT = RowClass(32, 2048)
+
+
+def install() -> None:
+    """Let vLLM's linear layers on a CPU use `CpuLinear`."""
+    from vllm.model_executor.layers import utils
+
+    _define_operator()
+    utils.dispatch_cpu_unquantized_gemm = attach
+
+
+def attach(layer: torch.nn.Module, remove_weight: bool = False) -> None:
+    """Give a layer its `cpu_linear`, which packs its weight again.
+
+    vLLM calls this after loading weights, verl after every weight sync too (process_weights_after_loading).
+    """
+    weight = layer.weight
+    if weight.is_meta:  # a layer of another pipeline rank
+        layer.cpu_linear = torch.nn.functional.linear
+    elif weight.ndim == 2:  # not a convolution, which has a kernel of its own
+        if not isinstance(present := getattr(layer, "cpu_linear", None), CpuLinear) or not present.fits(weight):
+            present = layer.cpu_linear = CpuLinear(weight, getattr(layer, "bias", None) is not None)
+        present.forget()
+
+
+def pack_after_loads(runner) -> None:
+    """Pack all weights again after what loads them without `attach`: the model's own load_weights, reload_weights.
+
+    What else writes weights does not on a CPU, in vLLM 0.23 and verl 0.9.1: vLLM's weight transfer needs NCCL or CUDA's
+    IPC, verl's delta_sharded a later vLLM; sleeping is ignored; LoRA's weights lie beside those of the layers.
+    """
+    for owner, name in ((runner.model, "load_weights"), (runner, "reload_weights")):
+        load = getattr(owner, name)
+        if not getattr(load, "_sam", False):
+            setattr(owner, name, _forgetting(load))
+
+
+def _forgetting(load):
+    @functools.wraps(load)
+    def load_and_forget(*args, **kwargs):
+        try:
+            return load(*args, **kwargs)
+        finally:
+            for linear in list(_linears.values()):
+                linear.forget()
+
+    load_and_forget._sam = True
+    return load_and_forget
+
+
+class CpuLinear:
+    """`torch.nn.functional.linear` of a layer, by one kernel and with numbers of rows that give equal bits."""
+
+    def __init__(self, weight: torch.Tensor, has_bias: bool):
+        self.shape, self.dtype = tuple(weight.shape), weight.dtype
+        self.packed, self.row_class = _kernel_and_row_class(self.shape, weight.dtype, has_bias)
+        self._pack = None
+        # A tensor, so that compiled graphs take it as an input: as vLLM does with the address of its packed weight.
+        self._key = torch.tensor(next(_numbers))
+        _linears[int(self._key)] = self
+
+    def fits(self, weight: torch.Tensor) -> bool:
+        return (tuple(weight.shape), weight.dtype) == (self.shape, self.dtype)
+
+    def forget(self) -> None:
+        """Pack again at the next use."""
+        self._pack = None
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            return torch.ops.sam.cpu_linear(x, weight, bias, self._key)
+        return self.multiply(x, weight, bias)
+
+    def multiply(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """x [..., inner], weight [columns, inner], bias [columns]; returns [..., columns]."""
+        if self.packed and self._pack is None:
+            self._pack = _pack(weight)
+        rows = x.reshape(-1, self.shape[1]).contiguous()
+        result = row_classes.multiply(_product(self._pack, weight, bias), rows, self.row_class)
+        return result if x.dim() == 2 else result.reshape(*x.shape[:-1], self.shape[0])
+
+
+def _kernel_and_row_class(shape: tuple[int, int], dtype: torch.dtype, has_bias: bool) -> tuple[bool, RowClass]:
+    """Whether to use the packed kernel, and its numbers of rows. Depends on shape, dtype and machine only."""
+    is_large = shape[0] * shape[1] >= LEAST_PACKED_WEIGHTS
+    for packed in (is_large, not is_large):
+        name = f"{'packed' if packed else 'plain'} {dtype} {shape[0]}x{shape[1]}{' bias' if has_bias else ''}"
+        row_class = row_classes.known_or_found(name, functools.partial(_compare, packed, shape, dtype, has_bias))
+        if row_class is not None:
+            return packed, RowClass(max(LEAST_ROWS[packed], row_class.smallest), row_class.largest)
+    logger.warning(
+        "a linear layer of %s weights in %s: rows depend on the batch on this machine, so that tokens may differ "
+        "between speculation on and off",
+        shape,
+        dtype,
+    )
+    return False, LAST_RESORT
+
+
+def _compare(packed: bool, shape: tuple[int, int], dtype: torch.dtype, has_bias: bool) -> RowClass | None:
+    """`row_classes.find_row_class` of a kernel with random weights, with a bias too where the layer has one."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.inference_mode():
+        weight = torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype)
+        biases = [None, weight[:, 0].clone()] if has_bias else [None]
+        try:
+            pack = _pack(weight) if packed else None
+            return row_classes.find_row_class([_product(pack, weight, bias) for bias in biases], *shape, dtype)
+        except RuntimeError as error:
+            logger.warning("no packed kernel for weights %s in %s: %s", shape, dtype, error)
+            return None
+
+
+def _pack(weight: torch.Tensor):
+    if not ops._supports_onednn:
+        raise RuntimeError("vLLM was built without oneDNN")
+    return ops.create_onednn_mm(weight.t(), KERNELS_KEPT)
+
+
+def _product(pack, weight: torch.Tensor, bias: torch.Tensor | None) -> row_classes.Product:
+    """`torch.nn.functional.linear` as a function of its rows; of the packed weight where there is one."""
+    if pack is None:
+        return functools.partial(torch.nn.functional.linear, weight=weight, bias=bias)
+    return functools.partial(ops.onednn_mm, pack, bias=bias)
+
+
+_numbers = itertools.count()
+_linears: "weakref.WeakValueDictionary[int, CpuLinear]" = weakref.WeakValueDictionary()
+
+
+@functools.cache
+def _define_operator() -> torch.library.Library:
+    """`torch.ops.sam.cpu_linear`, which torch.compile leaves as it is: padding and packing happen when it runs."""
+    library = torch.library.Library("sam", "FRAGMENT")
+    library.define("cpu_linear(Tensor x, Tensor weight, Tensor? bias, Tensor key) -> Tensor")
+    library.impl("cpu_linear", lambda x, weight, bias, key: _linears[int(key)].multiply(x, weight, bias), "CPU")
+    only_shape = lambda x, weight, bias, key: x.new_empty((*x.shape[:-1], weight.shape[0]))  # noqa: E731
+    torch.library.register_fake("sam::cpu_linear", only_shape, lib=library)
+    return library

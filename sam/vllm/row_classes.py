@@ -1,0 +1,114 @@
+"""Numbers of rows for which a matrix product's rows are the same to the bit, on this machine.
+
+Matrix libraries choose a kernel by the number of rows, and kernels add in different orders. Speculation changes the
+number of rows: a row must not. Which numbers agree is found by comparing once, and kept in a file by machine. The
+comparison has fixed inputs and reads no clock: processes that make it at the same time, or without a file, find the
+same.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+CACHE_FILE = Path(__file__).resolve().parents[2] / ".cache" / "cpu_row_classes.jsonl"
+# What others are compared with. A number of rows is padded to at most this many.
+BLOCK = 64
+COUNTS = (*range(1, 34), 47, 48, 49, 63, 64, 65, 96, 127, 128, 129, 192, 255, 256, 257, 384, 511, 512, 777, 1024, 2048)
+# Of the largest product compared: a vocabulary of 150,000 tokens takes some ten seconds in all.
+MOST_OPERATIONS = 2e10
+Product = Callable[[torch.Tensor], torch.Tensor]
+
+
+class RowClass(NamedTuple):
+    """From `smallest` to `largest` rows, each is the same to the bit, wherever it stands."""
+
+    smallest: int
+    largest: int
+
+
+def multiply(product: Product, rows: torch.Tensor, row_class: RowClass) -> torch.Tensor:
+    """`product(rows)`, called with numbers of rows of the class only: few are padded with zeros, many cut up."""
+    count, (smallest, largest) = len(rows), row_class
+    if smallest <= count <= largest:
+        return product(rows)
+    if count < smallest:
+        padded = rows.new_zeros(smallest, rows.shape[1])
+        padded[:count] = rows
+        return product(padded)[:count]
+    return torch.cat([multiply(product, piece, row_class) for piece in rows.split(largest)])
+
+
+def find_row_class(products: Sequence[Product], columns: int, inner: int, dtype: torch.dtype) -> RowClass | None:
+    """The numbers of rows around 64 that agree with blocks of 64 rows; None if blocks do not agree among themselves.
+
+    Args:
+        products: functions of [rows, inner] with results [rows, columns]; the class holds for each.
+    """
+    affordable = max(BLOCK, int(MOST_OPERATIONS / (2 * columns * inner)))
+    counts = [count for count in COUNTS if count <= affordable]
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn((counts[-1] // BLOCK + 2) * BLOCK, inner, generator=generator, dtype=torch.float32).to(dtype)
+    expected = [torch.cat([product(piece) for piece in inputs.split(BLOCK)]) for product in products]
+
+    def agrees(count: int) -> bool:
+        # Not from a block's start, so that rows change their place too.
+        part = slice(start := 5 * count % 59 + 1, start + count)
+        results = zip(products, expected, strict=True)
+        return all(torch.equal(product(inputs[part]), rows[part]) for product, rows in results)
+
+    if not agrees(BLOCK):
+        return None
+    fewer = reversed([count for count in counts if count < BLOCK])
+    more = [count for count in counts if count > BLOCK]
+    return RowClass(min([BLOCK, *takewhile(agrees, fewer)]), max([BLOCK, *takewhile(agrees, more)]))
+
+
+_known: dict[str, RowClass | None] = {}
+
+
+def known_or_found(name: str, find: Callable[[], RowClass | None]) -> RowClass | None:
+    """The class kept for `name` on this machine, or what `find` returns, which is kept."""
+    key = f"{name} {_machine(torch.get_num_threads())}"
+    if key not in _known:
+        _known.update(_read())
+    if key not in _known:
+        _known[key] = find()
+        with contextlib.suppress(OSError):
+            CACHE_FILE.parent.mkdir(parents=True, exist_ok=True)
+            # One short write to the end of the file: others may write at the same time.
+            with CACHE_FILE.open("a") as file:
+                file.write(json.dumps([key, _known[key]]) + "\n")
+    return _known[key]
+
+
+def _read() -> dict[str, RowClass | None]:
+    found = {}
+    with contextlib.suppress(OSError):
+        for line in CACHE_FILE.read_text(errors="replace").splitlines():
+            with contextlib.suppress(ValueError, TypeError):
+                key, row_class = json.loads(line)
+                found[key] = row_class and RowClass(*row_class)
+    return found
+
+
+@functools.cache
+def _machine(threads: int) -> str:
+    """A name of what the libraries choose their kernels by: processor, versions, threads, and their own switches."""
+    from vllm import __version__ as vllm_version
+
+    processor = []
+    with contextlib.suppress(OSError):
+        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+        processor = re.findall(r"^(?:model|cpu family|stepping|flags|Features|CPU )[^:]*:.*$", first, re.M)
+    switches = [f"{name}={value}" for name, value in sorted(os.environ.items()) if re.match("MKL_|ONEDNN_|DNNL_", name)]
+    parts = [*processor, torch.__version__, vllm_version, str(threads), *switches, Path(__file__).read_text()]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

@@ -1,0 +1,209 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sam.vllm import cpu_linear, row_classes
+
+SHAPES = [(192, 576), (64, 640), (277, 128), (128, 128), (130, 514)]
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(row_classes, "CACHE_FILE", tmp_path / "classes.json")
+    monkeypatch.setattr(row_classes, "_known", {})
+
+
+@pytest.fixture
+def all_packed(monkeypatch):
+    monkeypatch.setattr(cpu_linear, "LEAST_PACKED_WEIGHTS", 0)
+
+
+def random(*shape, dtype=torch.float32, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def make_layer(shape=(192, 576), dtype=torch.float32, bias=False, seed=0):
+    layer = torch.nn.Module()
+    layer.weight = torch.nn.Parameter(random(*shape, dtype=dtype, seed=seed) * 0.05, requires_grad=False)
+    layer.bias = torch.nn.Parameter(random(shape[0], dtype=dtype, seed=1), requires_grad=False) if bias else None
+    cpu_linear.attach(layer, remove_weight=True)
+    return layer
+
+
+def apply(layer, x):
+    """As vllm.model_executor.layers.utils.cpu_unquantized_gemm."""
+    return layer.cpu_linear(x, layer.weight, layer.bias)
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "plain"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rows_depend_neither_on_their_number_nor_on_their_place(shape, dtype, packed, bias, monkeypatch):
+    monkeypatch.setattr(cpu_linear, "LEAST_PACKED_WEIGHTS", 0 if packed else 2**60)
+    layer = make_layer(shape, dtype, bias)
+    assert layer.cpu_linear.packed == packed
+    x = random(300, shape[1], dtype=dtype, seed=2)
+    whole = apply(layer, x)
+    for count in (*range(1, 65), 100, 129, 256):
+        start = 7 * count % (300 - count)
+        assert torch.equal(apply(layer, x[start : start + count]), whole[start : start + count]), count
+    torch.testing.assert_close(whole, torch.nn.functional.linear(x, layer.weight, layer.bias))
+
+
+def test_the_kernel_is_chosen_by_shape_alone():
+    least = cpu_linear.LEAST_PACKED_WEIGHTS
+    assert make_layer((-(-least // 128), 128)).cpu_linear.packed
+    assert not make_layer((least // 128 - 1, 128)).cpu_linear.packed
+
+
+def test_without_a_file_the_same_is_found_again(monkeypatch):
+    found = []
+    for _ in range(2):
+        monkeypatch.setattr(row_classes, "_known", {})
+        row_classes.CACHE_FILE.unlink(missing_ok=True)
+        found.append([(made.packed, made.row_class) for made in (make_layer(shape).cpu_linear for shape in SHAPES)])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "x", [random(192, 1152)[:, 576:], random(2, 6, 576), random(0, 576)], ids=["strided", "more dimensions", "no rows"]
+)
+def test_inputs_of_any_form(x, all_packed):
+    layer = make_layer()
+    torch.testing.assert_close(apply(layer, x), torch.nn.functional.linear(x, layer.weight))
+
+
+def write_data(layer, new):
+    layer.weight.data.copy_(new)
+
+
+def write_new_data(layer, new):
+    layer.weight.data = new.clone()
+
+
+def write_new_parameter(layer, new):
+    layer.weight = torch.nn.Parameter(new.clone(), requires_grad=False)
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "plain"])
+@pytest.mark.parametrize("write", [write_data, write_new_data, write_new_parameter], ids=lambda write: write.__name__)
+def test_new_weights_count_after_attach(write, packed, monkeypatch):
+    monkeypatch.setattr(cpu_linear, "LEAST_PACKED_WEIGHTS", 0 if packed else 2**60)
+    layer, x = make_layer(), random(5, 576, seed=3)
+    before, key = apply(layer, x), layer.cpu_linear._key
+    for seed in (10, 11):
+        fresh = make_layer(seed=seed)
+        write(layer, fresh.weight.detach())
+        cpu_linear.attach(layer, remove_weight=True)
+        assert layer.weight.shape == (192, 576) and layer.cpu_linear._key is key
+        after = apply(layer, x)
+        assert torch.equal(after, apply(fresh, x)) and not torch.equal(after, before)
+
+
+def test_a_weight_is_packed_once_for_each_load(all_packed, monkeypatch):
+    first, x, packs = make_layer(), random(5, 576), []
+    second = make_layer(seed=1)
+    second.weight = first.weight  # tied
+    loads = {"load_weights": lambda: first.weight.data.mul_(2), "reload_weights": lambda: first.weight.data.mul_(3)}
+    runner = SimpleNamespace(model=SimpleNamespace(load_weights=loads["load_weights"]), **loads)
+    for _ in range(2):
+        cpu_linear.pack_after_loads(runner)
+    pack = cpu_linear._pack
+    monkeypatch.setattr(cpu_linear, "_pack", lambda weight: packs.append(1) or pack(weight))
+    for count, load in enumerate((lambda: None, runner.model.load_weights, runner.reload_weights), start=1):
+        load()
+        for layer in (first, second, first):
+            torch.testing.assert_close(apply(layer, x), torch.nn.functional.linear(x, first.weight))
+        assert len(packs) == 2 * count
+
+
+def test_a_load_that_fails_counts_too(all_packed):
+    layer, x = make_layer(), random(5, 576)
+
+    def load():
+        layer.weight.data.mul_(2)
+        raise ValueError("no such parameter")
+
+    runner = SimpleNamespace(model=SimpleNamespace(load_weights=load), reload_weights=load)
+    cpu_linear.pack_after_loads(runner)
+    before = apply(layer, x)
+    with pytest.raises(ValueError, match="no such parameter"):
+        runner.model.load_weights()
+    torch.testing.assert_close(apply(layer, x), 2 * before)
+
+
+def inject(monkeypatch, wrong):
+    """A packed kernel whose rows are a little off where `wrong(number of rows)`."""
+    original = cpu_linear._product
+
+    def product(pack, weight, bias):
+        true = original(pack, weight, bias)
+        return true if pack is None else lambda rows: true(rows) * (1 + 1e-6 * wrong(len(rows)))
+
+    monkeypatch.setattr(cpu_linear, "_product", product)
+
+
+def test_a_kernel_that_differs_for_few_rows_is_padded(all_packed, monkeypatch):
+    inject(monkeypatch, lambda rows: rows < 6)
+    layer, x = make_layer(), random(40, 576)
+    assert layer.cpu_linear.packed and layer.cpu_linear.row_class.smallest == 6
+    whole = apply(layer, x)
+    for count in range(1, 41):
+        assert torch.equal(apply(layer, x[:count]), whole[:count])
+
+
+def test_a_kernel_whose_rows_never_agree_is_not_used(all_packed, monkeypatch):
+    calls = []
+    inject(monkeypatch, lambda rows: calls.append(rows) or len(calls))
+    layer, x = make_layer(), random(40, 576)
+    assert not layer.cpu_linear.packed
+    whole = apply(layer, x)
+    for count in range(1, 41):
+        assert torch.equal(apply(layer, x[:count]), whole[:count])
+
+
+def test_without_any_kernel_that_agrees_a_warning_says_so(all_packed, monkeypatch, caplog):
+    monkeypatch.setattr(row_classes, "find_row_class", lambda *arguments: None)
+    layer, x = make_layer(), random(40, 576)
+    torch.testing.assert_close(apply(layer, x), torch.nn.functional.linear(x, layer.weight))
+    assert "may differ between speculation on and off" in caplog.text
+
+
+def test_a_kernel_that_cannot_be_made_is_not_used(all_packed, monkeypatch):
+    def pack(weight):
+        raise RuntimeError("could not create a primitive")
+
+    monkeypatch.setattr(cpu_linear, "_pack", pack)
+    assert not make_layer().cpu_linear.packed
+
+
+def test_other_layers_are_left_alone():
+    layer = torch.nn.Module()
+    layer.weight = torch.nn.Parameter(torch.empty(4, 4, device="meta"), requires_grad=False)
+    cpu_linear.attach(layer, remove_weight=True)
+    assert layer.cpu_linear is torch.nn.functional.linear
+    convolution = torch.nn.Conv1d(4, 4, 3)
+    cpu_linear.attach(convolution, remove_weight=True)
+    assert convolution.weight.shape == (4, 4, 3)
+
+
+@torch._dynamo.config.patch(disable=False)
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "plain"])
+def test_compiled_graphs_follow_the_weight(packed, monkeypatch):
+    cpu_linear._define_operator()
+    monkeypatch.setattr(cpu_linear, "LEAST_PACKED_WEIGHTS", 0 if packed else 2**60)
+    layer = make_layer()
+    compiled = torch.compile(lambda x: apply(layer, x) * 2, backend="aot_eager", fullgraph=True, dynamic=True)
+    packs, pack = [], cpu_linear._pack
+    monkeypatch.setattr(cpu_linear, "_pack", lambda weight: packs.append(1) or pack(weight))
+    for seed in (5, 6):
+        layer.weight.data.copy_(random(192, 576, seed=seed))
+        cpu_linear.attach(layer)
+        for rows in (1, 5, 40):
+            x = random(rows, 576, seed=7)
+            with torch.inference_mode():
+                assert torch.equal(compiled(x), apply(layer, x) * 2)
+    assert len(packs) == (2 if packed else 0)
