@@ -22,9 +22,10 @@ from sam.bench.environment import MEMORY, environment_of, vllm_version
 from sam.bench.loads import Group, check_prompts, group_sizes
 from sam.bench.prompts import BUILT_IN, check_texts, digest, model_config, read_prompts, tokenizer_of
 from sam.bench.recording import read_groups
+from sam.bench.report import bench_page
 from sam.bench.rounds import RoundsFile, measure, missing
 from sam.bench.settings import STOCK, Settings
-from sam.bench.table import as_text, plot, recommendation, rows_of, verdicts_of, warnings_of
+from sam.bench.table import as_text, recommendation, rows_of, verdicts_of, warnings_of
 from sam.command import run_command
 from sam.record.atomic import replacing
 
@@ -182,8 +183,19 @@ def shown(result: dict[str, Any], settings: Settings) -> str:
     if settings.reference != STOCK:
         lines.append("compared with off, not with stock vLLM")
     if not HAS_MATPLOTLIB:
-        lines.append("no picture: matplotlib is not installed")
+        lines.append("no page: matplotlib is not installed")
     return "\n".join([*lines, *result["lines"], result["recommended"]]).rstrip()
+
+
+def write(result: dict[str, Any], settings: Settings, file: RoundsFile, tokenizer: Path | None, output: Path) -> None:
+    """result.json and, where there is something to draw and matplotlib to draw it, bench.html."""
+    with replacing(output / "result.json") as partial:
+        partial.write_text(json.dumps(result, indent=1) + "\n")
+    if result["rows"] and HAS_MATPLOTLIB:
+        places = [(load, variant) for load in settings.requests for variant in settings.variants]
+        recorded = {place: one for place in places if (one := file.recorded(*place)) is not None}
+        with replacing(output / "bench.html") as partial:
+            partial.write_text(bench_page(result, settings, recorded, tokenizer))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -200,11 +212,7 @@ def main(arguments: list[str] | None = None) -> int:
         except KeyboardInterrupt:
             interrupted = True
         result = result_of(file, settings, notes)
-        with replacing(options.output / "result.json") as partial:
-            partial.write_text(json.dumps(result, indent=1) + "\n")
-        if result["rows"] and HAS_MATPLOTLIB:
-            title = f"{Path(settings.model).name}, {result['date']}"
-            plot(result["rows"], settings, title, options.output / "ratio.png")
+        write(result, settings, file, tokenizer_of(options.model, engine), options.output)
         going_on = "\ninterrupted: go on with the same command and --resume" if interrupted else ""
         return json.dumps(result) if options.json else shown(result, settings) + going_on
 

@@ -90,7 +90,7 @@ def check_texts(groups: list[Group], max_tokens: int, config: dict, engine: list
             with_response = f"--max-tokens {max_tokens}" if group.responses is None else f"{response} of a response"
             raise ValueError(
                 f"{source}: prompt {number} has {len(group.prompt)} tokens, with {with_response} that is more than "
-                f"the {limit} that the model takes: set --max-tokens"
+                f"the {limit} that the model takes: shorten it, or set --max-tokens"
             )
         for tokens in (group.prompt, *(group.responses or [])) if vocabulary else []:
             if not 0 <= min(tokens) <= max(tokens) < vocabulary:
@@ -192,9 +192,14 @@ class _Tokenizer:
 
     @functools.cached_property
     def _whole(self):
-        from transformers import AutoTokenizer
+        from transformers.utils import logging
 
+        logging.set_verbosity_error()  # it warns of long texts, which are refused here
+        if self._file.is_file():
+            from transformers import PreTrainedTokenizerFast as kind
+        else:
+            from transformers import AutoTokenizer as kind  # takes seconds longer to import
         try:
-            return AutoTokenizer.from_pretrained(self._folder)
+            return kind.from_pretrained(self._folder)
         except (ValueError, OSError, KeyError) as error:
             raise ValueError(f"{self._folder}: not a tokenizer ({' '.join(str(error).split())})") from error

@@ -14,10 +14,12 @@ from sam.record.atomic import replacing
 
 # A worker process of vLLM's goes on polling for a second after its last step, and would take a core from the next.
 REST_SECONDS = 1.5
+RECORDED_ROUND = 1
 
 
 class RoundsFile:
-    """rounds.jsonl: the settings, then a line for each load of each round.
+    """rounds.jsonl: the settings, then a line for each load of each round; beside it recorded/LOAD-VARIANT.json, what
+    happened step by step in the first round.
 
     Attributes:
         lines: `round`, `load` (its number), `requests`, and `runs` by variant.
@@ -46,6 +48,21 @@ class RoundsFile:
         with self._path.open("a") as file:
             file.write(json.dumps(line) + "\n")
         self.lines.append(line)
+
+    def record(self, requests: int, variant: str, recorded: dict[str, Any]) -> None:
+        """Keep what happened step by step at a load of `requests`."""
+        path = self._recorded(requests, variant)
+        path.parent.mkdir(exist_ok=True)
+        with replacing(path) as partial:
+            partial.write_text(json.dumps(recorded) + "\n")
+
+    def recorded(self, requests: int, variant: str) -> dict[str, Any] | None:
+        """What `record` kept; None before it has."""
+        path = self._recorded(requests, variant)
+        return json.loads(path.read_text()) if path.is_file() else None
+
+    def _recorded(self, requests: int, variant: str) -> Path:
+        return self._path.parent / "recorded" / f"{requests}-{variant}.json"
 
     def _load(self, text: str, settings: Settings) -> None:
         whole = text[: text.rfind("\n") + 1]  # a line that was being written when the machine stopped is left out
@@ -102,6 +119,8 @@ def measure(
         runs = {}
         for variant in turns(settings.variants, round_):
             runs[variant] = _run(engines[variant], settings, groups, round_, load, rest)
+            if (recorded := runs[variant].pop("recorded", None)) is not None:
+                file.record(settings.requests[load], variant, recorded)
             advance(f"round {round_}, {settings.requests[load]} requests")
         file.append({"round": round_, "load": load, "requests": settings.requests[load], "runs": runs})
 
@@ -111,4 +130,5 @@ def _run(
 ) -> dict[str, Any]:
     time.sleep(rest)
     requests = requests_of(settings.requests, load, round_, settings.samples, groups, settings.seeds)
-    return engine.ask({"run": requests, "sampling": settings.sampling()}) | {"start_s": engine.start_s}
+    command = {"run": requests, "sampling": settings.sampling(), "record": round_ == RECORDED_ROUND}
+    return engine.ask(command) | {"start_s": engine.start_s}

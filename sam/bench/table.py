@@ -1,15 +1,13 @@
-"""The measured rounds as rows, as text, as a picture, and as settings to paste."""
+"""The measured rounds as rows, as text, and as settings to paste."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sam.bench.settings import Settings, speculation_of
 from sam.bench.verdict import GO, NO_GO, NOISY, Verdict, decide, in_requests, median_interval
-from sam.command import new_figure
 
-COLORS = {"stock": "#333333", "off": "#999999", "sam": "#009E73", "ngram": "#D55E00", "suffix": "#E69F00"}
+STAGES = ("forward_ms", "verify_ms", "draft_ms")
 SAME_WORK = 0.05  # share by which the tokens of two variants may differ before a reader is warned
 
 
@@ -54,6 +52,7 @@ def _row(requests: int, variant: str, rounds: list[dict], settings: Settings) ->
         "drafted": _sum_if_counted(runs, "drafted"),
         "accepted": _sum_if_counted(runs, "accepted"),
         "draft_errors": _sum_if_counted(runs, "draft_errors"),
+        **{name: _of_a_step(runs, name) for name in STAGES},
         "ratio": ratio, "low": low, "high": high,
         "identical": _identical(rounds, variant, settings),
         "as_recorded": sum(run["as_recorded"] for run in runs) if settings.text else None,
@@ -71,6 +70,20 @@ def ratios_of(rounds: list[dict[str, dict]], reference: str, variant: str) -> li
 
 def _sum_if_counted(runs: list[dict], name: str) -> int | None:
     return sum(run[name] for run in runs) if all(run[name] is not None for run in runs) else None
+
+
+def _of_a_step(runs: list[dict], name: str) -> float | None:
+    if (total := _sum_if_counted(runs, name)) is None:
+        return None
+    return round(total / sum(run["steps"] for run in runs), 3)
+
+
+def split_of_step(row: dict[str, Any]) -> list[str] | None:
+    """Milliseconds of a step: forward pass, sampling with verification, drafting, all else, whole; None for stock."""
+    stages = [row[name] for name in STAGES]
+    if None in stages:
+        return None
+    return [f"{ms:.2f}" for ms in (*stages, max(0.0, row["step_ms"] - sum(stages)), row["step_ms"])]
 
 
 def _acceptance_length(runs: list[dict]) -> float | None:
@@ -149,33 +162,22 @@ def as_text(rows: list[dict[str, Any]], settings: Settings) -> str:
             f"{row['step_ms']:8.2f} {row['steps']:7.0f} {counts[0]:>7} {counts[1]:>8} {counts[2]:>8}  "
             f"{row['ratio']:.2f}x ({row['low']:.2f}-{row['high']:.2f})   {same}"
         )
-    for variant in dict.fromkeys(row["variant"] for row in rows):
-        of_variant = [row for row in rows if row["variant"] == variant]
-        memory, start = max(row["memory_mib"] for row in of_variant), of_variant[0]["start_s"]
-        lines.append(f"{variant}: started in {start:.1f} s, {memory:.0f} MiB")
+    for row in rows:
+        if (split := split_of_step(row)) is not None:
+            parts = "forward {}, sampling {}, drafting {}, all else {} ms".format(*split[:-1])
+            lines.append(f"{row['variant']} at {in_requests(row['requests'])}, a step: {parts}")
+    lines += [f"{variant}: started in {start} s, {memory} MiB" for variant, start, memory in start_and_memory(rows)]
     return "\n".join(lines)
+
+
+def start_and_memory(rows: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
+    """Each variant's seconds to start and most MiB."""
+    found = {}
+    for row in rows:
+        start, memory = found.get(row["variant"], (row["start_s"], 0.0))
+        found[row["variant"]] = start, max(memory, row["memory_mib"])
+    return [(variant, f"{start:.1f}", f"{memory:.0f}") for variant, (start, memory) in found.items()]
 
 
 def _shown(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
-
-
-def plot(rows: list[dict[str, Any]], settings: Settings, title: str, path: Path) -> None:
-    """Draw each variant's ratio by load, with its range; `title` says when and of what."""
-    variants = [variant for variant in settings.variants if variant != settings.reference]
-    figure = new_figure(1.6 + 1.4 * len(settings.requests), 3.6)
-    axes = figure.subplots()
-    for number, variant in enumerate(variants):
-        of_variant = [row for row in rows if row["variant"] == variant]
-        places = [settings.requests.index(row["requests"]) for row in of_variant]
-        ratios, low, high = (np.array([row[name] for row in of_variant]) for name in ("ratio", "low", "high"))
-        shifted = np.array(places) + 0.12 * (number - (len(variants) - 1) / 2)
-        around = np.clip([ratios - low, high - ratios], 0, None)
-        axes.errorbar(shifted, ratios, around, fmt="o", capsize=3, color=COLORS[variant], label=variant)
-    axes.axhline(1.0, color=COLORS["stock"], linewidth=0.8)
-    axes.set_xticks(range(len(settings.requests)), map(str, settings.requests))
-    axes.set_xlabel("requests that start together")
-    axes.set_ylabel(f"seconds of {settings.reference} over its own")
-    axes.set_title(title, fontsize=9)
-    axes.legend(fontsize=8)
-    figure.savefig(path, dpi=110)

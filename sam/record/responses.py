@@ -1,7 +1,7 @@
 """Recorded rollouts: prompts and their responses as token ids."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from zipfile import BadZipFile
@@ -94,13 +94,28 @@ def _from_rows(path: Path, rows: list[dict], tokenizer: str | None) -> Recording
     elif rows and {"input", "output"} <= rows[0].keys():
         if tokenizer is None:
             raise TraceError(f"{path} holds text: name its tokenizer with --tokenizer")
-        from transformers import AutoTokenizer
-
-        encode = AutoTokenizer.from_pretrained(tokenizer).encode
-        pairs = [tuple(encode(row[key], add_special_tokens=False) for key in ("input", "output")) for row in rows]
+        encode = _encoder(tokenizer)
+        pairs = [tuple(encode(row[key]) for key in ("input", "output")) for row in rows]
     else:
         raise TraceError(f"{path}: expected rows with response_tokens, or with input and output as verl dumps them")
     return by_prompt(pairs)
+
+
+def _encoder(tokenizer: str) -> Callable[[str], list[int]]:
+    """Turns text into token ids, without special tokens."""
+    file = Path(tokenizer) / "tokenizer.json"
+    if not file.is_file():
+        from transformers import AutoTokenizer
+
+        slow = AutoTokenizer.from_pretrained(tokenizer)
+        return lambda text: slow.encode(text, add_special_tokens=False)
+    from tokenizers import Tokenizer  # transformers takes seconds to import
+
+    try:
+        fast = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library has no class of its own
+        raise TraceError(f"{file}: not a tokenizer ({error})") from error
+    return lambda text: fast.encode(text, add_special_tokens=False).ids
 
 
 def by_prompt(pairs: Iterable[tuple[list[int], list[int]]]) -> Recording:

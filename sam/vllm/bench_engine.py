@@ -1,9 +1,9 @@
 """`python -m sam.vllm.bench_engine`: one variant's engine for sam.bench, which starts it and tells it what to run.
 
 It reads a line of JSON, does what it says and answers with a line: first `{"variant", "model", "engine", "speculation",
-"forces_text"}`, then `{"run", "sampling"}` any number of times. When the pipe is closed it shuts the engine down. For
-stock vLLM nothing of this project is in the engine: no plugin, no recorder, and a worker extension only where text is
-forced.
+"forces_text"}`, then `{"run", "sampling", "record"}` any number of times. When the pipe is closed it shuts the engine
+down. For stock vLLM nothing of this project is in the engine: no plugin, no recorder, and a worker extension only where
+text is forced.
 """
 
 import contextlib
@@ -19,33 +19,12 @@ import time
 from typing import Any
 
 from sam.config import SpeculationConfig
-from sam.vllm.forced_text import ForcedTextExtension, sampling_arguments
-from sam.vllm.step_recorder import StepRecorder
+from sam.vllm.forced_text import sampling_arguments
 
 KILLED_AFTER_SECONDS = 15.0  # an engine that does not shut down
 LONGEST_LINE = 400  # characters of an error
 COUNTS = ("drafted", "accepted", "verify_steps", "verified_tokens", "draft_errors")
-
-
-class BenchExtension(ForcedTextExtension):
-    """Mixed into the workers of all variants but stock; its methods are called through `collective_rpc`."""
-
-    def sam_bench_attach(self, forces_text: bool) -> dict[str, Any]:
-        """What drafts and verifies; from now on steps are recorded."""
-        from sam.vllm import plugin
-
-        status = plugin.installed(self.model_runner)
-        if forces_text:
-            self.sam_force_text([])  # before the recorder, which is to time it too
-        StepRecorder.attach(self.model_runner)
-        return {"drafter": status["drafter"], "verification": status["verification"]}
-
-    def sam_bench_take(self) -> dict[str, int]:
-        """Counts of the steps since the last call."""
-        steps = StepRecorder.attach(self.model_runner).take()
-        counts = (steps.drafted, steps.accepted, steps.position_steps, steps.position_emitted)
-        errors = steps.counters.get("draft_errors", 0)
-        return dict(zip(COUNTS, [*(int(count.sum()) for count in counts), int(errors)], strict=True))
+COUNTS += ("forward_ms", "verify_ms", "draft_ms")
 
 
 class BenchEngine:
@@ -72,7 +51,7 @@ class BenchEngine:
         if wanted is not None:
             for name, value in wanted.vllm_arguments().items():
                 setattr(arguments, name, value)
-            arguments.worker_extension_cls = "sam.vllm.bench_engine.BenchExtension"
+            arguments.worker_extension_cls = "sam.vllm.bench_extension.BenchExtension"
         elif forces_text:
             arguments.worker_extension_cls = "sam.vllm.forced_text.ForcedTextExtension"
         # As vLLM's LLM has it by default: no statistics.
@@ -87,12 +66,13 @@ class BenchEngine:
         """Tokens of prompt and response together."""
         return self._llm.model_config.max_model_len
 
-    def run(self, requests: list[dict[str, Any]], sampling: dict[str, Any]) -> dict[str, Any]:
+    def run(self, requests: list[dict[str, Any]], sampling: dict[str, Any], record: bool) -> dict[str, Any]:
         """Run requests that start together.
 
         Args:
             requests: `prompt_token_ids`, `seed` and `response` (to be emitted, or None) of each.
             sampling: keywords of SamplingParams that they share.
+            record: whether to add `recorded`: what happened step by step, for pictures.
 
         Returns:
             seconds: from the first request's arrival to the last one's end.
@@ -100,7 +80,10 @@ class BenchEngine:
             as_recorded: responses that are the given ones; None where none were given.
             memory_mib: proportional set size of all the engine's processes.
             drafted, accepted: draft tokens. verify_steps, verified_tokens: steps in which a request verified drafts,
-                and tokens that these emitted. draft_errors. All None for stock.
+                and tokens that these emitted. draft_errors. forward_ms, verify_ms, draft_ms: of all steps, on the host.
+                All None for stock.
+            recorded: `ends`, when each engine step ended, in seconds from the start, and `unfinished`, requests then;
+                and for all but stock `columns` and `followed` of BenchExtension, of the first request.
 
         Raises:
             RuntimeError: a response is not the given one.
@@ -120,40 +103,48 @@ class BenchEngine:
         ]
         names = [f"{self._runs}-{number}" for number in range(len(requests))]
         before = self._take()
+        if record and not self._is_stock:
+            self._llm.collective_rpc("sam_bench_follow", args=(names[0],))
         self._llm.reset_prefix_cache()
         gc.collect()
-        engine, responses, steps = self._llm.llm_engine, {}, 0
+        engine, responses, ends, unfinished = self._llm.llm_engine, {}, [], []
         started = time.perf_counter()
         for name, request, one in zip(names, requests, parameters, strict=True):
             engine.add_request(name, {"prompt_token_ids": request["prompt_token_ids"]}, one)
         while engine.has_unfinished_requests():
             for output in engine.step():
                 responses[output.request_id] = output.outputs[0].token_ids
-            steps += 1
-        seconds = time.perf_counter() - started
+            ends.append(time.perf_counter() - started)
+            unfinished.append(len(names) - len(responses))
+        recorded = {"ends": [round(end, 5) for end in ends], "unfinished": unfinished}
+        drafting = self._drafting(before, record, recorded)
         return {
-            "seconds": round(seconds, 6),
-            "steps": steps,
+            "seconds": round(ends[-1], 6),
+            "steps": len(ends),
             "tokens": sum(map(len, responses.values())),
             "responses": [digest(responses[name]) for name in names],
             "as_recorded": _check_as_recorded([responses[name] for name in names], given),
             "memory_mib": round(memory_mib(), 1),
-            **self._drafting(before),
+            **drafting,
+            **({"recorded": recorded} if record else {}),
         }
 
     def shut_down(self) -> None:
         """End the engine's own processes."""
         self._llm.llm_engine.engine_core.shutdown()
 
-    def _drafting(self, before: dict[str, int] | None) -> dict[str, Any]:
-        counts = self._take()
-        if counts is None or before is None:
+    def _drafting(self, before: dict[str, Any] | None, record: bool, recorded: dict[str, Any]) -> dict[str, Any]:
+        """The workers' counts; what they recorded step by step goes into `recorded`."""
+        taken = self._take(record)
+        if taken is None or before is None:
             return dict.fromkeys(COUNTS)
+        recorded |= {name: value for name, value in taken.items() if name not in COUNTS}
         # The steps' counts are since they were last taken, the drafter's since the engine started.
-        return counts | {"draft_errors": counts["draft_errors"] - before["draft_errors"]}
+        errors = taken["draft_errors"] - before["draft_errors"]
+        return {name: taken[name] for name in COUNTS} | {"draft_errors": errors}
 
-    def _take(self) -> dict[str, int] | None:
-        return None if self._is_stock else self._llm.collective_rpc("sam_bench_take")[0]
+    def _take(self, record: bool = False) -> dict[str, Any] | None:
+        return None if self._is_stock else self._llm.collective_rpc("sam_bench_take", args=(record,))[0]
 
     def _check_installed(self, wanted: SpeculationConfig | None) -> None:
         if wanted is None:
@@ -214,7 +205,7 @@ def answer(reply, command: dict[str, Any], engine: BenchEngine | None) -> BenchE
         engine = BenchEngine(**command)
         reply({"longest_text": engine.longest_text})
     else:
-        reply(engine.run(command["run"], command["sampling"]))
+        reply(engine.run(command["run"], command["sampling"], command["record"]))
     return engine
 
 

@@ -15,6 +15,16 @@ def digest(variant, request):
     return f"{'stock' if variant == 'stock' else 'ours'} {request['seed']} {request['prompt_token_ids']}"
 
 
+def recorded(stock, seconds, requests):
+    """Ten equal steps."""
+    ends = {"ends": [seconds * (i + 1) / 10 for i in range(10)], "unfinished": [requests] * 9 + [0]}
+    if stock:
+        return ends
+    counts = {"running": requests, "prefilling": 0, "drafted": 3, "accepted": 1, "step_ms": seconds * 100}
+    columns = {name: [value] * 10 for name, value in counts.items()}
+    return ends | {"columns": columns, "followed": [[[], [5]], [[6, 9, 8], [6, 7]], [[8], [8, 4]]]}
+
+
 def run(fake, variant, command, number):
     requests, stock = command["run"], variant == "stock"
     seconds = fake["seconds"][variant] * (1 + 0.001 * number)
@@ -30,6 +40,8 @@ def run(fake, variant, command, number):
         "verify_steps": None if stock else 10 * (variant == "sam"),
         "verified_tokens": None if stock else 20 * (variant == "sam"),
         "draft_errors": None if stock else 0,
+        **{name: None if stock else 10.0 for name in ("forward_ms", "verify_ms", "draft_ms")},
+        **({"recorded": recorded(stock, seconds, len(requests))} if command["record"] else {}),
     }
 
 

@@ -64,9 +64,14 @@ def test_a_measurement(bench, tmp_path, capsys):
     assert result["settings"]["engine"] == ["--dtype", "float32"]
     assert result["verdicts"]["4"]["answer"] == "go" and result["rows"][2]["acceptance_length"] == 2.0
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "off.log", "ratio.png", "result.json", "rounds.jsonl", "sam.log", "stock.log",
+        "bench.html", "off.log", "recorded", "result.json", "rounds.jsonl", "sam.log", "stock.log",
     }  # fmt: skip
     assert (tmp_path / "out" / "sam.log").read_text() == "this is sam\n"
+    recorded = sorted(path.name for path in (tmp_path / "out" / "recorded").iterdir())
+    assert recorded == sorted(f"{load}-{variant}.json" for load in (1, 4) for variant in ("stock", "off", "sam"))
+    page = (tmp_path / "out" / "bench.html").read_text()
+    assert page.index("go: 1.43x") < page.index("speculation=sam") < page.index("<figure>") < page.index("<table>")
+    assert "title='draft: 9 8 '" in page and page.count("<figure>") == 1 + 1 + 1 + 2
     assert nothing_is_left(tmp_path)
 
 

@@ -2,9 +2,12 @@
 
 import pytest
 
-from sam.bench.table import as_text, plot, recommendation, rows_of, verdicts_of, warnings_of
+from sam.bench.charts import ratios, running, step_costs
+from sam.bench.table import as_text, recommendation, rows_of, split_of_step, verdicts_of, warnings_of
 from sam.bench.verdict import GO, NO_GO, NOISY, decide
 from tests.sam.bench.test_settings import settings
+
+STAGES = {"forward_ms": 400.0, "verify_ms": 100.0, "draft_ms": 50.0}  # of 50 steps
 
 
 def measured(seconds, load=0, round_=1, tokens=100, responses=("a", "b"), draft_errors=0):
@@ -15,11 +18,11 @@ def measured(seconds, load=0, round_=1, tokens=100, responses=("a", "b"), draft_
         counts = {"drafted": drafts, "accepted": drafts // 2, "verify_steps": drafts // 3, "verified_tokens": 25}
         runs[variant] = {
             "seconds": one, "steps": 50, "tokens": tokens if variant == "sam" else 100, "memory_mib": 10.0 + one,
-            "start_s": 3.0, "draft_errors": draft_errors, **counts,
+            "start_s": 3.0, "draft_errors": draft_errors, **counts, **STAGES,
             "responses": list(responses) if variant == "sam" else ["a", "b"],
         }  # fmt: skip
         if variant == "stock":
-            runs[variant] |= dict.fromkeys([*counts, "draft_errors"])
+            runs[variant] |= dict.fromkeys([*counts, *STAGES, "draft_errors"])
     return {"round": round_, "load": load, "requests": settings().requests[load], "runs": runs}
 
 
@@ -116,12 +119,31 @@ def test_pasted_settings_are_settings():
     assert SpeculationConfig.from_dict({"method": "sam", **pairs}).policy == "goodput"
 
 
-def test_text_and_picture(tmp_path, pictures):
+def test_text_and_picture():
     lines = rounds_of([1.0, 1.25, 1.0]) + [measured({"stock": 2.0, "off": 2.1, "sam": 2.2}, load=1)]
     rows = rows_of(lines, settings())
     text = as_text(rows, settings())
     assert "2.00x (1.60-2.00)   6 of 6" in text and "sam: started in 3.0 s, 12 MiB" in text
-    plot(rows, settings(), "a test", tmp_path / "ratio.png")
-    ((axes,),) = [figure.axes for figure in pictures]
+    (axes,) = ratios(rows, settings()).axes
     assert [label.get_text() for label in axes.get_legend().get_texts()] == ["off", "sam"]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "8"]
+
+
+def test_a_step_is_split_as_far_as_the_engine_tells():
+    stock, off, _ = rows_of(rounds_of([1.0]), settings())
+    assert split_of_step(stock) is None
+    assert split_of_step(off) == ["8.00", "2.00", "1.00", "27.00", "38.00"]
+    assert "off at 1 request, a step: forward 8.00, sampling 2.00, drafting 1.00, all else 27.00 ms" in as_text(
+        [off], settings()
+    )
+
+
+def test_step_costs_leave_out_prompts_and_the_first_step():
+    columns = {"prefilling": [1, 0, 0, 0], "running": [4, 4, 4, 2], "drafted": [0, 0, 8, 2], "step_ms": [9, 1, 3, 2]}
+    ours = {"ends": [0.9], "unfinished": [0], "columns": columns}
+    stock = {"ends": [0.5, 0.6, 0.8], "unfinished": [4, 4, 0]}
+    figure = step_costs({(4, "stock"): stock, (4, "sam"): ours})
+    lines = {line.get_label(): line.get_xydata().round(3).tolist() for line in figure.axes[0].get_lines()}
+    assert lines == {"stock": [[4, 150.0]], "sam": [[4, 1.5], [12, 3.0]]}
+    (axes,) = running({(4, "stock"): stock, (4, "sam"): ours}, 4).axes
+    assert axes.get_lines()[0].get_xydata().tolist() == [[0, 4], [0.5, 4], [0.6, 4], [0.8, 0]]

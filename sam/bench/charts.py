@@ -1,0 +1,115 @@
+"""Pictures of a measurement: the ratio by load, what a step costs, running requests over time."""
+
+from typing import Any
+
+import numpy as np
+
+from sam.bench.settings import STOCK, Settings
+from sam.bench.verdict import in_requests
+from sam.command import new_figure
+
+COLORS = {"stock": "#444444", "off": "#D55E00", "sam": "#0072B2", "ngram": "#009E73", "suffix": "#CC79A7"}
+MEANS = 80
+SIZE = (4.6, 3.1)  # inches; a page sets several side by side
+
+
+def ratios(rows: list[dict[str, Any]], settings: Settings):
+    """Each variant's ratio by load, with its range."""
+    figure = new_figure(*SIZE)
+    axes = figure.subplots()
+    variants = [variant for variant in settings.variants if variant != settings.reference]
+    for number, variant in enumerate(variants):
+        of_variant = [row for row in rows if row["variant"] == variant]
+        places = [settings.requests.index(row["requests"]) for row in of_variant]
+        middle, low, high = (np.array([row[name] for row in of_variant]) for name in ("ratio", "low", "high"))
+        shifted = np.array(places) + 0.12 * (number - (len(variants) - 1) / 2)
+        around = np.clip([middle - low, high - middle], 0, None)
+        axes.errorbar(shifted, middle, around, fmt="o", capsize=3, color=COLORS[variant], label=variant)
+    axes.axhline(1.0, color=COLORS[settings.reference], linewidth=0.8)
+    axes.set_xticks(range(len(settings.requests)), map(str, settings.requests))
+    axes.set_xlim(-0.5, len(settings.requests) - 0.5)
+    axes.set_xlabel("requests that start together")
+    axes.set_ylabel(f"speed over {settings.reference}")
+    axes.legend(fontsize=8)
+    return figure
+
+
+def step_costs(recorded: dict[tuple[int, str], dict[str, Any]]):
+    """Median milliseconds of a step by the tokens that it took through the model; None without such steps.
+
+    Args:
+        recorded: what happened step by step, by load and variant.
+    """
+    figure = new_figure(*SIZE)
+    axes = figure.subplots()
+    drawn = False
+    for variant in dict.fromkeys(variant for _, variant in recorded):
+        pairs = [_tokens_and_ms(one) for (_, its), one in recorded.items() if its == variant]
+        tokens, ms = (np.concatenate(column) for column in zip(*pairs, strict=True))
+        if not len(tokens):
+            continue
+        known = np.unique(tokens)
+        medians = [np.median(ms[tokens == count]) for count in known]
+        axes.plot(known, medians, ".-", markersize=4, linewidth=0.9, color=COLORS[variant], label=variant)
+        drawn = True
+    axes.set_xlabel("tokens in a step: requests and their drafts")
+    axes.set_ylabel("milliseconds, median")
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=8)
+    return figure if drawn else None
+
+
+def _tokens_and_ms(recorded: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens through the model and milliseconds of each step without prompts."""
+    if (columns := recorded.get("columns")) is not None:
+        keep = np.array(columns["prefilling"], dtype=int) == 0
+        keep[:1] = False  # from the first request's arrival
+        tokens = np.array(columns["running"], dtype=int) + np.array(columns["drafted"], dtype=int)
+        return tokens[keep], np.array(columns["step_ms"], dtype=float)[keep]
+    ends, unfinished = np.array(recorded["ends"], dtype=float), np.array(recorded["unfinished"], dtype=int)
+    # The step behind the end before; with the first one the prompts are computed.
+    return unfinished[:-1], np.diff(ends) * 1e3
+
+
+def running(recorded: dict[tuple[int, str], dict[str, Any]], requests: int):
+    """Unfinished requests over time at one load; below it, the draft tokens of each step that were accepted."""
+    figure = new_figure(*SIZE)
+    axes = figure.subplots()
+    for (load, variant), one in recorded.items():
+        if load == requests:
+            ends, unfinished = [0.0, *one["ends"]], [requests, *one["unfinished"]]
+            style = "--" if variant == STOCK else "-"
+            axes.step(ends, unfinished, style, where="post", linewidth=1.2, color=COLORS[variant], label=variant)
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("unfinished requests")
+    axes.set_title(f"at {in_requests(requests)}", fontsize=9)
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
+    axes.legend(fontsize=8)
+    return figure
+
+
+def drafts(recorded: dict[str, Any], requests: int, variant: str):
+    """Draft tokens verified in a step of one run, and how many of them were accepted; None without drafts.
+
+    Where there are more than MEANS steps, means of as many spans of steps.
+    """
+    columns = recorded.get("columns")
+    if columns is None or not any(columns["drafted"]):
+        return None
+    figure = new_figure(*SIZE)
+    axes = figure.subplots()
+    seconds = np.cumsum(columns["step_ms"]) / 1e3
+    spans = np.array_split(np.arange(len(seconds)), min(MEANS, len(seconds)))
+    ends = [seconds[span[-1]] for span in spans]
+    for name, color in (("drafted", "#bbbbbb"), ("accepted", COLORS[variant])):
+        means = [np.mean(np.array(columns[name])[span]) for span in spans]
+        label = "verified" if name == "drafted" else name
+        axes.fill_between([0.0, *ends], [means[0], *means], step="pre", color=color, linewidth=0, label=label)
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("draft tokens in a step")
+    axes.set_title(f"{variant} at {in_requests(requests)}", fontsize=9)
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
+    axes.legend(fontsize=8)
+    return figure
