@@ -9,8 +9,8 @@ import numpy as np
 from recipe.report.runs import REWARD, Run, compare_responses
 from recipe.report.stock import AgainstStock, times
 from recipe.report.timeline import draw_drafts, draw_running, draw_step_time, label
+from sam.bench.charts import COLORS
 from sam.bench.settings import STOCK
-from sam.bench.table import COLORS
 from sam.command import new_figure
 from sam.page import chart
 from sam.replay.round_robin import Replay

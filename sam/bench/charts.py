@@ -8,7 +8,7 @@ from sam.bench.settings import STOCK, Settings
 from sam.bench.verdict import in_requests
 from sam.command import new_figure
 
-COLORS = {"stock": "#444444", "off": "#D55E00", "sam": "#0072B2", "ngram": "#009E73", "suffix": "#CC79A7"}
+COLORS = {"stock": "#333333", "off": "#999999", "sam": "#009E73", "ngram": "#D55E00", "suffix": "#E69F00"}
 MEANS = 80
 SIZE = (4.6, 3.1)  # inches; a page sets several side by side
 
@@ -102,7 +102,7 @@ def drafts(recorded: dict[str, Any], requests: int, variant: str):
     seconds = np.cumsum(columns["step_ms"]) / 1e3
     spans = np.array_split(np.arange(len(seconds)), min(MEANS, len(seconds)))
     ends = [seconds[span[-1]] for span in spans]
-    for name, color in (("drafted", "#bbbbbb"), ("accepted", COLORS[variant])):
+    for name, color in (("drafted", "#cccccc"), ("accepted", COLORS[variant])):
         means = [np.mean(np.array(columns[name])[span]) for span in spans]
         label = "verified" if name == "drafted" else name
         axes.fill_between([0.0, *ends], [means[0], *means], step="pre", color=color, linewidth=0, label=label)

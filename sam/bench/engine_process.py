@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-ENGINE = (sys.executable, "-m", "sam.vllm.bench_engine")
+ENGINE = (sys.executable, "-m", "sam.vllm.bench.engine")
 STOP_SECONDS = 20.0  # to shut an engine down before it is killed
 LOOK_SECONDS = 0.5  # how often a process is looked after that does not answer
 

@@ -9,7 +9,7 @@ LONGEST = 1500  # tokens of a response that are shown
 STYLE = """
 .response{white-space:pre-wrap;overflow-wrap:anywhere;font:15px/1.7 ui-monospace,monospace;max-width:60rem;
 background:#fafafa;padding:.8rem 1rem}
-.accepted{background:#cfe6f5}.rejected{border-bottom:2px solid #D55E00}.response span{cursor:default}
+.accepted{background:#c9ebdf}.rejected{border-bottom:2px solid #D55E00}.response span{cursor:default}
 """
 
 
@@ -79,7 +79,7 @@ def summary(tokens: list[Token]) -> str:
     accepted = sum(token.accepted for token in tokens)
     rejected = sum(bool(token.rejected) for token in tokens)
     return (
-        f"{len(tokens)} tokens of one request. Blue: {accepted} accepted draft tokens, which needed no step of their "
+        f"{len(tokens)} tokens of one request. Green: {accepted} accepted draft tokens, which needed no step of their "
         f"own. Underlined: {rejected} tokens of the model where it rejected a draft; hold the pointer over one to see "
         "the draft."
     )

@@ -73,7 +73,7 @@ class Settings:
         return STOCK if STOCK in self.variants else "off"
 
     def start(self, variant: str, memory_is_set: bool) -> dict[str, Any]:
-        """What sam.vllm.bench_engine is told to start a variant's engine.
+        """What sam.vllm.bench.engine is told to start a variant's engine.
 
         Args:
             memory_is_set: whether an environment variable says how much memory an engine takes.

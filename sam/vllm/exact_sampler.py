@@ -111,7 +111,7 @@ class ExactSampler:
         return logits
 
     def draw(self, processed, rows: _Rows, metadata) -> torch.Tensor:
-        """One token for each row, int64 [rows]; sam.vllm.forced_text wraps it."""
+        """One token for each row, int64 [rows]; sam.vllm.bench.forced_text wraps it."""
         if metadata.all_greedy:
             return processed.argmax(-1)
         rng_keys, positions = self._identity()

@@ -1,4 +1,4 @@
-"""A process that speaks sam.vllm.bench_engine's protocol without an engine.
+"""A process that speaks sam.vllm.bench.engine's protocol without an engine.
 
 FAKE (JSON, from the environment): `seconds` by variant; `refuses`, `dies`, or `dies_at_run` a variant; `leaves` a file
 for the id of a process that it leaves running.

@@ -47,4 +47,4 @@ def test_long_responses_are_cut():
 
 
 def test_counts():
-    assert "8 tokens of one request. Blue: 3 accepted" in summary(TOKENS) and "Underlined: 2 tokens" in summary(TOKENS)
+    assert "8 tokens of one request. Green: 3 accepted" in summary(TOKENS) and "Underlined: 2 tokens" in summary(TOKENS)

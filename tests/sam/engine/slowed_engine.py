@@ -1,9 +1,9 @@
-"""sam.vllm.bench_engine with a drafter that sleeps."""
+"""sam.vllm.bench.engine with a drafter that sleeps."""
 
 import sys
 import time
 
-from sam.vllm import bench_engine
+from sam.vllm.bench import engine
 from sam.vllm.proposer import SamProposer
 
 SLEEP_SECONDS = 0.03  # several times a step of the tiny model
@@ -16,4 +16,4 @@ def propose(self, *arguments, **keywords):
 
 if __name__ == "__main__":
     original, SamProposer.propose = SamProposer.propose, propose
-    sys.exit(bench_engine.main())
+    sys.exit(engine.main())

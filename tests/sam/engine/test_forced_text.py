@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sam.vllm.forced_text import ForcedText, sampling_arguments
+from sam.vllm.bench.forced_text import ForcedText, sampling_arguments
 from sam.vllm.profiled_engine import FixedDrafts
 from sam.vllm.step_recorder import StepRecorder
 from tests.sam.engine.tiny_engine import SAM, VOCABULARY, generate, save_model

@@ -1,4 +1,4 @@
-"""`python -m sam.vllm.bench_engine`: one variant's engine for sam.bench, which starts it and tells it what to run.
+"""`python -m sam.vllm.bench.engine`: one variant's engine for sam.bench, which starts it and tells it what to run.
 
 It reads a line of JSON, does what it says and answers with a line: first `{"variant", "model", "engine", "speculation",
 "forces_text"}`, then `{"run", "sampling", "record"}` any number of times. When the pipe is closed it shuts the engine
@@ -19,7 +19,7 @@ import time
 from typing import Any
 
 from sam.config import SpeculationConfig
-from sam.vllm.forced_text import sampling_arguments
+from sam.vllm.bench.forced_text import sampling_arguments
 
 KILLED_AFTER_SECONDS = 15.0  # an engine that does not shut down
 LONGEST_LINE = 400  # characters of an error
@@ -51,9 +51,9 @@ class BenchEngine:
         if wanted is not None:
             for name, value in wanted.vllm_arguments().items():
                 setattr(arguments, name, value)
-            arguments.worker_extension_cls = "sam.vllm.bench_extension.BenchExtension"
+            arguments.worker_extension_cls = "sam.vllm.bench.extension.BenchExtension"
         elif forces_text:
-            arguments.worker_extension_cls = "sam.vllm.forced_text.ForcedTextExtension"
+            arguments.worker_extension_cls = "sam.vllm.bench.forced_text.ForcedTextExtension"
         # As vLLM's LLM has it by default: no statistics.
         arguments.disable_log_stats = True
         self._llm = LLM.from_engine_args(arguments)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from sam.record.engine_steps import PER_STEP, EngineSteps
-from sam.vllm.forced_text import ForcedTextExtension
+from sam.vllm.bench.forced_text import ForcedTextExtension
 from sam.vllm.step_recorder import StepRecorder
 
 STAGES = ("forward_ms", "verify_ms", "draft_ms")

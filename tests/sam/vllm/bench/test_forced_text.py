@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sam.vllm.forced_text import FREE, ForcedText, sampling_arguments
+from sam.vllm.bench.forced_text import FREE, ForcedText, sampling_arguments
 
 RESPONSES = [[10, 11, 12], [20], [30, 31]]
 
