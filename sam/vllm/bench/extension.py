@@ -59,6 +59,7 @@ class FollowedRequest:
 
     def __init__(self, runner):
         self._name: str | None = None
+        self._id: str | None = None
         self._steps: list[tuple[list[int], list[int]]] = []
         self._scheduled = None
         self._execute, self._sample = runner.execute_model, runner.sample_tokens
@@ -73,7 +74,7 @@ class FollowedRequest:
 
     def start(self, name: str) -> None:
         """Follow the request whose id is `name`, or begins with it and a hyphen."""
-        self._name, self._steps = name, []
+        self._name, self._id, self._steps = name, None, []
 
     def take(self) -> list[tuple[list[int], list[int]]]:
         """For each step that gave tokens, the verified draft and the tokens; from now on no request is followed."""
@@ -86,9 +87,13 @@ class FollowedRequest:
 
     def _sample_tokens(self, *arguments, **keywords):
         output = self._sample(*arguments, **keywords)
-        if self._name is not None and getattr(output, "sampled_token_ids", None):
-            for name, row in output.req_id_to_index.items():
-                if (name == self._name or name.startswith(f"{self._name}-")) and output.sampled_token_ids[row]:
-                    draft = self._scheduled.scheduled_spec_decode_tokens.get(name, [])
-                    self._steps.append(([int(token) for token in draft], list(output.sampled_token_ids[row])))
+        if self._name is not None and (sampled := getattr(output, "sampled_token_ids", None)):
+            self._id = self._id or next(filter(self._is_followed, output.req_id_to_index), None)
+            row = output.req_id_to_index.get(self._id)
+            if row is not None and sampled[row]:
+                draft = self._scheduled.scheduled_spec_decode_tokens.get(self._id, [])
+                self._steps.append(([int(token) for token in draft], list(sampled[row])))
         return output
+
+    def _is_followed(self, request_id: str) -> bool:
+        return request_id == self._name or request_id.startswith(f"{self._name}-")

@@ -13,6 +13,8 @@ from sam.bench import __main__ as command
 from sam.bench import rounds
 from sam.bench.__main__ import main
 from sam.bench.engine_process import EngineProcess
+from sam.bench.followed import tokens_of
+from sam.vllm.bench.engine import digest
 from tests.sam.engine.tiny_engine import VOCABULARY, save_model
 
 pytestmark = pytest.mark.engine
@@ -47,6 +49,21 @@ def test_stock_off_and_sam(inputs, tmp_path, capsys, monkeypatch):
         assert min(row["seconds"] for row in (stock, off, sam)) > 0 and stock["memory_mib"] > 100
     assert rows["sam", 8]["accepted"] > 0 and rows["sam", 8]["acceptance_length"] > 1
     assert rows["sam", 8]["steps"] < 160
+    check_records(tmp_path / "out", rows["sam", 8])
+
+
+def check_records(output, row):
+    """What is kept of the only round, step by step, adds up to what was counted, and to the first response."""
+    recorded = json.loads((output / "recorded" / "8-sam.json").read_text())
+    assert len(recorded["ends"]) == row["steps"] and recorded["unfinished"][-1] == 0
+    for name in ("drafted", "accepted"):
+        assert sum(recorded["columns"][name]) == row[name]
+    last = json.loads((output / "rounds.jsonl").read_text().splitlines()[-1])
+    tokens = tokens_of(recorded["followed"], 160)
+    assert digest([token.id for token in tokens]) == last["runs"]["sam"]["responses"][0]
+    assert any(token.accepted for token in tokens)
+    page = (output / "bench.html").read_text()
+    assert "What speculation does: a response at 8 requests" in page and "class='accepted'" in page
 
 
 def test_forced_text_on_a_config_alone_and_a_slowed_sam(inputs, tmp_path, capsys, monkeypatch):
