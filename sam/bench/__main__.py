@@ -52,7 +52,8 @@ def parse(arguments: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--samples", type=int, default=8, help="requests of one prompt")
     parser.add_argument("--max-tokens", type=int, help="of a response; 256, or with --text all of it")
     parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--variants", nargs="+", default=["stock", "off", "sam"], help="stock off sam ngram suffix")
+    variants = "stock off sam ngram suffix; sam-k2: drafts of 2 in every step"
+    parser.add_argument("--variants", nargs="+", default=["stock", "off", "sam"], help=variants)
     parser.add_argument("--draft-tokens", type=int, default=8, help="longest draft of a request, 1 to 15")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each load and variant that count")
     parser.add_argument("--ignore-eos", action="store_true", help="all responses have --max-tokens tokens")

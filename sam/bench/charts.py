@@ -4,13 +4,20 @@ from typing import Any
 
 import numpy as np
 
-from sam.bench.settings import STOCK, Settings
+from sam.bench.settings import FIXED, STOCK, Settings
 from sam.bench.verdict import in_requests
 from sam.command import new_figure
 
 COLORS = {"stock": "#333333", "off": "#999999", "sam": "#009E73", "ngram": "#D55E00", "suffix": "#E69F00"}
+FIXED_COLORS = ("#56B4E9", "#0072B2", "#CC79A7")
 MEANS = 80
 SIZE = (4.6, 3.1)  # inches; a page sets several side by side
+
+
+def color_of(variant: str) -> str:
+    """A variant's color, the same in all pictures."""
+    fixed = FIXED.fullmatch(variant)
+    return FIXED_COLORS[int(fixed[1]) % len(FIXED_COLORS)] if fixed else COLORS[variant]
 
 
 def ratios(rows: list[dict[str, Any]], settings: Settings):
@@ -24,8 +31,8 @@ def ratios(rows: list[dict[str, Any]], settings: Settings):
         middle, low, high = (np.array([row[name] for row in of_variant]) for name in ("ratio", "low", "high"))
         shifted = np.array(places) + 0.12 * (number - (len(variants) - 1) / 2)
         around = np.clip([middle - low, high - middle], 0, None)
-        axes.errorbar(shifted, middle, around, fmt="o", capsize=3, color=COLORS[variant], label=variant)
-    axes.axhline(1.0, color=COLORS[settings.reference], linewidth=0.8)
+        axes.errorbar(shifted, middle, around, fmt="o", capsize=3, color=color_of(variant), label=variant)
+    axes.axhline(1.0, color=color_of(settings.reference), linewidth=0.8)
     axes.set_xticks(range(len(settings.requests)), map(str, settings.requests))
     axes.set_xlim(-0.5, len(settings.requests) - 0.5)
     axes.set_xlabel("requests that start together")
@@ -50,7 +57,7 @@ def step_costs(recorded: dict[tuple[int, str], dict[str, Any]]):
             continue
         known = np.unique(tokens)
         medians = [np.median(ms[tokens == count]) for count in known]
-        axes.plot(known, medians, ".-", markersize=4, linewidth=0.9, color=COLORS[variant], label=variant)
+        axes.plot(known, medians, ".-", markersize=4, linewidth=0.9, color=color_of(variant), label=variant)
         drawn = True
     axes.set_xlabel("tokens in a step: requests and their drafts")
     axes.set_ylabel("milliseconds, median")
@@ -79,7 +86,7 @@ def running(recorded: dict[tuple[int, str], dict[str, Any]], requests: int):
         if load == requests:
             ends, unfinished = [0.0, *one["ends"]], [requests, *one["unfinished"]]
             style = "--" if variant == STOCK else "-"
-            axes.step(ends, unfinished, style, where="post", linewidth=1.2, color=COLORS[variant], label=variant)
+            axes.step(ends, unfinished, style, where="post", linewidth=1.2, color=color_of(variant), label=variant)
     axes.set_xlabel("seconds")
     axes.set_ylabel("unfinished requests")
     axes.set_title(f"at {in_requests(requests)}", fontsize=9)
@@ -102,7 +109,7 @@ def drafts(recorded: dict[str, Any], requests: int, variant: str):
     seconds = np.cumsum(columns["step_ms"]) / 1e3
     spans = np.array_split(np.arange(len(seconds)), min(MEANS, len(seconds)))
     ends = [seconds[span[-1]] for span in spans]
-    for name, color in (("drafted", "#cccccc"), ("accepted", COLORS[variant])):
+    for name, color in (("drafted", "#cccccc"), ("accepted", color_of(variant))):
         means = [np.mean(np.array(columns[name])[span]) for span in spans]
         label = "verified" if name == "drafted" else name
         axes.fill_between([0.0, *ends], [means[0], *means], step="pre", color=color, linewidth=0, label=label)

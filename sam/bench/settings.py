@@ -1,6 +1,7 @@
 """What a measurement is of: its settings, checked before an engine starts, and the variants that take turns."""
 
 import importlib.util
+import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -8,6 +9,8 @@ from sam.config import SpeculationConfig
 
 STOCK = "stock"
 VARIANTS = (STOCK, "off", "sam", "ngram", "suffix")
+# sam with drafts of up to so many tokens in every step: what goodput is measured against.
+FIXED = re.compile(r"sam-k([1-9]|1[0-5])")
 # Set by the variants, so that nobody else may.
 SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
 RESERVED = ("model", *SPECULATION, "additional_config", "worker_extension_cls")
@@ -105,8 +108,8 @@ class Settings:
 def check_variants(variants: list[str]) -> None:
     """Raise ValueError unless the variants are known, installed, and have one to be compared with."""
     for variant in variants:
-        if variant not in VARIANTS:
-            raise ValueError(f"--variants {variant}: expected some of {', '.join(VARIANTS)}")
+        if variant not in VARIANTS and not FIXED.fullmatch(variant):
+            raise ValueError(f"--variants {variant}: expected some of {', '.join(VARIANTS)}, sam-k1 to sam-k15")
     if len(set(variants)) < len(variants):
         raise ValueError(f"--variants {_words(variants)}: one comes twice")
     if not {STOCK, "off"} & set(variants):
@@ -119,6 +122,8 @@ def speculation_of(variant: str, draft_tokens: int) -> dict[str, Any]:
     """The keys of sam.config.SpeculationConfig that make a variant."""
     if variant == "off":
         return {"method": "off"}
+    if fixed := FIXED.fullmatch(variant):
+        return {"method": "sam", "policy": "always", "num_speculative_tokens": int(fixed[1])}
     policy = {"policy": "goodput"} if variant == "sam" else {}
     return {"method": variant, **policy, "num_speculative_tokens": draft_tokens}
 

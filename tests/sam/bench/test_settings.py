@@ -27,6 +27,7 @@ def settings(**changed) -> Settings:
         ({"requests": [0]}, "--requests 0"),
         ({"temperature": float("nan")}, "--temperature nan"),
         ({"variants": ["stock", "eagle"]}, "--variants eagle: expected some of stock, off, sam, ngram, suffix"),
+        ({"variants": ["off", "sam-k16"]}, "--variants sam-k16: expected some of .*, sam-k1 to sam-k15"),
         ({"variants": ["off", "off"]}, "one comes twice"),
         ({"variants": ["sam", "ngram"]}, "expected stock or off among them"),
         ({"draft_tokens": 16}, "num_speculative_tokens=16"),
@@ -67,6 +68,7 @@ def test_the_others_get_whole_settings_of_speculation(variant):
     if variant == "sam":
         assert (speculation.policy, speculation.num_speculative_tokens) == ("goodput", 8)
     assert speculation_of("off", 8) == {"method": "off"}
+    assert speculation_of("sam-k2", 8) == {"method": "sam", "policy": "always", "num_speculative_tokens": 2}
 
 
 @pytest.mark.parametrize("engine, memory_is_set", [([], True), (["--kv-cache-memory-bytes=1000"], False)])
