@@ -32,7 +32,10 @@ from sam.record.atomic import replacing
 HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
 DEFAULT_MAX_TOKENS = 256
 INTERRUPTED = 130  # exit code, as a shell has it for Ctrl-C
-STOCK_SAMPLES = "stock samples with vLLM's own generators: other tokens of the same distribution, unless T is 0"
+STOCK_SAMPLES = (
+    "stock samples with vLLM's own generators: other tokens of the same distribution, unless T is 0; on a CPU seeds slow "
+    "it down: compare with --no-seeds too"
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -57,7 +60,10 @@ def parse(arguments: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--draft-tokens", type=int, default=8, help="longest draft of a request, 1 to 15")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each load and variant that count")
     parser.add_argument("--ignore-eos", action="store_true", help="all responses have --max-tokens tokens")
-    parser.add_argument("--no-seeds", action="store_true", help="requests without seeds; tokens are not compared")
+    parser.add_argument(
+        "--seeds", action=argparse.BooleanOptionalAction,
+        help="whether requests carry seeds, so that tokens can be compared; by default unless --text is given",
+    )  # fmt: skip
     parser.add_argument("--output", type=Path, default=Path("outputs/bench"), help="folder for rounds, logs, result")
     parser.add_argument("--resume", action="store_true", help="go on where an interrupted measurement stopped")
     parser.add_argument("--json", action="store_true", help="print result.json in place of the table")
@@ -79,7 +85,8 @@ def prepare(options: argparse.Namespace, engine: list[str]) -> tuple[Settings, l
     names = ("samples", "temperature", "draft_tokens", "ignore_eos", "requests", "variants")
     vllm_version()
     config, tokenizer = model_config(options.model), tokenizer_of(options.model, engine)
-    common = {name: getattr(options, name) for name in names} | {"engine": engine, "seeds": not options.no_seeds}
+    seeds = options.text is None if options.seeds is None else options.seeds
+    common = {name: getattr(options, name) for name in names} | {"engine": engine, "seeds": seeds}
     longest = DEFAULT_MAX_TOKENS if options.max_tokens is None else options.max_tokens
     Settings(model="", prompts="", max_tokens=longest, **common)  # before prompts are read, which takes longer
     groups, name, notes = read_input(options, tokenizer)
