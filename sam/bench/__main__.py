@@ -33,8 +33,8 @@ HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
 DEFAULT_MAX_TOKENS = 256
 INTERRUPTED = 130  # exit code, as a shell has it for Ctrl-C
 STOCK_SAMPLES = (
-    "stock samples with vLLM's own generators: other tokens of the same distribution, unless T is 0; on a CPU seeds slow "
-    "it down: compare with --no-seeds too"
+    "stock samples with vLLM's own generators: other tokens of the same distribution, unless T is 0; on a CPU seeds "
+    "slow it down: compare with --no-seeds too"
 )
 
 
