@@ -37,10 +37,10 @@ NOT_OF_THE_ENGINE = {
 
 
 def against_stock(directory: Path, output: Path, rounds: int = ROUNDS) -> AgainstStock:
-    """Measure what is missing of `rounds` rounds and write stock.json into `output`.
+    """Measure what is missing of `rounds` rounds, fewer in a short run, and write stock.json into `output`.
 
     Raises:
-        ReportError: no run is there, it has not recorded responses, it does not speculate, or an engine failed.
+        ReportError: no run of two steps is there, without responses, or without speculation; or an engine failed.
     """
     run = Run.load(directory)
     config = OmegaConf.load(directory / "config.yaml")
@@ -48,6 +48,10 @@ def against_stock(directory: Path, output: Path, rounds: int = ROUNDS) -> Agains
         raise ReportError(f"{directory}: its speculation is off; name a run that speculates")
     if not run.has_responses:
         raise ReportError(f"{directory}: no responses recorded there; expected rollouts/<step>.jsonl of every step")
+    if len(run.steps) < 2:
+        raise ReportError(f"{directory}: it has one training step; expected two or more, the first to warm up on")
+    # A text that comes again is not measured: the drafter remembers it.
+    rounds = min(rounds, len(run.steps) - 1)
     folder = output / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     steps = spread(run.steps, rounds + 1)  # one more to warm up
@@ -75,13 +79,13 @@ def against_stock(directory: Path, output: Path, rounds: int = ROUNDS) -> Agains
 
 
 def spread(steps: list[int], count: int) -> list[int]:
-    """`count` of the steps, at equal distances; all where there are not more.
+    """`count` of the steps, at equal distances.
 
     Example:
         >>> spread(list(range(1, 11)), 4)
         [1, 4, 7, 10]
     """
-    return [steps[i] for i in np.linspace(0, len(steps) - 1, min(count, len(steps))).round().astype(int)]
+    return [steps[i] for i in np.linspace(0, len(steps) - 1, count).round().astype(int)]
 
 
 def write_text(run: Run, steps: list[int], path: Path) -> int:

@@ -67,9 +67,18 @@ def test_engines_emit_the_first_round_of_steps_spread_over_the_run(run, tmp_path
     assert engine[engine.index("--max-model-len") + 1] == "640" and "--enforce-eager" in engine
     assert "--seed" not in engine and "--load-format" not in engine and "dummy" not in engine
     assert found.settings["seeds"] is False and found.settings["draft_tokens"] == 8
+    assert len({json.dumps(row) for row in rows}) == 8  # no text comes again
     before = (tmp_path / "pids").read_text()
     assert main([str(run), "--rounds", "3"]) == 0  # nothing is missing: no engine is started
     assert (tmp_path / "pids").read_text() == before
+
+
+def test_a_short_run_has_fewer_rounds(run, tmp_path):
+    metrics = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text("\n".join(metrics[:3]))
+    assert main([str(run)]) == 0
+    found, _ = AgainstStock.load(tmp_path / "runs", Run.load(run))
+    assert found.steps == [1, 2, 3] and len(found.seconds["stock"]) == 2
 
 
 def test_what_cannot_be_compared_is_one_line(run, tmp_path, capsys):
@@ -79,6 +88,10 @@ def test_what_cannot_be_compared_is_one_line(run, tmp_path, capsys):
         return line
 
     assert "no metrics.jsonl there" in error(tmp_path)
+    metrics = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(metrics.splitlines()[0])
+    assert "it has one training step; expected two or more" in error(run)
+    (run / "metrics.jsonl").write_text(metrics)
     (run / "rollouts" / "3.jsonl").unlink()
     assert "no responses recorded there" in error(run)
     text = (run / "config.yaml").read_text()
