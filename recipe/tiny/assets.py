@@ -11,29 +11,19 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import argparse
-import fcntl
-import hashlib
-import json
-import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from random import Random
 
 import pandas
-import torch
-import transformers
 
-from recipe.record.run_directory import read_json
+from recipe.record.built_folder import Contents, build_once
 from recipe.tiny.model import ModelSettings, build_model
 from recipe.tiny.task import Problem, TaskSettings, as_row, draw_problems
 from recipe.tiny.tokenizer import build_tokenizer
 from recipe.tiny.warm_start import WarmStartSettings, warm_start
 
-RECORD = "assets.json"
 SOURCES = ("assets.py", "model.py", "task.py", "tokenizer.py", "warm_start.py")
 
 
@@ -48,63 +38,16 @@ class AssetSettings:
     model: ModelSettings = field(default_factory=ModelSettings)
     warm_start: WarmStartSettings = field(default_factory=WarmStartSettings)
 
-    def digest(self) -> str:
-        """A hash of all settings, of the code that reads them and of torch's and transformers' versions."""
-        folder = Path(__file__).parent
-        record = {
-            "settings": asdict(self),
-            "sources": [hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in SOURCES],
-            "versions": [torch.__version__, transformers.__version__],
-        }
-        return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
-
 
 def prepare_assets(output: Path, settings: AssetSettings) -> bool:
     """Puts the assets under `output`, unless they are there already; says whether it did.
 
-    They are written beside it and moved into place when complete; of several processes one builds, the others
-    wait for it.
-
     Raises:
         ValueError: `output` holds something else than assets.
     """
-    digest = settings.digest()
-    if _digest_found(output) == digest:
-        return False
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(output.parent / f".{output.name}.lock"):
-        if (found := _digest_found(output)) == digest:
-            return False
-        if found is None and output.exists() and (not output.is_dir() or any(output.iterdir())):
-            raise ValueError(
-                f"output is {output}, which holds something else than tiny assets (no {RECORD}): "
-                "name a new folder, or remove this one"
-            )
-        with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
-            built = Path(scratch) / "built"
-            _build(built, settings)
-            (built / RECORD).write_text(json.dumps({"digest": digest, "settings": asdict(settings)}, indent=2) + "\n")
-            if output.exists():
-                output.rename(Path(scratch) / "replaced")
-            built.rename(output)
-    return True
-
-
-def _digest_found(output: Path) -> str | None:
-    """None where there are no assets, empty where their record is damaged."""
-    record = output / RECORD
-    return read_json(record).get("digest", "") if record.is_file() else None
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print("another process is building the tiny assets: waiting for it", file=sys.stderr)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    sources = [Path(__file__).with_name(name) for name in SOURCES]
+    contents = Contents("tiny assets", asdict(settings), sources, packages=("torch", "transformers"))
+    return build_once(output, contents, lambda folder: _build(folder, settings))
 
 
 def draw_splits(settings: AssetSettings) -> tuple[list[Problem], list[Problem]]:
@@ -115,7 +58,6 @@ def draw_splits(settings: AssetSettings) -> tuple[list[Problem], list[Problem]]:
 
 
 def _build(folder: Path, settings: AssetSettings) -> None:
-    folder.mkdir()
     train, validation = draw_splits(settings)
     for split, problems in (("train", train), ("val", validation)):
         rows = [as_row(problem, split, index) for index, problem in enumerate(problems)]
