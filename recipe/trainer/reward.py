@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from recipe.smollm2 import task as smollm2_task
 from recipe.tiny import task as tiny_task
 
 GSM8K = "openai/gsm8k"
@@ -26,6 +27,8 @@ def compute_score(
 def _judge(data_source: str, solution: str, ground_truth: str) -> tuple[bool, str]:
     if data_source == tiny_task.DATA_SOURCE:
         return tiny_task.score_solution(solution, ground_truth)
+    if data_source.startswith(smollm2_task.SOURCE_PREFIX):
+        return smollm2_task.score_solution(solution, ground_truth)
     # verl is imported where it is needed: it takes seconds to load.
     if data_source in MATH_SOURCES or data_source.startswith("aime"):
         from verl.utils.reward_score import math_dapo
@@ -37,5 +40,5 @@ def _judge(data_source: str, solution: str, ground_truth: str) -> tuple[bool, st
 
         predicted = gsm8k.extract_solution(solution)
         return gsm8k.compute_score(solution, ground_truth) == 1.0, predicted or ""
-    known = ", ".join((tiny_task.DATA_SOURCE, *MATH_SOURCES, "aime...", GSM8K))
+    known = ", ".join((tiny_task.DATA_SOURCE, f"{smollm2_task.SOURCE_PREFIX}...", *MATH_SOURCES, "aime...", GSM8K))
     raise ValueError(f"data_source is {data_source!r}: expected one of {known}; name one of these in the data")

