@@ -90,6 +90,9 @@ def _check_numbers(config: DictConfig) -> None:
     for key in COUNTS:
         if type(value := OmegaConf.select(config, key)) is not int or value < 1:
             raise ValueError(f"{key}={value}: expected an integer of at least 1: change it")
+    threads = OmegaConf.select(config, "machine.threads")
+    if threads is not None and (type(threads) is not int or threads < 1):
+        raise ValueError(f"machine.threads={threads}: expected an integer of at least 1, or null for all cores")
     for key in SEEDS:
         if type(value := OmegaConf.select(config, key)) is not int or not 0 <= value <= LARGEST_SEED:
             raise ValueError(f"{key}={value}: expected an integer from 0 to {LARGEST_SEED}: change it")

@@ -33,9 +33,8 @@ CPU = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     # vLLM binds its OpenMP threads to cores one by one otherwise, and then two runs share one core.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # Compiling kernels costs more than a tiny model's whole rollout.
+    # Nothing is compiled unless the config says so (cpu_variables).
     "TORCHDYNAMO_DISABLE": "1",
-    # A second thread waits at barriers more than it computes in a model this small, on cores shared with Ray.
     "OMP_NUM_THREADS": "1",
     # Waiting threads leave the cores to the other processes.
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -109,6 +108,14 @@ def wandb_labels(config: DictConfig) -> dict[str, str]:
     }
 
 
+def cpu_variables(config: DictConfig) -> dict[str, str]:
+    """CPU, with the threads of `machine.threads`, and with compiled engines where rollout.enforce_eager is off."""
+    variables = {**CPU, "OMP_NUM_THREADS": str(config.machine.threads or len(os.sched_getaffinity(0)))}
+    if not config.actor_rollout_ref.rollout.enforce_eager:
+        del variables["TORCHDYNAMO_DISABLE"]
+    return variables
+
+
 def prepare(config: DictConfig, scratch_directory: Path) -> None:
     """Set the variables for a run.
 
@@ -125,7 +132,7 @@ def prepare(config: DictConfig, scratch_directory: Path) -> None:
         defaults["WANDB_MODE"] = "offline"
     defaults.update(_writable_homes(scratch_directory))
     if config.trainer.device == "cpu":
-        defaults.update(CPU)
+        defaults.update(cpu_variables(config))
         # Ray would keep its token in HOME; this run's own reaches all its processes, forked early ones too.
         defaults |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         if os.environ.get("CUDA_VISIBLE_DEVICES") == "":

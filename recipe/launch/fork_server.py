@@ -100,6 +100,7 @@ def _become(connection: socket.socket) -> None:
         setproctitle.getproctitle()
     os.environ.clear()
     os.environ.update(environment)
+    _take_threads(environment)
     os.chdir(request["directory"])
     connection.sendall(os.getpid().to_bytes(8, "big"))
     running = threading.Event()
@@ -115,6 +116,12 @@ def _become(connection: socket.socket) -> None:
     finally:
         running.clear()
         connection.sendall((code % 256).to_bytes(8, "big"))
+
+
+def _take_threads(environment: dict[str, str]) -> None:
+    """OpenMP and MKL have read ONE_THREAD when they were loaded, and do not look again."""
+    if "torch" in sys.modules and (threads := environment.get("OMP_NUM_THREADS", "")).isdigit():
+        sys.modules["torch"].set_num_threads(int(threads))
 
 
 def _place(connection: socket.socket, received: list[int], wanted: list[int]) -> socket.socket:

@@ -40,8 +40,7 @@ def _wrong_parquet(path: Path) -> str | None:
 
 def _maker(config: DictConfig) -> str | None:
     """How to make data and model for a CPU; None: as the table of problems says."""
-    assets = config.get("assets", "outputs/tiny_assets")
-    return f"make it with python -m recipe.tiny.assets --output {assets}" if config.trainer.device == "cpu" else None
+    return f"make it with python -m {config.assets_command} --output {config.assets}" if "assets" in config else None
 
 
 def model_problems(config: DictConfig, to_be_built: Path | None = None) -> Iterator[Problem]:

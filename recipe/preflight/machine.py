@@ -15,8 +15,6 @@ from recipe.preflight import device_memory
 from recipe.preflight.device_memory import GIB
 from recipe.preflight.problem import Problem, first_line
 
-MINIMUM_MEMORY_GIB = {"cpu": 6}
-MINIMUM_DISK_GIB = {"cpu": 3}
 SHARED_MEMORY = Path("/dev/shm")
 # What one vLLM engine maps (vllm/v1/executor/multiproc_executor.py, vllm/distributed/parallel_state.py): ten chunks of
 # 16 MiB for what it tells its ranks, ten of 24 MiB for what each rank answers, six of 4 MiB among the ranks.
@@ -38,8 +36,13 @@ def free_gib(place: Path) -> float:
     return shutil.disk_usage(place).free / GIB
 
 
+def _minimum(config: DictConfig, name: str) -> float:
+    """What configs for a CPU say that a run needs; other devices' needs are calculated from the model."""
+    return config.machine[name] if "machine" in config else 0
+
+
 def _memory(config: DictConfig) -> Iterator[Problem]:
-    wanted = max(MINIMUM_MEMORY_GIB.get(config.trainer.device, 0), device_memory.offloaded_gib(config))
+    wanted = max(_minimum(config, "memory_gib"), device_memory.offloaded_gib(config))
     if (free := free_memory_gib()) < wanted:
         yield Problem("machine.memory", f"{free:.1f} GiB of memory are free, {wanted:.0f} are needed")
 
@@ -47,7 +50,7 @@ def _memory(config: DictConfig) -> Iterator[Problem]:
 def _disk(config: DictConfig) -> Iterator[Problem]:
     place = next(path for path in (Path(config.run_dir), *Path(config.run_dir).parents) if path.exists())
     one, kept = device_memory.checkpoint_gib(config), checkpoints_at_once(config)
-    wanted = max(MINIMUM_DISK_GIB.get(config.trainer.device, 0), one * kept)
+    wanted = max(_minimum(config, "disk_gib"), one * kept)
     if (free := free_gib(place)) < wanted:
         value = f"{free:.1f} GiB of disk are free below {place}, {wanted:.0f} are needed"
         yield Problem("machine.disk", value + f" for {kept} checkpoints of {one:.0f} GiB" * (one > 0))

@@ -71,6 +71,7 @@ BAD = [
     (["not an override"], "override"),
     (["data.train_batch_size=0"], "data.train_batch_size=0: expected an integer of at least 1"),
     (["trainer.n_gpus_per_node=0"], "trainer.n_gpus_per_node=0: expected an integer of at least 1"),
+    (["machine.threads=0"], "machine.threads=0: expected an integer of at least 1, or null"),
     (["actor_rollout_ref.rollout.max_num_seqs=1.5"], "max_num_seqs=1.5: expected an integer of at least 1"),
     (["seed=-5"], "seed=-5: expected an integer from 0 to 4294967295"),
     (

@@ -20,12 +20,13 @@ def bare(monkeypatch):
     os.environ.update(before)
 
 
-def config(directory, method="sam"):
+def config(directory, method="sam", threads=1, eager=True):
     speculation = {"method": method, "verification": "exact", "policy": "threshold", "num_speculative_tokens": 6,
                    "policy_rotation": None}  # fmt: skip
     return OmegaConf.create(
         {"config_name": "dapo_tiny_cpu", "seed": 3, "run_dir": str(directory / "run"), "speculation": speculation,
-         "trainer": {"device": "cpu"}}
+         "trainer": {"device": "cpu"}, "machine": {"threads": threads},
+         "actor_rollout_ref": {"rollout": {"enforce_eager": eager}}}
     )  # fmt: skip
 
 
@@ -48,6 +49,13 @@ def test_users_variables_stay(bare, tmp_path):
     environment.prepare(config(tmp_path), tmp_path)
     assert os.environ["OMP_NUM_THREADS"] == "7"
     assert os.environ["WANDB_MODE"] == "offline"
+
+
+def test_threads_and_compilation_are_the_configs(tmp_path):
+    tiny = environment.cpu_variables(config(tmp_path))
+    assert (tiny["OMP_NUM_THREADS"], tiny["TORCHDYNAMO_DISABLE"]) == ("1", "1")
+    larger = environment.cpu_variables(config(tmp_path, threads=None, eager=False))
+    assert int(larger["OMP_NUM_THREADS"]) == len(os.sched_getaffinity(0)) and "TORCHDYNAMO_DISABLE" not in larger
 
 
 def test_runs_that_differ_in_speculation_share_a_group_in_wandb(bare, tmp_path):

@@ -70,6 +70,12 @@ def test_a_forked_process_is_what_its_client_was_started_as(python, tmp_path):
     assert result.returncode == 0
 
 
+def test_a_forked_process_has_the_threads_that_it_was_given(start):
+    python, _ = start("torch")
+    result = run(python, "-c", "import torch; print(torch.get_num_threads())", env={"OMP_NUM_THREADS": "2"})
+    assert result.stdout == "2\n"
+
+
 @pytest.mark.parametrize(
     "code, status, error",
     [

