@@ -1,7 +1,8 @@
 """`python -m recipe.evaluate --model DIR --data FILE.parquet`: pass@1 of one checkpoint with SAM on and off.
 
 Both runs sample alike, with the same seeds: with exact verification the responses should be the same, and their scores
-with them. Responses are kept in the output folder; what is complete there is not generated again.
+with them. `--temperature 0 1.0` does so greedily and sampled, in one table. Responses are kept in the output folder;
+what is complete there is not generated again.
 """
 
 import argparse
@@ -25,12 +26,12 @@ REQUIRED = ("model", "data")
 
 @dataclass(frozen=True)
 class Settings:
-    """How both runs sample, and how the one with SAM drafts."""
+    """How both runs sample, and how the one with SAM drafts. Temperature 0 is greedy, with one response a problem."""
 
     model: str
     data: str
     n: int = 1
-    temperature: float = 1.0
+    temperature: tuple[float, ...] = (1.0,)
     top_p: float = 0.7
     max_tokens: int = 34816
     limit: int | None = None
@@ -63,34 +64,50 @@ def generate(settings: Settings, method: str, output: Path) -> None:
         additional_config={"speculation": speculation},
         enforce_eager=True,
     )
-    sampling = {name: getattr(settings, name) for name in ("temperature", "top_p", "max_tokens")}
-    prompts, parameters = [], []
-    for problem, messages in enumerate(rows["prompt"]):
-        chat = list(map(dict, messages))
-        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-        for sample in range(settings.n):
-            seed = settings.seed + problem * settings.n + sample
-            prompts.append({"prompt_token_ids": ids})
-            parameters.append(SamplingParams(seed=seed, **sampling))
-    started = time.perf_counter()
-    outputs = llm.generate(prompts, parameters)
-    seconds = time.perf_counter() - started
-    lines = [json.dumps({"settings": asdict(settings), "seconds": seconds})]
-    for index, result in enumerate(outputs):
-        row, response = rows.iloc[index // settings.n], result.outputs[0]
-        score = compute_score(row["data_source"], response.text, row["reward_model"]["ground_truth"])
-        tokens = list(response.token_ids)
-        lines.append(json.dumps({"problem": index // settings.n, "right": score["acc"], "tokens": tokens}))
+    chats = [list(map(dict, messages)) for messages in rows["prompt"]]
+    prompts = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) for chat in chats]
+    seconds, lines = [], []
+    for temperature in settings.temperature:
+        n = samples(settings, temperature)
+        common = {"temperature": temperature, "top_p": settings.top_p, "max_tokens": settings.max_tokens}
+        requests = [
+            (problem, settings.seed + problem * n + sample) for problem in range(len(prompts)) for sample in range(n)
+        ]
+        started = time.perf_counter()
+        outputs = llm.generate(
+            [{"prompt_token_ids": prompts[problem]} for problem, _ in requests],
+            [SamplingParams(seed=seed, **common) for _, seed in requests],
+        )
+        seconds.append(time.perf_counter() - started)
+        for (problem, _), result in zip(requests, outputs, strict=True):
+            row, response = rows.iloc[problem], result.outputs[0]
+            right = compute_score(row["data_source"], response.text, row["reward_model"]["ground_truth"])["acc"]
+            tokens = list(response.token_ids)
+            lines.append({"temperature": temperature, "problem": problem, "right": right, "tokens": tokens})
+    head = {"settings": asdict(settings), "seconds": seconds}
     with replacing(output) as partial:
-        partial.write_text("\n".join(lines) + "\n")
+        partial.write_text("".join(json.dumps(line) + "\n" for line in (head, *lines)))
 
 
-def _read(path: Path, settings: Settings) -> tuple[float, list[dict]] | None:
-    """Seconds and responses, None if the file is of other settings or not there."""
+def samples(settings: Settings, temperature: float) -> int:
+    """Responses to a problem: greedy ones would all be the same."""
+    return settings.n if temperature > 0 else 1
+
+
+Responses = dict[float, tuple[float, list[dict]]]  # by temperature: seconds, and what was said of each response
+
+
+def _read(path: Path, settings: Settings) -> Responses | None:
+    """None if the file is of other settings or not there."""
     if not path.is_file():
         return None
     head, *lines = map(json.loads, path.read_text().splitlines())
-    return (head["seconds"], lines) if head.get("settings") == asdict(settings) else None
+    if head.get("settings") != json.loads(json.dumps(asdict(settings))):
+        return None
+    return {
+        temperature: (seconds, [line for line in lines if line["temperature"] == temperature])
+        for temperature, seconds in zip(settings.temperature, head["seconds"], strict=True)
+    }
 
 
 def interval(right: np.ndarray) -> tuple[float, float]:
@@ -103,7 +120,7 @@ def interval(right: np.ndarray) -> tuple[float, float]:
 
 
 def compare(found: dict[str, tuple[float, list[dict]]], n: int) -> dict:
-    """Both runs' pass@1 with intervals, the paired test, and how many responses are the same."""
+    """Both runs' pass@1 at one temperature, with intervals, the paired test, and how many responses are the same."""
     right = {name: np.array([row["right"] for row in rows]).reshape(-1, n) for name, (_, rows) in found.items()}
     same = sum(a["tokens"] == b["tokens"] for a, b in zip(found["sam"][1], found["off"][1], strict=True))
     result = {"problems": len(right["sam"]), "responses": int(right["sam"].size), "identical": same}
@@ -117,20 +134,23 @@ def compare(found: dict[str, tuple[float, list[dict]]], n: int) -> dict:
     return {**result, "p_value": sign_flip_p_value(right["sam"].mean(1) - right["off"].mean(1))}
 
 
-def as_table(result: dict) -> str:
+def as_table(results: list[dict]) -> str:
     lines = ["| | pass@1 | 95 % | mean tokens | seconds |", "|---|---|---|---|---|"]
-    for name in METHODS:
-        form = "| {} | {pass_at_1:.4f} | {interval[0]:.4f} to {interval[1]:.4f} | {mean_tokens:.0f} | {seconds:.1f} |"
-        lines.append(form.format(name, **result[name]))
-    lines.append(
-        f"\n{result['problems']} problems, {result['identical']} of {result['responses']} responses identical; paired "
-        f"permutation test of the difference: p = {result['p_value']:.3f}"
-    )
-    return "\n".join(lines)
+    said = []
+    for result in results:
+        sampling = f"temperature {result['temperature']:g}" if result["temperature"] else "greedy"
+        for name in METHODS:
+            form = "| {pass_at_1:.4f} | {interval[0]:.4f} to {interval[1]:.4f} | {mean_tokens:.0f} | {seconds:.1f} |"
+            lines.append(f"| {sampling}, {name} {form.format(**result[name])}")
+        said.append(
+            f"{sampling}: {result['problems']} problems, {result['identical']} of {result['responses']} responses "
+            f"identical; paired permutation test of the difference: p = {result['p_value']:.3f}"
+        )
+    return "\n".join([*lines, "", *said])
 
 
-def evaluate(settings: Settings, output: Path) -> dict:
-    """Generate what is missing, each run in a process of its own, and compare.
+def evaluate(settings: Settings, output: Path) -> list[dict]:
+    """Generate what is missing, each run in a process of its own, and compare them at each temperature.
 
     Raises:
         RuntimeError: a run's process failed; its messages are above.
@@ -145,10 +165,13 @@ def evaluate(settings: Settings, output: Path) -> dict:
             if subprocess.run([sys.executable, "-c", code]).returncode:
                 raise RuntimeError(f"generating with speculation={method} failed; its messages are above")
         found[method] = _read(path, settings)
-    result = compare(found, settings.n)
-    (output / "result.json").write_text(json.dumps(result, indent=1))
-    (output / "result.md").write_text(as_table(result) + "\n")
-    return result
+    results = []
+    for temperature in settings.temperature:
+        at_this = {method: by_temperature[temperature] for method, by_temperature in found.items()}
+        results.append({"temperature": temperature, **compare(at_this, samples(settings, temperature))})
+    (output / "result.json").write_text(json.dumps(results, indent=1))
+    (output / "result.md").write_text(as_table(results) + "\n")
+    return results
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -158,10 +181,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", choices=["cpu", "cuda", "npu"], default=None if accelerators else "cpu")
     for name, kind in Settings.__annotations__.items():
         default = getattr(Settings, name, None)
-        convert = {int: int, float: float, int | None: int}.get(kind, str)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=convert, default=default, required=name in REQUIRED)
+        convert = {int: int, float: float, int | None: int, tuple[float, ...]: float}.get(kind, str)
+        several = {"nargs": "+"} if isinstance(default, tuple) else {}
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, type=convert, default=default, required=name in REQUIRED, **several)
     options = vars(parser.parse_args(arguments))
     output, device = options.pop("output"), options.pop("device")
+    options["temperature"] = tuple(dict.fromkeys(options["temperature"]))
+    if (lowest := min(options["temperature"])) < 0:
+        parser.error(f"--temperature {lowest}: expected 0 (greedy) or more")
     for key in REQUIRED:
         if not Path(options[key]).exists():
             print(f"error: --{key} {options[key]}: there is no such path", file=sys.stderr)

@@ -15,12 +15,16 @@ def test_a_checkpoint_answers_alike_with_and_without_sam(assets, tmp_path, capfd
     arguments = [
         *("--model", str(assets / "model"), "--data", str(assets / "val.parquet"), "--output", str(tmp_path)),
         *("--n", "4", "--max-tokens", "96", "--dtype", "float32", "--threshold", "64", "--device", "cpu"),
+        *("--temperature", "1.0", "0"),
     ]
     assert evaluate.main(arguments) == 0
-    result = json.loads((tmp_path / "result.json").read_text())
-    assert result["problems"] == 4 and result["identical"] == result["responses"] == 16
-    assert result["sam"]["pass_at_1"] == result["off"]["pass_at_1"] and result["p_value"] == 1.0
-    assert "16 of 16 responses identical" in capfd.readouterr().out
+    sampled, greedy = json.loads((tmp_path / "result.json").read_text())
+    assert sampled["problems"] == 4 and sampled["identical"] == sampled["responses"] == 16
+    assert greedy["problems"] == greedy["identical"] == greedy["responses"] == 4
+    for result in (sampled, greedy):
+        assert result["sam"]["pass_at_1"] == result["off"]["pass_at_1"] and result["p_value"] == 1.0
+    said = capfd.readouterr().out
+    assert "temperature 1: 4 problems, 16 of 16 responses identical" in said and "| greedy, off | " in said
     before = (tmp_path / "sam.jsonl").stat().st_mtime_ns
     assert evaluate.main(arguments) == 0  # nothing is generated again
     assert (tmp_path / "sam.jsonl").stat().st_mtime_ns == before
@@ -44,8 +48,8 @@ def test_a_missing_model_is_one_line(tmp_path, capsys):
 
 def test_numbers_of_the_command_line_are_numbers(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(evaluate, "evaluate", lambda settings, output: seen.append(settings) or {})
+    monkeypatch.setattr(evaluate, "evaluate", lambda settings, output: seen.append(settings) or [])
     monkeypatch.setattr(evaluate, "as_table", lambda result: "")
     required = ["--model", str(tmp_path), "--data", str(tmp_path), "--device", "cpu"]
     assert evaluate.main([*required, "--threshold", "64", "--temperature", "0.5"]) == 0
-    assert (seen[0].threshold, seen[0].temperature) == (64, 0.5)
+    assert (seen[0].threshold, seen[0].temperature) == (64, (0.5,))
