@@ -1,4 +1,4 @@
-"""DAPO on SmolLM2 in all of verl: the same responses with and without speculation. Minutes, with the extra `smollm2`."""
+"""DAPO on SmolLM2 in all of verl: the same responses with and without speculation. Needs the extra `smollm2`."""
 
 import json
 import subprocess
