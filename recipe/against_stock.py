@@ -119,7 +119,7 @@ def samples_of(config: dict) -> int:
 
 def set_environment(config: DictConfig) -> None:
     """The variables that a run's engine has, but for those that the user has set."""
-    variables = environment.CPU if config.trainer.device == "cpu" else {}
+    variables = environment.cpu_variables(config) if config.trainer.device == "cpu" else {}
     for name, value in {**variables, "VLLM_LOGGING_LEVEL": "WARNING"}.items():
         os.environ.setdefault(name, value)
 

@@ -28,14 +28,14 @@ class Task:
 
 TASKS = {
     "chain_sum": Task(
-        {"min_terms": 2, "max_terms": 4, "min_digits": 1, "max_digits": 1},
+        {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1},
         (
             ("State the final answer to the following arithmetic problem: 3 + 4 - 2 =", "3 + 4 = 7\n7 - 2 = 5\n#### 5"),
             ("State the final answer to the following arithmetic problem: 9 + 6 =", "9 + 6 = 15\n#### 15"),
         ),
     ),
     "needle_haystack": Task(
-        {"min_num_statements": 3, "max_num_statements": 5},
+        {"min_num_statements": 2, "max_num_statements": 4},
         (
             (
                 "Mila adores playing chess. Igor rejects the color blue. Jo loathes baking bread. Zane likes "
