@@ -12,7 +12,14 @@ METHODS = ("sam", "off", "ngram", "suffix")
 POLICIES = ("threshold", "goodput", "always", "never")
 SCOPES = ("request", "group", "history")
 VERIFICATIONS = ("exact", "rejection")
-CHOICES = {"method": METHODS, "policy": POLICIES, "scope": SCOPES, "verification": VERIFICATIONS}
+BATCH_INVARIANCE = ("auto", "on", "off")
+CHOICES = {
+    "method": METHODS,
+    "policy": POLICIES,
+    "scope": SCOPES,
+    "verification": VERIFICATIONS,
+    "batch_invariant": BATCH_INVARIANCE,
+}
 # Least and largest value, in the unit of the key. Ascend's fused attention verifies at most 16 tokens of a request at
 # once (vllm-ascend 0.23.0.post1); 32-bit indices of 32-byte nodes reach 64 GiB (sam.automaton.store).
 RANGES = {
@@ -24,6 +31,10 @@ RANGES = {
     "min_extra_match_len": (0, None),
     "prompt_lookup_min": (1, None),
 }
+# For whoever starts an engine's process on a CPU: MKL reads it before its first matrix product. In strict mode, which
+# these instructions have ("Reproducibility Conditions" in oneMKL's developer guide), products do not depend on threads,
+# so that small layers are padded to fewer rows (sam.vllm.cpu_linear).
+STRICT_MKL = {"MKL_CBWR": "AVX2,STRICT"}
 # Names that 0.1 had, by today's. Can go with the release after 0.2.
 RENAMED = {"turns": "policy_rotation", "corpus_bias": "min_extra_match_len"}
 RENAMED_VERIFICATIONS = {"standard": "rejection"}
@@ -47,6 +58,8 @@ class SpeculationConfig:
         corpus: file of `python -m sam.corpus build` to draft from too; or None.
         min_extra_match_len: tokens by which the corpus's match must exceed the group's to be drafted from, 0 or more.
         verification: exact (the tokens of sampling without drafts) or rejection (their distribution).
+        batch_invariant: kernels whose rows do not depend on the batch: auto (where there are any), on (the engine does
+            not start without) or off (vLLM's own as they are).
         prompt_lookup_max: longest match of ngram, prompt_lookup_min tokens or more.
         prompt_lookup_min: shortest match of ngram, 1 token or more.
 
@@ -77,6 +90,7 @@ class SpeculationConfig:
     corpus: str | None = None
     min_extra_match_len: int = 5
     verification: str = "exact"
+    batch_invariant: str = "auto"
     prompt_lookup_max: int = 5
     prompt_lookup_min: int = 2
 
@@ -105,6 +119,8 @@ class SpeculationConfig:
         if (old := values.get("verification")) in RENAMED_VERIFICATIONS:
             values["verification"] = RENAMED_VERIFICATIONS[old]
             _warn_renamed(f"verification={old}", f"verification={values['verification']}")
+        if type(words := values.get("batch_invariant")) is bool:  # what YAML makes of on and off
+            values["batch_invariant"] = "on" if words else "off"
         known = [field.name for field in fields(cls)]
         if unknown := sorted(values.keys() - set(known)):
             raise ValueError(f"speculation.{unknown[0]} is unknown: the keys are {', '.join(known)}")

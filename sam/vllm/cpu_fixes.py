@@ -9,8 +9,8 @@ def install_invariant_attention() -> None:
 
     Root cause: vLLM's CPU attention divides a long context among threads when the batch leaves some idle, and adds
     the parts up; how it divides depends on the other requests. Symptom: log-probabilities differ by some 1e-6 between
-    batches, and about one response of 200 tokens in a thousand by a token. vLLM's own switch turns that off. Can go
-    when it is off by default.
+    batches, and about one response of 200 tokens in a thousand by a token. vLLM's own switch turns that off; vLLM reads
+    it after the model is loaded. Can go when it is off by default.
     """
     os.environ["VLLM_CPU_ATTN_SPLIT_KV"] = "0"
 

@@ -11,11 +11,15 @@ and a batch-invariant mode.
 import functools
 import itertools
 import logging
+import os
+import sys
 import weakref
 
 import torch
 from vllm import _custom_ops as ops
+from vllm.config import get_current_vllm_config_or_none
 
+from sam.config import SpeculationConfig
 from sam.vllm import row_classes
 from sam.vllm.row_classes import RowClass
 
@@ -35,6 +39,7 @@ KERNELS_KEPT = 32
 LEAST_ROWS = {True: 2, False: 32}  # by whether the weight is packed
 # Where no two numbers of rows agree.
 LAST_RESORT = RowClass(32, 2048)
+ANY_ROWS = RowClass(0, sys.maxsize)
 
 
 def install() -> None:
@@ -55,8 +60,15 @@ def attach(layer: torch.nn.Module, remove_weight: bool = False) -> None:
         layer.cpu_linear = torch.nn.functional.linear
     elif weight.ndim == 2:  # not a convolution, which has a kernel of its own
         if not isinstance(present := getattr(layer, "cpu_linear", None), CpuLinear) or not present.fits(weight):
-            present = layer.cpu_linear = CpuLinear(weight, getattr(layer, "bias", None) is not None)
+            present = layer.cpu_linear = CpuLinear(weight, getattr(layer, "bias", None) is not None, _mode())
         present.forget()
+
+
+def _mode() -> str:
+    """`speculation.batch_invariant` of the engine whose model is being loaded."""
+    vllm_config = get_current_vllm_config_or_none()
+    config = vllm_config and SpeculationConfig.from_vllm(vllm_config)
+    return config.batch_invariant if config else "auto"
 
 
 def pack_after_loads(runner) -> None:
@@ -85,11 +97,21 @@ def _forgetting(load):
 
 
 class CpuLinear:
-    """`torch.nn.functional.linear` of a layer, by one kernel and with numbers of rows that give equal bits."""
+    """`torch.nn.functional.linear` of a layer, by one kernel and with numbers of rows that give equal bits.
 
-    def __init__(self, weight: torch.Tensor, has_bias: bool):
+    Args:
+        mode: a value of `speculation.batch_invariant`.
+
+    Raises:
+        RuntimeError: there is no such kernel, and `mode` is on.
+    """
+
+    def __init__(self, weight: torch.Tensor, has_bias: bool, mode: str):
         self.shape, self.dtype = tuple(weight.shape), weight.dtype
-        self.packed, self.row_class = _kernel_and_row_class(self.shape, weight.dtype, has_bias)
+        if mode == "off":
+            self.packed, self.row_class = _can_pack(weight), ANY_ROWS
+        else:
+            self.packed, self.row_class = _kernel_and_row_class(self.shape, weight.dtype, has_bias, mode)
         self._pack = None
         # A tensor, so that compiled graphs take it as an input: as vLLM does with the address of its packed weight.
         self._key = torch.tensor(next(_numbers))
@@ -116,20 +138,25 @@ class CpuLinear:
         return result if x.dim() == 2 else result.reshape(*x.shape[:-1], self.shape[0])
 
 
-def _kernel_and_row_class(shape: tuple[int, int], dtype: torch.dtype, has_bias: bool) -> tuple[bool, RowClass]:
+def _kernel_and_row_class(
+    shape: tuple[int, int], dtype: torch.dtype, has_bias: bool, mode: str
+) -> tuple[bool, RowClass]:
     """Whether to use the packed kernel, and its numbers of rows. Depends on shape, dtype and machine only."""
     is_large = shape[0] * shape[1] >= LEAST_PACKED_WEIGHTS
     for packed in (is_large, not is_large):
         name = f"{'packed' if packed else 'plain'} {dtype} {shape[0]}x{shape[1]}{' bias' if has_bias else ''}"
         row_class = row_classes.known_or_found(name, functools.partial(_compare, packed, shape, dtype, has_bias))
         if row_class is not None:
-            return packed, RowClass(max(LEAST_ROWS[packed], row_class.smallest), row_class.largest)
-    logger.warning(
-        "a linear layer of %s weights in %s: rows depend on the batch on this machine, so that tokens may differ "
-        "between speculation on and off",
-        shape,
-        dtype,
+            # sam.config.STRICT_MKL
+            strict = not packed and dtype == torch.float32 and "STRICT" in os.environ.get("MKL_CBWR", "")
+            least = 1 if strict else LEAST_ROWS[packed]
+            return packed, RowClass(max(least, row_class.smallest), row_class.largest)
+    lacks = (
+        f"a linear layer of {shape[0]} x {shape[1]} weights in {dtype} has no kernel here whose rows do not depend on"
     )
+    if mode == "on":
+        raise RuntimeError(f"speculation.batch_invariant=on: {lacks} the batch: set it to auto or off")
+    logger.warning("%s the batch: tokens may differ between speculation on and off", lacks)
     return False, LAST_RESORT
 
 
@@ -151,6 +178,13 @@ def _pack(weight: torch.Tensor):
     if not ops._supports_onednn:
         raise RuntimeError("vLLM was built without oneDNN")
     return ops.create_onednn_mm(weight.t(), KERNELS_KEPT)
+
+
+def _can_pack(weight: torch.Tensor) -> bool:
+    try:
+        return _pack(weight) is not None
+    except RuntimeError:
+        return False
 
 
 def _product(pack, weight: torch.Tensor, bias: torch.Tensor | None) -> row_classes.Product:

@@ -26,7 +26,6 @@ def register() -> None:
         from sam.vllm import cpu_fixes, cpu_linear
 
         cpu_linear.install()
-        cpu_fixes.install_invariant_attention()
         cpu_fixes.install_rejection_sampler()
         cpu_fixes.install_unread_generators(CPUModelRunner)
         runner_classes.append(CPUModelRunner)
@@ -105,17 +104,25 @@ def install(runner) -> None:
     Raises:
         ValueError: a lossy or unknown setting. RuntimeError: the self-check failed.
     """
+    from vllm import envs
     from vllm.platforms import current_platform
 
     from sam.vllm import rejection_sampler, runner_hooks, warmup_cost
     from sam.vllm.data_parallel import keep_other_ranks_tokens
     from sam.vllm.exact_sampler import ExactSampler, self_check
 
+    config = SpeculationConfig.from_vllm(runner.vllm_config)
     if current_platform.is_cpu():
-        from sam.vllm import cpu_linear
+        from sam.vllm import cpu_fixes, cpu_linear
 
         cpu_linear.pack_after_loads(runner)
-    config = SpeculationConfig.from_vllm(runner.vllm_config)
+        if config is None or config.batch_invariant != "off":
+            cpu_fixes.install_invariant_attention()
+    elif config is not None and config.batch_invariant == "on" and not envs.VLLM_BATCH_INVARIANT:
+        raise ValueError(
+            "speculation.batch_invariant=on: on this device only vLLM's own mode has such kernels: set "
+            "VLLM_BATCH_INVARIANT=1, or speculation.batch_invariant=auto"
+        )
     if config is None:
         return
     check_lossless(runner.vllm_config)

@@ -40,6 +40,7 @@ def test_an_engine_without_the_key_has_none_and_an_empty_section_has_the_default
     ("values", "message"),
     [
         ({"verification": "fast"}, "speculation.verification='fast': expected one of exact, rejection"),
+        ({"batch_invariant": "maybe"}, "speculation.batch_invariant='maybe': expected one of auto, on, off"),
         ({"num_speculative_tokens": True}, "num_speculative_tokens=True: expected an integer from 1 to 15"),
         ({"prompt_lookup_max": 1}, "prompt_lookup_max=1: expected an integer of at least 2"),
         ({"nonsense": 1}, "speculation.nonsense is unknown: the keys are method, "),
@@ -56,3 +57,8 @@ def test_a_rotation_names_policies(policy):
     check_rotation(["never", "threshold 8", "goodput", "always"])
     with pytest.raises(ValueError, match="expected policies as in"):
         check_rotation(["never", policy])
+
+
+@pytest.mark.parametrize(("word", "mode"), [(True, "on"), (False, "off"), ("on", "on"), ("off", "off")])
+def test_words_that_yaml_takes_for_truth_values(word, mode):
+    assert SpeculationConfig.from_dict({"batch_invariant": word}).batch_invariant == mode

@@ -55,6 +55,7 @@ def generate(
     step_cost=None,
     threshold=1000,
     then=None,
+    batch_invariant="auto",
     **engine,
 ) -> SimpleNamespace:
     """Tokens and log-probabilities of every prompt, counters, and what is installed.
@@ -70,10 +71,8 @@ def generate(
     llm = LLM(
         model=model.path,
         skip_tokenizer_init=True,
-        dtype="float32",
         max_model_len=256,
         max_num_seqs=batch,
-        enforce_eager=True,
         speculative_config=speculative_config,
         additional_config={
             "speculation": {
@@ -81,10 +80,11 @@ def generate(
                 "policy": policy,
                 "batch_size_threshold": threshold,
                 "step_cost": step_cost,
+                "batch_invariant": batch_invariant,
             }
         },
         disable_log_stats=False,
-        **engine,
+        **{"dtype": "float32", "enforce_eager": True, **engine},
     )
     try:
         runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner

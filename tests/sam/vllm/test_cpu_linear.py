@@ -1,9 +1,18 @@
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from vllm import _custom_ops as ops
 
+from sam.config import STRICT_MKL, SpeculationConfig
 from sam.vllm import cpu_linear, row_classes
+
+ROOT = Path(__file__).parents[3]
 
 SHAPES = [(192, 576), (64, 640), (277, 128), (128, 128), (130, 514)]
 DTYPES = [torch.float32, torch.bfloat16]
@@ -30,6 +39,16 @@ def make_layer(shape=(192, 576), dtype=torch.float32, bias=False, seed=0):
     layer.bias = torch.nn.Parameter(random(shape[0], dtype=dtype, seed=1), requires_grad=False) if bias else None
     cpu_linear.attach(layer, remove_weight=True)
     return layer
+
+
+@contextmanager
+def set_mode(mode):
+    """`speculation.batch_invariant` of an engine that loads its model."""
+    with pytest.MonkeyPatch.context() as patch:
+        arguments = SpeculationConfig(batch_invariant=mode).vllm_arguments()
+        config = SimpleNamespace(additional_config=arguments["additional_config"])
+        patch.setattr(cpu_linear, "get_current_vllm_config_or_none", lambda: config)
+        yield
 
 
 def apply(layer, x):
@@ -165,11 +184,68 @@ def test_a_kernel_whose_rows_never_agree_is_not_used(all_packed, monkeypatch):
         assert torch.equal(apply(layer, x[:count]), whole[:count])
 
 
-def test_without_any_kernel_that_agrees_a_warning_says_so(all_packed, monkeypatch, caplog):
+def test_without_any_kernel_that_agrees_a_warning_says_so_or_the_engine_does_not_start(all_packed, monkeypatch, caplog):
     monkeypatch.setattr(row_classes, "find_row_class", lambda *arguments: None)
     layer, x = make_layer(), random(40, 576)
     torch.testing.assert_close(apply(layer, x), torch.nn.functional.linear(x, layer.weight))
     assert "may differ between speculation on and off" in caplog.text
+    with (
+        set_mode("on"),
+        pytest.raises(RuntimeError, match="batch_invariant=on: a linear layer of 192 x 576 .* auto or"),
+    ):
+        make_layer()
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_off_is_vllms_own_kernel(dtype, bias, monkeypatch):
+    monkeypatch.setattr(row_classes, "find_row_class", None)  # not called
+    with set_mode("off"):
+        layer = make_layer((128, 128), dtype, bias)
+    assert layer.cpu_linear.packed
+    theirs = ops.create_onednn_mm(layer.weight.t(), 32)
+    for rows in (1, 5, 40):
+        x = random(rows, 128, dtype=dtype)
+        assert torch.equal(apply(layer, x), ops.onednn_mm(theirs, x, layer.bias))
+
+
+def test_off_without_such_a_kernel_is_torchs_own(monkeypatch):
+    def pack(weight):
+        raise RuntimeError("could not create a primitive")
+
+    monkeypatch.setattr(cpu_linear, "_pack", pack)
+    with set_mode("off"):
+        layer, x = make_layer(), random(3, 576)
+    assert torch.equal(apply(layer, x), torch.nn.functional.linear(x, layer.weight))
+
+
+STRICT = """
+import sys, torch
+from pathlib import Path
+from sam.vllm import cpu_linear, row_classes
+row_classes.CACHE_FILE = Path(sys.argv[1])
+found = []
+for threads in (1, 2):
+    torch.set_num_threads(threads)
+    for shape in ((128, 128), (384, 128), (128, 384), (300, 64)):
+        generator = torch.Generator().manual_seed(0)
+        weight, x = (torch.randn(size, generator=generator) for size in (shape, (64, shape[1])))
+        linear = cpu_linear.CpuLinear(weight, False, "on")
+        assert not linear.packed and linear.row_class.smallest < 32, (shape, linear.row_class)
+        rows = linear(x, weight)
+        for count in range(1, 64):
+            assert torch.equal(linear(x[:count], weight), rows[:count]), (threads, shape, count)
+        found.append(rows)
+for one, two in zip(found[:4], found[4:]):
+    assert torch.equal(one, two)
+"""
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch without MKL")
+def test_in_mkls_strict_mode_fewer_rows_are_padded_and_threads_change_nothing(tmp_path):
+    environment = os.environ | STRICT_MKL | {"OMP_NUM_THREADS": "2"}
+    command = [sys.executable, "-c", STRICT, str(tmp_path / "classes")]
+    subprocess.run(command, env=environment, cwd=ROOT, check=True, timeout=120)
 
 
 def test_a_kernel_that_cannot_be_made_is_not_used(all_packed, monkeypatch):

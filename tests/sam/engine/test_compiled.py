@@ -1,0 +1,50 @@
+"""Compiled engines, as vLLM runs them by default: the same tokens with and without drafts, after a weight sync too."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from sam.vllm import cpu_linear, row_classes
+from tests.sam.engine.tiny_engine import SAM, VOCABULARY, generate, save_model
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no compiler"),
+]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "compiled"), [("float32", True), ("bfloat16", False)], ids=["compiled", "eager, bfloat16"]
+)
+def test_speculation_changes_no_token(dtype, compiled, tmp_path, monkeypatch):
+    # Layers of 64 x 128 weights and less: half of them go to the packed kernel.
+    monkeypatch.setattr(cpu_linear, "LEAST_PACKED_WEIGHTS", 8192)
+    monkeypatch.setattr(row_classes, "CACHE_FILE", tmp_path / "classes")
+    monkeypatch.setattr(row_classes, "_known", {})
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE")
+    model = save_model(tmp_path / "model")
+    used = []
+
+    def changed_weights(runner):
+        linears = [layer.cpu_linear for layer in runner.model.modules() if hasattr(layer, "cpu_linear")]
+        used.append({linear.packed for linear in linears})
+        runner.model.load_weights((name, 1.1 * weight) for name, weight in model.network.state_dict().items())
+
+    def run(speculative_config, batch):
+        generator = np.random.default_rng(0)
+        prompts = [generator.integers(0, VOCABULARY, 4 + row % 20).tolist() for row in range(48)]
+        settings = [{"max_tokens": 64, "seed": row} for row in range(48)]
+        options = {"dtype": dtype, "enforce_eager": not compiled, "observe": changed_weights}
+        return generate(model, prompts, settings, speculative_config, batch, **options)
+
+    with torch._dynamo.config.patch(disable=False):
+        before = dict(torch._dynamo.utils.counters["stats"])
+        off, on = run(None, 48), run(SAM, 29)
+        traced = torch._dynamo.utils.counters["stats"]["unique_graphs"] - before.get("unique_graphs", 0)
+    assert (traced > 0) == compiled
+    assert used == [{True, False}] * 2
+    assert on.accepted > 50
+    assert off.tokens == on.tokens and off.logprobs == on.logprobs
