@@ -31,10 +31,6 @@ RANGES = {
     "min_extra_match_len": (0, None),
     "prompt_lookup_min": (1, None),
 }
-# For whoever starts an engine's process on a CPU: MKL reads it before its first matrix product. In strict mode, which
-# these instructions have ("Reproducibility Conditions" in oneMKL's developer guide), products do not depend on threads,
-# so that small layers are padded to fewer rows (sam.vllm.cpu_linear).
-STRICT_MKL = {"MKL_CBWR": "AVX2,STRICT"}
 # Names that 0.1 had, by today's. Can go with the release after 0.2.
 RENAMED = {"turns": "policy_rotation", "corpus_bias": "min_extra_match_len"}
 RENAMED_VERIFICATIONS = {"standard": "rejection"}

@@ -11,8 +11,6 @@ from urllib.parse import urlsplit
 
 from omegaconf import DictConfig
 
-from sam.config import STRICT_MKL
-
 # No counting of usage, no looking for updates: runs must work, and behave the same, without network.
 OFFLINE = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -38,7 +36,6 @@ CPU = {
     # Nothing is compiled unless the config says so (cpu_variables).
     "TORCHDYNAMO_DISABLE": "1",
     "OMP_NUM_THREADS": "1",
-    **STRICT_MKL,
     # Waiting threads leave the cores to the other processes.
     "OMP_WAIT_POLICY": "PASSIVE",
     # Lets vLLM's engine process run the model itself (distributed_executor_backend=uni); a worker process of its own

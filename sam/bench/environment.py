@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from importlib.metadata import EntryPoint, PackageNotFoundError, distributions, version
 
 from sam.bench.settings import STOCK
-from sam.config import STRICT_MKL
 
 # No looking for anything on a network.
 OFFLINE = {
@@ -16,7 +15,7 @@ OFFLINE = {
     "TRANSFORMERS_OFFLINE": "1",
 }
 # vLLM 0.23 runs dense Qwen3 on CUDA with its second model runner, whose sampler sam.vllm does not replace.
-OURS = {"VLLM_USE_V2_MODEL_RUNNER": "0", **STRICT_MKL}
+OURS = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 MEMORY = "VLLM_CPU_KVCACHE_SPACE"
 
 

@@ -25,12 +25,14 @@ from sam.vllm.row_classes import RowClass
 
 logger = logging.getLogger(__name__)
 
-# Layers of fewer weights are multiplied by torch's own kernel. A rule by shape, not by time measured at start-up: the
-# two kernels round differently, and all runs that are compared must choose alike. For every shape and number of rows
-# that is new, oneDNN compiles a kernel for 0.15 to 0.6 ms. Against padding to 32 rows a call of few rows saves 10
-# microseconds at 128 x 128, which such a model's rollout does not earn back, and 70 at 192 x 576
-# (docs/experiments/cpu_linear.md).
-LEAST_PACKED_WEIGHTS = 100_000
+# Rows of layers with fewer weights are padded to multiples of ROUND_TO. For every shape and number of rows that is new,
+# oneDNN compiles a kernel for 0.15 to 0.6 ms, which such a layer does not earn back: with all numbers of rows that a
+# rollout of the tiny model has, the layers take twice as long (docs/experiments/cpu_linear.md).
+SMALL_WEIGHTS = 100_000
+ROUND_TO = 8
+# Whether the weight is packed. The choice must not depend on times: the two kernels round differently, and all runs
+# that are compared must choose alike.
+PREFERENCE = (True, False)
 # As vLLM's own; the library shares what it compiles for a number of rows among layers of one shape.
 KERNELS_KEPT = 32
 # Fewer rows are padded to these even where they agree: threads can change after the comparison (vLLM's ngram proposer
@@ -112,6 +114,7 @@ class CpuLinear:
             self.packed, self.row_class = _can_pack(weight), ANY_ROWS
         else:
             self.packed, self.row_class = _kernel_and_row_class(self.shape, weight.dtype, has_bias, mode)
+        self.multiple = ROUND_TO if self.packed and weight.numel() < SMALL_WEIGHTS and mode != "off" else 1
         self._pack = None
         # A tensor, so that compiled graphs take it as an input: as vLLM does with the address of its packed weight.
         self._key = torch.tensor(next(_numbers))
@@ -134,7 +137,7 @@ class CpuLinear:
         if self.packed and self._pack is None:
             self._pack = _pack(weight)
         rows = x.reshape(-1, self.shape[1]).contiguous()
-        result = row_classes.multiply(_product(self._pack, weight, bias), rows, self.row_class)
+        result = row_classes.multiply(_product(self._pack, weight, bias), rows, self.row_class, self.multiple)
         return result if x.dim() == 2 else result.reshape(*x.shape[:-1], self.shape[0])
 
 
@@ -142,12 +145,12 @@ def _kernel_and_row_class(
     shape: tuple[int, int], dtype: torch.dtype, has_bias: bool, mode: str
 ) -> tuple[bool, RowClass]:
     """Whether to use the packed kernel, and its numbers of rows. Depends on shape, dtype and machine only."""
-    is_large = shape[0] * shape[1] >= LEAST_PACKED_WEIGHTS
-    for packed in (is_large, not is_large):
+    for packed in PREFERENCE:
         name = f"{'packed' if packed else 'plain'} {dtype} {shape[0]}x{shape[1]}{' bias' if has_bias else ''}"
         row_class = row_classes.known_or_found(name, functools.partial(_compare, packed, shape, dtype, has_bias))
         if row_class is not None:
-            # sam.config.STRICT_MKL
+            # In MKL's strict mode products do not depend on threads (oneMKL's developer guide, "Reproducibility
+            # Conditions"). MKL reads the variable before its first product.
             strict = not packed and dtype == torch.float32 and "STRICT" in os.environ.get("MKL_CBWR", "")
             least = 1 if strict else LEAST_ROWS[packed]
             return packed, RowClass(max(least, row_class.smallest), row_class.largest)

@@ -35,16 +35,21 @@ class RowClass(NamedTuple):
     largest: int
 
 
-def multiply(product: Product, rows: torch.Tensor, row_class: RowClass) -> torch.Tensor:
-    """`product(rows)`, called with numbers of rows of the class only: few are padded with zeros, many cut up."""
+def multiply(product: Product, rows: torch.Tensor, row_class: RowClass, multiple: int = 1) -> torch.Tensor:
+    """`product(rows)`, called with numbers of rows of the class only: few are padded with zeros, many cut up.
+
+    Args:
+        multiple: pad to multiples of so many rows, which are fewer different numbers.
+    """
     count, (smallest, largest) = len(rows), row_class
-    if smallest <= count <= largest:
+    if count > largest:
+        return torch.cat([multiply(product, piece, row_class, multiple) for piece in rows.split(largest)])
+    wanted = min(max(smallest, -(-count // multiple) * multiple), largest)
+    if wanted == count:
         return product(rows)
-    if count < smallest:
-        padded = rows.new_zeros(smallest, rows.shape[1])
-        padded[:count] = rows
-        return product(padded)[:count]
-    return torch.cat([multiply(product, piece, row_class) for piece in rows.split(largest)])
+    padded = rows.new_zeros(wanted, rows.shape[1])
+    padded[:count] = rows
+    return product(padded)[:count]
 
 
 def find_row_class(products: Sequence[Product], columns: int, inner: int, dtype: torch.dtype) -> RowClass | None:

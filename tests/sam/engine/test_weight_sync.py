@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from sam.vllm import cpu_linear, row_classes
+from sam.vllm import row_classes
 from tests.sam.engine.tiny_engine import SAM, VOCABULARY, generate, save_model
 
 pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(autouse=True)
-def all_packed(tmp_path, monkeypatch):
-    monkeypatch.setattr(cpu_linear, "LEAST_PACKED_WEIGHTS", 0)
+def own_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(row_classes, "CACHE_FILE", tmp_path / "classes.json")
     monkeypatch.setattr(row_classes, "_known", {})
 

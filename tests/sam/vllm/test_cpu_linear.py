@@ -9,7 +9,7 @@ import pytest
 import torch
 from vllm import _custom_ops as ops
 
-from sam.config import STRICT_MKL, SpeculationConfig
+from sam.config import SpeculationConfig
 from sam.vllm import cpu_linear, row_classes
 
 ROOT = Path(__file__).parents[3]
@@ -22,11 +22,6 @@ DTYPES = [torch.float32, torch.bfloat16]
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(row_classes, "CACHE_FILE", tmp_path / "classes.json")
     monkeypatch.setattr(row_classes, "_known", {})
-
-
-@pytest.fixture
-def all_packed(monkeypatch):
-    monkeypatch.setattr(cpu_linear, "LEAST_PACKED_WEIGHTS", 0)
 
 
 def random(*shape, dtype=torch.float32, seed=0):
@@ -61,7 +56,7 @@ def apply(layer, x):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_rows_depend_neither_on_their_number_nor_on_their_place(shape, dtype, packed, bias, monkeypatch):
-    monkeypatch.setattr(cpu_linear, "LEAST_PACKED_WEIGHTS", 0 if packed else 2**60)
+    monkeypatch.setattr(cpu_linear, "PREFERENCE", (packed, not packed))
     layer = make_layer(shape, dtype, bias)
     assert layer.cpu_linear.packed == packed
     x = random(300, shape[1], dtype=dtype, seed=2)
@@ -72,10 +67,19 @@ def test_rows_depend_neither_on_their_number_nor_on_their_place(shape, dtype, pa
     torch.testing.assert_close(whole, torch.nn.functional.linear(x, layer.weight, layer.bias))
 
 
-def test_the_kernel_is_chosen_by_shape_alone():
-    least = cpu_linear.LEAST_PACKED_WEIGHTS
-    assert make_layer((-(-least // 128), 128)).cpu_linear.packed
-    assert not make_layer((least // 128 - 1, 128)).cpu_linear.packed
+@pytest.mark.parametrize(("shape", "different"), [((128, 128), {8, 16, 24}), ((192, 576), {*range(2, 21)})], ids=str)
+def test_small_layers_have_few_numbers_of_rows(shape, different, monkeypatch):
+    called, layer, original = set(), make_layer(shape), cpu_linear._product
+    assert layer.cpu_linear.packed
+
+    def product(*arguments):
+        true = original(*arguments)
+        return lambda rows: called.add(len(rows)) or true(rows)
+
+    monkeypatch.setattr(cpu_linear, "_product", product)
+    for rows in range(1, 21):
+        apply(layer, random(rows, shape[1]))
+    assert called == different
 
 
 def test_without_a_file_the_same_is_found_again(monkeypatch):
@@ -90,7 +94,7 @@ def test_without_a_file_the_same_is_found_again(monkeypatch):
 @pytest.mark.parametrize(
     "x", [random(192, 1152)[:, 576:], random(2, 6, 576), random(0, 576)], ids=["strided", "more dimensions", "no rows"]
 )
-def test_inputs_of_any_form(x, all_packed):
+def test_inputs_of_any_form(x):
     layer = make_layer()
     torch.testing.assert_close(apply(layer, x), torch.nn.functional.linear(x, layer.weight))
 
@@ -110,7 +114,7 @@ def write_new_parameter(layer, new):
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "plain"])
 @pytest.mark.parametrize("write", [write_data, write_new_data, write_new_parameter], ids=lambda write: write.__name__)
 def test_new_weights_count_after_attach(write, packed, monkeypatch):
-    monkeypatch.setattr(cpu_linear, "LEAST_PACKED_WEIGHTS", 0 if packed else 2**60)
+    monkeypatch.setattr(cpu_linear, "PREFERENCE", (packed, not packed))
     layer, x = make_layer(), random(5, 576, seed=3)
     before, key = apply(layer, x), layer.cpu_linear._key
     for seed in (10, 11):
@@ -122,7 +126,7 @@ def test_new_weights_count_after_attach(write, packed, monkeypatch):
         assert torch.equal(after, apply(fresh, x)) and not torch.equal(after, before)
 
 
-def test_a_weight_is_packed_once_for_each_load(all_packed, monkeypatch):
+def test_a_weight_is_packed_once_for_each_load(monkeypatch):
     first, x, packs = make_layer(), random(5, 576), []
     second = make_layer(seed=1)
     second.weight = first.weight  # tied
@@ -139,7 +143,7 @@ def test_a_weight_is_packed_once_for_each_load(all_packed, monkeypatch):
         assert len(packs) == 2 * count
 
 
-def test_a_load_that_fails_counts_too(all_packed):
+def test_a_load_that_fails_counts_too():
     layer, x = make_layer(), random(5, 576)
 
     def load():
@@ -165,7 +169,7 @@ def inject(monkeypatch, wrong):
     monkeypatch.setattr(cpu_linear, "_product", product)
 
 
-def test_a_kernel_that_differs_for_few_rows_is_padded(all_packed, monkeypatch):
+def test_a_kernel_that_differs_for_few_rows_is_padded(monkeypatch):
     inject(monkeypatch, lambda rows: rows < 6)
     layer, x = make_layer(), random(40, 576)
     assert layer.cpu_linear.packed and layer.cpu_linear.row_class.smallest == 6
@@ -174,7 +178,7 @@ def test_a_kernel_that_differs_for_few_rows_is_padded(all_packed, monkeypatch):
         assert torch.equal(apply(layer, x[:count]), whole[:count])
 
 
-def test_a_kernel_whose_rows_never_agree_is_not_used(all_packed, monkeypatch):
+def test_a_kernel_whose_rows_never_agree_is_not_used(monkeypatch):
     calls = []
     inject(monkeypatch, lambda rows: calls.append(rows) or len(calls))
     layer, x = make_layer(), random(40, 576)
@@ -184,7 +188,7 @@ def test_a_kernel_whose_rows_never_agree_is_not_used(all_packed, monkeypatch):
         assert torch.equal(apply(layer, x[:count]), whole[:count])
 
 
-def test_without_any_kernel_that_agrees_a_warning_says_so_or_the_engine_does_not_start(all_packed, monkeypatch, caplog):
+def test_without_any_kernel_that_agrees_a_warning_says_so_or_the_engine_does_not_start(monkeypatch, caplog):
     monkeypatch.setattr(row_classes, "find_row_class", lambda *arguments: None)
     layer, x = make_layer(), random(40, 576)
     torch.testing.assert_close(apply(layer, x), torch.nn.functional.linear(x, layer.weight))
@@ -224,6 +228,7 @@ import sys, torch
 from pathlib import Path
 from sam.vllm import cpu_linear, row_classes
 row_classes.CACHE_FILE = Path(sys.argv[1])
+cpu_linear.PREFERENCE = (False, True)
 found = []
 for threads in (1, 2):
     torch.set_num_threads(threads)
@@ -243,12 +248,12 @@ for one, two in zip(found[:4], found[4:]):
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch without MKL")
 def test_in_mkls_strict_mode_fewer_rows_are_padded_and_threads_change_nothing(tmp_path):
-    environment = os.environ | STRICT_MKL | {"OMP_NUM_THREADS": "2"}
+    environment = os.environ | {"MKL_CBWR": "AVX2,STRICT", "OMP_NUM_THREADS": "2"}
     command = [sys.executable, "-c", STRICT, str(tmp_path / "classes")]
     subprocess.run(command, env=environment, cwd=ROOT, check=True, timeout=120)
 
 
-def test_a_kernel_that_cannot_be_made_is_not_used(all_packed, monkeypatch):
+def test_a_kernel_that_cannot_be_made_is_not_used(monkeypatch):
     def pack(weight):
         raise RuntimeError("could not create a primitive")
 
@@ -270,7 +275,7 @@ def test_other_layers_are_left_alone():
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "plain"])
 def test_compiled_graphs_follow_the_weight(packed, monkeypatch):
     cpu_linear._define_operator()
-    monkeypatch.setattr(cpu_linear, "LEAST_PACKED_WEIGHTS", 0 if packed else 2**60)
+    monkeypatch.setattr(cpu_linear, "PREFERENCE", (packed, not packed))
     layer = make_layer()
     compiled = torch.compile(lambda x: apply(layer, x) * 2, backend="aot_eager", fullgraph=True, dynamic=True)
     packs, pack = [], cpu_linear._pack

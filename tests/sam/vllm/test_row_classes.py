@@ -77,7 +77,9 @@ def test_any_number_of_rows_is_multiplied_with_numbers_of_the_class(row_class):
 
     rows = torch.randn(200, 16)
     for count in range(201):
-        assert torch.equal(multiply(product, rows[:count], row_class), exact(rows[:count]).to(torch.float64))
+        for multiple in (1, 8):
+            found = multiply(product, rows[:count], row_class, multiple)
+            assert torch.equal(found, exact(rows[:count]).to(torch.float64))
     assert row_class.smallest <= min(called) and max(called) <= row_class.largest
 
 
