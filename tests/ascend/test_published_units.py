@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -25,8 +24,7 @@ def tree(folder: Path, wanted: str) -> Path:
     site = Path(importlib.util.find_spec("vllm_ascend").origin).parent.parent
     for name in ("vllm_ascend", "vllm_ascend-0.23.0.post1.dist-info"):
         shutil.copytree(site / name, folder / name)
-    with tarfile.open(ascend_source(REPOSITORY / ".cache" / "peers")) as archive:
-        archive.extractall(folder / "source", filter="data")
+    shutil.unpack_archive(ascend_source(REPOSITORY / ".cache" / "peers"), folder / "source")
     shutil.move(next((folder / "source").iterdir()) / "tests", folder / "tests")
     (series,) = source_patches.load(folder)
     (source_patches.revert if wanted == "published" else source_patches.apply)(series)

@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -21,8 +20,7 @@ VERSION = "0.23.0.post1"
 def published(tmp_path_factory) -> Path:
     """A folder with vllm-ascend's published sources as installed: package and metadata."""
     root = tmp_path_factory.mktemp("published")
-    with tarfile.open(ascend_source(REPOSITORY / ".cache" / "peers")) as archive:
-        archive.extractall(root, filter="data")
+    shutil.unpack_archive(ascend_source(REPOSITORY / ".cache" / "peers"), root)
     inner = root / f"vllm_ascend-{VERSION}"
     shutil.move(inner / "vllm_ascend", root / "vllm_ascend")
     information = root / f"vllm_ascend-{VERSION}.dist-info"
