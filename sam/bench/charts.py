@@ -87,12 +87,7 @@ def running(recorded: dict[tuple[int, str], dict[str, Any]], requests: int):
             ends, unfinished = [0.0, *one["ends"]], [requests, *one["unfinished"]]
             style = "--" if variant == STOCK else "-"
             axes.step(ends, unfinished, style, where="post", linewidth=1.2, color=color_of(variant), label=variant)
-    axes.set_xlabel("seconds")
-    axes.set_ylabel("unfinished requests")
-    axes.set_title(f"at {in_requests(requests)}", fontsize=9)
-    axes.set_ylim(bottom=0)
-    axes.set_xlim(left=0)
-    axes.legend(fontsize=8)
+    _over_time(axes, "unfinished requests", f"at {in_requests(requests)}")
     return figure
 
 
@@ -113,10 +108,14 @@ def drafts(recorded: dict[str, Any], requests: int, variant: str):
         means = [np.mean(np.array(columns[name])[span]) for span in spans]
         label = "verified" if name == "drafted" else name
         axes.fill_between([0.0, *ends], [means[0], *means], step="pre", color=color, linewidth=0, label=label)
+    _over_time(axes, "draft tokens in a step", f"{variant} at {in_requests(requests)}")
+    return figure
+
+
+def _over_time(axes, label: str, title: str) -> None:
     axes.set_xlabel("seconds")
-    axes.set_ylabel("draft tokens in a step")
-    axes.set_title(f"{variant} at {in_requests(requests)}", fontsize=9)
+    axes.set_ylabel(label)
+    axes.set_title(title, fontsize=9)
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
     axes.legend(fontsize=8)
-    return figure
