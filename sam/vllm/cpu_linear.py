@@ -14,10 +14,12 @@ import logging
 import os
 import sys
 import weakref
+from types import SimpleNamespace
 
 import torch
 from vllm import _custom_ops as ops
 from vllm.config import get_current_vllm_config_or_none
+from vllm.model_executor.layers.linear import LinearBase
 
 from sam.config import SpeculationConfig
 from sam.vllm import row_classes
@@ -35,10 +37,10 @@ ROUND_TO = 8
 PREFERENCE = (True, False)
 # As vLLM's own; the library shares what it compiles for a number of rows among layers of one shape.
 KERNELS_KEPT = 32
-# Fewer rows are padded to these even where they agree: threads can change after the comparison (vLLM's ngram proposer
-# sets numba's, and with them OpenMP's), and the numbers that agree with them: on an AMD EPYC with torch's
-# own kernel from 4 rows on with one thread, from 12 on with two.
-LEAST_ROWS = {True: 2, False: 32}  # by whether the weight is packed
+# torch's own kernel gets so many rows even where fewer agree: threads can change after the comparison (vLLM's ngram
+# proposer sets numba's, and with them OpenMP's), and the numbers that agree with them: on an AMD EPYC from 4 rows on
+# with one thread, from 12 on with two. oneDNN's gets two where the inner size exceeds the columns, for the same reason.
+LEAST_ROWS = 32
 # Where no two numbers of rows agree.
 LAST_RESORT = RowClass(32, 2048)
 ANY_ROWS = RowClass(0, sys.maxsize)
@@ -62,15 +64,8 @@ def attach(layer: torch.nn.Module, remove_weight: bool = False) -> None:
         layer.cpu_linear = torch.nn.functional.linear
     elif weight.ndim == 2:  # not a convolution, which has a kernel of its own
         if not isinstance(present := getattr(layer, "cpu_linear", None), CpuLinear) or not present.fits(weight):
-            present = layer.cpu_linear = CpuLinear(weight, getattr(layer, "bias", None) is not None, _mode())
+            present = layer.cpu_linear = CpuLinear(layer)
         present.forget()
-
-
-def _mode() -> str:
-    """`speculation.batch_invariant` of the engine whose model is being loaded."""
-    vllm_config = get_current_vllm_config_or_none()
-    config = vllm_config and SpeculationConfig.from_vllm(vllm_config)
-    return config.batch_invariant if config else "auto"
 
 
 def pack_after_loads(runner) -> None:
@@ -80,44 +75,68 @@ def pack_after_loads(runner) -> None:
     IPC, verl's delta_sharded a later vLLM; sleeping is ignored; LoRA's weights lie beside those of the layers.
     """
     for owner, name in ((runner.model, "load_weights"), (runner, "reload_weights")):
-        load = getattr(owner, name)
-        if not getattr(load, "_sam", False):
-            setattr(owner, name, _forgetting(load))
+        _wrap(owner, name, after=_forget_all)
+    for name in ("execute_model", "_dummy_run"):
+        _wrap(runner, name, before=_pack_what_graphs_read)
 
 
-def _forgetting(load):
-    @functools.wraps(load)
-    def load_and_forget(*args, **kwargs):
+def _wrap(owner, name: str, before=lambda: None, after=lambda: None) -> None:
+    function = getattr(owner, name)
+    if getattr(function, "_sam_linear", False):
+        return
+
+    @functools.wraps(function)
+    def wrapped(*args, **kwargs):
+        before()
         try:
-            return load(*args, **kwargs)
+            return function(*args, **kwargs)
         finally:
-            for linear in list(_linears.values()):
-                linear.forget()
+            after()
 
-    load_and_forget._sam = True
-    return load_and_forget
+    wrapped._sam_linear = True
+    setattr(owner, name, wrapped)
+
+
+def _forget_all() -> None:
+    for linear in list(_linears.values()):
+        linear.forget()
+
+
+def _pack_what_graphs_read() -> None:
+    while _old:
+        linear = _old.pop()
+        if (layer := linear.layer()) is not None:
+            linear.pack(layer.weight)
 
 
 class CpuLinear:
     """`torch.nn.functional.linear` of a layer, by one kernel and with numbers of rows that give equal bits.
 
-    Args:
-        mode: a value of `speculation.batch_invariant`.
-
     Raises:
-        RuntimeError: there is no such kernel, and `mode` is on.
+        RuntimeError: there is no such kernel, and the engine's `speculation.batch_invariant` is on.
     """
 
-    def __init__(self, weight: torch.Tensor, has_bias: bool, mode: str):
-        self.shape, self.dtype = tuple(weight.shape), weight.dtype
+    def __init__(self, layer: torch.nn.Module):
+        weight, has_bias = layer.weight, getattr(layer, "bias", None) is not None
+        engine = get_current_vllm_config_or_none()
+        config = engine and SpeculationConfig.from_vllm(engine)
+        mode = config.batch_invariant if config else "auto"
+        self.shape, self.dtype, self.layer = tuple(weight.shape), weight.dtype, weakref.ref(layer)
         if mode == "off":
             self.packed, self.row_class = _can_pack(weight), ANY_ROWS
         else:
             self.packed, self.row_class = _kernel_and_row_class(self.shape, weight.dtype, has_bias, mode)
         self.multiple = ROUND_TO if self.packed and weight.numel() < SMALL_WEIGHTS and mode != "off" else 1
-        self._pack = None
-        # A tensor, so that compiled graphs take it as an input: as vLLM does with the address of its packed weight.
-        self._key = torch.tensor(next(_numbers))
+        # Graphs may call vLLM's kernel as vLLM does where no number of rows needs care. Not layers of a vocabulary: an
+        # embedding is packed only if it is used as a head too, which is outside of graphs.
+        most = engine.scheduler_config.max_num_batched_tokens if engine else sys.maxsize
+        any_row = self.row_class.smallest <= 1 and most <= self.row_class.largest and self.multiple == 1
+        self.is_direct = self.packed and any_row and isinstance(layer, LinearBase)
+        self._pack, self._is_old = None, True
+        with torch.inference_mode(False):
+            # Tensors, so that compiled graphs take them as inputs.
+            self._address, self._key = torch.tensor(0), torch.tensor(next(_numbers))
+        self._in_graphs = SimpleNamespace(n=self.shape[0], k=self.shape[1], handler_tensor=self._address)
         _linears[int(self._key)] = self
 
     def fits(self, weight: torch.Tensor) -> bool:
@@ -125,17 +144,25 @@ class CpuLinear:
 
     def forget(self) -> None:
         """Pack again at the next use."""
-        self._pack = None
+        self._is_old = True
+        if self.is_direct:
+            _old.append(self)
+
+    def pack(self, weight: torch.Tensor) -> None:
+        self._pack, self._is_old = _pack(weight), False
+        self._address.copy_(self._pack.handler_tensor)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        if torch.compiler.is_compiling():
-            return torch.ops.sam.cpu_linear(x, weight, bias, self._key)
-        return self.multiply(x, weight, bias)
+        if not torch.compiler.is_compiling():
+            return self.multiply(x, weight, bias)
+        if self.is_direct:
+            return ops.onednn_mm(self._in_graphs, x, bias)
+        return torch.ops.sam.cpu_linear(x, weight, bias, self._key)
 
     def multiply(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [..., inner], weight [columns, inner], bias [columns]; returns [..., columns]."""
-        if self.packed and self._pack is None:
-            self._pack = _pack(weight)
+        if self.packed and self._is_old:
+            self.pack(weight)
         rows = x.reshape(-1, self.shape[1]).contiguous()
         result = row_classes.multiply(_product(self._pack, weight, bias), rows, self.row_class, self.multiple)
         return result if x.dim() == 2 else result.reshape(*x.shape[:-1], self.shape[0])
@@ -152,7 +179,7 @@ def _kernel_and_row_class(
             # In MKL's strict mode products do not depend on threads (oneMKL's developer guide, "Reproducibility
             # Conditions"). MKL reads the variable before its first product.
             strict = not packed and dtype == torch.float32 and "STRICT" in os.environ.get("MKL_CBWR", "")
-            least = 1 if strict else LEAST_ROWS[packed]
+            least = 1 + (shape[1] > shape[0]) if packed else 1 if strict else LEAST_ROWS
             return packed, RowClass(max(least, row_class.smallest), row_class.largest)
     lacks = (
         f"a linear layer of {shape[0]} x {shape[1]} weights in {dtype} has no kernel here whose rows do not depend on"
@@ -198,6 +225,7 @@ def _product(pack, weight: torch.Tensor, bias: torch.Tensor | None) -> row_class
 
 
 _numbers = itertools.count()
+_old: "list[CpuLinear]" = []  # to be packed before a graph runs
 _linears: "weakref.WeakValueDictionary[int, CpuLinear]" = weakref.WeakValueDictionary()
 
 

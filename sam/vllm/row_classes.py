@@ -22,7 +22,8 @@ import torch
 CACHE_FILE = Path(__file__).resolve().parents[2] / ".cache" / "cpu_row_classes.jsonl"
 # What others are compared with. A number of rows is padded to at most this many.
 BLOCK = 64
-COUNTS = (*range(1, 34), 47, 48, 49, 63, 64, 65, 96, 127, 128, 129, 192, 255, 256, 257, 384, 511, 512, 777, 1024, 2048)
+_SMALL_COUNTS = (*range(1, 34), *range(47, 50), *range(63, 66), 96, *range(127, 130), *range(255, 258))
+COUNTS = (*_SMALL_COUNTS, 384, 511, 512, 777, 1024, 2048, 4096, 8192)
 # Of the largest product compared: a vocabulary of 150,000 tokens takes some ten seconds in all.
 MOST_OPERATIONS = 2e10
 Product = Callable[[torch.Tensor], torch.Tensor]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sam.vllm import row_classes
+from sam.vllm import cpu_linear, row_classes
 from tests.sam.engine.tiny_engine import SAM, VOCABULARY, generate, save_model
 
 pytestmark = [
@@ -19,6 +19,7 @@ pytestmark = [
     ("dtype", "compiled"), [("float32", True), ("bfloat16", False)], ids=["compiled", "eager, bfloat16"]
 )
 def test_speculation_changes_no_token(dtype, compiled, tmp_path, monkeypatch):
+    monkeypatch.setattr(cpu_linear, "SMALL_WEIGHTS", 16_000)
     monkeypatch.setattr(row_classes, "CACHE_FILE", tmp_path / "classes")
     monkeypatch.setattr(row_classes, "_known", {})
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
@@ -28,7 +29,7 @@ def test_speculation_changes_no_token(dtype, compiled, tmp_path, monkeypatch):
 
     def changed_weights(runner):
         linears = [layer.cpu_linear for layer in runner.model.modules() if hasattr(layer, "cpu_linear")]
-        used.append({linear.packed for linear in linears})
+        used.append({(linear.packed, linear.is_direct) for linear in linears})
         runner.model.load_weights((name, 1.1 * weight) for name, weight in model.network.state_dict().items())
 
     def run(speculative_config, batch):
@@ -43,6 +44,6 @@ def test_speculation_changes_no_token(dtype, compiled, tmp_path, monkeypatch):
         off, on = run(None, 48), run(SAM, 29)
         traced = torch._dynamo.utils.counters["stats"]["unique_graphs"] - before.get("unique_graphs", 0)
     assert (traced > 0) == compiled
-    assert used == [{True}] * 2
+    assert used == [{(True, True), (True, False)}] * 2
     assert on.accepted > 50
     assert off.tokens == on.tokens and off.logprobs == on.logprobs

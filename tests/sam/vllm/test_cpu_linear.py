@@ -41,7 +41,10 @@ def set_mode(mode):
     """`speculation.batch_invariant` of an engine that loads its model."""
     with pytest.MonkeyPatch.context() as patch:
         arguments = SpeculationConfig(batch_invariant=mode).vllm_arguments()
-        config = SimpleNamespace(additional_config=arguments["additional_config"])
+        config = SimpleNamespace(
+            additional_config=arguments["additional_config"],
+            scheduler_config=SimpleNamespace(max_num_batched_tokens=4096),
+        )
         patch.setattr(cpu_linear, "get_current_vllm_config_or_none", lambda: config)
         yield
 
@@ -126,12 +129,18 @@ def test_new_weights_count_after_attach(write, packed, monkeypatch):
         assert torch.equal(after, apply(fresh, x)) and not torch.equal(after, before)
 
 
+def make_runner(load_weights, reload_weights):
+    model = SimpleNamespace(load_weights=load_weights)
+    nothing = {"execute_model": lambda: None, "_dummy_run": lambda: None}
+    return SimpleNamespace(model=model, reload_weights=reload_weights, **nothing)
+
+
 def test_a_weight_is_packed_once_for_each_load(monkeypatch):
     first, x, packs = make_layer(), random(5, 576), []
     second = make_layer(seed=1)
     second.weight = first.weight  # tied
     loads = {"load_weights": lambda: first.weight.data.mul_(2), "reload_weights": lambda: first.weight.data.mul_(3)}
-    runner = SimpleNamespace(model=SimpleNamespace(load_weights=loads["load_weights"]), **loads)
+    runner = make_runner(**loads)
     for _ in range(2):
         cpu_linear.pack_after_loads(runner)
     pack = cpu_linear._pack
@@ -150,7 +159,7 @@ def test_a_load_that_fails_counts_too():
         layer.weight.data.mul_(2)
         raise ValueError("no such parameter")
 
-    runner = SimpleNamespace(model=SimpleNamespace(load_weights=load), reload_weights=load)
+    runner = make_runner(load, load)
     cpu_linear.pack_after_loads(runner)
     before = apply(layer, x)
     with pytest.raises(ValueError, match="no such parameter"):
@@ -237,7 +246,9 @@ for threads in (1, 2):
     for shape in ((128, 128), (384, 128), (128, 384), (300, 64)):
         generator = torch.Generator().manual_seed(0)
         weight, x = (torch.randn(size, generator=generator) for size in (shape, (64, shape[1])))
-        linear = cpu_linear.CpuLinear(weight, False, "on")
+        layer = torch.nn.Module()
+        layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+        linear = cpu_linear.CpuLinear(layer)
         assert not linear.packed and linear.row_class.smallest < 32, (shape, linear.row_class)
         rows = linear(x, weight)
         for count in range(1, 64):

@@ -34,10 +34,10 @@ def find(*products):
 @pytest.mark.parametrize(
     ("wrong", "expected"),
     [
-        (lambda rows: False, RowClass(1, 2048)),
-        (lambda rows: rows == 1, RowClass(2, 2048)),
-        (lambda rows: rows < 16, RowClass(16, 2048)),
-        (lambda rows: rows in (7, 9), RowClass(10, 2048)),
+        (lambda rows: False, RowClass(1, 8192)),
+        (lambda rows: rows == 1, RowClass(2, 8192)),
+        (lambda rows: rows < 16, RowClass(16, 8192)),
+        (lambda rows: rows in (7, 9), RowClass(10, 8192)),
         (lambda rows: rows > 256, RowClass(1, 256)),
         (lambda rows: rows < 3 or rows == 1024, RowClass(3, 777)),
         (lambda rows: rows != 64, RowClass(64, 64)),
