@@ -127,11 +127,11 @@ class CpuLinear:
         else:
             self.packed, self.row_class = _kernel_and_row_class(self.shape, weight.dtype, has_bias, mode)
         self.multiple = ROUND_TO if self.packed and weight.numel() < SMALL_WEIGHTS and mode != "off" else 1
-        # Graphs may call vLLM's kernel as vLLM does where no number of rows needs care. Not layers of a vocabulary: an
-        # embedding is packed only if it is used as a head too, which is outside of graphs.
+        # Graphs may call vLLM's kernel as vLLM does, on padded rows. Not layers of a vocabulary: an embedding is packed
+        # only if it is used as a head too, which is outside of graphs.
         most = engine.scheduler_config.max_num_batched_tokens if engine else sys.maxsize
-        any_row = self.row_class.smallest <= 1 and most <= self.row_class.largest and self.multiple == 1
-        self.is_direct = self.packed and any_row and isinstance(layer, LinearBase)
+        is_whole = most + self.multiple <= self.row_class.largest
+        self.is_direct = self.packed and is_whole and isinstance(layer, LinearBase)
         self._pack, self._is_old = None, True
         with torch.inference_mode(False):
             # Tensors, so that compiled graphs take them as inputs.
@@ -156,8 +156,16 @@ class CpuLinear:
         if not torch.compiler.is_compiling():
             return self.multiply(x, weight, bias)
         if self.is_direct:
-            return ops.onednn_mm(self._in_graphs, x, bias)
+            return self._multiply_in_graph(x, bias)
         return torch.ops.sam.cpu_linear(x, weight, bias, self._key)
+
+    def _multiply_in_graph(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        count, least = x.shape[0], self.row_class.smallest
+        if least <= 1 and self.multiple == 1:
+            return ops.onednn_mm(self._in_graphs, x, bias)
+        # Graphs are traced as if there were two rows or more, and a maximum of two would be dropped.
+        rows = torch.sym_max(-(-count // self.multiple) * self.multiple, max(least, 3))
+        return ops.onednn_mm(self._in_graphs, torch.nn.functional.pad(x, (0, 0, 0, rows - count)), bias)[:count]
 
     def multiply(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [..., inner], weight [columns, inner], bias [columns]; returns [..., columns]."""

@@ -26,12 +26,21 @@ class _Rows:
     offset: np.ndarray  # int64 [rows], position within the request
     start: np.ndarray  # int64 [requests], first row of each request
 
+    def spread(self, values):
+        """[requests] of numpy or torch to [rows]: each request's value for each of its rows."""
+        if len(self.request) == len(self.counts):
+            return values
+        index = self.request if isinstance(values, np.ndarray) else torch.from_numpy(self.request).to(values.device)
+        return values[index]
+
     @classmethod
     def of(cls, num_draft_tokens, requests: int) -> Self:
         """Rows of a step with `num_draft_tokens` (int [requests], or None for no drafts)."""
         counts = np.ones(requests, dtype=np.int64)
-        if num_draft_tokens is not None:
-            counts += np.asarray(num_draft_tokens)
+        if num_draft_tokens is None:
+            each = np.arange(requests)
+            return cls(counts, each, np.zeros_like(each), each)
+        counts += np.asarray(num_draft_tokens)
         request = np.repeat(np.arange(requests), counts)
         start = np.cumsum(counts) - counts
         return cls(counts, request, np.arange(len(request)) - start[request], start)
@@ -85,15 +94,16 @@ class ExactSampler:
         processed = logits if _is_plain(metadata) else self._masked_and_penalised(logits.clone(), metadata, drafts)
         if metadata.all_greedy:
             return processed
-        request = torch.from_numpy(rows.request).to(logits.device)
-        temperature = metadata.temperature[request]
-        processed = processed / torch.where(temperature == verify.GREEDY, 1.0, temperature)[:, None]
+        temperature = rows.spread(metadata.temperature)
+        if not metadata.all_random:
+            temperature = torch.where(temperature == verify.GREEDY, 1.0, temperature)
+        processed = processed / temperature[:, None]
         # Min-p: vLLM refuses it with a speculative_config, so there is one row for each request.
         for processor in metadata.logitsprocs.argmax_invariant:
             processed = processor.apply(processed)
         if metadata.top_k is None and metadata.top_p is None:
             return processed
-        top_k, top_p = (x if x is None else x[request] for x in (metadata.top_k, metadata.top_p))
+        top_k, top_p = (x if x is None else rows.spread(x) for x in (metadata.top_k, metadata.top_p))
         # vllm-ascend's sampler brings its own function: vLLM's Triton kernel is not for that device.
         constrain = getattr(self.runner.sampler.topk_topp_sampler, "apply_top_k_top_p", apply_top_k_top_p)
         return constrain(processed, top_k, top_p)
@@ -115,11 +125,11 @@ class ExactSampler:
         if metadata.all_greedy:
             return processed.argmax(-1)
         rng_keys, positions = self._identity()
-        draws = torch.from_numpy(uniforms(rng_keys[rows.request], positions[rows.request] + rows.offset))
+        draws = torch.from_numpy(uniforms(rows.spread(rng_keys), rows.spread(positions) + rows.offset))
         tokens = verify.sample_inverse_cdf(processed, draws.to(processed.device), self._invalid_rows)
         if metadata.all_random:
             return tokens
-        greedy = metadata.temperature[torch.from_numpy(rows.request).to(processed.device)] == verify.GREEDY
+        greedy = rows.spread(metadata.temperature) == verify.GREEDY
         return torch.where(greedy, processed.argmax(-1), tokens)
 
     def _identity(self) -> tuple[np.ndarray, np.ndarray]:

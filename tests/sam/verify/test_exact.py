@@ -10,6 +10,15 @@ from sam.verify import exact
 from sam.verify.uniforms import uniforms
 
 VOCABULARY = 151_936
+# Which search: the host's, by blocks, directly.
+SEARCHES = {"host": {}, "blocks": {"LOOP_ON_HOST": False, "DIRECT_VOCABULARY": 0}, "direct": {"LOOP_ON_HOST": False}}
+SEARCHES["direct"]["DIRECT_VOCABULARY"] = 10_000
+
+
+@pytest.fixture(params=SEARCHES)
+def search(request, monkeypatch):
+    for name, value in SEARCHES[request.param].items():
+        monkeypatch.setattr(exact, name, value)
 
 
 def flat_float32(logits, draws):
@@ -52,8 +61,10 @@ def worst_share_error(sample, logits: torch.Tensor) -> float:
 
 
 @pytest.mark.statistical
+@pytest.mark.parametrize("on_host", [True, False])
 @pytest.mark.parametrize("name", distributions())
-def test_every_token_keeps_its_share_at_a_vocabulary_of_151936(name):
+def test_every_token_keeps_its_share_at_a_vocabulary_of_151936(name, on_host, monkeypatch):
+    monkeypatch.setattr(exact, "LOOP_ON_HOST", on_host)
     assert worst_share_error(verify.sample_inverse_cdf, distributions()[name]) < 1e-5
 
 
@@ -77,18 +88,18 @@ def test_the_tokens_are_those_of_float64():
 
 
 @pytest.mark.parametrize("vocabulary", [exact.BLOCK * 3, exact.BLOCK * 3 + 1, exact.BLOCK * 4 - 1, 5])
-def test_both_searches_draw_the_same(vocabulary, monkeypatch):
+def test_all_searches_draw_the_same(vocabulary, monkeypatch):
     generator = torch.Generator().manual_seed(vocabulary)
     logits = 4 * torch.randn(2000, vocabulary, generator=generator)
     draws = torch.rand(2000, dtype=torch.float64, generator=generator)
-    direct = verify.sample_inverse_cdf(logits, draws)
-    monkeypatch.setattr(exact, "DIRECT_VOCABULARY", 0)
-    assert (verify.sample_inverse_cdf(logits, draws) != direct).sum() <= 1
+    host = verify.sample_inverse_cdf(logits, draws)
+    for name in ("blocks", "direct"):
+        for attribute, value in SEARCHES[name].items():
+            monkeypatch.setattr(exact, attribute, value)
+        assert (verify.sample_inverse_cdf(logits, draws) != host).sum() <= 1
 
 
-@pytest.mark.parametrize("direct_vocabulary", [0, 10_000])
-def test_masked_tokens_are_never_drawn(direct_vocabulary, monkeypatch):
-    monkeypatch.setattr(exact, "DIRECT_VOCABULARY", direct_vocabulary)
+def test_masked_tokens_are_never_drawn(search):
     vocabulary = 2 * exact.BLOCK + 7
     generator = torch.Generator().manual_seed(2)
     ends = torch.tensor([2.0**-53, 1 - 2.0**-53, 0.5, 2.0**-30, 1 - 2.0**-30], dtype=torch.float64)
@@ -103,9 +114,7 @@ def test_masked_tokens_are_never_drawn(direct_vocabulary, monkeypatch):
         assert torch.equal(verify.sample_inverse_cdf(alone, end.expand(vocabulary)), torch.arange(vocabulary))
 
 
-@pytest.mark.parametrize("direct_vocabulary", [0, 10_000])
-def test_rows_without_mass_give_token_0_and_are_counted(direct_vocabulary, monkeypatch):
-    monkeypatch.setattr(exact, "DIRECT_VOCABULARY", direct_vocabulary)
+def test_rows_without_mass_give_token_0_and_are_counted(search):
     logits = torch.zeros(5, 1500)
     logits[1, 3] = torch.nan
     logits[2] = -torch.inf
@@ -125,9 +134,10 @@ def test_accept_matching():
     assert verify.accept_matching(sampled, drafts).tolist() == expected
 
 
-def test_at_most_three_outputs_of_tokens_times_vocabulary_and_no_wait_for_the_device():
+def test_at_most_three_outputs_of_tokens_times_vocabulary_and_no_wait_for_the_device(monkeypatch):
     from sam.verify.bench import count_operations
 
+    monkeypatch.setattr(exact, "LOOP_ON_HOST", False)
     logits, draws = torch.randn(32, 20_000), torch.rand(32, dtype=torch.float64)
     scaled = count_operations(lambda: verify.sample_inverse_cdf(logits / 0.7, draws), logits.numel())
     assert scaled["large_outputs"] <= 3
@@ -200,7 +210,7 @@ def test_first_second_and_third_token_follow_the_target(name, temperature):
 
 
 @pytest.mark.statistical
-def test_a_draft_does_not_change_a_token():
+def test_a_draft_does_not_change_a_token(search):
     rows, draws = target_rows("typical", 1.0), keyed_draws(0)
     without = decode(rows, [-3, -3], draws)  # drafts that no token equals
     for first in range(5):
