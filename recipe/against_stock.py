@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError
 
 from recipe.launch import environment
 from recipe.preflight.vllm_command import server_arguments
@@ -56,8 +57,13 @@ def against_stock(directory: Path, output: Path, rounds: int = ROUNDS) -> Agains
     folder.mkdir(parents=True, exist_ok=True)
     steps = spread(run.steps, rounds + 1)  # one more to warm up
     requests = write_text(run, steps, folder / "text.jsonl")
-    set_environment(config)
-    words = bench_words(config, folder, requests, rounds)
+    try:
+        set_environment(config)
+        words = bench_words(config, folder, requests, rounds)
+    except ConfigAttributeError as error:
+        raise ReportError(
+            f"{directory}: its config.yaml lacks {error.full_key}, it is an older version's: run it again"
+        ) from None
     with (folder / "table.txt").open("w") as table, contextlib.redirect_stdout(table):
         if (code := run_bench(words)) == INTERRUPTED:
             raise KeyboardInterrupt

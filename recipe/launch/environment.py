@@ -36,8 +36,9 @@ CPU = {
     # Nothing is compiled unless the config says so (cpu_variables).
     "TORCHDYNAMO_DISABLE": "1",
     "OMP_NUM_THREADS": "1",
-    # Waiting threads leave the cores to the other processes.
-    "OMP_WAIT_POLICY": "PASSIVE",
+    # Waiting threads look around for some 20 us, then leave the cores to the other processes. They would sleep at once
+    # with OMP_WAIT_POLICY=PASSIVE, which makes forward passes of two threads twice as long, or block them for long.
+    "GOMP_SPINCOUNT": "20000",
     # Lets vLLM's engine process run the model itself (distributed_executor_backend=uni); a worker process of its own
     # would cost 20 s of imports and milliseconds in every step. The engine still has its own process.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

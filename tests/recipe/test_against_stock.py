@@ -97,3 +97,12 @@ def test_what_cannot_be_compared_is_one_line(run, tmp_path, capsys):
     text = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(text.replace("method: sam", "method: 'off'"))
     assert "its speculation is off" in error(run)
+
+
+def test_a_config_of_an_older_version_is_one_line(run, capsys):
+    older = OmegaConf.load(run / "config.yaml")
+    del older.machine.threads
+    OmegaConf.save(older, run / "config.yaml")
+    assert main([str(run)]) == 2
+    message = "its config.yaml lacks machine.threads, it is an older version's: run it again"
+    assert capsys.readouterr().err == f"error: {run}: {message}\n"

@@ -54,6 +54,8 @@ def test_users_variables_stay(bare, tmp_path):
 def test_threads_and_compilation_are_the_configs(tmp_path):
     tiny = environment.cpu_variables(config(tmp_path))
     assert (tiny["OMP_NUM_THREADS"], tiny["TORCHDYNAMO_DISABLE"]) == ("1", "1")
+    # A thread that waits neither sleeps at once nor spins for long.
+    assert tiny["GOMP_SPINCOUNT"] == "20000" and "OMP_WAIT_POLICY" not in tiny
     larger = environment.cpu_variables(config(tmp_path, threads=None, eager=False))
     assert int(larger["OMP_NUM_THREADS"]) == len(os.sched_getaffinity(0)) and "TORCHDYNAMO_DISABLE" not in larger
 

@@ -261,7 +261,7 @@ for one, two in zip(found[:4], found[4:]):
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch without MKL")
 def test_in_mkls_strict_mode_fewer_rows_are_padded_and_threads_change_nothing(tmp_path):
-    environment = os.environ | {"MKL_CBWR": "AVX2,STRICT", "OMP_NUM_THREADS": "2"}
+    environment = os.environ | {"MKL_CBWR": "AVX2,STRICT", "OMP_NUM_THREADS": "2", "GOMP_SPINCOUNT": "20000"}
     command = [sys.executable, "-c", STRICT, str(tmp_path / "classes")]
     subprocess.run(command, env=environment, cwd=ROOT, check=True, timeout=120)
 
