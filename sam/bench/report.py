@@ -6,7 +6,7 @@ from typing import Any
 
 from sam.bench import charts, followed
 from sam.bench.settings import STOCK, Settings
-from sam.bench.table import split_of_step, start_and_memory
+from sam.bench.table import engines_of, split_of_step
 from sam.bench.verdict import in_requests
 from sam.page import chart, page, paragraph, side_by_side, table, verbatim
 
@@ -34,7 +34,7 @@ def bench_page(result: dict[str, Any], settings: Settings, recorded: Recorded, t
         ("Table", table(*_rows(result["rows"], settings))),
         *_response(settings, recorded, followed.decoder(tokenizer)),
         ("Where a step's time goes", _split(result["rows"])),
-        ("Start-up and memory", table(("variant", "start-up s", "memory MiB"), start_and_memory(result["rows"]))),
+        ("Engines", table(("variant", "start-up s", "memory MiB", "schedules"), engines_of(result["rows"]))),
         ("What was measured", verbatim(_what(result, settings))),
     ]
     kept = [section for section in sections if section[1]]

@@ -23,7 +23,8 @@ def rows_of(lines: list[dict[str, Any]], settings: Settings) -> list[dict[str, A
         seconds of the reference in the same round over the variant's, as sam.bench.verdict.median_interval;
         `as_recorded`: responses equal to the recording's, None where no text is forced;
         `identical` of `responses` that equal those of `off`, None without it or without seeds; `tokens_ratio`: its
-        tokens over the reference's; `memory_mib` at most; `start_s`, median; `draft_errors`.
+        tokens over the reference's; `memory_mib` at most; `start_s`, median; `draft_errors`; `asynchronous`: whether
+        the engine schedules asynchronously.
     """
     rows = []
     for load, requests in enumerate(settings.requests):
@@ -60,6 +61,7 @@ def _row(requests: int, variant: str, rounds: list[dict], settings: Settings) ->
         "tokens_ratio": round(tokens / max(1, sum(run["tokens"] for run in base)), 3),
         "memory_mib": max(run["memory_mib"] for run in runs),
         "start_s": middle((run["start_s"] for run in runs), 1),
+        "asynchronous": runs[-1]["asynchronous"],
     }  # fmt: skip
 
 
@@ -143,6 +145,13 @@ def warnings_of(rows: list[dict[str, Any]], settings: Settings) -> list[str]:
                 f"{place}: {row['tokens_ratio']:.2f} times the tokens of {settings.reference}, so that seconds are not "
                 "of the same work: use --ignore-eos or more rounds"
             )
+    asynchronous = {row["variant"]: row["asynchronous"] for row in rows}
+    if asynchronous.get("stock"):
+        found += [
+            f"{variant} schedules step by step, stock asynchronously: vLLM does not combine that with its drafter"
+            for variant, its in asynchronous.items()
+            if not its
+        ]
     return found
 
 
@@ -166,17 +175,26 @@ def as_text(rows: list[dict[str, Any]], settings: Settings) -> str:
         if (split := split_of_step(row)) is not None:
             parts = "forward {}, sampling {}, drafting {}, all else {} ms".format(*split[:-1])
             lines.append(f"{row['variant']} at {in_requests(row['requests'])}, a step: {parts}")
-    lines += [f"{variant}: started in {start} s, {memory} MiB" for variant, start, memory in start_and_memory(rows)]
+    for variant, start, memory, scheduling in engines_of(rows):
+        lines.append(f"{variant}: started in {start} s, {memory} MiB, schedules {scheduling}")
     return "\n".join(lines)
 
 
-def start_and_memory(rows: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
-    """Each variant's seconds to start and most MiB."""
+def engines_of(rows: list[dict[str, Any]]) -> list[tuple[str, str, str, str]]:
+    """Each variant's seconds to start, most MiB, and how it schedules."""
     found = {}
     for row in rows:
-        start, memory = found.get(row["variant"], (row["start_s"], 0.0))
-        found[row["variant"]] = start, max(memory, row["memory_mib"])
-    return [(variant, f"{start:.1f}", f"{memory:.0f}") for variant, (start, memory) in found.items()]
+        memory = max(row["memory_mib"], found.get(row["variant"], row)["memory_mib"])
+        found[row["variant"]] = row | {"memory_mib": memory}
+    return [
+        (
+            variant,
+            f"{row['start_s']:.1f}",
+            f"{row['memory_mib']:.0f}",
+            "asynchronously" if row["asynchronous"] else "step by step",
+        )
+        for variant, row in found.items()
+    ]
 
 
 def _shown(value: float | None) -> str:

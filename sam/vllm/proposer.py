@@ -18,7 +18,7 @@ from sam.record.engine_steps import accepted_tokens
 from sam.switch import goodput
 from sam.switch.policies import PolicyRotation, make_policy
 from sam.switch.policy import Policy, StepState
-from sam.vllm import warmup_cost
+from sam.vllm import runner_hooks, warmup_cost
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ class SamProposer:
         self.switch_on = False
         self.drafted = 0  # draft tokens of the last call
         self._runner = None
+        self._is_heard = True  # whether vLLM takes the drafts of this rank
         self._last: StepState | None = None  # the state that the policy last planned
         self._batch: list[str] = []  # request ids of that step
         self._began = 0.0  # start of the step under way, in seconds
@@ -78,6 +79,7 @@ class SamProposer:
     def bind(self, runner) -> None:
         """Give the proposer its model runner: vLLM calls `propose` without request ids."""
         self._runner = runner
+        self._is_heard = runner_hooks.is_drafting_rank(runner)
 
     def weights_updated(self) -> None:
         """Count a weight sync: history evicts responses of older weights first, a rotation takes its next policy."""
@@ -113,8 +115,10 @@ class SamProposer:
             slot_mappings: unused; drafting needs no KV cache.
 
         Returns:
-            Per row up to `num_speculative_tokens` draft tokens.
+            Per row up to `num_speculative_tokens` draft tokens; none on a rank whose drafts vLLM does not take.
         """
+        if not self._is_heard:
+            return [[] for _ in sampled_token_ids]
         try:
             if self._valid_for_steps > 0 and len(sampled_token_ids) == self._last.running:
                 return self._skip(sampled_token_ids)

@@ -78,6 +78,7 @@ class BenchEngine:
             seconds: from the first request's arrival to the last one's end.
             steps: engine steps. tokens: of all responses. responses: a digest of each one's tokens.
             as_recorded: responses that are the given ones; None where none were given.
+            asynchronous: whether the engine schedules a step before the one before it has ended.
             memory_mib: proportional set size of all the engine's processes.
             drafted, accepted: draft tokens. verify_steps, verified_tokens: steps in which a request verified drafts,
                 and tokens that these emitted. draft_errors. forward_ms, verify_ms, draft_ms: of all steps, on the host.
@@ -124,6 +125,7 @@ class BenchEngine:
             "tokens": sum(map(len, responses.values())),
             "responses": [digest(responses[name]) for name in names],
             "as_recorded": _check_as_recorded([responses[name] for name in names], given),
+            "asynchronous": bool(engine.vllm_config.scheduler_config.async_scheduling),
             "memory_mib": round(memory_mib(), 1),
             **drafting,
             **({"recorded": recorded} if record else {}),

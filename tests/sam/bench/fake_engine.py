@@ -35,6 +35,7 @@ def run(fake, variant, command, number):
         "responses": [digest(variant, request) for request in requests],
         "as_recorded": sum(request["response"] is not None for request in requests) or None,
         "memory_mib": 100.0,
+        "asynchronous": False,
         "drafted": None if stock else 20 * (variant == "sam"),
         "accepted": None if stock else 10 * (variant == "sam"),
         "verify_steps": None if stock else 10 * (variant == "sam"),

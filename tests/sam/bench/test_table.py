@@ -18,7 +18,7 @@ def measured(seconds, load=0, round_=1, tokens=100, responses=("a", "b"), draft_
         counts = {"drafted": drafts, "accepted": drafts // 2, "verify_steps": drafts // 3, "verified_tokens": 25}
         runs[variant] = {
             "seconds": one, "steps": 50, "tokens": tokens if variant == "sam" else 100, "memory_mib": 10.0 + one,
-            "start_s": 3.0, "draft_errors": draft_errors, **counts, **STAGES,
+            "start_s": 3.0, "draft_errors": draft_errors, "asynchronous": False, **counts, **STAGES,
             "responses": list(responses) if variant == "sam" else ["a", "b"],
         }  # fmt: skip
         if variant == "stock":
@@ -123,7 +123,7 @@ def test_text_and_picture():
     lines = rounds_of([1.0, 1.25, 1.0]) + [measured({"stock": 2.0, "off": 2.1, "sam": 2.2}, load=1)]
     rows = rows_of(lines, settings())
     text = as_text(rows, settings())
-    assert "2.00x (1.60-2.00)   6 of 6" in text and "sam: started in 3.0 s, 12 MiB" in text
+    assert "2.00x (1.60-2.00)   6 of 6" in text and "sam: started in 3.0 s, 12 MiB, schedules step by step" in text
     (axes,) = ratios(rows, settings()).axes
     assert [label.get_text() for label in axes.get_legend().get_texts()] == ["off", "sam"]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "8"]
@@ -147,3 +147,13 @@ def test_step_costs_leave_out_prompts_and_the_first_step():
     assert lines == {"stock": [[4, 150.0]], "sam": [[4, 1.5], [12, 3.0]]}
     (axes,) = running({(4, "stock"): stock, (4, "sam"): ours}, 4).axes
     assert axes.get_lines()[0].get_xydata().tolist() == [[0, 4], [0.5, 4], [0.6, 4], [0.8, 0]]
+
+
+def test_who_loses_asynchronous_scheduling_is_named():
+    line = measured({"stock": 2.0, "off": 2.0, "sam": 1.0})
+    for variant in ("stock", "off"):
+        line["runs"][variant]["asynchronous"] = True
+    rows = rows_of([line], settings())
+    assert "off: started in 3.0 s, 12 MiB, schedules asynchronously" in as_text(rows, settings())
+    (warning,) = [text for text in warnings_of(rows, settings()) if "schedules" in text]
+    assert warning.startswith("sam schedules step by step, stock asynchronously")
