@@ -27,9 +27,9 @@ from sam.vllm.row_classes import RowClass
 
 logger = logging.getLogger(__name__)
 
-# Rows of layers with fewer weights are padded to multiples of ROUND_TO. For every shape and number of rows that is new,
-# oneDNN compiles a kernel for 0.15 to 0.6 ms, which such a layer does not earn back: with all numbers of rows that a
-# rollout of the tiny model has, the layers take twice as long (docs/experiments/cpu_linear.md).
+# More than ROUND_TO rows of layers with fewer weights are padded to multiples of it. For every shape and number of rows
+# that is new, oneDNN compiles a kernel for 0.15 to 0.6 ms, which such a layer does not earn back: with all numbers of
+# rows that a rollout of the tiny model has, the layers take twice as long (docs/experiments/cpu_linear.md).
 SMALL_WEIGHTS = 100_000
 ROUND_TO = 8
 # Whether the weight is packed. The choice must not depend on times: the two kernels round differently, and all runs
@@ -171,9 +171,15 @@ class CpuLinear:
         """x [..., inner], weight [columns, inner], bias [columns]; returns [..., columns]."""
         if self.packed and self._is_old:
             self.pack(weight)
+        if self.packed and x.dim() == 2 and x.is_contiguous() and self._needs_no_padding(len(x)):
+            return ops.onednn_mm(self._pack, x, bias)
         rows = x.reshape(-1, self.shape[1]).contiguous()
         result = row_classes.multiply(_product(self._pack, weight, bias), rows, self.row_class, self.multiple)
         return result if x.dim() == 2 else result.reshape(*x.shape[:-1], self.shape[0])
+
+    def _needs_no_padding(self, rows: int) -> bool:
+        in_class = self.row_class.smallest <= rows <= self.row_class.largest
+        return in_class and (rows <= self.multiple or rows % self.multiple == 0)
 
 
 def _kernel_and_row_class(

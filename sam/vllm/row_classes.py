@@ -40,13 +40,13 @@ def multiply(product: Product, rows: torch.Tensor, row_class: RowClass, multiple
     """`product(rows)`, called with numbers of rows of the class only: few are padded with zeros, many cut up.
 
     Args:
-        multiple: pad to multiples of so many rows, which are fewer different numbers.
+        multiple: pad more rows than that to multiples of it, which are fewer different numbers.
     """
     count, (smallest, largest) = len(rows), row_class
     if count > largest:
         return torch.cat([multiply(product, piece, row_class, multiple) for piece in rows.split(largest)])
-    wanted = min(max(smallest, -(-count // multiple) * multiple), largest)
-    if wanted == count:
+    wanted = count if count <= multiple else min(-(-count // multiple) * multiple, largest)
+    if (wanted := max(smallest, wanted)) == count:
         return product(rows)
     padded = rows.new_zeros(wanted, rows.shape[1])
     padded[:count] = rows
