@@ -4,6 +4,7 @@ Selected by `speculative_config={"model": "sam.vllm.proposer.SamProposer", "num_
 its settings come from `additional_config["speculation"]` (sam.config.SpeculationConfig).
 """
 
+import itertools
 import logging
 import time
 from dataclasses import replace
@@ -24,6 +25,11 @@ logger = logging.getLogger(__name__)
 
 # Steps without drafts for which the drafter need not be called: one call then appends their tokens together.
 MAX_STEPS_BEHIND = 32
+
+
+def is_token(token_id: int) -> bool:
+    """Whether it is one, not a placeholder of a token that the host does not know yet."""
+    return token_id >= 0
 
 
 class SamProposer:
@@ -54,6 +60,7 @@ class SamProposer:
         )
         # Whether the policy let requests speculate in the next step; the step recorder keeps it.
         self.switch_on = False
+        self.wants_drafts = False  # whether the last plan had a budget
         self.drafted = 0  # draft tokens of the last call
         self._runner = None
         self._is_heard = True  # whether vLLM takes the drafts of this rank
@@ -120,44 +127,54 @@ class SamProposer:
         if not self._is_heard:
             return [[] for _ in sampled_token_ids]
         try:
-            if self._valid_for_steps > 0 and len(sampled_token_ids) == self._last.running:
-                return self._skip(sampled_token_ids)
-            return self._propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+            if self._plan_holds(len(sampled_token_ids)):
+                return self._skip(len(sampled_token_ids))
+            return self._propose(list(map(len, sampled_token_ids)), num_tokens_no_spec, token_ids_cpu)
         except Exception:
-            if self.counters["draft_errors"] == 0:
-                logger.exception("drafting failed; the rollout goes on without drafts (logged once, then counted)")
-            self.counters["draft_errors"] += 1
+            self._count_error()
             return [[] for _ in sampled_token_ids]
 
-    def _skip(self, sampled_token_ids) -> list[list[int]]:
+    def _count_error(self) -> None:
+        """Of the exception being handled: the rollout goes on without drafts."""
+        if self.counters["draft_errors"] == 0:
+            logger.exception("drafting failed; the rollout goes on without drafts (logged once, then counted)")
+        self.counters["draft_errors"] += 1
+
+    def _plan_holds(self, running: int) -> bool:
+        return self._valid_for_steps > 0 and running == self._last.running
+
+    def _skip(self, running: int) -> list[list[int]]:
         """A step without drafts for which the last plan still holds: it costs a microsecond."""
         self._began = time.perf_counter()
         self._valid_for_steps -= 1
         self._steps_since_plan += 1
         self._steps_behind += 1
         self.counters["skipped_steps"] += 1
-        return [[] for _ in sampled_token_ids]
+        return [[] for _ in range(running)]
 
-    def _propose(self, sampled_token_ids, num_tokens_no_spec, token_ids_cpu) -> list[list[int]]:
-        now, emitted = time.perf_counter(), list(map(len, sampled_token_ids))
+    def _propose(self, emitted: list[int], num_tokens_no_spec, token_ids_cpu) -> list[list[int]]:
+        now = time.perf_counter()
         state = self._state(emitted, num_tokens_no_spec)
         self._observe(now, state, emitted)
         plan = self.policy.plan(state)
-        self.switch_on = plan.budget > 0
+        self.switch_on = self.wants_drafts = plan.budget > 0
         self._last, self._began, self.drafted, self._valid_for_steps, self._steps_since_plan = state, now, 0, 0, 0
         self._batch = self._runner.input_batch.req_ids.copy()
-        drafts: list[list[int]] = [[] for _ in sampled_token_ids]
+        drafts: list[list[int]] = [[] for _ in emitted]
         if plan.budget == 0:
             self.counters["skipped_steps"] += 1
             self._steps_behind += 1
             if self._steps_behind < MAX_STEPS_BEHIND:
                 self._valid_for_steps = min(plan.valid_for_steps, MAX_STEPS_BEHIND - 1 - self._steps_behind)
                 return drafts
+        known = self._known_lengths(num_tokens_no_spec)
+        if known is None:
+            return drafts
         self._steps_behind = 0
-        rows, ids, appended = self._track_batch(emitted, num_tokens_no_spec, token_ids_cpu)
+        rows, ids, appended = self._track_batch(emitted, known, token_ids_cpu)
         if not rows:
             return drafts
-        remaining = self.max_model_len - 1 - num_tokens_no_spec[rows]
+        remaining = self.max_model_len - 1 - known[rows]
         budgets = np.clip(remaining, 0, plan.budget or self.num_speculative_tokens).astype(np.int32)
         proposed = self.drafter.step(ids, *appended, budgets, plan.min_acceptance)
         if plan.budget == 0:
@@ -169,6 +186,10 @@ class SamProposer:
         for row, begin, length in zip(rows, begins, lengths.tolist(), strict=False):
             drafts[row] = flat[begin : begin + length]
         return drafts
+
+    def _known_lengths(self, num_tokens_no_spec) -> np.ndarray | None:
+        """Tokens of each row that are on the host; None if they are too few to draft from."""
+        return num_tokens_no_spec
 
     def _state(self, emitted: list[int], num_tokens_no_spec) -> StepState:
         running = len(emitted)
@@ -234,7 +255,8 @@ class SamProposer:
         for request_id in [name for name in self._tracked if name not in self._runner.requests]:
             state = self._tracked.pop(request_id)
             unseen = self.drafter.num_tokens(request_id) - state.num_prompt_tokens
-            if last := state.output_token_ids[unseen:]:
+            # Under asynchronous scheduling an aborted request may end in placeholders, which are negative.
+            if last := list(itertools.takewhile(is_token, state.output_token_ids[unseen:])):
                 self.drafter.append([request_id], np.array(last, dtype=np.int32), np.array([0, len(last)]))
             self.drafter.finish(request_id)
         self._untracked.intersection_update(self._runner.requests)
