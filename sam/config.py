@@ -13,12 +13,14 @@ POLICIES = ("threshold", "goodput", "always", "never")
 SCOPES = ("request", "group", "history")
 VERIFICATIONS = ("exact", "rejection")
 BATCH_INVARIANCE = ("auto", "on", "off")
+ASYNC_SCHEDULING = ("auto", "on", "off")
 CHOICES = {
     "method": METHODS,
     "policy": POLICIES,
     "scope": SCOPES,
     "verification": VERIFICATIONS,
     "batch_invariant": BATCH_INVARIANCE,
+    "async_scheduling": ASYNC_SCHEDULING,
 }
 # Least and largest value, in the unit of the key. Ascend's fused attention verifies at most 16 tokens of a request at
 # once (vllm-ascend 0.23.0.post1); 32-bit indices of 32-byte nodes reach 64 GiB (sam.automaton.store).
@@ -56,6 +58,8 @@ class SpeculationConfig:
         verification: exact (the tokens of sampling without drafts) or rejection (their distribution).
         batch_invariant: kernels whose rows do not depend on the batch: auto (where there are any), on (the engine does
             not start without) or off (vLLM's own as they are).
+        async_scheduling: whether vLLM schedules a step before it knows the tokens of the one before: auto (where it can
+            with sam), on (the engine does not start without) or off (never with a drafter).
         prompt_lookup_max: longest match of ngram, prompt_lookup_min tokens or more.
         prompt_lookup_min: shortest match of ngram, 1 token or more.
 
@@ -87,6 +91,7 @@ class SpeculationConfig:
     min_extra_match_len: int = 5
     verification: str = "exact"
     batch_invariant: str = "auto"
+    async_scheduling: str = "auto"
     prompt_lookup_max: int = 5
     prompt_lookup_min: int = 2
 
@@ -100,6 +105,11 @@ class SpeculationConfig:
                 raise ValueError(f"speculation.{key}={value!r}: expected {allowed}")
         if self.policy_rotation is not None:
             check_rotation(self.policy_rotation)
+        if self.async_scheduling == "on" and self.method in ("ngram", "suffix"):
+            raise ValueError(
+                f"speculation.async_scheduling=on: vLLM schedules synchronously with speculation.method={self.method}: "
+                "set it to auto"
+            )
 
     @classmethod
     def from_dict(cls, section: dict[str, Any]) -> Self:
@@ -115,8 +125,9 @@ class SpeculationConfig:
         if (old := values.get("verification")) in RENAMED_VERIFICATIONS:
             values["verification"] = RENAMED_VERIFICATIONS[old]
             _warn_renamed(f"verification={old}", f"verification={values['verification']}")
-        if type(words := values.get("batch_invariant")) is bool:  # what YAML makes of on and off
-            values["batch_invariant"] = "on" if words else "off"
+        for key in ("batch_invariant", "async_scheduling"):
+            if type(word := values.get(key)) is bool:  # what YAML makes of on and off
+                values[key] = "on" if word else "off"
         known = [field.name for field in fields(cls)]
         if unknown := sorted(values.keys() - set(known)):
             raise ValueError(f"speculation.{unknown[0]} is unknown: the keys are {', '.join(known)}")
@@ -132,14 +143,28 @@ class SpeculationConfig:
         """All keys and values, as JSON and YAML hold them."""
         return asdict(self)
 
-    def vllm_arguments(self) -> dict[str, Any]:
+    def schedules_asynchronously(self, device: str, ranks: int = 1) -> bool:
+        """Whether sam drafts under asynchronous scheduling in an engine on `device` (cuda, npu or cpu).
+
+        `ranks` are those of tensor and pipeline parallelism together.
+
+        Raises:
+            ValueError: async_scheduling is on and cannot be.
+        """
+        obstacle = f"device {device}" if device != "cuda" else f"{ranks} ranks" if ranks > 1 else None
+        if self.async_scheduling == "on" and self.method == "sam" and obstacle:
+            raise ValueError(f"speculation.async_scheduling=on: not with {obstacle}: set it to auto")
+        return self.method == "sam" and self.async_scheduling != "off" and obstacle is None
+
+    def vllm_arguments(self, asynchronous: bool = False) -> dict[str, Any]:
         """vLLM engine arguments: `speculative_config` (absent when off) and `additional_config`.
 
         `additional_config` is vLLM's own place for plugins' settings; `from_vllm` reads it in every engine process.
+        `asynchronous`: sam drafts under asynchronous scheduling, through the door of vLLM's ngram_gpu.
         """
         arguments: dict[str, Any] = {"additional_config": {"speculation": self.to_dict()}}
         drafters: dict[str, dict[str, Any]] = {
-            "sam": {"model": "sam.vllm.proposer.SamProposer"},
+            "sam": {"method": "ngram_gpu"} if asynchronous else {"model": "sam.vllm.proposer.SamProposer"},
             "ngram": {key: getattr(self, key) for key in ("method", "prompt_lookup_max", "prompt_lookup_min")},
             "suffix": {"method": "suffix"},
         }

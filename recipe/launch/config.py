@@ -55,7 +55,9 @@ def connect(config: DictConfig, speculation: SpeculationConfig) -> None:
     rollout = config.actor_rollout_ref.rollout
     OmegaConf.set_struct(config, False)
     config.speculation = speculation.to_dict()
-    for key, value in speculation.vllm_arguments().items():
+    ranks = rollout.tensor_model_parallel_size * (rollout.get("pipeline_model_parallel_size") or 1)
+    asynchronous = speculation.schedules_asynchronously(config.trainer.device, ranks)
+    for key, value in speculation.vllm_arguments(asynchronous).items():
         users = rollout.engine_kwargs.vllm.get(key) or {}
         if not isinstance(users, DictConfig | dict):
             raise ValueError(f"actor_rollout_ref.rollout.engine_kwargs.vllm.{key}={users}: expected a dictionary")

@@ -42,6 +42,8 @@ def _drafter(config: DictConfig) -> str:
     from vllm.v1.spec_decode.custom_class_proposer import create_custom_proposer
 
     speculative = SpeculativeConfig(**asked)
+    if speculative.method == "ngram_gpu" and config.speculation.method == "sam":
+        return "sam.vllm.async_proposer.AsyncSamProposer, in place of vLLM's NgramProposerGPU"
     if speculative.method != "custom_class":
         return f"{speculative.method}, vLLM's own"
     longest = config.actor_rollout_ref.rollout.max_model_len or longest_sequence(config)

@@ -17,7 +17,10 @@ def register() -> None:
 
     if current_platform.is_out_of_tree():
         return
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    from sam.vllm import async_hooks
 
     runner_classes = [GPUModelRunner]
     if current_platform.is_cpu():
@@ -31,6 +34,10 @@ def register() -> None:
         runner_classes.append(CPUModelRunner)
     for runner_class in runner_classes:
         _after_load(runner_class, install)
+    async_hooks.open_ngram_gpu(_async_proposer)
+    async_hooks.skip_ngram_tensors()
+    async_hooks.follow_switch(AsyncScheduler)
+    async_hooks.discard_stale_drafts(AsyncScheduler)
     _refuse_second_runner()
 
 
@@ -47,6 +54,12 @@ def _refuse_second_runner() -> None:
         from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
         _after_load(GPUModelRunner, refuse)
+
+
+def _async_proposer():
+    from sam.vllm.async_proposer import AsyncSamProposer  # with torch and vLLM's drafter, where it is wanted only
+
+    return AsyncSamProposer
 
 
 def _after_load(runner_class, action) -> None:
@@ -126,10 +139,12 @@ def install(runner) -> None:
     if config is None:
         return
     check_lossless(runner.vllm_config)
+    check_scheduling(runner, config)
     if hasattr(getattr(runner, "drafter", None), "bind"):
         runner.drafter.bind(runner)
         runner_hooks.draft_near_max_model_len(runner)
-        runner_hooks.skip_empty_drafts(runner)
+        if not getattr(runner, "use_async_scheduling", False):
+            runner_hooks.skip_empty_drafts(runner)
         warmup_cost.measure_at_warm_up(runner)
         keep_other_ranks_tokens(runner)
     if config.verification == "exact" and not isinstance(getattr(runner, "_sample", None), ExactSampler):
@@ -139,6 +154,19 @@ def install(runner) -> None:
         module = sys.modules[type(runner.rejection_sampler).__module__]
         rejection_sampler.install(module)
         rejection_sampler.self_check(runner, module)
+
+
+def check_scheduling(runner, config: SpeculationConfig) -> None:
+    """Refuse an engine that does not schedule as `speculation.async_scheduling` asks.
+
+    Raises:
+        ValueError: names the key and what vLLM chose.
+    """
+    if config.async_scheduling == "on" and not getattr(runner, "use_async_scheduling", False):
+        raise ValueError(
+            f"speculation.async_scheduling=on: vLLM schedules synchronously with {type(runner).__name__}, "
+            f"speculation.method={config.method}: set it to auto"
+        )
 
 
 def installed(runner) -> dict[str, Any]:
@@ -161,7 +189,7 @@ def installed(runner) -> dict[str, Any]:
 def check_installed(wanted: SpeculationConfig, status: dict[str, Any]) -> None:
     """Raise RuntimeError unless a worker, whose `installed` is `status`, drafts and verifies as the config asks."""
     drafters = {
-        "sam": "SamProposer",
+        "sam": "AsyncSamProposer" if _is_asynchronous(wanted, status) else "SamProposer",
         "ngram": "NgramProposer",
         "suffix": "SuffixDecodingProposer",
         "off": None,
@@ -174,3 +202,10 @@ def check_installed(wanted: SpeculationConfig, status: dict[str, Any]) -> None:
                 f"rollout worker has {part} {status.get(part)}, expected {name} for speculation="
                 f"{wanted.method}: is the project installed where vLLM runs (pip install -e .)?"
             )
+
+
+def _is_asynchronous(wanted: SpeculationConfig, status: dict[str, Any]) -> bool:
+    """Whether sam's drafter has to be the asynchronous one; where vLLM chooses, it is what the worker has."""
+    if wanted.async_scheduling == "auto":
+        return status.get("drafter") == "AsyncSamProposer"
+    return wanted.async_scheduling == "on"

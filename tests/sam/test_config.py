@@ -62,3 +62,36 @@ def test_a_rotation_names_policies(policy):
 @pytest.mark.parametrize(("word", "mode"), [(True, "on"), (False, "off"), ("on", "on"), ("off", "off")])
 def test_words_that_yaml_takes_for_truth_values(word, mode):
     assert SpeculationConfig.from_dict({"batch_invariant": word}).batch_invariant == mode
+
+
+@pytest.mark.parametrize(
+    ("device", "ranks", "scheduling", "expected"),
+    [
+        ("cuda", 1, "auto", True),
+        ("cuda", 1, "on", True),
+        ("cuda", 1, "off", False),
+        ("cuda", 8, "auto", False),
+        ("cpu", 1, "auto", False),
+        ("npu", 1, "auto", False),
+    ],
+)
+def test_where_sam_is_scheduled_asynchronously(device, ranks, scheduling, expected):
+    config = SpeculationConfig(async_scheduling=scheduling)
+    assert config.schedules_asynchronously(device, ranks) is expected
+    drafter = config.vllm_arguments(expected)["speculative_config"]
+    assert drafter.get("method") == ("ngram_gpu" if expected else None) and drafter["num_speculative_tokens"] == 3
+    assert not SpeculationConfig(method="off", async_scheduling=scheduling).schedules_asynchronously(device, ranks)
+
+
+@pytest.mark.parametrize(("device", "ranks", "obstacle"), [("cpu", 1, "device cpu"), ("cuda", 4, "4 ranks")])
+def test_asynchronous_scheduling_that_cannot_be_is_refused(device, ranks, obstacle):
+    with pytest.raises(ValueError, match=f"speculation.async_scheduling=on: not with {obstacle}: set it to auto"):
+        SpeculationConfig(async_scheduling="on").schedules_asynchronously(device, ranks)
+    for method in ("ngram", "suffix"):
+        with pytest.raises(ValueError, match=f"synchronously with speculation.method={method}: set it to auto"):
+            SpeculationConfig(method=method, async_scheduling="on")
+
+
+def test_yamls_on_and_off_are_words():
+    assert SpeculationConfig.from_dict({"async_scheduling": False}).async_scheduling == "off"
+    assert SpeculationConfig.from_dict({"async_scheduling": True}).async_scheduling == "on"

@@ -1,0 +1,248 @@
+"""SamProposer under asynchronous scheduling, through the door that vLLM 0.23 keeps for its drafter `ngram_gpu`.
+
+vLLM schedules step n + 1 before it knows the tokens of step n, with placeholders for drafts. Here the host decides:
+
+- Without drafts a step waits for nothing and copies nothing. The automaton learns from vLLM's own copy of the sampled
+  tokens, once that has arrived.
+- With drafts it waits once, for that same copy, at the end of the step; drafts then travel with the next step's input
+  tokens. Since all counts are known on the host by then, vLLM need not correct any on the device.
+
+Between the phases lies one step: drafts are asked for in it, and come with the next.
+"""
+
+import itertools
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.v1.outputs import DraftTokenIds
+from vllm.v1.spec_decode.ngram_proposer_gpu import NgramProposerGPU
+
+from sam.vllm import async_hooks
+from sam.vllm.proposer import SamProposer, is_token
+
+
+@dataclass
+class SampledStep:
+    """The tokens that a step sampled, on their way to the host.
+
+    Attributes:
+        request_ids: one for each row of the batch.
+        starts: int32 [rows], place of each row's first token in its text, the prompt's tokens counted.
+        emits: bool [rows], False for a row that is still in its prompt.
+        tokens: int [rows, 1 + longest draft] on the host, each row filled up with -1; valid once `copied` is over.
+        copied: the event of that copy, vLLM's own.
+    """
+
+    request_ids: list[str]
+    starts: np.ndarray
+    emits: np.ndarray
+    tokens: torch.Tensor
+    copied: Any
+
+    def rows(self, tokens: torch.Tensor | None = None) -> list[list[int]]:
+        """Each row's tokens, of `tokens` if they came another way."""
+        filled = (self.tokens if tokens is None else tokens).tolist()
+        return [
+            list(itertools.takewhile(is_token, row)) if emits else []
+            for row, emits in zip(filled, self.emits.tolist(), strict=True)
+        ]
+
+
+class AsyncSamProposer(SamProposer, NgramProposerGPU):
+    """A SamProposer that vLLM takes for its NgramProposerGPU, whose kernel it neither compiles nor runs."""
+
+    def __init__(self, vllm_config, _device, _runner=None):
+        parallel = vllm_config.parallel_config
+        if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
+            # Each rank would draft for itself, and clocks decide in which steps: ranks have to agree first.
+            raise ValueError(
+                f"speculation under asynchronous scheduling with tensor_parallel_size={parallel.tensor_parallel_size}, "
+                f"pipeline_parallel_size={parallel.pipeline_parallel_size}: set speculation.async_scheduling=off"
+            )
+        SamProposer.__init__(self, vllm_config)
+        self.counters.update(dict.fromkeys(async_hooks.COUNTERS, 0))
+        self.verifying: dict[str, list[int]] = {}  # drafts of the step under way, by request
+        self.accepted: dict[str, list[int]] = {}  # tokens that came out for them
+        self._drafts: dict[str, list[int]] = {}  # of the next step
+        self._pending: deque[SampledStep] = deque()  # without drafts, and not taken from vLLM's copy yet
+        self._had_placeholders = False
+        self._waited = self._waited_before = False
+
+    def bind(self, runner) -> None:
+        super().bind(runner)
+        async_hooks.install(runner, self)
+
+    def update_token_ids_ngram(self, sampled_token_ids: torch.Tensor, *_unused):
+        """Called by vLLM in place of its own bookkeeping on the device.
+
+        Args:
+            sampled_token_ids: int32 [rows, 1 + longest draft], on the device.
+
+        Returns:
+            int32 [rows], the first token of each row, a view: the next step's input if nobody waits for the tokens;
+            and two values that only vLLM's own drafter needs.
+        """
+        return sampled_token_ids[:, 0], None, None
+
+    def propose(self, *_unused) -> tuple[list, None]:
+        """Called by vLLM before the tokens are copied, and given nothing: `after_step` drafts."""
+        return [], None
+
+    def after_step(self, output) -> None:
+        """Learn a step's tokens and draft for the next one.
+
+        Args:
+            output: vLLM's AsyncGPUModelRunnerOutput, whose copy to the host is under way.
+        """
+        batch, rows = self._runner.input_batch, self._runner.input_batch.num_reqs
+        emits = ~self._runner.discard_request_mask.np[:rows]
+        starts = batch.num_tokens_no_spec[:rows] - emits  # vLLM has counted one token for each
+        copy = output.sampled_token_ids_cpu
+        step = SampledStep(batch.req_ids.copy(), starts, emits, copy, output.async_copy_ready_event)
+        verified = copy.shape[-1] > 1
+        self._drafts, self.accepted = {}, {}
+        self._waited = verified or self.wants_drafts
+        sampled = self._wait(step, output, verified) if self._waited else None
+        if sampled is None:
+            self._pending.append(step)
+        else:
+            self._write(step, sampled, is_last=True)
+            self.accepted = dict(zip(step.request_ids, sampled, strict=True))
+        self._drafts = self._draft(step.request_ids, list(map(len, sampled)) if sampled else emits.tolist())
+        if sampled or self._drafts:
+            # All tokens are on the host: the next step takes its input from there, drafts included.
+            batch.prev_sampled_token_ids = None
+        self._waited_before = self._waited
+
+    def _wait(self, step: SampledStep, output, verified: bool) -> list[list[int]] | None:
+        """The one wait of a step with drafts; None if the copy failed and no count depends on it."""
+        self.counters["waited_steps"] += 1
+        try:
+            step.copied.synchronize()
+            return step.rows()
+        except Exception:
+            self._count_error()
+            # How many drafts were accepted must be known. If this fails too the device is lost, to vLLM as well.
+            return step.rows(output._sampled_token_ids.cpu()) if verified else None
+
+    def _draft(self, request_ids: list[str], emitted: list[int]) -> dict[str, list[int]]:
+        try:
+            if not self._waited and self._plan_holds(len(emitted)):
+                self._skip(len(emitted))
+                return {}
+            batch = self._runner.input_batch
+            drafts = self._propose(emitted, batch.num_tokens_no_spec, batch.token_ids_cpu)
+            for draft in drafts:
+                if len(draft) > self.num_speculative_tokens or not all(type(t) is int and is_token(t) for t in draft):
+                    raise ValueError(f"a draft of {draft}: expected at most {self.num_speculative_tokens} token ids")
+            return {name: draft for name, draft in zip(request_ids, drafts, strict=True) if draft}
+        except Exception:
+            self._count_error()
+            return {}
+
+    def _observe(self, now: float, state, emitted: list[int]) -> None:
+        # Between a step that waited for the device and one that did not lies more or less than one step's time.
+        if self._waited == self._waited_before:
+            super()._observe(now, state, emitted)
+
+    def _known_lengths(self, num_tokens_no_spec) -> np.ndarray | None:
+        self._take_arrived()
+        if not self._pending:
+            return num_tokens_no_spec
+        if self.wants_drafts:  # asked for in this step; the next one waits
+            self.counters["late_steps"] += 1
+            return None
+        known, row_of = num_tokens_no_spec.copy(), self._runner.input_batch.req_id_to_index
+        for step in self._pending:
+            for request_id, start in zip(step.request_ids, step.starts.tolist(), strict=True):
+                if (row := row_of.get(request_id)) is not None:
+                    known[row] = min(known[row], start)
+        return known
+
+    def _take_arrived(self) -> None:
+        """Write down the tokens whose copy is over; waits for none."""
+        while self._pending and self._pending[0].copied.query():
+            step = self._pending.popleft()
+            try:
+                self._write(step, step.rows())
+            except Exception:
+                self._count_error()
+                self._stop_tracking(step.request_ids)
+
+    def _stop_tracking(self, request_ids: list[str]) -> None:
+        """No drafts for requests of whose text a part is missing."""
+        for request_id in request_ids:
+            if self._tracked.pop(request_id, None) is not None:
+                self.drafter.finish(request_id)
+            self._untracked.add(request_id)
+
+    def _write(self, step: SampledStep, sampled: list[list[int]], is_last: bool = False) -> None:
+        """Put tokens where vLLM has them when it schedules synchronously; it left a placeholder for each row.
+
+        Args:
+            sampled: each row's tokens.
+            is_last: the batch's rows are still this step's.
+        """
+        batch, requests = self._runner.input_batch, self._runner.requests
+        for request_id, start, tokens in zip(step.request_ids, step.starts.tolist(), sampled, strict=True):
+            state = requests.get(request_id) or self._tracked.get(request_id)
+            if not tokens or state is None:
+                continue
+            place, output = start - state.num_prompt_tokens, state.output_token_ids
+            if place >= len(output):
+                continue
+            # Already there: of a request preempted since then, from the scheduler; of a penalised one, in `output`.
+            if is_last or not is_token(output[place]):
+                output[place : place + 1] = tokens
+            if (row := batch.req_id_to_index.get(request_id)) is None:
+                continue
+            if is_last or not is_token(batch.token_ids_cpu[row, start]):
+                batch.token_ids_cpu[row, start : start + len(tokens)] = tokens
+            if is_last:
+                batch.is_token_ids[row, start : start + len(tokens)] = True
+                batch.num_tokens_no_spec[row] = start + len(tokens)
+
+    def before_step(self, scheduler_output) -> None:
+        """Put true counts and drafts into vLLM's own copy of what was scheduled.
+
+        Args:
+            scheduler_output: vLLM's SchedulerOutput; its dictionaries are the model runner's own already.
+        """
+        if self._had_placeholders:
+            self._correct_counts(scheduler_output)
+        scheduled = scheduler_output.scheduled_spec_decode_tokens
+        self._had_placeholders = bool(scheduled)
+        self.verifying = {}
+        for request_id, placeholders in list(scheduled.items()):
+            draft = self._drafts.get(request_id, [])[: len(placeholders)]
+            missing = len(placeholders) - len(draft)
+            scheduler_output.num_scheduled_tokens[request_id] -= missing
+            scheduler_output.total_num_scheduled_tokens -= missing
+            if draft:
+                scheduled[request_id] = self.verifying[request_id] = draft
+            else:
+                del scheduled[request_id]
+        self.drafted = sum(map(len, self.verifying.values()))
+
+    def _correct_counts(self, scheduler_output) -> None:
+        """The scheduler took every placeholder of the last step for an accepted token."""
+        cached, rows = scheduler_output.scheduled_cached_reqs, self._runner.input_batch.req_id_to_index
+        computed, outputs = list(cached.num_computed_tokens), list(cached.num_output_tokens)
+        for index, request_id in enumerate(cached.req_ids):
+            if request_id not in rows or request_id in cached.resumed_req_ids:
+                continue
+            state = self._runner.requests[request_id]
+            state.prev_num_draft_len = 0
+            rejected = max(0, outputs[index] - len(state.output_token_ids))
+            computed[index] -= rejected
+            outputs[index] -= rejected
+        scheduler_output.scheduled_cached_reqs = replace(
+            cached, num_computed_tokens=computed, num_output_tokens=outputs
+        )
+
+    def take_draft_token_ids(self) -> DraftTokenIds:
+        """Drafts of the step under way, for structured outputs."""
+        return DraftTokenIds(list(self.verifying), [list(draft) for draft in self.verifying.values()])
