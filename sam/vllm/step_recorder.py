@@ -101,20 +101,17 @@ class StepRecorder:
         now = time.perf_counter()
         begin = self._start if self._idle else self._last_end
         running = len(scheduled.num_scheduled_tokens)
-        drafts = scheduled.scheduled_spec_decode_tokens
-        sampled = getattr(output, "sampled_token_ids", None)
+        drafts, tokens_of = self._verified(scheduled, output)
         accepted = drafted = 0
-        if sampled is None:
-            # Asynchronous scheduling: the tokens are still on the device. There are no drafts from the host then, so
-            # that every row that has its whole prompt gives one token.
+        if (sampled := getattr(output, "sampled_token_ids", None)) is None:
+            # Asynchronous scheduling: every row that has its whole prompt gives one token, but for accepted drafts.
             prefilling = sum(self._is_prefilling(*row) for row in scheduled.num_scheduled_tokens.items())
-            drafts, emitted = {}, running - prefilling
+            emitted = running - prefilling + sum(len(tokens_of[request_id]) - 1 for request_id in drafts)
         else:
             prefilling = sum(not tokens for tokens in sampled)
             emitted = sum(map(len, sampled))
         for request_id, draft in drafts.items():
-            tokens = sampled[output.req_id_to_index[request_id]]
-            if tokens:
+            if tokens := tokens_of[request_id]:
                 drafted += len(draft)
                 accepted += self._record_request(request_id, len(draft), len(tokens))
         row = (
@@ -134,6 +131,18 @@ class StepRecorder:
         self._rows.append(row)
         self._last_end, self._idle = now, False
         self._forward = self._verify = self._draft = 0.0
+
+    def _verified(self, scheduled, output) -> tuple[dict, dict]:
+        """Drafts that the step verified, and the tokens that came out, by request.
+
+        Under asynchronous scheduling the tokens are still on the device: only a drafter on the host knows them, if
+        there were drafts.
+        """
+        if (sampled := getattr(output, "sampled_token_ids", None)) is None:
+            drafter = getattr(self._runner, "drafter", None)
+            return getattr(drafter, "verifying", {}), getattr(drafter, "accepted", {})
+        drafts = scheduled.scheduled_spec_decode_tokens
+        return drafts, {request_id: sampled[output.req_id_to_index[request_id]] for request_id in drafts}
 
     def _is_prefilling(self, request_id: str, tokens: int) -> bool:
         request = self._runner.requests[request_id]
