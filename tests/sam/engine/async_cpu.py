@@ -1,0 +1,96 @@
+"""vLLM 0.23's asynchronous scheduling on its CPU backend, which does not have it, for tests of what runs on a device.
+
+The platform never needs it: a CPU waits for nothing. What it schedules and what the model runner does with that is the
+same code as on a GPU.
+"""
+
+import contextlib
+
+import torch
+
+ASYNC_SAM = {"method": "ngram_gpu", "num_speculative_tokens": 3}
+
+
+class Event:
+    """A device's event: `query` is False until somebody has waited for it, or for one recorded after it."""
+
+    recorded = reached = waits = 0
+
+    def __init__(self, *_arguments, **_keywords):
+        self.place = 0
+
+    def record(self, *_stream) -> None:
+        Event.recorded += 1
+        self.place = Event.recorded
+
+    def synchronize(self) -> None:
+        if self.place > Event.reached:
+            Event.waits += 1
+            Event.reached = self.place
+
+    def query(self) -> bool:
+        return self.place <= Event.reached
+
+    def wait(self, *_stream) -> None:
+        """Nothing, as `wait_event`: the order of a CPU's operations is that of their calls."""
+
+
+class Stream(Event):
+    def wait_stream(self, other) -> None:
+        pass
+
+    def wait_event(self, event) -> None:
+        pass
+
+
+def _without_pinning(make):
+    return lambda *arguments, pin_memory=False, **keywords: make(*arguments, **keywords)
+
+
+def install(monkeypatch) -> None:
+    """Four repairs; undone by `monkeypatch`.
+
+    1. Root cause: CpuPlatform.check_and_update_config (vllm/platforms/cpu.py, "async scheduling is not required on
+       CPU") turns it off whatever is asked. Here it stays as the engine was asked.
+    2. Root cause: CPUModelRunner has streams and events only while it is built (_torch_cuda_wrapper), and torch cannot
+       pin memory without a device. Symptom: AsyncGPUModelRunnerOutput fails at torch.cuda.current_stream.
+    3. Root cause: CPUModelRunner._copy_valid_sampled_token_count forgets what the GPU's stashes for the correction of
+       optimistic counts, valid_sampled_token_count_gpu. Symptom, silent: other tokens with vLLM's own ngram_gpu.
+    4. Root cause: the CPU's rejection kernels do not know USE_FP64_GUMBEL; sam.vllm.cpu_fixes.install_rejection_sampler
+       mends that in every engine of the project.
+    """
+    import vllm.v1.worker.cpu.shm  # noqa: F401 - it replaces torch.Event when it is imported
+    import vllm.v1.worker.cpu_model_runner as cpu
+    from vllm.platforms.cpu import CpuPlatform
+
+    from sam.vllm import cpu_fixes
+
+    check = CpuPlatform.check_and_update_config.__func__
+
+    def keep_scheduling(cls, config):
+        asked = config.scheduler_config.async_scheduling
+        check(cls, config)
+        config.scheduler_config.async_scheduling = asked
+
+    monkeypatch.setattr(CpuPlatform, "check_and_update_config", classmethod(keep_scheduling))
+
+    monkeypatch.setattr(torch, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *device: Stream())
+    monkeypatch.setattr(cpu, "_torch_cuda_wrapper", contextlib.nullcontext)
+    for name in ("zeros", "tensor", "empty"):
+        monkeypatch.setattr(torch, name, _without_pinning(getattr(torch, name)))
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, *_device: self)
+
+    copy = cpu.CPUModelRunner._copy_valid_sampled_token_count
+
+    def copy_and_stash(self, next_token_ids, counts):
+        copy(self, next_token_ids, counts)
+        if self.use_async_spec_decode:
+            self.valid_sampled_token_count_gpu = counts
+
+    monkeypatch.setattr(cpu.CPUModelRunner, "_copy_valid_sampled_token_count", copy_and_stash)
+
+    cpu_fixes.install_rejection_sampler()
