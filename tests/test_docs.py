@@ -217,6 +217,7 @@ def emitted_metrics() -> set[str]:
     from sam.switch.goodput import Goodput
     from sam.switch.policies import PolicyRotation
     from sam.switch.policy import StepState
+    from sam.vllm.async_hooks import COUNTERS
     from tests.recipe.record.test_rollout_metrics import record
     from tests.sam.vllm.model_runner import make_proposer
 
@@ -225,7 +226,7 @@ def emitted_metrics() -> set[str]:
     for _ in range(3):  # unlikely drafts: declined, and then not made for a while
         goodput.choose(state, np.full(24, 1e-3, np.float32), np.arange(0, 25, 3))
         goodput.plan(state)
-    counters = {*goodput.counters, *PolicyRotation([goodput]).counters, *make_proposer().counters}
+    counters = {*goodput.counters, *PolicyRotation([goodput]).counters, *make_proposer().counters, *COUNTERS}
     names |= {f"rollout/drafter/{name}" for name in counters}
     # Importing it takes verl: its names are read off the source.
     source = (ROOT / "recipe" / "trainer" / "dynamic_sampling.py").read_text()
