@@ -21,7 +21,7 @@ from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.spec_decode.ngram_proposer_gpu import NgramProposerGPU
 
 from sam.vllm import async_hooks
-from sam.vllm.proposer import SamProposer, is_token
+from sam.vllm.proposer import MAX_STEPS_BEHIND, SamProposer, is_token
 
 
 @dataclass
@@ -68,8 +68,7 @@ class AsyncSamProposer(SamProposer, NgramProposerGPU):
         self.accepted: dict[str, list[int]] = {}  # tokens that came out for them
         self._drafts: dict[str, list[int]] = {}  # of the next step
         self._pending: deque[SampledStep] = deque()  # without drafts, and not taken from vLLM's copy yet
-        self._had_placeholders = False
-        self._waited = self._waited_before = False
+        self._had_placeholders = self._waited = self._waited_before = False
 
     def bind(self, runner) -> None:
         super().bind(runner)
@@ -108,6 +107,8 @@ class AsyncSamProposer(SamProposer, NgramProposerGPU):
         sampled = self._wait(step, output, verified) if self._waited else None
         if sampled is None:
             self._pending.append(step)
+            if len(self._pending) > 2 * MAX_STEPS_BEHIND:  # as when planning fails in every step
+                self._stop_tracking(self._pending.popleft().request_ids)
         else:
             self._write(step, sampled, is_last=True)
             self.accepted = dict(zip(step.request_ids, sampled, strict=True))

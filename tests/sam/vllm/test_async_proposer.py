@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sam.vllm import async_hooks
+from sam.vllm.proposer import MAX_STEPS_BEHIND
 from tests.sam.vllm.model_runner import LENGTH
 
 ROWS = 4
@@ -176,3 +177,15 @@ def test_the_scheduler_leaves_room_only_while_drafts_are_to_come():
     step = SimpleNamespace(num_scheduled_tokens={"a": 4, "json": 1}, has_structured_output_requests=True)
     scheduler._update_after_schedule(step)
     assert room() == {"a": 3, "prompt": 3, "json": 0}
+
+
+def test_what_is_kept_of_late_steps_is_bounded():
+    proposer = make({"a": ([1], [-1])})
+    proposer.policy.plan = None
+    state, batch = proposer._runner.requests["a"], proposer._runner.input_batch
+    for step in range(1, 70):
+        proposer.after_step(output_of([[9]], arrived=False))
+        state.output_token_ids.append(-1)
+        batch.num_tokens_no_spec[0] += 1
+        assert len(proposer._pending) == min(step, 2 * MAX_STEPS_BEHIND)
+    assert proposer.counters["draft_errors"] == 69 and proposer._untracked == {"a"}
