@@ -63,11 +63,26 @@ def against_stock(run_directory):
     return json.loads((run_directory.parent / "stock.json").read_text())
 
 
+def words_of(process):
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def is_of_another_pytest(process):
+    """What a run leaves has lost its parents."""
+    try:
+        return any("pytest" in words_of(parent) and parent.pid != os.getpid() for parent in process.parents())
+    except psutil.Error:
+        return False
+
+
 def outside(run_directory):
-    """Processes, shared memory and temporary files that a run could leave."""
+    """Processes, shared memory and temporary files that a run could leave; not engines of tests that run beside."""
     names = ("ray::", "raylet", "gcs_server", "VLLM::", "recipe.main_dapo", "plasma_store")
-    processes = [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"]]
-    found = {process.pid for process in processes if any(name in " ".join(process.info["cmdline"]) for name in names)}
+    processes = [process for process in psutil.process_iter() if any(name in words_of(process) for name in names)]
+    found = {process.pid for process in processes if not is_of_another_pytest(process)}
     scratch = set(Path(tempfile.gettempdir()).glob("sam-*")) | set(Path("/tmp").glob("rl-colocate-zmq-*"))
     return found | set(Path("/dev/shm").iterdir()) | scratch | set(run_directory.rglob("*.partial*"))
 
