@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,6 +45,7 @@ def test_one_rank_drafts_and_no_token_changes(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")]))
     from vllm import LLM, SamplingParams
 
+    shared_before = set(Path("/dev/shm").glob("*-cpushm_*"))
     model = save_model(tmp_path / "model")
     speculation = SpeculationConfig(policy="threshold", batch_size_threshold=1000)
     llm = LLM(
@@ -66,6 +68,9 @@ def test_one_rank_drafts_and_no_token_changes(tmp_path, monkeypatch):
         first, second = llm.collective_rpc("counters")
     finally:
         llm.llm_engine.engine_core.shutdown()
+        # vLLM's ranks on a CPU leave the memory through which they speak (csrc/cpu/shm.cpp).
+        for memory in set(Path("/dev/shm").glob("*-cpushm_*")) - shared_before:
+            memory.unlink()
     assert tokens[0] == tokens[1]
     assert first["tracked_requests"] >= REQUESTS and first["draft_errors"] == second["draft_errors"] == 0
     assert second["tracked_requests"] == 0
