@@ -14,6 +14,8 @@ class Runner:
 
     def __init__(self):
         self.requests, self.texts = {}, {}
+        parallel = SimpleNamespace(tensor_parallel_size=1, distributed_executor_backend="uni")
+        self.vllm_config = SimpleNamespace(parallel_config=parallel)
         self.input_batch = SimpleNamespace(req_ids=[], num_prompt_tokens=np.zeros(8, np.int32))
 
     def add(self, name, prompt):
