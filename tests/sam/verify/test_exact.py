@@ -210,6 +210,7 @@ def test_first_second_and_third_token_follow_the_target(name, temperature):
 
 
 @pytest.mark.statistical
+@pytest.mark.parametrize("search", ["host", "direct"], indirect=True)
 def test_a_draft_does_not_change_a_token(search):
     rows, draws = target_rows("typical", 1.0), keyed_draws(0)
     without = decode(rows, [-3, -3], draws)  # drafts that no token equals
