@@ -178,8 +178,8 @@ class CpuLinear:
         return result if x.dim() == 2 else result.reshape(*x.shape[:-1], self.shape[0])
 
     def _needs_no_padding(self, rows: int) -> bool:
-        in_class = self.row_class.smallest <= rows <= self.row_class.largest
-        return in_class and (rows <= self.multiple or rows % self.multiple == 0)
+        in_class = rows <= self.row_class.largest
+        return in_class and row_classes.padded(rows, self.row_class, self.multiple) == rows
 
 
 def _kernel_and_row_class(

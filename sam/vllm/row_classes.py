@@ -36,21 +36,27 @@ class RowClass(NamedTuple):
     largest: int
 
 
-def multiply(product: Product, rows: torch.Tensor, row_class: RowClass, multiple: int = 1) -> torch.Tensor:
-    """`product(rows)`, called with numbers of rows of the class only: few are padded with zeros, many cut up.
+def padded(count: int, row_class: RowClass, multiple: int) -> int:
+    """The number of rows with which `count` of them, at most `row_class.largest`, are multiplied.
 
     Args:
         multiple: pad more rows than that to multiples of it, which are fewer different numbers.
     """
-    count, (smallest, largest) = len(rows), row_class
-    if count > largest:
-        return torch.cat([multiply(product, piece, row_class, multiple) for piece in rows.split(largest)])
-    wanted = count if count <= multiple else min(-(-count // multiple) * multiple, largest)
-    if (wanted := max(smallest, wanted)) == count:
+    wanted = count if count <= multiple else min(-(-count // multiple) * multiple, row_class.largest)
+    return max(row_class.smallest, wanted)
+
+
+def multiply(product: Product, rows: torch.Tensor, row_class: RowClass, multiple: int = 1) -> torch.Tensor:
+    """`product(rows)`, called with numbers of rows of the class only: few are padded with zeros, many cut up."""
+    count = len(rows)
+    if count > row_class.largest:
+        pieces = rows.split(row_class.largest)
+        return torch.cat([multiply(product, piece, row_class, multiple) for piece in pieces])
+    if (wanted := padded(count, row_class, multiple)) == count:
         return product(rows)
-    padded = rows.new_zeros(wanted, rows.shape[1])
-    padded[:count] = rows
-    return product(padded)[:count]
+    filled = rows.new_zeros(wanted, rows.shape[1])
+    filled[:count] = rows
+    return product(filled)[:count]
 
 
 def find_row_class(products: Sequence[Product], columns: int, inner: int, dtype: torch.dtype) -> RowClass | None:

@@ -223,11 +223,12 @@ def test_off_is_vllms_own_kernel(dtype, bias, monkeypatch):
         assert torch.equal(apply(layer, x), ops.onednn_mm(theirs, x, layer.bias))
 
 
-def test_off_without_such_a_kernel_is_torchs_own(monkeypatch):
-    def pack(weight):
-        raise RuntimeError("could not create a primitive")
+def cannot_pack(weight):
+    raise RuntimeError("could not create a primitive")
 
-    monkeypatch.setattr(cpu_linear, "_pack", pack)
+
+def test_off_without_such_a_kernel_is_torchs_own(monkeypatch):
+    monkeypatch.setattr(cpu_linear, "_pack", cannot_pack)
     with set_mode("off"):
         layer, x = make_layer(), random(3, 576)
     assert torch.equal(apply(layer, x), torch.nn.functional.linear(x, layer.weight))
@@ -266,10 +267,7 @@ def test_in_mkls_strict_mode_fewer_rows_are_padded_and_threads_change_nothing(tm
 
 
 def test_a_kernel_that_cannot_be_made_is_not_used(monkeypatch):
-    def pack(weight):
-        raise RuntimeError("could not create a primitive")
-
-    monkeypatch.setattr(cpu_linear, "_pack", pack)
+    monkeypatch.setattr(cpu_linear, "_pack", cannot_pack)
     assert not make_layer().cpu_linear.packed
 
 
