@@ -4,21 +4,13 @@ import numpy as np
 import pytest
 
 from sam.switch.policy import Plan
-from tests.sam.engine import async_cpu
 from tests.sam.engine.async_cpu import ASYNC_SAM
 from tests.sam.engine.tiny_engine import SAM, VOCABULARY, generate, save_model
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("asynchronous")]
 
 REQUESTS, BATCH = 48, 16
 ASYNC = {"async_scheduling": True, "distributed_executor_backend": "uni"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def asynchronous():
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        async_cpu.install(monkeypatch)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -11,23 +11,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sam.switch.policy import Plan
 from sam.vllm.async_proposer import AsyncSamProposer, SampledStep
 from sam.vllm.step_recorder import StepRecorder
-from tests.sam.engine import async_cpu
 from tests.sam.engine.async_cpu import ASYNC_SAM, Event
 from tests.sam.engine.tiny_engine import generate, save_model
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("asynchronous")]
 
 PROMPTS = [[5, 6, 7, 8, 5, 6, 7], [9, 10, 11]] * 4
 SETTINGS = [{"max_tokens": 60 + 4 * row, "seed": row} for row in range(len(PROMPTS))]
 ASYNC = {"async_scheduling": True, "distributed_executor_backend": "uni", "logprobs": 0}
 COPIES = ("aten::_to_copy", "aten::copy_", "aten::_local_scalar_dense", "aten::clone")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def asynchronous():
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        async_cpu.install(monkeypatch)
-        yield
 
 
 @pytest.fixture(scope="module")

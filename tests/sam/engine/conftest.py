@@ -1,0 +1,13 @@
+"""Fixtures that several tests of engines share."""
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def asynchronous():
+    """vLLM's CPU backend schedules asynchronously where an engine asks for it."""
+    from tests.sam.engine import async_cpu
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        async_cpu.install(monkeypatch)
+        yield
