@@ -22,20 +22,39 @@ class Recording:
     Attributes:
         prompts: int32 arrays.
         responses: for each prompt its samples, int32 arrays.
+        epochs: for each prompt the epochs in which its samples were generated; None: not recorded.
     """
 
     prompts: list[np.ndarray]
     responses: list[list[np.ndarray]]
+    epochs: list[list[int]] | None = None
 
     @property
     def num_tokens(self) -> int:
         """Response tokens."""
         return sum(len(response) for samples in self.responses for response in samples)
 
+    def by_epoch(self) -> list["Recording"]:
+        """A recording for each epoch, the earliest first, all of them with all prompts.
+
+        Raises:
+            ValueError: no epochs are recorded, or only one.
+        """
+        numbers = sorted({epoch for epochs in self.epochs or [] for epoch in epochs})
+        if len(numbers) < 2:
+            raise ValueError(f"{len(numbers)} epochs in this recording: expected two or more in response_epoch")
+        pairs = list(zip(self.responses, self.epochs, strict=True))
+        return [
+            Recording(self.prompts, [[r for r, e in zip(*pair, strict=True) if e == number] for pair in pairs])
+            for number in numbers
+        ]
+
 
 def join(recordings: list[Recording]) -> Recording:
     """All prompts of several recordings as one."""
-    return Recording([p for r in recordings for p in r.prompts], [s for r in recordings for s in r.responses])
+    epochs = [e for r in recordings for e in r.epochs or []]
+    prompts, responses = [p for r in recordings for p in r.prompts], [s for r in recordings for s in r.responses]
+    return Recording(prompts, responses, epochs if len(epochs) == len(prompts) else None)
 
 
 def read_recordings(path: Path, tokenizer: str | None = None) -> Recording:
@@ -56,7 +75,7 @@ def read_recording(path: Path, tokenizer: str | None = None) -> Recording:
     """Read a .npz of arrays (`ARRAYS`), this project's rollouts/<step>.jsonl, or a dump of verl's rollout_data_dir.
 
     Args:
-        path: .npz or .jsonl.
+        path: .npz, which may have `response_epoch` (int32 [responses]) too, or .jsonl.
         tokenizer: folder or name; only verl's dumps, which hold text, need it.
 
     Raises:
@@ -82,10 +101,14 @@ def read_recording(path: Path, tokenizer: str | None = None) -> Recording:
 def _from_arrays(arrays: dict[str, np.ndarray]) -> Recording:
     prompts = np.split(arrays["prompt_tokens"], arrays["prompt_offsets"][1:-1])
     responses: list[list[np.ndarray]] = [[] for _ in prompts]
+    epochs: list[list[int]] = [[] for _ in prompts]
     pieces = np.split(arrays["response_tokens"], arrays["response_offsets"][1:-1])
-    for prompt, response in zip(arrays["response_prompt"], pieces, strict=True):
+    recorded = arrays.get("response_epoch", np.zeros(len(pieces), np.int32)).tolist()
+    for prompt, response, epoch in zip(arrays["response_prompt"], pieces, recorded, strict=True):
         responses[prompt].append(response.astype(np.int32))
-    return Recording([prompt.astype(np.int32) for prompt in prompts], responses)
+        epochs[prompt].append(epoch)
+    prompts = [prompt.astype(np.int32) for prompt in prompts]
+    return Recording(prompts, responses, epochs if "response_epoch" in arrays else None)
 
 
 def _from_rows(path: Path, rows: list[dict], tokenizer: str | None) -> Recording:

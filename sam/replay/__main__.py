@@ -6,8 +6,13 @@ accepted tokens of the samples that share it. Within a round the samples go roun
 second sample's drafter has seen the first one's new tokens; an engine drafts for all of them at once (`--order
 engine`), which accepts a little less where many samples share a drafter.
 
+With `--replicas N` a prompt's samples are spread round robin over N replicas, each with a drafter of its own. With
+`--sharing` they see each other's tokens, which arrive when the sample has generated `--delay` more. With `--epochs` a
+recording of several epochs is replayed epoch by epoch, and the first one is not counted; drafters remember earlier ones
+with `--scope history`, and are new in each epoch otherwise.
+
 Cost is measured in a second pass, as an engine would pay it: up to 256 requests run at once, one call appends for all
-of them and one drafts. Prints one JSON object for each file and drafter, or a table.
+of them and one drafts, on one replica. Prints one JSON object for each file and drafter, or a table.
 """
 
 import argparse
@@ -25,6 +30,9 @@ from sam.replay.baselines import NAMES, make_drafter
 from sam.replay.cost import measure_cost
 from sam.replay.round_robin import ORDERS, replay
 
+SETTINGS = ("scope", "k", "order", "replicas", "delay", "epochs")  # that stand in every JSON object
+DELAY = 64  # tokens: what a request generates in a second or two
+
 
 def run(options: argparse.Namespace) -> Iterator[dict]:
     """Replay every file with every drafter; yields a row each."""
@@ -34,9 +42,19 @@ def run(options: argparse.Namespace) -> Iterator[dict]:
             make = partial(make_drafter, name, options.scope, options.k, options.corpus)
             total = recording.num_tokens * (1 if options.no_cost else 2)
             with tqdm(total=total, unit="tok", desc=f"{path.stem} {name}", mininterval=2.0) as bar:
-                result = replay(recording, make, options.k, options.samples, options.order, bar.update)
+                result = replay(
+                    recording,
+                    make,
+                    options.k,
+                    options.samples,
+                    options.order,
+                    bar.update,
+                    replicas=options.replicas,
+                    delay=options.delay,
+                    epochs=options.epochs,
+                )
                 cost = {} if options.no_cost else measure_cost(recording, make, options.k, bar.update)
-            head = {"file": path.name, "drafter": name, "scope": options.scope, "k": options.k, "order": options.order}
+            head = {"file": path.name, "drafter": name} | {key: getattr(options, key) for key in SETTINGS}
             positions = result.positions() if options.by_position else None
             yield {**head, **result.summary(), **cost, "by_position": positions}
 
@@ -63,6 +81,19 @@ def table(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
+def _check_replicas(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    if options.replicas < 1:
+        parser.error(f"--replicas {options.replicas}: expected 1 or more")
+    if options.replicas > 1 and options.samples:
+        parser.error("--samples and --replicas: expected one of them")
+    if options.delay is not None and (options.delay < 0 or not options.sharing):
+        parser.error(f"--delay {options.delay}: expected 0 or more, and --sharing")
+    if options.sharing:
+        if options.replicas == 1:
+            parser.error("--sharing: expected --replicas 2 or more")
+        options.delay = DELAY if options.delay is None else options.delay
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sam.replay", description=__doc__.splitlines()[0])
     parser.add_argument("--traces", nargs="+", type=Path, required=True, help=".npz recordings or verl's .jsonl dumps")
@@ -70,6 +101,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--scope", choices=("request", "group", "history"), default="group")
     parser.add_argument("--k", type=int, default=3, help="draft tokens per step (default 3)")
     parser.add_argument("--samples", type=int, help="samples of a prompt that share a drafter (default: all)")
+    parser.add_argument("--replicas", type=int, default=1, help="spread a prompt's samples over N drafters (default 1)")
+    parser.add_argument("--sharing", action="store_true", help="replicas see each other's tokens, --delay tokens late")
+    parser.add_argument("--delay", type=int, metavar="TOKENS", help=f"of a sample, with --sharing (default {DELAY})")
+    parser.add_argument("--epochs", action="store_true", help="epoch by epoch, the first one not counted")
     parser.add_argument("--corpus", type=Path, help="file of sam.corpus that sam drafts from as well")
     parser.add_argument("--order", choices=ORDERS, default="turns", help="within a round (default turns)")
     parser.add_argument("--tokenizer", help="for .jsonl dumps: folder or name of the tokenizer")
@@ -80,6 +115,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.k < 1:
         parser.error(f"--k {options.k}: expected 1 or more")
+    _check_replicas(parser, options)
+    options.epochs = "together" if not options.epochs else "kept" if options.scope == "history" else "forgotten"
     options.by_position |= options.plot is not None
 
     def shown() -> str | Iterator[str]:

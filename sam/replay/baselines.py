@@ -57,8 +57,8 @@ class StepwiseDrafter:
     def __init__(self):
         self._texts: dict[str, tuple[np.ndarray, int]] = {}  # a buffer, and how much of it is used
 
-    def start(self, request_id: str, prompt: np.ndarray) -> None:
-        """Start to follow a request."""
+    def start(self, request_id: str, prompt: np.ndarray, policy_version: int = 0) -> None:
+        """Start to follow a request, whatever the version of the weights."""
         self._texts[request_id] = np.array(prompt, dtype=np.int32), len(prompt)
 
     def append(self, request_ids, token_ids, offsets) -> None:
@@ -97,7 +97,7 @@ class FirstOccurrence(StepwiseDrafter):
         # A character for each token, so that strings' own search finds the suffix; and the suffix's length.
         self._strings: dict[str, tuple[str, int]] = {}
 
-    def start(self, request_id, prompt):
+    def start(self, request_id, prompt, policy_version=0):
         super().start(request_id, prompt)
         self._strings[request_id] = "", 0
         self._match(request_id, prompt)
@@ -151,7 +151,7 @@ class Suffix(StepwiseDrafter):
         self._cache = SuffixDecodingCache(max_tree_depth=self.DEPTH, max_cached_requests=10_000 if group else 0)
         self._limits = {"max_spec_factor": max_spec_factor, "min_token_prob": min_token_prob}
 
-    def start(self, request_id, prompt):
+    def start(self, request_id, prompt, policy_version=0):
         super().start(request_id, prompt)
         self._cache.start_request(request_id, prompt)
 

@@ -1,7 +1,8 @@
 """Recorded responses replayed as an engine that speculates would have generated them.
 
 All samples of a prompt start together. In every round each of them drafts, has its draft compared with the recorded
-tokens, and advances by the accepted tokens and the bonus token.
+tokens, and advances by the accepted tokens and the bonus token. A replica is a drafter: samples may be spread over
+several, which see the tokens of samples elsewhere late or never.
 """
 
 import time
@@ -13,6 +14,8 @@ from sam.record.responses import Recording
 POSITION_BIN = 512  # tokens of a response per point of the acceptance-by-position table
 PROBABILITY_BINS = 10
 ORDERS = ("turns", "engine")  # samples within a round: round robin, each seeing the one before, or all at once
+# Samples of several epochs: all at once; epoch by epoch, the first one not counted; so, with new drafters each time.
+EPOCHS = ("together", "kept", "forgotten")
 
 
 class Replay:
@@ -71,36 +74,56 @@ def replay(
     order: str = "turns",
     progress=None,
     position_bin: int = POSITION_BIN,
+    replicas: int = 1,
+    delay: int | None = None,
+    epochs: str = "together",
 ) -> Replay:
     """Replay all prompts, one after the other.
 
     Args:
         recording: prompts with their responses.
-        make: makes a drafter (start, append, draft, finish as sam.drafting.drafter.Drafter), once or, with `samples`,
-            for every `samples` samples.
+        make: makes a drafter (start, append, draft, finish as sam.drafting.drafter.Drafter), once for each replica or,
+            with `samples`, for every `samples` samples.
         draft_length: draft tokens of a sample in a step.
-        samples: samples of a prompt that share a drafter, as on a replica; None: all.
+        samples: samples of a prompt that share a drafter, and all that it ever sees; None: all.
         order: one of ORDERS.
         progress: called with the tokens advanced since the last call.
         position_bin: tokens of a response per point of `Replay.positions`.
+        replicas, delay: of `replay_group`; with `samples` there is one replica.
+        epochs: one of EPOCHS.
+
+    Raises:
+        ValueError: the recording has fewer than two epochs, and they are not taken together.
     """
     result = Replay(draft_length, position_bin)
-    drafter = make()
-    for index, (prompt, responses) in enumerate(zip(recording.prompts, recording.responses, strict=True)):
-        size = samples or len(responses)
-        for first in range(0, len(responses), size):
-            if samples:
-                drafter = make()
-            replay_group(result, drafter, f"{index}/{first}", prompt, responses[first : first + size], order, progress)
+    parts = [recording] if epochs == "together" else recording.by_epoch()
+    for epoch, part in enumerate(parts):
+        if epoch == 0 or epochs == "forgotten":
+            drafters = [make() for _ in range(replicas)]
+        counts = Replay(draft_length, position_bin) if epoch == 0 and len(parts) > 1 else result
+        for index, (prompt, responses) in enumerate(zip(part.prompts, part.responses, strict=True)):
+            size = samples or max(1, len(responses))
+            for first in range(0, len(responses), size):
+                if samples:
+                    drafters = [make()]
+                name, shared = f"{index}/{first}", responses[first : first + size]
+                replay_group(counts, drafters, name, prompt, shared, order, progress, delay, epoch)
     return result
 
 
 class Request:
-    """A recorded response: `accepted` tokens are generated, `shown_to_drafter` of them are known to the drafter."""
+    """A recorded response, generated on one of the replicas.
 
-    def __init__(self, name: str, response: np.ndarray):
-        self.name, self.response = name, response
-        self.accepted = self.shown_to_drafter = 0
+    Attributes:
+        accepted: tokens that are generated.
+        shown_to_drafter: of them, those that the drafter of its replica has seen.
+        shown_elsewhere: of them, those that the other replicas' drafters have seen.
+        rounds_since_end: of the group, after its last token.
+    """
+
+    def __init__(self, name: str, response: np.ndarray, replica: int = 0):
+        self.name, self.response, self.replica = name, response, replica
+        self.accepted = self.shown_to_drafter = self.shown_elsewhere = self.rounds_since_end = 0
 
     def verify(self, draft: np.ndarray) -> tuple[int, int]:
         """Accept the draft's correct tokens and the bonus token.
@@ -121,41 +144,99 @@ class Request:
         """Whether the response is complete."""
         return self.accepted == len(self.response)
 
+    def arrived(self, delay: int) -> int:
+        """Tokens that have reached other replicas. After the last one each round of the group counts as a token."""
+        return max(0, min(self.accepted, self.accepted + self.rounds_since_end - delay))
+
 
 def replay_group(
-    result: Replay, drafter, name: str, prompt: np.ndarray, responses: list[np.ndarray], order: str, progress=None
+    result: Replay,
+    drafters: list,
+    name: str,
+    prompt: np.ndarray,
+    responses: list[np.ndarray],
+    order: str,
+    progress=None,
+    delay: int | None = None,
+    policy_version: int = 0,
 ) -> None:
-    """Replay samples of one prompt that share a drafter, and count them in `result`."""
-    live = [Request(f"{name}/{i}", response) for i, response in enumerate(responses) if len(response)]
-    names = [request.name for request in live]
-    for name in names:
-        drafter.start(name, prompt)
+    """Replay samples of one prompt, spread round robin over replicas, and count them in `result`.
+
+    Args:
+        drafters: one for each replica.
+        delay: tokens that a sample generates after a token before the other replicas' drafters have seen that one;
+            None: they never do.
+    """
+    requests = [
+        Request(f"{name}/{i}", response, i % len(drafters)) for i, response in enumerate(responses) if len(response)
+    ]
+    followed = [
+        (drafter, request.name)
+        for request in requests
+        for replica, drafter in enumerate(drafters)
+        if delay is not None or replica == request.replica
+    ]
+    for drafter, name in followed:
+        drafter.start(name, prompt, policy_version)
+    live = requests
     while live:
         before = result.tokens
         for batch in [live] if order == "engine" else [[request] for request in live]:
-            positions = [request.accepted for request in batch]
-            budgets = np.full(len(batch), result.draft_length, dtype=np.int32)
-            drafts = drafter.draft([request.name for request in batch], budgets)
-            for row, (request, position) in enumerate(zip(batch, positions, strict=True)):
-                part = slice(drafts.offsets[row], drafts.offsets[row + 1])
-                accepted, advanced = request.verify(drafts.token_ids[part])
-                result.count(position, drafts.acceptance[part], accepted, advanced)
-            append(drafter, batch)
+            for replica, drafter in enumerate(drafters):
+                if own := [request for request in batch if request.replica == replica]:
+                    _draft_and_verify(result, drafter, own)
+            if delay is not None:
+                _deliver(drafters, batch, delay)
         if progress:
             progress(result.tokens - before)
         live = [request for request in live if not request.finished]
-    for name in names:
+        if delay is not None:
+            for request in (ended := [request for request in requests if request.finished]):
+                request.rounds_since_end += 1
+            _deliver(drafters, ended, 0 if not live else delay)
+    for drafter, name in followed:
         drafter.finish(name)
+
+
+def _draft_and_verify(result: Replay, drafter, batch: list[Request]) -> None:
+    positions = [request.accepted for request in batch]
+    budgets = np.full(len(batch), result.draft_length, dtype=np.int32)
+    drafts = drafter.draft([request.name for request in batch], budgets)
+    for row, (request, position) in enumerate(zip(batch, positions, strict=True)):
+        part = slice(drafts.offsets[row], drafts.offsets[row + 1])
+        accepted, advanced = request.verify(drafts.token_ids[part])
+        result.count(position, drafts.acceptance[part], accepted, advanced)
+    append(drafter, batch)
+
+
+def _deliver(drafters: list, batch: list[Request], delay: int) -> None:
+    """Show the other replicas' drafters the tokens of the batch that have reached them."""
+    batch = [request for request in batch if request.arrived(delay) > request.shown_elsewhere]
+    for replica, drafter in enumerate(drafters):
+        others = [request for request in batch if request.replica != replica]
+        if others:
+            _append(
+                drafter,
+                others,
+                [request.response[request.shown_elsewhere : request.arrived(delay)] for request in others],
+            )
+    for request in batch:
+        request.shown_elsewhere = request.arrived(delay)
 
 
 def append(drafter, batch: list[Request]) -> float:
     """Show the drafter the batch's new tokens; returns the seconds that it took."""
-    pieces = [request.response[request.shown_to_drafter : request.accepted] for request in batch]
+    seconds = _append(
+        drafter, batch, [request.response[request.shown_to_drafter : request.accepted] for request in batch]
+    )
+    for request in batch:
+        request.shown_to_drafter = request.accepted
+    return seconds
+
+
+def _append(drafter, batch: list[Request], pieces: list[np.ndarray]) -> float:
     offsets = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]).astype(np.int64)
     names, tokens = [request.name for request in batch], np.concatenate(pieces)
     started = time.perf_counter()
     drafter.append(names, tokens, offsets)
-    seconds = time.perf_counter() - started
-    for request in batch:
-        request.shown_to_drafter = request.accepted
-    return seconds
+    return time.perf_counter() - started

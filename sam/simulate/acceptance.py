@@ -132,7 +132,7 @@ def measure(recording: Recording, make, k: int, levels=SIBLINGS, source: str = "
             for first in range(0, len(samples), siblings):
                 # All samples at every level, so that levels differ in nothing else.
                 part = samples[first : first + siblings]
-                replay_group(collector, make(), str(first), prompt, part, "engine", progress)
+                replay_group(collector, [make()], str(first), prompt, part, "engine", progress)
         cells += collector.cells
     return _from_cells(cells, levels, k, source, MIN_RECORDS)
 

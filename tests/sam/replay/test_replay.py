@@ -23,7 +23,7 @@ class Oracle:
     def __init__(self, drafts):
         self.drafts, self.seen = drafts, {}
 
-    def start(self, request_id, prompt):
+    def start(self, request_id, prompt, policy_version=0):
         self.seen[request_id] = []
 
     def append(self, request_ids, token_ids, offsets):
