@@ -55,6 +55,7 @@ class SpeculationConfig:
         memory_budget_mib: bound of all automata of an engine process, 1 to 65536 MiB.
         corpus: file of `python -m sam.corpus build` to draft from too; or None.
         min_extra_match_len: tokens by which the corpus's match must exceed the group's to be drafted from, 0 or more.
+        cross_prompt: whether to draft from what other prompts' texts had in common lately, too.
         verification: exact (the tokens of sampling without drafts) or rejection (their distribution).
         batch_invariant: kernels whose rows do not depend on the batch: auto (where there are any), on (the engine does
             not start without) or off (vLLM's own as they are).
@@ -89,6 +90,7 @@ class SpeculationConfig:
     memory_budget_mib: int = 2048
     corpus: str | None = None
     min_extra_match_len: int = 5
+    cross_prompt: bool = True
     verification: str = "exact"
     batch_invariant: str = "auto"
     async_scheduling: str = "auto"
@@ -103,6 +105,8 @@ class SpeculationConfig:
             if type(value := getattr(self, key)) is not int or value < low or (high is not None and value > high):
                 allowed = f"an integer from {low} to {high}" if high is not None else f"an integer of at least {low}"
                 raise ValueError(f"speculation.{key}={value!r}: expected {allowed}")
+        if type(self.cross_prompt) is not bool:
+            raise ValueError(f"speculation.cross_prompt={self.cross_prompt!r}: expected true or false")
         if self.policy_rotation is not None:
             check_rotation(self.policy_rotation)
         if self.async_scheduling == "on" and self.method in ("ngram", "suffix"):

@@ -16,8 +16,11 @@ from tqdm import tqdm
 from sam.automaton.store import NONE, add_group, blocks_for, make_store, reserve
 from sam.command import run_command
 from sam.drafting.batch import append
-from sam.drafting.context_mixing import contexts_at_end, make_learned, predict, probability_of
+from sam.drafting.context_mixing import contexts_at_end, predict, probability_of
+from sam.drafting.mixing_weights import make_learned
+from sam.drafting.prompt_memory import make_memory
 from sam.drafting.sequences import make_sequences, start_sequence
+from sam.drafting.sources import nothing
 from sam.jit import kernel
 from sam.record.responses import read_recording
 
@@ -41,13 +44,13 @@ COUNTS = np.dtype([(name, "f8") for name in _COUNTS], align=True)
 def count_choice(store, learned, text, token, counts):
     """Count one token before it is appended; `counts` is a COUNTS record."""
     nodes, mixing = store.nodes, learned.mixing
-    contexts, _ = contexts_at_end(store, text)
-    chosen, probability = predict(store, mixing, contexts)
+    contexts, match_len = contexts_at_end(store, text)
+    chosen, probability = predict(store, mixing, contexts, match_len, nothing())
     second, second_probability = np.int64(NONE), 0.0
     for context in contexts:
         if context.state == NONE or context.token == chosen:
             continue
-        p = probability_of(store, mixing, contexts, context.token)
+        p = probability_of(store, mixing, contexts, match_len, nothing(), context.token)
         if p > second_probability:
             second, second_probability = context.token, p
     counts.tokens += 1
@@ -70,31 +73,31 @@ def count_choice(store, learned, text, token, counts):
 
 
 @kernel
-def play(store, learned, sequences, tokens, offsets, longest, counts):
+def play(store, memory, learned, sequences, tokens, offsets, longest, counts):
     """All samples of a prompt, a token each in turn; sample i is tokens[offsets[i]:offsets[i + 1]], in slot i."""
     for position in range(longest):
         for slot in range(offsets.size - 1):
             at = offsets[slot] + position
             if at < offsets[slot + 1]:
                 count_choice(store, learned, sequences.texts[slot], np.int64(tokens[at]), counts[0])
-                append(store, learned, sequences, slot, tokens, at, at + 1)
+                append(store, memory, learned, sequences, slot, tokens, at, at + 1)
 
 
 def headroom(path: Path) -> np.void:
     """The COUNTS of one recording, scope group."""
     recording = read_recording(path)
-    learned, counts = make_learned(), np.zeros(1, COUNTS)
+    learned, memory, counts = make_learned(), make_memory(0), np.zeros(1, COUNTS)
     pairs = list(zip(recording.prompts, recording.responses, strict=True))
     for prompt, responses in tqdm(pairs, desc=path.stem, unit="prompt"):
         offsets = np.concatenate([[0], np.cumsum([len(response) for response in responses])]).astype(np.int64)
         tokens, last = len(prompt) + int(offsets[-1]), len(responses)
         store, sequences = make_store(blocks_for(tokens)), make_sequences(last + 1, 1)
-        start_sequence(sequences, last, 0, add_group(store, 0), 0)
+        start_sequence(sequences, last, 0, add_group(store, 0), prompt[:0], 0)
         reserve(store, 0, tokens)
-        append(store, learned, sequences, last, prompt, 0, len(prompt))
+        append(store, memory, learned, sequences, last, prompt, 0, len(prompt))
         for slot in range(last):
-            start_sequence(sequences, slot, 0, sequences.texts[last]["end"], len(prompt))
-        play(store, learned, sequences, np.concatenate(responses), offsets, max(map(len, responses)), counts)
+            start_sequence(sequences, slot, 0, sequences.texts[last]["end"], prompt, 0)
+        play(store, memory, learned, sequences, np.concatenate(responses), offsets, max(map(len, responses)), counts)
     return counts[0]
 
 

@@ -10,21 +10,29 @@ from sam.automaton.store import NONE, find, reserve
 from sam.automaton.suffix_automaton import extend
 from sam.drafting import context_mixing
 from sam.drafting.calibration import CORPUS_TABLE, add_draft_token, start_draft, update_calibration
+from sam.drafting.prompt_memory import recall, remember
+from sam.drafting.sources import nothing
 from sam.jit import compiled, kernel
 
+PROMPT_SLOT = 0  # belongs to no request: prompts are appended with it
 NEGATIVE_TOKEN, BAD_OFFSETS = -1, -2  # returned by `append_all` for input that it refuses
 
 
 @kernel
-def append(store, learned, sequences, slot, tokens, first, last):
-    """Append tokens[first:last], for which the group has reserved space, and learn from them."""
+def append(store, memory, learned, sequences, slot, tokens, first, last):
+    """Append tokens[first:last], for which the group has reserved space, and learn from them.
+
+    How far the memory is right is learnt from responses: most prompts begin as others do.
+    """
     update_calibration(learned.acceptance, sequences, slot, tokens, first, last)
     text = sequences.texts[slot]
     for i in range(first, last):
         token = np.int64(tokens[i])
-        context_mixing.learn(store, learned.mixing, text, token)
+        recalled = recall(memory, sequences, slot, 0) if slot != PROMPT_SLOT else nothing()
+        context_mixing.learn(store, learned.mixing, text, recalled, token)
+        remember(memory, sequences, slot, token)
         text.end = extend(store, text.group, text.end, token)
-    text.num_tokens += last - first
+        text.num_tokens += 1
 
 
 @kernel
@@ -64,17 +72,17 @@ def draft_from_corpus(corpus, learned, sequences, slot, budget, min_acceptance):
 
 
 @kernel
-def draft(store, corpus, learned, sequences, slot, budget, min_acceptance, min_extra_match_len):
+def draft(store, corpus, memory, learned, sequences, slot, budget, min_acceptance, min_extra_match_len):
     """Draft up to `budget` tokens into the slot, from the group or the corpus; returns the length of the match."""
     text = sequences.texts[slot]
     corpus_match_len = text.corpus_match_len - min_extra_match_len
     if corpus_match_len > 0 and corpus_match_len > context_mixing.match_length(store, text):
         return draft_from_corpus(corpus, learned, sequences, slot, budget, min_acceptance)
-    return context_mixing.draft(store, learned, sequences, slot, budget, min_acceptance)
+    return context_mixing.draft(store, memory, learned, sequences, slot, budget, min_acceptance)
 
 
 @compiled
-def append_all(store, corpus, learned, sequences, slots, tokens, offsets):
+def append_all(store, corpus, memory, learned, sequences, slots, tokens, offsets):
     """Append each slot's new tokens, tokens[offsets[i]:offsets[i + 1]]; a slot without a free block loses its group.
 
     Returns:
@@ -87,12 +95,12 @@ def append_all(store, corpus, learned, sequences, slots, tokens, offsets):
         return BAD_OFFSETS
     lost = 0
     for i in range(slots.size):
-        lost += _append_or_lose(store, corpus, learned, sequences, slots[i], tokens, offsets[i], offsets[i + 1])
+        lost += _append_or_lose(store, corpus, memory, learned, sequences, slots[i], tokens, offsets[i], offsets[i + 1])
     return lost
 
 
 @kernel
-def _append_or_lose(store, corpus, learned, sequences, slot, tokens, first, last):
+def _append_or_lose(store, corpus, memory, learned, sequences, slot, tokens, first, last):
     text = sequences.texts[slot]
     if first == last:
         return False
@@ -102,13 +110,13 @@ def _append_or_lose(store, corpus, learned, sequences, slot, tokens, first, last
     if text.group == NONE:
         text.num_tokens += last - first
         return lost
-    append(store, learned, sequences, slot, tokens, first, last)
+    append(store, memory, learned, sequences, slot, tokens, first, last)
     follow_corpus(corpus, sequences, slot, tokens, first, last)
     return False
 
 
 @compiled
-def draft_all(store, corpus, learned, sequences, slots, budgets, min_acceptance, min_extra_match_len):
+def draft_all(store, corpus, memory, learned, sequences, slots, budgets, min_acceptance, min_extra_match_len):
     """Draft for each slot up to its budget.
 
     Returns:
@@ -122,7 +130,9 @@ def draft_all(store, corpus, learned, sequences, slots, budgets, min_acceptance,
     for i in range(slots.size):
         slot, end, budget = slots[i], offsets[i], min(np.int64(budgets[i]), longest)
         if texts[slot].group != NONE and budget > 0:
-            matches[i] = draft(store, corpus, learned, sequences, slot, budget, min_acceptance, min_extra_match_len)
+            matches[i] = draft(
+                store, corpus, memory, learned, sequences, slot, budget, min_acceptance, min_extra_match_len
+            )
             for position in range(texts[slot].num_drafted):
                 tokens[end] = draft_tokens[slot, position]
                 acceptance[end] = draft_acceptance[slot, position]

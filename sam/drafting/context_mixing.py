@@ -1,6 +1,6 @@
 """The text's continuation, predicted by contexts of a suffix automaton weighed by how often each has been right.
 
-Three parts decide on a draft token.
+Four parts decide on a draft token.
 
 - The two longest suffixes of the text that were continued before. Their continuations' shares are interpolated from
   the shorter context to the longer, as in prediction by partial matching (Cleary and Witten, 1984); the weight of a
@@ -8,11 +8,12 @@ Three parts decide on a draft token.
 - The recovery context. Where the text departed from the prediction ("= 12" instead of "= 15"), it often goes on as if
   it had not: the state that the predicted token leads to is followed beside the text, and its continuation joins the
   interpolation. Compressors call this the recovery of a match model.
+- What a source outside the group has seen to follow (sam.drafting.prompt_memory). It joins last; its weight
+  depends on how much of the text the source and the group have recognised, and on the evidence.
 - How often earlier drafts were accepted, by which raw probabilities are calibrated (sam.drafting.calibration).
 
-The weights start equal and are learnt from every token by online expectation maximisation: a weight moves towards the
-share of the actual token's probability that its context brought. Nothing depends on time or on chance: the same calls
-give the same drafts on every rank.
+Their weights are learnt (sam.drafting.mixing_weights). Nothing depends on time or on chance: the same calls give the
+same drafts on every rank.
 """
 
 from typing import NamedTuple
@@ -20,19 +21,21 @@ from typing import NamedTuple
 import numpy as np
 
 from sam.automaton.store import NONE, find
-from sam.drafting.calibration import GROUP_TABLE, add_draft_token, make_acceptance, start_draft
+from sam.drafting.calibration import GROUP_TABLE, add_draft_token, start_draft
+from sam.drafting.mixing_weights import (
+    AGE_BUCKETS,
+    EVIDENCE_BUCKETS,
+    FIRST_RECOVERY,
+    evidence_bucket,
+    learn_weight,
+    length_bucket,
+    source_weight,
+)
+from sam.drafting.prompt_memory import recall
+from sam.drafting.sources import share_of
 from sam.jit import kernel
 
-LENGTH_BUCKETS, EVIDENCE_BUCKETS, AGE_BUCKETS = 9, 12, 4
 FLOOR = 1e-5  # probability of a token that no context knows
-SLOWEST = 0.002  # learning rate of a weight that has been learnt for long
-PRIOR = 8.0  # updates that the initial weights count for
-SUFFIX_WEIGHT, RECOVERY_WEIGHT = 0.7, 0.3  # before anything is learnt
-
-# Weights of suffix contexts are indexed by match length and evidence; from FIRST_RECOVERY on come those of recovery
-# contexts, indexed by match length, age and evidence.
-FIRST_RECOVERY = LENGTH_BUCKETS * EVIDENCE_BUCKETS
-MIXING = np.dtype([("weight", "f8"), ("num_updates", "f8")], align=True)
 
 
 class Context(NamedTuple):
@@ -49,43 +52,6 @@ class Contexts(NamedTuple):
     shorter: Context
     longest: Context
     recovery: Context
-
-
-class Learned(NamedTuple):
-    """All that drafting learns.
-
-    Attributes:
-        mixing: MIXING [contexts], the weights of contexts.
-        acceptance: ACCEPTANCE [2, bins + 1], the tables of sam.drafting.calibration.
-    """
-
-    mixing: np.ndarray
-    acceptance: np.ndarray
-
-
-def make_learned() -> Learned:
-    """Initial weights, and empty tables."""
-    mixing = np.zeros(FIRST_RECOVERY + LENGTH_BUCKETS * AGE_BUCKETS * EVIDENCE_BUCKETS, MIXING)
-    mixing["weight"][:FIRST_RECOVERY] = SUFFIX_WEIGHT
-    mixing["weight"][FIRST_RECOVERY:] = RECOVERY_WEIGHT
-    return Learned(mixing, make_acceptance())
-
-
-@kernel
-def _length_bucket(length):
-    """0, 1, 2, 3-4, 5-8, 9-16, 17-32, 33-64, more."""
-    few = (length > 0) + (length > 1) + (length > 2) + (length > 4)
-    return few + (length > 8) + (length > 16) + (length > 32) + (length > 64)
-
-
-@kernel
-def _evidence_bucket(count, total):
-    """0-4: the only continuation, by its count; 5-6: one of several, seen once or twice; 7-11: by its share."""
-    if count == total:
-        return 0 if count == 1 else 1 if count == 2 else 2 if count <= 4 else 3 if count <= 9 else 4
-    if count <= 2:
-        return 4 + count
-    return 7 + (5 * count >= total) + (5 * count >= 2 * total) + (5 * count >= 3 * total) + (5 * count >= 4 * total)
 
 
 @kernel
@@ -116,7 +82,7 @@ def match_length(store, text):
 def _context(store, state, first_weight):
     node = store.nodes[state]
     best = store.nodes[node.argmax_edge]
-    evidence = _evidence_bucket(best.count, node.total_count)
+    evidence = evidence_bucket(best.count, node.total_count)
     return Context(np.int64(state), np.int64(first_weight + evidence), np.int64(best.token))
 
 
@@ -135,13 +101,13 @@ def find_contexts(store, state, length, recovery_state, recovery_match_len, age)
     state, length = _skip_dead_ends(store, state, length)
     match_len = length
     if recovery_state != NONE and recovery_match_len > length and store.nodes[recovery_state].total_count != 0:
-        bucket = _length_bucket(recovery_match_len) * AGE_BUCKETS + min(age, AGE_BUCKETS - 1)
+        bucket = length_bucket(recovery_match_len) * AGE_BUCKETS + min(age, AGE_BUCKETS - 1)
         recovery = _context(store, recovery_state, FIRST_RECOVERY + bucket * EVIDENCE_BUCKETS)
     if state != NONE:
-        longest = _context(store, state, _length_bucket(length) * EVIDENCE_BUCKETS)
+        longest = _context(store, state, length_bucket(length) * EVIDENCE_BUCKETS)
         state, length = _shorten(store, state)
         if state != NONE:
-            shorter = _context(store, state, _length_bucket(length) * EVIDENCE_BUCKETS)
+            shorter = _context(store, state, length_bucket(length) * EVIDENCE_BUCKETS)
     return Contexts(shorter, longest, recovery), match_len
 
 
@@ -166,51 +132,61 @@ def _share(store, state, token):
 
 
 @kernel
-def probability_of(store, mixing, contexts, token):
-    """The contexts' shares of `token`, interpolated from the shorter suffix to the recovery context."""
+def probability_of(store, mixing, contexts, match_len, continuations, token):
+    """The shares of `token`, interpolated from the shorter suffix to the recovery context and the other source."""
     p = FLOOR
     for context in contexts:
         if context.state != NONE:
             p += mixing[context.weight_index].weight * (_share(store, context.state, token) - p)
+    if continuations.total != 0:
+        weight = mixing[source_weight(continuations, match_len)].weight
+        p += weight * (share_of(continuations, token) - p)
     return p
 
 
 @kernel
-def predict(store, mixing, contexts):
-    """The likeliest of the contexts' most frequent continuations, and its raw probability."""
-    longest, recovery = contexts.longest, contexts.recovery
-    likeliest, probability, left = np.int64(NONE), 0.0, 1.0
+def predict(store, mixing, contexts, match_len, continuations):
+    """The likeliest of the most frequent continuations, and its raw probability.
+
+    Args:
+        contexts, match_len: as `find_contexts` returns them.
+        continuations: of the source outside the group.
+    """
+    longest, recovery, likeliest, probability, left = contexts.longest, contexts.recovery, np.int64(NONE), 0.0, 1.0
+    elsewhere = np.int64(NONE)
+    if continuations.total != 0:
+        likeliest = elsewhere = continuations.tokens[continuations.best]
+        probability = probability_of(store, mixing, contexts, match_len, continuations, elsewhere)
+        left -= probability
     for i in range(2, -1, -1):
         context = contexts[i]
+        if left < probability:
+            break  # no other token can be likelier
         if (
             context.state == NONE
+            or context.token == elsewhere
             or (i < 2 and context.token == recovery.token)
             or (i < 1 and context.token == longest.token)
         ):
             continue
-        p = probability_of(store, mixing, contexts, context.token)
+        p = probability_of(store, mixing, contexts, match_len, continuations, context.token)
         if p > probability:
             likeliest, probability = context.token, p
         left -= p
-        if left < probability:
-            break  # no other token can be likelier
     return likeliest, probability
 
 
 @kernel
-def learn(store, mixing, text, token):
+def learn(store, mixing, text, continuations, token):
     """Learn from `token`, which follows the text and is not yet appended."""
     contexts, match_len = contexts_at_end(store, text)
     p = FLOOR
     for context in contexts:
-        if context.state == NONE:
-            continue
-        share, entry = _share(store, context.state, token), mixing[context.weight_index]
-        weight, seen = entry.weight, entry.num_updates
-        mixed = p + weight * (share - p)
-        weight += max(SLOWEST, 1.0 / (seen + PRIOR)) * (weight * share / mixed - weight)
-        entry.weight, entry.num_updates = min(0.999, max(0.001, weight)), seen + 1.0
-        p = mixed
+        if context.state != NONE:
+            p = learn_weight(mixing[context.weight_index], p, _share(store, context.state, token))
+    if continuations.total != 0:
+        entry = mixing[source_weight(continuations, match_len)]
+        learn_weight(entry, p, share_of(continuations, token))
     text.recovery_state = _follow_recovery(store, text, token) if contexts.recovery.state != NONE else NONE
     longest = contexts.longest
     if match_len > 0 and text.recovery_state == NONE and longest.token != token:
@@ -237,18 +213,18 @@ def _follow_recovery(store, text, token):
 
 @kernel
 def _advance(store, state, length, token):
-    """The text's longest repeated suffix when `token`, which some context knows, follows: a state and a length."""
+    """The text's longest repeated suffix when `token` follows: a state, of the root if need be, and a length."""
     edge = find(store, state, token)
     while edge == NONE:
+        if store.nodes[state].link == NONE:
+            return state, np.int64(0)
         state, length = _shorten(store, state)
-        if state == NONE:
-            return np.int64(NONE), np.int64(0)
         edge = find(store, state, token)
     return np.int64(store.nodes[edge].target), length + 1
 
 
 @kernel
-def draft(store, learned, sequences, slot, budget, min_acceptance):
+def draft(store, memory, learned, sequences, slot, budget, min_acceptance):
     """Draft up to `budget` tokens into the slot; returns the length of the match drafted from, 0 without a draft."""
     text, mixing, acceptance = sequences.texts[slot], learned.mixing, learned.acceptance
     start_draft(sequences, slot, GROUP_TABLE)
@@ -257,12 +233,13 @@ def draft(store, learned, sequences, slot, budget, min_acceptance):
     recovery_state, recovery_match_len = text.recovery_state, text.recovery_match_len
     age = text.tokens_since_mismatch
     first_match_len, probability = np.int64(0), 1.0
-    while text.num_drafted < budget and state != NONE:
+    while text.num_drafted < budget:
         contexts, match_len = find_contexts(store, state, length, recovery_state, recovery_match_len, age)
+        recalled = recall(memory, sequences, slot, text.num_drafted)
         has_recovery = contexts.recovery.state != NONE
-        if match_len == 0 and not has_recovery:
+        if match_len == 0 and not has_recovery and recalled.total == 0:
             break  # only the empty suffix is left, and the likeliest token of all is seldom right
-        token, next_probability = predict(store, mixing, contexts)
+        token, next_probability = predict(store, mixing, contexts, match_len, recalled)
         probability *= next_probability
         if not add_draft_token(acceptance, sequences, slot, token, probability, min_acceptance):
             break

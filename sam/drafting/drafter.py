@@ -1,5 +1,6 @@
 """Follows the requests of an engine, each in the automaton of its group, and drafts for them."""
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,8 @@ from sam.automaton.prompt_groups import Groups
 from sam.automaton.store import NONE, blocks_for
 from sam.config import SCOPES, SpeculationConfig
 from sam.drafting import batch
-from sam.drafting.context_mixing import make_learned
+from sam.drafting.mixing_weights import make_learned
+from sam.drafting.prompt_memory import BUDGET_SHARE, make_memory
 from sam.drafting.sequences import Sequences, make_sequences, start_sequence
 from sam.drafting.token_ids import check_token_ids
 
@@ -60,9 +62,11 @@ class Drafter:
         scope: request (own text), group (all samples of a prompt), history (groups stay after they finish).
         history_tokens: tokens of finished groups kept with scope=history; those of old policies leave first, then the
             oldest.
-        memory_budget_bytes: bound of all automata; finished groups go first, then requests get no drafts.
+        memory_budget_bytes: bound of all automata and of the memory of other prompts; finished groups go first, then
+            requests get no drafts.
         corpus: file of `python -m sam.corpus build`, drafted from too.
         min_extra_match_len: the corpus is drafted from where its match is longer than the group's by more tokens.
+        cross_prompt: draft from what other prompts' texts had in common lately, too.
 
     Raises:
         ValueError: a setting out of its range, or a corpus that cannot be read.
@@ -77,18 +81,19 @@ class Drafter:
         memory_budget_bytes: int = SpeculationConfig.memory_budget_mib << 20,
         corpus: Path | None = None,
         min_extra_match_len: int = SpeculationConfig.min_extra_match_len,
+        cross_prompt: bool = SpeculationConfig.cross_prompt,
     ):
         if max_draft_tokens < 1:
             raise ValueError(f"max_draft_tokens={max_draft_tokens}: expected at least 1")
         if scope not in SCOPES:
             raise ValueError(f"scope={scope!r}: expected one of {', '.join(SCOPES)}")
         self.max_draft_tokens, self.scope, self.min_extra_match_len = max_draft_tokens, scope, min_extra_match_len
-        self.store = store.make_store(memory_budget_bytes // store.BLOCK_BYTES)
+        self.memory = make_memory(memory_budget_bytes // BUDGET_SHARE if cross_prompt else 0)
+        self.store = store.make_store((memory_budget_bytes - self.memory.entries.nbytes) // store.BLOCK_BYTES)
         kept_tokens = history_tokens if scope == "history" else 0 if scope == "request" else GRACE_TOKENS
         self.groups = Groups(self.store, kept_tokens)
         self.corpus = load_corpus(corpus) if corpus else empty_corpus()
         self.learned = make_learned()
-        # Slot 0 belongs to no request: prompts are appended with it.
         self.sequences = make_sequences(SLOTS, max_draft_tokens)
         self._slots: dict[str, int] = {}
         self._free_slots = list(range(SLOTS - 1, 0, -1))
@@ -122,15 +127,18 @@ class Drafter:
                 f"prompt of request {request_id!r}: {prompt.size} tokens do not fit into memory_budget_bytes="
                 f"{len(self.store.blocks) * store.BLOCK_BYTES}"
             )
-        group = self._group(prompt)
+        versions = self.memory.state["policy_version"]
+        versions[:] = np.maximum(versions, policy_version)
+        prompt_tag = zlib.crc32(prompt) & 0xFFFF
+        group = self._group(prompt, prompt_tag)
         slot = self._slots[request_id] = self._free_slot()
         if group == NONE:
             self.counters["overflow_requests"] += 1
-            start_sequence(self.sequences, slot, NONE, 0, prompt.size)
+            start_sequence(self.sequences, slot, NONE, 0, prompt, prompt_tag)
             return
         self.groups.join(group, policy_version)
         self._group_of[slot] = group
-        start_sequence(self.sequences, slot, group, self.groups.prompt_end[group], prompt.size)
+        start_sequence(self.sequences, slot, group, self.groups.prompt_end[group], prompt, prompt_tag)
         batch.follow_corpus(self.corpus, self.sequences, slot, prompt, 0, prompt.size)
 
     def _free_slot(self) -> int:
@@ -140,7 +148,7 @@ class Drafter:
             self._free_slots = list(range(2 * slots - 1, slots - 1, -1))
         return self._free_slots.pop()
 
-    def _group(self, prompt: np.ndarray) -> int:
+    def _group(self, prompt: np.ndarray, prompt_tag: int) -> int:
         """The prompt's group, a new one if need be; NONE if no memory is left for it."""
         group = NONE if self.scope == "request" else self.groups.find(prompt)
         if group != NONE:
@@ -148,9 +156,10 @@ class Drafter:
         self._free_blocks(blocks_for(prompt.size))
         group = self.groups.add(prompt)
         if group != NONE:
-            start_sequence(self.sequences, 0, group, self.groups.root(group), 0)
-            batch.append(self.store, self.learned, self.sequences, 0, prompt, 0, prompt.size)
-            self.groups.prompt_end[group] = int(self.sequences.texts[0]["end"])
+            slot = batch.PROMPT_SLOT
+            start_sequence(self.sequences, slot, group, self.groups.root(group), prompt[:0], prompt_tag)
+            batch.append(self.store, self.memory, self.learned, self.sequences, slot, prompt, 0, prompt.size)
+            self.groups.prompt_end[group] = int(self.sequences.texts[slot]["end"])
         return group
 
     def append(self, request_ids: Sequence[str], token_ids: np.ndarray, offsets: np.ndarray) -> None:
@@ -189,7 +198,7 @@ class Drafter:
         tokens = np.asarray(token_ids)
         tokens = tokens if tokens.dtype == np.int32 else check_token_ids(tokens, "step")
         self._free_blocks(len(slots) + len(tokens) // store.BLOCK_TOKENS)
-        arguments = (self.store, self.corpus, self.learned, self.sequences)
+        arguments = (self.store, self.corpus, self.memory, self.learned, self.sequences)
         lost = batch.append_all(*arguments, slots, tokens, np.asarray(offsets, np.int64))
         if lost == batch.NEGATIVE_TOKEN:
             check_token_ids(tokens, "step")
@@ -202,7 +211,15 @@ class Drafter:
     def _draft(self, slots: np.ndarray, budgets: np.ndarray, min_acceptance: float) -> Drafts:
         if len(budgets) != len(slots):
             raise ValueError(f"{len(budgets)} budgets for {len(slots)} requests: expected one for each")
-        arguments = (self.store, self.corpus, self.learned, self.sequences, slots, np.asarray(budgets, np.int64))
+        arguments = (
+            self.store,
+            self.corpus,
+            self.memory,
+            self.learned,
+            self.sequences,
+            slots,
+            np.asarray(budgets, np.int64),
+        )
         tokens, acceptance, offsets, matches = batch.draft_all(
             *arguments, float(min_acceptance), self.min_extra_match_len
         )

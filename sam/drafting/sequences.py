@@ -7,6 +7,7 @@ import numpy as np
 from sam.automaton.store import NONE
 from sam.jit import kernel
 
+RECENT_TOKENS = 8  # of a text that sources outside the group see
 _SEQUENCE_FIELDS = (
     "group",  # NONE: it has none and gets no drafts
     "end",  # the state in which the text ends
@@ -19,6 +20,7 @@ _SEQUENCE_FIELDS = (
     "corpus_match_len",
     "num_drafted",  # tokens of the last draft, while it is not settled
     "draft_table",  # that the last draft counts in
+    "prompt_tag",  # 16 bits of a hash of the prompt
 )
 SEQUENCE = np.dtype([(name, "i8") for name in _SEQUENCE_FIELDS], align=True)
 
@@ -31,24 +33,30 @@ class Sequences(NamedTuple):
         draft_tokens: int32 [slots, max_draft_tokens].
         draft_bins: int32 [slots, max_draft_tokens], bins of the tokens' raw probabilities.
         draft_acceptance: float64 [slots, max_draft_tokens], cumulative acceptance probabilities.
+        recent_tokens: int32 [slots, RECENT_TOKENS], that at a text's position p in column p % RECENT_TOKENS.
     """
 
     texts: np.ndarray
     draft_tokens: np.ndarray
     draft_bins: np.ndarray
     draft_acceptance: np.ndarray
+    recent_tokens: np.ndarray
 
 
 def make_sequences(slots: int, max_draft_tokens: int) -> Sequences:
     """Slots without a text."""
     shape = slots, max_draft_tokens
-    return Sequences(np.zeros(slots, SEQUENCE), np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.zeros(shape))
+    draft_tokens, draft_bins, acceptance = np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.zeros(shape)
+    recent = np.zeros((slots, RECENT_TOKENS), np.int32)
+    return Sequences(np.zeros(slots, SEQUENCE), draft_tokens, draft_bins, acceptance, recent)
 
 
 @kernel
-def start_sequence(sequences, slot, group, end, num_tokens):
-    """Give the slot to a new text."""
+def start_sequence(sequences, slot, group, end, prompt, prompt_tag):
+    """Give the slot to a new text that begins with `prompt` (int32 [length])."""
     text = sequences.texts[slot]
-    text.group, text.end, text.num_tokens = group, end, num_tokens
+    text.group, text.end, text.num_tokens, text.prompt_tag = group, end, prompt.size, prompt_tag
     text.recovery_state = NONE
     text.corpus_state = text.corpus_match_len = text.num_drafted = 0
+    for position in range(max(0, prompt.size - RECENT_TOKENS), prompt.size):
+        sequences.recent_tokens[slot, position % RECENT_TOKENS] = prompt[position]

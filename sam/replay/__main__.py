@@ -30,7 +30,7 @@ from sam.replay.baselines import NAMES, make_drafter
 from sam.replay.cost import measure_cost
 from sam.replay.round_robin import ORDERS, replay
 
-SETTINGS = ("scope", "k", "order", "replicas", "delay", "epochs")  # that stand in every JSON object
+SETTINGS = ("scope", "k", "order", "replicas", "delay", "epochs", "cross_prompt")  # that stand in every JSON object
 DELAY = 64  # tokens: what a request generates in a second or two
 
 
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> Iterator[dict]:
     for path in options.traces:
         recording = read_recording(path, options.tokenizer)
         for name in options.drafter:
-            make = partial(make_drafter, name, options.scope, options.k, options.corpus)
+            make = partial(make_drafter, name, options.scope, options.k, options.corpus, options.cross_prompt)
             total = recording.num_tokens * (1 if options.no_cost else 2)
             with tqdm(total=total, unit="tok", desc=f"{path.stem} {name}", mininterval=2.0) as bar:
                 result = replay(
@@ -105,6 +105,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--sharing", action="store_true", help="replicas see each other's tokens, --delay tokens late")
     parser.add_argument("--delay", type=int, metavar="TOKENS", help=f"of a sample, with --sharing (default {DELAY})")
     parser.add_argument("--epochs", action="store_true", help="epoch by epoch, the first one not counted")
+    parser.add_argument(
+        "--cross-prompt", action=argparse.BooleanOptionalAction, default=True, help="sam remembers other prompts"
+    )
     parser.add_argument("--corpus", type=Path, help="file of sam.corpus that sam drafts from as well")
     parser.add_argument("--order", choices=ORDERS, default="turns", help="within a round (default turns)")
     parser.add_argument("--tokenizer", help="for .jsonl dumps: folder or name of the tokenizer")

@@ -18,19 +18,32 @@ HISTORY_TOKENS = 4 << 20  # with scope=history, enough for any recording here
 NAMES = ("sam", "first-occurrence", "ngram", "suffix", "suffix-any")
 
 
-def make_drafter(name: str, scope: str, draft_length: int, corpus: Path | None = None):
+def make_drafter(
+    name: str,
+    scope: str,
+    draft_length: int,
+    corpus: Path | None = None,
+    cross_prompt: bool = SpeculationConfig.cross_prompt,
+):
     """Build a drafter by its name, one of NAMES.
 
     Args:
         scope: request, group or history: whose tokens it drafts from.
         draft_length: draft tokens of a request at most.
         corpus: file of sam.corpus, used by sam alone.
+        cross_prompt: whether sam remembers other prompts.
 
     Raises:
         ValueError: unknown name, or its package is not installed.
     """
     if name == "sam":
-        drafter = Drafter(max_draft_tokens=draft_length, scope=scope, history_tokens=HISTORY_TOKENS, corpus=corpus)
+        drafter = Drafter(
+            max_draft_tokens=draft_length,
+            scope=scope,
+            history_tokens=HISTORY_TOKENS,
+            corpus=corpus,
+            cross_prompt=cross_prompt,
+        )
         drafter.warm_up()
         return drafter
     if name == "first-occurrence":

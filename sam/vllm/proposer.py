@@ -51,6 +51,7 @@ class SamProposer:
             memory_budget_bytes=config.memory_budget_mib << 20,
             corpus=Path(config.corpus) if config.corpus else None,
             min_extra_match_len=config.min_extra_match_len,
+            cross_prompt=config.cross_prompt,
         )
         # One dictionary with the drafter's own: everything in it goes to the metrics.
         self.counters = self.drafter.counters

@@ -55,7 +55,7 @@ def test_draft_goes_on_from_a_shorter_context_where_the_continuation_ends():
 
 
 def test_siblings_share_and_other_prompts_do_not():
-    drafter = Drafter(max_draft_tokens=K)
+    drafter = Drafter(max_draft_tokens=K, cross_prompt=False)
     for request, prompt in {"a": (1, 2), "b": (1, 2), "c": (1, 3)}.items():
         drafter.start(request, tokens(*prompt))
     append(drafter, "a", 7, 8, 9, 4)

@@ -1,0 +1,188 @@
+"""The memory of other prompts: what followed short contexts lately in the text of any prompt.
+
+Answers to different prompts share boilerplate (calls of tools, JSON keys, code, phrases) that a group's own automaton
+cannot know. The last 2, 4 and 8 tokens of a text are hashed; a row of a fixed table holds the tokens that followed such
+a context, and in the text of how many prompts: the samples of a prompt count once in a row, as they have an automaton
+of their own. Context hashing is that of data compressors (Mahoney, PAQ, 2005). Bounds: of the two rows that may
+hold a context the one not seen for longest is overwritten, and the first token that newer weights add to a row halves
+its counts.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sam.automaton.store import NONE
+from sam.drafting.sequences import RECENT_TOKENS
+from sam.drafting.sources import CANDIDATES, STRENGTHS, Continuations, nothing
+from sam.jit import kernel
+
+ORDERS = 2, 4, 8  # tokens of a context, one order for each strength
+MOST_BYTES = 64 << 20
+BUDGET_SHARE = 16  # of a memory budget at most one part in 16
+CLOCK_TOKENS = 1024  # per tick of the clock that tells old rows from new ones
+
+# A row is an entry for its context and CANDIDATES entries for tokens, 32 bytes in all; two rows share a cache line.
+_ENTRY_OFFSETS = {
+    "token": 0,
+    "count": 4,  # prompts in whose text it followed; 0: none
+    "prompt_tag": 6,  # of the text in which it followed last
+    "last_seen": 0,  # of the context: clock
+    "policy_version": 4,
+    "check": 6,  # further bits of its hash
+}
+ENTRY = np.dtype(
+    {
+        "names": list(_ENTRY_OFFSETS),
+        "formats": ["i4", "u2", "u2"] * 2,
+        "offsets": list(_ENTRY_OFFSETS.values()),
+        "itemsize": 8,
+    },
+    align=True,
+)
+STATE = np.dtype([("num_tokens", "i8"), ("policy_version", "i8")], align=True)
+MOST_COUNTED = 1000
+
+
+class PromptMemory(NamedTuple):
+    """A table of rows, and its state.
+
+    Attributes:
+        entries: ENTRY [rows, 1 + CANDIDATES]; no rows: there is no memory.
+        state: STATE [1], tokens written so far and the newest policy version.
+    """
+
+    entries: np.ndarray
+    state: np.ndarray
+
+
+def make_memory(budget_bytes: int) -> PromptMemory:
+    """An empty memory of at most `budget_bytes`; of less than two rows, no memory."""
+    row_bytes = ENTRY.itemsize * (1 + CANDIDATES)
+    rows = min(budget_bytes, MOST_BYTES) // row_bytes
+    rows = 1 << (rows.bit_length() - 1) if rows >= 2 else 0
+    # Not zeros: numpy asks for huge pages where it need not clear memory (sam.automaton.store.make_store).
+    memory = np.empty(rows * row_bytes + 64, dtype=np.uint8)
+    memory[:] = 0
+    aligned = -memory.ctypes.data % 64
+    entries = memory[aligned : aligned + rows * row_bytes].view(ENTRY).reshape(rows, 1 + CANDIDATES)
+    return PromptMemory(entries, np.zeros(1, STATE))
+
+
+@kernel
+def _token_at(sequences, slot, position):
+    """The token at a position of the slot's text or of the draft after it."""
+    ahead = position - sequences.texts[slot].num_tokens
+    if ahead >= 0:
+        return sequences.draft_tokens[slot, ahead]
+    return sequences.recent_tokens[slot, position % RECENT_TOKENS]
+
+
+@kernel
+def _hashes(sequences, slot, end):
+    """Hashes of the last 2, 4 and 8 tokens before position `end`; 0 where there are fewer."""
+    h, two, four, eight = np.uint64(end > 0), np.uint64(0), np.uint64(0), np.uint64(0)
+    for back in range(1, min(end, ORDERS[2]) + 1):
+        h = (h + np.uint64(_token_at(sequences, slot, end - back) + 1)) * np.uint64(0x9E3779B97F4A7C15)
+        h ^= h >> np.uint64(29)
+        if back == ORDERS[0]:
+            two = h
+        elif back == ORDERS[1]:
+            four = h
+        elif back == ORDERS[2]:
+            eight = h
+    return two, four, eight
+
+
+@kernel
+def _find_row(entries, h):
+    """The row of a context, or NONE."""
+    check = np.uint16(h >> np.uint64(48))
+    row = np.int64(h & np.uint64(entries.shape[0] - 1))
+    for candidate in (row, row ^ 1):
+        if entries[candidate, 0].check == check and entries[candidate, 1].count != 0:
+            return candidate
+    return np.int64(NONE)
+
+
+@kernel
+def _take_row(entries, h):
+    """An empty row for a context, in place of the one not seen for longest."""
+    row = np.int64(h & np.uint64(entries.shape[0] - 1))
+    other = row ^ 1
+    if entries[row, 1].count != 0 and (
+        entries[other, 1].count == 0 or entries[other, 0].last_seen < entries[row, 0].last_seen
+    ):
+        row = other
+    for i in range(1, 1 + CANDIDATES):
+        entries[row, i].count = 0
+    entries[row, 0].check = np.uint16(h >> np.uint64(48))
+    return row
+
+
+@kernel
+def recall(memory, sequences, slot, num_ahead):
+    """What followed the longest known context at the end of the slot's text and `num_ahead` tokens of its draft.
+
+    A token counts in the texts of other prompts.
+    """
+    entries, text = memory.entries, sequences.texts[slot]
+    if entries.shape[0] == 0:
+        return nothing()
+    hashes = _hashes(sequences, slot, text.num_tokens + num_ahead)
+    for strength in range(STRENGTHS - 1, -1, -1):
+        row = _find_row(entries, hashes[strength]) if hashes[strength] != 0 else np.int64(NONE)
+        if row == NONE:
+            continue
+        first = np.int64(entries[row, 1].count) - (entries[row, 1].prompt_tag == text.prompt_tag)
+        second = np.int64(entries[row, 2].count) - (entries[row, 2].prompt_tag == text.prompt_tag)
+        third = np.int64(entries[row, 3].count) - (entries[row, 3].prompt_tag == text.prompt_tag)
+        counts = max(first, np.int64(0)), max(second, np.int64(0)), max(third, np.int64(0))
+        total = counts[0] + counts[1] + counts[2]
+        if total == 0:
+            continue
+        tokens = np.int64(entries[row, 1].token), np.int64(entries[row, 2].token), np.int64(entries[row, 3].token)
+        best = np.int64(0)
+        for i in range(1, CANDIDATES):
+            best = np.int64(i) if counts[i] > counts[best] else best
+        return Continuations(np.int64(strength), total, best, tokens, counts)
+    return nothing()
+
+
+@kernel
+def remember(memory, sequences, slot, token):
+    """Write `token`, which follows the slot's text and is not yet appended, to the row of each of its contexts."""
+    entries, text = memory.entries, sequences.texts[slot]
+    if entries.shape[0] == 0:
+        return
+    state = memory.state[0]
+    state.num_tokens += 1
+    hashes = _hashes(sequences, slot, text.num_tokens)
+    for i in range(STRENGTHS):
+        if hashes[i] != 0:
+            row = _find_row(entries, hashes[i])
+            row = row if row != NONE else _take_row(entries, hashes[i])
+            _count(entries, row, token, text.prompt_tag, state.policy_version)
+            entries[row, 0].last_seen = state.num_tokens // CLOCK_TOKENS
+    sequences.recent_tokens[slot, text.num_tokens % RECENT_TOKENS] = token
+
+
+@kernel
+def _count(entries, row, token, prompt_tag, policy_version):
+    version = np.uint16(policy_version & 0xFFFF)
+    if entries[row, 0].policy_version != version:
+        entries[row, 0].policy_version = version
+        for i in range(1, 1 + CANDIDATES):
+            entries[row, i].count = (entries[row, i].count + 1) // 2
+    rarest = 1
+    for i in range(1, 1 + CANDIDATES):
+        entry = entries[row, i]
+        if entry.count != 0 and entry.token == token:
+            if entry.prompt_tag != prompt_tag:
+                entry.prompt_tag = prompt_tag
+                entry.count = min(entry.count + 1, MOST_COUNTED)
+            return
+        if entry.count < entries[row, rarest].count:
+            rarest = i
+    entry = entries[row, rarest]
+    entry.token, entry.count, entry.prompt_tag = token, 1, prompt_tag
