@@ -50,6 +50,23 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
     return config
 
 
+def micro_batch(largest: int, prompts: int, *, _root_: DictConfig) -> int:
+    """`${micro_batch:LARGEST,PROMPTS}` of a config: responses that a device computes at once, at most `largest`.
+
+    The most that divide the device's share of the responses to `prompts` prompts, whatever the number of devices.
+    Numbers that make no sense give `largest`: the checks name them.
+    """
+    trainer, samples = _root_.trainer, _root_.actor_rollout_ref.rollout.n
+    sizes = (largest, prompts, samples, trainer.nnodes, trainer.n_gpus_per_node)
+    if any(type(size) is not int or size < 1 for size in sizes):
+        return largest
+    share = prompts * samples // (trainer.nnodes * trainer.n_gpus_per_node)
+    return max((size for size in range(1, largest + 1) if share and share % size == 0), default=largest)
+
+
+OmegaConf.register_new_resolver("micro_batch", micro_batch, replace=True)
+
+
 def connect(config: DictConfig, speculation: SpeculationConfig) -> None:
     """Point verl's keys at the recipe's code; everything else is in the YAML files."""
     rollout = config.actor_rollout_ref.rollout

@@ -93,7 +93,7 @@ def shared_memory_parts(config: DictConfig) -> dict[str, float]:
     starts_later = config.trainer.device != "cpu" and not os.environ.get("RAY_ADDRESS")
     return {
         "vLLM's queues between ranks": queues,
-        "verl's weight sync": bucket if config.trainer.device == "cpu" else 0.0,
+        "verl's weight sync": bucket * devices if config.trainer.device == "cpu" else 0.0,
         "Ray's objects": RAY_BYTES / GIB if starts_later else 0.0,
     }
 

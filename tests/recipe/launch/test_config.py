@@ -107,6 +107,24 @@ def test_mistakes_are_one_line(overrides, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "update", "log_prob"),
+    [
+        ([], 32, 32),
+        (["trainer.n_gpus_per_node=2"], 16, 32),
+        (["trainer.n_gpus_per_node=4"], 8, 16),
+        (["actor_rollout_ref.rollout.n=10"], 20, 20),  # of 40 and 80 responses
+        (["trainer.n_gpus_per_node=64"], 32, 1),  # no response for each: preflight says so
+        (["trainer.n_gpus_per_node=2", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8"], 8, 32),
+    ],
+)
+def test_micro_batches_fit_the_devices(overrides, update, log_prob):
+    config = compose_config("dapo_tiny_cpu", overrides)
+    assert config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu == update
+    assert config.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu == log_prob
+    assert config.ray_kwargs.ray_init.num_gpus == config.trainer.n_gpus_per_node
+
+
 def test_unknown_config_names_the_known_ones():
     with pytest.raises(ConfigError, match="expected one of .*dapo_tiny_cpu"):
         compose_config("dapo_tiny_gpu", [])

@@ -56,8 +56,9 @@ def test_shared_memory_of_a_node_with_two_engines_of_eight_ranks(monkeypatch):
 
 
 def test_shared_memory_on_a_cpu_is_the_weight_syncs_bucket():
-    parts = machine.shared_memory_parts(compose_config("dapo_tiny_cpu", []))
-    assert sum(parts.values()) == parts["verl's weight sync"] == 32 / 1024
+    for devices in (1, 2):
+        parts = machine.shared_memory_parts(compose_config("dapo_tiny_cpu", [f"trainer.n_gpus_per_node={devices}"]))
+        assert sum(parts.values()) == parts["verl's weight sync"] == devices * 32 / 1024
 
 
 @pytest.mark.parametrize(
