@@ -14,7 +14,7 @@ MOST_FILES = 16  # of a folder
 # Lowest first. A room is a folder, or a file that lies beside the folders.
 SAM = (
     ("jit", "config", "command", "page"),
-    ("automaton", "verify", "record"),
+    ("automaton", "verify", "record", "routing"),
     ("drafting",),
     ("switch",),
     ("vllm",),

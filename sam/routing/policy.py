@@ -1,0 +1,252 @@
+"""The context-aware routing policy: probe first, longest first, no more than the KV cache holds.
+
+After Seer (arXiv 2511.14617): one request of each group runs ahead as a probe; once a response of a group has finished,
+its length is what is expected of the others; groups of which more is expected start earlier, so that no long response
+is left for the end. The policy knows no clock, no Ray and no engine: it is told events and says which waiting request
+starts at which replica. Equal events give equal decisions, so that a log of events replays.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sam.routing.lazy_heap import LazyHeap
+from sam.routing.state import Replica, Request
+from sam.routing.waiting import Waiting
+
+MOVE_AT = 2  # times the running requests of the least loaded replica from which a chunk moves there
+MOVE_LEAST = 4  # and running requests more than there
+MOVE_TOKENS = 4  # tokens of context read again for each token expected, up to which a move pays
+NEAR = 16  # a sibling's replica is taken while it is at most 1/16 of its slots fuller than the least loaded
+
+
+class Placement(NamedTuple):
+    """A decision: `request` starts a chunk of up to `tokens` tokens at `replica`."""
+
+    request: str
+    replica: str
+    tokens: int
+
+
+@dataclass(frozen=True)
+class RoutingSettings:
+    """The `routing` section's numbers.
+
+    Attributes:
+        chunk_tokens: tokens of a response that are generated before it is routed anew; None: all of them.
+        max_wait: admissions after which a request that waits goes before all others.
+        lookahead_tokens: tokens beyond its text that an engine reserves KV cache for, as drafts.
+
+    Raises:
+        ValueError: names the key and what is expected.
+    """
+
+    chunk_tokens: int | None = None
+    max_wait: int = 65536
+    lookahead_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        chunk = self.chunk_tokens
+        if chunk is not None and (type(chunk) is not int or chunk < 1):
+            raise ValueError(f"routing.chunk_tokens={chunk}: expected an integer of at least 1, or null for no chunks")
+        for name, least in (("max_wait", 1), ("lookahead_tokens", 0)):
+            if type(value := getattr(self, name)) is not int or value < least:
+                raise ValueError(f"routing.{name}={value}: expected an integer of at least {least}")
+
+
+class ContextPolicy:
+    """Holds the requests of a rollout and starts them where and when there is room.
+
+    Events are methods; :meth:`decide` returns what starts as their consequence. A request is in one of three states:
+    it waits, it runs a chunk at a replica, or it is gone (:meth:`finish`, :meth:`abort`).
+
+    Attributes:
+        counters: admissions; moves and their prefill_tokens; held_by_kv, decisions that waited for KV cache; estimates
+            and estimate_error, responses of known groups and the sum of their differences in tokens.
+        operations: [int], entries of heaps pushed, popped or looked at so far.
+    """
+
+    def __init__(self, settings: RoutingSettings):
+        self.settings = settings
+        self.operations = [0]
+        self.counters = dict.fromkeys(
+            ("admissions", "moves", "prefill_tokens", "held_by_kv", "estimates", "estimate_error"), 0
+        )
+        self._replicas: dict[str, Replica] = {}
+        self._replicas_seen = 0
+        self._requests: dict[str, Request] = {}
+        self._waiting = Waiting(settings.max_wait, self.operations)
+        self._by_load = LazyHeap(_by_load, self.operations)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait."""
+        return len(self._waiting)
+
+    @property
+    def entries(self) -> int:
+        """Entries of all tables: what its memory grows with."""
+        return self._waiting.entries + len(self._by_load) + len(self._requests) + len(self._replicas)
+
+    def running(self) -> dict[str, int]:
+        """Requests that run at each replica."""
+        return {name: len(replica.running) for name, replica in self._replicas.items()}
+
+    def where(self, request: str) -> str | None:
+        """The replica at which a request runs; None if it waits, is unknown, or its replica was removed."""
+        found = self._requests.get(request)
+        return found.replica.name if found and found.state == "running" and found.replica else None
+
+    def add_replica(self, name: str, kv_tokens: int, slots: int, block_tokens: int = 16) -> None:
+        """A replica has come, or has come again.
+
+        Raises:
+            ValueError: no room for a token or a request.
+        """
+        if kv_tokens < 1 or slots < 1:
+            raise ValueError(f"replica {name}: {kv_tokens} tokens of KV cache, {slots} slots: expected 1 or more")
+        self.remove_replica(name)
+        self._replicas[name] = replica = Replica(name, self._replicas_seen, kv_tokens, slots, block_tokens)
+        self._replicas_seen += 1
+        self._by_load.push(replica, len(self._replicas))
+
+    def remove_replica(self, name: str) -> list[str]:
+        """A replica is gone; returns the requests that ran there, which go on with :meth:`proceed`."""
+        if (replica := self._replicas.pop(name, None)) is None:
+            return []
+        replica.alive, lost = False, sorted(replica.running)
+        for request in lost:
+            self._requests[request].replica = None
+        return lost
+
+    def arrive(
+        self, name: str, group: str, prompt_tokens: int, limit: int, generated: int = 0, expected: int | None = None
+    ) -> None:
+        """A request has come.
+
+        Args:
+            group: name of its prompt.
+            limit: most tokens of its response.
+            generated: tokens that it has already.
+            expected: tokens that its group's responses will have, if known beforehand.
+
+        Raises:
+            ValueError: a request of that name is here.
+        """
+        if name in self._requests:
+            raise ValueError(f"request {name} has come twice: it must finish or be aborted first")
+        home = self._waiting.group(group)
+        home.members += 1
+        if expected is not None:
+            home.known, home.longest = True, max(home.longest, expected)
+        self._requests[name] = request = Request(name, home, prompt_tokens, limit, generated)
+        self._waiting.add(request, self.counters["admissions"])
+
+    def proceed(self, name: str, emitted: int) -> None:
+        """The chunk of a running request has ended, after `emitted` tokens, and its response goes on."""
+        request = self._requests[name]
+        group = request.group
+        self._leave(request)
+        request.generated += emitted
+        self._waiting.learn(group, request.generated, finished=False)
+        expected = min(group.longest if group.known else request.limit, request.limit)
+        request.state, request.priority = "paused", -max(1, expected - request.generated)
+        self._waiting.add(request, self.counters["admissions"])
+
+    def finish(self, name: str, emitted: int) -> None:
+        """A response is complete, its last chunk after `emitted` tokens; unknown requests are ignored."""
+        if (request := self._requests.get(name)) is None:
+            return
+        length, group = request.generated + emitted, request.group
+        if group.known:
+            self.counters["estimates"] += 1
+            self.counters["estimate_error"] += abs(group.longest - length)
+        self._waiting.learn(group, length, finished=True)
+        self._drop(request)
+
+    def abort(self, name: str) -> None:
+        """A request is given up, whether it waits or runs; its length says nothing about its group."""
+        if (request := self._requests.get(name)) is None:
+            return
+        if request.group.probe == name:
+            request.group.probe = None
+        self._drop(request)
+        self._waiting.requeue(request.group)
+
+    def decide(self, settled: bool = True) -> list[Placement]:
+        """Start what there is room for, most urgent first.
+
+        Args:
+            settled: whether no more requests are expected for now. If not, only probes and requests between chunks
+                start, so that the first group to come does not take the slots of other groups' probes.
+        """
+        placements = []
+        while (request := self._waiting.next(self.counters["admissions"], settled)) is not None:
+            if (replica := self._choose(request)) is None:
+                break
+            placements.append(self._start(request, replica))
+        return placements
+
+    def _choose(self, request: Request) -> Replica | None:
+        if (least := self._by_load.first()) is None:
+            return None
+        need, own, home = self._need(request), request.replica, request.group.home
+        if own is not None and own.fits(need) and not _should_move(request, own, least):
+            return own
+        if home is not None and home.fits(need) and home.load <= least.load + 1 / NEAR:
+            return home
+        if least.fits(need):
+            return least
+        self.counters["held_by_kv"] += len(least.running) < least.slots
+        return None
+
+    def _need(self, request: Request) -> int:
+        """Tokens of KV cache to the end of its chunk."""
+        context = request.prompt_tokens + request.generated
+        return context + self._chunk(request) + self.settings.lookahead_tokens
+
+    def _chunk(self, request: Request) -> int:
+        left = max(1, request.limit - request.generated)
+        return min(left, self.settings.chunk_tokens or left)
+
+    def _start(self, request: Request, replica: Replica) -> Placement:
+        if request.state == "paused" and request.replica is not replica:
+            self.counters["moves"] += 1
+            self.counters["prefill_tokens"] += request.prompt_tokens + request.generated
+        group = request.group
+        group.probe, group.home = group.probe or request.name, replica
+        self._waiting.remove(request, "running")
+        request.replica, request.reserved = replica, replica.blocks(self._need(request))
+        replica.running.add(request.name)
+        replica.reserved += request.reserved
+        self.counters["admissions"] += 1
+        self._by_load.push(replica, len(self._replicas))
+        return Placement(request.name, replica.name, self._chunk(request))
+
+    def _leave(self, request: Request) -> None:
+        """The request no longer runs at its replica, if that is still there."""
+        if (replica := request.replica) is not None and replica.alive:
+            replica.running.discard(request.name)
+            replica.reserved -= request.reserved
+            self._by_load.push(replica, len(self._replicas))
+
+    def _drop(self, request: Request) -> None:
+        if request.state == "running":
+            self._leave(request)
+            request.state = "gone"
+        else:
+            self._waiting.remove(request, "gone")
+        del self._requests[request.name]
+        request.group.members -= 1
+        if not request.group.members:
+            del self._waiting.groups[request.group.name]
+
+
+def _should_move(request: Request, own: Replica, least: Replica) -> bool:
+    """Whether a request between chunks should leave the replica that has its KV cache for a far emptier one."""
+    here, there = len(own.running) + 1, len(least.running) + 1
+    context, expected = request.prompt_tokens + request.generated, -request.priority
+    return here >= MOVE_AT * there and here - there >= MOVE_LEAST and context <= MOVE_TOKENS * expected
+
+
+def _by_load(replica: Replica) -> tuple | None:
+    return (replica.load, replica.order) if replica.alive else None

@@ -1,0 +1,132 @@
+"""The requests that wait, and which of them is next."""
+
+from collections import deque
+
+from sam.routing.lazy_heap import SPARE_ENTRIES, LazyHeap
+from sam.routing.state import Group, Request
+
+TYPICAL_OF = 1024  # responses over which the typical length is averaged
+
+
+class Waiting:
+    """Orders waiting requests: overdue ones, those between two chunks, probes, then the longest expected.
+
+    Attributes:
+        operations: [int], entries of heaps pushed, popped or looked at so far.
+        groups: by name, those with requests that have not finished.
+        typical: mean tokens of the last responses.
+    """
+
+    def __init__(self, max_wait: int, operations: list[int]):
+        self._max_wait, self.operations = max_wait, operations
+        self.groups: dict[str, Group] = {}
+        self.typical = 0.0
+        self._num_waiting = self._groups_seen = self._requests_seen = self._responses = 0
+        self._unprobed = LazyHeap(_unprobed, operations)
+        self._known = LazyHeap(lambda group: _longest_first(group, known=True), operations)
+        self._unknown = LazyHeap(lambda group: _longest_first(group, known=False), operations)
+        self._paused = LazyHeap(_paused, operations)
+        self._oldest: deque[tuple[int, Request]] = deque()
+
+    def __len__(self) -> int:
+        return self._num_waiting
+
+    @property
+    def entries(self) -> int:
+        """Entries of all tables: what the memory grows with."""
+        heaps = (self._unprobed, self._known, self._unknown, self._paused, self._oldest, self.groups)
+        return sum(map(len, heaps)) + sum(len(group.waiting) for group in self.groups.values())
+
+    def group(self, name: str) -> Group:
+        """The group of that name, a new one if there is none."""
+        if name not in self.groups:
+            self.groups[name] = Group(name, self._groups_seen)
+            self._groups_seen += 1
+        return self.groups[name]
+
+    def add(self, request: Request, admissions: int) -> None:
+        """A new or paused request begins to wait, after `admissions` in all."""
+        self._requests_seen += 1
+        request.order, request.since = self._requests_seen, admissions
+        self._num_waiting += 1
+        self._oldest.append((request.order, request))
+        if request.state == "paused":
+            self._paused.push(request, self._num_waiting)
+        else:
+            request.group.waiting.append(request)
+            request.group.num_waiting += 1
+            self.requeue(request.group)
+        if len(self._oldest) > 2 * self._num_waiting + SPARE_ENTRIES:
+            self.operations[0] += len(self._oldest)
+            self._oldest = deque(entry for entry in self._oldest if _still_waits(entry))
+
+    def remove(self, request: Request, state: str) -> None:
+        """A request waits no longer: it is running, or gone."""
+        self._num_waiting -= 1
+        was_new, request.state = request.state == "new", state
+        if was_new:
+            request.group.num_waiting -= 1
+            self.requeue(request.group)
+
+    def next(self, admissions: int, settled: bool) -> Request | None:
+        """The request to start now; None if there is none, or none to start before more have come."""
+        overdue = self._overdue(admissions) or self._paused.first()
+        if overdue is not None:
+            return overdue
+        if (group := self._unprobed.first()) is None and settled:
+            group = self._longest_group()
+        return self._first_of(group) if group is not None else None
+
+    def learn(self, group: Group, tokens: int, finished: bool) -> None:
+        """A response of the group has `tokens` tokens, and may have finished with them."""
+        if finished:
+            self._responses = min(self._responses + 1, TYPICAL_OF)
+            self.typical += (tokens - self.typical) / self._responses
+        if tokens > group.longest or finished > group.known:
+            group.longest, group.known = max(group.longest, tokens), group.known or finished
+            self.requeue(group)
+
+    def requeue(self, group: Group) -> None:
+        """The group's place may have changed."""
+        for heap in (self._unprobed, self._known, self._unknown):
+            heap.push(group, len(self.groups))
+
+    def _overdue(self, admissions: int) -> Request | None:
+        while self._oldest:
+            self.operations[0] += 1
+            if _still_waits(self._oldest[0]):
+                request = self._oldest[0][1]
+                return request if admissions - request.since >= self._max_wait else None
+            self._oldest.popleft()
+        return None
+
+    def _longest_group(self) -> Group | None:
+        """The group of which most is expected; one of unknown length comes before those that are typical or short."""
+        known, unknown = self._known.first(), self._unknown.first()
+        if known is None or unknown is None:
+            return known or unknown
+        return known if known.longest > max(self.typical, unknown.longest) else unknown
+
+    def _first_of(self, group: Group) -> Request:
+        while group.waiting[0].state != "new":
+            self.operations[0] += 1
+            group.waiting.popleft()
+        return group.waiting[0]
+
+
+def _still_waits(entry: tuple[int, Request]) -> bool:
+    order, request = entry
+    return request.order == order and request.state in ("new", "paused")
+
+
+def _unprobed(group: Group) -> tuple | None:
+    return (group.order,) if group.num_waiting and group.probe is None and not group.known else None
+
+
+def _longest_first(group: Group, known: bool) -> tuple | None:
+    started = group.known or group.probe is not None
+    return (-group.longest, group.order) if group.num_waiting and started and group.known == known else None
+
+
+def _paused(request: Request) -> tuple | None:
+    return (request.priority, request.order) if request.state == "paused" else None
