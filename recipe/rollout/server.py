@@ -1,5 +1,6 @@
 """The rollout server: verl's vLLM server with speculation checked at start-up and measured in every step."""
 
+import functools
 import multiprocessing
 import os
 import time
@@ -13,6 +14,7 @@ from recipe.launch import fork_server
 from recipe.rollout.weight_sync import job_and_session
 from sam.config import SpeculationConfig
 from sam.vllm.plugin import check_installed
+from sam.vllm.runner_hooks import GENERATED
 
 
 class SpeculationWorkerExtension(vLLMColocateWorkerExtension):
@@ -55,19 +57,52 @@ class SpeculationServer(vLLMHttpServer):
         """verl's, then refuse to serve unless every worker runs what the config asks for."""
         await super().run_server(args)
         self._in_flight, self._busy_since, self._busy_seconds = 0, 0.0, 0.0
+        self._ended_by_length: set[str] = set()
+        self.engine.generate = self._noting_length(self.engine.generate)
         wanted = SpeculationConfig.from_dict(args.additional_config.get("speculation", {}))
         for status in await self.engine.collective_rpc("sam_attach"):
             check_installed(wanted, status)
+            if not status["continues_requests"]:
+                raise RuntimeError("rollout worker cannot go on from a chunk's tokens: use vLLM 0.23.0")
             print(f"rollout worker: drafter {status['drafter']}, verification {status['verification']}", flush=True)
 
-    async def generate(self, *args, **kwargs):
-        """verl's, timed: seconds count while at least one request is in the server."""
+    def _noting_length(self, generate):
+        """vLLM's generate, which notes the chunks that ended because they had their tokens: verl reports `completed`
+        for these as for complete responses."""
+
+        @functools.wraps(generate)
+        async def noting(*args, request_id: str, sampling_params, **kwargs):
+            is_chunk = GENERATED in (sampling_params.extra_args or {})
+            async for output in generate(*args, request_id=request_id, sampling_params=sampling_params, **kwargs):
+                if is_chunk and output.finished and output.outputs[0].finish_reason == "length":
+                    self._ended_by_length.add(request_id)
+                yield output
+
+        return noting
+
+    async def routing_limits(self) -> dict[str, int]:
+        """What the engine holds, by its own numbers, for recipe.rollout.router."""
+        vllm = self.engine.vllm_config
+        return {
+            "kv_tokens": vllm.cache_config.num_gpu_blocks * vllm.cache_config.block_size,
+            "block_tokens": vllm.cache_config.block_size,
+            "slots": vllm.scheduler_config.max_num_seqs * vllm.parallel_config.data_parallel_size,
+            "max_model_len": vllm.model_config.max_model_len,
+        }
+
+    async def generate(self, prompt_ids, sampling_params, request_id, **kwargs):
+        """verl's, timed: seconds count while at least one request is in the server. The stop reason of a chunk that
+        goes on (recipe.rollout.client) is `length`."""
         if self._in_flight == 0:
             self._busy_since = time.monotonic()
         self._in_flight += 1
         try:
-            return await super().generate(*args, **kwargs)
+            output = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
+            if request_id in self._ended_by_length:
+                output.stop_reason = "length"
+            return output
         finally:
+            self._ended_by_length.discard(request_id)
             self._in_flight -= 1
             if self._in_flight == 0:
                 self._busy_seconds += time.monotonic() - self._busy_since

@@ -11,6 +11,8 @@ from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from recipe.record.rollout_metrics import RolloutRecord
 from recipe.record.run_directory import RunRecord
+from recipe.rollout import router
+from recipe.rollout.client import RoutedClient
 from recipe.seeds import prompt_uid
 from recipe.trainer.actor_worker import SessionWorker
 
@@ -34,7 +36,13 @@ class DapoTrainer(PPOTrainerSync):
 
     def _setup(self):
         RolloutReplicaRegistry.register("vllm", _replica_class)  # what verl starts for rollout.name=vllm
+        router.write_config(self.config)
         super()._setup()
+
+    def get_llm_client(self):
+        """verl's, or the one that tells the recipe's router how long responses are."""
+        routed = self.config.routing.policy == "context"
+        return self.llm_server_manager.get_client(client_cls=RoutedClient if routed else None)
 
     def _init_resource_pool_mgr(self):
         super()._init_resource_pool_mgr()

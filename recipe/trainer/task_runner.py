@@ -19,6 +19,7 @@ IMPORTED_ONCE = [
     "recipe.trainer.actor_worker",
     "recipe.rollout.server",
     "recipe.rollout.agent_loop",
+    "recipe.rollout.router",
     "recipe.trainer.reward",
     "vllm.v1.engine.core",
 ]

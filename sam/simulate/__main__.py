@@ -23,7 +23,7 @@ from sam.replay.baselines import NAMES
 from sam.simulate import scenario as scenarios
 from sam.simulate.engine import Played
 from sam.simulate.rollout import Choice
-from sam.simulate.routing import ROUTINGS
+from sam.simulate.routing import ROUTERS, ROUTINGS
 from sam.simulate.run import RecordedRun
 from sam.simulate.scenario import Scenario
 from sam.simulate.setups import SETUPS
@@ -62,6 +62,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--hysteresis", type=int, default=0)
     parser.add_argument("--scope", nargs="+", choices=("request", "group"))
     parser.add_argument("--routing", nargs="+", choices=ROUTINGS)
+    parser.add_argument("--router", nargs="+", choices=ROUTERS, help="who decides where requests run (default: verl)")
+    parser.add_argument("--chunk", nargs="+", type=int, help="tokens of a chunk, not of verl's router; 0: no chunks")
+    parser.add_argument("--kv-tokens", type=int, help="tokens that a replica's KV cache holds; 0: no bound")
+    parser.add_argument("--read-ms", type=float, help="milliseconds that reading 1000 tokens of context takes")
     parser.add_argument(
         "--tail", type=int, help="running requests from which the tail counts (default: the only threshold)"
     )
@@ -72,6 +76,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     for name in ("seeds", "prompts", "samples"):
         if (value := getattr(options, name)) is not None and value < 1:
             parser.error(f"--{name} {value}: expected 1 or more")
+    if (least := min(options.chunk or [0])) < 0:
+        parser.error(f"--chunk {least}: expected tokens, or 0 for no chunks")
     return options
 
 
@@ -81,10 +87,12 @@ def grid(options: argparse.Namespace, default: Choice) -> list[Choice]:
     ks, thresholds = options.k or [default.k], options.threshold or [default.threshold]
     # The other baselines see their own request only.
     scopes = options.scope or (["group"] if options.drafter in ("sam", "suffix", "suffix-any") else ["request"])
-    choices = []
+    choices, routers = [], list(itertools.product(options.router or ["verl"], options.chunk or [0]))
+    routers = list(dict.fromkeys((router, 0 if router == "verl" else chunk) for router, chunk in routers))
     for policy, k, scope, routing in itertools.product(policies, ks, scopes, options.routing or ["least-loaded"]):
         for threshold in thresholds if policy == "threshold" else thresholds[:1]:
-            choices.append(Choice(policy, k, threshold, options.hysteresis, scope, routing))
+            one = Choice(policy, k, threshold, options.hysteresis, scope, routing)
+            choices += [replace(one, router=router, chunk=chunk) for router, chunk in routers]
     return list(dict.fromkeys(replace(c, k=ks[0], scope="request") if c.policy == "never" else c for c in choices))
 
 
@@ -106,7 +114,7 @@ def sweep(scenario: Scenario, choices: list[Choice], tail: int) -> tuple[list[di
                 best = outcome.seconds, choice.label, played[0]
             rows.append({
                 "label": choice.label, "policy": choice.policy, "k": choice.k, "threshold": choice.threshold,
-                "scope": choice.scope, "routing": choice.routing,
+                "scope": choice.scope, "routing": choice.routing, "router": choice.router, "chunk": choice.chunk,
                 "speedup": round(base.seconds / outcome.seconds, 4),
                 "tail_speedup": round(base.tail_seconds / outcome.tail_seconds, 4) if outcome.tail_seconds else 1.0,
                 **outcome.rounded(),
@@ -120,12 +128,12 @@ def table(report: dict) -> str:
         f"{report['requests']} requests, {report['tokens']} tokens, {report['replicas']} replicas"
         f"{' in lock-step' if report['lock_step'] else ''}, tail from {report['tail_threshold']} running requests",
         f"step costs: {report['step_cost']}",
-        f"{'policy':22} {'scope':>7} {'routing':>12} {'seconds':>9} {'tail s':>8} {'speed-up':>8} {'tail':>6} "
-        f"{'on':>5} {'length':>7} {'wasted':>10}",
+        f"{'policy':22} {'scope':>7} {'routing':>12} {'router':>7} {'chunk':>6} {'seconds':>9} {'tail s':>8} "
+        f"{'speed-up':>8} {'tail':>6} {'on':>5} {'length':>7} {'wasted':>10} {'preempted':>9} {'moves':>7}",
     ]
     row = (
-        "{label:22} {scope:>7} {routing:>12} {seconds:9.1f} {tail_seconds:8.1f} {speedup:8.3f} {tail_speedup:6.3f} "
-        "{switched_on:5.2f} {accept_length:7.3f} {wasted:>10}"
+        "{label:22} {scope:>7} {routing:>12} {router:>7} {chunk:>6} {seconds:9.1f} {tail_seconds:8.1f} {speedup:8.3f} "
+        "{tail_speedup:6.3f} {switched_on:5.2f} {accept_length:7.3f} {wasted:>10} {preempted:>9} {moves:>7}"
     )
     return "\n".join([*lines, *map(row.format_map, report["rows"])])
 

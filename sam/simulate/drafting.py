@@ -69,6 +69,7 @@ class RealDrafts:
     def start(self, request: int) -> None:
         prompt = self._round.prompt_texts[self._round.prompts[request]]
         self._drafter.start(self._names[request], prompt)
+        self._shown[request] = 0  # a drafter that goes on with a response is shown all of it
 
     def append(self, requests, generated):
         begins, ends = self._begins[requests] + self._shown[requests], self._begins[requests] + generated

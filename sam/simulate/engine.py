@@ -2,13 +2,14 @@
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from sam.simulate.drafting import Drafting
 from sam.simulate.lengths import Round
 from sam.simulate.replica import Replica
+from sam.simulate.routing import Router
 from sam.switch.goodput import CONTEXT_BUCKET
 from sam.switch.interpolation import Grid, interpolate
 from sam.switch.policy import Policy
@@ -32,15 +33,19 @@ class Cluster:
         dp_synchronous: whether the replicas are data-parallel ranks of one engine, in which every step waits for the
             slowest rank, as expert parallelism needs it; otherwise each runs on its own.
         admit_ms: milliseconds that a new request adds to its first step, in which its prompt is read.
+        kv_tokens: tokens that the KV cache of a replica holds; 0: no bound.
+        read_ms: milliseconds that each token of context that a request brings along adds to its first step.
     """
 
     replicas: int = 1
     max_num_seqs: int = 128
     dp_synchronous: bool = False
     admit_ms: float = 0.0
+    kv_tokens: int = 0
+    read_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, least in (("replicas", 1), ("max_num_seqs", 1), ("admit_ms", 0)):
+        for name, least in (("replicas", 1), ("max_num_seqs", 1), ("admit_ms", 0), ("kv_tokens", 0), ("read_ms", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)}: expected at least {least}")
 
@@ -62,9 +67,11 @@ class Engine:
         """Play one step, or all steps until something changes.
 
         Returns:
-            The tokens that were generated; -1 at the end.
+            The tokens that were generated; -1 while there is nothing to do.
         """
         admitted = [replica.admit(self.clock) for replica in self._replicas]
+        for replica in self._replicas:
+            replica.preempt(self.clock)
         busy = [replica for replica in self._replicas if len(replica)]
         if not busy:
             arrival = min(replica.next_arrival for replica in self._replicas)
@@ -87,12 +94,13 @@ class Engine:
 
     def _uneventful(self, busy: list[Replica]) -> int:
         """Steps until a request finishes or may arrive, or the context has grown enough to ask the policies again."""
-        if any(replica.fresh or not replica.steady for replica in busy):
+        if any(replica.fresh or replica.read or not replica.steady for replica in busy):
             return 1
         if any(self.clock < replica.next_arrival < float("inf") for replica in self._replicas):
             return 1
         knots = (self._steps_to_knot(replica.context) for replica in busy)
-        return min(CONTEXT_BUCKET, *(replica.until_finish for replica in busy), *knots)
+        room = (replica.steps_that_fit for replica in busy)
+        return min(CONTEXT_BUCKET, *(replica.until_finish for replica in busy), *room, *knots)
 
     def _steps_to_knot(self, context: float) -> int:
         """Steps until costs are no longer linear in the context."""
@@ -114,12 +122,15 @@ class Engine:
 
     def _step(self, busy: list[Replica], admitted: int) -> None:
         slowest = 0.0
-        observed = admitted == 0 and not any(replica.fresh for replica in busy)
+        observed = admitted == 0 and not any(replica.fresh or replica.read for replica in busy)
         for replica in busy:
             running, context = len(replica), replica.context
             replica.step()
             slowest = max(slowest, self._step_ms(running, replica.num_tokens, context))
         slowest += self._cluster.admit_ms * admitted
+        slowest += self._cluster.read_ms * max(replica.read for replica in busy)
+        for replica in busy:
+            replica.read = 0
         self.clock += slowest
         for replica, num_tokens in zip(busy, max_num_tokens_other_ranks(busy), strict=True):
             replica.finish_step(slowest, observed, num_tokens)
@@ -134,9 +145,15 @@ def max_num_tokens_other_ranks(replicas: list[Replica]) -> list[int]:
 
 @dataclass(frozen=True)
 class Played:
-    """A round that has been played: each engine's timeline, STEPS [rows]."""
+    """A round that has been played.
+
+    Attributes:
+        timelines: of each engine, STEPS [rows].
+        counts: preempted requests; read_again, tokens of context; moves of chunks between replicas.
+    """
 
     timelines: list[np.ndarray]
+    counts: dict[str, int] = field(default_factory=dict)
 
     @property
     def seconds(self) -> np.ndarray:
@@ -147,7 +164,7 @@ class Played:
 def play(
     work: Round,
     cluster: Cluster,
-    replica_of: np.ndarray,
+    router: Router,
     cost: StepCost,
     policies: list[Policy],
     drafting: list[Drafting],
@@ -156,24 +173,53 @@ def play(
     """Play a round to its end.
 
     Args:
-        replica_of: int64 [requests], the replica of each request.
+        router: says which request goes on where, when requests arrive and when chunks end.
         policies, drafting: of each replica.
         progress: called with the tokens generated since the last call.
+
+    Raises:
+        RuntimeError: the router has left requests waiting.
     """
-    generated = np.zeros(len(work), dtype=np.int64)
+    generated, targets = np.zeros(len(work), dtype=np.int64), np.zeros(len(work), dtype=np.int64)
     replicas = [
-        Replica(work, np.flatnonzero(replica_of == i), generated, cluster.max_num_seqs, *parts)
-        for i, parts in enumerate(zip(policies, drafting, strict=True))
+        Replica(work, generated, targets, cluster.max_num_seqs, *parts, cluster.kv_tokens)
+        for parts in zip(policies, drafting, strict=True)
     ]
     parts = [replicas] if cluster.dp_synchronous else [[replica] for replica in replicas]
     engines = [Engine(part, cost.grid, cluster) for part in parts]
-    # The engine with the earliest clock goes first, so that a drafter that they share sees tokens in the order of time.
-    waiting = [(0.0, i) for i in range(len(engines))]
-    while waiting:
+    # The engine with the earliest clock goes first, so that a drafter that they share sees tokens in the order of time,
+    # and so that a chunk's end is known when the next one is decided.
+    waiting, asleep = [(0.0, i) for i in range(len(engines))], set()
+
+    def place(now: float) -> None:
+        for request, replica, target, cached in router.decide(generated):
+            targets[request] = target
+            replicas[replica].enqueue(request, now, cached)
+            if (engine := 0 if cluster.dp_synchronous else replica) in asleep:
+                asleep.discard(engine)
+                engines[engine].clock = max(engines[engine].clock, now)
+                heapq.heappush(waiting, (engines[engine].clock, engine))
+
+    while waiting or router.next_arrival < float("inf"):
+        now = min(waiting[0][0] if waiting else float("inf"), max(router.next_arrival, 0.0))
+        if router.next_arrival <= now:
+            router.arrive(now)
+            place(now)
+            continue
         _, i = heapq.heappop(waiting)
         emitted = engines[i].advance()
-        if emitted >= 0:
-            heapq.heappush(waiting, (engines[i].clock, i))
-            if progress:
-                progress(emitted)
-    return Played([np.array(engine.timeline, STEPS) for engine in engines])
+        if emitted < 0:
+            asleep.add(i)
+            continue
+        for number in range(len(replicas)) if cluster.dp_synchronous else (i,):
+            for request in replicas[number].ended:
+                router.end(request, number, int(generated[request]))
+            replicas[number].ended.clear()
+        place(engines[i].clock)
+        heapq.heappush(waiting, (engines[i].clock, i))
+        if progress:
+            progress(emitted)
+    if (generated < work.lengths).any():
+        raise RuntimeError(f"{(generated < work.lengths).sum()} requests were never finished: the router holds them")
+    counts = {name: sum(getattr(replica, name) for replica in replicas) for name in ("preempted", "read_again")}
+    return Played([np.array(engine.timeline, STEPS) for engine in engines], counts | {"moves": router.moves})

@@ -1,5 +1,6 @@
-"""A simulated replica: its queue, its running requests, its policy and its drafter."""
+"""A simulated replica: its queue, its running requests, its KV cache, its policy and its drafter."""
 
+from collections import deque
 from dataclasses import replace
 
 import numpy as np
@@ -18,19 +19,40 @@ NO_REQUESTS = np.empty(0, np.int64)
 class Replica:
     """One data-parallel rank of an engine, or a whole engine.
 
+    Args:
+        generated, targets: int64 [requests of the round], shared by all replicas: tokens that each has, and at which
+            its chunk ends.
+        slots: requests that run at once.
+        kv_tokens: tokens that the KV cache holds; where the next step would need more, the last request to come is
+            preempted, and its context is read again when it comes back, as in vLLM. 0: no bound.
+
     Attributes:
         running: int64 [n], requests in the batch, in the order in which they came.
-        until_finish: tokens until the first of them is complete.
+        until_finish: tokens until the first of them has reached its target.
         fresh: number of those that have no token yet.
         num_tokens: tokens of the last step, drafts included.
+        ended: requests that have reached their targets since the list was last cleared.
+        read: tokens of context that requests brought along and whose KV cache was not there, since the last step.
+        preempted, read_again: requests preempted, and tokens of context read a second time, so far.
     """
 
     def __init__(
-        self, work: Round, queue: np.ndarray, generated: np.ndarray, slots: int, policy: Policy, drafting: Drafting
+        self,
+        work: Round,
+        generated: np.ndarray,
+        targets: np.ndarray,
+        slots: int,
+        policy: Policy,
+        drafting: Drafting,
+        kv_tokens: int = 0,
     ):
-        self._work, self._queue, self._generated, self._slots = work, queue, generated, slots
+        self._work, self._generated, self._targets, self._slots = work, generated, targets, slots
         self._policy, self._drafting = policy, drafting
-        self._next = self._tokens = self._quiet = 0
+        self._kv_tokens = kv_tokens or 1 << 60
+        self._queue: deque[tuple[float, int, bool]] = deque()
+        self._tokens = self._quiet = 0
+        self.ended: list[int] = []
+        self.read = self.preempted = self.read_again = 0
         self._quiet_state = (0, 0)
         self.running, self.until_finish, self.fresh = NO_REQUESTS, 0, 0
         self.state, self.plan = StepState(0), Plan(0)
@@ -49,21 +71,48 @@ class Replica:
     @property
     def next_arrival(self) -> float:
         """Milliseconds at which the first request of the queue arrives or arrived; infinite without one."""
-        return float(self._work.arrivals[self._queue[self._next]]) if self._next < len(self._queue) else float("inf")
+        return self._queue[0][0] if self._queue else float("inf")
+
+    @property
+    def steps_that_fit(self) -> int:
+        """Steps of one token for each running request that the KV cache holds."""
+        return max(1, (self._kv_tokens - self._tokens) // max(1, len(self.running)))
+
+    def enqueue(self, request: int, now: float, cached: bool = False) -> None:
+        """A request arrives at `now`, in milliseconds; `cached`: its context's KV cache is still here."""
+        self._queue.append((now, request, cached))
 
     def admit(self, now: float) -> int:
-        """Take arrived requests into the batch, first come first served; returns their number."""
-        first = self._next
-        while self.next_arrival <= now and len(self.running) + self._next - first < self._slots:
-            self._drafting.start(int(self._queue[self._next]))
-            self._next += 1
-        if admitted := self._next - first:
-            new = self._queue[first : self._next]
-            self.running = np.concatenate([self.running, new])
-            self._tokens += int(self._work.prompt_tokens[new].sum())
-            self.fresh += admitted
+        """Take arrived requests into the batch, first come first served, while there are slots and KV cache; returns
+        their number."""
+        new = []
+        while self.next_arrival <= now and len(self.running) + len(new) < self._slots:
+            _, request, cached = self._queue[0]
+            context = int(self._work.prompt_tokens[request] + self._generated[request])
+            rows = len(self.running) + len(new) + 1
+            if rows > 1 and self._tokens + context + rows > self._kv_tokens:
+                break
+            self._queue.popleft()
+            self._drafting.start(request)
+            self._tokens += context
+            self.read += 0 if cached else context
+            self.read_again += 0 if cached or not self._generated[request] else context
+            new.append(request)
+        if new:
+            self.running = np.concatenate([self.running, np.array(new, np.int64)])
+            self.fresh += len(new)
             self._count_down()
-        return admitted
+        return len(new)
+
+    def preempt(self, now: float) -> None:
+        """Make room for the next step's tokens: the requests that came last go back to the head of the queue."""
+        while len(self.running) > 1 and self._tokens + len(self.running) > self._kv_tokens:
+            request = int(self.running[-1])
+            self._leave(self.running[-1:])
+            self.running = self.running[:-1]
+            self._queue.appendleft((now, request, False))
+            self.preempted += 1
+            self._count_down()
 
     def make_plan(self, max_num_tokens_other: int) -> int:
         """Ask the policy for a plan; returns the draft tokens that a request may have."""
@@ -93,7 +142,7 @@ class Replica:
         budgets = np.where(before > 0, self.plan.budget, 0)
         acceptance, offsets = self._drafting.draft(running, before, budgets, self.plan.min_acceptance)
         lengths = self._policy.choose(self.state, acceptance, offsets)
-        left = self._work.lengths[running] - before
+        left = self._targets[running] - before
         accepted = np.minimum(self._drafting.verify(lengths), left)
         tokens = np.minimum(accepted + 1, left)
         self.drafted, self.accepted, self.emitted = int(lengths.sum()), int(accepted.sum()), int(tokens.sum())
@@ -127,14 +176,18 @@ class Replica:
             state = replace(self.state, max_num_tokens_other_dp_ranks=max_num_tokens_other)
             self._policy.observe(state, self.drafted, self.accepted, milliseconds)
         if self.until_finish == 0:
-            work, running = self._work, self.running
-            complete = self._generated[running] >= work.lengths[running]
-            for request in running[complete].tolist():
-                self._drafting.finish(request)
-                self._tokens -= int(work.lengths[request] + work.prompt_tokens[request])
+            running = self.running
+            complete = self._generated[running] >= self._targets[running]
+            self._leave(running[complete])
+            self.ended += running[complete].tolist()
             self.running = running[~complete]
             self._count_down()
 
+    def _leave(self, requests: np.ndarray) -> None:
+        for request in requests.tolist():
+            self._drafting.finish(request)
+        self._tokens -= int((self._generated[requests] + self._work.prompt_tokens[requests]).sum())
+
     def _count_down(self) -> None:
         running = self.running
-        self.until_finish = int((self._work.lengths[running] - self._generated[running]).min(initial=1 << 60))
+        self.until_finish = int((self._targets[running] - self._generated[running]).min(initial=1 << 60))

@@ -11,7 +11,7 @@ from sam.simulate.acceptance import Acceptance
 from sam.simulate.drafting import Drafting, DrawnDrafts, RealDrafts
 from sam.simulate.engine import Cluster, Played, play
 from sam.simulate.lengths import Round
-from sam.simulate.routing import assign, siblings
+from sam.simulate.routing import Assigned, Routed, Router, assign, siblings
 from sam.switch.policies import make_policy
 from sam.switch.policy import Policy
 from sam.switch.step_cost import StepCost
@@ -27,6 +27,9 @@ class Choice:
         threshold, hysteresis: running requests, used by threshold.
         scope: request or group, whose text a drafter sees.
         routing: one of sam.simulate.routing.ROUTINGS.
+        router: one of sam.simulate.routing.ROUTERS; other than verl, it decides where requests run, and `routing` says
+            only whose text a drafter sees.
+        chunk: tokens after which a response is routed anew, not with verl; 0: never.
         knows_cost: whether goodput is given the step costs; otherwise it learns them from the steps.
     """
 
@@ -37,6 +40,14 @@ class Choice:
     scope: str = SpeculationConfig.scope
     routing: str = "least-loaded"
     knows_cost: bool = True
+    router: str = "verl"
+    chunk: int = 0
+
+    def make_router(self, work: Round, cluster: Cluster, replica_of: np.ndarray) -> Router:
+        if self.router == "verl":
+            return Assigned(work, replica_of)
+        sizes = cluster.replicas, cluster.max_num_seqs, cluster.kv_tokens
+        return Routed(work, *sizes, oracle=self.router == "oracle", chunk=self.chunk)
 
     def make_policy(self, cost: StepCost) -> Policy:
         known = cost if self.knows_cost else None
@@ -94,6 +105,9 @@ class Outcome:
         drafted, accepted: draft tokens verified, and those accepted.
         accept_length: mean accepted tokens and bonus token of a verified draft.
         wasted: draft tokens that were verified and not accepted.
+        preempted: requests that a full KV cache turned out.
+        read_again: tokens of context read a second time, after preemptions and moves.
+        moves: chunks that went on at another replica.
     """
 
     seconds: float
@@ -106,6 +120,9 @@ class Outcome:
     accepted: int
     accept_length: float
     wasted: int
+    preempted: int = 0
+    read_again: int = 0
+    moves: int = 0
 
     def rounded(self) -> dict:
         """The fields, floats rounded to four digits."""
@@ -131,7 +148,8 @@ def simulate(
         replica_of = assign(work.prompts, cluster.replicas, choice.routing, seed=number)
         drafting = acceptance(work, choice, replica_of, cluster.replicas, number)
         policies = [choice.make_policy(cost) for _ in drafting]
-        played.append(play(work, cluster, replica_of, cost, policies, drafting, progress))
+        router = choice.make_router(work, cluster, replica_of)
+        played.append(play(work, cluster, router, cost, policies, drafting, progress))
     return summarize(played, tail_threshold), played
 
 
@@ -153,6 +171,7 @@ def summarize(played: list[Played], tail_threshold: int) -> Outcome:
         accepted=accepted,
         accept_length=1.0 + accepted / verified if verified else 1.0,
         wasted=drafted - accepted,
+        **{name: sum(one.counts[name] for one in played) for name in ("preempted", "read_again", "moves")},
     )
 
 

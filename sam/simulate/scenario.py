@@ -131,4 +131,5 @@ def _cost(options: argparse.Namespace) -> StepCost:
 
 def _changed(cluster: Cluster, options: argparse.Namespace) -> Cluster:
     asked = {"replicas": options.replicas, "max_num_seqs": options.max_num_seqs, "dp_synchronous": options.lock_step}
+    asked |= {"kv_tokens": options.kv_tokens, "read_ms": None if options.read_ms is None else options.read_ms / 1e3}
     return replace(cluster, **{name: value for name, value in asked.items() if value is not None})

@@ -140,6 +140,7 @@ def install(runner) -> None:
         return
     check_lossless(runner.vllm_config)
     check_scheduling(runner, config)
+    runner_hooks.continue_requests()
     if hasattr(getattr(runner, "drafter", None), "bind"):
         runner.drafter.bind(runner)
         runner_hooks.draft_near_max_model_len(runner)
@@ -171,7 +172,7 @@ def check_scheduling(runner, config: SpeculationConfig) -> None:
 
 def installed(runner) -> dict[str, Any]:
     """The drafter and the verification that this model runner uses, sampled steps and rows without a distribution."""
-    from sam.vllm import rejection_sampler
+    from sam.vllm import rejection_sampler, runner_hooks
     from sam.vllm.exact_sampler import ExactSampler
 
     drafter = getattr(runner, "drafter", None)
@@ -182,6 +183,7 @@ def installed(runner) -> dict[str, Any]:
     return {
         "drafter": type(drafter).__name__ if drafter is not None else None,
         "verification": "exact" if isinstance(function, ExactSampler) else "rejection",
+        "continues_requests": runner_hooks.continues_requests(),
         **({"sampled_steps": function.calls, "invalid_rows": function.invalid_rows} if ours else {}),
     }
 

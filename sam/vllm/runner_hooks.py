@@ -1,6 +1,9 @@
-"""What a drafter that needs no KV cache, and often drafts nothing, asks and changes of vLLM's model runner."""
+"""What drafts that need no KV cache, and responses in chunks, ask and change of vLLM's model runner."""
 
+import copy
 import functools
+
+GENERATED = "sam_generated_tokens"  # the key of SamplingParams.extra_args by which a chunk says what it goes on from
 
 
 def draft_near_max_model_len(runner) -> None:
@@ -46,3 +49,74 @@ def is_drafting_rank(runner) -> bool:
     parallel = runner.vllm_config.parallel_config
     alone = parallel.tensor_parallel_size == 1 or parallel.distributed_executor_backend == "external_launcher"
     return alone or not model_parallel_is_initialized() or get_tensor_model_parallel_rank() == 0
+
+
+def continue_requests() -> None:
+    """Let model runners go on from tokens that another request generated: the chunks of one response.
+
+    A chunk's prompt, as the scheduler gets it, is the response's prompt and its tokens so far, and
+    `SamplingParams.extra_args[GENERATED]` is the number of the latter. The worker splits them again, and then holds the
+    request exactly as one that was preempted after those tokens: positions of uniforms, penalties and the drafter's
+    group count from the response's first token.
+
+    Root cause: vLLM 0.23 has no way to begin a request with output tokens; streaming input clears the output, and a
+    preempted request goes on in its own engine only. Symptom: a chunk's output positions begin at 0, so its tokens
+    differ from the undivided response's. Can go when vLLM takes output tokens with a request. May be called again.
+    """
+    from vllm.v1.worker import gpu_model_runner as module
+
+    runner_class = module.GPUModelRunner
+    if getattr(module.CachedRequestState, "_sam", False):
+        return
+
+    class ContinuedRequestState(module.CachedRequestState):
+        """A request whose prompt is split into prompt and output before anything counts either."""
+
+        _sam = True
+
+        def __post_init__(self):
+            self.sam_given = generated = generated_tokens(self.sampling_params)
+            if generated:
+                tokens = self.prompt_token_ids
+                self.prompt_token_ids, self.output_token_ids = tokens[:-generated], list(tokens[-generated:])
+                self.sampling_params = _from_the_first_token(self.sampling_params, generated)
+            super().__post_init__()
+
+    module.CachedRequestState = ContinuedRequestState
+    update_states = runner_class._update_states
+
+    @functools.wraps(update_states)
+    def _update_states(self, scheduler_output):
+        count_given(scheduler_output.scheduled_cached_reqs, self.requests)
+        return update_states(self, scheduler_output)
+
+    runner_class._update_states = _update_states
+
+
+def continues_requests() -> bool:
+    """Whether `continue_requests` has taken hold in this process."""
+    from vllm.v1.worker import gpu_model_runner
+
+    return getattr(gpu_model_runner.CachedRequestState, "_sam", False)
+
+
+def generated_tokens(sampling_params) -> int:
+    """Tokens of the response that a request's prompt ends with."""
+    extra = getattr(sampling_params, "extra_args", None)
+    return int(extra.get(GENERATED, 0)) if extra else 0
+
+
+def count_given(cached, requests: dict) -> None:
+    """The scheduler counts the output tokens of this chunk; add the tokens before it, or the worker cuts them off."""
+    for i, name in enumerate(cached.req_ids):
+        if given := requests[name].sam_given:
+            cached.num_output_tokens[i] += given
+
+
+def _from_the_first_token(sampling_params, generated: int):
+    """min_tokens counts from the chunk's first token in the scheduler, from the response's in the worker."""
+    if not sampling_params.min_tokens:
+        return sampling_params
+    changed = copy.copy(sampling_params)
+    changed.min_tokens += generated
+    return changed

@@ -48,7 +48,7 @@ def test_the_table(cost, capsys):
     assert main([*LENGTHS, *cost, "--policy", "threshold", "--threshold", "3"]) == 0
     head, costs, names, off, on = capsys.readouterr().out.splitlines()
     assert head.startswith("24 requests, ") and head.endswith("tail from 3 running requests")
-    assert costs == "step costs: a test" and names.split()[-4:] == ["tail", "on", "length", "wasted"]
+    assert costs == "step costs: a test" and names.split()[-4:] == ["length", "wasted", "preempted", "moves"]
     assert off.split()[0] == "off" and on.startswith("threshold 3, k 3")
 
 

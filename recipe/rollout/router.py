@@ -1,0 +1,197 @@
+"""verl's RequestLoadBalancer around sam.routing: requests wait here until a replica has room for them.
+
+verl 0.9.1 loads the class through `rollout.router_config_path` and makes one actor of it for all agent loops.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import ray
+from omegaconf import DictConfig, OmegaConf
+
+from sam.routing.decision_log import LoggedPolicy
+from sam.routing.policy import RoutingSettings
+
+LOG_FILE = "routing.jsonl"
+ACTOR_CLASS = f"{__name__}.ContextRouterActor"
+# The longest wait for more requests, in units of `settle_ms`, while they keep coming.
+LONGEST_SETTLING = 25
+# Calls that the actor takes at once. Ray's default is 1000: with as many requests waiting, no release would get in.
+MAX_CALLS = 1 << 16
+NO_SERVERS = "No available servers in load balancer"  # verl's words, for which its clients look
+
+
+def write_config(config: DictConfig) -> None:
+    """Write the file that `rollout.router_config_path` names, if the recipe's router is to be used."""
+    if config.routing.policy != "context":
+        return
+    path = Path(config.actor_rollout_ref.rollout.router_config_path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    drafts = config.speculation.num_speculative_tokens if config.speculation.method != "off" else 0
+    routing = OmegaConf.to_container(config.routing, resolve=True)
+    settings = {**routing, "lookahead_tokens": drafts, "log": str(Path(config.run_dir) / LOG_FILE)}
+    OmegaConf.save(OmegaConf.create({"router_class": ACTOR_CLASS, **settings}), path)
+
+
+class ContextRouter:
+    """Holds requests and hands out servers as sam.routing.policy.ContextPolicy decides.
+
+    Args:
+        servers: server id -> actor handle of recipe.rollout.server.SpeculationServer.
+        config: the file's content: chunk_tokens, max_wait, lookahead_tokens, settle_ms, log.
+    """
+
+    def __init__(self, servers: dict[str, Any], config: dict[str, Any]):
+        settings = RoutingSettings(*(config[name] for name in ("chunk_tokens", "max_wait", "lookahead_tokens")))
+        self._log = LoggedPolicy(settings, Path(config["log"]))
+        self._settle_seconds = config["settle_ms"] / 1e3
+        self._servers = dict(servers)
+        self._unmeasured = dict(servers)  # those whose limits are not known yet
+        self._measuring = asyncio.Lock()
+        self._waiting: dict[str, asyncio.Future] = {}
+        # The policy's name of a request is its number: short in the log, and equal when a run repeats.
+        self._names: dict[str, str] = {}
+        self._requests_seen = 0
+        self._settling: asyncio.TimerHandle | None = None
+        self._settling_since = 0.0
+
+    def require_acquire_fields(self) -> list[str]:
+        """verl's own client sends the prompt, by which the group is known; recipe.rollout.client sends what follows."""
+        return ["prompt_ids", "sampling_params"]
+
+    def require_release_fields(self) -> list[str]:
+        return ["request_id"]
+
+    async def acquire_server(
+        self,
+        request_id: str,
+        prompt_ids: list[int] | None = None,
+        sampling_params: dict[str, Any] | None = None,
+        *,
+        group: str | None = None,
+        prompt_tokens: int | None = None,
+        limit: int | None = None,
+        emitted: int | None = None,
+        failed_server: str | None = None,
+    ) -> tuple[str, Any]:
+        """Wait until a request may start, or go on; returns the server's id and handle.
+
+        Args:
+            prompt_ids, sampling_params: of verl's own client, instead of group, prompt_tokens and limit.
+            emitted: tokens of the request's last chunk; None: it is new.
+            failed_server: the server at which that chunk failed.
+
+        Raises:
+            RuntimeError: there is no server.
+        """
+        await self._measure_servers()
+        if failed_server is not None:
+            self.remove_servers([failed_server])
+        if not self._servers:
+            raise RuntimeError(NO_SERVERS)
+        if emitted is not None:
+            name = self._names[request_id]
+            self._log.event("proceed", name, emitted)
+        else:
+            name = self._names[request_id] = str(self._requests_seen)
+            self._requests_seen += 1
+            if group is None:
+                tokens = tuple(prompt_ids or ())
+                group, prompt_tokens = f"{hash(tokens) & (2**64 - 1):016x}", len(tokens)
+                limit = (sampling_params or {}).get("max_tokens") or self._longest - prompt_tokens
+            self._log.event("arrive", name, group, prompt_tokens, limit)
+            self._expect_more()
+        future = self._waiting[name] = asyncio.get_running_loop().create_future()
+        self._start_waiting()
+        return await future
+
+    def release_server(self, server_id: str, request_id: str | None = None, emitted: int | None = None) -> None:
+        """A response is complete, its last chunk after `emitted` tokens; None: it failed, or nobody counted."""
+        if (name := self._names.pop(request_id, None)) is None:
+            return
+        if emitted is None:
+            self._log.event("abort", name)
+        else:
+            self._log.event("finish", name, emitted)
+        self._start_waiting()
+
+    async def add_servers(self, servers: dict[str, Any]) -> None:
+        """Servers that have come; requests start there once their limits are known."""
+        self._servers.update(servers)
+        self._unmeasured.update(servers)
+        await self._measure_servers()
+        self._start_waiting()
+
+    def remove_servers(self, server_ids: list[str]) -> None:
+        """Servers that are gone. What ran there goes on elsewhere when its client reports it; with no server left,
+        all who wait are told."""
+        for server in server_ids:
+            if self._servers.pop(server, None) is not None:
+                self._unmeasured.pop(server, None)
+                self._log.event("remove_replica", server)
+        if not self._servers:
+            for name, future in self._waiting.items():
+                self._log.event("abort", name)
+                if not future.done():
+                    future.set_exception(RuntimeError(NO_SERVERS))
+            self._waiting.clear()
+
+    def get_all_servers(self) -> list[str]:
+        return list(self._servers)
+
+    def get_total_inflight(self) -> int:
+        return sum(self._log.policy.running().values())
+
+    def get_status(self) -> dict:
+        """verl's keys, and the policy's counters."""
+        running, policy = self._log.policy.running(), self._log.policy
+        return {
+            "servers": running,
+            "total_inflight": sum(running.values()),
+            "active_servers": len(self._servers),
+            "registered_handles": list(self._servers),
+            "waiting": policy.waiting,
+            **policy.counters,
+        }
+
+    def clear_sticky_cache(self) -> dict:
+        """Nothing is sticky but a chunk's way back, and that is weighed every time."""
+        return {"cleared_entries": 0, "server_loads": self._log.policy.running()}
+
+    async def _measure_servers(self) -> None:
+        """Ask new servers what their engines hold."""
+        if not self._unmeasured:
+            return
+        async with self._measuring:
+            asked = dict(self._unmeasured)
+            found = await asyncio.gather(*(handle.routing_limits.remote() for handle in asked.values()))
+            for server, limits in zip(asked, found, strict=True):
+                if self._unmeasured.pop(server, None) is not None:
+                    sizes = (limits[name] for name in ("kv_tokens", "slots", "block_tokens"))
+                    self._log.event("add_replica", server, *sizes)
+                    self._longest = limits["max_model_len"]
+
+    def _expect_more(self) -> None:
+        """Wait for further requests before siblings of a probe start: requests of a round come one by one."""
+        loop = asyncio.get_running_loop()
+        if self._settling is None:
+            self._settling_since = loop.time()
+        elif loop.time() - self._settling_since > LONGEST_SETTLING * self._settle_seconds:
+            return
+        else:
+            self._settling.cancel()
+        self._settling = loop.call_later(self._settle_seconds, self._settled)
+
+    def _settled(self) -> None:
+        self._settling = None
+        self._start_waiting()
+
+    def _start_waiting(self) -> None:
+        for name, server, _ in self._log.decide(settled=self._settling is None):
+            future = self._waiting.pop(name)
+            if not future.done():
+                future.set_result((server, self._servers[server]))
+
+
+ContextRouterActor = ray.remote(num_cpus=0, max_concurrency=MAX_CALLS)(ContextRouter)

@@ -1,0 +1,128 @@
+"""The client that divides responses: what it asks for, and how it joins what comes."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from omegaconf import OmegaConf
+from ray.exceptions import RayActorError
+from verl.workers.rollout.replica import TokenOutput
+
+from recipe.rollout.client import RoutedClient, chunk_parameters, group_of, response_limit
+from sam.vllm.runner_hooks import GENERATED
+
+RESPONSE = list(range(100, 150))
+
+
+class Server:
+    """Gives the tokens of RESPONSE that follow those it is sent, as recipe.rollout.server does; `fail` calls fail."""
+
+    def __init__(self, fail=0, stop_at=50):
+        self.asked, self.fail, self.stop_at = [], fail, stop_at
+        self.generate = SimpleNamespace(remote=self._generate)
+
+    async def _generate(self, request_id, prompt_ids, sampling_params, **_):
+        self.asked.append((prompt_ids, sampling_params))
+        if self.fail:
+            self.fail -= 1
+            raise RayActorError()
+        given = (sampling_params.get("extra_args") or {}).get(GENERATED, 0)
+        end = min(given + sampling_params.get("max_tokens", 1 << 20), self.stop_at)
+        tokens = RESPONSE[given:end]
+        return TokenOutput(
+            token_ids=tokens, log_probs=[-t / 10 for t in tokens], num_preempted=1,
+            stop_reason="completed" if end == self.stop_at or not sampling_params.get("extra_args") else "length",
+            extra_fields={"global_steps": 3, "num_cached_tokens": given, "spec_num_draft_tokens": 2},
+        )  # fmt: skip
+
+
+class Router:
+    def __init__(self, servers):
+        self.servers, self.told, self.released = dict(servers), [], []
+        self.acquire_server = SimpleNamespace(remote=self._acquire)
+        self.release_server = SimpleNamespace(remote=lambda *a, **k: self.released.append((a, k)))
+
+    async def _acquire(self, request_id, **told):
+        self.told.append(told)
+        self.servers.pop(told.get("failed_server"), None)
+        if not self.servers:
+            raise RuntimeError("No available servers in load balancer")
+        return next(iter(self.servers.items()))
+
+
+def generate(chunk, servers=None, prompt=(1, 2, 3), **sampling):
+    rollout = {"name": "vllm", "max_model_len": 64, "prompt_length": 14, "response_length": 50}
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "routing": {"chunk_tokens": chunk}})
+    servers = servers or {"a": Server()}
+    router = Router(servers)
+    client = RoutedClient(config, router)
+    output = asyncio.run(client.generate("r", prompt_ids=list(prompt), sampling_params=sampling))
+    assert client._acquire_with == client._server_of == {}
+    return output, router, [ask for one in servers.values() for ask in one.asked]
+
+
+def test_chunks_are_joined():
+    whole, *_ = generate(None, seed=1)
+    output, router, asked = generate(20, seed=1)
+    assert output.token_ids == whole.token_ids == RESPONSE and output.log_probs == whole.log_probs
+    assert (output.stop_reason, output.num_preempted) == ("completed", 3)
+    assert output.extra_fields["num_cached_tokens"] == 0, "of the prompt, as without chunks"
+    assert output.extra_fields["spec_num_draft_tokens"] == 6
+    assert [prompt for prompt, _ in asked] == [[1, 2, 3], [1, 2, 3, *RESPONSE[:20]], [1, 2, 3, *RESPONSE[:40]]]
+    assert [one["max_tokens"] for _, one in asked] == [20, 20, 10]
+    assert [one["seed"] for _, one in asked] == [1, 1, 1]
+    assert router.told[0] == {"group": group_of([1, 2, 3]), "prompt_tokens": 3, "limit": 50}
+    assert router.told[1:] == [{"emitted": 20}, {"emitted": 20}]
+    assert [kept["emitted"] for _, kept in router.released] == [10]
+
+
+def test_a_response_that_ends_with_its_chunk_is_not_asked_for_more():
+    output, _, asked = generate(20, {"a": Server(stop_at=20)})
+    assert len(output.token_ids) == 20 and len(asked) == 1
+
+
+def test_whole_responses_are_asked_for_as_verl_does():
+    _, router, asked = generate(None, seed=1, temperature=0.5)
+    assert asked == [([1, 2, 3], {"seed": 1, "temperature": 0.5})]
+    assert [kept["emitted"] for _, kept in router.released] == [50]
+
+
+def test_what_reads_across_tokens_is_not_divided():
+    _, _, asked = generate(20, stop=["x"])
+    assert len(asked) == 1
+
+
+def test_a_dead_replica_costs_its_chunk_only():
+    dying, other = Server(), Server()
+    answer = dying._generate
+
+    async def dies(**call):
+        dying.fail = len(dying.asked) == 1
+        return await answer(**call)
+
+    dying.generate.remote = dies
+    output, router, _ = generate(20, {"a": dying, "b": other})
+    assert output.token_ids == RESPONSE
+    assert router.told[1:] == [{"emitted": 20}, {"emitted": 0, "failed_server": "a"}, {"emitted": 20}]
+    assert other.asked[0][0] == [1, 2, 3, *RESPONSE[:20]]
+
+
+def test_with_no_replica_left_the_death_is_the_error():
+    with pytest.raises(RayActorError):
+        generate(20, {"a": Server(fail=1)})
+
+
+def test_limits_are_those_of_verls_server():
+    rollout = OmegaConf.create({"max_model_len": 64, "prompt_length": 14, "response_length": 50})
+    assert response_limit(rollout, 3, {}) == 50
+    assert response_limit(rollout, 30, {}) == 34, "a second turn has what is left"
+    assert response_limit(rollout, 3, {"max_tokens": 500}) == 61
+    assert response_limit(rollout, 3, {"max_new_tokens": 7}) == 7
+
+
+def test_the_least_length_and_other_arguments_go_along():
+    parameters = {"min_tokens": 30, "extra_args": {"other": 1}, "prompt_logprobs": 1, "max_new_tokens": 50}
+    first, second = chunk_parameters(parameters, 0, 50, 20), chunk_parameters(parameters, 20, 50, 20)
+    assert (first["min_tokens"], second["min_tokens"]) == (20, 10)
+    assert second["extra_args"] == {"other": 1, GENERATED: 20}
+    assert "prompt_logprobs" in first and "prompt_logprobs" not in second and "max_new_tokens" not in second

@@ -1,0 +1,159 @@
+"""verl's load balancer around the routing policy, with servers that are asked for their limits only."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from recipe.rollout.router import ACTOR_CLASS, ContextRouter, write_config
+from sam.routing.decision_log import replay
+
+LIMITS = {"kv_tokens": 4096, "block_tokens": 16, "slots": 2, "max_model_len": 512}
+
+
+def server(**changed):
+    async def limits():
+        return LIMITS | changed
+
+    return SimpleNamespace(routing_limits=SimpleNamespace(remote=limits))
+
+
+def router(tmp_path, servers=("a",), **config) -> ContextRouter:
+    settings = {"chunk_tokens": None, "max_wait": 1000, "lookahead_tokens": 0, "settle_ms": 1}
+    return ContextRouter({name: server() for name in servers}, settings | config | {"log": tmp_path / "routing.jsonl"})
+
+
+async def play(made: ContextRouter, groups: int, samples: int, chunk: int | None, lengths) -> list[str]:
+    """Clients that generate at once as the router lets them; returns requests in the order in which they started."""
+    order = []
+
+    async def client(group: int, sample: int) -> None:
+        name, generated, emitted = f"{group}.{sample}", 0, None
+        length = lengths(group, sample)
+        told = {"group": str(group), "prompt_tokens": 8, "limit": 256}
+        while generated < length:
+            server_id, _ = await made.acquire_server(name, **(told if emitted is None else {"emitted": emitted}))
+            order.append(name)
+            await asyncio.sleep(0.001)
+            emitted = min(chunk or length, length - generated)
+            generated += emitted
+        made.release_server(server_id, name, emitted)
+
+    async with asyncio.timeout(20):
+        await asyncio.gather(*(client(g, s) for g in range(groups) for s in range(samples)))
+    return order
+
+
+@pytest.mark.parametrize("chunk", [None, 16])
+def test_every_request_ends_and_the_log_replays(tmp_path, chunk):
+    made = router(tmp_path, servers=("a", "b"), chunk_tokens=chunk)
+    order = asyncio.run(play(made, 6, 5, chunk, lambda group, sample: 10 + 20 * group + sample))
+    assert set(order) == {f"{g}.{s}" for g in range(6) for s in range(5)}
+    assert len({name.split(".")[0] for name in order[:4]}) == 4, "probes first, though siblings came before them"
+    status = made.get_status()
+    assert status["waiting"] == status["total_inflight"] == 0 and status["admissions"] == len(order)
+    lines = (tmp_path / "routing.jsonl").read_text().splitlines()
+    assert replay(lines) == len(order)
+    start = next(i for i, line in enumerate(lines) if json.loads(line)[1] == "arrive")
+    swapped = [*lines[:start], *lines[start + 1 :]]
+    with pytest.raises((ValueError, KeyError)):
+        replay(swapped)
+
+
+def test_requests_of_verls_own_client_are_grouped_by_their_prompts(tmp_path):
+    async def run():
+        made = router(tmp_path)
+        for i, prompt in enumerate(([1, 2, 3], [1, 2, 3], [4, 5])):
+            await made.acquire_server(f"r{i}", prompt_ids=prompt, sampling_params={"max_tokens": 9})
+            made.release_server("a", f"r{i}")
+
+    asyncio.run(run())
+    lines = [json.loads(line) for line in (tmp_path / "routing.jsonl").read_text().splitlines()]
+    groups = [line[3:] for line in lines if line[1] == "arrive"]
+    assert groups[0] == groups[1] != groups[2]
+    assert groups[0][1:] == [3, 9]
+    assert [line[1] for line in lines].count("abort") == 3, "a length that nobody counted says nothing"
+
+
+def test_a_failed_server_is_dropped_and_its_chunk_goes_on_elsewhere(tmp_path):
+    async def run():
+        made = router(tmp_path, servers=("a", "b"), chunk_tokens=16)
+        first, _ = await made.acquire_server("r", group="g", prompt_tokens=8, limit=64)
+        second, _ = await made.acquire_server("r", emitted=0, failed_server=first)
+        assert first != second and made.get_all_servers() == [second]
+        with pytest.raises(RuntimeError, match="No available servers in load balancer"):
+            await made.acquire_server("r", emitted=0, failed_server=second)
+
+    asyncio.run(run())
+
+
+def test_who_waits_is_told_when_the_last_server_goes(tmp_path):
+    async def run():
+        made = router(tmp_path)
+        waiting = [
+            asyncio.ensure_future(made.acquire_server(str(i), group="g", prompt_tokens=8, limit=64)) for i in range(5)
+        ]
+        await asyncio.sleep(0.1)
+        assert sum(one.done() for one in waiting) == LIMITS["slots"]
+        made.remove_servers(["a"])
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(one) for one in results].count(RuntimeError) == 3
+
+    asyncio.run(run())
+
+
+def test_a_server_that_comes_takes_who_waits(tmp_path):
+    async def run():
+        made = router(tmp_path)
+        waiting = [
+            asyncio.ensure_future(made.acquire_server(str(i), group="g", prompt_tokens=8, limit=64)) for i in range(4)
+        ]
+        await asyncio.sleep(0.1)
+        await made.add_servers({"b": server()})
+        async with asyncio.timeout(5):
+            assert sorted(name for name, _ in await asyncio.gather(*waiting)) == ["a", "a", "b", "b"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.e2e
+def test_more_than_rays_thousand_calls_may_wait(tmp_path):
+    """With an actor's default of 1000 calls at once, requests that wait keep releases from coming in."""
+    import ray
+
+    @ray.remote(num_cpus=0)
+    class Server:
+        def routing_limits(self):
+            return LIMITS
+
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, _temp_dir=str(tmp_path / "r"))
+    try:
+        handle = Server.remote()
+        write_config(_config(tmp_path))
+        from verl.workers.rollout.router import get_router_handle
+
+        made = get_router_handle({"a": handle}, str(tmp_path / "router.yaml"))
+        names = [str(i) for i in range(1500)]
+        calls = {made.acquire_server.remote(name, group=name, prompt_tokens=8, limit=64): name for name in names}
+        while calls:
+            (done, *_), _ = ray.wait(list(calls), timeout=30)
+            made.release_server.remote(ray.get(done)[0], calls.pop(done), 5)
+        assert ray.get(made.get_status.remote())["admissions"] == len(names)
+    finally:
+        ray.shutdown()
+
+
+def _config(tmp_path):
+    from recipe.launch.config import compose_config
+
+    return compose_config("dapo_tiny_cpu", ["routing=context", f"run_dir={tmp_path}"])
+
+
+def test_the_file_for_verl_names_the_router_and_its_settings(tmp_path):
+    from verl.workers.rollout.router import _load_router_yaml, _resolve_router_class
+
+    write_config(_config(tmp_path))
+    settings = _load_router_yaml(str(tmp_path / "router.yaml"))
+    assert settings["router_class"] == ACTOR_CLASS and settings["lookahead_tokens"] == 8
+    _resolve_router_class(settings["router_class"])
