@@ -60,7 +60,7 @@ class SpeculationConfig:
         batch_invariant: kernels whose rows do not depend on the batch: auto (where there are any), on (the engine does
             not start without) or off (vLLM's own as they are).
         async_scheduling: whether vLLM schedules a step before it knows the tokens of the one before: auto (where it can
-            with sam), on (the engine does not start without) or off (never with a drafter).
+            with sam: on CUDA, not in a pipeline), on (the engine does not start without) or off (never with a drafter).
         prompt_lookup_max: longest match of ngram, prompt_lookup_min tokens or more.
         prompt_lookup_min: shortest match of ngram, 1 token or more.
 
@@ -147,15 +147,24 @@ class SpeculationConfig:
         """All keys and values, as JSON and YAML hold them."""
         return asdict(self)
 
-    def schedules_asynchronously(self, device: str, ranks: int = 1) -> bool:
-        """Whether sam drafts under asynchronous scheduling in an engine on `device` (cuda, npu or cpu).
+    def schedules_asynchronously(self, device: str, pipeline: int = 1, engine_setting: bool | None = None) -> bool:
+        """Whether sam drafts under asynchronous scheduling, with any number of tensor-parallel ranks.
 
-        `ranks` are those of tensor and pipeline parallelism together.
+        Args:
+            device: cuda, npu or cpu.
+            pipeline: vLLM's pipeline_parallel_size; in a pipeline it cannot be (sam.vllm.ranks.check_async).
+            engine_setting: vLLM's own async_scheduling, where the user has set it.
 
         Raises:
             ValueError: async_scheduling is on and cannot be.
         """
-        obstacle = f"device {device}" if device != "cuda" else f"{ranks} ranks" if ranks > 1 else None
+        obstacle = None
+        if device != "cuda":
+            obstacle = f"device {device}"
+        elif pipeline > 1:
+            obstacle = f"pipeline_parallel_size={pipeline}"
+        elif engine_setting is False:
+            obstacle = "vLLM's own async_scheduling=False"
         if self.async_scheduling == "on" and self.method == "sam" and obstacle:
             raise ValueError(f"speculation.async_scheduling=on: not with {obstacle}: set it to auto")
         return self.method == "sam" and self.async_scheduling != "off" and obstacle is None

@@ -74,8 +74,9 @@ def connect(config: DictConfig, speculation: SpeculationConfig) -> None:
     rollout = config.actor_rollout_ref.rollout
     OmegaConf.set_struct(config, False)
     config.speculation = speculation.to_dict()
-    ranks = rollout.tensor_model_parallel_size * (rollout.get("pipeline_model_parallel_size") or 1)
-    asynchronous = speculation.schedules_asynchronously(config.trainer.device, ranks)
+    stages = rollout.get("pipeline_model_parallel_size") or 1
+    engine_setting = rollout.engine_kwargs.vllm.get("async_scheduling")
+    asynchronous = speculation.schedules_asynchronously(config.trainer.device, stages, engine_setting)
     for key, value in speculation.vllm_arguments(asynchronous).items():
         users = rollout.engine_kwargs.vllm.get(key) or {}
         if not isinstance(users, DictConfig | dict):

@@ -43,6 +43,7 @@ def _drafter(config: DictConfig) -> str:
 
     speculative = SpeculativeConfig(**asked)
     if speculative.method == "ngram_gpu" and config.speculation.method == "sam":
+        _check_ranks(config, settings)
         return "sam.vllm.async_proposer.AsyncSamProposer, in place of vLLM's NgramProposerGPU"
     if speculative.method != "custom_class":
         return f"{speculative.method}, vLLM's own"
@@ -57,6 +58,20 @@ def _drafter(config: DictConfig) -> str:
     if config.trainer.device == "npu":
         by += f", which vllm_ascend.spec_decode calls {_ascend_state()}"
     return f"{type(made).__module__}.{type(made).__qualname__}, made by {by}"
+
+
+def _check_ranks(config: DictConfig, settings: dict) -> None:
+    """Raise ValueError where an engine's ranks could not agree on drafts under asynchronous scheduling."""
+    from sam.vllm import ranks
+
+    ranks.check_async(
+        SimpleNamespace(
+            tensor_parallel_size=config.actor_rollout_ref.rollout.tensor_model_parallel_size,
+            pipeline_parallel_size=settings.get("pipeline_parallel_size") or 1,
+            prefill_context_parallel_size=settings.get("prefill_context_parallel_size") or 1,
+            distributed_executor_backend=settings.get("distributed_executor_backend"),
+        )
+    )
 
 
 def _ascend_state() -> str:

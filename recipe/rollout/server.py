@@ -108,7 +108,7 @@ class SpeculationServer(vLLMHttpServer):
                 self._busy_seconds += time.monotonic() - self._busy_since
 
     async def take_rollout_record(self) -> tuple[bytes, float]:
-        """The engine steps and busy seconds since the last call (of the first worker: ranks draft alike)."""
+        """The engine steps and busy seconds since the last call (of the first worker, whose drafts all verify)."""
         seconds, self._busy_seconds = self._busy_seconds, 0.0
         return (await self.engine.collective_rpc("sam_take_record"))[0], seconds
 

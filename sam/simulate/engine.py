@@ -14,7 +14,7 @@ from sam.switch.goodput import CONTEXT_BUCKET
 from sam.switch.interpolation import Grid, interpolate
 from sam.switch.policy import Policy
 from sam.switch.step_cost import StepCost
-from sam.vllm.data_parallel import max_num_tokens_other
+from sam.vllm.ranks import max_num_tokens_other
 
 TOTALS = ("drafted", "accepted", "verified", "emitted")
 # A step with drafts, or a series of steps without: when it ended, how many steps, requests of the largest replica.

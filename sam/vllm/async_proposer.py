@@ -8,9 +8,12 @@ vLLM schedules step n + 1 before it knows the tokens of step n, with placeholder
   tokens. Since all counts are known on the host by then, vLLM need not correct any on the device.
 
 Between the phases lies one step: drafts are asked for in it, and come with the next.
+
+With tensor parallelism the first rank drafts, and clocks decide there whether a step's tokens have arrived. The others
+ask no clock: each is given the first one's drafts before the step that verifies them, and waits for its own copy of the
+tokens where drafts are verified, and before the first that are.
 """
 
-import itertools
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +23,7 @@ import torch
 from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.spec_decode.ngram_proposer_gpu import NgramProposerGPU
 
-from sam.vllm import async_hooks
+from sam.vllm import async_hooks, ranks
 from sam.vllm.proposer import MAX_STEPS_BEHIND, SamProposer, is_token
 
 
@@ -42,26 +45,34 @@ class SampledStep:
     tokens: torch.Tensor
     copied: Any
 
-    def rows(self, tokens: torch.Tensor | None = None) -> list[list[int]]:
-        """Each row's tokens, of `tokens` if they came another way."""
-        filled = (self.tokens if tokens is None else tokens).tolist()
-        return [
-            list(itertools.takewhile(is_token, row)) if emits else []
-            for row, emits in zip(filled, self.emits.tolist(), strict=True)
-        ]
+    def sampled(self, tokens: torch.Tensor | None = None) -> "SampledTokens":
+        """What came out, of `tokens` if they came another way."""
+        filled = (self.tokens if tokens is None else tokens).numpy()
+        counts = (filled >= 0).sum(axis=1) * self.emits
+        lists = [row[:count] for row, count in zip(filled.tolist(), counts.tolist(), strict=True)]
+        return SampledTokens(filled, counts, lists)
+
+
+@dataclass
+class SampledTokens:
+    """A step's tokens on the host.
+
+    Attributes:
+        filled: int [rows, 1 + longest draft], each row filled up with -1.
+        counts: int [rows], tokens of each row; 0 for a row that is still in its prompt.
+        lists: the tokens of each row.
+    """
+
+    filled: np.ndarray
+    counts: np.ndarray
+    lists: list[list[int]]
 
 
 class AsyncSamProposer(SamProposer, NgramProposerGPU):
     """A SamProposer that vLLM takes for its NgramProposerGPU, whose kernel it neither compiles nor runs."""
 
     def __init__(self, vllm_config, _device, _runner=None):
-        parallel = vllm_config.parallel_config
-        if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
-            # Each rank would draft for itself, and clocks decide in which steps: ranks have to agree first.
-            raise ValueError(
-                f"speculation under asynchronous scheduling with tensor_parallel_size={parallel.tensor_parallel_size}, "
-                f"pipeline_parallel_size={parallel.pipeline_parallel_size}: set speculation.async_scheduling=off"
-            )
+        ranks.check_async(vllm_config.parallel_config)
         SamProposer.__init__(self, vllm_config)
         self.counters.update(dict.fromkeys(async_hooks.COUNTERS, 0))
         self.verifying: dict[str, list[int]] = {}  # drafts of the step under way, by request
@@ -69,9 +80,12 @@ class AsyncSamProposer(SamProposer, NgramProposerGPU):
         self._drafts: dict[str, list[int]] = {}  # of the next step
         self._pending: deque[SampledStep] = deque()  # without drafts, and not taken from vLLM's copy yet
         self._had_placeholders = self._waited = self._waited_before = False
+        self._channel: ranks.DraftChannel | None = None  # to or from other ranks
+        self._unread: tuple[SampledStep, Any] | None = None  # the last step and its output, where another rank drafts
 
     def bind(self, runner) -> None:
         super().bind(runner)
+        self._channel = ranks.DraftChannel.of(runner)
         async_hooks.install(runner, self)
 
     def update_token_ids_ngram(self, sampled_token_ids: torch.Tensor, *_unused):
@@ -101,6 +115,10 @@ class AsyncSamProposer(SamProposer, NgramProposerGPU):
         starts = batch.num_tokens_no_spec[:rows] - emits  # vLLM has counted one token for each
         copy = output.sampled_token_ids_cpu
         step = SampledStep(batch.req_ids.copy(), starts, emits, copy, output.async_copy_ready_event)
+        if not self._is_heard:
+            self._unread = step, output
+            self.verifying = {}  # what came out for them is known a step later: no recorder of this rank asks
+            return
         verified = copy.shape[-1] > 1
         self._drafts, self.accepted = {}, {}
         self._waited = verified or self.wants_drafts
@@ -111,23 +129,23 @@ class AsyncSamProposer(SamProposer, NgramProposerGPU):
                 self._stop_tracking(self._pending.popleft().request_ids)
         else:
             self._write(step, sampled, is_last=True)
-            self.accepted = dict(zip(step.request_ids, sampled, strict=True))
-        self._drafts = self._draft(step.request_ids, list(map(len, sampled)) if sampled else emits.tolist())
+            self.accepted = dict(zip(step.request_ids, sampled.lists, strict=True))
+        self._drafts = self._draft(step.request_ids, (sampled.counts if sampled else emits).tolist())
         if sampled or self._drafts:
             # All tokens are on the host: the next step takes its input from there, drafts included.
             batch.prev_sampled_token_ids = None
         self._waited_before = self._waited
 
-    def _wait(self, step: SampledStep, output, verified: bool) -> list[list[int]] | None:
-        """The one wait of a step with drafts; None if the copy failed and no count depends on it."""
+    def _wait(self, step: SampledStep, output, is_needed: bool) -> SampledTokens | None:
+        """The one wait of a step with drafts; None if the copy failed and the tokens are not needed."""
         self.counters["waited_steps"] += 1
         try:
             step.copied.synchronize()
-            return step.rows()
+            return step.sampled()
         except Exception:
             self._count_error()
             # How many drafts were accepted must be known. If this fails too the device is lost, to vLLM as well.
-            return step.rows(output._sampled_token_ids.cpu()) if verified else None
+            return step.sampled(output._sampled_token_ids.cpu()) if is_needed else None
 
     def _draft(self, request_ids: list[str], emitted: list[int]) -> dict[str, list[int]]:
         try:
@@ -168,7 +186,7 @@ class AsyncSamProposer(SamProposer, NgramProposerGPU):
         while self._pending and self._pending[0].copied.query():
             step = self._pending.popleft()
             try:
-                self._write(step, step.rows())
+                self._write(step, step.sampled())
             except Exception:
                 self._count_error()
                 self._stop_tracking(step.request_ids)
@@ -180,46 +198,55 @@ class AsyncSamProposer(SamProposer, NgramProposerGPU):
                 self.drafter.finish(request_id)
             self._untracked.add(request_id)
 
-    def _write(self, step: SampledStep, sampled: list[list[int]], is_last: bool = False) -> None:
+    def _write(self, step: SampledStep, sampled: SampledTokens, is_last: bool = False) -> None:
         """Put tokens where vLLM has them when it schedules synchronously; it left a placeholder for each row.
 
         Args:
-            sampled: each row's tokens.
             is_last: the batch's rows are still this step's.
         """
         batch, requests = self._runner.input_batch, self._runner.requests
-        for request_id, start, tokens in zip(step.request_ids, step.starts.tolist(), sampled, strict=True):
+        rows = np.full(len(step.request_ids), -1)  # of the batch; -1: nothing to write there
+        row_of = batch.req_id_to_index.get
+        named = zip(step.request_ids, step.starts.tolist(), sampled.lists, strict=True)
+        for index, (request_id, start, tokens) in enumerate(named):
             state = requests.get(request_id) or self._tracked.get(request_id)
             if not tokens or state is None:
                 continue
             place, output = start - state.num_prompt_tokens, state.output_token_ids
-            if place >= len(output):
-                continue
-            # Already there: of a request preempted since then, from the scheduler; of a penalised one, in `output`.
-            if is_last or not is_token(output[place]):
-                output[place : place + 1] = tokens
-            if (row := batch.req_id_to_index.get(request_id)) is None:
-                continue
-            if is_last or not is_token(batch.token_ids_cpu[row, start]):
-                batch.token_ids_cpu[row, start : start + len(tokens)] = tokens
-            if is_last:
-                batch.is_token_ids[row, start : start + len(tokens)] = True
-                batch.num_tokens_no_spec[row] = start + len(tokens)
+            if place < len(output):
+                # Already there: of a request preempted since then, from the scheduler; of a penalised one, in `output`.
+                if is_last or output[place] < 0:
+                    output[place : place + 1] = tokens
+                rows[index] = row_of(request_id, -1)
+        counts = np.where(rows < 0, 0, sampled.counts)
+        of, offset = np.nonzero(np.arange(sampled.filled.shape[1]) < counts[:, None])
+        to = rows[of], step.starts[of] + offset
+        values = sampled.filled[of, offset]
+        if is_last:
+            batch.is_token_ids[to] = True
+            written = counts > 0
+            batch.num_tokens_no_spec[rows[written]] = (step.starts + counts)[written]
+        else:
+            values = np.where(batch.token_ids_cpu[to] < 0, values, batch.token_ids_cpu[to])
+        batch.token_ids_cpu[to] = values
 
     def before_step(self, scheduler_output) -> None:
-        """Put true counts and drafts into vLLM's own copy of what was scheduled.
+        """Put true counts and drafts into vLLM's own copy of what was scheduled; the same on all ranks.
 
         Args:
             scheduler_output: vLLM's SchedulerOutput; its dictionaries are the model runner's own already.
         """
+        scheduled = scheduler_output.scheduled_spec_decode_tokens
+        drafts = {name: self._drafts.get(name, [])[: len(room)] for name, room in scheduled.items()}
+        if drafts and self._channel:
+            drafts = self._channel.share(drafts)
+        self._catch_up(any(drafts.values()))
         if self._had_placeholders:
             self._correct_counts(scheduler_output)
-        scheduled = scheduler_output.scheduled_spec_decode_tokens
         self._had_placeholders = bool(scheduled)
         self.verifying = {}
-        for request_id, placeholders in list(scheduled.items()):
-            draft = self._drafts.get(request_id, [])[: len(placeholders)]
-            missing = len(placeholders) - len(draft)
+        for request_id, draft in drafts.items():
+            missing = len(scheduled[request_id]) - len(draft)
             scheduler_output.num_scheduled_tokens[request_id] -= missing
             scheduler_output.total_num_scheduled_tokens -= missing
             if draft:
@@ -227,6 +254,15 @@ class AsyncSamProposer(SamProposer, NgramProposerGPU):
             else:
                 del scheduled[request_id]
         self.drafted = sum(map(len, self.verifying.values()))
+
+    def _catch_up(self, has_drafts: bool) -> None:
+        """Where another rank drafts: wait for the last step's tokens, if drafts were among them or follow them now."""
+        if self._unread is None:
+            return
+        (step, output), self._unread = self._unread, None
+        if has_drafts or step.tokens.shape[-1] > 1:
+            self._write(step, self._wait(step, output, is_needed=True), is_last=True)
+            self._runner.input_batch.prev_sampled_token_ids = None
 
     def _correct_counts(self, scheduler_output) -> None:
         """The scheduler took every placeholder of the last step for an accepted token."""

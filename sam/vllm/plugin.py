@@ -121,8 +121,8 @@ def install(runner) -> None:
     from vllm.platforms import current_platform
 
     from sam.vllm import rejection_sampler, runner_hooks, warmup_cost
-    from sam.vllm.data_parallel import keep_other_ranks_tokens
     from sam.vllm.exact_sampler import ExactSampler, self_check
+    from sam.vllm.ranks import keep_other_ranks_tokens
 
     config = SpeculationConfig.from_vllm(runner.vllm_config)
     if current_platform.is_cpu():

@@ -19,7 +19,7 @@ from sam.record.engine_steps import accepted_tokens
 from sam.switch import goodput
 from sam.switch.policies import PolicyRotation, make_policy
 from sam.switch.policy import Policy, StepState
-from sam.vllm import runner_hooks, warmup_cost
+from sam.vllm import ranks, warmup_cost
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class SamProposer:
     def bind(self, runner) -> None:
         """Give the proposer its model runner: vLLM calls `propose` without request ids."""
         self._runner = runner
-        self._is_heard = runner_hooks.is_drafting_rank(runner)
+        self._is_heard = ranks.is_drafting_rank(runner)
 
     def weights_updated(self) -> None:
         """Count a weight sync: history evicts responses of older weights first, a rotation takes its next policy."""

@@ -37,20 +37,6 @@ def skip_empty_drafts(runner) -> None:
     runner.take_draft_token_ids = take_draft_token_ids
 
 
-def is_drafting_rank(runner) -> bool:
-    """Whether the scheduler is given this rank's drafts, which all ranks then verify.
-
-    vLLM's executors take the drafts of the first tensor-parallel rank (MultiprocExecutor.take_draft_token_ids) and send
-    them to every rank with the step that verifies them. So one rank drafts, and no rank's step depends on what another
-    knows or when. With an external launcher each rank has a scheduler of its own, and drafts for itself.
-    """
-    from vllm.distributed.parallel_state import get_tensor_model_parallel_rank, model_parallel_is_initialized
-
-    parallel = runner.vllm_config.parallel_config
-    alone = parallel.tensor_parallel_size == 1 or parallel.distributed_executor_backend == "external_launcher"
-    return alone or not model_parallel_is_initialized() or get_tensor_model_parallel_rank() == 0
-
-
 def continue_requests() -> None:
     """Let model runners go on from tokens that another request generated: the chunks of one response.
 

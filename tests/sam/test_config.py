@@ -65,28 +65,37 @@ def test_words_that_yaml_takes_for_truth_values(word, mode):
 
 
 @pytest.mark.parametrize(
-    ("device", "ranks", "scheduling", "expected"),
+    ("engine", "scheduling", "expected"),
     [
-        ("cuda", 1, "auto", True),
-        ("cuda", 1, "on", True),
-        ("cuda", 1, "off", False),
-        ("cuda", 8, "auto", False),
-        ("cpu", 1, "auto", False),
-        ("npu", 1, "auto", False),
+        (("cuda",), "auto", True),
+        (("cuda",), "on", True),
+        (("cuda",), "off", False),
+        (("cuda", 1, True), "auto", True),
+        (("cuda", 1, False), "auto", False),
+        (("cuda", 8), "auto", False),
+        (("cpu",), "auto", False),
+        (("npu",), "auto", False),
     ],
 )
-def test_where_sam_is_scheduled_asynchronously(device, ranks, scheduling, expected):
+def test_where_sam_is_scheduled_asynchronously(engine, scheduling, expected):
     config = SpeculationConfig(async_scheduling=scheduling)
-    assert config.schedules_asynchronously(device, ranks) is expected
+    assert config.schedules_asynchronously(*engine) is expected
     drafter = config.vllm_arguments(expected)["speculative_config"]
     assert drafter.get("method") == ("ngram_gpu" if expected else None) and drafter["num_speculative_tokens"] == 3
-    assert not SpeculationConfig(method="off", async_scheduling=scheduling).schedules_asynchronously(device, ranks)
+    assert not SpeculationConfig(method="off", async_scheduling=scheduling).schedules_asynchronously(*engine)
 
 
-@pytest.mark.parametrize(("device", "ranks", "obstacle"), [("cpu", 1, "device cpu"), ("cuda", 4, "4 ranks")])
-def test_asynchronous_scheduling_that_cannot_be_is_refused(device, ranks, obstacle):
+@pytest.mark.parametrize(
+    ("engine", "obstacle"),
+    [
+        (("cpu",), "device cpu"),
+        (("cuda", 4), "pipeline_parallel_size=4"),
+        (("cuda", 1, False), "vLLM's own async_scheduling=False"),
+    ],
+)
+def test_asynchronous_scheduling_that_cannot_be_is_refused(engine, obstacle):
     with pytest.raises(ValueError, match=f"speculation.async_scheduling=on: not with {obstacle}: set it to auto"):
-        SpeculationConfig(async_scheduling="on").schedules_asynchronously(device, ranks)
+        SpeculationConfig(async_scheduling="on").schedules_asynchronously(*engine)
     for method in ("ngram", "suffix"):
         with pytest.raises(ValueError, match=f"synchronously with speculation.method={method}: set it to auto"):
             SpeculationConfig(method=method, async_scheduling="on")

@@ -49,7 +49,9 @@ class BenchEngine:
 
         wanted = None if speculation is None else SpeculationConfig.from_dict(speculation)
         if wanted is not None:
-            asynchronous = wanted.schedules_asynchronously(*_device_and_ranks(arguments))
+            asynchronous = wanted.schedules_asynchronously(
+                _device(), arguments.pipeline_parallel_size, arguments.async_scheduling
+            )
             for name, value in wanted.vllm_arguments(asynchronous).items():
                 setattr(arguments, name, value)
             arguments.worker_extension_cls = "sam.vllm.bench.extension.BenchExtension"
@@ -171,11 +173,11 @@ def _engine_arguments(words: list[str]):
     return EngineArgs.from_cli_args(EngineArgs.add_cli_args(Parser()).parse_args(words))
 
 
-def _device_and_ranks(arguments) -> tuple[str, int]:
-    """Of an engine with vLLM's EngineArgs `arguments`."""
+def _device() -> str:
+    """cuda, npu or cpu, as vLLM finds it."""
     from vllm.platforms import current_platform
 
-    return current_platform.device_type, arguments.tensor_parallel_size * arguments.pipeline_parallel_size
+    return current_platform.device_type
 
 
 def _check_as_recorded(responses: list[list[int]], given: list[list[int]]) -> int | None:

@@ -46,6 +46,16 @@ def test_what_would_load(overrides, drafter, sampler):
     assert found["sampler"].endswith(f"put there by the plugin after {speculation.VLLM_RUNNER}.load_model")
 
 
+def test_ranks_that_could_not_agree_on_drafts_are_refused():
+    found, problems = resolve(name="dapo_qwen3_8b_cuda")
+    assert found["drafter"].startswith("sam.vllm.async_proposer.AsyncSamProposer")
+    key = "+actor_rollout_ref.rollout.engine_kwargs.vllm.prefill_context_parallel_size"
+    for more in ([], ["speculation.async_scheduling=off"]):
+        found, problems = resolve(f"{key}=2", *more, name="dapo_qwen3_8b_cuda")
+        said = [one for one in problems if "prefill_context_parallel_size=2" in one]
+        assert len(said) == (not more), problems
+
+
 def test_suffix_needs_its_package(monkeypatch):
     monkeypatch.setattr("vllm.config.speculative.has_arctic_inference", lambda: False)
     found, (problem,) = resolve("speculation=suffix")

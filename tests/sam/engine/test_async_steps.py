@@ -212,15 +212,15 @@ def test_a_fault_costs_drafts_and_changes_no_token(model, off, fault, monkeypatc
 
 
 def test_tokens_that_never_arrive_leave_their_requests_without_drafts(model, off, monkeypatch):
-    rows, proposers, calls = SampledStep.rows, [], []
+    sampled, proposers, calls = SampledStep.sampled, [], []
 
     def broken(step, *other):
         calls.append(step)
         if len(calls) == 1:
             raise RuntimeError("the copy failed")
-        return rows(step, *other)
+        return sampled(step, *other)
 
-    monkeypatch.setattr(SampledStep, "rows", broken)
+    monkeypatch.setattr(SampledStep, "sampled", broken)
     on = generate(
         model, PROMPTS, SETTINGS, ASYNC_SAM, policy="never", observe=lambda runner: proposers.append(runner.drafter),
         **ASYNC,

@@ -1,5 +1,7 @@
 """The asynchronous proposer without an engine: counts, drafts and tokens that arrive late."""
 
+import cProfile
+import pstats
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -12,6 +14,12 @@ from sam.vllm.proposer import MAX_STEPS_BEHIND
 from tests.sam.vllm.model_runner import LENGTH
 
 ROWS = 4
+ALONE = {
+    "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
+    "prefill_context_parallel_size": 1,
+    "distributed_executor_backend": "mp",
+}
 
 
 @dataclass
@@ -22,7 +30,7 @@ class Cached:
     resumed_req_ids: set = field(default_factory=set)
 
 
-def make(requests, **parallel):
+def make(requests, rows=ROWS, **parallel):
     """A proposer bound to a batch of `requests`: prompt and output of each by name."""
     from sam.vllm.async_proposer import AsyncSamProposer
 
@@ -30,7 +38,7 @@ def make(requests, **parallel):
         additional_config={"speculation": {"policy": "always"}},
         speculative_config=SimpleNamespace(num_speculative_tokens=3),
         model_config=SimpleNamespace(max_model_len=LENGTH),
-        parallel_config=SimpleNamespace(**{"tensor_parallel_size": 1, "pipeline_parallel_size": 1, **parallel}),
+        parallel_config=SimpleNamespace(**ALONE | parallel),
     )
     proposer = AsyncSamProposer(config, "cpu")
     batch = SimpleNamespace(
@@ -39,8 +47,8 @@ def make(requests, **parallel):
         req_id_to_index={name: row for row, name in enumerate(requests)},
         num_prompt_tokens=np.array([len(prompt) for prompt, _ in requests.values()]),
         num_tokens_no_spec=np.array([len(prompt) + len(output) for prompt, output in requests.values()], np.int32),
-        token_ids_cpu=np.full((ROWS, LENGTH), -7, np.int32),
-        is_token_ids=np.zeros((ROWS, LENGTH), bool),
+        token_ids_cpu=np.full((rows, LENGTH), -7, np.int32),
+        is_token_ids=np.zeros((rows, LENGTH), bool),
         prev_sampled_token_ids="on the device",
     )
     states = {}
@@ -49,7 +57,7 @@ def make(requests, **parallel):
             num_prompt_tokens=len(prompt), output_token_ids=list(output), prev_num_draft_len=3
         )
         batch.token_ids_cpu[row, : len(prompt) + len(output)] = prompt + output
-    mask = SimpleNamespace(np=np.zeros(ROWS, bool))
+    mask = SimpleNamespace(np=np.zeros(rows, bool))
     proposer._runner = SimpleNamespace(input_batch=batch, requests=states, discard_request_mask=mask)
     return proposer
 
@@ -128,6 +136,22 @@ def test_tokens_that_arrive_late_wait_for_nobody_and_nobody_waits_for_them():
     assert proposer._runner.requests["b"].output_token_ids == [] and proposer.counters["draft_errors"] == 0
 
 
+def test_writing_tokens_down_takes_a_few_calls_a_row():
+    rows, width = 256, 4
+    proposer = make({f"request {row}": ([1, 2], [3, -1]) for row in range(rows)}, rows=rows)
+    sampled = [[5, 6, -1, -1]] * rows
+    from sam.vllm.async_proposer import SampledStep
+
+    step = SampledStep(
+        list(proposer._runner.requests), np.full(rows, 3), np.ones(rows, bool), torch.tensor(sampled), None
+    )
+    with cProfile.Profile() as calls:
+        proposer._write(step, step.sampled(), is_last=True)
+    assert pstats.Stats(calls).total_calls < width * rows
+    batch = proposer._runner.input_batch
+    assert (batch.token_ids_cpu[:, 2:6] == [3, 5, 6, -7]).all() and (batch.num_tokens_no_spec == 5).all()
+
+
 def test_tokens_of_a_preempted_request_are_the_schedulers():
     proposer = make({"a": ([1], [2, -1])})
     proposer.policy.plan = lambda state: SimpleNamespace(budget=0, valid_for_steps=0)
@@ -138,10 +162,19 @@ def test_tokens_of_a_preempted_request_are_the_schedulers():
     assert proposer._runner.requests["a"].output_token_ids == [2, 3] and not proposer._pending
 
 
-@pytest.mark.parametrize("size", ["tensor_parallel_size", "pipeline_parallel_size"])
-def test_ranks_that_would_have_to_agree_are_refused(size):
-    with pytest.raises(ValueError, match=f"{size}=2.*set speculation.async_scheduling=off"):
-        make({}, **{size: 2})
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        {"pipeline_parallel_size": 2},
+        {"prefill_context_parallel_size": 2},
+        {"tensor_parallel_size": 2, "distributed_executor_backend": "external_launcher"},
+    ],
+)
+def test_ranks_that_could_not_agree_are_refused(ranks):
+    name, value = list(ranks.items())[-1]
+    with pytest.raises(ValueError, match=f"with {name}={value}: .*: set speculation.async_scheduling=off"):
+        make({}, **ranks)
+    make({}, tensor_parallel_size=2)
 
 
 def test_the_scheduler_leaves_room_only_while_drafts_are_to_come():

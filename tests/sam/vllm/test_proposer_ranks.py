@@ -8,7 +8,7 @@ from tests.sam.vllm.model_runner import make_proposer
 
 
 def test_the_tokens_of_other_ranks_are_those_that_vllm_exchanged():
-    from sam.vllm.data_parallel import keep_other_ranks_tokens
+    from sam.vllm.ranks import keep_other_ranks_tokens
 
     across = SimpleNamespace(tolist=lambda: [5, 40, 12])
     parallel = SimpleNamespace(data_parallel_size=3, data_parallel_rank=1)
@@ -43,7 +43,7 @@ def test_the_tokens_of_other_ranks_are_those_that_vllm_exchanged():
     ],
 )
 def test_a_rank_does_not_take_its_own_rows_for_those_of_others(across, tokens, largest):
-    from sam.vllm.data_parallel import keep_other_ranks_tokens
+    from sam.vllm.ranks import keep_other_ranks_tokens
 
     config = SimpleNamespace(
         parallel_config=SimpleNamespace(data_parallel_size=3, data_parallel_rank=1),
