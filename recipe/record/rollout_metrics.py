@@ -46,6 +46,7 @@ class RolloutRecord:
             "rollout/spec_accept_length": total("position_emitted") / verified if verified else 1.0,
             "rollout/spec_verify_steps": verified,
             "rollout/switch_on_share": total("drafting") / steps,
+            "rollout/asynchronous_scheduling": float(all(part.asynchronous for part in self.replicas)),
             "rollout/running_requests/max": float(max(part.running.max(initial=0) for part in self.replicas)),
         }
         values |= self._timeline() | self._rounds(rounds)

@@ -48,6 +48,16 @@ def _figure(summary: dict, form: str, *keys: str) -> str:
     return NOT_RECORDED if None in values else form.format(*values)
 
 
+def _scheduling(summary: dict) -> str:
+    """How each run's engines schedule, as a part of a line; nothing where it is not recorded."""
+    said = [
+        f"{name} {'asynchronously' if is_asynchronous else 'synchronously'}"
+        for name, is_asynchronous in summary["asynchronous_scheduling"].items()
+        if is_asynchronous is not None
+    ]
+    return f"; scheduled {', '.join(said)}" if said else ""
+
+
 def ten_lines(summary: dict) -> list[str]:
     """The figures a reader looks for first."""
 
@@ -74,6 +84,7 @@ def ten_lines(summary: dict) -> list[str]:
         + (f" (step {first}: {same[0]} of {same[1]})" if first else ""),
         "rollout seconds           "
         + ", ".join(f"{n} {s['rollout']:.0f}" for n, s in summary["seconds"].items())
+        + _scheduling(summary)
         + f"; peak memory {figure('{} GiB', 'peak_memory_gib')}",
         ", ".join(f"{name} {versions.get(key) or NOT_RECORDED}" for key, name in NAMED_VERSIONS.items()),
     ]

@@ -163,6 +163,11 @@ class Run:
         emitted, verified, accepted, drafted = (float(column.sum()) for column in columns)
         return (emitted / verified if verified else 1.0), (accepted / drafted if drafted else 0.0)
 
+    def is_asynchronous(self) -> bool | None:
+        """Whether its engines scheduled asynchronously in all steps; None if that is not recorded."""
+        key = "rollout/asynchronous_scheduling"
+        return bool(self.column(key, self.steps).all()) if self.has(key, self.steps) else None
+
     def reward_gain(self) -> float | None:
         _, rewards = self.series(REWARD)
         return float(np.mean(rewards[-STEPS_AT_AN_END:]) - np.mean(rewards[:STEPS_AT_AN_END])) if rewards else None
@@ -237,6 +242,7 @@ def summarize(runs: list[Run]) -> dict:
             }
             for run in runs
         },
+        "asynchronous_scheduling": {run.name: run.is_asynchronous() for run in runs},
         "peak_memory_gib": _peak_memory(runs),
         "versions": first.versions,
         "runs": [run.source for run in runs],

@@ -13,7 +13,7 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, 
 from recipe.launch import fork_server
 from recipe.rollout.weight_sync import job_and_session
 from sam.config import SpeculationConfig
-from sam.vllm.plugin import check_installed
+from sam.vllm.plugin import check_installed, scheduling_remark
 from sam.vllm.runner_hooks import GENERATED
 
 
@@ -64,7 +64,14 @@ class SpeculationServer(vLLMHttpServer):
             check_installed(wanted, status)
             if not status["continues_requests"]:
                 raise RuntimeError("rollout worker cannot go on from a chunk's tokens: use vLLM 0.23.0")
-            print(f"rollout worker: drafter {status['drafter']}, verification {status['verification']}", flush=True)
+            scheduling = "asynchronous" if status["asynchronous"] else "synchronous"
+            print(
+                f"rollout worker: drafter {status['drafter']}, verification {status['verification']}, "
+                f"{scheduling} scheduling",
+                flush=True,
+            )
+        if remark := scheduling_remark(wanted, status):
+            print(remark, flush=True)
 
     def _noting_length(self, generate):
         """vLLM's generate, which notes the chunks that ended because they had their tokens: verl reports `completed`

@@ -171,7 +171,8 @@ def check_scheduling(runner, config: SpeculationConfig) -> None:
 
 
 def installed(runner) -> dict[str, Any]:
-    """The drafter and the verification that this model runner uses, sampled steps and rows without a distribution."""
+    """What this model runner uses: drafter, verification, whether it is scheduled asynchronously; sampled steps, rows
+    without a distribution."""
     from sam.vllm import rejection_sampler, runner_hooks
     from sam.vllm.exact_sampler import ExactSampler
 
@@ -184,6 +185,7 @@ def installed(runner) -> dict[str, Any]:
         "drafter": type(drafter).__name__ if drafter is not None else None,
         "verification": "exact" if isinstance(function, ExactSampler) else "rejection",
         "continues_requests": runner_hooks.continues_requests(),
+        "asynchronous": bool(getattr(runner, "use_async_scheduling", False)),
         **({"sampled_steps": function.calls, "invalid_rows": function.invalid_rows} if ours else {}),
     }
 
@@ -204,6 +206,20 @@ def check_installed(wanted: SpeculationConfig, status: dict[str, Any]) -> None:
                 f"rollout worker has {part} {status.get(part)}, expected {name} for speculation="
                 f"{wanted.method}: is the project installed where vLLM runs (pip install -e .)?"
             )
+
+
+def scheduling_remark(wanted: SpeculationConfig, status: dict[str, Any]) -> str | None:
+    """A line for the user where a drafter costs the asynchronous scheduling that vLLM has without one (not on a CPU).
+
+    Args:
+        status: what `installed` gave.
+    """
+    from vllm.platforms import current_platform
+
+    if wanted.method == "off" or status["asynchronous"] or current_platform.is_cpu():
+        return None
+    why = f"async_scheduling={wanted.async_scheduling}" if wanted.method == "sam" else "vLLM does not combine the two"
+    return f"speculation={wanted.method} costs asynchronous scheduling, which vLLM has without speculation ({why})"
 
 
 def _is_asynchronous(wanted: SpeculationConfig, status: dict[str, Any]) -> bool:

@@ -52,6 +52,7 @@ class StepRecorder:
             position_emitted=self._position_emitted,
             drafted_at=self._drafted_at,
             accepted_at=self._accepted_at,
+            asynchronous=getattr(self._runner, "use_async_scheduling", False),
             counters=dict(getattr(drafter, "counters", {})),
         )
         self._clear()

@@ -28,6 +28,13 @@ def test_metrics_add_up_over_replicas():
     assert metrics["rollout/drafter/draft_errors"] == 0
 
 
+def test_scheduling_is_asynchronous_where_every_replica_is():
+    one, other = (EngineSteps(step_ms=[1.0], asynchronous=one).to_bytes() for one in (True, False))
+    for replicas, expected in (([one, one], 1.0), ([one, other], 0.0)):
+        metrics = RolloutRecord.merge([(blob, 0.1) for blob in replicas]).metrics()
+        assert metrics["rollout/asynchronous_scheduling"] == expected
+
+
 def test_timeline_is_over_time_not_over_steps():
     metrics = RolloutRecord.merge([record()]).metrics()
     timeline = [metrics[f"rollout/running_requests/at_{percent}_percent"] for percent in range(10, 100, 10)]

@@ -22,7 +22,8 @@ def make_run(directory, method, seconds, rewards, different=()):
     rows = [{"step": 0, "val-core/task/acc/mean@1": 0.5}]
     for step, reward in enumerate(rewards, start=1):
         rows.append({"step": step, "rollout/reward_all/mean": reward, "rollout/acc_all/mean": (reward + 1) / 2,
-                     "rollout/seconds": seconds, "response_length/mean": 9.0, "actor/entropy": 0.1,
+                     "rollout/seconds": seconds, "rollout/asynchronous_scheduling": float(method == "off"),
+                     "response_length/mean": 9.0, "actor/entropy": 0.1,
                      "actor/grad_norm": 1.0, "timing_s/step": 5.0})  # fmt: skip
         speculating = method == "sam"
         arrays = {
@@ -78,6 +79,7 @@ def test_summary_and_files(runs, tmp_path, capsys):
     for picture in ("reward", "timeline", "acceptance_by_position", "acceptance_by_scope"):
         assert (tmp_path / "out" / f"{picture}.png").stat().st_size > 5000
     *ten, note, last = capsys.readouterr().out.splitlines()
+    assert any("; scheduled sam synchronously, off asynchronously;" in line for line in ten)
     assert len(ten) == 10 and last.endswith("report.html")
     assert note.startswith("note: Stock vLLM was not measured: python -m recipe.against_stock ") and note[6:-1] in page
 
