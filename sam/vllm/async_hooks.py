@@ -6,6 +6,7 @@ Each can go when vLLM lets a drafter on the host take part in asynchronous sched
 import functools
 
 from sam.config import SpeculationConfig
+from sam.vllm import runner_hooks
 
 COUNTERS = ("waited_steps", "late_steps")  # of an AsyncSamProposer, beside a SamProposer's
 PLACEHOLDERS = "sam_placeholders"  # attribute of a step's output: drafts for which the scheduler is to leave room
@@ -148,6 +149,7 @@ def install(runner, proposer) -> None:
     runner._copy_valid_sampled_token_count = functools.partial(_keep_sampled_tokens, runner)
     runner.take_draft_token_ids = proposer.take_draft_token_ids
     runner._update_states = _before(runner._update_states, proposer.before_step)
+    runner._sample = _before(runner._sample, lambda *_: runner_hooks.fill_last_placeholder(runner))
     runner.sample_tokens = _after_sampling(runner.sample_tokens, proposer)
 
 

@@ -12,6 +12,7 @@ from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from sam import verify
 from sam.verify.uniforms import rng_key, uniforms
+from sam.vllm import runner_hooks
 from sam.vllm.rejection_sampler import known_sampling
 
 NO_DRAFT = -2  # equal to no token and not to the placeholder
@@ -76,7 +77,7 @@ class ExactSampler:
         # Seeded requests' generators are not used; with them vLLM fails on CPU where a prompt comes in pieces
         # ("CPU Generator does not use offset", gpu_model_runner.py, _bookkeeping_sync).
         batch.generators.clear()
-        batch.update_async_output_token_ids()
+        runner_hooks.fill_last_placeholder(self.runner)
         metadata = batch.sampling_metadata
         drafts = spec_decode_metadata
         rows = _Rows.of(drafts.num_draft_tokens if drafts is not None else None, len(batch.req_ids))

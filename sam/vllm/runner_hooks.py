@@ -106,3 +106,23 @@ def _from_the_first_token(sampling_params, generated: int):
     changed = copy.copy(sampling_params)
     changed.min_tokens += generated
     return changed
+
+
+def fill_last_placeholder(runner) -> None:
+    """Put the tokens that the step before sampled into the requests' outputs, as penalties need it, and keep the rest.
+
+    Root cause: InputBatch.update_async_output_token_ids (vLLM 0.23) does so under asynchronous scheduling only while a
+    request with penalties is in the batch. It takes all placeholders at an output's end for the last step's, and cuts
+    off those beyond its tokens. Symptom: when a request with penalties joins, all others forget how many tokens they
+    have, and exact verification draws their next ones as if at an earlier position. With vLLM's own drafters
+    (`use_async_spec_decode`) the others are optimistic counts, which have to go. Can go when vLLM fills the last ones.
+    """
+    batch = runner.input_batch
+    outputs = batch.sampling_metadata.output_token_ids
+    lengths = [len(output) for output in outputs]
+    batch.update_async_output_token_ids()
+    if getattr(runner, "use_async_spec_decode", False):
+        return
+    for output, length in zip(outputs, lengths, strict=True):
+        if missing := length - len(output):
+            output[-1:-1] = [-1] * missing
