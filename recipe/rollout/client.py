@@ -52,7 +52,7 @@ class RoutedClient(LLMServerClient):
         if chunk is None or chunk >= limit or any(sampling_params.get(key) for key in UNDIVIDED):
             chunk = limit
         about = {"group": group_of(prompt_ids), "prompt_tokens": len(prompt_ids), "limit": limit}
-        self._acquire_with[name] = about
+        self._acquire_with[name] = {**about, "conversation": request_id}
         joined, emitted, died, failures = None, None, None, 0
         try:
             while True:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from cachetools import LRUCache
 from omegaconf import DictConfig, OmegaConf
 
 from sam.routing.decision_log import LoggedPolicy
@@ -19,6 +20,7 @@ ACTOR_CLASS = f"{__name__}.ContextRouterActor"
 LONGEST_SETTLING = 25
 # Calls that the actor takes at once. Ray's default is 1000: with as many requests waiting, no release would get in.
 MAX_CALLS = 1 << 16
+CONVERSATIONS = 10_000  # as many as verl's balancer remembers
 NO_SERVERS = "No available servers in load balancer"  # verl's words, for which its clients look
 
 
@@ -53,6 +55,8 @@ class ContextRouter:
         # The policy's name of a request is its number: short in the log, and equal when a run repeats.
         self._names: dict[str, str] = {}
         self._requests_seen = 0
+        self._conversation_of: dict[str, str] = {}
+        self._last_server = LRUCache(maxsize=CONVERSATIONS)  # of each conversation
         self._settling: asyncio.TimerHandle | None = None
         self._settling_since = 0.0
 
@@ -72,6 +76,7 @@ class ContextRouter:
         group: str | None = None,
         prompt_tokens: int | None = None,
         limit: int | None = None,
+        conversation: str | None = None,
         emitted: int | None = None,
         failed_server: str | None = None,
     ) -> tuple[str, Any]:
@@ -79,6 +84,8 @@ class ContextRouter:
 
         Args:
             prompt_ids, sampling_params: of verl's own client, instead of group, prompt_tokens and limit.
+            conversation: equal for all turns of an agent loop, which `request_id` is with verl's own client; the next
+                turn goes back to its replica if there is room.
             emitted: tokens of the request's last chunk; None: it is new.
             failed_server: the server at which that chunk failed.
 
@@ -100,7 +107,9 @@ class ContextRouter:
                 tokens = tuple(prompt_ids or ())
                 group, prompt_tokens = f"{hash(tokens) & (2**64 - 1):016x}", len(tokens)
                 limit = (sampling_params or {}).get("max_tokens") or self._longest - prompt_tokens
-            self._log.event("arrive", name, group, prompt_tokens, limit)
+            conversation = self._conversation_of[name] = conversation or request_id
+            near = self._last_server.get(conversation)
+            self._log.event("arrive", name, group, prompt_tokens, limit, 0, None, near)
             self._expect_more()
         future = self._waiting[name] = asyncio.get_running_loop().create_future()
         self._start_waiting()
@@ -110,6 +119,7 @@ class ContextRouter:
         """A response is complete, its last chunk after `emitted` tokens; None: it failed, or nobody counted."""
         if (name := self._names.pop(request_id, None)) is None:
             return
+        self._last_server[self._conversation_of.pop(name)] = server_id
         if emitted is None:
             self._log.event("abort", name)
         else:
@@ -156,8 +166,10 @@ class ContextRouter:
         }
 
     def clear_sticky_cache(self) -> dict:
-        """Nothing is sticky but a chunk's way back, and that is weighed every time."""
-        return {"cleared_entries": 0, "server_loads": self._log.policy.running()}
+        """Forget where conversations ran; a chunk's way back is weighed every time."""
+        cleared = len(self._last_server)
+        self._last_server.clear()
+        return {"cleared_entries": cleared, "server_loads": self._log.policy.running()}
 
     async def _measure_servers(self) -> None:
         """Ask new servers what their engines hold."""

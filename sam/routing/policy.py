@@ -74,7 +74,7 @@ class ContextPolicy:
         self._replicas: dict[str, Replica] = {}
         self._replicas_seen = 0
         self._requests: dict[str, Request] = {}
-        self._waiting = Waiting(settings.max_wait, self.operations)
+        self._waiting = Waiting(settings.max_wait, settings.chunk_tokens is not None, self.operations)
         self._by_load = LazyHeap(_by_load, self.operations)
 
     @property
@@ -119,7 +119,14 @@ class ContextPolicy:
         return lost
 
     def arrive(
-        self, name: str, group: str, prompt_tokens: int, limit: int, generated: int = 0, expected: int | None = None
+        self,
+        name: str,
+        group: str,
+        prompt_tokens: int,
+        limit: int,
+        generated: int = 0,
+        expected: int | None = None,
+        near: str | None = None,
     ) -> None:
         """A request has come.
 
@@ -128,6 +135,7 @@ class ContextPolicy:
             limit: most tokens of its response.
             generated: tokens that it has already.
             expected: tokens that its group's responses will have, if known beforehand.
+            near: the replica that has the KV cache of its prompt, as of a conversation's last turn.
 
         Raises:
             ValueError: a request of that name is here.
@@ -139,6 +147,7 @@ class ContextPolicy:
         if expected is not None:
             home.known, home.longest = True, max(home.longest, expected)
         self._requests[name] = request = Request(name, home, prompt_tokens, limit, generated)
+        request.replica = self._replicas.get(near)
         self._waiting.add(request, self.counters["admissions"])
 
     def proceed(self, name: str, emitted: int) -> None:

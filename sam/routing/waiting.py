@@ -11,14 +11,18 @@ TYPICAL_OF = 1024  # responses over which the typical length is averaged
 class Waiting:
     """Orders waiting requests: overdue ones, those between two chunks, probes, then the longest expected.
 
+    Args:
+        max_wait: admissions after which a request is overdue.
+        shows_progress: whether lengths of unfinished responses become known, at the ends of their chunks.
+
     Attributes:
         operations: [int], entries of heaps pushed, popped or looked at so far.
         groups: by name, those with requests that have not finished.
         typical: mean tokens of the last responses.
     """
 
-    def __init__(self, max_wait: int, operations: list[int]):
-        self._max_wait, self.operations = max_wait, operations
+    def __init__(self, max_wait: int, shows_progress: bool, operations: list[int]):
+        self._max_wait, self._shows_progress, self.operations = max_wait, shows_progress, operations
         self.groups: dict[str, Group] = {}
         self.typical = 0.0
         self._num_waiting = self._groups_seen = self._requests_seen = self._responses = 0
@@ -101,10 +105,11 @@ class Waiting:
         return None
 
     def _longest_group(self) -> Group | None:
-        """The group of which most is expected; one of unknown length comes before those that are typical or short."""
+        """The group of which most is expected. One of unknown length comes before those that are typical or short, and,
+        where its probe's progress is not known, before all: the probes that run on are the long ones."""
         known, unknown = self._known.first(), self._unknown.first()
-        if known is None or unknown is None:
-            return known or unknown
+        if known is None or unknown is None or not self._shows_progress:
+            return unknown or known
         return known if known.longest > max(self.typical, unknown.longest) else unknown
 
     def _first_of(self, group: Group) -> Request:

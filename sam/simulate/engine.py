@@ -206,16 +206,17 @@ def play(
             router.arrive(now)
             place(now)
             continue
-        _, i = heapq.heappop(waiting)
-        emitted = engines[i].advance()
-        if emitted < 0:
-            asleep.add(i)
-            continue
+        now, i = heapq.heappop(waiting)
+        # An engine may have played many steps at once: what they ended counts when the others have come as far.
         for number in range(len(replicas)) if cluster.dp_synchronous else (i,):
             for request in replicas[number].ended:
                 router.end(request, number, int(generated[request]))
             replicas[number].ended.clear()
-        place(engines[i].clock)
+        place(now)
+        emitted = engines[i].advance()
+        if emitted < 0:
+            asleep.add(i)
+            continue
         heapq.heappush(waiting, (engines[i].clock, i))
         if progress:
             progress(emitted)

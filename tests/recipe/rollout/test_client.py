@@ -71,7 +71,8 @@ def test_chunks_are_joined():
     assert [prompt for prompt, _ in asked] == [[1, 2, 3], [1, 2, 3, *RESPONSE[:20]], [1, 2, 3, *RESPONSE[:40]]]
     assert [one["max_tokens"] for _, one in asked] == [20, 20, 10]
     assert [one["seed"] for _, one in asked] == [1, 1, 1]
-    assert router.told[0] == {"group": group_of([1, 2, 3]), "prompt_tokens": 3, "limit": 50}
+    about = {"group": group_of([1, 2, 3]), "prompt_tokens": 3, "limit": 50, "conversation": "r"}
+    assert router.told[0] == about
     assert router.told[1:] == [{"emitted": 20}, {"emitted": 20}]
     assert [kept["emitted"] for _, kept in router.released] == [10]
 

@@ -70,10 +70,24 @@ def test_requests_of_verls_own_client_are_grouped_by_their_prompts(tmp_path):
 
     asyncio.run(run())
     lines = [json.loads(line) for line in (tmp_path / "routing.jsonl").read_text().splitlines()]
-    groups = [line[3:] for line in lines if line[1] == "arrive"]
+    groups = [line[3:6] for line in lines if line[1] == "arrive"]
     assert groups[0] == groups[1] != groups[2]
     assert groups[0][1:] == [3, 9]
     assert [line[1] for line in lines].count("abort") == 3, "a length that nobody counted says nothing"
+
+
+def test_the_next_turn_of_a_conversation_goes_back_to_its_replica(tmp_path):
+    async def run():
+        made = router(tmp_path, servers=("a", "b", "c"))
+        first, _ = await made.acquire_server("1", group="g", prompt_tokens=8, limit=64, conversation="talk")
+        other, _ = await made.acquire_server("2", group="h", prompt_tokens=8, limit=64, conversation="more")
+        made.release_server(other, "2", 5)
+        third, _ = await made.acquire_server("3", group="i", prompt_tokens=80, limit=64, conversation="more")
+        assert third == other != first
+        made.release_server(first, "1", 5)
+        assert made.clear_sticky_cache()["cleared_entries"] == 2
+
+    asyncio.run(run())
 
 
 def test_a_failed_server_is_dropped_and_its_chunk_goes_on_elsewhere(tmp_path):

@@ -33,6 +33,7 @@ class Engine:
         from sam.vllm import plugin
 
         plugin.register()
+        self.speculative_config = speculative_config
         self.llm = LLM(
             model=model.path, skip_tokenizer_init=True, max_model_len=256, max_num_seqs=8, dtype="float32",
             enforce_eager=True, speculative_config=speculative_config,
@@ -114,8 +115,8 @@ def test_the_drafter_knows_the_group_of_a_chunk(engine):
     assert len(drafter.drafter.groups) <= len(prompts)
 
 
-def test_a_preempted_chunk_goes_on(model, whole):
-    made = Engine(model, None, num_gpu_blocks_override=24)
+def test_a_preempted_chunk_goes_on(model, engine, whole):
+    made = Engine(model, engine.speculative_config, block_size=32, num_gpu_blocks_override=20)
     try:
         assert made.generate(PLAIN, 40, ignore_eos=True) == whole
         counters = {metric.name: getattr(metric, "value", None) for metric in made.llm.get_metrics()}
