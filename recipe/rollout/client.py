@@ -13,7 +13,7 @@ from verl.workers.rollout.replica import TokenOutput
 from sam.vllm.runner_hooks import GENERATED
 
 # Sampling parameters whose effect reaches across tokens in a way that a chunk does not carry on.
-UNDIVIDED = ("stop", "structured_outputs", "thinking_token_budget")
+UNDIVIDED = ("stop", "structured_outputs", "thinking_token_budget", "min_tokens")
 SPECULATION_COUNTS = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
 MOST_FAILURES = 8  # replicas that may die under one response
 
@@ -101,8 +101,6 @@ def chunk_parameters(sampling_params: dict[str, Any], generated: int, limit: int
     parameters = {key: value for key, value in sampling_params.items() if key not in dropped}
     parameters["max_tokens"] = min(chunk, limit - generated)
     parameters["extra_args"] = {**(sampling_params.get("extra_args") or {}), GENERATED: generated}
-    if minimum := sampling_params.get("min_tokens"):
-        parameters["min_tokens"] = max(0, min(minimum - generated, parameters["max_tokens"]))
     return parameters
 
 

@@ -1,6 +1,5 @@
 """What drafts that need no KV cache, and responses in chunks, ask and change of vLLM's model runner."""
 
-import copy
 import functools
 
 GENERATED = "sam_generated_tokens"  # the key of SamplingParams.extra_args by which a chunk says what it goes on from
@@ -65,7 +64,6 @@ def continue_requests() -> None:
             if generated:
                 tokens = self.prompt_token_ids
                 self.prompt_token_ids, self.output_token_ids = tokens[:-generated], list(tokens[-generated:])
-                self.sampling_params = _from_the_first_token(self.sampling_params, generated)
             super().__post_init__()
 
     module.CachedRequestState = ContinuedRequestState
@@ -97,15 +95,6 @@ def count_given(cached, requests: dict) -> None:
     for i, name in enumerate(cached.req_ids):
         if given := requests[name].sam_given:
             cached.num_output_tokens[i] += given
-
-
-def _from_the_first_token(sampling_params, generated: int):
-    """min_tokens counts from the chunk's first token in the scheduler, from the response's in the worker."""
-    if not sampling_params.min_tokens:
-        return sampling_params
-    changed = copy.copy(sampling_params)
-    changed.min_tokens += generated
-    return changed
 
 
 def fill_last_placeholder(runner) -> None:

@@ -88,8 +88,9 @@ def test_whole_responses_are_asked_for_as_verl_does():
     assert [kept["emitted"] for _, kept in router.released] == [50]
 
 
-def test_what_reads_across_tokens_is_not_divided():
-    _, _, asked = generate(20, stop=["x"])
+@pytest.mark.parametrize("parameters", [{"stop": ["x"]}, {"min_tokens": 30}])
+def test_what_reads_across_tokens_is_not_divided(parameters):
+    _, _, asked = generate(20, **parameters)
     assert len(asked) == 1
 
 
@@ -121,9 +122,8 @@ def test_limits_are_those_of_verls_server():
     assert response_limit(rollout, 3, {"max_new_tokens": 7}) == 7
 
 
-def test_the_least_length_and_other_arguments_go_along():
-    parameters = {"min_tokens": 30, "extra_args": {"other": 1}, "prompt_logprobs": 1, "max_new_tokens": 50}
+def test_other_arguments_go_along():
+    parameters = {"extra_args": {"other": 1}, "prompt_logprobs": 1, "max_new_tokens": 50}
     first, second = chunk_parameters(parameters, 0, 50, 20), chunk_parameters(parameters, 20, 50, 20)
-    assert (first["min_tokens"], second["min_tokens"]) == (20, 10)
     assert second["extra_args"] == {"other": 1, GENERATED: 20}
     assert "prompt_logprobs" in first and "prompt_logprobs" not in second and "max_new_tokens" not in second
