@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import shutil
+import tempfile
 from types import SimpleNamespace
 
 import pytest
@@ -132,7 +134,7 @@ def test_a_server_that_comes_takes_who_waits(tmp_path):
 
 
 @pytest.mark.e2e
-def test_more_than_rays_thousand_calls_may_wait(tmp_path):
+def test_more_than_rays_thousand_calls_may_wait(tmp_path, monkeypatch):
     """With an actor's default of 1000 calls at once, requests that wait keep releases from coming in."""
     import ray
 
@@ -141,7 +143,9 @@ def test_more_than_rays_thousand_calls_may_wait(tmp_path):
         def routing_limits(self):
             return LIMITS
 
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, _temp_dir=str(tmp_path / "r"))
+    folder = tempfile.mkdtemp(prefix="ray-")  # short: Ray's sockets lie below
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # or Ray leaves a token in HOME
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
     try:
         handle = Server.remote()
         write_config(_config(tmp_path))
@@ -156,6 +160,7 @@ def test_more_than_rays_thousand_calls_may_wait(tmp_path):
         assert ray.get(made.get_status.remote())["admissions"] == len(names)
     finally:
         ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _config(tmp_path):

@@ -3,11 +3,13 @@
 import pytest
 
 from sam.vllm.runner_hooks import GENERATED
+from tests.sam.engine.async_cpu import ASYNC_SAM
 from tests.sam.engine.tiny_engine import SAM, save_model
 
 pytestmark = pytest.mark.engine
 
 LENGTH = 96
+ASYNC = {"async_scheduling": True, "distributed_executor_backend": "uni"}
 PROMPTS = [[1 + group, 7, 11 + group, 5, 3, 2 + group, 9, 9] for group in range(4) for _ in range(4)]
 PLAIN = [{"seed": 100 + i} for i in range(len(PROMPTS))]
 # Each of these reads the tokens of the response so far.
@@ -34,7 +36,7 @@ class Engine:
         from sam.vllm import plugin
 
         plugin.register()
-        self.speculative_config = speculative_config
+        self.settings = (speculative_config, engine)
         self.llm = LLM(
             model=model.path, skip_tokenizer_init=True, max_model_len=256, max_num_seqs=8, dtype="float32",
             enforce_eager=True, speculative_config=speculative_config,
@@ -70,9 +72,13 @@ class Engine:
         self.llm.llm_engine.engine_core.shutdown()
 
 
-@pytest.fixture(scope="module", params=["off", "sam"])
+@pytest.fixture(scope="module", params=["off", "sam", "asynchronous sam"])
 def engine(request, model):
-    made = Engine(model, SAM if request.param == "sam" else None)
+    if request.param == "asynchronous sam":
+        request.getfixturevalue("asynchronous")
+        made = Engine(model, ASYNC_SAM, **ASYNC)
+    else:
+        made = Engine(model, SAM if request.param == "sam" else None)
     yield made
     made.close()
 
@@ -115,7 +121,8 @@ def test_the_drafter_knows_the_group_of_a_chunk(engine):
 
 
 def test_a_preempted_chunk_goes_on(model, engine, whole):
-    made = Engine(model, engine.speculative_config, block_size=32, num_gpu_blocks_override=20)
+    speculative_config, settings = engine.settings
+    made = Engine(model, speculative_config, block_size=32, num_gpu_blocks_override=20, **settings)
     try:
         assert made.generate(PLAIN, 40, ignore_eos=True) == whole
         counters = {metric.name: getattr(metric, "value", None) for metric in made.llm.get_metrics()}
