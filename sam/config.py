@@ -14,6 +14,7 @@ SCOPES = ("request", "group", "history")
 VERIFICATIONS = ("exact", "rejection")
 BATCH_INVARIANCE = ("auto", "on", "off")
 ASYNC_SCHEDULING = ("auto", "on", "off")
+DRAFT_SHAPES = ("auto", "ragged", "uniform")
 CHOICES = {
     "method": METHODS,
     "policy": POLICIES,
@@ -21,6 +22,7 @@ CHOICES = {
     "verification": VERIFICATIONS,
     "batch_invariant": BATCH_INVARIANCE,
     "async_scheduling": ASYNC_SCHEDULING,
+    "draft_shape": DRAFT_SHAPES,
 }
 # Least and largest value, in the unit of the key. Ascend's fused attention verifies at most 16 tokens of a request at
 # once (vllm-ascend 0.23.0.post1); 32-bit indices of 32-byte nodes reach 64 GiB (sam.automaton.store).
@@ -61,6 +63,8 @@ class SpeculationConfig:
             not start without) or off (vLLM's own as they are).
         async_scheduling: whether vLLM schedules a step before it knows the tokens of the one before: auto (where it can
             with sam: on CUDA, not in a pipeline), on (the engine does not start without) or off (never with a drafter).
+        draft_shape: ragged (each request verifies its own draft), uniform (all verify num_speculative_tokens, missing
+            ones are filled up) or auto (uniform where the graph mode replays no other step with drafts).
         prompt_lookup_max: longest match of ngram, prompt_lookup_min tokens or more.
         prompt_lookup_min: shortest match of ngram, 1 token or more.
 
@@ -94,6 +98,7 @@ class SpeculationConfig:
     verification: str = "exact"
     batch_invariant: str = "auto"
     async_scheduling: str = "auto"
+    draft_shape: str = "auto"
     prompt_lookup_max: int = 5
     prompt_lookup_min: int = 2
 

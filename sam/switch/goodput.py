@@ -126,6 +126,8 @@ class Goodput:
         num_speculative_tokens: draft tokens of a request at most.
         step_cost: milliseconds of a step; None starts from a guess that the first observed steps replace.
         graph_sizes: tokens of the captured graphs: a step takes as long as the next larger graph.
+        uniform: whether a step with any draft tokens verifies `num_speculative_tokens` of every request, and so takes
+            as long whichever are chosen.
 
     Attributes:
         has_table: whether the step costs were measured.
@@ -133,9 +135,13 @@ class Goodput:
     """
 
     def __init__(
-        self, num_speculative_tokens: int, step_cost: StepCost | None = None, graph_sizes: tuple[int, ...] = ()
+        self,
+        num_speculative_tokens: int,
+        step_cost: StepCost | None = None,
+        graph_sizes: tuple[int, ...] = (),
+        uniform: bool = False,
     ):
-        self.num_speculative_tokens = num_speculative_tokens
+        self.num_speculative_tokens, self.uniform = num_speculative_tokens, uniform
         self.has_table = step_cost is not None
         self.step_cost = step_cost or linear(1.0, 0.0, 1 / 64, source="a guess: 64 tokens double a step")
         self.graph_sizes = np.array(sorted(graph_sizes), dtype=np.int64)
@@ -232,6 +238,8 @@ class Goodput:
             if len(self._costs) > 4096:
                 self._costs.clear()
             num_tokens = state.running + np.arange(state.running * self.num_speculative_tokens + 1)
+            if self.uniform:
+                num_tokens[1:] = num_tokens[-1]
             self._costs[key] = self._look_up(state.running, num_tokens, key[1])
         return self._costs[key]
 

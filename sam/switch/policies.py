@@ -94,6 +94,7 @@ def make_policy(
     hysteresis: int = 0,
     step_cost: StepCost | None = None,
     graph_sizes: tuple[int, ...] = (),
+    uniform: bool = False,
 ) -> Policy:
     """Build a policy by its name, one of POLICIES.
 
@@ -103,6 +104,7 @@ def make_policy(
         hysteresis: running requests, used by threshold.
         step_cost: used by goodput, which without a table learns step costs from the steps that it observes.
         graph_sizes: tokens of the captured graphs, which goodput fills up.
+        uniform: whether a step with any draft tokens verifies `num_speculative_tokens` of every request.
 
     Raises:
         ValueError: unknown name, fewer than one draft token, or a negative threshold or hysteresis.
@@ -113,7 +115,7 @@ def make_policy(
         if value < 0:
             raise ValueError(f"{key}={value}: expected 0 or more")
     if name == "goodput":
-        return Goodput(num_speculative_tokens, step_cost, graph_sizes)
+        return Goodput(num_speculative_tokens, step_cost, graph_sizes, uniform)
     thresholds = {"threshold": batch_size_threshold, "always": NO_THRESHOLD, "never": -1}
     if name not in thresholds:
         raise ValueError(f"speculation policy {name!r} is unknown: expected one of {', '.join(POLICIES)}")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from sam.config import SpeculationConfig
+from sam.drafting import shape
 from sam.drafting.drafter import Drafter
 from sam.record.engine_steps import accepted_tokens
 from sam.switch import goodput
@@ -43,6 +44,8 @@ class SamProposer:
         config = SpeculationConfig.from_vllm(vllm_config) or SpeculationConfig()
         self.num_speculative_tokens = vllm_config.speculative_config.num_speculative_tokens
         self.max_model_len = vllm_config.model_config.max_model_len
+        graph_mode = warmup_cost.graph_mode(vllm_config)
+        self.is_uniform = shape.is_uniform(config.draft_shape, graph_mode and graph_mode.name)
         self.policy = self._make_policy(config, vllm_config)
         self.drafter = Drafter(
             max_draft_tokens=self.num_speculative_tokens,
@@ -57,7 +60,12 @@ class SamProposer:
         self.counters = self.drafter.counters
         self.policy.counters = self.counters
         self.counters.update(
-            draft_errors=0, tracked_requests=0, untracked_requests=0, skipped_steps=0, policy_version=0
+            draft_errors=0,
+            tracked_requests=0,
+            untracked_requests=0,
+            skipped_steps=0,
+            policy_version=0,
+            filled_draft_tokens=0,
         )
         # Whether the policy let requests speculate in the next step; the step recorder keeps it.
         self.switch_on = False
@@ -77,7 +85,7 @@ class SamProposer:
 
     def _make_policy(self, config: SpeculationConfig, vllm_config) -> Policy:
         name, table = warmup_cost.policy_and_table(config, vllm_config)
-        rest = config.hysteresis, table, warmup_cost.graph_sizes(vllm_config)
+        rest = config.hysteresis, table, warmup_cost.graph_sizes(vllm_config), self.is_uniform
         if not config.policy_rotation:
             return make_policy(name, self.num_speculative_tokens, config.batch_size_threshold, *rest)
         turns = [turn.partition(" ") for turn in config.policy_rotation]
@@ -186,6 +194,11 @@ class SamProposer:
         flat, begins = proposed.token_ids.tolist(), proposed.offsets.tolist()
         for row, begin, length in zip(rows, begins, lengths.tolist(), strict=False):
             drafts[row] = flat[begin : begin + length]
+        if self.is_uniform:
+            room = self.max_model_len - 1 - known[: len(drafts)]
+            filled = shape.fill_up(drafts, emitted, room, self.num_speculative_tokens)
+            self.counters["filled_draft_tokens"] += filled
+            self.drafted = sum(map(len, drafts))
         return drafts
 
     def _known_lengths(self, num_tokens_no_spec) -> np.ndarray | None:

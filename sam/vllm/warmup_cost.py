@@ -57,13 +57,18 @@ def policy_and_table(config: SpeculationConfig, vllm_config) -> tuple[str, StepC
     return "goodput", table
 
 
+def graph_mode(vllm_config):
+    """vLLM's CUDAGraphMode; None where an engine has no graphs, or a test no compilation config."""
+    mode = getattr(getattr(vllm_config, "compilation_config", None), "cudagraph_mode", None)
+    return None if mode is None or vllm_config.model_config.enforce_eager else mode
+
+
 def graph_sizes(vllm_config) -> tuple[int, ...]:
     """Tokens of the graphs that a step with drafts is padded to; empty without such graphs."""
-    compilation = getattr(vllm_config, "compilation_config", None)
-    mode = getattr(compilation, "cudagraph_mode", None)
-    if mode is None or vllm_config.model_config.enforce_eager or not mode.has_full_cudagraphs():
+    mode = graph_mode(vllm_config)
+    if mode is None or not mode.has_full_cudagraphs():
         return ()
-    return tuple(compilation.cudagraph_capture_sizes or ())
+    return tuple(vllm_config.compilation_config.cudagraph_capture_sizes or ())
 
 
 def measure_at_warm_up(runner) -> None:

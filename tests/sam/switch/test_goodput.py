@@ -53,6 +53,15 @@ def test_steps_are_filled_up_to_a_captured_graph():
     assert Goodput(3, steep, graph_sizes=(1, 2, 8, 16)).choose(StepState(4), acceptance, offsets).sum() == 4
 
 
+def test_a_uniform_step_costs_as_much_whichever_drafts_are_chosen():
+    """One good draft beside three poor ones: alone it would pay, not with rows for all."""
+    acceptance, offsets = np.array([0.9, 0.1, 0.1, 0.1], np.float32), np.arange(5)
+    for cost_per_token, chosen in ((0.2, 4), (0.8, 0)):
+        table = linear(4.0, 0.0, cost_per_token)
+        assert Goodput(1, table, uniform=True).choose(StepState(4), acceptance, offsets).sum() == chosen
+    assert Goodput(1, linear(4.0, 0.0, 0.8)).choose(StepState(4), acceptance, offsets).sum() == 1
+
+
 def test_no_drafts_are_asked_for_where_none_could_pay():
     assert Goodput(3, linear(0.001, 0.0, 1.0)).plan(StepState(400)).budget == 0
     plan = Goodput(3, linear(63.0, 0.0, 1.0)).plan(StepState(63))

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from sam.automaton.corpus_file import add_text, empty_corpus, save_corpus
+from sam.drafting.shape import FILLER
 from sam.switch.policies import Threshold
 from sam.switch.step_cost import linear
-from tests.sam.vllm.model_runner import make_proposer
+from tests.sam.vllm.model_runner import LENGTH, make_proposer
 
 
 @pytest.fixture
@@ -60,6 +61,19 @@ def test_drafts_never_reach_beyond_the_models_length(proposer):
     runner.add("a", [1, 2] * 30)
     for length, room in ((61, 2), (62, 1), (63, 0)):
         assert len(runner.step(proposer, ["a"], {"a": [1 if length % 2 else 2]})["a"]) <= room
+
+
+def test_uniform_drafts_are_whole_for_every_request_or_for_none():
+    proposer = make_proposer(draft_shape="uniform")
+    runner = proposer._runner
+    runner.add("a", [1, 2, 3, 1, 2])
+    runner.add("b", [9])
+    drafts = runner.step(proposer, ["a", "b"], {"a": [3], "b": [8]})
+    assert drafts == {"a": [1, 2, 3], "b": [FILLER] * 3}
+    assert proposer.drafted == 6 and proposer.counters["filled_draft_tokens"] == 3
+    runner.texts["b"] += [7] * (LENGTH - 5)  # no room for three tokens
+    assert runner.step(proposer, ["a", "b"], {"a": [1], "b": [7]}) == {"a": [], "b": []}
+    assert proposer.drafted == 0 and proposer.counters["filled_draft_tokens"] == 3
 
 
 def test_fault_is_counted_and_the_step_goes_on(proposer, monkeypatch):

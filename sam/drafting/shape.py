@@ -1,0 +1,61 @@
+"""The shape of a step's drafts: each as long as it was drafted (ragged), or all equally long (uniform).
+
+A graph that was captured for 1 + k tokens of every request replays for such steps only. In a uniform step every request
+verifies k tokens: missing ones are filled up, and verification rejects them as it rejects any wrong draft.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+# Any token id will do: where it happens to be the token that is sampled, accepting it is right.
+FILLER = 0
+
+# Graph modes of vLLM (CUDAGraphMode) in which a ragged step replays no graph.
+UNIFORM_ONLY = ("FULL_DECODE_ONLY",)
+
+
+def is_uniform(draft_shape: str, graph_mode: str | None) -> bool:
+    """Whether drafts are filled up: as asked, or with `auto` where the graph mode has no graph for other steps.
+
+    Args:
+        draft_shape: ragged, uniform or auto.
+        graph_mode: name of vLLM's CUDAGraphMode; None without graphs.
+
+    Example:
+        >>> is_uniform("auto", "FULL_DECODE_ONLY"), is_uniform("auto", "FULL")
+        (True, False)
+    """
+    return draft_shape == "uniform" or (draft_shape == "auto" and graph_mode in UNIFORM_ONLY)
+
+
+def fill_up(drafts: list[list[int]], emitted: Sequence[int], room: np.ndarray, length: int) -> int:
+    """Make every draft `length` tokens long, in place, if the next step can be uniform and any request has a draft.
+
+    It cannot where a request is still in its prompt: then drafts stay as they are. Where one has no room for a whole
+    draft, all are dropped: such a step decodes plainly, which replays a graph too.
+
+    Args:
+        drafts: token ids by request.
+        emitted: tokens that each request's last step brought; 0 in its prompt.
+        room: int [requests], draft tokens that fit before the longest length of a text.
+        length: tokens of a whole draft.
+
+    Returns:
+        The tokens that were filled in.
+
+    Example:
+        >>> drafts = [[7, 8], [], [9]]
+        >>> fill_up(drafts, [1, 2, 1], np.array([5, 5, 5]), 2), drafts
+        (3, [[7, 8], [0, 0], [9, 0]])
+    """
+    drafted = sum(map(len, drafts))
+    if not drafted or not all(emitted):
+        return 0
+    if room.min() < length:
+        for draft in drafts:
+            draft.clear()
+        return 0
+    for draft in drafts:
+        draft += [FILLER] * (length - len(draft))
+    return length * len(drafts) - drafted
