@@ -144,8 +144,13 @@ def install(runner) -> None:
     if hasattr(getattr(runner, "drafter", None), "bind"):
         runner.drafter.bind(runner)
         runner_hooks.draft_near_max_model_len(runner)
+        runner_hooks.skip_accepted_counts(runner)
         if not getattr(runner, "use_async_scheduling", False):
             runner_hooks.skip_empty_drafts(runner)
+        if current_platform.is_out_of_tree():
+            from sam.vllm.ascend import graphs
+
+            graphs.install(runner)
         warmup_cost.measure_at_warm_up(runner)
         keep_other_ranks_tokens(runner)
     if config.verification == "exact" and not isinstance(getattr(runner, "_sample", None), ExactSampler):

@@ -2,5 +2,26 @@
 
 import importlib.util
 
+import pytest
+
 if importlib.util.find_spec("vllm_ascend") is None:
     collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    """A folder with two tiny models, `dense` and `experts`."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    common = {
+        "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 2048,
+        "tie_word_embeddings": False, "initializer_range": 0.25,
+    }  # fmt: skip
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
+    folder = tmp_path_factory.mktemp("models")
+    torch.manual_seed(3)
+    Qwen3ForCausalLM(Qwen3Config(**common)).float().save_pretrained(folder / "dense")
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(**common, **experts)).float().save_pretrained(folder / "experts")
+    return folder

@@ -25,7 +25,7 @@ import simulator
 
 simulator.install()
 
-from simulator import graph, operators, platform  # noqa: E402
+from simulator import graph, launches, operators, platform  # noqa: E402
 from vllm_ascend.compilation import acl_graph  # noqa: E402
 
 from sam.vllm.plugin import installed  # noqa: E402
@@ -35,16 +35,18 @@ COUNTED = ("emitted", "scheduled_while_off", "rows_while_off", "drafted_while_of
 SPECULATIVE = {
     "off": None,
     "sam": {"model": "sam.vllm.proposer.SamProposer"},
+    "sam async": {"method": "ngram_gpu"},
     "ngram": {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1},
 }
 
 
 @dataclass
 class Scenario:
-    """method: off, sam, ngram. threshold: of the switch. workload: mixed, long. temperature: 0 is greedy.
+    """method: off, sam, sam async (through vllm-ascend's asynchronous door), ngram. threshold: of the switch.
 
-    graph: None (eager), FULL, FULL_DECODE_ONLY. stop: tokens that end a response. abort: abort every fourth
-    request after some steps. blocks: of the KV cache; few mean preemption.
+    workload: mixed, long. temperature: 0 is greedy. graph: None (eager) or vLLM's cudagraph_mode. stop: tokens that end
+    a response. abort: abort every fourth request after some steps. blocks: of the KV cache; few mean preemption. paged:
+    numbers of tokens for which vllm-ascend takes the paged operator. async_scheduling: None leaves it to vLLM.
     """
 
     method: str = "off"
@@ -62,6 +64,9 @@ class Scenario:
     stop: list[int] | None = None
     abort: bool = False
     seeds: bool = True
+    paged: list[int] | None = None
+    draft_shape: str = "auto"
+    async_scheduling: bool | None = None
 
 
 def requests(scenario: Scenario) -> tuple[list[list[int]], list[dict]]:
@@ -95,7 +100,8 @@ def engine(model: str, scenario: Scenario):
     if speculative := SPECULATIVE[scenario.method]:
         options["speculative_config"] = {**speculative, "num_speculative_tokens": scenario.k}
     if scenario.graph:
-        options["compilation_config"] = {"mode": 0, "cudagraph_mode": scenario.graph}
+        mode = 3 if "PIECEWISE" in scenario.graph else 0  # vLLM's compilation cuts the model in pieces
+        options["compilation_config"] = {"mode": mode, "cudagraph_mode": scenario.graph}
     else:
         options["enforce_eager"] = True
     if scenario.tensor_parallel > 1:
@@ -110,11 +116,17 @@ def engine(model: str, scenario: Scenario):
         max_model_len=512,
         max_num_seqs=scenario.batch,
         max_num_batched_tokens=scenario.batched_tokens,
+        async_scheduling=scenario.async_scheduling,
         num_gpu_blocks_override=scenario.blocks,
         gpu_memory_utilization=0.5,
         disable_log_stats=False,
         additional_config={
-            "speculation": {"verification": scenario.verification, "batch_size_threshold": scenario.threshold}
+            "speculation": {
+                "verification": scenario.verification,
+                "batch_size_threshold": scenario.threshold,
+                "draft_shape": scenario.draft_shape,
+            },
+            "pa_shape_list": scenario.paged or [],
         },
         **options,
     )
@@ -174,10 +186,11 @@ def main(model: str) -> None:
             counter.clear()
         llm = engine(model, scenario)
         start = dict(graph.COUNTS)
-        counts, status, followed = Counter(), {}, 0
+        counts, status, followed, steps = Counter(), {}, 0, []
         if scenario.tensor_parallel == 1:
             runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
             counts = count_tokens(runner)
+            steps = launches.attach(runner, platform.MODES)
         outputs = run(llm, scenario)
         metrics = {metric.name: getattr(metric, "value", None) for metric in llm.get_metrics()}
         if scenario.tensor_parallel == 1:
@@ -206,6 +219,7 @@ def main(model: str) -> None:
             "calls": dict(operators.CALLS),
             "status": status,
             "followed": followed,
+            "steps": steps,
             **{name: counts[name] for name in COUNTED},
         }
         print("RESULT " + json.dumps(result), flush=True)

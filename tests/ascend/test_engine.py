@@ -1,18 +1,11 @@
 """The real, patched vllm-ascend on a simulated NPU: the same tokens and log-probabilities whatever is drafted."""
 
-import json
-import os
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-
 import pytest
-import torch
+
+from tests.ascend.engines import assert_same, generate_all
 
 pytestmark = pytest.mark.engine
 
-GENERATE = Path(__file__).with_name("generate.py")
 STOP = [93]  # a token that four greedy responses hold, one of them within an accepted draft
 SAMPLED = {"temperature": 0.4}
 SWITCHED = {"method": "sam", "threshold": 4}
@@ -44,13 +37,7 @@ SAMPLING = {
     "sampled abort off": {**SAMPLED, "abort": True},
     "sampled abort": {**SAMPLED, "method": "sam", "abort": True},
     "DECODE sampled": {"graph": "FULL_DECODE_ONLY", "method": "sam", **SAMPLED},
-    "FULL off": {"graph": "FULL"},
-    "FULL": {"graph": "FULL", "method": "sam"},
     "FULL sampled": {"graph": "FULL", "method": "sam", **SAMPLED},
-    "FULL switched": {"graph": "FULL", **SWITCHED},
-    "DECODE off": {"graph": "FULL_DECODE_ONLY"},
-    "DECODE": {"graph": "FULL_DECODE_ONLY", "method": "sam"},
-    "DECODE switched": {"graph": "FULL_DECODE_ONLY", **SWITCHED},
 }
 TENSOR_PARALLEL = {
     "tp": {"method": "sam", "tensor_parallel": 2},
@@ -65,57 +52,16 @@ EXPERTS_PARALLEL = {"moe ep": {"method": "sam", "tensor_parallel": 2, "expert_pa
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    common = {
-        "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 2048,
-        "tie_word_embeddings": False, "initializer_range": 0.25,
-    }  # fmt: skip
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
-    folder = tmp_path_factory.mktemp("models")
-    torch.manual_seed(3)
-    Qwen3ForCausalLM(Qwen3Config(**common)).float().save_pretrained(folder / "dense")
-    Qwen3MoeForCausalLM(Qwen3MoeConfig(**common, **experts)).float().save_pretrained(folder / "experts")
-    return folder
-
-
-def generate(model, scenarios) -> dict[str, dict]:
-    finished = subprocess.run(
-        [sys.executable, str(GENERATE), str(model)],
-        input=json.dumps(list(scenarios.values())),
-        capture_output=True,
-        text=True,
-        timeout=900,
-        env={**os.environ, "PYTHONPATH": str(GENERATE.parent)},
-    )
-    lines = [line.removeprefix("RESULT ") for line in finished.stdout.splitlines() if line.startswith("RESULT ")]
-    assert len(lines) == len(scenarios), finished.stderr[-6000:]
-    return dict(zip(scenarios, map(json.loads, lines), strict=True))
-
-
-@pytest.fixture(scope="module")
 def results(models):
     dense, experts = models / "dense", models / "experts"
     jobs = [
         (dense, EAGER), (dense, SAMPLING), (dense, TENSOR_PARALLEL), (experts, EXPERTS), (experts, EXPERTS_PARALLEL)
     ]  # fmt: skip
-    with ThreadPoolExecutor(2) as pool:
-        return {name: one for part in pool.map(lambda job: generate(*job), jobs) for name, one in part.items()}
-
-
-def assert_same(results, name, reference, log_probabilities=0.0):
-    one, other = results[name], results[reference]
-    assert one["tokens"] == other["tokens"]
-    assert one["reasons"] == other["reasons"]
-    for a, b in zip(one["logprobs"], other["logprobs"], strict=True):
-        assert a is b is None or max(abs(x - y) for x, y in zip(a, b, strict=True)) <= log_probabilities
+    return generate_all(jobs)
 
 
 PAIRS = [
     *((name, "off") for name in ("sam", "ngram", "switched", "k15", "rejection")),
-    *((name, "off") for name in ("FULL off", "FULL", "FULL switched", "DECODE off", "DECODE", "DECODE switched")),
     *((name, "sampled off") for name in ("sampled sam", "sampled ngram", "sampled switched", "FULL sampled")),
     ("DECODE sampled", "sampled off"),
     ("preempted", "unpreempted"),
@@ -187,17 +133,3 @@ def test_preemption_and_abort(results, kind):
     assert None in on and len(kept) >= 8
     assert all(off[row] == on[row] for row in kept)
     assert results[f"{kind}abort"]["followed"] == 0, "requests are still followed although all have ended"
-
-
-def test_graphs_replay_and_full_decode_only_falls_back_to_eager(results, capsys):
-    """The figures behind the recommendation cudagraph_mode=FULL in docs/ascend.md."""
-    with capsys.disabled():
-        for name in ("FULL off", "FULL", "FULL switched", "DECODE off", "DECODE", "DECODE switched"):
-            modes, replays = results[name]["modes"], results[name]["graph"]["replays"]
-            print(f"\n{name}: {replays} replays in {sum(modes.values())} steps, {modes.get('NONE', 0)} eager", end="")
-    for name in ("FULL off", "FULL", "FULL switched", "DECODE off"):
-        assert results[name]["graph"]["replays"] == results[name]["modes"]["FULL"]
-        assert results[name]["modes"]["FULL"] > 0.85 * sum(results[name]["modes"].values())
-    for name in ("DECODE", "DECODE switched"):
-        assert results[name]["graph"]["replays"] == results[name]["modes"].get("FULL", 0)
-        assert results[name]["graph"]["replays"] < 0.5 * sum(results[name]["modes"].values())

@@ -7,10 +7,11 @@ stubs.py builds must be on LD_LIBRARY_PATH and TORCH_DEVICE_BACKEND_AUTOLOAD mus
 
 
 def install() -> None:
-    from simulator import experts, graph, operators, platform, runtime
+    from simulator import experts, graph, operators, pieces, platform, runtime
 
     runtime.install()
     operators.install()
     experts.install()
     graph.install()
     platform.install()
+    pieces.install()

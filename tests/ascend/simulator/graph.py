@@ -15,12 +15,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
-from simulator import experts, runtime
+from simulator import experts, launches, runtime
 
 COUNTS: Counter[str] = Counter()  # captures, replays, updates
 REPLACED = (
     "npu_rms_norm", "npu_add_rms_norm", "npu_swiglu", "_npu_reshape_and_cache", "npu_scatter_pa_kv_cache",
-    "_npu_rotary_embedding",
+    "_npu_rotary_embedding", "_npu_paged_attention",
 )  # fmt: skip
 
 
@@ -49,8 +49,12 @@ class NPUGraph:
     def __init__(self):
         self.steps: list = []
 
+    def record(self, name: str, function, arguments: tuple, keywords: dict, output) -> None:
+        self.steps.append(_Call(name, function, arguments, keywords, output))
+
     def replay(self) -> None:
         COUNTS["replays"] += 1
+        launches.count(launches.signature(self.steps))
         if _State.under_way:
             raise RuntimeError("the replay before this one still waits for its attention's arguments")
         _State.under_way.append(self._run())
@@ -70,7 +74,8 @@ class NPUGraph:
 def _go_on() -> None:
     while _State.under_way:
         try:
-            next(_State.under_way[0])
+            with launches.inside():
+                next(_State.under_way[0])
         except StopIteration:
             _State.under_way.pop(0)
             continue
@@ -107,21 +112,32 @@ class _Recorder(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **kwargs)
         output = func(*args, **kwargs)
-        self.graph.steps.append(_Call(func.name(), func, args, kwargs, output))
+        self.graph.record(func.name(), func, args, kwargs, output)
         return output
 
 
 @contextlib.contextmanager
-def capture(graph: NPUGraph, pool=None, **_):
+def recording(graph: NPUGraph):
+    """What is called as a Python function is recorded in `graph`."""
     if _State.recording is not None:
         raise RuntimeError("a capture within a capture")
     COUNTS["captures"] += 1
     _State.recording = graph
     try:
-        with _Recorder(graph):
-            yield
+        yield
     finally:
         _State.recording = None
+
+
+def continue_in(graph: NPUGraph) -> None:
+    """The recording goes on in another graph."""
+    _State.recording = graph
+
+
+@contextlib.contextmanager
+def capture(graph: NPUGraph, pool=None, **_):
+    with recording(graph), _Recorder(graph):
+        yield
 
 
 def task_group_begin(_stream) -> None:
@@ -147,6 +163,7 @@ def _recorded(name: str, function):
     def call(*arguments, **keywords):
         if _State.updating is not None:
             COUNTS["updates"] += 1
+            launches.count(f"update of {name}")
             graph, first, end = _State.updating
             (step,) = [s for s in graph.steps[first:end] if isinstance(s, _Call) and s.name == name]
             step.arguments, step.keywords = arguments, keywords
@@ -155,7 +172,7 @@ def _recorded(name: str, function):
             return function(*arguments, **keywords)
         with _disable_current_modes():
             output = function(*arguments, **keywords)
-        _State.recording.steps.append(_Call(name, function, arguments, keywords, output))
+        _State.recording.record(name, function, arguments, keywords, output)
         return output
 
     return call
@@ -192,3 +209,4 @@ def install() -> None:
         setattr(namespace(), name, _recorded(name, getattr(namespace(), name)))
     torch_npu.npu_fused_infer_attention_score = _Attention(torch_npu.npu_fused_infer_attention_score)
     torch_npu._npu_fused_infer_attention_score_get_max_workspace = lambda **_: torch.empty(1)
+    torch_npu._npu_paged_attention_get_workspace = lambda **_: torch.empty(1)

@@ -7,6 +7,8 @@ from collections import Counter
 
 import torch
 
+from simulator import launches
+
 CALLS: Counter[str] = Counter()  # calls of each operator
 
 
@@ -82,6 +84,20 @@ def npu_fused_infer_attention_score(
     return output, torch.empty(1)
 
 
+def _npu_paged_attention(
+    query, key_cache, value_cache, num_kv_heads, num_heads, scale_value, block_table, context_lens, out,
+    workspace=None,
+):  # fmt: skip
+    """One token a request; context_lens: int [requests]."""
+    lengths = context_lens[: len(query)].tolist()
+    result, _ = npu_fused_infer_attention_score(
+        query, key_cache, value_cache, block_table=block_table, block_size=key_cache.shape[1],
+        actual_seq_lengths=list(range(1, len(lengths) + 1)), actual_seq_lengths_kv=lengths,
+        num_key_value_heads=num_kv_heads, scale=scale_value, sparse_mode=3,
+    )  # fmt: skip
+    out.copy_(result.view_as(out))
+
+
 def npu_top_k_top_p(logits, p, k):
     from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
 
@@ -118,8 +134,8 @@ def _npu_matmul_add_fp32(*_):
 
 OPERATORS = (
     npu_format_cast, npu_rms_norm, npu_add_rms_norm, npu_swiglu, _npu_reshape_and_cache, npu_scatter_pa_kv_cache,
-    npu_fused_infer_attention_score, npu_top_k_top_p, npu_rotary_mul, _npu_rotary_embedding, npu_prefetch,
-    _npu_matmul_add_fp32,
+    npu_fused_infer_attention_score, _npu_paged_attention, npu_top_k_top_p, npu_rotary_mul, _npu_rotary_embedding,
+    npu_prefetch, _npu_matmul_add_fp32,
 )  # fmt: skip
 
 
@@ -132,7 +148,8 @@ def _kernel(function):
     def kernel(*arguments, **keywords):
         CALLS[function.__name__] += 1
         known = {name: value for name, value in keywords.items() if name in parameters}
-        return function(*(arguments if takes_all else arguments[: len(positional)]), **known)
+        with launches.inside(function.__name__):
+            return function(*(arguments if takes_all else arguments[: len(positional)]), **known)
 
     kernel.__name__ = function.__name__
     return kernel

@@ -1,0 +1,40 @@
+"""Engines of generate.py in processes of their own, two at a time."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+GENERATE = Path(__file__).with_name("generate.py")
+
+
+def generate(model: Path, scenarios: dict[str, dict]) -> dict[str, dict]:
+    """Results by name of the scenario: its fields are those of generate.Scenario."""
+    finished = subprocess.run(
+        [sys.executable, str(GENERATE), str(model)],
+        input=json.dumps(list(scenarios.values())),
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env={**os.environ, "PYTHONPATH": str(GENERATE.parent)},
+    )
+    lines = [line.removeprefix("RESULT ") for line in finished.stdout.splitlines() if line.startswith("RESULT ")]
+    assert len(lines) == len(scenarios), finished.stderr[-6000:]
+    return dict(zip(scenarios, map(json.loads, lines), strict=True))
+
+
+def generate_all(jobs: Sequence[tuple[Path, dict[str, dict]]]) -> dict[str, dict]:
+    """Each job in a process, their results in one dictionary."""
+    with ThreadPoolExecutor(2) as pool:
+        return {name: one for part in pool.map(lambda job: generate(*job), jobs) for name, one in part.items()}
+
+
+def assert_same(results: dict[str, dict], name: str, reference: str, log_probabilities: float = 0.0) -> None:
+    one, other = results[name], results[reference]
+    assert one["tokens"] == other["tokens"]
+    assert one["reasons"] == other["reasons"]
+    for a, b in zip(one["logprobs"], other["logprobs"], strict=True):
+        assert a is b is None or max(abs(x - y) for x, y in zip(a, b, strict=True)) <= log_probabilities
