@@ -31,6 +31,7 @@ RANGES = {
     "batch_size_threshold": (0, None),
     "hysteresis": (0, None),
     "history_tokens": (0, None),
+    "history_epochs": (1, None),
     "memory_budget_mib": (1, 65536),
     "min_extra_match_len": (0, None),
     "prompt_lookup_min": (1, None),
@@ -53,7 +54,9 @@ class SpeculationConfig:
         hysteresis: running requests above batch_size_threshold at which `threshold` stops again, 0 or more.
         step_cost: file of step costs in milliseconds for `goodput`; None: measured when the engine starts.
         scope: whose text is drafted from: request (its own), group (a prompt's samples) or history (earlier steps too).
-        history_tokens: tokens of finished groups that `history` keeps, 0 or more.
+        history_tokens: tokens of finished groups that `history` keeps, in memory and in a machine's file, 0 or more.
+        history_path: folder of a history that lasts; None: `history` keeps groups in memory only.
+        history_epochs: versions of the weights of which a prompt's responses are kept in the file, 1 or more.
         memory_budget_mib: bound of all automata of an engine process, 1 to 65536 MiB.
         corpus: file of `python -m sam.corpus build` to draft from too; or None.
         min_extra_match_len: tokens by which the corpus's match must exceed the group's to be drafted from, 0 or more.
@@ -91,6 +94,8 @@ class SpeculationConfig:
     step_cost: str | None = None
     scope: str = "group"
     history_tokens: int = 2_000_000
+    history_path: str | None = None
+    history_epochs: int = 2
     memory_budget_mib: int = 2048
     corpus: str | None = None
     min_extra_match_len: int = 5
@@ -112,6 +117,11 @@ class SpeculationConfig:
                 raise ValueError(f"speculation.{key}={value!r}: expected {allowed}")
         if type(self.cross_prompt) is not bool:
             raise ValueError(f"speculation.cross_prompt={self.cross_prompt!r}: expected true or false")
+        if self.history_path is not None and self.scope != "history":
+            raise ValueError(
+                f"speculation.history_path={self.history_path}: unused with speculation.scope={self.scope}: set the "
+                "scope to history, or leave the path out"
+            )
         if self.policy_rotation is not None:
             check_rotation(self.policy_rotation)
         if self.async_scheduling == "on" and self.method in ("ngram", "suffix"):

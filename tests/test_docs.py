@@ -225,6 +225,7 @@ def test_every_knob_named_exists():
 def emitted_metrics() -> set[str]:
     """Names under which a training step's rollout is logged: by running what logs them, on small arrays."""
     from recipe.record.rollout_metrics import RolloutRecord
+    from sam.history.client import COUNTERS as HISTORY
     from sam.switch.goodput import Goodput
     from sam.switch.policies import PolicyRotation
     from sam.switch.policy import StepState
@@ -238,7 +239,7 @@ def emitted_metrics() -> set[str]:
         goodput.choose(state, np.full(24, 1e-3, np.float32), np.arange(0, 25, 3))
         goodput.plan(state)
     counters = {*goodput.counters, *PolicyRotation([goodput]).counters, *make_proposer().counters, *COUNTERS}
-    names |= {f"rollout/drafter/{name}" for name in counters}
+    names |= {f"rollout/drafter/{name}" for name in (*counters, *HISTORY)}
     # Importing it takes verl: its names are read off the source.
     source = (ROOT / "recipe" / "trainer" / "dynamic_sampling.py").read_text()
     return names | set(re.findall(r'"(rollout/[\w/]+)":', source))

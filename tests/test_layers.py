@@ -16,7 +16,7 @@ SAM = (
     ("jit", "config", "command", "page"),
     ("automaton", "verify", "record", "routing"),
     ("drafting",),
-    ("switch",),
+    ("switch", "history"),
     ("vllm",),
     ("replay", "verify.bench"),
     ("simulate", "verify.__main__"),

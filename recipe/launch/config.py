@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
@@ -73,6 +74,10 @@ def connect(config: DictConfig, speculation: SpeculationConfig) -> None:
     """Point verl's keys at the recipe's code; everything else is in the YAML files."""
     rollout = config.actor_rollout_ref.rollout
     OmegaConf.set_struct(config, False)
+    config.run_dir = str(Path(config.run_dir).absolute())
+    if speculation.method == "sam" and speculation.scope == "history":
+        folder = speculation.history_path or Path(config.run_dir) / "history"
+        speculation = replace(speculation, history_path=str(Path(folder).absolute()))
     config.speculation = speculation.to_dict()
     stages = rollout.get("pipeline_model_parallel_size") or 1
     engine_setting = rollout.engine_kwargs.vllm.get("async_scheduling")
@@ -85,7 +90,6 @@ def connect(config: DictConfig, speculation: SpeculationConfig) -> None:
     rollout.agent.agent_loop_config_path = str(CONFIGS / "agent_loops.yaml")
     config.trainer.v1.sampler.custom_sampler.path = "pkg://recipe.trainer.dynamic_sampling"
     config.reward.custom_reward_function.path = "pkg://recipe.trainer.reward"
-    config.run_dir = str(Path(config.run_dir).absolute())
     OmegaConf.set_struct(config, True)
 
 

@@ -59,6 +59,21 @@ def model_problems(config: DictConfig, to_be_built: Path | None = None) -> Itera
     yield from weights.find_problems(model)
 
 
+def history_problems(config: DictConfig, to_be_built: Path | None = None) -> Iterator[Problem]:
+    """Whether responses can be kept where the config says, and those that are there are this model's."""
+    if (folder := config.speculation.history_path) is None:
+        return
+    from sam.history import database, fingerprint  # only where there is a history
+
+    model = Path(config.actor_rollout_ref.model.path).expanduser()
+    written_in = None if to_be_built in model.parents else fingerprint.fingerprint(str(model))
+    try:
+        database.check_folder(Path(folder), written_in)
+    except database.HistoryError as error:
+        value, _, _ = str(error).rpartition(": ")
+        yield Problem("history.unusable", f"speculation.history_path: {value}")
+
+
 def tokenizer_problems(config: DictConfig) -> Iterator[Problem]:
     """Loads the tokenizer and lays out a prompt, as every rollout does. transformers takes seconds to import."""
     model = Path(config.actor_rollout_ref.model.path).expanduser()

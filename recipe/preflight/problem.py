@@ -28,6 +28,7 @@ data.missing | no such file | make it with bash scripts/prepare_data.sh, or poin
 data.wrong_file | expected Parquet with data_source, prompt and reward_model | make it again
 drafter.load | vLLM would not load it | correct what the line names
 environment.misspelt | nothing reads this variable | correct its name
+history.unusable | it cannot be written, is damaged or of another model | choose another speculation.history_path
 length.model | it is below the longest prompt and response | raise it
 length.overlong_buffer | expected 1 to the longest response | change it
 machine.disk | too little disk for the checkpoints | free some, set run_dir, or lower trainer.max_actor_ckpt_to_keep

@@ -51,7 +51,7 @@ def _drafter(config: DictConfig) -> str:
     engine = SimpleNamespace(
         speculative_config=speculative,
         additional_config=settings.get("additional_config"),
-        model_config=SimpleNamespace(max_model_len=longest),
+        model_config=SimpleNamespace(max_model_len=longest, model=config.actor_rollout_ref.model.path),
     )
     made = create_custom_proposer(engine)
     by = create_custom_proposer.__module__

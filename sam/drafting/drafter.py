@@ -129,7 +129,7 @@ class Drafter:
             )
         versions = self.memory.state["policy_version"]
         versions[:] = np.maximum(versions, policy_version)
-        prompt_tag = zlib.crc32(prompt) & 0xFFFF
+        prompt_tag = _prompt_tag(prompt)
         group = self._group(prompt, prompt_tag)
         slot = self._slots[request_id] = self._free_slot()
         if group == NONE:
@@ -239,6 +239,29 @@ class Drafter:
             dropped = self.groups.leave(group)
             self.counters["evicted_groups"] += dropped if self.scope != "request" else 0
 
+    def append_earlier(self, prompt: np.ndarray, token_ids: np.ndarray, is_start: bool = True) -> bool:
+        """Append text of an earlier response to a prompt, to be drafted from; requests that run have memory first.
+
+        Args:
+            prompt: int32 [length], of a request that is or was followed.
+            token_ids: int32 [length], in pieces if it is long.
+            is_start: whether the tokens follow the prompt, or come from further on.
+
+        Returns:
+            Whether they were: not if the prompt's group is dropped or memory is short.
+        """
+        needed = blocks_for(token_ids.size) + len(self.store.blocks) // 8
+        self._free_blocks(needed)
+        group = self.groups.find(prompt)
+        if group == NONE or self.groups.free_blocks < needed:
+            return False
+        self.groups.reserve(group, token_ids.size)
+        slot, tag = batch.PROMPT_SLOT, _prompt_tag(prompt)
+        begin = self.groups.prompt_end[group] if is_start else self.groups.root(group)
+        start_sequence(self.sequences, slot, group, begin, prompt if is_start else prompt[:0], tag)
+        batch.append(self.store, self.memory, self.learned, self.sequences, slot, token_ids, 0, token_ids.size)
+        return True
+
     def lengths(self, request_ids: Sequence[str]) -> np.ndarray:
         """int64 [batch], tokens of each request that have been appended, the prompt's included."""
         return self.sequences.texts["num_tokens"][self._slots_of(request_ids)]
@@ -259,6 +282,11 @@ class Drafter:
             other.start(name, np.array([1, 2, 1], dtype=np.int32))
         tokens, budgets = np.arange(100, dtype=np.int32) % 7, np.full(2, self.max_draft_tokens)
         other.step(["a", "b"], tokens, np.array([0, 50, 100]), budgets)
+        other.append_earlier(np.array([1, 2, 1], dtype=np.int32), tokens)
         for name in ("a", "b"):
             other.finish(name)
         other.groups.evict()
+
+
+def _prompt_tag(prompt: np.ndarray) -> int:
+    return zlib.crc32(prompt) & 0xFFFF

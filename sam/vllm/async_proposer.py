@@ -195,7 +195,7 @@ class AsyncSamProposer(SamProposer, NgramProposerGPU):
         """No drafts for requests of whose text a part is missing."""
         for request_id in request_ids:
             if self._tracked.pop(request_id, None) is not None:
-                self.drafter.finish(request_id)
+                self._finish(request_id, [])
             self._untracked.add(request_id)
 
     def _write(self, step: SampledStep, sampled: SampledTokens, is_last: bool = False) -> None:

@@ -16,6 +16,8 @@ import numpy as np
 from sam.config import SpeculationConfig
 from sam.drafting import shape
 from sam.drafting.drafter import Drafter
+from sam.history.client import HistoryClient
+from sam.history.fingerprint import fingerprint
 from sam.record.engine_steps import accepted_tokens
 from sam.switch import goodput
 from sam.switch.policies import PolicyRotation, make_policy
@@ -67,6 +69,7 @@ class SamProposer:
             policy_version=0,
             filled_draft_tokens=0,
         )
+        self.history = self._open_history(config, vllm_config)
         # Whether the policy let requests speculate in the next step; the step recorder keeps it.
         self.switch_on = False
         self.wants_drafts = False  # whether the last plan had a budget
@@ -92,17 +95,36 @@ class SamProposer:
         policies = [make_policy(name, self.num_speculative_tokens, int(n or 0), *rest) for name, _, n in turns]
         return PolicyRotation(policies)
 
+    def _open_history(self, config: SpeculationConfig, vllm_config) -> HistoryClient | None:
+        if config.history_path is None:
+            return None
+        written_in = fingerprint(str(vllm_config.model_config.model))
+        folder, bounds = Path(config.history_path), (config.history_tokens, config.history_epochs)
+        return HistoryClient(folder, written_in, *bounds, self.counters)
+
     def bind(self, runner) -> None:
         """Give the proposer its model runner: vLLM calls `propose` without request ids."""
         self._runner = runner
         self._is_heard = ranks.is_drafting_rank(runner)
+        if self.history and self._is_heard:
+            self.history.start()
 
     def weights_updated(self) -> None:
         """Count a weight sync: history evicts responses of older weights first, a rotation takes its next policy."""
         self.counters["policy_version"] += 1
+        if self.history and self._is_heard:
+            self._keep_last_responses()
         if isinstance(self.policy, PolicyRotation):
             self.policy.select(self.counters["policy_version"] - 1)
             self._valid_for_steps = 0
+
+    def _keep_last_responses(self) -> None:
+        """Of a rollout: no step comes after those that end last, so that the drafter has not been told."""
+        try:
+            self._release_finished()
+        except Exception:
+            self._count_error()
+        self.history.weights_updated()
 
     def exclude_idle(self, seconds: float) -> None:
         """Exclude `seconds` of idle time from the step being timed."""
@@ -180,6 +202,8 @@ class SamProposer:
         if known is None:
             return drafts
         self._steps_behind = 0
+        if self.history:
+            self.history.deliver(self.drafter)
         rows, ids, appended = self._track_batch(emitted, known, token_ids_cpu)
         if not rows:
             return drafts
@@ -244,12 +268,16 @@ class SamProposer:
             return False
         prompt = token_ids_cpu[row, : int(self._runner.input_batch.num_prompt_tokens[row])]
         try:
+            if self.history:
+                self.history.request_started(request_id, prompt, self.drafter)
             self.drafter.start(request_id, prompt, self.counters["policy_version"])
         except ValueError as error:
             if self.counters["untracked_requests"] == 0:
                 logger.warning("no drafts for a request: %s (logged once, then counted)", error)
             self.counters["untracked_requests"] += 1
             self._untracked.add(request_id)
+            if self.history:
+                self.history.request_finished(request_id, [])
             return False
         self._tracked[request_id] = self._runner.requests[request_id]
         self.counters["tracked_requests"] += 1
@@ -272,5 +300,11 @@ class SamProposer:
             # Under asynchronous scheduling an aborted request may end in placeholders, which are negative.
             if last := list(itertools.takewhile(is_token, state.output_token_ids[unseen:])):
                 self.drafter.append([request_id], np.array(last, dtype=np.int32), np.array([0, len(last)]))
-            self.drafter.finish(request_id)
+            self._finish(request_id, state.output_token_ids)
         self._untracked.intersection_update(self._runner.requests)
+
+    def _finish(self, request_id: str, response: list[int]) -> None:
+        """Let drafter and history know that a request's text has ended; without a response nothing is kept."""
+        self.drafter.finish(request_id)
+        if self.history:
+            self.history.request_finished(request_id, response)

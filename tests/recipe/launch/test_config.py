@@ -83,6 +83,11 @@ BAD = [
         "speculation.policy_rotation='threshold': expected policies as",
     ),
     (["speculation.turns=never"], "speculation.policy_rotation='never': expected policies as in [never,'threshold 8',"),
+    (
+        ["speculation.history_path=x"],
+        "speculation.history_path=x: unused with speculation.scope=group: set the scope to",
+    ),
+    (["speculation.history_epochs=0"], "speculation.history_epochs=0: expected an integer of at least 1"),
     (["speculation.nonsense=1"], "nonsense"),
     (["+speculation.nonsense=1"], "speculation.nonsense is unknown"),
     (["trainer.nonsense=1"], "trainer.nonsense"),
@@ -124,6 +129,21 @@ def test_mistakes_are_one_line(overrides, message):
         compose_config("dapo_tiny_cpu", overrides)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "folder"),
+    [
+        ([], None),
+        (["speculation.scope=history", "run_dir=/a/run"], "/a/run/history"),
+        (["speculation.scope=history", "speculation.history_path=/b"], "/b"),
+        (["speculation=off", "speculation.scope=history"], None),
+    ],
+)
+def test_history_is_kept_beside_the_checkpoints(overrides, folder):
+    config = compose_config("dapo_tiny_cpu", overrides)
+    engine = config.actor_rollout_ref.rollout.engine_kwargs.vllm
+    assert config.speculation.history_path == engine.additional_config.speculation.history_path == folder
 
 
 @pytest.mark.parametrize(

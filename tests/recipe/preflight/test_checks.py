@@ -9,6 +9,8 @@ import pytest
 from recipe.launch import versions
 from recipe.launch.config import CONFIGS, ConfigError, compose_config
 from recipe.preflight import checks, unknown_names
+from sam.history.database import open_to_write, own_file
+from sam.history.fingerprint import fingerprint
 from tests.recipe.preflight.preflight_node import write_model
 
 
@@ -49,6 +51,23 @@ def test_a_mistake_is_named_by_its_key_and_code(assets, override, code):
     found = [one for one in problems(assets, override) if one.code == code]
     key = "data.gen_batch_size" if "filter" in override else override.split(".", 1)[1].split("=")[0]
     assert found and (code == "batch.devices" or key in found[0].value), found
+
+
+def test_a_history_of_another_tokenizer_or_in_a_place_that_cannot_be_written(assets):
+    def found(folder):
+        return problems(assets, "speculation.scope=history", f"speculation.history_path={folder}")
+
+    history = assets / "history"
+    assert found(history) == [] and not history.exists()
+    open_to_write(own_file(history), fingerprint(str(assets / "model"))).close()
+    assert found(history) == []
+    open_to_write(own_file(assets / "other"), {"tokenizer": "of another", "model": "x"}).close()
+    for folder, said in {
+        assets / "other": "a history of tokenizer of another",
+        assets / "train.parquet": "no folder",
+    }.items():
+        (problem,) = found(folder)
+        assert problem.code == "history.unusable" and said in problem and "speculation.history_path: " in problem
 
 
 @pytest.mark.parametrize("package", ["verl", "vllm", "torch"])

@@ -41,7 +41,7 @@ def make_proposer(**settings):
     config = SimpleNamespace(
         additional_config={"speculation": {"policy": "always", **settings}},
         speculative_config=SimpleNamespace(num_speculative_tokens=3),
-        model_config=SimpleNamespace(max_model_len=LENGTH),
+        model_config=SimpleNamespace(max_model_len=LENGTH, model="a model"),
     )
     made = SamProposer(config)
     made.bind(Runner())

@@ -1,0 +1,1 @@
+"""Responses of earlier steps and runs, kept on disk by prompt."""

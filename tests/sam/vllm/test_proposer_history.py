@@ -1,0 +1,68 @@
+"""The proposer tells its history which requests start and end."""
+
+import pytest
+
+from sam.history.reading import load
+from tests.sam.vllm.model_runner import make_proposer
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch):
+    made = []
+
+    def one():
+        made.append(make_proposer(scope="history", history_path=str(tmp_path / "history")))
+        return made[-1]
+
+    yield one
+    for proposer in made:
+        proposer.history.stop()
+
+
+def kept(tmp_path, prompt):
+    return load(tmp_path / "history", [prompt]).tokens.tolist()
+
+
+def test_the_last_responses_of_a_rollout_are_kept_at_the_weight_sync(make, tmp_path):
+    proposer = make()
+    runner = proposer._runner
+    runner.add("a", [1, 2])
+    runner.step(proposer, ["a"], {"a": [3, 4, 5]})
+    runner.requests.clear()  # it has ended, and no step follows
+    proposer.weights_updated()
+    proposer.history.stop()
+    assert kept(tmp_path, [1, 2]) == [3, 4, 5] and proposer.counters["draft_errors"] == 0
+
+
+def test_a_new_process_drafts_what_an_earlier_one_wrote(make):
+    first = make()
+    first._runner.add("a", [1, 2])
+    first._runner.step(first, ["a"], {"a": [3, 4, 5, 6]})
+    first._runner.requests.clear()
+    first.weights_updated()
+    first.history.stop()
+    proposer = make()
+    runner = proposer._runner
+    runner.add("b", [1, 2])
+    assert runner.step(proposer, ["b"], {"b": [9]})["b"] == []
+    proposer.history._asked.join()
+    runner.step(proposer, ["b"], {"b": [8]})
+    assert runner.step(proposer, ["b"], {"b": [3]})["b"] == [4, 5, 6]
+
+
+def test_a_request_that_cannot_be_tracked_is_forgotten(make):
+    proposer = make()
+    proposer._runner.add("a", [])
+    proposer._runner.step(proposer, ["a"], {"a": [3]})
+    assert proposer.counters["untracked_requests"] == 1 and not proposer.history._running
+
+
+def test_a_history_that_cannot_be_written_changes_no_draft(tmp_path):
+    (tmp_path / "file").write_text("")
+    drafts = []
+    for settings in ({}, {"scope": "history", "history_path": str(tmp_path / "file" / "history")}):
+        proposer = make_proposer(**settings)
+        proposer._runner.add("a", [1, 2])
+        drafts.append([proposer._runner.step(proposer, ["a"], {"a": [token]}) for token in (3, 1, 2, 3)])
+    assert drafts[0] == drafts[1] and proposer.counters["draft_errors"] == 0
+    proposer.history.stop()
