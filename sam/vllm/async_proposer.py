@@ -24,7 +24,8 @@ from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.spec_decode.ngram_proposer_gpu import NgramProposerGPU
 
 from sam.vllm import async_hooks, ranks
-from sam.vllm.proposer import MAX_STEPS_BEHIND, SamProposer, is_token
+from sam.vllm.proposer import MAX_STEPS_BEHIND, SamProposer
+from sam.vllm.tracked_requests import is_token
 
 
 @dataclass
@@ -126,7 +127,7 @@ class AsyncSamProposer(SamProposer, NgramProposerGPU):
         if sampled is None:
             self._pending.append(step)
             if len(self._pending) > 2 * MAX_STEPS_BEHIND:  # as when planning fails in every step
-                self._stop_tracking(self._pending.popleft().request_ids)
+                self.tracked.stop(self._pending.popleft().request_ids)
         else:
             self._write(step, sampled, is_last=True)
             self.accepted = dict(zip(step.request_ids, sampled.lists, strict=True))
@@ -189,14 +190,7 @@ class AsyncSamProposer(SamProposer, NgramProposerGPU):
                 self._write(step, step.sampled())
             except Exception:
                 self._count_error()
-                self._stop_tracking(step.request_ids)
-
-    def _stop_tracking(self, request_ids: list[str]) -> None:
-        """No drafts for requests of whose text a part is missing."""
-        for request_id in request_ids:
-            if self._tracked.pop(request_id, None) is not None:
-                self._finish(request_id, [])
-            self._untracked.add(request_id)
+                self.tracked.stop(step.request_ids)
 
     def _write(self, step: SampledStep, sampled: SampledTokens, is_last: bool = False) -> None:
         """Put tokens where vLLM has them when it schedules synchronously; it left a placeholder for each row.
@@ -209,7 +203,7 @@ class AsyncSamProposer(SamProposer, NgramProposerGPU):
         row_of = batch.req_id_to_index.get
         named = zip(step.request_ids, step.starts.tolist(), sampled.lists, strict=True)
         for index, (request_id, start, tokens) in enumerate(named):
-            state = requests.get(request_id) or self._tracked.get(request_id)
+            state = requests.get(request_id) or self.tracked.states.get(request_id)
             if not tokens or state is None:
                 continue
             place, output = start - state.num_prompt_tokens, state.output_token_ids

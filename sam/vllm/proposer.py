@@ -4,12 +4,10 @@ Selected by `speculative_config={"model": "sam.vllm.proposer.SamProposer", "num_
 its settings come from `additional_config["speculation"]` (sam.config.SpeculationConfig).
 """
 
-import itertools
 import logging
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,16 +21,12 @@ from sam.switch import goodput
 from sam.switch.policies import PolicyRotation, make_policy
 from sam.switch.policy import Policy, StepState
 from sam.vllm import ranks, warmup_cost
+from sam.vllm.tracked_requests import TrackedRequests
 
 logger = logging.getLogger(__name__)
 
 # Steps without drafts for which the drafter need not be called: one call then appends their tokens together.
 MAX_STEPS_BEHIND = 32
-
-
-def is_token(token_id: int) -> bool:
-    """Whether it is one, not a placeholder of a token that the host does not know yet."""
-    return token_id >= 0
 
 
 class SamProposer:
@@ -82,9 +76,7 @@ class SamProposer:
         self._valid_for_steps = 0  # further steps in which the policy need not be asked
         self._steps_since_plan = 0
         self._steps_behind = 0  # steps since the drafter last saw the batch
-        # vLLM forgets a finished request before the drafter may have seen its last tokens: its state is kept here.
-        self._tracked: dict[str, Any] = {}
-        self._untracked: set[str] = set()
+        self.tracked: TrackedRequests | None = None
 
     def _make_policy(self, config: SpeculationConfig, vllm_config) -> Policy:
         name, table = warmup_cost.policy_and_table(config, vllm_config)
@@ -105,6 +97,7 @@ class SamProposer:
     def bind(self, runner) -> None:
         """Give the proposer its model runner: vLLM calls `propose` without request ids."""
         self._runner = runner
+        self.tracked = TrackedRequests(runner, self.drafter, self.history, self.counters)
         self._is_heard = ranks.is_drafting_rank(runner)
         if self.history and self._is_heard:
             self.history.start()
@@ -121,7 +114,7 @@ class SamProposer:
     def _keep_last_responses(self) -> None:
         """Of a rollout: no step comes after those that end last, so that the drafter has not been told."""
         try:
-            self._release_finished()
+            self.tracked.release_finished()
         except Exception:
             self._count_error()
         self.history.weights_updated()
@@ -204,7 +197,7 @@ class SamProposer:
         self._steps_behind = 0
         if self.history:
             self.history.deliver(self.drafter)
-        rows, ids, appended = self._track_batch(emitted, known, token_ids_cpu)
+        rows, ids, appended = self.tracked.batch(emitted, known, token_ids_cpu)
         if not rows:
             return drafts
         remaining = self.max_model_len - 1 - known[rows]
@@ -252,59 +245,3 @@ class SamProposer:
             last = replace(last, max_num_tokens_other_dp_ranks=num_tokens)
         accepted = accepted_tokens(sum(emitted), verified=len(emitted))
         self.policy.observe(last, self.drafted, accepted, (now - self._began) * 1e3)
-
-    def _track_batch(self, emitted: list[int], num_tokens_no_spec, token_ids_cpu):
-        """Rows that can be drafted for, their request ids, and the tokens and offsets that the drafter lacks."""
-        self._release_finished()
-        request_ids, tracked = self._runner.input_batch.req_ids, self._tracked
-        sampled = [row for row, tokens in enumerate(emitted) if tokens]
-        rows = [r for r in sampled if request_ids[r] in tracked or self._track(r, request_ids[r], token_ids_cpu)]
-        ids = [request_ids[row] for row in rows]
-        return rows, ids, self._new_tokens(rows, ids, num_tokens_no_spec, token_ids_cpu) if rows else ()
-
-    def _track(self, row: int, request_id: str, token_ids_cpu) -> bool:
-        """Track the request of a row from now on; False if its prompt cannot be tracked."""
-        if request_id in self._untracked:
-            return False
-        prompt = token_ids_cpu[row, : int(self._runner.input_batch.num_prompt_tokens[row])]
-        try:
-            if self.history:
-                self.history.request_started(request_id, prompt, self.drafter)
-            self.drafter.start(request_id, prompt, self.counters["policy_version"])
-        except ValueError as error:
-            if self.counters["untracked_requests"] == 0:
-                logger.warning("no drafts for a request: %s (logged once, then counted)", error)
-            self.counters["untracked_requests"] += 1
-            self._untracked.add(request_id)
-            if self.history:
-                self.history.request_finished(request_id, [])
-            return False
-        self._tracked[request_id] = self._runner.requests[request_id]
-        self.counters["tracked_requests"] += 1
-        return True
-
-    def _new_tokens(self, rows, ids, num_tokens_no_spec, token_ids_cpu) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens the drafter has not seen: this step's, or more after a preemption or a step it missed."""
-        known, ends = self.drafter.lengths(ids), num_tokens_no_spec[rows]
-        offsets = np.zeros(len(rows) + 1, dtype=np.int64)
-        np.cumsum(np.maximum(ends - known, 0), out=offsets[1:])
-        spans = zip(rows, known.tolist(), ends.tolist(), strict=True)
-        pieces = [token_ids_cpu[row, start:end] for row, start, end in spans]
-        return np.concatenate(pieces).astype(np.int32, copy=False), offsets
-
-    def _release_finished(self) -> None:
-        """Preempted requests leave the batch but stay in `runner.requests`; finished and aborted leave both."""
-        for request_id in [name for name in self._tracked if name not in self._runner.requests]:
-            state = self._tracked.pop(request_id)
-            unseen = self.drafter.num_tokens(request_id) - state.num_prompt_tokens
-            # Under asynchronous scheduling an aborted request may end in placeholders, which are negative.
-            if last := list(itertools.takewhile(is_token, state.output_token_ids[unseen:])):
-                self.drafter.append([request_id], np.array(last, dtype=np.int32), np.array([0, len(last)]))
-            self._finish(request_id, state.output_token_ids)
-        self._untracked.intersection_update(self._runner.requests)
-
-    def _finish(self, request_id: str, response: list[int]) -> None:
-        """Let drafter and history know that a request's text has ended; without a response nothing is kept."""
-        self.drafter.finish(request_id)
-        if self.history:
-            self.history.request_finished(request_id, response)

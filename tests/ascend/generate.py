@@ -199,8 +199,8 @@ def main(model: str) -> None:
             status["counters"] = {name: int(value) for name, value in (counters or {}).items()}
             if scenario.method == "sam":
                 runner.requests.clear()
-                runner.drafter._release_finished()
-                followed = len(runner.drafter._tracked)
+                runner.drafter.tracked.release_finished()
+                followed = len(runner.drafter.tracked.states)
         result = {
             "tokens": [list(o.outputs[0].token_ids) if o else None for o in outputs],
             "reasons": [o.outputs[0].finish_reason if o else None for o in outputs],

@@ -144,4 +144,4 @@ def test_aborts_and_forced_preemptions_between_draft_and_verification(model, off
             assert tokens[row] == expected
     assert any(len(tokens.get(row, [])) < len(off.tokens[row]) for row in gone)
     proposer = seen[0].drafter
-    assert proposer.counters["draft_errors"] == 0 and len(proposer._tracked) <= 1
+    assert proposer.counters["draft_errors"] == 0 and len(proposer.tracked.states) <= 1

@@ -227,4 +227,4 @@ def test_tokens_that_never_arrive_leave_their_requests_without_drafts(model, off
     )  # fmt: skip
     assert on.tokens == off.tokens
     assert len(calls) > 20 and proposers[0].counters["draft_errors"] == 1
-    assert not proposers[0]._tracked
+    assert not proposers[0].tracked.states

@@ -38,7 +38,8 @@ def run(model, speculative_config, batch):
         seen.record = seen.recorder.take()
         # Finished requests are released by the next step: one more request releases them all and stays itself.
         llm.generate({"prompt_token_ids": PROMPTS[0]}, SamplingParams(max_tokens=2, ignore_eos=True, detokenize=False))
-        seen.tracked = len(getattr(getattr(seen.runner, "drafter", None), "_tracked", ()))
+        drafter = getattr(seen.runner, "drafter", None)
+        seen.tracked = len(drafter.tracked.states) if hasattr(drafter, "tracked") else 0
 
     result = generate(
         model,

@@ -33,6 +33,7 @@ class Cached:
 def make(requests, rows=ROWS, **parallel):
     """A proposer bound to a batch of `requests`: prompt and output of each by name."""
     from sam.vllm.async_proposer import AsyncSamProposer
+    from sam.vllm.tracked_requests import TrackedRequests
 
     config = SimpleNamespace(
         additional_config={"speculation": {"policy": "always"}},
@@ -59,6 +60,7 @@ def make(requests, rows=ROWS, **parallel):
         batch.token_ids_cpu[row, : len(prompt) + len(output)] = prompt + output
     mask = SimpleNamespace(np=np.zeros(rows, bool))
     proposer._runner = SimpleNamespace(input_batch=batch, requests=states, discard_request_mask=mask)
+    proposer.tracked = TrackedRequests(proposer._runner, proposer.drafter, None, proposer.counters)
     return proposer
 
 
@@ -221,4 +223,4 @@ def test_what_is_kept_of_late_steps_is_bounded():
         state.output_token_ids.append(-1)
         batch.num_tokens_no_spec[0] += 1
         assert len(proposer._pending) == min(step, 2 * MAX_STEPS_BEHIND)
-    assert proposer.counters["draft_errors"] == 69 and proposer._untracked == {"a"}
+    assert proposer.counters["draft_errors"] == 69 and proposer.tracked.untracked == {"a"}

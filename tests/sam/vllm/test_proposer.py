@@ -44,7 +44,7 @@ def test_finished_and_aborted_requests_are_released_and_still_help_their_sibling
     del runner.requests["a"], runner.requests["b"]
     runner.add("c", [1, 2])
     drafts = runner.step(proposer, ["c"], {"c": [3]})
-    assert set(proposer._tracked) == {"c"} and "a" not in proposer.drafter._slots
+    assert set(proposer.tracked.states) == {"c"} and "a" not in proposer.drafter._slots
     assert drafts["c"] == [4, 5]
 
 
@@ -104,7 +104,7 @@ def test_request_that_cannot_be_followed_gets_no_drafts_and_the_others_do(propos
     assert (proposer.counters["untracked_requests"], proposer.counters["draft_errors"]) == (1, 0)
     del runner.requests["long"]
     runner.step(proposer, ["short"], {"short": [2]})
-    assert not proposer._untracked
+    assert not proposer.tracked.untracked
 
 
 def test_history_outlives_the_step_and_old_policies_leave_first():

@@ -23,7 +23,7 @@ def test_without_drafts_the_drafter_is_called_now_and_then_and_misses_nothing():
     runner.add("b", [1, 2])
     assert runner.step(proposer, ["b"], {"b": [3]})["b"] == finished[3:6]
     assert appended[1:] == [5, 5, 1], "what the finished requests had written since, and the new one"
-    assert set(proposer._tracked) == {"b"} and proposer.counters["draft_errors"] == 0
+    assert set(proposer.tracked.states) == {"b"} and proposer.counters["draft_errors"] == 0
 
 
 def test_drafts_that_nobody_verifies_are_compared_with_what_comes():
@@ -34,7 +34,7 @@ def test_drafts_that_nobody_verifies_are_compared_with_what_comes():
         assert runner.step(proposer, ["a"], {"a": [3 + token % 3]}) == {"a": []}
     assert not bins["expected"].any()
     runner.requests.clear()
-    proposer._release_finished()
+    proposer.tracked.release_finished()
     settled = bins["accepted"].sum(), bins["expected"].sum()
     assert settled == (3, 3), "a whole draft, made after 32 steps, came true"
 
