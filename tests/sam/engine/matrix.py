@@ -1,0 +1,176 @@
+"""Requests to which everything happens that can, run by engines that must agree on every token.
+
+200 requests of up to 60 tokens: greedy and drawn, penalised, ended by length, by stop tokens and by stop strings, some
+aborted, some preempted by force; a KV cache so small that others are preempted, and steps so small that prompts come in
+pieces beside drafts.
+"""
+
+import contextlib
+import gc
+import multiprocessing
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from sam.config import SpeculationConfig
+from tests.sam.engine.tiny_engine import VOCABULARY, save_model
+
+REQUESTS = 200
+# Engine steps and the requests that are aborted after them.
+ABORTED = {6: [6, 14], 9: [8, 15, 22], 14: [24, 32]}
+GONE = {row for rows in ABORTED.values() for row in rows}
+FORCED_PREEMPTIONS = (11, 12, 26)
+PRELOADED = [
+    "tests.sam.engine.matrix",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.model_executor.models.qwen3",
+    "sam.vllm.async_proposer",
+    "sam.vllm.exact_sampler",
+]
+SQUEEZED = {"max_num_seqs": 40, "block_size": 32, "num_gpu_blocks_override": 56, "max_num_batched_tokens": 112}
+
+
+@dataclass
+class Answer:
+    """What a request returned: tokens, their log-probabilities, text where it may end by a stop string."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    text: str
+
+
+def save(path):
+    """A model whose text repeats, with a tokenizer of one word a token."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    model = save_model(path, sharpness=12.0)
+    words = Tokenizer(models.WordLevel({f"w{token}": token for token in range(VOCABULARY)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(path)
+    return model
+
+
+def prompts() -> list[list[int]]:
+    """Groups of four that share one, 6 to 60 tokens."""
+    generator = np.random.default_rng(0)
+    each = [generator.integers(0, VOCABULARY, 3 + row % 28).tolist() * 2 for row in range(REQUESTS // 4)]
+    return [each[row // 4] for row in range(REQUESTS)]
+
+
+def settings(row: int) -> dict:
+    chosen = {"seed": row, "temperature": 0.0 if row % 5 == 0 else 1.0, "max_tokens": 4 + 7 * row % 57}
+    if row % 6 == 1:
+        chosen["stop_token_ids"] = list(range(0, VOCABULARY, 25))
+    if has_stop_string(row):
+        # One: of several that one step completes vLLM takes the first of its list, not of the text.
+        chosen |= {"stop": ["7 w1" if row % 2 else "3 w2"], "detokenize": True}
+    if row % 8 == 3:
+        chosen["repetition_penalty"] = 1.1
+    return chosen
+
+
+def has_stop_string(row: int) -> bool:
+    return row % 7 == 2
+
+
+def is_plain(row: int) -> bool:
+    """Whether its tokens are drawn from the model's own distribution."""
+    return row not in GONE and row % 5 != 0 and row % 8 != 3
+
+
+@contextlib.contextmanager
+def engine(model, method: str, is_asynchronous: bool, ranks: int = 1, **arguments):
+    """An engine of the matrix, as vLLM's LLM; `method` is sam or off."""
+    from vllm import LLM
+
+    from sam.vllm import plugin
+
+    plugin.register()
+    speculation = SpeculationConfig(method=method, policy="threshold", batch_size_threshold=1000)
+    if ranks > 1:
+        arguments["worker_extension_cls"] = "tests.sam.engine.matrix_ranks.Ranks"
+    shared_before = set(Path("/dev/shm").glob("*-cpushm_*"))
+    llm = LLM(
+        model=model.path, max_model_len=256, dtype="float32", enforce_eager=True, seed=0, tensor_parallel_size=ranks,
+        distributed_executor_backend="mp" if ranks > 1 else "uni", kv_cache_memory_bytes=64 << 20,
+        async_scheduling=is_asynchronous, logprobs_mode="processed_logprobs", disable_log_stats=False,
+        **SQUEEZED, **speculation.vllm_arguments(is_asynchronous), **arguments,
+    )  # fmt: skip
+    try:
+        yield llm
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+        # vLLM's ranks on a CPU leave the memory through which they speak (csrc/cpu/shm.cpp).
+        for memory in set(Path("/dev/shm").glob("*-cpushm_*")) - shared_before:
+            memory.unlink()
+
+
+def run(llm) -> list[Answer]:
+    """The answers of all requests."""
+    from vllm import SamplingParams
+
+    common = {"logprobs": 0, "ignore_eos": True, "detokenize": False}
+    for row, prompt in enumerate(prompts()):
+        llm.llm_engine.add_request(str(row), {"prompt_token_ids": prompt}, SamplingParams(**common | settings(row)))
+    outputs, step = {}, 0
+    while llm.llm_engine.has_unfinished_requests():
+        step += 1
+        outputs |= {int(output.request_id): output.outputs[0] for output in llm.llm_engine.step()}
+        llm.llm_engine.abort_request([str(row) for row in ABORTED.get(step, [])])
+        if step in FORCED_PREEMPTIONS:
+            assert llm.llm_engine.reset_prefix_cache(reset_running_requests=True)
+    answers = [Answer([], [], "")] * REQUESTS
+    for row, one in outputs.items():
+        tokens = list(one.token_ids)
+        logprobs = [entry[token].logprob for entry, token in zip(one.logprobs, tokens, strict=True)]
+        answers[row] = Answer(tokens, logprobs, one.text)
+    return answers
+
+
+def assert_same(found: list[Answer], expected: list[Answer]) -> None:
+    """Every token and log-probability. Aborted requests got as far as they got; after a stop string vLLM returns the
+    tokens that the same step brought, of which a step with drafts has more."""
+    for row, (one, other) in enumerate(zip(found, expected, strict=True)):
+        length = None
+        if row in GONE or has_stop_string(row):
+            length = min(len(one.tokens), len(other.tokens))
+            assert row in GONE or one.text == other.text, (row, one, other)
+        assert one.tokens[:length] == other.tokens[:length], (row, one, other)
+        assert one.logprobs[:length] == other.logprobs[:length], row
+
+
+def second_pass(llm, answers: list[Answer]) -> dict[int, list[float]]:
+    """Log-probabilities that a forward pass over the whole text gives the tokens of plain requests, by request."""
+    from vllm import SamplingParams
+
+    rows = [row for row in range(REQUESTS) if is_plain(row)]
+    texts = [{"prompt_token_ids": prompts()[row] + answers[row].tokens} for row in rows]
+    asked = SamplingParams(prompt_logprobs=0, max_tokens=1, detokenize=False)
+    found = {}
+    for row, output in zip(rows, llm.generate(texts, asked, use_tqdm=False), strict=True):
+        start = len(prompts()[row])
+        entries = zip(output.prompt_logprobs[start:], answers[row].tokens, strict=True)
+        found[row] = [entry[token].logprob for entry, token in entries]
+    return found
+
+
+def counted(llm, name: str) -> int:
+    return sum(metric.value for metric in llm.get_metrics() if metric.name == name)
+
+
+def environment(monkeypatch) -> None:
+    """Of a process that starts engines with ranks: their processes are forked from one that has imported vLLM."""
+    from vllm.v1.executor import multiproc_executor
+
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")]))
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    monkeypatch.setattr(multiproc_executor, "get_mp_context", lambda: context)
