@@ -13,14 +13,16 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from sam.automaton.store import NONE
+from sam.config import SpeculationConfig
 from sam.drafting.drafter import Drafter
 from sam.history import database, reading
 from sam.history.database import EmptyFile, HistoryError, Response
+from sam.history.fingerprint import fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +110,14 @@ class HistoryClient:
             threading.Thread(target=self._work, args=(work,), name=f"sam-history-{name}", daemon=True)
             for name, work in {"writer": self.write, "reader": self.read}.items()
         ]
+
+    @classmethod
+    def of_engine(cls, config: SpeculationConfig, model_config, counters: dict) -> Self | None:
+        """For an engine's drafter; None without a folder. `model_config` is vLLM's, whose `model` is read."""
+        if config.history_path is None:
+            return None
+        written_in, bounds = fingerprint(str(model_config.model)), (config.history_tokens, config.history_epochs)
+        return cls(Path(config.history_path), written_in, *bounds, counters)
 
     def start(self) -> None:
         """Begin to read and write."""

@@ -7,6 +7,7 @@ tokens that are not verified cost no accelerator time. A decision depends on the
 """
 
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 
@@ -57,6 +58,12 @@ class PolicyRotation:
         self.policies = list(policies)
         self.counters = {}
         self.select(0)
+
+    @classmethod
+    def of_names(cls, names: Sequence[str], num_speculative_tokens: int, *settings) -> Self:
+        """From names as `sam.config.check_rotation` takes them; `settings` follow in `make_policy`."""
+        parts = [name.partition(" ") for name in names]
+        return cls([make_policy(name, num_speculative_tokens, int(n or 0), *settings) for name, _, n in parts])
 
     @property
     def counters(self) -> dict[str, int]:

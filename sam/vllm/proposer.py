@@ -15,7 +15,6 @@ from sam.config import SpeculationConfig
 from sam.drafting import shape
 from sam.drafting.drafter import Drafter
 from sam.history.client import HistoryClient
-from sam.history.fingerprint import fingerprint
 from sam.record.engine_steps import accepted_tokens
 from sam.switch import goodput
 from sam.switch.policies import PolicyRotation, make_policy
@@ -27,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 # Steps without drafts for which the drafter need not be called: one call then appends their tokens together.
 MAX_STEPS_BEHIND = 32
+REQUEST_COUNTERS, STEP_COUNTERS = ("tracked_requests", "untracked_requests"), ("draft_errors", "skipped_steps")
+COUNTERS = (*REQUEST_COUNTERS, *STEP_COUNTERS, "policy_version", "filled_draft_tokens")
 
 
 class SamProposer:
@@ -55,15 +56,8 @@ class SamProposer:
         # One dictionary with the drafter's own: everything in it goes to the metrics.
         self.counters = self.drafter.counters
         self.policy.counters = self.counters
-        self.counters.update(
-            draft_errors=0,
-            tracked_requests=0,
-            untracked_requests=0,
-            skipped_steps=0,
-            policy_version=0,
-            filled_draft_tokens=0,
-        )
-        self.history = self._open_history(config, vllm_config)
+        self.counters.update(dict.fromkeys(COUNTERS, 0))
+        self.history = HistoryClient.of_engine(config, vllm_config.model_config, self.counters)
         # Whether the policy let requests speculate in the next step; the step recorder keeps it.
         self.switch_on = False
         self.wants_drafts = False  # whether the last plan had a budget
@@ -81,18 +75,9 @@ class SamProposer:
     def _make_policy(self, config: SpeculationConfig, vllm_config) -> Policy:
         name, table = warmup_cost.policy_and_table(config, vllm_config)
         rest = config.hysteresis, table, warmup_cost.graph_sizes(vllm_config), self.is_uniform
-        if not config.policy_rotation:
-            return make_policy(name, self.num_speculative_tokens, config.batch_size_threshold, *rest)
-        turns = [turn.partition(" ") for turn in config.policy_rotation]
-        policies = [make_policy(name, self.num_speculative_tokens, int(n or 0), *rest) for name, _, n in turns]
-        return PolicyRotation(policies)
-
-    def _open_history(self, config: SpeculationConfig, vllm_config) -> HistoryClient | None:
-        if config.history_path is None:
-            return None
-        written_in = fingerprint(str(vllm_config.model_config.model))
-        folder, bounds = Path(config.history_path), (config.history_tokens, config.history_epochs)
-        return HistoryClient(folder, written_in, *bounds, self.counters)
+        if config.policy_rotation:
+            return PolicyRotation.of_names(config.policy_rotation, self.num_speculative_tokens, *rest)
+        return make_policy(name, self.num_speculative_tokens, config.batch_size_threshold, *rest)
 
     def bind(self, runner) -> None:
         """Give the proposer its model runner: vLLM calls `propose` without request ids."""
