@@ -20,7 +20,7 @@ SAM = (
     ("vllm",),
     ("replay", "verify.bench"),
     ("simulate", "verify.__main__"),
-    ("profile", "bench", "tune", "corpus", "headroom", "switch_cost", "compile_kernels"),
+    ("profile", "bench", "paths", "tune", "corpus", "headroom", "switch_cost", "compile_kernels"),
 )
 RECIPE = (
     ("seeds", "tiny.task", "tiny.tokenizer", "tiny.platform", "smollm2.task", "smollm2.model"),

@@ -1,6 +1,5 @@
 """Follows the requests of an engine, each in the automaton of its group, and drafts for them."""
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from sam.automaton.store import NONE, blocks_for
 from sam.config import SCOPES, SpeculationConfig
 from sam.drafting import batch
 from sam.drafting.mixing_weights import make_learned
-from sam.drafting.prompt_memory import BUDGET_SHARE, make_memory
+from sam.drafting.prompt_memory import BUDGET_SHARE, make_memory, prompt_tag
 from sam.drafting.sequences import Sequences, make_sequences, start_sequence
 from sam.drafting.token_ids import check_token_ids
 
@@ -129,16 +128,16 @@ class Drafter:
             )
         versions = self.memory.state["policy_version"]
         versions[:] = np.maximum(versions, policy_version)
-        prompt_tag = _prompt_tag(prompt)
-        group = self._group(prompt, prompt_tag)
+        tag = prompt_tag(prompt)
+        group = self._group(prompt, tag)
         slot = self._slots[request_id] = self._free_slot()
         if group == NONE:
             self.counters["overflow_requests"] += 1
-            start_sequence(self.sequences, slot, NONE, 0, prompt, prompt_tag)
+            start_sequence(self.sequences, slot, NONE, 0, prompt, tag)
             return
         self.groups.join(group, policy_version)
         self._group_of[slot] = group
-        start_sequence(self.sequences, slot, group, self.groups.prompt_end[group], prompt, prompt_tag)
+        start_sequence(self.sequences, slot, group, self.groups.prompt_end[group], prompt, tag)
         batch.follow_corpus(self.corpus, self.sequences, slot, prompt, 0, prompt.size)
 
     def _free_slot(self) -> int:
@@ -148,7 +147,7 @@ class Drafter:
             self._free_slots = list(range(2 * slots - 1, slots - 1, -1))
         return self._free_slots.pop()
 
-    def _group(self, prompt: np.ndarray, prompt_tag: int) -> int:
+    def _group(self, prompt: np.ndarray, tag: int) -> int:
         """The prompt's group, a new one if need be; NONE if no memory is left for it."""
         group = NONE if self.scope == "request" else self.groups.find(prompt)
         if group != NONE:
@@ -157,7 +156,7 @@ class Drafter:
         group = self.groups.add(prompt)
         if group != NONE:
             slot = batch.PROMPT_SLOT
-            start_sequence(self.sequences, slot, group, self.groups.root(group), prompt[:0], prompt_tag)
+            start_sequence(self.sequences, slot, group, self.groups.root(group), prompt[:0], tag)
             batch.append(self.store, self.memory, self.learned, self.sequences, slot, prompt, 0, prompt.size)
             self.groups.prompt_end[group] = int(self.sequences.texts[slot]["end"])
         return group
@@ -256,7 +255,7 @@ class Drafter:
         if group == NONE or self.groups.free_blocks < needed:
             return False
         self.groups.reserve(group, token_ids.size)
-        slot, tag = batch.PROMPT_SLOT, _prompt_tag(prompt)
+        slot, tag = batch.PROMPT_SLOT, prompt_tag(prompt)
         begin = self.groups.prompt_end[group] if is_start else self.groups.root(group)
         start_sequence(self.sequences, slot, group, begin, prompt if is_start else prompt[:0], tag)
         batch.append(self.store, self.memory, self.learned, self.sequences, slot, token_ids, 0, token_ids.size)
@@ -286,7 +285,3 @@ class Drafter:
         for name in ("a", "b"):
             other.finish(name)
         other.groups.evict()
-
-
-def _prompt_tag(prompt: np.ndarray) -> int:
-    return zlib.crc32(prompt) & 0xFFFF

@@ -8,6 +8,7 @@ hold a context the one not seen for longest is overwritten, and the first token 
 its counts.
 """
 
+import zlib
 from typing import NamedTuple
 
 import numpy as np
@@ -67,6 +68,11 @@ def make_memory(budget_bytes: int) -> PromptMemory:
     aligned = -memory.ctypes.data % 64
     entries = memory[aligned : aligned + rows * row_bytes].view(ENTRY).reshape(rows, 1 + CANDIDATES)
     return PromptMemory(entries, np.zeros(1, STATE))
+
+
+def prompt_tag(prompt: np.ndarray) -> int:
+    """16 bits of a hash of a prompt (int32 [length]), by which rows know whose text a token followed in last."""
+    return zlib.crc32(prompt) & 0xFFFF
 
 
 @kernel

@@ -28,6 +28,7 @@ from sam.command import run_command
 from sam.record.responses import read_recording
 from sam.replay.baselines import NAMES, make_drafter
 from sam.replay.cost import measure_cost
+from sam.replay.paths import compare_paths, paths_table
 from sam.replay.round_robin import ORDERS, replay
 
 SETTINGS = ("scope", "k", "order", "replicas", "delay", "epochs", "cross_prompt")  # that stand in every JSON object
@@ -39,7 +40,9 @@ def run(options: argparse.Namespace) -> Iterator[dict]:
     for path in options.traces:
         recording = read_recording(path, options.tokenizer)
         for name in options.drafter:
-            make = partial(make_drafter, name, options.scope, options.k, options.corpus, options.cross_prompt)
+            make = partial(
+                make_drafter, name, options.scope, options.k, options.corpus, options.cross_prompt, options.datastore
+            )
             total = recording.num_tokens * (1 if options.no_cost else 2)
             with tqdm(total=total, unit="tok", desc=f"{path.stem} {name}", mininterval=2.0) as bar:
                 result = replay(
@@ -109,6 +112,8 @@ def main(arguments: list[str] | None = None) -> int:
         "--cross-prompt", action=argparse.BooleanOptionalAction, default=True, help="sam remembers other prompts"
     )
     parser.add_argument("--corpus", type=Path, help="file of sam.corpus that sam drafts from as well")
+    parser.add_argument("--datastore", nargs="+", type=Path, default=[], help="recordings that rest looks up")
+    parser.add_argument("--paths", nargs="+", type=int, help="paths of draft tokens; by complete siblings known")
     parser.add_argument("--order", choices=ORDERS, default="turns", help="within a round (default turns)")
     parser.add_argument("--tokenizer", help="for .jsonl dumps: folder or name of the tokenizer")
     parser.add_argument("--by-position", action="store_true", help="acceptance length over response position")
@@ -120,9 +125,16 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--k {options.k}: expected 1 or more")
     _check_replicas(parser, options)
     options.epochs = "together" if not options.epochs else "kept" if options.scope == "history" else "forgotten"
+    if options.paths and min(options.paths) < 1:
+        parser.error(f"--paths {min(options.paths)}: expected 1 or more")
     options.by_position |= options.plot is not None
 
     def shown() -> str | Iterator[str]:
+        if options.paths:
+            rows = list(
+                compare_paths(options.traces, options.paths, options.k, options.cross_prompt, options.tokenizer)
+            )
+            return map(json.dumps, rows) if options.json else paths_table(rows)
         rows = list(run(options))
         if options.plot:
             from sam.replay.plot import plot_by_position

@@ -8,8 +8,9 @@ import pytest
 
 from sam.record.responses import Recording, join, read_recording
 from sam.replay.__main__ import main
-from sam.replay.baselines import StepwiseDrafter, make_drafter
+from sam.replay.baselines import make_drafter
 from sam.replay.round_robin import replay
+from sam.replay.stepwise import StepwiseDrafter
 
 K = 3
 

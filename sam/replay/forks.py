@@ -1,0 +1,184 @@
+"""Several paths of draft tokens for one text: a tree grown from the automaton, always by its most probable edge.
+
+As Prim's algorithm grows a spanning tree, and as Seer (arXiv 2511.14617) and SAM-Decoding (Hu et al., 2024) choose
+their paths: of all edges that leave the tree, the one with the highest cumulative probability is added, until the tree
+has as many tokens as may be verified. A token's edges are its continuations in the contexts of
+sam.drafting.context_mixing and in the memory of other prompts, the likeliest first, so that a tree with one leaf is the
+draft of the product.
+
+Nothing in an engine calls this: no engine that this project patches verifies trees. It is for replay and simulation.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sam.automaton.store import NONE, find
+from sam.drafting.calibration import GROUP_TABLE, acceptance_probability, bin_of
+from sam.drafting.context_mixing import _advance, find_contexts, predict, probability_of
+from sam.drafting.prompt_memory import recall
+from sam.drafting.sequences import RECENT_TOKENS, Sequences, make_sequences
+from sam.drafting.sources import CANDIDATES, share_of
+from sam.jit import kernel
+
+MIN_SHARE = 0.02  # of a context's continuations, below which one is no candidate for a path of its own
+
+_NODE_INTEGERS = ("token", "parent", "path", "depth", "children", "state", "length")
+_RECOVERY = ("recovery_state", "recovery_match_len", "age")
+# A token of the tree; node 0 is the end of the text. `probability` is raw, and as `acceptance` cumulative.
+NODE = np.dtype(
+    [*((name, "i8") for name in (*_NODE_INTEGERS, *_RECOVERY)), ("probability", "f8"), ("acceptance", "f8")], align=True
+)
+EDGE = np.dtype([("node", "i8"), ("token", "i8"), ("probability", "f8")], align=True)  # that leaves the tree
+
+
+class Tree(NamedTuple):
+    """Room for a tree.
+
+    Attributes:
+        nodes: NODE [tokens + 1].
+        edges: EDGE [nodes * paths], those that leave the tree.
+        sizes: int64 [3], nodes, edges and paths in use.
+        branch: one slot, the text with the tokens of one path as its draft, for which the memory is asked.
+    """
+
+    nodes: np.ndarray
+    edges: np.ndarray
+    sizes: np.ndarray
+    branch: Sequences
+
+
+def make_tree(paths: int, tokens: int) -> Tree:
+    """An empty tree of up to `paths` leaves and `tokens` tokens."""
+    nodes, edges = np.zeros(tokens + 1, NODE), np.zeros((tokens + 1) * (paths + 1), EDGE)
+    return Tree(nodes, edges, np.zeros(3, np.int64), make_sequences(1, tokens))
+
+
+@kernel
+def grow(store, memory, learned, sequences, slot, tree, paths, most_tokens, depth):
+    """Grow the tree of a slot's text: at most `paths` leaves, `most_tokens` tokens, and `depth` tokens on a path."""
+    text, root, sizes = sequences.texts[slot], tree.nodes[0], tree.sizes
+    branch = tree.branch.texts[0]
+    branch.num_tokens, branch.prompt_tag = text.num_tokens, text.prompt_tag
+    for i in range(RECENT_TOKENS):
+        tree.branch.recent_tokens[0, i] = sequences.recent_tokens[slot, i]
+    root.token = root.parent = NONE
+    root.path = root.depth = root.children = 0
+    root.state, root.length = text.end, store.nodes[text.end].length
+    root.recovery_state, root.recovery_match_len = text.recovery_state, text.recovery_match_len
+    root.age, root.probability, root.acceptance = text.tokens_since_mismatch, 1.0, 1.0
+    sizes[0], sizes[1], sizes[2] = 1, 0, 1
+    _add_edges(store, memory, learned, tree, 0, paths)
+    while sizes[0] <= most_tokens:
+        best = NONE
+        for i in range(sizes[1]):
+            edge = tree.edges[i]
+            node = tree.nodes[edge.node]
+            if edge.token == NONE or node.depth == depth or (node.children > 0 and sizes[2] == paths):
+                continue
+            if best == NONE or edge.probability > tree.edges[best].probability:
+                best = i
+        if best == NONE:
+            return
+        _add_node(store, memory, learned, tree, best, paths)
+
+
+@kernel
+def _contexts(store, node):
+    return find_contexts(store, node.state, node.length, node.recovery_state, node.recovery_match_len, node.age)
+
+
+@kernel
+def _recall(memory, tree, at):
+    """What the memory of other prompts has seen to follow the text and the path to a node."""
+    depth, node = tree.nodes[at].depth, at
+    while node > 0:
+        tree.branch.draft_tokens[0, tree.nodes[node].depth - 1] = tree.nodes[node].token
+        node = tree.nodes[node].parent
+    return recall(memory, tree.branch, 0, depth)
+
+
+@kernel
+def _add_edges(store, memory, learned, tree, at, paths):
+    """The node's `paths` likeliest continuations, of which the first is the one that the product drafts."""
+    node, first, mixing = tree.nodes[at], tree.sizes[1], learned.mixing
+    contexts, match_len = _contexts(store, node)
+    recalled = _recall(memory, tree, at)
+    if match_len == 0 and contexts.recovery.state == NONE and recalled.total == 0:
+        return
+    token, probability = predict(store, mixing, contexts, match_len, recalled)
+    _add_edge(tree, at, token, node.probability * probability)
+    if paths == 1:
+        return
+    for i in range(CANDIDATES):
+        token = np.int64(recalled.tokens[i])
+        if share_of(recalled, token) >= MIN_SHARE and not _has_edge(tree, first, token):
+            p = min(probability, probability_of(store, mixing, contexts, match_len, recalled, token))
+            _insert_edge(tree, first, paths, at, token, node.probability * p)
+    for context in contexts:
+        if context.state == NONE:
+            continue
+        state = np.int64(context.state)
+        edge, total = state, store.nodes[state].total_count
+        while edge != NONE:
+            token, share = np.int64(store.nodes[edge].token), store.nodes[edge].count / total
+            following = store.nodes[edge].first_extra_edge if edge == state else store.nodes[edge].next_edge
+            edge = np.int64(following)
+            if share >= MIN_SHARE and not _has_edge(tree, first, token):
+                # No more likely than the first, which stays the product's also where all contexts' seconds agree.
+                p = min(probability, probability_of(store, mixing, contexts, match_len, recalled, token))
+                _insert_edge(tree, first, paths, at, token, node.probability * p)
+
+
+@kernel
+def _has_edge(tree, first, token):
+    for i in range(first, tree.sizes[1]):
+        if tree.edges[i].token == token:
+            return True
+    return False
+
+
+@kernel
+def _add_edge(tree, at, token, probability):
+    edge = tree.edges[tree.sizes[1]]
+    edge.node, edge.token, edge.probability = at, token, probability
+    tree.sizes[1] += 1
+
+
+@kernel
+def _insert_edge(tree, first, paths, at, token, probability):
+    """Add an edge, or replace the least likely one if the node, whose edges begin at `first`, has `paths` of them."""
+    if tree.sizes[1] - first < paths:
+        _add_edge(tree, at, token, probability)
+        return
+    least = first + 1
+    for i in range(first + 2, tree.sizes[1]):
+        if tree.edges[i].probability < tree.edges[least].probability:
+            least = i
+    if probability > tree.edges[least].probability:
+        tree.edges[least].token, tree.edges[least].probability = token, probability
+
+
+@kernel
+def _add_node(store, memory, learned, tree, at, paths):
+    """Add the edge's token to the tree, and the edges that leave from there."""
+    edge, sizes = tree.edges[at], tree.sizes
+    parent, node = tree.nodes[edge.node], tree.nodes[sizes[0]]
+    node.token, node.parent, node.depth, node.children = edge.token, edge.node, parent.depth + 1, 0
+    node.path = parent.path if parent.children == 0 else sizes[2]
+    sizes[2] += parent.children > 0
+    parent.children += 1
+    index = bin_of(parent.depth, edge.probability)
+    node.probability = edge.probability
+    node.acceptance = acceptance_probability(learned.acceptance, GROUP_TABLE, index, edge.probability)
+    node.acceptance = min(node.acceptance, parent.acceptance)
+    contexts, _ = _contexts(store, parent)
+    node.state, node.length = _advance(store, parent.state, parent.length, edge.token)
+    node.recovery_state = NONE
+    if contexts.recovery.state != NONE:
+        following = find(store, parent.recovery_state, edge.token)
+        node.recovery_state = np.int64(store.nodes[following].target) if following != NONE else NONE
+    node.recovery_match_len, node.age = parent.recovery_match_len + 1, parent.age + 1
+    edge.token = NONE
+    sizes[0] += 1
+    _add_edges(store, memory, learned, tree, sizes[0] - 1, paths)
