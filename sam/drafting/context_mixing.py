@@ -212,7 +212,7 @@ def _follow_recovery(store, text, token):
 
 
 @kernel
-def _advance(store, state, length, token):
+def advance(store, state, length, token):
     """The text's longest repeated suffix when `token` follows: a state, of the root if need be, and a length."""
     edge = find(store, state, token)
     while edge == NONE:
@@ -245,7 +245,7 @@ def draft(store, memory, learned, sequences, slot, budget, min_acceptance):
             break
         if text.num_drafted == 1:
             first_match_len = match_len
-        state, length = _advance(store, state, length, token)
+        state, length = advance(store, state, length, token)
         edge = find(store, recovery_state, token) if has_recovery else NONE
         recovery_state = np.int64(store.nodes[edge].target) if edge != NONE else NONE
         recovery_match_len += 1

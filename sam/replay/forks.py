@@ -15,7 +15,7 @@ import numpy as np
 
 from sam.automaton.store import NONE, find
 from sam.drafting.calibration import GROUP_TABLE, acceptance_probability, bin_of
-from sam.drafting.context_mixing import _advance, find_contexts, predict, probability_of
+from sam.drafting.context_mixing import advance, find_contexts, predict, probability_of
 from sam.drafting.prompt_memory import recall
 from sam.drafting.sequences import RECENT_TOKENS, Sequences, make_sequences
 from sam.drafting.sources import CANDIDATES, share_of
@@ -173,7 +173,7 @@ def _add_node(store, memory, learned, tree, at, paths):
     node.acceptance = acceptance_probability(learned.acceptance, GROUP_TABLE, index, edge.probability)
     node.acceptance = min(node.acceptance, parent.acceptance)
     contexts, _ = _contexts(store, parent)
-    node.state, node.length = _advance(store, parent.state, parent.length, edge.token)
+    node.state, node.length = advance(store, parent.state, parent.length, edge.token)
     node.recovery_state = NONE
     if contexts.recovery.state != NONE:
         following = find(store, parent.recovery_state, edge.token)
