@@ -18,7 +18,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Self
@@ -56,15 +56,20 @@ class Rollout:
     tail: int
 
     @classmethod
-    def published(cls, name: str, cautious: bool, seeds: int) -> Self:
-        """A published set-up (sam.simulate.setups), whose step costs are fitted to published figures."""
+    def published(cls, name: str, cautious: bool, seeds: int, replicas: int | None = None) -> Self:
+        """A published set-up (sam.simulate.setups), or `replicas` of its replicas with their share of the prompts.
+
+        Step costs are fitted to published figures.
+        """
         setup, cost = SETUPS[name], load_step_cost(name)
+        count = min(replicas or setup.cluster.replicas, setup.cluster.replicas)
+        prompts = -(-setup.prompts * count // setup.cluster.replicas)
         lengths = LogNormal(int(cost.fingerprint["mean_response_tokens"]), CAP, SIGMA, CORRELATION)
         if cautious:
             name += "_cautious"
             cost = load_step_cost(name)
-        work = setup.prompts, SAMPLES, min(seeds, setup.seeds)
-        return cls(name, setup.cluster, cost, lengths, *work, setup.choice.threshold)
+        work = prompts, SAMPLES, min(seeds, setup.seeds)
+        return cls(name, replace(setup.cluster, replicas=count), cost, lengths, *work, setup.choice.threshold)
 
     def play(self, table: PathAcceptance, paths: int, k: int, costs: str, routing: str, progress) -> Outcome:
         """Play it with up to `paths` paths of `k` tokens."""
@@ -123,6 +128,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sam.paths", description=__doc__.splitlines()[0])
     parser.add_argument("--acceptance", nargs="+", type=Path, required=True, help="recordings to draft on")
     parser.add_argument("--setup", nargs="*", choices=tuple(SETUPS), default=["qwen3_32b", "qwen3_235b"])
+    parser.add_argument(
+        "--replicas", type=int, help="of a set-up to play, with their share of the prompts (default: all)"
+    )
     parser.add_argument("--cautious", action="store_true", help="set-ups with the dearer of their step costs, too")
     parser.add_argument("--step-cost", nargs="+", type=Path, default=[], help="tables of sam.profile, one replica each")
     parser.add_argument(
@@ -141,9 +149,14 @@ def main(arguments: list[str] | None = None) -> int:
         if (least := min(getattr(options, name))) < 1:
             parser.error(f"--{name} {least}: expected 1 or more")
 
+    if options.replicas is not None and options.replicas < 1:
+        parser.error(f"--replicas {options.replicas}: expected 1 or more")
+
     def shown() -> str | Iterator[str]:
         forms = (False, True) if options.cautious else (False,)
-        rollouts = [Rollout.published(name, form, options.seeds) for name in options.setup for form in forms]
+        rollouts = [
+            Rollout.published(name, form, options.seeds, options.replicas) for name in options.setup for form in forms
+        ]
         mean, cap, sigma, correlation = options.log_normal
         lengths = LogNormal(mean, int(cap), sigma, correlation)
         work = lengths, options.prompts, options.samples, options.seeds, 8

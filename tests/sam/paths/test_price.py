@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from sam.paths.__main__ import main
+from sam.paths.__main__ import Rollout, main
 from sam.paths.drawn import ROWS, TREE, DrawnPaths, PathAcceptance, add_rows, scaled
 from sam.replay.paths import make_steps
 from sam.simulate.acceptance import CELL, POSITIONS
@@ -97,3 +97,14 @@ def test_free_tokens_save_time_and_dear_ones_are_left_alone(recording, tmp_path,
     assert min(saved["free", ROWS], saved["free", TREE]) > 5.0
     assert abs(saved["dear", ROWS]) < 1.0
     assert len({row["tokens"] for row in rows}) == 1
+
+
+def test_part_of_a_set_up_is_some_replicas_with_their_share_of_the_prompts(recording, capsys):
+    whole, part = Rollout.published("qwen3_32b", False, 2), Rollout.published("qwen3_32b", False, 2, replicas=1)
+    assert (part.cluster.replicas, 4 * part.prompts) == (1, whole.prompts)
+    assert part.cluster.max_num_seqs == whole.cluster.max_num_seqs
+    most = Rollout.published("qwen3_32b", False, 2, replicas=99)
+    assert (most.cluster, most.prompts) == (whole.cluster, whole.prompts)
+    with pytest.raises(SystemExit):
+        main(["--acceptance", str(recording), "--replicas", "0"])
+    assert "--replicas 0" in capsys.readouterr().err
