@@ -186,6 +186,13 @@ def test_pictures_are_drawn_by_the_script(tmp_path):
     assert all((ROOT / "docs" / "images" / name).is_file() for name in drawn)
 
 
+def test_the_timeline_is_drawn_by_its_script(tmp_path, monkeypatch):
+    folder = ROOT / "docs" / "images"
+    monkeypatch.syspath_prepend(str(folder))
+    runpy.run_path(str(folder / "draw_ascend_steps.py"))["main"](["--output", str(tmp_path)])
+    assert [path.name for path in tmp_path.iterdir()] == ["ascend_steps.png"]
+
+
 FOLDERS = "sam|recipe|configs|scripts|tests|docs|patches|docker|requirements"
 
 

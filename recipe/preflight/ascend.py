@@ -19,12 +19,8 @@ SETTINGS = (
     ("ascend.lossy", "vllm.additional_config.rejection_sampler_config.enable_entropy_verify"),
     ("ascend.lossy", "vllm.additional_config.enable_reduce_sample"),
 )
-# Replays of an emulated graph in 92 to 97 steps: tests/ascend/test_engine.py, docs/ascend.md.
-DECODE_ONLY_WARNING = (
-    "cudagraph_mode=FULL_DECODE_ONLY replays a graph only where every request has exactly 1+k tokens: 20 of 92 steps "
-    "with drafts and 5 of 94 with the switch mostly off in the simulation, the others ran eager; FULL replayed 87 and "
-    "90: set actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config.cudagraph_mode=FULL"
-)
+COMPILATION = "actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config"
+VLLM_COMPILE = ("3", "vllm_compile")  # vLLM's CompilationMode, the only one with which vllm-ascend captures graphs
 
 
 def installation_problems(_: DictConfig) -> Iterator[Problem]:
@@ -40,9 +36,35 @@ def installation_problems(_: DictConfig) -> Iterator[Problem]:
 
 
 def find_warnings(config: DictConfig) -> Iterator[str]:
-    mode = OmegaConf.select(config.actor_rollout_ref.rollout.engine_kwargs, "vllm.compilation_config.cudagraph_mode")
-    if mode == "FULL_DECODE_ONLY" and config.speculation.method != "off":
-        yield DECODE_ONLY_WARNING
+    """Drafts of unequal length where only steps of 1 + k tokens a request replay a graph."""
+    rollout, method = config.actor_rollout_ref.rollout, config.speculation.method
+    if rollout.enforce_eager or OmegaConf.select(config, f"{COMPILATION}.cudagraph_mode") != "FULL_DECODE_ONLY":
+        return
+    if method in ("ngram", "suffix"):
+        yield (
+            f"cudagraph_mode=FULL_DECODE_ONLY: with speculation.method={method} nearly every step runs eager: set "
+            f"{COMPILATION}.cudagraph_mode=FULL"
+        )
+    elif method == "sam" and config.speculation.draft_shape == "ragged":
+        yield (
+            "cudagraph_mode=FULL_DECODE_ONLY with speculation.draft_shape=ragged: steps with drafts run eager: set "
+            f"draft_shape to auto, or {COMPILATION}.cudagraph_mode=FULL"
+        )
+
+
+def graph_problems(config: DictConfig) -> Iterator[Problem]:
+    """Graph modes that vllm-ascend cannot do, each with the one that works; found without a device too."""
+    rollout = config.actor_rollout_ref.rollout
+    mode = OmegaConf.select(config, f"{COMPILATION}.cudagraph_mode")
+    if rollout.enforce_eager or mode is None or str(mode) == "NONE":
+        return
+    compilation = OmegaConf.select(config, f"{COMPILATION}.mode")
+    if compilation is not None and str(compilation).lower() not in VLLM_COMPILE:
+        value = f"{COMPILATION}.mode={compilation} with cudagraph_mode={mode}"
+        yield Problem("ascend.graph_mode", value, "vllm-ascend captures graphs of compiled models only: unset mode")
+    if mode == "FULL_DECODE_ONLY" and rollout.data_parallel_size > 1 and config.speculation.method == "sam":
+        value = f"{COMPILATION}.cudagraph_mode={mode} with rollout.data_parallel_size={rollout.data_parallel_size}"
+        yield Problem("ascend.graph_mode", value, "steps without drafts would run eager: set cudagraph_mode=FULL")
 
 
 def cann_version() -> str | None:
@@ -54,9 +76,14 @@ def cann_version() -> str | None:
     return None
 
 
+def _drafts_synchronously(config: DictConfig) -> bool:
+    method = config.speculation.method
+    return method in ("ngram", "suffix") or (method == "sam" and config.speculation.async_scheduling in ("off", False))
+
+
 def setting_problems(config: DictConfig) -> Iterator[Problem]:
     """Settings that cannot be or that change what is sampled; found without a device too."""
     for code, key in SETTINGS:
         value = OmegaConf.select(config.actor_rollout_ref.rollout.engine_kwargs, key)
-        if str(value).lower() in ("true", "1") and (code != "ascend.scheduling" or config.speculation.method != "off"):
+        if str(value).lower() in ("true", "1") and (code != "ascend.scheduling" or _drafts_synchronously(config)):
             yield Problem(code, f"actor_rollout_ref.rollout.engine_kwargs.{key}={value}")

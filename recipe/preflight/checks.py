@@ -218,6 +218,7 @@ CHECKS = (
     Check("training's packages", _training_packages, ("start", "device", "node", "image")),
     Check("Ascend: CANN and patches", ascend.installation_problems, ("start", "device", "node", "image", "npu")),
     Check("Ascend: settings", ascend.setting_problems, ("start", "image", "npu")),
+    Check("Ascend: graph mode", ascend.graph_problems, ("start", "image", "npu")),
     Check("variables", unknown_names.variable_problems, ("start", "node", "image")),
     Check("keys", unknown_names.key_problems, ("start",)),
     Check("keys of ray.init", unknown_names.ray_problems, ()),

@@ -7,9 +7,10 @@ from typing import Self
 # The code, what is wrong, and what to do where the check does not know better; docs/operations.md has it from here.
 TABLE = """\
 ascend.cann | torch-npu 2.10.0 is released with CANN 9 | install it, source its set_env.sh or set ASCEND_HOME_PATH
+ascend.graph_mode | vllm-ascend would not start, or replay no graph | set what the line names
 ascend.lossy | it changes which tokens are sampled | unset it
 ascend.patches | vllm-ascend would not call this project | run python scripts/patch.py apply
-ascend.scheduling | drafters on the host need the step's tokens first, vLLM refuses the pair | unset it
+ascend.scheduling | this drafter needs the step's tokens first, vLLM refuses the pair | unset it
 batch.devices | the responses of a step do not divide among the devices | change one
 batch.generation | a round must be able to fill the batch, and divide it without dynamic sampling | change one
 batch.micro | a micro-batch does not divide the responses that it is taken from | change it

@@ -54,7 +54,7 @@ class _Counting(TorchDispatchMode):
         if func.namespace == "vllm":  # made of others
             with self:
                 return func.decompose(*args, **kwargs)
-        if func.namespace not in OWN_KERNELS:
+        if func.namespace not in OWN_KERNELS and not func.is_view:  # a view asks nothing of the device
             count(func.name())
         return func(*args, **kwargs)
 

@@ -38,7 +38,6 @@ def test_a_good_machine_has_no_problem(paired):
         ("additional_config.rejection_sampler_config.enable_block_verify", "ascend.lossy"),
         ("additional_config.rejection_sampler_config.enable_entropy_verify", "ascend.lossy"),
         ("additional_config.enable_reduce_sample", "ascend.lossy"),
-        ("async_scheduling", "ascend.scheduling"),
     ],
 )
 def test_settings_that_cannot_be(paired, key, code):
@@ -46,11 +45,47 @@ def test_settings_that_cannot_be(paired, key, code):
     assert (problem.code, problem.value) == (code, f"{VLLM}.{key}=True")
 
 
-def test_decode_only_graphs_are_warned_of_with_the_counts(paired):
-    override = f"+{VLLM}.compilation_config.cudagraph_mode=FULL_DECODE_ONLY"
-    problems, warnings = found(override)
-    assert problems == [] and "20 of 92" in warnings[0] and "cudagraph_mode=FULL" in warnings[0]
-    assert found(override, "speculation=off") == ([], [])
+@pytest.mark.parametrize("choice", ["speculation=ngram", "speculation.async_scheduling=off"])
+def test_asynchronous_scheduling_forced_on_a_drafter_that_has_none(paired, choice):
+    key = f"{VLLM}.async_scheduling"
+    (problem,) = found(f"+{key}=true", choice)[0]
+    assert (problem.code, problem.value) == ("ascend.scheduling", f"{key}=True")
+    assert found(f"+{key}=true") == found(f"+{key}=true", "speculation=off") == ([], [])
+
+
+def graphs(mode, *more):
+    rollout = "actor_rollout_ref.rollout"
+    return f"{rollout}.enforce_eager=false", f"+{VLLM}.compilation_config.cudagraph_mode={mode}", *more
+
+
+@pytest.mark.parametrize("mode", ["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"])
+def test_every_graph_mode_goes_with_sam(paired, mode):
+    assert found(*graphs(mode)) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        (
+            "speculation=ngram",
+            "set actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config.cudagraph_mode=FULL",
+        ),
+        ("speculation.draft_shape=ragged", "set draft_shape to auto"),
+    ],
+)
+def test_ragged_drafts_with_decode_only_graphs_are_warned_of(paired, choice, said):
+    problems, (warning,) = found(*graphs("FULL_DECODE_ONLY", choice))
+    assert problems == [] and said in warning
+    assert found(*graphs("FULL", choice)) == ([], [])
+
+
+def test_graphs_that_vllm_ascend_cannot_do_are_refused_with_the_mode_that_works(paired):
+    (problem,) = found(*graphs("FULL", f"+{VLLM}.compilation_config.mode=0"))[0]
+    assert problem.code == "ascend.graph_mode" and "unset mode" in problem
+    parallel = "actor_rollout_ref.rollout.data_parallel_size=2"
+    refused = [one for one in found(*graphs("FULL_DECODE_ONLY", parallel))[0] if one.code == "ascend.graph_mode"]
+    assert len(refused) == 1 and "set cudagraph_mode=FULL" in refused[0]
+    assert not [one for one in found(*graphs("FULL", parallel))[0] if one.code == "ascend.graph_mode"]
 
 
 @pytest.mark.parametrize("package", ["torch-npu", "vllm-ascend"])

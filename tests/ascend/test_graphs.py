@@ -1,0 +1,151 @@
+"""Graphs of the real, patched vllm-ascend on a simulated NPU: plain decode stays plain, steps with drafts replay."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.ascend.engines import assert_same, generate_all
+
+pytestmark = pytest.mark.engine
+
+PAGE = Path(__file__).parents[2] / "docs" / "ascend.md"
+MODES = ("FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE", "PIECEWISE")
+PAGED = "FULL_DECODE_ONLY, paged"
+SYNCHRONOUS = {"async_scheduling": False}  # as sam drafts on Ascend
+
+
+def settings(mode: str | None) -> dict:
+    """`paged`: vllm-ascend's pa_shape_list with every size of plain decode."""
+    if mode == PAGED:
+        return {"graph": "FULL_DECODE_ONLY", "paged": [1, 2, 4, 8]}
+    return {"graph": mode}
+
+
+def scenarios(modes) -> dict[str, dict]:
+    """Without speculation, with the switch off throughout, drafting throughout, and for up to four requests."""
+    return {
+        f"{mode} {name}": settings(mode) | chosen
+        for mode in modes
+        for name, chosen in {
+            "off": SYNCHRONOUS,
+            "never": {"method": "sam", "threshold": 0},
+            "always": {"method": "sam"},
+            "switched": {"method": "sam", "threshold": 4},
+        }.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def results(models):
+    dense = models / "dense"
+    sampled = {"temperature": 0.4}
+    more = {
+        "sampled off": SYNCHRONOUS | sampled,
+        "sampled uniform": {"method": "sam", "graph": "FULL_DECODE_ONLY"} | sampled,
+        "rejection uniform": {"method": "sam", "graph": "FULL_DECODE_ONLY", "verification": "rejection"},
+        "uniform FULL": {"method": "sam", "graph": "FULL", "draft_shape": "uniform"},
+        "ragged": {"method": "sam", "graph": "FULL_DECODE_ONLY", "draft_shape": "ragged"},
+        "uniform long": {"method": "sam", "graph": "FULL_DECODE_ONLY", "workload": "long", "blocks": 10},
+        "long off": SYNCHRONOUS | {"workload": "long"},
+    }
+    first, second = (*MODES[:2], PAGED), (*MODES[2:], None)
+    return generate_all([(dense, scenarios(first) | more), (dense, scenarios(second))])
+
+
+def replayed(step: dict) -> bool:
+    return any(name.startswith("graph of") for name in step["launched"])
+
+
+def difference(one: dict, other: dict) -> tuple[Counter, Counter]:
+    return Counter(one) - Counter(other), Counter(other) - Counter(one)
+
+
+@pytest.mark.parametrize("mode", [None, *MODES, PAGED])
+def test_a_step_without_drafts_launches_what_it_launches_without_speculation(results, mode):
+    """The same operators by name, the same graph, the same updates of its arguments, in each step."""
+    plain, never = results[f"{mode} off"]["steps"], results[f"{mode} never"]["steps"]
+    assert len(plain) == len(never)
+    decodes = [(one, other) for one, other in zip(plain, never, strict=True) if one["decodes"]]
+    assert len(decodes) > 80
+    for one, other in decodes:
+        assert {key: one[key] for key in ("rows", "tokens", "drafts", "graph")} == {
+            key: other[key] for key in ("rows", "tokens", "drafts", "graph")
+        }
+        assert one["launched"] == other["launched"], difference(one["launched"], other["launched"])
+    if mode is not None:
+        assert all(replayed(one) for one, _ in decodes)
+
+
+def test_a_paged_step_takes_the_paged_operator(results):
+    for name in ("off", "never", "switched"):
+        steps = results[f"{PAGED} {name}"]["steps"]
+        plain = [step["launched"] for step in steps if step["decodes"] and not step["drafts"]]
+        assert len(plain) > 10
+        assert all(step.get("update of _npu_paged_attention") == 2 for step in plain)
+    drafted = [step["launched"] for step in results[f"{PAGED} switched"]["steps"] if step["drafts"]]
+    assert len(drafted) > 3 and not any("update of _npu_paged_attention" in step for step in drafted)
+
+
+@pytest.mark.parametrize("mode", [None, *MODES, PAGED])
+@pytest.mark.parametrize("name", ["never", "always", "switched"])
+def test_the_same_tokens_and_log_probabilities(results, mode, name):
+    assert_same(results, f"{mode} {name}", "None off")
+    counters = results[f"{mode} {name}"]["status"]["counters"]
+    assert counters["draft_errors"] == 0
+
+
+def test_uniform_drafts_change_no_token(results):
+    assert_same(results, "sampled uniform", "sampled off")
+    assert_same(results, "uniform long", "long off")
+    assert results["uniform long"]["preemptions"] > 0
+    for name in ("rejection uniform", "uniform FULL", "ragged"):
+        assert_same(results, name, "None off")
+
+
+def test_uniform_steps_verify_whole_drafts_of_every_request(results):
+    """Fewer where a request is in its prompt, or a step's tokens or blocks do not suffice."""
+    for name in ("FULL_DECODE_ONLY always", "uniform FULL", "uniform long"):
+        drafted = [step for step in results[name]["steps"] if step["drafts"] and step["decodes"]]
+        uniform = [step for step in drafted if step["tokens"] == 4 * step["rows"]]
+        assert len(uniform) > 20 and len(uniform) >= 0.9 * len(drafted)
+        assert results[name]["status"]["counters"]["filled_draft_tokens"] > 100
+        assert 5 < results[name]["accepted"] < results[name]["drafted"]
+    for name in ("ragged", "FULL always", "PIECEWISE always"):
+        assert results[name]["status"]["counters"]["filled_draft_tokens"] == 0
+
+
+def table(results) -> list[str]:
+    """Rows of the page's table: steps that replay a graph, of all steps."""
+    lines = ["| | " + " | ".join(MODES) + " |", "|---" * (1 + len(MODES)) + "|"]
+    for name, words in {
+        "off": "speculation=off",
+        "never": "sam, switched off",
+        "always": "sam, always on",
+        "switched": "sam, threshold 4",
+    }.items():
+        counts = [results[f"{mode} {name}"]["steps"] for mode in MODES]
+        cells = [f"{sum(map(replayed, steps))} of {len(steps)}" for steps in counts]
+        lines.append(f"| {words} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def test_the_pages_table_holds_these_counts(results):
+    expected = "\n".join(table(results))
+    assert expected in PAGE.read_text(), f"docs/ascend.md should say:\n{expected}"
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["never", "always", "switched"])
+def test_nine_steps_of_ten_replay_a_graph(results, mode, name):
+    """The others hold prompts."""
+    steps = results[f"{mode} {name}"]["steps"]
+    assert sum(map(replayed, steps)) >= 0.9 * len(steps)
+    if name != "always":
+        assert sum(map(replayed, steps)) >= 85 / 94 * len(steps)
+
+
+def test_ragged_steps_replay_nothing_in_full_decode_only(results):
+    """Why `auto` is uniform there."""
+    steps = [step for step in results["ragged"]["steps"] if step["drafts"] and step["tokens"] != 4 * step["rows"]]
+    assert len(steps) > 20 and not any(map(replayed, steps))
