@@ -65,7 +65,8 @@ class SpeculationConfig:
         batch_invariant: kernels whose rows do not depend on the batch: auto (where there are any), on (the engine does
             not start without) or off (vLLM's own as they are).
         async_scheduling: whether vLLM schedules a step before it knows the tokens of the one before: auto (where it can
-            with sam: on CUDA, not in a pipeline), on (the engine does not start without) or off (never with a drafter).
+            with sam: on CUDA and Ascend, not in a pipeline), on (the engine does not start without) or off (never with
+            a drafter).
         draft_shape: ragged (each request verifies its own draft), uniform (all verify num_speculative_tokens, missing
             ones are filled up) or auto (uniform where the graph mode replays no other step with drafts).
         prompt_lookup_max: longest match of ngram, prompt_lookup_min tokens or more.
@@ -174,7 +175,7 @@ class SpeculationConfig:
             ValueError: async_scheduling is on and cannot be.
         """
         obstacle = None
-        if device != "cuda":
+        if device not in ("cuda", "npu"):
             obstacle = f"device {device}"
         elif pipeline > 1:
             obstacle = f"pipeline_parallel_size={pipeline}"

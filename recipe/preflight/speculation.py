@@ -44,6 +44,9 @@ def _drafter(config: DictConfig) -> str:
     speculative = SpeculativeConfig(**asked)
     if speculative.method == "ngram_gpu" and config.speculation.method == "sam":
         _check_ranks(config, settings)
+        if config.trainer.device == "npu":
+            made = "sam.vllm.ascend.async_proposer.AscendAsyncSamProposer"
+            return f"{made}, in place of vllm-ascend's AscendNgramProposerNPU {_ascend_state()}"
         return "sam.vllm.async_proposer.AsyncSamProposer, in place of vLLM's NgramProposerGPU"
     if speculative.method != "custom_class":
         return f"{speculative.method}, vLLM's own"

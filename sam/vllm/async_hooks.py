@@ -13,7 +13,7 @@ PLACEHOLDERS = "sam_placeholders"  # attribute of a step's output: drafts for wh
 
 
 def open_ngram_gpu(proposer_class) -> None:
-    """Make vLLM's NgramProposerGPU what `proposer_class()` gives, AsyncSamProposer, where speculation asks for `sam`.
+    """Make vLLM's NgramProposerGPU, or vllm-ascend's, what `proposer_class(it)` gives where speculation asks for `sam`.
 
     Root cause: vllm/v1/worker/gpu_model_runner.py takes no other class for the only drafter without a model that is
     scheduled asynchronously, and vllm/config/vllm.py turns asynchronous scheduling off for `custom_class`. Doing so
@@ -27,8 +27,8 @@ def open_ngram_gpu(proposer_class) -> None:
     def make(cls, *arguments, **keywords):
         vllm_config = arguments[0] if arguments else keywords["vllm_config"]
         config = SpeculationConfig.from_vllm(vllm_config)
-        if cls is NgramProposerGPU and config is not None and config.method == "sam":
-            cls = proposer_class()
+        if config is not None and config.method == "sam":
+            cls = proposer_class(cls)
         return object.__new__(cls)
 
     make._sam = True

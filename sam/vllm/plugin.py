@@ -16,6 +16,7 @@ def register() -> None:
     from vllm.platforms import current_platform
 
     if current_platform.is_out_of_tree():
+        _register_on_ascend()
         return
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -56,10 +57,37 @@ def _refuse_second_runner() -> None:
         _after_load(GPUModelRunner, refuse)
 
 
-def _async_proposer():
+def _async_proposer(door):
     from sam.vllm.async_proposer import AsyncSamProposer  # with torch and vLLM's drafter, where it is wanted only
 
+    if door.__name__ == "AscendNgramProposerNPU":
+        from sam.vllm.ascend.async_proposer import AscendAsyncSamProposer
+
+        return AscendAsyncSamProposer
     return AsyncSamProposer
+
+
+def _register_on_ascend() -> None:
+    """The wires of asynchronous scheduling, each where it is needed: vllm-ascend's own patches come later than this."""
+    from vllm.config import SchedulerConfig
+
+    from sam.vllm import async_hooks
+
+    async_hooks.open_ngram_gpu(_async_proposer)
+    original = SchedulerConfig.get_scheduler_cls
+    if getattr(original, "_sam", False):
+        return
+
+    @functools.wraps(original)
+    def get_scheduler_cls(self):
+        scheduler_class = original(self)
+        if self.async_scheduling:
+            async_hooks.follow_switch(scheduler_class)
+            async_hooks.discard_stale_drafts(scheduler_class)
+        return scheduler_class
+
+    get_scheduler_cls._sam = True
+    SchedulerConfig.get_scheduler_cls = get_scheduler_cls
 
 
 def _after_load(runner_class, action) -> None:
@@ -148,9 +176,11 @@ def install(runner) -> None:
         if not getattr(runner, "use_async_scheduling", False):
             runner_hooks.skip_empty_drafts(runner)
         if current_platform.is_out_of_tree():
+            from sam.vllm import async_hooks
             from sam.vllm.ascend import graphs
 
             graphs.install(runner)
+            async_hooks.skip_ngram_tensors()
         warmup_cost.measure_at_warm_up(runner)
         keep_other_ranks_tokens(runner)
     if config.verification == "exact" and not isinstance(getattr(runner, "_sample", None), ExactSampler):

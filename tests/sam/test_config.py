@@ -74,7 +74,8 @@ def test_words_that_yaml_takes_for_truth_values(word, mode):
         (("cuda", 1, False), "auto", False),
         (("cuda", 8), "auto", False),
         (("cpu",), "auto", False),
-        (("npu",), "auto", False),
+        (("npu",), "auto", True),
+        (("npu", 2), "auto", False),
     ],
 )
 def test_where_sam_is_scheduled_asynchronously(engine, scheduling, expected):

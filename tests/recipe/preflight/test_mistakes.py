@@ -218,7 +218,8 @@ MISTAKES = [
     ("sequences split without it", config(*CUDA, f"{ATTENTION}=sdpa"), "package.flash_attention"),
     ("block verification", config(f"+{VLLM}.additional_config.rejection_sampler_config.enable_block_verify=true"),
      "ascend.lossy"),
-    ("asynchronous scheduling", config(f"+{VLLM}.async_scheduling=true"), "ascend.scheduling"),
+    ("asynchronous scheduling", config(f"+{VLLM}.async_scheduling=true", "speculation=ngram"),
+     "ascend.scheduling"),
     # Variables.
     ("an HCCL variable misspelt", variable("HCCL_CONECT_TIMEOUT", "1800"), "environment.misspelt"),
     ("a vLLM variable misspelt", variable("VLLM_LOGING_LEVEL", "INFO"), "environment.misspelt"),

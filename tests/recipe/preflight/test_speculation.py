@@ -93,6 +93,10 @@ def test_on_ascend_the_patches_decide(monkeypatch, installed, state, said):
     monkeypatch.setattr(source_patches, "load", lambda: [series])
     found, problems = resolve(name="dapo_qwen3_32b")
     assert problems == []
+    assert found["drafter"].startswith("sam.vllm.ascend.async_proposer.AscendAsyncSamProposer")
+    assert found["drafter"].endswith(f"AscendNgramProposerNPU {said}")
+    found, problems = resolve("speculation.async_scheduling=off", name="dapo_qwen3_32b")
+    assert problems == []
     assert found["drafter"].endswith(f"custom_class_proposer, which vllm_ascend.spec_decode calls {said}")
     assert found["sampler"].endswith(f"NPUModelRunner.load_model {said}")
 

@@ -1,0 +1,99 @@
+"""sam under asynchronous scheduling on the real, patched vllm-ascend: the same tokens, plain steps as without it."""
+
+import pytest
+
+from tests.ascend.engines import assert_same, generate_all
+
+pytestmark = pytest.mark.engine
+
+ASYNC = {"method": "sam async"}
+SAMPLED = {"temperature": 0.4}
+FULL, DECODE_ONLY = {"graph": "FULL"}, {"graph": "FULL_DECODE_ONLY"}
+
+GREEDY = {
+    "off": {},
+    "always": ASYNC,
+    "switched": ASYNC | {"threshold": 4},
+    "stop off": {"stop": [93]},
+    "stop": ASYNC | {"stop": [93]},
+    "abort off": {"abort": True},
+    "abort": ASYNC | {"abort": True},
+    "rejection": ASYNC | {"verification": "rejection"},
+}
+GRAPHS = {
+    "sampled off": SAMPLED,
+    "sampled": ASYNC | SAMPLED,
+    "preempted": ASYNC | {"workload": "long", "blocks": 10},
+    "unpreempted": {"workload": "long"},
+    "FULL off": FULL,
+    "FULL never": ASYNC | FULL | {"threshold": 0},
+    "FULL always": ASYNC | FULL,
+    "FULL switched": ASYNC | FULL | {"threshold": 4},
+    "DECODE off": DECODE_ONLY,
+    "DECODE never": ASYNC | DECODE_ONLY | {"threshold": 0},
+    "DECODE always": ASYNC | DECODE_ONLY,
+    "DECODE switched": ASYNC | DECODE_ONLY | {"threshold": 4},
+}
+RANKS = {"ranks": ASYNC | {"tensor_parallel": 2}}
+DRAFTED = [
+    name for part in (GREEDY, GRAPHS) for name, one in part.items() if "method" in one and one.get("threshold") != 0
+]
+
+
+@pytest.fixture(scope="module")
+def results(models):
+    return generate_all([(models / "dense", part) for part in (GRAPHS, GREEDY, RANKS)])
+
+
+def test_the_same_on_two_ranks(results):
+    """Two ranks add their halves up in another order than one rank its whole."""
+    assert_same(results, "ranks", "off", 1e-4)
+    assert results["ranks"]["accepted"] > 5
+
+
+@pytest.mark.parametrize(
+    ("name", "reference"),
+    [
+        *((name, "off") for name in ("always", "switched", "rejection")),
+        *((f"FULL {name}", "off") for name in ("never", "always", "switched")),
+        *((f"DECODE {name}", "off") for name in ("never", "always", "switched")),
+        ("stop", "stop off"),
+        ("sampled", "sampled off"),
+        ("preempted", "unpreempted"),
+    ],
+)
+def test_the_same_tokens_and_log_probabilities(results, name, reference):
+    assert_same(results, name, reference)
+
+
+@pytest.mark.parametrize("name", DRAFTED)
+def test_drafts_were_made_and_accepted_without_a_fault(results, name):
+    result = results[name]
+    assert result["status"]["drafter"] == "AscendAsyncSamProposer"
+    assert result["status"]["counters"]["draft_errors"] == 0
+    few = "switched" in name
+    drafted = sum(step["drafts"] for step in result["steps"])
+    assert drafted > (20 if few else 100) and result["accepted"] > (0 if few else 5)
+
+
+def test_aborted_requests_change_no_others(results):
+    off, on = results["abort off"]["tokens"], results["abort"]["tokens"]
+    kept = [row for row in range(len(off)) if off[row] is not None and on[row] is not None]
+    assert None in on and len(kept) >= 8 and all(off[row] == on[row] for row in kept)
+
+
+@pytest.mark.parametrize("mode", ["FULL", "DECODE"])
+def test_a_step_without_drafts_launches_what_it_launches_without_speculation(results, mode):
+    plain, never = results[f"{mode} off"]["steps"], results[f"{mode} never"]["steps"]
+    decodes = [(a, b) for a, b in zip(plain, never, strict=True) if a["decodes"]]
+    assert len(decodes) > 80
+    for one, other in decodes:
+        # The scheduler's own count of tokens has room for drafts in it until it has heard that none are wanted.
+        assert (one["rows"], one["launched"]) == (other["rows"], other["launched"])
+
+
+@pytest.mark.parametrize("name", ["FULL never", "FULL always", "FULL switched", "DECODE never", "DECODE switched"])
+def test_nine_steps_of_ten_replay_a_graph(results, name):
+    steps = results[name]["steps"]
+    replayed = [step for step in steps if any(one.startswith("graph of") for one in step["launched"])]
+    assert len(replayed) >= 85 / 94 * len(steps)
