@@ -166,7 +166,8 @@ def _split_bucket(store):
 def _add_to_table(store, edge):
     counters, node = store.counters[0], store.nodes[edge]
     counters.num_hashed_edges += 1
-    if counters.num_hashed_edges > counters.num_buckets:
+    # Sequences that branch off one prompt may have more extra edges than tokens: chains then grow, the table does not.
+    if counters.num_hashed_edges > counters.num_buckets and counters.num_buckets < store.hash_buckets.size:
         _split_bucket(store)
     bucket = _bucket(store, _hash(node.source, node.token))
     node.hash_next = store.hash_buckets[bucket]

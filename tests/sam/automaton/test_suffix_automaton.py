@@ -127,3 +127,16 @@ def test_bad_budgets():
         make_store(0)
     with pytest.raises(ValueError, match="a budget of"):
         make_store(1 << 30)
+
+
+def test_branches_off_one_prompt_with_more_extra_edges_than_tokens_stay_inside_the_table():
+    rng = np.random.default_rng(0)
+    texts = Texts(memory_budget_bytes=4 * BLOCK_BYTES)
+    texts.extend("prompt", rng.integers(64, size=20))
+    prompt_end = texts.ends["prompt"]
+    for sequence in range(53):
+        texts.ends[sequence] = prompt_end
+        texts.extend(sequence, rng.integers(64, size=2))
+    assert int(texts.store.counters[0]["num_hashed_edges"]) > len(texts.store.hash_buckets)
+    assert int(texts.store.counters[0]["num_buckets"]) <= len(texts.store.hash_buckets)
+    check_blocks(texts.store, [0])
