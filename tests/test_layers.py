@@ -16,7 +16,7 @@ SAM = (
     ("jit", "config", "command", "page"),
     ("automaton", "verify", "record", "routing"),
     ("drafting",),
-    ("switch", "history"),
+    ("switch", "history", "sharing"),
     ("vllm",),
     ("replay", "verify.bench"),
     ("simulate", "verify.__main__"),

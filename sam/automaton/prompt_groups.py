@@ -1,6 +1,7 @@
 """The groups of a drafter: found by their prompts, kept for a while when nobody uses them."""
 
 import heapq
+from collections.abc import Callable
 
 import numpy as np
 
@@ -24,14 +25,14 @@ class Groups:
     """Automata of a store, one for each prompt.
 
     A group is idle when no request uses it. Idle groups stay, up to `kept_tokens` tokens in all, those that wrote with
-    an older policy leaving first, then those idle for longest.
+    an older policy leaving first, then those idle for longest. `on_drop` is called with each group that leaves.
 
     Attributes:
         prompt_end: for each group the state in which its prompt ends.
     """
 
-    def __init__(self, store: Store, kept_tokens: int):
-        self.store, self.kept_tokens = store, kept_tokens
+    def __init__(self, store: Store, kept_tokens: int, on_drop: Callable[[int], None] = lambda group: None):
+        self.store, self.kept_tokens, self._on_drop = store, kept_tokens, on_drop
         self.prompt_end: dict[int, int] = {}
         self._by_hash: dict[int, list[int]] = {}
         self._hash: dict[int, int] = {}
@@ -40,6 +41,7 @@ class Groups:
         # Idle groups by (version, time); an entry counts while `_idle_since` still says so.
         self._heap: list[tuple[int, int, int]] = []
         self._idle_since: dict[int, int] = {}
+        self._idle_size: dict[int, int] = {}  # tokens when it became idle: siblings elsewhere may add some
         self._idle_tokens = self._clock = self._highest = 0
         self._free: list[int] = []
 
@@ -87,13 +89,14 @@ class Groups:
         """Space in a group for text of nobody who uses it; the caller has made sure that blocks are free."""
         reserve(self.store, group, tokens)
         if group in self._idle_since:
+            self._idle_size[group] += tokens
             self._idle_tokens += tokens
 
     def join(self, group: int, version: int) -> None:
         """One more request uses the group."""
         if group in self._idle_since:
             del self._idle_since[group]
-            self._idle_tokens -= self._tokens(group)
+            self._idle_tokens -= self._idle_size.pop(group)
         self._users[group] += 1
         self._version[group] = max(self._version[group], version)
 
@@ -104,7 +107,8 @@ class Groups:
             return 0
         self._clock += 1
         self._idle_since[group] = self._clock
-        self._idle_tokens += self._tokens(group)
+        self._idle_size[group] = self._tokens(group)
+        self._idle_tokens += self._idle_size[group]
         heapq.heappush(self._heap, (self._version[group], self._clock, group))
         if len(self._heap) > 2 * len(self._idle_since) + 64:
             self._heap = [entry for entry in self._heap if self._idle_since.get(entry[2]) == entry[1]]
@@ -128,7 +132,7 @@ class Groups:
 
     def _drop(self, group: int) -> None:
         del self._idle_since[group]
-        self._idle_tokens -= self._tokens(group)
+        self._idle_tokens -= self._idle_size.pop(group)
         candidates = self._by_hash[self._hash[group]]
         candidates.remove(group)
         if not candidates:
@@ -137,3 +141,4 @@ class Groups:
             del table[group]
         drop_group(self.store, group)
         self._free.append(group)
+        self._on_drop(group)

@@ -116,6 +116,35 @@ def _append_or_lose(store, corpus, memory, learned, sequences, slot, tokens, fir
 
 
 @compiled
+def append_siblings(store, sequences, slots, positions, tokens, offsets):
+    """Append text of requests that run elsewhere: it is drafted from, and nothing is drafted for it or learnt from it.
+
+    Args:
+        slots: int64 [pieces], none twice; negative ones are left out.
+        positions: int64 [pieces], place of each piece in its response; one that does not go on where the slot's text
+            ends is left out.
+
+    Returns:
+        The number of tokens appended. A slot for which no block is free loses its group.
+    """
+    appended = 0
+    for i in range(slots.size):
+        if slots[i] < 0 or offsets[i] == offsets[i + 1]:
+            continue
+        text, count = sequences.texts[slots[i]], offsets[i + 1] - offsets[i]
+        if text.group == NONE or text.num_tokens != positions[i]:
+            continue
+        if not reserve(store, text.group, count):
+            text.group = NONE
+            continue
+        for j in range(offsets[i], offsets[i + 1]):
+            text.end = extend(store, text.group, text.end, np.int64(tokens[j]))
+        text.num_tokens += count
+        appended += count
+    return appended
+
+
+@compiled
 def draft_all(store, corpus, memory, learned, sequences, slots, budgets, min_acceptance, min_extra_match_len):
     """Draft for each slot up to its budget.
 

@@ -90,7 +90,7 @@ class Drafter:
         self.memory = make_memory(memory_budget_bytes // BUDGET_SHARE if cross_prompt else 0)
         self.store = store.make_store((memory_budget_bytes - self.memory.entries.nbytes) // store.BLOCK_BYTES)
         kept_tokens = history_tokens if scope == "history" else 0 if scope == "request" else GRACE_TOKENS
-        self.groups = Groups(self.store, kept_tokens)
+        self.groups = Groups(self.store, kept_tokens, self._group_dropped)
         self.corpus = load_corpus(corpus) if corpus else empty_corpus()
         self.learned = make_learned()
         self.sequences = make_sequences(SLOTS, max_draft_tokens)
@@ -260,6 +260,9 @@ class Drafter:
         start_sequence(self.sequences, slot, group, begin, prompt if is_start else prompt[:0], tag)
         batch.append(self.store, self.memory, self.learned, self.sequences, slot, token_ids, 0, token_ids.size)
         return True
+
+    def _group_dropped(self, group: int) -> None:
+        """A hook: the group's blocks are given back."""
 
     def lengths(self, request_ids: Sequence[str]) -> np.ndarray:
         """int64 [batch], tokens of each request that have been appended, the prompt's included."""

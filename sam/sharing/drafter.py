@@ -1,0 +1,143 @@
+"""A drafter whose groups also hold the text of siblings in other replicas."""
+
+import numpy as np
+
+from sam.automaton import store
+from sam.automaton.store import NONE
+from sam.drafting import batch
+from sam.drafting.drafter import Drafter, Drafts
+from sam.drafting.sequences import start_sequence
+from sam.sharing.client import Client
+from sam.sharing.messages import group_key
+
+# Of siblings elsewhere, appended in a step: a bound on what sharing adds to it, of about half a millisecond.
+MAX_TOKENS_A_STEP = 2048
+NO_TOKENS = np.zeros(0, np.int32)
+COUNTERS = ("drafted_requests", "siblings_here", "siblings_elsewhere")
+
+
+class SharingDrafter(Drafter):
+    """A Drafter that tells a client of its requests, and appends what has arrived before it drafts.
+
+    Without a client it is a Drafter. Counters, beside the client's: requests that drafts were asked for, and the
+    siblings here and elsewhere that each of them had, summed.
+    """
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.client: Client | None = None
+        self._slot_of = np.full(1024, -1, np.int64)  # by the client's number of a request elsewhere
+        self._numbers: dict[int, list[tuple[int, int]]] = {}  # of those requests, with their slots, by group
+        self._sibling_slots: dict[int, list[int]] = {}  # of requests elsewhere, by group
+        self._keys: dict[int, bytes] = {}  # of groups, and the other way round
+        self._group_of_key: dict[bytes, int] = {}
+        groups = len(self.store.groups)
+        self._siblings_here, self._siblings_elsewhere = np.zeros((2, groups), np.int32)
+
+    def share(self, client: Client) -> None:
+        """Share the requests that start from now on; the client counts where the drafter does."""
+        self.counters.update(client.counters | dict.fromkeys(COUNTERS, 0))
+        self.client, client.counters = client, self.counters
+
+    def start(self, request_id: str, prompt_token_ids: np.ndarray, policy_version: int = 0) -> None:
+        """As Drafter's, and the siblings elsewhere of its prompt are followed."""
+        super().start(request_id, prompt_token_ids, policy_version)
+        slot = self._slots[request_id]
+        if self.client is None or (group := self._group_of.get(slot)) is None:
+            return
+        if (key := self._keys.get(group)) is None:
+            key = self._keys[group] = group_key(prompt_token_ids)
+            self._group_of_key[key] = group
+        self._siblings_here[group] += 1
+        self.client.put("start", slot, key, policy_version, len(prompt_token_ids))
+
+    def finish(self, request_id: str) -> None:
+        """As Drafter's."""
+        slot = self._slots.get(request_id, -1)
+        if self.client is not None and (group := self._group_of.get(slot)) is not None:
+            self._siblings_here[group] -= 1
+            self.client.put("finish", slot)
+        super().finish(request_id)
+
+    def _append(self, slots: np.ndarray, token_ids, offsets) -> None:
+        positions = self.sequences.texts["num_tokens"][slots]
+        super()._append(slots, token_ids, offsets)
+        if self.client is not None:
+            self.client.put("append", slots, positions, np.asarray(token_ids), np.asarray(offsets))
+            self._append_arrived()
+
+    def _append_arrived(self) -> None:
+        for part in self.client.take(MAX_TOKENS_A_STEP):
+            for number, key in part.new:
+                self._start_elsewhere(number, key)
+            self.append_siblings(self._slot_of[part.numbers], part.positions, part.tokens, part.offsets)
+
+    def start_sibling(self, group: int) -> int:
+        """Follow a request that runs elsewhere, until its group is dropped.
+
+        Args:
+            group: of a request that is followed here.
+
+        Returns:
+            The slot to append its response to.
+        """
+        slot = self._free_slot()
+        start_sequence(self.sequences, slot, group, self.groups.prompt_end[group], NO_TOKENS, 0)
+        self._sibling_slots.setdefault(group, []).append(slot)
+        return slot
+
+    def append_siblings(self, slots: np.ndarray, positions: np.ndarray, tokens: np.ndarray, offsets: np.ndarray) -> int:
+        """Append to responses that are written elsewhere; they get the memory that requests here do not need.
+
+        Args:
+            slots: int64 [pieces], of `start_sibling`, none twice; negative ones are left out.
+            positions: int64 [pieces], where in its response each piece begins; left out unless the text ends there.
+            tokens: int32 [total], the pieces, one after the other, of token ids.
+            offsets: int64 [pieces + 1], where each piece begins, and the total.
+
+        Returns:
+            Tokens appended.
+        """
+        needed = len(slots) + len(tokens) // store.BLOCK_TOKENS + len(self.store.blocks) // 8
+        self._free_blocks(needed)
+        if self.groups.free_blocks < needed:
+            return 0
+        return batch.append_siblings(self.store, self.sequences, slots, positions, tokens, offsets)
+
+    def _start_elsewhere(self, number: int, key: bytes) -> None:
+        while number >= len(self._slot_of):
+            self._slot_of = np.concatenate([self._slot_of, np.full_like(self._slot_of, -1)])
+        if (group := self._group_of_key.get(key)) is not None:
+            slot = self._slot_of[number] = self.start_sibling(group)
+            self._numbers.setdefault(group, []).append((number, slot))
+            self._siblings_elsewhere[group] += 1
+
+    def _draft(self, slots: np.ndarray, budgets: np.ndarray, min_acceptance: float) -> Drafts:
+        drafts = super()._draft(slots, budgets, min_acceptance)
+        if self.client is not None:
+            groups = self.sequences.texts["group"][slots[np.asarray(budgets) > 0]]
+            groups = groups[groups >= 0]
+            self.counters["drafted_requests"] += len(groups)
+            self.counters["siblings_here"] += int(self._siblings_here[groups].sum()) - len(groups)
+            self.counters["siblings_elsewhere"] += int(self._siblings_elsewhere[groups].sum())
+        return drafts
+
+    def _group_dropped(self, group: int) -> None:
+        slots = self._sibling_slots.pop(group, [])
+        self.sequences.texts["group"][slots] = NONE
+        self._free_slots += slots
+        if (key := self._keys.pop(group, None)) is not None:
+            del self._group_of_key[key]
+            for number, slot in self._numbers.pop(group, ()):
+                if self._slot_of[number] == slot:
+                    self._slot_of[number] = -1
+            self._siblings_here[group] = self._siblings_elsewhere[group] = 0
+            self.client.put("forget", key)
+
+    def warm_up(self) -> None:
+        """Compile every kernel, so that no step waits for it."""
+        super().warm_up()
+        other = SharingDrafter(max_draft_tokens=self.max_draft_tokens, memory_budget_bytes=1 << 20)
+        other.start("a", np.array([1, 2, 1], np.int32))
+        slots, positions = np.array([other.start_sibling(other._group_of[other._slots["a"]])]), np.zeros(1, np.int64)
+        other.append_siblings(slots, positions, np.arange(100, dtype=np.int32) % 7, np.array([0, 100]))

@@ -1,0 +1,178 @@
+"""Drafts from siblings elsewhere: the text that counts, no memory left behind, and bounded work a step."""
+
+import numpy as np
+import pytest
+
+from sam.drafting.drafter import Drafter
+from sam.sharing.drafter import MAX_TOKENS_A_STEP, SharingDrafter
+from tests.sam.brute_force import check_blocks
+from tests.sam.sharing.channel import Channel, Clock, make_client, make_groups, tokens
+
+K = 3
+
+
+class Replicas:
+    """Drafters that share through one shard."""
+
+    def __init__(self, number=2, **settings):
+        self.channel = Channel([make_groups()], Clock())
+        self.drafters = [SharingDrafter(max_draft_tokens=K, **settings) for _ in range(number)]
+        for drafter in self.drafters:
+            drafter.share(make_client(self.channel))
+
+    def exchange(self, rounds=2, seconds=0.05):
+        for _ in range(rounds):
+            self.channel.clock.now += seconds
+            for drafter in self.drafters:
+                drafter.client.exchange()
+
+
+def step(drafter, request, *text, budget=K):
+    drafts = drafter.step([request], tokens(*text), np.array([0, len(text)]), np.array([budget], np.int32))
+    return drafts.token_ids.tolist()
+
+
+def test_a_sibling_elsewhere_is_drafted_from_as_one_here():
+    replicas = Replicas()
+    here, there = replicas.drafters
+    here.start("a", tokens(1, 2))
+    there.start("b", tokens(1, 2))
+    step(there, "b", 7, 8, 9, 5)
+    assert step(here, "a", 7) == []
+    replicas.exchange()
+    assert step(here, "a", 8) == [9, 5]
+    alone = Drafter(max_draft_tokens=K)
+    for request in ("a", "b"):
+        alone.start(request, tokens(1, 2))
+    step(alone, "b", 7, 8, 9, 5)
+    step(alone, "a", 7)
+    assert step(alone, "a", 8) == [9, 5]
+
+
+def test_other_prompts_are_kept_apart_and_nobody_gets_its_own_text():
+    replicas = Replicas()
+    here, there = replicas.drafters
+    here.start("a", tokens(1, 2))
+    there.start("b", tokens(1, 3))
+    step(there, "b", 7, 8, 9)
+    step(here, "a", 7, 8)
+    replicas.exchange()
+    before = int(here.store.groups["num_tokens"].sum())
+    assert step(here, "a", 7) == [8, 7, 8]  # its own
+    assert int(here.store.groups["num_tokens"].sum()) == before + 1
+
+
+def test_siblings_at_draft_time_are_counted():
+    replicas = Replicas()
+    here, there = replicas.drafters
+    for request in ("a", "b"):
+        here.start(request, tokens(1, 2))
+    there.start("c", tokens(1, 2))
+    step(there, "c", 7)
+    replicas.exchange()
+    step(here, "a", 7)
+    counters = here.counters
+    assert [counters[name] for name in ("drafted_requests", "siblings_here", "siblings_elsewhere")] == [1, 1, 1]
+    step(here, "a", 7, budget=0)
+    assert counters["drafted_requests"] == 1
+    assert counters["sharing_received_tokens"] == 1
+
+
+def test_work_of_a_step_is_bounded_whatever_has_arrived(monkeypatch):
+    replicas = Replicas()
+    here, there = replicas.drafters
+    here.start("a", tokens(1))
+    there.start("b", tokens(1))
+    text = np.random.default_rng(0).integers(100, size=10 * MAX_TOKENS_A_STEP).tolist()
+    step(there, "b", *text)
+    replicas.exchange()
+    counts, takes, appends = [], here.client.take, here.append_siblings
+
+    def counted(*arguments):
+        counts.append(appends(*arguments))
+        return counts[-1]
+
+    monkeypatch.setattr(here, "append_siblings", counted)
+    questions = replicas.channel.asked, replicas.channel.waits
+    for _ in range(10):
+        counts.clear()
+        step(here, "a", 5)
+        assert sum(counts) == MAX_TOKENS_A_STEP
+    assert takes(1) == [] and (replicas.channel.asked, replicas.channel.waits) == questions
+
+
+def test_a_group_that_is_dropped_gives_back_slots_numbers_and_blocks():
+    replicas = Replicas(memory_budget_bytes=1 << 20)
+    here, there = replicas.drafters
+    slots = len(here._free_slots)
+    for i in range(30):
+        for name, drafter in (("a", here), ("b", there)):
+            drafter.start(name, tokens(i))
+            step(drafter, name, *range(40))
+        replicas.exchange()
+        for name, drafter in (("a", here), ("b", there)):
+            step(drafter, name, 1)
+            drafter.finish(name)
+        while here.groups.evict():
+            pass
+        while there.groups.evict():
+            pass
+        replicas.exchange()
+    assert len(here._free_slots) == slots and here.nbytes == 0
+    assert here._sibling_slots == here._numbers == here._keys == here._group_of_key == {}
+    assert not here._siblings_here.any() and not here._siblings_elsewhere.any()
+    assert here.client.view.groups == [{}] and here.client.view._highest <= 2
+
+
+def test_a_group_that_waits_idle_is_not_written_twice():
+    replicas = Replicas()
+    here, there = replicas.drafters
+    there.start("b", tokens(1))
+    step(there, "b", 7, 8, 9)
+    for request in ("a", "c"):
+        here.start(request, tokens(1))
+        step(here, request, 4)
+        replicas.exchange()
+        step(here, request, 5)
+        here.finish(request)
+    assert int(here.store.groups["num_tokens"].sum()) == 1 + 2 * 2 + 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_fuzz_under_memory_pressure_and_outages(seed):
+    """Drafts are tokens that were written, memory is given back, and nothing raises, whatever the channel does."""
+    rng = np.random.default_rng(seed)
+    replicas = Replicas(3, memory_budget_bytes=80_000 * (1 + seed), scope="history", history_tokens=300)
+    running, number = [[] for _ in replicas.drafters], 0
+    for _ in range(1500):
+        which = int(rng.integers(3))
+        drafter, mine = replicas.drafters[which], running[which]
+        choice = int(rng.integers(20))
+        if choice == 0 or not mine:
+            number += 1
+            mine.append(str(number))
+            drafter.start(mine[-1], tokens(*[int(rng.integers(4))] * 3))
+        elif choice == 1:
+            drafter.finish(mine.pop(int(rng.integers(len(mine)))))
+        elif choice == 2:
+            replicas.channel.is_down, replicas.channel.is_frozen = rng.random(2) < 0.2
+        elif choice == 3:
+            replicas.channel.groups[0] = make_groups(budget=int(rng.integers(4_000, 20_000)), ttl=30.0)
+        elif choice < 8:
+            replicas.exchange(1, seconds=1.0)
+        else:
+            counts = rng.integers(0, 4, size=len(mine))
+            text = rng.integers(5, size=int(counts.sum())).astype(np.int32)
+            offsets = np.concatenate([[0], np.cumsum(counts)])
+            drafts = drafter.step(mine, text, offsets, np.full(len(mine), K))
+            assert np.isin(drafts.token_ids, range(5)).all()
+            assert (np.diff(drafts.offsets) <= K).all()
+    for drafter, mine in zip(replicas.drafters, running, strict=True):
+        assert drafter.counters["sharing_received_tokens"] > 0
+        check_blocks(drafter.store, list(drafter.groups._hash))
+        for request in mine:
+            drafter.finish(request)
+        while drafter.groups.evict():
+            pass
+        assert drafter.nbytes == 0 and drafter.groups._idle_tokens == 0 and not drafter._sibling_slots
+        assert len(drafter._free_slots) == len(drafter.sequences.texts) - 1
