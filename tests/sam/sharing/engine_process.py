@@ -1,0 +1,35 @@
+"""A process that shares as an engine does: a Cluster as JSON is its argument; a line of JSON in, a line out."""
+
+import json
+import sys
+
+import numpy as np
+
+from sam.sharing.client import Client
+from sam.sharing.drafter import SharingDrafter
+from sam.sharing.shard import Cluster, RayTransport
+
+
+def main() -> None:
+    cluster = Cluster(*json.loads(sys.argv[1]))
+    drafter = SharingDrafter(max_draft_tokens=3)
+    drafter.warm_up()
+    client = Client(lambda: RayTransport(cluster), cluster.run_id, cluster.shards, 0.02)
+    drafter.share(client)
+    client.start()
+    print(json.dumps("ready"), flush=True)
+    for line in sys.stdin:
+        what, request, tokens = json.loads(line)
+        if what == "start":
+            drafter.start(request, np.array(tokens, np.int32))
+            answer = None
+        elif what == "step":
+            text = np.array(tokens, np.int32)
+            answer = drafter.step([request], text, np.array([0, len(text)]), np.array([3])).token_ids.tolist()
+        else:
+            answer = drafter.counters
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

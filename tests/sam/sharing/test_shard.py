@@ -1,0 +1,175 @@
+"""Real Ray: shards are killed and frozen, clients are killed, two runs share a cluster. No engine ever waits.
+
+Nothing here asserts how long something takes: `until` gives up after a minute.
+"""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sam.sharing.client import Client
+from sam.sharing.messages import WrongRunError
+from sam.sharing.shard import RayTransport, namespace, start_shards
+
+pytestmark = pytest.mark.engine
+ray = pytest.importorskip("ray")
+ROOT = Path(__file__).parents[3]
+PROMPT = [1, 2]
+FRESH = itertools.count(10_000)  # tokens that say nothing: each comes once
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray.init(
+        num_cpus=1,
+        include_dashboard=False,
+        configure_logging=False,
+        object_store_memory=100 << 20,
+        _temp_dir=f"/tmp/sam-{os.getpid()}",
+        runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
+    )
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def shards(cluster, request):
+    """One shard of a run of its own: where it is, and its handle."""
+    where, handles = start_shards(1, request.node.name, 1 << 24)
+    yield where, handles[0]
+    ray.kill(handles[0])
+
+
+class Engine:
+    """A process that drafts and shares."""
+
+    def __init__(self, where):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.sam.sharing.engine_process", json.dumps(where)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        assert json.loads(self.process.stdout.readline()) == "ready"
+
+    def ask(self, what, request="", tokens=()):
+        self.process.stdin.write(json.dumps([what, request, list(tokens)]) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def engines(shards):
+    both = [Engine(shards[0]) for _ in range(2)]
+    for name, engine in zip("ab", both, strict=True):
+        engine.ask("start", name, PROMPT)
+    yield both
+    for engine in both:
+        engine.kill()
+
+
+def until(condition):
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.1)
+    raise AssertionError("not within a minute")
+
+
+def wait_for_text(engine, name, total):
+    """Until the engine has appended `total` tokens from elsewhere, taking steps with tokens that say nothing."""
+
+    def arrived():
+        engine.ask("step", name, [next(FRESH)])
+        return engine.ask("counters")["sharing_received_tokens"] >= total
+
+    until(arrived)
+
+
+def test_text_arrives_from_another_process(shards, engines):
+    writer, reader = engines
+    writer.ask("step", "a", [10, 11, 12, 13, 14])
+    wait_for_text(reader, "b", 5)
+    assert reader.ask("step", "b", [10]) == [11, 12, 13]
+    counters = reader.ask("counters")
+    assert (counters["sharing_received_tokens"], counters["sharing_errors"]) == (5, 0)
+    assert ray.get(shards[1].state.remote())["groups"] == 1
+
+
+@pytest.mark.parametrize("failure", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+def test_a_shard_that_fails_delays_text_and_nothing_else(shards, engines, failure):
+    writer, reader = engines
+    writer.ask("step", "a", [10, 11, 12, 13, 14])
+    wait_for_text(reader, "b", 5)
+    pid = ray.get(shards[1].state.remote())["pid"]
+    os.kill(pid, failure)
+    # Both go on while there is no shard: every step answers, and drafts are of tokens that are known.
+    for _ in range(50):
+        draft = reader.ask("step", "b", [10, next(FRESH)])
+        assert all(token in (1, 2, *range(10, 15)) or token >= 10_000 for token in draft)
+        writer.ask("step", "a", [20, 21, 22, 23])
+    if failure == signal.SIGSTOP:
+        until(lambda: reader.ask("counters")["sharing_errors"] > 0)
+        os.kill(pid, signal.SIGCONT)
+    wait_for_text(reader, "b", 5 + 200)
+    assert reader.ask("counters")["sharing_received_tokens"] == 5 + 200  # all of it, and nothing twice
+    assert reader.ask("step", "b", [20]) == [21, 22, 23]
+    assert (ray.get(shards[1].state.remote())["pid"] != pid) == (failure == signal.SIGKILL)
+
+
+def test_a_killed_engine_takes_nothing_with_it(shards, engines):
+    writer, reader = engines
+    writer.ask("step", "a", [10, 11, 12, 13, 14])
+    until(lambda: ray.get(shards[1].state.remote())["tokens"] == 5)
+    writer.kill()
+    wait_for_text(reader, "b", 5)
+    again = Engine(shards[0])
+    again.ask("start", "a", PROMPT)
+    again.ask("step", "a", [30, 31, 32, 33])
+    wait_for_text(reader, "b", 5 + 4)
+    wait_for_text(again, "a", 5)
+    assert again.ask("step", "a", [10]) == [11, 12, 13]
+    again.kill()
+
+
+def test_a_full_shard_costs_text_and_nothing_else(cluster, request):
+    where, handles = start_shards(1, request.node.name, 3000)
+    both = [Engine(where) for _ in range(2)]
+    for name, engine in zip("ab", both, strict=True):
+        engine.ask("start", name, PROMPT)
+    for _ in range(50):
+        for name, engine in zip("ab", both, strict=True):
+            assert isinstance(engine.ask("step", name, range(100)), list)
+    until(lambda: both[0].ask("counters")["sharing_full_replies"] + both[1].ask("counters")["sharing_full_replies"])
+    state = ray.get(handles[0].state.remote())
+    assert state["bytes"] <= 3000
+    for engine in both:
+        assert engine.ask("counters")["sharing_errors"] == 0
+        engine.kill()
+    ray.kill(handles[0])
+
+
+def test_two_runs_in_one_cluster_do_not_meet(shards):
+    other, handles = start_shards(1, "another-run", 1 << 24)
+    transport = RayTransport(shards[0])
+    stranger = Client(lambda: RayTransport(other), shards[0].run_id, 1, 0.02).view
+    stranger.start(0, bytes(16), 0, 0)
+    with pytest.raises(WrongRunError, match="refused"):
+        ray.get(handles[0].exchange.remote(stranger.message(0)))
+    answer = transport.ask(0, stranger.message(0))
+    (ready,) = transport.wait([answer], 60)
+    assert transport.take(ready).have.tolist() == []
+    assert namespace(other.run_id) != namespace(shards[0].run_id)
+    ray.kill(handles[0])
