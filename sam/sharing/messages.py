@@ -95,6 +95,14 @@ class Reply(NamedTuple):
         return sum(part.nbytes for part in self if isinstance(part, np.ndarray))
 
 
+def check(reply: Reply) -> None:
+    """Raise ValueError unless a reply's arrays fit each other and hold tokens."""
+    if reply.tokens.size and int(reply.tokens.min()) < 0:
+        raise ValueError(f"token {int(reply.tokens.min())} in a reply: expected 0 or more")
+    if len(reply.offsets) != len(reply.groups) + 1 or int(reply.offsets[-1]) != len(reply.tokens):
+        raise ValueError(f"{len(reply.offsets)} offsets up to {int(reply.offsets[-1])} for {len(reply.tokens)} tokens")
+
+
 def offsets_of(counts) -> np.ndarray:
     """int64 [n + 1], where stretches of these lengths begin, one after the other, and the total."""
     offsets = np.zeros(len(counts) + 1, np.int64)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sam.sharing.messages import KEY_BYTES, MAX_TOKENS, Message, Reply, offsets_of, shard_of
+from sam.sharing.messages import KEY_BYTES, MAX_TOKENS, Message, Reply, check, offsets_of, shard_of
 
 MAX_LOCAL_TOKENS = 1 << 22  # of finished responses that no shard has confirmed
 
@@ -239,14 +239,6 @@ class View:
                 self._lengths = np.concatenate([self._lengths, np.zeros_like(self._lengths)])
         self._lengths[number] = 0
         return number
-
-
-def check(reply: Reply) -> None:
-    """Raise ValueError unless a reply's arrays fit each other and hold tokens."""
-    if reply.tokens.size and int(reply.tokens.min()) < 0:
-        raise ValueError(f"token {int(reply.tokens.min())} in a reply: expected 0 or more")
-    if len(reply.offsets) != len(reply.groups) + 1 or int(reply.offsets[-1]) != len(reply.tokens):
-        raise ValueError(f"{len(reply.offsets)} offsets up to {int(reply.offsets[-1])} for {len(reply.tokens)} tokens")
 
 
 def merge(numbers: np.ndarray, reply: Reply, lengths: np.ndarray) -> tuple[Arrivals, np.ndarray]:
