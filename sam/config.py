@@ -15,6 +15,7 @@ VERIFICATIONS = ("exact", "rejection")
 BATCH_INVARIANCE = ("auto", "on", "off")
 ASYNC_SCHEDULING = ("auto", "on", "off")
 DRAFT_SHAPES = ("auto", "ragged", "uniform")
+SHARING = ("none", "replicas")
 CHOICES = {
     "method": METHODS,
     "policy": POLICIES,
@@ -23,6 +24,7 @@ CHOICES = {
     "batch_invariant": BATCH_INVARIANCE,
     "async_scheduling": ASYNC_SCHEDULING,
     "draft_shape": DRAFT_SHAPES,
+    "sharing": SHARING,
 }
 # Least and largest value, in the unit of the key. Ascend's fused attention verifies at most 16 tokens of a request at
 # once (vllm-ascend 0.23.0.post1); 32-bit indices of 32-byte nodes reach 64 GiB (sam.automaton.store).
@@ -34,6 +36,9 @@ RANGES = {
     "history_epochs": (1, None),
     "memory_budget_mib": (1, 65536),
     "min_extra_match_len": (0, None),
+    "sharing_shards": (1, 64),
+    "sharing_interval_ms": (1, None),
+    "sharing_memory_mib": (1, 65536),
     "prompt_lookup_min": (1, None),
 }
 # Names that 0.1 had, by today's. Can go with the release after 0.2.
@@ -61,6 +66,10 @@ class SpeculationConfig:
         corpus: file of `python -m sam.corpus build` to draft from too; or None.
         min_extra_match_len: tokens by which the corpus's match must exceed the group's to be drafted from, 0 or more.
         cross_prompt: whether to draft from what other prompts' texts had in common lately, too.
+        sharing: none, or replicas: drafters see the text of a prompt's samples in other replicas while it is written.
+        sharing_shards: actors that hold that text, 1 to 64.
+        sharing_interval_ms: between a drafter's messages to them, 1 or more.
+        sharing_memory_mib: bound of the text in all shards, 1 to 65536 MiB.
         verification: exact (the tokens of sampling without drafts) or rejection (their distribution).
         batch_invariant: kernels whose rows do not depend on the batch: auto (where there are any), on (the engine does
             not start without) or off (vLLM's own as they are).
@@ -101,6 +110,10 @@ class SpeculationConfig:
     corpus: str | None = None
     min_extra_match_len: int = 5
     cross_prompt: bool = True
+    sharing: str = "none"
+    sharing_shards: int = 1
+    sharing_interval_ms: int = 20
+    sharing_memory_mib: int = 1024
     verification: str = "exact"
     batch_invariant: str = "auto"
     async_scheduling: str = "auto"
@@ -122,6 +135,10 @@ class SpeculationConfig:
             raise ValueError(
                 f"speculation.history_path={self.history_path}: unused with speculation.scope={self.scope}: set the "
                 "scope to history, or leave the path out"
+            )
+        if self.sharing == "replicas" and self.scope == "request":
+            raise ValueError(
+                "speculation.sharing=replicas: speculation.scope=request drafts from no sibling: set group"
             )
         if self.policy_rotation is not None:
             check_rotation(self.policy_rotation)

@@ -233,6 +233,8 @@ def emitted_metrics() -> set[str]:
     """Names under which a training step's rollout is logged: by running what logs them, on small arrays."""
     from recipe.record.rollout_metrics import RolloutRecord
     from sam.history.client import COUNTERS as HISTORY
+    from sam.sharing.client import COUNTERS as SHARING
+    from sam.sharing.drafter import COUNTERS as SIBLINGS
     from sam.switch.goodput import Goodput
     from sam.switch.policies import PolicyRotation
     from sam.switch.policy import StepState
@@ -246,7 +248,7 @@ def emitted_metrics() -> set[str]:
         goodput.choose(state, np.full(24, 1e-3, np.float32), np.arange(0, 25, 3))
         goodput.plan(state)
     counters = {*goodput.counters, *PolicyRotation([goodput]).counters, *make_proposer().counters, *COUNTERS}
-    names |= {f"rollout/drafter/{name}" for name in (*counters, *HISTORY)}
+    names |= {f"rollout/drafter/{name}" for name in (*counters, *HISTORY, *SHARING, *SIBLINGS)}
     # Importing it takes verl: its names are read off the source.
     source = (ROOT / "recipe" / "trainer" / "dynamic_sampling.py").read_text()
     return names | set(re.findall(r'"(rollout/[\w/]+)":', source))

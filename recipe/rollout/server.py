@@ -13,6 +13,7 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, 
 from recipe.launch import fork_server
 from recipe.rollout.weight_sync import job_and_session
 from sam.config import SpeculationConfig
+from sam.sharing.shard import Cluster
 from sam.vllm.plugin import check_installed, scheduling_remark
 from sam.vllm.runner_hooks import GENERATED
 
@@ -28,6 +29,11 @@ class SpeculationWorkerExtension(vLLMColocateWorkerExtension):
         status = installed(self.model_runner)
         self.sam_recorder = StepRecorder.attach(self.model_runner)
         return status
+
+    def sam_share(self, address: str, run_id: str, shards: int) -> None:
+        """Let the drafter exchange text with those of other replicas: sam.sharing.shard.Cluster's fields."""
+        if hasattr(drafter := getattr(self.model_runner, "drafter", None), "share"):
+            drafter.share(Cluster(address, run_id, shards))
 
     def update_weights_from_ipc(self, *args, **kwargs):
         """verl's, and tells the drafter that the weights are new."""
@@ -86,6 +92,10 @@ class SpeculationServer(vLLMHttpServer):
                 yield output
 
         return noting
+
+    async def share(self, cluster: Cluster) -> None:
+        """Tell the engine's workers where the shards are that hold other replicas' text."""
+        await self.engine.collective_rpc("sam_share", args=tuple(cluster))
 
     async def routing_limits(self) -> dict[str, int]:
         """What the engine holds, by its own numbers, for recipe.rollout.router."""

@@ -1,5 +1,6 @@
 """verl's synchronous V1 trainer with ordered groups, rollout metrics and a record of the run on disk."""
 
+import secrets
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from recipe.rollout import router
 from recipe.rollout.client import RoutedClient
 from recipe.seeds import prompt_uid
 from recipe.trainer.actor_worker import SessionWorker
+from sam.sharing.shard import start_shards
 
 
 def _replica_class() -> type:
@@ -38,6 +40,21 @@ class DapoTrainer(PPOTrainerSync):
         RolloutReplicaRegistry.register("vllm", _replica_class)  # what verl starts for rollout.name=vllm
         router.write_config(self.config)
         super()._setup()
+        if self.config.speculation.method == "sam" and self.config.speculation.sharing == "replicas":
+            self._share_between_replicas()
+
+    def _share_between_replicas(self) -> None:
+        """Start the shards and tell every replica; without them the run drafts from its own replicas' text."""
+        speculation, self._shards = self.config.speculation, []
+        try:
+            budget = (int(speculation.sharing_memory_mib) << 20) // int(speculation.sharing_shards)
+            cluster, self._shards = start_shards(int(speculation.sharing_shards), secrets.token_hex(8), budget)
+            servers = [replica.servers[0] for replica in self.llm_server_manager.get_replicas()]
+            ray.get([server.share.remote(cluster) for server in servers])
+        except Exception as error:
+            print(
+                f"speculation.sharing=replicas: no shards, drafters see their own replica only: {error!r}", flush=True
+            )
 
     def get_llm_client(self):
         """verl's, or the one that tells the recipe's router how long responses are."""

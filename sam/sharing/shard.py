@@ -1,9 +1,8 @@
 """Shards as Ray actors, and the way to them. The only file of sam that imports Ray, and only where it is used.
 
-An engine process is started by verl's server, which is a Ray actor, but is not one itself: it joins the cluster as a
-driver of its own, from the client's thread. A relay in the server would copy all text twice, by a socket of our own and
-in the process that feeds the engine. Shards are named actors in a namespace that bears the run's id. Ray starts one
-anew, empty, when it dies; clients then send their text again.
+An engine process is started by verl's server, which is a Ray actor, but is not one itself: a process beside it joins
+the cluster as a driver of its own (sam.sharing.relay). Shards are named actors in a namespace that bears the run's id.
+Ray starts one anew, empty, when it dies; clients then send their text again.
 """
 
 import os

@@ -4,6 +4,7 @@ Selected by `speculative_config={"model": "sam.vllm.proposer.SamProposer", "num_
 its settings come from `additional_config["speculation"]` (sam.config.SpeculationConfig).
 """
 
+import functools
 import logging
 import time
 from dataclasses import replace
@@ -16,6 +17,10 @@ from sam.drafting import shape
 from sam.drafting.drafter import Drafter
 from sam.history.client import HistoryClient
 from sam.record.engine_steps import accepted_tokens
+from sam.sharing.client import Client
+from sam.sharing.drafter import SharingDrafter
+from sam.sharing.relay import RelayTransport
+from sam.sharing.shard import Cluster
 from sam.switch import goodput
 from sam.switch.policies import PolicyRotation, make_policy
 from sam.switch.policy import Policy, StepState
@@ -44,7 +49,8 @@ class SamProposer:
         graph_mode = warmup_cost.graph_mode(vllm_config)
         self.is_uniform = shape.is_uniform(config.draft_shape, graph_mode and graph_mode.name)
         self.policy = self._make_policy(config, vllm_config)
-        self.drafter = Drafter(
+        self._sharing_seconds = config.sharing_interval_ms / 1e3
+        self.drafter = (SharingDrafter if config.sharing == "replicas" else Drafter)(
             max_draft_tokens=self.num_speculative_tokens,
             scope=config.scope,
             history_tokens=config.history_tokens,
@@ -86,6 +92,14 @@ class SamProposer:
         self._is_heard = ranks.is_drafting_rank(runner)
         if self.history and self._is_heard:
             self.history.start()
+
+    def share(self, cluster: Cluster) -> None:
+        """Exchange text with the drafters of other replicas from now on, where speculation.sharing asks for it."""
+        if self._is_heard and isinstance(self.drafter, SharingDrafter):
+            connect = functools.partial(RelayTransport, cluster)
+            client = Client(connect, cluster.run_id, cluster.shards, self._sharing_seconds)
+            self.drafter.share(client)
+            client.start()
 
     def weights_updated(self) -> None:
         """Count a weight sync: history evicts responses of older weights first, a rotation takes its next policy."""

@@ -1,6 +1,6 @@
 """Two replicas of the rollout on a CPU, by verl's own key: the same responses with and without speculation.
 
-With speculation each drafts from the history that both write, too.
+With speculation each drafts from the history that both write, and from what the other writes at the same time.
 """
 
 import json
@@ -37,7 +37,8 @@ def train(assets, folder, method, *overrides):
 
 
 def test_two_replicas_train_on_the_same_responses_with_and_without_speculation(assets, tmp_path):
-    sam, off = train(assets, tmp_path, "sam", "speculation.scope=history"), train(assets, tmp_path, "off")
+    shared = ("speculation.scope=history", "speculation.sharing=replicas")
+    sam, off = train(assets, tmp_path, "sam", *shared), train(assets, tmp_path, "off")
     responses = PROMPTS * SAMPLES
     assert compare_responses(sam, off) == {step: (responses, responses) for step in range(1, STEPS + 1)}
     for step in range(1, STEPS + 1):
@@ -55,4 +56,8 @@ def test_two_replicas_train_on_the_same_responses_with_and_without_speculation(a
         texts = [text.tolist() for text in np.split(kept.tokens, kept.offsets[1:-1])]
         own = row["response_tokens"]  # drafts behind the end were verified too, and stay in the engine's text
         assert len(own) < 2 or any(text[: len(own)] == own for text in texts)
+    # And what the other wrote at the same time.
+    assert sam.metrics[STEPS]["rollout/drafter/sharing_received_tokens"] > 0
+    assert sam.metrics[STEPS]["rollout/drafter/siblings_elsewhere"] > 0
+    assert sam.metrics[STEPS]["rollout/drafter/sharing_errors"] == 0
     assert sum(row["rollout/spec_drafted_tokens"] for row in off.metrics.values()) == 0

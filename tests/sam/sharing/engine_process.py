@@ -7,14 +7,15 @@ import numpy as np
 
 from sam.sharing.client import Client
 from sam.sharing.drafter import SharingDrafter
-from sam.sharing.shard import Cluster, RayTransport
+from sam.sharing.relay import RelayTransport
+from sam.sharing.shard import Cluster
 
 
 def main() -> None:
     cluster = Cluster(*json.loads(sys.argv[1]))
     drafter = SharingDrafter(max_draft_tokens=3)
     drafter.warm_up()
-    client = Client(lambda: RayTransport(cluster), cluster.run_id, cluster.shards, 0.02)
+    client = Client(lambda: RelayTransport(cluster), cluster.run_id, cluster.shards, 0.02)
     drafter.share(client)
     client.start()
     print(json.dumps("ready"), flush=True)
@@ -26,6 +27,8 @@ def main() -> None:
         elif what == "step":
             text = np.array(tokens, np.int32)
             answer = drafter.step([request], text, np.array([0, len(text)]), np.array([3])).token_ids.tolist()
+        elif what == "relay":
+            answer = client._transport.process.pid
         else:
             answer = drafter.counters
         print(json.dumps(answer), flush=True)

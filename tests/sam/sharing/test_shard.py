@@ -129,6 +129,20 @@ def test_a_shard_that_fails_delays_text_and_nothing_else(shards, engines, failur
     assert (ray.get(shards[1].state.remote())["pid"] != pid) == (failure == signal.SIGKILL)
 
 
+def test_a_killed_relay_is_replaced_and_the_engine_goes_on(shards, engines):
+    writer, reader = engines
+    writer.ask("step", "a", [10, 11, 12, 13, 14])
+    wait_for_text(reader, "b", 5)
+    os.kill(reader.ask("relay"), signal.SIGKILL)
+    for _ in range(20):
+        assert isinstance(reader.ask("step", "b", [10, next(FRESH)]), list)
+        writer.ask("step", "a", [20, 21, 22, 23])
+    wait_for_text(reader, "b", 5 + 80)
+    counters = reader.ask("counters")
+    assert counters["sharing_received_tokens"] == 5 + 80 and counters["sharing_errors"] > 0
+    assert reader.ask("step", "b", [20]) == [21, 22, 23]
+
+
 def test_a_killed_engine_takes_nothing_with_it(shards, engines):
     writer, reader = engines
     writer.ask("step", "a", [10, 11, 12, 13, 14])

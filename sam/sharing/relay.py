@@ -1,0 +1,104 @@
+"""The way from an engine to the shards: a process beside the engine, which alone has joined Ray.
+
+Ray's core ends the process that it runs in where a check of its own fails. Seen with Ray 2.60 where two engines that
+were forked from one process joined at once (`WarmupStore() ... Seal() called on an object without a reference to it`).
+An engine has to outlive that: its relay dies, and the next question starts another.
+"""
+
+import itertools
+import multiprocessing
+import subprocess
+import sys
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+from sam.sharing.messages import Message, Reply
+from sam.sharing.shard import Cluster, RayTransport
+
+LOOK_SECONDS = 0.005  # how long the relay waits for shards before it looks for questions again
+
+
+class RelayTransport:
+    """Questions to shards through a relay, started anew where it has ended."""
+
+    def __init__(self, cluster: Cluster):
+        self._cluster, self._numbers = cluster, itertools.count()
+        self._asked: dict[int, int] = {}  # the last question's number, by shard
+        self._answers: dict[int, Reply | Exception] = {}
+        self._start()
+
+    def _start(self) -> None:
+        self._pipe, theirs = multiprocessing.Pipe()
+        with theirs:
+            command = [sys.executable, "-m", "sam.sharing.relay", str(theirs.fileno()), *map(str, self._cluster)]
+            self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)
+
+    def ask(self, shard: int, message: Message) -> int:
+        """Send a question; its answer may be an error. An unanswered one to the same shard is forgotten."""
+        if self.process.poll() is not None:
+            self._pipe.close()
+            self._start()
+        number = self._asked[shard] = next(self._numbers)
+        self._answers = {asked: answer for asked, answer in self._answers.items() if asked in self._asked.values()}
+        self._pipe.send((number, shard, message))
+        return number
+
+    def wait(self, pending: list[int], seconds: float) -> list[int]:
+        """Those of `pending` that are answered within `seconds`; all, with errors, if the relay has ended."""
+        deadline = time.monotonic() + seconds
+        while not (ready := [number for number in pending if number in self._answers]):
+            try:
+                if not self._pipe.poll(max(0.0, deadline - time.monotonic())):
+                    return []
+                number, answer = self._pipe.recv()
+            except (EOFError, OSError):
+                self._answers.update(dict.fromkeys(pending, ConnectionError("the relay to Ray has ended")))
+                return pending
+            if number in self._asked.values():
+                self._answers[number] = answer
+        return ready
+
+    def take(self, answer: int) -> Reply:
+        """The answer that `wait` gave; raises what came instead."""
+        reply = self._answers.pop(answer)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+
+def serve(pipe: Connection, transport: RayTransport) -> None:
+    """Pass on questions and answers until the engine has closed its end of the pipe."""
+    pending: dict[Any, int] = {}
+    while True:
+        while pipe.poll(0 if pending else None):
+            try:
+                number, shard, message = pipe.recv()
+            except EOFError:
+                return
+            try:
+                pending[transport.ask(shard, message)] = number
+            except Exception as error:
+                pipe.send((number, _portable(error)))
+        for answer in transport.wait(list(pending), LOOK_SECONDS):
+            number = pending.pop(answer)
+            try:
+                reply = transport.take(answer)
+            except Exception as error:
+                reply = _portable(error)
+            pipe.send((number, reply))
+
+
+def _portable(error: Exception) -> RuntimeError:
+    """Ray's own exceptions do not all survive a pipe."""
+    return RuntimeError(f"{type(error).__name__}: {str(error).strip()[-500:]}")
+
+
+def main(arguments: list[str]) -> None:
+    descriptor, address, run_id, shards = arguments
+    with Connection(int(descriptor)) as pipe:
+        serve(pipe, RayTransport(Cluster(address, run_id, int(shards))))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

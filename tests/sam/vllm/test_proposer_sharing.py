@@ -1,0 +1,73 @@
+"""Proposers of two replicas that share: a sibling's text is drafted from, and what fails changes nothing."""
+
+import pytest
+
+from sam.sharing.client import Client
+from sam.sharing.shard import Cluster
+from sam.vllm import proposer as module
+from tests.sam.sharing.channel import RUN, Channel, Clock, make_groups
+from tests.sam.vllm.model_runner import make_proposer
+
+CLUSTER = Cluster("no address", RUN, 1)
+PROMPT, TEXT = [1, 2], [10, 11, 12, 13, 14, 15]
+
+
+@pytest.fixture
+def channel(monkeypatch):
+    """One shard in this process; clients have no thread, tests call `exchange`."""
+    made = Channel([make_groups()], Clock())
+    monkeypatch.setattr(module, "RelayTransport", lambda cluster: made.connect())
+    monkeypatch.setattr(Client, "start", lambda self: None)
+    return made
+
+
+def replicas(**settings):
+    made = [make_proposer(sharing="replicas", **settings) for _ in range(2)]
+    for proposer in made:
+        proposer.share(CLUSTER)
+        proposer._runner.add("a", PROMPT)
+    return made
+
+
+def exchange(channel, *proposers):
+    for proposer in proposers:
+        channel.clock.now += 1.0
+        proposer.drafter.client.exchange()
+
+
+def test_a_sibling_on_the_other_replica_is_drafted_from(channel):
+    writer, reader = replicas()
+    writer._runner.step(writer, ["a"], {"a": TEXT})
+    reader._runner.step(reader, ["a"], {"a": [20]})
+    exchange(channel, writer, reader)
+    reader._runner.step(reader, ["a"], {"a": [10]})  # takes what has arrived, and drafts from it
+    assert reader._runner.step(reader, ["a"], {"a": [11]}) == {"a": [12, 13, 14]}
+    assert reader.counters["sharing_received_tokens"] == len(TEXT)
+    assert reader.counters["draft_errors"] == 0
+
+
+def test_without_a_cluster_or_with_one_that_fails_it_drafts_from_its_own(channel):
+    channel.is_down = True
+    alone, failing = make_proposer(sharing="replicas"), replicas()[0]
+    alone._runner.add("a", PROMPT)
+    for proposer in (alone, failing):
+        drafts = []
+        for token in TEXT + TEXT:
+            drafts.append(proposer._runner.step(proposer, ["a"], {"a": [token]})["a"])
+            if proposer is failing:
+                exchange(channel, failing)
+        assert drafts[-1][:1] == TEXT[:1] and proposer.counters["draft_errors"] == 0
+    assert failing.counters["sharing_errors"] > 0
+
+
+def test_a_rank_whose_drafts_vllm_does_not_take_shares_nothing(channel):
+    made = make_proposer(sharing="replicas")
+    made._is_heard = False
+    made.share(CLUSTER)
+    assert made.drafter.client is None
+
+
+def test_a_run_that_does_not_share_has_no_client(channel):
+    made = make_proposer()
+    made.share(CLUSTER)
+    assert not hasattr(made.drafter, "client")
