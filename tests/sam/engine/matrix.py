@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import zmq
 
 from sam.config import SpeculationConfig
 from tests.sam.engine.tiny_engine import VOCABULARY, save_model
@@ -81,6 +82,10 @@ def is_plain(row: int) -> bool:
     return row not in GONE and row % 5 != 0 and row % 8 != 3
 
 
+def _contexts() -> set[zmq.Context]:
+    return {one for one in gc.get_objects() if isinstance(one, zmq.Context)}
+
+
 @contextlib.contextmanager
 def engine(model, method: str, is_asynchronous: bool, ranks: int = 1, **arguments):
     """An engine of the matrix, as vLLM's LLM; `method` is sam or off."""
@@ -92,7 +97,7 @@ def engine(model, method: str, is_asynchronous: bool, ranks: int = 1, **argument
     speculation = SpeculationConfig(method=method, policy="threshold", batch_size_threshold=1000)
     if ranks > 1:
         arguments["worker_extension_cls"] = "tests.sam.engine.matrix_ranks.Ranks"
-    shared_before = set(Path("/dev/shm").glob("*-cpushm_*"))
+    shared_before, contexts_before = set(Path("/dev/shm").glob("*-cpushm_*")), _contexts()
     llm = LLM(
         model=model.path, max_model_len=256, dtype="float32", enforce_eager=True, seed=0, tensor_parallel_size=ranks,
         distributed_executor_backend="mp" if ranks > 1 else "uni", kv_cache_memory_bytes=64 << 20,
@@ -103,6 +108,10 @@ def engine(model, method: str, is_asynchronous: bool, ranks: int = 1, **argument
         yield llm
     finally:
         llm.llm_engine.engine_core.shutdown()
+        # vLLM's queues between ranks leave theirs open. Garbage collection may come to a context before its sockets,
+        # and then waits for these forever, in whichever test it happens.
+        for context in _contexts() - contexts_before:
+            context.destroy(linger=0)
         del llm
         gc.collect()
         # vLLM's ranks on a CPU leave the memory through which they speak (csrc/cpu/shm.cpp).

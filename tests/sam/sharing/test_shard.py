@@ -6,9 +6,11 @@ Nothing here asserts how long something takes: `until` gives up after a minute.
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -27,16 +29,18 @@ FRESH = itertools.count(10_000)  # tokens that say nothing: each comes once
 
 @pytest.fixture(scope="module")
 def cluster():
+    folder = tempfile.mkdtemp(prefix="ray-")  # short: Ray's sockets lie below
     ray.init(
         num_cpus=1,
         include_dashboard=False,
         configure_logging=False,
         object_store_memory=100 << 20,
-        _temp_dir=f"/tmp/sam-{os.getpid()}",
+        _temp_dir=folder,
         runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
     )
     yield
     ray.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
