@@ -49,7 +49,8 @@ async def play(made: ContextRouter, groups: int, samples: int, chunk: int | None
 
 @pytest.mark.parametrize("chunk", [None, 16])
 def test_every_request_ends_and_the_log_replays(tmp_path, chunk):
-    made = router(tmp_path, servers=("a", "b"), chunk_tokens=chunk)
+    # Longer than the requests take to come on a busy machine.
+    made = router(tmp_path, servers=("a", "b"), chunk_tokens=chunk, settle_ms=500)
     order = asyncio.run(play(made, 6, 5, chunk, lambda group, sample: 10 + 20 * group + sample))
     assert set(order) == {f"{g}.{s}" for g in range(6) for s in range(5)}
     assert len({name.split(".")[0] for name in order[:4]}) == 4, "probes first, though siblings came before them"
