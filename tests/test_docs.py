@@ -249,8 +249,7 @@ def emitted_metrics() -> set[str]:
         goodput.plan(state)
     counters = {*goodput.counters, *PolicyRotation([goodput]).counters, *make_proposer().counters, *COUNTERS}
     names |= {f"rollout/drafter/{name}" for name in (*counters, *HISTORY, *SHARING, *SIBLINGS)}
-    # Importing it takes verl: its names are read off the source.
-    source = (ROOT / "recipe" / "trainer" / "dynamic_sampling.py").read_text()
+    source = (ROOT / "recipe" / "trainer" / "dynamic_sampling.py").read_text()  # to import it takes verl
     return names | set(re.findall(r'"(rollout/[\w/]+)":', source))
 
 

@@ -1,6 +1,5 @@
 """verl's client of the rollout servers, which generates a response in chunks and tells the router how long it is."""
 
-import hashlib
 from typing import Any
 from uuid import uuid4
 
@@ -10,6 +9,7 @@ from verl.utils import normalize_token_ids
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
+from sam.drafting.token_ids import digest
 from sam.vllm.runner_hooks import GENERATED
 
 # Sampling parameters whose effect reaches across tokens in a way that a chunk does not carry on.
@@ -106,7 +106,7 @@ def chunk_parameters(sampling_params: dict[str, Any], generated: int, limit: int
 
 def group_of(prompt_ids: list[int]) -> str:
     """The name of the group: its prompt's tokens, hashed."""
-    return hashlib.blake2b(np.asarray(prompt_ids, dtype=np.int64).tobytes(), digest_size=8).hexdigest()
+    return digest(np.asarray(prompt_ids)).hex()
 
 
 def is_dead(error: Exception) -> bool:

@@ -20,6 +20,7 @@ import numpy as np
 from sam.automaton.store import NONE
 from sam.config import SpeculationConfig
 from sam.drafting.drafter import Drafter
+from sam.drafting.token_ids import digest
 from sam.history import database, reading
 from sam.history.database import EmptyFile, HistoryError, Response
 from sam.history.fingerprint import fingerprint
@@ -140,7 +141,7 @@ class HistoryClient:
         To be called before the drafter follows the request: whether it knows the prompt decides what it lacks.
         """
         prompt = np.array(prompt, np.int32)
-        key = self._keys[request_id] = database.digest(prompt)
+        key = self._keys[request_id] = digest(prompt)
         self._running[key] = self._running.get(key, 0) + 1
         if self._running[key] == 1:
             is_new = drafter.groups.find(prompt) == NONE

@@ -8,7 +8,6 @@ The WAL needs memory that is shared by all who use the file, so processes of sev
 holds a file for each machine; whoever reads merges them.
 """
 
-import hashlib
 import os
 import re
 import socket
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
+from sam.drafting.token_ids import digest
 
 SUFFIX = ".sqlite"
 BUSY_SECONDS = 30.0  # to wait for another process's transaction
@@ -63,11 +64,6 @@ class Response(NamedTuple):
     prompt: bytes
     version: int
     tokens: np.ndarray
-
-
-def digest(tokens: np.ndarray) -> bytes:
-    """The 16 bytes that a text is known by: blake2b of its token ids as int32."""
-    return hashlib.blake2b(np.ascontiguousarray(tokens, np.int32), digest_size=16).digest()
 
 
 def own_file(folder: Path) -> Path:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sam.history.database import EmptyFile, digest, files, open_to_read, unusable
+from sam.drafting.token_ids import digest
+from sam.history.database import EmptyFile, files, open_to_read, unusable
 
 
 class Row(NamedTuple):

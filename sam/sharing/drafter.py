@@ -7,8 +7,8 @@ from sam.automaton.store import NONE
 from sam.drafting import batch
 from sam.drafting.drafter import Drafter, Drafts
 from sam.drafting.sequences import start_sequence
+from sam.drafting.token_ids import digest
 from sam.sharing.client import Client
-from sam.sharing.messages import group_key
 
 # Of siblings elsewhere, appended in a step: a bound on what sharing adds to it, of about half a millisecond.
 MAX_TOKENS_A_STEP = 2048
@@ -46,7 +46,7 @@ class SharingDrafter(Drafter):
         if self.client is None or (group := self._group_of.get(slot)) is None:
             return
         if (key := self._keys.get(group)) is None:
-            key = self._keys[group] = group_key(prompt_token_ids)
+            key = self._keys[group] = digest(prompt_token_ids)
             self._group_of_key[key] = group
         self._siblings_here[group] += 1
         self.client.put("start", slot, key, policy_version, len(prompt_token_ids))

@@ -1,17 +1,13 @@
 """What a client and a shard say to each other: flat arrays of tokens, positions and sequence numbers, and no time."""
 
-import hashlib
 from typing import NamedTuple
 
 import numpy as np
 
-KEY_BYTES = 16
+from sam.drafting.token_ids import DIGEST_BYTES
+
+KEY_BYTES = DIGEST_BYTES  # of a group: its prompt's digest
 MAX_TOKENS = 1 << 16  # of one message in either direction; the rest follows with the next
-
-
-def group_key(prompt: np.ndarray) -> bytes:
-    """Name of a prompt's group in all processes: 128 bits of blake2b of its int32 tokens."""
-    return hashlib.blake2b(np.ascontiguousarray(prompt, np.int32).data, digest_size=KEY_BYTES).digest()
 
 
 def shard_of(key: bytes, shards: int) -> int:

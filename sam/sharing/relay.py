@@ -16,6 +16,7 @@ from typing import Any
 from sam.sharing.messages import Message, Reply
 from sam.sharing.shard import Cluster, RayTransport
 
+ENDED = "the relay to Ray has ended"
 LOOK_SECONDS = 0.005  # how long the relay waits for shards before it looks for questions again
 
 
@@ -35,10 +36,15 @@ class RelayTransport:
             self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)
 
     def ask(self, shard: int, message: Message) -> int:
-        """Send a question; its answer may be an error. An unanswered one to the same shard is forgotten."""
+        """Send a question; its answer may be an error. An unanswered one to the same shard is forgotten.
+
+        Raises ConnectionError where the relay has ended, so that this is counted; the next question finds another.
+        """
         if self.process.poll() is not None:
             self._pipe.close()
             self._start()
+            self._answers = dict.fromkeys(self._asked.values(), ConnectionError(ENDED))
+            raise ConnectionError(ENDED)
         number = self._asked[shard] = next(self._numbers)
         self._answers = {asked: answer for asked, answer in self._answers.items() if asked in self._asked.values()}
         self._pipe.send((number, shard, message))
@@ -53,7 +59,7 @@ class RelayTransport:
                     return []
                 number, answer = self._pipe.recv()
             except (EOFError, OSError):
-                self._answers.update(dict.fromkeys(pending, ConnectionError("the relay to Ray has ended")))
+                self._answers.update(dict.fromkeys(pending, ConnectionError(ENDED)))
                 return pending
             if number in self._asked.values():
                 self._answers[number] = answer

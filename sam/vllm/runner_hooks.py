@@ -69,10 +69,12 @@ def continue_requests() -> None:
         """A request whose prompt is split into prompt and output before anything counts either."""
 
         _sam = True
+        has_chunks = False  # whether this process has had one: without, no step looks for them
 
         def __post_init__(self):
             self.sam_given = generated = generated_tokens(self.sampling_params)
             if generated:
+                ContinuedRequestState.has_chunks = True
                 tokens = self.prompt_token_ids
                 self.prompt_token_ids, self.output_token_ids = tokens[:-generated], list(tokens[-generated:])
             super().__post_init__()
@@ -82,7 +84,8 @@ def continue_requests() -> None:
 
     @functools.wraps(update_states)
     def _update_states(self, scheduler_output):
-        count_given(scheduler_output.scheduled_cached_reqs, self.requests)
+        if ContinuedRequestState.has_chunks:
+            count_given(scheduler_output.scheduled_cached_reqs, self.requests)
         return update_states(self, scheduler_output)
 
     runner_class._update_states = _update_states

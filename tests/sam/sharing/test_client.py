@@ -6,11 +6,12 @@ import threading
 import numpy as np
 import pytest
 
+from sam.drafting.token_ids import digest
 from sam.sharing import client as module
-from sam.sharing.messages import group_key, shard_of
+from sam.sharing.messages import shard_of
 from tests.sam.sharing.channel import Channel, Clock, make_client, make_groups, tokens
 
-KEYS = [group_key(tokens(i)) for i in range(8)]
+KEYS = [digest(tokens(i)) for i in range(8)]
 
 
 def write(client, slot, position, *text):

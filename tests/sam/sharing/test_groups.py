@@ -5,11 +5,12 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from sam.drafting.token_ids import digest
 from sam.sharing.groups import IDLE_SECONDS, Groups
-from sam.sharing.messages import MAX_TOKENS, Message, WrongRunError, group_key, offsets_of, shard_of
+from sam.sharing.messages import MAX_TOKENS, Message, WrongRunError, offsets_of, shard_of
 from tests.sam.sharing.channel import make_groups, tokens
 
-KEY, OTHER = group_key(tokens(1, 2)), group_key(tokens(3))
+KEY, OTHER = digest(tokens(1, 2)), digest(tokens(3))
 
 
 def ask(groups, client, *pieces, keys=(KEY,), since=None, now=0.0, run_id="run"):
@@ -78,7 +79,7 @@ def test_groups_that_nobody_touches_are_forgotten_and_leave_no_bytes():
     groups = make_groups(ttl=60)
     ask(groups, 7, (0, 0, 0, tokens(5)), (1, 1, 0, tokens(6)), keys=(KEY, OTHER))
     ask(groups, 8, keys=(OTHER,), now=50.0)  # reading is touching
-    ask(groups, 8, keys=(group_key(tokens(9)),), now=61.0)
+    ask(groups, 8, keys=(digest(tokens(9)),), now=61.0)
     assert len(groups) == 1 and groups.expired == 1
     groups.expire(200.0)
     assert (len(groups), groups.nbytes, groups._by_version) == (0, 0, {})
@@ -97,7 +98,7 @@ def append(groups, key, version, length, now, client=1, position=0):
 
 
 def keys(number):
-    return [group_key(tokens(i)) for i in range(number)]
+    return [digest(tokens(i)) for i in range(number)]
 
 
 def test_the_oldest_weight_version_leaves_first_and_the_budget_holds():
@@ -141,7 +142,7 @@ def test_counted_bytes_cover_what_is_taken():
         before, _ = tracemalloc.get_traced_memory()
         groups = Groups("run", 1 << 30, 600.0)
         for i in range(2000):
-            key = group_key(tokens(i))
+            key = digest(tokens(i))
             for request in range(4):
                 for position in range(0, 60, 2):
                     groups.append(key, request, request, 0, position, np.zeros(2, np.int32), 0.0)
@@ -153,5 +154,5 @@ def test_counted_bytes_cover_what_is_taken():
 
 
 def test_keys_spread_over_the_shards():
-    counts = np.bincount([shard_of(group_key(tokens(i)), 4) for i in range(4000)])
+    counts = np.bincount([shard_of(digest(tokens(i)), 4) for i in range(4000)])
     assert counts.min() > 850

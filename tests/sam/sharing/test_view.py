@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sam.sharing.messages import group_key
+from sam.drafting.token_ids import digest
 from sam.sharing.view import View, split
 from tests.sam.sharing.channel import make_groups, tokens
 
-KEYS = [group_key(tokens(i)) for i in range(2)]
+KEYS = [digest(tokens(i)) for i in range(2)]
 SHARDS = 1
 
 
@@ -123,7 +123,7 @@ def test_an_outage_does_not_grow_the_client_without_bound(monkeypatch):
     monkeypatch.setattr("sam.sharing.view.MAX_LOCAL_TOKENS", 100)
     view = View("run", 1, SHARDS)
     for slot in range(50):
-        view.start(slot, group_key(tokens(slot)), 0, 0)
+        view.start(slot, digest(tokens(slot)), 0, 0)
         view.append(slot, 0, np.zeros(10, np.int32))
         view.finish(slot)
         view.drop_unconfirmed(0)
