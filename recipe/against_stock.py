@@ -24,6 +24,7 @@ from recipe.report.runs import ReportError, Run
 from recipe.report.stock import AgainstStock, text_of, times
 from sam.bench.__main__ import INTERRUPTED
 from sam.bench.__main__ import main as run_bench
+from sam.bench.environment import HUGE_PAGES
 from sam.bench.settings import MEMORY_ARGUMENTS, RESERVED, STOCK
 from sam.command import run_command
 from sam.record.atomic import replacing
@@ -124,8 +125,9 @@ def samples_of(config: dict) -> int:
 
 
 def set_environment(config: DictConfig) -> None:
-    """The variables that a run's engine has, but for those that the user has set."""
+    """The variables that a run's engine has, but for those that the user has set, and that sam.bench sets for each."""
     variables = environment.cpu_variables(config) if config.trainer.device == "cpu" else {}
+    variables = {name: value for name, value in variables.items() if name not in HUGE_PAGES}  # stock has none
     for name, value in {**variables, "VLLM_LOGGING_LEVEL": "WARNING"}.items():
         os.environ.setdefault(name, value)
 

@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 
 from omegaconf import DictConfig
 
+from sam.bench.environment import HUGE_PAGES
+
 # No counting of usage, no looking for updates: runs must work, and behave the same, without network.
 OFFLINE = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -24,7 +26,7 @@ OFFLINE = {
 # vLLM 0.23 would run dense Qwen3 on CUDA with its second model runner, whose sampler sam.vllm does not replace.
 FIRST_MODEL_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 
-CPU = {
+CPU = HUGE_PAGES | {
     # The platform of recipe.tiny.platform.
     "VERL_PLATFORM": "cpu",
     # verl registers its FSDP engines for cuda and npu only; this is its own override.

@@ -16,12 +16,15 @@ OFFLINE = {
 }
 # vLLM 0.23 runs dense Qwen3 on CUDA with its second model runner, whose sampler sam.vllm does not replace.
 OURS = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+# Weights in huge pages, of vLLM's CPU engine: steps that memory bounds take about 5 % less time. Stock does not ask.
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 MEMORY = "VLLM_CPU_KVCACHE_SPACE"
 
 
 def environment_of(variant: str) -> dict[str, str]:
     """The user's variables and those that a variant needs; what the user has set stays, but for our plugin."""
-    environment = OFFLINE | ({} if variant == STOCK else OURS) | dict(os.environ)
+    ours = OURS | (HUGE_PAGES if vllm_version().endswith("+cpu") else {})
+    environment = OFFLINE | ({} if variant == STOCK else ours) | dict(os.environ)
     chosen = os.environ.get("VLLM_PLUGINS")
     plugins = vllm_plugins(_installed_plugins(), variant == STOCK, None if chosen is None else chosen.split(","))
     environment.pop("VLLM_PLUGINS", None)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sam.bench.environment import environment_of, vllm_plugins
+from sam.bench.environment import HUGE_PAGES, environment_of, vllm_plugins
 from sam.bench.settings import Settings, engine_names, engine_value, speculation_of
 from sam.config import SpeculationConfig
 
@@ -110,10 +110,11 @@ def test_stock_loads_every_plugin_but_ours():
 
 
 def test_variables_of_the_processes(monkeypatch):
-    for name in ("VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER"):
+    for name in ("VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER", *HUGE_PAGES):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     stock, ours = environment_of("stock"), environment_of("sam")
     assert "sam" not in stock["VLLM_PLUGINS"].split(",") and "VLLM_PLUGINS" not in ours
     assert "VLLM_USE_V2_MODEL_RUNNER" not in stock and ours["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    assert not HUGE_PAGES.keys() & stock.keys() and ours.items() >= HUGE_PAGES.items()
     assert stock["HF_HUB_OFFLINE"] == ours["HF_HUB_OFFLINE"] == "0"
