@@ -29,6 +29,7 @@ from simulator import graph, launches, operators, platform  # noqa: E402
 from vllm_ascend.compilation import acl_graph  # noqa: E402
 
 from sam.vllm.plugin import installed  # noqa: E402
+from sam.vllm.step_recorder import StepRecorder  # noqa: E402
 
 VOCABULARY = 512
 COUNTED = ("emitted", "scheduled_while_off", "rows_while_off", "drafted_while_off")
@@ -186,10 +187,12 @@ def main(model: str) -> None:
             counter.clear()
         llm = engine(model, scenario)
         start = dict(graph.COUNTS)
-        counts, status, followed, steps = Counter(), {}, 0, []
+        counts, status, followed, steps, recorder = Counter(), {}, 0, [], None
         if scenario.tensor_parallel == 1:
             runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
             counts = count_tokens(runner)
+            if scenario.graph:
+                recorder = StepRecorder.attach(runner)
             steps = launches.attach(runner, platform.MODES)
         outputs = run(llm, scenario)
         metrics = {metric.name: getattr(metric, "value", None) for metric in llm.get_metrics()}
@@ -220,6 +223,7 @@ def main(model: str) -> None:
             "status": status,
             "followed": followed,
             "steps": steps,
+            "replays": recorder and recorder.take().replays(),
             **{name: counts[name] for name in COUNTED},
         }
         print("RESULT " + json.dumps(result), flush=True)
