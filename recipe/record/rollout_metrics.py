@@ -49,7 +49,7 @@ class RolloutRecord:
             "rollout/asynchronous_scheduling": float(all(part.asynchronous for part in self.replicas)),
             "rollout/running_requests/max": float(max(part.running.max(initial=0) for part in self.replicas)),
         }
-        values |= self._timeline() | self._rounds(rounds)
+        values |= self._timeline() | self._rounds(rounds) | self._graphs()
         if tail_threshold is not None:
             values |= self._tail(tail_threshold)
         for part in ("step", "forward", "verify", "draft"):
@@ -64,6 +64,18 @@ class RolloutRecord:
             if d:
                 values[f"rollout/spec_accept_rate/position_{position}"] = float(a / d)
         return values | {f"rollout/drafter/{name}": float(value) for name, value in self.replicas[0].counters.items()}
+
+    def _graphs(self) -> dict[str, float]:
+        """Steps with drafts; by phase, the share that replayed a graph: no value without graphs, or without steps."""
+        values = {"rollout/steps_with_drafts": float(sum(int((part.drafted > 0).sum()) for part in self.replicas))}
+        replays = [part.replays() for part in self.replicas]
+        if None in replays:
+            return values
+        for phase in replays[0]:
+            replayed, steps = np.sum([one[phase] for one in replays], axis=0)
+            if steps:
+                values[f"rollout/graph_share/{phase}"] = float(replayed / steps)
+        return values
 
     def _tail(self, threshold: int) -> dict[str, float]:
         """Seconds of a replica's tail (mean of the replicas), and the tails' share of all replicas' engine time."""

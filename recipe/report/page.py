@@ -25,6 +25,7 @@ def all_tables(runs: list[Run], summary: dict, against: stock.AgainstStock | Non
         "What to know of these figures": (("note",), [(line,) for line in remarks(runs, summary)]),
         "Engines alone, on the recorded text": (stock.HEADER, against.table() if against else []),
         "Whether the curves agree": (tables.AGREEMENT_HEADER, tables.agreement(*both)),
+        "How the engines ran": (tables.ENGINES_HEADER, tables.engines(runs)),
         "The tail": (tables.TAIL_HEADER, tables.tails(runs)),
         "Acceptance over training": (tables.ACCEPTANCE_HEADER, tables.acceptance_over_training(runs)),
     }

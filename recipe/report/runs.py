@@ -168,6 +168,21 @@ class Run:
         key = "rollout/asynchronous_scheduling"
         return bool(self.column(key, self.steps).all()) if self.has(key, self.steps) else None
 
+    def graph_replay(self) -> dict[str, tuple[int, float | None]] | None:
+        """By phase, the number of engine steps and the share that replayed a graph: no share without graphs or without
+        steps. None if that is not recorded."""
+        count = "rollout/steps_with_drafts"
+        if not self.has(count, self.steps):
+            return None
+        drafted, phases = self.column(count, self.steps), {}
+        steps = {"with_drafts": drafted, "without_drafts": self.column("rollout/engine_steps", self.steps) - drafted}
+        for phase, counts in steps.items():
+            shares = [self.metrics[step].get(f"rollout/graph_share/{phase}") for step in self.steps]
+            replayed = sum(share * n for share, n in zip(shares, counts, strict=True) if share is not None)
+            has_graphs = any(share is not None for share in shares)
+            phases[phase] = int(counts.sum()), float(replayed / counts.sum()) if has_graphs else None
+        return phases
+
     def reward_gain(self) -> float | None:
         _, rewards = self.series(REWARD)
         return float(np.mean(rewards[-STEPS_AT_AN_END:]) - np.mean(rewards[:STEPS_AT_AN_END])) if rewards else None
@@ -243,6 +258,7 @@ def summarize(runs: list[Run]) -> dict:
             for run in runs
         },
         "asynchronous_scheduling": {run.name: run.is_asynchronous() for run in runs},
+        "graph_replay": {run.name: run.graph_replay() for run in runs},
         "peak_memory_gib": _peak_memory(runs),
         "versions": first.versions,
         "runs": [run.source for run in runs],

@@ -43,6 +43,7 @@ PHASE_HEADER = (
     "saved, of the first (as published)",
 )
 TAIL_HEADER = ("run", "running requests at most", "tail, seconds a step", "share of the rollout", "tail speed-up")
+ENGINES_HEADER = ("run", "scheduled", "steps with drafts", "replayed a graph", "steps without", "replayed a graph")
 ACCEPTANCE_HEADER = ("run", "steps", "acceptance length", "acceptance rate")
 PUBLISHED_HEADER = ("", "one generation round, mean of the replicas, s", "rollout of a step, s", "whole step, s")
 
@@ -131,6 +132,21 @@ def tails(runs: list[Run]) -> list[tuple]:
             speedup = f"{baseline[0] / tail[0]:.2f}x" if baseline and tail[0] else "not known"
             rows.append((run.name, threshold, f"{tail[0] / len(steps):.2f}", f"{100 * tail[1]:.1f} %", speedup))
     return [*rows, PUBLISHED_TAIL] if rows else []
+
+
+def engines(runs: list[Run]) -> list[tuple]:
+    """How each run's engines schedule, and the steps of a phase that replayed a graph, as ENGINES_HEADER; empty cells
+    where it is not recorded."""
+    rows = []
+    for run in runs:
+        is_asynchronous, replay = run.is_asynchronous(), run.graph_replay()
+        if is_asynchronous is not None:
+            cells = ["asynchronously" if is_asynchronous else "synchronously"]
+            for steps, share in (replay or {}).values():
+                without = "no graphs" if steps else ""
+                cells += [steps, without if share is None else _percent(share, 1)]
+            rows.append((run.name, *cells, *[""] * (len(ENGINES_HEADER) - 1 - len(cells))))
+    return rows
 
 
 def acceptance_over_training(runs: list[Run]) -> list[tuple]:

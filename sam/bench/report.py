@@ -14,6 +14,7 @@ HEADER = (
     "requests", "variant", "speed over {}", "range", "seconds", "tokens/s", "ms a step", "steps", "acceptance length",
     "drafted", "accepted", "{}",
 )  # fmt: skip
+ENGINES = ("variant", "start-up s", "memory MiB", "schedules", "replayed a graph")
 Recorded = dict[tuple[int, str], dict[str, Any]]
 
 
@@ -34,7 +35,7 @@ def bench_page(result: dict[str, Any], settings: Settings, recorded: Recorded, t
         ("Table", table(*_rows(result["rows"], settings))),
         *_response(settings, recorded, followed.decoder(tokenizer)),
         ("Where a step's time goes", _split(result["rows"])),
-        ("Engines", table(("variant", "start-up s", "memory MiB", "schedules"), engines_of(result["rows"]))),
+        ("Engines", table(ENGINES, engines_of(result["rows"]))),
         ("What was measured", verbatim(_what(result, settings))),
     ]
     kept = [section for section in sections if section[1]]

@@ -24,7 +24,8 @@ def rows_of(lines: list[dict[str, Any]], settings: Settings) -> list[dict[str, A
         `as_recorded`: responses equal to the recording's, None where no text is forced;
         `identical` of `responses` that equal those of `off`, None without it or without seeds; `tokens_ratio`: its
         tokens over the reference's; `memory_mib` at most; `start_s`, median; `draft_errors`; `asynchronous`: whether
-        the engine schedules asynchronously.
+        the engine schedules asynchronously; `replays`: of all rounds, by phase, steps that replayed a graph and all
+        steps, None without graphs and for stock.
     """
     rows = []
     for load, requests in enumerate(settings.requests):
@@ -62,6 +63,7 @@ def _row(requests: int, variant: str, rounds: list[dict], settings: Settings) ->
         "memory_mib": max(run["memory_mib"] for run in runs),
         "start_s": middle((run["start_s"] for run in runs), 1),
         "asynchronous": runs[-1]["asynchronous"],
+        "replays": _replays(runs),
     }  # fmt: skip
 
 
@@ -72,6 +74,13 @@ def ratios_of(rounds: list[dict[str, dict]], reference: str, variant: str) -> li
 
 def _sum_if_counted(runs: list[dict], name: str) -> int | None:
     return sum(run[name] for run in runs) if all(run[name] is not None for run in runs) else None
+
+
+def _replays(runs: list[dict[str, Any]]) -> dict[str, tuple[int, int]] | None:
+    parts = [run.get("replays") for run in runs]  # stock does not tell, nor do rounds of an earlier version
+    if None in parts:
+        return None
+    return {phase: tuple(np.sum([part[phase] for part in parts], axis=0).tolist()) for phase in parts[0]}
 
 
 def _of_a_step(runs: list[dict], name: str) -> float | None:
@@ -175,26 +184,27 @@ def as_text(rows: list[dict[str, Any]], settings: Settings) -> str:
         if (split := split_of_step(row)) is not None:
             parts = "forward {}, sampling {}, drafting {}, all else {} ms".format(*split[:-1])
             lines.append(f"{row['variant']} at {in_requests(row['requests'])}, a step: {parts}")
-    for variant, start, memory, scheduling in engines_of(rows):
-        lines.append(f"{variant}: started in {start} s, {memory} MiB, schedules {scheduling}")
+    for variant, start, memory, scheduling, graphs in engines_of(rows):
+        lines.append(f"{variant}: started in {start} s, {memory} MiB, schedules {scheduling}; graphs: {graphs}")
     return "\n".join(lines)
 
 
-def engines_of(rows: list[dict[str, Any]]) -> list[tuple[str, str, str, str]]:
-    """Each variant's seconds to start, most MiB, and how it schedules."""
-    found = {}
-    for row in rows:
-        memory = max(row["memory_mib"], found.get(row["variant"], row)["memory_mib"])
-        found[row["variant"]] = row | {"memory_mib": memory}
-    return [
-        (
-            variant,
-            f"{row['start_s']:.1f}",
-            f"{row['memory_mib']:.0f}",
-            "asynchronously" if row["asynchronous"] else "step by step",
-        )
-        for variant, row in found.items()
-    ]
+def engines_of(rows: list[dict[str, Any]]) -> list[tuple[str, str, str, str, str]]:
+    """Each variant's seconds to start, most MiB, how it schedules, and its steps that replayed a graph, by phase."""
+    found = []
+    for variant in dict.fromkeys(row["variant"] for row in rows):
+        its = [row for row in rows if row["variant"] == variant]
+        start, memory = f"{its[-1]['start_s']:.1f}", f"{max(row['memory_mib'] for row in its):.0f}"
+        scheduling = "asynchronously" if its[-1]["asynchronous"] else "step by step"
+        found.append((variant, start, memory, scheduling, _graphs(_replays(its), variant)))
+    return found
+
+
+def _graphs(replays: dict[str, tuple[int, int]] | None, variant: str) -> str:
+    if replays is None:
+        return "not told" if variant == "stock" else "none"
+    shares = {phase: f"{replayed} of {steps} steps" for phase, (replayed, steps) in replays.items() if steps}
+    return ", ".join(f"{share} {phase.replace('_', ' ')}" for phase, share in shares.items())
 
 
 def _shown(value: float | None) -> str:

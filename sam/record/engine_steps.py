@@ -48,12 +48,14 @@ class EngineSteps:
         forward_ms: float32 [steps], milliseconds of the model's forward pass.
         verify_ms: float32 [steps], milliseconds of sampling and verification.
         draft_ms: float32 [steps], milliseconds of drafting.
+        replayed: bool [steps], whether the forward pass replayed a graph, whole or in pieces.
         position_steps: int64 [bins], verifications by position in the response.
         position_emitted: int64 [bins], tokens that these emitted.
         position_bin: tokens in a bin.
         drafted_at: int64 [num_speculative_tokens], drafts verified that were longer than the index.
         accepted_at: int64 [num_speculative_tokens], of these, the drafts whose token at the index was accepted.
         asynchronous: whether vLLM scheduled a step before it knew the tokens of the one before.
+        has_graphs: whether the engine has graphs to replay; False also where that was not recorded.
         counters: the drafter's totals since the engine started, by name.
 
     Columns that are left out are zeros; `end_s` is then that of steps without pauses.
@@ -80,12 +82,14 @@ class EngineSteps:
     forward_ms: np.ndarray | None = _column(np.float32)
     verify_ms: np.ndarray | None = _column(np.float32)
     draft_ms: np.ndarray | None = _column(np.float32)
+    replayed: np.ndarray | None = _column(np.bool_)
     position_steps: np.ndarray = ()
     position_emitted: np.ndarray = ()
     position_bin: int = POSITION_BIN
     drafted_at: np.ndarray = ()
     accepted_at: np.ndarray = ()
     asynchronous: bool = False
+    has_graphs: bool = False
     counters: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -100,7 +104,7 @@ class EngineSteps:
             setattr(self, name, np.zeros(steps, dtype) if value is None else np.asarray(value, dtype))
         for name in HISTOGRAMS:
             setattr(self, name, np.asarray(getattr(self, name), np.int64))
-        self.asynchronous = bool(self.asynchronous)
+        self.asynchronous, self.has_graphs = bool(self.asynchronous), bool(self.has_graphs)
 
     def __len__(self) -> int:
         return len(self.step_ms)
@@ -150,6 +154,19 @@ class EngineSteps:
     def seconds(self) -> float:
         """From the first step's begin to the last one's end."""
         return float(self.end_s[-1] - self.start_s[0]) if len(self) else 0.0
+
+    def replays(self) -> dict[str, tuple[int, int]] | None:
+        """Steps that replayed a graph and all steps, by phase: `with_drafts` to verify, and `without_drafts`. None for
+        an engine without graphs.
+
+        Example:
+            >>> EngineSteps(drafted=[0, 6, 3], replayed=[1, 1, 0], has_graphs=True).replays()
+            {'with_drafts': (1, 2), 'without_drafts': (1, 1)}
+        """
+        if not self.has_graphs:
+            return None
+        phases = {"with_drafts": self.drafted > 0, "without_drafts": self.drafted == 0}
+        return {name: (int((self.replayed & phase).sum()), int(phase.sum())) for name, phase in phases.items()}
 
     def split_rounds(self, rounds: int) -> list[Self]:
         """The steps of each generation round; histograms and counters, which are of all rounds, are left out.

@@ -4,12 +4,16 @@ Works for any drafter and for none, so that runs can be compared: it reads what 
 who drafted.
 """
 
+import functools
 import time
 from typing import Self
 
 import numpy as np
+from vllm.config import CUDAGraphMode
+from vllm.forward_context import get_forward_context
 
 from sam.record.engine_steps import POSITION_BIN, EngineSteps, accepted_tokens
+from sam.vllm import warmup_cost
 
 
 class StepRecorder:
@@ -28,16 +32,18 @@ class StepRecorder:
         self._last_end = self._start = 0.0
         self._idle = True
         self._forward = self._verify = self._draft = 0.0
+        self._replayed = False
         self._scheduled = self._switch_on = None
         self._clear()
 
     @classmethod
     def attach(cls, runner) -> Self:
-        """Wrap the runner's four stages on this instance; attaching twice gives the same recorder."""
+        """Wrap the runner's stages on this instance; attaching twice gives the same recorder."""
         if (existing := getattr(runner, "_sam_step_recorder", None)) is not None:
             return existing
         recorder = runner._sam_step_recorder = cls(runner)
         runner.execute_model = recorder._around_execute(runner.execute_model)
+        runner._model_forward = recorder._around_forward(runner._model_forward)
         runner._sample = recorder._timed(runner._sample, "_verify")
         runner.propose_draft_token_ids = recorder._timed(runner.propose_draft_token_ids, "_draft")
         runner.sample_tokens = recorder._around_sample_tokens(runner.sample_tokens)
@@ -53,6 +59,7 @@ class StepRecorder:
             drafted_at=self._drafted_at,
             accepted_at=self._accepted_at,
             asynchronous=getattr(self._runner, "use_async_scheduling", False),
+            has_graphs=warmup_cost.graph_mode(self._runner.vllm_config) not in (None, CUDAGraphMode.NONE),
             counters=dict(getattr(drafter, "counters", {})),
         )
         self._clear()
@@ -86,6 +93,17 @@ class StepRecorder:
             return result
 
         return execute_model
+
+    def _around_forward(self, function):
+        """Note the mode with which vLLM's forward context tells a captured model whether to replay: vLLM's and
+        vllm-ascend's dispatchers name a mode only if a graph of the step's size has been captured."""
+
+        @functools.wraps(function)
+        def _model_forward(*args, **kwargs):
+            self._replayed = get_forward_context().cudagraph_runtime_mode != CUDAGraphMode.NONE
+            return function(*args, **kwargs)
+
+        return _model_forward
 
     def _around_sample_tokens(self, function):
         def sample_tokens(*args, **kwargs):
@@ -128,9 +146,10 @@ class StepRecorder:
             self._forward * 1e3,
             self._verify * 1e3,
             self._draft * 1e3,
+            self._replayed,
         )
         self._rows.append(row)
-        self._last_end, self._idle = now, False
+        self._last_end, self._idle, self._replayed = now, False, False
         self._forward = self._verify = self._draft = 0.0
 
     def _verified(self, scheduled, output) -> tuple[dict, dict]:

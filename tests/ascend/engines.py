@@ -19,7 +19,7 @@ def generate(model: Path, scenarios: dict[str, dict]) -> dict[str, dict]:
         capture_output=True,
         text=True,
         timeout=900,
-        env={**os.environ, "PYTHONPATH": str(GENERATE.parent)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(GENERATE.parent), str(GENERATE.parents[2])])},
     )
     lines = [line.removeprefix("RESULT ") for line in finished.stdout.splitlines() if line.startswith("RESULT ")]
     assert len(lines) == len(scenarios), finished.stderr[-6000:]

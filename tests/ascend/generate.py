@@ -28,7 +28,10 @@ simulator.install()
 from simulator import graph, launches, operators, platform  # noqa: E402
 from vllm_ascend.compilation import acl_graph  # noqa: E402
 
+from sam.vllm import proposer  # noqa: E402
 from sam.vllm.plugin import installed  # noqa: E402
+from sam.vllm.step_recorder import StepRecorder  # noqa: E402
+from tests.sam.engine.faults import FAULTS  # noqa: E402
 
 VOCABULARY = 512
 COUNTED = ("emitted", "scheduled_while_off", "rows_while_off", "drafted_while_off")
@@ -46,7 +49,8 @@ class Scenario:
 
     workload: mixed, long. temperature: 0 is greedy. graph: None (eager) or vLLM's cudagraph_mode. stop: tokens that end
     a response. abort: abort every fourth request after some steps. blocks: of the KV cache; few mean preemption. paged:
-    numbers of tokens for which vllm-ascend takes the paged operator. async_scheduling: None leaves it to vLLM.
+    numbers of tokens for which vllm-ascend takes the paged operator. async_scheduling: None leaves it to vLLM. fault:
+    one of tests.sam.engine.faults.
     """
 
     method: str = "off"
@@ -67,6 +71,7 @@ class Scenario:
     paged: list[int] | None = None
     draft_shape: str = "auto"
     async_scheduling: bool | None = None
+    fault: str | None = None
 
 
 def requests(scenario: Scenario) -> tuple[list[list[int]], list[dict]]:
@@ -180,16 +185,23 @@ def run(llm, scenario: Scenario) -> list:
 
 
 def main(model: str) -> None:
+    said = []
+    proposer.logger.exception = lambda text, *_: said.append(text)
     for fields in json.load(sys.stdin):
         scenario = Scenario(**fields)
+        said.clear()
         for counter in (graph.COUNTS, platform.MODES, operators.CALLS):
             counter.clear()
         llm = engine(model, scenario)
         start = dict(graph.COUNTS)
-        counts, status, followed, steps = Counter(), {}, 0, []
+        counts, status, followed, steps, recorder = Counter(), {}, 0, [], None
         if scenario.tensor_parallel == 1:
             runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
             counts = count_tokens(runner)
+            if scenario.fault:
+                FAULTS[scenario.fault](runner.drafter)
+            if scenario.graph:
+                recorder = StepRecorder.attach(runner)
             steps = launches.attach(runner, platform.MODES)
         outputs = run(llm, scenario)
         metrics = {metric.name: getattr(metric, "value", None) for metric in llm.get_metrics()}
@@ -220,6 +232,8 @@ def main(model: str) -> None:
             "status": status,
             "followed": followed,
             "steps": steps,
+            "said": list(said),
+            "replays": recorder and recorder.take().replays(),
             **{name: counts[name] for name in COUNTED},
         }
         print("RESULT " + json.dumps(result), flush=True)

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.ascend.engines import assert_same, generate_all
+from tests.sam.engine.faults import FAULTS
 
 pytestmark = pytest.mark.engine
 
@@ -34,6 +35,10 @@ GRAPHS = {
     "DECODE always": ASYNC | DECODE_ONLY,
     "DECODE switched": ASYNC | DECODE_ONLY | {"threshold": 4},
 }
+FAULTY = {fault: ASYNC | {"fault": fault} for fault in FAULTS} | {
+    "FULL drafting_raises": ASYNC | FULL | {"fault": "drafting_raises"},
+    "synchronous drafting_raises": {"method": "sam", "fault": "drafting_raises"},
+}
 RANKS = {"ranks": ASYNC | {"tensor_parallel": 2}}
 DRAFTED = [
     name for part in (GREEDY, GRAPHS) for name, one in part.items() if "method" in one and one.get("threshold") != 0
@@ -42,7 +47,7 @@ DRAFTED = [
 
 @pytest.fixture(scope="module")
 def results(models):
-    return generate_all([(models / "dense", part) for part in (GRAPHS, GREEDY, RANKS)])
+    return generate_all([(models / "dense", part) for part in (GRAPHS, GREEDY, FAULTY, RANKS)])
 
 
 def test_the_same_on_two_ranks(results):
@@ -76,6 +81,16 @@ def test_drafts_were_made_and_accepted_without_a_fault(results, name):
     assert drafted > (20 if few else 100) and result["accepted"] > (0 if few else 5)
 
 
+@pytest.mark.parametrize("name", FAULTY)
+def test_a_fault_costs_drafts_and_changes_no_token(results, name):
+    result = results[name]
+    assert_same(results, name, "off")
+    assert result["status"]["counters"]["draft_errors"] > 20
+    assert len(result["said"]) == 1 and "drafting failed" in result["said"][0]
+    if name in ("drafting_raises", "FULL drafting_raises", "synchronous drafting_raises"):
+        assert result["accepted"] == 0
+
+
 def test_aborted_requests_change_no_others(results):
     off, on = results["abort off"]["tokens"], results["abort"]["tokens"]
     kept = [row for row in range(len(off)) if off[row] is not None and on[row] is not None]
@@ -97,3 +112,5 @@ def test_nine_steps_of_ten_replay_a_graph(results, name):
     steps = results[name]["steps"]
     replayed = [step for step in steps if any(one.startswith("graph of") for one in step["launched"])]
     assert len(replayed) >= 85 / 94 * len(steps)
+    assert sum(replays for replays, _ in results[name]["replays"].values()) == len(replayed)
+    assert sum(counted for _, counted in results[name]["replays"].values()) == len(steps)

@@ -145,6 +145,23 @@ def test_nine_steps_of_ten_replay_a_graph(results, mode, name):
         assert sum(map(replayed, steps)) >= 85 / 94 * len(steps)
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["off", "never", "always", "switched"])
+def test_the_recorder_counts_the_graphs_that_the_device_replays(results, mode, name):
+    steps = results[f"{mode} {name}"]["steps"]
+    phases = [[replayed(step) for step in steps if bool(step["drafts"]) == has_drafts] for has_drafts in (True, False)]
+    counted = results[f"{mode} {name}"]["replays"]
+    assert [*counted.values()] == [[sum(phase), len(phase)] for phase in phases]
+
+
+def test_in_full_decode_only_every_step_without_a_prompt_replays_a_graph(results):
+    """It captures no other step: these requests cannot replay more."""
+    for name, prompts in (("off", 7), ("never", 7), ("always", 9), ("switched", 7)):
+        steps = results[f"FULL_DECODE_ONLY {name}"]["steps"]
+        assert sum(not step["decodes"] for step in steps) == prompts
+        assert not any(step["decodes"] and not replayed(step) for step in steps)
+
+
 def test_ragged_steps_replay_nothing_in_full_decode_only(results):
     """Why `auto` is uniform there."""
     steps = [step for step in results["ragged"]["steps"] if step["drafts"] and step["tokens"] != 4 * step["rows"]]

@@ -24,7 +24,7 @@ from sam.vllm.bench.forced_text import sampling_arguments
 KILLED_AFTER_SECONDS = 15.0  # an engine that does not shut down
 LONGEST_LINE = 400  # characters of an error
 COUNTS = ("drafted", "accepted", "verify_steps", "verified_tokens", "draft_errors")
-COUNTS += ("forward_ms", "verify_ms", "draft_ms")
+COUNTS += ("forward_ms", "verify_ms", "draft_ms", "replays")
 
 
 class BenchEngine:
@@ -85,7 +85,7 @@ class BenchEngine:
             memory_mib: proportional set size of all the engine's processes.
             drafted, accepted: draft tokens. verify_steps, verified_tokens: steps in which a request verified drafts,
                 and tokens that these emitted. draft_errors. forward_ms, verify_ms, draft_ms: of all steps, on the host.
-                All None for stock.
+                replays: steps that replayed a graph and all steps, by phase; None without graphs. All None for stock.
             recorded: `ends`, when each engine step ended, in seconds from the start, and `unfinished`, requests then;
                 and for all but stock `columns` and `followed` of BenchExtension, of the first request.
 

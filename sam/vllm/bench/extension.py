@@ -43,13 +43,15 @@ class BenchExtension(ForcedTextExtension):
 
 
 def counts_of(steps: EngineSteps) -> dict[str, Any]:
-    """Sums over steps, in tokens, verifications and milliseconds, and the drafter's errors since the engine started."""
+    """Sums over steps, in tokens, verifications and milliseconds, `replays` as EngineSteps has it, and the drafter's
+    errors since the engine started."""
     return {
         "drafted": int(steps.drafted.sum()),
         "accepted": int(steps.accepted.sum()),
         "verify_steps": int(steps.position_steps.sum()),
         "verified_tokens": int(steps.position_emitted.sum()),
         "draft_errors": int(steps.counters.get("draft_errors", 0)),
+        "replays": steps.replays(),
         **{name: round(float(getattr(steps, name).sum(dtype=float)), 3) for name in STAGES},
     }
 

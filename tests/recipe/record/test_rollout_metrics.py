@@ -8,13 +8,20 @@ from recipe.report.timeline import over_time
 from sam.record.engine_steps import EngineSteps
 
 
-def record(running=(4, 4, 2, 1), milliseconds=(10.0, 10.0, 30.0, 50.0), pauses=(0.0, 0.0, 0.0, 0.0), seconds=0.1):
+def record(
+    running=(4, 4, 2, 1),
+    milliseconds=(10.0, 10.0, 30.0, 50.0),
+    pauses=(0.0, 0.0, 0.0, 0.0),
+    seconds=0.1,
+    has_graphs=True,
+):
     """A replica's record; `pauses` are seconds without work before each engine step."""
     ends = 1000.0 + np.cumsum(np.array(milliseconds) / 1e3 + np.array(pauses))
     steps = EngineSteps(
         end_s=ends, step_ms=milliseconds, running=running, drafted=[0, 0, 6, 3], accepted=[0, 0, 2, 1],
         emitted=[4, 4, 4, 2], position_steps=[2, 1], position_emitted=[4, 2], drafted_at=[3, 3, 3],
-        accepted_at=[2, 1, 0], counters={"draft_errors": 0},
+        accepted_at=[2, 1, 0], replayed=[True, False, True, True], has_graphs=has_graphs,
+        counters={"draft_errors": 0},
     )  # fmt: skip
     return steps.to_bytes(), seconds
 
@@ -33,6 +40,20 @@ def test_scheduling_is_asynchronous_where_every_replica_is():
     for replicas, expected in (([one, one], 1.0), ([one, other], 0.0)):
         metrics = RolloutRecord.merge([(blob, 0.1) for blob in replicas]).metrics()
         assert metrics["rollout/asynchronous_scheduling"] == expected
+
+
+def test_steps_that_replayed_a_graph_are_told_by_phase():
+    names = [f"rollout/graph_share/{phase}" for phase in ("with_drafts", "without_drafts")]
+    metrics = RolloutRecord.merge([record(), record()]).metrics()
+    assert metrics["rollout/steps_with_drafts"] == 4
+    assert [metrics[name] for name in names] == [1.0, 0.5]
+    for replicas in ([record(has_graphs=False)], [record(), record(has_graphs=False)]):
+        metrics = RolloutRecord.merge(replicas).metrics()
+        assert metrics["rollout/steps_with_drafts"] == 2 * len(replicas)
+        assert not set(names) & set(metrics)
+    plain = EngineSteps(step_ms=[1.0] * 4, replayed=[True, True, True, False], has_graphs=True)
+    metrics = RolloutRecord.merge([(plain.to_bytes(), 0.1)]).metrics()
+    assert names[0] not in metrics and metrics[names[1]] == 0.75
 
 
 def test_timeline_is_over_time_not_over_steps():

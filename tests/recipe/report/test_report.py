@@ -183,6 +183,26 @@ def test_tables_in_the_published_form(runs):
     assert acceptance_over_training([first])[2] == ("sam", "5 to 6", "6.50", "0.55")
 
 
+def test_how_the_engines_ran(runs, tmp_path):
+    from recipe.report.tables import engines
+
+    first, second = map(Run.load, runs)
+    assert engines([first]) == [("sam", "synchronously", "", "", "", "")]  # of an earlier version
+    for run, drafted in ((first, 30), (second, 0)):
+        for step in run.steps:
+            run.metrics[step] |= {"rollout/engine_steps": 100.0, "rollout/steps_with_drafts": float(drafted)}
+    assert engines([first, second]) == [
+        ("sam", "synchronously", 180, "no graphs", 420, "no graphs"),
+        ("off", "asynchronously", 0, "", 600, "no graphs"),
+    ]
+    for step in first.steps:
+        first.metrics[step]["rollout/graph_share/without_drafts"] = 0.9
+        first.metrics[step]["rollout/graph_share/with_drafts"] = 0.5
+    first.metrics[1] |= {"rollout/steps_with_drafts": 80.0, "rollout/graph_share/with_drafts": 1.0}
+    assert first.graph_replay()["with_drafts"] == (230, pytest.approx((80 + 150 / 2) / 230))
+    assert engines([first])[0][2:] == (230, "67.39 %", 370, "90.00 %")
+
+
 def test_generation_rounds_are_phases_of_their_own(runs):
     from recipe.report.tables import phases
 

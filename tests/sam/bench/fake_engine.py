@@ -41,6 +41,7 @@ def run(fake, variant, command, number):
         "verify_steps": None if stock else 10 * (variant == "sam"),
         "verified_tokens": None if stock else 20 * (variant == "sam"),
         "draft_errors": None if stock else 0,
+        "replays": None,
         **{name: None if stock else 10.0 for name in ("forward_ms", "verify_ms", "draft_ms")},
         **({"recorded": recorded(stock, seconds, len(requests))} if command["record"] else {}),
     }

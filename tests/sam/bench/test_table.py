@@ -18,7 +18,7 @@ def measured(seconds, load=0, round_=1, tokens=100, responses=("a", "b"), draft_
         counts = {"drafted": drafts, "accepted": drafts // 2, "verify_steps": drafts // 3, "verified_tokens": 25}
         runs[variant] = {
             "seconds": one, "steps": 50, "tokens": tokens if variant == "sam" else 100, "memory_mib": 10.0 + one,
-            "start_s": 3.0, "draft_errors": draft_errors, "asynchronous": False, **counts, **STAGES,
+            "start_s": 3.0, "draft_errors": draft_errors, "asynchronous": False, "replays": None, **counts, **STAGES,
             "responses": list(responses) if variant == "sam" else ["a", "b"],
         }  # fmt: skip
         if variant == "stock":
@@ -157,3 +157,18 @@ def test_who_loses_asynchronous_scheduling_is_named():
     assert "off: started in 3.0 s, 12 MiB, schedules asynchronously" in as_text(rows, settings())
     (warning,) = [text for text in warnings_of(rows, settings()) if "schedules" in text]
     assert warning.startswith("sam schedules step by step, stock asynchronously")
+
+
+def test_steps_that_replayed_a_graph_are_told_by_phase():
+    lines = rounds_of([1.0, 1.1])
+    assert "schedules step by step; graphs: none" in as_text(rows_of(lines, settings()), settings())
+    for line in lines:
+        for variant, drafted in (("off", 0), ("sam", 30)):
+            line["runs"][variant]["replays"] = {"with_drafts": [drafted, drafted], "without_drafts": [45, 50]}
+    rows = rows_of(lines + [measured({"stock": 2.0, "off": 2.0, "sam": 1.0}, load=1)], settings())
+    assert rows[2]["replays"] == {"with_drafts": (60, 60), "without_drafts": (90, 100)}
+    text = as_text(rows[:3], settings())
+    assert "stock: started in 3.0 s, 12 MiB, schedules step by step; graphs: not told" in text
+    assert "off: started in 3.0 s, 12 MiB, schedules step by step; graphs: 90 of 100 steps without drafts" in text
+    assert "graphs: 60 of 60 steps with drafts, 90 of 100 steps without drafts" in text
+    assert rows[-1]["replays"] is None  # of an earlier version

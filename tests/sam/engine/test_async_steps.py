@@ -1,10 +1,7 @@
 """What a step costs under asynchronous scheduling, counted: waits for the device and copies; and what faults cost."""
 
 from collections import Counter
-from dataclasses import replace
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -12,6 +9,7 @@ from sam.switch.policy import Plan
 from sam.vllm.async_proposer import AsyncSamProposer, SampledStep
 from sam.vllm.step_recorder import StepRecorder
 from tests.sam.engine.async_cpu import ASYNC_SAM, Event
+from tests.sam.engine.faults import FAULTS
 from tests.sam.engine.tiny_engine import generate, save_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("asynchronous")]
@@ -158,57 +156,45 @@ def test_turning_costs_one_step(model, off, lasts):
         assert any(verified[step + 2] for step in begun if step + 2 < len(verified))
 
 
-class Faults:
-    """What goes wrong, and how it is put in."""
-
-    def drafting_raises(proposer):
-        proposer.drafter.step = None
-
-    def drafts_have_another_shape(proposer):
-        step = proposer.drafter.step
-
-        def broken(*arguments):
-            drafts = step(*arguments)
-            return replace(drafts, token_ids=np.stack([drafts.token_ids] * 2, axis=1))
-
-        proposer.drafter.step = broken
-
-    def drafts_are_no_tokens(proposer):
-        step = proposer.drafter.step
-
-        def broken(*arguments):
-            drafts = step(*arguments)
-            return replace(drafts, token_ids=-1 - drafts.token_ids)
-
-        proposer.drafter.step = broken
-
-    def the_wait_fails(proposer, where=lambda verified: True):
-        wait = proposer._wait
-
-        def broken(step, output, verified):
-            if where(verified):
-                step.copied = SimpleNamespace(synchronize=None, query=step.copied.query)
-            return wait(step, output, verified)
-
-        proposer._wait = broken
-
-    def the_wait_for_verified_tokens_fails(proposer):
-        Faults.the_wait_fails(proposer, lambda verified: verified)
-
-
-@pytest.mark.parametrize("fault", [name for name in vars(Faults) if not name.startswith("_")])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_costs_drafts_and_changes_no_token(model, off, fault, monkeypatch):
     said, proposers = [], []
     monkeypatch.setattr("sam.vllm.proposer.logger.exception", lambda text, *_: said.append(text))
 
     def observe(runner):
         proposers.append(runner.drafter)
-        getattr(Faults, fault)(runner.drafter)
+        FAULTS[fault](runner.drafter)
 
     on = generate(model, PROMPTS, SETTINGS, ASYNC_SAM, policy="always", observe=observe, **ASYNC)
     assert on.tokens == off.tokens and on.logprobs == off.logprobs
     assert proposers[0].counters["draft_errors"] > 20
     assert len(said) == 1 and "drafting failed" in said[0]
+
+
+def test_drafts_that_would_come_late_are_left_out(model, off):
+    """No copy is over when drafting is turned on: the step runs without drafts, and waits for nothing."""
+    asked, late, proposers = [], [], []
+
+    def observe(runner):
+        proposer, sample = runner.drafter, runner.sample_tokens
+        proposer.policy.plan = lambda state: Plan(budget=3 if len(asked) // 10 % 2 else 0)
+
+        def sample_tokens(*arguments):
+            waits, before = Event.waits, proposer.counters["late_steps"]
+            output = sample(*arguments)
+            if proposer.counters["late_steps"] > before:
+                late.append((proposer.wants_drafts, Event.waits - waits, dict(proposer._drafts)))
+            asked.append(proposer.wants_drafts)
+            return output
+
+        runner.sample_tokens = sample_tokens
+        proposers.append(proposer)
+
+    on = generate(model, PROMPTS, SETTINGS, ASYNC_SAM, observe=observe, **ASYNC)
+    assert on.tokens == off.tokens and on.logprobs == off.logprobs and on.accepted > 10
+    begun = [step for step in range(1, len(asked)) if asked[step] and not asked[step - 1]]
+    assert late == [(True, 0, {})] * len(begun) and len(begun) > 2
+    assert proposers[0].counters["draft_errors"] == 0
 
 
 def test_tokens_that_never_arrive_leave_their_requests_without_drafts(model, off, monkeypatch):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from sam.vllm.step_recorder import StepRecorder
 from tests.sam.engine.tiny_engine import SAM, generate, save_model
 
 pytestmark = pytest.mark.engine
@@ -54,3 +55,38 @@ def test_steps_without_drafts_tell_the_scheduler_nothing(tmp_path):
     assert on.drafted > 0 and any(told)
     for drafts in filter(None, told):
         assert any(drafts.draft_token_ids)
+
+
+@pytest.mark.parametrize("has_graphs", [True, False])
+def test_steps_that_replay_a_graph_are_counted_where_vllm_dispatches_them(has_graphs, tmp_path):
+    """A CPU has no graphs: vLLM's dispatcher says so, and is made to name one in two steps of three."""
+    from vllm.config import CUDAGraphMode
+    from vllm.forward_context import BatchDescriptor
+
+    model = save_model(tmp_path / "model")
+    settings = [{"max_tokens": 60 + seed, "seed": seed} for seed in range(len(PROMPTS))]
+    dispatched, recorders, steps = [], [], []
+
+    def dispatch(num_tokens, **_):
+        mode = CUDAGraphMode.PIECEWISE if len(dispatched) % 3 else CUDAGraphMode.NONE
+        dispatched.append(mode != CUDAGraphMode.NONE)
+        return mode, BatchDescriptor(num_tokens)
+
+    def observe(runner):
+        execute = runner.execute_model
+        runner.execute_model = lambda scheduled, *rest: steps.append(scheduled) or execute(scheduled, *rest)
+        recorders.append(StepRecorder.attach(runner))
+        if has_graphs:
+            runner.vllm_config.model_config.enforce_eager = False
+            runner.compilation_config.cudagraph_mode = CUDAGraphMode.PIECEWISE
+            runner.cudagraph_dispatcher.dispatch = dispatch
+
+    on = generate(model, PROMPTS, settings, SAM, policy="always", observe=observe)
+    replays = recorders[0].take().replays()
+    if not has_graphs:
+        assert replays is None
+        return
+    with_drafts = [bool(one.scheduled_spec_decode_tokens) for one in steps if one.total_num_scheduled_tokens]
+    counted = [[graph for graph, its in zip(dispatched, with_drafts, strict=True) if its == phase] for phase in (1, 0)]
+    assert on.drafted and [*replays.values()] == [(sum(graphs), len(graphs)) for graphs in counted]
+    assert all(0 < sum(graphs) < len(graphs) for graphs in counted), counted
