@@ -1,7 +1,7 @@
 """The context-aware routing policy: probe first, longest first, no more than the KV cache holds.
 
-After Seer (arXiv 2511.14617): one request of each group runs ahead as a probe; once a response of a group has finished,
-its length is what is expected of the others; groups of which more is expected start earlier, so that no long response
+After Seer (arXiv 2511.14617): one request of each group runs ahead as a probe; the lengths of a group's finished responses
+say what is expected of the others; groups of which more is expected start earlier, so that no long response
 is left for the end. The policy knows no clock, no Ray and no engine: it is told events and says which waiting request
 starts at which replica. Equal events give equal decisions, so that a log of events replays.
 """
@@ -145,7 +145,7 @@ class ContextPolicy:
         home = self._waiting.group(group)
         home.members += 1
         if expected is not None:
-            home.known, home.longest = True, max(home.longest, expected)
+            self._waiting.expect(home, expected)
         self._requests[name] = request = Request(name, home, prompt_tokens, limit, generated)
         request.replica = self._replicas.get(near)
         self._waiting.add(request, self.counters["admissions"])
@@ -168,7 +168,7 @@ class ContextPolicy:
         length, group = request.generated + emitted, request.group
         if group.known:
             self.counters["estimates"] += 1
-            self.counters["estimate_error"] += abs(group.longest - length)
+            self.counters["estimate_error"] += abs(round(group.estimate) - length)
         self._waiting.learn(group, length, finished=True)
         self._drop(request)
 

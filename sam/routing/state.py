@@ -52,7 +52,10 @@ class Group:
         waiting: those that never started, in the order in which they came, and some that were given up.
         num_waiting: those of them that still wait.
         longest: tokens of the longest response so far, finished or not; or a length that was known beforehand.
-        known: whether `longest` is an estimate of its responses' lengths: one has finished, or it was known beforehand.
+        known: whether its responses' lengths can be estimated: one has finished, or they were known beforehand.
+        prior: tokens that were expected beforehand; None: as many as of other groups.
+        finished, log_sum: responses that have finished, and the sum of the logarithms of their lengths.
+        estimate: tokens expected of a response, as of the last that finished; without one, `longest`.
         probe: the request that runs ahead of the others; None before it starts.
         home: the replica at which its last request started.
     """
@@ -64,6 +67,10 @@ class Group:
     num_waiting: int = 0
     longest: int = 0
     known: bool = False
+    prior: int | None = None
+    finished: int = 0
+    log_sum: float = 0.0
+    estimate: float = 0.0
     probe: str | None = None
     home: Replica | None = None
 
