@@ -8,7 +8,8 @@ from typing import Any, Self
 
 logger = logging.getLogger(__name__)
 
-METHODS = ("sam", "off", "ngram", "suffix")
+METHODS = ("sam", "off", "ngram", "suffix", "draft_model", "hybrid")
+WITH_DRAFT_MODEL = ("draft_model", "hybrid")
 POLICIES = ("threshold", "goodput", "always", "never")
 SCOPES = ("request", "group", "history")
 VERIFICATIONS = ("exact", "rejection")
@@ -51,7 +52,11 @@ class SpeculationConfig:
     """The `speculation` section of a config. configs/speculation/knobs.yaml has the same keys and the same defaults.
 
     Attributes:
-        method: who drafts: sam, off (nobody), ngram (vLLM's prompt lookup) or suffix (Arctic Inference).
+        method: who drafts: sam, off (nobody), ngram (vLLM's prompt lookup), suffix (Arctic Inference), draft_model (a
+            small model of the same vocabulary) or hybrid (for each request sam or the draft model).
+        draft_model: folder of the draft model; needed by draft_model and hybrid, unused by others.
+        min_match_len: hybrid takes sam's draft where its match has so many tokens or more, as SAM-Decoding does; None:
+            where it expects more accepted tokens of it.
         num_speculative_tokens: longest draft of a request, 1 to 15 tokens.
         policy: when sam drafts: threshold, goodput, always or never.
         policy_rotation: policies for one version of the weights each, in place of `policy`, to compare them; or None.
@@ -96,6 +101,8 @@ class SpeculationConfig:
     """
 
     method: str = "sam"
+    draft_model: str | None = None
+    min_match_len: int | None = None
     num_speculative_tokens: int = 3
     policy: str = "threshold"
     policy_rotation: list[str] | None = None
@@ -142,7 +149,15 @@ class SpeculationConfig:
             )
         if self.policy_rotation is not None:
             check_rotation(self.policy_rotation)
-        if self.async_scheduling == "on" and self.method in ("ngram", "suffix"):
+        if self.method in WITH_DRAFT_MODEL and not self.draft_model:
+            raise ValueError(
+                f"speculation.draft_model={self.draft_model}: speculation={self.method} needs a draft model: name its folder"
+            )
+        if self.min_match_len is not None and (type(self.min_match_len) is not int or self.min_match_len < 0):
+            raise ValueError(
+                f"speculation.min_match_len={self.min_match_len!r}: expected an integer of at least 0, or null"
+            )
+        if self.async_scheduling == "on" and self.method not in ("sam", "off"):
             raise ValueError(
                 f"speculation.async_scheduling=on: vLLM schedules synchronously with speculation.method={self.method}: "
                 "set it to auto"
@@ -213,6 +228,11 @@ class SpeculationConfig:
             "sam": {"method": "ngram_gpu"} if asynchronous else {"model": "sam.vllm.proposer.SamProposer"},
             "ngram": {key: getattr(self, key) for key in ("method", "prompt_lookup_max", "prompt_lookup_min")},
             "suffix": {"method": "suffix"},
+            # Not padded: drafted after the step's tokens have come to the host, where the switch decides.
+            **dict.fromkeys(
+                WITH_DRAFT_MODEL,
+                {"method": "draft_model", "model": self.draft_model, "disable_padded_drafter_batch": True},
+            ),
         }
         if self.method != "off":
             draft = {"num_speculative_tokens": self.num_speculative_tokens}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # One run of the recipe on the CPU:
-#   bash scripts/run_dapo_tiny_cpu.sh [--verbose] [speculation=off|ngram|suffix] [overrides]
+#   bash scripts/run_dapo_tiny_cpu.sh [--verbose] [speculation=off|ngram|suffix|draft_model|hybrid] [overrides]
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 extras=(cpu)
 case " $* " in *" speculation=suffix "*) extras+=(peers) ;; esac
@@ -8,4 +8,7 @@ set_up_environment "${extras[@]}"
 # Mistakes are found before anything is built.
 python -m recipe.main_dapo --config-name dapo_tiny_cpu --check "$@"
 python -m recipe.tiny.assets --output outputs/tiny_assets
+case " $* " in
+*" speculation=draft_model "* | *" speculation=hybrid "*) python -m recipe.draft_model --assets outputs/tiny_assets ;;
+esac
 exec python -m recipe.main_dapo --config-name dapo_tiny_cpu "$@"

@@ -27,7 +27,7 @@ RECIPE = (
     ("record", "tiny.model"),
     ("launch",),
     ("tiny.warm_start", "data"),
-    ("tiny.assets", "smollm2.assets"),
+    ("tiny.assets", "smollm2.assets", "draft_model"),
     ("rollout",),
     ("trainer",),
     ("preflight",),

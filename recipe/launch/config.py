@@ -78,6 +78,8 @@ def connect(config: DictConfig, speculation: SpeculationConfig) -> None:
     if speculation.method == "sam" and speculation.scope == "history":
         folder = speculation.history_path or Path(config.run_dir) / "history"
         speculation = replace(speculation, history_path=str(Path(folder).absolute()))
+    if speculation.draft_model:
+        speculation = replace(speculation, draft_model=str(Path(speculation.draft_model).expanduser().absolute()))
     config.speculation = speculation.to_dict()
     stages = rollout.get("pipeline_model_parallel_size") or 1
     engine_setting = rollout.engine_kwargs.vllm.get("async_scheduling")

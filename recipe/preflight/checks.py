@@ -224,6 +224,7 @@ CHECKS = (
     Check("keys of ray.init", unknown_names.ray_problems, ()),
     Check("data", files.data_problems, ("start", "node", "assets")),
     Check("model", files.model_problems, ("start", "node", "assets")),
+    Check("draft model", files.draft_model_problems, ("start", "node", "assets")),
     Check("history of responses", files.history_problems, ("start", "node", "assets")),
     Check("tokenizer", files.tokenizer_problems, ()),
     Check("batches", _batches, ("start",)),

@@ -1,5 +1,6 @@
 """Whether the data sets and the model that a config names are there, whole, and of the right form."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from omegaconf import DictConfig
 
 from recipe.preflight import weights
 from recipe.preflight.problem import Problem, first_line
+from sam.config import WITH_DRAFT_MODEL
 
 COLUMNS = ("data_source", "prompt", "reward_model")
 # What a tokenizer may be stored as; Qwen3's folder has both.
@@ -57,6 +59,57 @@ def model_problems(config: DictConfig, to_be_built: Path | None = None) -> Itera
     elif not any((model / name).is_file() for name in VOCABULARIES):
         yield Problem("model.missing", f"{key}: neither {' nor '.join(VOCABULARIES)}")
     yield from weights.find_problems(model)
+
+
+HEADS = ("num_attention_heads", "num_key_value_heads", "head_dim")
+RANKS = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size")
+
+
+def draft_model_problems(config: DictConfig, to_be_built: Path | None = None) -> Iterator[Problem]:
+    """Whether speculation's draft model is there and can draft for the model, on these ranks and this device."""
+    if config.speculation.method not in WITH_DRAFT_MODEL:
+        return
+    if config.trainer.device == "npu":
+        yield Problem("drafter.device", f"speculation={config.speculation.method}, trainer.device=npu")
+    rollout = config.actor_rollout_ref.rollout
+    for key in RANKS:
+        if (size := rollout.get(key) or 1) > 1:
+            yield Problem("drafter.ranks", f"actor_rollout_ref.rollout.{key}={size}")
+    folder, model = Path(config.speculation.draft_model), Path(config.actor_rollout_ref.model.path).expanduser()
+    if to_be_built in folder.parents or to_be_built in model.absolute().parents:
+        return
+    key = f"speculation.draft_model={folder}"
+    if not (folder / "config.json").is_file():
+        yield Problem("drafter.missing", f"{key}: no config.json", _draft_maker(config))
+        return
+    yield from weights.find_problems(folder)
+    if (model / "config.json").is_file():  # else model_problems says so
+        yield from _unlike(key, _settings(folder), _settings(model), config)
+
+
+def _draft_maker(config: DictConfig) -> str | None:
+    return f"make it with python -m recipe.draft_model --assets {config.assets}" if "assets" in config else None
+
+
+def _settings(folder: Path) -> dict:
+    try:
+        return json.loads((folder / "config.json").read_text())
+    except ValueError:
+        return {}
+
+
+def _unlike(key: str, draft: dict, target: dict, config: DictConfig) -> Iterator[Problem]:
+    if (found := draft.get("vocab_size")) != (wanted := target.get("vocab_size")):
+        yield Problem("drafter.vocabulary", f"{key}: vocab_size={found}, the model's is {wanted}")
+    for name in HEADS:
+        if config.trainer.device == "cpu" and (found := draft.get(name)) != (wanted := target.get(name)):
+            yield Problem("drafter.heads", f"{key}: {name}={found}, the model's is {wanted}")
+    positions, prompt = draft.get("max_position_embeddings"), config.data.max_prompt_length
+    if (needed := prompt + config.speculation.num_speculative_tokens) > (positions or needed):
+        value = (
+            f"{key}: max_position_embeddings={positions}, num_speculative_tokens + data.max_prompt_length = {needed}"
+        )
+        yield Problem("drafter.positions", value)
 
 
 def history_problems(config: DictConfig, to_be_built: Path | None = None) -> Iterator[Problem]:

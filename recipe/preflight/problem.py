@@ -27,7 +27,13 @@ config.value | a value is of another type or range than expected | change it
 config.verl | verl refuses the config | correct what it names
 data.missing | no such file | make it with bash scripts/prepare_data.sh, or point the key at your own
 data.wrong_file | expected Parquet with data_source, prompt and reward_model | make it again
+drafter.device | vllm-ascend's own draft model has no switch | choose speculation=sam
+drafter.heads | vLLM's CPU attention plans both models' passes with the target's heads | distil one from the target
 drafter.load | vLLM would not load it | correct what the line names
+drafter.missing | there is no draft model | make it with python -m recipe.draft_model, or point the key at your own
+drafter.positions | it has no position for a draft token after the longest prompt | choose another
+drafter.ranks | a draft model is switched on one rank only | set it to 1, or choose speculation=sam
+drafter.vocabulary | drafts are token ids of the target | choose a draft model with the target's tokenizer
 environment.misspelt | nothing reads this variable | correct its name
 history.unusable | it cannot be written, is damaged or of another model | choose another speculation.history_path
 length.model | it is below the longest prompt and response | raise it

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from recipe.launch import source_patches
 from recipe.preflight.device_memory import longest_sequence
 from recipe.preflight.problem import Problem, first_line
+from sam.config import WITH_DRAFT_MODEL
 
 PLUGINS = "vllm.general_plugins"
 ASCEND_RUNNER = "vllm_ascend.worker.model_runner_v1.NPUModelRunner"
@@ -38,6 +39,8 @@ def _drafter(config: DictConfig) -> str:
     settings = _settings(config)
     if not (asked := settings.get("speculative_config")):
         return "none"
+    if config.speculation.method in WITH_DRAFT_MODEL:
+        return _draft_model()
     from vllm.config.speculative import SpeculativeConfig
     from vllm.v1.spec_decode.custom_class_proposer import create_custom_proposer
 
@@ -61,6 +64,22 @@ def _drafter(config: DictConfig) -> str:
     if config.trainer.device == "npu":
         by += f", which vllm_ascend.spec_decode calls {_ascend_state()}"
     return f"{type(made).__module__}.{type(made).__qualname__}, made by {by}"
+
+
+def _draft_model() -> str:
+    """By the door itself: a draft model is loaded with an engine only.
+
+    Raises:
+        RuntimeError: vLLM's processes would not open it.
+    """
+    from vllm.v1.spec_decode.draft_model import DraftModelProposer
+
+    from sam.vllm.trained.proposer import TrainedProposer
+
+    _check_plugin()
+    if not getattr(DraftModelProposer.__new__, "_sam", False):
+        raise RuntimeError("the plugin `sam` leaves vLLM's DraftModelProposer as it is (install vllm==0.23.0)")
+    return f"{TrainedProposer.__module__}.{TrainedProposer.__qualname__}, in place of vLLM's DraftModelProposer"
 
 
 def _check_ranks(config: DictConfig, settings: dict) -> None:

@@ -150,8 +150,7 @@ class Goodput:
         self._on = False
         self._costs: dict[tuple[int, int], np.ndarray] = {}  # by requests and context bucket
         self._steps: dict[tuple[int, int, int], float] = {}  # by requests, tokens and context bucket
-        self._running = self._observed_steps = 0
-        self._cool_down = self._declined = self._rejected = 0
+        self._running = self._observed_steps = self._cool_down = self._declined = self._rejected = 0
         self._chosen_expected = 0.0  # of the drafts last chosen, the tokens expected to be accepted
         self._expected = self._accepted = 0.0  # decaying sums over the steps with drafts
         self._unlearnt_ms = 0.0  # milliseconds of the steps since one was learnt from
@@ -197,6 +196,10 @@ class Goodput:
             self._cool_down = min(MAX_COOL_DOWN_STEPS, 1 << min(self._declined, 8)) - 1
             self._declined += 1
         return lengths
+
+    def step_ms(self, state: StepState) -> np.ndarray:
+        """float64 [n + 1]: milliseconds that a step with 0 to n draft tokens is thought to take."""
+        return self._cost(state)[0]
 
     def observe(self, state: StepState, drafted: int, accepted: int, milliseconds: float) -> None:
         """Compare acceptance with what was expected, and learn what the step took beyond the table."""

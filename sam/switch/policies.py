@@ -92,6 +92,7 @@ class PolicyRotation:
         self.counters["policy_index"] = number % len(self.policies)
         current = self.policies[self.counters["policy_index"]]
         self.plan, self.choose, self.observe = current.plan, current.choose, current.observe
+        self.step_ms = getattr(current, "step_ms", None)
 
 
 def make_policy(

@@ -4,7 +4,7 @@ import functools
 import sys
 from typing import Any
 
-from sam.config import SpeculationConfig
+from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
 
 
 def register() -> None:
@@ -22,6 +22,7 @@ def register() -> None:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     from sam.vllm import async_hooks
+    from sam.vllm.trained.proposer import open_draft_model
 
     runner_classes = [GPUModelRunner]
     if current_platform.is_cpu():
@@ -35,6 +36,7 @@ def register() -> None:
         runner_classes.append(CPUModelRunner)
     for runner_class in runner_classes:
         _after_load(runner_class, install)
+    open_draft_model()
     async_hooks.open_ngram_gpu(_async_proposer)
     async_hooks.skip_ngram_tensors()
     async_hooks.follow_switch(AsyncScheduler)
@@ -232,6 +234,7 @@ def check_installed(wanted: SpeculationConfig, status: dict[str, Any]) -> None:
         "ngram": "NgramProposer",
         "suffix": "SuffixDecodingProposer",
         "off": None,
+        **dict.fromkeys(WITH_DRAFT_MODEL, "TrainedProposer"),
     }
     expected = {"drafter": drafters[wanted.method], "verification": wanted.verification}
     for part, name in expected.items():

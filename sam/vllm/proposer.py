@@ -14,7 +14,7 @@ import numpy as np
 
 from sam.config import SpeculationConfig
 from sam.drafting import shape
-from sam.drafting.drafter import Drafter
+from sam.drafting.drafter import Drafter, Drafts
 from sam.history.client import HistoryClient
 from sam.record.engine_steps import accepted_tokens
 from sam.sharing.client import Client
@@ -43,22 +43,14 @@ class SamProposer:
     """
 
     def __init__(self, vllm_config):
-        config = SpeculationConfig.from_vllm(vllm_config) or SpeculationConfig()
+        config = self._effective(SpeculationConfig.from_vllm(vllm_config) or SpeculationConfig())
         self.num_speculative_tokens = vllm_config.speculative_config.num_speculative_tokens
         self.max_model_len = vllm_config.model_config.max_model_len
         graph_mode = warmup_cost.graph_mode(vllm_config)
         self.is_uniform = shape.is_uniform(config.draft_shape, graph_mode and graph_mode.name)
         self.policy = self._make_policy(config, vllm_config)
         self._sharing_seconds = config.sharing_interval_ms / 1e3
-        self.drafter = (SharingDrafter if config.sharing == "replicas" else Drafter)(
-            max_draft_tokens=self.num_speculative_tokens,
-            scope=config.scope,
-            history_tokens=config.history_tokens,
-            memory_budget_bytes=config.memory_budget_mib << 20,
-            corpus=Path(config.corpus) if config.corpus else None,
-            min_extra_match_len=config.min_extra_match_len,
-            cross_prompt=config.cross_prompt,
-        )
+        self.drafter = self._make_drafter(config)
         # One dictionary with the drafter's own: everything in it goes to the metrics.
         self.counters = self.drafter.counters
         self.policy.counters = self.counters
@@ -77,6 +69,22 @@ class SamProposer:
         self._steps_since_plan = 0
         self._steps_behind = 0  # steps since the drafter last saw the batch
         self.tracked: TrackedRequests | None = None
+
+    @classmethod
+    def _effective(cls, config: SpeculationConfig) -> SpeculationConfig:
+        """What this drafter goes by of the engine's settings."""
+        return config
+
+    def _make_drafter(self, config: SpeculationConfig) -> Drafter:
+        return (SharingDrafter if config.sharing == "replicas" else Drafter)(
+            max_draft_tokens=self.num_speculative_tokens,
+            scope=config.scope,
+            history_tokens=config.history_tokens,
+            memory_budget_bytes=config.memory_budget_mib << 20,
+            corpus=Path(config.corpus) if config.corpus else None,
+            min_extra_match_len=config.min_extra_match_len,
+            cross_prompt=config.cross_prompt,
+        )
 
     def _make_policy(self, config: SpeculationConfig, vllm_config) -> Policy:
         name, table = warmup_cost.policy_and_table(config, vllm_config)
@@ -202,6 +210,7 @@ class SamProposer:
         remaining = self.max_model_len - 1 - known[rows]
         budgets = np.clip(remaining, 0, plan.budget or self.num_speculative_tokens).astype(np.int32)
         proposed = self.drafter.step(ids, *appended, budgets, plan.min_acceptance)
+        proposed = self._drafts(state, plan, rows, ids, known, token_ids_cpu, proposed)
         if plan.budget == 0:
             return drafts  # nobody verifies these, but the calibration learns from them: text may have begun to repeat
         lengths = self.policy.choose(state, proposed.acceptance, proposed.offsets)
@@ -216,6 +225,10 @@ class SamProposer:
             self.counters["filled_draft_tokens"] += filled
             self.drafted = sum(map(len, drafts))
         return drafts
+
+    def _drafts(self, state, plan, rows, ids, known, token_ids_cpu, proposed: Drafts) -> Drafts:
+        """Another source's drafts beside those `proposed`."""
+        return proposed
 
     def _known_lengths(self, num_tokens_no_spec) -> np.ndarray | None:
         """Tokens of each row that are on the host; None if they are too few to draft from."""

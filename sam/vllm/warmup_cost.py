@@ -1,5 +1,6 @@
 """Step costs for the goodput policy of a vLLM engine: whose they are, from a file, or coarse ones of its own."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -85,7 +86,10 @@ def measure_at_warm_up(runner) -> None:
     def initialize_kv_cache(*args, **kwargs):
         result = initialize(*args, **kwargs)
         try:
-            policy.use_table(_coarse(runner), forward_only=True)
+            # A draft model's passes are timed by themselves: vLLM runs them with the target's.
+            with getattr(runner.drafter, "timing_target", contextlib.nullcontext)():
+                policy.use_table(_coarse(runner), forward_only=True)
+            getattr(runner.drafter, "measure_passes", lambda: None)()
         except Exception as error:
             logger.warning("no step costs measured at warm-up (%s): they are learnt from the first steps", error)
         return result

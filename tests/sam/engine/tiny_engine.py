@@ -56,6 +56,7 @@ def generate(
     threshold=1000,
     then=None,
     batch_invariant="auto",
+    speculation=None,
     **engine,
 ) -> SimpleNamespace:
     """Tokens and log-probabilities of every prompt, counters, and what is installed.
@@ -64,6 +65,7 @@ def generate(
         settings: keywords of SamplingParams, one for each prompt.
         observe: called with the model runner before the first request.
         then: called with the engine after the last one.
+        speculation: further keys of the section.
     """
     from vllm import LLM, SamplingParams
 
@@ -81,6 +83,7 @@ def generate(
                 "batch_size_threshold": threshold,
                 "step_cost": step_cost,
                 "batch_invariant": batch_invariant,
+                **(speculation or {}),
             }
         },
         disable_log_stats=False,

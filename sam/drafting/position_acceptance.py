@@ -1,0 +1,87 @@
+"""How often a trained drafter's tokens are accepted, by position of the draft and by request.
+
+Each position has the share of drafts whose token there was accepted, of those accepted up to there. A request's own
+share counts as soon as it has steps of its own: it is taken to be that of all requests until its counts outweigh
+`PRIOR` of them (shrinkage, as in sam.drafting.calibration).
+"""
+
+import numpy as np
+
+PRIOR = 8.0  # observations of a position that its share in all requests counts for, and the first guess there
+FIRST_GUESS = 0.7  # share accepted before anything is known: high, so that the drafter is tried
+FORGET = 1024.0  # observations after which a position's older half counts half
+KEPT_OVER_SYNC = 0.1  # of the counts, when the target's weights change: the drafter is tried again
+
+
+class PositionAcceptance:
+    """Counts what was accepted of a trained drafter's drafts.
+
+    Args:
+        num_speculative_tokens: positions of a draft.
+
+    Example:
+        >>> acceptance = PositionAcceptance(2)
+        >>> acceptance.expected(["a"]).round(2)
+        array([[0.7 , 0.49]])
+        >>> for _ in range(100):
+        ...     acceptance.drafted("a", length=10, tokens=[1, 2])
+        ...     _ = acceptance.compare("a", text=[0] * 10 + [1, 5])
+        >>> acceptance.expected(["a"]).round(2)
+        array([[1., 0.]])
+    """
+
+    def __init__(self, num_speculative_tokens: int):
+        self.num_speculative_tokens = num_speculative_tokens
+        self._all = np.zeros((2, num_speculative_tokens))  # observed, accepted
+        self._own: dict[str, np.ndarray] = {}
+        self._drafts: dict[str, tuple[int, list[int]]] = {}  # tokens before each draft, and its tokens
+
+    @property
+    def shares(self) -> np.ndarray:
+        """float64 [positions], share accepted at each position of the drafts accepted up to there."""
+        observed, accepted = self._all
+        return (accepted + PRIOR * FIRST_GUESS) / (observed + PRIOR)
+
+    def expected(self, request_ids) -> np.ndarray:
+        """float64 [requests, positions], probability that a token and all before it are accepted."""
+        shares = self.shares
+        nothing = np.zeros_like(self._all)
+        own = np.array([self._own.get(name, nothing) for name in request_ids]).reshape(-1, *nothing.shape)
+        return np.cumprod((own[:, 1] + PRIOR * shares) / (own[:, 0] + PRIOR), axis=1)
+
+    def drafted(self, request_id: str, length: int, tokens: list[int]) -> None:
+        """Remember a draft for a text of `length` tokens, whether it is verified or not."""
+        self._drafts[request_id] = length, tokens
+
+    def has_draft(self, request_id: str) -> bool:
+        """Whether a draft waits to be compared."""
+        return request_id in self._drafts
+
+    def compare(self, request_id: str, text) -> int:
+        """Compare a request's last draft with the text that followed; the number of its tokens that are in it."""
+        length, tokens = self._drafts.pop(request_id)
+        followed = text[length : length + len(tokens)]
+        own = self._own.setdefault(request_id, np.zeros_like(self._all))
+        right = 0
+        for token, sampled in zip(tokens, followed, strict=False):
+            for counts in (self._all, own):
+                counts[0, right] += 1
+                counts[1, right] += token == sampled
+                if counts[0, right] >= FORGET:
+                    counts[:, right] *= 0.5
+            if token != sampled:
+                break
+            right += 1
+        return right
+
+    def keep_only(self, request_ids) -> None:
+        """Forget all other requests."""
+        for known in (self._own, self._drafts):
+            for request_id in [name for name in known if name not in request_ids]:
+                del known[request_id]
+
+    def weights_updated(self) -> None:
+        """The target has new weights: what was accepted under the old ones says little."""
+        self._all *= KEPT_OVER_SYNC
+        self._own.clear()
+        self._drafts.clear()

@@ -1,0 +1,202 @@
+"""A draft model's forward passes over the requests that want them, and over the tokens that it missed.
+
+vLLM's DraftModelProposer loads the model and owns its KV cache. Its own passes read the tokens of the step that has
+just ended, so that it must run in every step. Here the first pass reads whatever the draft model has not written into
+its cache yet, and rows that want no draft are left out.
+"""
+
+import numpy as np
+import torch
+from vllm.config import CUDAGraphMode
+from vllm.forward_context import set_forward_context
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.spec_decode.draft_model import DraftModelProposer
+
+from sam.drafting.written_blocks import WrittenBlocks
+
+Span = tuple[int, int, int]
+"""A row of the batch, and the first and last-but-one token of its text that a pass reads."""
+
+
+def split(spans: list[Span], most: int) -> list[list[Span]]:
+    """Cut spans into passes of at most `most` tokens, in order; a long span goes on in the next pass.
+
+    Example:
+        >>> split([(0, 0, 3), (1, 2, 7)], most=5)
+        [[(0, 0, 3), (1, 2, 4)], [(1, 4, 7)]]
+    """
+    passes: list[list[Span]] = [[]]
+    room = most
+    for row, begin, end in spans:
+        while begin < end:
+            if room == 0:
+                passes.append([])
+                room = most
+            cut = min(end, begin + room)
+            passes[-1].append((row, begin, cut))
+            room -= cut - begin
+            begin = cut
+    return passes
+
+
+class DraftModelPasses(DraftModelProposer):
+    """vLLM's draft model, called for some rows in some steps.
+
+    Attributes:
+        written: what its KV cache holds; None before it is asked for the first time.
+    """
+
+    def _prepare(self, runner) -> None:
+        self.runner = runner
+        self.written: WrittenBlocks | None = None
+        self.is_measuring = False
+        self._kept_weights: dict[str, torch.Tensor] = {}
+
+    def _raise_if_padded_drafter_batch_disabled(self) -> None:
+        """vLLM's own passes need a padded batch; these take tokens from the host."""
+
+    def load_draft_model(self, target_model: torch.nn.Module) -> None:
+        """Load the weights; a copy stays on the host where sleeping would lose them.
+
+        Root cause: at sleep level 2, which verl uses, vLLM frees all weights, and the weight sync brings the target's
+        only. Symptom: the draft model drafts noise. Can go when vLLM reloads draft models on waking.
+        """
+        DraftModelProposer.load_model(self, target_model)
+        if self.vllm_config.model_config.enable_sleep_mode:
+            self._kept_weights = {name: value.to("cpu", copy=True) for name, value in self.model.state_dict().items()}
+
+    def restore(self) -> None:
+        """After a sleep or a weight sync: the weights are as loaded, and the KV cache holds nothing."""
+        for name, value in self.model.state_dict().items():
+            if name in self._kept_weights:
+                value.copy_(self._kept_weights[name])
+        if self.written is not None:
+            self.written.clear()
+
+    def dummy_run(self, num_tokens: int, *arguments, **keywords) -> None:
+        """vLLM's, to measure memory; nothing while the target alone is timed."""
+        if not self.is_measuring:
+            super().dummy_run(num_tokens, *arguments, **keywords)
+
+    def time_pass(self, num_tokens: int) -> None:
+        """One pass over `num_tokens` tokens with their logits, without attention, to its end."""
+        with (
+            torch.inference_mode(),
+            set_forward_context(
+                None, self.vllm_config, num_tokens=num_tokens, slot_mapping=self._get_slot_mapping(num_tokens)
+            ),
+        ):
+            self.model.compute_logits(self._hidden(num_tokens))
+        self.runner._sync_device()
+
+    def _hidden(self, num_tokens: int) -> torch.Tensor:
+        hidden = self.model(
+            input_ids=self.input_ids[:num_tokens], positions=self._get_positions(num_tokens), inputs_embeds=None
+        )
+        return hidden[:num_tokens]
+
+    def _table(self):
+        table = self.runner.input_batch.block_table[self.kv_cache_gid]
+        if self.written is None:
+            self.written = WrittenBlocks(table.block_size)
+        return table
+
+    def missing(self, request_ids: list[str], rows: list[int], lengths: np.ndarray, texts: np.ndarray) -> np.ndarray:
+        """Tokens that the first pass of each row reads: at least its last one.
+
+        Args:
+            request_ids: of the rows.
+            rows: rows of the model runner's batch.
+            lengths: int [rows], tokens of each text.
+            texts: int32 [batch, max_model_len], the batch's tokens.
+
+        Returns:
+            int64 [rows].
+        """
+        blocks = self._table().get_numpy_array()
+        found = [
+            self.written.written(name, texts[row, :length], blocks[row])
+            for name, row, length in zip(request_ids, rows, lengths.tolist(), strict=True)
+        ]
+        return lengths - np.minimum(found, lengths - 1)
+
+    @torch.inference_mode()
+    def draft(self, request_ids, rows, lengths, missing, texts, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Draft greedily, one token a pass.
+
+        Args:
+            request_ids, rows, lengths, texts: as in `missing`, which gave `missing`.
+            count: draft tokens of each row.
+
+        Returns:
+            int64 [rows, count], token ids; and bool [rows, count], whether each came from finite logits.
+        """
+        last = self._read(request_ids, rows, lengths, missing, texts)
+        tokens, finite = self._sample(last)
+        drafted, are_finite = [tokens], [finite]
+        for pass_ in range(count - 1):
+            ends = lengths + pass_ + 1
+            hidden = self._forward(np.asarray(rows), ends - 1, ends, tokens.to(torch.int32))
+            tokens, finite = self._sample(hidden)
+            drafted.append(tokens)
+            are_finite.append(finite)
+        return torch.stack(drafted, 1).cpu().numpy(), torch.stack(are_finite, 1).cpu().numpy()
+
+    def _read(self, request_ids, rows, lengths, missing, texts) -> torch.Tensor:
+        """Write what is missing; the hidden states at each row's last token, in the order of the rows."""
+        table = self._table()
+        blocks, names = table.get_numpy_array(), dict(zip(rows, request_ids, strict=True))
+        spans = [
+            (row, length - lacking, length)
+            for row, length, lacking in zip(rows, lengths.tolist(), missing.tolist(), strict=True)
+        ]
+        length_of, last = dict(zip(rows, lengths.tolist(), strict=True)), {}
+        for one in split(spans, self.max_num_tokens):
+            chosen, begins, ends = (np.array(column) for column in zip(*one, strict=True))
+            ids = np.concatenate([texts[row, begin:end] for row, begin, end in one]).astype(np.int32)
+            hidden = self._forward(chosen, begins, ends, torch.from_numpy(ids).to(self.device))
+            at = np.cumsum(ends - begins) - 1
+            for (row, begin, end), index in zip(one, at.tolist(), strict=True):
+                self.written.note(names[row], begin, end, blocks[row])
+                if end == length_of[row]:
+                    last[row] = hidden[index]
+        return torch.stack([last[row] for row in rows])
+
+    def _sample(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, tokens = self.model.compute_logits(hidden).max(dim=-1)
+        return tokens, torch.isfinite(values)
+
+    def _forward(self, rows: np.ndarray, begins: np.ndarray, ends: np.ndarray, ids: torch.Tensor) -> torch.Tensor:
+        """Hidden states of the tokens from `begins` to `ends` of each row, whose ids are `ids`, int32 [tokens]."""
+        table, counts = self._table(), ends - begins
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        total = int(starts[-1])
+        positions = np.arange(total) - np.repeat(starts[:-1] - begins, counts)
+        blocks = table.get_numpy_array()[np.repeat(rows, counts), positions // table.block_size]
+        slots = torch.from_numpy(blocks.astype(np.int64) * table.block_size + positions % table.block_size)
+        lengths, starts_cpu = torch.from_numpy(ends.astype(np.int32)), torch.from_numpy(starts)
+        metadata = CommonAttentionMetadata(
+            query_start_loc=starts_cpu.to(self.device),
+            query_start_loc_cpu=starts_cpu,
+            seq_lens=lengths.to(self.device),
+            _seq_lens_cpu=lengths,
+            _num_computed_tokens_cpu=torch.from_numpy(begins.astype(np.int32)),
+            seq_lens_cpu_upper_bound=lengths,
+            num_reqs=len(rows),
+            num_actual_tokens=total,
+            max_query_len=int(counts.max()),
+            max_seq_len=int(ends.max()),
+            block_table_tensor=torch.from_numpy(table.get_numpy_array()[rows]).to(self.device),
+            slot_mapping=slots.to(self.device),
+        )
+        _, of_layers = self.build_per_group_and_layer_attn_metadata(metadata)
+        self.input_ids[:total] = ids
+        self.positions[:total] = torch.from_numpy(positions).to(self.device)
+        with set_forward_context(
+            of_layers,
+            self.vllm_config,
+            num_tokens=total,
+            cudagraph_runtime_mode=CUDAGraphMode.NONE,
+            slot_mapping=self._get_slot_mapping(total, metadata.slot_mapping),
+        ):
+            return self._hidden(total)

@@ -1,0 +1,253 @@
+"""A draft model under the switch, alone (`draft_model`) or beside sam (`hybrid`).
+
+vLLM's method `draft_model` makes it: `open_draft_model` puts this class in the place of DraftModelProposer. Whatever
+goes wrong in the draft model, sam's drafts stay, and the tokens that come out are the same.
+"""
+
+import contextlib
+import logging
+import time
+from dataclasses import replace
+
+import numpy as np
+import torch
+from vllm.v1.spec_decode.draft_model import DraftModelProposer
+
+from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
+from sam.drafting.drafter import Drafts
+from sam.drafting.no_text import NoText
+from sam.drafting.position_acceptance import PositionAcceptance
+from sam.switch.draft_passes import PassCost, Passes, plan_passes
+from sam.vllm import warmup_cost
+from sam.vllm.proposer import SamProposer
+from sam.vllm.trained.passes import DraftModelPasses
+
+logger = logging.getLogger(__name__)
+
+COUNTERS = (
+    "draft_model_steps",
+    "draft_model_rests",
+    "draft_model_passes",
+    "draft_model_requests",
+    "draft_model_read_tokens",
+    "draft_model_drafted_tokens",
+    "draft_model_accepted_tokens",
+    "draft_model_errors",
+    "draft_model_invalid_drafts",
+)
+MAX_ERRORS = 8  # one after the other, after which the draft model rests until the next weight sync
+
+
+def open_draft_model() -> None:
+    """Let vLLM's `draft_model` make a TrainedProposer where speculation asks for a draft model.
+
+    Root cause: vLLM 0.23 takes no other class for a drafter with a model. Its own runs in every step, since it reads
+    the step's tokens only. Symptom: nothing can switch it off. Doing so twice changes nothing; engines without
+    `speculation` keep vLLM's own. Can go when vLLM lets a drafter of its users have a KV cache.
+    """
+    if getattr(DraftModelProposer.__new__, "_sam", False):
+        return
+
+    def make(cls, *arguments, **keywords):
+        vllm_config = arguments[0] if arguments else keywords["vllm_config"]
+        config = SpeculationConfig.from_vllm(vllm_config)
+        if cls is DraftModelProposer and config is not None and config.method in WITH_DRAFT_MODEL:
+            cls = TrainedProposer
+        return object.__new__(cls)
+
+    make._sam = True
+    DraftModelProposer.__new__ = make
+
+
+def check_ranks(parallel) -> None:
+    """Raise ValueError where an engine's ranks could not agree on when a draft model runs."""
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+        if (size := getattr(parallel, name, 1)) != 1:
+            raise ValueError(
+                f"{name}={size}: a draft model is switched on one rank only: set it to 1, or speculation=sam"
+            )
+
+
+class TrainedProposer(SamProposer, DraftModelPasses):
+    """A SamProposer whose drafts a draft model replaces where that pays.
+
+    An error of the draft model is counted in `counters["draft_model_errors"]` and logged once. It then rests for that
+    step, and after `MAX_ERRORS` in a row until the weights are updated.
+    """
+
+    def __init__(self, vllm_config, device, runner=None):
+        check_ranks(vllm_config.parallel_config)
+        DraftModelPasses.__init__(self, vllm_config, device, runner)
+        self._prepare(runner)
+        SamProposer.__init__(self, vllm_config)
+        config = SpeculationConfig.from_vllm(vllm_config)
+        self.min_match_len = config.min_match_len
+        self.pass_cost = PassCost(np.array([1, 65]), np.array([1.0, 2.0]))  # a guess: 64 tokens double a pass
+        self.acceptance = PositionAcceptance(self.num_speculative_tokens)
+        self.counters.update(dict.fromkeys(COUNTERS, 0))
+        self._errors_in_a_row = 0
+        self._drafting_ms = 0.0  # of the draft model, within the step being timed
+        self._steps_at_sync = 0
+        self._sampled: list[list[int]] = []
+        # Beyond it the draft model has no positions.
+        self._longest_text = min(self.max_model_len, self.draft_model_config.max_model_len)
+
+    def _make_drafter(self, config: SpeculationConfig):
+        if config.method == "hybrid":
+            return super()._make_drafter(config)
+        return NoText()
+
+    @classmethod
+    def _effective(cls, config: SpeculationConfig) -> SpeculationConfig:
+        """What is kept of text serves sam alone."""
+        if config.method == "hybrid":
+            return config
+        return replace(config, scope="group", history_path=None, sharing="none")
+
+    def load_model(self, target_model, *_arguments, **_keywords) -> None:
+        """Compile sam's kernels, and load the draft model."""
+        SamProposer.load_model(self)
+        self.load_draft_model(target_model)
+
+    def measure_passes(self) -> None:
+        """Time the draft model's passes for goodput, when the KV cache is there."""
+        most = min(self.max_num_tokens, 4 * self.max_batch_size)
+        self.pass_cost = PassCost(*warmup_cost.measured(self.time_pass, most, lambda number: number))
+
+    @contextlib.contextmanager
+    def timing_target(self):
+        """Within it vLLM's dummy runs leave the draft model out."""
+        self.is_measuring = True
+        try:
+            yield
+        finally:
+            self.is_measuring = False
+
+    def weights_updated(self) -> None:
+        """The target has new weights: its draft model is tried again."""
+        SamProposer.weights_updated(self)
+        steps = self.counters["draft_model_steps"]
+        if steps == self._steps_at_sync and self.counters["draft_model_rests"] and steps:
+            _warn_left_off(self.acceptance.shares)
+        self._steps_at_sync, self._errors_in_a_row = steps, 0
+        self.acceptance.weights_updated()
+        self.restore()
+
+    # vLLM hands over the tokens of the step first, and then what a draft model without a switch would read.
+    def prepare_next_token_ids_cpu(self, sampled_token_ids, *_unused):
+        """Keep the tokens that each row sampled, which `propose` is not given."""
+        self._sampled = sampled_token_ids
+
+    def prepare_inputs(self, common_attn_metadata, *_unused):
+        """Nothing: the passes take tokens from the host."""
+        return common_attn_metadata, torch.zeros(0, dtype=torch.int64, device=self.device)
+
+    def propose(self, **_unused) -> list[list[int]]:
+        """Draft as SamProposer does, from what the host knows."""
+        batch = self._runner.input_batch
+        return SamProposer.propose(self, self._sampled, batch.num_tokens_no_spec, batch.token_ids_cpu)
+
+    def _observe(self, now, state, emitted) -> None:
+        """The time of the draft model's passes is its own, not the step's."""
+        self._began += self._drafting_ms / 1e3
+        self._drafting_ms = 0.0
+        SamProposer._observe(self, now, state, emitted)
+
+    def _drafts(self, state, plan, rows, ids, known, token_ids_cpu, proposed: Drafts) -> Drafts:
+        """Of sam's drafts those that the draft model's replace, where that pays."""
+        self._learn(rows, ids, known, token_ids_cpu)
+        if plan.budget == 0 or self._errors_in_a_row >= MAX_ERRORS:
+            return proposed
+        began = time.perf_counter()
+        try:
+            return self._replaced(state, plan, rows, ids, known[rows], token_ids_cpu, proposed)
+        except Exception:
+            self._errors_in_a_row += 1
+            self.counters["draft_model_errors"] += 1
+            if self.counters["draft_model_errors"] == 1:
+                logger.exception("the draft model failed; drafts go on without it (logged once, then counted)")
+            return proposed
+        finally:
+            self._drafting_ms = (time.perf_counter() - began) * 1e3
+
+    def _learn(self, rows, ids, known, token_ids_cpu) -> None:
+        """Compare the last drafts with the text."""
+        for row, name in zip(rows, ids, strict=True):
+            if self.acceptance.has_draft(name):
+                right = self.acceptance.compare(name, token_ids_cpu[row, : known[row]].tolist())
+                self.counters["draft_model_accepted_tokens"] += right
+        running = self._runner.requests
+        self.acceptance.keep_only(running)
+        if self.written is not None:
+            self.written.keep_only(running)
+
+    def _replaced(self, state, plan, rows, ids, lengths, texts, proposed: Drafts) -> Drafts:
+        most = min(plan.budget, self.num_speculative_tokens)
+        room = np.clip(self._longest_text - 1 - lengths, 0, most)
+        expected = np.where(np.arange(most) < room[:, None], self.acceptance.expected(ids)[:, :most], 0.0)
+        missing = self.missing(ids, rows, lengths, texts)
+        rule = None if self.min_match_len is None else proposed.match_lengths < self.min_match_len
+        plan = plan_passes(self.policy, state, proposed, expected, missing, self.pass_cost, most, rule)
+        if plan.count == 0:
+            self.counters["draft_model_rests"] += 1
+            return proposed
+        tokens = self._run(plan, rows, ids, lengths, missing, texts)
+        return _replace(proposed, plan.wanted, tokens, room, expected)
+
+    def _run(self, plan: Passes, rows, ids, lengths, missing, texts) -> list[list[int]]:
+        """The drafts of the requests that want one, each cut before its first token that is none."""
+        chosen = np.flatnonzero(plan.wanted).tolist()
+        names = [ids[i] for i in chosen]
+        began = time.perf_counter()
+        drafted, finite = self.draft(
+            names, [rows[i] for i in chosen], lengths[chosen], missing[chosen], texts, plan.count
+        )
+        self.pass_cost.observe(plan.milliseconds, (time.perf_counter() - began) * 1e3)
+        valid = finite & (drafted >= 0) & (drafted < self._vocabulary())
+        usable = np.cumprod(valid, axis=1).sum(axis=1)
+        if not valid.all():
+            self._count_invalid(int((usable < plan.count).sum()))
+        tokens = [row[:length] for row, length in zip(drafted.tolist(), usable.tolist(), strict=True)]
+        for name, i, draft in zip(names, chosen, tokens, strict=True):
+            self.acceptance.drafted(name, int(lengths[i]), draft)
+        self._errors_in_a_row = 0
+        self.counters["draft_model_steps"] += 1
+        self.counters["draft_model_passes"] += plan.count
+        self.counters["draft_model_requests"] += len(chosen)
+        self.counters["draft_model_read_tokens"] += int(missing[chosen].sum())
+        self.counters["draft_model_drafted_tokens"] += sum(map(len, tokens))
+        return tokens
+
+    def _vocabulary(self) -> int:
+        return self._runner.model_config.get_vocab_size()
+
+    def _count_invalid(self, drafts: int) -> None:
+        if self.counters["draft_model_invalid_drafts"] == 0:
+            logger.warning("the draft model gave no token where one was expected: drafts end there (logged once)")
+        self.counters["draft_model_invalid_drafts"] += drafts
+
+
+def _replace(proposed: Drafts, wanted, tokens: list[list[int]], room, expected) -> Drafts:
+    """Sam's drafts, those of the `wanted` requests replaced by `tokens`, cut to the room that each has."""
+    pieces, acceptance, replaced = [], [], iter(tokens)
+    for i, own in enumerate(wanted):
+        if own:
+            draft = next(replaced)[: int(room[i])]
+            pieces.append(np.array(draft, np.int32))
+            acceptance.append(expected[i, : len(draft)].astype(np.float32))
+        else:
+            here = slice(proposed.offsets[i], proposed.offsets[i + 1])
+            pieces.append(proposed.token_ids[here])
+            acceptance.append(proposed.acceptance[here])
+    offsets = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]).astype(np.int64)
+    return Drafts(np.concatenate(pieces), offsets, np.concatenate(acceptance), proposed.match_lengths)
+
+
+def _warn_left_off(shares: np.ndarray) -> None:
+    if not getattr(_warn_left_off, "said", False):
+        _warn_left_off.said = True
+        logger.warning(
+            "the draft model was left off for a whole rollout: of its tokens %s are accepted by position, which does not "
+            "pay for its passes (said once; it is tried again after every weight sync)",
+            ", ".join(f"{share:.0%}" for share in shares),
+        )

@@ -1,0 +1,200 @@
+"""A draft model in a real engine: the same tokens with it, without it, after pauses, and whatever goes wrong in it."""
+
+import copy
+import logging
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from sam.switch.policy import Plan
+from tests.sam.engine.tiny_engine import generate, save_model
+
+pytestmark = pytest.mark.engine
+
+K, TOKENS = 3, 60
+TEXTS = [[1 + q, 7, 30 + 3 * q, 2, 9 + q, 40] * 4 for q in range(4)]
+PROMPTS = [text for text in TEXTS for _ in range(3)]
+SETTINGS = [{"temperature": 0.0 if i % 3 == 0 else 0.3, "max_tokens": TOKENS, "seed": i} for i in range(12)]
+SMALL = {"block_size": 16, "num_gpu_blocks_override": 48}  # of about 64 blocks that all requests need
+
+
+def save_draft_model(target, path):
+    """The target's first layer."""
+    config = copy.deepcopy(target.network.config)
+    config.num_hidden_layers = 1
+    config.layer_types = config.layer_types[:1]
+    network = type(target.network)(config)
+    network.load_state_dict(target.network.state_dict(), strict=False)
+    network.save_pretrained(path)
+    return SimpleNamespace(path=str(path), network=network.eval())
+
+
+def drafter_of(llm):
+    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.drafter
+
+
+def again(llm):
+    """The tokens of all requests once more."""
+    from vllm import SamplingParams
+
+    parameters = [SamplingParams(ignore_eos=True, detokenize=False, logprobs=2, **own) for own in SETTINGS]
+    outputs = llm.generate([{"prompt_token_ids": p} for p in PROMPTS], parameters, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+class Sometimes:
+    """A policy that asks for drafts in the steps that `pattern` names, of every ten."""
+
+    def __init__(self, pattern):
+        self.pattern, self.steps, self.counters = pattern, 0, {}
+
+    def plan(self, state):
+        self.steps += 1
+        return Plan(K if self.steps % 10 in self.pattern else 0)
+
+    def choose(self, state, acceptance, offsets):
+        return np.diff(offsets)
+
+    def observe(self, *_unused):
+        pass
+
+
+def recorded(llm, pattern):
+    """Tokens; every draft by the text before it; and counters, with drafts in some steps."""
+    drafter, drafts, missed = drafter_of(llm), {}, []
+    original, kept, before = drafter.draft, drafter.policy, dict(drafter.counters)
+
+    def draft(names, rows, lengths, missing, texts, count):
+        found = original(names, rows, lengths, missing, texts, count)
+        for row, length, tokens in zip(rows, lengths, found[0].tolist(), strict=True):
+            drafts[tuple(texts[row, :length].tolist())] = tokens
+        missed.extend(missing.tolist())
+        return found
+
+    drafter.draft, drafter.policy = draft, Sometimes(pattern)
+    try:
+        tokens = again(llm)
+    finally:
+        drafter.policy = kept
+        del drafter.draft
+    counters = {name: value - before[name] for name, value in drafter.counters.items()}
+    return SimpleNamespace(tokens=tokens, drafts=drafts, missed=missed, counters=counters)
+
+
+def broken(llm, how):
+    """Tokens and counters while the draft model does `how` in every pass."""
+    drafter, before = drafter_of(llm), None
+    before, model = dict(drafter.counters), drafter.model
+    compute = model.compute_logits
+
+    def compute_logits(hidden):
+        if how == "raises":
+            raise RuntimeError("broken on purpose")
+        logits = compute(hidden)
+        if how == "gives NaN":
+            return logits * torch.nan
+        return torch.nn.functional.pad(logits, (0, 5), value=1e9)  # ids beyond the vocabulary
+
+    model.compute_logits = compute_logits
+    try:
+        tokens = again(llm)
+    finally:
+        del model.compute_logits
+        drafter.weights_updated()
+    counters = {name: value - before[name] for name, value in drafter.counters.items()}
+    return SimpleNamespace(tokens=tokens, counters=counters)
+
+
+FAULTS = {
+    "raises": "draft_model_errors",
+    "gives NaN": "draft_model_invalid_drafts",
+    "gives ids out of range": "draft_model_invalid_drafts",
+}
+
+
+def run(target, draft, method):
+    seen = SimpleNamespace(log=[])
+    handler = logging.Handler()
+    handler.emit = lambda record: seen.log.append(record.getMessage())
+    logging.getLogger("sam.vllm.trained.proposer").addHandler(handler)
+
+    def then(llm):
+        seen.always = recorded(llm, range(10))
+        seen.paused = recorded(llm, (3, 4, 9))
+        seen.never = recorded(llm, ())
+        seen.broken = {how: broken(llm, how) for how in FAULTS}
+
+    settings = {"method": method, "draft_model": draft.path, "policy": "always", "cross_prompt": False}
+    engine = {"method": "draft_model", "model": draft.path, "num_speculative_tokens": K}
+    engine |= {"disable_padded_drafter_batch": True}
+    seen.first = generate(target, PROMPTS, SETTINGS, engine, speculation=settings, then=then, **SMALL)
+    logging.getLogger("sam.vllm.trained.proposer").removeHandler(handler)
+    return seen
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    target = save_model(tmp_path_factory.mktemp("model"), sharpness=12.0)
+    return target, save_draft_model(target, tmp_path_factory.mktemp("draft"))
+
+
+@pytest.fixture(scope="module")
+def results(models):
+    off = generate(models[0], PROMPTS, SETTINGS, speculation={"method": "off"}, **SMALL)
+    return {"off": off, **{method: run(*models, method) for method in ("draft_model", "hybrid")}}
+
+
+METHODS = pytest.mark.parametrize("method", ["draft_model", "hybrid"])
+
+
+@METHODS
+def test_identical_tokens_greedy_and_drawn(results, method):
+    off, on = results["off"], results[method]
+    assert on.first.installed["drafter"] == "TrainedProposer"
+    assert on.first.tokens == off.tokens and on.first.logprobs == off.logprobs
+    assert on.first.accepted > 100 and on.first.preemptions > 0
+    for one in (on.always, on.paused, on.never):
+        assert one.tokens == off.tokens
+        assert one.counters["draft_errors"] == one.counters["draft_model_errors"] == 0
+
+
+def test_drafts_after_a_pause_are_those_of_a_draft_model_that_never_paused(results, models):
+    always, paused = results["draft_model"].always, results["draft_model"].paused
+    common = always.drafts.keys() & paused.drafts.keys()
+    assert len(common) > 50 and max(paused.missed) > 5
+    assert all(always.drafts[text] == paused.drafts[text] for text in common)
+    for text in list(paused.drafts)[::5]:
+        ids = torch.tensor([text])
+        for token in paused.drafts[text]:
+            assert models[1].network(ids).logits[0, -1].argmax() == token
+            ids = torch.cat([ids, torch.tensor([[token]])], dim=1)
+
+
+def test_siblings_share_what_the_draft_model_has_read(results):
+    prompts = sum(map(len, PROMPTS))
+    paused = results["draft_model"].paused
+    # Blocks of shared prompts are read once, by whichever request comes first, but for those that start together.
+    assert min(paused.missed) >= 1 and paused.counters["draft_model_read_tokens"] < prompts + 12 * TOKENS
+
+
+@METHODS
+def test_no_pass_in_the_off_phase(results, method):
+    never = results[method].never
+    assert never.counters["draft_model_steps"] == never.counters["draft_model_passes"] == 0 and not never.drafts
+
+
+@METHODS
+@pytest.mark.parametrize("how", FAULTS)
+def test_a_broken_draft_model_changes_no_token(results, method, how):
+    found = results[method].broken[how]
+    assert found.tokens == results["off"].tokens
+    assert found.counters[FAULTS[how]] > 0 and found.counters["draft_errors"] == 0
+    assert found.counters["draft_model_accepted_tokens"] == 0
+
+
+@METHODS
+def test_a_fault_is_said_once(results, method):
+    said = [line for line in results[method].log if "draft model failed" in line or "gave no token" in line]
+    assert len(said) == 2
