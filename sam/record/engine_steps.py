@@ -54,6 +54,7 @@ class EngineSteps:
         drafted_at: int64 [num_speculative_tokens], drafts verified that were longer than the index.
         accepted_at: int64 [num_speculative_tokens], of these, the drafts whose token at the index was accepted.
         asynchronous: whether vLLM scheduled a step before it knew the tokens of the one before.
+        preemptions: requests that the scheduler turned out because the KV cache was full.
         counters: the drafter's totals since the engine started, by name.
 
     Columns that are left out are zeros; `end_s` is then that of steps without pauses.
@@ -86,6 +87,7 @@ class EngineSteps:
     drafted_at: np.ndarray = ()
     accepted_at: np.ndarray = ()
     asynchronous: bool = False
+    preemptions: int = 0
     counters: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -100,7 +102,7 @@ class EngineSteps:
             setattr(self, name, np.zeros(steps, dtype) if value is None else np.asarray(value, dtype))
         for name in HISTOGRAMS:
             setattr(self, name, np.asarray(getattr(self, name), np.int64))
-        self.asynchronous = bool(self.asynchronous)
+        self.asynchronous, self.preemptions = bool(self.asynchronous), int(self.preemptions)
 
     def __len__(self) -> int:
         return len(self.step_ms)
