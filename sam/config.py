@@ -151,7 +151,7 @@ class SpeculationConfig:
             check_rotation(self.policy_rotation)
         if self.method in WITH_DRAFT_MODEL and not self.draft_model:
             raise ValueError(
-                f"speculation.draft_model={self.draft_model}: speculation={self.method} needs a draft model: name its folder"
+                f"speculation.draft_model={self.draft_model}: speculation={self.method} needs one: name its folder"
             )
         if self.min_match_len is not None and (type(self.min_match_len) is not int or self.min_match_len < 0):
             raise ValueError(

@@ -231,8 +231,10 @@ def test_every_knob_named_exists():
 
 def emitted_metrics() -> set[str]:
     """Names under which a training step's rollout is logged: by running what logs them, on small arrays."""
-    from recipe.record.rollout_metrics import RolloutRecord
+    from recipe.record.rollout_metrics import RolloutRecord, routing_metrics
     from sam.history.client import COUNTERS as HISTORY
+    from sam.routing.meter import Meter
+    from sam.routing.policy import ContextPolicy, RoutingSettings
     from sam.sharing.client import COUNTERS as SHARING
     from sam.sharing.drafter import COUNTERS as SIBLINGS
     from sam.switch.goodput import Goodput
@@ -250,6 +252,8 @@ def emitted_metrics() -> set[str]:
     counters = {*goodput.counters, *PolicyRotation([goodput]).counters, *make_proposer().counters, *COUNTERS}
     names |= {f"rollout/drafter/{name}" for name in (*counters, *HISTORY, *SHARING, *SIBLINGS)}
     source = (ROOT / "recipe" / "trainer" / "dynamic_sampling.py").read_text()  # to import it takes verl
+    meter = Meter(ContextPolicy(RoutingSettings()))
+    names |= set(routing_metrics(meter.take(0.0)))
     return names | set(re.findall(r'"(rollout/[\w/]+)":', source))
 
 

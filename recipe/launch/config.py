@@ -109,7 +109,7 @@ def connect_routing(config: DictConfig) -> None:
     routing, rollout = config.routing, config.actor_rollout_ref.rollout
     if routing.policy not in ROUTING_POLICIES:
         raise ValueError(f"routing.policy={routing.policy!r}: expected one of {', '.join(ROUTING_POLICIES)}")
-    RoutingSettings(routing.chunk_tokens, routing.max_wait)
+    RoutingSettings(routing.chunk_tokens, routing.max_wait, ahead=routing.ahead)
     if type(routing.settle_ms) not in (int, float) or routing.settle_ms < 0:
         raise ValueError(f"routing.settle_ms={routing.settle_ms}: expected milliseconds, 0 or more")
     path = rollout.router_config_path

@@ -22,6 +22,7 @@ ROLES = {
     "VLLM::EngineCore": "the vLLM engine",
     "VLLM::Worker": "a worker of vLLM",
     "ray::SpeculationServer": "a rollout server",
+    "ray::ContextRouter": "the router",
     "ray::SessionWorker": "a worker of the trainer",
     "ray::WorkerDict": "a worker of the trainer",
     "ray::TaskRunner": "the trainer",

@@ -47,6 +47,7 @@ class RolloutRecord:
             "rollout/spec_verify_steps": verified,
             "rollout/switch_on_share": total("drafting") / steps,
             "rollout/asynchronous_scheduling": float(all(part.asynchronous for part in self.replicas)),
+            "rollout/preemptions": float(sum(part.preemptions for part in self.replicas)),
             "rollout/running_requests/max": float(max(part.running.max(initial=0) for part in self.replicas)),
         }
         values |= self._timeline() | self._rounds(rounds) | self._graphs()
@@ -102,6 +103,11 @@ class RolloutRecord:
         at = np.searchsorted(ends, ends[-1] * np.arange(1, 10) / 10)
         running = self.replicas[0].running[at]
         return {f"rollout/running_requests/at_{10 * (i + 1)}_percent": float(n) for i, n in enumerate(running)}
+
+
+def routing_metrics(figures: dict[str, float]) -> dict[str, float]:
+    """For wandb, of what sam.routing.meter.Meter.take gave."""
+    return {f"rollout/routing/{name}": value for name, value in figures.items()}
 
 
 def token_milliseconds(steps: EngineSteps) -> float:

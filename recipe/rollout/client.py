@@ -40,6 +40,10 @@ class RoutedClient(LLMServerClient):
     def _release_server(self, server_id: str, request_id: str | None = None) -> None:
         """Done by `generate`: only the last chunk releases."""
 
+    def describe(self, prompt_ids: list[int], sampling_params: dict[str, Any], limit: int) -> dict[str, Any]:
+        """What the router is told of a new request: arguments of ContextRouter.acquire_server."""
+        return {"group": group_of(prompt_ids), "prompt_tokens": len(prompt_ids), "limit": limit}
+
     async def generate(
         self, request_id, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
     ) -> TokenOutput:
@@ -51,7 +55,7 @@ class RoutedClient(LLMServerClient):
         chunk = self.config.routing.chunk_tokens
         if chunk is None or chunk >= limit or any(sampling_params.get(key) for key in UNDIVIDED):
             chunk = limit
-        about = {"group": group_of(prompt_ids), "prompt_tokens": len(prompt_ids), "limit": limit}
+        about = self.describe(prompt_ids, sampling_params, limit)
         self._acquire_with[name] = {**about, "conversation": request_id}
         joined, emitted, died, failures = None, None, None, 0
         try:

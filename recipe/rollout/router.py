@@ -41,11 +41,13 @@ class ContextRouter:
 
     Args:
         servers: server id -> actor handle of recipe.rollout.server.SpeculationServer.
-        config: the file's content: chunk_tokens, max_wait, lookahead_tokens, settle_ms, log.
+        config: the file's content: chunk_tokens, max_wait, lookahead_tokens, ahead, settle_ms, log.
     """
 
     def __init__(self, servers: dict[str, Any], config: dict[str, Any]):
-        settings = RoutingSettings(*(config[name] for name in ("chunk_tokens", "max_wait", "lookahead_tokens")))
+        settings = RoutingSettings(
+            *(config[name] for name in ("chunk_tokens", "max_wait", "lookahead_tokens", "ahead"))
+        )
         self._log = LoggedPolicy(settings, Path(config["log"]))
         self._settle_seconds = config["settle_ms"] / 1e3
         self._servers = dict(servers)
@@ -76,6 +78,7 @@ class ContextRouter:
         group: str | None = None,
         prompt_tokens: int | None = None,
         limit: int | None = None,
+        expected: int | None = None,
         conversation: str | None = None,
         emitted: int | None = None,
         failed_server: str | None = None,
@@ -84,6 +87,7 @@ class ContextRouter:
 
         Args:
             prompt_ids, sampling_params: of verl's own client, instead of group, prompt_tokens and limit.
+            expected: tokens that responses of its group will have, where they are known beforehand.
             conversation: equal for all turns of an agent loop, which `request_id` is with verl's own client; the next
                 turn goes back to its replica if there is room.
             emitted: tokens of the request's last chunk; None: it is new.
@@ -109,7 +113,7 @@ class ContextRouter:
                 limit = (sampling_params or {}).get("max_tokens") or self._longest - prompt_tokens
             conversation = self._conversation_of[name] = conversation or request_id
             near = self._last_server.get(conversation)
-            self._log.event("arrive", name, group, prompt_tokens, limit, 0, None, near)
+            self._log.event("arrive", name, group, prompt_tokens, limit, 0, expected, near)
             self._expect_more()
         future = self._waiting[name] = asyncio.get_running_loop().create_future()
         self._start_waiting()
@@ -164,6 +168,10 @@ class ContextRouter:
             "waiting": policy.waiting,
             **policy.counters,
         }
+
+    def take_metrics(self) -> dict[str, float]:
+        """Figures of what was routed since the last call, as sam.routing.meter.Meter.take names them."""
+        return self._log.take_metrics()
 
     def clear_sticky_cache(self) -> dict:
         """Forget where conversations ran; a chunk's way back is weighed every time."""

@@ -10,7 +10,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-from recipe.record.rollout_metrics import RolloutRecord
+from recipe.record.rollout_metrics import RolloutRecord, routing_metrics
 from recipe.record.run_directory import RunRecord
 from recipe.rollout import router
 from recipe.rollout.client import RoutedClient
@@ -83,6 +83,7 @@ class DapoTrainer(PPOTrainerSync):
         self._training = True
         self._prompts_dispatched = 0
         self._collect_rollout()  # forgets what validation left
+        self._take_routing()
         super().on_step_begin()
 
     def on_sample_end(self):
@@ -92,6 +93,7 @@ class DapoTrainer(PPOTrainerSync):
         self.record.write_engine_steps(self.global_steps, engine_record)
         threshold = int(self.config.speculation.batch_size_threshold)
         self._rollout_metrics = engine_record.metrics(threshold, self.replay_buffer.last_step.rounds)
+        self._rollout_metrics |= self._take_routing()
         super().on_sample_end()
 
     def on_step_end(self):
@@ -121,6 +123,13 @@ class DapoTrainer(PPOTrainerSync):
         self.record.start(self.global_steps + 1)
         super().fit(agent_loop_manager)
         self.record.finish(time.time() - started)
+
+    def _take_routing(self) -> dict[str, float]:
+        """What the recipe's router did since the last call, as metrics."""
+        if self.config.routing.policy != "context":
+            return {}
+        figures = ray.get(self.llm_server_manager.global_load_balancer.take_metrics.remote())
+        return routing_metrics(figures)
 
     def _collect_rollout(self) -> RolloutRecord:
         servers = [replica.servers[0] for replica in self.llm_server_manager.get_replicas()]

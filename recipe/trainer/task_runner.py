@@ -69,15 +69,21 @@ def ray_arguments(config: DictConfig, temporary: str) -> dict:
     return {**arguments, "_temp_dir": temporary}
 
 
-def run_in_ray(config: DictConfig, runtime_env: dict, temporary: str) -> None:
-    """Connect to Ray as the config and RAY_ADDRESS say, or start it, and train there."""
+def start_ray(config: DictConfig, runtime_env: dict, temporary: str, modules: list[str], **more) -> None:
+    """Connect to Ray as the config and RAY_ADDRESS say, or start it; on a CPU its processes are forked from one that
+    has imported `modules`. `more`: further arguments of ray.init."""
     arguments = ray_arguments(config, temporary)
     own = {key: value for key, value in (arguments.pop("runtime_env", None) or {}).items() if value is not None}
     env_vars = {**runtime_env["env_vars"], **(own.get("env_vars") or {})}
     runtime_env = {**runtime_env, **own, "env_vars": env_vars}
     if config.trainer.device == "cpu" and not os.environ.get("RAY_ADDRESS"):
-        python = fork_server.start(Path(temporary).parent, IMPORTED_ONCE, env_vars)
+        python = fork_server.start(Path(temporary).parent, modules, env_vars)
         env_vars[fork_server.EXECUTABLE] = str(python)
         runtime_env["py_executable"] = str(python)
-    ray.init(**arguments, runtime_env=runtime_env)
+    ray.init(**arguments, runtime_env=runtime_env, **more)
+
+
+def run_in_ray(config: DictConfig, runtime_env: dict, temporary: str) -> None:
+    """Train in Ray."""
+    start_ray(config, runtime_env, temporary, IMPORTED_ONCE)
     ray.get(TaskRunner.remote().run.remote(config))

@@ -56,6 +56,7 @@ class EngineSteps:
         accepted_at: int64 [num_speculative_tokens], of these, the drafts whose token at the index was accepted.
         asynchronous: whether vLLM scheduled a step before it knew the tokens of the one before.
         has_graphs: whether the engine has graphs to replay; False also where that was not recorded.
+        preemptions: requests that the scheduler turned out because the KV cache was full.
         counters: the drafter's totals since the engine started, by name.
 
     Columns that are left out are zeros; `end_s` is then that of steps without pauses.
@@ -90,6 +91,7 @@ class EngineSteps:
     accepted_at: np.ndarray = ()
     asynchronous: bool = False
     has_graphs: bool = False
+    preemptions: int = 0
     counters: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -105,6 +107,7 @@ class EngineSteps:
         for name in HISTOGRAMS:
             setattr(self, name, np.asarray(getattr(self, name), np.int64))
         self.asynchronous, self.has_graphs = bool(self.asynchronous), bool(self.has_graphs)
+        self.preemptions = int(self.preemptions)
 
     def __len__(self) -> int:
         return len(self.step_ms)

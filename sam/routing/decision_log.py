@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
+from sam.routing.meter import Meter
 from sam.routing.policy import ContextPolicy, Placement, RoutingSettings
 
 EVENTS = ("add_replica", "remove_replica", "arrive", "proceed", "finish", "abort")
@@ -14,12 +15,14 @@ EVENTS = ("add_replica", "remove_replica", "arrive", "proceed", "finish", "abort
 class LoggedPolicy:
     """A ContextPolicy that appends a JSON line for every event and decision to a file.
 
-    A line is [seconds since the epoch, name, arguments ...]; the first is [.., "settings", {..}]. A decision is
-    [.., "decide", settled, [[request, replica, tokens], ..]] and is written where something starts.
+    `meter` counts what they come to. A line is [seconds since the epoch, name, arguments ...]; the first is
+    [.., "settings", {..}]. A decision is [.., "decide", settled, [[request, replica, tokens], ..]] and is written where
+    something starts.
     """
 
     def __init__(self, settings: RoutingSettings, path: Path):
         self.policy = ContextPolicy(settings)
+        self.meter = Meter(self.policy)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a", encoding="utf-8")
         self._write("settings", asdict(settings))
@@ -27,18 +30,24 @@ class LoggedPolicy:
     def event(self, name: str, *arguments) -> object:
         """Tell the policy of an event: one of EVENTS with the arguments of its method."""
         result = getattr(self.policy, name)(*arguments)
-        self._write(name, *arguments)
+        self.meter.event(self._write(name, *arguments), name, arguments[0])
         return result
 
     def decide(self, settled: bool) -> list[Placement]:
         """The policy's decisions."""
         if placements := self.policy.decide(settled):
-            self._write("decide", settled, placements)
+            self.meter.decided(self._write("decide", settled, placements), placements)
         self._file.flush()
         return placements
 
-    def _write(self, *entry) -> None:
-        self._file.write(json.dumps([round(time.time(), 4), *entry], separators=(",", ":")) + "\n")
+    def take_metrics(self) -> dict[str, float]:
+        """Meter.take of what has happened since the last call."""
+        return self.meter.take(time.time())
+
+    def _write(self, *entry) -> float:
+        now = time.time()
+        self._file.write(json.dumps([round(now, 4), *entry], separators=(",", ":")) + "\n")
+        return now
 
 
 def replay(lines: Iterable[str]) -> int:

@@ -1,7 +1,7 @@
 """The context-aware routing policy: probe first, longest first, no more than the KV cache holds.
 
-After Seer (arXiv 2511.14617): one request of each group runs ahead as a probe; the lengths of a group's finished responses
-say what is expected of the others; groups of which more is expected start earlier, so that no long response
+After Seer (arXiv 2511.14617): one request of each group runs ahead as a probe; the lengths of a group's finished
+responses say what is expected of the others; groups of which more is expected start earlier, so that no long response
 is left for the end. The policy knows no clock, no Ray and no engine: it is told events and says which waiting request
 starts at which replica. Equal events give equal decisions, so that a log of events replays.
 """
@@ -35,6 +35,8 @@ class RoutingSettings:
         chunk_tokens: tokens of a response that are generated before it is routed anew; None: all of them.
         max_wait: admissions after which a request that waits goes before all others.
         lookahead_tokens: tokens beyond its text that an engine reserves KV cache for, as drafts.
+        ahead: requests that a replica is given beyond its slots, once no replica has a free one: they wait in the
+            engine, which then fills a slot in the step after it became free, instead of a message's way later.
 
     Raises:
         ValueError: names the key and what is expected.
@@ -43,12 +45,13 @@ class RoutingSettings:
     chunk_tokens: int | None = None
     max_wait: int = 65536
     lookahead_tokens: int = 0
+    ahead: int = 0
 
     def __post_init__(self) -> None:
         chunk = self.chunk_tokens
         if chunk is not None and (type(chunk) is not int or chunk < 1):
             raise ValueError(f"routing.chunk_tokens={chunk}: expected an integer of at least 1, or null for no chunks")
-        for name, least in (("max_wait", 1), ("lookahead_tokens", 0)):
+        for name, least in (("max_wait", 1), ("lookahead_tokens", 0), ("ahead", 0)):
             if type(value := getattr(self, name)) is not int or value < least:
                 raise ValueError(f"routing.{name}={value}: expected an integer of at least {least}")
 
@@ -91,6 +94,14 @@ class ContextPolicy:
         """Requests that run at each replica."""
         return {name: len(replica.running) for name, replica in self._replicas.items()}
 
+    def slots(self) -> tuple[int, int]:
+        """Slots in which requests run, and all slots."""
+        busy = total = 0
+        for replica in self._replicas.values():
+            busy += min(len(replica.running), replica.slots)
+            total += replica.slots
+        return busy, total
+
     def where(self, request: str) -> str | None:
         """The replica at which a request runs; None if it waits, is unknown, or its replica was removed."""
         found = self._requests.get(request)
@@ -105,7 +116,8 @@ class ContextPolicy:
         if kv_tokens < 1 or slots < 1:
             raise ValueError(f"replica {name}: {kv_tokens} tokens of KV cache, {slots} slots: expected 1 or more")
         self.remove_replica(name)
-        self._replicas[name] = replica = Replica(name, self._replicas_seen, kv_tokens, slots, block_tokens)
+        sizes = kv_tokens, slots, block_tokens, self.settings.ahead
+        self._replicas[name] = replica = Replica(name, self._replicas_seen, *sizes)
         self._replicas_seen += 1
         self._by_load.push(replica, len(self._replicas))
 
@@ -202,10 +214,11 @@ class ContextPolicy:
         if own is not None and own.fits(need) and not _should_move(request, own, least):
             return own
         if home is not None and home.fits(need) and home.load <= least.load + 1 / NEAR:
-            return home
+            if home.has_slot or not least.has_slot:
+                return home
         if least.fits(need):
             return least
-        self.counters["held_by_kv"] += len(least.running) < least.slots
+        self.counters["held_by_kv"] += least.has_slot
         return None
 
     def _need(self, request: Request) -> int:

@@ -12,7 +12,8 @@ class Replica:
         kv_tokens: tokens that its KV cache holds.
         slots: requests that run at once (vLLM's max_num_seqs).
         block_tokens: tokens of a block of the KV cache.
-        running: names of the requests that run there.
+        ahead: requests beyond its slots that it is given to wait there.
+        running: names of the requests that run there, or wait there for a slot.
         reserved: tokens of KV cache, in whole blocks, that these need to the end of their chunks.
     """
 
@@ -21,6 +22,7 @@ class Replica:
     kv_tokens: int
     slots: int
     block_tokens: int = 16
+    ahead: int = 0
     running: set[str] = field(default_factory=set)
     reserved: int = 0
     alive: bool = True
@@ -32,9 +34,14 @@ class Replica:
     def fits(self, tokens: int) -> bool:
         """Whether a request that needs `tokens` to the end of its chunk has a slot and KV cache; alone it always fits,
         since vLLM itself refuses a max_model_len that its cache cannot hold."""
-        if not self.alive or len(self.running) >= self.slots:
+        if not self.alive or len(self.running) >= self.slots + self.ahead:
             return False
         return not self.running or self.reserved + self.blocks(tokens) <= self.kv_tokens
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether a request that comes would run at once."""
+        return len(self.running) < self.slots
 
     @property
     def load(self) -> float:

@@ -60,12 +60,14 @@ class StepRecorder:
             accepted_at=self._accepted_at,
             asynchronous=getattr(self._runner, "use_async_scheduling", False),
             has_graphs=warmup_cost.graph_mode(self._runner.vllm_config) not in (None, CUDAGraphMode.NONE),
+            preemptions=self._preemptions,
             counters=dict(getattr(drafter, "counters", {})),
         )
         self._clear()
         return steps
 
     def _clear(self) -> None:
+        self._preemptions = 0
         self._rows: list[tuple] = []  # in the order of EngineSteps' columns
         self._position_steps, self._position_emitted = np.zeros((2, self._positions), dtype=np.int64)
         self._drafted_at, self._accepted_at = np.zeros((2, self._draft_length), dtype=np.int64)
@@ -84,6 +86,7 @@ class StepRecorder:
         def execute_model(scheduler_output, *args, **kwargs):
             self._start = time.perf_counter()
             self._scheduled = scheduler_output
+            self._preemptions += len(getattr(scheduler_output, "preempted_req_ids", None) or ())
             self._switch_on = getattr(getattr(self._runner, "drafter", None), "switch_on", None)
             result = function(scheduler_output, *args, **kwargs)
             self._forward = time.perf_counter() - self._start

@@ -247,7 +247,7 @@ def _warn_left_off(shares: np.ndarray) -> None:
     if not getattr(_warn_left_off, "said", False):
         _warn_left_off.said = True
         logger.warning(
-            "the draft model was left off for a whole rollout: of its tokens %s are accepted by position, which does not "
-            "pay for its passes (said once; it is tried again after every weight sync)",
+            "the draft model was left off for a whole rollout: of its tokens %s are accepted by position, which does "
+            "not pay for its passes (said once; it is tried again after every weight sync)",
             ", ".join(f"{share:.0%}" for share in shares),
         )

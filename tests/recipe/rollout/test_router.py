@@ -22,7 +22,7 @@ def server(**changed):
 
 
 def router(tmp_path, servers=("a",), **config) -> ContextRouter:
-    settings = {"chunk_tokens": None, "max_wait": 1000, "lookahead_tokens": 0, "settle_ms": 1}
+    settings = {"chunk_tokens": None, "max_wait": 1000, "lookahead_tokens": 0, "ahead": 0, "settle_ms": 1}
     return ContextRouter({name: server() for name in servers}, settings | config | {"log": tmp_path / "routing.jsonl"})
 
 

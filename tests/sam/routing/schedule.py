@@ -14,10 +14,11 @@ class World:
     Args:
         chunk_tokens, max_wait: of the policy.
         sizes: KV tokens and slots of each replica.
+        ahead: of the policy.
     """
 
-    def __init__(self, chunk_tokens: int | None, max_wait: int, sizes: list[tuple[int, int]]):
-        self.policy = ContextPolicy(RoutingSettings(chunk_tokens, max_wait))
+    def __init__(self, chunk_tokens: int | None, max_wait: int, sizes: list[tuple[int, int]], ahead: int = 0):
+        self.policy, self.ahead = ContextPolicy(RoutingSettings(chunk_tokens, max_wait, ahead=ahead)), ahead
         self.sizes = {f"r{i}": size for i, size in enumerate(sizes)}
         self.alive = {}
         self.lengths, self.prompts, self.generated = {}, {}, {}
@@ -71,7 +72,7 @@ class World:
         for name in self.alive:
             held = [(self.prompts[r] + self.generated[r] + n) for r, (at, n) in self.running.items() if at == name]
             tokens, slots = self.sizes[name]
-            assert len(held) <= slots
+            assert len(held) <= slots + self.ahead
             assert len(held) == 1 or sum(-(-n // BLOCK) * BLOCK for n in held) <= tokens
         return len(placements)
 

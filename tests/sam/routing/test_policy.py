@@ -121,6 +121,14 @@ def test_a_request_larger_than_the_cache_runs_alone():
     assert started(made) == ["0.1"]
 
 
+def test_a_replica_is_given_requests_ahead_once_no_slot_is_free_anywhere():
+    made = policy(slots=2, replicas=2, ahead=1)
+    arrive(made, groups=1, samples=8)
+    placed = [placement.replica for placement in made.decide()]
+    assert sorted(placed[:4]) == ["r0", "r0", "r1", "r1"] and sorted(placed[4:]) == ["r0", "r1"]
+    assert made.slots() == (4, 4) and made.counters["held_by_kv"] == 0
+
+
 def test_who_has_waited_for_max_wait_admissions_goes_first():
     def position(max_wait: int) -> int:
         made = policy(slots=1, max_wait=max_wait)
@@ -193,9 +201,10 @@ def test_equal_events_give_equal_decisions():
     chunk=st.sampled_from([None, 1, 8, 64]),
     max_wait=st.sampled_from([1, 5, 1000]),
     sizes=st.sampled_from([[(62, 2)], [(96, 3), (62, 2)], [(16, 1), (399, 6), (64, 2)]]),
+    ahead=st.sampled_from([0, 2]),
 )
-def test_no_request_is_lost_doubled_or_left_waiting(script, chunk, max_wait, sizes):
-    world = World(chunk, max_wait, sizes)
+def test_no_request_is_lost_doubled_or_left_waiting(script, chunk, max_wait, sizes, ahead):
+    world = World(chunk, max_wait, sizes, ahead)
     play(world, script)
     world.drain()
     assert world.policy.entries <= 7 * 64 + len(sizes)

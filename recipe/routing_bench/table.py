@@ -1,0 +1,56 @@
+"""The results of recipe.routing_bench: medians and ranges over the rounds, each beside verl's in the same round."""
+
+import numpy as np
+
+from recipe.routing_bench.rollout import Rollout
+
+
+def rows(rounds: list[dict[str, Rollout]], reference: str) -> list[dict]:
+    """One row for each variant.
+
+    `speedup`: the reference's seconds over its own; `tail`: its tail seconds over the reference's; medians of the
+    rounds, with the range. `identical`: whether all its responses are the reference's, token for token.
+    """
+    found = []
+    for name in rounds[0]:
+        pairs = [(one[name], one[reference]) for one in rounds]
+        ratios = [base.seconds / own.seconds for own, base in pairs]
+        tails = [own.tail_seconds / max(1e-9, base.tail_seconds) for own, base in pairs]
+        row = {
+            "variant": name,
+            "speedup": _middle(ratios),
+            "speedup_range": _range(ratios),
+            "tail": _middle(tails),
+            "tail_range": _range(tails),
+            "identical": all(own.responses == base.responses for own, base in pairs),
+        }
+        for number in ("seconds", "tail_seconds", "start_to_end_seconds", "idle_share"):
+            row[number] = _middle([getattr(own, number) for own, _ in pairs])
+        row["moves"] = sum(own.status.get("moves", 0) for own, _ in pairs)
+        found.append(row)
+    return found
+
+
+def as_text(table: list[dict], reference: str) -> str:
+    """Lay out the rows."""
+    lines = [
+        f"{'variant':28} {'seconds':>8} {'over ' + reference:>10} {'(range)':>14} {'tail s':>7} {'of its tail':>11} "
+        f"{'(range)':>12} {'idle slots':>10} {'moves':>6} identical tokens"
+    ]
+    for row in table:
+        low, high = row["speedup_range"]
+        tail_low, tail_high = row["tail_range"]
+        lines.append(
+            f"{row['variant']:28} {row['seconds']:8.2f} {row['speedup']:9.2f}x ({low:.2f}-{high:.2f}) "
+            f"{row['tail_seconds']:10.2f} {row['tail']:10.2f}x ({tail_low:.2f}-{tail_high:.2f}) "
+            f"{row['idle_share']:9.0%} {row['moves']:6} {'yes' if row['identical'] else 'NO'}"
+        )
+    return "\n".join(lines)
+
+
+def _middle(values: list[float]) -> float:
+    return round(float(np.median(values)), 4)
+
+
+def _range(values: list[float]) -> list[float]:
+    return [round(min(values), 4), round(max(values), 4)]

@@ -1,0 +1,116 @@
+"""Real Ray actors are killed under the recipe's router and client: servers, and the router itself."""
+
+import asyncio
+import os
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+pytestmark = pytest.mark.e2e
+ray = pytest.importorskip("ray")
+ROOT = Path(__file__).parents[3]
+LENGTH, CHUNK = 64, 16
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    folder = tempfile.mkdtemp(prefix="ray-")  # short: Ray's sockets lie below
+    os.environ["RAY_AUTH_MODE"] = "disabled"  # or Ray leaves a token in HOME
+    ray.init(
+        num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20, _temp_dir=folder,
+        runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
+    )  # fmt: skip
+    yield
+    ray.shutdown()
+    del os.environ["RAY_AUTH_MODE"]
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class Server:
+    """Emits, token by token, what the seed and the position say, as exact sampling does."""
+
+    async def generate(self, request_id, prompt_ids, sampling_params, **_):
+        from verl.workers.rollout.replica import TokenOutput
+
+        from sam.vllm.runner_hooks import GENERATED
+
+        given = sampling_params["extra_args"][GENERATED]
+        end = min(given + sampling_params["max_tokens"], LENGTH)
+        for _ in range(given, end):
+            await asyncio.sleep(0.005)
+        tokens = [token(sampling_params["seed"], position) for position in range(given, end)]
+        return TokenOutput(token_ids=tokens, stop_reason="length", extra_fields={"global_steps": 0})
+
+    def routing_limits(self):
+        return {"kv_tokens": 4096, "block_tokens": 16, "slots": 4, "max_model_len": 512}
+
+    def pid(self):
+        return os.getpid()
+
+
+def token(seed: int, position: int) -> int:
+    return 1 + (seed * 7919 + position * 104729) % 1000
+
+
+def start(folder: Path):
+    """Two servers, the router and a client."""
+    from recipe.rollout.client import RoutedClient
+    from recipe.rollout.router import ContextRouterActor
+
+    servers = {name: ray.remote(Server).options(num_cpus=0).remote() for name in ("a", "b")}
+    settings = {"chunk_tokens": CHUNK, "max_wait": 1000, "lookahead_tokens": 0, "ahead": 1, "settle_ms": 1}
+    router = ContextRouterActor.remote(servers, settings | {"log": str(folder / "routing.jsonl")})
+    rollout = {"name": "vllm", "max_model_len": 128, "prompt_length": 64, "response_length": LENGTH}
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "routing": {"chunk_tokens": CHUNK}})
+    return servers, router, RoutedClient(config, router)
+
+
+async def generate(client, number: int) -> list[int]:
+    prompt = [1, 2, 3 + number // 4]
+    output = await client.generate(str(number), prompt_ids=prompt, sampling_params={"seed": number})
+    return list(output.token_ids)
+
+
+def test_a_killed_servers_chunks_go_on_elsewhere_with_the_same_tokens(cluster, tmp_path):
+    from sam.routing.decision_log import replay
+
+    servers, router, client = start(tmp_path)
+    pid = ray.get(servers["a"].pid.remote())
+
+    async def play():
+        responses = [asyncio.ensure_future(generate(client, number)) for number in range(12)]
+        while (await router.get_status.remote())["admissions"] < 14:  # some are in their second chunk
+            await asyncio.sleep(0.01)
+        held = (await router.get_status.remote())["servers"]["a"]
+        os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(60):
+            return held, await asyncio.gather(*responses), await router.get_status.remote()
+
+    held, responses, status = asyncio.run(play())
+    assert held > 0 and status["servers"] == {"b": 0} and status["waiting"] == 0
+    assert responses == [[token(number, position) for position in range(LENGTH)] for number in range(12)]
+    assert replay((tmp_path / "routing.jsonl").read_text().splitlines()) == status["admissions"]
+
+
+def test_a_killed_router_ends_every_request_with_its_death(cluster, tmp_path):
+    from recipe.launch.ending import is_death, role_of
+
+    _, router, client = start(tmp_path)
+
+    async def play():
+        responses = [asyncio.ensure_future(generate(client, number)) for number in range(12)]
+        while (await router.get_status.remote())["admissions"] < 8:
+            await asyncio.sleep(0.01)
+        ray.kill(router)
+        async with asyncio.timeout(60):
+            return await asyncio.gather(*responses, return_exceptions=True)
+
+    found = asyncio.run(play())
+    assert all(isinstance(one, ray.exceptions.RayActorError) for one in found)
+    # By which the run's last line names it; the watchdog does by its title.
+    assert is_death({"type": type(found[0]).__name__, "text": str(found[0])})
+    assert role_of("ray::ContextRouter.acquire_server") == "the router"
