@@ -5,6 +5,7 @@ from typing import Self
 
 import numpy as np
 
+from sam.drafting.origins import SOURCES
 from sam.record.engine_steps import EngineSteps
 from sam.switch.step_cost import least_squares_without_negative_terms
 
@@ -50,7 +51,7 @@ class RolloutRecord:
             "rollout/preemptions": float(sum(part.preemptions for part in self.replicas)),
             "rollout/running_requests/max": float(max(part.running.max(initial=0) for part in self.replicas)),
         }
-        values |= self._timeline() | self._rounds(rounds) | self._graphs()
+        values |= self._timeline() | self._rounds(rounds) | self._graphs() | self._sources()
         if tail_threshold is not None:
             values |= self._tail(tail_threshold)
         for part in ("step", "forward", "verify", "draft"):
@@ -94,6 +95,19 @@ class RolloutRecord:
         values = {f"rollout/round_seconds/{number}": value for number, value in enumerate(slowest, start=1)}
         mean = sum(self.replica_seconds) / len(self.replica_seconds)
         return {**values, "rollout/round_seconds/replica_mean": mean / rounds}
+
+    def _sources(self) -> dict[str, float]:
+        """Where draft tokens came from, of those that the drafters have counted."""
+        counted = [(part.source_drafted, part.source_accepted) for part in self.replicas if len(part.source_drafted)]
+        drafted, accepted = np.sum(counted, axis=0) if counted else np.zeros((2, 0), np.int64)
+        if not (total := float(drafted.sum())):
+            return {}
+        values = {"rollout/spec_source_tokens": total}
+        for source, of_it, right in zip(SOURCES, drafted.tolist(), accepted.tolist(), strict=True):
+            values[f"rollout/spec_source_share/{source}"] = of_it / total
+            if of_it:
+                values[f"rollout/spec_source_accept_rate/{source}"] = right / of_it
+        return values
 
     def _timeline(self) -> dict[str, float]:
         """Requests running after each tenth of the first replica's rollout time."""

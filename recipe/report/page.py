@@ -1,6 +1,6 @@
 """The report's page, as HTML in one file and as Markdown: the answer, four pictures, then the details."""
 
-from recipe.report import stock, tables
+from recipe.report import sources, stock, tables
 from recipe.report.answer import answer, remarks, ten_lines
 from recipe.report.plots import FIRST, Picture
 from recipe.report.runs import Run, config_difference
@@ -28,6 +28,7 @@ def all_tables(runs: list[Run], summary: dict, against: stock.AgainstStock | Non
         "How the engines ran": (tables.ENGINES_HEADER, tables.engines(runs)),
         "The tail": (tables.TAIL_HEADER, tables.tails(runs)),
         "Acceptance over training": (tables.ACCEPTANCE_HEADER, tables.acceptance_over_training(runs)),
+        "Where drafts came from": (sources.HEADER, sources.by_source(runs)),
     }
     looked_up = {
         "Seconds of each phase": (tables.PHASE_HEADER, tables.phases(*both)),

@@ -7,10 +7,10 @@ from operator import attrgetter
 import numpy as np
 
 from recipe.report.runs import REWARD, Run, compare_responses
-from recipe.report.stock import AgainstStock, times
+from recipe.report.sources import draw_sources, has_sources
+from recipe.report.stock import AgainstStock, draw_stock
 from recipe.report.timeline import draw_drafts, draw_running, draw_step_time, label
 from sam.bench.charts import COLORS
-from sam.bench.settings import STOCK
 from sam.command import new_figure
 from sam.page import chart
 from sam.replay.round_robin import Replay
@@ -88,7 +88,7 @@ def draw_all(
     looks, pictures = Looks(colors_of([run.name for run in runs]), threshold), []
 
     def add(name: str, plot: Plot, *what) -> None:
-        figure = new_figure(*(WIDE if name == "drafts" else SIZE))
+        figure = new_figure(*(WIDE if name in ("drafts", "sources") else SIZE))
         axes = figure.subplots()
         more = plot.draw(axes, *what)
         axes.set_title(plot.title, loc="left", fontsize=10, fontweight="bold")
@@ -107,22 +107,6 @@ def draw_all(
     if scopes:
         add("acceptance_by_scope", BY_SCOPE, scopes)
     return pictures
-
-
-def _against_stock(axes, stock: AgainstStock) -> None:
-    engines = list(stock.rows)
-    medians = [stock.rows[engine]["seconds"] for engine in engines]
-    ends = zip(medians, map(stock.seconds.get, engines), strict=True)
-    around = [(median - min(its), max(its) - median) for median, its in ends]
-    axes.bar(
-        engines, medians, 0.62, yerr=np.array(around).T, capsize=4, color=[COLORS[e] for e in engines],
-        error_kw={"elinewidth": 1, "ecolor": "#555555"},
-    )  # fmt: skip
-    names = ["stock vLLM" if e == STOCK else f"{e}\n{times(stock.ratio(e))}" for e in engines]
-    axes.set_xticks(range(len(engines)), names)
-    for place, median in enumerate(medians):
-        axes.text(place, 0.04 * max(medians), f"{median:.2f} s", ha="center", color="white", fontsize=9)
-    label(axes, "", "seconds a round", legend=False)
 
 
 def _acceptance_by_scope(axes, scopes: dict[str, Replay]) -> None:
@@ -270,6 +254,14 @@ PLOTS = {
         _acceptance_by_draft_position,
         _engine_steps,
     ),
+    "sources": Plot(
+        ACCEPTANCE,
+        "Where drafts came from",
+        "Draft tokens of the first run by source, of one prompt in 32, verified or not; in the legend how many of "
+        "a source's were right, over all steps.",
+        draw_sources,
+        has_sources,
+    ),
     "entropy": _curve(
         TRAINING, "Entropy", "actor/entropy", "nats per token", "Of the policy on the responses trained on.",
     ),
@@ -279,7 +271,7 @@ AGAINST_STOCK = Plot(
     FIRST,
     "Engine alone, stock vLLM beside it",
     "Engines in turns on the first run's recorded text: median seconds of a round, with its range, and times stock.",
-    _against_stock,
+    draw_stock,
     None,
 )
 IDENTICAL = Plot(

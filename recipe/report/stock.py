@@ -6,7 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
+import numpy as np
+
 from recipe.report.runs import Run
+from recipe.report.timeline import label
+from sam.bench.charts import COLORS
 from sam.bench.settings import STOCK
 from sam.bench.verdict import decide, median_interval
 from sam.record.atomic import replacing
@@ -107,3 +111,20 @@ def text_of(run: Run, steps: list[int]) -> str:
     if not paths or not all(path.is_file() for path in paths):
         return ""
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths)).hexdigest()[:16]
+
+
+def draw_stock(axes, stock: AgainstStock) -> None:
+    """Median seconds of a round of each engine, with their range."""
+    engines = list(stock.rows)
+    medians = [stock.rows[engine]["seconds"] for engine in engines]
+    ends = zip(medians, map(stock.seconds.get, engines), strict=True)
+    around = [(median - min(its), max(its) - median) for median, its in ends]
+    axes.bar(
+        engines, medians, 0.62, yerr=np.array(around).T, capsize=4, color=[COLORS[e] for e in engines],
+        error_kw={"elinewidth": 1, "ecolor": "#555555"},
+    )  # fmt: skip
+    names = ["stock vLLM" if e == STOCK else f"{e}\n{times(stock.ratio(e))}" for e in engines]
+    axes.set_xticks(range(len(engines)), names)
+    for place, median in enumerate(medians):
+        axes.text(place, 0.04 * max(medians), f"{median:.2f} s", ha="center", color="white", fontsize=9)
+    label(axes, "", "seconds a round", legend=False)

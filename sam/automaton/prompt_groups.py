@@ -25,19 +25,30 @@ class Groups:
     """Automata of a store, one for each prompt.
 
     A group is idle when no request uses it. Idle groups stay, up to `kept_tokens` tokens in all, those that wrote with
-    an older policy leaving first, then those idle for longest. `on_drop` is called with each group that leaves.
+    an older policy leaving first, then those idle for longest. `on_drop` is called with each group that leaves. The
+    texts of one group in `count_every` are numbered, beginning with the first; 0: of none.
 
     Attributes:
         prompt_end: for each group the state in which its prompt ends.
+        first_text: for each group whose texts are numbered, the number of the first one by its newest policy.
     """
 
-    def __init__(self, store: Store, kept_tokens: int, on_drop: Callable[[int], None] = lambda group: None):
-        self.store, self.kept_tokens, self._on_drop = store, kept_tokens, on_drop
+    def __init__(
+        self,
+        store: Store,
+        kept_tokens: int,
+        on_drop: Callable[[int], None] = lambda group: None,
+        count_every: int = 0,
+    ):
+        self.store, self.kept_tokens, self._on_drop, self._count_every = store, kept_tokens, on_drop, count_every
+        self._made = 0
         self.prompt_end: dict[int, int] = {}
+        self.first_text: dict[int, int] = {}
         self._by_hash: dict[int, list[int]] = {}
         self._hash: dict[int, int] = {}
         self._users: dict[int, int] = {}
         self._version: dict[int, int] = {}
+        self._texts: dict[int, int] = {}  # that have begun in each group whose texts are numbered
         # Idle groups by (version, time); an entry counts while `_idle_since` still says so.
         self._heap: list[tuple[int, int, int]] = []
         self._idle_since: dict[int, int] = {}
@@ -83,6 +94,9 @@ class Groups:
         self._hash[group] = hash(prompt.tobytes())
         self._by_hash.setdefault(self._hash[group], []).append(group)
         self._users[group] = self._version[group] = 0
+        if self._count_every and self._made % self._count_every == 0:
+            self._texts[group] = self.first_text[group] = 0
+        self._made += 1
         return group
 
     def reserve(self, group: int, tokens: int) -> None:
@@ -98,7 +112,17 @@ class Groups:
             del self._idle_since[group]
             self._idle_tokens -= self._idle_size.pop(group)
         self._users[group] += 1
-        self._version[group] = max(self._version[group], version)
+        if version > self._version[group]:
+            self._version[group] = version
+            if group in self._texts:
+                self.first_text[group] = self._texts[group]
+
+    def number_text(self, group: int) -> int:
+        """The number of a text that begins in the group, from 0 on; NONE if they are not numbered."""
+        if group not in self._texts:
+            return NONE
+        self._texts[group] += 1
+        return self._texts[group] - 1
 
     def leave(self, group: int) -> int:
         """One request less uses the group; returns the number of idle groups dropped to keep the limit."""
@@ -139,6 +163,8 @@ class Groups:
             del self._by_hash[self._hash[group]]
         for table in (self._hash, self._users, self._version, self.prompt_end):
             del table[group]
+        for table in (self._texts, self.first_text):
+            table.pop(group, None)
         drop_group(self.store, group)
         self._free.append(group)
         self._on_drop(group)

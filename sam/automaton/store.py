@@ -60,7 +60,10 @@ _COUNTER_FIELDS = (
 )
 COUNTERS = np.dtype([(name, "i8") for name in _COUNTER_FIELDS], align=True)
 
-BLOCK_BYTES = BLOCK_NODES * NODE.itemsize + 4 * BLOCK_TOKENS + GROUP.itemsize + BLOCK.itemsize
+WRITER = np.dtype(np.uint16)
+NOBODY = np.iinfo(WRITER).max  # wrote a state that has only been made
+
+BLOCK_BYTES = BLOCK_NODES * (NODE.itemsize + WRITER.itemsize) + 4 * BLOCK_TOKENS + GROUP.itemsize + BLOCK.itemsize
 
 
 class Store(NamedTuple):
@@ -72,6 +75,8 @@ class Store(NamedTuple):
         groups: GROUP [blocks].
         blocks: BLOCK [blocks], the neighbours of each in its group.
         counters: COUNTERS [1].
+        writers: WRITER [blocks * BLOCK_NODES], for each state who wrote its text, in the code of whoever appends; a
+            state that is split off has that of the whole. Of size 0 where nobody asks.
     """
 
     nodes: np.ndarray
@@ -79,9 +84,10 @@ class Store(NamedTuple):
     groups: np.ndarray
     blocks: np.ndarray
     counters: np.ndarray
+    writers: np.ndarray
 
 
-def make_store(blocks: int) -> Store:
+def make_store(blocks: int, has_writers: bool = False) -> Store:
     """An empty store. Its memory is reserved and not touched.
 
     Raises:
@@ -99,6 +105,7 @@ def make_store(blocks: int) -> Store:
         groups=np.zeros(blocks, dtype=GROUP),
         blocks=np.zeros(blocks, dtype=BLOCK),
         counters=np.zeros(1, dtype=COUNTERS),
+        writers=np.empty(blocks * BLOCK_NODES if has_writers else 0, dtype=WRITER),
     )
     store.hash_buckets[0] = NONE
     store.counters["num_buckets"] = store.counters["base_buckets"] = 1
@@ -205,6 +212,8 @@ def _take_block(store):
         node = store.nodes[i]  # all of it: what memory held before must not reach a saved file
         node.length = node.link = node.total_count = node.argmax_edge = node.token = node.target = node.count = 0
         node.first_extra_edge = NONE
+        if store.writers.size:
+            store.writers[i] = NOBODY
     store.blocks[block].next = store.blocks[block].previous = NONE
     counters.num_used_blocks += 1
     return block

@@ -8,7 +8,7 @@ import numpy as np
 
 from sam.automaton.store import NONE, find, reserve
 from sam.automaton.suffix_automaton import extend
-from sam.drafting import context_mixing
+from sam.drafting import context_mixing, origins
 from sam.drafting.calibration import CORPUS_TABLE, add_draft_token, start_draft, update_calibration
 from sam.drafting.prompt_memory import recall, remember
 from sam.drafting.sources import nothing
@@ -24,7 +24,7 @@ def append(store, memory, learned, sequences, slot, tokens, first, last):
 
     How far the memory is right is learnt from responses: most prompts begin as others do.
     """
-    update_calibration(learned.acceptance, sequences, slot, tokens, first, last)
+    update_calibration(learned, sequences, slot, tokens, first, last)
     text = sequences.texts[slot]
     for i in range(first, last):
         token = np.int64(tokens[i])
@@ -33,6 +33,7 @@ def append(store, memory, learned, sequences, slot, tokens, first, last):
         remember(memory, sequences, slot, token)
         text.end = extend(store, text.group, text.end, token)
         text.num_tokens += 1
+        origins.write(store, text)
 
 
 @kernel
@@ -67,6 +68,7 @@ def draft_from_corpus(corpus, learned, sequences, slot, budget, min_acceptance):
         probability *= best.count / nodes[state].total_count
         if not add_draft_token(learned.acceptance, sequences, slot, best.token, probability, min_acceptance):
             break
+        sequences.draft_sources[slot, text.num_drafted - 1] = origins.CORPUS
         state = np.int64(best.target)
     return text.corpus_match_len
 
@@ -139,6 +141,7 @@ def append_siblings(store, sequences, slots, positions, tokens, offsets):
             continue
         for j in range(offsets[i], offsets[i + 1]):
             text.end = extend(store, text.group, text.end, np.int64(tokens[j]))
+            origins.write(store, text)
         text.num_tokens += count
         appended += count
     return appended

@@ -11,7 +11,7 @@ from sam.automaton.corpus_file import empty_corpus, load_corpus
 from sam.automaton.prompt_groups import Groups
 from sam.automaton.store import NONE, blocks_for
 from sam.config import SCOPES, SpeculationConfig
-from sam.drafting import batch
+from sam.drafting import batch, origins
 from sam.drafting.mixing_weights import make_learned
 from sam.drafting.prompt_memory import BUDGET_SHARE, make_memory, prompt_tag
 from sam.drafting.sequences import Sequences, make_sequences, start_sequence
@@ -66,6 +66,7 @@ class Drafter:
         corpus: file of `python -m sam.corpus build`, drafted from too.
         min_extra_match_len: the corpus is drafted from where its match is longer than the group's by more tokens.
         cross_prompt: draft from what other prompts' texts had in common lately, too.
+        count_every: of one prompt in so many draft tokens are counted by their source, in `learned.by_source`; 0: none.
 
     Raises:
         ValueError: a setting out of its range, or a corpus that cannot be read.
@@ -81,6 +82,7 @@ class Drafter:
         corpus: Path | None = None,
         min_extra_match_len: int = SpeculationConfig.min_extra_match_len,
         cross_prompt: bool = SpeculationConfig.cross_prompt,
+        count_every: int = origins.COUNT_EVERY,
     ):
         if max_draft_tokens < 1:
             raise ValueError(f"max_draft_tokens={max_draft_tokens}: expected at least 1")
@@ -88,9 +90,10 @@ class Drafter:
             raise ValueError(f"scope={scope!r}: expected one of {', '.join(SCOPES)}")
         self.max_draft_tokens, self.scope, self.min_extra_match_len = max_draft_tokens, scope, min_extra_match_len
         self.memory = make_memory(memory_budget_bytes // BUDGET_SHARE if cross_prompt else 0)
-        self.store = store.make_store((memory_budget_bytes - self.memory.entries.nbytes) // store.BLOCK_BYTES)
+        blocks = (memory_budget_bytes - self.memory.entries.nbytes) // store.BLOCK_BYTES
+        self.store = store.make_store(blocks, count_every > 0)
         kept_tokens = history_tokens if scope == "history" else 0 if scope == "request" else GRACE_TOKENS
-        self.groups = Groups(self.store, kept_tokens, self._group_dropped)
+        self.groups = Groups(self.store, kept_tokens, self._group_dropped, count_every)
         self.corpus = load_corpus(corpus) if corpus else empty_corpus()
         self.learned = make_learned()
         self.sequences = make_sequences(SLOTS, max_draft_tokens)
@@ -133,11 +136,12 @@ class Drafter:
         slot = self._slots[request_id] = self._free_slot()
         if group == NONE:
             self.counters["overflow_requests"] += 1
-            start_sequence(self.sequences, slot, NONE, 0, prompt, tag)
+            start_sequence(self.sequences, slot, NONE, 0, prompt, tag, origins.UNCOUNTED, 0)
             return
         self.groups.join(group, policy_version)
         self._group_of[slot] = group
-        start_sequence(self.sequences, slot, group, self.groups.prompt_end[group], prompt, tag)
+        writer, end = origins.new_writer(self.groups, group, origins.HERE), self.groups.prompt_end[group]
+        start_sequence(self.sequences, slot, group, end, prompt, tag, *writer)
         batch.follow_corpus(self.corpus, self.sequences, slot, prompt, 0, prompt.size)
 
     def _free_slot(self) -> int:
@@ -156,7 +160,8 @@ class Drafter:
         group = self.groups.add(prompt)
         if group != NONE:
             slot = batch.PROMPT_SLOT
-            start_sequence(self.sequences, slot, group, self.groups.root(group), prompt[:0], tag)
+            writer = origins.new_writer(self.groups, group, origins.OWN)
+            start_sequence(self.sequences, slot, group, self.groups.root(group), prompt[:0], tag, *writer)
             batch.append(self.store, self.memory, self.learned, self.sequences, slot, prompt, 0, prompt.size)
             self.groups.prompt_end[group] = int(self.sequences.texts[slot]["end"])
         return group
@@ -255,9 +260,13 @@ class Drafter:
         if group == NONE or self.groups.free_blocks < needed:
             return False
         self.groups.reserve(group, token_ids.size)
-        slot, tag = batch.PROMPT_SLOT, prompt_tag(prompt)
+        slot, tag, writer = (
+            batch.PROMPT_SLOT,
+            prompt_tag(prompt),
+            origins.new_writer(self.groups, group, origins.EARLIER),
+        )
         begin = self.groups.prompt_end[group] if is_start else self.groups.root(group)
-        start_sequence(self.sequences, slot, group, begin, prompt if is_start else prompt[:0], tag)
+        start_sequence(self.sequences, slot, group, begin, prompt if is_start else prompt[:0], tag, *writer)
         batch.append(self.store, self.memory, self.learned, self.sequences, slot, token_ids, 0, token_ids.size)
         return True
 
@@ -276,6 +285,10 @@ class Drafter:
         """Let idle groups go until `needed` blocks are free."""
         while self.groups.free_blocks < needed and self.groups.evict():
             self.counters["evicted_groups"] += 1
+
+    def take_sources(self) -> np.ndarray:
+        """int64 [SOURCES, 2], draft tokens by source since the last call: compared with the text, and accepted."""
+        return origins.take(self.learned.by_source)
 
     def warm_up(self) -> None:
         """Compile every kernel, so that no step waits for it."""

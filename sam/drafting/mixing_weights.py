@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sam.drafting.calibration import make_acceptance
+from sam.drafting.origins import make_counts
 from sam.drafting.sources import STRENGTHS
 from sam.jit import kernel
 
@@ -31,10 +32,12 @@ class Learned(NamedTuple):
     Attributes:
         mixing: MIXING [contexts], the weights of contexts.
         acceptance: ACCEPTANCE [2, bins + 1], the tables of sam.drafting.calibration.
+        by_source: int64 [SOURCES, 2], as sam.drafting.origins counts.
     """
 
     mixing: np.ndarray
     acceptance: np.ndarray
+    by_source: np.ndarray
 
 
 def make_learned() -> Learned:
@@ -43,7 +46,7 @@ def make_learned() -> Learned:
     mixing["weight"][:FIRST_RECOVERY] = SUFFIX_WEIGHT
     mixing["weight"][FIRST_RECOVERY:FIRST_SOURCE] = RECOVERY_WEIGHT
     mixing["weight"][FIRST_SOURCE:] = SOURCE_WEIGHT
-    return Learned(mixing, make_acceptance())
+    return Learned(mixing, make_acceptance(), make_counts())
 
 
 @kernel

@@ -11,7 +11,7 @@ from sam.record.atomic import replacing
 
 POSITION_BIN = 32  # tokens of a response per bin of the acceptance-by-position histograms
 SHORTEST_PAUSE = 1e-3  # seconds between generation rounds; the recorder itself rounds to a millionth of that
-HISTOGRAMS = ("position_steps", "position_emitted", "drafted_at", "accepted_at")
+HISTOGRAMS = ("position_steps", "position_emitted", "drafted_at", "accepted_at", "source_drafted", "source_accepted")
 # Counters of run directories written before 0.2, by today's names. Can go with the release after.
 RENAMED_COUNTERS = {
     "faults": "draft_errors",
@@ -54,6 +54,9 @@ class EngineSteps:
         position_bin: tokens in a bin.
         drafted_at: int64 [num_speculative_tokens], drafts verified that were longer than the index.
         accepted_at: int64 [num_speculative_tokens], of these, the drafts whose token at the index was accepted.
+        source_drafted: int64 [sources], draft tokens by sam.drafting.origins.SOURCES that were compared with the text,
+            verified or not, of one prompt in origins.COUNT_EVERY; empty with other drafters.
+        source_accepted: int64 [sources], of these, the tokens that were right.
         asynchronous: whether vLLM scheduled a step before it knew the tokens of the one before.
         has_graphs: whether the engine has graphs to replay; False also where that was not recorded.
         preemptions: requests that the scheduler turned out because the KV cache was full.
@@ -89,6 +92,8 @@ class EngineSteps:
     position_bin: int = POSITION_BIN
     drafted_at: np.ndarray = ()
     accepted_at: np.ndarray = ()
+    source_drafted: np.ndarray = ()
+    source_accepted: np.ndarray = ()
     asynchronous: bool = False
     has_graphs: bool = False
     preemptions: int = 0

@@ -4,7 +4,7 @@ import numpy as np
 
 from sam.automaton import store
 from sam.automaton.store import NONE
-from sam.drafting import batch
+from sam.drafting import batch, origins
 from sam.drafting.drafter import Drafter, Drafts
 from sam.drafting.sequences import start_sequence
 from sam.drafting.token_ids import digest
@@ -82,7 +82,8 @@ class SharingDrafter(Drafter):
             The slot to append its response to.
         """
         slot = self._free_slot()
-        start_sequence(self.sequences, slot, group, self.groups.prompt_end[group], NO_TOKENS, 0)
+        writer, end = origins.new_writer(self.groups, group, origins.ELSEWHERE), self.groups.prompt_end[group]
+        start_sequence(self.sequences, slot, group, end, NO_TOKENS, 0, *writer)
         self._sibling_slots.setdefault(group, []).append(slot)
         return slot
 

@@ -126,6 +126,10 @@ class SamProposer:
             self._count_error()
         self.history.weights_updated()
 
+    def take_sources(self) -> np.ndarray:
+        """int64 [SOURCES, 2], draft tokens by source since the last call: compared with the text, and accepted."""
+        return self.drafter.take_sources()
+
     def exclude_idle(self, seconds: float) -> None:
         """Exclude `seconds` of idle time from the step being timed."""
         self._began += seconds

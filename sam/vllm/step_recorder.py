@@ -52,12 +52,15 @@ class StepRecorder:
     def take(self) -> EngineSteps:
         """The engine steps since the last call."""
         drafter = getattr(self._runner, "drafter", None)
+        by_source = drafter.take_sources().T if hasattr(drafter, "take_sources") else ((), ())
         steps = EngineSteps(
             *zip(*self._rows, strict=True),
             position_steps=self._position_steps,
             position_emitted=self._position_emitted,
             drafted_at=self._drafted_at,
             accepted_at=self._accepted_at,
+            source_drafted=by_source[0],
+            source_accepted=by_source[1],
             asynchronous=getattr(self._runner, "use_async_scheduling", False),
             has_graphs=warmup_cost.graph_mode(self._runner.vllm_config) not in (None, CUDAGraphMode.NONE),
             preemptions=self._preemptions,

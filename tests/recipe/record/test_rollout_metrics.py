@@ -5,6 +5,7 @@ import pytest
 
 from recipe.record.rollout_metrics import RolloutRecord, rejected_seconds, token_milliseconds
 from recipe.report.timeline import over_time
+from sam.drafting.origins import SOURCES
 from sam.record.engine_steps import EngineSteps
 
 
@@ -21,6 +22,7 @@ def record(
         end_s=ends, step_ms=milliseconds, running=running, drafted=[0, 0, 6, 3], accepted=[0, 0, 2, 1],
         emitted=[4, 4, 4, 2], position_steps=[2, 1], position_emitted=[4, 2], drafted_at=[3, 3, 3],
         accepted_at=[2, 1, 0], replayed=[True, False, True, True], has_graphs=has_graphs,
+        source_drafted=[4, 2, 1, 1, 1, 1], source_accepted=[3, 0, 1, 1, 0, 1],
         counters={"draft_errors": 0},
     )  # fmt: skip
     return steps.to_bytes(), seconds
@@ -33,6 +35,17 @@ def test_metrics_add_up_over_replicas():
     assert metrics["rollout/spec_accept_length"] == 2.0
     assert metrics["rollout/spec_accept_rate/position_2"] == pytest.approx(1 / 3)
     assert metrics["rollout/drafter/draft_errors"] == 0
+
+
+def test_draft_tokens_by_source_add_up_over_the_replicas_that_count_them():
+    uncounted = EngineSteps(step_ms=[1.0], drafted_at=[0] * 3, accepted_at=[0] * 3).to_bytes(), 0.1
+    metrics = RolloutRecord.merge([record(), uncounted, record()]).metrics()
+    assert metrics["rollout/spec_source_tokens"] == 20
+    assert metrics["rollout/spec_source_share/own"] == pytest.approx(8 / 20)
+    assert metrics["rollout/spec_source_accept_rate/own"] == pytest.approx(3 / 4)
+    assert metrics["rollout/spec_source_accept_rate/sibling_here"] == 0.0
+    assert sum(metrics[f"rollout/spec_source_share/{source}"] for source in SOURCES) == pytest.approx(1.0)
+    assert not any("source" in name for name in RolloutRecord.merge([uncounted]).metrics())
 
 
 def test_scheduling_is_asynchronous_where_every_replica_is():

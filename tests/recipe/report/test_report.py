@@ -7,7 +7,10 @@ import pytest
 
 from recipe.report.__main__ import main
 from recipe.report.runs import Run, config_difference
+from recipe.report.sources import by_source, draw_sources
 from recipe.report.stock import AgainstStock, text_of
+from sam.command import new_figure
+from sam.drafting.origins import SOURCES
 from sam.record.engine_steps import EngineSteps
 
 
@@ -145,6 +148,40 @@ def test_agreement_of_the_curves_and_the_published_percentages(runs, tmp_path):
     for text in ((tmp_path / "out" / f"report.{ending}").read_text() for ending in ("md", "html")):
         assert "Whether the curves agree" in text and "saved, of the first (as published)" in text
     assert "| 4 | 0.5 | 0.4 | +0.1 | 9 | 9 | +0 | 3 of 4 |" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_draft_tokens_by_source_over_training(runs, tmp_path):
+    """Four steps were counted; what the earlier epoch brings grows, and a step without it has no acceptance of it."""
+    metrics = runs[0] / "metrics.jsonl"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    for row, earlier in zip(rows[1:5], (0.0, 0.0, 0.5, 0.75), strict=True):
+        row["rollout/spec_source_tokens"] = 100.0 * row["step"]
+        for source in SOURCES:
+            row[f"rollout/spec_source_share/{source}"] = 0.0
+        row |= {"rollout/spec_source_share/own": 1 - earlier, "rollout/spec_source_accept_rate/own": 0.5}
+        row["rollout/spec_source_share/earlier"] = earlier
+        if earlier:
+            row["rollout/spec_source_accept_rate/earlier"] = 0.8
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    first, second = map(Run.load, runs)
+    assert by_source([first, second]) == [
+        ("sam", "1 to 2", "own", "100.0 %", "0.50"),
+        ("sam", "3 to 3", "own", "50.0 %", "0.50"),
+        ("sam", "3 to 3", "earlier", "50.0 %", "0.80"),
+        ("sam", "4 to 4", "own", "25.0 %", "0.50"),
+        ("sam", "4 to 4", "earlier", "75.0 %", "0.80"),
+    ]
+    axes = new_figure(4, 3).subplots()
+    draw_sources(axes, [first], None)
+    own, earlier = axes.containers
+    assert [bar.get_height() for bar in own] == pytest.approx([1, 1, 0.5, 0.25])
+    assert [bar.get_y() + bar.get_height() for bar in earlier] == pytest.approx([1, 1, 1, 1])
+    assert [text.get_text() for text in axes.get_legend().texts] == ["earlier, 0.80 right", "own, 0.50 right"]
+    main([*map(str, runs), "--output", str(tmp_path / "out")])
+    assert (tmp_path / "out" / "sources.png").stat().st_size > 5000
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "![Where drafts came from](sources.png)" in text
+    assert "| sam | 4 to 4 | earlier | 75.0 % | 0.80 |" in text
 
 
 def test_curves_that_differ_are_called_different(tmp_path):

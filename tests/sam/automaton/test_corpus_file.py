@@ -23,7 +23,7 @@ def test_save_and_load(corpus, tmp_path):
         save_corpus(corpus, path)
     loaded = load_corpus(path)
     assert loaded.groups[0]["num_tokens"] == 5000 and loaded.counters == corpus.counters
-    for name in Store._fields:
+    for name in set(Store._fields) - {"writers"}:
         mapped, original = getattr(loaded, name), getattr(corpus, name)
         assert (mapped == original[: len(mapped)]).all()
         assert isinstance(mapped.base.base, np.memmap), "pages are the file's, shared by all who map it"

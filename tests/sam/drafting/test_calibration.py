@@ -6,6 +6,7 @@ import pytest
 from sam.drafting import calibration
 from sam.drafting.calibration import ALL, CORPUS_TABLE, GROUP_TABLE, OVERALL_FORGET, OVERALL_PRIOR, PRIOR
 from sam.drafting.drafter import Drafter
+from sam.drafting.mixing_weights import make_learned
 from sam.drafting.sequences import make_sequences
 
 LONGEST = 4
@@ -23,7 +24,8 @@ def settle(tables, drafts, tokens, table=GROUP_TABLE):
     for position, (token, index) in enumerate(drafts):
         sequences.draft_tokens[0, position], sequences.draft_bins[0, position] = token, index
     sequences.texts["num_drafted"] = len(drafts)
-    calibration.update_calibration(tables, sequences, 0, np.array(tokens, np.int32), 0, len(tokens))
+    learned = make_learned()._replace(acceptance=tables)
+    calibration.update_calibration(learned, sequences, 0, np.array(tokens, np.int32), 0, len(tokens))
     assert sequences.texts[0]["num_drafted"] == 0
 
 
