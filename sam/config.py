@@ -119,7 +119,7 @@ class SpeculationConfig:
     cross_prompt: bool = True
     sharing: str = "none"
     sharing_shards: int = 1
-    sharing_interval_ms: int = 20
+    sharing_interval_ms: int = 50
     sharing_memory_mib: int = 1024
     verification: str = "exact"
     batch_invariant: str = "auto"

@@ -15,8 +15,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from sam.sharing.arrivals import Arrivals, split
 from sam.sharing.messages import Message, Reply
-from sam.sharing.view import Arrivals, View, split
+from sam.sharing.view import View
 
 logger = logging.getLogger(__name__)
 

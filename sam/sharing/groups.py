@@ -14,7 +14,8 @@ import numpy as np
 
 from sam.sharing.messages import KEY_BYTES, MAX_TOKENS, Message, Reply, WrongRunError, offsets_of
 
-ENTRY = 5  # integers of an entry: client, request, position, where its tokens begin in the log, their number
+ENTRY = 4  # integers of an entry: member, position, where its tokens begin in the log, their number
+BEGINS = 2  # place in an entry
 # Bytes of Python's own objects, measured by tests/sam/sharing/test_groups.py; arrays over-allocate by an eighth.
 GROUP_BYTES, REQUEST_BYTES, GROWTH = 1200, 250, 1.125
 # A group that nobody has asked for or appended to for so long may go for another of the same weight version.
@@ -22,43 +23,62 @@ IDLE_SECONDS = 10.0
 
 
 class Group:
-    """The log of one prompt's responses, whose first entry has the number `base`."""
+    """The log of one prompt's responses, whose first entry has the number `base`.
+
+    Attributes:
+        entries: int32 [entries, ENTRY], flat.
+        tokens: of all entries.
+        members: number of each response, in the order in which they began, by its client and request.
+        names: int32 [members, 2], client and request, flat.
+        lengths: tokens of each member.
+        clients: that have written here.
+        nbytes: that the group takes.
+    """
 
     def __init__(self, base: int) -> None:
         self.base = base
         self.entries, self.tokens = array("i"), array("i")
-        self.lengths: dict[tuple[int, int], int] = {}  # tokens of each response, by client and request
+        self.members: dict[tuple[int, int], int] = {}
+        self.names, self.lengths = array("i"), array("i")
         self.clients: set[int] = set()
         self.version = -1
         self.touched = 0.0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the group takes."""
-        integers = (len(self.entries) + len(self.tokens)) * self.tokens.itemsize
-        return GROUP_BYTES + REQUEST_BYTES * len(self.lengths) + int(GROWTH * integers)
+        self.nbytes = GROUP_BYTES
 
     @property
     def end(self) -> int:
         """The cursor of a reader that has seen everything."""
         return self.base + len(self.entries) // ENTRY
 
-    def add(self, client: int, request: int, position: int, tokens: np.ndarray) -> None:
-        """Append an entry."""
-        self.entries.extend((client, request, position, len(self.tokens), len(tokens)))
+    def length(self, name: tuple[int, int]) -> int:
+        """Tokens of the response of that client and request."""
+        return self.lengths[member] if (member := self.members.get(name)) is not None else 0
+
+    def add(self, name: tuple[int, int], tokens: np.ndarray) -> None:
+        """Append an entry to the response of that client and request."""
+        if (member := self.members.get(name)) is None:
+            member = self.members[name] = len(self.members)
+            self.names.extend(name)
+            self.lengths.append(0)
+            self.clients.add(name[0])
+        self.entries.extend((member, self.lengths[member], len(self.tokens), len(tokens)))
         self.tokens.frombytes(tokens.tobytes())
-        self.lengths[client, request] = position + len(tokens)
-        self.clients.add(client)
+        self.lengths[member] += len(tokens)
 
     def since(self, cursor: int, max_tokens: int) -> tuple[array, array, int]:
         """Entries from `cursor` on, their tokens, and the cursor after them; at most `max_tokens`, but one entry."""
         begin, end = (cursor - self.base) * ENTRY, len(self.entries)
-        first = self.entries[begin + 3]
+        first = self.entries[begin + BEGINS]
         if len(self.tokens) - first > max_tokens:
-            begins = np.frombuffer(self.entries, np.int32)[begin + 3 :: ENTRY]
+            begins = np.frombuffer(self.entries, np.int32)[begin + BEGINS :: ENTRY]
             end = begin + ENTRY * max(1, int(np.searchsorted(begins, first + max_tokens, side="right")) - 1)
-        last = self.entries[end + 3] if end < len(self.entries) else len(self.tokens)
+        last = self.entries[end + BEGINS] if end < len(self.entries) else len(self.tokens)
         return self.entries[begin:end], self.tokens[first:last], self.base + end // ENTRY
+
+
+def _integers(parts: list) -> np.ndarray:
+    """int32, arrays of integers one after the other."""
+    return np.frombuffer(b"".join(parts), np.int32)
 
 
 class Groups:
@@ -137,18 +157,17 @@ class Groups:
             piece: nothing was taken, and the client has to send again from there.
         """
         group = self._groups.get(key)
-        known = group.lengths.get((client, request), 0) if group is not None else 0
+        known = group.length((client, request)) if group is not None else 0
         if position > known or position + len(tokens) <= known:
             return known, False
         tokens = tokens[known - position :]
         needed = int(GROWTH * (len(tokens) + ENTRY) * tokens.itemsize) + (0 if known else REQUEST_BYTES)
-        needed += GROUP_BYTES if group is None else 0
-        if not self._make_space(needed, key, version, now):
+        if not self._make_space(needed + (GROUP_BYTES if group is None else 0), key, version, now):
             return known, True
         group = self.register_group(key, version, now)
-        self.nbytes -= group.nbytes
-        group.add(client, request, known, tokens)
-        self.nbytes += group.nbytes
+        group.add((client, request), tokens)
+        group.nbytes += needed
+        self.nbytes += needed
         return known + len(tokens), False
 
     def fetch(self, key: bytes, since: int, now: float, max_tokens: int = MAX_TOKENS) -> tuple[array, array, int]:
@@ -163,25 +182,30 @@ class Groups:
         return group.since(cursor, max_tokens)
 
     def _give(self, message: Message, keys: list[bytes], now: float):
-        ends, numbers, parts, texts, left = [], [], [], [], MAX_TOKENS
-        for number, (key, since) in enumerate(zip(keys, message.since.tolist(), strict=True)):
-            end = since
+        ends, named, names, given, parts, texts, owners, left = [], [], [], [], [], [], [], MAX_TOKENS
+        asked = zip(keys, message.since.tolist(), message.known.tolist(), strict=True)
+        for number, (key, since, known) in enumerate(asked):
+            end, new = since, b""
             if since >= 0 and left > 0:
                 entries, tokens, end = self.fetch(key, since, now, left)
-                if entries and self._groups[key].clients != {message.client}:
-                    numbers.append((number, len(entries) // ENTRY))
+                if entries and (group := self._groups[key]).clients != {message.client}:
+                    new = group.names[2 * known :]
+                    given.append((number, len(entries) // ENTRY, len(group.members)))
                     parts.append(entries)
                     texts.append(tokens)
+                    owners.append(group.names)
                     left -= len(tokens)
             ends.append(end)
-        entries = np.frombuffer(b"".join(parts), np.int32).reshape(-1, ENTRY)
-        tokens = np.frombuffer(b"".join(texts), np.int32)
-        groups = np.repeat(*np.array(numbers or [(0, 0)], np.int32).T)
-        others = entries[:, 0] != message.client
-        tokens = tokens[np.repeat(others, entries[:, 4])]
-        groups, entries = groups[others], entries[others]
-        clients, requests, positions = np.ascontiguousarray(entries[:, :3].T)
-        return np.array(ends, np.int64), groups, clients, requests, positions, offsets_of(entries[:, 4]), tokens
+            named.append(len(new) // 2)
+            names.append(new)
+        entries = _integers(parts).reshape(-1, ENTRY)
+        numbers, counts, members = np.array(given or [(0, 0, 0)], np.int32).T
+        first_members = np.repeat(offsets_of(members)[:-1], counts)
+        others = _integers(owners)[::2][first_members + entries[:, 0]] != message.client
+        tokens = _integers(texts)[np.repeat(others, entries[:, 3])]
+        member, position, _, count = np.ascontiguousarray(entries[others].T)
+        pieces = np.repeat(numbers, counts)[others], member, position, offsets_of(count), tokens
+        return np.array(ends, np.int64), np.array(named, np.int32), _integers(names).reshape(-1, 2), *pieces
 
     def _touch(self, key: bytes, group: Group, now: float) -> None:
         group.touched = now

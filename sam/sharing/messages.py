@@ -29,6 +29,7 @@ class Message(NamedTuple):
         client: the client's number, drawn at random when it starts.
         keys: bytes [groups * KEY_BYTES], the groups named.
         since: int64 [groups], the client's cursor in each group's log; -1: it wants nothing of that group.
+        known: int32 [groups], members of each group whose names the client has.
         groups: int32 [pieces], index into `keys`.
         requests: int32 [pieces], the request's number at its client.
         versions: int32 [pieces], of the weights that write the response.
@@ -41,6 +42,7 @@ class Message(NamedTuple):
     client: int
     keys: bytes
     since: np.ndarray
+    known: np.ndarray
     groups: np.ndarray
     requests: np.ndarray
     versions: np.ndarray
@@ -57,6 +59,9 @@ class Message(NamedTuple):
 class Reply(NamedTuple):
     """What the shard has of the message's pieces, and the other clients' text since the message's cursors.
 
+    The shard numbers a group's responses, its members, in the order in which they begin: a name travels once, so that a
+    client looks up an array for each piece and not a dictionary.
+
     Attributes:
         incarnation: of the shard's memory; another one than before: it has restarted and forgotten all.
         have: int32 [pieces of the message], tokens that the shard has of each piece's request.
@@ -65,8 +70,10 @@ class Reply(NamedTuple):
         bases: int64 [groups of the message], number of the first entry of each group's log, -1 for a group that the
             shard does not have; another one than before: it was dropped in between.
         ends: int64 [groups of the message], the cursor to ask from next.
+        named: int32 [groups of the message], members of each group that are named here, from the message's `known` on.
+        names: int32 [members named, 2], client and request.
         groups: int32 [pieces], index into the message's keys; rising.
-        clients, requests: int32 [pieces], whose text it is.
+        members: int32 [pieces], whose text it is, by its number in the group.
         positions: int32 [pieces], place of a piece's first token in its response.
         offsets: int64 [pieces + 1], where each piece's tokens begin, and the total.
         tokens: int32 [total].
@@ -78,9 +85,10 @@ class Reply(NamedTuple):
     evicted: int
     bases: np.ndarray
     ends: np.ndarray
+    named: np.ndarray
+    names: np.ndarray
     groups: np.ndarray
-    clients: np.ndarray
-    requests: np.ndarray
+    members: np.ndarray
     positions: np.ndarray
     offsets: np.ndarray
     tokens: np.ndarray
@@ -95,6 +103,8 @@ def check(reply: Reply) -> None:
     """Raise ValueError unless a reply's arrays fit each other and hold tokens."""
     if reply.tokens.size and int(reply.tokens.min()) < 0:
         raise ValueError(f"token {int(reply.tokens.min())} in a reply: expected 0 or more")
+    if len(reply.names) != reply.named.sum():
+        raise ValueError(f"{len(reply.names)} names in a reply: expected {reply.named.sum()}")
     if len(reply.offsets) != len(reply.groups) + 1 or int(reply.offsets[-1]) != len(reply.tokens):
         raise ValueError(f"{len(reply.offsets)} offsets up to {int(reply.offsets[-1])} for {len(reply.tokens)} tokens")
 

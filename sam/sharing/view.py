@@ -6,33 +6,13 @@ reply that is lost, doubled or late costs a repetition and changes nothing.
 
 from array import array
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
+from sam.sharing.arrivals import Arrivals, merge
 from sam.sharing.messages import KEY_BYTES, MAX_TOKENS, Message, Reply, check, offsets_of, shard_of
 
 MAX_LOCAL_TOKENS = 1 << 22  # of finished responses that no shard has confirmed
-
-
-class Arrivals(NamedTuple):
-    """Text of requests elsewhere, at most one stretch of each.
-
-    Attributes:
-        new: number and group of the requests that appear for the first time.
-        numbers: int64 [pieces], the requests; a number may be used again when its group has been forgotten.
-        positions: int64 [pieces], place of a piece's first token in its response.
-        offsets: int64 [pieces + 1], where each piece's tokens begin, and the total.
-        tokens: int32 [total].
-        asked: seconds by the client's clock when it asked for them.
-    """
-
-    new: list[tuple[int, bytes]]
-    numbers: np.ndarray
-    positions: np.ndarray
-    offsets: np.ndarray
-    tokens: np.ndarray
-    asked: float = 0.0
 
 
 @dataclass
@@ -57,6 +37,7 @@ class KnownGroup:
         base: of the log, as the shard said.
         texts: this client's responses, by their number.
         numbers: those of the requests elsewhere, by their client and number.
+        members: the same by the shard's numbers of the group's responses; -1 for this client's own.
     """
 
     running: int = 0
@@ -64,6 +45,7 @@ class KnownGroup:
     base: int = -1
     texts: dict[int, LocalText] = field(default_factory=dict)
     numbers: dict[tuple[int, int], int] = field(default_factory=dict)
+    members: array = field(default_factory=lambda: array("q"))
 
 
 class View:
@@ -119,7 +101,7 @@ class View:
         """The drafter has dropped the group: what is known of it is of no use any more."""
         group = self._group(key)
         self._free_numbers += group.numbers.values()
-        group.numbers, group.cursor = {}, 0
+        group.numbers, group.members, group.cursor = {}, array("q"), 0
         self._let_go(key, group)
 
     def _group(self, key: bytes) -> KnownGroup:
@@ -152,7 +134,7 @@ class View:
         Args:
             wants: whether to ask for the others' text.
         """
-        keys, since, columns, texts, left = [], [], [], [], MAX_TOKENS
+        keys, since, known, columns, texts, left = [], [], [], [], [], MAX_TOKENS
         for key, group in self.groups[shard].items():
             pieces = []
             for text in group.texts.values():
@@ -163,6 +145,7 @@ class View:
             if pieces or (wants and group.running):
                 keys.append(key)
                 since.append(group.cursor if wants and group.running else -1)
+                known.append(len(group.members))
                 columns += pieces
         if not keys:
             return None
@@ -173,6 +156,7 @@ class View:
             self.client,
             b"".join(keys),
             np.array(since, np.int64),
+            np.array(known, np.int32),
             *map(np.ascontiguousarray, (groups, numbers, versions, positions)),
             offsets_of(counts),
             tokens,
@@ -205,23 +189,21 @@ class View:
 
     def _start_again(self, group: KnownGroup, base: int) -> None:
         """The shard has a new log of the group, or none: send all texts again, and read from the begin."""
-        group.base, group.cursor = base, 0
+        group.base, group.cursor, group.members = base, 0, array("q")
         for text in group.texts.values():
             text.acknowledged = 0
 
     def _arrivals(self, known: dict[bytes, KnownGroup], keys: list[bytes], message: Message, reply: Reply) -> Arrivals:
-        new, numbers = [], []
-        for index, *name in zip(*map(np.ndarray.tolist, (reply.groups, reply.clients, reply.requests)), strict=True):
-            if (group := known.get(keys[index])) is None:
-                numbers.append(-1)
-                continue
-            if (number := group.numbers.get(tuple(name))) is None:
-                number = group.numbers[tuple(name)] = self._new_number()
-                new.append((number, keys[index]))
-            numbers.append(number)
-        merged, missing = merge(np.array(numbers, np.int64), reply, self._lengths)
+        new = self._learn_names(known, keys, message, reply)
+        groups = [known.get(key) for key in keys]
+        members = [group.members if group is not None else b"" for group in groups]
+        counts = np.array([len(part) for part in members])
+        is_known = reply.members < counts[reply.groups]
+        flat = np.append(np.frombuffer(b"".join(members), np.int64), -1)
+        numbers = flat[np.where(is_known, offsets_of(counts)[reply.groups] + reply.members, -1)]
+        merged, missing = merge(numbers, reply, self._lengths)
         self._lengths[merged.numbers] = merged.positions + np.diff(merged.offsets)
-        behind = set(reply.groups[missing].tolist())
+        behind = {*reply.groups[missing].tolist(), *reply.groups[~is_known].tolist()}
         for index, (key, since, end) in enumerate(zip(keys, message.since.tolist(), reply.ends.tolist(), strict=True)):
             if since >= 0 and (group := known.get(key)) is not None:
                 # A late reply may begin after what is known, then the log is read again from its begin.
@@ -229,6 +211,26 @@ class View:
                     0 if index in behind else max(group.cursor, end) if since <= group.cursor else group.cursor
                 )
         return merged._replace(new=new)
+
+    def _learn_names(
+        self, known: dict[bytes, KnownGroup], keys: list[bytes], message: Message, reply: Reply
+    ) -> list[tuple[int, bytes]]:
+        """Number the members that the reply names; gives the requests that are new, with their groups."""
+        new, first, names = [], 0, list(map(tuple, reply.names.tolist()))
+        for index in np.flatnonzero(reply.named).tolist():
+            of_group, first = names[first : first + reply.named[index]], first + reply.named[index]
+            # Of a reply that is late the first may be missing: its pieces are asked for again.
+            if (group := known.get(keys[index])) is None or message.known[index] > len(group.members):
+                continue
+            for name in of_group[len(group.members) - message.known[index] :]:
+                if name[0] == self.client:
+                    group.members.append(-1)
+                    continue
+                if (number := group.numbers.get(name)) is None:
+                    number = group.numbers[name] = self._new_number()
+                    new.append((number, keys[index]))
+                group.members.append(number)
+        return new
 
     def _new_number(self) -> int:
         if self._free_numbers:
@@ -239,54 +241,3 @@ class View:
                 self._lengths = np.concatenate([self._lengths, np.zeros_like(self._lengths)])
         self._lengths[number] = 0
         return number
-
-
-def merge(numbers: np.ndarray, reply: Reply, lengths: np.ndarray) -> tuple[Arrivals, np.ndarray]:
-    """One stretch for each request, without what is known of it.
-
-    Args:
-        numbers: int64 [pieces], the requests of the reply's pieces; negative ones are left out.
-        lengths: int64, known of each request.
-
-    Returns:
-        The stretches by rising number, and the indices of pieces that begin after what is known.
-    """
-    counts = np.diff(reply.offsets)
-    order = np.argsort(numbers, kind="stable")
-    order = order[numbers[order] >= 0]
-    number, position, count = numbers[order], reply.positions[order].astype(np.int64), counts[order]
-    # Within a log a request's pieces follow each other, so what is known before a piece is the end of the one before.
-    is_first = np.diff(number, prepend=-1) != 0
-    ends = position + count
-    expected = np.where(is_first, lengths[number], np.roll(ends, 1))
-    expected = np.maximum(expected, lengths[number])
-    missing = np.isin(number, number[position > expected])
-    skipped = np.clip(expected - position, 0, count)
-    skipped[missing] = count[missing]
-    kept = count - skipped
-    starts = reply.offsets[:-1][order] + skipped
-    begins = offsets_of(kept)
-    places = np.arange(begins[-1]) + np.repeat(starts - begins[:-1], kept)
-    used = np.flatnonzero(kept)
-    firsts = used[np.diff(number[used], prepend=-1) != 0]
-    bounds = np.append(begins[firsts], begins[-1])
-    stretches = Arrivals([], number[firsts], position[firsts] + skipped[firsts], bounds, reply.tokens[places])
-    return stretches, order[missing]
-
-
-def split(arrivals: Arrivals, max_tokens: int) -> list[Arrivals]:
-    """Parts of at most `max_tokens` each, in which a stretch may be cut."""
-    if arrivals.offsets[-1] <= max_tokens:
-        return [arrivals]
-    parts, total = [], int(arrivals.offsets[-1])
-    for begin in range(0, total, max_tokens):
-        end = min(total, begin + max_tokens)
-        inside = np.flatnonzero((arrivals.offsets[:-1] < end) & (arrivals.offsets[1:] > begin))
-        starts = np.maximum(arrivals.offsets[inside], begin)
-        positions = arrivals.positions[inside] + starts - arrivals.offsets[inside]
-        offsets = np.append(starts - begin, end - begin)
-        parts.append(
-            Arrivals([], arrivals.numbers[inside], positions, offsets, arrivals.tokens[begin:end], arrivals.asked)
-        )
-    parts[0] = parts[0]._replace(new=arrivals.new)
-    return parts

@@ -22,6 +22,7 @@ def ask(groups, client, *pieces, keys=(KEY,), since=None, now=0.0, run_id="run")
         client,
         b"".join(keys),
         np.array(since or [0] * len(keys), np.int64),
+        np.zeros(len(keys), np.int32),
         group,
         request,
         np.zeros(len(pieces), np.int32),
@@ -34,8 +35,9 @@ def ask(groups, client, *pieces, keys=(KEY,), since=None, now=0.0, run_id="run")
 
 def pieces_of(reply):
     texts = np.split(reply.tokens, reply.offsets[1:-1]) if len(reply.groups) else []
-    columns = (reply.groups, reply.clients, reply.requests, reply.positions)
-    return [(*place, text.tolist()) for *place, text in zip(*(c.tolist() for c in columns), texts, strict=True)]
+    names = np.split(reply.names, np.cumsum(reply.named)[:-1])
+    pieces = zip(*(column.tolist() for column in (reply.groups, reply.members, reply.positions)), texts, strict=True)
+    return [(group, *names[group][member].tolist(), at, text.tolist()) for group, member, at, text in pieces]
 
 
 def test_siblings_get_what_is_new_and_never_their_own():
@@ -156,3 +158,25 @@ def test_counted_bytes_cover_what_is_taken():
 def test_keys_spread_over_the_shards():
     counts = np.bincount([shard_of(digest(tokens(i)), 4) for i in range(4000)])
     assert counts.min() > 850
+
+
+def test_half_an_hour_of_prompts_that_come_and_go_leaves_no_memory_behind():
+    """30 minutes by the shard's clock: new prompts each minute, weights each three, nobody says when a prompt is over."""
+    groups, rng, most, longest = make_groups(budget=1 << 30, ttl=300.0), np.random.default_rng(0), 0.0, 0
+    for second in range(1800):
+        now, minute = float(second), second // 60
+        for prompt in range(4):
+            key = digest(tokens(minute, prompt))
+            for client in range(4):
+                text = rng.integers(100, size=8).astype(np.int32)
+                groups.append(key, client, minute, minute // 3, 8 * (second % 60), text, now)
+        groups.expire(now)
+        most = max(most, groups.nbytes / groups.num_tokens)
+        longest = max(longest, len(groups))
+    assert groups.evicted == 0 and groups.expired == 4 * 30 - len(groups)
+    assert longest <= 4 * (300 // 60 + 2)  # those of the time to live, of this minute and the last
+    assert groups.num_tokens <= longest * 4 * 480
+    # Entries of 8 tokens: 4 bytes a token, an entry's share of 2, an eighth more, and a group's own share.
+    assert most < 80 and groups.nbytes / groups.num_tokens < 9
+    groups.expire(1800.0 + 301.0)
+    assert (len(groups), groups.nbytes, groups.num_tokens, groups._by_version) == (0, 0, 0, {})

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sam.drafting.token_ids import digest
-from sam.sharing.view import View, split
+from sam.sharing.arrivals import split
+from sam.sharing.view import View
 from tests.sam.sharing.channel import make_groups, tokens
 
 KEYS = [digest(tokens(i)) for i in range(2)]
