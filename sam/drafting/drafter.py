@@ -286,10 +286,6 @@ class Drafter:
         while self.groups.free_blocks < needed and self.groups.evict():
             self.counters["evicted_groups"] += 1
 
-    def take_sources(self) -> np.ndarray:
-        """int64 [SOURCES, 2], draft tokens by source since the last call: compared with the text, and accepted."""
-        return origins.take(self.learned.by_source)
-
     def warm_up(self) -> None:
         """Compile every kernel, so that no step waits for it."""
         other = Drafter(max_draft_tokens=self.max_draft_tokens, memory_budget_bytes=1 << 20)

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from sam.drafting import origins
 from sam.drafting.drafter import Drafts
+from sam.drafting.mixing_weights import make_learned
 
 
 class NoText:
@@ -20,6 +20,7 @@ class NoText:
 
     def __init__(self):
         self.counters: dict[str, int] = {}
+        self.learned = make_learned()  # nothing, ever
         self._lengths: dict[str, int] = {}
 
     def start(self, request_id: str, prompt_token_ids: np.ndarray, policy_version: int = 0) -> None:
@@ -50,10 +51,6 @@ class NoText:
     def num_tokens(self, request_id: str) -> int:
         """As `lengths`, of one request."""
         return self._lengths[request_id]
-
-    def take_sources(self) -> np.ndarray:
-        """Nothing counted."""
-        return origins.make_counts()
 
     def warm_up(self) -> None:
         """Nothing to compile."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from sam.config import SpeculationConfig
-from sam.drafting import shape
+from sam.drafting import origins, shape
 from sam.drafting.drafter import Drafter, Drafts
 from sam.history.client import HistoryClient
 from sam.record.engine_steps import accepted_tokens
@@ -128,7 +128,7 @@ class SamProposer:
 
     def take_sources(self) -> np.ndarray:
         """int64 [SOURCES, 2], draft tokens by source since the last call: compared with the text, and accepted."""
-        return self.drafter.take_sources()
+        return origins.take(self.drafter.learned.by_source)
 
     def exclude_idle(self, seconds: float) -> None:
         """Exclude `seconds` of idle time from the step being timed."""
