@@ -25,10 +25,8 @@ def load_of(options: argparse.Namespace) -> Load:
     for name in ("engines", "requests", "tokens_per_second", "group_size", "seconds", "interval_ms", "processes"):
         if (value := getattr(options, name)) < 1:
             raise ValueError(f"--{name.replace('_', '-')} {value}: expected 1 or more")
-    if options.engines * options.requests % options.group_size:
-        raise ValueError(
-            f"--group-size {options.group_size}: expected a divisor of the {options.engines * options.requests} requests"
-        )
+    if (requests := options.engines * options.requests) % options.group_size:
+        raise ValueError(f"--group-size {options.group_size}: expected a divisor of the {requests} requests")
     if options.processes > options.engines:
         raise ValueError(f"--processes {options.processes}: expected at most the {options.engines} engines")
     names = ("engines", "requests", "tokens_per_second", "group_size", "seconds", "interval_ms")

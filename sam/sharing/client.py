@@ -5,6 +5,7 @@ growing pauses.
 """
 
 import logging
+import math
 import secrets
 import threading
 import time
@@ -63,7 +64,7 @@ class Link:
     message: Message | None = None
     answer: Any = None
     asked: float = 0.0
-    retry_at: float = 0.0
+    retry_at: float = -math.inf
     pause: float = 0.0
     is_down: bool = False
 

@@ -17,7 +17,7 @@ import numpy as np
 from sam.drafting.token_ids import digest
 from sam.sharing.arrivals import Arrivals
 from sam.sharing.client import Client
-from sam.sharing.messages import Message, Reply, offsets_of
+from sam.sharing.messages import Message, Reply
 from sam.sharing.shard import Cluster, RayTransport
 
 PROMPT_TOKENS = 1

@@ -102,6 +102,23 @@ def test_a_client_without_a_server_starts_when_there_is_one(channel):
     assert channel.groups[0].num_tokens == 2
 
 
+def test_clocks_that_differ_by_years_change_nothing(channel):
+    """No time travels: each process asks its own clock for its own pauses only."""
+    year = 365 * 24 * 3600.0
+    clients = [make_client(channel) for _ in range(3)]
+    for shift, one in zip((-30 * year, 0.0, 30 * year), clients, strict=True):
+        one._clock = lambda shift=shift: channel.clock() + shift
+        one.put("start", 0, KEYS[0], 0, 2)
+    exchange = channel.groups[0].exchange
+    channel.groups[0].exchange = lambda message, now: exchange(message, now - 7 * year)
+    for i, one in enumerate(clients):
+        write(one, 0, 2, i)
+    advance(channel, *clients, rounds=2)
+    assert [sorted(sum(texts(one), [])) for one in clients] == [[1, 2], [0, 2], [0, 1]]
+    assert len(channel.groups[0]) == 1 and channel.groups[0].expired == 0
+    assert all(0 <= one.counters["sharing_lag_ms"] <= 100 and one.counters["sharing_errors"] == 0 for one in clients)
+
+
 def test_a_shard_of_another_run_gets_nothing(channel):
     client = make_client(channel, run_id="other")
     client.put("start", 0, KEYS[0], 0, 0)

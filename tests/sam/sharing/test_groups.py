@@ -161,7 +161,7 @@ def test_keys_spread_over_the_shards():
 
 
 def test_half_an_hour_of_prompts_that_come_and_go_leaves_no_memory_behind():
-    """30 minutes by the shard's clock: new prompts each minute, weights each three, nobody says when a prompt is over."""
+    """30 minutes by the shard's clock: new prompts each minute, weights each three; nobody says when one is over."""
     groups, rng, most, longest = make_groups(budget=1 << 30, ttl=300.0), np.random.default_rng(0), 0.0, 0
     for second in range(1800):
         now, minute = float(second), second // 60

@@ -147,10 +147,13 @@ def test_a_killed_relay_is_replaced_and_the_engine_goes_on(shards, engines):
     assert reader.ask("step", "b", [20]) == [21, 22, 23]
 
 
-def test_a_killed_engine_takes_nothing_with_it(shards, engines):
+@pytest.mark.parametrize("is_whole", [False, True], ids=["engine", "replica"])
+def test_a_killed_engine_takes_nothing_with_it(shards, engines, is_whole):
     writer, reader = engines
     writer.ask("step", "a", [10, 11, 12, 13, 14])
     until(lambda: ray.get(shards[1].state.remote())["tokens"] == 5)
+    if is_whole:  # the process beside it too, at the same time
+        os.kill(writer.ask("relay"), signal.SIGKILL)
     writer.kill()
     wait_for_text(reader, "b", 5)
     again = Engine(shards[0])
