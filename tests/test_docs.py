@@ -241,6 +241,7 @@ def emitted_metrics() -> set[str]:
     from sam.switch.policies import PolicyRotation
     from sam.switch.policy import StepState
     from sam.vllm.async_hooks import COUNTERS
+    from sam.vllm.trained import COUNTERS as TRAINED
     from tests.recipe.record.test_rollout_metrics import record
     from tests.sam.vllm.model_runner import make_proposer
 
@@ -250,7 +251,7 @@ def emitted_metrics() -> set[str]:
         goodput.choose(state, np.full(24, 1e-3, np.float32), np.arange(0, 25, 3))
         goodput.plan(state)
     counters = {*goodput.counters, *PolicyRotation([goodput]).counters, *make_proposer().counters, *COUNTERS}
-    names |= {f"rollout/drafter/{name}" for name in (*counters, *HISTORY, *SHARING, *SIBLINGS)}
+    names |= {f"rollout/drafter/{name}" for name in (*counters, *HISTORY, *SHARING, *SIBLINGS, *TRAINED)}
     source = (ROOT / "recipe" / "trainer" / "dynamic_sampling.py").read_text()  # to import it takes verl
     meter = Meter(ContextPolicy(RoutingSettings()))
     names |= set(routing_metrics(meter.take(0.0)))

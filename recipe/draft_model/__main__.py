@@ -79,14 +79,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Read the command line, make the draft model."""
     parser = argparse.ArgumentParser(prog="python -m recipe.draft_model", description=__doc__)
     parser.add_argument("--assets", type=Path, required=True, help="folder with model/ and train.parquet")
-    for name, text in {
-        "layers": "of the draft model",
-        "prompts": "prompts that the target answers",
-        "steps": "optimizer steps",
-        "seed": "of responses and batches",
-    }.items():
-        default = getattr(DistilSettings, name)
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"{text} (default {default})")
+    usual = DistilSettings()
+    parser.add_argument("--layers", type=int, default=usual.layers, help="of the draft model (default %(default)s)")
+    parser.add_argument("--prompts", type=int, default=usual.prompts, help="prompts to answer (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=usual.steps, help="optimizer steps (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=usual.seed, help="of responses and batches (default %(default)s)")
     options = parser.parse_args(arguments)
     for name in ("layers", "prompts", "steps"):
         if getattr(options, name) < 1:

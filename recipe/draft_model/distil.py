@@ -39,7 +39,7 @@ class DistilSettings:
     prompts: int = 96
     samples: int = 4
     response_tokens: int = 256
-    steps: int = 600
+    steps: int = 300
     sequences: int = 12
     learning_rate: float = 2e-3
     save_steps: int = 50

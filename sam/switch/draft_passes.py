@@ -12,6 +12,9 @@ import numpy as np
 from sam.switch.goodput import MIN_GAIN_OFF, choose_lengths
 
 UPDATE = 0.1  # weight of the last passes in the correction of their time
+# Steps over which the time of reading what was missed is spread in a plan. One step alone would never pay for it, and
+# what is missed grows with every step that the draft model rests.
+CATCH_UP_STEPS = 32
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,11 @@ class PassCost:
     def of_passes(self, count: int, requests: int, missing: int) -> float:
         """Of `count` passes, the first of which reads `missing` tokens, the others one of each request."""
         return self.ms(missing) + (count - 1) * self.ms(requests) if count else 0.0
+
+    def planned(self, count: int, requests: int, missing: int) -> float:
+        """As `of_passes`, with what the first reads beyond a token of each request spread over `CATCH_UP_STEPS`."""
+        catching_up = self.ms(missing) - self.ms(requests)
+        return self.of_passes(count, requests, requests) + max(0.0, catching_up) / CATCH_UP_STEPS
 
     def observe(self, expected: float, measured: float) -> None:
         """Learn from passes that were expected to take `expected` milliseconds."""
@@ -119,11 +127,12 @@ def plan_passes(policy: Any, state, drafts, expected, missing, cost: PassCost, m
         wanted = wanted & (expected[:, 0] > 0)
         if not wanted.any():
             continue
-        passes = Passes(count, wanted, cost.of_passes(count, int(wanted.sum()), int(missing[wanted].sum())))
+        work = count, int(wanted.sum()), int(missing[wanted].sum())
+        passes = Passes(count, wanted, cost.of_passes(*work))
         if step_ms is None:
             return passes
         joined = combined(drafts.acceptance, drafts.offsets, expected, wanted, count)
-        if (found := _gain(state, *joined, step_ms, passes.milliseconds)) > best_gain:
+        if (found := _gain(state, *joined, step_ms, cost.planned(*work))) > best_gain:
             best, best_gain = passes, found
     return best
 

@@ -7,7 +7,7 @@ its cache yet, and rows that want no draft are left out.
 
 import numpy as np
 import torch
-from vllm.config import CUDAGraphMode
+from vllm.config import CUDAGraphMode, replace
 from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.spec_decode.draft_model import DraftModelProposer
@@ -54,6 +54,16 @@ class DraftModelPasses(DraftModelProposer):
 
     def _raise_if_padded_drafter_batch_disabled(self) -> None:
         """vLLM's own passes need a padded batch; these take tokens from the host."""
+
+    def _create_draft_vllm_config(self):
+        """With the weights of its folder.
+
+        Root cause: DraftModelProposer (vLLM 0.23) loads a draft model as the target is loaded, which verl asks to be
+        filled with random numbers, as a weight sync follows. Symptom: no draft is ever accepted. Can go when vLLM heeds
+        `draft_load_config` there.
+        """
+        base = super()._create_draft_vllm_config()
+        return replace(base, load_config=replace(base.load_config, load_format="auto"))
 
     def load_draft_model(self, target_model: torch.nn.Module) -> None:
         """Load the weights; a copy stays on the host where sleeping would lose them.

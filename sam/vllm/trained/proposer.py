@@ -20,21 +20,11 @@ from sam.drafting.position_acceptance import PositionAcceptance
 from sam.switch.draft_passes import PassCost, Passes, plan_passes
 from sam.vllm import warmup_cost
 from sam.vllm.proposer import SamProposer
+from sam.vllm.trained import COUNTERS
 from sam.vllm.trained.passes import DraftModelPasses
 
 logger = logging.getLogger(__name__)
 
-COUNTERS = (
-    "draft_model_steps",
-    "draft_model_rests",
-    "draft_model_passes",
-    "draft_model_requests",
-    "draft_model_read_tokens",
-    "draft_model_drafted_tokens",
-    "draft_model_accepted_tokens",
-    "draft_model_errors",
-    "draft_model_invalid_drafts",
-)
 MAX_ERRORS = 8  # one after the other, after which the draft model rests until the next weight sync
 
 

@@ -11,7 +11,7 @@ import sam.config
 from recipe.launch.config import CONFIGS, ConfigError, compose_config
 from sam.config import SpeculationConfig
 
-METHODS = ("sam", "off", "ngram", "suffix")
+METHODS = ("sam", "off", "ngram", "suffix", "draft_model", "hybrid")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -53,6 +53,15 @@ BAD = [
     (
         ["speculation.verification=entropy"],
         "speculation.verification='entropy': expected one of exact, rejection",
+    ),
+    (
+        ["speculation=draft_model", "speculation.draft_model=null"],
+        "speculation.draft_model=None: speculation=draft_model needs one: name its folder",
+    ),
+    (["speculation=hybrid", "speculation.min_match_len=-1"], "speculation.min_match_len=-1: expected an integer"),
+    (
+        ["speculation=hybrid", "speculation.async_scheduling=on"],
+        "speculation.async_scheduling=on: vLLM schedules synchronously with speculation.method=hybrid",
     ),
     (["speculation.memory_budget_mib=70000"], "expected an integer from 1 to 65536"),
     (["routing=foo"], "Could not find 'routing/foo'"),

@@ -33,6 +33,7 @@ def resolve(*overrides, name=CPU):
             EXACT,
         ),
         (["speculation=off"], "none", EXACT),
+        (["speculation=hybrid"], "sam.vllm.trained.proposer.TrainedProposer, in place of vLLM's", EXACT),
         (
             ["speculation.verification=rejection"],
             "sam.vllm.proposer.SamProposer",

@@ -121,6 +121,10 @@ def run(target, draft, method):
     logging.getLogger("sam.vllm.trained.proposer").addHandler(handler)
 
     def then(llm):
+        drafter = drafter_of(llm)
+        with pytest.MonkeyPatch.context() as patch:  # as verl asks the target to be loaded
+            patch.setattr(drafter.vllm_config.load_config, "load_format", "dummy")
+            seen.load_format = drafter._create_draft_vllm_config().load_config.load_format
         seen.always = recorded(llm, range(10))
         seen.paused = recorded(llm, (3, 4, 9))
         seen.never = recorded(llm, ())
@@ -177,6 +181,11 @@ def test_siblings_share_what_the_draft_model_has_read(results):
     paused = results["draft_model"].paused
     # Blocks of shared prompts are read once, by whichever request comes first, but for those that start together.
     assert min(paused.missed) >= 1 and paused.counters["draft_model_read_tokens"] < prompts + 12 * TOKENS
+
+
+@METHODS
+def test_the_draft_models_weights_are_its_own(results, method):
+    assert results[method].load_format == "auto"
 
 
 @METHODS

@@ -1,0 +1,58 @@
+"""What a draft model's KV cache holds: told from the text alone, whatever became of the blocks."""
+
+import numpy as np
+import pytest
+
+from sam.drafting.written_blocks import WrittenBlocks
+
+SIZE = 4
+
+
+def text(*tokens):
+    return np.array(tokens, np.int32)
+
+
+def test_it_agrees_with_a_cache_that_keeps_every_token():
+    """Random texts, blocks handed out at random, partial writes: against the texts that the slots really hold."""
+    random = np.random.default_rng(0)
+    notes, slots = WrittenBlocks(SIZE), {}
+    stems = [random.integers(0, 3, 40).astype(np.int32) for _ in range(3)]
+    found = 0
+    for step in range(600):
+        length = int(random.integers(1, 40))
+        tokens = stems[step % 3][:length].copy()
+        if random.random() < 0.3:
+            tokens[random.integers(length)] = 9
+        blocks = random.permutation(12)[: -(-length // SIZE)]
+        valid = notes.written(str(step), tokens, blocks)
+        held = [slots.get((int(blocks[i // SIZE]), i % SIZE)) == tokens[: i + 1].tobytes() for i in range(length)]
+        assert all(held[:valid])
+        found += valid > 0
+        end = int(random.integers(valid, length + 1))
+        notes.note(str(step), valid, end, blocks)
+        for i in range(valid, end):
+            slots[int(blocks[i // SIZE]), i % SIZE] = tokens[: i + 1].tobytes()
+        if random.random() < 0.5:  # what was written is known at once, and what lay behind it may be right, too
+            held = [slots.get((int(blocks[i // SIZE]), i % SIZE)) == tokens[: i + 1].tobytes() for i in range(length)]
+            assert end <= (again := notes.written(str(step), tokens, blocks)) and all(held[:again])
+    assert found > 30
+
+
+def test_a_block_of_another_text_is_not_taken():
+    notes = WrittenBlocks(SIZE)
+    notes.written("a", text(1, 2, 3, 4, 5), np.array([3, 1]))
+    notes.note("a", 0, 5, np.array([3, 1]))
+    assert notes.written("b", text(1, 2, 3, 4, 6), np.array([3, 2])) == 4
+    notes.written("c", text(8, 9), np.array([3]))
+    notes.note("c", 0, 2, np.array([3]))  # the first block went to another request
+    assert notes.written("a", text(1, 2, 3, 4, 5), np.array([3, 1])) == 0
+
+
+@pytest.mark.parametrize("forget", ["clear", "keep_only"])
+def test_forgetting(forget):
+    notes = WrittenBlocks(SIZE)
+    notes.written("a", text(1, 2), np.array([0]))
+    notes.note("a", 0, 2, np.array([0]))
+    notes.clear() if forget == "clear" else notes.keep_only([])
+    # Without its hashes a text is hashed again; without notes nothing is written.
+    assert notes.written("a", text(1, 2), np.array([0])) == (0 if forget == "clear" else 2)
