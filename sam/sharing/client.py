@@ -114,6 +114,10 @@ class Client:
         """End the thread; for tests, since it ends with its process."""
         self._stopped.set()
 
+    def now(self) -> float:
+        """Seconds by the client's clock, as in Arrivals."""
+        return self._clock()
+
     def put(self, event: str, *arguments) -> None:
         """Hand over an event; it is lost if the thread is far behind. Called by the engine's thread."""
         if len(self._events) < MAX_EVENTS or event in ("finish", "forget"):  # of each there are no more than starts

@@ -1,5 +1,7 @@
 """A drafter whose groups also hold the text of siblings in other replicas."""
 
+from collections import deque
+
 import numpy as np
 
 from sam.automaton import store
@@ -13,14 +15,16 @@ from sam.sharing.client import Client
 # Of siblings elsewhere, appended in a step: a bound on what sharing adds to it, of about half a millisecond.
 MAX_TOKENS_A_STEP = 2048
 NO_TOKENS = np.zeros(0, np.int32)
-COUNTERS = ("drafted_requests", "siblings_here", "siblings_elsewhere")
+COUNTERS = ("drafted_requests", "siblings_here", "siblings_elsewhere", "sharing_lag_tokens")
+MARKS = 1024  # appends of which is remembered when they were
 
 
 class SharingDrafter(Drafter):
     """A Drafter that tells a client of its requests, and appends what has arrived before it drafts.
 
     Without a client it is a Drafter. Counters, beside the client's: requests that drafts were asked for, and the
-    siblings here and elsewhere that each of them had, summed.
+    siblings here and elsewhere that each of them had, summed; and the tokens that a request here wrote, on average,
+    from the question that brought the last text until it was taken.
     """
 
     def __init__(self, **settings):
@@ -32,6 +36,8 @@ class SharingDrafter(Drafter):
         self._keys: dict[int, bytes] = {}  # of groups, and the other way round
         self._group_of_key: dict[bytes, int] = {}
         groups = len(self.store.groups)
+        self._written = 0.0  # tokens a request, on average
+        self._marks: deque[tuple[float, float]] = deque(maxlen=MARKS)  # seconds, and `_written` then
         self._siblings_here, self._siblings_elsewhere = np.zeros((2, groups), np.int32)
 
     def share(self, client: Client) -> None:
@@ -64,6 +70,8 @@ class SharingDrafter(Drafter):
         super()._append(slots, token_ids, offsets)
         if self.client is not None:
             self.client.put("append", slots, positions, np.asarray(token_ids), np.asarray(offsets))
+            self._written += len(token_ids) / max(1, len(slots))
+            self._marks.append((self.client.now(), self._written))
             self._append_arrived()
 
     def _append_arrived(self) -> None:
@@ -71,6 +79,8 @@ class SharingDrafter(Drafter):
             for number, key in part.new:
                 self._start_elsewhere(number, key)
             self.append_siblings(self._slot_of[part.numbers], part.positions, part.tokens, part.offsets)
+            before = next((written for seconds, written in reversed(self._marks) if seconds <= part.asked), 0.0)
+            self.counters["sharing_lag_tokens"] = round(self._written - before)
 
     def start_sibling(self, group: int) -> int:
         """Follow a request that runs elsewhere, until its group is dropped.

@@ -78,6 +78,26 @@ def test_siblings_at_draft_time_are_counted():
     assert counters["sharing_received_tokens"] == 1
 
 
+def test_lag_is_what_a_request_here_wrote_since_the_question():
+    replicas = Replicas()
+    here, there = replicas.drafters
+    for request in ("a", "c"):
+        here.start(request, tokens(1, 2))
+    there.start("b", tokens(1, 2))
+    step(there, "b", 7)
+    step(here, "a", 4, 4, 4, 4)
+    replicas.exchange()
+    replicas.channel.clock.now += 0.01
+    both = tokens(5, 5, 5, 6, 6)
+    here.step(["a", "c"], both, np.array([0, 3, 5]), np.zeros(2, np.int32))
+    assert here.counters["sharing_lag_tokens"] == 2  # 2.5, rounded to even
+    step(there, "b", 8)
+    replicas.exchange()
+    replicas.channel.clock.now += 0.01
+    step(here, "a", 9, 9, 9, 9)
+    assert here.counters["sharing_lag_tokens"] == 4
+
+
 def test_work_of_a_step_is_bounded_whatever_has_arrived(monkeypatch):
     replicas = Replicas()
     here, there = replicas.drafters
