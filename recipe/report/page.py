@@ -2,7 +2,7 @@
 
 from recipe.report import sources, stock, tables
 from recipe.report.answer import answer, remarks, ten_lines
-from recipe.report.plots import FIRST, Picture
+from recipe.report.picture import FIRST, Picture
 from recipe.report.runs import Run, config_difference
 from sam import page
 

@@ -6,13 +6,14 @@ from operator import attrgetter
 
 import numpy as np
 
+from recipe.report.gantt import picture_of_runs
+from recipe.report.picture import ACCEPTANCE, FIRST, TIME, TRAINING, Picture, Plot
 from recipe.report.runs import REWARD, Run, compare_responses
 from recipe.report.sources import draw_sources, has_sources
 from recipe.report.stock import AgainstStock, draw_stock
 from recipe.report.timeline import draw_drafts, draw_running, draw_step_time, label
 from sam.bench.charts import COLORS
 from sam.command import new_figure
-from sam.page import chart
 from sam.replay.round_robin import Replay
 
 # For a second run of a method, and for what is no method: Okabe and Ito's, which colour-blind readers tell apart.
@@ -21,39 +22,6 @@ DASHES = {"off": "--", "ngram": "-.", "suffix": ":"}
 POSITION = "position in the response (tokens)"
 SIZE = (4.8, 3.0)  # inches
 WIDE = (6.6, 3.1)
-# Parts of the page, in reading order; the pictures of FIRST stand below the answer without a heading.
-FIRST, TIME, ACCEPTANCE, TRAINING = "", "Where the time went", "Acceptance", "Training"
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A drawn figure and what a reader is told of it."""
-
-    name: str
-    part: str
-    title: str
-    caption: str
-    figure: object  # matplotlib's
-
-    def html(self) -> str:
-        return chart(self.figure, self.title, self.caption)
-
-
-@dataclass(frozen=True)
-class Plot:
-    """How to draw one.
-
-    Attributes:
-        draw: called with matplotlib's axes, the runs that have what it needs, and Looks; what it returns is added to
-            the caption.
-        needs: whether a run has what is drawn.
-    """
-
-    part: str
-    title: str
-    caption: str
-    draw: Callable
-    needs: Callable[[Run], bool]
 
 
 @dataclass(frozen=True)
@@ -102,6 +70,8 @@ def draw_all(
             add(name, plot, having, looks)
         if name == "drafts" and stock:
             add("stock", AGAINST_STOCK, stock)
+    if gantt := picture_of_runs(runs):
+        pictures.append(gantt)
     if all(run.has_responses for run in runs[:2]):
         add("identical", IDENTICAL, *runs[:2])
     if scopes:

@@ -33,6 +33,7 @@ class RoutedClient(LLMServerClient):
 
     async def _acquire_server(self, request_id: str, **_):
         told = self._acquire_with[request_id]
+        self._server_of.pop(request_id, None)
         server_id, server = await self._load_balancer.acquire_server.remote(request_id=request_id, **told)
         self._server_of[request_id] = server_id
         return server_id, server
@@ -67,7 +68,9 @@ class RoutedClient(LLMServerClient):
                         name, prompt_ids=prompt_ids + given, sampling_params=part_parameters, **kwargs
                     )
                 except Exception as error:
-                    if name not in self._server_of and died is not None:
+                    if name not in self._server_of:
+                        if died is None or is_dead(error):  # the router's own death
+                            raise
                         raise died from error  # no replica is left: why is what matters
                     died, failures = error, failures + 1
                     if not is_dead(error) or failures > MOST_FAILURES:

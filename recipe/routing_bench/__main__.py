@@ -18,7 +18,6 @@ from pathlib import Path
 from recipe.launch import environment
 from recipe.launch.config import ConfigError, compose_config
 
-REFERENCE = "verl"
 SPECULATION = {
     "off": ["speculation=off"],
     "sam": ["speculation=sam", "speculation.scope=group"],
@@ -39,6 +38,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--mean", type=float, default=102, help="tokens of a response (default: as published, at a cap of 512)"
     )
+    parser.add_argument("--ahead", type=int, help="routing.ahead (default: as many as slots)")
     parser.add_argument("--cap", type=int, default=512, help="most tokens of a response")
     parser.add_argument("--sigma", type=float, default=0.6, help="of the lengths' logarithm")
     parser.add_argument("--correlation", type=float, default=0.35, help="share of its variance between prompts")
@@ -81,6 +81,7 @@ def make_config(options: argparse.Namespace, engines: str, folder: Path):
             f"trainer.n_gpus_per_node={options.replicas}",
             f"actor_rollout_ref.rollout.max_num_seqs={options.slots}",
             f"data.max_response_length={options.cap}",
+            f"routing.ahead={options.slots if options.ahead is None else options.ahead}",
             f"actor_rollout_ref.rollout.max_model_len={options.cap + 128}",
             f"actor_rollout_ref.rollout.response_length={options.cap}",
             "actor_rollout_ref.rollout.load_format=auto",

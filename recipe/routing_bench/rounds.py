@@ -6,12 +6,12 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-import ray
 from omegaconf import DictConfig
 from tqdm import tqdm
 
 from recipe.report.gantt import Span, draw
-from recipe.routing_bench.rollout import Rollout, Variant, Work, run
+from recipe.routing_bench.results import Rollout, Variant, Work
+from recipe.routing_bench.rollout import run
 from recipe.routing_bench.servers import start_servers
 from recipe.routing_bench.table import as_text, rows
 from recipe.seeds import sample_seed
@@ -57,7 +57,8 @@ async def play(options: argparse.Namespace, configs: dict[str, DictConfig], fold
     table = pandas.read_parquet(options.assets / "train.parquet")["prompt"]
     texts = [list(map(dict, row)) for row in table.head((options.rounds + 1) * options.groups)]
     end_token = tokenizer.convert_tokens_to_ids(chr(0)) if chr(0) in tokenizer.get_vocab() else 0
-    variants, servers = variants_of(options), await start_engines(options, configs)
+    variants = variants_of(options)
+    servers, _shards = await start_engines(options, configs)  # an actor ends when nobody holds its handle
     rounds: list[dict[str, Rollout]] = []
     logs = options.output or folder
     with tqdm(total=(options.rounds + 1) * len(variants), unit="rollout", disable=None) as bar:
@@ -83,10 +84,10 @@ async def play(options: argparse.Namespace, configs: dict[str, DictConfig], fold
     return {"options": kept, "rows": results, "rounds": each}, as_text(results, reference)
 
 
-async def start_engines(options: argparse.Namespace, configs: dict[str, DictConfig]) -> dict[str, dict[str, Any]]:
-    """Servers by kind of engine, by name."""
+async def start_engines(options: argparse.Namespace, configs: dict[str, DictConfig]) -> tuple[dict, list]:
+    """Servers by kind of engine, by name; and the shards by which those that share do."""
     servers: dict[str, dict[str, Any]] = {}
-    started = []
+    started, shards = [], []
     for number, (kind, config) in enumerate(configs.items()):
         handles, starting = start_servers(config, options.replicas, number * options.replicas)
         servers[kind] = {f"replica {i}": handle for i, handle in enumerate(handles)}
@@ -96,14 +97,9 @@ async def start_engines(options: argparse.Namespace, configs: dict[str, DictConf
             await one
             bar.update()
     if "shared" in servers:
-        cluster, _keep = start_shards(1, secrets.token_hex(8), SHARD_BYTES)
-        servers["shared"] = dict(servers["shared"])
+        cluster, shards = start_shards(1, secrets.token_hex(8), SHARD_BYTES)
         await asyncio.gather(*(server.share.remote(cluster) for server in servers["shared"].values()))
-        _shards.extend(_keep)
-    return servers
-
-
-_shards: list[ray.actor.ActorHandle] = []  # an actor ends when nobody holds its handle
+    return servers, shards
 
 
 def shown(variants: list[Variant]) -> list[Variant]:

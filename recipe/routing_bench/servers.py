@@ -58,7 +58,7 @@ class BenchServer(SpeculationServer):
         return spans
 
 
-def start_servers(config: DictConfig, replicas: int, first: int) -> list[Any]:
+def start_servers(config: DictConfig, replicas: int, first: int) -> tuple[list[Any], list[Any]]:
     """Actors of `replicas` servers that are being started, numbered from `first`; and what says that they serve."""
     handles = [
         ray.remote(BenchServer)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from recipe.routing_bench.rollout import Rollout
+from recipe.routing_bench.results import Rollout
 
 
 def rows(rounds: list[dict[str, Rollout]], reference: str) -> list[dict]:
@@ -26,6 +26,7 @@ def rows(rounds: list[dict[str, Rollout]], reference: str) -> list[dict]:
         }
         for number in ("seconds", "tail_seconds", "start_to_end_seconds", "idle_share"):
             row[number] = _middle([getattr(own, number) for own, _ in pairs])
+        row["as_drawn"] = round(sum(own.as_drawn for own, _ in pairs) / sum(len(own.responses) for own, _ in pairs), 4)
         row["moves"] = sum(own.status.get("moves", 0) for own, _ in pairs)
         found.append(row)
     return found

@@ -88,7 +88,10 @@ def test_a_killed_servers_chunks_go_on_elsewhere_with_the_same_tokens(cluster, t
         held = (await router.get_status.remote())["servers"]["a"]
         os.kill(pid, signal.SIGKILL)
         async with asyncio.timeout(60):
-            return held, await asyncio.gather(*responses), await router.get_status.remote()
+            found = await asyncio.gather(*responses)
+            while await router.get_total_inflight.remote():  # the last are being released
+                await asyncio.sleep(0.01)
+            return held, found, await router.get_status.remote()
 
     held, responses, status = asyncio.run(play())
     assert held > 0 and status["servers"] == {"b": 0} and status["waiting"] == 0

@@ -79,6 +79,25 @@ def test_requests_of_verls_own_client_are_grouped_by_their_prompts(tmp_path):
     assert [line[1] for line in lines].count("abort") == 3, "a length that nobody counted says nothing"
 
 
+def test_longer_expected_groups_go_first_where_lengths_are_known_beforehand(tmp_path):
+    async def run():
+        made, order = router(tmp_path), []
+
+        async def client(name, expected):
+            told = {"group": name, "prompt_tokens": 8, "limit": 64, "expected": expected}
+            server_id, _ = await made.acquire_server(name, **told)
+            order.append(name)
+            await asyncio.sleep(0.01)
+            made.release_server(server_id, name, expected)
+
+        await asyncio.gather(*(client(f"{expected}", expected) for expected in (5, 50, 20, 40)))
+        assert set(order[:2]) == {"50", "40"} and order[2] == "20"
+        metrics = made.take_metrics()
+        assert metrics["admissions"] == 4 and metrics["waiting_max"] >= 2
+
+    asyncio.run(run())
+
+
 def test_the_next_turn_of_a_conversation_goes_back_to_its_replica(tmp_path):
     async def run():
         made = router(tmp_path, servers=("a", "b", "c"))
