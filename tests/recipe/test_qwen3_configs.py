@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from recipe.launch.config import CONFIGS, compose_config
-from sam.config import METHODS
+from sam.config import METHODS, WITH_DRAFT_MODEL
 
 NAMES = ("dapo_qwen3_32b", "dapo_qwen3_32b_128die", "dapo_qwen3_235b")
 SCALES = ("full", "smoke")
@@ -33,13 +33,15 @@ def validate(config):
 
 # What vLLM is told to draft with, by the choice of speculation.
 DRAFTERS = {"sam": "sam.vllm.proposer.SamProposer", "off": None, "ngram": "ngram", "suffix": "suffix"}
+DRAFTERS |= dict.fromkeys(WITH_DRAFT_MODEL, "/models/draft")
 
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", (*NAMES, "dapo_qwen3_8b_cuda"))
 def test_verl_and_vllm_accept_every_combination(name, method, scale):
-    config = compose_config(name, [f"speculation={method}", f"scale={scale}"])
+    needed = ["speculation.draft_model=/models/draft"] if method in WITH_DRAFT_MODEL else []
+    config = compose_config(name, [f"speculation={method}", f"scale={scale}", *needed])
     parsed = validate(config)
     rollout = config.actor_rollout_ref.rollout
     assert (parsed.max_num_seqs, parsed.tensor_parallel_size) == (
