@@ -1,4 +1,5 @@
-"""Compiled engines, as vLLM runs them by default: the same tokens with and without drafts, after a weight sync too."""
+"""Compiled engines, as vLLM runs them by default: the same tokens with and without drafts, however they are scheduled,
+after a weight sync too."""
 
 import shutil
 
@@ -7,12 +8,15 @@ import pytest
 import torch
 
 from sam.vllm import cpu_linear, row_classes
+from tests.sam.engine.async_cpu import ASYNC_SAM
 from tests.sam.engine.tiny_engine import SAM, VOCABULARY, generate, save_model
 
 pytestmark = [
     pytest.mark.engine,
+    pytest.mark.usefixtures("asynchronous"),
     pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no compiler"),
 ]
+ASYNC = {"async_scheduling": True, "distributed_executor_backend": "uni"}
 
 
 @pytest.mark.parametrize(
@@ -32,18 +36,22 @@ def test_speculation_changes_no_token(dtype, compiled, tmp_path, monkeypatch):
         used.append({(linear.packed, linear.is_direct) for linear in linears})
         runner.model.load_weights((name, 1.1 * weight) for name, weight in model.network.state_dict().items())
 
-    def run(speculative_config, batch):
+    def run(speculative_config, batch, **scheduled):
         generator = np.random.default_rng(0)
         prompts = [generator.integers(0, VOCABULARY, 4 + row % 20).tolist() for row in range(48)]
         settings = [{"max_tokens": 64, "seed": row} for row in range(48)]
-        options = {"dtype": dtype, "enforce_eager": not compiled, "observe": changed_weights}
+        options = {"dtype": dtype, "enforce_eager": not compiled, "observe": changed_weights, **scheduled}
         return generate(model, prompts, settings, speculative_config, batch, **options)
 
     with torch._dynamo.config.patch(disable=False):
         before = dict(torch._dynamo.utils.counters["stats"])
         off, on = run(None, 48), run(SAM, 29)
+        asynchronous = [run(None, 48, **ASYNC), run(ASYNC_SAM, 29, **ASYNC)] if compiled else []
         traced = torch._dynamo.utils.counters["stats"]["unique_graphs"] - before.get("unique_graphs", 0)
-    assert (traced > 0) == compiled
-    assert used == [{(True, True), (True, False)}] * 2
-    assert on.accepted > 50
-    assert off.tokens == on.tokens and off.logprobs == on.logprobs
+    assert (traced >= len(used)) if compiled else traced == 0
+    assert used == [{(True, True), (True, False)}] * (2 + len(asynchronous))
+    for result in (on, *asynchronous):
+        assert off.tokens == result.tokens and off.logprobs == result.logprobs
+    drafters = [result.installed["drafter"] for result in (off, on, *asynchronous)]
+    assert drafters == [None, "SamProposer", None, "AsyncSamProposer"][: len(drafters)]
+    assert all(result.accepted > 50 for result in (on, *asynchronous[1:]))
