@@ -32,7 +32,7 @@ RECIPE = (
     ("trainer",),
     ("preflight",),
     ("report",),
-    ("main_dapo", "evaluate", "switch_bench", "against_stock"),
+    ("main_dapo", "evaluate", "switch_bench", "routing_bench", "against_stock"),
     ("turns",),
 )
 OUTSIDE = {"verl", "recipe", "vllm", "vllm_ascend", "sam"}
