@@ -29,6 +29,7 @@ from sam.simulate.scenario import Scenario
 from sam.simulate.setups import SETUPS
 from sam.simulate.validate import table as validation_table
 from sam.simulate.validate import validate
+from sam.switch.host_time import HOST_MS, Scheduling
 
 TRIED = ("threshold", "goodput")
 
@@ -65,6 +66,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--router", nargs="+", choices=ROUTERS, help="who decides where requests run (default: verl)")
     parser.add_argument("--chunk", nargs="+", type=int, help="tokens of a chunk, not of verl's router; 0: no chunks")
     parser.add_argument("--kv-tokens", type=int, help="tokens that a replica's KV cache holds; 0: no bound")
+    parser.add_argument("--scheduling", choices=("synchronous", "asynchronous"), help="default: as in the step costs")
+    parser.add_argument("--graphs", nargs=2, type=float, metavar=("WITH", "WITHOUT"), help="shares of the steps with "
+        "and without drafts that replay a graph (default: as in the step costs, all or none)")  # fmt: skip
+    parser.add_argument("--host-ms", type=float, default=HOST_MS, help="of a step, apart from launching operators "
+        f"(default {HOST_MS:g}, which no device has confirmed)")  # fmt: skip
+    parser.add_argument("--launch-ms", type=float, help="that a plain step takes longer without a graph "
+        "(default: two thirds of one, where the step costs are without graphs)")  # fmt: skip
     parser.add_argument("--read-ms", type=float, help="milliseconds that reading 1000 tokens of context takes")
     parser.add_argument(
         "--tail", type=int, help="running requests from which the tail counts (default: the only threshold)"
@@ -150,6 +158,14 @@ def run(options: argparse.Namespace) -> tuple[dict, str]:
     else:
         made = {"setup": scenarios.published, "log_normal": scenarios.log_normal, "traces": scenarios.recorded}
         scenario = next(make for name, make in made.items() if getattr(options, name))(options)
+    if options.scheduling or options.graphs:
+        scheduling = Scheduling(
+            options.scheduling == "asynchronous",
+            options.graphs and tuple(options.graphs),
+            options.host_ms,
+            options.launch_ms,
+        )
+        scenario = replace(scenario, cost=scheduling.apply(scenario.cost))
     report = {
         "scenario": scenario.name, "requests": sum(map(len, scenario.rounds)), "tokens": scenario.num_tokens,
         "replicas": scenario.cluster.replicas, "lock_step": scenario.cluster.dp_synchronous,

@@ -1,7 +1,9 @@
 """`python -m sam.simulate.published`: the figures of the published set-ups beside those that sam.simulate gives for
-their settings; with `--predict` also what other policies are predicted to give there."""
+their settings; with `--predict` also what other policies are predicted to give there, with `--scheduled` what
+asynchronous scheduling and graphs would change."""
 
 import argparse
+import itertools
 import json
 import sys
 
@@ -18,6 +20,8 @@ PREDICTED = (
     "--policy goodput --routing prompt shared",
     "--policy goodput --routing shared --k 8",
 )
+# How an engine schedules and whether its steps replay graphs; the published ones are the first.
+SCHEDULED = tuple(itertools.product(("synchronous", "asynchronous"), (0, 1)))
 
 
 def simulate(name: str, options: str) -> list[dict]:
@@ -68,12 +72,27 @@ def predict(name: str) -> list[dict]:
     return rows
 
 
+def scheduled(name: str) -> list[dict]:
+    """Without and with drafts of sam, scheduled synchronously and asynchronously, without graphs and with them in all
+    steps. What of a step is the host's is bounded, not measured: see sam.switch.host_time."""
+    rows, base = [], None
+    for scheduling, graphs in SCHEDULED:
+        options = f"--policy threshold goodput --seeds 1 --scheduling {scheduling} --graphs {graphs} {graphs}"
+        off, *on = simulate(name, options)
+        base = base or off["seconds"]
+        head = {"setup": name, "scheduling": scheduling, "graphs": bool(graphs)}
+        gains = {f"{row['policy']}_gain_percent": _gain(off["seconds"], row["seconds"]) for row in on}
+        ratios = {"off_times": round(base / off["seconds"], 2), "goodput_times": round(base / on[-1]["seconds"], 2)}
+        rows.append({**head, **gains, **ratios})
+    return rows
+
+
 def _gain(off: float, on: float) -> float:
     """Percent by which the rollout without speculation takes longer, as published."""
     return round(100 * (off / on - 1), 2)
 
 
-def table(reproduced: list[dict], predicted: list[dict]) -> str:
+def table(reproduced: list[dict], predicted: list[dict], engines: list[dict]) -> str:
     """Lay out the rows of `reproduce` and `predict` as text."""
     lines = [
         "gains are off / on - 1, as published; step costs are fitted to published figures, not measured",
@@ -96,22 +115,34 @@ def table(reproduced: list[dict], predicted: list[dict]) -> str:
         "{setup:18} {policy:>17} {scope:>8} {routing:>13} {gain_percent:7.2f} {cautious_gain_percent:8.2f} "
         "{tail_speedup:6.3f} {accept_length:7.3f} {switched_on:5.2f}"
     )
-    return "\n".join([*lines, *map(line.format_map, predicted)])
+    lines += map(line.format_map, predicted)
+    if engines:
+        lines.append(
+            f"{'scheduled':18} {'':>13} {'graphs':>7} {'threshold gain %':>17} {'goodput gain %':>15} {'off':>6} "
+            f"{'goodput':>8}   the last two: times as fast as off, synchronous, without graphs"
+        )
+    line = (
+        "{setup:18} {scheduling:>13} {graphs!s:>7} {threshold_gain_percent:17.2f} {goodput_gain_percent:15.2f} "
+        "{off_times:5.2f}x {goodput_times:7.2f}x"
+    )
+    return "\n".join([*lines, *map(line.format_map, engines)])
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sam.simulate.published", description=__doc__)
     parser.add_argument("--setup", nargs="+", choices=tuple(SETUPS), default=list(SETUPS))
     parser.add_argument("--predict", action="store_true", help="other policies too; minutes")
+    parser.add_argument("--scheduled", action="store_true", help="asynchronous scheduling and graphs too; minutes")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     options = parser.parse_args(arguments)
 
     def shown() -> str:
         reproduced = [reproduce(name) for name in tqdm(options.setup, unit="set-up", disable=None)]
         predicted = [row for name in options.setup if options.predict for row in predict(name)]
+        engines = [row for name in options.setup if options.scheduled for row in scheduled(name)]
         if options.json:
-            return json.dumps({"published": reproduced, "predicted": predicted})
-        return table(reproduced, predicted)
+            return json.dumps({"published": reproduced, "predicted": predicted, "scheduled": engines})
+        return table(reproduced, predicted, engines)
 
     return run_command(shown)
 

@@ -43,3 +43,23 @@ def test_the_command_says_gains_as_published(capsys, monkeypatch):
     assert sum("qwen3_32b_cautious" in options for _, options in asked) == 3
     assert published.main(["--setup", "qwen3_32b", "--predict"]) == 0
     assert "goodput, k 3" in capsys.readouterr().out
+
+
+def test_the_command_says_what_scheduling_and_graphs_would_change(capsys, monkeypatch):
+    asked = []
+
+    def simulate(name, options):
+        asked.append(options)
+        off = 40.0 if "--graphs 1 1" in options else 120.0
+        rows = [{"policy": policy, "seconds": seconds} for policy, seconds in (("threshold", 100.0), ("goodput", 60.0))]
+        return [{"policy": "never", "seconds": off}, *rows]
+
+    monkeypatch.setattr(published, "simulate", simulate)
+    rows = published.scheduled("qwen3_32b")
+    assert [(row["scheduling"], row["graphs"]) for row in rows] == [
+        ("synchronous", False), ("synchronous", True), ("asynchronous", False), ("asynchronous", True)
+    ]  # fmt: skip
+    assert [option.partition("--scheduling ")[2].split()[0] for option in asked[1:3]] == ["synchronous", "asynchronous"]
+    assert (rows[0]["threshold_gain_percent"], rows[0]["goodput_gain_percent"]) == (20.0, 100.0)
+    assert (rows[1]["off_times"], rows[1]["goodput_times"]) == (3.0, 2.0)
+    assert "asynchronous    True            -60.00" in published.table([], [], rows)

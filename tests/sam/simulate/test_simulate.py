@@ -60,6 +60,21 @@ def test_a_published_setup_can_be_changed(capsys):
     assert report["step_cost"] == "FITTED TO PUBLISHED FIGURES, NOT MEASURED"
 
 
+def test_another_way_of_scheduling_changes_the_step_costs(cost, capsys):
+    arguments = (*LENGTHS, *cost, "--policy", "always")
+    before, after = result(capsys, *arguments), result(capsys, *arguments, "--scheduling", "asynchronous")
+    assert after["step_cost"].startswith("a test; taken as scheduled asynchronously")
+    # Plain steps hide 3 ms of 10 and a little; those with drafts wait for their tokens.
+    (off, on), (hidden, waiting) = before["rows"], after["rows"]
+    saved = 3e-3 * off["engine_steps"]
+    assert hidden["seconds"] == pytest.approx(off["seconds"] - saved, rel=1e-3)
+    assert on["seconds"] * 0.9 < waiting["seconds"] <= on["seconds"]
+    slower = result(capsys, *arguments, "--graphs", "1", "0.9", "--launch-ms", "1")["rows"][0]
+    assert slower["seconds"] == pytest.approx(off["seconds"] + 0.1e-3 * off["engine_steps"], rel=1e-3)
+    assert main([*arguments, "--graphs", "0.5", "0.5"]) == 2
+    assert "launch_ms is missing" in capsys.readouterr().err
+
+
 def test_recordings_are_drafted_on_or_drawn_from(cost, runs, capsys):
     dump = runs[0] / "rollouts" / "1.jsonl"
     arguments = ("--traces", dump, *cost, "--policy", "always", "--k", "3")
