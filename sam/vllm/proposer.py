@@ -214,7 +214,7 @@ class SamProposer:
         remaining = self.max_model_len - 1 - known[rows]
         budgets = np.clip(remaining, 0, plan.budget or self.num_speculative_tokens).astype(np.int32)
         proposed = self.drafter.step(ids, *appended, budgets, plan.min_acceptance)
-        proposed = self._drafts(state, plan, rows, ids, known, token_ids_cpu, proposed)
+        proposed = self._combine(state, plan, rows, ids, known, token_ids_cpu, proposed)
         if plan.budget == 0:
             return drafts  # nobody verifies these, but the calibration learns from them: text may have begun to repeat
         lengths = self.policy.choose(state, proposed.acceptance, proposed.offsets)
@@ -230,7 +230,7 @@ class SamProposer:
             self.drafted = sum(map(len, drafts))
         return drafts
 
-    def _drafts(self, state, plan, rows, ids, known, token_ids_cpu, proposed: Drafts) -> Drafts:
+    def _combine(self, state, plan, rows, ids, known, token_ids_cpu, proposed: Drafts) -> Drafts:
         """Another source's drafts beside those `proposed`."""
         return proposed
 

@@ -143,7 +143,7 @@ class TrainedProposer(SamProposer, DraftModelPasses):
         self._drafting_ms = 0.0
         SamProposer._observe(self, now, state, emitted)
 
-    def _drafts(self, state, plan, rows, ids, known, token_ids_cpu, proposed: Drafts) -> Drafts:
+    def _combine(self, state, plan, rows, ids, known, token_ids_cpu, proposed: Drafts) -> Drafts:
         """Of sam's drafts those that the draft model's replace, where that pays."""
         self._learn(rows, ids, known, token_ids_cpu)
         if plan.budget == 0 or self._errors_in_a_row >= MAX_ERRORS:
