@@ -41,7 +41,8 @@ FAULTY = {fault: ASYNC | {"fault": fault} for fault in FAULTS} | {
     "FULL drafting_raises": ASYNC | FULL | {"fault": "drafting_raises"},
     "synchronous drafting_raises": {"method": "sam", "fault": "drafting_raises"},
 }
-RANKS = {"ranks": ASYNC | {"tensor_parallel": 2}}
+TWO = {"tensor_parallel": 2}
+RANKS = {"ranks": ASYNC | TWO} | {f"ranks {mode}": ASYNC | graph | TWO for mode, graph in MODES.items()}
 DRAFTED = [
     name
     for part in (GREEDY, LONG, GRAPHS)
@@ -55,11 +56,11 @@ def results(models):
     return generate_all([(models / "dense", part) for part in (GRAPHS, GREEDY | LONG, FAULTY, RANKS)])
 
 
-def test_the_same_on_two_ranks(results):
-    """Two ranks add their halves up in another order than one rank its whole. Without graphs: those of the simulator do
-    not replay what ranks tell each other."""
-    assert_same(results, "ranks", "off", 1e-4)
-    assert results["ranks"]["accepted"] > 5
+@pytest.mark.parametrize("name", RANKS)
+def test_the_same_on_two_ranks(results, name):
+    """Two ranks add their halves up in another order than one rank its whole."""
+    assert_same(results, name, "off", 1e-4)
+    assert results[name]["accepted"] > 5
 
 
 @pytest.mark.parametrize(

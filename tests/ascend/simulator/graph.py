@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import torch
+from torch.distributed import Work
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
@@ -34,6 +35,9 @@ class _Call:
 
     def repeat(self) -> None:
         new = self.function(*self.arguments, **self.keywords)
+        for one in tree_flatten(new)[0]:
+            if isinstance(one, torch.ScriptObject):  # what ranks tell each other: Python waited for it in the capture
+                Work.unbox(one).wait()
         for old, fresh in zip(tree_flatten(self.output)[0], tree_flatten(new)[0], strict=True):
             if isinstance(old, torch.Tensor) and old.data_ptr() != fresh.data_ptr() and old.numel():
                 old.copy_(fresh)
