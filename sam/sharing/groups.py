@@ -6,6 +6,7 @@ seen, so asking twice does no harm. An append says at which position of the resp
 skipped, and what would leave a gap is not taken.
 """
 
+import math
 import secrets
 from array import array
 from collections import OrderedDict
@@ -74,6 +75,12 @@ class Group:
             end = begin + ENTRY * max(1, int(np.searchsorted(begins, first + max_tokens, side="right")) - 1)
         last = self.entries[end + BEGINS] if end < len(self.entries) else len(self.tokens)
         return self.entries[begin:end], self.tokens[first:last], self.base + end // ENTRY
+
+
+def most_bytes(groups: int, responses: int, tokens: int) -> int:
+    """Bytes that as many groups of as many responses of `tokens` each take at most: with an entry for each token."""
+    text = tokens * GROWTH * (ENTRY + 1) * np.dtype(np.int32).itemsize
+    return math.ceil(groups * (GROUP_BYTES + responses * (REQUEST_BYTES + text)))
 
 
 def _integers(parts: list) -> np.ndarray:
