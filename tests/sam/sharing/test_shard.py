@@ -18,6 +18,7 @@ import pytest
 
 from sam.sharing.client import Client
 from sam.sharing.messages import WrongRunError
+from sam.sharing.packing import pack
 from sam.sharing.shard import RayTransport, namespace, start_shards
 
 pytestmark = pytest.mark.engine
@@ -188,7 +189,7 @@ def test_two_runs_in_one_cluster_do_not_meet(shards):
     stranger = Client(lambda: RayTransport(other), shards[0].run_id, 1, 0.02).view
     stranger.start(0, bytes(16), 0, 0)
     with pytest.raises(WrongRunError, match="refused"):
-        ray.get(handles[0].exchange.remote(stranger.message(0)))
+        ray.get(handles[0].exchange.remote(pack(stranger.message(0))))
     answer = transport.ask(0, stranger.message(0))
     (ready,) = transport.wait([answer], 60)
     assert transport.take(ready).have.tolist() == []
