@@ -16,7 +16,7 @@ VERIFICATIONS = ("exact", "rejection")
 BATCH_INVARIANCE = ("auto", "on", "off")
 ASYNC_SCHEDULING = ("auto", "on", "off")
 DRAFT_SHAPES = ("auto", "ragged", "uniform")
-SHARING = ("none", "replicas")
+SHARING = ("auto", "replicas", "none")
 CHOICES = {
     "method": METHODS,
     "policy": POLICIES,
@@ -39,7 +39,6 @@ RANGES = {
     "min_extra_match_len": (0, None),
     "sharing_shards": (1, 64),
     "sharing_interval_ms": (1, None),
-    "sharing_memory_mib": (1, 65536),
     "prompt_lookup_min": (1, None),
 }
 # Names that 0.1 had, by today's. Can go with the release after 0.2.
@@ -71,10 +70,11 @@ class SpeculationConfig:
         corpus: file of `python -m sam.corpus build` to draft from too; or None.
         min_extra_match_len: tokens by which the corpus's match must exceed the group's to be drafted from, 0 or more.
         cross_prompt: whether to draft from what other prompts' texts had in common lately, too.
-        sharing: none, or replicas: drafters see the text of a prompt's samples in other replicas while it is written.
+        sharing: replicas (drafters see the text of a prompt's samples in other replicas while it is written), none, or
+            auto: replicas where a recipe that knows of several replicas says so, else none.
         sharing_shards: actors that hold that text, 1 to 64.
         sharing_interval_ms: between a drafter's messages to them, 1 or more.
-        sharing_memory_mib: bound of the text in all shards, 1 to 65536 MiB.
+        sharing_memory_mib: bound of the text in all shards, 1 MiB or more; None: the recipe calculates it.
         verification: exact (the tokens of sampling without drafts) or rejection (their distribution).
         batch_invariant: kernels whose rows do not depend on the batch: auto (where there are any), on (the engine does
             not start without) or off (vLLM's own as they are).
@@ -117,10 +117,10 @@ class SpeculationConfig:
     corpus: str | None = None
     min_extra_match_len: int = 5
     cross_prompt: bool = True
-    sharing: str = "none"
+    sharing: str = "auto"
     sharing_shards: int = 1
     sharing_interval_ms: int = 50
-    sharing_memory_mib: int = 1024
+    sharing_memory_mib: int | None = None
     verification: str = "exact"
     batch_invariant: str = "auto"
     async_scheduling: str = "auto"
@@ -153,10 +153,9 @@ class SpeculationConfig:
             raise ValueError(
                 f"speculation.draft_model={self.draft_model}: speculation={self.method} needs one: name its folder"
             )
-        if self.min_match_len is not None and (type(self.min_match_len) is not int or self.min_match_len < 0):
-            raise ValueError(
-                f"speculation.min_match_len={self.min_match_len!r}: expected an integer of at least 0, or null"
-            )
+        for key, low in {"min_match_len": 0, "sharing_memory_mib": 1}.items():
+            if (value := getattr(self, key)) is not None and (type(value) is not int or value < low):
+                raise ValueError(f"speculation.{key}={value!r}: expected an integer of at least {low}, or null")
         if self.async_scheduling == "on" and self.method not in ("sam", "off"):
             raise ValueError(
                 f"speculation.async_scheduling=on: vLLM schedules synchronously with speculation.method={self.method}: "

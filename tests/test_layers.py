@@ -33,7 +33,7 @@ RECIPE = (
     ("preflight",),
     ("report",),
     ("main_dapo", "evaluate", "switch_bench", "routing_bench", "against_stock"),
-    ("turns",),
+    ("turns", "whole_runs"),
 )
 OUTSIDE = {"verl", "recipe", "vllm", "vllm_ascend", "sam"}
 

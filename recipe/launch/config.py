@@ -11,6 +11,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from recipe.launch import sharing
 from sam.config import RENAMED, SpeculationConfig, current_name
 from sam.routing.policy import RoutingSettings
 from sam.switch.step_cost import StepCost
@@ -80,6 +81,7 @@ def connect(config: DictConfig, speculation: SpeculationConfig) -> None:
         speculation = replace(speculation, history_path=str(Path(folder).absolute()))
     if speculation.draft_model:
         speculation = replace(speculation, draft_model=str(Path(speculation.draft_model).expanduser().absolute()))
+    speculation = sharing.resolve(config, speculation)
     config.speculation = speculation.to_dict()
     stages = rollout.get("pipeline_model_parallel_size") or 1
     engine_setting = rollout.engine_kwargs.vllm.get("async_scheduling")

@@ -11,8 +11,9 @@ from pathlib import Path
 import psutil
 from omegaconf import DictConfig
 
+from recipe.launch import sharing
 from recipe.preflight import device_memory
-from recipe.preflight.device_memory import GIB
+from recipe.preflight.device_memory import GIB, longest_sequence
 from recipe.preflight.problem import Problem, first_line
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -21,10 +22,11 @@ SHARED_MEMORY = Path("/dev/shm")
 ENGINE_MIB, RANK_MIB, GROUP_MIB = 160, 240, 24
 RAY_BYTES = 10**10  # from here on Ray keeps its objects in shared memory, below on disk (REQUIRE_SHM_SIZE_THRESHOLD)
 RAY_CLIENT_PORT = 10001
+AUTOMATON_BYTES = 108  # of a token: sam.automaton.store's blocks, which numba makes slow to import
 
 
 def find_problems(config: DictConfig) -> Iterator[Problem]:
-    for find in (_memory, _disk, _shared_memory, _ports, _interfaces):
+    for find in (_memory, _sharing, _disk, _shared_memory, _ports, _interfaces):
         yield from find(config)
 
 
@@ -42,9 +44,41 @@ def _minimum(config: DictConfig, name: str) -> float:
 
 
 def _memory(config: DictConfig) -> Iterator[Problem]:
-    wanted = max(_minimum(config, "memory_gib"), device_memory.offloaded_gib(config))
+    parts = memory_parts(config)
+    wanted = max(_minimum(config, "memory_gib"), sum(parts.values()))
     if (free := free_memory_gib()) < wanted:
-        yield Problem("machine.memory", f"{free:.1f} GiB of memory are free, {wanted:.0f} are needed")
+        described = ", ".join(f"{name} {gib:.1f}" for name, gib in parts.items() if gib)
+        value = f"{free:.1f} GiB of memory are free, {wanted:.0f} are needed"
+        yield Problem("machine.memory", value + f" ({described})" * bool(described))
+
+
+def memory_parts(config: DictConfig) -> dict[str, float]:
+    """GiB that each use of a node's memory takes at most, where it can be said before the run."""
+    shares = config.speculation.sharing == "replicas"
+    return {
+        "what devices hand over between updates": device_memory.offloaded_gib(config),
+        "drafters' automata, history within": _automata_gib(config),
+        "sharing's shards": config.speculation.sharing_memory_mib / 1024 if shares else 0.0,  # all may be on one node
+    }
+
+
+def _automata_gib(config: DictConfig) -> float:
+    """Of all engines of a node, if every response of a round were as long as it may be."""
+    speculation, rollout = config.speculation, config.actor_rollout_ref.rollout
+    if speculation.method not in sharing.METHODS:
+        return 0.0
+    tokens = config.data.gen_batch_size * rollout.n * longest_sequence(config)
+    tokens += speculation.history_tokens if speculation.scope == "history" else 0
+    engines = max(1, config.trainer.n_gpus_per_node // rollout.tensor_model_parallel_size)
+    return engines * min(speculation.memory_budget_mib / 1024, tokens * AUTOMATON_BYTES / GIB)
+
+
+def _sharing(config: DictConfig) -> Iterator[Problem]:
+    if config.speculation.sharing != "replicas":
+        return
+    if (given := config.speculation.sharing_memory_mib) < (needed := sharing.needed_mib(config)):
+        value = f"speculation.sharing_memory_mib={given}, the longest responses of a round take {needed}"
+        yield Problem("sharing.memory", value)
 
 
 def _disk(config: DictConfig) -> Iterator[Problem]:

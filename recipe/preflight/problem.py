@@ -40,7 +40,7 @@ length.model | it is below the longest prompt and response | raise it
 length.overlong_buffer | expected 1 to the longest response | change it
 machine.disk | too little disk for the checkpoints | free some, set run_dir, or lower trainer.max_actor_ckpt_to_keep
 machine.hccl_ports | expected auto, or ranges such as 60000-60050 of free ports | unset it
-machine.memory | too little memory | stop other programs, take more nodes, or unset the actor's *_offload
+machine.memory | too little memory | stop other programs, take more nodes, or lower what the line names
 machine.network_card | this node has no such network card | set it to one that the line names
 machine.port | taken on this node, and a Ray head needs it | stop what listens there, or set PORT on all nodes
 machine.shared_memory | too little shared memory | start the container with a larger --shm-size
@@ -70,6 +70,7 @@ ray.nodes_missing | fewer nodes in the Ray cluster than the run needs | bash scr
 ray.not_head | this node is not the head of that Ray cluster | start the run on its head
 ray.refused | the Ray cluster refuses the connection | start it again with scripts/start_ray_cluster.sh, or unset it
 run_dir.in_use | two runs would write the same files | wait for it, stop it, or choose another run_dir=
+sharing.memory | siblings on other replicas would be dropped while they are written | raise it, or set it to null
 tokens.rollout | less than one step of full decoding | raise it
 tokens.update | less than the longest sequence | raise it
 vllm.arguments | vLLM refuses it | change it

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from recipe.launch import sharing
 from recipe.launch.config import ConfigError, compose_config
-from recipe.preflight import checks, cluster, device_memory, speculation, vllm_command, vllm_refusals
+from recipe.preflight import checks, cluster, device_memory, machine, speculation, vllm_command, vllm_refusals
 
 DEVICE_FILES = {"npu": "davinci[0-9]*", "cuda": "nvidia[0-9]*"}
 
@@ -32,7 +33,8 @@ def report(config: DictConfig, dry_run: bool) -> dict:
         "warnings": list(checks.find_warnings(config)),
         "estimate": device_memory.describe(config),
         "topology": topology(config),
-        "speculation": speculation.resolve(config)[0],
+        "speculation": speculation.resolve(config)[0] | {"sharing": sharing.describe(config)},
+        "memory": machine.memory_parts(config),
     }
     if dry_run:
         result["command"] = f"python -m recipe.main_dapo --config-name {config.config_name}"
@@ -65,6 +67,8 @@ def _print(result: dict) -> None:
     print(result["topology"])
     for name, what in result["speculation"].items():
         print(f"{name}: {what}")
+    parts = ", ".join(f"{name} {gib:.1f}" for name, gib in result["memory"].items() if gib)
+    print(f"a node's memory, GiB at most: {parts or 'nothing that is known beforehand'}")
     print(result["estimate"] or "no estimate of a device's memory: no accelerator, or no config.json of the model")
     if "command" in result:
         print(result["command"])

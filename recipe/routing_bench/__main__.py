@@ -20,7 +20,7 @@ from recipe.launch.config import ConfigError, compose_config
 
 SPECULATION = {
     "off": ["speculation=off"],
-    "sam": ["speculation=sam", "speculation.scope=group"],
+    "sam": ["speculation=sam", "speculation.scope=group", "speculation.sharing=none"],
     "shared": ["speculation=sam", "speculation.scope=group", "speculation.sharing=replicas"],
 }
 IMPORTED_ONCE = ["recipe.routing_bench.servers", "recipe.rollout.router", "vllm.v1.engine.core"]

@@ -10,6 +10,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
+from recipe.launch import sharing
 from recipe.record.rollout_metrics import RolloutRecord, routing_metrics
 from recipe.record.run_directory import RunRecord
 from recipe.rollout import router
@@ -40,7 +41,8 @@ class DapoTrainer(PPOTrainerSync):
         RolloutReplicaRegistry.register("vllm", _replica_class)  # what verl starts for rollout.name=vllm
         router.write_config(self.config)
         super()._setup()
-        if self.config.speculation.method == "sam" and self.config.speculation.sharing == "replicas":
+        print(f"speculation.sharing: {sharing.describe(self.config)}", flush=True)
+        if self.config.speculation.sharing == "replicas":
             self._share_between_replicas()
 
     def _share_between_replicas(self) -> None:

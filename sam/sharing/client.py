@@ -40,6 +40,7 @@ COUNTERS = (
     "sharing_reconnects",
     "sharing_full_replies",
     "sharing_evicted_groups",
+    "sharing_thread_ms",
 )
 
 
@@ -143,6 +144,7 @@ class Client:
                 self.exchange(self.interval_seconds)
             except Exception:  # of this code: everything that may fail outside is handled where it is called
                 self._count_error("sharing between replicas failed")
+            self.counters["sharing_thread_ms"] = round(time.thread_time() * 1e3, 1)
             self._stopped.wait(max(0.0, began + self.interval_seconds - self._clock()))
 
     def exchange(self, seconds: float = 0.0) -> None:

@@ -1,5 +1,6 @@
 """A drafter whose groups also hold the text of siblings in other replicas."""
 
+import time
 from collections import deque
 
 import numpy as np
@@ -15,7 +16,7 @@ from sam.sharing.client import Client
 # Of siblings elsewhere, appended in a step: a bound on what sharing adds to it, of about half a millisecond.
 MAX_TOKENS_A_STEP = 2048
 NO_TOKENS = np.zeros(0, np.int32)
-COUNTERS = ("drafted_requests", "siblings_here", "siblings_elsewhere", "sharing_lag_tokens")
+COUNTERS = ("drafted_requests", "siblings_here", "siblings_elsewhere", "sharing_lag_tokens", "sharing_engine_ms")
 MARKS = 1024  # appends of which is remembered when they were
 
 
@@ -23,8 +24,9 @@ class SharingDrafter(Drafter):
     """A Drafter that tells a client of its requests, and appends what has arrived before it drafts.
 
     Without a client it is a Drafter. Counters, beside the client's: requests that drafts were asked for, and the
-    siblings here and elsewhere that each of them had, summed; and the tokens that a request here wrote, on average,
-    from the question that brought the last text until it was taken.
+    siblings here and elsewhere that each of them had, summed; the tokens that a request here wrote, on average, from
+    the question that brought the last text until it was taken; and the milliseconds that sharing took of the engine's
+    thread, the appending of what arrives included.
     """
 
     def __init__(self, **settings):
@@ -69,10 +71,15 @@ class SharingDrafter(Drafter):
         positions = self.sequences.texts["num_tokens"][slots]
         super()._append(slots, token_ids, offsets)
         if self.client is not None:
+            began = time.perf_counter()
             self.client.put("append", slots, positions, np.asarray(token_ids), np.asarray(offsets))
             self._written += len(token_ids) / max(1, len(slots))
             self._marks.append((self.client.now(), self._written))
             self._append_arrived()
+            self._count_time(began)
+
+    def _count_time(self, began: float) -> None:
+        self.counters["sharing_engine_ms"] += (time.perf_counter() - began) * 1e3
 
     def _append_arrived(self) -> None:
         for part in self.client.take(MAX_TOKENS_A_STEP):
@@ -126,11 +133,13 @@ class SharingDrafter(Drafter):
     def _draft(self, slots: np.ndarray, budgets: np.ndarray, min_acceptance: float) -> Drafts:
         drafts = super()._draft(slots, budgets, min_acceptance)
         if self.client is not None:
+            began = time.perf_counter()
             groups = self.sequences.texts["group"][slots[np.asarray(budgets) > 0]]
             groups = groups[groups >= 0]
             self.counters["drafted_requests"] += len(groups)
             self.counters["siblings_here"] += int(self._siblings_here[groups].sum()) - len(groups)
             self.counters["siblings_elsewhere"] += int(self._siblings_elsewhere[groups].sum())
+            self._count_time(began)
         return drafts
 
     def _group_dropped(self, group: int) -> None:

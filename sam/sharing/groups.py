@@ -6,6 +6,7 @@ seen, so asking twice does no harm. An append says at which position of the resp
 skipped, and what would leave a gap is not taken.
 """
 
+import math
 import secrets
 from array import array
 from collections import OrderedDict
@@ -42,7 +43,7 @@ class Group:
         self.names, self.lengths = array("i"), array("i")
         self.clients: set[int] = set()
         self.version = -1
-        self.touched = 0.0
+        self.touched = -math.inf
         self.nbytes = GROUP_BYTES
 
     @property
@@ -54,7 +55,7 @@ class Group:
         """Tokens of the response of that client and request."""
         return self.lengths[member] if (member := self.members.get(name)) is not None else 0
 
-    def add(self, name: tuple[int, int], tokens: np.ndarray) -> None:
+    def add(self, name: tuple[int, int], tokens: np.ndarray | memoryview) -> None:
         """Append an entry to the response of that client and request."""
         if (member := self.members.get(name)) is None:
             member = self.members[name] = len(self.members)
@@ -74,6 +75,12 @@ class Group:
             end = begin + ENTRY * max(1, int(np.searchsorted(begins, first + max_tokens, side="right")) - 1)
         last = self.entries[end + BEGINS] if end < len(self.entries) else len(self.tokens)
         return self.entries[begin:end], self.tokens[first:last], self.base + end // ENTRY
+
+
+def most_bytes(groups: int, responses: int, tokens: int) -> int:
+    """Bytes that as many groups of as many responses of `tokens` each take at most: with an entry for each token."""
+    text = tokens * GROWTH * (ENTRY + 1) * np.dtype(np.int32).itemsize
+    return math.ceil(groups * (GROUP_BYTES + responses * (REQUEST_BYTES + text)))
 
 
 def _integers(parts: list) -> np.ndarray:
@@ -127,9 +134,10 @@ class Groups:
 
     def _take(self, message: Message, keys: list[bytes], now: float) -> tuple[np.ndarray, bool]:
         have, is_full, offsets = [], False, message.offsets.tolist()
+        text = memoryview(np.ascontiguousarray(message.tokens))  # is cut in half the time that an array is
         columns = (message.groups, message.requests, message.versions, message.positions)
         for i, (group, *piece) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
-            tokens = message.tokens[offsets[i] : offsets[i + 1]]
+            tokens = text[offsets[i] : offsets[i + 1]]
             length, was_refused = self.append(keys[group], message.client, *piece, tokens, now)
             have.append(length)
             is_full |= was_refused
@@ -148,9 +156,16 @@ class Groups:
         return group
 
     def append(
-        self, key: bytes, client: int, request: int, version: int, position: int, tokens: np.ndarray, now: float
+        self,
+        key: bytes,
+        client: int,
+        request: int,
+        version: int,
+        position: int,
+        tokens: np.ndarray | memoryview,
+        now: float,
     ) -> tuple[int, bool]:
-        """Append to a response.
+        """Append tokens, int32, to a response.
 
         Returns:
             Tokens that the group has of the response, and whether memory was short. Fewer tokens than the end of this
@@ -208,6 +223,8 @@ class Groups:
         return np.array(ends, np.int64), np.array(named, np.int32), _integers(names).reshape(-1, 2), *pieces
 
     def _touch(self, key: bytes, group: Group, now: float) -> None:
+        if group.touched == now:  # in this exchange already
+            return
         group.touched = now
         self._groups.move_to_end(key)
         self._by_version[group.version].move_to_end(key)

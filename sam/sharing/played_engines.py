@@ -5,7 +5,9 @@
 """
 
 import functools
+import gc
 import json
+import os
 import sys
 import threading
 import time
@@ -23,6 +25,7 @@ from sam.sharing.shard import Cluster, RayTransport
 PROMPT_TOKENS = 1
 LONGEST_MS = 20_000  # of the histogram; whatever took longer is counted there
 SWITCH_SECONDS = 5e-4  # between threads: played engines share an interpreter, real ones have one each
+NICER = 10  # than the shard, whose core they share: real engines run elsewhere
 GRACE_SECONDS = 60.0  # for text to arrive after the last token has been appended
 
 
@@ -221,6 +224,8 @@ def report_progress(engines: list[PlayedEngine], ended: threading.Event) -> None
 
 def main() -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
+    os.nice(NICER)
+    gc.disable()  # what has arrived is kept until the end: each collection would look at all of it
     load, cluster, *rest = json.loads(sys.argv[1])
     part = Part(Load(*load), Cluster(*cluster), *rest)
     load = part.load

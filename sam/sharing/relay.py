@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from sam.sharing.messages import Message, Reply
+from sam.sharing.packing import pack, unpack
 from sam.sharing.shard import Cluster, RayTransport
 
 ENDED = "the relay to Ray has ended"
@@ -26,7 +27,7 @@ class RelayTransport:
     def __init__(self, cluster: Cluster):
         self._cluster, self._numbers = cluster, itertools.count()
         self._asked: dict[int, int] = {}  # the last question's number, by shard
-        self._answers: dict[int, Reply | Exception] = {}
+        self._answers: dict[int, bytes | Exception] = {}
         self._start()
 
     def _start(self) -> None:
@@ -47,7 +48,7 @@ class RelayTransport:
             raise ConnectionError(ENDED)
         number = self._asked[shard] = next(self._numbers)
         self._answers = {asked: answer for asked, answer in self._answers.items() if asked in self._asked.values()}
-        self._pipe.send((number, shard, message))
+        self._pipe.send((number, shard, pack(message)))
         return number
 
     def wait(self, pending: list[int], seconds: float) -> list[int]:
@@ -70,7 +71,7 @@ class RelayTransport:
         reply = self._answers.pop(answer)
         if isinstance(reply, Exception):
             raise reply
-        return reply
+        return unpack(Reply, reply)
 
 
 def serve(pipe: Connection, transport: RayTransport) -> None:
@@ -83,13 +84,13 @@ def serve(pipe: Connection, transport: RayTransport) -> None:
             except EOFError:
                 return
             try:
-                pending[transport.ask(shard, message)] = number
+                pending[transport.ask_packed(shard, message)] = number
             except Exception as error:
                 pipe.send((number, _portable(error)))
         for answer in transport.wait(list(pending), LOOK_SECONDS):
             number = pending.pop(answer)
             try:
-                reply = transport.take(answer)
+                reply = transport.take_packed(answer)
             except Exception as error:
                 reply = _portable(error)
             pipe.send((number, reply))

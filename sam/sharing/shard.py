@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from sam.sharing.groups import Groups
 from sam.sharing.messages import Message, Reply
+from sam.sharing.packing import pack, unpack
 
 TTL_SECONDS = 1800.0  # a group that nobody asks for or appends to
 GATHER_SECONDS = 30.0  # for all shards to be started
@@ -36,9 +37,9 @@ class Shard:
     def __init__(self, run_id: str, budget_bytes: int, ttl_seconds: float = TTL_SECONDS):
         self.groups = Groups(run_id, budget_bytes, ttl_seconds)
 
-    def exchange(self, message: Message) -> Reply:
-        """As Groups.exchange, at this moment."""
-        return self.groups.exchange(message, time.monotonic())
+    def exchange(self, message: bytes) -> bytes:
+        """As Groups.exchange, at this moment; both packed."""
+        return pack(self.groups.exchange(unpack(Message, message), time.monotonic()))
 
     def state(self) -> dict[str, int]:
         """Groups, tokens and bytes held; groups evicted and expired; and the process's number."""
@@ -99,6 +100,10 @@ class RayTransport:
 
     def ask(self, shard: int, message: Message) -> Any:
         """Call the actor; the answer may be an error."""
+        return self.ask_packed(shard, pack(message))
+
+    def ask_packed(self, shard: int, message: bytes) -> Any:
+        """As `ask`."""
         return self._actors[shard].exchange.remote(message)
 
     def wait(self, pending: list[Any], seconds: float) -> list[Any]:
@@ -107,4 +112,8 @@ class RayTransport:
 
     def take(self, answer: Any) -> Reply:
         """The answer that `wait` gave; raises what the call raised."""
+        return unpack(Reply, self.take_packed(answer))
+
+    def take_packed(self, answer: Any) -> bytes:
+        """As `take`."""
         return self._ray.get(answer)

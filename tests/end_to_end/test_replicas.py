@@ -37,8 +37,7 @@ def train(assets, folder, method, *overrides):
 
 
 def test_two_replicas_train_on_the_same_responses_with_and_without_speculation(assets, tmp_path):
-    shared = ("speculation.scope=history", "speculation.sharing=replicas")
-    sam, off = train(assets, tmp_path, "sam", *shared), train(assets, tmp_path, "off")
+    sam, off = train(assets, tmp_path, "sam", "speculation.scope=history"), train(assets, tmp_path, "off")
     responses = PROMPTS * SAMPLES
     assert compare_responses(sam, off) == {step: (responses, responses) for step in range(1, STEPS + 1)}
     for step in range(1, STEPS + 1):
@@ -56,7 +55,8 @@ def test_two_replicas_train_on_the_same_responses_with_and_without_speculation(a
         texts = [text.tolist() for text in np.split(kept.tokens, kept.offsets[1:-1])]
         own = row["response_tokens"]  # drafts behind the end were verified too, and stay in the engine's text
         assert len(own) < 2 or any(text[: len(own)] == own for text in texts)
-    # And what the other wrote at the same time.
+    # And what the other wrote at the same time, which `auto` stands for with two replicas.
+    assert "speculation.sharing: 2 replicas see" in (tmp_path / "sam" / "train.log").read_text()
     assert sam.metrics[STEPS]["rollout/drafter/sharing_received_tokens"] > 0
     assert sam.metrics[STEPS]["rollout/drafter/siblings_elsewhere"] > 0
     assert sam.metrics[STEPS]["rollout/drafter/sharing_errors"] == 0

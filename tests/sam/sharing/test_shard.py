@@ -4,74 +4,21 @@ Nothing here asserts how long something takes: `until` gives up after a minute.
 """
 
 import itertools
-import json
 import os
-import shutil
 import signal
-import subprocess
-import sys
-import tempfile
-import time
-from pathlib import Path
 
 import pytest
 
 from sam.sharing.client import Client
 from sam.sharing.messages import WrongRunError
+from sam.sharing.packing import pack
 from sam.sharing.shard import RayTransport, namespace, start_shards
+from tests.sam.sharing.engines import Engine, until
 
 pytestmark = pytest.mark.engine
 ray = pytest.importorskip("ray")
-ROOT = Path(__file__).parents[3]
 PROMPT = [1, 2]
 FRESH = itertools.count(10_000)  # tokens that say nothing: each comes once
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    folder = tempfile.mkdtemp(prefix="ray-")  # short: Ray's sockets lie below
-    ray.init(
-        num_cpus=1,
-        include_dashboard=False,
-        configure_logging=False,
-        object_store_memory=100 << 20,
-        _temp_dir=folder,
-        runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
-    )
-    yield
-    ray.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture
-def shards(cluster, request):
-    """One shard of a run of its own: where it is, and its handle."""
-    where, handles = start_shards(1, request.node.name, 1 << 24)
-    yield where, handles[0]
-    ray.kill(handles[0])
-
-
-class Engine:
-    """A process that drafts and shares."""
-
-    def __init__(self, where):
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.sam.sharing.engine_process", json.dumps(where)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-        assert json.loads(self.process.stdout.readline()) == "ready"
-
-    def ask(self, what, request="", tokens=()):
-        self.process.stdin.write(json.dumps([what, request, list(tokens)]) + "\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
 
 
 @pytest.fixture
@@ -82,14 +29,6 @@ def engines(shards):
     yield both
     for engine in both:
         engine.kill()
-
-
-def until(condition):
-    for _ in range(600):
-        if condition():
-            return
-        time.sleep(0.1)
-    raise AssertionError("not within a minute")
 
 
 def wait_for_text(engine, name, total):
@@ -188,7 +127,7 @@ def test_two_runs_in_one_cluster_do_not_meet(shards):
     stranger = Client(lambda: RayTransport(other), shards[0].run_id, 1, 0.02).view
     stranger.start(0, bytes(16), 0, 0)
     with pytest.raises(WrongRunError, match="refused"):
-        ray.get(handles[0].exchange.remote(stranger.message(0)))
+        ray.get(handles[0].exchange.remote(pack(stranger.message(0))))
     answer = transport.ask(0, stranger.message(0))
     (ready,) = transport.wait([answer], 60)
     assert transport.take(ready).have.tolist() == []

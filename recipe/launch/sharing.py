@@ -1,0 +1,57 @@
+"""Whether the drafters of a run share text between replicas, and the memory that this takes: decided here alone."""
+
+import math
+from dataclasses import replace
+
+from omegaconf import DictConfig
+
+from sam.config import SpeculationConfig
+from sam.sharing.groups import most_bytes
+
+METHODS = ("sam", "hybrid")  # that draft from text
+MIB = 1 << 20
+
+
+def resolve(config: DictConfig, speculation: SpeculationConfig) -> SpeculationConfig:
+    """`speculation` with sharing=replicas or none in place of auto, and the memory of the shards where it is null.
+
+    Numbers that make no sense give none: the checks name them.
+    """
+    if speculation.method not in METHODS or (wanted := speculation.sharing) == "none" or not _has_counts(config):
+        return replace(speculation, sharing="none")
+    if wanted == "auto" and (speculation.scope == "request" or replicas(config) < 2):
+        return replace(speculation, sharing="none")
+    memory = speculation.sharing_memory_mib or needed_mib(config)
+    return replace(speculation, sharing="replicas", sharing_memory_mib=memory)
+
+
+def _has_counts(config: DictConfig) -> bool:
+    rollout, trainer, data = config.actor_rollout_ref.rollout, config.trainer, config.data
+    sizes = trainer.nnodes, trainer.n_gpus_per_node, rollout.tensor_model_parallel_size, rollout.data_parallel_size
+    sizes += rollout.n, data.gen_batch_size, data.max_response_length
+    return all(type(size) is int and size > 0 for size in sizes)
+
+
+def replicas(config: DictConfig) -> int:
+    """Of the rollout, as verl counts them."""
+    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
+    one = rollout.tensor_model_parallel_size * rollout.data_parallel_size
+    return trainer.nnodes * trainer.n_gpus_per_node // (one * (rollout.get("pipeline_model_parallel_size") or 1))
+
+
+def needed_mib(config: DictConfig) -> int:
+    """Of all shards, if every response to a round's prompts were as long as it may be."""
+    prompts, samples = config.data.gen_batch_size, config.actor_rollout_ref.rollout.n
+    return math.ceil(most_bytes(prompts, samples, config.data.max_response_length) / MIB)
+
+
+def describe(config: DictConfig) -> str:
+    """One line about a config that is composed."""
+    speculation, count = config.speculation, replicas(config)
+    if speculation.sharing != "replicas":
+        return f"none, drafters see the text of their own replica ({count} in all)"
+    shards = int(speculation.sharing_shards)
+    return (
+        f"{count} replicas see each other's text through {shards} shard{'s' * (shards > 1)}, "
+        f"{speculation.sharing_memory_mib} MiB in all at most (speculation.sharing=none: without)"
+    )
