@@ -118,8 +118,8 @@ def _append_or_lose(store, corpus, memory, learned, sequences, slot, tokens, fir
 
 
 @compiled
-def append_siblings(store, sequences, slots, positions, tokens, offsets):
-    """Append text of requests that run elsewhere: it is drafted from, and nothing is drafted for it or learnt from it.
+def append_siblings(store, memory, learned, sequences, slots, positions, tokens, offsets):
+    """Append text of requests that run elsewhere, and learn from it as from text that is written here.
 
     Args:
         slots: int64 [pieces], none twice; negative ones are left out.
@@ -134,15 +134,12 @@ def append_siblings(store, sequences, slots, positions, tokens, offsets):
         if slots[i] < 0 or offsets[i] == offsets[i + 1]:
             continue
         text, count = sequences.texts[slots[i]], offsets[i + 1] - offsets[i]
-        if text.group == NONE or text.num_tokens != positions[i]:
+        if text.group == NONE or text.num_tokens - text.num_prompt_tokens != positions[i]:
             continue
         if not reserve(store, text.group, count):
             text.group = NONE
             continue
-        for j in range(offsets[i], offsets[i + 1]):
-            text.end = extend(store, text.group, text.end, np.int64(tokens[j]))
-            origins.write(store, text)
-        text.num_tokens += count
+        append(store, memory, learned, sequences, slots[i], tokens, offsets[i], offsets[i + 1])
         appended += count
     return appended
 
