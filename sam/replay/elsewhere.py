@@ -28,7 +28,8 @@ class Inbox(Protocol):
 class SharedText:
     """In the place of a sharing drafter's client: text arrives when the replay says so.
 
-    From there on it takes the same way as in an engine. Of prompts without a sample of its own a replica gets nothing, as in an engine.
+    From there on it takes the same way as in an engine. Of prompts without a sample of its own a replica gets nothing,
+    as in an engine.
     """
 
     def __init__(self, drafter: SharingDrafter):
