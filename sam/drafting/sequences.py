@@ -67,3 +67,12 @@ def start_sequence(sequences, slot, group, end, prompt, prompt_tag, writer=UNCOU
     text.corpus_state = text.corpus_match_len = text.num_drafted = 0
     for position in range(max(0, prompt.size - RECENT_TOKENS), prompt.size):
         sequences.recent_tokens[slot, position % RECENT_TOKENS] = prompt[position]
+
+
+@kernel
+def token_at(sequences, slot, position):
+    """The token at a position of the slot's text, of its last RECENT_TOKENS, or of the draft after it."""
+    ahead = position - sequences.texts[slot].num_tokens
+    if ahead >= 0:
+        return sequences.draft_tokens[slot, ahead]
+    return sequences.recent_tokens[slot, position % RECENT_TOKENS]

@@ -134,7 +134,7 @@ class SharingDrafter(Drafter):
         self._free_blocks(needed)
         if self.groups.free_blocks < needed:
             return 0
-        arguments = self.store, self.memory, self.learned, self.sequences
+        arguments = self.store, self.sources, self.learned, self.sequences
         return batch.append_siblings(*arguments, slots, positions, tokens, offsets)
 
     def _start_elsewhere(self, number: int, key: bytes) -> None:
