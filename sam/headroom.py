@@ -45,12 +45,12 @@ def count_choice(store, learned, text, token, counts):
     """Count one token before it is appended; `counts` is a COUNTS record."""
     nodes, mixing = store.nodes, learned.mixing
     contexts, match_len = contexts_at_end(store, text)
-    chosen, probability = predict(store, mixing, contexts, match_len, nothing())
+    chosen, probability = predict(store, mixing, contexts, match_len, (nothing(),))
     second, second_probability = np.int64(NONE), 0.0
     for context in contexts:
         if context.state == NONE or context.token == chosen:
             continue
-        p = probability_of(store, mixing, contexts, match_len, nothing(), context.token)
+        p = probability_of(store, mixing, contexts, match_len, (nothing(),), context.token)
         if p > second_probability:
             second, second_probability = context.token, p
     counts.tokens += 1

@@ -19,10 +19,11 @@ PRIOR = 8.0  # updates that the initial weights count for
 SUFFIX_WEIGHT, RECOVERY_WEIGHT, SOURCE_WEIGHT = 0.7, 0.3, 0.3  # before anything is learnt
 
 # Weights of suffix contexts are indexed by match length and evidence; from FIRST_RECOVERY on come those of recovery
-# contexts, indexed by match length, age and evidence, and from FIRST_SOURCE on those of a source outside the group,
-# indexed by its strength, the group's match length and evidence.
+# contexts, indexed by match length, age and evidence, and from FIRST_SOURCE on those of sources outside the group, one
+# after the other, indexed by strength, the group's match length and evidence.
 FIRST_RECOVERY = LENGTH_BUCKETS * EVIDENCE_BUCKETS
 FIRST_SOURCE = FIRST_RECOVERY + LENGTH_BUCKETS * AGE_BUCKETS * EVIDENCE_BUCKETS
+OF_A_SOURCE = STRENGTHS * LENGTH_BUCKETS * EVIDENCE_BUCKETS
 MIXING = np.dtype([("weight", "f8"), ("num_updates", "f8")], align=True)
 
 
@@ -40,9 +41,9 @@ class Learned(NamedTuple):
     by_source: np.ndarray
 
 
-def make_learned() -> Learned:
-    """Initial weights, and empty tables."""
-    mixing = np.zeros(FIRST_SOURCE + STRENGTHS * LENGTH_BUCKETS * EVIDENCE_BUCKETS, MIXING)
+def make_learned(num_sources: int = 1) -> Learned:
+    """Initial weights with those of `num_sources` sources outside the group, and empty tables."""
+    mixing = np.zeros(FIRST_SOURCE + num_sources * OF_A_SOURCE, MIXING)
     mixing["weight"][:FIRST_RECOVERY] = SUFFIX_WEIGHT
     mixing["weight"][FIRST_RECOVERY:FIRST_SOURCE] = RECOVERY_WEIGHT
     mixing["weight"][FIRST_SOURCE:] = SOURCE_WEIGHT
@@ -67,11 +68,11 @@ def evidence_bucket(count, total):
 
 
 @kernel
-def source_weight(continuations, match_len):
-    """Index of the weight of a source outside the group."""
+def source_weight(source, continuations, match_len):
+    """Index of the weight of the source of that number outside the group."""
     evidence = evidence_bucket(continuations.counts[continuations.best], continuations.total)
     bucket = continuations.strength * LENGTH_BUCKETS + length_bucket(match_len)
-    return FIRST_SOURCE + bucket * EVIDENCE_BUCKETS + evidence
+    return FIRST_SOURCE + source * OF_A_SOURCE + bucket * EVIDENCE_BUCKETS + evidence
 
 
 @kernel

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from sam.automaton.store import NONE
-from sam.drafting.sequences import RECENT_TOKENS
+from sam.drafting.origins import OTHER_PROMPT
+from sam.drafting.sequences import token_at
 from sam.drafting.sources import CANDIDATES, STRENGTHS, Continuations, nothing
 from sam.jit import kernel
 
@@ -45,43 +46,9 @@ STATE = np.dtype([("num_tokens", "i8"), ("policy_version", "i8")], align=True)
 MOST_COUNTED = 1000
 
 
-class PromptMemory(NamedTuple):
-    """A table of rows, and its state.
-
-    Attributes:
-        entries: ENTRY [rows, 1 + CANDIDATES]; no rows: there is no memory.
-        state: STATE [1], tokens written so far and the newest policy version.
-    """
-
-    entries: np.ndarray
-    state: np.ndarray
-
-
-def make_memory(budget_bytes: int) -> PromptMemory:
-    """An empty memory of at most `budget_bytes`; of less than two rows, no memory."""
-    row_bytes = ENTRY.itemsize * (1 + CANDIDATES)
-    rows = min(budget_bytes, MOST_BYTES) // row_bytes
-    rows = 1 << (rows.bit_length() - 1) if rows >= 2 else 0
-    # Not zeros: numpy asks for huge pages where it need not clear memory (sam.automaton.store.make_store).
-    memory = np.empty(rows * row_bytes + 64, dtype=np.uint8)
-    memory[:] = 0
-    aligned = -memory.ctypes.data % 64
-    entries = memory[aligned : aligned + rows * row_bytes].view(ENTRY).reshape(rows, 1 + CANDIDATES)
-    return PromptMemory(entries, np.zeros(1, STATE))
-
-
 def prompt_tag(prompt: np.ndarray) -> int:
     """16 bits of a hash of a prompt (int32 [length]), by which rows know whose text a token followed in last."""
     return zlib.crc32(prompt) & 0xFFFF
-
-
-@kernel
-def _token_at(sequences, slot, position):
-    """The token at a position of the slot's text or of the draft after it."""
-    ahead = position - sequences.texts[slot].num_tokens
-    if ahead >= 0:
-        return sequences.draft_tokens[slot, ahead]
-    return sequences.recent_tokens[slot, position % RECENT_TOKENS]
 
 
 @kernel
@@ -89,7 +56,7 @@ def _hashes(sequences, slot, end):
     """Hashes of the last 2, 4 and 8 tokens before position `end`; 0 where there are fewer."""
     h, two, four, eight = np.uint64(end > 0), np.uint64(0), np.uint64(0), np.uint64(0)
     for back in range(1, min(end, ORDERS[2]) + 1):
-        h = (h + np.uint64(_token_at(sequences, slot, end - back) + 1)) * np.uint64(0x9E3779B97F4A7C15)
+        h = (h + np.uint64(token_at(sequences, slot, end - back) + 1)) * np.uint64(0x9E3779B97F4A7C15)
         h ^= h >> np.uint64(29)
         if back == ORDERS[0]:
             two = h
@@ -170,7 +137,6 @@ def remember(memory, sequences, slot, token):
             row = row if row != NONE else _take_row(entries, hashes[i])
             _count(entries, row, token, text.prompt_tag, state.policy_version)
             entries[row, 0].last_seen = state.num_tokens // CLOCK_TOKENS
-    sequences.recent_tokens[slot, text.num_tokens % RECENT_TOKENS] = token
 
 
 @kernel
@@ -192,3 +158,40 @@ def _count(entries, row, token, prompt_tag, policy_version):
             rarest = i
     entry = entries[row, rarest]
     entry.token, entry.count, entry.prompt_tag = token, 1, prompt_tag
+
+
+class PromptMemory(NamedTuple):
+    """A table of rows, and its state.
+
+    Attributes:
+        entries: ENTRY [rows, 1 + CANDIDATES]; no rows: there is no memory.
+        state: STATE [1], tokens written so far and the newest policy version.
+    """
+
+    entries: np.ndarray
+    state: np.ndarray
+
+    ORIGIN = OTHER_PROMPT
+    recall, remember = staticmethod(recall), staticmethod(remember)
+
+    @classmethod
+    def make(cls, budget_bytes: int) -> "PromptMemory":
+        """As `make_memory`."""
+        return make_memory(budget_bytes)
+
+    def start_version(self, policy_version: int) -> None:
+        """The first token that newer weights add to a row halves its counts."""
+        self.state["policy_version"] = np.maximum(self.state["policy_version"], policy_version)
+
+
+def make_memory(budget_bytes: int) -> PromptMemory:
+    """An empty memory of at most `budget_bytes`; of less than two rows, no memory."""
+    row_bytes = ENTRY.itemsize * (1 + CANDIDATES)
+    rows = min(budget_bytes, MOST_BYTES) // row_bytes
+    rows = 1 << (rows.bit_length() - 1) if rows >= 2 else 0
+    # Not zeros: numpy asks for huge pages where it need not clear memory (sam.automaton.store.make_store).
+    memory = np.empty(rows * row_bytes + 64, dtype=np.uint8)
+    memory[:] = 0
+    aligned = -memory.ctypes.data % 64
+    entries = memory[aligned : aligned + rows * row_bytes].view(ENTRY).reshape(rows, 1 + CANDIDATES)
+    return PromptMemory(entries, np.zeros(1, STATE))

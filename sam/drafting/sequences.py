@@ -13,6 +13,7 @@ _SEQUENCE_FIELDS = (
     "group",  # NONE: it has none and gets no drafts
     "end",  # the state in which the text ends
     "num_tokens",
+    "num_prompt_tokens",  # of them, those it began with
     "recovery_state",  # sam.drafting.context_mixing; NONE: there is none
     "recovery_match_len",
     "tokens_since_mismatch",
@@ -60,8 +61,18 @@ def start_sequence(sequences, slot, group, end, prompt, prompt_tag, writer=UNCOU
     """Give the slot to a new text that begins with `prompt` (int32 [length]), of a writer of its group."""
     text = sequences.texts[slot]
     text.group, text.end, text.num_tokens, text.prompt_tag = group, end, prompt.size, prompt_tag
+    text.num_prompt_tokens = prompt.size
     text.writer, text.first_writer = writer, first_writer
     text.recovery_state = NONE
     text.corpus_state = text.corpus_match_len = text.num_drafted = 0
     for position in range(max(0, prompt.size - RECENT_TOKENS), prompt.size):
         sequences.recent_tokens[slot, position % RECENT_TOKENS] = prompt[position]
+
+
+@kernel
+def token_at(sequences, slot, position):
+    """The token at a position of the slot's text, of its last RECENT_TOKENS, or of the draft after it."""
+    ahead = position - sequences.texts[slot].num_tokens
+    if ahead >= 0:
+        return sequences.draft_tokens[slot, ahead]
+    return sequences.recent_tokens[slot, position % RECENT_TOKENS]

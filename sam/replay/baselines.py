@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from sam.config import SpeculationConfig
-from sam.drafting.drafter import Drafter
 from sam.replay.peers import PEERS, make_peer
 from sam.replay.stepwise import StepwiseDrafter
+from sam.sharing.drafter import SharingDrafter
 from sam.vllm.baselines import prompt_lookup
 
 HISTORY_TOKENS = 4 << 20  # with scope=history, enough for any recording here
@@ -42,7 +42,7 @@ def make_drafter(
         ValueError: unknown name, or its package is not installed.
     """
     if name == "sam":
-        drafter = Drafter(
+        drafter = SharingDrafter(  # as in an engine whose replicas share; alone it is a Drafter
             max_draft_tokens=draft_length,
             scope=scope,
             history_tokens=HISTORY_TOKENS,

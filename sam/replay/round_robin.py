@@ -10,6 +10,7 @@ import time
 import numpy as np
 
 from sam.record.responses import Recording
+from sam.replay.elsewhere import Inbox, inbox_of
 
 POSITION_BIN = 512  # tokens of a response per point of the acceptance-by-position table
 PROBABILITY_BINS = 10
@@ -170,14 +171,12 @@ def replay_group(
     requests = [
         Request(f"{name}/{i}", response, i % len(drafters)) for i, response in enumerate(responses) if len(response)
     ]
-    followed = [
-        (drafter, request.name)
-        for request in requests
-        for replica, drafter in enumerate(drafters)
-        if delay is not None or replica == request.replica
-    ]
-    for drafter, name in followed:
-        drafter.start(name, prompt, policy_version)
+    inboxes = [inbox_of(drafter) for drafter in drafters] if delay is not None else []
+    for request in requests:
+        drafters[request.replica].start(request.name, prompt, policy_version)
+    others = [[request.name for request in requests if request.replica != replica] for replica in range(len(inboxes))]
+    for inbox, names in zip(inboxes, others, strict=True):
+        inbox.start(names, prompt, policy_version)
     live = requests
     while live:
         before = result.tokens
@@ -186,16 +185,18 @@ def replay_group(
                 if own := [request for request in batch if request.replica == replica]:
                     _draft_and_verify(result, drafter, own)
             if delay is not None:
-                _deliver(drafters, batch, delay)
+                _deliver(inboxes, batch, delay)
         if progress:
             progress(result.tokens - before)
         live = [request for request in live if not request.finished]
         if delay is not None:
             for request in (ended := [request for request in requests if request.finished]):
                 request.rounds_since_end += 1
-            _deliver(drafters, ended, 0 if not live else delay)
-    for drafter, name in followed:
-        drafter.finish(name)
+            _deliver(inboxes, ended, 0 if not live else delay)
+    for inbox, names in zip(inboxes, others, strict=True):
+        inbox.finish(names)
+    for request in requests:
+        drafters[request.replica].finish(request.name)
 
 
 def _draft_and_verify(result: Replay, drafter, batch: list[Request]) -> None:
@@ -209,15 +210,14 @@ def _draft_and_verify(result: Replay, drafter, batch: list[Request]) -> None:
     append(drafter, batch)
 
 
-def _deliver(drafters: list, batch: list[Request], delay: int) -> None:
+def _deliver(inboxes: list[Inbox], batch: list[Request], delay: int) -> None:
     """Show the other replicas' drafters the tokens of the batch that have reached them."""
     batch = [request for request in batch if request.arrived(delay) > request.shown_elsewhere]
-    for replica, drafter in enumerate(drafters):
-        others = [request for request in batch if request.replica != replica]
-        if others:
-            _append(
-                drafter,
-                others,
+    for replica, inbox in enumerate(inboxes):
+        if others := [request for request in batch if request.replica != replica]:
+            inbox.deliver(
+                [request.name for request in others],
+                [request.shown_elsewhere for request in others],
                 [request.response[request.shown_elsewhere : request.arrived(delay)] for request in others],
             )
     for request in batch:
@@ -226,17 +226,12 @@ def _deliver(drafters: list, batch: list[Request], delay: int) -> None:
 
 def append(drafter, batch: list[Request]) -> float:
     """Show the drafter the batch's new tokens; returns the seconds that it took."""
-    seconds = _append(
-        drafter, batch, [request.response[request.shown_to_drafter : request.accepted] for request in batch]
-    )
-    for request in batch:
-        request.shown_to_drafter = request.accepted
-    return seconds
-
-
-def _append(drafter, batch: list[Request], pieces: list[np.ndarray]) -> float:
+    pieces = [request.response[request.shown_to_drafter : request.accepted] for request in batch]
     offsets = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]).astype(np.int64)
     names, tokens = [request.name for request in batch], np.concatenate(pieces)
     started = time.perf_counter()
     drafter.append(names, tokens, offsets)
-    return time.perf_counter() - started
+    seconds = time.perf_counter() - started
+    for request in batch:
+        request.shown_to_drafter = request.accepted
+    return seconds

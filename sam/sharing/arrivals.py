@@ -64,15 +64,22 @@ def split(arrivals: Arrivals, max_tokens: int) -> list[Arrivals]:
     """Parts of at most `max_tokens` each, in which a stretch may be cut."""
     if arrivals.offsets[-1] <= max_tokens:
         return [arrivals]
-    parts, total = [], int(arrivals.offsets[-1])
-    for begin in range(0, total, max_tokens):
-        end = min(total, begin + max_tokens)
-        inside = np.flatnonzero((arrivals.offsets[:-1] < end) & (arrivals.offsets[1:] > begin))
-        starts = np.maximum(arrivals.offsets[inside], begin)
-        positions = arrivals.positions[inside] + starts - arrivals.offsets[inside]
-        offsets = np.append(starts - begin, end - begin)
-        parts.append(
-            Arrivals([], arrivals.numbers[inside], positions, offsets, arrivals.tokens[begin:end], arrivals.asked)
-        )
+    total = int(arrivals.offsets[-1])
+    parts = [_between(arrivals, begin, min(total, begin + max_tokens)) for begin in range(0, total, max_tokens)]
     parts[0] = parts[0]._replace(new=arrivals.new)
     return parts
+
+
+def cut(arrivals: Arrivals, count: int) -> tuple[Arrivals, Arrivals]:
+    """The first `count` tokens, and the rest; a stretch may be cut."""
+    first = _between(arrivals, 0, count)._replace(new=arrivals.new)
+    return first, _between(arrivals, count, int(arrivals.offsets[-1]))
+
+
+def _between(arrivals: Arrivals, begin: int, end: int) -> Arrivals:
+    inside = np.flatnonzero((arrivals.offsets[:-1] < end) & (arrivals.offsets[1:] > begin))
+    starts = np.maximum(arrivals.offsets[inside], begin)
+    positions = arrivals.positions[inside] + starts - arrivals.offsets[inside]
+    offsets = np.append(starts - begin, end - begin)
+    tokens = arrivals.tokens[begin:end]
+    return Arrivals([], arrivals.numbers[inside], positions, offsets, tokens, arrivals.asked)

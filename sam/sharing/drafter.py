@@ -9,13 +9,13 @@ from sam.automaton import store
 from sam.automaton.store import NONE
 from sam.drafting import batch, origins
 from sam.drafting.drafter import Drafter, Drafts
-from sam.drafting.sequences import start_sequence
+from sam.drafting.sequences import RECENT_TOKENS, start_sequence
 from sam.drafting.token_ids import digest
+from sam.sharing.arrivals import Arrivals, cut
 from sam.sharing.client import Client
 
-# Of siblings elsewhere, appended in a step: a bound on what sharing adds to it, of about half a millisecond.
+# Of siblings elsewhere, appended in a step: a bound on what sharing adds to it. They cost what own text costs.
 MAX_TOKENS_A_STEP = 2048
-NO_TOKENS = np.zeros(0, np.int32)
 COUNTERS = ("drafted_requests", "siblings_here", "siblings_elsewhere", "sharing_lag_tokens", "sharing_engine_ms")
 MARKS = 1024  # appends of which is remembered when they were
 
@@ -23,10 +23,10 @@ MARKS = 1024  # appends of which is remembered when they were
 class SharingDrafter(Drafter):
     """A Drafter that tells a client of its requests, and appends what has arrived before it drafts.
 
-    Without a client it is a Drafter. Counters, beside the client's: requests that drafts were asked for, and the
-    siblings here and elsewhere that each of them had, summed; the tokens that a request here wrote, on average, from
-    the question that brought the last text until it was taken; and the milliseconds that sharing took of the engine's
-    thread, the appending of what arrives included.
+    Without a client it is a Drafter. Text from elsewhere is learnt from as text that is written here. Counters, beside
+    the client's: requests that drafts were asked for, and the siblings here and elsewhere that each of them had,
+    summed; the tokens that a request here wrote, on average, from the question that brought the last text until it was
+    taken; and the milliseconds that sharing took of the engine's thread, the appending of what arrives included.
     """
 
     def __init__(self, **settings):
@@ -34,6 +34,8 @@ class SharingDrafter(Drafter):
         self.client: Client | None = None
         self._slot_of = np.full(1024, -1, np.int64)  # by the client's number of a request elsewhere
         self._numbers: dict[int, list[tuple[int, int]]] = {}  # of those requests, with their slots, by group
+        self._arrived: deque[Arrivals] = deque()  # taken from the client, and left for the next step
+        self._prompt_ends: dict[int, tuple[np.ndarray, int]] = {}  # of groups: last tokens, and the prompt's tag
         self._sibling_slots: dict[int, list[int]] = {}  # of requests elsewhere, by group
         self._keys: dict[int, bytes] = {}  # of groups, and the other way round
         self._group_of_key: dict[bytes, int] = {}
@@ -51,20 +53,29 @@ class SharingDrafter(Drafter):
         """As Drafter's, and the siblings elsewhere of its prompt are followed."""
         super().start(request_id, prompt_token_ids, policy_version)
         slot = self._slots[request_id]
-        if self.client is None or (group := self._group_of.get(slot)) is None:
+        if (group := self._group_of.get(slot)) is None:
             return
+        if group not in self._prompt_ends:
+            last = np.array(prompt_token_ids[-RECENT_TOKENS:], np.int32)
+            self._prompt_ends[group] = last, int(self.sequences.texts[slot]["prompt_tag"])
+        if self.client is None:
+            return
+        began = time.perf_counter()
         if (key := self._keys.get(group)) is None:
             key = self._keys[group] = digest(prompt_token_ids)
             self._group_of_key[key] = group
         self._siblings_here[group] += 1
         self.client.put("start", slot, key, policy_version, len(prompt_token_ids))
+        self._count_time(began)
 
     def finish(self, request_id: str) -> None:
         """As Drafter's."""
         slot = self._slots.get(request_id, -1)
         if self.client is not None and (group := self._group_of.get(slot)) is not None:
+            began = time.perf_counter()
             self._siblings_here[group] -= 1
             self.client.put("finish", slot)
+            self._count_time(began)
         super().finish(request_id)
 
     def _append(self, slots: np.ndarray, token_ids, offsets) -> None:
@@ -75,19 +86,30 @@ class SharingDrafter(Drafter):
             self.client.put("append", slots, positions, np.asarray(token_ids), np.asarray(offsets))
             self._written += len(token_ids) / max(1, len(slots))
             self._marks.append((self.client.now(), self._written))
-            self._append_arrived()
+            self.append_arrived()
             self._count_time(began)
 
     def _count_time(self, began: float) -> None:
         self.counters["sharing_engine_ms"] += (time.perf_counter() - began) * 1e3
 
-    def _append_arrived(self) -> None:
-        for part in self.client.take(MAX_TOKENS_A_STEP):
+    def append_arrived(self) -> None:
+        """Append what the client has received, MAX_TOKENS_A_STEP tokens at most: the rest waits for the next call."""
+        left = MAX_TOKENS_A_STEP
+        while left and (self._arrived or self._take(left)):
+            part = self._arrived.popleft()
+            if len(part.tokens) > left:
+                part, rest = cut(part, left)
+                self._arrived.appendleft(rest)
+            left -= len(part.tokens)
             for number, key in part.new:
                 self._start_elsewhere(number, key)
             self.append_siblings(self._slot_of[part.numbers], part.positions, part.tokens, part.offsets)
             before = next((written for seconds, written in reversed(self._marks) if seconds <= part.asked), 0.0)
             self.counters["sharing_lag_tokens"] = round(self._written - before)
+
+    def _take(self, max_tokens: int) -> bool:
+        self._arrived.extend(self.client.take(max_tokens))
+        return bool(self._arrived)
 
     def start_sibling(self, group: int) -> int:
         """Follow a request that runs elsewhere, until its group is dropped.
@@ -100,12 +122,14 @@ class SharingDrafter(Drafter):
         """
         slot = self._free_slot()
         writer, end = origins.new_writer(self.groups, group, origins.ELSEWHERE), self.groups.prompt_end[group]
-        start_sequence(self.sequences, slot, group, end, NO_TOKENS, 0, *writer)
+        start_sequence(self.sequences, slot, group, end, *self._prompt_ends[group], *writer)
         self._sibling_slots.setdefault(group, []).append(slot)
         return slot
 
     def append_siblings(self, slots: np.ndarray, positions: np.ndarray, tokens: np.ndarray, offsets: np.ndarray) -> int:
-        """Append to responses that are written elsewhere; they get the memory that requests here do not need.
+        """Append to responses that are written elsewhere, and learn from them as from responses here.
+
+        They get the memory that requests here do not need.
 
         Args:
             slots: int64 [pieces], of `start_sibling`, none twice; negative ones are left out.
@@ -120,7 +144,8 @@ class SharingDrafter(Drafter):
         self._free_blocks(needed)
         if self.groups.free_blocks < needed:
             return 0
-        return batch.append_siblings(self.store, self.sequences, slots, positions, tokens, offsets)
+        arguments = self.store, self.sources, self.learned, self.sequences
+        return batch.append_siblings(*arguments, slots, positions, tokens, offsets)
 
     def _start_elsewhere(self, number: int, key: bytes) -> None:
         while number >= len(self._slot_of):
@@ -143,6 +168,7 @@ class SharingDrafter(Drafter):
         return drafts
 
     def _group_dropped(self, group: int) -> None:
+        self._prompt_ends.pop(group, None)
         slots = self._sibling_slots.pop(group, [])
         self.sequences.texts["group"][slots] = NONE
         self._free_slots += slots

@@ -150,10 +150,10 @@ class AsyncSamProposer(SamProposer, NgramProposerGPU):
 
     def _draft(self, request_ids: list[str], emitted: list[int]) -> dict[str, list[int]]:
         try:
-            if not self._waited and self._plan_holds(len(emitted)):
-                self._skip(len(emitted))
-                return {}
             batch = self._runner.input_batch
+            if not self._waited and self._plan_holds(len(emitted)):
+                self._skip(emitted, batch.num_tokens_no_spec, batch.token_ids_cpu)
+                return {}
             drafts = self._propose(emitted, batch.num_tokens_no_spec, batch.token_ids_cpu)
             for draft in drafts:
                 if len(draft) > self.num_speculative_tokens or not all(type(t) is int and is_token(t) for t in draft):

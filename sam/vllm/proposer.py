@@ -6,6 +6,7 @@ its settings come from `additional_config["speculation"]` (sam.config.Speculatio
 
 import functools
 import logging
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -67,7 +68,8 @@ class SamProposer:
         self._began = 0.0  # start of the step under way, in seconds
         self._valid_for_steps = 0  # further steps in which the policy need not be asked
         self._steps_since_plan = 0
-        self._steps_behind = 0  # steps since the drafter last saw the batch
+        self._steps_behind = 0  # steps since drafts were last asked of the drafter
+        self._shares_at = math.inf  # seconds from which on new text is to be sent, drafts or not
         self.tracked: TrackedRequests | None = None
 
     @classmethod
@@ -108,6 +110,7 @@ class SamProposer:
             client = Client(connect, cluster.run_id, cluster.shards, self._sharing_seconds)
             self.drafter.share(client)
             client.start()
+            self._shares_at = 0.0
 
     def weights_updated(self) -> None:
         """Count a weight sync: history evicts responses of older weights first, a rotation takes its next policy."""
@@ -163,7 +166,7 @@ class SamProposer:
             return [[] for _ in sampled_token_ids]
         try:
             if self._plan_holds(len(sampled_token_ids)):
-                return self._skip(len(sampled_token_ids))
+                return self._skip(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
             return self._propose(list(map(len, sampled_token_ids)), num_tokens_no_spec, token_ids_cpu)
         except Exception:
             self._count_error()
@@ -178,14 +181,29 @@ class SamProposer:
     def _plan_holds(self, running: int) -> bool:
         return self._valid_for_steps > 0 and running == self._last.running
 
-    def _skip(self, running: int) -> list[list[int]]:
+    def _skip(self, emitted: list, num_tokens_no_spec, token_ids_cpu) -> list[list[int]]:
         """A step without drafts for which the last plan still holds: it costs a microsecond."""
         self._began = time.perf_counter()
         self._valid_for_steps -= 1
         self._steps_since_plan += 1
         self._steps_behind += 1
         self.counters["skipped_steps"] += 1
-        return [[] for _ in range(running)]
+        self._share_text(emitted, num_tokens_no_spec, token_ids_cpu)
+        return [[] for _ in emitted]
+
+    def _share_text(self, emitted: list, num_tokens_no_spec, token_ids_cpu) -> None:
+        """In a step without drafts: append what the drafter lacks, from where it is shared, if it is time to.
+
+        Args:
+            emitted: for each row its tokens or their number.
+        """
+        if self._began < self._shares_at:
+            return
+        self._shares_at = self._began + self._sharing_seconds
+        known = self._known_lengths(num_tokens_no_spec)
+        rows, ids, appended = self.tracked.batch(emitted, known, token_ids_cpu)
+        if rows:
+            self.drafter.append(ids, *appended)
 
     def _propose(self, emitted: list[int], num_tokens_no_spec, token_ids_cpu) -> list[list[int]]:
         now = time.perf_counter()
@@ -201,6 +219,7 @@ class SamProposer:
             self._steps_behind += 1
             if self._steps_behind < MAX_STEPS_BEHIND:
                 self._valid_for_steps = min(plan.valid_for_steps, MAX_STEPS_BEHIND - 1 - self._steps_behind)
+                self._share_text(emitted, num_tokens_no_spec, token_ids_cpu)
                 return drafts
         known = self._known_lengths(num_tokens_no_spec)
         if known is None:

@@ -5,6 +5,8 @@ from collections import Counter
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sam.sharing.client import Client
+from sam.sharing.shard import Cluster
 from sam.switch.policy import Plan
 from sam.vllm.async_proposer import AsyncSamProposer, SampledStep
 from sam.vllm.step_recorder import StepRecorder
@@ -58,15 +60,19 @@ def begins(steps, function):
     return call
 
 
-def steps_of(model, speculative_config, policy):
-    """Waits and copies of the whole model runner in each step, and what came out."""
+def steps_of(model, speculative_config, policy, then=None, **speculation):
+    """Waits and copies of the whole model runner in each step, and what came out; `then` is called with the runner."""
     steps = []
 
     def observe(runner):
+        if then:
+            then(runner, steps)
         runner.execute_model = begins(steps, counted(steps, runner.execute_model))
         runner.sample_tokens = counted(steps, runner.sample_tokens)
 
-    result = generate(model, PROMPTS, SETTINGS, speculative_config, policy=policy, observe=observe, **ASYNC)
+    result = generate(
+        model, PROMPTS, SETTINGS, speculative_config, policy=policy, observe=observe, speculation=speculation, **ASYNC
+    )
     return result, [(step["waits"], step["copies"]) for step in steps]
 
 
@@ -86,6 +92,42 @@ def test_without_drafts_no_step_waits_or_copies_more_than_without_speculation(mo
     assert on.tokens == off.tokens and on.drafted < 3 * len(PROMPTS) * 2, "room for drafts before the first plan only"
     assert found == expected and len(found) > 80
     assert max(copies for _, copies in found) > 5, "the control: they are counted"
+
+
+def test_without_drafts_text_is_shared_from_vllms_own_copy(model, counted_off, monkeypatch):
+    """In every step, with an interval that is over by then; and nothing is waited for or copied for it."""
+    off, expected = counted_off
+    clients, sent_at, sent = [], [], Counter()
+    monkeypatch.setattr(Client, "start", lambda self: clients.append(self))
+    monkeypatch.setattr(AsyncSamProposer, "_make_drafter", shared_at_once(AsyncSamProposer._make_drafter))
+
+    def share(runner, steps):
+        runner.drafter.share(Cluster("no address", "run", 1))
+        (client,) = clients
+
+        def put(event, *arguments):
+            if event == "append":
+                sent_at.append(len(steps))
+                sent.update(tokens=len(arguments[2]))
+
+        client.put = put
+
+    on, found = steps_of(model, ASYNC_SAM, "never", share, sharing="replicas")
+    assert on.tokens == off.tokens and found == expected
+    # The last step's tokens arrive when there is no further one.
+    assert sum(map(len, off.tokens)) - 3 * len(PROMPTS) <= sent["tokens"] <= sum(map(len, off.tokens))
+    gaps = [later - earlier for earlier, later in zip(sent_at, sent_at[1:], strict=False)]
+    assert max(gaps) <= 2 and len(set(sent_at)) > len(found) - 10
+
+
+def shared_at_once(make_drafter):
+    """`make_drafter` of a proposer whose sharing interval is always over."""
+
+    def made(proposer, config):
+        proposer._sharing_seconds = 0.0
+        return make_drafter(proposer, config)
+
+    return made
 
 
 def test_with_drafts_a_step_waits_once_and_copies_twice(model, off, monkeypatch):

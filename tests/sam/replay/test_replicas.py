@@ -1,6 +1,7 @@
 """Replicas and epochs: whose tokens a drafter has seen, and when."""
 
 import json
+from collections import Counter
 from functools import partial
 
 import numpy as np
@@ -11,6 +12,7 @@ from sam.replay.__main__ import main
 from sam.replay.baselines import make_drafter
 from sam.replay.round_robin import replay
 from sam.replay.stepwise import StepwiseDrafter
+from sam.sharing.drafter import SharingDrafter
 
 K = 3
 
@@ -87,6 +89,26 @@ def test_replicas_that_share_without_delay_are_as_one(related):
     lengths = [summary["mean_acceptance_length"] for summary in (alone, late, shared)]
     assert shared["steps"] == one["steps"] and lengths[0] < lengths[1] < lengths[2]
     assert {summary["tokens"] for summary in (one, shared, alone, late)} == {related.num_tokens}
+
+
+@pytest.mark.parametrize("delay", [0, 30])
+def test_text_arrives_on_the_way_that_an_engines_takes(related, delay, monkeypatch):
+    """All that siblings generate goes through the function that appends what a client has received."""
+    arrived, append = Counter(), SharingDrafter.append_siblings
+
+    def counted(drafter, *arguments):
+        arrived[drafter] += append(drafter, *arguments)
+
+    monkeypatch.setattr(SharingDrafter, "append_siblings", counted)
+    made = []
+
+    def make():
+        made.append(make_drafter("sam", "group", K))
+        return made[-1]
+
+    replay(related, make, K, replicas=3, delay=delay)
+    # Four of the six samples are elsewhere; text that has not arrived when the last sample ends comes then.
+    assert [arrived[drafter] for drafter in made] == [related.num_tokens * 4 // 6] * 3
 
 
 def test_epochs_go_one_after_the_other_and_the_first_is_not_counted():

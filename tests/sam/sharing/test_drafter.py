@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from sam.drafting.drafter import Drafter
+from sam.sharing.client import PART_TOKENS
 from sam.sharing.drafter import MAX_TOKENS_A_STEP, SharingDrafter
 from tests.sam.brute_force import check_blocks
 from tests.sam.sharing.channel import Channel, Clock, make_client, make_groups, tokens
@@ -98,14 +99,48 @@ def test_lag_is_what_a_request_here_wrote_since_the_question():
     assert here.counters["sharing_lag_tokens"] == 4
 
 
-def test_work_of_a_step_is_bounded_whatever_has_arrived(monkeypatch):
+@pytest.mark.parametrize("prompt_tokens", [2, 20])
+def test_text_from_elsewhere_teaches_what_text_from_here_does(prompt_tokens):
+    """Step by step the same drafts as with the sibling here; and the weights, and the memory of other prompts."""
+    rng = np.random.default_rng(0)
+    replicas, alone = Replicas(), Drafter(max_draft_tokens=K)
+    here, there = replicas.drafters
+    phrases = rng.integers(0, 50, (12, 6)).astype(np.int32)
+    drafted, arrived = 0, 0
+    for number in range(4):
+        prompt = np.append(rng.integers(0, 50, prompt_tokens - 1), number).astype(np.int32)
+        for drafter, request in ((here, "a"), (there, "b"), (alone, "a"), (alone, "b")):
+            drafter.start(request, prompt)
+        for _ in range(40):
+            own, other = (phrases[rng.integers(12)][: rng.integers(1, 7)] for _ in "ab")
+            there.step(["b"], other, np.array([0, len(other)]), np.zeros(1, np.int32))
+            replicas.exchange()
+            found = here.step(["a"], own, np.array([0, len(own)]), np.array([K]))
+            for request, text in (("a", own), ("b", other)):
+                alone.append([request], text, np.array([0, len(text)]))
+            expected = alone.draft(["a"], np.array([K]))
+            assert found.token_ids.tolist() == expected.token_ids.tolist()
+            assert found.acceptance.tolist() == expected.acceptance.tolist()
+            drafted, arrived = drafted + len(found.token_ids), arrived + len(other)
+            assert here.counters["sharing_received_tokens"] == arrived
+        for drafter, request in ((here, "a"), (there, "b"), (alone, "a"), (alone, "b")):
+            drafter.finish(request)
+    assert drafted > 300
+    learned, memories = (here.learned, alone.learned), (here.sources[0], alone.sources[0])
+    assert learned[0].mixing.tobytes() == learned[1].mixing.tobytes()
+    assert memories[0].entries.tobytes() == memories[1].entries.tobytes()
+
+
+@pytest.mark.parametrize("message_tokens", [700, 10 * MAX_TOKENS_A_STEP])
+def test_work_of_a_step_is_bounded_whatever_has_arrived(monkeypatch, message_tokens):
     replicas = Replicas()
     here, there = replicas.drafters
     here.start("a", tokens(1))
     there.start("b", tokens(1))
     text = np.random.default_rng(0).integers(100, size=10 * MAX_TOKENS_A_STEP).tolist()
-    step(there, "b", *text)
-    replicas.exchange()
+    for begin in range(0, len(text), message_tokens):
+        step(there, "b", *text[begin : begin + message_tokens])
+        replicas.exchange()
     counts, takes, appends = [], here.client.take, here.append_siblings
 
     def counted(*arguments):
@@ -118,7 +153,10 @@ def test_work_of_a_step_is_bounded_whatever_has_arrived(monkeypatch):
         counts.clear()
         step(here, "a", 5)
         assert sum(counts) == MAX_TOKENS_A_STEP
+        assert len(counts) <= MAX_TOKENS_A_STEP // min(message_tokens, PART_TOKENS) + 2
     assert takes(1) == [] and (replicas.channel.asked, replicas.channel.waits) == questions
+    step(here, "a", *text[: 2 * K])
+    assert step(here, "a", *text[2 * K : 3 * K]) == text[3 * K : 4 * K], "nothing was lost where parts were cut"
 
 
 def test_a_group_that_is_dropped_gives_back_slots_numbers_and_blocks():

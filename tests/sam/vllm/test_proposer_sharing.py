@@ -1,5 +1,7 @@
 """Proposers of two replicas that share: a sibling's text is drafted from, and what fails changes nothing."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from sam.sharing.client import Client
@@ -44,6 +46,34 @@ def test_a_sibling_on_the_other_replica_is_drafted_from(channel):
     assert reader._runner.step(reader, ["a"], {"a": [11]}) == {"a": [12, 13, 14]}
     assert reader.counters["sharing_received_tokens"] == len(TEXT)
     assert reader.counters["draft_errors"] == 0
+
+
+def test_text_leaves_in_each_interval_while_nobody_drafts(channel, monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    proposer = replicas(policy="threshold", batch_size_threshold=0, sharing_interval_ms=50)[0]
+    runner, client, sent, steps = proposer._runner, proposer.drafter.client, [], []
+    put = client.put
+
+    def noted(event, *arguments):
+        if event == "append":
+            steps.append(step)
+            sent.extend(arguments[2].tolist())
+        put(event, *arguments)
+
+    monkeypatch.setattr(client, "put", noted)
+    for step in range(45):
+        clock.now = 0.02 * step
+        assert runner.step(proposer, ["a"], {"a": [step]}) == {"a": []}
+    assert steps == sorted({*range(0, 45, 3), module.MAX_STEPS_BEHIND - 1}), "every 60 ms, and where a draft is made"
+    assert sent == list(range(steps[-1] + 1))
+    del runner.requests["a"]
+    runner.add("b", PROMPT)
+    for step in range(45, 49):
+        clock.now = 0.02 * step
+        runner.step(proposer, ["b"], {"b": [99]})
+    assert sent[: sent.index(99)] == list(range(45)), "the end of a request leaves as well"
+    assert proposer.counters["skipped_steps"] == 49 and proposer.counters["draft_errors"] == 0
 
 
 def test_without_a_cluster_or_with_one_that_fails_it_drafts_from_its_own(channel):
