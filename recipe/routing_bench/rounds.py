@@ -28,7 +28,8 @@ def variants_of(options: argparse.Namespace) -> list[Variant]:
     made += [Variant(f"context, chunks of {chunk}", "context", chunk_tokens=chunk) for chunk in options.chunk]
     made.append(Variant("oracle's order", "oracle"))
     chunk = options.chunk[0]
-    made += [Variant("verl, sam", "verl", "sam"), Variant("context, sam, sharing", "context", "shared")]
+    made += [Variant("verl, sam", "verl", "sam"), Variant("verl, sam, sharing", "verl", "shared")]
+    made.append(Variant("context, sam, sharing", "context", "shared"))
     made.append(Variant(f"context, sam, sharing, chunks of {chunk}", "context", "shared", chunk))
     return [variant for variant in made if variant.engines in options.engines]
 
