@@ -191,6 +191,8 @@ class ContextRouter:
                     sizes = (limits[name] for name in ("kv_tokens", "slots", "block_tokens"))
                     self._log.event("add_replica", server, *sizes)
                     self._longest = limits["max_model_len"]
+            if found and (remark := kv_remark(found[0], self._log.policy.settings.chunk_tokens)):
+                print(remark, flush=True)
 
     def _expect_more(self) -> None:
         """Wait for further requests before siblings of a probe start: requests of a round come one by one."""
@@ -212,6 +214,23 @@ class ContextRouter:
             future = self._waiting.pop(name)
             if not future.done():
                 future.set_result((server, self._servers[server]))
+
+
+def kv_remark(limits: dict[str, int], chunk_tokens: int | None) -> str | None:
+    """What to say of a replica that is given fewer requests than it has slots, as each one's longest response must fit.
+
+    Args:
+        limits: as recipe.rollout.server.SpeculationServer.routing_limits.
+        chunk_tokens: None: responses are generated whole.
+    """
+    fit = limits["kv_tokens"] // limits["max_model_len"]
+    if chunk_tokens is not None or fit >= limits["slots"]:
+        return None
+    return (
+        f"routing=context: a replica's KV cache of {limits['kv_tokens']} tokens holds {fit} of its {limits['slots']} "
+        f"requests at full length ({limits['max_model_len']} tokens), and no more are started: set "
+        "routing.chunk_tokens, for example to an eighth of data.max_response_length"
+    )
 
 
 ContextRouterActor = ray.remote(num_cpus=0, max_concurrency=MAX_CALLS)(ContextRouter)

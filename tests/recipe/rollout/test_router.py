@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from recipe.rollout.router import ACTOR_CLASS, ContextRouter, write_config
+from recipe.rollout.router import ACTOR_CLASS, ContextRouter, kv_remark, write_config
 from sam.routing.decision_log import replay
 
 LIMITS = {"kv_tokens": 4096, "block_tokens": 16, "slots": 2, "max_model_len": 512}
@@ -196,3 +196,17 @@ def test_the_file_for_verl_names_the_router_and_its_settings(tmp_path):
     settings = _load_router_yaml(str(tmp_path / "router.yaml"))
     assert settings["router_class"] == ACTOR_CLASS and settings["lookahead_tokens"] == 8
     _resolve_router_class(settings["router_class"])
+
+
+def test_a_cache_that_leaves_slots_empty_is_said_once(tmp_path, capsys):
+    small = LIMITS | {"slots": 12}
+
+    async def measure(limits, chunk):
+        made = router(tmp_path, servers=(), chunk_tokens=chunk)
+        await made.add_servers({name: server(**limits) for name in ("a", "b")})
+        return capsys.readouterr().out.splitlines()
+
+    lines = asyncio.run(measure(small, None))
+    assert lines == [kv_remark(small, None)]
+    assert "holds 8 of its 12 requests at full length (512 tokens)" in lines[0]
+    assert asyncio.run(measure(small, 64)) == asyncio.run(measure(small | {"slots": 8}, None)) == []
