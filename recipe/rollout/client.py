@@ -10,7 +10,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
 from sam.drafting.token_ids import digest
-from sam.vllm.runner_hooks import GENERATED
+from sam.vllm.runner_hooks import GENERATED, GOES_ON
 
 # Sampling parameters whose effect reaches across tokens in a way that a chunk does not carry on.
 UNDIVIDED = ("stop", "structured_outputs", "thinking_token_budget", "min_tokens")
@@ -107,7 +107,8 @@ def chunk_parameters(sampling_params: dict[str, Any], generated: int, limit: int
     dropped = ("max_new_tokens", *(["prompt_logprobs"] if generated else []))
     parameters = {key: value for key, value in sampling_params.items() if key not in dropped}
     parameters["max_tokens"] = min(chunk, limit - generated)
-    parameters["extra_args"] = {**(sampling_params.get("extra_args") or {}), GENERATED: generated}
+    about = {GENERATED: generated, **({GOES_ON: True} if chunk < limit - generated else {})}
+    parameters["extra_args"] = {**(sampling_params.get("extra_args") or {}), **about}
     return parameters
 
 

@@ -11,6 +11,7 @@ import ray
 from cachetools import LRUCache
 from omegaconf import DictConfig, OmegaConf
 
+from sam.history.lengths import ResponseLengths
 from sam.routing.decision_log import LoggedPolicy
 from sam.routing.policy import RoutingSettings
 
@@ -33,6 +34,7 @@ def write_config(config: DictConfig) -> None:
     drafts = config.speculation.num_speculative_tokens if config.speculation.method != "off" else 0
     routing = OmegaConf.to_container(config.routing, resolve=True)
     settings = {**routing, "lookahead_tokens": drafts, "log": str(Path(config.run_dir) / LOG_FILE)}
+    settings["history"] = config.speculation.history_path
     OmegaConf.save(OmegaConf.create({"router_class": ACTOR_CLASS, **settings}), path)
 
 
@@ -41,7 +43,8 @@ class ContextRouter:
 
     Args:
         servers: server id -> actor handle of recipe.rollout.server.SpeculationServer.
-        config: the file's content: chunk_tokens, max_wait, lookahead_tokens, ahead, settle_ms, log.
+        config: the file's content: chunk_tokens, max_wait, lookahead_tokens, ahead, settle_ms, log, and history, the
+            folder of the history of responses where there is one.
     """
 
     def __init__(self, servers: dict[str, Any], config: dict[str, Any]):
@@ -49,6 +52,7 @@ class ContextRouter:
             *(config[name] for name in ("chunk_tokens", "max_wait", "lookahead_tokens", "ahead"))
         )
         self._log = LoggedPolicy(settings, Path(config["log"]))
+        self._lengths = ResponseLengths(Path(folder)) if (folder := config.get("history")) else None
         self._settle_seconds = config["settle_ms"] / 1e3
         self._servers = dict(servers)
         self._unmeasured = dict(servers)  # those whose limits are not known yet
@@ -111,6 +115,8 @@ class ContextRouter:
                 tokens = tuple(prompt_ids or ())
                 group, prompt_tokens = f"{hash(tokens) & (2**64 - 1):016x}", len(tokens)
                 limit = (sampling_params or {}).get("max_tokens") or self._longest - prompt_tokens
+            if expected is None and self._lengths is not None:
+                expected = self._lengths.expected(group)
             conversation = self._conversation_of[name] = conversation or request_id
             near = self._last_server.get(conversation)
             self._log.event("arrive", name, group, prompt_tokens, limit, 0, expected, near)
@@ -178,6 +184,12 @@ class ContextRouter:
         cleared = len(self._last_server)
         self._last_server.clear()
         return {"cleared_entries": cleared, "server_loads": self._log.policy.running()}
+
+    async def read_history(self) -> None:
+        """Learn how long responses of earlier steps were. Requests do not wait for it: those that come before it ends
+        have no estimate from there."""
+        if self._lengths is not None:
+            await asyncio.to_thread(self._lengths.refresh)
 
     async def _measure_servers(self) -> None:
         """Ask new servers what their engines hold."""

@@ -86,6 +86,8 @@ class DapoTrainer(PPOTrainerSync):
         self._prompts_dispatched = 0
         self._collect_rollout()  # forgets what validation left
         self._take_routing()
+        if self.config.routing.policy == "context":
+            self.llm_server_manager.global_load_balancer.read_history.remote()
         super().on_step_begin()
 
     def on_sample_end(self):

@@ -1,6 +1,6 @@
 """What a router's decisions came to, between two looks at it."""
 
-from sam.routing.policy import ContextPolicy, Placement
+from sam.routing.policy import SOURCES, ContextPolicy, Placement
 
 COUNTS = ("admissions", "moves", "prefill_tokens", "held_by_kv")
 
@@ -47,17 +47,22 @@ class Meter:
             admissions, moves, prefill_tokens, held_by_kv: as ContextPolicy.counters.
             waiting_max: most requests that waited.
             estimate_error: mean tokens between a response and what was expected of it; 0 without estimates.
+            estimates_*, estimate_error_*: responses with an estimate from each of SOURCES, and their mean error.
             idle_slot_share: share of the slots' seconds, while requests ran or waited, in which none ran there.
             last_start_to_end_seconds: from when the last request began to when the last one ended.
         """
         self._advance(now)
         counters, before = self._policy.counters, self._counted
         grown = {name: float(counters[name] - before[name]) for name in counters}
+        estimates = {source: grown[f"estimates_{source}"] for source in SOURCES}
+        errors = {source: grown[f"estimate_error_{source}"] for source in SOURCES}
         known = self._last_start is not None and self._last_end is not None
         values = {
             **{name: grown[name] for name in COUNTS},
             "waiting_max": float(self._most_waiting),
-            "estimate_error": grown["estimate_error"] / max(1.0, grown["estimates"]),
+            "estimate_error": sum(errors.values()) / max(1.0, sum(estimates.values())),
+            **{f"estimates_{source}": estimates[source] for source in SOURCES},
+            **{f"estimate_error_{source}": errors[source] / max(1.0, estimates[source]) for source in SOURCES},
             "idle_slot_share": self._idle_seconds / self._slot_seconds if self._slot_seconds else 0.0,
             "last_start_to_end_seconds": max(0.0, self._last_end - self._last_start) if known else 0.0,
         }

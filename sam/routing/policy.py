@@ -16,6 +16,8 @@ from sam.routing.waiting import Waiting
 MOVE_AT = 2  # times the running requests of the least loaded replica from which a chunk moves there
 MOVE_LEAST = 4  # and running requests more than there
 MOVE_TOKENS = 4  # tokens of context read again for each token expected, up to which a move pays
+# Where an estimate comes from: responses of the group that have finished, or lengths known beforehand alone.
+SOURCES = ("group", "history")
 NEAR = 16  # a sibling's replica is taken while it is at most 1/16 of its slots fuller than the least loaded
 
 
@@ -63,17 +65,18 @@ class ContextPolicy:
     it waits, it runs a chunk at a replica, or it is gone (:meth:`finish`, :meth:`abort`).
 
     Attributes:
-        counters: admissions; moves and their prefill_tokens; held_by_kv, decisions that waited for KV cache; estimates
-            and estimate_error, responses of known groups and the sum of their differences in tokens.
+        counters: admissions; moves and their prefill_tokens; held_by_kv, decisions that waited for KV cache; for each
+            of SOURCES estimates_*, responses that ended with an estimate from there, and estimate_error_*, the sum of
+            their differences from it in tokens.
         operations: [int], entries of heaps pushed, popped or looked at so far.
     """
 
     def __init__(self, settings: RoutingSettings):
         self.settings = settings
         self.operations = [0]
-        self.counters = dict.fromkeys(
-            ("admissions", "moves", "prefill_tokens", "held_by_kv", "estimates", "estimate_error"), 0
-        )
+        self.counters = dict.fromkeys(("admissions", "moves", "prefill_tokens", "held_by_kv"), 0)
+        for source in SOURCES:
+            self.counters |= {f"estimates_{source}": 0, f"estimate_error_{source}": 0}
         self._replicas: dict[str, Replica] = {}
         self._replicas_seen = 0
         self._requests: dict[str, Request] = {}
@@ -146,7 +149,7 @@ class ContextPolicy:
             group: name of its prompt.
             limit: most tokens of its response.
             generated: tokens that it has already.
-            expected: tokens that its group's responses will have, if known beforehand.
+            expected: tokens that its group's responses are thought to have beforehand, as of an earlier epoch.
             near: the replica that has the KV cache of its prompt, as of a conversation's last turn.
 
         Raises:
@@ -179,8 +182,9 @@ class ContextPolicy:
             return
         length, group = request.generated + emitted, request.group
         if group.known:
-            self.counters["estimates"] += 1
-            self.counters["estimate_error"] += abs(round(group.estimate) - length)
+            source = "group" if group.finished else "history"
+            self.counters[f"estimates_{source}"] += 1
+            self.counters[f"estimate_error_{source}"] += abs(round(group.estimate) - length)
         self._waiting.learn(group, length, finished=True)
         self._drop(request)
 

@@ -3,6 +3,7 @@
 import functools
 
 GENERATED = "sam_generated_tokens"  # the key of SamplingParams.extra_args by which a chunk says what it goes on from
+GOES_ON = "sam_goes_on"  # and that its response goes on after it, unless it ends before
 
 
 def draft_near_max_model_len(runner) -> None:
@@ -102,6 +103,17 @@ def generated_tokens(sampling_params) -> int:
     """Tokens of the response that a request's prompt ends with."""
     extra = getattr(sampling_params, "extra_args", None)
     return int(extra.get(GENERATED, 0)) if extra else 0
+
+
+def goes_on(state) -> bool:
+    """Whether a request that is gone was a chunk whose response goes on, by vLLM's state of it: it has all its tokens,
+    and none that ends a response."""
+    parameters = getattr(state, "sampling_params", None)
+    if not (extra := getattr(parameters, "extra_args", None)) or not extra.get(GOES_ON):
+        return False
+    given, most = generated_tokens(parameters), parameters.max_tokens
+    tokens = state.output_token_ids[given : given + most]  # drafts behind the end may have been verified too
+    return len(tokens) == most and min(tokens) >= 0 and parameters.all_stop_token_ids.isdisjoint(tokens)
 
 
 def count_given(cached, requests: dict) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from sam.drafting.drafter import Drafter
 from sam.history.client import HistoryClient
+from sam.vllm.runner_hooks import goes_on
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +84,8 @@ class TrackedRequests:
             # Under asynchronous scheduling an aborted request may end in placeholders, which are negative.
             if last := list(itertools.takewhile(is_token, state.output_token_ids[unseen:])):
                 self._drafter.append([request_id], np.array(last, dtype=np.int32), np.array([0, len(last)]))
-            self._finish(request_id, state.output_token_ids)
+            # The text of a chunk is kept with the response's last chunk, which begins with it.
+            self._finish(request_id, [] if goes_on(state) else state.output_token_ids)
         self.untracked.intersection_update(self._runner.requests)
 
     def stop(self, request_ids: list[str]) -> None:

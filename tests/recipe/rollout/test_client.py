@@ -9,7 +9,7 @@ from ray.exceptions import RayActorError
 from verl.workers.rollout.replica import TokenOutput
 
 from recipe.rollout.client import RoutedClient, chunk_parameters, group_of, response_limit
-from sam.vllm.runner_hooks import GENERATED
+from sam.vllm.runner_hooks import GENERATED, GOES_ON
 
 RESPONSE = list(range(100, 150))
 
@@ -125,5 +125,6 @@ def test_limits_are_those_of_verls_server():
 def test_other_arguments_go_along():
     parameters = {"extra_args": {"other": 1}, "prompt_logprobs": 1, "max_new_tokens": 50}
     first, second = chunk_parameters(parameters, 0, 50, 20), chunk_parameters(parameters, 20, 50, 20)
-    assert second["extra_args"] == {"other": 1, GENERATED: 20}
+    assert second["extra_args"] == {"other": 1, GENERATED: 20, GOES_ON: True}
+    assert chunk_parameters(parameters, 40, 50, 20)["extra_args"] == {"other": 1, GENERATED: 40}
     assert "prompt_logprobs" in first and "prompt_logprobs" not in second and "max_new_tokens" not in second

@@ -8,7 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from recipe.rollout.client import group_of
 from recipe.rollout.router import ACTOR_CLASS, ContextRouter, kv_remark, write_config
+from sam.drafting.drafter import Drafter
+from sam.history.client import HistoryClient
 from sam.routing.decision_log import replay
 
 LIMITS = {"kv_tokens": 4096, "block_tokens": 16, "slots": 2, "max_model_len": 512}
@@ -96,6 +99,41 @@ def test_longer_expected_groups_go_first_where_lengths_are_known_beforehand(tmp_
         assert metrics["admissions"] == 4 and metrics["waiting_max"] >= 2
 
     asyncio.run(run())
+
+
+def test_lengths_in_the_history_are_the_estimate_before_the_probe(tmp_path):
+    """With the file that engines write, and the names that the client gives groups."""
+    prompts = {length: [7, length] for length in (5, 50, 20, 40)}
+    history = HistoryClient(tmp_path / "history", {"tokenizer": "1f", "model": "qwen3"}, 1 << 40, 9)
+    history.start()
+    for length, prompt in prompts.items():
+        history.request_started(f"{length}", prompt, Drafter(max_draft_tokens=3))
+        history.request_finished(f"{length}", list(range(length)))
+    history.stop()
+
+    async def run(folder, **config):
+        made, order = router(folder, settle_ms=100, **config), []
+        await made.read_history()
+
+        async def client(length):
+            told = {"group": group_of(prompts[length]), "prompt_tokens": 2, "limit": 64}
+            server_id, _ = await made.acquire_server(f"{length}", **told)
+            order.append(length)
+            await asyncio.sleep(0.01)
+            made.release_server(server_id, f"{length}", length)
+
+        async with asyncio.timeout(20):
+            await asyncio.gather(*map(client, prompts))
+        return order, made.take_metrics()
+
+    order, metrics = asyncio.run(run(tmp_path / "with", history=str(tmp_path / "history")))
+    assert set(order[:2]) == {50, 40} and order[2] == 20
+    assert (metrics["estimates_history"], metrics["estimate_error_history"]) == (4, 0)
+    lines = (tmp_path / "with" / "routing.jsonl").read_text().splitlines()
+    assert replay(lines) == 4, "the log has what was expected"
+    for without in ({}, {"history": None}, {"history": str(tmp_path / "none")}):
+        order, metrics = asyncio.run(run(tmp_path / "without", **without))
+        assert order == list(prompts) and metrics["estimates_history"] == 0, "as they came"
 
 
 def test_the_next_turn_of_a_conversation_goes_back_to_its_replica(tmp_path):

@@ -46,6 +46,8 @@ def test_slots_waiting_and_the_last_start():
     assert found["idle_slot_share"] == pytest.approx(2 / 14)  # a slot for two of seven seconds
     assert found["last_start_to_end_seconds"] == pytest.approx(3.0)
     assert found["estimate_error"] == (abs(50 - 60) + abs(55 - 40)) / 2, "55: the geometric mean of 50 and 60"
+    assert found["estimates_group"] == 2 and found["estimate_error_group"] == found["estimate_error"]
+    assert found["estimates_history"] == found["estimate_error_history"] == 0
     again = made.take()
     assert again["admissions"] == again["idle_slot_share"] == again["last_start_to_end_seconds"] == 0
 
@@ -63,3 +65,18 @@ def test_a_chunk_that_goes_on_is_no_start_and_a_move_costs_its_context():
     found = made.take()
     assert found["last_start_to_end_seconds"] == 3.0, "from the first chunk"
     assert (found["moves"], found["prefill_tokens"], found["admissions"]) == (1, 26, 2)
+
+
+def test_estimates_are_told_apart_by_where_they_came_from():
+    made = Clocked(slots=8)
+    made("arrive", "a", "g", 10, 100, 0, 60)
+    made("arrive", "b", "g", 10, 100, 0, 60)
+    made("arrive", "c", "h", 10, 100)
+    made.decide()
+    made("finish", "c", 70)  # nothing was known of its group
+    made("finish", "a", 40)
+    made("finish", "b", 40)
+    found = made.take()
+    assert (found["estimates_history"], found["estimate_error_history"]) == (1, 20)
+    assert (found["estimates_group"], found["estimate_error_group"]) == (1, 12), "60, 60 and 40 give 52"
+    assert found["estimate_error"] == 16

@@ -101,6 +101,27 @@ def test_lengths_known_beforehand_need_no_probe():
     assert order == ["b", "c", "a"]
 
 
+def test_lengths_known_beforehand_count_until_responses_of_the_group_say_otherwise():
+    made = policy(slots=2)
+    for name in ("long.0", "long.1", "short.0", "long.2", "short.1", "long.3", "short.2"):
+        group, _ = name.split(".")
+        made.arrive(name, group, 10, 1000, expected={"long": 400, "short": 40}[group])
+    assert started(made) == ["long.0", "long.1"]
+    for name in ("long.0", "long.1"):  # they have become short
+        made.finish(name, 3)
+    assert made.counters["estimates_history"] == 1, "the second has an estimate with a response of the group in it"
+    assert made.counters["estimate_error_history"] == 400 - 3
+    assert started(made) == ["short.0", "short.1"], "sqrt(400 * 3) = 35 < 40"
+
+
+def test_groups_without_a_history_are_probed_as_ever():
+    made = policy(slots=3)
+    made.arrive("known.0", "known", 10, 1000, expected=30)
+    arrive(made, groups=2, samples=2)
+    assert started(made, settled=False) == ["0.0", "1.0"]
+    assert started(made) == ["0.1"], "a probe that still runs may be long"
+
+
 def test_a_replica_is_given_no_more_than_its_kv_cache_holds_to_the_end_of_the_chunk():
     made = policy(slots=8, kv_tokens=256, chunk_tokens=54)  # 10 + 54 tokens: 64 in blocks of 16
     arrive(made, groups=1, samples=8)
