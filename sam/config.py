@@ -8,8 +8,8 @@ from typing import Any, Self
 
 logger = logging.getLogger(__name__)
 
-METHODS = ("sam", "off", "ngram", "suffix", "draft_model", "hybrid")
-WITH_DRAFT_MODEL = ("draft_model", "hybrid")
+METHODS = ("sam", "off", "ngram", "suffix", "draft_model", "hybrid", "eagle3")
+WITH_DRAFT_MODEL = ("draft_model", "hybrid", "eagle3")
 POLICIES = ("threshold", "goodput", "always", "never")
 SCOPES = ("request", "group", "history")
 VERIFICATIONS = ("exact", "rejection")
@@ -52,8 +52,9 @@ class SpeculationConfig:
 
     Attributes:
         method: who drafts: sam, off (nobody), ngram (vLLM's prompt lookup), suffix (Arctic Inference), draft_model (a
-            small model of the same vocabulary) or hybrid (for each request sam or the draft model).
-        draft_model: folder of the draft model; needed by draft_model and hybrid, unused by others.
+            small model of the same vocabulary), hybrid (for each request sam or the draft model) or eagle3 (a head on
+            the target's hidden states).
+        draft_model: folder of the draft model or head; needed by draft_model, hybrid and eagle3, unused by others.
         min_match_len: hybrid takes sam's draft where its match has so many tokens or more, as SAM-Decoding does; None:
             where it expects more accepted tokens of it.
         num_speculative_tokens: longest draft of a request, 1 to 15 tokens.
@@ -233,6 +234,7 @@ class SpeculationConfig:
                 {"method": "draft_model", "model": self.draft_model, "disable_padded_drafter_batch": True},
             ),
         }
+        drafters["eagle3"] = drafters["eagle3"] | {"method": "eagle3"}
         if self.method != "off":
             draft = {"num_speculative_tokens": self.num_speculative_tokens}
             arguments["speculative_config"] = drafters[self.method] | draft

@@ -69,15 +69,16 @@ class WrittenBlocks:
         """Take all blocks for unwritten, as after their memory was given away."""
         self._block_hashes, self._block_counts = np.zeros(0, np.uint64), np.zeros(0, np.int64)
 
-    def written(self, request_id: str, tokens: np.ndarray, blocks: np.ndarray) -> int:
+    def written(self, request_id: str, tokens: np.ndarray, blocks: np.ndarray, before: int = -1) -> int:
         """Tokens at the beginning of a request's text whose keys and values the draft model has.
 
         Args:
             request_id: whose text only ever grows.
             tokens: int32 [length], the whole text.
             blocks: int [n], the request's blocks in order, enough for the text.
+            before: a token that stands before the text and is as much a part of what names it; -1: none.
         """
-        known, hashes = self._texts.get(request_id, (0, np.zeros(1, np.uint64)))
+        known, hashes = self._texts.get(request_id, (0, np.full(1, before + 1, np.uint64)))
         if tokens.size >= hashes.size:
             hashes = np.concatenate([hashes, np.zeros(max(256, tokens.size), np.uint64)])
         extend_hashes(hashes, tokens, known)

@@ -22,7 +22,7 @@ def register() -> None:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     from sam.vllm import async_hooks
-    from sam.vllm.trained.proposer import open_draft_model
+    from sam.vllm.trained.doors import open_doors
 
     runner_classes = [GPUModelRunner]
     if current_platform.is_cpu():
@@ -36,7 +36,7 @@ def register() -> None:
         runner_classes.append(CPUModelRunner)
     for runner_class in runner_classes:
         _after_load(runner_class, install)
-    open_draft_model()
+    open_doors()
     async_hooks.open_ngram_gpu(_async_proposer)
     async_hooks.skip_ngram_tensors()
     async_hooks.follow_switch(AsyncScheduler)
@@ -235,6 +235,7 @@ def check_installed(wanted: SpeculationConfig, status: dict[str, Any]) -> None:
         "suffix": "SuffixDecodingProposer",
         "off": None,
         **dict.fromkeys(WITH_DRAFT_MODEL, "TrainedProposer"),
+        "eagle3": "Eagle3Proposer",
     }
     expected = {"drafter": drafters[wanted.method], "verification": wanted.verification}
     for part, name in expected.items():

@@ -1,8 +1,8 @@
 """A draft model's forward passes over the requests that want them, and over the tokens that it missed.
 
-vLLM's DraftModelProposer loads the model and owns its KV cache. Its own passes read the tokens of the step that has
-just ended, so that it must run in every step. Here the first pass reads whatever the draft model has not written into
-its cache yet, and rows that want no draft are left out.
+vLLM's own proposer loads the model and owns its KV cache. Its own passes read the tokens of the step that has just
+ended, so that it must run in every step. Here the first pass reads whatever the draft model has not written into its
+cache yet, and rows that want no draft are left out.
 """
 
 import numpy as np
@@ -11,11 +11,15 @@ from vllm.config import CUDAGraphMode, replace
 from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.spec_decode.draft_model import DraftModelProposer
+from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
 from sam.drafting.written_blocks import WrittenBlocks
 
 Span = tuple[int, int, int]
 """A row of the batch, and the first and last-but-one token of its text that a pass reads."""
+
+States = tuple[torch.Tensor, torch.Tensor]
+"""Of a pass, for each of its tokens: what logits are computed from, and what the next pass takes."""
 
 
 def split(spans: list[Span], most: int) -> list[list[Span]]:
@@ -39,8 +43,8 @@ def split(spans: list[Span], most: int) -> list[list[Span]]:
     return passes
 
 
-class DraftModelPasses(DraftModelProposer):
-    """vLLM's draft model, called for some rows in some steps.
+class CachedPasses:
+    """The passes of one of vLLM's proposers with a model, a base after this one, for some rows in some steps.
 
     Attributes:
         written: what its KV cache holds; None before it is asked for the first time.
@@ -52,15 +56,12 @@ class DraftModelPasses(DraftModelProposer):
         self.is_measuring = False
         self._kept_weights: dict[str, torch.Tensor] = {}
 
-    def _raise_if_padded_drafter_batch_disabled(self) -> None:
-        """vLLM's own passes need a padded batch; these take tokens from the host."""
-
     def _create_draft_vllm_config(self):
         """With the weights of its folder.
 
-        Root cause: DraftModelProposer (vLLM 0.23) loads a draft model as the target is loaded, which verl asks to be
-        filled with random numbers, as a weight sync follows. Symptom: no draft is ever accepted. Can go when vLLM heeds
-        `draft_load_config` there.
+        Root cause: vLLM 0.23 loads a draft model as the target is loaded, which verl asks to be filled with random
+        numbers, as a weight sync follows. Symptom: no draft is ever accepted. Can go when vLLM heeds
+        `draft_load_config` for draft models, and sets it for EAGLE's.
         """
         base = super()._create_draft_vllm_config()
         return replace(base, load_config=replace(base.load_config, load_format="auto"))
@@ -71,9 +72,17 @@ class DraftModelPasses(DraftModelProposer):
         Root cause: at sleep level 2, which verl uses, vLLM frees all weights, and the weight sync brings the target's
         only. Symptom: the draft model drafts noise. Can go when vLLM reloads draft models on waking.
         """
-        DraftModelProposer.load_model(self, target_model)
+        SpecDecodeBaseProposer.load_model(self, target_model)
         if self.vllm_config.model_config.enable_sleep_mode:
-            self._kept_weights = {name: value.to("cpu", copy=True) for name, value in self.model.state_dict().items()}
+            self.keep_weights(target_model)
+
+    def keep_weights(self, target_model: torch.nn.Module) -> None:
+        """Copy the weights to the host, but for those that are the target's, which its weight sync brings."""
+        of_target = {id(value) for value in target_model.state_dict(keep_vars=True).values()}
+        own = self.model.state_dict(keep_vars=True).items()
+        self._kept_weights = {
+            name: value.detach().to("cpu", copy=True) for name, value in own if id(value) not in of_target
+        }
 
     def restore(self) -> None:
         """After a sleep or a weight sync: the weights are as loaded, and the KV cache holds nothing."""
@@ -96,14 +105,22 @@ class DraftModelPasses(DraftModelProposer):
                 None, self.vllm_config, num_tokens=num_tokens, slot_mapping=self._get_slot_mapping(num_tokens)
             ),
         ):
-            self.model.compute_logits(self._hidden(num_tokens))
+            self.model.compute_logits(self._hidden(num_tokens)[0])
         self.runner._sync_device()
 
-    def _hidden(self, num_tokens: int) -> torch.Tensor:
+    def _hidden(self, num_tokens: int) -> States:
         hidden = self.model(
             input_ids=self.input_ids[:num_tokens], positions=self._get_positions(num_tokens), inputs_embeds=None
         )
-        return hidden[:num_tokens]
+        return hidden[:num_tokens], hidden[:num_tokens]
+
+    def _take_states(self, slots: torch.Tensor, carried: torch.Tensor | None) -> None:
+        """Put what a pass reads beside token ids into its place; for a model of its own that is nothing.
+
+        Args:
+            slots: int64 [tokens], where in the KV cache each token goes; on the host.
+            carried: what the pass before gave for these tokens; None if the target has computed them.
+        """
 
     def _table(self):
         table = self.runner.input_batch.block_table[self.kv_cache_gid]
@@ -111,7 +128,7 @@ class DraftModelPasses(DraftModelProposer):
             self.written = WrittenBlocks(table.block_size)
         return table
 
-    def missing(self, request_ids: list[str], rows: list[int], lengths: np.ndarray, texts: np.ndarray) -> np.ndarray:
+    def missing(self, request_ids, rows: list[int], lengths: np.ndarray, texts: np.ndarray, before=None) -> np.ndarray:
         """Tokens that the first pass of each row reads: at least its last one.
 
         Args:
@@ -119,14 +136,16 @@ class DraftModelPasses(DraftModelProposer):
             rows: rows of the model runner's batch.
             lengths: int [rows], tokens of each text.
             texts: int32 [batch, max_model_len], the batch's tokens.
+            before: int [rows], the token before each text, if its entries in the KV cache depend on one.
 
         Returns:
             int64 [rows].
         """
         blocks = self._table().get_numpy_array()
+        before = [-1] * len(rows) if before is None else before.tolist()
         found = [
-            self.written.written(name, texts[row, :length], blocks[row])
-            for name, row, length in zip(request_ids, rows, lengths.tolist(), strict=True)
+            self.written.written(name, texts[row, :length], blocks[row], token)
+            for name, row, length, token in zip(request_ids, rows, lengths.tolist(), before, strict=True)
         ]
         return lengths - np.minimum(found, lengths - 1)
 
@@ -141,19 +160,19 @@ class DraftModelPasses(DraftModelProposer):
         Returns:
             int64 [rows, count], token ids; and bool [rows, count], whether each came from finite logits.
         """
-        last = self._read(request_ids, rows, lengths, missing, texts)
+        last, carried = self._read(request_ids, rows, lengths, missing, texts)
         tokens, finite = self._sample(last)
         drafted, are_finite = [tokens], [finite]
         for pass_ in range(count - 1):
             ends = lengths + pass_ + 1
-            hidden = self._forward(np.asarray(rows), ends - 1, ends, tokens.to(torch.int32))
-            tokens, finite = self._sample(hidden)
+            last, carried = self._forward(np.asarray(rows), ends - 1, ends, tokens.to(torch.int32), carried)
+            tokens, finite = self._sample(last)
             drafted.append(tokens)
             are_finite.append(finite)
         return torch.stack(drafted, 1).cpu().numpy(), torch.stack(are_finite, 1).cpu().numpy()
 
-    def _read(self, request_ids, rows, lengths, missing, texts) -> torch.Tensor:
-        """Write what is missing; the hidden states at each row's last token, in the order of the rows."""
+    def _read(self, request_ids, rows, lengths, missing, texts) -> States:
+        """Write what is missing; the states at each row's last token, in the order of the rows."""
         table = self._table()
         blocks, names = table.get_numpy_array(), dict(zip(rows, request_ids, strict=True))
         spans = [
@@ -164,20 +183,23 @@ class DraftModelPasses(DraftModelProposer):
         for one in split(spans, self.max_num_tokens):
             chosen, begins, ends = (np.array(column) for column in zip(*one, strict=True))
             ids = np.concatenate([texts[row, begin:end] for row, begin, end in one]).astype(np.int32)
-            hidden = self._forward(chosen, begins, ends, torch.from_numpy(ids).to(self.device))
+            states = self._forward(chosen, begins, ends, torch.from_numpy(ids).to(self.device))
             at = np.cumsum(ends - begins) - 1
             for (row, begin, end), index in zip(one, at.tolist(), strict=True):
                 self.written.note(names[row], begin, end, blocks[row])
                 if end == length_of[row]:
-                    last[row] = hidden[index]
-        return torch.stack([last[row] for row in rows])
+                    last[row] = [one[index] for one in states]
+        for_logits, carried = (torch.stack(parts) for parts in zip(*(last[row] for row in rows), strict=True))
+        return for_logits, carried
 
     def _sample(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         values, tokens = self.model.compute_logits(hidden).max(dim=-1)
         return tokens, torch.isfinite(values)
 
-    def _forward(self, rows: np.ndarray, begins: np.ndarray, ends: np.ndarray, ids: torch.Tensor) -> torch.Tensor:
-        """Hidden states of the tokens from `begins` to `ends` of each row, whose ids are `ids`, int32 [tokens]."""
+    def _forward(
+        self, rows: np.ndarray, begins: np.ndarray, ends: np.ndarray, ids: torch.Tensor, carried=None
+    ) -> States:
+        """States of the tokens from `begins` to `ends` of each row, whose ids are `ids`, int32 [tokens]."""
         table, counts = self._table(), ends - begins
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         total = int(starts[-1])
@@ -200,6 +222,7 @@ class DraftModelPasses(DraftModelProposer):
             slot_mapping=slots.to(self.device),
         )
         _, of_layers = self.build_per_group_and_layer_attn_metadata(metadata)
+        self._take_states(slots, carried)
         self.input_ids[:total] = ids
         self.positions[:total] = torch.from_numpy(positions).to(self.device)
         with set_forward_context(
@@ -210,3 +233,10 @@ class DraftModelPasses(DraftModelProposer):
             slot_mapping=self._get_slot_mapping(total, metadata.slot_mapping),
         ):
             return self._hidden(total)
+
+
+class DraftModelPasses(CachedPasses, DraftModelProposer):
+    """Those of a language model of its own, which reads nothing but the text."""
+
+    def _raise_if_padded_drafter_batch_disabled(self) -> None:
+        """vLLM's own passes need a padded batch; these take tokens from the host."""

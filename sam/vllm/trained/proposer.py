@@ -1,7 +1,6 @@
-"""A draft model under the switch, alone (`draft_model`) or beside sam (`hybrid`).
+"""A draft model under the switch, alone (`draft_model`, `eagle3`) or beside sam (`hybrid`).
 
-vLLM's method `draft_model` makes it: `open_draft_model` puts this class in the place of DraftModelProposer. Whatever
-goes wrong in the draft model, sam's drafts stay, and the tokens that come out are the same.
+Whatever goes wrong in the draft model, sam's drafts stay, and the tokens that come out are the same.
 """
 
 import contextlib
@@ -11,9 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from vllm.v1.spec_decode.draft_model import DraftModelProposer
 
-from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
+from sam.config import SpeculationConfig
 from sam.drafting.drafter import Drafts
 from sam.drafting.no_text import NoText
 from sam.drafting.position_acceptance import PositionAcceptance
@@ -28,27 +26,6 @@ logger = logging.getLogger(__name__)
 MAX_ERRORS = 8  # one after the other, after which the draft model rests until the next weight sync
 
 
-def open_draft_model() -> None:
-    """Let vLLM's `draft_model` make a TrainedProposer where speculation asks for a draft model.
-
-    Root cause: vLLM 0.23 takes no other class for a drafter with a model. Its own runs in every step, since it reads
-    the step's tokens only. Symptom: nothing can switch it off. Doing so twice changes nothing; engines without
-    `speculation` keep vLLM's own. Can go when vLLM lets a drafter of its users have a KV cache.
-    """
-    if getattr(DraftModelProposer.__new__, "_sam", False):
-        return
-
-    def make(cls, *arguments, **keywords):
-        vllm_config = arguments[0] if arguments else keywords["vllm_config"]
-        config = SpeculationConfig.from_vllm(vllm_config)
-        if cls is DraftModelProposer and config is not None and config.method in WITH_DRAFT_MODEL:
-            cls = TrainedProposer
-        return object.__new__(cls)
-
-    make._sam = True
-    DraftModelProposer.__new__ = make
-
-
 def check_ranks(parallel) -> None:
     """Raise ValueError where an engine's ranks could not agree on when a draft model runs."""
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
@@ -58,8 +35,8 @@ def check_ranks(parallel) -> None:
             )
 
 
-class TrainedProposer(SamProposer, DraftModelPasses):
-    """A SamProposer whose drafts a draft model replaces where that pays.
+class SwitchedDraftModel(SamProposer):
+    """A SamProposer whose drafts a draft model replaces where that pays; a base after this one runs its passes.
 
     An error of the draft model is counted in `counters["draft_model_errors"]` and logged once. It then rests for that
     step, and after `MAX_ERRORS` in a row until the weights are updated.
@@ -67,7 +44,7 @@ class TrainedProposer(SamProposer, DraftModelPasses):
 
     def __init__(self, vllm_config, device, runner=None):
         check_ranks(vllm_config.parallel_config)
-        DraftModelPasses.__init__(self, vllm_config, device, runner)
+        super(SamProposer, self).__init__(vllm_config, device, runner)  # vLLM's proposer, which holds the model
         self._prepare(runner)
         SamProposer.__init__(self, vllm_config)
         config = SpeculationConfig.from_vllm(vllm_config)
@@ -173,7 +150,7 @@ class TrainedProposer(SamProposer, DraftModelPasses):
 
     def _replaced(self, state, plan, rows, ids, lengths, texts, proposed: Drafts) -> Drafts:
         most = min(plan.budget, self.num_speculative_tokens)
-        room = np.clip(self._longest_text - 1 - lengths, 0, most)
+        room = np.where(self._longest_text - 1 - lengths < most, 0, most)  # no pass beyond the last position
         expected = np.where(np.arange(most) < room[:, None], self.acceptance.expected(ids)[:, :most], 0.0)
         missing = self.missing(ids, rows, lengths, texts)
         rule = None if self.min_match_len is None else proposed.match_lengths < self.min_match_len
@@ -215,6 +192,10 @@ class TrainedProposer(SamProposer, DraftModelPasses):
         if self.counters["draft_model_invalid_drafts"] == 0:
             logger.warning("the draft model gave no token where one was expected: drafts end there (logged once)")
         self.counters["draft_model_invalid_drafts"] += drafts
+
+
+class TrainedProposer(SwitchedDraftModel, DraftModelPasses):
+    """With a language model of its own: vLLM's method `draft_model`."""
 
 
 def _replace(proposed: Drafts, wanted, tokens: list[list[int]], room, expected) -> Drafts:

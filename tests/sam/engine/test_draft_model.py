@@ -31,16 +31,20 @@ def save_draft_model(target, path):
     return SimpleNamespace(path=str(path), network=network.eval())
 
 
+def runner_of(llm):
+    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+
+
 def drafter_of(llm):
-    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.drafter
+    return runner_of(llm).drafter
 
 
-def again(llm):
+def again(llm, prompts=PROMPTS):
     """The tokens of all requests once more."""
     from vllm import SamplingParams
 
     parameters = [SamplingParams(ignore_eos=True, detokenize=False, logprobs=2, **own) for own in SETTINGS]
-    outputs = llm.generate([{"prompt_token_ids": p} for p in PROMPTS], parameters, use_tqdm=False)
+    outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], parameters, use_tqdm=False)
     return [output.outputs[0].token_ids for output in outputs]
 
 
@@ -61,7 +65,7 @@ class Sometimes:
         pass
 
 
-def recorded(llm, pattern):
+def recorded(llm, pattern, prompts=PROMPTS):
     """Tokens; every draft by the text before it; and counters, with drafts in some steps."""
     drafter, drafts, missed = drafter_of(llm), {}, []
     original, kept, before = drafter.draft, drafter.policy, dict(drafter.counters)
@@ -75,7 +79,7 @@ def recorded(llm, pattern):
 
     drafter.draft, drafter.policy = draft, Sometimes(pattern)
     try:
-        tokens = again(llm)
+        tokens = again(llm, prompts)
     finally:
         drafter.policy = kept
         del drafter.draft

@@ -1,0 +1,41 @@
+"""Where vLLM makes a drafter with a model: this project's take its place, where speculation asks for one."""
+
+from vllm.v1.spec_decode.draft_model import DraftModelProposer
+from vllm.v1.spec_decode.eagle import EagleProposer
+
+from sam.config import SpeculationConfig
+from sam.vllm.trained.eagle import Eagle3Proposer
+from sam.vllm.trained.proposer import TrainedProposer
+
+DOORS = {"draft_model": DraftModelProposer, "hybrid": DraftModelProposer, "eagle3": EagleProposer}
+MADE = {DraftModelProposer: TrainedProposer, EagleProposer: Eagle3Proposer}
+
+
+def open_doors() -> None:
+    """Let vLLM's `draft_model` and `eagle3` make a SwitchedDraftModel where speculation asks for one.
+
+    Root cause: vLLM 0.23 takes no other class for a drafter with a model. Its own run in every step, since they read
+    the step's tokens only. Symptom: nothing can switch them off. Doing so twice changes nothing; engines without
+    `speculation` keep vLLM's own. Can go when vLLM lets a drafter of its users have a KV cache.
+    """
+    for door in MADE:
+        if not is_open(door):
+            _open(door)
+
+
+def is_open(door: type) -> bool:
+    """Whether a class of vLLM's makes this project's."""
+    return getattr(door.__new__, "_sam", False)
+
+
+def _open(door: type) -> None:
+    def make(cls, *arguments, **keywords):
+        if cls is door:
+            vllm_config = arguments[0] if arguments else keywords["vllm_config"]
+            config = SpeculationConfig.from_vllm(vllm_config)
+            if config is not None and DOORS.get(config.method) is door:
+                cls = MADE[door]
+        return object.__new__(cls)
+
+    make._sam = True
+    door.__new__ = make

@@ -1,0 +1,154 @@
+"""An EAGLE3 head in a real engine: the same tokens with it, without it, after pauses, and whatever goes wrong in it."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.sam.engine.eagle_head import ReferenceHead, fit_output_layer, save_head
+from tests.sam.engine.test_draft_model import (
+    FAULTS,
+    PROMPTS,
+    SETTINGS,
+    SMALL,
+    K,
+    again,
+    broken,
+    drafter_of,
+    recorded,
+    runner_of,
+)
+from tests.sam.engine.tiny_engine import generate, save_model
+
+pytestmark = pytest.mark.engine
+
+LONG = PROMPTS[0] * 10  # whose response ends where the engine's longest sequence does, at 256 tokens
+
+
+def run(target, head, then):
+    settings = {"method": "eagle3", "draft_model": str(head), "policy": "always", "cross_prompt": False}
+    asked = {"method": "eagle3", "model": str(head), "num_speculative_tokens": K}
+    asked |= {"disable_padded_drafter_batch": True}
+    return generate(target, PROMPTS, SETTINGS, asked, speculation=settings, then=then, **SMALL)
+
+
+def fit(llm, head):
+    """Fit the head to the text of one rollout."""
+    drafter, seen = drafter_of(llm), {}
+    draft, sample = drafter.draft, drafter._sample
+
+    def recording_draft(names, rows, lengths, missing, texts, count):
+        fresh = []
+        drafter._sample = lambda hidden: (fresh.append(hidden.clone()), sample(hidden))[1]
+        found = draft(names, rows, lengths, missing, texts, count)
+        for row, length, state in zip(rows, lengths.tolist(), fresh[0], strict=True):
+            seen[tuple(texts[row, :length].tolist())] = state
+        return found
+
+    drafter.draft = recording_draft
+    try:
+        tokens = again(llm)
+    finally:
+        del drafter.draft, drafter._sample
+    after = {}
+    for prompt, response in zip(PROMPTS, tokens, strict=True):
+        for length, token in enumerate(response):
+            after[tuple(prompt + list(response[:length]))] = token
+    known = [text for text in seen if text in after]
+    fit_output_layer(head, torch.stack([seen[text] for text in known]), torch.tensor([after[text] for text in known]))
+
+
+def kept_weights(llm):
+    """Names of the weights kept for a sleep, and of those that a sleep would have lost for good."""
+    drafter = drafter_of(llm)
+    drafter.keep_weights(runner_of(llm).model)
+    before = {name: value.clone() for name, value in drafter.model.state_dict().items()}
+    for name in drafter._kept_weights:
+        drafter.model.state_dict()[name].zero_()
+    drafter.weights_updated()
+    lost = [name for name, value in drafter.model.state_dict().items() if not torch.equal(value, before[name])]
+    kept = set(drafter._kept_weights)
+    drafter._kept_weights = {}
+    return SimpleNamespace(kept=kept, lost=lost)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    target = save_model(tmp_path_factory.mktemp("model"), sharpness=12.0)
+    head, seen = tmp_path_factory.mktemp("head"), SimpleNamespace()
+    save_head(target, head)
+
+    def then(llm):
+        drafter = drafter_of(llm)
+        with pytest.MonkeyPatch.context() as patch:  # as verl asks the target to be loaded
+            patch.setattr(drafter.vllm_config.load_config, "load_format", "dummy")
+            seen.load_format = drafter._create_draft_vllm_config().load_config.load_format
+        seen.always = recorded(llm, range(10))
+        seen.paused = recorded(llm, (3, 4, 9))
+        seen.never = recorded(llm, ())
+        seen.beside_a_long_one = recorded(llm, (3, 4, 9), [LONG, *PROMPTS[1:]])
+        seen.broken = {how: broken(llm, how) for how in FAULTS}
+        seen.weights = kept_weights(llm)
+
+    seen.target, seen.head = target, head
+    seen.off = generate(target, PROMPTS, SETTINGS, speculation={"method": "off"}, **SMALL)
+    seen.random = run(target, head, lambda llm: fit(llm, head))
+    seen.first = run(target, head, then)
+    return seen
+
+
+def test_identical_tokens_greedy_and_drawn(results):
+    off = results.off
+    assert results.first.installed["drafter"] == "Eagle3Proposer"
+    for one in (results.random, results.first):
+        assert one.tokens == off.tokens and one.logprobs == off.logprobs
+        assert one.drafted > 0 and one.preemptions > 0
+    assert results.first.accepted > 100
+    for one in (results.always, results.paused, results.never):
+        assert one.tokens == off.tokens
+        assert one.counters["draft_errors"] == one.counters["draft_model_errors"] == 0
+        assert one.counters["draft_model_invalid_drafts"] == 0
+
+
+def test_drafts_are_those_of_the_published_head(results):
+    reference = ReferenceHead(results.target, results.head)
+    for one in (results.always, results.paused, results.beside_a_long_one):
+        texts = list(one.drafts)[::5]
+        assert len(texts) > 20
+        with torch.no_grad():
+            assert [one.drafts[text] for text in texts] == [reference.draft(list(text), K) for text in texts]
+
+
+def test_drafts_after_a_pause_are_those_of_a_head_that_never_paused(results):
+    always, paused = results.always, results.paused
+    common = always.drafts.keys() & paused.drafts.keys()
+    assert len(common) > 50 and max(paused.missed) > 5
+    assert all(always.drafts[text] == paused.drafts[text] for text in common)
+
+
+def test_states_are_kept_beside_a_request_without_room_for_a_draft(results):
+    found = results.beside_a_long_one
+    assert len(found.tokens[0]) == 256 - len(LONG)
+    assert found.tokens[1:] == results.off.tokens[1:]
+    assert found.counters["draft_model_errors"] == found.counters["draft_model_invalid_drafts"] == 0
+
+
+def test_no_pass_in_the_off_phase(results):
+    never = results.never
+    assert never.counters["draft_model_steps"] == never.counters["draft_model_passes"] == 0 and not never.drafts
+
+
+def test_its_own_weights_outlive_a_sleep(results):
+    assert results.load_format == "auto"
+    assert not results.weights.lost
+    # The target's embeddings, which the head shares, come with the weight sync.
+    assert "model.fc.weight" in results.weights.kept and "model.embed_tokens.weight" not in results.weights.kept
+
+
+@pytest.mark.parametrize("how", FAULTS)
+def test_a_broken_head_changes_no_token(results, how):
+    found = results.broken[how]
+    assert found.tokens == results.off.tokens
+    assert found.counters[FAULTS[how]] > 0 and found.counters["draft_errors"] == 0
+    assert found.counters["draft_model_accepted_tokens"] == 0
+    assert len([line for line in found.said if "draft model failed" in line or "gave no token" in line]) == 1
