@@ -88,6 +88,8 @@ def draft_model_problems(config: DictConfig, to_be_built: Path | None = None) ->
 
 
 def _draft_maker(config: DictConfig) -> str | None:
+    if config.speculation.method == "eagle3":
+        return "point the key at a head that was trained for this model; none is trained here"
     return f"make it with python -m recipe.draft_model --assets {config.assets}" if "assets" in config else None
 
 
@@ -104,12 +106,29 @@ def _unlike(key: str, draft: dict, target: dict, config: DictConfig) -> Iterator
     for name in HEADS:
         if config.trainer.device == "cpu" and (found := draft.get(name)) != (wanted := target.get(name)):
             yield Problem("drafter.heads", f"{key}: {name}={found}, the model's is {wanted}")
+    if config.speculation.method == "eagle3":
+        yield from _unlike_head(key, draft, target)
     positions, prompt = draft.get("max_position_embeddings"), config.data.max_prompt_length
     if (needed := prompt + config.speculation.num_speculative_tokens) > (positions or needed):
         value = (
             f"{key}: max_position_embeddings={positions}, num_speculative_tokens + data.max_prompt_length = {needed}"
         )
         yield Problem("drafter.positions", value)
+
+
+def _unlike_head(key: str, head: dict, target: dict) -> Iterator[Problem]:
+    """What an EAGLE3 head reads of the target, which has it or not."""
+    read = "target_hidden_size" if "target_hidden_size" in head else "hidden_size"
+    if (found := head.get(read)) != (wanted := target.get("hidden_size")):
+        yield Problem("drafter.hidden_size", f"{key}: {read}={found}, the model's is {wanted}")
+    name, last = "eagle_aux_hidden_state_layer_ids", target.get("num_hidden_layers")
+    if type(last) is not int:
+        return  # no model that vLLM would load
+    layers = head.get(name) or (head.get("eagle_config") or {}).get(name)
+    # vLLM's own: 2, the middle and the last but two.
+    layers = layers or (2, last // 2, last - 3)
+    if not all(type(layer) is int and 0 <= layer <= last for layer in layers) or len({*layers}) != len(layers):
+        yield Problem("drafter.layers", f"{key}: {name}={list(layers)}, the model has {last} layers")
 
 
 def history_problems(config: DictConfig, to_be_built: Path | None = None) -> Iterator[Problem]:

@@ -29,6 +29,8 @@ data.missing | no such file | make it with bash scripts/prepare_data.sh, or poin
 data.wrong_file | expected Parquet with data_source, prompt and reward_model | make it again
 drafter.device | vllm-ascend's own draft model has no switch | choose speculation=sam
 drafter.heads | vLLM's CPU attention plans both models' passes with the target's heads | distil one from the target
+drafter.hidden_size | it reads the target's hidden states | choose a head that was trained for this model
+drafter.layers | expected different layers of the target, from 0 to their number | correct it, or choose another head
 drafter.load | vLLM would not load it | correct what the line names
 drafter.missing | there is no draft model | make it with python -m recipe.draft_model, or point the key at your own
 drafter.positions | it has no position for a draft token after the longest prompt | choose another

@@ -2,7 +2,9 @@
 
 import contextlib
 import importlib.metadata
+import json
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 from omegaconf import DictConfig, OmegaConf
@@ -40,7 +42,7 @@ def _drafter(config: DictConfig) -> str:
     if not (asked := settings.get("speculative_config")):
         return "none"
     if config.speculation.method in WITH_DRAFT_MODEL:
-        return _draft_model()
+        return _draft_model(config)
     from vllm.config.speculative import SpeculativeConfig
     from vllm.v1.spec_decode.custom_class_proposer import create_custom_proposer
 
@@ -66,20 +68,46 @@ def _drafter(config: DictConfig) -> str:
     return f"{type(made).__module__}.{type(made).__qualname__}, made by {by}"
 
 
-def _draft_model() -> str:
+def _draft_model(config: DictConfig) -> str:
     """By the door itself: a draft model is loaded with an engine only.
 
     Raises:
-        RuntimeError: vLLM's processes would not open it.
+        RuntimeError: vLLM's processes would not open it, or have no such method for this model.
     """
-    from vllm.v1.spec_decode.draft_model import DraftModelProposer
-
-    from sam.vllm.trained.proposer import TrainedProposer
+    from sam.vllm.trained import doors
 
     _check_plugin()
-    if not getattr(DraftModelProposer.__new__, "_sam", False):
-        raise RuntimeError("the plugin `sam` leaves vLLM's DraftModelProposer as it is (install vllm==0.23.0)")
-    return f"{TrainedProposer.__module__}.{TrainedProposer.__qualname__}, in place of vLLM's DraftModelProposer"
+    door = doors.DOORS[config.speculation.method]
+    if not doors.is_open(door):
+        raise RuntimeError(f"the plugin `sam` leaves vLLM's {door.__name__} as it is (install vllm==0.23.0)")
+    if config.speculation.method == "eagle3":
+        _check_eagle3(Path(config.speculation.draft_model), Path(config.actor_rollout_ref.model.path).expanduser())
+    made = doors.MADE[door]
+    return f"{made.__module__}.{made.__qualname__}, in place of vLLM's {door.__name__}"
+
+
+def _check_eagle3(head: Path, model: Path) -> None:
+    """Raise RuntimeError unless vLLM has a class for the head, and the model gives its hidden states to one."""
+    from vllm.model_executor.models.interfaces import supports_eagle3
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    for name in architectures(model):
+        known = ModelRegistry.models.get(name)
+        if known is None or not supports_eagle3(known.load_model_cls()):
+            raise RuntimeError(f"{model}: vLLM's {name} gives no hidden states to EAGLE3 (choose draft_model or sam)")
+    for name in architectures(head):
+        # As vLLM's EAGLEConfig names it.
+        named = name if name.startswith("Eagle3") or name.endswith("Eagle3") else f"Eagle3{name}"
+        if named not in ModelRegistry.models:
+            raise RuntimeError(f"speculation.draft_model={head}: {name} is no EAGLE3 head that vLLM knows")
+
+
+def architectures(folder: Path) -> list[str]:
+    """Those that a model's config.json names; none if it cannot be read, which other checks say."""
+    try:
+        return json.loads((folder / "config.json").read_text()).get("architectures") or []
+    except (OSError, ValueError):
+        return []
 
 
 def _check_ranks(config: DictConfig, settings: dict) -> None:

@@ -11,7 +11,7 @@ import sam.config
 from recipe.launch.config import CONFIGS, ConfigError, compose_config
 from sam.config import SpeculationConfig
 
-METHODS = ("sam", "off", "ngram", "suffix", "draft_model", "hybrid")
+METHODS = ("sam", "off", "ngram", "suffix", "draft_model", "hybrid", "eagle3")
 
 
 @pytest.mark.parametrize("method", METHODS)

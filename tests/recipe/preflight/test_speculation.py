@@ -34,6 +34,7 @@ def resolve(*overrides, name=CPU):
         ),
         (["speculation=off"], "none", EXACT),
         (["speculation=hybrid"], "sam.vllm.trained.proposer.TrainedProposer, in place of vLLM's", EXACT),
+        (["speculation=eagle3"], "sam.vllm.trained.eagle.Eagle3Proposer, in place of vLLM's EagleProposer", EXACT),
         (
             ["speculation.verification=rejection"],
             "sam.vllm.proposer.SamProposer",
