@@ -1,1 +1,5 @@
-"""The verl DAPO recipe: entry points, data, reward and reports around the `sam` drafting library."""
+"""The verl recipe: an application, whose every process shows the warnings of its own code."""
+
+from sam.log import show_warnings
+
+show_warnings("recipe", "sam")

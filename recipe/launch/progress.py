@@ -7,7 +7,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from recipe.launch.ending import LOG_FILE
 from recipe.record.run_directory import METRICS_FILE, read_metrics
+from sam.log import LINE
 
 SECONDS_BETWEEN_LINES = 30.0  # where the screen is a pipe or a file
 
@@ -27,11 +29,35 @@ def progress_bar(**arguments) -> tqdm:
     return tqdm(mininterval=SECONDS_BETWEEN_LINES, file=_Lines(), ncols=0, **arguments)
 
 
+class Warnings:
+    """Follows a log: what this project's loggers add to it, each message once."""
+
+    def __init__(self, log: Path):
+        self.log = log
+        self._read = log.stat().st_size if log.exists() else 0
+        self._seen: set[str] = set()
+
+    def take(self) -> list[str]:
+        """The messages since the last call, with the logger's name before each."""
+        if not self.log.exists():
+            return []
+        with open(self.log, "rb") as file:
+            file.seek(self._read)
+            whole_lines = file.read().rpartition(b"\n")[0]
+        self._read += len(whole_lines)
+        found = [f"{name}: {text}" for name, text in LINE.findall(whole_lines.decode(errors="replace"))]
+        new = [text for text in dict.fromkeys(found) if text not in self._seen]
+        self._seen.update(new)
+        return new
+
+
 class Progress:
-    """Follows a run's metrics.jsonl: one tick per training step, with its most important metrics beside it."""
+    """Follows a run's metrics.jsonl: one tick per training step, with its most important metrics beside it. Warnings
+    come above it."""
 
     def __init__(self, run_directory: Path, total_steps: int | None):
         self.run_directory = run_directory
+        self._warnings = Warnings(run_directory / LOG_FILE)
         self._size = self._current_size()
         self._next_line = 0.0
         first = int(self._last_row().get("step", 0))
@@ -40,6 +66,8 @@ class Progress:
 
     def update(self) -> None:
         """Show what is new; called a few times a second."""
+        for text in self._warnings.take():
+            self.bar.write(f"warning: {text}", file=sys.stderr)
         if (size := self._current_size()) != self._size:
             self._size = size
             row = self._last_row()

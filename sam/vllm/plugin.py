@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
+from sam.log import show_warnings
 
 
 def register() -> None:
@@ -15,6 +16,7 @@ def register() -> None:
     """
     from vllm.platforms import current_platform
 
+    show_warnings("sam")
     if current_platform.is_out_of_tree():
         _register_on_ascend()
         return

@@ -119,7 +119,7 @@ BAD = [
 
 def test_names_of_the_release_before_are_taken_and_warned_of_once(caplog):
     sam.config._warn_renamed.cache_clear()
-    caplog.set_level(logging.WARNING)  # a library that another test imports raises the root logger's
+    caplog.set_level(logging.WARNING)  # vLLM's API server, where a test imports it, leaves the root logger at ERROR
     old = ["speculation.turns=[never,goodput]", "++speculation.corpus_bias=3", "speculation.verification=standard"]
     speculation = [compose_config("dapo_tiny_cpu", old) for _ in range(2)][1].speculation
     assert list(speculation.policy_rotation) == ["never", "goodput"] and "turns" not in speculation

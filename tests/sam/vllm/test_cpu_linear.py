@@ -203,10 +203,7 @@ def test_without_any_kernel_that_agrees_a_warning_says_so_or_the_engine_does_not
     layer, x = make_layer(), random(40, 576)
     torch.testing.assert_close(apply(layer, x), torch.nn.functional.linear(x, layer.weight))
     assert len(warnings) == 1 and "may differ between speculation on and off" in warnings[0]
-    with (
-        set_mode("on"),
-        pytest.raises(RuntimeError, match="batch_invariant=on: a linear layer of 192 x 576 .* auto or"),
-    ):
+    with set_mode("on"), pytest.raises(RuntimeError, match="batch_invariant=on: a .* of 192 x 576 .* auto or"):
         make_layer()
 
 
