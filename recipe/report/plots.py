@@ -17,7 +17,7 @@ from sam.command import new_figure
 from sam.replay.round_robin import Replay
 
 # For a second run of a method, and for what is no method: Okabe and Ito's, which colour-blind readers tell apart.
-SPARE_COLORS = ("#0072B2", "#CC79A7", "#56B4E9", "#8C510A", "#6A3D9A")
+SPARE_COLORS = ("#0072B2", "#CC79A7", "#56B4E9", "#B2182B", "#F0E442")
 DASHES = {"off": "--", "ngram": "-.", "suffix": ":"}
 POSITION = "position in the response (tokens)"
 SIZE = (4.8, 3.0)  # inches
