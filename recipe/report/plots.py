@@ -210,6 +210,10 @@ PLOTS = {
         ACCEPTANCE, "Over training", "rollout/spec_accept_length", "mean acceptance length",
         "Tokens per verify step of a request (accepted plus bonus) in each training step; 1 is no gain.",
     ),
+    "draft_model": _curve(
+        ACCEPTANCE, "The draft model over training", "rollout/spec_draft_model_accept_rate", "accepted / drafted",
+        "Share of the draft model's tokens that the text has too, verified or not: it falls as the policy moves away.",
+    ),
     "acceptance_by_position": Plot(
         ACCEPTANCE,
         "By position in the response",

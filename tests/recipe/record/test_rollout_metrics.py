@@ -48,6 +48,15 @@ def test_draft_tokens_by_source_add_up_over_the_replicas_that_count_them():
     assert not any("source" in name for name in RolloutRecord.merge([uncounted]).metrics())
 
 
+def test_a_draft_models_acceptance_is_that_of_the_step_and_of_all_replicas():
+    parts = [(30, 12), (10, 8), (0, 0)]
+    blobs = [EngineSteps(step_ms=[1.0], draft_model_drafted_tokens=n, draft_model_accepted_tokens=m) for n, m in parts]
+    metrics = RolloutRecord.merge([(blob.to_bytes(), 0.1) for blob in blobs]).metrics()
+    assert metrics["rollout/spec_draft_model_tokens"] == 40
+    assert metrics["rollout/spec_draft_model_accept_rate"] == pytest.approx(0.5)
+    assert not any("draft_model" in name for name in RolloutRecord.merge([record()]).metrics())
+
+
 def test_scheduling_is_asynchronous_where_every_replica_is():
     one, other = (EngineSteps(step_ms=[1.0], asynchronous=one).to_bytes() for one in (True, False))
     for replicas, expected in (([one, one], 1.0), ([one, other], 0.0)):
