@@ -23,6 +23,7 @@ CATCH_UP_STEPS = 32
 # A stretch takes as long as so many steps without drafts: where nothing is drafted, nobody is asked for many steps.
 # Reading what was missed is in the time of the stretch that profits from it.
 STRETCH_STEPS = 32
+LONGEST = 20.0  # times a step without drafts that a token may take
 KEEP = 7 / 8  # weight that a stretch keeps in its way's speed with the next one
 MIN_PAUSE, MAX_PAUSE = 4, 64  # stretches after which the slower way is tried again; the pause doubles
 
@@ -65,6 +66,8 @@ class PassCost:
         self._sizes, self._milliseconds = sizes, np.maximum.accumulate(milliseconds)
         self._factor = 1.0
         self.trials = Trials()
+        nothing = np.zeros((0, 1))  # compiled here, so that no engine step waits for it
+        best_count(np.zeros(0, np.float32), np.zeros(1, np.int64), nothing, nothing > 0, 1, np.ones(2), np.ones(1), 0.0)
 
     def ms(self, num_tokens: int) -> float:
         """Of one pass over `num_tokens` tokens; 0 without any."""
@@ -145,6 +148,9 @@ class Trial:
 class Trials:
     """A Trial for each size of the batch, in powers of two: what pays for one request need not pay for many.
 
+    Attributes:
+        are_needed: whether there is another source, which the draft model could take tokens from.
+
     Example:
         >>> trials = Trials()
         >>> seconds, allowed = 0.0, True
@@ -156,6 +162,7 @@ class Trials:
     """
 
     def __init__(self):
+        self.are_needed = False
         self._of_size: dict[int, Trial] = {}
         self._requests, self._context, self._at = 0, 0.0, 0.0
 
@@ -170,8 +177,11 @@ class Trials:
         """
         tokens, milliseconds = requests * (context - self._context), (now - self._at) * 1e3
         trial = self._of_size.setdefault(requests.bit_length(), Trial())
-        if requests == self._requests and tokens > requests - 0.5:  # else some have come or gone
-            trial.step(tokens / requests, milliseconds / plain_ms)
+        plain_steps, is_same = milliseconds / plain_ms, requests == self._requests and tokens > requests - 0.5
+        if (
+            is_same and plain_steps <= LONGEST * tokens / requests
+        ):  # else some have come or gone, or the engine was idle
+            trial.step(tokens / requests, plain_steps)
         self._requests, self._context, self._at = requests, context, now
         return trial.allowed
 
@@ -244,7 +254,9 @@ def plan_passes(
     costs = getattr(policy, "step_ms", None)
     if costs is not None:
         step_ms, now = costs(state), time.perf_counter() if now is None else now
-        if not cost.trials.step(state.running, state.context, float(step_ms[0]), now) and rule is None:
+        cost.trials.are_needed |= len(drafts.acceptance) > 0
+        allowed = cost.trials.step(state.running, state.context, float(step_ms[0]), now)
+        if not allowed and cost.trials.are_needed and rule is None:
             return nobody
     expected = expected[:, :most]
     if rule is None:

