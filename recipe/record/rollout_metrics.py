@@ -33,7 +33,7 @@ class RolloutRecord:
         `tail_threshold` running requests. Milliseconds are per engine step, shares are of engine steps."""
 
         def total(name: str) -> float:
-            return float(sum(getattr(part, name).sum() for part in self.replicas))
+            return float(sum(np.sum(getattr(part, name)) for part in self.replicas))
 
         steps = max(1.0, float(sum(len(part) for part in self.replicas)))
         drafted, accepted, verified = map(total, ("drafted", "accepted", "position_steps"))
@@ -52,6 +52,9 @@ class RolloutRecord:
             "rollout/running_requests/max": float(max(part.running.max(initial=0) for part in self.replicas)),
         }
         values |= self._timeline() | self._rounds(rounds) | self._graphs() | self._sources()
+        if tokens := total("draft_model_drafted_tokens"):
+            values["rollout/spec_draft_model_tokens"] = tokens
+            values["rollout/spec_draft_model_accept_rate"] = total("draft_model_accepted_tokens") / tokens
         if tail_threshold is not None:
             values |= self._tail(tail_threshold)
         for part in ("step", "forward", "verify", "draft"):

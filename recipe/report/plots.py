@@ -17,7 +17,7 @@ from sam.command import new_figure
 from sam.replay.round_robin import Replay
 
 # For a second run of a method, and for what is no method: Okabe and Ito's, which colour-blind readers tell apart.
-SPARE_COLORS = ("#0072B2", "#CC79A7", "#56B4E9", "#8C510A", "#6A3D9A")
+SPARE_COLORS = ("#0072B2", "#CC79A7", "#56B4E9", "#B2182B", "#F0E442")
 DASHES = {"off": "--", "ngram": "-.", "suffix": ":"}
 POSITION = "position in the response (tokens)"
 SIZE = (4.8, 3.0)  # inches
@@ -209,6 +209,10 @@ PLOTS = {
     "acceptance_over_training": _curve(
         ACCEPTANCE, "Over training", "rollout/spec_accept_length", "mean acceptance length",
         "Tokens per verify step of a request (accepted plus bonus) in each training step; 1 is no gain.",
+    ),
+    "draft_model": _curve(
+        ACCEPTANCE, "The draft model over training", "rollout/spec_draft_model_accept_rate", "accepted / drafted",
+        "Share of the draft model's tokens that the text has too, verified or not: it falls as the policy moves away.",
     ),
     "acceptance_by_position": Plot(
         ACCEPTANCE,

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from sam.bench.engine_process import EngineProcess, stop_all
 from sam.bench.environment import MEMORY, environment_of, vllm_version
 from sam.bench.loads import Group, check_prompts, group_sizes
-from sam.bench.prompts import BUILT_IN, check_texts, digest, model_config, read_prompts, tokenizer_of
+from sam.bench.prompts import BUILT_IN, check_draft_model, check_texts, digest, model_config, read_prompts, tokenizer_of
 from sam.bench.recording import read_groups
 from sam.bench.report import bench_page
 from sam.bench.rounds import RoundsFile, measure, missing
@@ -55,9 +55,10 @@ def parse(arguments: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--samples", type=int, default=8, help="requests of one prompt")
     parser.add_argument("--max-tokens", type=int, help="of a response; 256, or with --text all of it")
     parser.add_argument("--temperature", type=float, default=1.0)
-    variants = "stock off sam ngram suffix; sam-k2: drafts of 2 in every step"
+    variants = "stock off sam ngram suffix draft_model hybrid; sam-k2: drafts of 2 in every step"
     parser.add_argument("--variants", nargs="+", default=["stock", "off", "sam"], help=variants)
     parser.add_argument("--draft-tokens", type=int, default=8, help="longest draft of a request, 1 to 15")
+    parser.add_argument("--draft-model", type=Path, metavar="DIR", help="folder of the one of draft_model and hybrid")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each load and variant that count")
     parser.add_argument("--ignore-eos", action="store_true", help="all responses have --max-tokens tokens")
     parser.add_argument(
@@ -88,7 +89,11 @@ def prepare(options: argparse.Namespace, engine: list[str]) -> tuple[Settings, l
     seeds = options.text is None if options.seeds is None else options.seeds
     common = {name: getattr(options, name) for name in names} | {"engine": engine, "seeds": seeds}
     longest = DEFAULT_MAX_TOKENS if options.max_tokens is None else options.max_tokens
+    if options.draft_model is not None:
+        common["draft_model"] = str(options.draft_model.resolve())
     Settings(model="", prompts="", max_tokens=longest, **common)  # before prompts are read, which takes longer
+    if options.draft_model is not None:
+        check_draft_model(options.draft_model, config)
     groups, name, notes = read_input(options, tokenizer)
     source = str(options.text or options.prompts or BUILT_IN)
     check_prompts(options.requests, options.samples, len(groups), source)

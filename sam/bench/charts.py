@@ -8,7 +8,10 @@ from sam.bench.settings import FIXED, STOCK, Settings
 from sam.bench.verdict import in_requests
 from sam.command import new_figure
 
-COLORS = {"stock": "#333333", "off": "#999999", "sam": "#009E73", "ngram": "#D55E00", "suffix": "#E69F00"}
+COLORS = {
+    "stock": "#333333", "off": "#999999", "sam": "#009E73", "ngram": "#D55E00", "suffix": "#E69F00",
+    "draft_model": "#8C510A", "hybrid": "#6A3D9A",
+}  # fmt: skip
 FIXED_COLORS = ("#56B4E9", "#0072B2", "#CC79A7")
 MEANS = 80
 SIZE = (4.6, 3.1)  # inches; a page sets several side by side

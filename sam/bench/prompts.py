@@ -31,6 +31,19 @@ def model_config(model: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: not JSON ({error})") from error
 
 
+def check_draft_model(folder: Path, config: dict[str, Any]) -> None:
+    """Raise ValueError unless a folder holds a draft model with as many tokens as the model with this config.json."""
+    try:
+        own = model_config(folder)
+    except ValueError as error:
+        raise ValueError(f"--draft-model {error}") from error
+    sizes = [one.get("vocab_size", one.get("text_config", {}).get("vocab_size")) for one in (own, config)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"--draft-model {folder}: its vocab_size is {sizes[0]}, the model's is {sizes[1]}: make one for this model"
+        )
+
+
 def tokenizer_of(model: Path, engine: list[str]) -> Path | None:
     """Folder of the tokenizer: the model's, or the one that the engine's arguments name; None where there is none.
 

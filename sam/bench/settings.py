@@ -5,10 +5,10 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sam.config import SpeculationConfig
+from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
 
 STOCK = "stock"
-VARIANTS = (STOCK, "off", "sam", "ngram", "suffix")
+VARIANTS = (STOCK, "off", "sam", "ngram", "suffix", *WITH_DRAFT_MODEL)
 # sam with drafts of up to so many tokens in every step: what goodput is measured against.
 FIXED = re.compile(r"sam-k([1-9]|1[0-5])")
 # Set by the variants, so that nobody else may.
@@ -31,6 +31,7 @@ class Settings:
         max_tokens: longest response, in tokens.
         text: name of the recording whose responses are forced, or None.
         has_tokenizer: whether the model has one.
+        draft_model: folder of the draft model of draft_model and hybrid, or None.
         temperature: of sampling.
         variants: who takes turns, in the order of the first round.
         draft_tokens: longest draft of a request, in tokens, of all variants that draft.
@@ -55,6 +56,7 @@ class Settings:
     engine: list[str]
     text: str | None = None
     has_tokenizer: bool = True
+    draft_model: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("samples", "max_tokens"):
@@ -64,7 +66,7 @@ class Settings:
             raise ValueError(f"--requests {_words(self.requests)}: expected different numbers from 1")
         if not self.temperature >= 0:
             raise ValueError(f"--temperature {self.temperature}: expected 0 or more")
-        check_variants(self.variants)
+        check_variants(self.variants, self.draft_model)
         SpeculationConfig(num_speculative_tokens=self.draft_tokens)
         for name in RESERVED:
             if name in engine_names(self.engine):
@@ -88,7 +90,7 @@ class Settings:
             engine.append("--skip-tokenizer-init")
         speculation = None
         if variant != STOCK:
-            chosen = speculation_of(variant, self.draft_tokens)
+            chosen = speculation_of(variant, self.draft_tokens, self.draft_model)
             speculation = SpeculationConfig.from_dict(chosen).to_dict()
         started = {"variant": variant, "model": self.model, "engine": engine, "speculation": speculation}
         return started | {"forces_text": self.text is not None}
@@ -105,8 +107,8 @@ class Settings:
         return None
 
 
-def check_variants(variants: list[str]) -> None:
-    """Raise ValueError unless the variants are known, installed, and have one to be compared with."""
+def check_variants(variants: list[str], draft_model: str | None = None) -> None:
+    """Raise ValueError unless the variants are known, have what they need, and one to be compared with."""
     for variant in variants:
         if variant not in VARIANTS and not FIXED.fullmatch(variant):
             raise ValueError(f"--variants {variant}: expected some of {', '.join(VARIANTS)}, sam-k1 to sam-k15")
@@ -116,16 +118,24 @@ def check_variants(variants: list[str]) -> None:
         raise ValueError(f"--variants {_words(variants)}: expected stock or off among them, to compare with")
     if "suffix" in variants and importlib.util.find_spec("arctic_inference") is None:
         raise ValueError("--variants suffix: it needs arctic-inference: install the extra `peers`, or leave it out")
+    needs_one = next((variant for variant in variants if variant in WITH_DRAFT_MODEL), None)
+    if needs_one and not draft_model:
+        raise ValueError(f"--variants {needs_one}: it needs --draft-model DIR, the folder of a draft model")
+    if draft_model and not needs_one:
+        raise ValueError(
+            f"--draft-model {draft_model}: no variant drafts with it: add {' or '.join(WITH_DRAFT_MODEL)} to --variants"
+        )
 
 
-def speculation_of(variant: str, draft_tokens: int) -> dict[str, Any]:
+def speculation_of(variant: str, draft_tokens: int, draft_model: str | None = None) -> dict[str, Any]:
     """The keys of sam.config.SpeculationConfig that make a variant."""
     if variant == "off":
         return {"method": "off"}
     if fixed := FIXED.fullmatch(variant):
         return {"method": "sam", "policy": "always", "num_speculative_tokens": int(fixed[1])}
-    policy = {"policy": "goodput"} if variant == "sam" else {}
-    return {"method": variant, **policy, "num_speculative_tokens": draft_tokens}
+    policy = {"policy": "goodput"} if variant in ("sam", *WITH_DRAFT_MODEL) else {}
+    drafter = {"draft_model": draft_model} if variant in WITH_DRAFT_MODEL else {}
+    return {"method": variant, **policy, **drafter, "num_speculative_tokens": draft_tokens}
 
 
 def engine_names(engine: list[str]) -> set[str]:

@@ -167,7 +167,7 @@ def warnings_of(rows: list[dict[str, Any]], settings: Settings) -> list[str]:
 def as_text(rows: list[dict[str, Any]], settings: Settings) -> str:
     """Lay out the rows as text."""
     lines = [
-        f"{'requests':>8} {'variant':8} {'seconds':>8} {'tokens/s':>9} {'ms/step':>8} {'steps':>7} {'length':>7} "
+        f"{'requests':>8} {'variant':11} {'seconds':>8} {'tokens/s':>9} {'ms/step':>8} {'steps':>7} {'length':>7} "
         f"{'drafted':>8} {'accepted':>8}  {'over ' + settings.reference:19} "
         + ("as recorded" if settings.text else "identical to off")
     ]
@@ -176,7 +176,7 @@ def as_text(rows: list[dict[str, Any]], settings: Settings) -> str:
         equal = row["as_recorded"] if settings.text else row["identical"]
         same = "-" if equal is None else f"{equal} of {row['responses']}"
         lines.append(
-            f"{row['requests']:8} {row['variant']:8} {row['seconds']:8.2f} {row['tokens_per_s']:9.1f} "
+            f"{row['requests']:8} {row['variant']:11} {row['seconds']:8.2f} {row['tokens_per_s']:9.1f} "
             f"{row['step_ms']:8.2f} {row['steps']:7.0f} {counts[0]:>7} {counts[1]:>8} {counts[2]:>8}  "
             f"{row['ratio']:.2f}x ({row['low']:.2f}-{row['high']:.2f})   {same}"
         )

@@ -38,9 +38,15 @@ class PositionAcceptance:
 
     @property
     def shares(self) -> np.ndarray:
-        """float64 [positions], share accepted at each position of the drafts accepted up to there."""
-        observed, accepted = self._all
-        return (accepted + PRIOR * FIRST_GUESS) / (observed + PRIOR)
+        """float64 [positions], share accepted at each position of the drafts accepted up to there.
+
+        A position of which little is known is taken to be like the one before it: else drafts would never be tried
+        that are longer than the longest so far.
+        """
+        shares, before = np.empty(self.num_speculative_tokens), FIRST_GUESS
+        for i, (observed, accepted) in enumerate(self._all.T.tolist()):
+            shares[i] = before = (accepted + PRIOR * before) / (observed + PRIOR)
+        return shares
 
     def expected(self, request_ids) -> np.ndarray:
         """float64 [requests, positions], probability that a token and all before it are accepted."""

@@ -12,6 +12,8 @@ from sam.record.atomic import replacing
 POSITION_BIN = 32  # tokens of a response per bin of the acceptance-by-position histograms
 SHORTEST_PAUSE = 1e-3  # seconds between generation rounds; the recorder itself rounds to a millionth of that
 HISTOGRAMS = ("position_steps", "position_emitted", "drafted_at", "accepted_at", "source_drafted", "source_accepted")
+# Totals of a drafter with a draft model, of which a rollout's own part is kept.
+DRAFT_MODEL_TOKENS = ("draft_model_drafted_tokens", "draft_model_accepted_tokens")
 # Counters of run directories written before 0.2, by today's names. Can go with the release after.
 RENAMED_COUNTERS = {
     "faults": "draft_errors",
@@ -57,6 +59,8 @@ class EngineSteps:
         source_drafted: int64 [sources], draft tokens by sam.drafting.origins.SOURCES that were compared with the text,
             verified or not, of one prompt in origins.COUNT_EVERY; empty with other drafters.
         source_accepted: int64 [sources], of these, the tokens that were right.
+        draft_model_drafted_tokens: int, tokens of the draft model in this rollout, verified or not; 0 without one.
+        draft_model_accepted_tokens: int, of these, the tokens that the text has too.
         asynchronous: whether vLLM scheduled a step before it knew the tokens of the one before.
         has_graphs: whether the engine has graphs to replay; False also where that was not recorded.
         preemptions: requests that the scheduler turned out because the KV cache was full.
@@ -94,6 +98,8 @@ class EngineSteps:
     accepted_at: np.ndarray = ()
     source_drafted: np.ndarray = ()
     source_accepted: np.ndarray = ()
+    draft_model_drafted_tokens: int = 0
+    draft_model_accepted_tokens: int = 0
     asynchronous: bool = False
     has_graphs: bool = False
     preemptions: int = 0
@@ -112,7 +118,8 @@ class EngineSteps:
         for name in HISTOGRAMS:
             setattr(self, name, np.asarray(getattr(self, name), np.int64))
         self.asynchronous, self.has_graphs = bool(self.asynchronous), bool(self.has_graphs)
-        self.preemptions = int(self.preemptions)
+        for name in ("preemptions", *DRAFT_MODEL_TOKENS):
+            setattr(self, name, int(getattr(self, name)))
 
     def __len__(self) -> int:
         return len(self.step_ms)

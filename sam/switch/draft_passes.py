@@ -2,19 +2,30 @@
 
 The plan is goodput's own (sam.switch.goodput): a number of passes is as good as the best choice of draft tokens that it
 allows, with the time of the passes added to every step that verifies any. No passes at all is one of the choices.
+
+That looks at one step. It cannot see that text which the other source does not know may end after a token, when passes
+of many tokens are spent on what that source would have known. So what comes of it is measured, too, see Trials.
 """
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from sam.jit import compiled
 from sam.switch.goodput import MIN_GAIN_OFF, choose_lengths
 
 UPDATE = 0.1  # weight of the last passes in the correction of their time
 # Steps over which the time of reading what was missed is spread in a plan. One step alone would never pay for it, and
 # what is missed grows with every step that the draft model rests.
 CATCH_UP_STEPS = 32
+# A stretch takes as long as so many steps without drafts: where nothing is drafted, nobody is asked for many steps.
+# Reading what was missed is in the time of the stretch that profits from it.
+STRETCH_STEPS = 32
+LONGEST = 20.0  # times a step without drafts that a token may take
+KEEP = 7 / 8  # weight that a stretch keeps in its way's speed with the next one
+MIN_PAUSE, MAX_PAUSE = 4, 64  # stretches after which the slower way is tried again; the pause doubles
 
 
 @dataclass(frozen=True)
@@ -39,6 +50,9 @@ class PassCost:
         sizes: int [n], tokens of the measured passes, rising.
         milliseconds: float [n].
 
+    Attributes:
+        trials: whether passes have paid.
+
     Example:
         >>> cost = PassCost(np.array([1, 101]), np.array([1.0, 2.0]))
         >>> cost.ms(51), cost.ms(201)  # beyond the table the last slope goes on
@@ -51,25 +65,38 @@ class PassCost:
     def __init__(self, sizes: np.ndarray, milliseconds: np.ndarray):
         self._sizes, self._milliseconds = sizes, np.maximum.accumulate(milliseconds)
         self._factor = 1.0
+        self.trials = Trials()
+        nothing = np.zeros((0, 1))  # compiled here, so that no engine step waits for it
+        best_count(np.zeros(0, np.float32), np.zeros(1, np.int64), nothing, nothing > 0, 1, np.ones(2), np.ones(1), 0.0)
 
     def ms(self, num_tokens: int) -> float:
         """Of one pass over `num_tokens` tokens; 0 without any."""
-        if num_tokens == 0:
-            return 0.0
+        return round(float(self._of_tokens(num_tokens)), 6)
+
+    def _of_tokens(self, num_tokens):
         value = np.interp(num_tokens, self._sizes, self._milliseconds)
-        if num_tokens > self._sizes[-1] and len(self._sizes) > 1:
+        if len(self._sizes) > 1:
             rise = self._milliseconds[-1] - self._milliseconds[-2]
-            value += (num_tokens - self._sizes[-1]) * rise / (self._sizes[-1] - self._sizes[-2])
-        return float(round(self._factor * value, 6))
+            beyond = np.maximum(0, num_tokens - self._sizes[-1])
+            value = value + beyond * rise / (self._sizes[-1] - self._sizes[-2])
+        return np.where(np.asarray(num_tokens) > 0, self._factor * value, 0.0)
 
     def of_passes(self, count: int, requests: int, missing: int) -> float:
         """Of `count` passes, the first of which reads `missing` tokens, the others one of each request."""
         return self.ms(missing) + (count - 1) * self.ms(requests) if count else 0.0
 
-    def planned(self, count: int, requests: int, missing: int) -> float:
-        """As `of_passes`, with what the first reads beyond a token of each request spread over `CATCH_UP_STEPS`."""
-        catching_up = self.ms(missing) - self.ms(requests)
-        return self.of_passes(count, requests, requests) + max(0.0, catching_up) / CATCH_UP_STEPS
+    def planned(self, requests: np.ndarray, missing: np.ndarray) -> np.ndarray:
+        """Of 1, 2, ... passes, as `of_passes`, with what the first reads beyond a token of each request spread over
+        `CATCH_UP_STEPS`.
+
+        Args:
+            requests, missing: int [most], of one pass, of two, ...
+
+        Returns:
+            float64 [most].
+        """
+        each, first = self._of_tokens(requests), self._of_tokens(missing)
+        return np.arange(1, len(each) + 1) * each + np.maximum(0.0, first - each) / CATCH_UP_STEPS
 
     def observe(self, expected: float, measured: float) -> None:
         """Learn from passes that were expected to take `expected` milliseconds."""
@@ -78,30 +105,136 @@ class PassCost:
             self._factor *= 1.0 + UPDATE * (ratio - 1.0)
 
 
-def most_expected(other: np.ndarray, expected: np.ndarray, count: int) -> np.ndarray:
-    """Requests of which a draft model's first `count` tokens bring more accepted tokens than the other source's draft.
+class Trial:
+    """Which way is faster: stretches of steps in which passes may be made, or stretches without any.
+
+    Both are measured, everything included; the slower one is tried again after longer and longer pauses.
+
+    Attributes:
+        allowed: whether passes may be made in the stretch under way.
+    """
+
+    def __init__(self):
+        self.allowed = True
+        self._tokens, self._plain = [0.0, 0.0], [0.0, 0.0]  # without passes, with
+        self._left, self._faster, self._stretches, self._pause = STRETCH_STEPS, True, 0, MIN_PAUSE
+
+    def step(self, tokens: float, plain_steps: float) -> None:
+        """A step, or several, brought `tokens` of a request in the time of `plain_steps` steps without drafts."""
+        self._tokens[self.allowed] += tokens
+        self._plain[self.allowed] += plain_steps
+        self._left -= plain_steps
+        if self._left <= 0:
+            self._next()
+
+    def speeds(self) -> tuple[float, float]:
+        """Times the speed of steps without drafts, without passes and with; infinite before it was measured."""
+        without, with_ = (n / of if of else np.inf for n, of in zip(self._tokens, self._plain, strict=True))
+        return without, with_
+
+    def _next(self) -> None:
+        without, with_ = self.speeds()
+        self._stretches += 1
+        if (faster := with_ > without) != self._faster:
+            self._faster, self._stretches, self._pause = faster, 0, MIN_PAUSE
+        is_trial = self._stretches >= self._pause
+        if is_trial:
+            self._stretches, self._pause = 0, min(MAX_PAUSE, 2 * self._pause)
+        self.allowed, self._left = faster != is_trial, STRETCH_STEPS
+        self._tokens[self.allowed] *= KEEP
+        self._plain[self.allowed] *= KEEP
+
+
+class Trials:
+    """A Trial for each size of the batch, in powers of two: what pays for one request need not pay for many.
+
+    Attributes:
+        are_needed: whether there is another source, which the draft model could take tokens from.
+
+    Example:
+        >>> trials = Trials()
+        >>> seconds, allowed = 0.0, True
+        >>> for step in range(3 * STRETCH_STEPS):  # a token in 2 ms with passes and in 1 ms without
+        ...     allowed = trials.step(1, context=float(step), plain_ms=1.0, now=seconds)
+        ...     seconds += 0.002 if allowed else 0.001
+        >>> allowed
+        False
+    """
+
+    def __init__(self):
+        self.are_needed = False
+        self._of_size: dict[int, Trial] = {}
+        self._requests, self._context, self._at = 0, 0.0, 0.0
+
+    def step(self, requests: int, context: float, plain_ms: float, now: float) -> bool:
+        """A step has ended; returns whether passes may be made for the next.
+
+        Args:
+            requests: that run.
+            context: their mean tokens.
+            plain_ms: what a step of theirs without drafts takes.
+            now: seconds, of any clock.
+        """
+        tokens, milliseconds = requests * (context - self._context), (now - self._at) * 1e3
+        trial = self._of_size.setdefault(requests.bit_length(), Trial())
+        plain_steps, is_same = milliseconds / plain_ms, requests == self._requests and tokens > requests - 0.5
+        if (
+            is_same and plain_steps <= LONGEST * tokens / requests
+        ):  # else some have come or gone, or the engine was idle
+            trial.step(tokens / requests, plain_steps)
+        self._requests, self._context, self._at = requests, context, now
+        return trial.allowed
+
+
+@compiled
+def best_count(acceptance, offsets, expected, wanted, requests, step_ms, passes_ms, min_gain):
+    """The number of passes with the highest goodput; 0: none.
 
     Args:
-        other: float [requests], tokens that the other source expects to be accepted.
-        expected: float [requests, positions], cumulative acceptance probability of the draft model's tokens.
-
-    Returns:
-        bool [requests].
+        acceptance: float32 [total], of the other source's drafts.
+        offsets: int64 [requests + 1], where each of these begins.
+        expected: float64 [requests, most], cumulative acceptance probability of the draft model's tokens.
+        wanted: bool [requests, most], for whom so many passes, less one, are.
+        requests: in the step, those without a draft included.
+        step_ms: float64 [n + 1], milliseconds of a step with 0 to n draft tokens.
+        passes_ms: float64 [most], milliseconds of one to `most` passes.
+        min_gain: gain in goodput, as a share, below which nothing is verified.
     """
-    return expected[:, :count].sum(axis=1) > other
+    plain = requests / step_ms[0]
+    most, best, best_gain = expected.shape[1], 0, -np.inf
+    joined = np.empty(acceptance.size + expected.size, np.float32)
+    ends = np.zeros(offsets.size, np.int64)
+    cost = step_ms.copy()
+    for count in range(most + 1):
+        if count > 0 and not wanted[:, count - 1].any():
+            continue
+        extra = passes_ms[count - 1] if count > 0 else 0.0
+        for i in range(offsets.size - 1):
+            end = ends[i]
+            if count > 0 and wanted[i, count - 1]:
+                for j in range(count):
+                    joined[end] = expected[i, j]
+                    end += 1
+            else:
+                for j in range(offsets[i], offsets[i + 1]):
+                    joined[end] = acceptance[j]
+                    end += 1
+            ends[i + 1] = end
+        tokens, milliseconds = requests + joined[: ends[-1]].sum(), step_ms[min(1, step_ms.size - 1)] + extra
+        if count > 0 and tokens / milliseconds <= (1.0 + best_gain) * plain:
+            continue  # even if all were verified for the cost of one
+        cost[1:] = step_ms[1:] + extra
+        _, gain, accepted = choose_lengths(joined[: ends[-1]], ends, requests, cost, min_gain)
+        if accepted == 0.0:
+            gain = 0.0
+        if gain > best_gain:
+            best, best_gain = count, gain
+    return best
 
 
-def combined(acceptance, offsets, expected, wanted, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Acceptance and offsets of a batch in which the draft model's first `count` tokens replace some drafts."""
-    lengths = np.where(wanted, count, np.diff(offsets))
-    ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    joined = np.empty(ends[-1], np.float32)
-    for i, own in enumerate(wanted):
-        joined[ends[i] : ends[i + 1]] = expected[i, :count] if own else acceptance[offsets[i] : offsets[i + 1]]
-    return joined, ends
-
-
-def plan_passes(policy: Any, state, drafts, expected, missing, cost: PassCost, most: int, rule=None) -> Passes:
+def plan_passes(
+    policy: Any, state, drafts, expected, missing, cost: PassCost, most: int, rule=None, now: float | None = None
+) -> Passes:
     """The best number of passes, and whom for.
 
     Args:
@@ -113,33 +246,36 @@ def plan_passes(policy: Any, state, drafts, expected, missing, cost: PassCost, m
         missing: int [requests], tokens that the draft model has yet to read.
         most: passes at most.
         rule: bool [requests], for whom the draft model drafts whatever is expected; None: where it expects more.
+        now: seconds, of any clock; None: of the process.
     """
     nobody = Passes(0, np.zeros(len(expected), bool))
     if not len(expected):
         return nobody
-    ends = np.concatenate([[0.0], np.cumsum(drafts.acceptance, dtype=np.float64)])
-    other = ends[drafts.offsets[1:]] - ends[drafts.offsets[:-1]]
     costs = getattr(policy, "step_ms", None)
-    step_ms = None if costs is None else costs(state)
-    best, best_gain = nobody, 0.0 if step_ms is None else _gain(state, drafts.acceptance, drafts.offsets, step_ms, 0.0)
-    for count in [most] if step_ms is None else range(1, most + 1):
-        wanted = most_expected(other, expected, count) if rule is None else rule
-        wanted = wanted & (expected[:, 0] > 0)
-        if not wanted.any():
-            continue
-        work = count, int(wanted.sum()), int(missing[wanted].sum())
-        passes = Passes(count, wanted, cost.of_passes(*work))
-        if step_ms is None:
-            return passes
-        joined = combined(drafts.acceptance, drafts.offsets, expected, wanted, count)
-        if (found := _gain(state, *joined, step_ms, cost.planned(*work))) > best_gain:
-            best, best_gain = passes, found
-    return best
-
-
-def _gain(state, acceptance, offsets, step_ms, extra_ms: float) -> float:
-    """Share by which the best of these drafts raises goodput if making them takes `extra_ms`; 0 if none pays."""
-    cost = step_ms.copy()
-    cost[1:] += extra_ms
-    gain = choose_lengths(acceptance, offsets, state.running, cost, 0.0)[1]
-    return gain if gain >= MIN_GAIN_OFF else 0.0
+    if costs is not None:
+        step_ms, now = costs(state), time.perf_counter() if now is None else now
+        cost.trials.are_needed |= len(drafts.acceptance) > 0
+        allowed = cost.trials.step(state.running, state.context, float(step_ms[0]), now)
+        if not allowed and cost.trials.are_needed and rule is None:
+            return nobody
+    expected = expected[:, :most]
+    if rule is None:
+        ends = np.concatenate([[0.0], np.cumsum(drafts.acceptance, dtype=np.float64)])
+        other = ends[drafts.offsets[1:]] - ends[drafts.offsets[:-1]]
+        wanted = np.cumsum(expected, axis=1) > other[:, None]
+    else:
+        wanted = np.repeat(rule[:, None], most, axis=1)
+    wanted &= expected[:, :1] > 0
+    numbers, missed = wanted.sum(axis=0), missing @ wanted
+    if costs is None:
+        count = most if numbers[-1] else 0
+    else:
+        passes_ms = cost.planned(numbers, missed)
+        count = best_count(
+            drafts.acceptance, drafts.offsets, expected, wanted, state.running, step_ms, passes_ms,
+            MIN_GAIN_OFF,
+        )  # fmt: skip
+    if count == 0:
+        return nobody
+    last = count - 1
+    return Passes(count, wanted[:, last], cost.of_passes(count, int(numbers[last]), int(missed[last])))

@@ -12,7 +12,7 @@ import numpy as np
 from vllm.config import CUDAGraphMode
 from vllm.forward_context import get_forward_context
 
-from sam.record.engine_steps import POSITION_BIN, EngineSteps, accepted_tokens
+from sam.record.engine_steps import DRAFT_MODEL_TOKENS, POSITION_BIN, EngineSteps, accepted_tokens
 from sam.vllm import warmup_cost
 
 
@@ -34,6 +34,7 @@ class StepRecorder:
         self._forward = self._verify = self._draft = 0.0
         self._replayed = False
         self._scheduled = self._switch_on = None
+        self._taken = dict.fromkeys(DRAFT_MODEL_TOKENS, 0)  # the drafter's totals when steps were last taken
         self._clear()
 
     @classmethod
@@ -53,6 +54,8 @@ class StepRecorder:
         """The engine steps since the last call."""
         drafter = getattr(self._runner, "drafter", None)
         by_source = drafter.take_sources().T if hasattr(drafter, "take_sources") else ((), ())
+        counters = dict(getattr(drafter, "counters", {}))
+        totals = {name: counters.get(name, 0) for name in DRAFT_MODEL_TOKENS}
         steps = EngineSteps(
             *zip(*self._rows, strict=True),
             position_steps=self._position_steps,
@@ -64,8 +67,10 @@ class StepRecorder:
             asynchronous=getattr(self._runner, "use_async_scheduling", False),
             has_graphs=warmup_cost.graph_mode(self._runner.vllm_config) not in (None, CUDAGraphMode.NONE),
             preemptions=self._preemptions,
-            counters=dict(getattr(drafter, "counters", {})),
+            counters=counters,
+            **{name: total - self._taken[name] for name, total in totals.items()},
         )
+        self._taken = totals
         self._clear()
         return steps
 

@@ -6,6 +6,7 @@ from sam.record.engine_steps import PER_STEP, EngineSteps
 from sam.vllm.bench.forced_text import ForcedTextExtension
 from sam.vllm.step_recorder import StepRecorder
 
+ERRORS = ("draft_errors", "draft_model_errors", "draft_model_invalid_drafts")
 STAGES = ("forward_ms", "verify_ms", "draft_ms")
 KEPT_COLUMNS = ("step_ms", "running", "prefilling", "drafted", "accepted", "emitted", *STAGES)
 
@@ -43,14 +44,14 @@ class BenchExtension(ForcedTextExtension):
 
 
 def counts_of(steps: EngineSteps) -> dict[str, Any]:
-    """Sums over steps, in tokens, verifications and milliseconds, `replays` as EngineSteps has it, and the drafter's
-    errors since the engine started."""
+    """Sums over steps, in tokens, verifications and milliseconds, `replays` as EngineSteps has it, and the errors
+    of the drafter and of its draft model since the engine started."""
     return {
         "drafted": int(steps.drafted.sum()),
         "accepted": int(steps.accepted.sum()),
         "verify_steps": int(steps.position_steps.sum()),
         "verified_tokens": int(steps.position_emitted.sum()),
-        "draft_errors": int(steps.counters.get("draft_errors", 0)),
+        "draft_errors": int(sum(steps.counters.get(name, 0) for name in ERRORS)),
         "replays": steps.replays(),
         **{name: round(float(getattr(steps, name).sum(dtype=float)), 3) for name in STAGES},
     }

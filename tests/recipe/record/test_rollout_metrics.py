@@ -23,7 +23,7 @@ def record(
         emitted=[4, 4, 4, 2], position_steps=[2, 1], position_emitted=[4, 2], drafted_at=[3, 3, 3],
         accepted_at=[2, 1, 0], replayed=[True, False, True, True], has_graphs=has_graphs,
         source_drafted=[4, 2, 1, 1, 1, 1], source_accepted=[3, 0, 1, 1, 0, 1],
-        counters={"draft_errors": 0},
+        draft_model_drafted_tokens=10, draft_model_accepted_tokens=5, counters={"draft_errors": 0},
     )  # fmt: skip
     return steps.to_bytes(), seconds
 
@@ -46,6 +46,15 @@ def test_draft_tokens_by_source_add_up_over_the_replicas_that_count_them():
     assert metrics["rollout/spec_source_accept_rate/sibling_here"] == 0.0
     assert sum(metrics[f"rollout/spec_source_share/{source}"] for source in SOURCES) == pytest.approx(1.0)
     assert not any("source" in name for name in RolloutRecord.merge([uncounted]).metrics())
+
+
+def test_a_draft_models_acceptance_is_that_of_the_step_and_of_all_replicas():
+    parts = [(30, 12), (10, 8), (0, 0)]
+    blobs = [EngineSteps(step_ms=[1.0], draft_model_drafted_tokens=n, draft_model_accepted_tokens=m) for n, m in parts]
+    metrics = RolloutRecord.merge([(blob.to_bytes(), 0.1) for blob in blobs]).metrics()
+    assert metrics["rollout/spec_draft_model_tokens"] == 40
+    assert metrics["rollout/spec_draft_model_accept_rate"] == pytest.approx(0.5)
+    assert not any("draft_model" in name for name in RolloutRecord.merge([(blobs[2].to_bytes(), 0.1)]).metrics())
 
 
 def test_scheduling_is_asynchronous_where_every_replica_is():

@@ -184,6 +184,19 @@ def test_draft_tokens_by_source_over_training(runs, tmp_path):
     assert "| sam | 4 to 4 | earlier | 75.0 % | 0.80 |" in text
 
 
+def test_a_draft_models_acceptance_over_training_is_drawn(runs, tmp_path):
+    metrics = runs[0] / "metrics.jsonl"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    for row in rows[1:]:
+        row["rollout/spec_draft_model_accept_rate"] = 0.9 - 0.1 * row["step"]
+    main([*map(str, runs), "--output", str(tmp_path / "before")])
+    assert not (tmp_path / "before" / "draft_model.png").exists()
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    main([*map(str, runs), "--output", str(tmp_path / "after")])
+    assert (tmp_path / "after" / "draft_model.png").stat().st_size > 5000
+    assert "![The draft model over training](draft_model.png)" in (tmp_path / "after" / "report.md").read_text()
+
+
 def test_curves_that_differ_are_called_different(tmp_path):
     from recipe.report.tables import agreement
 

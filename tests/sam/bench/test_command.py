@@ -184,6 +184,7 @@ def test_an_engine_that_refuses_or_dies_ends_all(bench, tmp_path, capsys, fake, 
     "arguments, message",
     [
         (["--variants", "stock", "eagle"], "--variants eagle"),
+        (["--variants", "stock", "hybrid"], "--variants hybrid: it needs --draft-model DIR, the folder of a draft"),
         (["--rounds", "0"], "--rounds 0: expected 1 or more"),
         (["--requests", "few"], "argument --requests: invalid int value: 'few'"),
         (["--max-tokens", "63"], "prompt 1 has 2 tokens, with --max-tokens 63 that is more than the 64"),
@@ -200,6 +201,36 @@ def test_bad_input_is_one_line_before_an_engine_starts(bench, tmp_path, capsys, 
     error = capsys.readouterr().err
     assert error.startswith("error: ") and message in error and error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        (None, "no config.json there; expected the folder of a model"),
+        ({"vocab_size": 99}, "its vocab_size is 99, the model's is 100: make one for this model"),
+    ],
+)
+def test_a_draft_model_that_does_not_fit(bench, tmp_path, capsys, monkeypatch, config, message):
+    monkeypatch.setattr(command, "EngineProcess", lambda *_, **__: pytest.fail("an engine was started"))
+    (draft := tmp_path / "draft").mkdir()
+    if config is not None:
+        (draft / "config.json").write_text(json.dumps(config))
+    assert bench("--variants", "off", "hybrid", "--draft-model", str(draft)) == 2
+    assert capsys.readouterr().err == f"error: --draft-model {draft}: {message}\n"
+
+
+def test_a_draft_model_takes_part(bench, tmp_path, capsys):
+    (draft := tmp_path / "draft").mkdir()
+    (draft / "config.json").write_text(json.dumps({"vocab_size": 100}))
+    variants = ["--variants", "off", "sam", "draft_model", "hybrid"]
+    assert bench(*variants, "--draft-model", str(draft), seconds={"draft_model": 0.8, "hybrid": 0.5}) == 0
+    text = capsys.readouterr().out
+    assert "draft_model" in text and text.count("12 of 12") == 4  # identical tokens, off itself included
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["settings"]["draft_model"] == str(draft)
+    ratios = {row["variant"]: row["ratio"] for row in result["rows"] if row["requests"] == 4}
+    assert ratios["hybrid"] > ratios["sam"] > ratios["draft_model"] > ratios["off"]
+    assert "hybrid" in (tmp_path / "out" / "bench.html").read_text()
 
 
 def test_no_model_and_no_prompts(bench, tmp_path, capsys):

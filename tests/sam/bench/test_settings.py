@@ -30,6 +30,9 @@ def settings(**changed) -> Settings:
         ({"variants": ["off", "sam-k16"]}, "--variants sam-k16: expected some of .*, sam-k1 to sam-k15"),
         ({"variants": ["off", "off"]}, "one comes twice"),
         ({"variants": ["sam", "ngram"]}, "expected stock or off among them"),
+        ({"variants": ["off", "hybrid"]}, "--variants hybrid: it needs --draft-model DIR"),
+        ({"variants": ["stock", "draft_model"]}, "--variants draft_model: it needs --draft-model DIR"),
+        ({"draft_model": "/draft"}, "--draft-model /draft: no variant drafts with it: add draft_model or hybrid"),
         ({"draft_tokens": 16}, "num_speculative_tokens=16"),
         ({"engine": ["--speculative-config={}"]}, "--speculative-config: the variants set it"),
         ({"engine": ["--additional_config.x", "1"]}, "--additional-config: the variants set it"),
@@ -69,6 +72,15 @@ def test_the_others_get_whole_settings_of_speculation(variant):
         assert (speculation.policy, speculation.num_speculative_tokens) == ("goodput", 8)
     assert speculation_of("off", 8) == {"method": "off"}
     assert speculation_of("sam-k2", 8) == {"method": "sam", "policy": "always", "num_speculative_tokens": 2}
+
+
+@pytest.mark.parametrize("variant", ["draft_model", "hybrid"])
+def test_those_with_a_draft_model_get_its_folder_and_goodput(variant):
+    of_both = settings(variants=["off", "draft_model", "hybrid"], draft_model="/draft")
+    speculation = SpeculationConfig.from_dict(of_both.start(variant, memory_is_set=True)["speculation"])
+    assert (speculation.method, speculation.draft_model, speculation.policy) == (variant, "/draft", "goodput")
+    assert speculation.verification == "exact" and speculation.num_speculative_tokens == 8
+    assert of_both.difference(vars(settings())) is not None
 
 
 @pytest.mark.parametrize("engine, memory_is_set", [([], True), (["--kv-cache-memory-bytes=1000"], False)])

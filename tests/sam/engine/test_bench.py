@@ -1,4 +1,4 @@
-"""`python -m sam.bench` on real engines, each in a process of its own: stock vLLM, off and sam."""
+"""`python -m sam.bench` on real engines, each in a process of its own: stock vLLM, off, sam and a draft model."""
 
 import functools
 import json
@@ -50,6 +50,23 @@ def test_stock_off_and_sam(inputs, tmp_path, capsys, monkeypatch):
     assert rows["sam", 8]["accepted"] > 0 and rows["sam", 8]["acceptance_length"] > 1
     assert rows["sam", 8]["steps"] < 160
     check_records(tmp_path / "out", rows["sam", 8])
+
+
+def test_a_draft_model_alone_and_beside_sam(inputs, tmp_path, capsys, monkeypatch):
+    """The target drafts for itself, so that its drafts are accepted whatever it says."""
+    monkeypatch.setattr(rounds, "REST_SECONDS", 0.0)
+    load = ["--requests", "4", "--samples", "2", "--max-tokens", "60", "--temperature", "0", "--ignore-eos"]
+    methods = ["draft_model", "hybrid"]
+    drafts = ["--variants", "off", *methods, "--draft-model", str(tmp_path / "model"), "--draft-tokens", "3"]
+    assert main([*inputs, *load, *drafts, *ENGINE, "--rounds", "1"]) == 0
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    rows = {row["variant"]: row for row in result["rows"]}
+    assert result["warnings"] == []
+    for method in methods:
+        assert rows[method]["identical"] == rows[method]["responses"] == 4
+        assert not rows[method]["asynchronous"] and rows[method]["draft_errors"] == 0
+        recorded = json.loads((tmp_path / "out" / "recorded" / f"4-{method}.json").read_text())
+        assert sum(recorded["columns"]["accepted"]) == rows[method]["accepted"] > 0
 
 
 def check_records(output, row):

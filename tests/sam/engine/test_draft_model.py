@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from sam.drafting.position_acceptance import PositionAcceptance
+from sam.switch.goodput import Goodput
 from sam.switch.policy import Plan
+from sam.vllm.step_recorder import StepRecorder
 from sam.vllm.trained import proposer
 from tests.sam.engine.tiny_engine import generate, save_model
 
@@ -115,6 +118,27 @@ def broken(llm, how):
     return SimpleNamespace(tokens=tokens, counters=counters, said=said)
 
 
+def left_off(llm):
+    """Counters and what is said while goodput knows that none of the draft model's tokens is accepted, in two rollouts,
+    each with a weight sync behind it; the first has weights of which nothing is known yet."""
+    drafter, said, kept = drafter_of(llm), [], (drafter_of(llm).policy, drafter_of(llm).acceptance)
+    counters = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(proposer, "logger", SimpleNamespace(warning=lambda text, *given: said.append(text % given)))
+        patch.setattr(proposer._warn_left_off, "said", False, raising=False)
+        drafter.weights_updated()
+        for _ in range(2):
+            drafter.policy, drafter.acceptance = Goodput(K), PositionAcceptance(K)
+            drafter.policy.counters = drafter.counters
+            drafter.acceptance._all[0] = 1e6  # observed, none of it accepted
+            before = dict(drafter.counters)
+            again(llm)
+            counters.append({name: value - before.get(name, 0) for name, value in drafter.counters.items()})
+            drafter.weights_updated()
+    drafter.policy, drafter.acceptance = kept
+    return SimpleNamespace(counters=counters, said=said)
+
+
 FAULTS = {
     "raises": "draft_model_errors",
     "gives NaN": "draft_model_invalid_drafts",
@@ -134,6 +158,14 @@ def run(target, draft, method):
         seen.always = recorded(llm, range(10))
         seen.paused = recorded(llm, (3, 4, 9))
         seen.never = recorded(llm, ())
+        recorder = StepRecorder.attach(runner_of(llm))
+        recorder.take()
+        totals = dict(drafter.counters)
+        again(llm)
+        seen.steps = recorder.take()
+        seen.more = {name: value - totals.get(name, 0) for name, value in drafter.counters.items()}
+        seen.no_steps = recorder.take()
+        seen.left_off = left_off(llm)
         seen.broken = {how: broken(llm, how) for how in FAULTS}
 
     settings = {"method": method, "draft_model": draft.path, "policy": "always", "cross_prompt": False}
@@ -199,6 +231,25 @@ def test_the_draft_models_weights_are_its_own(results, method):
 def test_no_pass_in_the_off_phase(results, method):
     never = results[method].never
     assert never.counters["draft_model_steps"] == never.counters["draft_model_passes"] == 0 and not never.drafts
+
+
+@METHODS
+def test_a_draft_model_that_rests_for_a_whole_rollout_is_said_once(results, method):
+    found = results[method].left_off
+    assert [one["draft_model_steps"] for one in found.counters] == [0, 0]
+    assert all(one["draft_model_rests"] > 2 for one in found.counters)
+    (said,) = [line for line in found.said if "left off" in line]
+    assert "0%, 0%, 0% are accepted by position" in said
+
+
+@METHODS
+def test_its_acceptance_is_that_of_the_rollout(results, method):
+    one = results[method]
+    assert one.steps.draft_model_drafted_tokens == one.more["draft_model_drafted_tokens"] > 0
+    assert one.steps.draft_model_accepted_tokens == one.more["draft_model_accepted_tokens"]
+    # With hybrid sam knows this text, and is left what the draft model would get right.
+    assert one.steps.draft_model_accepted_tokens > 0 or method == "hybrid"
+    assert one.no_steps.draft_model_drafted_tokens == one.no_steps.draft_model_accepted_tokens == 0
 
 
 @METHODS
