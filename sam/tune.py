@@ -1,4 +1,4 @@
-"""`python -m sam.tune RUN_DIR`: recommends policy, draft length and threshold from a recorded training run.
+"""`python -m sam.tune RUN_DIR`: recommends drafter, policy, draft length and threshold from a recorded training run.
 
 Step costs are fitted to the run's engine steps (better: to those of a run with speculation and one without, which
 `--cost-from` adds). Its rollouts are then simulated with every candidate, drafting on its responses (sam.simulate). The
@@ -19,6 +19,7 @@ from sam.simulate.fit import FittedCost
 from sam.simulate.rollout import Choice
 from sam.simulate.run import RecordedRun, fit_runs
 from sam.simulate.scenario import Scenario, from_run
+from sam.simulate.trained.drafts import TRAINED, add_arguments, from_options
 
 DRAFT_LENGTHS, THRESHOLDS = (2, 3, 4, 6, 8), (4, 8, 16, 32, 64, 128, 256)
 TOKENS = 1_000_000  # of responses to simulate with every candidate, if that leaves two training steps
@@ -36,13 +37,21 @@ class Trial:
     accept_length: float
 
 
-def candidates(run: RecordedRun, most_running: int, ks: list[int], thresholds: list[int]) -> list[Choice]:
-    """All combinations to try; of the thresholds at or above the most running requests only the smallest."""
+def candidates(
+    run: RecordedRun, most_running: int, ks: list[int], thresholds: list[int], trained: bool = False
+) -> list[Choice]:
+    """All combinations to try; of the thresholds at or above the most running requests only the smallest.
+
+    Args:
+        trained: whether a trained drafter is described; it is tried alone and beside sam, with goodput.
+    """
     reached = [threshold for threshold in thresholds if threshold < most_running]
     reached += [threshold for threshold in thresholds if threshold >= most_running][:1]
-    base = replace(run.choice, hysteresis=0)
+    base = replace(run.choice, hysteresis=0, drafter="sam")
     switched = [replace(base, policy="threshold", k=k, threshold=t) for k in ks for t in reached]
-    return switched + [replace(base, policy="goodput", k=k) for k in ks if k >= min(4, max(ks))]
+    adaptive = [replace(base, policy="goodput", k=k) for k in ks if k >= min(4, max(ks))]
+    names = ("draft_model", "hybrid") if trained else ()
+    return switched + adaptive + [replace(one, drafter=name) for name in names for one in adaptive]
 
 
 def choose_steps(run: RecordedRun, count: int | None) -> RecordedRun:
@@ -92,12 +101,14 @@ def override(choice: Choice) -> str:
     keys = {"policy": choice.policy, "num_speculative_tokens": choice.k}
     if choice.policy == "threshold":
         keys["batch_size_threshold"] = choice.threshold
-    return " ".join(["speculation=sam", *(f"speculation.{key}={value}" for key, value in keys.items())])
+    if choice.drafter in TRAINED:
+        keys["draft_model"] = "DIR"
+    return " ".join([f"speculation={choice.drafter}", *(f"speculation.{key}={value}" for key, value in keys.items())])
 
 
-def check(run: RecordedRun, fitted: FittedCost, idle_ms: float) -> tuple[np.ndarray, np.ndarray]:
+def check(run: RecordedRun, fitted: FittedCost, idle_ms: float, trained=None) -> tuple[np.ndarray, np.ndarray]:
     """A run's seconds as measured, and as simulated with its own policy; float64 [training steps] each."""
-    own = from_run(run, fitted.cost, fitted.admit_ms, idle_ms)
+    own = replace(from_run(run, fitted.cost, fitted.admit_ms, idle_ms), trained=trained)
     return np.array(list(run.seconds.values())), play(own, [own.choice])[0].seconds
 
 
@@ -106,13 +117,14 @@ def tune(options: argparse.Namespace) -> dict:
     whole, others = RecordedRun.load(options.run), [RecordedRun.load(other) for other in options.cost_from]
     run = choose_steps(whole, options.steps)
     fitted, idle_ms = fit_runs([whole, *others])
-    scenario = from_run(run, fitted.cost, fitted.admit_ms, idle_ms, "sam")
+    trained = from_options(options)
+    scenario = replace(from_run(run, fitted.cost, fitted.admit_ms, idle_ms, "sam"), trained=trained)
     most = max(int(steps.running.max()) for step in run.seconds for _, steps in run.rounds(step))
-    choices = candidates(run, most, options.k, options.threshold)
+    choices = candidates(run, most, options.k, options.threshold, trained is not None)
     without, *trials = play(scenario, [replace(run.choice, policy="never"), *choices])
     chosen = best(trials)
     checked = [run, *(choose_steps(other, options.steps) for other in others if not other.rotated)]
-    measured, simulated = zip(*(check(one, fitted, idle_ms) for one in checked), strict=True)
+    measured, simulated = zip(*(check(one, fitted, idle_ms, trained) for one in checked), strict=True)
     error = float(np.sqrt(np.mean(np.log(np.concatenate(simulated) / np.concatenate(measured)) ** 2)))
     gain, low, high = gains(without.seconds, chosen.seconds, error)
     pays = low > 1.0
@@ -121,14 +133,16 @@ def tune(options: argparse.Namespace) -> dict:
         "simulated_seconds": round(simulated[0].sum(), 3),
         "simulated_error": round(simulated[0].sum() / measured[0].sum() - 1, 4), "error_of_a_step": round(error, 4),
         "step_cost": fitted.cost.source, "drafts_seen": fitted.drafts_seen, "plain_steps_from": fitted.plain_from,
+        "trained_described": trained is not None,
         "recommended": {
-            "policy": chosen.choice.policy, "num_speculative_tokens": chosen.choice.k,
+            "drafter": chosen.choice.drafter, "policy": chosen.choice.policy, "num_speculative_tokens": chosen.choice.k,
             "batch_size_threshold": chosen.choice.threshold if chosen.choice.policy == "threshold" else None,
             "speedup": round(gain, 4), "interval": [round(low, 4), round(high, 4)], "pays": pays,
             "override": override(chosen.choice) if pays else "speculation=off",
         },
         "candidates": [
-            {"policy": trial.choice.label, "speedup": round(float(without.seconds.sum() / trial.seconds.sum()), 4),
+            {"drafter": trial.choice.drafter, "policy": trial.choice.label,
+             "speedup": round(float(without.seconds.sum() / trial.seconds.sum()), 4),
              "accept_length": round(trial.accept_length, 3), "wasted": trial.wasted}
             for trial in sorted(trials, key=lambda trial: float(trial.seconds.sum()))
         ],
@@ -137,7 +151,10 @@ def tune(options: argparse.Namespace) -> dict:
 
 def text(result: dict, shown: int = 8) -> str:
     """Lay out a report as text, with the `shown` fastest candidates."""
-    row = "{policy:20} speed-up {speedup:.3f}, acceptance length {accept_length:.2f}, {wasted} draft tokens wasted"
+    row = (
+        "{drafter:11} {policy:20} speed-up {speedup:.3f}, acceptance length {accept_length:.2f}, {wasted} draft tokens "
+        "wasted"
+    )
     chosen, (low, high) = result["recommended"], result["recommended"]["interval"]
     lines = [
         *map(row.format_map, result["candidates"][:shown]),
@@ -156,6 +173,13 @@ def text(result: dict, shown: int = 8) -> str:
         )
     if len(result["training_steps"]) < 5:
         lines.append("fewer than five training steps: the interval is too narrow to be trusted")
+    if not result["trained_described"]:
+        lines.append("trained drafters were not tried: describe one with --draft-acceptance")
+    elif chosen["pays"] and chosen["drafter"] in TRAINED:
+        lines.append(
+            f"{chosen['drafter']} needs a draft model to be trained first (DIR); its acceptance and passes are as the "
+            "options say, not measured on this run"
+        )
     if not chosen["pays"]:
         lines.append("speculation does not pay for certain here")
     return "\n".join([*lines, "", chosen["override"]])
@@ -168,6 +192,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--threshold", nargs="+", type=int, default=list(THRESHOLDS), help="thresholds to try")
     parser.add_argument("--steps", type=int, help=f"training steps to play (default: enough for {TOKENS} tokens)")
     parser.add_argument("--cost-from", nargs="+", type=Path, default=[], help="more runs to fit step costs to")
+    add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_args(arguments)
     if min(options.k) < 1 or min(options.threshold) < 0 or (options.steps is not None and options.steps < 1):

@@ -27,6 +27,7 @@ from sam.simulate.routing import ROUTERS, ROUTINGS
 from sam.simulate.run import RecordedRun
 from sam.simulate.scenario import Scenario
 from sam.simulate.setups import SETUPS
+from sam.simulate.trained import drafts as trained
 from sam.simulate.validate import table as validation_table
 from sam.simulate.validate import validate
 from sam.switch.host_time import HOST_MS, Scheduling
@@ -49,7 +50,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--cost-from", nargs="+", type=Path, help="runs to fit step costs to (default: those of --run)")
     parser.add_argument("--acceptance", nargs="+", type=Path, help="recordings to draft on, or a table made of them")
-    parser.add_argument("--drafter", dest="drafter_given", choices=NAMES, help="default: sam; of runs: their own")
+    parser.add_argument("--drafter", nargs="+", dest="drafters", choices=(*NAMES, *trained.TRAINED),
+        help="one that copies text, and trained ones; hybrid: sam over one (default: sam; of runs: their own)",
+    )  # fmt: skip
+    trained.add_arguments(parser)
     parser.add_argument("--tokenizer", help="for dumps of text: folder or name of the tokenizer")
     parser.add_argument("--prompts", type=int, help="of a drawn round")
     parser.add_argument("--samples", type=int, help="of each prompt, of a drawn round")
@@ -80,7 +84,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--plot", type=Path, metavar="PNG", help="running requests over time, off and the fastest")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = parser.parse_args(arguments)
-    options.drafter = options.drafter_given or "sam"
+    text = [name for name in options.drafters or () if name not in trained.TRAINED]
+    if len(text) > 1 or ("hybrid" in (options.drafters or ()) and text not in ([], ["sam"])):
+        parser.error(f"--drafter {' '.join(options.drafters)}: expected one that copies text, and sam beside hybrid")
+    options.drafter = text[0] if text else "sam"
+    options.drafter_given = options.drafter if options.drafters else None
     for name in ("seeds", "prompts", "samples"):
         if (value := getattr(options, name)) is not None and value < 1:
             parser.error(f"--{name} {value}: expected 1 or more")
@@ -93,15 +101,18 @@ def grid(options: argparse.Namespace, default: Choice) -> list[Choice]:
     """All combinations to try; thresholds are tried with the threshold policy only."""
     policies = options.policy or ([] if options.run else TRIED)
     ks, thresholds = options.k or [default.k], options.threshold or [default.threshold]
-    # The other baselines see their own request only.
-    scopes = options.scope or (["group"] if options.drafter in ("sam", "suffix", "suffix-any") else ["request"])
     choices, routers = [], list(itertools.product(options.router or ["verl"], options.chunk or [0]))
     routers = list(dict.fromkeys((router, 0 if router == "verl" else chunk) for router, chunk in routers))
-    for policy, k, scope, routing in itertools.product(policies, ks, scopes, options.routing or ["least-loaded"]):
-        for threshold in thresholds if policy == "threshold" else thresholds[:1]:
-            one = Choice(policy, k, threshold, options.hysteresis, scope, routing)
-            choices += [replace(one, router=router, chunk=chunk) for router, chunk in routers]
-    return list(dict.fromkeys(replace(c, k=ks[0], scope="request") if c.policy == "never" else c for c in choices))
+    names = options.drafters or [default.drafter if options.run else options.drafter]
+    for name, policy, k, routing in itertools.product(names, policies, ks, options.routing or ["least-loaded"]):
+        # The other baselines see their own request only.
+        seen = ["group"] if name in ("sam", "suffix", "suffix-any", "hybrid") else ["request"]
+        for scope in seen if name in trained.ALONE else options.scope or seen:
+            for threshold in thresholds if policy == "threshold" else thresholds[:1]:
+                one = Choice(policy, k, threshold, options.hysteresis, scope, routing, drafter=name)
+                choices += [replace(one, router=router, chunk=chunk) for router, chunk in routers]
+    off = {"k": ks[0], "scope": "request", "drafter": names[0]}
+    return list(dict.fromkeys(replace(c, **off) if c.policy == "never" else c for c in choices))
 
 
 def sweep(scenario: Scenario, choices: list[Choice], tail: int) -> tuple[list[dict], list[tuple[str, Played]]]:
@@ -110,7 +121,7 @@ def sweep(scenario: Scenario, choices: list[Choice], tail: int) -> tuple[list[di
     Returns:
         A row for each; and the first rounds without speculation and with the fastest choice, by name.
     """
-    without = Choice("never", choices[0].k, scope="request")
+    without = Choice("never", choices[0].k, scope="request", drafter=choices[0].drafter)
     total = scenario.num_tokens * (1 + len(choices))
     rows, best = [], ()
     with tqdm(total=total, unit="tok", desc=scenario.name, mininterval=2.0, disable=None) as bar:
@@ -122,6 +133,7 @@ def sweep(scenario: Scenario, choices: list[Choice], tail: int) -> tuple[list[di
                 best = outcome.seconds, choice.label, played[0]
             rows.append({
                 "label": choice.label, "policy": choice.policy, "k": choice.k, "threshold": choice.threshold,
+                "drafter": "" if choice.policy == "never" else choice.drafter,
                 "scope": choice.scope, "routing": choice.routing, "router": choice.router, "chunk": choice.chunk,
                 "speedup": round(base.seconds / outcome.seconds, 4),
                 "tail_speedup": round(base.tail_seconds / outcome.tail_seconds, 4) if outcome.tail_seconds else 1.0,
@@ -136,12 +148,14 @@ def table(report: dict) -> str:
         f"{report['requests']} requests, {report['tokens']} tokens, {report['replicas']} replicas"
         f"{' in lock-step' if report['lock_step'] else ''}, tail from {report['tail_threshold']} running requests",
         f"step costs: {report['step_cost']}",
-        f"{'policy':22} {'scope':>7} {'routing':>12} {'router':>7} {'chunk':>6} {'seconds':>9} {'tail s':>8} "
-        f"{'speed-up':>8} {'tail':>6} {'on':>5} {'length':>7} {'wasted':>10} {'preempted':>9} {'moves':>7}",
+        f"{'policy':22} {'drafter':>16} {'scope':>7} {'routing':>12} {'router':>7} {'chunk':>6} {'seconds':>9} "
+        f"{'tail s':>8} {'speed-up':>8} {'tail':>6} {'on':>5} {'length':>7} {'wasted':>10} {'preempted':>9} "
+        f"{'moves':>7}",
     ]
     row = (
-        "{label:22} {scope:>7} {routing:>12} {router:>7} {chunk:>6} {seconds:9.1f} {tail_seconds:8.1f} {speedup:8.3f} "
-        "{tail_speedup:6.3f} {switched_on:5.2f} {accept_length:7.3f} {wasted:>10} {preempted:>9} {moves:>7}"
+        "{label:22} {drafter:>16} {scope:>7} {routing:>12} {router:>7} {chunk:>6} {seconds:9.1f} {tail_seconds:8.1f} "
+        "{speedup:8.3f} {tail_speedup:6.3f} {switched_on:5.2f} {accept_length:7.3f} {wasted:>10} {preempted:>9} "
+        "{moves:>7}"
     )
     return "\n".join([*lines, *map(row.format_map, report["rows"])])
 
@@ -158,6 +172,7 @@ def run(options: argparse.Namespace) -> tuple[dict, str]:
     else:
         made = {"setup": scenarios.published, "log_normal": scenarios.log_normal, "traces": scenarios.recorded}
         scenario = next(make for name, make in made.items() if getattr(options, name))(options)
+    scenario = replace(scenario, trained=trained.from_options(options))
     if options.scheduling or options.graphs:
         scheduling = Scheduling(
             options.scheduling == "asynchronous",

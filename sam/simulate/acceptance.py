@@ -172,6 +172,16 @@ def _from_cells(cells, siblings, k: int, source: str, min_records: int) -> Accep
 
 
 @compiled
+def hashed(request, generated, seed):
+    """uint64: a random number for a request with so many tokens, always the same one (the finisher of SplitMix64)."""
+    x = np.uint64(request) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(generated)
+    x += np.uint64(seed) << np.uint64(40)
+    for shift, factor in ((30, np.uint64(0xBF58476D1CE4E5B9)), (27, np.uint64(0x94D049BB133111EB))):
+        x = (x ^ (x >> np.uint64(shift))) * factor
+    return x ^ (x >> np.uint64(31))
+
+
+@compiled
 def draw_records(requests, generated, levels, cells, seed):
     """Draw a record for each request, always the same one at the same position.
 
@@ -187,11 +197,7 @@ def draw_records(requests, generated, levels, cells, seed):
     """
     records = np.empty(requests.size, np.int64)
     for i in range(requests.size):
-        x = np.uint64(requests[i]) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(generated[i])
-        x += np.uint64(seed) << np.uint64(40)
-        for shift, factor in ((30, np.uint64(0xBF58476D1CE4E5B9)), (27, np.uint64(0x94D049BB133111EB))):
-            x = (x ^ (x >> np.uint64(shift))) * factor
-        x ^= x >> np.uint64(31)
+        x = hashed(requests[i], generated[i], seed)
         cell = cells[levels[requests[i]], np.searchsorted(EDGES, generated[i], side="right") - 1]
         records[i] = cell.start + np.int64((x >> np.uint64(11)) % np.uint64(cell.size))
     return records

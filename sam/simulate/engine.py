@@ -126,14 +126,15 @@ class Engine:
         for replica in busy:
             running, context = len(replica), replica.context
             replica.step()
-            slowest = max(slowest, self._step_ms(running, replica.num_tokens, context))
+            slowest = max(slowest, self._step_ms(running, replica.num_tokens, context) + replica.drafting_ms)
         slowest += self._cluster.admit_ms * admitted
         slowest += self._cluster.read_ms * max(replica.read for replica in busy)
         for replica in busy:
             replica.read = 0
         self.clock += slowest
         for replica, num_tokens in zip(busy, max_num_tokens_other_ranks(busy), strict=True):
-            replica.finish_step(slowest, observed, num_tokens)
+            # As in an engine, the passes of its trained drafter are no part of the step that a policy learns from.
+            replica.finish_step(slowest - replica.drafting_ms, observed, num_tokens)
 
 
 def max_num_tokens_other_ranks(replicas: list[Replica]) -> list[int]:

@@ -1,6 +1,7 @@
 """`python -m sam.simulate.published`: the figures of the published set-ups beside those that sam.simulate gives for
 their settings; with `--predict` also what other policies are predicted to give there, with `--scheduled` what
-asynchronous scheduling and graphs would change."""
+asynchronous scheduling and graphs would change, with `--drafters` what EAGLE3, sam and both together are predicted to
+give on the 32B, with verl's routing and the recipe's."""
 
 import argparse
 import itertools
@@ -12,6 +13,7 @@ from tqdm import tqdm
 from sam.command import run_command
 from sam.simulate.__main__ import parse, run
 from sam.simulate.setups import SETUPS, load_step_cost
+from sam.simulate.trained.eagle3 import compare, table_of_drafters
 
 PREDICTED_SEEDS = 2
 # Settings to try instead of the published one, as options of sam.simulate.
@@ -133,6 +135,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--setup", nargs="+", choices=tuple(SETUPS), default=list(SETUPS))
     parser.add_argument("--predict", action="store_true", help="other policies too; minutes")
     parser.add_argument("--scheduled", action="store_true", help="asynchronous scheduling and graphs too; minutes")
+    parser.add_argument("--drafters", action="store_true", help="EAGLE3, sam and both on the 32B too; minutes")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     options = parser.parse_args(arguments)
 
@@ -140,9 +143,12 @@ def main(arguments: list[str] | None = None) -> int:
         reproduced = [reproduce(name) for name in tqdm(options.setup, unit="set-up", disable=None)]
         predicted = [row for name in options.setup if options.predict for row in predict(name)]
         engines = [row for name in options.setup if options.scheduled for row in scheduled(name)]
+        drafters = compare(simulate) if options.drafters else None
         if options.json:
-            return json.dumps({"published": reproduced, "predicted": predicted, "scheduled": engines})
-        return table(reproduced, predicted, engines)
+            found = {"published": reproduced, "predicted": predicted, "scheduled": engines, "drafters": drafters}
+            return json.dumps(found)
+        shown = table(reproduced, predicted, engines)
+        return f"{shown}\n{table_of_drafters(drafters)}" if drafters else shown
 
     return run_command(shown)
 

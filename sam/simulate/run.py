@@ -7,7 +7,7 @@ from typing import Self
 
 import numpy as np
 
-from sam.config import SpeculationConfig
+from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
 from sam.record.engine_steps import EngineSteps
 from sam.record.responses import by_prompt
 from sam.simulate.engine import Cluster
@@ -76,7 +76,8 @@ class RecordedRun:
         if self.rotated:
             raise ValueError(f"{self.directory}: it rotated policies: expected a run of one policy")
         speculation = self.speculation
-        policy = {"off": "never", "sam": speculation.policy}.get(speculation.method, "always")
+        own = speculation.policy if speculation.method in ("sam", *WITH_DRAFT_MODEL) else "always"
+        policy = "never" if speculation.method == "off" else own
         return Choice(
             policy,
             speculation.num_speculative_tokens,
@@ -84,6 +85,7 @@ class RecordedRun:
             speculation.hysteresis,
             "request" if speculation.method == "ngram" else speculation.scope,
             knows_cost=True,  # measured when the engine starts, then corrected: the fitted table is what it comes to
+            drafter="sam" if speculation.method == "off" else speculation.method,
         )
 
     def cluster(self, admit_ms: float) -> Cluster:

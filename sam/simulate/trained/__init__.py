@@ -1,0 +1,1 @@
+"""Drafters that were trained, in simulated rollouts, and EAGLE3 on a published set-up."""
