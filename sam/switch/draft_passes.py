@@ -51,7 +51,7 @@ class PassCost:
         milliseconds: float [n].
 
     Attributes:
-        trials: whether passes have paid.
+        trials: whether passes have paid; None: that is not measured.
 
     Example:
         >>> cost = PassCost(np.array([1, 101]), np.array([1.0, 2.0]))
@@ -65,7 +65,7 @@ class PassCost:
     def __init__(self, sizes: np.ndarray, milliseconds: np.ndarray):
         self._sizes, self._milliseconds = sizes, np.maximum.accumulate(milliseconds)
         self._factor = 1.0
-        self.trials = Trials()
+        self.trials: Trials | None = Trials()
         nothing = np.zeros((0, 1))  # compiled here, so that no engine step waits for it
         best_count(np.zeros(0, np.float32), np.zeros(1, np.int64), nothing, nothing > 0, 1, np.ones(2), np.ones(1), 0.0)
 
@@ -253,11 +253,13 @@ def plan_passes(
         return nobody
     costs = getattr(policy, "step_ms", None)
     if costs is not None:
-        step_ms, now = costs(state), time.perf_counter() if now is None else now
-        cost.trials.are_needed |= len(drafts.acceptance) > 0
-        allowed = cost.trials.step(state.running, state.context, float(step_ms[0]), now)
-        if not allowed and cost.trials.are_needed and rule is None:
-            return nobody
+        step_ms = costs(state)
+        if (trials := cost.trials) is not None:
+            now = time.perf_counter() if now is None else now
+            trials.are_needed |= len(drafts.acceptance) > 0
+            allowed = trials.step(state.running, state.context, float(step_ms[0]), now)
+            if not allowed and trials.are_needed and rule is None:
+                return nobody
     expected = expected[:, :most]
     if rule is None:
         ends = np.concatenate([[0.0], np.cumsum(drafts.acceptance, dtype=np.float64)])

@@ -14,7 +14,7 @@ import numpy as np
 from sam.jit import compiled
 from sam.simulate.acceptance import hashed
 from sam.simulate.lengths import Round
-from sam.switch.draft_passes import PassCost, combined, plan_passes
+from sam.switch.draft_passes import PassCost, plan_passes
 from sam.switch.policy import Policy, StepState
 from sam.switch.step_cost import StepCost
 
@@ -111,6 +111,8 @@ class TrainedDrafts:
 
     def __init__(self, text, drafter: TrainedDrafter, cost: PassCost, work: Round, seed: int = 0):
         self._text, self._drafter, self._cost, self._seed = text, drafter, cost, SEED + seed
+        # They find out where text and drafter know the same tokens, which here they do not, and by a real clock.
+        cost.trials = None
         self._prompt_tokens = work.prompt_tokens
         self._read = np.zeros(len(work), np.int64)  # tokens of each request that its KV cache holds
         self.milliseconds = 0.0
@@ -158,6 +160,16 @@ class TrainedDrafts:
         if self._text is None:
             return np.where(self._wanted, own, 0)
         return np.where(self._wanted, own, self._text.verify(np.where(self._wanted, 0, lengths)))
+
+
+def combined(acceptance, offsets, expected, wanted, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Acceptance and offsets of a batch in which the trained drafter's first `count` tokens replace some drafts."""
+    lengths = np.where(wanted, count, np.diff(offsets))
+    ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    joined = np.empty(ends[-1], np.float32)
+    for i, own in enumerate(wanted):
+        joined[ends[i] : ends[i + 1]] = expected[i, :count] if own else acceptance[offsets[i] : offsets[i + 1]]
+    return joined, ends
 
 
 @compiled
