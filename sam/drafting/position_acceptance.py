@@ -27,7 +27,7 @@ class PositionAcceptance:
         ...     acceptance.drafted("a", length=10, tokens=[1, 2])
         ...     _ = acceptance.compare("a", text=[0] * 10 + [1, 5])
         >>> acceptance.expected(["a"]).round(2)
-        array([[1., 0.]])
+        array([[1.  , 0.01]])
     """
 
     def __init__(self, num_speculative_tokens: int):
