@@ -10,7 +10,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
 from sam.drafting.token_ids import digest
-from sam.vllm.runner_hooks import GENERATED, GOES_ON
+from sam.vllm.runner_hooks import GENERATED, GOES_ON, WAITING
 
 # Sampling parameters whose effect reaches across tokens in a way that a chunk does not carry on.
 UNDIVIDED = ("stop", "structured_outputs", "thinking_token_budget", "min_tokens")
@@ -31,11 +31,14 @@ class RoutedClient(LLMServerClient):
         self._acquire_with: dict[str, dict[str, Any]] = {}  # what the router is told of each request under way
         self._server_of: dict[str, str] = {}
 
-    async def _acquire_server(self, request_id: str, **_):
+    async def _acquire_server(self, request_id: str, *, sampling_params: dict[str, Any], **_):
         told = self._acquire_with[request_id]
         self._server_of.pop(request_id, None)
-        server_id, server = await self._load_balancer.acquire_server.remote(request_id=request_id, **told)
+        acquire = self._load_balancer.acquire_server.remote
+        server_id, server, waiting = await acquire(request_id=request_id, tell_waiting=True, **told)
         self._server_of[request_id] = server_id
+        if waiting:  # for the switch; the server is given this dictionary next
+            sampling_params["extra_args"] = {**(sampling_params.get("extra_args") or {}), WAITING: waiting}
         return server_id, server
 
     def _release_server(self, server_id: str, request_id: str | None = None) -> None:

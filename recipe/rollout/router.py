@@ -86,16 +86,18 @@ class ContextRouter:
         conversation: str | None = None,
         emitted: int | None = None,
         failed_server: str | None = None,
-    ) -> tuple[str, Any]:
+        tell_waiting: bool = False,
+    ) -> tuple[str, Any] | tuple[str, Any, int]:
         """Wait until a request may start, or go on; returns the server's id and handle.
 
         Args:
             prompt_ids, sampling_params: of verl's own client, instead of group, prompt_tokens and limit.
             expected: tokens that responses of its group will have, where they are known beforehand.
             conversation: equal for all turns of an agent loop, which `request_id` is with verl's own client; the next
-                turn goes back to its replica if there is room.
+                turn goes before new requests, and back to its replica if there is room.
             emitted: tokens of the request's last chunk; None: it is new.
             failed_server: the server at which that chunk failed.
+            tell_waiting: whether to return, besides, how many requests are left waiting here.
 
         Raises:
             RuntimeError: there is no server.
@@ -123,12 +125,16 @@ class ContextRouter:
             self._expect_more()
         future = self._waiting[name] = asyncio.get_running_loop().create_future()
         self._start_waiting()
-        return await future
+        placed = await future
+        return (*placed, self._log.policy.waiting) if tell_waiting else placed
 
     def release_server(self, server_id: str, request_id: str | None = None, emitted: int | None = None) -> None:
-        """A response is complete, its last chunk after `emitted` tokens; None: it failed, or nobody counted."""
+        """A response is complete, its last chunk after `emitted` tokens; None: it failed, was given up while it ran or
+        waited, or nobody counted."""
         if (name := self._names.pop(request_id, None)) is None:
             return
+        if (future := self._waiting.pop(name, None)) is not None:
+            future.cancel()  # or its call would stay, and the actor takes no end of calls
         self._last_server[self._conversation_of.pop(name)] = server_id
         if emitted is None:
             self._log.event("abort", name)

@@ -150,7 +150,8 @@ class ContextPolicy:
             limit: most tokens of its response.
             generated: tokens that it has already.
             expected: tokens that its group's responses are thought to have beforehand, as of an earlier epoch.
-            near: the replica that has the KV cache of its prompt, as of a conversation's last turn.
+            near: the replica that has the KV cache of its prompt, as of a conversation's last turn: the next turn goes
+                on like a response between two chunks.
 
         Raises:
             ValueError: a request of that name is here.
@@ -163,17 +164,17 @@ class ContextPolicy:
             self._waiting.expect(home, expected)
         self._requests[name] = request = Request(name, home, prompt_tokens, limit, generated)
         request.replica = self._replicas.get(near)
+        if near is not None:
+            _pause(request)
         self._waiting.add(request, self.counters["admissions"])
 
     def proceed(self, name: str, emitted: int) -> None:
         """The chunk of a running request has ended, after `emitted` tokens, and its response goes on."""
         request = self._requests[name]
-        group = request.group
         self._leave(request)
         request.generated += emitted
-        self._waiting.learn(group, request.generated, finished=False)
-        expected = min(group.longest if group.known else request.limit, request.limit)
-        request.state, request.priority = "paused", -max(1, expected - request.generated)
+        self._waiting.learn(request.group, request.generated, finished=False)
+        _pause(request)
         self._waiting.add(request, self.counters["admissions"])
 
     def finish(self, name: str, emitted: int) -> None:
@@ -265,6 +266,13 @@ class ContextPolicy:
         request.group.members -= 1
         if not request.group.members:
             del self._waiting.groups[request.group.name]
+
+
+def _pause(request: Request) -> None:
+    """Let it wait among those that go on, the longest expected first."""
+    group, limit = request.group, request.limit
+    expected = min(group.longest if group.known else limit, limit)
+    request.state, request.priority = "paused", -max(1, expected - request.generated)
 
 
 def _should_move(request: Request, own: Replica, least: Replica) -> bool:

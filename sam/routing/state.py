@@ -93,7 +93,7 @@ class Request:
         since: admissions that there had been when it began to wait.
         replica: where it runs, or ran last.
         reserved: tokens reserved there while it runs.
-        state: new, paused (between chunks), running or gone.
+        state: new, paused (between chunks or turns), running or gone.
         priority: that with which a paused request waits.
     """
 

@@ -20,13 +20,16 @@ NO_THRESHOLD = 1 << 30
 
 
 class Threshold:
-    """Speculate while at most `batch_size_threshold` requests run, as the published recipe does.
+    """Speculate while at most `batch_size_threshold` requests run, as the published recipe does, or are about to.
 
     Args:
         num_speculative_tokens: draft tokens of a request.
         batch_size_threshold: running requests.
         hysteresis: running requests above the threshold at which speculation, once on, still stays on: requests that
             come and go do not make it flap.
+
+    Attributes:
+        counters: awaited_steps, in which only requests that were about to come kept it off.
     """
 
     def __init__(self, num_speculative_tokens: int, batch_size_threshold: int, hysteresis: int = 0):
@@ -36,9 +39,15 @@ class Threshold:
         self._on = False
 
     def plan(self, state: StepState) -> Plan:
-        """Compare the running requests with the threshold."""
-        self._on = state.running <= self.batch_size_threshold + (self.hysteresis if self._on else 0)
-        return Plan(self.num_speculative_tokens) if self._on else Plan(0, valid_for_steps=NO_THRESHOLD)
+        """Compare the requests that run, and those that are about to, with the threshold."""
+        most = self.batch_size_threshold + (self.hysteresis if self._on else 0)
+        self._on = state.running + state.awaited <= most
+        if self._on:
+            return Plan(self.num_speculative_tokens)
+        if state.running > most:
+            return Plan(0, valid_for_steps=NO_THRESHOLD)
+        self.counters["awaited_steps"] = self.counters.get("awaited_steps", 0) + 1
+        return Plan(0)
 
     def choose(self, state: StepState, acceptance: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """Verify whole drafts."""

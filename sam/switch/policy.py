@@ -19,11 +19,13 @@ class StepState:
             tokens included; all ranks wait for it. `plan` and `choose` are given that of the previous step, `observe`
             that of the step itself. 0 if no other rank is known to have more than this one.
         steps_since_plan: int, engine steps since the last call of `plan`, this one included.
+        awaited: int, requests that wait outside the engine and are about to take its free slots
+            (sam.switch.awaited_requests).
 
     Example:
         >>> StepState(running=8, context=512.0)  # doctest: +NORMALIZE_WHITESPACE
         StepState(running=8, prefilling=0, waiting=0, context=512.0, max_num_tokens_other_dp_ranks=0,
-                  steps_since_plan=1)
+                  steps_since_plan=1, awaited=0)
     """
 
     running: int
@@ -32,6 +34,7 @@ class StepState:
     context: float = 0.0
     max_num_tokens_other_dp_ranks: int = 0
     steps_since_plan: int = 1
+    awaited: int = 0
 
 
 @dataclass(frozen=True)

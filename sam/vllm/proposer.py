@@ -23,6 +23,7 @@ from sam.sharing.drafter import SharingDrafter
 from sam.sharing.relay import RelayTransport
 from sam.sharing.shard import Cluster
 from sam.switch import goodput
+from sam.switch.awaited_requests import AwaitedRequests
 from sam.switch.policies import PolicyRotation, make_policy
 from sam.switch.policy import Policy, StepState
 from sam.vllm import ranks, warmup_cost
@@ -50,6 +51,7 @@ class SamProposer:
         graph_mode = warmup_cost.graph_mode(vllm_config)
         self.is_uniform = shape.is_uniform(config.draft_shape, graph_mode and graph_mode.name)
         self.policy = self._make_policy(config, vllm_config)
+        self.awaited = AwaitedRequests(vllm_config.scheduler_config.max_num_seqs)
         self._sharing_seconds = config.sharing_interval_ms / 1e3
         self.drafter = self._make_drafter(config)
         # One dictionary with the drafter's own: everything in it goes to the metrics.
@@ -258,7 +260,7 @@ class SamProposer:
         return num_tokens_no_spec
 
     def _state(self, emitted: list[int], num_tokens_no_spec) -> StepState:
-        running = len(emitted)
+        running, steps = len(emitted), self._steps_since_plan + 1
         return StepState(
             running=running,
             prefilling=emitted.count(0),
@@ -266,7 +268,8 @@ class SamProposer:
             context=float(num_tokens_no_spec[:running].sum()) / max(1, running),
             # Of the step that has just ended.
             max_num_tokens_other_dp_ranks=getattr(self._runner, "sam_max_num_tokens_other_dp_ranks", 0),
-            steps_since_plan=self._steps_since_plan + 1,
+            steps_since_plan=steps,
+            awaited=self.awaited.count(running, steps),
         )
 
     def _observe(self, now: float, state: StepState, emitted: list[int]) -> None:

@@ -4,6 +4,7 @@ import functools
 
 GENERATED = "sam_generated_tokens"  # the key of SamplingParams.extra_args by which a chunk says what it goes on from
 GOES_ON = "sam_goes_on"  # and that its response goes on after it, unless it ends before
+WAITING = "sam_waiting"  # and by which a request says how many wait behind it for a slot; none where it says nothing
 
 
 def draft_near_max_model_len(runner) -> None:
@@ -87,6 +88,8 @@ def continue_requests() -> None:
     def _update_states(self, scheduler_output):
         if ContinuedRequestState.has_chunks:
             count_given(scheduler_output.scheduled_cached_reqs, self.requests)
+        if new := scheduler_output.scheduled_new_reqs:
+            note_waiting(self, new[-1].sampling_params)
         return update_states(self, scheduler_output)
 
     runner_class._update_states = _update_states
@@ -103,6 +106,12 @@ def generated_tokens(sampling_params) -> int:
     """Tokens of the response that a request's prompt ends with."""
     extra = getattr(sampling_params, "extra_args", None)
     return int(extra.get(GENERATED, 0)) if extra else 0
+
+
+def note_waiting(runner, sampling_params) -> None:
+    """Tell the drafter, if it asks, how many requests wait behind the last one that has come."""
+    if (awaited := getattr(getattr(runner, "drafter", None), "awaited", None)) is not None:
+        awaited.tell(int((getattr(sampling_params, "extra_args", None) or {}).get(WAITING, 0)))
 
 
 def goes_on(state) -> bool:

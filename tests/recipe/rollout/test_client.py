@@ -9,7 +9,7 @@ from ray.exceptions import RayActorError
 from verl.workers.rollout.replica import TokenOutput
 
 from recipe.rollout.client import RoutedClient, chunk_parameters, group_of, response_limit
-from sam.vllm.runner_hooks import GENERATED, GOES_ON
+from sam.vllm.runner_hooks import GENERATED, GOES_ON, WAITING
 
 RESPONSE = list(range(100, 150))
 
@@ -37,26 +37,27 @@ class Server:
 
 
 class Router:
-    def __init__(self, servers):
-        self.servers, self.told, self.released = dict(servers), [], []
+    def __init__(self, servers, waiting=()):
+        self.servers, self.told, self.released, self.waiting = dict(servers), [], [], list(waiting)
         self.acquire_server = SimpleNamespace(remote=self._acquire)
         self.release_server = SimpleNamespace(remote=lambda *a, **k: self.released.append((a, k)))
 
-    async def _acquire(self, request_id, **told):
+    async def _acquire(self, request_id, tell_waiting, **told):
         self.told.append(told)
         self.servers.pop(told.get("failed_server"), None)
         if not self.servers:
             raise RuntimeError("No available servers in load balancer")
-        return next(iter(self.servers.items()))
+        assert tell_waiting
+        return *next(iter(self.servers.items())), self.waiting.pop(0) if self.waiting else 0
 
 
-def generate(chunk, servers=None, prompt=(1, 2, 3), **sampling):
+def generate(chunk, servers=None, prompt=(1, 2, 3), waiting=(), about=None, **sampling):
     rollout = {"name": "vllm", "max_model_len": 64, "prompt_length": 14, "response_length": 50}
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "routing": {"chunk_tokens": chunk}})
     servers = servers or {"a": Server()}
-    router = Router(servers)
+    router = Router(servers, waiting)
     client = RoutedClient(config, router)
-    output = asyncio.run(client.generate("r", prompt_ids=list(prompt), sampling_params=sampling))
+    output = asyncio.run(client.generate("r", prompt_ids=list(prompt), sampling_params=sampling, **about or {}))
     assert client._acquire_with == client._server_of == {}
     return output, router, [ask for one in servers.values() for ask in one.asked]
 
@@ -128,3 +129,58 @@ def test_other_arguments_go_along():
     assert second["extra_args"] == {"other": 1, GENERATED: 20, GOES_ON: True}
     assert chunk_parameters(parameters, 40, 50, 20)["extra_args"] == {"other": 1, GENERATED: 40}
     assert "prompt_logprobs" in first and "prompt_logprobs" not in second and "max_new_tokens" not in second
+
+
+def test_the_engine_is_told_how_many_wait_behind_a_chunk():
+    output, _, asked = generate(20, waiting=(7, 0, 2))
+    assert output.token_ids == RESPONSE
+    assert [one["extra_args"].get(WAITING) for _, one in asked] == [7, None, 2]
+    assert [one["extra_args"][GENERATED] for _, one in asked] == [0, 20, 40]
+    caller = {"seed": 1}
+    _, _, asked = generate(None, waiting=(7,), **caller)
+    assert asked[0][1] == {"seed": 1, "extra_args": {WAITING: 7}} and caller == {"seed": 1}
+
+
+def test_every_chunk_has_the_priority_of_its_request():
+    server, found = Server(), []
+    answer = server._generate
+
+    async def noting(**call):
+        found.append(call.get("priority"))
+        return await answer(**call)
+
+    server.generate.remote = noting
+    output, *_ = generate(20, {"a": server}, about={"priority": 3})
+    assert found == [3, 3, 3] and output.token_ids == RESPONSE
+
+
+def test_an_aborted_chunk_ends_its_response_with_the_tokens_so_far():
+    server = Server()
+    answer = server._generate
+
+    async def aborts(**call):
+        output = await answer(**call)
+        if len(server.asked) == 2:
+            output.token_ids, output.log_probs, output.stop_reason = [], None, "aborted"
+        return output
+
+    server.generate.remote = aborts
+    output, router, _ = generate(20, {"a": server})
+    assert (output.token_ids, output.stop_reason) == (RESPONSE[:20], "aborted")
+    assert [kept["emitted"] for _, kept in router.released] == [None], "its length says nothing about its group"
+
+
+def test_a_response_goes_on_after_a_weight_sync_between_two_chunks():
+    server = Server()
+    answer = server._generate
+
+    async def synced(**call):
+        output = await answer(**call)
+        output.extra_fields["global_steps"] = 3 + len(server.asked)
+        return output
+
+    server.generate.remote = synced
+    output, *_ = generate(20, {"a": server})
+    assert output.token_ids == RESPONSE
+    steps = [output.extra_fields[name] for name in ("min_global_steps", "max_global_steps", "global_steps")]
+    assert steps == [4, 6, 6]

@@ -150,6 +150,64 @@ def test_the_next_turn_of_a_conversation_goes_back_to_its_replica(tmp_path):
     asyncio.run(run())
 
 
+def test_a_next_turn_goes_before_new_requests(tmp_path):
+    async def run():
+        made, order = router(tmp_path, servers=("a",), settle_ms=200), []
+
+        async def turn(name, conversation, prompt_tokens):
+            told = {"group": name, "prompt_tokens": prompt_tokens, "limit": 64, "conversation": conversation}
+            server_id, _ = await made.acquire_server(name, **told)
+            order.append(name)
+            await asyncio.sleep(0.02)
+            made.release_server(server_id, name, 5)
+
+        async def talk(conversation):
+            for number in range(3):
+                await turn(f"{conversation}.{number}", conversation, 8 + 16 * number)
+                await asyncio.sleep(0.005)  # a tool's answer
+
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(talk(f"{i}") for i in range(6)))
+        return order
+
+    order = asyncio.run(run())
+    places = {name: place for place, name in enumerate(order)}
+    assert set(order[:2]) == {"0.0", "1.0"}
+    for turns in ("1", "2"):
+        assert places[f"0.{turns}"] < places["5.0"] and places[f"1.{turns}"] < places["5.0"], order
+    assert replay((tmp_path / "routing.jsonl").read_text().splitlines()) == 18
+
+
+def test_a_request_that_is_given_up_while_it_waits_leaves_nothing(tmp_path):
+    async def run():
+        made = router(tmp_path)
+        told = {"group": "g", "prompt_tokens": 8, "limit": 64}
+        calls = [asyncio.ensure_future(made.acquire_server(str(i), **told)) for i in range(3)]
+        await asyncio.sleep(0.1)
+        assert [call.done() for call in calls] == [True, True, False] and made.get_status()["waiting"] == 1
+        made.release_server("", "2")
+        await asyncio.sleep(0)
+        assert calls[2].cancelled() and made.get_status()["waiting"] == 0 and not made._waiting
+        made.release_server("a", "0", 5)
+        assert made.get_total_inflight() == 1, "its place is not given to the one that is gone"
+
+    asyncio.run(run())
+
+
+def test_who_asks_is_told_how_many_are_left_waiting(tmp_path):
+    async def run():
+        made, told = router(tmp_path), {"group": "g", "prompt_tokens": 8, "limit": 64}
+        calls = [asyncio.ensure_future(made.acquire_server(str(i), tell_waiting=True, **told)) for i in range(5)]
+        await asyncio.sleep(0.1)
+        assert [len(call.result()) for call in calls[:2]] == [3, 3]
+        for i in range(3):
+            made.release_server("a", str(i), 5)
+            _, _, waiting = await calls[2 + i]
+            assert waiting == 2 - i
+
+    asyncio.run(run())
+
+
 def test_a_failed_server_is_dropped_and_its_chunk_goes_on_elsewhere(tmp_path):
     async def run():
         made = router(tmp_path, servers=("a", "b"), chunk_tokens=16)

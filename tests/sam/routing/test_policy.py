@@ -90,6 +90,22 @@ def test_an_aborted_probe_is_replaced():
     assert started(made, settled=False) == ["0.1"]
 
 
+def test_the_next_turn_of_a_conversation_keeps_its_place():
+    made = policy(slots=1)
+    arrive(made, groups=3, samples=2)
+    assert started(made) == ["0.0"]
+    made.finish("0.0", 10)
+    assert started(made, settled=False) == ["1.0"], "while the conversation's tool runs"
+    made.arrive("second turn", "0.0 and more", 40, 100, near="r0")
+    made.finish("1.0", 10)
+    assert started(made, settled=False) == ["second turn"]
+    made.abort("second turn")
+    made.arrive("of another replica", "0.1 and more", 40, 100, near="gone")
+    assert started(made, settled=False) == ["of another replica"]
+    made.finish("of another replica", 10)
+    assert started(made) == ["2.0"] and made.waiting == 3
+
+
 def test_lengths_known_beforehand_need_no_probe():
     made = policy(slots=1)
     for name, expected in (("a", 5), ("b", 500), ("c", 50)):

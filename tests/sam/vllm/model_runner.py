@@ -42,6 +42,7 @@ def make_proposer(**settings):
         additional_config={"speculation": {"policy": "always", **settings}},
         speculative_config=SimpleNamespace(num_speculative_tokens=3),
         model_config=SimpleNamespace(max_model_len=LENGTH, model="a model"),
+        scheduler_config=SimpleNamespace(max_num_seqs=8),
     )
     made = SamProposer(config)
     made.bind(Runner())

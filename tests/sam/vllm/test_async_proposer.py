@@ -40,6 +40,7 @@ def make(requests, rows=ROWS, **parallel):
         speculative_config=SimpleNamespace(num_speculative_tokens=3),
         model_config=SimpleNamespace(max_model_len=LENGTH),
         parallel_config=SimpleNamespace(**ALONE | parallel),
+        scheduler_config=SimpleNamespace(max_num_seqs=rows),
     )
     proposer = AsyncSamProposer(config, "cpu")
     batch = SimpleNamespace(

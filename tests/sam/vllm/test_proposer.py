@@ -1,12 +1,16 @@
 """The proposer follows requests by id through every change of the batch, and never fails a rollout."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from sam.automaton.corpus_file import add_text, empty_corpus, save_corpus
 from sam.drafting.shape import FILLER
+from sam.switch.awaited_requests import PATIENCE_STEPS
 from sam.switch.policies import Threshold
 from sam.switch.step_cost import linear
+from sam.vllm.runner_hooks import WAITING, note_waiting
 from tests.sam.vllm.model_runner import LENGTH, make_proposer
 
 
@@ -166,3 +170,25 @@ def test_a_table_of_another_engine_leaves_the_threshold(tmp_path, monkeypatch):
     assert len(warnings) == 1 and "is of device=A3, this engine has device=cpu" in warnings[0]
     monkeypatch.setattr("sam.vllm.warmup_cost.fingerprint", lambda config: {"device": "A3"})
     assert make_proposer(policy="goodput", step_cost=str(path)).policy.has_table
+
+
+def test_no_drafts_while_a_router_is_about_to_fill_the_batch_and_drafts_when_nobody_comes():
+    proposer = make_proposer(policy="threshold", batch_size_threshold=4)
+    runner = proposer._runner
+    runner.drafter = proposer
+    for name in "abcdefgh":
+        runner.add(name, [1, 2, 1, 2])
+
+    def drafts(batch):
+        return sum(map(len, runner.step(proposer, batch, dict.fromkeys(batch, [1])).values()))
+
+    assert drafts("abcd") > 0, "nothing has been told: as with verl's balancer"
+    note_waiting(runner, SimpleNamespace(extra_args={WAITING: 9}))
+    assert drafts("abcdefgh") == drafts("abcd") == 0
+    assert [drafts("abcd") > 0 for _ in range(PATIENCE_STEPS)] == [False] * (PATIENCE_STEPS - 1) + [True]
+    note_waiting(runner, SimpleNamespace(extra_args={WAITING: 9}))
+    assert drafts("abcd") == 0
+    note_waiting(runner, SimpleNamespace(extra_args=None))
+    assert drafts("abcd") > 0
+    assert proposer.counters["awaited_steps"] == PATIENCE_STEPS + 1 and proposer.counters["draft_errors"] == 0
+    note_waiting(SimpleNamespace(drafter=object()), SimpleNamespace(extra_args={WAITING: 9}))
