@@ -11,9 +11,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from recipe.launch import sharing
+from recipe.launch import routing, sharing
 from sam.config import RENAMED, SpeculationConfig, current_name
-from sam.routing.policy import RoutingSettings
 from sam.switch.step_cost import StepCost
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -43,7 +42,7 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
         speculation = SpeculationConfig.from_dict(OmegaConf.to_container(config.speculation, resolve=True))
         _check_files(speculation)
         connect(config, speculation)
-        connect_routing(config)
+        routing.connect(config)
         OmegaConf.resolve(config)
         _check_numbers(config)
     except ConfigError:
@@ -95,55 +94,6 @@ def connect(config: DictConfig, speculation: SpeculationConfig) -> None:
     config.trainer.v1.sampler.custom_sampler.path = "pkg://recipe.trainer.dynamic_sampling"
     config.reward.custom_reward_function.path = "pkg://recipe.trainer.reward"
     OmegaConf.set_struct(config, True)
-
-
-ROUTING_POLICIES = ("verl", "context")
-ROUTER_FILE = "router.yaml"
-ROUTER_KEY = "actor_rollout_ref.rollout.router_config_path"
-
-
-def connect_routing(config: DictConfig) -> None:
-    """Check the `routing` section and point verl's key at the router's file, which the trainer writes.
-
-    Raises:
-        ValueError: names the key, its value and what is expected.
-    """
-    routing, rollout = config.routing, config.actor_rollout_ref.rollout
-    if routing.policy not in ROUTING_POLICIES:
-        raise ValueError(f"routing.policy={routing.policy!r}: expected one of {', '.join(ROUTING_POLICIES)}")
-    RoutingSettings(routing.chunk_tokens, routing.max_wait, ahead=routing.ahead)
-    if type(routing.settle_ms) not in (int, float) or routing.settle_ms < 0:
-        raise ValueError(f"routing.settle_ms={routing.settle_ms}: expected milliseconds, 0 or more")
-    path = rollout.router_config_path
-    if routing.policy == "context":
-        if path is not None:
-            raise ValueError(
-                f"{ROUTER_KEY}={path}: routing=context brings a router of its own: leave it null, or set "
-                "routing=verl to use yours"
-            )
-        rollout.router_config_path = str(Path(config.run_dir) / ROUTER_FILE)
-        return
-    if routing.chunk_tokens is not None:
-        raise ValueError(
-            f"routing.chunk_tokens={routing.chunk_tokens}: without routing=context responses are generated whole: set "
-            "routing=context, or routing.chunk_tokens=null"
-        )
-    if path is not None:
-        _check_router(path)
-
-
-def _check_router(path: str) -> None:
-    """Raise ValueError unless a file for verl names a router whose module is installed."""
-    if not Path(path).is_file():
-        raise ValueError(f"{ROUTER_KEY}={path}: no such file: name a YAML file with router_class, or leave it null")
-    named = str(OmegaConf.load(path).get("router_class"))
-    module = named.rpartition(".")[0]
-    try:
-        found = importlib.util.find_spec(module) if module else None
-    except ImportError:
-        found = None
-    if found is None:
-        raise ValueError(f"{ROUTER_KEY}={path}: its router_class {named} is not in an installed module: correct it")
 
 
 # What every check calculates with.

@@ -10,7 +10,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-from recipe.launch import sharing
+from recipe.launch import routing, sharing
 from recipe.record.rollout_metrics import RolloutRecord, routing_metrics
 from recipe.record.run_directory import RunRecord
 from recipe.rollout import router
@@ -41,6 +41,7 @@ class DapoTrainer(PPOTrainerSync):
         RolloutReplicaRegistry.register("vllm", _replica_class)  # what verl starts for rollout.name=vllm
         router.write_config(self.config)
         super()._setup()
+        print(f"routing: {routing.describe(self.config)}", flush=True)
         print(f"speculation.sharing: {sharing.describe(self.config)}", flush=True)
         if self.config.speculation.sharing == "replicas":
             self._share_between_replicas()

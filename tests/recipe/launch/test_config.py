@@ -65,7 +65,7 @@ BAD = [
     ),
     (["speculation.memory_budget_mib=70000"], "expected an integer from 1 to 65536"),
     (["routing=foo"], "Could not find 'routing/foo'"),
-    (["routing=context", "routing.policy=foo"], "routing.policy='foo': expected one of verl, context"),
+    (["routing=context", "routing.policy=foo"], "routing.policy='foo': expected one of auto, verl, context"),
     (
         ["routing=context", "routing.chunk_tokens=0"],
         "routing.chunk_tokens=0: expected an integer of at least 1, or null",
