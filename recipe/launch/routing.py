@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+from typing import NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -13,7 +14,7 @@ ROUTER_FILE = "router.yaml"
 ROUTER_KEY = "actor_rollout_ref.rollout.router_config_path"
 # Of `auto`: chunks of a response of full length, and tokens of a chunk at least. Chunks let the router reserve KV cache
 # for a chunk instead of the longest response, without which slots could stay empty that verl's balancer would fill.
-CHUNKS, LEAST_CHUNK = 8, 64
+CHUNKS, LEAST_CHUNK = 8, 256
 
 
 def connect(config: DictConfig) -> None:
@@ -52,20 +53,28 @@ def connect(config: DictConfig) -> None:
 def _resolve(config: DictConfig) -> None:
     """The recipe's router where there is something to decide, and nobody has brought one.
 
-    Numbers that make no sense give verl's: the checks name them.
+    On a CPU it loses (docs/experiments/two_replicas.md): its messages take the engines' cores. Numbers that make no
+    sense give verl's: the checks name them.
     """
-    routing, longest = config.routing, config.data.max_response_length
-    if config.actor_rollout_ref.rollout.router_config_path is not None or (load := _load(config)) is None:
-        routing.policy = "verl"
-        return
-    count, requests, slots = load
-    routing.policy = "context" if count > 1 or requests > slots else "verl"
-    if routing.policy == "context" and routing.chunk_tokens is None:
-        routing.chunk_tokens = max(LEAST_CHUNK, -(-longest // CHUNKS))
+    routing, own = config.routing, config.actor_rollout_ref.rollout.router_config_path
+    load = _load(config) if own is None and config.trainer.device != "cpu" else None
+    routing.policy = "verl"
+    if load is not None and (load.replicas > 1 or load.requests > load.slots):
+        routing.policy = "context"
+        if routing.chunk_tokens is None:
+            routing.chunk_tokens = max(LEAST_CHUNK, -(-config.data.max_response_length // CHUNKS))
 
 
-def _load(config: DictConfig) -> tuple[int, int, int] | None:
-    """Replicas, requests of a round, and slots of all replicas; None if the config's numbers make no sense."""
+class Load(NamedTuple):
+    """Requests of a round, and the slots of all replicas."""
+
+    replicas: int
+    requests: int
+    slots: int
+
+
+def _load(config: DictConfig) -> Load | None:
+    """None if the config's numbers make no sense."""
     rollout, trainer, data = config.actor_rollout_ref.rollout, config.trainer, config.data
     prompts = data.gen_batch_size if config.algorithm.filter_groups.enable else data.train_batch_size
     sizes = trainer.nnodes, trainer.n_gpus_per_node, rollout.tensor_model_parallel_size, rollout.data_parallel_size
@@ -73,7 +82,7 @@ def _load(config: DictConfig) -> tuple[int, int, int] | None:
         return None
     if type(data.max_response_length) is not int or not (count := replicas(config)):
         return None
-    return count, prompts * rollout.n, count * rollout.data_parallel_size * rollout.max_num_seqs
+    return Load(count, prompts * rollout.n, count * rollout.data_parallel_size * rollout.max_num_seqs)
 
 
 def describe(config: DictConfig) -> str:
@@ -82,7 +91,8 @@ def describe(config: DictConfig) -> str:
     if routing.policy == "verl" and own is not None:
         return f"the router that {own} names"
     count, requests, slots = _load(config)
-    why = f"{count} replica{'s' * (count > 1)}, {requests} requests in a round, {slots} slots"
+    on_cpu = "a CPU, " * (config.trainer.device == "cpu")
+    why = f"{on_cpu}{count} replica{'s' * (count > 1)}, {requests} requests in a round, {slots} slots"
     if routing.policy == "verl":
         return f"verl's balancer ({why}; routing=context: the recipe's router)"
     chunks = f"chunks of {routing.chunk_tokens} tokens" if routing.chunk_tokens else "whole responses"

@@ -54,13 +54,15 @@ class RoutedClient(LLMServerClient):
         """verl's, in chunks: token ids, log-probabilities, routed experts, counts and the stop reason are joined."""
         prompt_ids = normalize_token_ids(prompt_ids)
         rollout = self.config.actor_rollout_ref.rollout
-        name = request_id if rollout.get("full_determinism", False) else uuid4().hex
+        # With full_determinism ids come again with other prompts: they name requests, and no conversations.
+        deterministic = rollout.get("full_determinism", False)
+        name, conversation = (request_id, uuid4().hex) if deterministic else (uuid4().hex, request_id)
         limit = response_limit(rollout, len(prompt_ids), sampling_params)
         chunk = self.config.routing.chunk_tokens
         if chunk is None or chunk >= limit or any(sampling_params.get(key) for key in UNDIVIDED):
             chunk = limit
         about = self.describe(prompt_ids, sampling_params, limit)
-        self._acquire_with[name] = {**about, "conversation": request_id}
+        self._acquire_with[name] = {**about, "conversation": conversation}
         joined, emitted, died, failures = None, None, None, 0
         try:
             while True:

@@ -1,6 +1,7 @@
-"""Two replicas of the rollout on a CPU, by verl's own key: the same responses with and without speculation.
+"""Two replicas of the rollout on a CPU, by verl's own key: the same responses with and without speculation, and whether
+verl's balancer sends out whole responses or the recipe's router chunks of them, most of which wait.
 
-With speculation each drafts from the history that both write, and from what the other writes at the same time.
+With speculation each replica drafts from the history that both write, and from what the other writes at the same time.
 """
 
 import json
@@ -11,53 +12,84 @@ import sys
 import numpy as np
 import pytest
 
-from recipe.report.runs import Run, compare_responses
+from recipe.report.runs import Run
 from sam.history.reading import load
+from sam.routing.decision_log import replay
 
 pytestmark = pytest.mark.e2e
 
 MINUTES = 60.0
-STEPS, PROMPTS, SAMPLES = 2, 4, 4
+STEPS, PROMPTS, SAMPLES, SLOTS = 2, 6, 4, 3
 
 
-def train(assets, folder, method, *overrides):
+def train(assets, folder, name, *overrides):
     command = [
-        *(sys.executable, "-m", "recipe.main_dapo", "--config-name", "dapo_tiny_cpu", f"speculation={method}"),
-        *("trainer.n_gpus_per_node=2", f"run_dir={folder / method}", f"assets={assets}"),
-        # Every step is an epoch over the same prompts.
-        *(f"data.train_batch_size={PROMPTS}", f"data.gen_batch_size={PROMPTS}", f"data.train_max_samples={PROMPTS}"),
+        *(sys.executable, "-m", "recipe.main_dapo", "--config-name", "dapo_tiny_cpu"),
+        *("trainer.n_gpus_per_node=2", f"run_dir={folder / name}", f"assets={assets}"),
+        # Every round is an epoch over the same prompts; those beyond the batch are a surplus.
+        *("data.train_batch_size=4", f"data.gen_batch_size={PROMPTS}", f"data.train_max_samples={PROMPTS}"),
         *(f"actor_rollout_ref.rollout.n={SAMPLES}", "data.max_response_length=96"),
-        *("reward.reward_kwargs.overlong_buffer_cfg.len=16", "algorithm.filter_groups.enable=false"),
-        *(f"trainer.total_training_steps={STEPS}", "trainer.save_freq=-1", "trainer.test_freq=-1"),
-        *("trainer.val_before_train=false", *overrides),
+        f"actor_rollout_ref.rollout.max_num_seqs={SLOTS}",
+        # The model is hardly ever right: groups differ in how long their responses are.
+        *("reward.reward_kwargs.overlong_buffer_cfg.len=80", "algorithm.filter_groups.metric=reward"),
+        *(f"trainer.total_training_steps={STEPS}", "trainer.save_freq=-1", f"trainer.test_freq={STEPS}"),
+        *("trainer.val_before_train=true", *overrides),
     ]
     ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, env=dict(os.environ), timeout=10 * MINUTES)
-    assert ended.returncode == 0, (ended.stderr[-1000:], (folder / method / "train.log").read_text()[-3000:])
-    return Run.load(folder / method)
+    assert ended.returncode == 0, (ended.stderr[-1000:], (folder / name / "train.log").read_text()[-3000:])
+    return Run.load(folder / name)
 
 
-def test_two_replicas_train_on_the_same_responses_with_and_without_speculation(assets, tmp_path):
-    sam, off = train(assets, tmp_path, "sam", "speculation.scope=history"), train(assets, tmp_path, "off")
-    responses = PROMPTS * SAMPLES
-    assert compare_responses(sam, off) == {step: (responses, responses) for step in range(1, STEPS + 1)}
+@pytest.fixture(scope="module")
+def runs(assets, tmp_path_factory):
+    """By name: verl's balancer, and the recipe's router with and without drafts."""
+    folder, chunks = tmp_path_factory.mktemp("runs"), ("routing=context", "routing.chunk_tokens=24")
+    return {
+        "verl": train(assets, folder, "verl", "routing=verl", "speculation=off"),
+        "off": train(assets, folder, "off", *chunks, "speculation=off"),
+        "sam": train(assets, folder, "sam", *chunks, "speculation.scope=history"),
+    }
+
+
+@pytest.mark.parametrize("name", ["off", "sam"])
+def test_chunks_that_wait_are_the_responses_that_verl_sends_out_whole(runs, name):
+    run, verl = runs[name], runs["verl"]
     for step in range(1, STEPS + 1):
-        assert sam.metrics[step]["actor/grad_norm"] == off.metrics[step]["actor/grad_norm"] > 0
+        assert len(verl.responses(step)) >= PROMPTS * SAMPLES and run.responses(step) == verl.responses(step)
+        mine, theirs = run.metrics[step], verl.metrics[step]
+        assert mine["actor/grad_norm"] == theirs["actor/grad_norm"] > 0
+        for key in ("rounds", "dropped_groups", "surplus_groups", "reward_all/mean"):
+            assert mine[f"rollout/{key}"] == theirs[f"rollout/{key}"], "the rounds of dynamic sampling"
+        assert mine["rollout/routing/waiting_max"] >= SLOTS
+        assert mine["rollout/routing/admissions"] > len(run.responses(step)), "chunks"
+        assert mine["rollout/preemptions"] == 0
+    for step in (0, STEPS):
+        validated = {key: value for key, value in run.metrics[step].items() if key.startswith("val-")}
+        assert validated and validated.items() <= verl.metrics[step].items()
+    lines = (run.directory / "routing.jsonl").read_text().splitlines()
+    assert replay(lines) > sum(row.get("rollout/routing/admissions", 0) for row in run.metrics.values()), "validation"
+    assert [json.loads(line)[1] for line in lines].count("abort") == 0
+
+
+def test_with_speculation_two_replicas_draft_from_what_both_write(runs):
+    sam, off = runs["sam"], runs["off"]
+    for step in range(1, STEPS + 1):
         # The engine steps on disk are the first replica's, the metrics are of both.
         first = float(sam.engine_steps(step).emitted.sum())
         assert 0 < first < sam.metrics[step]["rollout/tokens"]
-    assert sum(row["rollout/spec_accepted_tokens"] for row in sam.metrics.values()) > 0
+    assert sum(row.get("rollout/spec_accepted_tokens", 0) for row in sam.metrics.values()) > 0
     # Each has found what the other wrote in the epoch before, in the file that both write to.
     assert sam.metrics[STEPS]["rollout/drafter/history_found_prompts"] > 0
     assert sam.metrics[STEPS]["rollout/drafter/history_errors"] == 0
-    rows = [json.loads(line) for line in (tmp_path / "sam" / "rollouts" / "1.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (sam.directory / "rollouts" / "1.jsonl").read_text().splitlines()]
     for row in rows:
-        kept = load(tmp_path / "sam" / "history", [np.array(row["prompt_tokens"], np.int32)])
+        kept = load(sam.directory / "history", [np.array(row["prompt_tokens"], np.int32)])
         texts = [text.tolist() for text in np.split(kept.tokens, kept.offsets[1:-1])]
         own = row["response_tokens"]  # drafts behind the end were verified too, and stay in the engine's text
         assert len(own) < 2 or any(text[: len(own)] == own for text in texts)
     # And what the other wrote at the same time, which `auto` stands for with two replicas.
-    assert "speculation.sharing: 2 replicas see" in (tmp_path / "sam" / "train.log").read_text()
+    assert "speculation.sharing: 2 replicas see" in (sam.directory / "train.log").read_text()
     assert sam.metrics[STEPS]["rollout/drafter/sharing_received_tokens"] > 0
     assert sam.metrics[STEPS]["rollout/drafter/siblings_elsewhere"] > 0
     assert sam.metrics[STEPS]["rollout/drafter/sharing_errors"] == 0
-    assert sum(row["rollout/spec_drafted_tokens"] for row in off.metrics.values()) == 0
+    assert sum(row.get("rollout/spec_drafted_tokens", 0) for row in off.metrics.values()) == 0

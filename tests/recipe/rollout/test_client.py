@@ -51,8 +51,10 @@ class Router:
         return *next(iter(self.servers.items())), self.waiting.pop(0) if self.waiting else 0
 
 
-def generate(chunk, servers=None, prompt=(1, 2, 3), waiting=(), about=None, **sampling):
-    rollout = {"name": "vllm", "max_model_len": 64, "prompt_length": 14, "response_length": 50}
+ROLLOUT = {"name": "vllm", "max_model_len": 64, "prompt_length": 14, "response_length": 50}
+
+
+def generate(chunk, servers=None, prompt=(1, 2, 3), waiting=(), about=None, rollout=ROLLOUT, **sampling):
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "routing": {"chunk_tokens": chunk}})
     servers = servers or {"a": Server()}
     router = Router(servers, waiting)
@@ -184,3 +186,10 @@ def test_a_response_goes_on_after_a_weight_sync_between_two_chunks():
     assert output.token_ids == RESPONSE
     steps = [output.extra_fields[name] for name in ("min_global_steps", "max_global_steps", "global_steps")]
     assert steps == [4, 6, 6]
+
+
+def test_ids_that_come_again_name_no_conversation():
+    """verl's with full_determinism: equal in every round, whatever the prompts."""
+    rollout = {**ROLLOUT, "full_determinism": True}
+    told = [generate(None, rollout=rollout)[1].told[0] for _ in range(2)]
+    assert told[0]["conversation"] != told[1]["conversation"]

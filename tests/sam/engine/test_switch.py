@@ -1,4 +1,5 @@
-"""Goodput in a real engine: the table measured at warm-up, the same tokens, and `python -m sam.profile`."""
+"""The switch in a real engine: goodput's table measured at warm-up, the same tokens, `python -m sam.profile`, and
+requests that wait elsewhere."""
 
 import json
 import os
@@ -8,7 +9,9 @@ import sys
 import numpy as np
 import pytest
 
+from sam.switch.awaited_requests import PATIENCE_STEPS
 from sam.switch.step_cost import StepCost
+from sam.vllm.runner_hooks import WAITING
 from tests.sam.engine.tiny_engine import SAM, generate, save_model
 
 pytestmark = pytest.mark.engine
@@ -35,6 +38,24 @@ def test_the_same_tokens_with_a_table_measured_at_warm_up(model):
     assert policy.step_cost.tokens_per_request.tolist() == [1, 2, 3, 4]
     # What the forward passes lack was learnt: scheduling and sampling take time in every step.
     assert policy.correction.extra_ms(len(PROMPTS), 0) > 0
+
+
+def test_no_drafts_while_requests_that_wait_elsewhere_are_about_to_fill_the_batch(model):
+    """And drafts again when nobody comes; what a request says of them changes no token."""
+    proposers, running = [], len(PROMPTS)
+    plain = [{"max_tokens": 80, "seed": seed, "ignore_eos": True} for seed in range(running)]
+    told = [{**settings, "extra_args": {WAITING: 100}} for settings in plain]
+
+    def run(settings, slots):
+        observe = lambda runner: proposers.append(runner.drafter)  # noqa: E731
+        result = generate(model, PROMPTS, settings, SAM, batch=slots, threshold=running, observe=observe)
+        return result, proposers[-1].counters.get("awaited_steps", 0)
+
+    (free, none), (waited, steps) = run(plain, 2 * running), run(told, 2 * running)
+    assert waited.tokens == free.tokens and waited.logprobs == free.logprobs
+    assert (none, steps) == (0, PATIENCE_STEPS) and free.drafted > waited.drafted > 0
+    full, none = run(told, running)
+    assert none == 0 and (full.tokens, full.drafted) == (free.tokens, free.drafted), "no slot is free for them"
 
 
 @pytest.mark.e2e
