@@ -180,8 +180,8 @@ def _megatron_sizes(sizes: DictConfig, devices: int) -> Iterator[Problem]:
 
 
 def _kv_pool(config: DictConfig) -> Iterator[Problem]:
-    found = kv_pool.connectors(config)
-    pools = [one for one in found if one.name not in kv_pool.OF_ONE_REQUEST]
+    rollout = config.actor_rollout_ref.rollout
+    pools = [one for one in kv_pool.connectors(config) if one.name not in kv_pool.OF_ONE_REQUEST]
     for one in pools:
         if one.is_salted is False:
             yield Problem("pool.unsalted", f"{one.key}: {one.name}", f"use one of {', '.join(kv_pool.SALTED)}")
@@ -190,8 +190,11 @@ def _kv_pool(config: DictConfig) -> Iterator[Problem]:
             yield Problem("pool.unknown", f"{one.key}: {one.name}", remedy)
         if one.extra.get("discard_partial_chunks") is False:
             yield Problem("pool.partial", f"{one.key}: discard_partial_chunks=false of {one.name}")
-    if pools and config.actor_rollout_ref.rollout.disaggregation.enabled:
+    if pools and rollout.disaggregation.enabled:
         yield Problem("pool.server", f"{vllm_command.ROLLOUT}.disaggregation.enabled=True with {pools[0].key}")
+    # They register the cache's memory once: https://github.com/vllm-project/vllm-ascend/pull/15350
+    if kv_pool.is_shared(config) and rollout.free_cache_engine:
+        yield Problem("pool.sleep", f"{vllm_command.ROLLOUT}.free_cache_engine=True with {pools[0].key}")
 
 
 def _token_budgets(config: DictConfig) -> Iterator[Problem]:

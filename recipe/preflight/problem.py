@@ -64,6 +64,7 @@ parallel.megatron | Megatron's parallel sizes do not divide the devices | change
 parallel.rollout | the rollout's parallel sizes do not divide the devices | change one
 pool.partial | with chunked prefill it saves a part of a block under the whole block's key | remove it
 pool.server | verl's prefill and decode servers do not salt their requests | turn one of the two off
+pool.sleep | the pool would read and write where the KV cache lay before the engine slept | set it to false
 pool.unknown | whether its keys bear vLLM's cache_salt is not known | if they do, set the key that the line names
 pool.unsalted | its keys bear no cache_salt, so that KV of old weights is read | use one that the line names
 ray.address | expected HOST:PORT of the Ray cluster's head, for example 10.0.0.1:6379 | set or unset it

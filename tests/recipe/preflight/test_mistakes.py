@@ -209,6 +209,7 @@ MISTAKES = [
     ("no room to train", config(f"{ACTOR}.megatron.tensor_model_parallel_size=1"), "memory.training"),
     # A KV pool.
     ("a pool without a salt", config(f"{POOL}={{kv_connector:LMCacheConnectorV1}}"), "pool.unsalted"),
+    ("a pool while engines sleep", config(f"{POOL}={{kv_connector:AscendStoreConnector}}"), "pool.sleep"),
     ("a pool of one's own", config(f"{POOL}={{kv_connector:Own}}"), "pool.unknown"),
     # Packages, patches, settings that change what is sampled.
     ("another vLLM", installed("vllm", "0.24.0"), "package.version"),
