@@ -57,7 +57,8 @@ class Connector(NamedTuple):
 
 def connectors(config: DictConfig) -> list[Connector]:
     """Those that vLLM is told of; of a MultiConnector its parts."""
-    engine = OmegaConf.to_container(config.actor_rollout_ref.rollout.engine_kwargs.get("vllm") or {}, resolve=True)
+    section = OmegaConf.select(config, ENGINE)
+    engine = OmegaConf.to_container(section, resolve=True) if section else {}
     if engine.get("kv_offloading_size") is not None:  # sets the connector, whatever else is there
         name = {"lmcache": "LMCacheMPConnector"}.get(engine.get("kv_offloading_backend"), "OffloadingConnector")
         return [Connector(name, {}, f"{ENGINE}.kv_offloading_size")]

@@ -54,12 +54,6 @@ def offloading(made):
     return keys.offload_keys
 
 
-def lmcache_server(made):
-    tracker = pytest.importorskip("vllm.distributed.kv_transfer.kv_connector.v1.lmcache_mp_connector")
-    made = tracker.LMCacheMPRequestTracker(made)
-    return [(made.cache_salt, *made.all_token_ids)]
-
-
 def example(made):
     from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import ExampleConnector
 
@@ -73,8 +67,9 @@ def example(made):
 
 
 def hf3fs(made):
-    module = pytest.importorskip("vllm.distributed.kv_transfer.kv_connector.v1.hf3fs.hf3fs_connector")
-    connector = module.HF3FSKVConnector.__new__(module.HF3FSKVConnector)
+    from vllm.distributed.kv_transfer.kv_connector.v1.hf3fs.hf3fs_connector import HF3FSKVConnector
+
+    connector = HF3FSKVConnector.__new__(HF3FSKVConnector)
     connector._block_size = BLOCK
     return connector._generate_block_hashes(made.prompt_token_ids, 0)
 
@@ -84,7 +79,6 @@ def hf3fs(made):
     [
         ("MooncakeStoreConnector", mooncake),
         ("OffloadingConnector", offloading),
-        ("LMCacheMPConnector", lmcache_server),
         ("ExampleConnector", example),
         ("HF3FSKVConnector", hf3fs),
     ],
