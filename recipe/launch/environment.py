@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from omegaconf import DictConfig
 
+from recipe import kv_pool
 from sam.bench.environment import HUGE_PAGES
 
 # No counting of usage, no looking for updates: runs must work, and behave the same, without network.
@@ -131,6 +132,8 @@ def prepare(config: DictConfig, scratch_directory: Path) -> None:
     os.environ["TMPDIR"] = scratch
     defaults["VLLM_RPC_BASE_PATH"] = scratch
     defaults["WANDB_DIR"] = str(config.run_dir)
+    if kv_pool.connectors(config):
+        defaults["PYTHONHASHSEED"] = "0"  # vLLM's block hashes begin with it; with a random one replicas share no key
     if not has_wandb_key():
         defaults["WANDB_MODE"] = "offline"
     defaults.update(_writable_homes(scratch_directory))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from recipe import kv_pool
 from recipe.launch import environment, run_lock, versions
 from recipe.launch.config import ConfigError
 from recipe.preflight import ascend, cluster, device_memory, files, machine, speculation, unknown_names, vllm_command
@@ -178,6 +179,24 @@ def _megatron_sizes(sizes: DictConfig, devices: int) -> Iterator[Problem]:
         yield Problem("parallel.megatron", value)
 
 
+def _kv_pool(config: DictConfig) -> Iterator[Problem]:
+    rollout = config.actor_rollout_ref.rollout
+    pools = [one for one in kv_pool.connectors(config) if one.name not in kv_pool.OF_ONE_REQUEST]
+    for one in pools:
+        if one.is_salted is False:
+            yield Problem("pool.unsalted", f"{one.key}: {one.name}", f"use one of {', '.join(kv_pool.SALTED)}")
+        elif one.is_salted is None:
+            remedy = f"if they do, set kv_connector_extra_config.{kv_pool.DECLARED}=true"
+            yield Problem("pool.unknown", f"{one.key}: {one.name}", remedy)
+        if one.extra.get("discard_partial_chunks") is False:
+            yield Problem("pool.partial", f"{one.key}: discard_partial_chunks=false of {one.name}")
+    if pools and rollout.disaggregation.enabled:
+        yield Problem("pool.server", f"{vllm_command.ROLLOUT}.disaggregation.enabled=True with {pools[0].key}")
+    # They register the cache's memory once: https://github.com/vllm-project/vllm-ascend/pull/15350
+    if kv_pool.is_shared(config) and rollout.free_cache_engine:
+        yield Problem("pool.sleep", f"{vllm_command.ROLLOUT}.free_cache_engine=True with {pools[0].key}")
+
+
 def _token_budgets(config: DictConfig) -> Iterator[Problem]:
     actor, rollout, longest = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, longest_sequence(config)
     name = "context_parallel_size" if uses_megatron(config) else "ulysses_sequence_parallel_size"
@@ -231,6 +250,7 @@ CHECKS = (
     Check("lengths", _lengths, ("start",)),
     Check("parallel sizes", _parallel_sizes, ("start",)),
     Check("token budgets", _token_budgets, ("start",)),
+    Check("KV pool", _kv_pool, ("start",)),
     Check("memory of a device", device_memory.find_problems, ("start",)),
     Check("memory, disk and ports of this machine", machine.find_problems, ("start", "device", "node")),
     Check("verl's own validation", _verl, ("image",)),

@@ -39,6 +39,8 @@ class RoutingSettings:
         lookahead_tokens: tokens beyond its text that an engine reserves KV cache for, as drafts.
         ahead: requests that a replica is given beyond its slots, once no replica has a free one: they wait in the
             engine, which then fills a slot in the step after it became free, instead of a message's way later.
+        pool: replicas share a pool of KV cache, in which a chunk saves what it began with: one that moves reads no more
+            than its last chunk again.
 
     Raises:
         ValueError: names the key and what is expected.
@@ -48,6 +50,7 @@ class RoutingSettings:
     max_wait: int = 65536
     lookahead_tokens: int = 0
     ahead: int = 0
+    pool: bool = False
 
     def __post_init__(self) -> None:
         chunk = self.chunk_tokens
@@ -216,7 +219,7 @@ class ContextPolicy:
         if (least := self._by_load.first()) is None:
             return None
         need, own, home = self._need(request), request.replica, request.group.home
-        if own is not None and own.fits(need) and not _should_move(request, own, least):
+        if own is not None and own.fits(need) and not _should_move(request, own, least, self._read_again(request)):
             return own
         if home is not None and home.fits(need) and home.load <= least.load + 1 / NEAR:
             if home.has_slot or not least.has_slot:
@@ -235,10 +238,15 @@ class ContextPolicy:
         left = max(1, request.limit - request.generated)
         return min(left, self.settings.chunk_tokens or left)
 
+    def _read_again(self, request: Request) -> int:
+        """Tokens of its context that another replica computes again."""
+        context, chunk = request.prompt_tokens + request.generated, self.settings.chunk_tokens
+        return min(context, chunk) if self.settings.pool and chunk else context
+
     def _start(self, request: Request, replica: Replica) -> Placement:
         if request.state == "paused" and request.replica is not replica:
             self.counters["moves"] += 1
-            self.counters["prefill_tokens"] += request.prompt_tokens + request.generated
+            self.counters["prefill_tokens"] += self._read_again(request)
         group = request.group
         group.probe, group.home = group.probe or request.name, replica
         self._waiting.remove(request, "running")
@@ -275,11 +283,10 @@ def _pause(request: Request) -> None:
     request.state, request.priority = "paused", -max(1, expected - request.generated)
 
 
-def _should_move(request: Request, own: Replica, least: Replica) -> bool:
+def _should_move(request: Request, own: Replica, least: Replica, read_again: int) -> bool:
     """Whether a request between chunks should leave the replica that has its KV cache for a far emptier one."""
     here, there = len(own.running) + 1, len(least.running) + 1
-    context, expected = request.prompt_tokens + request.generated, -request.priority
-    return here >= MOVE_AT * there and here - there >= MOVE_LEAST and context <= MOVE_TOKENS * expected
+    return here >= MOVE_AT * there and here - there >= MOVE_LEAST and read_again <= MOVE_TOKENS * -request.priority
 
 
 def _by_load(replica: Replica) -> tuple | None:

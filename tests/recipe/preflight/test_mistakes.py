@@ -22,6 +22,7 @@ from tests.recipe.preflight.preflight_node import code_of, good_node, join_clust
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 VLLM = f"{ROLLOUT}.engine_kwargs.vllm"
+POOL = f"+{VLLM}.kv_transfer_config"
 ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 CUDA = ("device=cuda", "training=fsdp2", "trainer.n_gpus_per_node=16", f"{ATTENTION}=flash_attention_2")
 NOT_PATCHED = Problem("ascend.patches", "vllm-ascend 0.23.0.post1 is not patched")
@@ -206,6 +207,10 @@ MISTAKES = [
     ("small steps", config(f"{ROLLOUT}.max_num_batched_tokens=256"), "tokens.rollout"),
     ("no room for the cache", config(f"{ROLLOUT}.tensor_model_parallel_size=1"), "memory.kv_cache"),
     ("no room to train", config(f"{ACTOR}.megatron.tensor_model_parallel_size=1"), "memory.training"),
+    # A KV pool.
+    ("a pool without a salt", config(f"{POOL}={{kv_connector:LMCacheConnectorV1}}"), "pool.unsalted"),
+    ("a pool while engines sleep", config(f"{POOL}={{kv_connector:AscendStoreConnector}}"), "pool.sleep"),
+    ("a pool of one's own", config(f"{POOL}={{kv_connector:Own}}"), "pool.unknown"),
     # Packages, patches, settings that change what is sampled.
     ("another vLLM", installed("vllm", "0.24.0"), "package.version"),
     ("another vllm-ascend", installed("vllm-ascend", "0.18.0"), "package.version"),

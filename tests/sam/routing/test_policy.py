@@ -210,6 +210,20 @@ def test_a_chunk_returns_to_its_replica_or_moves_to_a_far_emptier_one():
     assert made.counters["moves"] == 1 and made.counters["prefill_tokens"] == 10 + 32
 
 
+@pytest.mark.parametrize(("pool", "replica", "read"), [(False, "r0", 0), (True, "r1", 16)])
+def test_with_a_pool_a_long_context_moves_too_as_only_the_last_chunk_is_read_again(pool, replica, read):
+    made = policy(slots=64, replicas=2, chunk_tokens=16, pool=pool)
+    for i in range(32):
+        made.arrive(str(i), "0", 1000, 100)
+    made.decide()
+    here, there = ([str(i) for i in range(32) if made.where(str(i)) == name] for name in ("r0", "r1"))
+    for name in there:
+        made.finish(name, 80)
+    made.proceed(here[0], 16)
+    assert [p.replica for p in made.decide()] == [replica]
+    assert made.counters["prefill_tokens"] == read
+
+
 def test_requests_of_a_lost_replica_go_on_elsewhere_from_their_last_token():
     made = policy(slots=4, replicas=2, chunk_tokens=16)
     arrive(made, groups=1, samples=2, limit=40)

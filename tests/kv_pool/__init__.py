@@ -1,0 +1,1 @@
+"""A folder in place of Mooncake's network, for vLLM's own MooncakeStoreConnector on a CPU."""
