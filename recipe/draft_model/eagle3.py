@@ -33,6 +33,7 @@ class HeadSettings(TrainingSettings):
         unroll: passes of a draft that are trained, each on the output of the one before.
     """
 
+    sequences: int = 8
     unroll: int = 5
 
 
