@@ -10,7 +10,7 @@ from recipe.preflight.files import draft_model_problems
 from recipe.preflight.machine import memory_parts
 from tests.recipe.preflight.test_draft_model import write
 
-SIZES = {"hidden_size": 64, "num_hidden_layers": 8}
+SIZES = {"hidden_size": 64, "num_hidden_layers": 8, "intermediate_size": 128}
 HEAD = {"hidden_size": 64, "num_hidden_layers": 1, "architectures": ["LlamaForCausalLMEagle3"]}
 
 
