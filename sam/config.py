@@ -4,7 +4,10 @@ import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any, Self
+
+from sam.trained_drafter import is_eagle3_head
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +55,8 @@ class SpeculationConfig:
 
     Attributes:
         method: who drafts: sam, off (nobody), ngram (vLLM's prompt lookup), suffix (Arctic Inference), draft_model (a
-            small model of the same vocabulary), hybrid (for each request sam or the draft model) or eagle3 (a head on
-            the target's hidden states).
+            small model of the same vocabulary), eagle3 (a head on the target's hidden states) or hybrid (for each
+            request sam or one of these two, whichever the folder holds).
         draft_model: folder of the draft model or head; needed by draft_model, hybrid and eagle3, unused by others.
         min_match_len: hybrid takes sam's draft where its match has so many tokens or more, as SAM-Decoding does; None:
             where it expects more accepted tokens of it.
@@ -195,6 +198,12 @@ class SpeculationConfig:
         """All keys and values, as JSON and YAML hold them."""
         return asdict(self)
 
+    def trained_method(self) -> str:
+        """What vLLM calls the trained drafter: with hybrid what its folder holds, draft_model if that is not there."""
+        if self.method != "hybrid":
+            return self.method
+        return "eagle3" if is_eagle3_head(Path(self.draft_model)) else "draft_model"
+
     def schedules_asynchronously(self, device: str, pipeline: int = 1, engine_setting: bool | None = None) -> bool:
         """Whether sam drafts under asynchronous scheduling, with any number of tensor-parallel ranks.
 
@@ -231,10 +240,9 @@ class SpeculationConfig:
             # Not padded: drafted after the step's tokens have come to the host, where the switch decides.
             **dict.fromkeys(
                 WITH_DRAFT_MODEL,
-                {"method": "draft_model", "model": self.draft_model, "disable_padded_drafter_batch": True},
+                {"method": self.trained_method(), "model": self.draft_model, "disable_padded_drafter_batch": True},
             ),
         }
-        drafters["eagle3"] = drafters["eagle3"] | {"method": "eagle3"}
         if self.method != "off":
             draft = {"num_speculative_tokens": self.num_speculative_tokens}
             arguments["speculative_config"] = drafters[self.method] | draft

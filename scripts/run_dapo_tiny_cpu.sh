@@ -9,6 +9,9 @@ set_up_environment "${extras[@]}"
 python -m recipe.main_dapo --config-name dapo_tiny_cpu --check "$@"
 python -m recipe.tiny.assets --output outputs/tiny_assets
 case " $* " in
-*" speculation=draft_model "* | *" speculation=hybrid "*) python -m recipe.draft_model --assets outputs/tiny_assets ;;
+*" speculation=eagle3 "* | *" speculation=hybrid "*"/eagle3_head "*) kind=eagle3 ;;
+*" speculation=draft_model "* | *" speculation=hybrid "*) kind=draft_model ;;
+*) kind= ;;
 esac
+if [ -n "$kind" ]; then python -m recipe.draft_model --assets outputs/tiny_assets --kind "$kind"; fi
 exec python -m recipe.main_dapo --config-name dapo_tiny_cpu "$@"

@@ -1,8 +1,9 @@
-"""`python -m recipe.draft_model --assets DIR`: a draft model for DIR/model, distilled from its own responses.
+"""`python -m recipe.draft_model --assets DIR [--kind eagle3]`: a trained drafter for DIR/model, from its own responses.
 
-The prompts are those of DIR/train.parquet. DIR/draft_model then holds weights, config and tokenizer as transformers and
-vLLM load them: what speculation.draft_model takes. A second call with the same settings and target returns at once; one
-that was stopped goes on where it was.
+A draft model goes into DIR/draft_model, with tokenizer, as transformers and vLLM load it; an EAGLE3 head into
+DIR/eagle3_head, as vLLM loads it: what speculation.draft_model takes. The prompts are those of DIR/train.parquet; how
+many of its tokens held-out responses have too is said at the end. A second call with the same settings and target
+returns at once; one that was stopped goes on where it was.
 """
 
 # ruff: noqa: E402
@@ -13,20 +14,54 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import argparse
 import hashlib
+import json
 import shutil
 import sys
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from recipe.draft_model.distil import DistilSettings, distil, sample_responses
+from recipe.draft_model import acceptance
+from recipe.draft_model.distil import DistilSettings, TrainingSettings, distil, sample_responses
+from recipe.draft_model.eagle3 import HeadSettings, train_head
 from recipe.record.built_folder import Contents, build_once
 from sam.command import run_command
 
-FOLDER = "draft_model"
+ACCEPTANCE = "acceptance.json"
 
 
-def prepare_draft_model(assets: Path, settings: DistilSettings) -> bool:
-    """Puts a draft model for assets/model into assets/draft_model, unless it is there; says whether it did.
+@dataclass(frozen=True)
+class Kind:
+    """A kind of trained drafter.
+
+    Attributes:
+        name: in messages.
+        folder: beside the target's.
+        settings: type of its settings.
+        train: of the target, examples, settings and a folder for what is done, the drafter and its losses.
+        drafted: of the target and the drafter, what `acceptance.by_position` takes.
+        source: the file that makes it.
+    """
+
+    name: str
+    folder: str
+    settings: type[TrainingSettings]
+    train: Callable
+    drafted: Callable
+    source: str
+
+
+KINDS = {
+    "draft_model": Kind(
+        *("draft model", "draft_model", DistilSettings, distil),
+        *(lambda target, student: acceptance.of_draft_model(student), "distil.py"),
+    ),
+    "eagle3": Kind("EAGLE3 head", "eagle3_head", HeadSettings, train_head, acceptance.of_head, "eagle3.py"),
+}
+
+
+def prepare_drafter(kind: Kind, assets: Path, settings: TrainingSettings) -> bool:
+    """Puts a drafter for assets/model into assets, unless it is there; says whether it did.
 
     Raises:
         ValueError: there is no target or no prompts, or the folder holds something else.
@@ -37,13 +72,13 @@ def prepare_draft_model(assets: Path, settings: DistilSettings) -> bool:
             raise ValueError(f"no {path}: make model and data first, or name their folder with --assets")
     weights = {path.name: _digest(path) for path in sorted(target.glob("*.safetensors"))}
     contents = Contents(
-        "a draft model",
+        kind.name,
         asdict(settings) | {"target": weights},
-        [Path(__file__).with_name(name) for name in ("__main__.py", "distil.py")],
+        [Path(__file__).with_name(name) for name in sorted({"__main__.py", "distil.py", kind.source})],
         packages=("torch", "transformers"),
     )
     progress = assets / f".distilling_{contents.digest()[:16]}"
-    built = build_once(assets / FOLDER, contents, lambda folder: _build(folder, progress, assets, settings))
+    built = build_once(assets / kind.folder, contents, lambda folder: _build(kind, folder, progress, assets, settings))
     shutil.rmtree(progress, ignore_errors=True)
     return built
 
@@ -53,7 +88,7 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _build(folder: Path, progress: Path, assets: Path, settings: DistilSettings) -> None:
+def _build(kind: Kind, folder: Path, progress: Path, assets: Path, settings: TrainingSettings) -> None:
     # transformers takes seconds to import: only after everything that may be wrong was looked at.
     import pandas
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -70,32 +105,48 @@ def _build(folder: Path, progress: Path, assets: Path, settings: DistilSettings)
     ]
     with deterministic(settings.threads):
         examples = sample_responses(target, prompts, settings, progress)
-        student, _ = distil(target, examples, settings, progress)
-    student.save_pretrained(folder)
+        trained = len(examples) - max(1, len(prompts) // 10) * settings.samples
+        drafter, _ = kind.train(target, examples[:trained], settings, progress)
+        shares = acceptance.by_position(kind.drafted(target, drafter), examples[trained:])
+    drafter.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    (folder / ACCEPTANCE).write_text(json.dumps({"responses": len(examples) - trained, "by_position": shares}) + "\n")
+
+
+def _said(folder: Path) -> str:
+    found = json.loads((folder / ACCEPTANCE).read_text())
+    shares = ", ".join(f"{share:.0%}" for share in found["by_position"])
+    return f"of {found['responses']} held-out responses, by position of a draft, {shares} of its tokens are right"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Read the command line, make the draft model."""
+    """Read the command line, make the drafter."""
     parser = argparse.ArgumentParser(prog="python -m recipe.draft_model", description=__doc__)
     parser.add_argument("--assets", type=Path, required=True, help="folder with model/ and train.parquet")
-    usual = DistilSettings()
-    parser.add_argument("--layers", type=int, default=usual.layers, help="of the draft model (default %(default)s)")
-    parser.add_argument("--prompts", type=int, default=usual.prompts, help="prompts to answer (default %(default)s)")
-    parser.add_argument("--steps", type=int, default=usual.steps, help="optimizer steps (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=usual.seed, help="of responses and batches (default %(default)s)")
+    parser.add_argument("--kind", choices=KINDS, default="draft_model", help="default %(default)s")
+    helps = {
+        "layers": f"of the draft model (default {DistilSettings.layers})",
+        "unroll": f"passes of a draft that an EAGLE3 head is trained on (default {HeadSettings.unroll})",
+        "prompts": f"prompts to answer, the last tenth held out (default {TrainingSettings.prompts})",
+        "steps": f"optimizer steps (default {TrainingSettings.steps})",
+        "seed": f"of responses and batches (default {TrainingSettings.seed})",
+    }
+    for name, text in helps.items():
+        parser.add_argument(f"--{name}", type=int, help=text)
     options = parser.parse_args(arguments)
-    for name in ("layers", "prompts", "steps"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name} is {getattr(options, name)}: expected at least 1")
-    if options.seed < 0:
-        parser.error(f"--seed is {options.seed}: expected a number from 0 up")
+    kind = KINDS[options.kind]
+    chosen = {name: value for name in helps if (value := getattr(options, name)) is not None}
+    known = {field.name for field in fields(kind.settings)}
+    for name, value in chosen.items():
+        if name not in known:
+            parser.error(f"--{name} is {value}: unused with --kind {options.kind}: leave it out")
+        if value < (least := {"seed": 0, "prompts": 2}.get(name, 1)):
+            parser.error(f"--{name} is {value}: expected at least {least}")
 
     def command() -> str:
-        assets = options.assets.absolute()
-        names = ("layers", "prompts", "steps", "seed")
-        built = prepare_draft_model(assets, DistilSettings(**{name: getattr(options, name) for name in names}))
-        return f"draft model {'built' if built else 'found'} in {assets / FOLDER}"
+        folder = options.assets.absolute() / kind.folder
+        built = prepare_drafter(kind, options.assets.absolute(), kind.settings(**chosen))
+        return f"{kind.name} {'built' if built else 'found'} in {folder}: {_said(folder)}"
 
     return run_command(command)
 

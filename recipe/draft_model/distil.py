@@ -23,19 +23,18 @@ RESPONSES = "responses.pt"
 
 
 @dataclass(frozen=True)
-class DistilSettings:
-    """How a draft model is made.
+class TrainingSettings:
+    """How a trained drafter is made, of either kind.
 
     Attributes:
-        layers: of the draft model, from 1 to the target's.
-        prompts: prompts answered, each `samples` times, by at most `response_tokens` tokens.
+        prompts: prompts answered, each `samples` times, by at most `response_tokens` tokens; the responses to the last
+            tenth of them are held out.
         steps: optimizer steps, each on `sequences` responses.
         learning_rate: peak, falling linearly to a tenth.
         save_steps: steps after which training can go on from where it was stopped.
         threads: CPU threads; results repeat exactly for a given count.
     """
 
-    layers: int = 1
     prompts: int = 96
     samples: int = 4
     response_tokens: int = 256
@@ -47,12 +46,23 @@ class DistilSettings:
     seed: int = 0
 
 
+@dataclass(frozen=True)
+class DistilSettings(TrainingSettings):
+    """How a draft model is made.
+
+    Attributes:
+        layers: of the draft model, from 1 to the target's.
+    """
+
+    layers: int = 1
+
+
 Example = tuple[list[int], list[int]]
 """Token ids of a prompt and of a response."""
 
 
 def sample_responses(
-    target: PreTrainedModel, prompts: list[list[int]], settings: DistilSettings, folder: Path
+    target: PreTrainedModel, prompts: list[list[int]], settings: TrainingSettings, folder: Path
 ) -> list[Example]:
     """Draw the target's responses at temperature 1; those of an earlier call that are in `folder` are taken from there.
 
@@ -72,7 +82,7 @@ def sample_responses(
     return done
 
 
-def _answer(target: PreTrainedModel, prompts: list[list[int]], settings: DistilSettings, seed: int) -> list[Example]:
+def _answer(target: PreTrainedModel, prompts: list[list[int]], settings: TrainingSettings, seed: int) -> list[Example]:
     longest, ends = max(map(len, prompts)), target.generation_config.eos_token_id
     ends = {ends} if isinstance(ends, int) else set(ends or ())
     padding = next(iter(ends), 0)
@@ -129,21 +139,46 @@ def distil(
         stop_after: raise KeyboardInterrupt after a step, for tests of going on.
 
     Returns:
-        The student, and the mean cross-entropy to the target of the steps of this call, in nats a token.
+        The student, and the mean cross-entropy to the target in each step of this call, in nats a token.
     """
     student = student_of(target, settings.layers)
+    target.eval()
+
+    def loss_of(batch: list[Example]) -> torch.Tensor:
+        ids, trained = padded(batch)
+        with torch.no_grad():
+            wanted = softmax(target(input_ids=ids, use_cache=False).logits[trained], dim=-1)
+        found = log_softmax(student(input_ids=ids, use_cache=False).logits[trained], dim=-1)
+        return -(wanted * found).sum(-1).mean()
+
+    return student, train(student, loss_of, examples, settings, folder, stop_after)
+
+
+def train(
+    student: torch.nn.Module,
+    loss_of: Callable[[list[Example]], torch.Tensor],
+    examples: list[Example],
+    settings: TrainingSettings,
+    folder: Path,
+    stop_after: Callable[[int], bool] = lambda step: False,
+) -> list[float]:
+    """Train `student`, from where an earlier call in `folder` was stopped; the loss of each step of this call."""
     rate = {"lr": settings.learning_rate, "weight_decay": 0.0}
     optimizer = torch.optim.AdamW([one for one in student.parameters() if one.requires_grad], **rate)
     first = _resume(folder / STATE, student, optimizer)
     losses = []
-    target.eval()
     student.train()
     with progress_bar(total=settings.steps, desc="distilling") as progress:
         progress.update(first)
         for step in range(first, settings.steps):
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * (1.0 - 0.9 * step / settings.steps)
-            losses.append(_step(target, student, optimizer, _batch(examples, settings, step)))
+            loss = loss_of(_batch(examples, settings, step))
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            losses.append(loss.item())
             progress.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
             progress.update()
             if (step + 1) % settings.save_steps == 0:
@@ -151,29 +186,25 @@ def distil(
             if stop_after(step):
                 raise KeyboardInterrupt
     student.eval()
-    return student, losses
+    return losses
 
 
-def _batch(examples: list[Example], settings: DistilSettings, step: int) -> list[Example]:
+def _batch(examples: list[Example], settings: TrainingSettings, step: int) -> list[Example]:
     chosen = np.random.default_rng([settings.seed, step]).integers(len(examples), size=settings.sequences)
     return [examples[i] for i in chosen]
 
 
-def _step(target, student, optimizer, batch: list[Example]) -> float:
-    # Padding stands on the right, where causal attention never looks: no mask is needed.
+def padded(batch: list[Example]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Texts beside each other, padded on the right, where causal attention never looks: no mask is needed.
+
+    Returns:
+        int64 [texts, longest], token ids; and bool of that shape, whether a response's token comes next.
+    """
     ids = pad_sequence([torch.tensor(prompt + response) for prompt, response in batch], True, 0)
-    trained = torch.zeros(ids.shape, dtype=torch.bool)
+    before_response = torch.zeros(ids.shape, dtype=torch.bool)
     for row, (prompt, response) in enumerate(batch):
-        trained[row, len(prompt) - 1 : len(prompt) + len(response) - 1] = True
-    with torch.no_grad():
-        wanted = softmax(target(input_ids=ids, use_cache=False).logits[trained], dim=-1)
-    found = log_softmax(student(input_ids=ids, use_cache=False).logits[trained], dim=-1)
-    loss = -(wanted * found).sum(-1).mean()
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return loss.item()
+        before_response[row, len(prompt) - 1 : len(prompt) + len(response) - 1] = True
+    return ids, before_response
 
 
 def _resume(path: Path, student, optimizer) -> int:

@@ -1,14 +1,14 @@
 """Whether the data sets and the model that a config names are there, whole, and of the right form."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from recipe.preflight import weights
 from recipe.preflight.problem import Problem, first_line
-from sam.config import WITH_DRAFT_MODEL
+from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
+from sam.trained_drafter import is_eagle3_head, settings_of
 
 COLUMNS = ("data_source", "prompt", "reward_model")
 # What a tokenizer may be stored as; Qwen3's folder has both.
@@ -62,12 +62,20 @@ def model_problems(config: DictConfig, to_be_built: Path | None = None) -> Itera
 
 
 HEADS = ("num_attention_heads", "num_key_value_heads", "head_dim")
+LAYERS_READ = "eagle_aux_hidden_state_layer_ids"
 RANKS = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size")
+
+
+def trained_method(config: DictConfig) -> str | None:
+    """What vLLM calls speculation's trained drafter; None without one."""
+    if config.speculation.method not in WITH_DRAFT_MODEL:
+        return None
+    return SpeculationConfig.from_dict(OmegaConf.to_container(config.speculation)).trained_method()
 
 
 def draft_model_problems(config: DictConfig, to_be_built: Path | None = None) -> Iterator[Problem]:
     """Whether speculation's draft model is there and can draft for the model, on these ranks and this device."""
-    if config.speculation.method not in WITH_DRAFT_MODEL:
+    if (method := trained_method(config)) is None:
         return
     if config.trainer.device == "npu":
         yield Problem("drafter.device", f"speculation={config.speculation.method}, trainer.device=npu")
@@ -82,22 +90,20 @@ def draft_model_problems(config: DictConfig, to_be_built: Path | None = None) ->
     if not (folder / "config.json").is_file():
         yield Problem("drafter.missing", f"{key}: no config.json", _draft_maker(config))
         return
+    if is_eagle3_head(folder) != (method == "eagle3"):
+        found = "an EAGLE3 head" if method == "draft_model" else "no EAGLE3 head"
+        yield Problem("drafter.kind", f"{key} holds {found}, speculation={method}")
+        return
     yield from weights.find_problems(folder)
     if (model / "config.json").is_file():  # else model_problems says so
-        yield from _unlike(key, _settings(folder), _settings(model), config)
+        yield from _unlike(key, settings_of(folder), settings_of(model), config)
 
 
 def _draft_maker(config: DictConfig) -> str | None:
-    if config.speculation.method == "eagle3":
-        return "point the key at a head that was trained for this model; none is trained here"
-    return f"make it with python -m recipe.draft_model --assets {config.assets}" if "assets" in config else None
-
-
-def _settings(folder: Path) -> dict:
-    try:
-        return json.loads((folder / "config.json").read_text())
-    except ValueError:
-        return {}
+    is_head = config.speculation.method == "eagle3"
+    if "assets" in config:
+        return f"make it with python -m recipe.draft_model --assets {config.assets}" + " --kind eagle3" * is_head
+    return "point the key at a head that was trained for this model" if is_head else None
 
 
 def _unlike(key: str, draft: dict, target: dict, config: DictConfig) -> Iterator[Problem]:
@@ -106,8 +112,11 @@ def _unlike(key: str, draft: dict, target: dict, config: DictConfig) -> Iterator
     for name in HEADS:
         if config.trainer.device == "cpu" and (found := draft.get(name)) != (wanted := target.get(name)):
             yield Problem("drafter.heads", f"{key}: {name}={found}, the model's is {wanted}")
-    if config.speculation.method == "eagle3":
+    if trained_method(config) == "eagle3":
         yield from _unlike_head(key, draft, target)
+    drafted, at_once = config.speculation.num_speculative_tokens, draft.get("n_predict")
+    if at_once and drafted > at_once and drafted % at_once:
+        yield Problem("drafter.tokens", f"speculation.num_speculative_tokens={drafted}, {key}: n_predict={at_once}")
     positions, prompt = draft.get("max_position_embeddings"), config.data.max_prompt_length
     if (needed := prompt + config.speculation.num_speculative_tokens) > (positions or needed):
         value = (
@@ -116,19 +125,27 @@ def _unlike(key: str, draft: dict, target: dict, config: DictConfig) -> Iterator
         yield Problem("drafter.positions", value)
 
 
+def _layers_named(head: dict) -> list[int] | None:
+    return head.get(LAYERS_READ) or (head.get("eagle_config") or {}).get(LAYERS_READ)
+
+
+def layers_read(folder: Path) -> int:
+    """How many of the target's layers an EAGLE3 head reads: vLLM takes three where its config.json names none."""
+    return len(_layers_named(settings_of(folder)) or range(3))
+
+
 def _unlike_head(key: str, head: dict, target: dict) -> Iterator[Problem]:
     """What an EAGLE3 head reads of the target, which has it or not."""
     read = "target_hidden_size" if "target_hidden_size" in head else "hidden_size"
     if (found := head.get(read)) != (wanted := target.get("hidden_size")):
         yield Problem("drafter.hidden_size", f"{key}: {read}={found}, the model's is {wanted}")
-    name, last = "eagle_aux_hidden_state_layer_ids", target.get("num_hidden_layers")
+    last = target.get("num_hidden_layers")
     if type(last) is not int:
         return  # no model that vLLM would load
-    layers = head.get(name) or (head.get("eagle_config") or {}).get(name)
     # vLLM's own: 2, the middle and the last but two.
-    layers = layers or (2, last // 2, last - 3)
+    layers = _layers_named(head) or (2, last // 2, last - 3)
     if not all(type(layer) is int and 0 <= layer <= last for layer in layers) or len({*layers}) != len(layers):
-        yield Problem("drafter.layers", f"{key}: {name}={list(layers)}, the model has {last} layers")
+        yield Problem("drafter.layers", f"{key}: {LAYERS_READ}={list(layers)}, the model has {last} layers")
 
 
 def history_problems(config: DictConfig, to_be_built: Path | None = None) -> Iterator[Problem]:

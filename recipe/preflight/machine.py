@@ -11,10 +11,11 @@ from pathlib import Path
 import psutil
 from omegaconf import DictConfig
 
-from recipe.launch import sharing
-from recipe.preflight import device_memory
+from recipe.launch import environment, sharing
+from recipe.preflight import device_memory, files
 from recipe.preflight.device_memory import GIB, longest_sequence
 from recipe.preflight.problem import Problem, first_line
+from sam.trained_drafter import settings_of
 
 SHARED_MEMORY = Path("/dev/shm")
 # What one vLLM engine maps (vllm/v1/executor/multiproc_executor.py, vllm/distributed/parallel_state.py): ten chunks of
@@ -22,6 +23,7 @@ SHARED_MEMORY = Path("/dev/shm")
 ENGINE_MIB, RANK_MIB, GROUP_MIB = 160, 240, 24
 RAY_BYTES = 10**10  # from here on Ray keeps its objects in shared memory, below on disk (REQUIRE_SHM_SIZE_THRESHOLD)
 RAY_CLIENT_PORT = 10001
+CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"  # GiB of an engine on a CPU
 AUTOMATON_BYTES = 108  # of a token: sam.automaton.store's blocks, which numba makes slow to import
 
 
@@ -58,6 +60,7 @@ def memory_parts(config: DictConfig) -> dict[str, float]:
     return {
         "what devices hand over between updates": device_memory.offloaded_gib(config),
         "drafters' automata, history within": _automata_gib(config),
+        "hidden states for EAGLE3": _hidden_states_gib(config),
         "sharing's shards": config.speculation.sharing_memory_mib / 1024 if shares else 0.0,  # all may be on one node
     }
 
@@ -69,8 +72,35 @@ def _automata_gib(config: DictConfig) -> float:
         return 0.0
     tokens = config.data.gen_batch_size * rollout.n * longest_sequence(config)
     tokens += speculation.history_tokens if speculation.scope == "history" else 0
-    engines = max(1, config.trainer.n_gpus_per_node // rollout.tensor_model_parallel_size)
-    return engines * min(speculation.memory_budget_mib / 1024, tokens * AUTOMATON_BYTES / GIB)
+    return _engines(config) * min(speculation.memory_budget_mib / 1024, tokens * AUTOMATON_BYTES / GIB)
+
+
+def _engines(config: DictConfig) -> int:
+    """Of a node."""
+    return max(1, config.trainer.n_gpus_per_node // config.actor_rollout_ref.rollout.tensor_model_parallel_size)
+
+
+def _hidden_states_gib(config: DictConfig) -> float:
+    """Of all engines of a node: a row for each slot of the KV cache (sam.vllm.trained.eagle), in numbers of one type.
+
+    The head's own share of the KV cache is left out, so that this is an upper bound.
+    """
+    if files.trained_method(config) != "eagle3":
+        return 0.0
+    try:
+        model = device_memory.Model.from_config(settings_of(Path(config.actor_rollout_ref.model.path).expanduser()))
+    except KeyError:
+        return 0.0
+    row = files.layers_read(Path(config.speculation.draft_model)) * model.hidden
+    of_cache = row / (2 * model.layers * model.key_value_heads * model.head_size)
+    return _engines(config) * _cache_gib(config) * of_cache
+
+
+def _cache_gib(config: DictConfig) -> float:
+    """KV cache of an engine."""
+    if (found := device_memory.estimates(config)) is not None:
+        return found[0].cache
+    return float(os.environ.get(CPU_CACHE) or environment.CPU[CPU_CACHE])
 
 
 def _sharing(config: DictConfig) -> Iterator[Problem]:

@@ -30,11 +30,13 @@ data.wrong_file | expected Parquet with data_source, prompt and reward_model | m
 drafter.device | vllm-ascend's own draft model has no switch | choose speculation=sam
 drafter.heads | vLLM's CPU attention plans both models' passes with the target's heads | distil one from the target
 drafter.hidden_size | it reads the target's hidden states | choose a head that was trained for this model
+drafter.kind | that is another kind of drafter | choose the other of draft_model and eagle3, or hybrid
 drafter.layers | expected different layers of the target, from 0 to their number | correct it, or choose another head
 drafter.load | vLLM would not load it | correct what the line names
 drafter.missing | there is no draft model | make it with python -m recipe.draft_model, or point the key at your own
 drafter.positions | it has no position for a draft token after the longest prompt | choose another
 drafter.ranks | a draft model is switched on one rank only | set it to 1, or choose speculation=sam
+drafter.tokens | vLLM takes no more draft tokens than n_predict, or a multiple | change the number
 drafter.vocabulary | drafts are token ids of the target | choose a draft model with the target's tokenizer
 environment.misspelt | nothing reads this variable | correct its name
 history.unusable | it cannot be written, is damaged or of another model | choose another speculation.history_path

@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.metadata
-import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +10,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.launch import source_patches
 from recipe.preflight.device_memory import longest_sequence
+from recipe.preflight.files import trained_method
 from recipe.preflight.problem import Problem, first_line
 from sam.config import WITH_DRAFT_MODEL
+from sam.trained_drafter import settings_of
 
 PLUGINS = "vllm.general_plugins"
 ASCEND_RUNNER = "vllm_ascend.worker.model_runner_v1.NPUModelRunner"
@@ -77,10 +78,11 @@ def _draft_model(config: DictConfig) -> str:
     from sam.vllm.trained import doors
 
     _check_plugin()
-    door = doors.DOORS[config.speculation.method]
+    method = trained_method(config)
+    door = doors.DOORS[method]
     if not doors.is_open(door):
         raise RuntimeError(f"the plugin `sam` leaves vLLM's {door.__name__} as it is (install vllm==0.23.0)")
-    if config.speculation.method == "eagle3":
+    if method == "eagle3":
         _check_eagle3(Path(config.speculation.draft_model), Path(config.actor_rollout_ref.model.path).expanduser())
     made = doors.MADE[door]
     return f"{made.__module__}.{made.__qualname__}, in place of vLLM's {door.__name__}"
@@ -91,23 +93,15 @@ def _check_eagle3(head: Path, model: Path) -> None:
     from vllm.model_executor.models.interfaces import supports_eagle3
     from vllm.model_executor.models.registry import ModelRegistry
 
-    for name in architectures(model):
+    for name in settings_of(model).get("architectures") or []:
         known = ModelRegistry.models.get(name)
         if known is None or not supports_eagle3(known.load_model_cls()):
             raise RuntimeError(f"{model}: vLLM's {name} gives no hidden states to EAGLE3 (choose draft_model or sam)")
-    for name in architectures(head):
+    for name in settings_of(head).get("architectures") or []:
         # As vLLM's EAGLEConfig names it.
         named = name if name.startswith("Eagle3") or name.endswith("Eagle3") else f"Eagle3{name}"
         if named not in ModelRegistry.models:
             raise RuntimeError(f"speculation.draft_model={head}: {name} is no EAGLE3 head that vLLM knows")
-
-
-def architectures(folder: Path) -> list[str]:
-    """Those that a model's config.json names; none if it cannot be read, which other checks say."""
-    try:
-        return json.loads((folder / "config.json").read_text()).get("architectures") or []
-    except (OSError, ValueError):
-        return []
 
 
 def _check_ranks(config: DictConfig, settings: dict) -> None:

@@ -236,10 +236,11 @@ def check_installed(wanted: SpeculationConfig, status: dict[str, Any]) -> None:
         "ngram": "NgramProposer",
         "suffix": "SuffixDecodingProposer",
         "off": None,
-        **dict.fromkeys(WITH_DRAFT_MODEL, "TrainedProposer"),
+        "draft_model": "TrainedProposer",
         "eagle3": "Eagle3Proposer",
     }
-    expected = {"drafter": drafters[wanted.method], "verification": wanted.verification}
+    method = wanted.trained_method() if wanted.method in WITH_DRAFT_MODEL else wanted.method
+    expected = {"drafter": drafters[method], "verification": wanted.verification}
     for part, name in expected.items():
         # vllm-ascend's classes carry its name in front.
         if (status.get(part) or "").removeprefix("Ascend") != (name or ""):

@@ -102,6 +102,24 @@ def test_asynchronous_scheduling_that_cannot_be_is_refused(engine, obstacle):
             SpeculationConfig(method=method, async_scheduling="on")
 
 
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ('{"architectures": ["LlamaForCausalLMEagle3"]}', "eagle3"),
+        ('{"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 32000}', "eagle3"),
+        ('{"architectures": ["Qwen3ForCausalLM"]}', "draft_model"),
+        ("{", "draft_model"),
+        (None, "draft_model"),
+    ],
+)
+def test_hybrid_takes_what_its_folder_holds(tmp_path, written, expected):
+    if written is not None:
+        (tmp_path / "config.json").write_text(written)
+    chosen = {method: SpeculationConfig(method, str(tmp_path)) for method in ("draft_model", "hybrid", "eagle3")}
+    asked = {method: one.vllm_arguments()["speculative_config"]["method"] for method, one in chosen.items()}
+    assert asked == {"draft_model": "draft_model", "hybrid": expected, "eagle3": "eagle3"}
+
+
 def test_yamls_on_and_off_are_words():
     assert SpeculationConfig.from_dict({"async_scheduling": False}).async_scheduling == "off"
     assert SpeculationConfig.from_dict({"async_scheduling": True}).async_scheduling == "on"

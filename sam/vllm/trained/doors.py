@@ -3,11 +3,11 @@
 from vllm.v1.spec_decode.draft_model import DraftModelProposer
 from vllm.v1.spec_decode.eagle import EagleProposer
 
-from sam.config import SpeculationConfig
+from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
 from sam.vllm.trained.eagle import Eagle3Proposer
 from sam.vllm.trained.proposer import TrainedProposer
 
-DOORS = {"draft_model": DraftModelProposer, "hybrid": DraftModelProposer, "eagle3": EagleProposer}
+DOORS = {"draft_model": DraftModelProposer, "eagle3": EagleProposer}
 MADE = {DraftModelProposer: TrainedProposer, EagleProposer: Eagle3Proposer}
 
 
@@ -33,7 +33,8 @@ def _open(door: type) -> None:
         if cls is door:
             vllm_config = arguments[0] if arguments else keywords["vllm_config"]
             config = SpeculationConfig.from_vllm(vllm_config)
-            if config is not None and DOORS.get(config.method) is door:
+            asked = config is not None and config.method in WITH_DRAFT_MODEL
+            if asked and DOORS.get(vllm_config.speculative_config.method) is door:
                 cls = MADE[door]
         return object.__new__(cls)
 

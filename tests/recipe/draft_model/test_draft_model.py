@@ -6,31 +6,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from recipe.draft_model.__main__ import main, prepare_draft_model
+from recipe.draft_model.__main__ import KINDS, main, prepare_drafter
 from recipe.draft_model.distil import RESPONSES, STATE, DistilSettings, distil, sample_responses, student_of
-from recipe.tiny.assets import AssetSettings, prepare_assets
-from recipe.tiny.model import ModelSettings
-from recipe.tiny.warm_start import WarmStartSettings
 
 SMALL = DistilSettings(prompts=6, samples=2, response_tokens=12, steps=12, sequences=4, save_steps=5, threads=1)
-
-
-@pytest.fixture(scope="module")
-def assets(tmp_path_factory):
-    output = tmp_path_factory.mktemp("tiny") / "assets"
-    settings = AssetSettings(
-        train_rows=20,
-        val_rows=4,
-        model=ModelSettings(32, 32, num_hidden_layers=2, num_attention_heads=1, num_key_value_heads=1),
-        warm_start=WarmStartSettings(steps=3, warmup_steps=1, tokens_per_step=1024),
-    )
-    prepare_assets(output, settings)
-    return output
-
-
-@pytest.fixture(scope="module")
-def target(assets):
-    return AutoModelForCausalLM.from_pretrained(assets / "model").float()
 
 
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
@@ -70,8 +49,9 @@ def test_responses_are_kept_and_seeded(target, tmp_path):
 
 
 def test_built_once_and_whole(assets):
-    assert prepare_draft_model(assets, SMALL)
-    assert not prepare_draft_model(assets, SMALL)
+    kind = KINDS["draft_model"]
+    assert prepare_drafter(kind, assets, SMALL)
+    assert not prepare_drafter(kind, assets, SMALL)
     loaded = AutoModelForCausalLM.from_pretrained(assets / "draft_model")
     assert loaded.config.num_hidden_layers == 1 and (assets / "draft_model" / "tokenizer_config.json").is_file()
     assert not list(assets.glob(".distilling*"))

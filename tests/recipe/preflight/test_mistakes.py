@@ -162,6 +162,7 @@ def index_of_another_model(node):
 MISTAKES = [
     # What cannot be composed.
     ("a drafter that is not there", config("speculation=eagle"), "config.override"),
+    ("a drafter that no vLLM knows", config("speculation.method=medusa"), "config.value"),
     ("too many draft tokens", config("speculation.num_speculative_tokens=16"), "config.value"),
     ("a policy that is not there", config("speculation.policy=sometimes"), "config.value"),
     ("a knob misspelt", config("speculation.num_speculative_token=3"), "config.override"),

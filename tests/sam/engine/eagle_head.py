@@ -69,6 +69,7 @@ class ReferenceHead:
     def __init__(self, target, path: Path):
         self.target, self.config = target.network, target.network.config
         self.weights = load_file(path / "model.safetensors")
+        self.weights.setdefault("d2t", torch.zeros(self.config.vocab_size, dtype=torch.int64))
 
     def draft(self, text: list[int], count: int) -> list[int]:
         """The most probable token after `text`, and after each drafted one: `count` of them."""

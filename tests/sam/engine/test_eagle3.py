@@ -1,10 +1,12 @@
-"""An EAGLE3 head in a real engine: the same tokens with it, without it, after pauses, and whatever goes wrong in it."""
+"""An EAGLE3 head in a real engine, alone and beside sam: the same tokens with it, without it, after pauses, broken."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from sam.config import SpeculationConfig
+from sam.vllm.plugin import check_installed
 from tests.sam.engine.eagle_head import ReferenceHead, fit_output_layer, save_head
 from tests.sam.engine.test_draft_model import (
     FAULTS,
@@ -15,6 +17,7 @@ from tests.sam.engine.test_draft_model import (
     again,
     broken,
     drafter_of,
+    left_off,
     recorded,
     runner_of,
 )
@@ -25,11 +28,13 @@ pytestmark = pytest.mark.engine
 LONG = PROMPTS[0] * 10  # whose response ends where the engine's longest sequence does, at 256 tokens
 
 
-def run(target, head, then):
-    settings = {"method": "eagle3", "draft_model": str(head), "policy": "always", "cross_prompt": False}
-    asked = {"method": "eagle3", "model": str(head), "num_speculative_tokens": K}
-    asked |= {"disable_padded_drafter_batch": True}
-    return generate(target, PROMPTS, SETTINGS, asked, speculation=settings, then=then, **SMALL)
+def run(target, head, then, method="eagle3"):
+    settings = {"method": method, "draft_model": str(head), "policy": "always", "cross_prompt": False}
+    config = SpeculationConfig(num_speculative_tokens=K, **settings)
+    asked = config.vllm_arguments()["speculative_config"]
+    made = generate(target, PROMPTS, SETTINGS, asked, speculation=settings, then=then, **SMALL)
+    check_installed(config, made.installed)
+    return made
 
 
 def fit(llm, head):
@@ -75,7 +80,7 @@ def kept_weights(llm):
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     target = save_model(tmp_path_factory.mktemp("model"), sharpness=12.0)
-    head, seen = tmp_path_factory.mktemp("head"), SimpleNamespace()
+    head, seen, hybrid = tmp_path_factory.mktemp("head"), SimpleNamespace(), SimpleNamespace()
     save_head(target, head)
 
     def then(llm):
@@ -87,14 +92,28 @@ def results(tmp_path_factory):
         seen.paused = recorded(llm, (3, 4, 9))
         seen.never = recorded(llm, ())
         seen.beside_a_long_one = recorded(llm, (3, 4, 9), [LONG, *PROMPTS[1:]])
+        seen.left_off = left_off(llm)
         seen.broken = {how: broken(llm, how) for how in FAULTS}
         seen.weights = kept_weights(llm)
+
+    def beside_sam(llm):
+        hybrid.always, hybrid.paused, hybrid.never = (recorded(llm, pattern) for pattern in (range(10), (3, 4, 9), ()))
+        drafter_of(llm).min_match_len = 1000  # no match is so long: the head drafts for all, after the steps it missed
+        hybrid.by_match = recorded(llm, (3, 4, 9))
+        drafter_of(llm).min_match_len = None
+        hybrid.left_off = left_off(llm)
+        hybrid.broken = {how: broken(llm, how) for how in FAULTS}
 
     seen.target, seen.head = target, head
     seen.off = generate(target, PROMPTS, SETTINGS, speculation={"method": "off"}, **SMALL)
     seen.random = run(target, head, lambda llm: fit(llm, head))
     seen.first = run(target, head, then)
+    hybrid.first = run(target, head, beside_sam, "hybrid")
+    seen.methods = {"eagle3": seen, "hybrid": hybrid}
     return seen
+
+
+METHODS = pytest.mark.parametrize("method", ["eagle3", "hybrid"])
 
 
 def test_identical_tokens_greedy_and_drawn(results):
@@ -133,8 +152,32 @@ def test_states_are_kept_beside_a_request_without_room_for_a_draft(results):
     assert found.counters["draft_model_errors"] == found.counters["draft_model_invalid_drafts"] == 0
 
 
-def test_no_pass_in_the_off_phase(results):
-    never = results.never
+def test_hybrid_drafts_with_the_head_and_with_sam(results):
+    hybrid, off = results.methods["hybrid"], results.off
+    assert hybrid.first.installed["drafter"] == "Eagle3Proposer" and hybrid.first.preemptions > 0
+    for one in (hybrid.first, hybrid.always, hybrid.paused, hybrid.never, hybrid.by_match):
+        assert one.tokens == off.tokens
+    assert hybrid.first.logprobs == off.logprobs
+    assert 0 < len(hybrid.always.drafts) < len(results.always.drafts)  # the others are sam's
+    for one in (hybrid.always, hybrid.paused, hybrid.by_match):
+        assert one.counters["draft_errors"] == one.counters["draft_model_errors"] == 0
+    reference = ReferenceHead(results.target, results.head)
+    texts = list(hybrid.by_match.drafts)[::5]
+    assert len(texts) > 20 and max(hybrid.by_match.missed) > 5
+    with torch.no_grad():
+        assert [hybrid.by_match.drafts[text] for text in texts] == [reference.draft(list(text), K) for text in texts]
+
+
+@METHODS
+def test_a_head_that_rests_for_a_whole_rollout_is_said_once(results, method):
+    found = results.methods[method].left_off
+    assert [one["draft_model_steps"] for one in found.counters] == [0, 0]
+    assert len([line for line in found.said if "left off" in line]) == 1
+
+
+@METHODS
+def test_no_pass_in_the_off_phase(results, method):
+    never = results.methods[method].never
     assert never.counters["draft_model_steps"] == never.counters["draft_model_passes"] == 0 and not never.drafts
 
 
@@ -145,9 +188,10 @@ def test_its_own_weights_outlive_a_sleep(results):
     assert "model.fc.weight" in results.weights.kept and "model.embed_tokens.weight" not in results.weights.kept
 
 
+@METHODS
 @pytest.mark.parametrize("how", FAULTS)
-def test_a_broken_head_changes_no_token(results, how):
-    found = results.broken[how]
+def test_a_broken_head_changes_no_token(results, method, how):
+    found = results.methods[method].broken[how]
     assert found.tokens == results.off.tokens
     assert found.counters[FAULTS[how]] > 0 and found.counters["draft_errors"] == 0
     assert found.counters["draft_model_accepted_tokens"] == 0
