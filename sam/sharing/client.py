@@ -27,6 +27,7 @@ MAX_WAITING_TOKENS = 1 << 18  # that have arrived and wait for the engine: nothi
 PART_TOKENS = 1024  # that the engine takes at once
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between attempts to reach a shard
 ANSWER_SECONDS = 5.0  # after which a question is taken for lost
+REST_SECONDS = 1.0  # after its last step an engine takes nothing that has arrived: nothing is asked for
 
 # Names of what a client counts, as the metrics have them.
 COUNTERS = (
@@ -101,6 +102,7 @@ class Client:
         self._events: deque[tuple] = deque()
         self._arrived: deque[Arrivals] = deque()
         self._dropped_tokens = 0
+        self._stepped = -math.inf  # seconds, when the engine was last seen to take a step
         self._links = [Link(shard) for shard in range(shards)]
         self._evicted = [0] * shards
         self._transport: Transport | None = None
@@ -118,6 +120,11 @@ class Client:
     def now(self) -> float:
         """Seconds by the client's clock, as in Arrivals."""
         return self._clock()
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether the engine has taken no step for a while: between rollouts there is nothing to draft for."""
+        return self._clock() - self._stepped > REST_SECONDS
 
     def put(self, event: str, *arguments) -> None:
         """Hand over an event; it is lost if the thread is far behind. Called by the engine's thread."""
@@ -170,6 +177,8 @@ class Client:
         self.counters["sharing_evicted_groups"] = sum(self._evicted)
 
     def _take_events(self) -> None:
+        if self._events:
+            self._stepped = self._clock()
         for _ in range(len(self._events)):
             event, arguments = self._events.popleft()
             if event == "append":
@@ -198,7 +207,7 @@ class Client:
         if self._clock() < link.retry_at:
             self.view.drop_unconfirmed(link.shard)
             return
-        wants = self.counters["sharing_waiting_tokens"] < MAX_WAITING_TOKENS
+        wants = self.counters["sharing_waiting_tokens"] < MAX_WAITING_TOKENS and not self.is_resting
         if (message := self.view.message(link.shard, wants)) is None:
             return
         try:

@@ -99,6 +99,12 @@ class Reply(NamedTuple):
         return sum(part.nbytes for part in self if isinstance(part, np.ndarray))
 
 
+def nothing(run_id: str) -> Message:
+    """A message that names no group and holds no text."""
+    wide, narrow = np.zeros(0, np.int64), np.zeros(0, np.int32)
+    return Message(run_id, 0, b"", wide, *[narrow] * 5, np.zeros(1, np.int64), narrow)
+
+
 def check(reply: Reply) -> None:
     """Raise ValueError unless a reply's arrays fit each other and hold tokens."""
     if reply.tokens.size and int(reply.tokens.min()) < 0:

@@ -5,20 +5,21 @@ were forked from one process joined at once (`WarmupStore() ... Seal() called on
 An engine has to outlive that: its relay dies, and the next question starts another.
 """
 
+import concurrent.futures
+import contextlib
 import itertools
 import multiprocessing
 import subprocess
 import sys
+import threading
 import time
 from multiprocessing.connection import Connection
-from typing import Any
 
 from sam.sharing.messages import Message, Reply
 from sam.sharing.packing import pack, unpack
 from sam.sharing.shard import Cluster, RayTransport
 
 ENDED = "the relay to Ray has ended"
-LOOK_SECONDS = 0.005  # how long the relay waits for shards before it looks for questions again
 
 
 class RelayTransport:
@@ -75,25 +76,31 @@ class RelayTransport:
 
 
 def serve(pipe: Connection, transport: RayTransport) -> None:
-    """Pass on questions and answers until the engine has closed its end of the pipe."""
-    pending: dict[Any, int] = {}
+    """Pass on questions and answers until the engine has closed its end of the pipe.
+
+    Nothing is asked over and over: an answer is sent by the thread of Ray's core in which it arrives.
+    """
+    sending = threading.Lock()
+
+    def send(number: int, answer: bytes | Exception) -> None:
+        with sending, contextlib.suppress(OSError):  # the engine has ended: the next question that is read says so
+            pipe.send((number, answer))
+
     while True:
-        while pipe.poll(0 if pending else None):
-            try:
-                number, shard, message = pipe.recv()
-            except EOFError:
-                return
-            try:
-                pending[transport.ask_packed(shard, message)] = number
-            except Exception as error:
-                pipe.send((number, _portable(error)))
-        for answer in transport.wait(list(pending), LOOK_SECONDS):
-            number = pending.pop(answer)
-            try:
-                reply = transport.take_packed(answer)
-            except Exception as error:
-                reply = _portable(error)
-            pipe.send((number, reply))
+        try:
+            number, shard, message = pipe.recv()
+        except EOFError:
+            return
+        try:
+            future = transport.ask_packed(shard, message).future()
+        except Exception as error:
+            send(number, _portable(error))
+        else:
+            future.add_done_callback(lambda done, number=number: send(number, _answer_of(done)))
+
+
+def _answer_of(done: concurrent.futures.Future) -> bytes | Exception:
+    return done.result() if (error := done.exception()) is None else _portable(error)
 
 
 def _portable(error: Exception) -> RuntimeError:

@@ -10,7 +10,7 @@ import time
 from typing import Any, NamedTuple
 
 from sam.sharing.groups import Groups
-from sam.sharing.messages import Message, Reply
+from sam.sharing.messages import Message, Reply, nothing
 from sam.sharing.packing import pack, unpack
 
 TTL_SECONDS = 1800.0  # a group that nobody asks for or appends to
@@ -97,6 +97,10 @@ class RayTransport:
             ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
         names = [name_of(shard) for shard in range(cluster.shards)]
         self._actors = [ray.get_actor(name, namespace=namespace(cluster.run_id)) for name in names]
+        # Nobody waits for the answers. A process's first call of an actor takes Ray a tenth of a second of CPU, which a
+        # rollout's first text would wait for.
+        greeting = pack(nothing(cluster.run_id))
+        self._greetings = [actor.exchange.remote(greeting) for actor in self._actors]
 
     def ask(self, shard: int, message: Message) -> Any:
         """Call the actor; the answer may be an error."""

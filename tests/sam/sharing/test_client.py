@@ -36,10 +36,16 @@ def pair(channel):
     return clients
 
 
+def step(client):
+    """An engine step without a token."""
+    write(client, 0, 0)
+
+
 def advance(channel, *clients, seconds=0.05, rounds=1):
     for _ in range(rounds):
         channel.clock.now += seconds
         for one in clients:
+            step(one)
             one.exchange()
 
 
@@ -185,6 +191,21 @@ def test_what_is_taken_at_once_is_bounded(channel, pair):
     advance(channel, *pair)
     parts = pair[1].take(3 * module.PART_TOKENS)
     assert sum(len(part.tokens) for part in parts) == 3 * module.PART_TOKENS
+
+
+def test_between_rollouts_nothing_is_asked_for_and_what_was_written_still_leaves(channel, pair):
+    advance(channel, *pair)
+    write(pair[0], 0, 2, 5, 6)
+    asked = channel.asked
+    for _ in range(1200):  # a minute
+        channel.clock.now += 0.05
+        for one in pair:
+            one.exchange()
+    assert channel.asked - asked <= 2 * (module.REST_SECONDS / 0.05 + 2) and channel.groups[0].num_tokens == 2
+    taken = sum(texts(pair[1]), [])
+    write(pair[0], 0, 4, 7)
+    advance(channel, *pair, rounds=2)
+    assert taken + sum(texts(pair[1]), []) == [5, 6, 7]
 
 
 def test_the_thread_exchanges_until_it_is_stopped(channel):
