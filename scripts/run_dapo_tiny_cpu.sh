@@ -9,7 +9,7 @@ set_up_environment "${extras[@]}"
 python -m recipe.main_dapo --config-name dapo_tiny_cpu --check "$@"
 python -m recipe.tiny.assets --output outputs/tiny_assets
 case " $* " in
-*" speculation=eagle3 "* | *" speculation=hybrid "*"/eagle3_head "*) kind=eagle3 ;;
+*" speculation=eagle3 "* | *"/eagle3_head "*) kind=eagle3 ;;
 *" speculation=draft_model "* | *" speculation=hybrid "*) kind=draft_model ;;
 *) kind= ;;
 esac

@@ -18,7 +18,10 @@ from recipe.preflight.device_memory import uses_megatron
 from recipe.preflight.problem import Problem, meant
 
 # This recipe's own.
-OWN = ("assets", "assets_command", "config_name", "machine", "routing", "run_dir", "seed", "speculation", "watchdog")
+OWN = (
+    *("assets", "assets_command", "config_name", "drafters", "machine", "routing", "run_dir", "seed", "speculation"),
+    "watchdog",
+)
 # Checked by others: dataclasses of verl's that refuse an unknown key, vLLM's argument parser, ray.init; or handed on to
 # functions of the recipe's.
 CHECKED_ELSEWHERE = (
