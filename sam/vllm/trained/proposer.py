@@ -217,6 +217,21 @@ class SwitchedDraftModel(SamProposer):
 class TrainedProposer(SwitchedDraftModel, DraftModelPasses):
     """With a language model of its own: vLLM's method `draft_model`."""
 
+    def bind(self, runner) -> None:
+        """Take the sampled tokens as SamProposer does.
+
+        Root cause: `GPUModelRunner.propose_draft_token_ids` (vLLM 0.23) gathers tokens, positions and hidden states for
+        a draft model that reads the step's tokens. Symptom: a handful of kernels in each step, passes or not. Can go
+        when vLLM asks its drafters what they read.
+        """
+        super().bind(runner)
+
+        def propose_draft_token_ids(_scheduler_output, sampled_token_ids, *_unused):
+            self._sampled = sampled_token_ids
+            return self.propose()
+
+        runner.propose_draft_token_ids = propose_draft_token_ids
+
 
 def _replace(proposed: Drafts, wanted, tokens: list[list[int]], room, expected) -> Drafts:
     """Sam's drafts, those of the `wanted` requests replaced by `tokens`, cut to the room that each has."""
