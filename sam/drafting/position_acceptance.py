@@ -59,6 +59,11 @@ class PositionAcceptance:
         """Remember a draft for a text of `length` tokens, whether it is verified or not."""
         self._drafts[request_id] = length, tokens
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether any draft waits to be compared."""
+        return bool(self._drafts)
+
     def has_draft(self, request_id: str) -> bool:
         """Whether a draft waits to be compared."""
         return request_id in self._drafts

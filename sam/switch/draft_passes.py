@@ -4,7 +4,8 @@ The plan is goodput's own (sam.switch.goodput): a number of passes is as good as
 allows, with the time of the passes added to every step that verifies any. No passes at all is one of the choices.
 
 That looks at one step. It cannot see that text which the other source does not know may end after a token, when passes
-of many tokens are spent on what that source would have known. So what comes of it is measured, too, see Trials.
+of many tokens are spent on what that source would have known. So what comes of it is measured, too (sam.switch.trials),
+and where passes have not paid, nothing is planned.
 """
 
 import time
@@ -15,17 +16,12 @@ import numpy as np
 
 from sam.jit import compiled
 from sam.switch.goodput import MIN_GAIN_OFF, choose_lengths
+from sam.switch.trials import Trials
 
 UPDATE = 0.1  # weight of the last passes in the correction of their time
 # Steps over which the time of reading what was missed is spread in a plan. One step alone would never pay for it, and
 # what is missed grows with every step that the draft model rests.
 CATCH_UP_STEPS = 32
-# A stretch takes as long as so many steps without drafts: where nothing is drafted, nobody is asked for many steps.
-# Reading what was missed is in the time of the stretch that profits from it.
-STRETCH_STEPS = 32
-LONGEST = 20.0  # times a step without drafts that a token may take
-KEEP = 7 / 8  # weight that a stretch keeps in its way's speed with the next one
-MIN_PAUSE, MAX_PAUSE = 4, 64  # stretches after which the slower way is tried again; the pause doubles
 
 
 @dataclass(frozen=True)
@@ -36,11 +32,13 @@ class Passes:
         count: int, passes, each of which brings one draft token; 0: it rests.
         wanted: bool [requests], which requests it drafts for.
         milliseconds: float, the time that the passes are expected to take.
+        reading: float, of these, those that go to text which the draft model has missed.
     """
 
     count: int
     wanted: np.ndarray
     milliseconds: float = 0.0
+    reading: float = 0.0
 
 
 class PassCost:
@@ -65,7 +63,7 @@ class PassCost:
     def __init__(self, sizes: np.ndarray, milliseconds: np.ndarray):
         self._sizes, self._milliseconds = sizes, np.maximum.accumulate(milliseconds)
         self._factor = 1.0
-        self.trials: Trials | None = Trials()
+        self.trials: Trials | None = Trials(self.ms)
         nothing = np.zeros((0, 1))  # compiled here, so that no engine step waits for it
         best_count(np.zeros(0, np.float32), np.zeros(1, np.int64), nothing, nothing > 0, 1, np.ones(2), np.ones(1), 0.0)
 
@@ -98,92 +96,13 @@ class PassCost:
         each, first = self._of_tokens(requests), self._of_tokens(missing)
         return np.arange(1, len(each) + 1) * each + np.maximum(0.0, first - each) / CATCH_UP_STEPS
 
-    def observe(self, expected: float, measured: float) -> None:
-        """Learn from passes that were expected to take `expected` milliseconds."""
+    def observe(self, expected: float, measured: float, reading: float = 0.0) -> None:
+        """Learn from passes that were expected to take `expected` milliseconds, `reading` of it on what was missed."""
         if expected > 0:
             ratio = min(10.0, max(0.1, measured / expected))
             self._factor *= 1.0 + UPDATE * (ratio - 1.0)
-
-
-class Trial:
-    """Which way is faster: stretches of steps in which passes may be made, or stretches without any.
-
-    Both are measured, everything included; the slower one is tried again after longer and longer pauses.
-
-    Attributes:
-        allowed: whether passes may be made in the stretch under way.
-    """
-
-    def __init__(self):
-        self.allowed = True
-        self._tokens, self._plain = [0.0, 0.0], [0.0, 0.0]  # without passes, with
-        self._left, self._faster, self._stretches, self._pause = STRETCH_STEPS, True, 0, MIN_PAUSE
-
-    def step(self, tokens: float, plain_steps: float) -> None:
-        """A step, or several, brought `tokens` of a request in the time of `plain_steps` steps without drafts."""
-        self._tokens[self.allowed] += tokens
-        self._plain[self.allowed] += plain_steps
-        self._left -= plain_steps
-        if self._left <= 0:
-            self._next()
-
-    def speeds(self) -> tuple[float, float]:
-        """Times the speed of steps without drafts, without passes and with; infinite before it was measured."""
-        without, with_ = (n / of if of else np.inf for n, of in zip(self._tokens, self._plain, strict=True))
-        return without, with_
-
-    def _next(self) -> None:
-        without, with_ = self.speeds()
-        self._stretches += 1
-        if (faster := with_ > without) != self._faster:
-            self._faster, self._stretches, self._pause = faster, 0, MIN_PAUSE
-        is_trial = self._stretches >= self._pause
-        if is_trial:
-            self._stretches, self._pause = 0, min(MAX_PAUSE, 2 * self._pause)
-        self.allowed, self._left = faster != is_trial, STRETCH_STEPS
-        self._tokens[self.allowed] *= KEEP
-        self._plain[self.allowed] *= KEEP
-
-
-class Trials:
-    """A Trial for each size of the batch, in powers of two: what pays for one request need not pay for many.
-
-    Attributes:
-        are_needed: whether there is another source, which the draft model could take tokens from.
-
-    Example:
-        >>> trials = Trials()
-        >>> seconds, allowed = 0.0, True
-        >>> for step in range(3 * STRETCH_STEPS):  # a token in 2 ms with passes and in 1 ms without
-        ...     allowed = trials.step(1, context=float(step), plain_ms=1.0, now=seconds)
-        ...     seconds += 0.002 if allowed else 0.001
-        >>> allowed
-        False
-    """
-
-    def __init__(self):
-        self.are_needed = False
-        self._of_size: dict[int, Trial] = {}
-        self._requests, self._context, self._at = 0, 0.0, 0.0
-
-    def step(self, requests: int, context: float, plain_ms: float, now: float) -> bool:
-        """A step has ended; returns whether passes may be made for the next.
-
-        Args:
-            requests: that run.
-            context: their mean tokens.
-            plain_ms: what a step of theirs without drafts takes.
-            now: seconds, of any clock.
-        """
-        tokens, milliseconds = requests * (context - self._context), (now - self._at) * 1e3
-        trial = self._of_size.setdefault(requests.bit_length(), Trial())
-        plain_steps, is_same = milliseconds / plain_ms, requests == self._requests and tokens > requests - 0.5
-        if (
-            is_same and plain_steps <= LONGEST * tokens / requests
-        ):  # else some have come or gone, or the engine was idle
-            trial.step(tokens / requests, plain_steps)
-        self._requests, self._context, self._at = requests, context, now
-        return trial.allowed
+            if self.trials is not None:
+                self.trials.read(measured * reading / expected)
 
 
 @compiled
@@ -232,9 +151,24 @@ def best_count(acceptance, offsets, expected, wanted, requests, step_ms, passes_
     return best
 
 
-def plan_passes(
-    policy: Any, state, drafts, expected, missing, cost: PassCost, most: int, rule=None, now: float | None = None
-) -> Passes:
+def may_pay(policy: Any, state, drafts, cost: PassCost, now: float | None = None) -> bool:
+    """Whether passes are worth a plan, to be asked once in each step; False while they rest after a trial.
+
+    Args:
+        policy, state, drafts, cost: as of `plan_passes`.
+        now: seconds, of any clock; None: of the process.
+    """
+    costs, trials = getattr(policy, "step_ms", None), cost.trials
+    if costs is None or trials is None:
+        return True
+    trials.are_needed = trials.are_needed or len(drafts.acceptance) > 0
+    if not trials.are_needed:
+        return True
+    now = time.perf_counter() if now is None else now
+    return trials.step(state.running, state.context, float(costs(state)[0]), now)
+
+
+def plan_passes(policy: Any, state, drafts, expected, missing, cost: PassCost, most: int, rule=None) -> Passes:
     """The best number of passes, and whom for.
 
     Args:
@@ -246,20 +180,11 @@ def plan_passes(
         missing: int [requests], tokens that the draft model has yet to read.
         most: passes at most.
         rule: bool [requests], for whom the draft model drafts whatever is expected; None: where it expects more.
-        now: seconds, of any clock; None: of the process.
     """
     nobody = Passes(0, np.zeros(len(expected), bool))
     if not len(expected):
         return nobody
     costs = getattr(policy, "step_ms", None)
-    if costs is not None:
-        step_ms = costs(state)
-        if (trials := cost.trials) is not None:
-            now = time.perf_counter() if now is None else now
-            trials.are_needed |= len(drafts.acceptance) > 0
-            allowed = trials.step(state.running, state.context, float(step_ms[0]), now)
-            if not allowed and trials.are_needed and rule is None:
-                return nobody
     expected = expected[:, :most]
     if rule is None:
         ends = np.concatenate([[0.0], np.cumsum(drafts.acceptance, dtype=np.float64)])
@@ -274,10 +199,12 @@ def plan_passes(
     else:
         passes_ms = cost.planned(numbers, missed)
         count = best_count(
-            drafts.acceptance, drafts.offsets, expected, wanted, state.running, step_ms, passes_ms,
+            drafts.acceptance, drafts.offsets, expected, wanted, state.running, costs(state), passes_ms,
             MIN_GAIN_OFF,
         )  # fmt: skip
     if count == 0:
         return nobody
     last = count - 1
-    return Passes(count, wanted[:, last], cost.of_passes(count, int(numbers[last]), int(missed[last])))
+    requests, read = int(numbers[last]), int(missed[last])
+    milliseconds = cost.of_passes(count, requests, read)
+    return Passes(count, wanted[:, last], milliseconds, milliseconds - cost.of_passes(count, requests, requests))

@@ -15,7 +15,7 @@ from sam.config import SpeculationConfig
 from sam.drafting.drafter import Drafts
 from sam.drafting.no_text import NoText
 from sam.drafting.position_acceptance import PositionAcceptance
-from sam.switch.draft_passes import PassCost, Passes, plan_passes
+from sam.switch.draft_passes import PassCost, Passes, may_pay, plan_passes
 from sam.vllm import warmup_cost
 from sam.vllm.proposer import SamProposer
 from sam.vllm.trained import COUNTERS
@@ -56,6 +56,7 @@ class SwitchedDraftModel(SamProposer):
         self._drafting_ms = 0.0  # of the draft model, within the step being timed
         self._steps_at_sync = 0
         self._sampled: list[list[int]] = []
+        self._has_rested = False  # in the step before
         # Beyond it the draft model has no positions.
         self._longest_text = min(self.max_model_len, self.draft_model_config.max_model_len)
 
@@ -124,6 +125,7 @@ class SwitchedDraftModel(SamProposer):
         """Of sam's drafts those that the draft model's replace, where that pays."""
         self._learn(rows, ids, known, token_ids_cpu)
         if plan.budget == 0 or self._errors_in_a_row >= MAX_ERRORS:
+            self._has_rested = True
             return proposed
         began = time.perf_counter()
         try:
@@ -138,28 +140,46 @@ class SwitchedDraftModel(SamProposer):
             self._drafting_ms = (time.perf_counter() - began) * 1e3
 
     def _learn(self, rows, ids, known, token_ids_cpu) -> None:
-        """Compare the last drafts with the text."""
+        """Compare the last drafts with the text; nothing to do while the draft model rests."""
+        if not self.acceptance.is_waiting:
+            return
         for row, name in zip(rows, ids, strict=True):
             if self.acceptance.has_draft(name):
                 right = self.acceptance.compare(name, token_ids_cpu[row, : known[row]].tolist())
                 self.counters["draft_model_accepted_tokens"] += right
-        running = self._runner.requests
+        self._forget(self._runner.requests)
+
+    def _forget(self, running) -> None:
+        """All requests but those `running`; after a rest all hashes of texts: names may have been given again."""
         self.acceptance.keep_only(running)
         if self.written is not None:
-            self.written.keep_only(running)
+            self.written.keep_only(() if self._has_rested else running)
 
     def _replaced(self, state, plan, rows, ids, lengths, texts, proposed: Drafts) -> Drafts:
         most = min(plan.budget, self.num_speculative_tokens)
+        rule = None if self.min_match_len is None else proposed.match_lengths < self.min_match_len
+        if rule is None and not may_pay(self.policy, state, proposed, self.pass_cost):
+            return self._rest(proposed)
         room = np.where(self._longest_text - 1 - lengths < most, 0, most)  # no pass beyond the last position
         expected = np.where(np.arange(most) < room[:, None], self.acceptance.expected(ids)[:, :most], 0.0)
+        given = self.policy, state, proposed, expected
+        # What was missed is looked up only where passes would pay if nothing was.
+        if plan_passes(*given, np.ones_like(lengths), self.pass_cost, most, rule).count == 0:
+            return self._rest(proposed)
+        if self._has_rested:
+            self._forget(self._runner.requests)
         missing = self.missing(ids, rows, lengths, texts)
-        rule = None if self.min_match_len is None else proposed.match_lengths < self.min_match_len
-        plan = plan_passes(self.policy, state, proposed, expected, missing, self.pass_cost, most, rule)
+        plan = plan_passes(*given, missing, self.pass_cost, most, rule)
         if plan.count == 0:
-            self.counters["draft_model_rests"] += 1
-            return proposed
+            return self._rest(proposed)
+        self._has_rested = False
         tokens = self._run(plan, rows, ids, lengths, missing, texts)
         return _replace(proposed, plan.wanted, tokens, room, expected)
+
+    def _rest(self, proposed: Drafts) -> Drafts:
+        self._has_rested = True
+        self.counters["draft_model_rests"] += 1
+        return proposed
 
     def _run(self, plan: Passes, rows, ids, lengths, missing, texts) -> list[list[int]]:
         """The drafts of the requests that want one, each cut before its first token that is none."""
@@ -169,7 +189,7 @@ class SwitchedDraftModel(SamProposer):
         drafted, finite = self.draft(
             names, [rows[i] for i in chosen], lengths[chosen], missing[chosen], texts, plan.count
         )
-        self.pass_cost.observe(plan.milliseconds, (time.perf_counter() - began) * 1e3)
+        self.pass_cost.observe(plan.milliseconds, (time.perf_counter() - began) * 1e3, plan.reading)
         valid = finite & (drafted >= 0) & (drafted < self._vocabulary())
         usable = np.cumprod(valid, axis=1).sum(axis=1)
         if not valid.all():
@@ -196,6 +216,21 @@ class SwitchedDraftModel(SamProposer):
 
 class TrainedProposer(SwitchedDraftModel, DraftModelPasses):
     """With a language model of its own: vLLM's method `draft_model`."""
+
+    def bind(self, runner) -> None:
+        """Take the sampled tokens as SamProposer does.
+
+        Root cause: `GPUModelRunner.propose_draft_token_ids` (vLLM 0.23) gathers tokens, positions and hidden states for
+        a draft model that reads the step's tokens. Symptom: a handful of kernels in each step, passes or not. Can go
+        when vLLM asks its drafters what they read.
+        """
+        super().bind(runner)
+
+        def propose_draft_token_ids(_scheduler_output, sampled_token_ids, *_unused):
+            self._sampled = sampled_token_ids
+            return self.propose()
+
+        runner.propose_draft_token_ids = propose_draft_token_ids
 
 
 def _replace(proposed: Drafts, wanted, tokens: list[list[int]], room, expected) -> Drafts:

@@ -90,6 +90,38 @@ def recorded(llm, pattern, prompts=PROMPTS):
     return SimpleNamespace(tokens=tokens, drafts=drafts, missed=missed, counters=counters)
 
 
+def resting(llm):
+    """Tokens, counters, and calls of what a plan of passes needs, while they rest after a trial in every step."""
+    drafter, calls = drafter_of(llm), []
+    before, kept = dict(drafter.counters), drafter.policy
+    drafter.policy = Goodput(K)
+    drafter.policy.counters = drafter.counters
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drafter.pass_cost.trials, "are_needed", True)
+        patch.setattr(drafter.pass_cost.trials, "step", lambda *_unused: False)
+        for owner, name in (
+            (drafter, "missing"),
+            (drafter.acceptance, "expected"),
+            (drafter.acceptance, "keep_only"),
+            (drafter.written, "written"),
+            (drafter.written, "keep_only"),
+            (proposer, "plan_passes"),
+        ):
+            patch.setattr(owner, name, lambda *_unused, name=name: calls.append(name))
+        tokens = again(llm)
+    drafter.policy = kept
+    counters = {name: value - before.get(name, 0) for name, value in drafter.counters.items()}
+    return SimpleNamespace(tokens=tokens, counters=counters, calls=calls)
+
+
+def rested(llm, pattern):
+    """As `recorded` with drafts in every step, of which passes may only be made in those of `pattern`, of every ten."""
+    steps = iter(range(1 << 20))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(proposer, "may_pay", lambda *_unused: next(steps) % 10 in pattern)
+        return recorded(llm, range(10))
+
+
 def broken(llm, how):
     """Tokens and counters while the draft model does `how` in every pass."""
     drafter, said = drafter_of(llm), []
@@ -158,6 +190,9 @@ def run(target, draft, method):
         seen.always = recorded(llm, range(10))
         seen.paused = recorded(llm, (3, 4, 9))
         seen.never = recorded(llm, ())
+        seen.rested = rested(llm, (3, 4, 9))
+        drafter.weights_updated()  # no draft waits to be compared
+        seen.resting = resting(llm)
         recorder = StepRecorder.attach(runner_of(llm))
         recorder.take()
         totals = dict(drafter.counters)
@@ -197,14 +232,15 @@ def test_identical_tokens_greedy_and_drawn(results, method):
     assert on.first.tokens == off.tokens and on.first.logprobs == off.logprobs
     assert on.invalid_at_first == 0
     assert on.first.accepted > 100 and on.first.preemptions > 0
-    for one in (on.always, on.paused, on.never):
+    for one in (on.always, on.paused, on.never, on.rested):
         assert one.tokens == off.tokens
         assert one.counters["draft_errors"] == one.counters["draft_model_errors"] == 0
         assert one.counters["draft_model_invalid_drafts"] == 0
 
 
-def test_drafts_after_a_pause_are_those_of_a_draft_model_that_never_paused(results, models):
-    always, paused = results["draft_model"].always, results["draft_model"].paused
+@pytest.mark.parametrize("how", ["paused", "rested"])
+def test_drafts_after_a_pause_are_those_of_a_draft_model_that_never_paused(results, models, how):
+    always, paused = results["draft_model"].always, getattr(results["draft_model"], how)
     common = always.drafts.keys() & paused.drafts.keys()
     assert len(common) > 50 and max(paused.missed) > 5
     assert all(always.drafts[text] == paused.drafts[text] for text in common)
@@ -231,6 +267,15 @@ def test_the_draft_models_weights_are_its_own(results, method):
 def test_no_pass_in_the_off_phase(results, method):
     never = results[method].never
     assert never.counters["draft_model_steps"] == never.counters["draft_model_passes"] == 0 and not never.drafts
+
+
+@METHODS
+def test_a_step_that_rests_asks_for_nothing_but_the_verdict(results, method):
+    """No hash of a text, no look at written blocks, no expected length: it costs what sam alone costs."""
+    found = results[method].resting
+    assert found.calls == [] and found.tokens == results["off"].tokens
+    assert found.counters["draft_model_rests"] > 10 and found.counters["draft_model_passes"] == 0
+    assert found.counters["draft_errors"] == found.counters["draft_model_errors"] == 0
 
 
 @METHODS

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sam.drafting.drafter import Drafts
-from sam.switch.draft_passes import STRETCH_STEPS, PassCost, plan_passes
+from sam.switch.draft_passes import PassCost, may_pay, plan_passes
 from sam.switch.goodput import Goodput
 from sam.switch.policies import make_policy
 from sam.switch.policy import StepState
@@ -89,23 +89,30 @@ def test_a_rotation_hands_on_the_step_costs_of_the_current_policy():
     assert len(rotation.step_ms(StepState(2))) == 2 * K + 1
 
 
+def test_what_goes_to_missed_text_is_told_apart():
+    missing = np.array([100_000])
+    found = plan([[]], [GOOD], missing=missing)
+    usual = plan([[]], [GOOD])
+    assert usual.reading == 0.0 and found.reading == pytest.approx(found.milliseconds - usual.milliseconds)
+
+
 def share_with_passes(with_ms, without_ms, steps=6000, requests=2, other=(0.01,)):
     """Of the last half of steps that take so long with passes and without, and bring two tokens either way."""
     cost, policy = PassCost(np.array([1, 101]), np.array([0.1, 0.2])), Goodput(K, linear(10.0, 0.0, 1 / 64))
     expected, now, made = np.array([GOOD] * requests), 0.0, []
     for step in range(steps):
-        state = StepState(requests, context=2.0 * step)
-        found = plan_passes(
-            policy, state, drafts(*[other] * requests), expected, np.ones(requests, np.int64), cost, K, now=now
-        )
-        now += (with_ms if found.count else without_ms) / 1e3
-        made.append(found.count > 0)
+        state, others = StepState(requests, context=2.0 * step), drafts(*[other] * requests)
+        count = 0
+        if may_pay(policy, state, others, cost, now):
+            count = plan_passes(policy, state, others, expected, np.ones(requests, np.int64), cost, K).count
+        now += (with_ms if count else without_ms) / 1e3
+        made.append(count > 0)
     return np.mean(made[steps // 2 :])
 
 
 def test_passes_that_make_the_engine_slower_are_only_tried():
     """Whatever is expected of them: their steps were planned to pay."""
-    assert 0.0 < share_with_passes(with_ms=13.0, without_ms=10.0) < 0.05
+    assert 0.0 < share_with_passes(with_ms=13.0, without_ms=10.0) < 0.02
 
 
 def test_without_another_source_goodput_alone_decides():
@@ -113,34 +120,10 @@ def test_without_another_source_goodput_alone_decides():
 
 
 def test_passes_that_make_the_engine_faster_are_made_but_in_trials():
-    assert 0.95 < share_with_passes(with_ms=10.0, without_ms=11.0) < 1.0
+    assert 0.98 < share_with_passes(with_ms=10.0, without_ms=11.0) < 1.0
 
 
-def test_a_batch_of_another_size_is_tried_for_itself():
-    cost, policy = PassCost(np.array([1, 101]), np.array([0.1, 0.2])), Goodput(K, linear(10.0, 0.0, 1 / 64))
-    found, now = {}, 0.0
-    for requests in (1, 8):
-        found[requests] = []
-        for step in range(6 * STRETCH_STEPS):
-            missing, state = np.ones(requests, np.int64), StepState(requests, context=2.0 * step)
-            expected = np.array([GOOD] * requests)
-            one = plan_passes(policy, state, drafts(*[[0.01]] * requests), expected, missing, cost, K, now=now)
-            slower = 8.0 if requests == 8 else -8.0
-            now += (20.0 + (slower if one.count else 0.0)) / 1e3
-            found[requests].append(one.count > 0)
-    assert np.mean(found[1]) > 0.6 and np.mean(found[8]) < 0.5
-    assert all(found[8][: STRETCH_STEPS // 4])  # tried, although one request has a history
-
-
-def test_a_rest_lasts_no_longer_where_nobody_is_asked_for_many_steps():
-    """Goodput cools down where nothing is drafted: passes that would pay are tried again all the same."""
-    cost, policy = PassCost(np.array([1, 101]), np.array([0.1, 0.2])), Goodput(K, linear(10.0, 0.0, 1 / 64))
-    now = context = 0.0
-    made = []
-    for _ in range(60):
-        state = StepState(1, context=context)
-        one = plan_passes(policy, state, drafts([0.01]), np.array([GOOD]), np.ones(1, np.int64), cost, K, now=now)
-        steps = 1 if one.count else 64
-        now, context = now + 0.01 * steps, context + (2.0 if one.count else 1.0) * steps
-        made.append(one.count > 0)
-    assert made.count(False) <= 3
+def test_a_policy_without_step_costs_is_not_tried():
+    cost = PassCost(np.array([1, 101]), np.array([0.1, 0.2]))
+    always = make_policy("always", K, 0)
+    assert all(may_pay(always, StepState(1, context=float(i)), drafts([0.5]), cost, 1.0 * i) for i in range(200))
