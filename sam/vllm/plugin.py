@@ -197,11 +197,18 @@ def install(runner) -> None:
 
 
 def check_scheduling(runner, config: SpeculationConfig) -> None:
-    """Refuse an engine that does not schedule as `speculation.async_scheduling` asks.
+    """Refuse an engine that does not schedule as `speculation.async_scheduling` asks, or as exact verification needs.
 
     Raises:
         ValueError: names the key and what vLLM chose.
     """
+    # vLLM's own drafters on the device: until the host hears more, all drafts count as accepted, in positions too.
+    counts_optimistically = getattr(runner, "use_async_spec_decode", False) and not hasattr(runner.drafter, "bind")
+    if config.verification == "exact" and counts_optimistically:
+        raise ValueError(
+            "verification=exact draws a token by its position, which asynchronous scheduling with vLLM's own method "
+            f"{runner.speculative_config.method!r} leaves on the device: set the engine's async_scheduling=False"
+        )
     if config.async_scheduling == "on" and not getattr(runner, "use_async_scheduling", False):
         raise ValueError(
             f"speculation.async_scheduling=on: vLLM schedules synchronously with {type(runner).__name__}, "

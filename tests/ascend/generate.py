@@ -40,17 +40,19 @@ SPECULATIVE = {
     "sam": {"model": "sam.vllm.proposer.SamProposer"},
     "sam async": {"method": "ngram_gpu"},
     "ngram": {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1},
+    **{name: {"method": name} for name in ("eagle3", "eagle", "mtp", "deepseek_mtp")},  # vllm-ascend's own
+    "eagle3 unpadded": {"method": "eagle3", "disable_padded_drafter_batch": True},  # as this project asks for a head
 }
 
 
 @dataclass
 class Scenario:
-    """method: off, sam, sam async (through vllm-ascend's asynchronous door), ngram. threshold: of the switch.
+    """method: a key of SPECULATIVE; `sam async` is through vllm-ascend's asynchronous door. threshold: of the switch.
 
     workload: mixed, long. temperature: 0 is greedy. graph: None (eager) or vLLM's cudagraph_mode. stop: tokens that end
     a response. abort: abort every fourth request after some steps. blocks: of the KV cache; few mean preemption. paged:
     numbers of tokens for which vllm-ascend takes the paged operator. async_scheduling: None leaves it to vLLM. fault:
-    one of tests.sam.engine.faults.
+    one of tests.sam.engine.faults. draft_model: folder of a head.
     """
 
     method: str = "off"
@@ -72,6 +74,7 @@ class Scenario:
     draft_shape: str = "auto"
     async_scheduling: bool | None = None
     fault: str | None = None
+    draft_model: str | None = None
 
 
 def requests(scenario: Scenario) -> tuple[list[list[int]], list[dict]]:
@@ -101,9 +104,13 @@ def requests(scenario: Scenario) -> tuple[list[list[int]], list[dict]]:
 def engine(model: str, scenario: Scenario):
     from vllm import LLM
 
-    options = {}
+    options, asked = {}, {}
+    if scenario.method.startswith("eagle3"):
+        asked = {"method": "eagle3", "draft_model": scenario.draft_model}
     if speculative := SPECULATIVE[scenario.method]:
         options["speculative_config"] = {**speculative, "num_speculative_tokens": scenario.k}
+        if scenario.draft_model:
+            options["speculative_config"]["model"] = scenario.draft_model
     if scenario.graph:
         mode = 3 if "PIECEWISE" in scenario.graph else 0  # vLLM's compilation cuts the model in pieces
         options["compilation_config"] = {"mode": mode, "cudagraph_mode": scenario.graph}
@@ -130,6 +137,7 @@ def engine(model: str, scenario: Scenario):
                 "verification": scenario.verification,
                 "batch_size_threshold": scenario.threshold,
                 "draft_shape": scenario.draft_shape,
+                **asked,
             },
             "pa_shape_list": scenario.paged or [],
         },
@@ -165,6 +173,20 @@ def count_tokens(runner) -> Counter:
     return counts
 
 
+def note_drafts(runner) -> list[tuple[int, int, list[int]]]:
+    """Request, length of its text and draft tokens, of each draft that is scheduled synchronously."""
+    noted: list[tuple[int, int, list[int]]] = []
+    execute = runner.execute_model
+
+    def execute_model(scheduled, *arguments, **keywords):
+        for name, draft in scheduled.scheduled_spec_decode_tokens.items():
+            noted.append((int(name.split("-")[0]), runner.requests[name].num_tokens, list(draft)))
+        return execute(scheduled, *arguments, **keywords)
+
+    runner.execute_model = execute_model
+    return noted
+
+
 def run(llm, scenario: Scenario) -> list:
     from vllm import SamplingParams
 
@@ -194,10 +216,11 @@ def main(model: str) -> None:
             counter.clear()
         llm = engine(model, scenario)
         start = dict(graph.COUNTS)
-        counts, status, followed, steps, recorder = Counter(), {}, 0, [], None
+        counts, status, followed, steps, recorder, drafts = Counter(), {}, 0, [], None, []
         if scenario.tensor_parallel == 1:
             runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
             counts = count_tokens(runner)
+            drafts = note_drafts(runner)
             if scenario.fault:
                 FAULTS[scenario.fault](runner.drafter)
             if scenario.graph:
@@ -214,6 +237,7 @@ def main(model: str) -> None:
                 runner.drafter.tracked.release_finished()
                 followed = len(runner.drafter.tracked.states)
         result = {
+            "prompts": requests(scenario)[0],
             "tokens": [list(o.outputs[0].token_ids) if o else None for o in outputs],
             "reasons": [o.outputs[0].finish_reason if o else None for o in outputs],
             "logprobs": [
@@ -232,6 +256,7 @@ def main(model: str) -> None:
             "status": status,
             "followed": followed,
             "steps": steps,
+            "drafts": drafts,
             "said": list(said),
             "replays": recorder and recorder.take().replays(),
             **{name: counts[name] for name in COUNTED},

@@ -1,9 +1,11 @@
-"""What the plugin says of an engine that has started."""
+"""What the plugin says of an engine that has started, and what it refuses."""
+
+from types import SimpleNamespace
 
 import pytest
 
 from sam.config import SpeculationConfig
-from sam.vllm.plugin import scheduling_remark
+from sam.vllm.plugin import check_scheduling, scheduling_remark
 
 
 @pytest.mark.parametrize(
@@ -21,3 +23,21 @@ def test_a_drafter_that_costs_asynchronous_scheduling_is_named(monkeypatch, meth
     monkeypatch.setattr("vllm.platforms.current_platform.is_cpu", lambda: is_cpu)
     remark = scheduling_remark(SpeculationConfig(method=method), {"asynchronous": asynchronous})
     assert (remark is None) if said is None else said in remark
+
+
+def runner(drafter, use_async_spec_decode: bool):
+    return SimpleNamespace(
+        drafter=drafter,
+        use_async_scheduling=True,
+        use_async_spec_decode=use_async_spec_decode,
+        speculative_config=SimpleNamespace(method="mtp"),
+    )
+
+
+def test_exact_verification_refuses_positions_that_are_on_the_device():
+    config = SpeculationConfig()
+    with pytest.raises(ValueError, match="verification=exact.*'mtp'.*async_scheduling=False"):
+        check_scheduling(runner(SimpleNamespace(), True), config)
+    check_scheduling(runner(SimpleNamespace(), True), SpeculationConfig(verification="rejection"))
+    check_scheduling(runner(SimpleNamespace(), False), config)
+    check_scheduling(runner(SimpleNamespace(bind=None), True), config)  # sam's, which counts on the host
