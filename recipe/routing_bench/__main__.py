@@ -13,10 +13,12 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from recipe.launch import environment
 from recipe.launch.config import ConfigError, compose_config
+from recipe.routing_bench.work import lengths_of
 
 SPECULATION = {
     "off": ["speculation=off"],
@@ -38,11 +40,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--mean", type=float, default=102, help="tokens of a response (default: as published, at a cap of 512)"
     )
-    parser.add_argument("--ahead", type=int, help="routing.ahead (default: as many as slots)")
+    parser.add_argument("--ahead", type=int, default=2, help="routing.ahead (default: the recipe's)")
     parser.add_argument("--cap", type=int, default=512, help="most tokens of a response")
+    parser.add_argument("--lengths", type=Path, help="recording to take them of, by one factor scaled to the cap")
     parser.add_argument("--sigma", type=float, default=0.6, help="of the lengths' logarithm")
     parser.add_argument("--correlation", type=float, default=0.35, help="share of its variance between prompts")
     parser.add_argument("--engines", nargs="+", choices=tuple(SPECULATION), default=tuple(SPECULATION))
+    parser.add_argument("--identity", action="store_true", help="one round over all combinations: are tokens equal?")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.add_argument("--output", type=Path, help="folder for results.json, rollouts.png and the routers' logs")
     return parser.parse_args(arguments)
@@ -62,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
         configs = {name: make_config(options, name, folder) for name in options.engines}
         first = next(iter(configs.values()))
         environment.prepare(first, folder)
-        return measure(options, configs, folder)
+        return measure(options, configs, lengths_of(options), folder)
     except (ConfigError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -81,7 +85,7 @@ def make_config(options: argparse.Namespace, engines: str, folder: Path):
             f"trainer.n_gpus_per_node={options.replicas}",
             f"actor_rollout_ref.rollout.max_num_seqs={options.slots}",
             f"data.max_response_length={options.cap}",
-            f"routing.ahead={options.slots if options.ahead is None else options.ahead}",
+            f"routing.ahead={options.ahead}",
             f"actor_rollout_ref.rollout.max_model_len={options.cap + 128}",
             f"actor_rollout_ref.rollout.response_length={options.cap}",
             "actor_rollout_ref.rollout.load_format=auto",
@@ -89,7 +93,7 @@ def make_config(options: argparse.Namespace, engines: str, folder: Path):
     )
 
 
-def measure(options: argparse.Namespace, configs: dict, folder: Path) -> int:
+def measure(options: argparse.Namespace, configs: dict, lengths: Callable, folder: Path) -> int:
     """Start Ray and the engines, run the rounds, print and write what they show."""
     import ray
 
@@ -99,16 +103,24 @@ def measure(options: argparse.Namespace, configs: dict, folder: Path) -> int:
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     start_ray(config, runtime_env, str(folder / "ray"), IMPORTED_ONCE, **quiet)
     try:
-        from recipe.routing_bench.rounds import play
-
-        result, text = asyncio.run(play(options, configs, folder))
+        result, text = asyncio.run(start_and_play(options, configs, lengths, options.output or folder))
     finally:
         ray.shutdown()
+    result["options"] = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
     if options.output:
         options.output.mkdir(parents=True, exist_ok=True)
         (options.output / "results.json").write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result) if options.json else text)
-    return 0 if all(row["identical"] for row in result["rows"]) else 1
+    return 1 if any(row["identical"] is False for row in result["rows"]) else 0
+
+
+async def start_and_play(options: argparse.Namespace, *start_with) -> tuple[dict, str]:
+    """Start the engines and play what was asked for; the modules that it needs take seconds to import."""
+    from recipe.routing_bench import identity, rounds
+    from recipe.routing_bench.engines import Engines
+
+    engines = await Engines.start(options, *start_with)
+    return await (identity.play if options.identity else rounds.play)(options, engines)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a variant is, what it is given, and what a rollout of it took."""
+"""What a variant is, and what a rollout of it took."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -14,21 +14,14 @@ class Variant:
         router: verl, context, or oracle: the same policy with every length known beforehand.
         engines: off, sam, or shared: sam with speculation.sharing=replicas.
         chunk_tokens: as in the `routing` section.
+        replicas: of all that there are, the first so many generate; None: all.
     """
 
     name: str
     router: str
     engines: str = "off"
     chunk_tokens: int | None = None
-
-
-@dataclass(frozen=True)
-class Work:
-    """The requests of a round: prompt, seed and length of each, in the order in which they are given."""
-
-    prompts: list[list[int]]
-    seeds: list[int]
-    lengths: list[int]
+    replicas: int | None = None
 
 
 @dataclass

@@ -12,7 +12,8 @@ from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from recipe.rollout.client import RoutedClient
 from recipe.rollout.router import LOG_FILE, ContextRouterActor
-from recipe.routing_bench.results import Rollout, Variant, Work, half_empty_from
+from recipe.routing_bench.results import Rollout, Variant, half_empty_from
+from recipe.routing_bench.work import Work
 from sam.vllm.bench.forced_text import ARGUMENT
 
 

@@ -1,15 +1,20 @@
 """The results of recipe.routing_bench: medians and ranges over the rounds, each beside verl's in the same round."""
 
+from collections.abc import Collection
+
 import numpy as np
 
 from recipe.routing_bench.results import Rollout
 
+IDENTICAL = {True: "yes", False: "NO", None: "own prompts"}
 
-def rows(rounds: list[dict[str, Rollout]], reference: str) -> list[dict]:
+
+def rows(rounds: list[dict[str, Rollout]], reference: str, own_prompts: Collection[str] = ()) -> list[dict]:
     """One row for each variant.
 
     `speedup`: the reference's seconds over its own; `tail`: its tail seconds over the reference's; medians of the
-    rounds, with the range. `identical`: whether all its responses are the reference's, token for token.
+    rounds, with the range. `identical`: whether all its responses are the reference's, token for token; None for those
+    in `own_prompts`, whose prompts the reference did not have.
     """
     found = []
     for name in rounds[0]:
@@ -22,7 +27,7 @@ def rows(rounds: list[dict[str, Rollout]], reference: str) -> list[dict]:
             "speedup_range": _range(ratios),
             "tail": _middle(tails),
             "tail_range": _range(tails),
-            "identical": all(own.responses == base.responses for own, base in pairs),
+            "identical": None if name in own_prompts else all(own.responses == base.responses for own, base in pairs),
         }
         for number in ("seconds", "tail_seconds", "start_to_end_seconds", "idle_share"):
             row[number] = _middle([getattr(own, number) for own, _ in pairs])
@@ -44,7 +49,7 @@ def as_text(table: list[dict], reference: str) -> str:
         lines.append(
             f"{row['variant']:28} {row['seconds']:8.2f} {row['speedup']:9.2f}x ({low:.2f}-{high:.2f}) "
             f"{row['tail_seconds']:10.2f} {row['tail']:10.2f}x ({tail_low:.2f}-{tail_high:.2f}) "
-            f"{row['idle_share']:9.0%} {row['moves']:6} {'yes' if row['identical'] else 'NO'}"
+            f"{row['idle_share']:9.0%} {row['moves']:6} {IDENTICAL[row['identical']]}"
         )
     return "\n".join(lines)
 

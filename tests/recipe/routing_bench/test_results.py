@@ -34,3 +34,10 @@ def test_one_different_token_is_seen():
     rounds = [{"verl": rollout(1.0, 1.0), "ours": rollout(1.0, 1.0, ((1, 2), (4,)))}]
     assert not rows(rounds, "verl")[1]["identical"]
     assert " NO" in as_text(rows(rounds, "verl"), "verl")
+
+
+def test_responses_to_other_prompts_are_not_compared():
+    rounds = [{"verl": rollout(1.0, 1.0), "ours": rollout(1.0, 1.0, ((1, 2), (4,)))}]
+    found = rows(rounds, "verl", {"ours"})
+    assert [row["identical"] for row in found] == [True, None]
+    assert as_text(found, "verl").endswith("own prompts")

@@ -1,0 +1,65 @@
+"""The requests of a round: prompts of the tiny model's data, and lengths that are drawn or recorded."""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from recipe.seeds import sample_seed
+from sam.record.responses import Recording, read_recordings
+from sam.simulate.lengths import LogNormal
+
+
+@dataclass(frozen=True)
+class Work:
+    """The requests of a round: prompt, seed and length of each, in the order in which they are given."""
+
+    prompts: list[list[int]]
+    seeds: list[int]
+    lengths: list[int]
+
+
+def lengths_of(options: argparse.Namespace) -> Callable[[int], list[int]]:
+    """Gives a round's lengths, of its samples prompt by prompt, from its number.
+
+    Raises:
+        ValueError: options from which no lengths can be drawn, or a recording with too few responses.
+    """
+    if options.lengths is None:
+        drawn = LogNormal(options.mean, options.cap, options.sigma, options.correlation)
+        return lambda round_: drawn.draw(options.groups, options.samples, seed=round_).lengths.tolist()
+    recording = read_recordings(options.lengths)
+    sizes = options.groups, options.samples, options.cap
+    recorded_lengths(recording, *sizes, 0)
+    return partial(recorded_lengths, recording, *sizes)
+
+
+def recorded_lengths(recording: Recording, groups: int, samples: int, cap: int, round_: int) -> list[int]:
+    """Tokens of `samples` recorded responses of each of `groups` prompts, times one factor for all.
+
+    With that factor the longest of the recording has `cap` tokens. Rounds take the prompts in turn, from the first
+    again after the last.
+
+    Raises:
+        ValueError: fewer than `groups` prompts have `samples` responses.
+    """
+    found = [[len(text) for text in texts if len(text)][:samples] for texts in recording.responses]
+    found = [lengths for lengths in found if len(lengths) == samples]
+    if len(found) < groups:
+        raise ValueError(
+            f"--lengths: {len(found)} prompts with {samples} responses or more: expected the {groups} of --groups; "
+            "set --groups and --samples to what was recorded"
+        )
+    longest = max(map(max, found))
+    chosen = [found[(round_ * groups + number) % len(found)] for number in range(groups)]
+    return [max(1, round(length * cap / longest)) for lengths in chosen for length in lengths]
+
+
+def make_work(options: argparse.Namespace, tokenizer, texts: list, lengths: list[int], first_prompt: int) -> Work:
+    """Requests for `groups` prompts from number `first_prompt` on, those of a prompt one after the other, as verl gives
+    them; prompts begin again after the last."""
+    numbers = range(first_prompt, first_prompt + options.groups)
+    chosen = [texts[number % len(texts)] for number in numbers]
+    prompts = [tokenizer.apply_chat_template(text, add_generation_prompt=True, return_dict=False) for text in chosen]
+    seeds = [sample_seed(0, "train", 0, number, sample) for number in numbers for sample in range(options.samples)]
+    return Work([prompt for prompt in prompts for _ in range(options.samples)], seeds, lengths)
