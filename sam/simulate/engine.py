@@ -233,4 +233,6 @@ def play(
     if (generated < work.lengths).any():
         raise RuntimeError(f"{(generated < work.lengths).sum()} requests were never finished: the router holds them")
     counts = {name: sum(getattr(replica, name) for replica in replicas) for name in ("preempted", "read_again")}
-    return Played([np.array(engine.timeline, STEPS) for engine in engines], counts | {"moves": router.moves}, finished_ms)
+    return Played(
+        [np.array(engine.timeline, STEPS) for engine in engines], counts | {"moves": router.moves}, finished_ms
+    )

@@ -97,7 +97,7 @@ class Routed(_Arriving):
             if self._router == "context":
                 group = str(self._work.prompts[i])
             elif self._router == "groups":
-                expected = int(self._means[i])
+                expected = round(self._means[i])
             elif self._router == "oracle":
                 limit = expected = length
             self._policy.arrive(str(i), group, tokens, limit, expected=expected)
