@@ -1,8 +1,9 @@
-"""`python -m sam.tune RUN_DIR`: recommends drafter, policy, draft length and threshold from a recorded training run.
+"""`python -m sam.tune RUN_DIR`: recommends drafter, policy, k, threshold, router and chunk from a recorded run.
 
 Step costs are fitted to the run's engine steps (better: to those of a run with speculation and one without, which
-`--cost-from` adds). Its rollouts are then simulated with every candidate, drafting on its responses (sam.simulate). The
-gain's interval is a bootstrap over training steps, widened by the error of the simulation in a training step.
+`--cost-from` adds). Its rollouts are then simulated with every candidate, drafting on its responses (sam.simulate), and
+with the best of them also under the recipe's router and every chunk. The gain's interval is a bootstrap over training
+steps, widened by the error of the simulation in a training step.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from sam.simulate.scenario import Scenario, from_run
 from sam.simulate.trained.drafts import TRAINED, add_arguments, from_options
 
 DRAFT_LENGTHS, THRESHOLDS = (2, 3, 4, 6, 8), (4, 8, 16, 32, 64, 128, 256)
+CHUNKS = (0, 64, 512, 2048, 8192)  # tokens; 0: whole responses
 TOKENS = 1_000_000  # of responses to simulate with every candidate, if that leaves two training steps
 RESAMPLES, INTERVAL = 4000, (5, 95)
 AS_FAST = 0.01  # candidates within this share of the fastest count as equally fast
@@ -52,6 +54,11 @@ def candidates(
     adaptive = [replace(base, policy="goodput", k=k) for k in ks if k >= min(4, max(ks))]
     names = ("draft_model", "hybrid") if trained else ()
     return switched + adaptive + [replace(one, drafter=name) for name in names for one in adaptive]
+
+
+def routed(choice: Choice, chunks: list[int], longest: int) -> list[Choice]:
+    """The choice with the recipe's router and with every chunk shorter than the longest response, and with none."""
+    return [replace(choice, router="context", chunk=chunk) for chunk in chunks if chunk < longest]
 
 
 def choose_steps(run: RecordedRun, count: int | None) -> RecordedRun:
@@ -91,9 +98,10 @@ def gains(without: np.ndarray, with_: np.ndarray, error: float, seed: int = 0) -
 
 
 def best(trials: list[Trial]) -> Trial:
-    """The fastest; of those about as fast, the one that wastes the fewest draft tokens."""
+    """The fastest; of those about as fast, one with verl's router that wastes the fewest draft tokens."""
     enough = (1 + AS_FAST) * min(trial.seconds.sum() for trial in trials)
-    return min((trial for trial in trials if trial.seconds.sum() <= enough), key=lambda trial: trial.wasted)
+    fast = (trial for trial in trials if trial.seconds.sum() <= enough)
+    return min(fast, key=lambda trial: (trial.choice.router != "verl", trial.wasted))
 
 
 def override(choice: Choice) -> str:
@@ -103,7 +111,10 @@ def override(choice: Choice) -> str:
         keys["batch_size_threshold"] = choice.threshold
     if choice.drafter in TRAINED:
         keys["draft_model"] = "DIR"
-    return " ".join([f"speculation={choice.drafter}", *(f"speculation.{key}={value}" for key, value in keys.items())])
+    words = [f"speculation={choice.drafter}", *(f"speculation.{key}={value}" for key, value in keys.items())]
+    if choice.router != "verl":
+        words += [f"routing={choice.router}", f"routing.chunk_tokens={choice.chunk or 'null'}"]
+    return " ".join(words)
 
 
 def check(run: RecordedRun, fitted: FittedCost, idle_ms: float, trained=None) -> tuple[np.ndarray, np.ndarray]:
@@ -122,6 +133,8 @@ def tune(options: argparse.Namespace) -> dict:
     most = max(int(steps.running.max()) for step in run.seconds for _, steps in run.rounds(step))
     choices = candidates(run, most, options.k, options.threshold, trained is not None)
     without, *trials = play(scenario, [replace(run.choice, policy="never"), *choices])
+    longest = max(int(work.lengths.max()) for work in scenario.rounds)
+    trials += play(scenario, routed(best(trials).choice, options.chunk, longest))
     chosen = best(trials)
     checked = [run, *(choose_steps(other, options.steps) for other in others if not other.rotated)]
     measured, simulated = zip(*(check(one, fitted, idle_ms, trained) for one in checked), strict=True)
@@ -137,11 +150,13 @@ def tune(options: argparse.Namespace) -> dict:
         "recommended": {
             "drafter": chosen.choice.drafter, "policy": chosen.choice.policy, "num_speculative_tokens": chosen.choice.k,
             "batch_size_threshold": chosen.choice.threshold if chosen.choice.policy == "threshold" else None,
+            "router": chosen.choice.router, "chunk_tokens": chosen.choice.chunk or None,
             "speedup": round(gain, 4), "interval": [round(low, 4), round(high, 4)], "pays": pays,
             "override": override(chosen.choice) if pays else "speculation=off",
         },
         "candidates": [
             {"drafter": trial.choice.drafter, "policy": trial.choice.label,
+             "router": trial.choice.router, "chunk": trial.choice.chunk,
              "speedup": round(float(without.seconds.sum() / trial.seconds.sum()), 4),
              "accept_length": round(trial.accept_length, 3), "wasted": trial.wasted}
             for trial in sorted(trials, key=lambda trial: float(trial.seconds.sum()))
@@ -152,8 +167,8 @@ def tune(options: argparse.Namespace) -> dict:
 def text(result: dict, shown: int = 8) -> str:
     """Lay out a report as text, with the `shown` fastest candidates."""
     row = (
-        "{drafter:11} {policy:20} speed-up {speedup:.3f}, acceptance length {accept_length:.2f}, {wasted} draft tokens "
-        "wasted"
+        "{drafter:11} {policy:20} {router:>7} {chunk:>5} speed-up {speedup:.3f}, acceptance length "
+        "{accept_length:.2f}, {wasted} draft tokens wasted"
     )
     chosen, (low, high) = result["recommended"], result["recommended"]["interval"]
     lines = [
@@ -164,6 +179,8 @@ def text(result: dict, shown: int = 8) -> str:
         f"expected of the rollout: {chosen['speedup']:.2f}x ({low:.2f} to {high:.2f} in nine of ten resamplings), "
         "against speculation=off",
     ]
+    if chosen["pays"] and chosen["router"] != "verl":
+        lines.append("the router's messages and its CPU are not simulated: measure it before you keep it")
     if not result["drafts_seen"]:
         lines.append("no draft was ever verified: what that costs is a guess; add a run with drafts with --cost-from")
     if result["plain_steps_from"] > 4:
@@ -190,13 +207,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("run", type=Path, help="run directory of recipe.main_dapo")
     parser.add_argument("--k", nargs="+", type=int, default=list(DRAFT_LENGTHS), help="draft lengths to try")
     parser.add_argument("--threshold", nargs="+", type=int, default=list(THRESHOLDS), help="thresholds to try")
+    parser.add_argument("--chunk", nargs="+", type=int, default=list(CHUNKS), help="tokens of a chunk to try with the "
+        "recipe's router; 0: whole responses")  # fmt: skip
     parser.add_argument("--steps", type=int, help=f"training steps to play (default: enough for {TOKENS} tokens)")
     parser.add_argument("--cost-from", nargs="+", type=Path, default=[], help="more runs to fit step costs to")
     add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_args(arguments)
-    if min(options.k) < 1 or min(options.threshold) < 0 or (options.steps is not None and options.steps < 1):
-        parser.error("--k and --steps: expected 1 or more; --threshold: 0 or more")
+    counts = [*options.k, *([] if options.steps is None else [options.steps])]
+    if min(counts) < 1 or min([*options.threshold, *options.chunk]) < 0:
+        parser.error("--k and --steps: expected 1 or more; --threshold and --chunk: 0 or more")
     show = json.dumps if options.json else text
     return run_command(lambda: show(tune(options)))
 

@@ -48,6 +48,32 @@ class DrawnDrafts:
         return np.minimum(lengths, self._table.accepted[self._records])
 
 
+class GroupDrafts(DrawnDrafts):
+    """As `DrawnDrafts`, with the level of the text that a request's group has there at the time.
+
+    A sibling counts by its text as a share of the request's own, at most as one: the table's siblings grow together.
+
+    Args:
+        prompts: int64 [requests], number of each one's prompt.
+    """
+
+    def __init__(self, table: Acceptance, prompts: np.ndarray, seed: int = 0):
+        super().__init__(table, np.zeros(len(prompts), np.int64), seed)
+        self._prompts, self._known = prompts, np.zeros(len(prompts), np.int64)
+        self._members = np.argsort(prompts, kind="stable")
+        self._begins = np.searchsorted(prompts[self._members], np.arange(int(prompts.max(initial=0)) + 2))
+        self._edges = np.sqrt(table.siblings[1:] * table.siblings[:-1])
+
+    def append(self, requests, generated):
+        self._known[requests] = generated
+
+    def draft(self, requests, generated, budgets, min_acceptance):
+        self._known[requests] = generated
+        known = count_siblings(requests, self._known, self._prompts, self._members, self._begins)
+        self._levels[requests] = np.searchsorted(self._edges, known, side="right")
+        return super().draft(requests, generated, budgets, min_acceptance)
+
+
 class RealDrafts:
     """As `DrawnDrafts`, with a drafter that follows the recorded responses as the simulated engine advances.
 
@@ -95,6 +121,23 @@ class RealDrafts:
 
 
 Drafting = DrawnDrafts | RealDrafts
+
+
+@compiled
+def count_siblings(requests, known, prompts, members, begins):
+    """float64 [n]: samples of each request's prompt that its drafter sees, itself included, shorter ones in part.
+
+    Args:
+        requests: int64 [n]; known, prompts: int64 [all requests], tokens of each seen here, and its prompt.
+        members, begins: requests ordered by prompt, and where each prompt's begin.
+    """
+    count = np.ones(requests.size)
+    for i in range(requests.size):
+        prompt, own = prompts[requests[i]], max(1, known[requests[i]])
+        for place in range(begins[prompt], begins[prompt + 1]):
+            if members[place] != requests[i]:
+                count[i] += min(1.0, known[members[place]] / own)
+    return count
 
 
 @compiled

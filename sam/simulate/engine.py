@@ -151,15 +151,22 @@ class Played:
     Attributes:
         timelines: of each engine, STEPS [rows].
         counts: preempted requests; read_again, tokens of context; moves of chunks between replicas.
+        finished_ms: float64 [requests], when each response was complete.
     """
 
     timelines: list[np.ndarray]
     counts: dict[str, int] = field(default_factory=dict)
+    finished_ms: np.ndarray = field(default_factory=lambda: np.zeros(1))
 
     @property
     def seconds(self) -> np.ndarray:
         """float64 [engines], when each engine finished."""
         return np.array([t["end_ms"][-1] / 1e3 if len(t) else 0.0 for t in self.timelines])
+
+    @property
+    def last_tenth_seconds(self) -> float:
+        """Seconds from when nine tenths of the responses were complete until all were."""
+        return float((self.finished_ms.max() - np.quantile(self.finished_ms, 0.9, method="lower")) / 1e3)
 
 
 def play(
@@ -182,6 +189,7 @@ def play(
         RuntimeError: the router has left requests waiting.
     """
     generated, targets = np.zeros(len(work), dtype=np.int64), np.zeros(len(work), dtype=np.int64)
+    finished_ms = np.zeros(len(work))
     replicas = [
         Replica(work, generated, targets, cluster.max_num_seqs, *parts, cluster.kv_tokens)
         for parts in zip(policies, drafting, strict=True)
@@ -210,6 +218,7 @@ def play(
         now, i = heapq.heappop(waiting)
         # An engine may have played many steps at once: what they ended counts when the others have come as far.
         for number in range(len(replicas)) if cluster.dp_synchronous else (i,):
+            finished_ms[replicas[number].ended] = now  # of a chunk's end it is written again later
             for request in replicas[number].ended:
                 router.end(request, number, int(generated[request]))
             replicas[number].ended.clear()
@@ -224,4 +233,6 @@ def play(
     if (generated < work.lengths).any():
         raise RuntimeError(f"{(generated < work.lengths).sum()} requests were never finished: the router holds them")
     counts = {name: sum(getattr(replica, name) for replica in replicas) for name in ("preempted", "read_again")}
-    return Played([np.array(engine.timeline, STEPS) for engine in engines], counts | {"moves": router.moves})
+    return Played(
+        [np.array(engine.timeline, STEPS) for engine in engines], counts | {"moves": router.moves}, finished_ms
+    )

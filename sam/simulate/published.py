@@ -1,7 +1,8 @@
 """`python -m sam.simulate.published`: the figures of the published set-ups beside those that sam.simulate gives for
 their settings; with `--predict` also what other policies are predicted to give there, with `--scheduled` what
 asynchronous scheduling and graphs would change, with `--drafters` what EAGLE3, sam and both together are predicted to
-give on the 32B, with verl's routing and the recipe's."""
+give on the 32B, with verl's routing and the recipe's, with `--parts` what each part of the recipe brings. `--seer`
+prints Seer's ratios and the simulated ones instead (sam.simulate.seer)."""
 
 import argparse
 import itertools
@@ -12,6 +13,8 @@ from tqdm import tqdm
 
 from sam.command import run_command
 from sam.simulate.__main__ import parse, run
+from sam.simulate.seer import compare as compare_with_seer
+from sam.simulate.seer import table_of_seer
 from sam.simulate.setups import SETUPS, load_step_cost
 from sam.simulate.trained.eagle3 import compare, table_of_drafters
 
@@ -22,6 +25,7 @@ PREDICTED = (
     "--policy goodput --routing prompt shared",
     "--policy goodput --routing shared --k 8",
 )
+PARTS_CHUNK = 2048  # tokens
 # How an engine schedules and whether its steps replay graphs; the published ones are the first.
 SCHEDULED = tuple(itertools.product(("synchronous", "asynchronous"), (0, 1)))
 
@@ -89,6 +93,27 @@ def scheduled(name: str) -> list[dict]:
     return rows
 
 
+def parts(name: str, chunk: int = PARTS_CHUNK) -> list[dict]:
+    """What the recipe's router, chunks, drafts and shared drafting context bring, alone and together: gains over no
+    speculation with verl's router."""
+    chunks, rows = f"--chunk 0 {chunk} --seeds 1", []
+    base, ordered, divided = simulate(name, f"--policy never --router context {chunks}")
+    _, own, shared = simulate(name, "--policy goodput --routing least-loaded shared --seeds 1")
+    _, whole, everything = simulate(name, f"--policy goodput --routing shared --router context {chunks}")
+    named = {"routing": ordered, "routing, chunks": divided, "drafts": own, "drafts, sharing": shared,
+             "routing, drafts, sharing": whole, "all": everything}  # fmt: skip
+    for part, row in named.items():
+        gain, tail = _gain(base["seconds"], row["seconds"]), base["last_tenth_seconds"] / row["last_tenth_seconds"]
+        rows.append({"setup": name, "part": part, "gain_percent": gain, "tail_speedup": round(tail, 2)})
+    return rows
+
+
+def table_of_parts(rows: list[dict]) -> str:
+    lines = [f"{'parts':12} {'':>24} {'gain %':>7} {'last tenth':>10}   predicted, over verl's router without drafts"]
+    line = "{setup:12} {part:>24} {gain_percent:7.2f} {tail_speedup:9.2f}x"
+    return "\n".join([*lines, *map(line.format_map, rows)])
+
+
 def _gain(off: float, on: float) -> float:
     """Percent by which the rollout without speculation takes longer, as published."""
     return round(100 * (off / on - 1), 2)
@@ -136,19 +161,26 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--predict", action="store_true", help="other policies too; minutes")
     parser.add_argument("--scheduled", action="store_true", help="asynchronous scheduling and graphs too; minutes")
     parser.add_argument("--drafters", action="store_true", help="EAGLE3, sam and both on the 32B too; minutes")
+    parser.add_argument("--parts", action="store_true", help="what each part of the recipe brings too; minutes")
+    parser.add_argument("--seer", action="store_true", help="Seer's ratios and the simulated ones alone; minutes")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     options = parser.parse_args(arguments)
 
     def shown() -> str:
+        if options.seer:
+            rows = compare_with_seer()
+            return json.dumps({"seer": rows}) if options.json else table_of_seer(rows)
         reproduced = [reproduce(name) for name in tqdm(options.setup, unit="set-up", disable=None)]
         predicted = [row for name in options.setup if options.predict for row in predict(name)]
         engines = [row for name in options.setup if options.scheduled for row in scheduled(name)]
         drafters = compare(simulate) if options.drafters else None
+        bring = [row for name in options.setup if options.parts for row in parts(name)]
         if options.json:
             found = {"published": reproduced, "predicted": predicted, "scheduled": engines, "drafters": drafters}
-            return json.dumps(found)
-        shown = table(reproduced, predicted, engines)
-        return f"{shown}\n{table_of_drafters(drafters)}" if drafters else shown
+            return json.dumps(found | {"parts": bring})
+        shown = [table(reproduced, predicted, engines)]
+        shown += [table_of_parts(bring)] if bring else []
+        return "\n".join([*shown, *([table_of_drafters(drafters)] if drafters else [])])
 
     return run_command(shown)
 

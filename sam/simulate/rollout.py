@@ -8,10 +8,10 @@ import numpy as np
 from sam.config import SpeculationConfig
 from sam.record.engine_steps import EngineSteps
 from sam.simulate.acceptance import Acceptance
-from sam.simulate.drafting import Drafting, DrawnDrafts, RealDrafts
+from sam.simulate.drafting import Drafting, DrawnDrafts, GroupDrafts, RealDrafts
 from sam.simulate.engine import Cluster, Played, play
 from sam.simulate.lengths import Round
-from sam.simulate.routing import Assigned, Routed, Router, assign, siblings
+from sam.simulate.routing import Assigned, Routed, Router, assign
 from sam.simulate.trained.drafts import ALONE, TRAINED, TrainedDrafter, TrainedDrafts
 from sam.switch.policies import make_policy
 from sam.switch.policy import Policy
@@ -49,8 +49,7 @@ class Choice:
     def make_router(self, work: Round, cluster: Cluster, replica_of: np.ndarray) -> Router:
         if self.router == "verl":
             return Assigned(work, replica_of)
-        sizes = cluster.replicas, cluster.max_num_seqs, cluster.kv_tokens
-        return Routed(work, *sizes, oracle=self.router == "oracle", chunk=self.chunk)
+        return Routed(work, cluster.replicas, cluster.max_num_seqs, cluster.kv_tokens, self.router, self.chunk)
 
     def make_policy(self, cost: StepCost) -> Policy:
         known = cost if self.knows_cost else None
@@ -74,8 +73,11 @@ class Drawn:
     ) -> list[Drafting]:
         """The drafting of each replica in round `number`; `replica_of` (int64 [requests]) is each request's."""
         table = self.table(choice.k)
-        seen = siblings(work.prompts, replica_of, choice.routing, choice.scope)
-        return [DrawnDrafts(table, table.level_of(seen), number)] * replicas
+        if choice.scope == "request":
+            return [DrawnDrafts(table, np.zeros(len(work), np.int64), number)] * replicas
+        shared = choice.routing == "shared"
+        drafts = [GroupDrafts(table, work.prompts, number) for _ in range(1 if shared else replicas)]
+        return drafts * (replicas if shared else 1)
 
 
 class Real:
@@ -102,6 +104,7 @@ class Outcome:
         seconds: seconds of the slowest engine.
         mean_seconds: mean seconds of all engines.
         tail_seconds: seconds of the slowest engine from when its running requests stay at or below the threshold.
+        last_tenth_seconds: seconds after nine tenths of the responses were complete.
         tokens: generated tokens.
         engine_steps: steps of all engines.
         switched_on: share of the engine steps that drafted.
@@ -126,6 +129,7 @@ class Outcome:
     preempted: int = 0
     read_again: int = 0
     moves: int = 0
+    last_tenth_seconds: float = 0.0
 
     def rounded(self) -> dict:
         """The fields, floats rounded to four digits."""
@@ -194,6 +198,7 @@ def summarize(played: list[Played], tail_threshold: int) -> Outcome:
         accept_length=1.0 + accepted / verified if verified else 1.0,
         wasted=drafted - accepted,
         **{name: sum(one.counts[name] for one in played) for name in ("preempted", "read_again", "moves")},
+        last_tenth_seconds=float(sum(one.last_tenth_seconds for one in played)),
     )
 
 

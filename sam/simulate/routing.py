@@ -8,7 +8,7 @@ from sam.routing.policy import ContextPolicy, RoutingSettings
 from sam.simulate.lengths import Round
 
 ROUTINGS = ("least-loaded", "prompt", "shared")
-ROUTERS = ("verl", "context", "oracle")
+ROUTERS = ("verl", "divided", "context", "groups", "oracle")
 NO_BOUND = 1 << 60
 
 
@@ -75,17 +75,16 @@ class Routed(_Arriving):
     """The recipe's policy.
 
     Args:
-        oracle: whether it knows every length beforehand.
+        router: how much it knows. divided: nothing, requests go on in the order in which they came; context: what it
+            has seen of each prompt's responses, as in a rollout; groups: the geometric mean of each prompt's lengths
+            beforehand; oracle: every length beforehand.
         chunk: tokens of a chunk; 0: whole responses.
     """
 
-    def __init__(self, work: Round, replicas: int, slots: int, kv_tokens: int, oracle: bool, chunk: int):
+    def __init__(self, work: Round, replicas: int, slots: int, kv_tokens: int, router: str, chunk: int):
         super().__init__(work)
-        self._policy, self._oracle, self._limit = (
-            ContextPolicy(RoutingSettings(chunk or None)),
-            oracle,
-            work.lengths.max(),
-        )
+        self._policy, self._router = ContextPolicy(RoutingSettings(chunk or None)), router
+        self._limit, self._means = int(work.lengths.max()), prompt_means(work)
         for replica in range(replicas):
             self._policy.add_replica(str(replica), kv_tokens or NO_BOUND, slots)
         self._known = np.zeros(len(work), dtype=np.int64)  # tokens that the policy knows each to have
@@ -94,10 +93,14 @@ class Routed(_Arriving):
     def arrive(self, now):
         for i in self._take(now):
             length, tokens = int(self._work.lengths[i]), int(self._work.prompt_tokens[i])
-            if self._oracle:
-                self._policy.arrive(str(i), str(i), tokens, length, expected=length)
-            else:
-                self._policy.arrive(str(i), str(self._work.prompts[i]), tokens, self._limit)
+            group, limit, expected = str(i), self._limit, None
+            if self._router == "context":
+                group = str(self._work.prompts[i])
+            elif self._router == "groups":
+                expected = round(self._means[i])
+            elif self._router == "oracle":
+                limit = expected = length
+            self._policy.arrive(str(i), group, tokens, limit, expected=expected)
 
     def end(self, request, replica, generated):
         emitted, self._known[request] = generated - int(self._known[request]), generated
@@ -139,6 +142,13 @@ def assign(prompts: np.ndarray, replicas: int, routing: str, seed: int = 0) -> n
         replica_of[i] = home[prompt]
         load[home[prompt]] += 1
     return replica_of
+
+
+def prompt_means(work: Round) -> np.ndarray:
+    """float64 [requests]: geometric mean of the lengths of the request's prompt."""
+    logs = np.log(work.lengths)
+    _, place, count = np.unique(work.prompts, return_inverse=True, return_counts=True)
+    return np.exp(np.bincount(place, logs) / count)[place]
 
 
 def siblings(prompts: np.ndarray, replica_of: np.ndarray, routing: str, scope: str) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ def runs(tmp_path_factory):
 
 def test_what_pays_is_recommended_with_its_interval_and_the_override(runs, capsys):
     arguments = [str(runs["sam"]), "--cost-from", str(runs["off"]), "--k", "2", "6", "--threshold", "2", "8", "64"]
+    arguments += ["--chunk", "0", "16", "100000"]
     assert main([*arguments, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert abs(result["simulated_error"]) < 0.03 and result["drafts_seen"] and result["plain_steps_from"] <= 4
@@ -33,6 +35,8 @@ def test_what_pays_is_recommended_with_its_interval_and_the_override(runs, capsy
     assert {row["policy"] for row in result["candidates"]} == {
         *(f"threshold {t}, k {k}" for t in (2, 8, 64) for k in (2, 6)), "goodput, k 6",
     }  # fmt: skip
+    routers = {(row["router"], row["chunk"]) for row in result["candidates"]}
+    assert routers == {("verl", 0), ("context", 0), ("context", 16)}, "no chunk is longer than the longest response"
     fastest = result["candidates"][0]["speedup"]
     assert chosen["speedup"] >= fastest / 1.011
     assert main(arguments) == 0
@@ -74,6 +78,9 @@ def test_of_equally_fast_candidates_the_one_that_wastes_least():
 
     trials = [trial(10.0, 900, 1), trial(10.05, 100, 2), trial(11.0, 0, 3)]
     assert best(trials).choice.threshold == 2
+    routed = replace(trials[1], choice=Choice(threshold=2, router="context"), seconds=np.array([9.98]), wasted=0)
+    assert best([*trials, routed]).choice.router == "verl", "another router must be worth its while"
+    assert best([*trials, replace(routed, seconds=np.array([9.0]))]).choice.router == "context"
 
 
 def test_intervals_widen_with_the_steps_and_the_error():
@@ -92,6 +99,9 @@ def test_overrides_are_keys_of_the_recipe():
     assert override(Choice("goodput", 8)) == (
         "speculation=sam speculation.policy=goodput speculation.num_speculative_tokens=8"
     )
+    for chunk, value in ((0, "null"), (2048, "2048")):
+        words = override(Choice("goodput", 8, router="context", chunk=chunk)).split()
+        assert words[-2:] == ["routing=context", f"routing.chunk_tokens={value}"]
 
 
 def test_mistakes_are_one_line(tmp_path, capsys):

@@ -9,7 +9,7 @@ from sam.drafting.drafter import Drafter
 from sam.record.responses import Recording
 from sam.replay.baselines import make_drafter
 from sam.simulate.acceptance import CELL, POSITIONS, Acceptance, draw_records, main, measure, read_drafts
-from sam.simulate.drafting import DrawnDrafts, RealDrafts
+from sam.simulate.drafting import DrawnDrafts, GroupDrafts, RealDrafts
 from sam.simulate.engine import Cluster
 from sam.simulate.lengths import recorded_round
 from sam.simulate.rollout import Choice, Real, simulate
@@ -74,6 +74,27 @@ def test_verified_tokens_bound_what_is_accepted():
     drafting = DrawnDrafts(table, np.zeros(4, np.int64))
     drafting.draft(np.arange(4), np.zeros(4, np.int64), np.full(4, 3), 0.0)
     assert drafting.verify(np.array([0, 1, 2, 3])).tolist() == [0, 1, 2, 2]
+
+
+def test_a_group_counts_by_the_text_it_has_there_at_the_time():
+    """A table that accepts as many tokens as its level: 0 alone, 1 with one sibling, 2 with three."""
+    cells = np.array([[(level, 1)] * 7 for level in range(3)], CELL)
+    acceptance, accepted = np.full((3, 3), 0.5, np.float32), np.array([0, 1, 2])
+    table = Acceptance(np.array([1, 2, 4]), cells, acceptance, np.array([3, 3, 3]), accepted)
+    here, elsewhere = (GroupDrafts(table, np.array([0, 0, 0, 0, 1])) for _ in range(2))
+
+    def accepts(drafting, request, generated):
+        drafting.draft(np.array([request]), np.array([generated]), np.array([3]), 0.0)
+        return int(drafting.verify(np.array([3]))[0])
+
+    assert accepts(here, 0, 10) == 0, "nobody else has text yet"
+    here.append(np.array([1, 4]), np.array([100, 100]))
+    assert accepts(here, 0, 10) == 1
+    assert accepts(here, 0, 1000) == 0, "a tenth of its own text is hardly a sibling"
+    here.append(np.array([2, 3]), np.array([40, 50]))
+    assert accepts(here, 0, 40) == 2
+    assert accepts(here, 4, 40) == 0, "another prompt"
+    assert accepts(elsewhere, 0, 40) == 0, "another replica"
 
 
 def test_real_drafts_accept_what_the_text_repeats():

@@ -66,6 +66,18 @@ def test_the_command_says_what_scheduling_and_graphs_would_change(capsys, monkey
     assert "asynchronous    True            -60.00" in published.table([], [], rows)
 
 
+def test_the_command_says_what_each_part_brings(capsys, monkeypatch):
+    def simulate(name, options):
+        seconds = [120.0, 100.0, 80.0]
+        return [{"seconds": s / (1 + ("goodput" in options)), "last_tenth_seconds": s / 10} for s in seconds]
+
+    monkeypatch.setattr(published, "simulate", simulate)
+    rows = {row["part"]: row for row in published.parts("qwen3_32b")}
+    assert rows["routing"]["gain_percent"] == 20.0 and rows["routing, chunks"]["gain_percent"] == 50.0
+    assert rows["all"]["gain_percent"] == 200.0 and rows["all"]["tail_speedup"] == 1.5
+    assert "all  200.00      1.50x" in published.table_of_parts(list(rows.values()))
+
+
 def test_eagle3_is_fitted_to_the_one_published_gain():
     for requests in (16, 256):
         share = eagle3.fit_share(requests)

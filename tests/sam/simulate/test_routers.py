@@ -6,6 +6,7 @@ import pytest
 from sam.simulate.engine import Cluster
 from sam.simulate.lengths import LogNormal
 from sam.simulate.rollout import Choice, simulate
+from sam.simulate.routing import ROUTERS, prompt_means
 from sam.switch.step_cost import linear
 from tests.sam.simulate.test_engine import ALL, COST, work
 
@@ -18,7 +19,7 @@ def play(rounds, router="context", chunk=0, policy="never", cost=FLAT, **cluster
     return outcome, played
 
 
-@pytest.mark.parametrize("router", ["verl", "context", "oracle"])
+@pytest.mark.parametrize("router", ROUTERS)
 @pytest.mark.parametrize("chunk", [0, 7])
 @pytest.mark.parametrize("policy", ["never", "always"])
 @pytest.mark.parametrize("lock_step", [False, True])
@@ -43,6 +44,25 @@ def test_a_probe_tells_which_group_is_long():
     context, _ = play(one, replicas=1, max_num_seqs=2)
     assert context.seconds == pytest.approx(0.18)
     assert play(one, "verl", replicas=1, max_num_seqs=2)[0].seconds == pytest.approx(0.20)
+
+
+def test_a_router_that_knows_every_prompts_mean_needs_no_probe_and_knows_no_response():
+    """One slot: the prompt of 4 and 16, geometric mean 8, before that of 7 and 7; its 16 does not go first."""
+    one = work(7, 7, 4, 16, prompts=[0, 0, 1, 1])
+    assert prompt_means(one).tolist() == pytest.approx([7, 7, 8, 8])
+    _, (played,) = play(one, "groups", replicas=1, max_num_seqs=1)
+    assert played.finished_ms.tolist() == pytest.approx([270, 340, 40, 200])
+
+
+def test_divided_requests_start_in_the_order_in_which_they_came():
+    one = work(3, 9, 4, prompts=[0, 1, 0])
+    _, (played,) = play(one, "divided", chunk=2, replicas=1, max_num_seqs=1)
+    assert played.finished_ms.tolist() == pytest.approx([30, 120, 160])
+
+
+def test_the_last_tenth_begins_when_nine_tenths_are_complete():
+    outcome, _ = play(work(*range(1, 10), 25, prompts=range(10)), "verl", replicas=1, max_num_seqs=10)
+    assert outcome.last_tenth_seconds == pytest.approx(0.25 - 0.09)
 
 
 def test_chunks_go_to_the_emptier_replica():
