@@ -83,7 +83,7 @@ class ContextPolicy:
         self._replicas: dict[str, Replica] = {}
         self._replicas_seen = 0
         self._requests: dict[str, Request] = {}
-        self._waiting = Waiting(settings.max_wait, self.operations)
+        self._waiting = Waiting(settings.max_wait, settings.chunk_tokens is not None, self.operations)
         self._by_load = LazyHeap(_by_load, self.operations)
 
     @property

@@ -17,15 +17,16 @@ class Waiting:
 
     Args:
         max_wait: admissions after which a request is overdue.
+        shows_progress: whether lengths of unfinished responses become known, at the ends of their chunks.
 
     Attributes:
         operations: [int], entries of heaps pushed, popped or looked at so far.
         groups: by name, those with requests that have not finished.
-        typical: geometric mean of the last responses' tokens; infinite before the first.
+        typical: geometric mean of the last responses' tokens.
     """
 
-    def __init__(self, max_wait: int, operations: list[int]):
-        self._max_wait, self.operations = max_wait, operations
+    def __init__(self, max_wait: int, shows_progress: bool, operations: list[int]):
+        self._max_wait, self._shows_progress, self.operations = max_wait, shows_progress, operations
         self.groups: dict[str, Group] = {}
         self._typical_log = 0.0
         self._num_waiting = self._groups_seen = self._requests_seen = self._responses = 0
@@ -40,7 +41,7 @@ class Waiting:
 
     @property
     def typical(self) -> float:
-        return math.exp(self._typical_log) if self._responses else math.inf
+        return math.exp(self._typical_log)
 
     @property
     def entries(self) -> int:
@@ -132,10 +133,10 @@ class Waiting:
         return None
 
     def _longest_group(self) -> Group | None:
-        """The group of which most is expected. One of unknown length comes before those that are typical or short: the
-        probes that run on are not the short ones."""
+        """The group of which most is expected. One of unknown length comes before those that are typical or short, and,
+        where its probe's progress is not known, before all: the probes that run on are the long ones."""
         known, unknown = self._known.first(), self._unknown.first()
-        if known is None or unknown is None:
+        if known is None or unknown is None or not self._shows_progress:
             return unknown or known
         return known if known.estimate > max(self.typical, unknown.estimate) else unknown
 

@@ -86,7 +86,7 @@ class Routed(_Arriving):
         self._policy, self._router = ContextPolicy(RoutingSettings(chunk or None)), router
         self._limit, self._means = int(work.lengths.max()), prompt_means(work)
         for replica in range(replicas):
-            self._policy.add_replica(str(replica), kv_tokens or NO_BOUND, slots)
+            self._policy.add_replica(str(replica), kv_tokens or NO_BOUND, slots, block_tokens=1)  # as Replica counts
         self._known = np.zeros(len(work), dtype=np.int64)  # tokens that the policy knows each to have
         self._last = np.full(len(work), -1)  # replica at which each ran last
 

@@ -19,7 +19,7 @@ from sam.simulate.lengths import LogNormal
 from sam.simulate.rollout import Choice, Drawn, Outcome, simulate
 from sam.switch.step_cost import StepCost
 
-SCALE = 64
+SCALE = 256
 BANDWIDTH, OPERATIONS, MEMORY = 3.35e12, 0.99e15, 80e9  # of an H800: bytes a second, operations a second, bytes
 REACHED, USED = 0.5, 0.9  # shares of its peaks, and of its memory that weights and KV cache take
 LAUNCH_MS = 5.0  # of a step, whatever runs
@@ -61,7 +61,7 @@ class Task:
 TASKS = {
     "Moonlight": Task(32, 400, 65536, 22386, 8, 1, 32e9, 3e9, 6 / 64, 27 * 576 * 2, (1.41, 1.47, 1.90)),
     "Qwen2-VL-72B": Task(128, 600, 40960, 7615, 16, 4, 146e9, 72e9, 1.0, 80 * 8 * 128 * 2 * 2, (1.42, 1.56, 2.04)),
-    "Kimi-K2": Task(256, 800, 98304, 38959, 8, 16, 1.03e12, 32e9, 8 / 384, 61 * 576 * 2, (1.16, 1.27, 1.53)),
+    "Kimi-K2": Task(256, 800, 98304, 38959, 8, 32, 1.03e12, 32e9, 8 / 384, 61 * 576 * 2, (1.16, 1.27, 1.53)),
 }
 
 
@@ -77,8 +77,8 @@ class Fit:
     """
 
     sigma: float = 0.8
-    correlation: float = 0.5
-    kv_share: float = 0.3
+    correlation: float = 0.75
+    kv_share: float = 0.8
     verify: float = 0.2
 
 

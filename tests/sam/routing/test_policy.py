@@ -51,9 +51,8 @@ def test_longest_group_first_once_a_response_has_finished():
     assert started(made) == ["1.1", "1.2", "2.1"]
 
 
-@pytest.mark.parametrize("chunk_tokens", [None, 1000])
-def test_a_group_without_an_estimate_goes_before_one_known_to_be_short_and_after_one_known_to_be_long(chunk_tokens):
-    made = policy(slots=3, chunk_tokens=chunk_tokens)
+def test_a_group_without_an_estimate_goes_before_one_known_to_be_short_and_after_one_known_to_be_long():
+    made = policy(slots=3, chunk_tokens=1000)
     arrive(made, groups=3, samples=3)
     started(made)
     made.finish("0.0", 10)
@@ -61,6 +60,16 @@ def test_a_group_without_an_estimate_goes_before_one_known_to_be_short_and_after
     assert started(made) == ["1.1", "1.2"]
     made.finish("1.1", 90)
     assert started(made) == ["2.1"], "group 2, whose probe still runs, before the short group 0"
+
+
+def test_whole_responses_of_groups_without_an_estimate_go_before_all_others():
+    """The probes that still run are longer than those that have finished."""
+    made = policy(slots=3)
+    arrive(made, groups=3, samples=3)
+    started(made)
+    made.finish("0.0", 10)
+    made.finish("1.0", 90)
+    assert started(made) == ["2.1", "2.2"]
 
 
 def test_the_longest_response_so_far_counts_before_any_has_finished():
