@@ -2,8 +2,9 @@
 
 The recipe's servers (verl's vLLM servers as Ray actors), verl's GlobalRequestLoadBalancer and the recipe's router and
 client. All requests of a round are given at once, as in a training step of verl. Each response ends at a length that
-is drawn beforehand; its other tokens are sampled as always, with a seed, and must be the same in all variants. Each
-round has prompts and lengths of its own; the variants take turns in it, another one first in every round.
+is drawn or recorded beforehand; its other tokens are sampled as always, with a seed, and must be the same in all
+variants with the same prompts. Each round has prompts and lengths of its own; the variants take turns in it, another
+one first in every round.
 """
 
 import argparse
