@@ -62,6 +62,9 @@ def main(arguments: list[str] | None = None) -> int:
         if (value := getattr(options, name)) < 1:
             print(f"error: --{name} {value}: expected 1 or more", file=sys.stderr)
             return 2
+    if options.identity and "off" not in options.engines:
+        print(f"error: --engines {' '.join(options.engines)}: --identity compares with off: name it", file=sys.stderr)
+        return 2
     folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: Ray's sockets lie below
     try:
         configs = {name: make_config(options, name, folder) for name in options.engines}
