@@ -2,8 +2,9 @@
 
 The recipe's servers (verl's vLLM servers as Ray actors), verl's GlobalRequestLoadBalancer and the recipe's router and
 client. All requests of a round are given at once, as in a training step of verl. Each response ends at a length that
-is drawn beforehand; its other tokens are sampled as always, with a seed, and must be the same in all variants. Each
-round has prompts and lengths of its own; the variants take turns in it, another one first in every round.
+is drawn or recorded beforehand; its other tokens are sampled as always, with a seed, and must be the same in all
+variants with the same prompts. Each round has prompts and lengths of its own; the variants take turns in it, another
+one first in every round.
 """
 
 import argparse
@@ -61,6 +62,9 @@ def main(arguments: list[str] | None = None) -> int:
         if (value := getattr(options, name)) < 1:
             print(f"error: --{name} {value}: expected 1 or more", file=sys.stderr)
             return 2
+    if options.identity and "off" not in options.engines:
+        print(f"error: --engines {' '.join(options.engines)}: --identity compares with off: name it", file=sys.stderr)
+        return 2
     folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: Ray's sockets lie below
     try:
         configs = {name: make_config(options, name, folder) for name in options.engines}
