@@ -47,7 +47,9 @@ class SwitchedDraftModel(SamProposer):
         super(SamProposer, self).__init__(vllm_config, device, runner)  # vLLM's proposer, which holds the model
         self._prepare(runner)
         SamProposer.__init__(self, vllm_config)
-        config = SpeculationConfig.from_vllm(vllm_config)
+        self._begin(SpeculationConfig.from_vllm(vllm_config))
+
+    def _begin(self, config: SpeculationConfig) -> None:
         self.min_match_len = config.min_match_len
         self.pass_cost = PassCost(np.array([1, 65]), np.array([1.0, 2.0]))  # a guess: 64 tokens double a pass
         self.acceptance = PositionAcceptance(self.num_speculative_tokens)

@@ -274,7 +274,7 @@ def test_a_step_that_rests_asks_for_nothing_but_the_verdict(results, method):
     """No hash of a text, no look at written blocks, no expected length: it costs what sam alone costs."""
     found = results[method].resting
     assert found.calls == [] and found.tokens == results["off"].tokens
-    assert found.counters["draft_model_rests"] > 10 and found.counters["draft_model_passes"] == 0
+    assert found.counters["draft_model_rests"] > 2 and found.counters["draft_model_passes"] == 0
     assert found.counters["draft_errors"] == found.counters["draft_model_errors"] == 0
 
 
