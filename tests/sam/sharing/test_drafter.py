@@ -10,6 +10,7 @@ from tests.sam.brute_force import check_blocks
 from tests.sam.sharing.channel import Channel, Clock, make_client, make_groups, tokens
 
 K = 3
+NOTHING = np.zeros(0, np.int64), np.zeros(0, np.int64), tokens(), np.zeros(1, np.int64)  # an engine step of no request
 
 
 class Replicas:
@@ -22,9 +23,11 @@ class Replicas:
             drafter.share(make_client(self.channel))
 
     def exchange(self, rounds=2, seconds=0.05):
+        """Between steps that append nothing and take nothing."""
         for _ in range(rounds):
             self.channel.clock.now += seconds
             for drafter in self.drafters:
+                drafter.client.put("append", *NOTHING)
                 drafter.client.exchange()
 
 
