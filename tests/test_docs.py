@@ -232,7 +232,8 @@ def emitted_metrics() -> set[str]:
         goodput.plan(state)
     threshold = Threshold(3, batch_size_threshold=8)
     threshold.plan(StepState(8, awaited=1))
-    counters = {*goodput.counters, *threshold.counters, *PolicyRotation([goodput]).counters, *make_proposer().counters, *COUNTERS}
+    counters = {*goodput.counters, *threshold.counters, *PolicyRotation([goodput]).counters, *COUNTERS}
+    counters |= {*make_proposer().counters}
     names |= {f"rollout/drafter/{name}" for name in (*counters, *HISTORY, *SHARING, *SIBLINGS, *TRAINED)}
     source = (ROOT / "recipe" / "trainer" / "dynamic_sampling.py").read_text()  # to import it takes verl
     meter = Meter(ContextPolicy(RoutingSettings()))
