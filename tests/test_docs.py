@@ -218,7 +218,7 @@ def emitted_metrics() -> set[str]:
     from sam.sharing.client import COUNTERS as SHARING
     from sam.sharing.drafter import COUNTERS as SIBLINGS
     from sam.switch.goodput import Goodput
-    from sam.switch.policies import PolicyRotation
+    from sam.switch.policies import PolicyRotation, Threshold
     from sam.switch.policy import StepState
     from sam.vllm.async_hooks import COUNTERS
     from sam.vllm.trained import COUNTERS as TRAINED
@@ -230,7 +230,10 @@ def emitted_metrics() -> set[str]:
     for _ in range(3):  # unlikely drafts: declined, and then not made for a while
         goodput.choose(state, np.full(24, 1e-3, np.float32), np.arange(0, 25, 3))
         goodput.plan(state)
-    counters = {*goodput.counters, *PolicyRotation([goodput]).counters, *make_proposer().counters, *COUNTERS}
+    threshold = Threshold(3, batch_size_threshold=8)
+    threshold.plan(StepState(8, awaited=1))
+    counters = {*goodput.counters, *threshold.counters, *PolicyRotation([goodput]).counters, *COUNTERS}
+    counters |= {*make_proposer().counters}
     names |= {f"rollout/drafter/{name}" for name in (*counters, *HISTORY, *SHARING, *SIBLINGS, *TRAINED)}
     source = (ROOT / "recipe" / "trainer" / "dynamic_sampling.py").read_text()  # to import it takes verl
     meter = Meter(ContextPolicy(RoutingSettings()))

@@ -76,7 +76,8 @@ class Load(NamedTuple):
 def _load(config: DictConfig) -> Load | None:
     """None if the config's numbers make no sense."""
     rollout, trainer, data = config.actor_rollout_ref.rollout, config.trainer, config.data
-    prompts = data.gen_batch_size if config.algorithm.filter_groups.enable else data.train_batch_size
+    rounds = config.trainer.v1.sampler.sampler_kwargs  # verl sets data.gen_batch_size to 1 when it starts
+    prompts = rounds.gen_batch_size if rounds.enable else data.train_batch_size
     sizes = trainer.nnodes, trainer.n_gpus_per_node, rollout.tensor_model_parallel_size, rollout.data_parallel_size
     if any(type(n) is not int or n < 1 for n in (*sizes, prompts, rollout.n, rollout.max_num_seqs)):
         return None
