@@ -87,7 +87,7 @@ def test_acceptance_by_position_is_counted_from_every_token():
     assert found[:4] == [0.5, 0.5, 0.0, 0.0]
 
 
-def test_built_once_and_said(assets, capsys):
+def test_built_once(assets):
     kind = KINDS["eagle3"]
     assert prepare_drafter(kind, assets, SMALL)
     assert not prepare_drafter(kind, assets, SMALL)
@@ -95,8 +95,18 @@ def test_built_once_and_said(assets, capsys):
     config = json.loads((folder / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLMEagle3"]
     assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2]
-    assert len(json.loads((folder / "acceptance.json").read_text())["by_position"]) == acceptance.POSITIONS
     assert not list(assets.glob(".distilling*"))
+
+
+@pytest.mark.parametrize(("kind", "name"), [("draft_model", "draft model"), ("eagle3", "EAGLE3 head")])
+def test_acceptance_is_said_again_for_what_is_there(assets, capsys, kind, name):
+    words = ["--assets", str(assets), "--kind", kind, "--prompts", "2", "--steps", "1"]
+    said = []
+    for _ in range(2):
+        assert main(words) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0].startswith(f"{name} built in {assets / KINDS[kind].folder}: of 4 held-out responses")
+    assert said[0].count("%") == acceptance.POSITIONS and said[1] == said[0].replace("built", "found")
 
 
 @pytest.mark.parametrize(
