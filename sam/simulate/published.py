@@ -2,7 +2,7 @@
 their settings; with `--predict` also what other policies are predicted to give there, with `--scheduled` what
 asynchronous scheduling and graphs would change, with `--drafters` what EAGLE3, sam and both together are predicted to
 give on the 32B, with verl's routing and the recipe's, with `--parts` what each part of the recipe brings. `--seer`
-prints Seer's ratios and the simulated ones instead (sam.simulate.seer)."""
+prints Seer's ratios and the simulated ones instead (sam.simulate.reference.seer)."""
 
 import argparse
 import itertools
@@ -13,8 +13,8 @@ from tqdm import tqdm
 
 from sam.command import run_command
 from sam.simulate.__main__ import parse, run
-from sam.simulate.seer import compare as compare_with_seer
-from sam.simulate.seer import table_of_seer
+from sam.simulate.reference.seer import compare as compare_with_seer
+from sam.simulate.reference.seer import table_of_seer
 from sam.simulate.setups import SETUPS, load_step_cost
 from sam.simulate.trained.eagle3 import compare, table_of_drafters
 

@@ -5,7 +5,7 @@ import pytest
 
 from sam.simulate.engine import Cluster
 from sam.simulate.lengths import LogNormal
-from sam.simulate.lower_bound import bound, compare, least_idle_steps, main
+from sam.simulate.reference.lower_bound import bound, compare, least_idle_steps, main
 
 
 def test_with_one_slot_nothing_is_lost():

@@ -6,8 +6,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sam.simulate import published, seer
-from sam.simulate.seer import ACCEPT_LENGTHS, KNOWN, PARTS, SCALE, TASKS, Fit, acceptance, cluster, play, step_cost
+from sam.simulate import published
+from sam.simulate.reference import seer
+from sam.simulate.reference.seer import (
+    ACCEPT_LENGTHS,
+    KNOWN,
+    PARTS,
+    SCALE,
+    TASKS,
+    Fit,
+    acceptance,
+    cluster,
+    play,
+    step_cost,
+)
 
 
 def test_acceptance_is_as_published():

@@ -1,7 +1,7 @@
 """How far from the best a router can be that does not know lengths: the least steps that any such router takes.
 
-`python -m sam.simulate.lower_bound` draws log-normal rounds, plays them where every step takes the same, and prints
-their steps beside the bound. The bound holds even for routers that know the distribution of every prompt's lengths and
+`python -m sam.simulate.reference.lower_bound` draws log-normal rounds, plays them where every step takes the same, and
+prints their steps beside the bound. It holds even for routers that know the distribution of every prompt's lengths and
 move and interrupt responses at no cost.
 
 At the time after which no response waits, as many responses are unfinished as there are slots (n). Whoever does not
@@ -85,7 +85,9 @@ def table(found: dict) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m sam.simulate.lower_bound", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m sam.simulate.reference.lower_bound", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--log-normal", nargs=4, type=float, default=[102, 512, 0.6, 0.35],
         metavar=("MEAN", "CAP", "SIGMA", "CORRELATION"), help="default 102 512 0.6 0.35")  # fmt: skip
     sizes = (("prompts", 12), ("samples", 16), ("replicas", 2), ("max-num-seqs", 12), ("seeds", 40))
