@@ -124,18 +124,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m recipe.draft_model", description=__doc__)
     parser.add_argument("--assets", type=Path, required=True, help="folder with model/ and train.parquet")
     parser.add_argument("--kind", choices=KINDS, default="draft_model", help="default %(default)s")
-    helps = {
-        "layers": f"of the draft model (default {DistilSettings.layers})",
-        "unroll": f"passes of a draft that an EAGLE3 head is trained on (default {HeadSettings.unroll})",
-        "prompts": f"prompts to answer, the last tenth held out (default {TrainingSettings.prompts})",
-        "steps": f"optimizer steps (default {TrainingSettings.steps})",
-        "seed": f"of responses and batches (default {TrainingSettings.seed})",
-    }
-    for name, text in helps.items():
-        parser.add_argument(f"--{name}", type=int, help=text)
+    usual = TrainingSettings()
+    parser.add_argument("--layers", type=int, help=f"of the draft model (default {DistilSettings.layers})")
+    parser.add_argument("--unroll", type=int, help=f"passes a head is trained on (default {HeadSettings.unroll})")
+    parser.add_argument("--prompts", type=int, help=f"to answer, a tenth held out (default {usual.prompts})")
+    parser.add_argument("--steps", type=int, help=f"optimizer steps (default {usual.steps})")
+    parser.add_argument("--seed", type=int, help=f"of responses and batches (default {usual.seed})")
     options = parser.parse_args(arguments)
     kind = KINDS[options.kind]
-    chosen = {name: value for name in helps if (value := getattr(options, name)) is not None}
+    names = ("layers", "unroll", "prompts", "steps", "seed")
+    chosen = {name: value for name in names if (value := getattr(options, name)) is not None}
     known = {field.name for field in fields(kind.settings)}
     for name, value in chosen.items():
         if name not in known:
