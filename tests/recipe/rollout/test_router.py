@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from recipe.rollout.client import group_of
-from recipe.rollout.router import ACTOR_CLASS, ContextRouter, kv_remark, write_config
+from recipe.rollout.router import ContextRouter, write_config
 from sam.drafting.drafter import Drafter
 from sam.history.client import HistoryClient
 from sam.routing.decision_log import replay
@@ -249,6 +249,12 @@ def test_a_server_that_comes_takes_who_waits(tmp_path):
     asyncio.run(run())
 
 
+def composed(tmp_path):
+    from recipe.launch.config import compose_config
+
+    return compose_config("dapo_tiny_cpu", ["routing=context", f"run_dir={tmp_path}"])
+
+
 @pytest.mark.e2e
 def test_more_than_rays_thousand_calls_may_wait(tmp_path, monkeypatch):
     """With an actor's default of 1000 calls at once, requests that wait keep releases from coming in."""
@@ -264,7 +270,7 @@ def test_more_than_rays_thousand_calls_may_wait(tmp_path, monkeypatch):
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
     try:
         handle = Server.remote()
-        write_config(_config(tmp_path))
+        write_config(composed(tmp_path))
         from verl.workers.rollout.router import get_router_handle
 
         made = get_router_handle({"a": handle}, str(tmp_path / "router.yaml"))
@@ -277,32 +283,3 @@ def test_more_than_rays_thousand_calls_may_wait(tmp_path, monkeypatch):
     finally:
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _config(tmp_path):
-    from recipe.launch.config import compose_config
-
-    return compose_config("dapo_tiny_cpu", ["routing=context", f"run_dir={tmp_path}"])
-
-
-def test_the_file_for_verl_names_the_router_and_its_settings(tmp_path):
-    from verl.workers.rollout.router import _load_router_yaml, _resolve_router_class
-
-    write_config(_config(tmp_path))
-    settings = _load_router_yaml(str(tmp_path / "router.yaml"))
-    assert settings["router_class"] == ACTOR_CLASS and settings["lookahead_tokens"] == 8
-    _resolve_router_class(settings["router_class"])
-
-
-def test_a_cache_that_leaves_slots_empty_is_said_once(tmp_path, capsys):
-    small = LIMITS | {"slots": 12}
-
-    async def measure(limits, chunk):
-        made = router(tmp_path, servers=(), chunk_tokens=chunk)
-        await made.add_servers({name: server(**limits) for name in ("a", "b")})
-        return capsys.readouterr().out.splitlines()
-
-    lines = asyncio.run(measure(small, None))
-    assert lines == [kv_remark(small, None)]
-    assert "holds 8 of its 12 requests at full length (512 tokens)" in lines[0]
-    assert asyncio.run(measure(small, 64)) == asyncio.run(measure(small | {"slots": 8}, None)) == []

@@ -7,8 +7,7 @@ import torch
 
 from sam.config import SpeculationConfig
 from sam.vllm.plugin import check_installed
-from tests.sam.engine.eagle_head import ReferenceHead, fit_output_layer, save_head
-from tests.sam.engine.test_draft_model import (
+from tests.sam.engine.draft_model_runs import (
     FAULTS,
     PROMPTS,
     SETTINGS,
@@ -21,6 +20,7 @@ from tests.sam.engine.test_draft_model import (
     recorded,
     runner_of,
 )
+from tests.sam.engine.eagle_head import ReferenceHead, fit_output_layer, save_head
 from tests.sam.engine.tiny_engine import generate, save_model
 
 pytestmark = pytest.mark.engine
