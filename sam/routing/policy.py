@@ -18,6 +18,7 @@ MOVE_LEAST = 4  # and running requests more than there
 MOVE_TOKENS = 4  # tokens of context read again for each token expected, up to which a move pays
 # Where an estimate comes from: responses of the group that have finished, or lengths known beforehand alone.
 SOURCES = ("group", "history")
+LASTS = 2  # a response is expected to go on by 1/2 of its length at least (log-normal, sigma 0.8, at thrice its median)
 NEAR = 16  # a sibling's replica is taken while it is at most 1/16 of its slots fuller than the least loaded
 
 
@@ -277,10 +278,15 @@ class ContextPolicy:
 
 
 def _pause(request: Request) -> None:
-    """Let it wait among those that go on, the longest expected first."""
-    group, limit = request.group, request.limit
+    """Let it wait among those that go on, the longest expected first.
+
+    A response as long as its group's longest so far is that longest itself: without a share of its own length it would
+    go on last of all, and the rollout would end with it.
+    """
+    group, limit, generated = request.group, request.limit, request.generated
     expected = min(group.longest if group.known else limit, limit)
-    request.state, request.priority = "paused", -max(1, expected - request.generated)
+    left = max(expected - generated, min(generated // LASTS, limit - generated))
+    request.state, request.priority = "paused", -max(1, left)
 
 
 def _should_move(request: Request, own: Replica, least: Replica, read_again: int) -> bool:

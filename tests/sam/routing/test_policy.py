@@ -195,49 +195,7 @@ def test_siblings_stay_near_each_other_while_loads_are_alike():
     assert max(loads.values()) - min(loads.values()) <= 64 / 16 + 1
 
 
-def test_a_chunk_returns_to_its_replica_or_moves_to_a_far_emptier_one():
-    made = policy(slots=64, replicas=2, chunk_tokens=16)
-    arrive(made, groups=1, samples=32)
-    made.decide()
-    here = [f"0.{i}" for i in range(32) if made.where(f"0.{i}") == "r0"]
-    made.proceed(here[0], 16)
-    assert [p.replica for p in made.decide()] == ["r0"]
-    assert made.counters["moves"] == 0
-    for name in [f"0.{i}" for i in range(32) if made.where(f"0.{i}") == "r1"]:
-        made.finish(name, 80)
-    made.proceed(here[0], 16)
-    assert [p.replica for p in made.decide()] == ["r1"]
-    assert made.counters["moves"] == 1 and made.counters["prefill_tokens"] == 10 + 32
-
-
 @pytest.mark.parametrize(("pool", "replica", "read"), [(False, "r0", 0), (True, "r1", 16)])
-def test_with_a_pool_a_long_context_moves_too_as_only_the_last_chunk_is_read_again(pool, replica, read):
-    made = policy(slots=64, replicas=2, chunk_tokens=16, pool=pool)
-    for i in range(32):
-        made.arrive(str(i), "0", 1000, 100)
-    made.decide()
-    here, there = ([str(i) for i in range(32) if made.where(str(i)) == name] for name in ("r0", "r1"))
-    for name in there:
-        made.finish(name, 80)
-    made.proceed(here[0], 16)
-    assert [p.replica for p in made.decide()] == [replica]
-    assert made.counters["prefill_tokens"] == read
-
-
-def test_requests_of_a_lost_replica_go_on_elsewhere_from_their_last_token():
-    made = policy(slots=4, replicas=2, chunk_tokens=16)
-    arrive(made, groups=1, samples=2, limit=40)
-    made.decide()
-    there = next(f"0.{i}" for i in range(2) if made.where(f"0.{i}") == "r1")
-    made.proceed(there, 16)
-    made.decide()
-    assert made.remove_replica("r1") == [there] and made.where(there) is None
-    made.proceed(there, 3)
-    assert made.decide() == [(there, "r0", 16)]
-    made.proceed(there, 16)
-    assert made.decide() == [(there, "r0", 5)], "of 40 tokens 35 are there"
-
-
 def test_equal_events_give_equal_decisions():
     script = bytes(range(256)) * 2
     first, second = (World(8, 20, [(96, 3), (64, 2)]) for _ in range(2))
