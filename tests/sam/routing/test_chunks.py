@@ -1,5 +1,7 @@
 """Responses in chunks: which goes on first, and where."""
 
+import pytest
+
 from tests.sam.routing.test_policy import arrive, policy, started
 
 
@@ -43,6 +45,7 @@ def test_requests_of_a_lost_replica_go_on_elsewhere_from_their_last_token():
     assert made.decide() == [(there, "r0", 5)], "of 40 tokens 35 are there"
 
 
+@pytest.mark.parametrize(("pool", "replica", "read"), [(False, "r0", 0), (True, "r1", 16)])
 def test_with_a_pool_a_long_context_moves_too_as_only_the_last_chunk_is_read_again(pool, replica, read):
     made = policy(slots=64, replicas=2, chunk_tokens=16, pool=pool)
     for i in range(32):

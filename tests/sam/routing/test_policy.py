@@ -195,7 +195,6 @@ def test_siblings_stay_near_each_other_while_loads_are_alike():
     assert max(loads.values()) - min(loads.values()) <= 64 / 16 + 1
 
 
-@pytest.mark.parametrize(("pool", "replica", "read"), [(False, "r0", 0), (True, "r1", 16)])
 def test_equal_events_give_equal_decisions():
     script = bytes(range(256)) * 2
     first, second = (World(8, 20, [(96, 3), (64, 2)]) for _ in range(2))

@@ -38,6 +38,7 @@ class MadeUp(MadeUpPasses, trained.SwitchedDraftModel):
         config = SimpleNamespace(
             additional_config={"speculation": speculation},
             speculative_config=SimpleNamespace(num_speculative_tokens=3),
+            scheduler_config=SimpleNamespace(max_num_seqs=8),
             model_config=SimpleNamespace(max_model_len=LENGTH, model="a model"),
         )
         SamProposer.__init__(self, config)
