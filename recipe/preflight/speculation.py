@@ -61,6 +61,7 @@ def _drafter(config: DictConfig) -> str:
         speculative_config=speculative,
         additional_config=settings.get("additional_config"),
         model_config=SimpleNamespace(max_model_len=longest, model=config.actor_rollout_ref.model.path),
+        scheduler_config=SimpleNamespace(max_num_seqs=config.actor_rollout_ref.rollout.max_num_seqs),
     )
     made = create_custom_proposer(engine)
     by = create_custom_proposer.__module__
