@@ -13,11 +13,10 @@ from pathlib import Path
 from tests.kv_pool.mooncake.store import LOG
 
 BLOCK = 16  # tokens of a block of KV cache, in which a pool's values come
-CONNECTOR = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
 ROOT = Path(__file__).parents[2]
 
 
-def run(model: str, calls: list[dict], pool: Path | None = None, **engine) -> list[dict]:
+def run(model: str, calls: list[dict], pool: Path | None = None, simulated: bool = False, **engine) -> list[dict]:
     """What each call gave.
 
     Args:
@@ -25,24 +24,33 @@ def run(model: str, calls: list[dict], pool: Path | None = None, **engine) -> li
             pool: `reset`, whether vLLM did. {"prompts", "parameters", "salt"} generates: `tokens` and `logprobs` per
             prompt, and `loaded`, tokens from the pool.
         pool: its folder.
+        simulated: with vllm-ascend and its connector on the simulated NPU, else with vLLM's on a CPU.
     """
     with tempfile.TemporaryDirectory() as sockets:
-        folders = os.pathsep.join((str(ROOT / "tests" / "kv_pool"), str(ROOT)))
-        environment = os.environ | {"VLLM_RPC_BASE_PATH": sockets, "PYTHONHASHSEED": "0", "PYTHONPATH": folders}
+        folders = [ROOT / "tests" / "kv_pool", ROOT, *([ROOT / "tests" / "ascend"] if simulated else [])]
+        environment = os.environ | {"VLLM_RPC_BASE_PATH": sockets, "PYTHONHASHSEED": "0"}
+        environment |= {"PYTHONPATH": os.pathsep.join(map(str, folders)), "ASCEND_ENABLE_USE_FABRIC_MEM": "1"}
         if pool:
             pool.mkdir(exist_ok=True)
-            settings = Path(sockets, "mooncake.json")
-            settings.write_text(json.dumps({"protocol": "tcp", "master_server_address": str(pool)}))
+            settings, protocol = Path(sockets, "mooncake.json"), "ascend" if simulated else "tcp"
+            settings.write_text(json.dumps({"protocol": protocol, "master_server_address": str(pool)}))
             environment["MOONCAKE_CONFIG_PATH"] = str(settings)
-            engine["kv_transfer_config"] = CONNECTOR
-        asked = json.dumps({"model": model, "calls": calls, "pool": pool and str(pool), "engine": engine})
+            name = "AscendStoreConnector" if simulated else "MooncakeStoreConnector"
+            engine["kv_transfer_config"] = {"kv_connector": name, "kv_role": "kv_both"}
+        asked = {"model": model, "calls": calls, "pool": pool and str(pool)}
+        asked = json.dumps({**asked, "simulated": simulated, "engine": engine})
         command = [sys.executable, "-m", "tests.kv_pool.replica"]
         done = subprocess.run(command, input=asked, env=environment, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _serve(model: str, calls: list[dict], pool: str | None, engine: dict) -> list[dict]:
+def _serve(model: str, calls: list[dict], pool: str | None, simulated: bool, engine: dict) -> list[dict]:
+    if simulated:
+        import simulator
+
+        simulator.install()
+        engine |= {"max_num_batched_tokens": 64, "num_gpu_blocks_override": 128, "gpu_memory_utilization": 0.5}
     import tests.sam.engine.tiny_engine  # noqa: F401, the variables it sets
     from sam.vllm import plugin
 

@@ -1,6 +1,6 @@
-"""mooncake.store as vLLM 0.23's MooncakeStoreConnector calls it: keys are files of a folder, values are copied.
+"""mooncake.store as vLLM's and vllm-ascend's 0.23 connectors call it: keys are files of a folder, values are copied.
 
-All of the connector is vLLM's, its keys and its copies from and to the engine's blocks. Engines in several processes
+All of the connector is theirs, its keys and its copies from and to the engine's blocks. Engines in several processes
 share the folder as they would share a pool. Like AscendStore's, its reset clears nothing.
 """
 
@@ -29,10 +29,10 @@ class ReplicateConfig:
 
 
 class MooncakeDistributedStore:
-    """Its master's address is the folder."""
+    """Its master's address, the last of the settings, is the folder."""
 
-    def setup(self, hostname, metadata, segment_bytes, buffer_bytes, protocol, device, master: str) -> int:
-        self.folder = Path(master)
+    def setup(self, *settings, **named) -> int:
+        self.folder = Path([*settings, *named.values()][-1])
         self.folder.mkdir(parents=True, exist_ok=True)
         return 0
 
