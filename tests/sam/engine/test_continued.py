@@ -39,7 +39,7 @@ class Engine:
         self.settings = (speculative_config, engine)
         self.llm = LLM(
             model=model.path, skip_tokenizer_init=True, max_model_len=256, max_num_seqs=8, dtype="float32",
-            enforce_eager=True, speculative_config=speculative_config,
+            enforce_eager=True, speculative_config=speculative_config and dict(speculative_config),
             additional_config={"speculation": {"policy": "always"}}, disable_log_stats=False, **engine,
         )  # fmt: skip
         self.runner = self.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner

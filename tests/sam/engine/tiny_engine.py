@@ -75,7 +75,7 @@ def generate(
         skip_tokenizer_init=True,
         max_model_len=256,
         max_num_seqs=batch,
-        speculative_config=speculative_config,
+        speculative_config=speculative_config and dict(speculative_config),  # vLLM writes into it
         additional_config={
             "speculation": {
                 "verification": verification,
