@@ -205,11 +205,10 @@ def _kernel_and_row_class(
 
 
 def _compare(packed: bool, shape: tuple[int, int], dtype: torch.dtype, has_bias: bool) -> RowClass | None:
-    """`row_classes.find_row_class` of a kernel with random weights, with a bias too where the layer has one."""
-    generator = torch.Generator().manual_seed(1)
+    """`row_classes.find_row_class` of a kernel with weights for it, with a bias too where the layer has one."""
     with torch.inference_mode():
-        weight = torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype)
-        biases = [None, weight[:, 0].clone()] if has_bias else [None]
+        weight = row_classes.cancelling(*shape, dtype, seed=1, sign=-1)
+        biases = [None, weight[:, 0] * 2.0**-24] if has_bias else [None]
         try:
             pack = _pack(weight) if packed else None
             return row_classes.find_row_class([_product(pack, weight, bias) for bias in biases], *shape, dtype)

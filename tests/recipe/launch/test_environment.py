@@ -94,6 +94,7 @@ def test_a_login_is_found(bare, tmp_path, machine, found):
 def test_home_that_cannot_be_written_is_replaced(bare, tmp_path):
     bare.setenv("HOME", str(tmp_path / "missing"))
     bare.setenv("TMPDIR", "elsewhere")
+    bare.delenv("XDG_CACHE_HOME", raising=False)
     environment.prepare(config(tmp_path), tmp_path)
     assert os.access(os.environ["HOME"], os.W_OK)
     assert os.environ["XDG_CACHE_HOME"].startswith(os.environ["HOME"])
