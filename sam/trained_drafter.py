@@ -20,3 +20,10 @@ def is_eagle3_head(folder: Path) -> bool:
     """
     settings = settings_of(folder)
     return any("Eagle3" in name for name in settings.get("architectures") or []) or "draft_vocab_size" in settings
+
+
+def wrong_kind(folder: Path, method: str) -> str | None:
+    """What it holds, in words, if that is not what draft_model or eagle3 drafts with; hybrid drafts with either."""
+    if method == "hybrid" or (is_head := is_eagle3_head(folder)) == (method == "eagle3"):
+        return None
+    return "an EAGLE3 head" if is_head else "no EAGLE3 head"

@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 from recipe.preflight import weights
 from recipe.preflight.problem import Problem, first_line
 from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
-from sam.trained_drafter import is_eagle3_head, settings_of
+from sam.trained_drafter import settings_of, wrong_kind
 
 COLUMNS = ("data_source", "prompt", "reward_model")
 # What a tokenizer may be stored as; Qwen3's folder has both.
@@ -90,8 +90,7 @@ def draft_model_problems(config: DictConfig, to_be_built: Path | None = None) ->
     if not (folder / "config.json").is_file():
         yield Problem("drafter.missing", f"{key}: no config.json", _draft_maker(config))
         return
-    if is_eagle3_head(folder) != (method == "eagle3"):
-        found = "an EAGLE3 head" if method == "draft_model" else "no EAGLE3 head"
+    if found := wrong_kind(folder, method):
         yield Problem("drafter.kind", f"{key} holds {found}, speculation={method}")
         return
     yield from weights.find_problems(folder)

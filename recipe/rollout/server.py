@@ -53,6 +53,11 @@ class SpeculationWorkerExtension(vLLMColocateWorkerExtension):
         if hasattr(drafter := getattr(self.model_runner, "drafter", None), "share"):
             drafter.share(Cluster(address, run_id, shards))
 
+    def sam_stop_sharing(self) -> None:
+        """Let the drafter ask the shards no more."""
+        if hasattr(drafter := getattr(self.model_runner, "drafter", None), "stop_sharing"):
+            drafter.stop_sharing()
+
     def update_weights_from_ipc(self, *args, **kwargs):
         """verl's, and tells the drafter that the weights are new."""
         result = super().update_weights_from_ipc(*args, **kwargs)
@@ -138,6 +143,10 @@ class SpeculationServer(vLLMHttpServer):
     async def share(self, cluster: Cluster) -> None:
         """Tell the engine's workers where the shards are that hold other replicas' text."""
         await self.engine.collective_rpc("sam_share", args=tuple(cluster))
+
+    async def stop_sharing(self) -> None:
+        """Tell the engine's workers that the shards are about to end."""
+        await self.engine.collective_rpc("sam_stop_sharing")
 
     async def routing_limits(self) -> dict[str, int]:
         """What the engine holds, by its own numbers, for recipe.rollout.router."""

@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import ray
@@ -19,6 +20,8 @@ from recipe.seeds import prompt_uid
 from recipe.trainer.actor_worker import SessionWorker
 from sam.sharing.shard import start_shards
 
+STOP_SECONDS = 10.0  # that the end of a run waits for engines to stop sharing
+
 
 def _replica_class() -> type:
     """Imported when the servers start, not before the workers do: vLLM takes seconds."""
@@ -35,6 +38,7 @@ class DapoTrainer(PPOTrainerSync):
         self.record = RunRecord(Path(config.run_dir))
         self._prompts_dispatched = 0
         self._training = False
+        self._shards: list = []  # an actor ends when nobody holds its handle
         self._rollout_metrics: dict[str, float] = {}
 
     def _setup(self):
@@ -48,16 +52,21 @@ class DapoTrainer(PPOTrainerSync):
 
     def _share_between_replicas(self) -> None:
         """Start the shards and tell every replica; without them the run drafts from its own replicas' text."""
-        speculation, self._shards = self.config.speculation, []
+        speculation = self.config.speculation
         try:
             budget = (int(speculation.sharing_memory_mib) << 20) // int(speculation.sharing_shards)
             cluster, self._shards = start_shards(int(speculation.sharing_shards), secrets.token_hex(8), budget)
-            servers = [replica.servers[0] for replica in self.llm_server_manager.get_replicas()]
-            ray.get([server.share.remote(cluster) for server in servers])
+            ray.get([server.share.remote(cluster) for server in self._servers()])
         except Exception as error:
             print(
                 f"speculation.sharing=replicas: no shards, drafters see their own replica only: {error!r}", flush=True
             )
+
+    def _stop_sharing(self) -> None:
+        """Before the shards end with this process: to a drafter that still asks, that is a failure to warn of."""
+        if self._shards:
+            with suppress(Exception):  # all that a run is for is done
+                ray.get([server.stop_sharing.remote() for server in self._servers()], timeout=STOP_SECONDS)
 
     def get_llm_client(self):
         """verl's, or the one that tells the recipe's router how long responses are."""
@@ -128,6 +137,7 @@ class DapoTrainer(PPOTrainerSync):
         self.record.start(self.global_steps + 1)
         super().fit(agent_loop_manager)
         self.record.finish(time.time() - started)
+        self._stop_sharing()
 
     def _take_routing(self) -> dict[str, float]:
         """What the recipe's router did since the last call, as metrics."""
@@ -137,5 +147,8 @@ class DapoTrainer(PPOTrainerSync):
         return routing_metrics(figures)
 
     def _collect_rollout(self) -> RolloutRecord:
-        servers = [replica.servers[0] for replica in self.llm_server_manager.get_replicas()]
-        return RolloutRecord.merge(ray.get([server.take_rollout_record.remote() for server in servers]))
+        return RolloutRecord.merge(ray.get([server.take_rollout_record.remote() for server in self._servers()]))
+
+    def _servers(self) -> list:
+        """The first one of every replica, which has its drafting rank."""
+        return [replica.servers[0] for replica in self.llm_server_manager.get_replicas()]

@@ -55,10 +55,10 @@ def parse(arguments: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--samples", type=int, default=8, help="requests of one prompt")
     parser.add_argument("--max-tokens", type=int, help="of a response; 256, or with --text all of it")
     parser.add_argument("--temperature", type=float, default=1.0)
-    variants = "stock off sam ngram suffix draft_model hybrid; sam-k2: drafts of 2 in every step"
+    variants = "stock off sam ngram suffix draft_model hybrid eagle3; sam-k2: drafts of 2 in every step"
     parser.add_argument("--variants", nargs="+", default=["stock", "off", "sam"], help=variants)
     parser.add_argument("--draft-tokens", type=int, default=8, help="longest draft of a request, 1 to 15")
-    parser.add_argument("--draft-model", type=Path, metavar="DIR", help="folder of the one of draft_model and hybrid")
+    parser.add_argument("--draft-model", type=Path, metavar="DIR", help="of draft_model and hybrid, or eagle3's head")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each load and variant that count")
     parser.add_argument("--ignore-eos", action="store_true", help="all responses have --max-tokens tokens")
     parser.add_argument(
@@ -93,7 +93,7 @@ def prepare(options: argparse.Namespace, engine: list[str]) -> tuple[Settings, l
         common["draft_model"] = str(options.draft_model.resolve())
     Settings(model="", prompts="", max_tokens=longest, **common)  # before prompts are read, which takes longer
     if options.draft_model is not None:
-        check_draft_model(options.draft_model, config)
+        check_draft_model(options.draft_model, config, options.variants)
     groups, name, notes = read_input(options, tokenizer)
     source = str(options.text or options.prompts or BUILT_IN)
     check_prompts(options.requests, options.samples, len(groups), source)

@@ -8,6 +8,8 @@ from typing import Any
 
 from sam.bench.loads import Group
 from sam.bench.settings import engine_value
+from sam.config import WITH_DRAFT_MODEL
+from sam.trained_drafter import wrong_kind
 
 QUESTION = (
     "A workshop makes {a} chairs and {b} tables a day. A chair needs {c} screws and a table needs {d}. "
@@ -31,12 +33,23 @@ def model_config(model: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: not JSON ({error})") from error
 
 
-def check_draft_model(folder: Path, config: dict[str, Any]) -> None:
-    """Raise ValueError unless a folder holds a draft model with as many tokens as the model with this config.json."""
+def check_draft_model(folder: Path, config: dict[str, Any], variants: list[str]) -> None:
+    """Raise ValueError unless a folder holds what all variants that take one draft with, of the model's vocabulary.
+
+    Args:
+        config: the model's config.json.
+    """
     try:
         own = model_config(folder)
     except ValueError as error:
         raise ValueError(f"--draft-model {error}") from error
+    for variant in (one for one in variants if one in WITH_DRAFT_MODEL):
+        if found := wrong_kind(folder, variant):
+            expected, other = ("a draft model", "eagle3") if variant == "draft_model" else ("a head", "draft_model")
+            raise ValueError(
+                f"--draft-model {folder}: holds {found}, --variants {variant} expects {expected}: take another folder, "
+                f"or {other} or hybrid among --variants in its place"
+            )
     sizes = [one.get("vocab_size", one.get("text_config", {}).get("vocab_size")) for one in (own, config)]
     if sizes[0] != sizes[1]:
         raise ValueError(

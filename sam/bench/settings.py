@@ -31,7 +31,7 @@ class Settings:
         max_tokens: longest response, in tokens.
         text: name of the recording whose responses are forced, or None.
         has_tokenizer: whether the model has one.
-        draft_model: folder of the draft model of draft_model and hybrid, or None.
+        draft_model: folder of what draft_model, hybrid and eagle3 draft with, or None.
         temperature: of sampling.
         variants: who takes turns, in the order of the first round.
         draft_tokens: longest draft of a request, in tokens, of all variants that draft.

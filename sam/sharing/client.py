@@ -27,6 +27,7 @@ MAX_WAITING_TOKENS = 1 << 18  # that have arrived and wait for the engine: nothi
 PART_TOKENS = 1024  # that the engine takes at once
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between attempts to reach a shard
 ANSWER_SECONDS = 5.0  # after which a question is taken for lost
+STOP_SECONDS = 5.0  # that the engine waits for the thread's last exchange at the end of a run
 REST_SECONDS = 1.0  # after its last step an engine takes nothing that has arrived: nothing is asked for
 
 # Names of what a client counts, as the metrics have them.
@@ -114,8 +115,10 @@ class Client:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; for tests, since it ends with its process."""
+        """Ask no more: called before the shards end, which would count as a failure. Waits for the last exchange."""
         self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(STOP_SECONDS)
 
     def now(self) -> float:
         """Seconds by the client's clock, as in Arrivals."""

@@ -114,6 +114,11 @@ class SamProposer:
             client.start()
             self._shares_at = 0.0
 
+    def stop_sharing(self) -> None:
+        """Ask the shards no more, which are about to end."""
+        if (client := getattr(self.drafter, "client", None)) is not None:
+            client.stop()
+
     def weights_updated(self) -> None:
         """Count a weight sync: history evicts responses of older weights first, a rotation takes its next policy."""
         self.counters["policy_version"] += 1

@@ -90,7 +90,9 @@ def test_with_speculation_two_replicas_draft_from_what_both_write(runs):
         own = row["response_tokens"]  # drafts behind the end were verified too, and stay in the engine's text
         assert len(own) < 2 or any(text[: len(own)] == own for text in texts)
     # And what the other wrote at the same time, which `auto` stands for with two replicas.
-    assert "speculation.sharing: 2 replicas see" in (sam.directory / "train.log").read_text()
+    log = (sam.directory / "train.log").read_text()
+    assert "speculation.sharing: 2 replicas see" in log
+    assert "sharing between replicas" not in log, "no shard fails, and their end with the run's is none"
     assert sam.metrics[STEPS]["rollout/drafter/sharing_received_tokens"] > 0
     assert sam.metrics[STEPS]["rollout/drafter/siblings_elsewhere"] > 0
     assert sam.metrics[STEPS]["rollout/drafter/sharing_errors"] == 0

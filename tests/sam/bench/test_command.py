@@ -13,8 +13,10 @@ from sam.bench import __main__ as command
 from sam.bench import rounds
 from sam.bench.__main__ import main
 from sam.bench.engine_process import EngineProcess
+from sam.bench.prompts import check_draft_model
 
 FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
+HEAD = {"architectures": ["LlamaForCausalLMEagle3"]}  # what an EAGLE3 head's config.json says
 
 
 @pytest.fixture
@@ -217,6 +219,29 @@ def test_a_draft_model_that_does_not_fit(bench, tmp_path, capsys, monkeypatch, c
         (draft / "config.json").write_text(json.dumps(config))
     assert bench("--variants", "off", "hybrid", "--draft-model", str(draft)) == 2
     assert capsys.readouterr().err == f"error: --draft-model {draft}: {message}\n"
+
+
+@pytest.mark.parametrize(
+    "variants, sign, message",
+    [
+        (["draft_model"], HEAD, "an EAGLE3 head, --variants draft_model expects a draft model: take another folder"),
+        (["eagle3"], {}, "no EAGLE3 head, --variants eagle3 expects a head: take another folder, or draft_model or"),
+        (["hybrid", "draft_model", "eagle3"], HEAD, "an EAGLE3 head, --variants draft_model expects"),
+    ],
+)
+def test_another_kind_of_drafter(bench, tmp_path, capsys, monkeypatch, variants, sign, message):
+    monkeypatch.setattr(command, "EngineProcess", lambda *_, **__: pytest.fail("an engine was started"))
+    (draft := tmp_path / "draft").mkdir()
+    (draft / "config.json").write_text(json.dumps({"vocab_size": 100} | sign))
+    assert bench("--variants", "off", *variants, "--draft-model", str(draft)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: --draft-model {draft}: holds {message}") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("variants, sign", [(["eagle3", "hybrid"], HEAD), (["draft_model", "hybrid"], {})])
+def test_the_right_kind_of_drafter(tmp_path, variants, sign):
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 100} | sign))
+    check_draft_model(tmp_path, {"vocab_size": 100}, ["off", *variants])
 
 
 def test_a_draft_model_takes_part(bench, tmp_path, capsys):

@@ -29,6 +29,8 @@ def main() -> None:
             answer = drafter.step([request], text, np.array([0, len(text)]), np.array([3])).token_ids.tolist()
         elif what == "relay":
             answer = client._transport.process.pid
+        elif what == "stop":
+            answer = client.stop()
         else:
             answer = drafter.counters
         print(json.dumps(answer), flush=True)

@@ -5,7 +5,7 @@ import pytest
 
 from sam.drafting.drafter import Drafter
 from sam.sharing.client import PART_TOKENS
-from sam.sharing.drafter import MAX_TOKENS_A_STEP, SharingDrafter
+from sam.sharing.drafter import COUNT_EVERY, MAX_TOKENS_A_STEP, SharingDrafter
 from tests.sam.brute_force import check_blocks
 from tests.sam.sharing.channel import Channel, Clock, make_client, make_groups, tokens
 
@@ -77,8 +77,14 @@ def test_siblings_at_draft_time_are_counted():
     step(here, "a", 7)
     counters = here.counters
     assert [counters[name] for name in ("drafted_requests", "siblings_here", "siblings_elsewhere")] == [1, 1, 1]
+    for _ in range(COUNT_EVERY - 1):
+        step(here, "a", 7)
+    assert counters["drafted_requests"] == 1, "every eighth step"
     step(here, "a", 7, budget=0)
     assert counters["drafted_requests"] == 1
+    for _ in range(COUNT_EVERY):
+        step(here, "a", 7)
+    assert counters["drafted_requests"] == 2
     assert counters["sharing_received_tokens"] == 1
 
 

@@ -6,6 +6,7 @@ Nothing here asserts how long something takes: `until` gives up after a minute.
 import itertools
 import os
 import signal
+import time
 
 import pytest
 
@@ -102,6 +103,30 @@ def test_a_killed_engine_takes_nothing_with_it(shards, engines, is_whole):
     wait_for_text(again, "a", 5)
     assert again.ask("step", "a", [10]) == [11, 12, 13]
     again.kill()
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["at_the_end", "midway"])
+def test_a_shard_that_ends_is_an_error_unless_the_engine_was_told(cluster, request, is_told):
+    where, handles = start_shards(1, request.node.name, 1 << 24)
+    told, other = (Engine(where) for _ in range(2))
+    for name, engine in (("a", told), ("b", other)):
+        engine.ask("start", name, PROMPT)
+    told.ask("step", "a", [10, 11])
+    wait_for_text(other, "b", 2)
+    if is_told:
+        told.ask("stop")
+    ray.kill(handles[0])  # for good, as at the end of a run
+
+    def noticed():
+        for name, engine in (("a", told), ("b", other)):
+            engine.ask("step", name, [next(FRESH)])
+        return other.ask("counters")["sharing_errors"]
+
+    until(noticed)
+    time.sleep(1.0)  # in which the first asks ten times, unless it was told
+    assert bool(told.ask("counters")["sharing_errors"]) is not is_told
+    for engine in (told, other):
+        engine.kill()
 
 
 def test_a_full_shard_costs_text_and_nothing_else(cluster, request):

@@ -90,6 +90,15 @@ def test_without_a_cluster_or_with_one_that_fails_it_drafts_from_its_own(channel
     assert failing.counters["sharing_errors"] > 0
 
 
+def test_at_the_end_of_a_run_the_client_is_told_to_stop(channel, monkeypatch):
+    stopped = []
+    monkeypatch.setattr(Client, "stop", lambda self: stopped.append(self))
+    both, alone = replicas(), make_proposer()
+    for proposer in (*both, alone):
+        proposer.stop_sharing()
+    assert stopped == [proposer.drafter.client for proposer in both]
+
+
 def test_a_rank_whose_drafts_vllm_does_not_take_shares_nothing(channel):
     made = make_proposer(sharing="replicas")
     made._is_heard = False
