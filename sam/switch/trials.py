@@ -5,7 +5,8 @@ are measured, everything included. The slower way is tried now and then, and a t
 the time until the next: it ends as soon as it is clearly behind (a sequential test), and the rest after it is as long
 as its loss asks for. What pays for one request need not pay for many, so each size of the batch in powers of two has
 its own verdict, and begins with that of the nearest size. A draft model that comes back has to read what it has missed:
-a trial of passes waits until that is cheap, as when texts are new.
+a trial of passes waits until that is cheap, as when texts are new. Nor are passes tried that could not pay if all their
+tokens were accepted.
 
 Times are in plain steps, which draft nothing: they rise with the batch and its context as the engine's steps do.
 """
@@ -21,6 +22,9 @@ MIN_PAUSE, MAX_PAUSE = 128.0, 4096.0  # plain steps between two trials; doubled 
 CHECK_STEPS = 8.0  # plain steps after which a trial that was too dear is thought of again
 MEMORY = 256.0  # plain steps of a way after which all before count half
 KEEP = 0.5  # weight of a way's earlier stretches when it is tried again
+# Of the time that a token takes without passes, what one pass may take for each request to be worth a trial. If all its
+# tokens were accepted, they would come on top of what the other source gives; 8 passes at 90 % gain nothing at 0.8.
+HOPEFUL = 0.8
 LONGEST = 20.0  # times a plain step that a token may take
 
 
@@ -93,7 +97,8 @@ class Verdict:
         Args:
             tokens: that it brought a request.
             plain: plain steps that it took.
-            price: gives the plain steps in which the draft model reads so many tokens of each request, or all for inf.
+            price: gives the plain steps in which the draft model reads so many tokens of each request, or all for inf;
+                of one token each, those of a pass.
             reading: plain steps of `plain` in which it read such: the price of a trial, not of going on with passes.
         """
         counted = max(0.0, plain - reading) if self.is_trial else plain
@@ -102,7 +107,7 @@ class Verdict:
         if not self.is_trial:
             self._since += plain
             if self._left <= 0:
-                self._try_other(0.0 if self.passes else price(inf))
+                self._try_other(price)
             return
         self._took, self._brought = self._took + plain, self._brought + tokens
         if self._ways[self.allowed].steps >= MIN_STEPS and (self._left <= 0 or abs(self.lead()) > CLEARLY):
@@ -114,10 +119,12 @@ class Verdict:
         difference, error = with_.speed - without.speed, sqrt(without.variance + with_.variance)
         return difference / error if error > 1e-6 * abs(difference) else 1e6 * difference
 
-    def _try_other(self, price: float) -> None:
-        if price > LOSS_SHARE * self._since and self._since < MAX_PAUSE:
-            self._left = CHECK_STEPS
-            return
+    def _try_other(self, price: Callable[[float], float]) -> None:
+        if not self.passes and self._since < MAX_PAUSE:
+            is_dear = price(inf) > LOSS_SHARE * self._since
+            if is_dear or price(1.0) * self._ways[False].speed > HOPEFUL:
+                self._left = CHECK_STEPS
+                return
         self.allowed, self._left = not self.allowed, TRIAL_STEPS
         self._ways[self.allowed].fade(KEEP)
         self._took = self._brought = 0.0

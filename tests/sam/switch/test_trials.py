@@ -92,8 +92,8 @@ def test_what_pays_for_one_request_need_not_pay_for_many():
     assert engine.run(1, 100, ratio=1.5) > 90 and engine.run(24, 100, ratio=0.6) < 10
 
 
-def step(verdict, tokens, plain=1.0, price=0.0, reading=0.0):
-    verdict.step(tokens, plain, lambda tokens: price, reading)
+def step(verdict, tokens, plain=1.0, price=0.0, reading=0.0, one_pass=0.0):
+    verdict.step(tokens, plain, lambda tokens: one_pass if tokens == 1.0 else price, reading)
 
 
 def verdict_after(ratio, steps=40):
@@ -158,6 +158,21 @@ def test_a_trial_waits_until_reading_what_was_missed_is_cheap():
     for _ in range(100):  # but not for ever
         step(dear, 2.0, price=1e6)
     assert dear.allowed or dear.pause > MIN_PAUSE
+
+
+def test_passes_that_could_not_pay_are_not_tried():
+    """24 tokens in a pass of 0.96 plain steps, where 2.5 tokens of each request take one."""
+    dear, cheap = Engine(0.6, read_ms=0.08), Engine(0.6)
+    first, *later = [dear.run(24, 200) for _ in range(10)]
+    assert first > sum(later) == 0
+    assert sum([cheap.run(24, 200) for _ in range(10)][1:]) > 0
+
+
+def test_a_table_that_is_wrong_does_not_rule_passes_out_for_ever():
+    verdict = verdict_after(0.6)
+    for _ in range(int(2 * MAX_PAUSE)):
+        step(verdict, 4.0 if verdict.allowed else 2.0, one_pass=0.5)
+    assert verdict.passes
 
 
 def test_equal_ways_are_left_to_the_cheaper_one():
