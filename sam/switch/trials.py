@@ -5,8 +5,8 @@ are measured, everything included. The slower way is tried now and then, and a t
 the time until the next: it ends as soon as it is clearly behind (a sequential test), and the rest after it is as long
 as its loss asks for. What pays for one request need not pay for many, so each size of the batch in powers of two has
 its own verdict, and begins with that of the nearest size. A draft model that comes back has to read what it has missed:
-a trial of passes waits until that is cheap, as when texts are new. Nor are passes tried that could not pay if all their
-tokens were accepted.
+a trial of passes waits until that is cheap, as when texts are new. Nor are passes tried that are too
+dear for what they could bring.
 
 Times are in plain steps, which draft nothing: they rise with the batch and its context as the engine's steps do.
 """
@@ -23,8 +23,9 @@ CHECK_STEPS = 8.0  # plain steps after which a trial that was too dear is though
 MEMORY = 256.0  # plain steps of a way after which all before count half
 KEEP = 0.5  # weight of a way's earlier stretches when it is tried again
 # Of the time that a token takes without passes, what one pass may take for each request to be worth a trial. If all its
-# tokens were accepted, they would come on top of what the other source gives; 8 passes at 90 % gain nothing at 0.8.
-HOPEFUL = 0.8
+# tokens were accepted, and none were known to the other source, 8 passes would bring a fifth at 0.8; at 90 % acceptance
+# they bring nothing there. Half allows for tokens that the other source knows, too.
+HOPEFUL = 0.5
 LONGEST = 20.0  # times a plain step that a token may take
 
 

@@ -6,7 +6,7 @@ import pytest
 from sam.switch import trials
 from sam.switch.trials import LOSS_SHARE, MAX_PAUSE, MIN_PAUSE, Trials, Verdict, Way
 
-PLAIN_MS, READ_MS = 2.0, 0.02  # a step without drafts, and a token that the draft model reads
+PLAIN_MS, READ_MS = 2.0, 0.01  # a step without drafts, and a token that the draft model reads
 
 
 class Engine:
@@ -160,7 +160,7 @@ def test_a_trial_waits_until_reading_what_was_missed_is_cheap():
     assert dear.allowed or dear.pause > MIN_PAUSE
 
 
-def test_passes_that_could_not_pay_are_not_tried():
+def test_passes_that_are_too_dear_are_not_tried():
     """24 tokens in a pass of 0.96 plain steps, where 2.5 tokens of each request take one."""
     dear, cheap = Engine(0.6, read_ms=0.08), Engine(0.6)
     first, *later = [dear.run(24, 200) for _ in range(10)]
