@@ -25,6 +25,7 @@ REACHED, USED = 0.5, 0.9  # shares of its peaks, and of its memory that weights 
 LAUNCH_MS = 5.0  # of a step, whatever runs
 PROMPT_TOKENS, SLOTS, CHUNK, K = 1024, 1024, 1024, 8
 KNOWN, ACCEPT_LENGTHS = (0, 1, 5, 15), (1.70, 2.04, 2.32, 2.53)  # siblings known, mean acceptance length
+ROUNDS = 3
 RECORDS = 256  # verify steps of each number of siblings
 PARTS = ("divided", "+ context", "+ drafts")
 WITHIN = 15  # percent
@@ -90,13 +91,11 @@ class Fit:
     Attributes:
         sigma: of the lengths' logarithm.
         correlation: share of its variance that a prompt's samples have in common.
-        kv_share: of the memory that weights leave, which the KV cache has.
         verify: what a draft token reads of its request's KV cache, as a share of what the step reads of it anyway.
     """
 
     sigma: float = 0.8
     correlation: float = 0.75
-    kv_share: float = 0.8
     verify: float = 0.1
 
 
@@ -112,13 +111,12 @@ def step_cost(task: Task, fit: Fit) -> StepCost:
     return StepCost(*axes, cells, source="a roofline, not measured")
 
 
-def cluster(task: Task, fit: Fit) -> Cluster:
+def cluster(task: Task) -> Cluster:
     """The task's instances; reading a token of context again costs its operations, in milliseconds of a scaled step."""
     instances = task.gpus // task.gpus_an_instance
     free = USED * MEMORY * task.gpus_an_instance - task.weights - task.each * (task.gpus_an_instance - 1)
-    kv_tokens = int(fit.kv_share * free / task.kv_bytes / SCALE)
     read_ms = 1e3 * 2 * task.active / (task.gpus_an_instance * REACHED * OPERATIONS)
-    return Cluster(instances, SLOTS, kv_tokens=kv_tokens, read_ms=read_ms, pool=True)
+    return Cluster(instances, SLOTS, kv_tokens=int(free / task.kv_bytes / SCALE), read_ms=read_ms, pool=True)
 
 
 def acceptance() -> Acceptance:
@@ -138,11 +136,11 @@ def acceptance() -> Acceptance:
     return Acceptance(levels, cells, *records, source="Seer's table 2, one path")
 
 
-def play(task: Task, fit: Fit, seed: int = 0, parts: tuple[str, ...] = ("verl", *PARTS)) -> dict[str, Outcome]:
-    """Simulate a rollout of verl's, which sends all samples of a prompt to one instance, and with each part added; on
-    demand one in the order of an oracle that knows every length."""
+def play(task: Task, fit: Fit, parts: tuple[str, ...] = ("verl", *PARTS)) -> dict[str, Outcome]:
+    """Simulate rollouts of verl's, which sends all samples of a prompt to one instance, and with each part added; on
+    demand in the order of an oracle that knows every length."""
     lengths = LogNormal(task.mean / SCALE, task.longest // SCALE, fit.sigma, fit.correlation)
-    rounds = [lengths.draw(task.prompts, task.samples, PROMPT_TOKENS // SCALE, seed)]
+    rounds = [lengths.draw(task.prompts, task.samples, PROMPT_TOKENS // SCALE, seed) for seed in range(ROUNDS)]
     plain = {"k": K, "scope": "request"}
     choices = {
         "verl": Choice("never", routing="prompt", **plain),
@@ -151,7 +149,7 @@ def play(task: Task, fit: Fit, seed: int = 0, parts: tuple[str, ...] = ("verl", 
         "oracle": Choice("never", router="oracle", chunk=CHUNK // SCALE, **plain),
         "+ drafts": Choice("goodput", K, scope="group", routing="shared", router="context", chunk=CHUNK // SCALE),
     }
-    table, cost, machines = acceptance(), step_cost(task, fit), cluster(task, fit)
+    table, cost, machines = acceptance(), step_cost(task, fit), cluster(task)
     return {
         part: simulate(rounds, machines, choices[part], cost, Drawn(lambda k: table), tail_threshold=1)[0]
         for part in parts
@@ -178,8 +176,8 @@ def compare(fit: Fit | None = None) -> list[dict]:
 def table_of_seer(rows: list[dict], fit: Fit | None = None) -> str:
     fit = fit or Fit()
     lines = [
-        f"Seer, speed over verl's; FITTED to all rows: sigma {fit.sigma:g}, correlation {fit.correlation:g}, share of "
-        f"free memory for the KV cache {fit.kv_share:g}, a draft token's reading {fit.verify:g}",
+        f"Seer, speed over verl's, {ROUNDS} rounds; FITTED to all rows: sigma {fit.sigma:g}, correlation "
+        f"{fit.correlation:g}, a draft token's reading {fit.verify:g}",
         f"{'task':14} {'':>10} {'published':>9} {'simulated':>9} {'off by':>7}   "
         f"{'tail':>9} {'simulated':>9}   of verl's",
     ]

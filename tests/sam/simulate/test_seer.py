@@ -39,15 +39,15 @@ def test_a_step_reads_weights_and_cache_and_the_experts_that_it_needs():
     others_ms = 1e3 * sparse.each / (3.35e12 / 2)
     assert one - others_ms < 6.5 < 20.0 < many - others_ms
     for task, held in ((dense, dense.weights), (sparse, sparse.weights + 31 * sparse.each)):
-        machines = cluster(task, fit)
+        machines = cluster(task)
         free = 0.9 * 80e9 * task.gpus_an_instance - held
         assert machines.replicas * task.gpus_an_instance == task.gpus and machines.pool
-        assert machines.kv_tokens == int(fit.kv_share * free / task.kv_bytes / SCALE)
+        assert machines.kv_tokens == int(free / task.kv_bytes / SCALE)
 
 
 def test_every_part_plays_the_same_responses():
     small = replace(TASKS["Qwen2-VL-72B"], gpus=8, prompts=6, samples=4)
-    outcomes = play(small, Fit(sigma=0.8, correlation=0.8, kv_share=0.3))
+    outcomes = play(small, Fit(sigma=0.8, correlation=0.8))
     assert list(outcomes) == ["verl", *PARTS]
     assert len({outcome.tokens for outcome in outcomes.values()}) == 1
     assert outcomes["divided"].preempted == outcomes["+ context"].preempted == 0
@@ -64,7 +64,7 @@ def test_the_command_prints_what_is_missed(capsys, monkeypatch):
     monkeypatch.setattr(published, "compare_with_seer", lambda: rows)
     assert published.main(["--seer"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("Seer, speed over verl's; FITTED to all rows: sigma")
+    assert lines[0].startswith("Seer, speed over verl's, 3 rounds; FITTED to all rows: sigma")
     assert [line.endswith("not within 15 %") for line in lines[2:]] == [False, True]
     assert published.main(["--seer", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["seer"] == rows
