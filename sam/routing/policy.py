@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from sam.routing.lazy_heap import LazyHeap
 from sam.routing.state import Replica, Request
-from sam.routing.waiting import Waiting
+from sam.routing.waiting import SOONER, Waiting
 
 MOVE_AT = 2  # times the running requests of the least loaded replica from which a chunk moves there
 MOVE_LEAST = 4  # and running requests more than there
@@ -84,7 +84,8 @@ class ContextPolicy:
         self._replicas: dict[str, Replica] = {}
         self._replicas_seen = 0
         self._requests: dict[str, Request] = {}
-        self._waiting = Waiting(settings.max_wait, settings.chunk_tokens is not None, self.operations)
+        sooner = 1 if settings.pool else SOONER
+        self._waiting = Waiting(settings.max_wait, settings.chunk_tokens is not None, self.operations, sooner)
         self._by_load = LazyHeap(_by_load, self.operations)
 
     @property
@@ -169,7 +170,7 @@ class ContextPolicy:
         self._requests[name] = request = Request(name, home, prompt_tokens, limit, generated)
         request.replica = self._replicas.get(near)
         if near is not None:
-            _pause(request)
+            self._pause(request)
         self._waiting.add(request, self.counters["admissions"])
 
     def proceed(self, name: str, emitted: int) -> None:
@@ -178,7 +179,7 @@ class ContextPolicy:
         self._leave(request)
         request.generated += emitted
         self._waiting.learn(request.group, request.generated, finished=False)
-        _pause(request)
+        self._pause(request)
         self._waiting.add(request, self.counters["admissions"])
 
     def finish(self, name: str, emitted: int) -> None:
@@ -230,6 +231,17 @@ class ContextPolicy:
         self.counters["held_by_kv"] += least.has_slot
         return None
 
+    def _pause(self, request: Request) -> None:
+        """Let it wait among those that go on, the longest expected first.
+
+        A response as long as its group's longest so far is that longest itself: without a share of its own length it
+        would go on last of all, and the rollout would end with it.
+        """
+        group, limit, generated = request.group, request.limit, request.generated
+        expected = min(group.longest if group.known else limit, limit)
+        left = max(expected - generated, min(generated // LASTS, limit - generated))
+        request.state, request.priority = "paused", -max(1, left)
+
     def _need(self, request: Request) -> int:
         """Tokens of KV cache to the end of its chunk."""
         context = request.prompt_tokens + request.generated
@@ -275,18 +287,6 @@ class ContextPolicy:
         request.group.members -= 1
         if not request.group.members:
             del self._waiting.groups[request.group.name]
-
-
-def _pause(request: Request) -> None:
-    """Let it wait among those that go on, the longest expected first.
-
-    A response as long as its group's longest so far is that longest itself: without a share of its own length it would
-    go on last of all, and the rollout would end with it.
-    """
-    group, limit, generated = request.group, request.limit, request.generated
-    expected = min(group.longest if group.known else limit, limit)
-    left = max(expected - generated, min(generated // LASTS, limit - generated))
-    request.state, request.priority = "paused", -max(1, left)
 
 
 def _should_move(request: Request, own: Replica, least: Replica, read_again: int) -> bool:

@@ -94,7 +94,7 @@ class Request:
         replica: where it runs, or ran last.
         reserved: tokens reserved there while it runs.
         state: new, paused (between chunks or turns), running or gone.
-        priority: that with which a paused request waits.
+        priority: that with which a paused request waits: the tokens that it is thought to lack, negative.
     """
 
     name: str
@@ -108,3 +108,8 @@ class Request:
     reserved: int = 0
     state: str = "new"
     priority: int = 0
+
+    @property
+    def expected(self) -> int:
+        """Tokens that a paused response is thought to come to."""
+        return self.generated - self.priority

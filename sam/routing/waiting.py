@@ -10,14 +10,20 @@ TYPICAL_OF = 1024  # responses over which the typical length is averaged
 # Responses of the typical length that a group's estimate begins with. In recordings lengths vary about twice as much
 # within a prompt as between prompts (sam.simulate.setups: a correlation of 0.35), which asks for about this weight.
 PRIOR_RESPONSES = 2
+# What is expected of a new response, as a multiple of what one between two chunks is expected to come to, from which it
+# goes first. Where the KV cache is full there is always one between two chunks, and a long group would start last. One
+# that has to wait may lose its KV cache, so that being a little longer is not enough.
+SOONER = 2
 
 
 class Waiting:
-    """Orders waiting requests: overdue ones, those between two chunks, probes, then the longest expected.
+    """Orders waiting requests: overdue ones, those between two chunks unless a new one is expected to be far longer,
+    probes, then the longest expected.
 
     Args:
         max_wait: admissions after which a request is overdue.
         shows_progress: whether lengths of unfinished responses become known, at the ends of their chunks.
+        sooner: 1 where a response that waits between two chunks loses nothing, otherwise SOONER.
 
     Attributes:
         operations: [int], entries of heaps pushed, popped or looked at so far.
@@ -25,8 +31,9 @@ class Waiting:
         typical: geometric mean of the last responses' tokens.
     """
 
-    def __init__(self, max_wait: int, shows_progress: bool, operations: list[int]):
+    def __init__(self, max_wait: int, shows_progress: bool, operations: list[int], sooner: float = SOONER):
         self._max_wait, self._shows_progress, self.operations = max_wait, shows_progress, operations
+        self._sooner = sooner
         self.groups: dict[str, Group] = {}
         self._typical_log = 0.0
         self._num_waiting = self._groups_seen = self._requests_seen = self._responses = 0
@@ -82,12 +89,13 @@ class Waiting:
 
     def next(self, admissions: int, settled: bool) -> Request | None:
         """The request to start now; None if there is none, or none to start before more have come."""
-        overdue = self._overdue(admissions) or self._paused.first()
-        if overdue is not None:
+        if (overdue := self._overdue(admissions)) is not None:
             return overdue
-        if (group := self._unprobed.first()) is None and settled:
-            group = self._longest_group()
-        return self._first_of(group) if group is not None else None
+        between, group = self._paused.first(), self._unprobed.first()
+        if group is None and settled and (group := self._longest_group()) is not None:
+            if between is not None and group.estimate > self._sooner * between.expected:
+                return self._first_of(group)
+        return between or (self._first_of(group) if group else None)
 
     def expect(self, group: Group, tokens: int) -> None:
         """So many tokens are expected of a response of the group, before any has finished."""

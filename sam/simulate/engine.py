@@ -35,6 +35,7 @@ class Cluster:
         admit_ms: milliseconds that a new request adds to its first step, in which its prompt is read.
         kv_tokens: tokens that the KV cache of a replica holds; 0: no bound.
         read_ms: milliseconds that each token of context that a request brings along adds to its first step.
+        pool: whether replicas share a pool of KV cache, in which a chunk that moves finds its context at no cost.
     """
 
     replicas: int = 1
@@ -43,6 +44,7 @@ class Cluster:
     admit_ms: float = 0.0
     kv_tokens: int = 0
     read_ms: float = 0.0
+    pool: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("replicas", 1), ("max_num_seqs", 1), ("admit_ms", 0), ("kv_tokens", 0), ("read_ms", 0)):

@@ -49,7 +49,8 @@ class Choice:
     def make_router(self, work: Round, cluster: Cluster, replica_of: np.ndarray) -> Router:
         if self.router == "verl":
             return Assigned(work, replica_of)
-        return Routed(work, cluster.replicas, cluster.max_num_seqs, cluster.kv_tokens, self.router, self.chunk)
+        sizes = cluster.replicas, cluster.max_num_seqs, cluster.kv_tokens
+        return Routed(work, *sizes, self.router, self.chunk, cluster.pool)
 
     def make_policy(self, cost: StepCost) -> Policy:
         known = cost if self.knows_cost else None

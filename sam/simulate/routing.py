@@ -71,6 +71,13 @@ class Assigned(_Arriving):
         return [(i, int(self._replica_of[i]), int(self._work.lengths[i]), False) for i in new]
 
 
+class _AsTheyCame(ContextPolicy):
+    """Requests between two chunks go on in the order in which they came, and before new ones."""
+
+    def _pause(self, request):
+        request.state, request.priority = "paused", request.group.order - NO_BOUND
+
+
 class Routed(_Arriving):
     """The recipe's policy.
 
@@ -79,11 +86,15 @@ class Routed(_Arriving):
             has seen of each prompt's responses, as in a rollout; groups: the geometric mean of each prompt's lengths
             beforehand; oracle: every length beforehand.
         chunk: tokens of a chunk; 0: whole responses.
+        pool: as Cluster's.
     """
 
-    def __init__(self, work: Round, replicas: int, slots: int, kv_tokens: int, router: str, chunk: int):
+    def __init__(
+        self, work: Round, replicas: int, slots: int, kv_tokens: int, router: str, chunk: int, pool: bool = False
+    ):
         super().__init__(work)
-        self._policy, self._router = ContextPolicy(RoutingSettings(chunk or None)), router
+        make = _AsTheyCame if router == "divided" else ContextPolicy
+        self._policy, self._router, self._pool = make(RoutingSettings(chunk or None, pool=pool)), router, pool
         self._limit, self._means = int(work.lengths.max()), prompt_means(work)
         for replica in range(replicas):
             self._policy.add_replica(str(replica), kv_tokens or NO_BOUND, slots, block_tokens=1)  # as Replica counts
@@ -114,7 +125,8 @@ class Routed(_Arriving):
             cached, began = self._last[i] == at, self._last[i] >= 0
             self.moves += bool(began and not cached)
             self._last[i] = at
-            starts.append((i, at, min(int(generated[i]) + tokens, int(self._work.lengths[i])), bool(cached)))
+            target = min(int(generated[i]) + tokens, int(self._work.lengths[i]))
+            starts.append((i, at, target, bool(began if self._pool else cached)))
         return starts
 
 

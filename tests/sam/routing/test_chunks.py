@@ -57,3 +57,33 @@ def test_with_a_pool_a_long_context_moves_too_as_only_the_last_chunk_is_read_aga
     made.proceed(here[0], 16)
     assert [p.replica for p in made.decide()] == [replica]
     assert made.counters["prefill_tokens"] == read
+
+
+@pytest.mark.parametrize(("pool", "expected", "first"), [
+    (False, 49, "new"), (False, 47, "between"), (True, 25, "new"), (True, 23, "between"),
+])  # fmt: skip
+def test_a_new_response_of_a_far_longer_group_goes_before_one_between_two_chunks(pool, expected, first):
+    """Where the KV cache is full some response always waits between two chunks: long groups would start last."""
+    made = policy(slots=1, chunk_tokens=16, pool=pool)
+    made.arrive("between", "short", 10, 100, expected=20)
+    assert started(made) == ["between"]
+    made.arrive("new", "long", 10, 100, expected=expected)
+    made.proceed("between", 16)
+    assert started(made, settled=False) == ["between"], "while more may come"
+    made.proceed("between", 0)
+    assert started(made) == [first], "of one that has 16 tokens half as many more are expected, 24 in all"
+
+
+def test_one_between_two_chunks_is_overtaken_for_max_wait_admissions_at_most():
+    made = policy(slots=1, chunk_tokens=16, max_wait=3)
+    made.arrive("between", "short", 10, 1000, expected=20)
+    made.decide()
+    made.proceed("between", 16)
+    for number in range(9):
+        made.arrive(f"long{number}", f"long{number}", 10, 1000, expected=500)
+    order = []
+    for _ in range(4):
+        order += started(made)
+        if order[-1] != "between":
+            made.finish(order[-1], 500)
+    assert order == ["long0", "long1", "long2", "between"]

@@ -60,6 +60,21 @@ def test_divided_requests_start_in_the_order_in_which_they_came():
     assert played.finished_ms.tolist() == pytest.approx([30, 120, 160])
 
 
+def test_divided_requests_go_on_in_the_order_in_which_they_came():
+    """A cache of 10 tokens: after a chunk of 2 the third waits, then the second too, whoever has more tokens."""
+    one = work(6, 6, 6, prompts=[0, 1, 2], prompt_tokens=1)
+    _, (played,) = play(one, "divided", chunk=2, replicas=1, max_num_seqs=3, kv_tokens=10)
+    assert played.finished_ms.tolist() == pytest.approx([60, 80, 120])
+
+
+def test_in_a_pool_chunks_that_move_find_their_cache():
+    one = LogNormal(40, 200, 0.8, 0.5).draw(6, 4, 9, 0)
+    cluster = {"replicas": 3, "max_num_seqs": 8, "kv_tokens": 150, "read_ms": 1.0}
+    alone, shared = (play(one, "divided", chunk=7, pool=pool, **cluster)[0] for pool in (False, True))
+    assert alone.read_again > 0 and alone.moves > 0
+    assert shared.read_again == 0 and shared.moves > 0 and shared.seconds < alone.seconds
+
+
 def test_the_last_tenth_begins_when_nine_tenths_are_complete():
     outcome, _ = play(work(*range(1, 10), 25, prompts=range(10)), "verl", replicas=1, max_num_seqs=10)
     assert outcome.last_tenth_seconds == pytest.approx(0.25 - 0.09)
