@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from sam.routing.lazy_heap import LazyHeap
 from sam.routing.state import Replica, Request
-from sam.routing.waiting import SOONER, Waiting
+from sam.routing.waiting import Waiting
 
 MOVE_AT = 2  # times the running requests of the least loaded replica from which a chunk moves there
 MOVE_LEAST = 4  # and running requests more than there
@@ -84,8 +84,7 @@ class ContextPolicy:
         self._replicas: dict[str, Replica] = {}
         self._replicas_seen = 0
         self._requests: dict[str, Request] = {}
-        sooner = 1 if settings.pool else SOONER
-        self._waiting = Waiting(settings.max_wait, settings.chunk_tokens is not None, self.operations, sooner)
+        self._waiting = Waiting(settings.max_wait, settings.chunk_tokens is not None, self.operations)
         self._by_load = LazyHeap(_by_load, self.operations)
 
     @property

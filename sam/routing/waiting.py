@@ -23,7 +23,6 @@ class Waiting:
     Args:
         max_wait: admissions after which a request is overdue.
         shows_progress: whether lengths of unfinished responses become known, at the ends of their chunks.
-        sooner: 1 where a response that waits between two chunks loses nothing, otherwise SOONER.
 
     Attributes:
         operations: [int], entries of heaps pushed, popped or looked at so far.
@@ -31,9 +30,8 @@ class Waiting:
         typical: geometric mean of the last responses' tokens.
     """
 
-    def __init__(self, max_wait: int, shows_progress: bool, operations: list[int], sooner: float = SOONER):
+    def __init__(self, max_wait: int, shows_progress: bool, operations: list[int]):
         self._max_wait, self._shows_progress, self.operations = max_wait, shows_progress, operations
-        self._sooner = sooner
         self.groups: dict[str, Group] = {}
         self._typical_log = 0.0
         self._num_waiting = self._groups_seen = self._requests_seen = self._responses = 0
@@ -93,7 +91,7 @@ class Waiting:
             return overdue
         between, group = self._paused.first(), self._unprobed.first()
         if group is None and settled and (group := self._longest_group()) is not None:
-            if between is not None and group.estimate > self._sooner * between.expected:
+            if between is not None and group.estimate > SOONER * between.expected:
                 return self._first_of(group)
         return between or (self._first_of(group) if group else None)
 
