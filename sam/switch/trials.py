@@ -5,8 +5,8 @@ are measured, everything included. The slower way is tried now and then, and a t
 the time until the next: it ends as soon as it is clearly behind (a sequential test), and the rest after it is as long
 as its loss asks for. What pays for one request need not pay for many, so each size of the batch in powers of two has
 its own verdict, and begins with that of the nearest size. A draft model that comes back has to read what it has missed:
-a trial of passes waits until that is cheap, as when texts are new. Nor are passes tried that are too
-dear for what they could bring.
+a trial of passes waits until that is cheap, as when texts are new. Passes that are too dear for what
+they could bring are neither tried nor kept.
 
 Times are in plain steps, which draft nothing: they rise with the batch and its context as the engine's steps do.
 """
@@ -123,17 +123,22 @@ class Verdict:
     def _try_other(self, price: Callable[[float], float]) -> None:
         if not self.passes and self._since < MAX_PAUSE:
             is_dear = price(inf) > LOSS_SHARE * self._since
-            if is_dear or price(1.0) * self._ways[False].speed > HOPEFUL:
+            if is_dear or not self._is_hopeful(price):
                 self._left = CHECK_STEPS
                 return
         self.allowed, self._left = not self.allowed, TRIAL_STEPS
         self._ways[self.allowed].fade(KEEP)
         self._took = self._brought = 0.0
 
+    def _is_hopeful(self, price: Callable[[float], float]) -> bool:
+        return price(1.0) * self._ways[False].speed <= HOPEFUL
+
     def _end_trial(self, price: Callable[[float], float]) -> None:
         tried, lead = self.allowed, self.lead() if self.allowed else -self.lead()
         to_read = 0.0 if tried else price(self._brought)  # what a trial without passes has let it miss
         lost = self._took + to_read - self._brought / self._ways[not tried].speed
+        if not tried and lead > -CLEARLY and not self._is_hopeful(price):
+            lead = inf  # what speaks for passes is noise
         if lead > 1.0 if self.is_settled else lead >= 0.0:
             self.passes, self.pause = tried, MIN_PAUSE
         else:

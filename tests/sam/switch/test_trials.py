@@ -168,6 +168,14 @@ def test_passes_that_are_too_dear_are_not_tried():
     assert sum([cheap.run(24, 200) for _ in range(10)][1:]) > 0
 
 
+def test_passes_that_are_too_dear_are_not_kept_for_a_lucky_stretch():
+    for one_pass, kept in ((0.1, True), (0.5, False)):
+        verdict, lucky = Verdict(), (5.2, 0.0)
+        for number in range(60):
+            step(verdict, lucky[number % 2] if verdict.allowed else 2.0, one_pass=one_pass)
+        assert verdict.passes == kept
+
+
 def test_a_table_that_is_wrong_does_not_rule_passes_out_for_ever():
     verdict = verdict_after(0.6)
     for _ in range(int(2 * MAX_PAUSE)):
