@@ -75,7 +75,7 @@ def connect(config: DictConfig, speculation: SpeculationConfig) -> None:
     rollout = config.actor_rollout_ref.rollout
     OmegaConf.set_struct(config, False)
     config.run_dir = str(Path(config.run_dir).absolute())
-    if speculation.method == "sam" and speculation.scope == "history":
+    if speculation.method in sharing.METHODS and speculation.scope == "history":
         folder = speculation.history_path or Path(config.run_dir) / "history"
         speculation = replace(speculation, history_path=str(Path(folder).absolute()))
     if speculation.draft_model:

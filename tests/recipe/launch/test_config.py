@@ -3,6 +3,7 @@
 import logging
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
@@ -150,6 +151,8 @@ def test_mistakes_are_one_line(overrides, message):
         (["speculation.scope=history", "run_dir=/a/run"], "/a/run/history"),
         (["speculation.scope=history", "speculation.history_path=/b"], "/b"),
         (["speculation=off", "speculation.scope=history"], None),
+        (["speculation=hybrid", "speculation.scope=history", "run_dir=/a/run"], "/a/run/history"),
+        (["speculation=hybrid", "speculation.scope=history", "speculation.history_path=b"], f"{Path.cwd()}/b"),
     ],
 )
 def test_history_is_kept_beside_the_checkpoints(overrides, folder):
