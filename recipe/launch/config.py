@@ -183,4 +183,7 @@ def _one_line(error: Exception) -> str:
     """Hydra spreads its messages over several lines, the cause first."""
     message = str(error).split("Config search path:")[0]
     lines = [line.strip() for line in message.splitlines() if line.strip()]
+    if found := re.search(r"Could not find '(.+)/(.+)'$", message, re.MULTILINE):
+        choices = [line for line in lines[2:] if line != "knobs"]  # which the choices share
+        return f"{found[1]}={found[2]} is unknown: expected one of {', '.join(choices)}"
     return "; ".join(lines[:8])

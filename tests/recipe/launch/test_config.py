@@ -40,7 +40,10 @@ def test_toggle_changes_nothing_but_speculation():
 
 
 BAD = [
-    (["speculation=foo"], "Could not find 'speculation/foo'"),
+    (
+        ["speculation=foo"],
+        "speculation=foo is unknown: expected one of draft_model, eagle3, hybrid, ngram, off, sam, suffix [config.over",
+    ),
     (
         ["speculation.num_speculative_tokens=0"],
         "speculation.num_speculative_tokens=0: expected an integer from 1 to 15",
@@ -65,7 +68,7 @@ BAD = [
         "speculation.async_scheduling=on: vLLM schedules synchronously with speculation.method=hybrid",
     ),
     (["speculation.memory_budget_mib=70000"], "expected an integer from 1 to 65536"),
-    (["routing=foo"], "Could not find 'routing/foo'"),
+    (["routing=foo"], "routing=foo is unknown: expected one of auto, context, verl [config.override]"),
     (["routing=context", "routing.policy=foo"], "routing.policy='foo': expected one of auto, verl, context"),
     (
         ["routing=context", "routing.chunk_tokens=0"],
