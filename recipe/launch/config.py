@@ -1,5 +1,6 @@
 """Composes a config of configs/ on top of verl's own, without importing verl."""
 
+import difflib
 import importlib.util
 import re
 from dataclasses import replace
@@ -158,6 +159,7 @@ FREE_SECTIONS = (
     "reward.reward_kwargs",
     "speculation",
 )
+EXTENSIBLE = tuple(section for section in FREE_SECTIONS if section != "speculation")  # whose keys are known here
 
 
 def _refuse_unknown_additions(config_name: str, overrides: list[str]) -> None:
@@ -186,4 +188,22 @@ def _one_line(error: Exception) -> str:
     if found := re.search(r"Could not find '(.+)/(.+)'$", message, re.MULTILINE):
         choices = [line for line in lines[2:] if line != "knobs"]  # which the choices share
         return f"{found[1]}={found[2]} is unknown: expected one of {', '.join(choices)}"
+    if (found := re.match("Could not override '(.+)'", message)) and not found[1].startswith(EXTENSIBLE):
+        return _unknown_key(found[1], error.__cause__)
     return "; ".join(lines[:8])
+
+
+def _unknown_key(key: str, cause: BaseException | None) -> str:
+    """Of a key, or without a cause of a group of choices, that the config lacks. Hydra advises a `+`, which
+    `compose_config` refuses."""
+    if not isinstance(cause, OmegaConfBaseException):
+        return f"{key} is no choice of this config: leave it out"
+    key = cause.full_key or key  # as far as the first part that does not exist
+    path, dot, name = key.rpartition(".")
+    keys = map(str, cause.parent_node) if isinstance(cause.parent_node, DictConfig) else []
+    if nearest := difflib.get_close_matches(name, keys):
+        return f"{key} does not exist: did you mean {' or '.join(path + dot + one for one in nearest)}?"
+    listed = path and CONFIGS / path / "knobs.yaml"
+    if listed and listed.is_file():
+        return f"{key} does not exist: the keys are listed in {listed.relative_to(REPOSITORY)}"
+    return f"{key} does not exist: check its spelling"
