@@ -123,6 +123,9 @@ def _check_numbers(config: DictConfig) -> None:
     threads = OmegaConf.select(config, "machine.threads")
     if threads is not None and (type(threads) is not int or threads < 1):
         raise ValueError(f"machine.threads={threads}: expected an integer of at least 1, or null for all cores")
+    seconds = OmegaConf.select(config, key := "watchdog.weight_sync_seconds")
+    if type(seconds) not in (int, float) or not seconds > 0:
+        raise ValueError(f"{key}={seconds}: expected a number of seconds above 0: change it")
     for key in SEEDS:
         if type(value := OmegaConf.select(config, key)) is not int or not 0 <= value <= LARGEST_SEED:
             raise ValueError(f"{key}={value}: expected an integer from 0 to {LARGEST_SEED}: change it")

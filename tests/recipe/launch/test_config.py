@@ -119,6 +119,9 @@ BAD = [
     (["trainer.n_gpus_per_node=0"], "trainer.n_gpus_per_node=0: expected an integer of at least 1"),
     (["machine.threads=0"], "machine.threads=0: expected an integer of at least 1, or null"),
     (["actor_rollout_ref.rollout.max_num_seqs=1.5"], "max_num_seqs=1.5: expected an integer of at least 1"),
+    (["watchdog.weight_sync_seconds=abc"], "weight_sync_seconds=abc: expected a number of seconds above 0: change it"),
+    (["watchdog.weight_sync_seconds=0"], "watchdog.weight_sync_seconds=0: expected a number of seconds above 0"),
+    (["watchdog.weight_sync_seconds=null"], "watchdog.weight_sync_seconds=None: expected a number of seconds above 0"),
     (["seed=-5"], "seed=-5: expected an integer from 0 to 4294967295"),
     (
         ["+actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config=3"],
