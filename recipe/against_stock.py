@@ -27,6 +27,7 @@ from sam.bench.__main__ import main as run_bench
 from sam.bench.environment import HUGE_PAGES
 from sam.bench.settings import MEMORY_ARGUMENTS, RESERVED, STOCK
 from sam.command import run_command
+from sam.config import WITH_DRAFT_MODEL
 from sam.record.atomic import replacing
 
 ROUNDS = 5
@@ -139,10 +140,23 @@ def bench_words(config: DictConfig, folder: Path, requests: int, rounds: int) ->
         *("--model", str(config.actor_rollout_ref.model.path), "--text", str(folder / "text.jsonl")),
         *("--requests", str(requests), "--samples", str(rollout.n), "--temperature", str(rollout.temperature)),
         *("--variants", STOCK, "off", config.speculation.method),
-        *("--draft-tokens", str(config.speculation.num_speculative_tokens)),
+        *("--draft-tokens", str(config.speculation.num_speculative_tokens), *drafter_words(config.speculation)),
         *("--rounds", str(rounds), "--no-seeds", "--output", str(folder), "--resume"),
         *engine_words(server_arguments(config)),
     ]
+
+
+def drafter_words(speculation: DictConfig) -> list[str]:
+    """Names the run's draft model or head, where it drafts with one.
+
+    Raises:
+        ReportError: that folder is gone.
+    """
+    if speculation.method not in WITH_DRAFT_MODEL:
+        return []
+    if not (folder := Path(speculation.draft_model)).is_dir():
+        raise ReportError(f"{folder}: the run drafted with it, and it is not there: put it back")
+    return ["--draft-model", str(folder)]
 
 
 def engine_words(arguments: dict[str, Any]) -> list[str]:

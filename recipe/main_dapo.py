@@ -83,7 +83,7 @@ def supervise(config: DictConfig, options: argparse.Namespace) -> int:
     log, steps = run_directory / LOG_FILE, config.trainer.total_training_steps
     log.touch()
     screen = LogOnScreen(log) if options.verbose else Progress(run_directory, steps)
-    phase_limits = {"weight_sync": float(config.watchdog.weight_sync_seconds)}
+    phase_limits = {"weight_sync": config.watchdog.weight_sync_seconds}
     try:
         ending = supervisor.supervise(command, run_directory, phase_limits, on_poll=screen.update)
     finally:

@@ -1,5 +1,6 @@
 """Composes a config of configs/ on top of verl's own, without importing verl."""
 
+import difflib
 import importlib.util
 import re
 from dataclasses import replace
@@ -75,7 +76,7 @@ def connect(config: DictConfig, speculation: SpeculationConfig) -> None:
     rollout = config.actor_rollout_ref.rollout
     OmegaConf.set_struct(config, False)
     config.run_dir = str(Path(config.run_dir).absolute())
-    if speculation.method == "sam" and speculation.scope == "history":
+    if speculation.method in sharing.METHODS and speculation.scope == "history":
         folder = speculation.history_path or Path(config.run_dir) / "history"
         speculation = replace(speculation, history_path=str(Path(folder).absolute()))
     if speculation.draft_model:
@@ -122,6 +123,9 @@ def _check_numbers(config: DictConfig) -> None:
     threads = OmegaConf.select(config, "machine.threads")
     if threads is not None and (type(threads) is not int or threads < 1):
         raise ValueError(f"machine.threads={threads}: expected an integer of at least 1, or null for all cores")
+    seconds = OmegaConf.select(config, key := "watchdog.weight_sync_seconds")
+    if type(seconds) not in (int, float) or not seconds > 0:
+        raise ValueError(f"{key}={seconds}: expected a number of seconds above 0: change it")
     for key in SEEDS:
         if type(value := OmegaConf.select(config, key)) is not int or not 0 <= value <= LARGEST_SEED:
             raise ValueError(f"{key}={value}: expected an integer from 0 to {LARGEST_SEED}: change it")
@@ -158,6 +162,7 @@ FREE_SECTIONS = (
     "reward.reward_kwargs",
     "speculation",
 )
+EXTENSIBLE = tuple(section for section in FREE_SECTIONS if section != "speculation")  # whose keys are known here
 
 
 def _refuse_unknown_additions(config_name: str, overrides: list[str]) -> None:
@@ -183,4 +188,25 @@ def _one_line(error: Exception) -> str:
     """Hydra spreads its messages over several lines, the cause first."""
     message = str(error).split("Config search path:")[0]
     lines = [line.strip() for line in message.splitlines() if line.strip()]
+    if found := re.search(r"Could not find '(.+)/(.+)'$", message, re.MULTILINE):
+        choices = [line for line in lines[2:] if line != "knobs"]  # which the choices share
+        return f"{found[1]}={found[2]} is unknown: expected one of {', '.join(choices)}"
+    if (found := re.match("Could not override '(.+)'", message)) and not found[1].startswith(EXTENSIBLE):
+        return _unknown_key(found[1], error.__cause__)
     return "; ".join(lines[:8])
+
+
+def _unknown_key(key: str, cause: BaseException | None) -> str:
+    """Of a key, or without a cause of a group of choices, that the config lacks. Hydra advises a `+`, which
+    `compose_config` refuses."""
+    if not isinstance(cause, OmegaConfBaseException):
+        return f"{key} is no choice of this config: leave it out"
+    key = cause.full_key or key  # as far as the first part that does not exist
+    path, dot, name = key.rpartition(".")
+    keys = map(str, cause.parent_node) if isinstance(cause.parent_node, DictConfig) else []
+    if nearest := difflib.get_close_matches(name, keys):
+        return f"{key} does not exist: did you mean {' or '.join(path + dot + one for one in nearest)}?"
+    listed = path and CONFIGS / path / "knobs.yaml"
+    if listed and listed.is_file():
+        return f"{key} does not exist: the keys are listed in {listed.relative_to(REPOSITORY)}"
+    return f"{key} does not exist: check its spelling"

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 
 from recipe import kv_pool
 from sam.bench.environment import HUGE_PAGES
+from sam.config import WITH_DRAFT_MODEL
 
 # No counting of usage, no looking for updates: runs must work, and behave the same, without network.
 OFFLINE = {
@@ -102,7 +103,7 @@ def wandb_labels(config: DictConfig) -> dict[str, str]:
     tags = {"speculation": speculation.method, "verification": speculation.verification}
     if speculation.method != "off":
         tags["k"] = speculation.num_speculative_tokens
-    if speculation.method == "sam":
+    if speculation.method in ("sam", *WITH_DRAFT_MODEL):
         tags["policy"] = "rotation" if speculation.policy_rotation else speculation.policy
     tags["device"] = config.trainer.device
     return {

@@ -91,9 +91,11 @@ def describe(config: DictConfig) -> str:
     routing, own = config.routing, config.actor_rollout_ref.rollout.router_config_path
     if routing.policy == "verl" and own is not None:
         return f"the router that {own} names"
-    count, requests, slots = _load(config)
-    on_cpu = "a CPU, " * (config.trainer.device == "cpu")
-    why = f"{on_cpu}{count} replica{'s' * (count > 1)}, {requests} requests in a round, {slots} slots"
+    load, on_cpu = _load(config), "a CPU, " * (config.trainer.device == "cpu")
+    why = f"{on_cpu}no replica fits the devices"  # of which preflight tells, in the same table as this line
+    if load is not None:
+        count, requests, slots = load
+        why = f"{on_cpu}{count} replica{'s' * (count > 1)}, {requests} requests in a round, {slots} slots"
     if routing.policy == "verl":
         return f"verl's balancer ({why}; routing=context: the recipe's router)"
     chunks = f"chunks of {routing.chunk_tokens} tokens" if routing.chunk_tokens else "whole responses"

@@ -48,10 +48,16 @@ def needed_mib(config: DictConfig) -> int:
 def describe(config: DictConfig) -> str:
     """One line about a config that is composed."""
     speculation, count = config.speculation, replicas(config)
+    ranks = config.actor_rollout_ref.rollout.data_parallel_size
+    all_replicas = f"{count} replica{'s' * (count != 1)}"
+    if ranks > 1:  # each is an engine of its own, with a drafter
+        all_replicas += f" of {ranks} data-parallel ranks"
     if speculation.sharing != "replicas":
+        if ranks > 1:
+            own = "data-parallel rank, and the ranks of a replica do not share"
+            return f"none, drafters see the text of their own {own} ({all_replicas})"
         return f"none, drafters see the text of their own replica ({count} in all)"
     shards = int(speculation.sharing_shards)
-    return (
-        f"{count} replicas see each other's text through {shards} shard{'s' * (shards > 1)}, "
-        f"{speculation.sharing_memory_mib} MiB in all at most (speculation.sharing=none: without)"
-    )
+    seen = "see each other's text through" if count * ranks > 1 else "has no other to share with, its text is in"
+    memory = f"{speculation.sharing_memory_mib} MiB in all at most (speculation.sharing=none: without)"
+    return f"{all_replicas} {seen} {shards} shard{'s' * (shards > 1)}, {memory}"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from recipe.launch import sharing
+from recipe.launch import routing, sharing
 from recipe.launch.config import ConfigError, compose_config
 from recipe.preflight import checks, cluster, device_memory, machine, speculation, vllm_command, vllm_refusals
 
@@ -23,7 +23,7 @@ def has_device(device: str) -> bool:
 
 def report(config: DictConfig, dry_run: bool) -> dict:
     """Everything that preflight can say: `problems` by check, `skipped` checks, `warnings`, `estimate`, `topology`,
-    with dry_run also the command lines. Imports verl and vLLM, which takes half a minute."""
+    `routing`, with dry_run also the command lines. Imports verl and vLLM, which takes half a minute."""
     is_laptop = not has_device(config.trainer.device)
     skipped = [check.name for check in checks.select(config, "device") if is_laptop]
     found = {check.name: list(check.find(config)) for check in checks.select(config) if check.name not in skipped}
@@ -33,6 +33,7 @@ def report(config: DictConfig, dry_run: bool) -> dict:
         "warnings": list(checks.find_warnings(config)),
         "estimate": device_memory.describe(config),
         "topology": topology(config),
+        "routing": routing.describe(config),
         "speculation": speculation.resolve(config)[0] | {"sharing": sharing.describe(config)},
         "memory": machine.memory_parts(config),
     }
@@ -45,11 +46,13 @@ def report(config: DictConfig, dry_run: bool) -> dict:
 
 def topology(config: DictConfig) -> str:
     rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
-    devices = device_memory.device_count(config)
-    replica = rollout.tensor_model_parallel_size * rollout.data_parallel_size
+    ranks = rollout.data_parallel_size
+    replica = rollout.tensor_model_parallel_size * ranks
+    count = device_memory.device_count(config) // replica
+    each = "each" if ranks == 1 else f"on each of {ranks} data-parallel ranks"
     return (
-        f"{trainer.nnodes} nodes x {trainer.n_gpus_per_node} {trainer.device} devices; rollout: {devices // replica} "
-        f"replicas of {replica}, up to {rollout.max_num_seqs} requests each; training: "
+        f"{trainer.nnodes} nodes x {trainer.n_gpus_per_node} {trainer.device} devices; rollout: {count} "
+        f"replica{'s' * (count != 1)} of {replica}, up to {rollout.max_num_seqs} requests {each}; training: "
         f"{config.actor_rollout_ref.actor.strategy}"
     )
 
@@ -65,6 +68,7 @@ def _print(result: dict) -> None:
     for warning in result["warnings"]:
         print(f"warning: {warning}")
     print(result["topology"])
+    print(f"routing: {result['routing']}")
     for name, what in result["speculation"].items():
         print(f"{name}: {what}")
     parts = ", ".join(f"{name} {gib:.1f}" for name, gib in result["memory"].items() if gib)

@@ -13,10 +13,11 @@ from recipe.report.timeline import label
 from sam.bench.charts import COLORS
 from sam.bench.settings import STOCK
 from sam.bench.verdict import decide, median_interval
+from sam.config import WITH_DRAFT_MODEL
 from sam.record.atomic import replacing
 
 FILE = "stock.json"
-POLICY = "goodput"  # of sam.bench's engine with sam
+POLICY = "goodput"  # of sam.bench's engines with sam or a trained drafter
 MEASURE = "python -m recipe.against_stock"
 HEADER = ("engine", "seconds a round, median", "times stock (range)", "tokens/s", "ms a step", "acceptance length")
 
@@ -59,7 +60,7 @@ class AgainstStock:
         if text_of(run, found.steps) != found.text:
             return None, f"{path} is of another run's text and left out: measure again with {MEASURE}"
         policy = (run.config.get("speculation") or {}).get("policy")
-        if found.method == "sam" and policy != POLICY:
+        if found.method in ("sam", *WITH_DRAFT_MODEL) and policy != POLICY:
             return found, f"engines alone drafted with policy={POLICY}, the run with policy={policy}"
         return found, ""
 

@@ -10,7 +10,7 @@ from sam.command import new_figure
 
 COLORS = {
     "stock": "#333333", "off": "#999999", "sam": "#009E73", "ngram": "#D55E00", "suffix": "#E69F00",
-    "draft_model": "#8C510A", "hybrid": "#6A3D9A",
+    "draft_model": "#8C510A", "hybrid": "#6A3D9A", "eagle3": "#882255",
 }  # fmt: skip
 FIXED_COLORS = ("#56B4E9", "#0072B2", "#CC79A7")
 MEANS = 80

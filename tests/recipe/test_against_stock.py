@@ -81,6 +81,22 @@ def test_a_short_run_has_fewer_rounds(run, tmp_path):
     assert found.steps == [1, 2, 3] and len(found.seconds["stock"]) == 2
 
 
+@pytest.mark.parametrize("method, sign", [("hybrid", {}), ("eagle3", {"draft_vocab_size": 100})])
+def test_a_trained_drafter_takes_part(method, sign, run, tmp_path, monkeypatch, capsys):
+    config, draft = OmegaConf.load(run / "config.yaml"), tmp_path / "draft"
+    config.speculation.update({"method": method, "draft_model": str(draft), "policy": "threshold"})
+    OmegaConf.save(config, run / "config.yaml")
+    assert main([str(run)]) == 2
+    assert capsys.readouterr().err == f"error: {draft}: the run drafted with it, and it is not there: put it back\n"
+    draft.mkdir()
+    (draft / "config.json").write_text(json.dumps({"vocab_size": 100} | sign))
+    monkeypatch.setenv("FAKE", json.dumps({"seconds": {"stock": 3.0, "off": 2.5, method: 1.5}}))
+    assert main([str(run)]) == 0
+    found, note = AgainstStock.load(tmp_path / "runs", Run.load(run))
+    assert found.ratio(method) == (2.0, 2.0, 2.0) and found.settings["draft_model"] == str(draft)
+    assert note == "engines alone drafted with policy=goodput, the run with policy=threshold"
+
+
 def test_what_cannot_be_compared_is_one_line(run, tmp_path, capsys):
     def error(directory):
         assert main([str(directory)]) == 2

@@ -3,6 +3,7 @@
 import logging
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
@@ -39,7 +40,10 @@ def test_toggle_changes_nothing_but_speculation():
 
 
 BAD = [
-    (["speculation=foo"], "Could not find 'speculation/foo'"),
+    (
+        ["speculation=foo"],
+        "speculation=foo is unknown: expected one of draft_model, eagle3, hybrid, ngram, off, sam, suffix [config.over",
+    ),
     (
         ["speculation.num_speculative_tokens=0"],
         "speculation.num_speculative_tokens=0: expected an integer from 1 to 15",
@@ -64,7 +68,7 @@ BAD = [
         "speculation.async_scheduling=on: vLLM schedules synchronously with speculation.method=hybrid",
     ),
     (["speculation.memory_budget_mib=70000"], "expected an integer from 1 to 65536"),
-    (["routing=foo"], "Could not find 'routing/foo'"),
+    (["routing=foo"], "routing=foo is unknown: expected one of auto, context, verl [config.override]"),
     (["routing=context", "routing.policy=foo"], "routing.policy='foo': expected one of auto, verl, context"),
     (
         ["routing=context", "routing.chunk_tokens=0"],
@@ -100,15 +104,24 @@ BAD = [
     (["speculation.sharing_shards=0"], "speculation.sharing_shards=0: expected an integer from 1 to 64"),
     (["speculation.sharing_memory_mib=0"], "speculation.sharing_memory_mib=0: expected an integer of at least 1, or"),
     (["speculation.history_epochs=0"], "speculation.history_epochs=0: expected an integer of at least 1"),
-    (["speculation.nonsense=1"], "nonsense"),
+    (["speculation.nonsense=1"], "speculation.nonsense does not exist: the keys are listed in configs/speculation"),
+    (["speculation.num_draft_tokens=3"], "does not exist: did you mean speculation.num_speculative_tokens?"),
+    (["speculaton.policy=never"], "speculaton does not exist: did you mean speculation?"),
+    (["speculation.policy.name=never"], "speculation.policy.name does not exist"),
     (["+speculation.nonsense=1"], "speculation.nonsense is unknown"),
-    (["trainer.nonsense=1"], "trainer.nonsense"),
+    (["trainer.nonsense=1"], "trainer.nonsense does not exist: check its spelling"),
+    (["device=npu"], "device is no choice of this config: leave it out"),
+    # A `+` is what helps here.
+    (["actor_rollout_ref.rollout.engine_kwargs.vllm.block_size=16"], "To append to your config use +actor_rollout_ref"),
     (["+trainer.nonsense=1"], "trainer.nonsense is unknown"),
     (["not an override"], "override"),
     (["data.train_batch_size=0"], "data.train_batch_size=0: expected an integer of at least 1"),
     (["trainer.n_gpus_per_node=0"], "trainer.n_gpus_per_node=0: expected an integer of at least 1"),
     (["machine.threads=0"], "machine.threads=0: expected an integer of at least 1, or null"),
     (["actor_rollout_ref.rollout.max_num_seqs=1.5"], "max_num_seqs=1.5: expected an integer of at least 1"),
+    (["watchdog.weight_sync_seconds=abc"], "weight_sync_seconds=abc: expected a number of seconds above 0: change it"),
+    (["watchdog.weight_sync_seconds=0"], "watchdog.weight_sync_seconds=0: expected a number of seconds above 0"),
+    (["watchdog.weight_sync_seconds=null"], "watchdog.weight_sync_seconds=None: expected a number of seconds above 0"),
     (["seed=-5"], "seed=-5: expected an integer from 0 to 4294967295"),
     (
         ["+actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config=3"],
@@ -150,6 +163,8 @@ def test_mistakes_are_one_line(overrides, message):
         (["speculation.scope=history", "run_dir=/a/run"], "/a/run/history"),
         (["speculation.scope=history", "speculation.history_path=/b"], "/b"),
         (["speculation=off", "speculation.scope=history"], None),
+        (["speculation=hybrid", "speculation.scope=history", "run_dir=/a/run"], "/a/run/history"),
+        (["speculation=hybrid", "speculation.scope=history", "speculation.history_path=b"], f"{Path.cwd()}/b"),
     ],
 )
 def test_history_is_kept_beside_the_checkpoints(overrides, folder):

@@ -7,6 +7,7 @@ import torch
 from omegaconf import OmegaConf
 
 from recipe.launch import environment
+from sam.config import METHODS
 
 
 @pytest.fixture
@@ -66,6 +67,12 @@ def test_runs_that_differ_in_speculation_share_a_group_in_wandb(bare, tmp_path):
     assert (sam["WANDB_JOB_TYPE"], off["WANDB_JOB_TYPE"]) == ("sam", "off")
     assert sam["WANDB_TAGS"] == "speculation=sam,verification=exact,k=6,policy=threshold,device=cpu"
     assert off["WANDB_TAGS"] == "speculation=off,verification=exact,device=cpu"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_runs_whose_drafter_has_a_switch_bear_its_policy(tmp_path, method):
+    tags = environment.wandb_labels(config(tmp_path, method))["WANDB_TAGS"]
+    assert ("policy=threshold" in tags) == (method not in ("off", "ngram", "suffix"))
 
 
 def test_wandbs_variables_reach_the_processes_of_a_ray_that_runs_already(bare, tmp_path):

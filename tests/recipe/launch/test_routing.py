@@ -64,6 +64,8 @@ def test_the_line_of_the_log_says_which_why_and_the_way_out():
     context = routing.describe(compose_config(CUDA, []))
     assert context.startswith("context, chunks of 1024 tokens (8 replicas, 2048 requests in a round, 1024 slots; ")
     assert context.endswith("routing=verl: verl's balancer)")
+    none = [ONE, "actor_rollout_ref.rollout.tensor_model_parallel_size=2"]
+    assert routing.describe(compose_config(CUDA, none)).startswith("verl's balancer (no replica fits the devices; ")
     one = routing.describe(compose_config(CUDA, [ONE, "routing=context"]))
     assert one.startswith("context, whole responses (1 replica, 2048 requests")
 

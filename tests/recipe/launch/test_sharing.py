@@ -48,3 +48,14 @@ def test_the_line_of_the_log_names_replicas_shards_memory_and_the_way_out():
     assert said.startswith("4 replicas see each other's text through 2 shards, 1148 MiB in all at most")
     assert "speculation.sharing=none" in said and "\n" not in said
     assert "1 in all" in sharing.describe(compose_config("dapo_tiny_cpu", []))
+    alone = sharing.describe(compose_config("dapo_tiny_cpu", ["speculation.sharing=replicas"]))
+    assert alone.startswith("1 replica has no other to share with, its text is in 1 shard, ")
+
+
+def test_the_line_tells_of_data_parallel_ranks_which_have_a_drafter_each():
+    """The shards are told to every rank's engine: with them ranks see each other's text, without them none does."""
+    said = sharing.describe(compose_config("dapo_qwen3_235b", []))
+    own = "their own data-parallel rank, and the ranks of a replica do not share"
+    assert said == f"none, drafters see the text of {own} (1 replica of 32 data-parallel ranks)"
+    said = sharing.describe(compose_config("dapo_qwen3_235b", ["speculation.sharing=replicas"]))
+    assert said.startswith("1 replica of 32 data-parallel ranks see each other's text through 1 shard, ")

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from recipe.launch.config import compose_config
 from recipe.preflight import checks, report
 from tests.recipe.preflight.preflight_node import good_node
 
@@ -22,9 +23,17 @@ def test_a_good_node_is_all_green(node, capsys):
     code, said = said_of(capsys)
     assert code == 0 and "red" not in said and "skip" not in said and "0 problems" in said
     assert "2 nodes x 16 npu devices; rollout: 4 replicas of 8, up to 128 requests each; training: megatron" in said
+    assert (
+        "\nrouting: context, chunks of 4352 tokens (4 replicas, " in said and "\nsharing: 4 replicas see each" in said
+    )
     assert "longest responses" in said and "optimizer" in said and "a checkpoint has 427 GiB" in said
     assert "drafter: sam.vllm.ascend.async_proposer.AscendAsyncSamProposer, in place of vllm-ascend" in said
     assert "sampler: sam.vllm.exact_sampler.ExactSampler, put there by vllm_ascend" in said
+
+
+def test_slots_are_those_of_a_data_parallel_rank():
+    said = report.topology(compose_config("dapo_qwen3_235b", []))
+    assert "rollout: 1 replica of 128, up to 64 requests on each of 32 data-parallel ranks; training" in said
 
 
 def test_a_problem_is_red_below_its_subject_with_its_mend(node, capsys):

@@ -244,6 +244,13 @@ def test_the_right_kind_of_drafter(tmp_path, variants, sign):
     check_draft_model(tmp_path, {"vocab_size": 100}, ["off", *variants])
 
 
+def test_a_head_takes_part_to_the_page(bench, tmp_path):
+    (head := tmp_path / "head").mkdir()
+    (head / "config.json").write_text(json.dumps({"vocab_size": 100} | HEAD))
+    assert bench("--variants", "off", "eagle3", "--draft-model", str(head), seconds={"eagle3": 0.5}) == 0
+    assert "eagle3" in (tmp_path / "out" / "bench.html").read_text()
+
+
 def test_a_draft_model_takes_part(bench, tmp_path, capsys):
     (draft := tmp_path / "draft").mkdir()
     (draft / "config.json").write_text(json.dumps({"vocab_size": 100}))

@@ -172,6 +172,18 @@ def test_a_table_of_another_engine_leaves_the_threshold(tmp_path, monkeypatch):
     assert make_proposer(policy="goodput", step_cost=str(path)).policy.has_table
 
 
+def test_goodput_of_a_rotation_has_the_table(tmp_path, monkeypatch):
+    path, warnings = tmp_path / "cost.json", []
+    monkeypatch.setattr("sam.vllm.warmup_cost.logger.warning", lambda text, *values: warnings.append(text % values))
+    linear(1.0, 0.0, 0.1, fingerprint={"device": "A3"}).save(path)
+    monkeypatch.setattr("sam.vllm.warmup_cost.fingerprint", lambda config: {"device": "A3"})
+    rotation = {"policy_rotation": ["never", "goodput"], "step_cost": str(path)}
+    assert make_proposer(**rotation).policy.has_table and not warnings
+    monkeypatch.setattr("sam.vllm.warmup_cost.fingerprint", lambda config: {"device": "cpu"})
+    assert not make_proposer(**rotation).policy.has_table
+    assert len(warnings) == 1 and warnings[0].startswith("goodput of speculation.policy_rotation without")
+
+
 def test_no_drafts_while_a_router_is_about_to_fill_the_batch_and_drafts_when_nobody_comes():
     proposer = make_proposer(policy="threshold", batch_size_threshold=4)
     runner = proposer._runner
