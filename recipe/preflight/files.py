@@ -21,12 +21,17 @@ def data_problems(config: DictConfig, to_be_built: Path | None = None) -> Iterat
         value = config.data[key]
         for name in [value] if isinstance(value, str) else value:
             path = Path(name).expanduser()
-            if to_be_built in path.parents:
+            if _is_below(path, to_be_built):
                 continue
             if not path.is_file():
                 yield Problem("data.missing", f"data.{key}={name}", _maker(config))
             elif path.stat().st_size and (wrong := _wrong_parquet(path)):
                 yield Problem("data.wrong_file", f"data.{key}={name}: {wrong}", _maker(config))
+
+
+def _is_below(path: Path, folder: Path | None) -> bool:
+    """Either may be relative."""
+    return folder is not None and folder.absolute() in path.absolute().parents
 
 
 def _wrong_parquet(path: Path) -> str | None:
@@ -49,7 +54,7 @@ def model_problems(config: DictConfig, to_be_built: Path | None = None) -> Itera
     """None for a model below the directory `to_be_built`."""
     model = Path(config.actor_rollout_ref.model.path).expanduser()
     key = f"actor_rollout_ref.model.path={model}"
-    if to_be_built in model.parents:
+    if _is_below(model, to_be_built):
         return
     if not (model / "config.json").is_file():
         yield Problem("model.missing", f"{key}: no config.json", _maker(config))
@@ -84,7 +89,7 @@ def draft_model_problems(config: DictConfig, to_be_built: Path | None = None) ->
         if (size := rollout.get(key) or 1) > 1:
             yield Problem("drafter.ranks", f"actor_rollout_ref.rollout.{key}={size}")
     folder, model = Path(config.speculation.draft_model), Path(config.actor_rollout_ref.model.path).expanduser()
-    if to_be_built in folder.parents or to_be_built in model.absolute().parents:
+    if _is_below(folder, to_be_built) or _is_below(model, to_be_built):
         return
     key = f"speculation.draft_model={folder}"
     if not (folder / "config.json").is_file():
@@ -154,7 +159,7 @@ def history_problems(config: DictConfig, to_be_built: Path | None = None) -> Ite
     from sam.history import database, fingerprint  # only where there is a history
 
     model = Path(config.actor_rollout_ref.model.path).expanduser()
-    written_in = None if to_be_built in model.parents else fingerprint.fingerprint(str(model))
+    written_in = None if _is_below(model, to_be_built) else fingerprint.fingerprint(str(model))
     try:
         database.check_folder(Path(folder), written_in)
     except database.HistoryError as error:

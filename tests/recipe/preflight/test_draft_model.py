@@ -1,6 +1,7 @@
 """Mistakes in the choice of a draft model: one line each, before a device is taken."""
 
 import json
+from pathlib import Path
 
 import numpy
 import pytest
@@ -41,6 +42,14 @@ def test_none_is_looked_for_without_need(tmp_path):
     config = compose_config("dapo_tiny_cpu", ["speculation=sam", f"assets={tmp_path}"])
     assert list(draft_model_problems(config)) == []
     assert problems(tmp_path, to_be_built=tmp_path) == []
+
+
+@pytest.mark.parametrize("method", ["draft_model", "hybrid", "eagle3"])
+def test_a_script_makes_what_is_missing_below_a_relative_folder(method, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = compose_config("dapo_tiny_cpu", [f"speculation={method}", "assets=assets"])
+    assert list(draft_model_problems(config, to_be_built=Path("assets"))) == []
+    assert [found.code for found in draft_model_problems(config)] == ["drafter.missing"]
 
 
 def test_no_folder(model):
