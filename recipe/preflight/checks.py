@@ -40,9 +40,12 @@ class Check:
 def check(config: DictConfig, to_be_built: Path | None = None) -> None:
     """Raise ConfigError with the first problem found, and how many more there are.
 
-    vLLM is asked last: an answer that is not known yet takes 10 s. What lies below `to_be_built` is not looked at.
+    vLLM is asked last: an answer that is not known yet takes 10 s. What lies below `to_be_built` is not looked at, and vLLM
+    is not asked of a drafter that is not there yet.
     """
-    problems = list(find_problems(config, to_be_built)) or list(vllm_command.find_problems(config))
+    problems = list(find_problems(config, to_be_built))
+    if not problems and not files.lacks_drafter(config):
+        problems = list(vllm_command.find_problems(config))
     if problems:
         more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
         raise ConfigError(problems[0] + more)

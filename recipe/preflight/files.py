@@ -78,6 +78,11 @@ def trained_method(config: DictConfig) -> str | None:
     return SpeculationConfig.from_dict(OmegaConf.to_container(config.speculation)).trained_method()
 
 
+def lacks_drafter(config: DictConfig) -> bool:
+    """Whether a trained drafter is asked for that is not there."""
+    return trained_method(config) is not None and not (Path(config.speculation.draft_model) / "config.json").is_file()
+
+
 def draft_model_problems(config: DictConfig, to_be_built: Path | None = None) -> Iterator[Problem]:
     """Whether speculation's draft model is there and can draft for the model, on these ranks and this device."""
     if (method := trained_method(config)) is None:
@@ -92,7 +97,7 @@ def draft_model_problems(config: DictConfig, to_be_built: Path | None = None) ->
     if _is_below(folder, to_be_built) or _is_below(model, to_be_built):
         return
     key = f"speculation.draft_model={folder}"
-    if not (folder / "config.json").is_file():
+    if lacks_drafter(config):
         yield Problem("drafter.missing", f"{key}: no config.json", _draft_maker(config))
         return
     if found := wrong_kind(folder, method):

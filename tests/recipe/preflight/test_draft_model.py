@@ -8,6 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from recipe.launch.config import compose_config
+from recipe.preflight import checks
 from recipe.preflight.files import draft_model_problems
 
 SIZES = {
@@ -50,6 +51,19 @@ def test_a_script_makes_what_is_missing_below_a_relative_folder(method, tmp_path
     config = compose_config("dapo_tiny_cpu", [f"speculation={method}", "assets=assets"])
     assert list(draft_model_problems(config, to_be_built=Path("assets"))) == []
     assert [found.code for found in draft_model_problems(config)] == ["drafter.missing"]
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_vllm_is_not_asked_of_a_drafter_that_is_made_later(is_there, model, monkeypatch):
+    """Nor refuses it: a first run with a drafter, after runs without."""
+    asked = []
+    monkeypatch.setattr(checks, "find_problems", lambda *_arguments: [])
+    monkeypatch.setattr(checks.vllm_command, "find_problems", lambda config: asked.append(config) or [])
+    if is_there:
+        write(model / "draft_model")
+    config = compose_config("dapo_tiny_cpu", ["speculation=hybrid", f"assets={model}"])
+    checks.check(config, to_be_built=model)
+    assert bool(asked) == is_there
 
 
 def test_no_folder(model):
