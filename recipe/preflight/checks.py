@@ -40,8 +40,8 @@ class Check:
 def check(config: DictConfig, to_be_built: Path | None = None) -> None:
     """Raise ConfigError with the first problem found, and how many more there are.
 
-    vLLM is asked last: an answer that is not known yet takes 10 s. What lies below `to_be_built` is not looked at, and vLLM
-    is not asked of a drafter that is not there yet.
+    vLLM is asked last: an answer that is not known yet takes 10 s. What lies below `to_be_built` is not looked at, and
+    vLLM is not asked of a drafter that is not there yet.
     """
     problems = list(find_problems(config, to_be_built))
     if not problems and not files.lacks_drafter(config):
