@@ -94,7 +94,7 @@ def draft_model_problems(config: DictConfig, to_be_built: Path | None = None) ->
         if (size := rollout.get(key) or 1) > 1:
             yield Problem("drafter.ranks", f"actor_rollout_ref.rollout.{key}={size}")
     folder, model = Path(config.speculation.draft_model), Path(config.actor_rollout_ref.model.path).expanduser()
-    if _is_below(folder, to_be_built) or _is_below(model, to_be_built):
+    if _is_below(folder, to_be_built):
         return
     key = f"speculation.draft_model={folder}"
     if lacks_drafter(config):
@@ -104,7 +104,8 @@ def draft_model_problems(config: DictConfig, to_be_built: Path | None = None) ->
         yield Problem("drafter.kind", f"{key} holds {found}, speculation={method}")
         return
     yield from weights.find_problems(folder)
-    if (model / "config.json").is_file():  # else model_problems says so
+    # A model that is still to be built may be another one's yet; one that is missing model_problems speaks of.
+    if not _is_below(model, to_be_built) and (model / "config.json").is_file():
         yield from _unlike(key, settings_of(folder), settings_of(model), config)
 
 

@@ -5,8 +5,8 @@ are measured, everything included. The slower way is tried now and then, and a t
 the time until the next: it ends as soon as it is clearly behind (a sequential test), and the rest after it is as long
 as its loss asks for. What pays for one request need not pay for many, so each size of the batch in powers of two has
 its own verdict, and begins with that of the nearest size. A draft model that comes back has to read what it has missed:
-a trial of passes waits until that is cheap, as when texts are new. Passes that are too dear for what
-they could bring are neither tried nor kept.
+a trial of passes waits until that is cheap, as when texts are new. Passes that are too dear for what they could bring
+are neither tried nor kept.
 
 Times are in plain steps, which draft nothing: they rise with the batch and its context as the engine's steps do.
 """

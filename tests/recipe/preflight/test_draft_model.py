@@ -53,6 +53,12 @@ def test_a_script_makes_what_is_missing_below_a_relative_folder(method, tmp_path
     assert [found.code for found in draft_model_problems(config)] == ["drafter.missing"]
 
 
+def test_a_folder_of_ones_own_is_looked_at_before_assets_are_built(tmp_path):
+    own = f"speculation.draft_model={tmp_path / 'own'}"
+    (found,) = problems(tmp_path / "assets", own, to_be_built=tmp_path / "assets")
+    assert found.code == "drafter.missing"
+
+
 @pytest.mark.parametrize("is_there", [False, True])
 def test_vllm_is_not_asked_of_a_drafter_that_is_made_later(is_there, model, monkeypatch):
     """Nor refuses it: a first run with a drafter, after runs without."""
