@@ -52,7 +52,13 @@ class EaglePasses(CachedPasses, EagleProposer):
         self.states[slots[: len(states)].cpu()] = states.cpu()
 
     def missing(self, request_ids, rows, lengths, texts, before=None):
-        """As CachedPasses', of entries: the last token has none yet, and the first token is a part of the first one."""
+        """As CachedPasses', of entries: the last token has none yet, and the first token is a part of the first one.
+
+        Raises:
+            RuntimeError: no step's hidden states could be kept.
+        """
+        if self.states is None:
+            raise RuntimeError("the table of hidden states is not there")
         return super().missing(request_ids, rows, lengths - 1, texts[:, 1:], texts[rows, 0])
 
     def draft(self, request_ids, rows, lengths, missing, texts, count: int):
@@ -61,6 +67,9 @@ class EaglePasses(CachedPasses, EagleProposer):
 
     def _take_states(self, slots: torch.Tensor, carried: torch.Tensor | None) -> None:
         if carried is None:
+            if self.states is None:  # on this rank alone, or none would be asked: the others need its part of the pass
+                self.hidden_states[: len(slots)] = 0
+                return
             carried = self.states[slots].to(self.device)
             if self.eagle3_use_aux_hidden_state:
                 carried = self.model.combine_hidden_states(carried)

@@ -47,7 +47,8 @@ class CachedPasses:
     """The passes of one of vLLM's proposers with a model, a base after this one, for some rows in some steps.
 
     Attributes:
-        written: what its KV cache holds; None before it is asked for the first time.
+        written: what its KV cache holds; None before `missing` is asked for the first time, which is asked of the first
+            tensor-parallel rank only.
     """
 
     def _prepare(self, runner) -> None:
@@ -123,10 +124,7 @@ class CachedPasses:
         """
 
     def _table(self):
-        table = self.runner.input_batch.block_table[self.kv_cache_gid]
-        if self.written is None:
-            self.written = WrittenBlocks(table.block_size)
-        return table
+        return self.runner.input_batch.block_table[self.kv_cache_gid]
 
     def missing(self, request_ids, rows: list[int], lengths: np.ndarray, texts: np.ndarray, before=None) -> np.ndarray:
         """Tokens that the first pass of each row reads: at least its last one.
@@ -141,7 +139,10 @@ class CachedPasses:
         Returns:
             int64 [rows].
         """
-        blocks = self._table().get_numpy_array()
+        table = self._table()
+        if self.written is None:
+            self.written = WrittenBlocks(table.block_size)
+        blocks = table.get_numpy_array()
         before = [-1] * len(rows) if before is None else before.tolist()
         found = [
             self.written.written(name, texts[row, :length], blocks[row], token)
@@ -186,7 +187,8 @@ class CachedPasses:
             states = self._forward(chosen, begins, ends, torch.from_numpy(ids).to(self.device))
             at = np.cumsum(ends - begins) - 1
             for (row, begin, end), index in zip(one, at.tolist(), strict=True):
-                self.written.note(names[row], begin, end, blocks[row])
+                if self.written is not None:
+                    self.written.note(names[row], begin, end, blocks[row])
                 if end == length_of[row]:
                     last[row] = [one[index] for one in states]
         for_logits, carried = (torch.stack(parts) for parts in zip(*(last[row] for row in rows), strict=True))

@@ -20,22 +20,14 @@ from sam.vllm import warmup_cost
 from sam.vllm.proposer import SamProposer
 from sam.vllm.trained import COUNTERS
 from sam.vllm.trained.passes import DraftModelPasses
+from sam.vllm.trained.ranks import FirstRankDecides, check_ranks
 
 logger = logging.getLogger(__name__)
 
 MAX_ERRORS = 8  # one after the other, after which the draft model rests until the next weight sync
 
 
-def check_ranks(parallel) -> None:
-    """Raise ValueError where an engine's ranks could not agree on when a draft model runs."""
-    for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
-        if (size := getattr(parallel, name, 1)) != 1:
-            raise ValueError(
-                f"{name}={size}: a draft model is switched on one rank only: set it to 1, or speculation=sam"
-            )
-
-
-class SwitchedDraftModel(SamProposer):
+class SwitchedDraftModel(FirstRankDecides):
     """A SamProposer whose drafts a draft model replaces where that pays; a base after this one runs its passes.
 
     An error of the draft model is counted in `counters["draft_model_errors"]` and logged once. It then rests for that
@@ -43,7 +35,7 @@ class SwitchedDraftModel(SamProposer):
     """
 
     def __init__(self, vllm_config, device, runner=None):
-        check_ranks(vllm_config.parallel_config)
+        check_ranks(vllm_config.parallel_config, vllm_config.scheduler_config.async_scheduling)
         super(SamProposer, self).__init__(vllm_config, device, runner)  # vLLM's proposer, which holds the model
         self._prepare(runner)
         SamProposer.__init__(self, vllm_config)
@@ -82,7 +74,7 @@ class SwitchedDraftModel(SamProposer):
     def measure_passes(self) -> None:
         """Time the draft model's passes for goodput, when the KV cache is there."""
         most = min(self.max_num_tokens, 4 * self.max_batch_size)
-        self.pass_cost = PassCost(*warmup_cost.measured(self.time_pass, most, lambda number: number))
+        self.pass_cost = PassCost(*warmup_cost.measured(self.time_pass, most, self.agreed))
 
     @contextlib.contextmanager
     def timing_target(self):
@@ -115,7 +107,7 @@ class SwitchedDraftModel(SamProposer):
     def propose(self, **_unused) -> list[list[int]]:
         """Draft as SamProposer does, from what the host knows."""
         batch = self._runner.input_batch
-        return SamProposer.propose(self, self._sampled, batch.num_tokens_no_spec, batch.token_ids_cpu)
+        return FirstRankDecides.propose(self, self._sampled, batch.num_tokens_no_spec, batch.token_ids_cpu)
 
     def _observe(self, now, state, emitted) -> None:
         """The time of the draft model's passes is its own, not the step's."""
@@ -134,12 +126,16 @@ class SwitchedDraftModel(SamProposer):
             return self._replaced(state, plan, rows, ids, known[rows], token_ids_cpu, proposed)
         except Exception:
             self._errors_in_a_row += 1
-            self.counters["draft_model_errors"] += 1
-            if self.counters["draft_model_errors"] == 1:
-                logger.exception("the draft model failed; drafts go on without it (logged once, then counted)")
+            self.count_model_error()
             return proposed
         finally:
             self._drafting_ms = (time.perf_counter() - began) * 1e3
+
+    def count_model_error(self) -> None:
+        """Of the exception being handled: the rollout goes on without the draft model's tokens."""
+        self.counters["draft_model_errors"] += 1
+        if self.counters["draft_model_errors"] == 1:
+            logger.exception("the draft model failed; drafts go on without it (logged once, then counted)")
 
     def _learn(self, rows, ids, known, token_ids_cpu) -> None:
         """Compare the last drafts with the text; nothing to do while the draft model rests."""
@@ -188,7 +184,7 @@ class SwitchedDraftModel(SamProposer):
         chosen = np.flatnonzero(plan.wanted).tolist()
         names = [ids[i] for i in chosen]
         began = time.perf_counter()
-        drafted, finite = self.draft(
+        drafted, finite = self.run_passes(
             names, [rows[i] for i in chosen], lengths[chosen], missing[chosen], texts, plan.count
         )
         self.pass_cost.observe(plan.milliseconds, (time.perf_counter() - began) * 1e3, plan.reading)

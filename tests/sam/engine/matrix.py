@@ -89,21 +89,28 @@ def _contexts() -> set[zmq.Context]:
 @contextlib.contextmanager
 def engine(model, method: str, is_asynchronous: bool, ranks: int = 1, **arguments):
     """An engine of the matrix, as vLLM's LLM; `method` is sam or off."""
+    speculation = SpeculationConfig(method=method, policy="threshold", batch_size_threshold=1000)
+    if ranks > 1:
+        arguments["worker_extension_cls"] = "tests.sam.engine.matrix_ranks.Ranks"
+    with started(
+        model=model.path, max_model_len=256, dtype="float32", enforce_eager=True, seed=0, tensor_parallel_size=ranks,
+        distributed_executor_backend="mp" if ranks > 1 else "uni", kv_cache_memory_bytes=64 << 20,
+        async_scheduling=is_asynchronous, logprobs_mode="processed_logprobs", disable_log_stats=False,
+        **SQUEEZED, **speculation.vllm_arguments(is_asynchronous), **arguments,
+    ) as llm:  # fmt: skip
+        yield llm
+
+
+@contextlib.contextmanager
+def started(**arguments):
+    """vLLM's LLM with these arguments, of whose ranks nothing is left afterwards."""
     from vllm import LLM
 
     from sam.vllm import plugin
 
     plugin.register()
-    speculation = SpeculationConfig(method=method, policy="threshold", batch_size_threshold=1000)
-    if ranks > 1:
-        arguments["worker_extension_cls"] = "tests.sam.engine.matrix_ranks.Ranks"
     shared_before, contexts_before = set(Path("/dev/shm").glob("*-cpushm_*")), _contexts()
-    llm = LLM(
-        model=model.path, max_model_len=256, dtype="float32", enforce_eager=True, seed=0, tensor_parallel_size=ranks,
-        distributed_executor_backend="mp" if ranks > 1 else "uni", kv_cache_memory_bytes=64 << 20,
-        async_scheduling=is_asynchronous, logprobs_mode="processed_logprobs", disable_log_stats=False,
-        **SQUEEZED, **speculation.vllm_arguments(is_asynchronous), **arguments,
-    )  # fmt: skip
+    llm = LLM(**arguments)
     try:
         yield llm
     finally:

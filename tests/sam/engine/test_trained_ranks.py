@@ -1,0 +1,98 @@
+"""Trained drafters on two tensor-parallel ranks: the same tokens, the same passes on both, faults of both or of one."""
+
+import contextlib
+
+import pytest
+
+from sam.config import SpeculationConfig
+from tests.sam.engine import matrix
+from tests.sam.engine.draft_model_runs import SMALL, K, again, save_draft_model
+from tests.sam.engine.eagle_head import save_head
+from tests.sam.engine.tiny_engine import save_model
+
+pytestmark = pytest.mark.engine
+ALWAYS, PAUSED, NEVER = tuple(range(10)), (3, 4, 9), ()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment():
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        matrix.environment(monkeypatch)
+        yield
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    target = save_model(tmp_path_factory.mktemp("model"), sharpness=12.0)
+    draft, head = (tmp_path_factory.mktemp(name) for name in ("draft", "head"))
+    save_draft_model(target, draft)
+    save_head(target, head)
+    return {"target": target, "draft_model": draft, "hybrid": draft, "eagle3": head}
+
+
+@contextlib.contextmanager
+def engine(folders, method, **settings):
+    drafter = {} if method == "off" else {"draft_model": str(folders[method]), "cross_prompt": False}
+    config = SpeculationConfig(method=method, num_speculative_tokens=K, **{"policy": "always", **drafter, **settings})
+    with matrix.started(
+        model=folders["target"].path, skip_tokenizer_init=True, max_model_len=256, max_num_seqs=64, dtype="float32",
+        enforce_eager=True, seed=0, tensor_parallel_size=2, distributed_executor_backend="mp",
+        kv_cache_memory_bytes=64 << 20, async_scheduling=False, disable_log_stats=False,
+        worker_extension_cls="tests.sam.engine.trained_ranks.Ranks", **SMALL, **config.vllm_arguments(),
+    ) as llm:  # fmt: skip
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def off(folders):
+    with engine(folders, "off") as llm:
+        return again(llm)
+
+
+def played(llm, pattern=None):
+    """Tokens, and of each rank what it counted."""
+    llm.collective_rpc("take")
+    if pattern is not None:
+        llm.collective_rpc("draft", args=(pattern,))
+    tokens = again(llm)
+    return tokens, llm.collective_rpc("take")
+
+
+@pytest.mark.parametrize("method", ["draft_model", "hybrid", "eagle3"])
+def test_identical_tokens_and_the_same_passes_on_both_ranks(folders, off, method):
+    with engine(folders, method) as llm:
+        llm.collective_rpc("prepare")
+        for pattern in (ALWAYS, PAUSED):
+            tokens, ((counters, first), (others, second)) = played(llm, pattern)
+            assert tokens == off
+            assert first == second and first["passes"] > 20 and first["messages"] == first["steps"]
+            assert counters["draft_errors"] == counters["draft_model_errors"] == others["draft_model_errors"] == 0
+            assert counters["draft_model_invalid_drafts"] == 0
+        if method == "draft_model":  # the head of `eagle3` has random weights, and sam knows this text
+            assert counters["draft_model_accepted_tokens"] > counters["draft_model_drafted_tokens"] / 4
+
+        tokens, ((_, first), (_, second)) = played(llm, NEVER)
+        assert tokens == off and first == second and "passes" not in first
+
+        llm.collective_rpc("break_passes", args=((0, 1),))
+        tokens, ((counters, _), (others, _)) = played(llm, ALWAYS)
+        assert tokens == off and counters["draft_errors"] == 0
+        assert counters["draft_model_errors"] == others["draft_model_errors"] == 8  # then it rests
+
+
+def test_the_first_ranks_clock_decides_and_a_switched_off_phase_has_few_messages(folders, off):
+    with engine(folders, "draft_model", policy="goodput") as llm:  # passes are timed at start-up, by both ranks
+        llm.collective_rpc("prepare")
+        tokens, ((_, first), (_, second)) = played(llm)
+        assert tokens == off and first == second
+    with engine(folders, "draft_model", policy="threshold", batch_size_threshold=1) as llm:
+        llm.collective_rpc("prepare")
+        tokens, ((_, first), (_, second)) = played(llm)
+        assert tokens == off and first == second and first["messages"] < first["steps"] / 2
+
+
+def test_a_fault_of_one_rank_ends_the_engine_rather_than_to_leave_it_waiting(folders):
+    with engine(folders, "draft_model") as llm:
+        llm.collective_rpc("break_passes", args=((1,),))
+        with pytest.raises(Exception):  # noqa: B017, PT011 - vLLM's, by what it was doing
+            again(llm)

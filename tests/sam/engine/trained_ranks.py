@@ -1,0 +1,47 @@
+"""What the workers of an engine with a trained drafter on two tensor-parallel ranks do and count."""
+
+from collections import Counter
+
+from tests.sam.engine.draft_model_runs import Sometimes
+
+
+class Ranks:
+    """Mixed into vLLM's worker; the methods are called through `collective_rpc`."""
+
+    def prepare(self) -> None:
+        """Count messages and passes of each rank."""
+        from vllm.distributed.parallel_state import get_tp_group
+
+        drafter, group = self.model_runner.drafter, get_tp_group()
+        broadcast, forward, propose = group.broadcast_object, drafter._forward, drafter.propose
+        self.counted = Counter()
+
+        def counting(name, function):
+            def call(*arguments, **keywords):
+                self.counted[name] += 1
+                return function(*arguments, **keywords)
+
+            return call
+
+        group.broadcast_object = counting("messages", broadcast)
+        drafter._forward = counting("passes", forward)
+        drafter.propose = counting("steps", propose)
+
+    def draft(self, pattern) -> None:
+        """Draft in the steps that `pattern` names, of every ten."""
+        self.model_runner.drafter.policy = Sometimes(pattern)
+
+    def break_passes(self, ranks) -> None:
+        """Let each pass raise on these ranks."""
+        from datetime import timedelta
+
+        from sam.vllm.trained import ranks as module
+
+        module.COMMON_FAULT = timedelta(seconds=2)
+        if self.rank in ranks:
+            self.model_runner.drafter.model.compute_logits = None
+
+    def take(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Counters of the drafter, and what was counted since the last call."""
+        counted, self.counted = dict(self.counted), Counter()
+        return dict(self.model_runner.drafter.counters), counted
