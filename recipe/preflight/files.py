@@ -68,7 +68,8 @@ def model_problems(config: DictConfig, to_be_built: Path | None = None) -> Itera
 
 HEADS = ("num_attention_heads", "num_key_value_heads", "head_dim")
 LAYERS_READ = "eagle_aux_hidden_state_layer_ids"
-RANKS = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size")
+SPLIT = ("num_attention_heads", "intermediate_size")  # over tensor-parallel ranks
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def trained_method(config: DictConfig) -> str | None:
@@ -89,11 +90,8 @@ def draft_model_problems(config: DictConfig, to_be_built: Path | None = None) ->
         return
     if config.trainer.device == "npu":
         yield Problem("drafter.device", f"speculation={config.speculation.method}, trainer.device=npu")
-    rollout = config.actor_rollout_ref.rollout
-    for key in RANKS:
-        if (size := rollout.get(key) or 1) > 1:
-            yield Problem("drafter.ranks", f"actor_rollout_ref.rollout.{key}={size}")
     folder, model = Path(config.speculation.draft_model), Path(config.actor_rollout_ref.model.path).expanduser()
+    yield from _ranks(config.actor_rollout_ref.rollout, settings_of(model))
     if _is_below(folder, to_be_built):
         return
     key = f"speculation.draft_model={folder}"
@@ -109,6 +107,25 @@ def draft_model_problems(config: DictConfig, to_be_built: Path | None = None) ->
         yield from _unlike(key, settings_of(folder), settings_of(model), config)
 
 
+def _ranks(rollout: DictConfig, target: dict) -> Iterator[Problem]:
+    """Those that cannot run a draft model's passes together. Data-parallel engines of a dense model are independent."""
+    has_experts = any(target.get(name) for name in EXPERTS)
+    for key in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size"):
+        if (size := rollout.get(key) or 1) > 1 and (has_experts or key != "data_parallel_size"):
+            why = " of a model with experts" * (key == "data_parallel_size")
+            yield Problem("drafter.ranks", f"actor_rollout_ref.rollout.{key}={size}{why}")
+
+
+def _undivided(key: str, draft: dict, ranks: int) -> Iterator[Problem]:
+    """What vLLM cannot divide among tensor-parallel ranks, as its ModelConfig and its layers have it."""
+    named = f"actor_rollout_ref.rollout.tensor_model_parallel_size={ranks}"
+    for name in SPLIT:
+        if (size := draft.get(name)) and size % ranks:
+            yield Problem("drafter.split", f"{key}: {name}={size}, {named}")
+    if (size := draft.get("num_key_value_heads")) and max(size, ranks) % min(size, ranks):
+        yield Problem("drafter.split", f"{key}: num_key_value_heads={size}, {named}")
+
+
 def _draft_maker(config: DictConfig) -> str | None:
     is_head = config.speculation.method == "eagle3"
     if "assets" in config:
@@ -122,6 +139,7 @@ def _unlike(key: str, draft: dict, target: dict, config: DictConfig) -> Iterator
     for name in HEADS:
         if config.trainer.device == "cpu" and (found := draft.get(name)) != (wanted := target.get(name)):
             yield Problem("drafter.heads", f"{key}: {name}={found}, the model's is {wanted}")
+    yield from _undivided(key, draft, config.actor_rollout_ref.rollout.tensor_model_parallel_size)
     if trained_method(config) == "eagle3":
         yield from _unlike_head(key, draft, target)
     drafted, at_once = config.speculation.num_speculative_tokens, draft.get("n_predict")

@@ -35,7 +35,8 @@ drafter.layers | expected different layers of the target, from 0 to their number
 drafter.load | vLLM would not load it | correct what the line names
 drafter.missing | there is no draft model | make it with python -m recipe.draft_model, or point the key at your own
 drafter.positions | it has no position for a draft token after the longest prompt | choose another
-drafter.ranks | a draft model is switched on one rank only | set it to 1, or choose speculation=sam
+drafter.ranks | these ranks cannot run a draft model's passes together | set it to 1, or choose speculation=sam
+drafter.split | tensor-parallel ranks cannot divide it evenly | change the number of ranks, or choose another
 drafter.tokens | vLLM takes no more draft tokens than n_predict, or a multiple | change the number
 drafter.vocabulary | drafts are token ids of the target | choose a draft model with the target's tokenizer
 environment.misspelt | nothing reads this variable | correct its name

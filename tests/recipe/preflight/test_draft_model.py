@@ -99,11 +99,34 @@ def test_damaged_weights(model):
     assert [one.code for one in problems(model)] == ["model.damaged"]
 
 
-@pytest.mark.parametrize("key", ["tensor_model_parallel_size", "data_parallel_size"])
-def test_several_ranks(model, key):
+def test_independent_engines_are_accepted(model):
     write(model / "draft_model")
-    (found,) = problems(model, f"actor_rollout_ref.rollout.{key}=2")
-    assert found.code == "drafter.ranks" and f"{key}=2" in found
+    assert problems(model, "actor_rollout_ref.rollout.data_parallel_size=2") == []
+
+
+def test_ranks_that_cannot_run_passes_together(model):
+    write(model / "draft_model")
+    for key in ("tensor_model_parallel_size", "pipeline_model_parallel_size"):
+        (found,) = problems(model, f"actor_rollout_ref.rollout.{key}=2")
+        assert found.code == "drafter.ranks" and f"{key}=2" in found and "\n" not in found
+    (model / "model" / "config.json").write_text(json.dumps(SIZES | {"num_experts": 8}))
+    (found,) = problems(model, "actor_rollout_ref.rollout.data_parallel_size=2")
+    assert found.code == "drafter.ranks" and "data_parallel_size=2 of a model with experts" in found
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks", "said"),
+    [
+        ({"intermediate_size": 129}, 2, "intermediate_size=129"),
+        ({"num_attention_heads": 6}, 4, "num_attention_heads=6"),
+        ({"num_attention_heads": 12, "num_key_value_heads": 3}, 4, "num_key_value_heads=3"),
+    ],
+)
+def test_one_that_ranks_cannot_divide(model, changes, ranks, said):
+    write(model / "draft_model", **changes)
+    found = problems(model, f"actor_rollout_ref.rollout.tensor_model_parallel_size={ranks}")
+    (one,) = [one for one in found if one.code == "drafter.split"]
+    assert said in one and f"tensor_model_parallel_size={ranks}" in one and "\n" not in one
 
 
 def test_a_device_without_the_door(model):

@@ -10,7 +10,10 @@ from tests.sam.engine.draft_model_runs import SMALL, K, again, save_draft_model
 from tests.sam.engine.eagle_head import save_head
 from tests.sam.engine.tiny_engine import save_model
 
-pytestmark = pytest.mark.engine
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skip("does not end yet, so that check_ranks refuses tensor_parallel_size: remove both together"),
+]
 ALWAYS, PAUSED, NEVER = tuple(range(10)), (3, 4, 9), ()
 
 
@@ -31,12 +34,13 @@ def folders(tmp_path_factory):
 
 
 @contextlib.contextmanager
-def engine(folders, method, **settings):
+def engine(folders, method, ranks=2, **settings):
     drafter = {} if method == "off" else {"draft_model": str(folders[method]), "cross_prompt": False}
     config = SpeculationConfig(method=method, num_speculative_tokens=K, **{"policy": "always", **drafter, **settings})
     with matrix.started(
         model=folders["target"].path, skip_tokenizer_init=True, max_model_len=256, max_num_seqs=64, dtype="float32",
-        enforce_eager=True, seed=0, tensor_parallel_size=2, distributed_executor_backend="mp",
+        enforce_eager=True, seed=0, tensor_parallel_size=ranks,
+        distributed_executor_backend="mp" if ranks > 1 else "uni",
         kv_cache_memory_bytes=64 << 20, async_scheduling=False, disable_log_stats=False,
         worker_extension_cls="tests.sam.engine.trained_ranks.Ranks", **SMALL, **config.vllm_arguments(),
     ) as llm:  # fmt: skip
@@ -68,9 +72,6 @@ def test_identical_tokens_and_the_same_passes_on_both_ranks(folders, off, method
             assert first == second and first["passes"] > 20 and first["messages"] == first["steps"]
             assert counters["draft_errors"] == counters["draft_model_errors"] == others["draft_model_errors"] == 0
             assert counters["draft_model_invalid_drafts"] == 0
-        if method == "draft_model":  # the head of `eagle3` has random weights, and sam knows this text
-            assert counters["draft_model_accepted_tokens"] > counters["draft_model_drafted_tokens"] / 4
-
         tokens, ((_, first), (_, second)) = played(llm, NEVER)
         assert tokens == off and first == second and "passes" not in first
 
@@ -78,6 +79,16 @@ def test_identical_tokens_and_the_same_passes_on_both_ranks(folders, off, method
         tokens, ((counters, _), (others, _)) = played(llm, ALWAYS)
         assert tokens == off and counters["draft_errors"] == 0
         assert counters["draft_model_errors"] == others["draft_model_errors"] == 8  # then it rests
+
+
+def test_as_many_drafts_are_accepted_as_on_one_rank(folders):
+    shares = []
+    for ranks in (1, 2):
+        with engine(folders, "draft_model", ranks) as llm:
+            llm.collective_rpc("prepare")
+            _, ((counters, _), *_) = played(llm, ALWAYS)
+            shares.append(counters["draft_model_accepted_tokens"] / counters["draft_model_drafted_tokens"])
+    assert shares[0] > 0.05 and shares[1] == pytest.approx(shares[0], rel=0.1), shares
 
 
 def test_the_first_ranks_clock_decides_and_a_switched_off_phase_has_few_messages(folders, off):
