@@ -22,8 +22,6 @@ logger = logging.getLogger(__name__)
 # Within which a fault that all ranks have in common has come to each.
 COMMON_FAULT = timedelta(seconds=30)
 REFUSED = {
-    # Its engine test on two ranks does not end (tests/sam/engine/test_trained_ranks.py). Goes when it does.
-    "tensor_parallel_size": "a draft model's passes on several ranks are not finished",
     "pipeline_parallel_size": "a draft model's passes are not built for stages",
     "data_parallel_size": "with experts these ranks take every forward pass together, but switch at different times",
     "prefill_context_parallel_size": "a draft model's passes do not split texts over ranks",
