@@ -13,6 +13,7 @@ logger = logging.getLogger(__name__)
 
 METHODS = ("sam", "off", "ngram", "suffix", "draft_model", "hybrid", "eagle3")
 WITH_DRAFT_MODEL = ("draft_model", "hybrid", "eagle3")
+SCHEDULED_AHEAD = ("sam", *WITH_DRAFT_MODEL)  # methods that draft under asynchronous scheduling too
 POLICIES = ("threshold", "goodput", "always", "never")
 SCOPES = ("request", "group", "history")
 VERIFICATIONS = ("exact", "rejection")
@@ -160,7 +161,7 @@ class SpeculationConfig:
         for key, low in {"min_match_len": 0, "sharing_memory_mib": 1}.items():
             if (value := getattr(self, key)) is not None and (type(value) is not int or value < low):
                 raise ValueError(f"speculation.{key}={value!r}: expected an integer of at least {low}, or null")
-        if self.async_scheduling == "on" and self.method not in ("sam", "off"):
+        if self.async_scheduling == "on" and self.method not in ("off", *SCHEDULED_AHEAD):
             raise ValueError(
                 f"speculation.async_scheduling=on: vLLM schedules synchronously with speculation.method={self.method}: "
                 "set it to auto"
@@ -205,7 +206,7 @@ class SpeculationConfig:
         return "eagle3" if is_eagle3_head(Path(self.draft_model)) else "draft_model"
 
     def schedules_asynchronously(self, device: str, pipeline: int = 1, engine_setting: bool | None = None) -> bool:
-        """Whether sam drafts under asynchronous scheduling, with any number of tensor-parallel ranks.
+        """Whether the method drafts under asynchronous scheduling, with any number of tensor-parallel ranks.
 
         Args:
             device: cuda, npu or cpu.
@@ -222,25 +223,26 @@ class SpeculationConfig:
             obstacle = f"pipeline_parallel_size={pipeline}"
         elif engine_setting is False:
             obstacle = "vLLM's own async_scheduling=False"
-        if self.async_scheduling == "on" and self.method == "sam" and obstacle:
+        can = self.method in SCHEDULED_AHEAD
+        if self.async_scheduling == "on" and can and obstacle:
             raise ValueError(f"speculation.async_scheduling=on: not with {obstacle}: set it to auto")
-        return self.method == "sam" and self.async_scheduling != "off" and obstacle is None
+        return can and self.async_scheduling != "off" and obstacle is None
 
     def vllm_arguments(self, asynchronous: bool = False) -> dict[str, Any]:
         """vLLM engine arguments: `speculative_config` (absent when off) and `additional_config`.
 
         `additional_config` is vLLM's own place for plugins' settings; `from_vllm` reads it in every engine process.
-        `asynchronous`: sam drafts under asynchronous scheduling, through the door of vLLM's ngram_gpu.
+        `asynchronous`: the method drafts under asynchronous scheduling, sam through the door of vLLM's ngram_gpu.
         """
         arguments: dict[str, Any] = {"additional_config": {"speculation": self.to_dict()}}
+        # vLLM calls the drafter after the step's tokens have come to the host, where the switch decides.
+        not_padded = {} if asynchronous else {"disable_padded_drafter_batch": True}
         drafters: dict[str, dict[str, Any]] = {
             "sam": {"method": "ngram_gpu"} if asynchronous else {"model": "sam.vllm.proposer.SamProposer"},
             "ngram": {key: getattr(self, key) for key in ("method", "prompt_lookup_max", "prompt_lookup_min")},
             "suffix": {"method": "suffix"},
-            # Not padded: drafted after the step's tokens have come to the host, where the switch decides.
             **dict.fromkeys(
-                WITH_DRAFT_MODEL,
-                {"method": self.trained_method(), "model": self.draft_model, "disable_padded_drafter_batch": True},
+                WITH_DRAFT_MODEL, {"method": self.trained_method(), "model": self.draft_model} | not_padded
             ),
         }
         if self.method != "off":

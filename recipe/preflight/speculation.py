@@ -85,7 +85,8 @@ def _draft_model(config: DictConfig) -> str:
         raise RuntimeError(f"the plugin `sam` leaves vLLM's {door.__name__} as it is (install vllm==0.23.0)")
     if method == "eagle3":
         _check_eagle3(Path(config.speculation.draft_model), Path(config.actor_rollout_ref.model.path).expanduser())
-    made = doors.MADE[door]
+    asynchronous = not _settings(config)["speculative_config"].get("disable_padded_drafter_batch")
+    made = doors.made(door, asynchronous)
     return f"{made.__module__}.{made.__qualname__}, in place of vLLM's {door.__name__}"
 
 

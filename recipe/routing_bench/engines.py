@@ -13,7 +13,7 @@ from tqdm import tqdm
 from recipe.routing_bench.results import Rollout, Variant
 from recipe.routing_bench.rollout import run
 from recipe.routing_bench.servers import start_servers
-from recipe.routing_bench.work import Work, make_work
+from recipe.routing_bench.work import Lengths, Work, make_work
 from sam.sharing.shard import start_shards
 
 SHARD_BYTES = 64 << 20
@@ -32,7 +32,7 @@ class Engines:
         self,
         options: argparse.Namespace,
         configs: dict[str, DictConfig],
-        lengths: Callable[[int], list[int]],
+        lengths: Callable[[int], Lengths],
         folder: Path,
     ):
         import pandas

@@ -11,7 +11,8 @@ class Variant:
     """Who routes, and which engines generate.
 
     Attributes:
-        router: verl, context, or oracle: the same policy with every length known beforehand.
+        router: verl, context, history: the same policy with each prompt's mean in an earlier epoch known beforehand,
+            or oracle: with every length known beforehand.
         engines: off, sam, or shared: sam with speculation.sharing=replicas.
         chunk_tokens: as in the `routing` section.
         replicas: of all that there are, the first so many generate; None: all.

@@ -17,15 +17,28 @@ from recipe.routing_bench.work import Work
 from sam.vllm.bench.forced_text import ARGUMENT
 
 
+class HistoryClient(RoutedClient):
+    """Tells the router what a history would: the mean of each prompt's lengths in an earlier epoch."""
+
+    work: Work
+
+    def describe(self, prompt_ids, sampling_params, limit):
+        number = sampling_params["extra_args"][ARGUMENT]
+        return {**super().describe(prompt_ids, sampling_params, limit), "expected": self.work.expected[number]}
+
+
 class OracleClient(RoutedClient):
     """Tells the router each response's length before it starts."""
 
-    lengths: list[int] = []
+    work: Work
 
     def describe(self, prompt_ids, sampling_params, limit):
         number = sampling_params["extra_args"][ARGUMENT]
         about = super().describe(prompt_ids, sampling_params, limit)
-        return {**about, "group": str(number), "expected": self.lengths[number]}
+        return {**about, "group": str(number), "expected": self.work.lengths[number]}
+
+
+CLIENTS = {"context": RoutedClient, "history": HistoryClient, "oracle": OracleClient}
 
 
 def make_client(variant: Variant, servers: dict[str, Any], config: DictConfig, folder: Path):
@@ -38,7 +51,7 @@ def make_client(variant: Variant, servers: dict[str, Any], config: DictConfig, f
     routing = OmegaConf.to_container(config.routing, resolve=True)
     settings = {**routing, "lookahead_tokens": drafts, "log": str(folder / LOG_FILE)}
     router = ContextRouterActor.remote(servers, settings)
-    return (OracleClient if variant.router == "oracle" else RoutedClient)(config, router), router
+    return CLIENTS[variant.router](config, router), router
 
 
 async def run(
@@ -49,7 +62,7 @@ async def run(
     await asyncio.gather(*(server.begin.remote(work.lengths, end_token) for server in servers.values()))
     client, router = make_client(variant, servers, config, folder)
     await router.get_status.remote()  # it is there
-    client.lengths = work.lengths
+    client.work = work
     common = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "ignore_eos": True, "detokenize": False}
 
     async def respond(number: int) -> list[int]:

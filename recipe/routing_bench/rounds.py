@@ -13,14 +13,16 @@ REFERENCE = "verl"
 
 
 def variants_of(options: argparse.Namespace) -> list[Variant]:
-    """verl's router first, then ours, for each kind of engine."""
+    """verl's router first, then ours, for each kind of engine; recorded lengths have no earlier epoch."""
     made = [Variant(REFERENCE, "verl"), Variant("context", "context")]
     made += [Variant(f"context, chunks of {chunk}", "context", chunk_tokens=chunk) for chunk in options.chunk]
-    made.append(Variant("oracle's order", "oracle"))
+    made += [Variant("context, an epoch before", "history"), Variant("oracle's order", "oracle")]
     chunk = options.chunk[0]
     made += [Variant("verl, sam", "verl", "sam"), Variant("verl, sam, sharing", "verl", "shared")]
     made.append(Variant("context, sam, sharing", "context", "shared"))
+    made.append(Variant("context, an epoch before, sam, sharing", "history", "shared"))
     made.append(Variant(f"context, sam, sharing, chunks of {chunk}", "context", "shared", chunk))
+    made = [variant for variant in made if options.lengths is None or variant.router != "history"]
     return [variant for variant in made if variant.engines in options.engines]
 
 
@@ -61,7 +63,7 @@ async def play(options: argparse.Namespace, engines: Engines) -> tuple[dict, str
 
 def shown(variants: list[Variant]) -> list[Variant]:
     """The variants in the picture: verl's router, the context router whole and in chunks, and all together."""
-    first = [variant for variant in variants if variant.engines == "off" and variant.router != "oracle"][:3]
+    first = [variant for variant in variants if variant.engines == "off" and variant.router in ("verl", "context")][:3]
     return [*first, *[variant for variant in variants if variant.engines == "shared"][:1]]
 
 

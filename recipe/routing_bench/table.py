@@ -40,14 +40,14 @@ def rows(rounds: list[dict[str, Rollout]], reference: str, own_prompts: Collecti
 def as_text(table: list[dict], reference: str) -> str:
     """Lay out the rows."""
     lines = [
-        f"{'variant':36} {'seconds':>8} {'over ' + reference:>10} {'(range)':>14} {'tail s':>7} {'of its tail':>11} "
+        f"{'variant':40} {'seconds':>8} {'over ' + reference:>10} {'(range)':>14} {'tail s':>7} {'of its tail':>11} "
         f"{'(range)':>12} {'idle slots':>10} {'moves':>6} identical tokens"
     ]
     for row in table:
         low, high = row["speedup_range"]
         tail_low, tail_high = row["tail_range"]
         lines.append(
-            f"{row['variant']:36} {row['seconds']:8.2f} {row['speedup']:9.2f}x ({low:.2f}-{high:.2f}) "
+            f"{row['variant']:40} {row['seconds']:8.2f} {row['speedup']:9.2f}x ({low:.2f}-{high:.2f}) "
             f"{row['tail_seconds']:10.2f} {row['tail']:10.2f}x ({tail_low:.2f}-{tail_high:.2f}) "
             f"{row['idle_share']:9.0%} {row['moves']:6} {IDENTICAL[row['identical']]}"
         )

@@ -8,30 +8,45 @@ from functools import partial
 from recipe.seeds import sample_seed
 from sam.record.responses import Recording, read_recordings
 from sam.simulate.lengths import LogNormal
+from sam.simulate.routing import prompt_means
+
+Lengths = tuple[list[int], list[int] | None]
+"""Of a round's samples, prompt by prompt: their tokens, and the geometric mean of the prompt's in an earlier epoch."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """The requests of a round: prompt, seed and length of each, in the order in which they are given."""
+    """The requests of a round: prompt, seed and length of each, in the order in which they are given.
+
+    Attributes:
+        expected: of each, the mean of its prompt's lengths in an earlier epoch; None where no such epoch is known.
+    """
 
     prompts: list[list[int]]
     seeds: list[int]
     lengths: list[int]
+    expected: list[int] | None = None
 
 
-def lengths_of(options: argparse.Namespace) -> Callable[[int], list[int]]:
-    """Gives a round's lengths, of its samples prompt by prompt, from its number.
+def lengths_of(options: argparse.Namespace) -> Callable[[int], Lengths]:
+    """Gives a round's lengths from its number.
 
     Raises:
         ValueError: options from which no lengths can be drawn, or a recording with too few responses.
     """
     if options.lengths is None:
         drawn = LogNormal(options.mean, options.cap, options.sigma, options.correlation)
-        return lambda round_: drawn.draw(options.groups, options.samples, seed=round_).lengths.tolist()
+        return partial(drawn_lengths, drawn, options.groups, options.samples)
     recording = read_recordings(options.lengths)
     sizes = options.groups, options.samples, options.cap
     recorded_lengths(recording, *sizes, 0)
-    return partial(recorded_lengths, recording, *sizes)
+    return lambda round_: (recorded_lengths(recording, *sizes, round_), None)
+
+
+def drawn_lengths(lengths: LogNormal, groups: int, samples: int, round_: int) -> Lengths:
+    """Those of a round that is drawn, with the means that a history of one epoch would have of its prompts."""
+    drawn = lengths.draw(groups, samples, seed=round_)
+    return drawn.lengths.tolist(), prompt_means(drawn.prompts, drawn.earlier).round().astype(int).tolist()
 
 
 def recorded_lengths(recording: Recording, groups: int, samples: int, cap: int, round_: int) -> list[int]:
@@ -55,11 +70,11 @@ def recorded_lengths(recording: Recording, groups: int, samples: int, cap: int, 
     return [max(1, round(length * cap / longest)) for lengths in chosen for length in lengths]
 
 
-def make_work(options: argparse.Namespace, tokenizer, texts: list, lengths: list[int], first_prompt: int) -> Work:
+def make_work(options: argparse.Namespace, tokenizer, texts: list, lengths: Lengths, first_prompt: int) -> Work:
     """Requests for `groups` prompts from number `first_prompt` on, those of a prompt one after the other, as verl gives
     them; prompts begin again after the last."""
     numbers = range(first_prompt, first_prompt + options.groups)
     chosen = [texts[number % len(texts)] for number in numbers]
     prompts = [tokenizer.apply_chat_template(text, add_generation_prompt=True, return_dict=False) for text in chosen]
     seeds = [sample_seed(0, "train", 0, number, sample) for number in numbers for sample in range(options.samples)]
-    return Work([prompt for prompt in prompts for _ in range(options.samples)], seeds, lengths)
+    return Work([prompt for prompt in prompts for _ in range(options.samples)], seeds, *lengths)

@@ -21,6 +21,7 @@ class Round:
         prompt_tokens: int64 [requests].
         arrivals: float64 [requests], milliseconds from the round's begin, rising.
         prompt_texts: int32 arrays by prompt; responses: int32 arrays by request; both only of recorded rounds.
+        earlier: int64 [requests], response tokens of an earlier epoch, as many of each prompt; only of drawn rounds.
     """
 
     lengths: np.ndarray
@@ -29,6 +30,7 @@ class Round:
     arrivals: np.ndarray
     prompt_texts: list[np.ndarray] | None = None
     responses: list[np.ndarray] | None = None
+    earlier: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -92,15 +94,19 @@ class LogNormal:
         """Draw a round of `prompts` x `samples` requests that arrive at once.
 
         The part that the samples of a prompt share is stratified over the prompts, so that rounds differ less than with
-        independent prompts; the rest is random.
+        independent prompts; the rest is random. An earlier epoch differs in the rest alone.
         """
         rng = np.random.default_rng(seed)
         common = self._common_parts(prompts, rng)
-        own = rng.standard_normal((prompts, samples))
-        z = math.sqrt(self.correlation) * common[:, None] + math.sqrt(1 - self.correlation) * own
-        lengths = np.clip(np.rint(np.exp(self.mu + self.sigma * z)), 1, self.cap).astype(np.int64).ravel()
+        lengths, earlier = (self._lengths(common, samples, rng) for _ in range(2))
         count = prompts * samples
-        return Round(lengths, np.repeat(range(prompts), samples), np.full(count, prompt_tokens), np.zeros(count))
+        numbers = np.repeat(range(prompts), samples)
+        return Round(lengths, numbers, np.full(count, prompt_tokens), np.zeros(count), earlier=earlier)
+
+    def _lengths(self, common: np.ndarray, samples: int, rng: np.random.Generator) -> np.ndarray:
+        own = rng.standard_normal((len(common), samples))
+        z = math.sqrt(self.correlation) * common[:, None] + math.sqrt(1 - self.correlation) * own
+        return np.clip(np.rint(np.exp(self.mu + self.sigma * z)), 1, self.cap).astype(np.int64).ravel()
 
 
 def recorded_round(recording: Recording, arrivals: np.ndarray | None = None) -> Round:

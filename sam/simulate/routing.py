@@ -8,7 +8,7 @@ from sam.routing.policy import ContextPolicy, RoutingSettings
 from sam.simulate.lengths import Round
 
 ROUTINGS = ("least-loaded", "prompt", "shared")
-ROUTERS = ("verl", "divided", "context", "groups", "oracle")
+ROUTERS = ("verl", "divided", "context", "history", "groups", "oracle")
 NO_BOUND = 1 << 60
 
 
@@ -83,10 +83,14 @@ class Routed(_Arriving):
 
     Args:
         router: how much it knows. divided: nothing, requests go on in the order in which they came; context: what it
-            has seen of each prompt's responses, as in a rollout; groups: the geometric mean of each prompt's lengths
-            beforehand; oracle: every length beforehand.
+            has seen of each prompt's responses, as in a rollout; history: the geometric mean of each prompt's lengths
+            in an earlier epoch besides, as from the second epoch on; groups: that of the lengths to come; oracle: every
+            length to come.
         chunk: tokens of a chunk; 0: whole responses.
         pool: as Cluster's.
+
+    Raises:
+        ValueError: an earlier epoch's lengths are asked for, and the round has none.
     """
 
     def __init__(
@@ -95,7 +99,10 @@ class Routed(_Arriving):
         super().__init__(work)
         make = _AsTheyCame if router == "divided" else ContextPolicy
         self._policy, self._router, self._pool = make(RoutingSettings(chunk or None, pool=pool)), router, pool
-        self._limit, self._means = int(work.lengths.max()), prompt_means(work)
+        if router == "history" and work.earlier is None:
+            raise ValueError("router history: a recorded round has no earlier epoch: expected --log-normal or --setup")
+        self._limit = int(work.lengths.max())
+        self._means = prompt_means(work.prompts, work.earlier if router == "history" else work.lengths)
         for replica in range(replicas):
             self._policy.add_replica(str(replica), kv_tokens or NO_BOUND, slots, block_tokens=1)  # as Replica counts
         self._known = np.zeros(len(work), dtype=np.int64)  # tokens that the policy knows each to have
@@ -105,9 +112,9 @@ class Routed(_Arriving):
         for i in self._take(now):
             length, tokens = int(self._work.lengths[i]), int(self._work.prompt_tokens[i])
             group, limit, expected = str(i), self._limit, None
-            if self._router == "context":
+            if self._router in ("context", "history"):
                 group = str(self._work.prompts[i])
-            elif self._router == "groups":
+            if self._router in ("history", "groups"):
                 expected = round(self._means[i])
             elif self._router == "oracle":
                 limit = expected = length
@@ -156,10 +163,10 @@ def assign(prompts: np.ndarray, replicas: int, routing: str, seed: int = 0) -> n
     return replica_of
 
 
-def prompt_means(work: Round) -> np.ndarray:
-    """float64 [requests]: geometric mean of the lengths of the request's prompt."""
-    logs = np.log(work.lengths)
-    _, place, count = np.unique(work.prompts, return_inverse=True, return_counts=True)
+def prompt_means(prompts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """float64 [requests]: geometric mean of the lengths of the request's prompt; both arguments int64 [requests]."""
+    logs = np.log(lengths)
+    _, place, count = np.unique(prompts, return_inverse=True, return_counts=True)
     return np.exp(np.bincount(place, logs) / count)[place]
 
 

@@ -4,11 +4,12 @@ Each can go when vLLM lets a drafter on the host take part in asynchronous sched
 """
 
 import functools
+from dataclasses import replace
 
 from sam.config import SpeculationConfig
 from sam.vllm import runner_hooks
 
-COUNTERS = ("waited_steps", "late_steps")  # of an AsyncSamProposer, beside a SamProposer's
+COUNTERS = ("waited_steps", "late_steps")  # of an AsyncDrafting, beside a SamProposer's
 PLACEHOLDERS = "sam_placeholders"  # attribute of a step's output: drafts for which the scheduler is to leave room
 
 
@@ -130,27 +131,47 @@ def discard_stale_drafts(scheduler_class) -> None:
 
 
 def install(runner, proposer) -> None:
-    """Connect a model runner with its AsyncSamProposer.
+    """Connect a model runner with its AsyncDrafting.
 
     Raises:
         ValueError: the engine schedules synchronously, or its model keeps a state that counts must reach on the device.
     """
     if not runner.use_async_scheduling:
         raise ValueError(
-            "speculation through ngram_gpu, but vLLM schedules synchronously: set speculation.async_scheduling=off"
+            "a drafter for asynchronous scheduling, but vLLM schedules synchronously: set "
+            "speculation.async_scheduling=off"
         )
     if getattr(runner.model_config, "is_hybrid", False):
         raise ValueError("a hybrid model under asynchronous scheduling: set speculation.async_scheduling=off")
     # Counts are true on the host before a step begins: no correction on the device, no copy of them, no wait for one.
     runner.use_async_spec_decode = False
     runner.num_accepted_tokens_event = None  # of hybrid models; with it every step copies a buffer of ones
-    runner._num_valid_draft_tokens_cpu.fill_(runner.num_spec_tokens)  # before_step has trimmed already
-    runner.token_ids_gpu_tensor = runner.token_ids_gpu_tensor[:, :0].clone()
+    if runner.speculative_config.use_ngram_gpu():
+        runner._num_valid_draft_tokens_cpu.fill_(runner.num_spec_tokens)  # before_step has trimmed already
+        runner.token_ids_gpu_tensor = runner.token_ids_gpu_tensor[:, :0].clone()
+    else:
+        runner.execute_model = _with_own_counts(runner.execute_model)
     runner._copy_valid_sampled_token_count = functools.partial(_keep_sampled_tokens, runner)
     runner.take_draft_token_ids = proposer.take_draft_token_ids
     runner._update_states = _before(runner._update_states, proposer.before_step)
     runner._sample = _before(runner._sample, lambda *_: runner_hooks.fill_last_placeholder(runner))
     runner.sample_tokens = _after_sampling(runner.sample_tokens, proposer)
+
+
+def _with_own_counts(execute_model):
+    """Give the model runner dictionaries of its own of what is scheduled, which `before_step` trims.
+
+    Root cause: GPUModelRunner.execute_model (vLLM 0.23) does so for ngram_gpu only. Symptom: in an engine of one
+    process the scheduler's own output is trimmed, and its counts of drafts are wrong.
+    """
+
+    @functools.wraps(execute_model)
+    def wrapped(scheduler_output, *arguments, **keywords):
+        own = ("num_scheduled_tokens", "scheduled_spec_decode_tokens")
+        copies = {name: dict(getattr(scheduler_output, name)) for name in own}
+        return execute_model(replace(scheduler_output, **copies), *arguments, **keywords)
+
+    return wrapped
 
 
 def _keep_sampled_tokens(runner, next_token_ids, _counts) -> None:

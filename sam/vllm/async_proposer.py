@@ -1,4 +1,4 @@
-"""SamProposer under asynchronous scheduling, through the door that vLLM 0.23 keeps for its drafter `ngram_gpu`.
+"""SamProposer under asynchronous scheduling; alone, through the door that vLLM 0.23 keeps for its drafter `ngram_gpu`.
 
 vLLM schedules step n + 1 before it knows the tokens of step n, with placeholders for drafts. Here the host decides:
 
@@ -69,12 +69,12 @@ class SampledTokens:
     lists: list[list[int]]
 
 
-class AsyncSamProposer(SamProposer, NgramProposerGPU):
-    """A SamProposer that vLLM takes for its NgramProposerGPU, whose kernel it neither compiles nor runs."""
+class AsyncDrafting(SamProposer):
+    """A SamProposer whose steps are scheduled before the tokens of the step before are known."""
 
-    def __init__(self, vllm_config, _device, _runner=None):
+    def __init__(self, vllm_config, *of_a_model, **of_its_own):
         ranks.check_async(vllm_config.parallel_config)
-        SamProposer.__init__(self, vllm_config)
+        super().__init__(vllm_config, *of_a_model, **of_its_own)
         self.counters.update(dict.fromkeys(async_hooks.COUNTERS, 0))
         self.verifying: dict[str, list[int]] = {}  # drafts of the step under way, by request
         self.accepted: dict[str, list[int]] = {}  # tokens that came out for them
@@ -88,22 +88,6 @@ class AsyncSamProposer(SamProposer, NgramProposerGPU):
         super().bind(runner)
         self._channel = ranks.DraftChannel.of(runner)
         async_hooks.install(runner, self)
-
-    def update_token_ids_ngram(self, sampled_token_ids: torch.Tensor, *_unused):
-        """Called by vLLM in place of its own bookkeeping on the device.
-
-        Args:
-            sampled_token_ids: int32 [rows, 1 + longest draft], on the device.
-
-        Returns:
-            int32 [rows], the first token of each row, a view: the next step's input if nobody waits for the tokens;
-            and two values that only vLLM's own drafter needs.
-        """
-        return sampled_token_ids[:, 0], None, None
-
-    def propose(self, *_unused) -> tuple[list, None]:
-        """Called by vLLM before the tokens are copied, and given nothing: `after_step` drafts."""
-        return [], None
 
     def after_step(self, output) -> None:
         """Learn a step's tokens and draft for the next one.
@@ -278,3 +262,26 @@ class AsyncSamProposer(SamProposer, NgramProposerGPU):
     def take_draft_token_ids(self) -> DraftTokenIds:
         """Drafts of the step under way, for structured outputs."""
         return DraftTokenIds(list(self.verifying), [list(draft) for draft in self.verifying.values()])
+
+
+class AsyncSamProposer(AsyncDrafting, NgramProposerGPU):
+    """What vLLM takes for its NgramProposerGPU, whose kernel it neither compiles nor runs."""
+
+    def __init__(self, vllm_config, _device, _runner=None):
+        super().__init__(vllm_config)
+
+    def update_token_ids_ngram(self, sampled_token_ids: torch.Tensor, *_unused):
+        """Called by vLLM in place of its own bookkeeping on the device.
+
+        Args:
+            sampled_token_ids: int32 [rows, 1 + longest draft], on the device.
+
+        Returns:
+            int32 [rows], the first token of each row, a view: the next step's input if nobody waits for the tokens;
+            and two values that only vLLM's own drafter needs.
+        """
+        return sampled_token_ids[:, 0], None, None
+
+    def propose(self, *_unused) -> tuple[list, None]:
+        """Called by vLLM before the tokens are copied, and given nothing: `after_step` drafts."""
+        return [], None

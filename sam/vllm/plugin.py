@@ -4,7 +4,7 @@ import functools
 import sys
 from typing import Any
 
-from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
+from sam.config import SCHEDULED_AHEAD, WITH_DRAFT_MODEL, SpeculationConfig
 from sam.log import show_warnings
 
 
@@ -238,13 +238,14 @@ def installed(runner) -> dict[str, Any]:
 
 def check_installed(wanted: SpeculationConfig, status: dict[str, Any]) -> None:
     """Raise RuntimeError unless a worker, whose `installed` is `status`, drafts and verifies as the config asks."""
+    asynchronous = "Async" if _is_asynchronous(wanted, status) else ""
     drafters = {
-        "sam": "AsyncSamProposer" if _is_asynchronous(wanted, status) else "SamProposer",
+        "sam": f"{asynchronous}SamProposer",
         "ngram": "NgramProposer",
         "suffix": "SuffixDecodingProposer",
         "off": None,
-        "draft_model": "TrainedProposer",
-        "eagle3": "Eagle3Proposer",
+        "draft_model": f"{asynchronous}TrainedProposer",
+        "eagle3": f"{asynchronous}Eagle3Proposer",
     }
     method = wanted.trained_method() if wanted.method in WITH_DRAFT_MODEL else wanted.method
     expected = {"drafter": drafters[method], "verification": wanted.verification}
@@ -267,12 +268,13 @@ def scheduling_remark(wanted: SpeculationConfig, status: dict[str, Any]) -> str 
 
     if wanted.method == "off" or status["asynchronous"] or current_platform.is_cpu():
         return None
-    why = f"async_scheduling={wanted.async_scheduling}" if wanted.method == "sam" else "vLLM does not combine the two"
+    can = wanted.method in SCHEDULED_AHEAD
+    why = f"async_scheduling={wanted.async_scheduling}" if can else "vLLM does not combine the two"
     return f"speculation={wanted.method} costs asynchronous scheduling, which vLLM has without speculation ({why})"
 
 
 def _is_asynchronous(wanted: SpeculationConfig, status: dict[str, Any]) -> bool:
-    """Whether sam's drafter has to be the asynchronous one; where vLLM chooses, it is what the worker has."""
+    """Whether the drafter has to be the asynchronous one; where vLLM chooses, it is what the worker has."""
     if wanted.async_scheduling == "auto":
-        return status.get("drafter") == "AsyncSamProposer"
+        return (status.get("drafter") or "").removeprefix("Ascend").startswith("Async")
     return wanted.async_scheduling == "on"

@@ -84,6 +84,12 @@ def test_where_sam_is_scheduled_asynchronously(engine, scheduling, expected):
     drafter = config.vllm_arguments(expected)["speculative_config"]
     assert drafter.get("method") == ("ngram_gpu" if expected else None) and drafter["num_speculative_tokens"] == 3
     assert not SpeculationConfig(method="off", async_scheduling=scheduling).schedules_asynchronously(*engine)
+    for method in ("draft_model", "hybrid", "eagle3"):
+        trained = SpeculationConfig(method, "folder", async_scheduling=scheduling)
+        assert trained.schedules_asynchronously(*engine) is expected
+        asked = trained.vllm_arguments(expected)["speculative_config"]
+        assert asked["method"] == trained.trained_method()
+        assert ("disable_padded_drafter_batch" in asked) is not expected, "vLLM combines the two as little"
 
 
 @pytest.mark.parametrize(

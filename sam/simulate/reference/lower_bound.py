@@ -26,7 +26,7 @@ from sam.simulate.setups import shipped_acceptance
 from sam.switch.step_cost import linear
 
 GRID = 512  # points at which distributions are evaluated
-ROUTERS = (("oracle", 0), ("groups", 0), ("context", 0), ("verl", 0))
+ROUTERS = (("oracle", 0), ("groups", 0), ("history", 0), ("context", 0), ("verl", 0))
 FLAT = linear(10.0, 0.0, 0.0)  # ms, whatever runs
 below = np.vectorize(NORMAL.cdf, otypes=[float])
 

@@ -28,6 +28,15 @@ def is_open(door: type) -> bool:
     return getattr(door.__new__, "_sam", False)
 
 
+def made(door: type, asynchronous: bool) -> type:
+    """The class that a class of vLLM's makes, without or with asynchronous scheduling."""
+    if not asynchronous:
+        return MADE[door]
+    from sam.vllm.trained import async_proposer  # with vLLM's ngram_gpu, where it is wanted only
+
+    return getattr(async_proposer, f"Async{MADE[door].__name__}")
+
+
 def _open(door: type) -> None:
     def make(cls, *arguments, **keywords):
         if cls is door:
@@ -35,7 +44,7 @@ def _open(door: type) -> None:
             config = SpeculationConfig.from_vllm(vllm_config)
             asked = config is not None and config.method in WITH_DRAFT_MODEL
             if asked and DOORS.get(vllm_config.speculative_config.method) is door:
-                cls = MADE[door]
+                cls = made(door, vllm_config.scheduler_config.async_scheduling)
         return object.__new__(cls)
 
     make._sam = True

@@ -7,6 +7,8 @@ slot, however blocks are shared, handed on or evicted. A head that comes back re
 """
 
 import logging
+from collections import deque
+from typing import Any
 
 import torch
 from vllm.v1.spec_decode.eagle import EagleProposer
@@ -28,6 +30,8 @@ class EaglePasses(CachedPasses, EagleProposer):
     def _prepare(self, runner) -> None:
         super()._prepare(runner)
         self.states: torch.Tensor | None = None
+        # Slots and states on their way to the host, and the event of each copy.
+        self._arriving: deque[tuple[torch.Tensor, torch.Tensor, Any]] = deque()
 
     def initialize_attn_backend(self, kv_cache_config, kernel_block_sizes=None) -> None:
         """As vLLM's; the table of states is as long as this KV cache.
@@ -51,6 +55,21 @@ class EaglePasses(CachedPasses, EagleProposer):
             self.states = torch.empty((self._slots, states.shape[1]), dtype=states.dtype)
         self.states[slots[: len(states)].cpu()] = states.cpu()
 
+    def keep_states_later(self, slots: torch.Tensor, states: torch.Tensor) -> None:
+        """As `keep_states`, but for the wait: what has come is written here, or when a pass needs it."""
+        self._take_arrived_states(wait=False)
+        event = torch.Event()
+        copies = [_begin_copy(one) for one in (slots[: len(states)], states)]
+        event.record()
+        self._arriving.append((*copies, event))
+
+    def _take_arrived_states(self, wait: bool) -> None:
+        """Write states whose copy is over, and with `wait` all."""
+        while self._arriving and (wait or self._arriving[0][-1].query()):
+            slots, states, event = self._arriving.popleft()
+            event.synchronize()
+            self.keep_states(slots, states)
+
     def missing(self, request_ids, rows, lengths, texts, before=None):
         """As CachedPasses', of entries: the last token has none yet, and the first token is a part of the first one.
 
@@ -63,6 +82,7 @@ class EaglePasses(CachedPasses, EagleProposer):
 
     def draft(self, request_ids, rows, lengths, missing, texts, count: int):
         """As CachedPasses'."""
+        self._take_arrived_states(wait=True)
         return super().draft(request_ids, rows, lengths - 1, missing, texts[:, 1:], count)
 
     def _take_states(self, slots: torch.Tensor, carried: torch.Tensor | None) -> None:
@@ -97,7 +117,18 @@ class Eagle3Proposer(SwitchedDraftModel, EaglePasses):
         try:
             self.keep_states(common_attn_metadata.slot_mapping, target_hidden_states)
         except Exception:
-            if self.counters["draft_model_errors"] == 0:
-                logger.exception("hidden states were not kept; drafts go on with others (logged once, then counted)")
-            self.counters["draft_model_errors"] += 1
+            self._count_lost_states()
         return super().propose(**rest)
+
+    def _count_lost_states(self) -> None:
+        """Of the exception being handled."""
+        if self.counters["draft_model_errors"] == 0:
+            logger.exception("hidden states were not kept; drafts go on with others (logged once, then counted)")
+        self.counters["draft_model_errors"] += 1
+
+
+def _begin_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the host that is valid once the device has done what it was asked so far."""
+    if tensor.device.type == "cpu":
+        return tensor.clone()
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

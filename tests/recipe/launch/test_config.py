@@ -64,8 +64,8 @@ BAD = [
     ),
     (["speculation=hybrid", "speculation.min_match_len=-1"], "speculation.min_match_len=-1: expected an integer"),
     (
-        ["speculation=hybrid", "speculation.async_scheduling=on"],
-        "speculation.async_scheduling=on: vLLM schedules synchronously with speculation.method=hybrid",
+        ["speculation=suffix", "speculation.async_scheduling=on"],
+        "speculation.async_scheduling=on: vLLM schedules synchronously with speculation.method=suffix",
     ),
     (["speculation.memory_budget_mib=70000"], "expected an integer from 1 to 65536"),
     (["routing=foo"], "routing=foo is unknown: expected one of auto, context, verl [config.override]"),

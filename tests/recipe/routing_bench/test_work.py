@@ -37,7 +37,15 @@ def test_a_recording_with_too_few_responses_is_refused(tmp_path):
     with pytest.raises(ValueError, match="--lengths: 1 prompts with 2 responses or more: expected the 2 of --groups"):
         lengths_of(options)
     options.groups = 1
-    assert lengths_of(options)(3) == [512, 512]
+    assert lengths_of(options)(3) == ([512, 512], None)
+
+
+def test_drawn_lengths_come_with_the_means_of_an_earlier_epoch():
+    options = argparse.Namespace(lengths=None, mean=102, cap=1367, sigma=1.0, correlation=0.35, groups=3, samples=4)
+    lengths, expected = lengths_of(options)(1)
+    assert len(lengths) == 12 and [expected[i] for i in (0, 4, 8)] == sorted({*expected}, key=expected.index)
+    assert expected != [expected[0]] * 12
+    assert lengths_of(options)(1) == (lengths, expected) != lengths_of(options)(2)
 
 
 def test_no_two_prompts_share_seeds():
@@ -46,17 +54,19 @@ def test_no_two_prompts_share_seeds():
             return [text]
 
     options = argparse.Namespace(groups=2, samples=3)
-    work = make_work(options, Tokenizer(), [7, 8, 9], [5] * 6, first_prompt=2)
+    work = make_work(options, Tokenizer(), [7, 8, 9], ([5] * 6, None), first_prompt=2)
     assert work.prompts == [[9]] * 3 + [[7]] * 3, "from the first prompt again after the last"
-    again = make_work(options, Tokenizer(), [7, 8, 9], [5] * 6, first_prompt=4)
+    again = make_work(options, Tokenizer(), [7, 8, 9], ([5] * 6, None), first_prompt=4)
     assert len({*work.seeds, *again.seeds}) == 12
 
 
 def test_variants_that_draft_have_prompts_of_their_own():
-    options = argparse.Namespace(chunk=[64], engines=["off", "shared"])
+    options = argparse.Namespace(chunk=[64], engines=["off", "shared"], lengths=None)
     sets = prompts_of(variants_of(options))
     off = {name for name, number in sets.items() if number == 0}
-    assert off == {"verl", "context", "context, chunks of 64", "oracle's order"}
+    assert off == {"verl", "context", "context, chunks of 64", "context, an epoch before", "oracle's order"}
     drafting = [number for name, number in sets.items() if name not in off]
-    assert sorted(drafting) == [1, 2, 3]
+    assert sorted(drafting) == [1, 2, 3, 4]
+    options.lengths = "recording.npz"
+    assert not any(variant.router == "history" for variant in variants_of(options))
     assert prompts_of([Variant("verl", "verl")]) == {"verl": 0}

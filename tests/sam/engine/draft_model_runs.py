@@ -176,7 +176,7 @@ FAULTS = {
 }
 
 
-def run(target, draft, method):
+def run(target, draft, method, **engine_arguments):
     seen = SimpleNamespace()
 
     def then(llm):
@@ -203,6 +203,7 @@ def run(target, draft, method):
 
     settings = {"method": method, "draft_model": draft.path, "policy": "always", "cross_prompt": False}
     engine = {"method": "draft_model", "model": draft.path, "num_speculative_tokens": K}
-    engine |= {"disable_padded_drafter_batch": True}
-    seen.first = generate(target, PROMPTS, SETTINGS, engine, speculation=settings, then=then, **SMALL)
+    engine |= {"disable_padded_drafter_batch": not engine_arguments.get("async_scheduling")}
+    arguments = SMALL | engine_arguments
+    seen.first = generate(target, PROMPTS, SETTINGS, engine, speculation=settings, then=then, **arguments)
     return seen

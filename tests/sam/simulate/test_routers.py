@@ -1,5 +1,7 @@
 """Simulated routers, chunks and KV caches: rollouts small enough to be played by hand, and what must hold of all."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -49,9 +51,25 @@ def test_a_probe_tells_which_group_is_long():
 def test_a_router_that_knows_every_prompts_mean_needs_no_probe_and_knows_no_response():
     """One slot: the prompt of 4 and 16, geometric mean 8, before that of 7 and 7; its 16 does not go first."""
     one = work(7, 7, 4, 16, prompts=[0, 0, 1, 1])
-    assert prompt_means(one).tolist() == pytest.approx([7, 7, 8, 8])
+    assert prompt_means(one.prompts, one.lengths).tolist() == pytest.approx([7, 7, 8, 8])
     _, (played,) = play(one, "groups", replicas=1, max_num_seqs=1)
     assert played.finished_ms.tolist() == pytest.approx([270, 340, 40, 200])
+
+
+def test_a_router_with_a_history_begins_with_the_prompt_that_was_long_in_an_earlier_epoch():
+    """One slot: the second prompt, of 9 tokens before, goes first, although its responses are short now."""
+    one = replace(work(7, 7, 4, 4, prompts=[0, 0, 1, 1]), earlier=np.array([5, 5, 9, 9]))
+    _, (played,) = play(one, "history", replicas=1, max_num_seqs=1)
+    assert played.finished_ms.tolist() == pytest.approx([150, 220, 40, 80])
+    with pytest.raises(ValueError, match="router history: a recorded round has no earlier epoch"):
+        play(replace(one, earlier=None), "history")
+
+
+def test_an_earlier_epoch_has_the_same_prompts_and_other_responses():
+    drawn = LogNormal(100, 100_000, 0.8, 0.9).draw(64, 16, seed=3)
+    now, before = np.log(drawn.lengths), np.log(drawn.earlier)
+    assert (drawn.lengths != drawn.earlier).mean() > 0.9
+    assert np.corrcoef(now, before)[0, 1] == pytest.approx(0.9, abs=0.05)
 
 
 def test_divided_requests_start_in_the_order_in_which_they_came():
