@@ -85,7 +85,8 @@ def connect(config: DictConfig, speculation: SpeculationConfig) -> None:
     config.speculation = speculation.to_dict()
     stages = rollout.get("pipeline_model_parallel_size") or 1
     engine_setting = rollout.engine_kwargs.vllm.get("async_scheduling")
-    asynchronous = speculation.schedules_asynchronously(config.trainer.device, stages, engine_setting)
+    of_engine = stages, engine_setting, rollout.tensor_model_parallel_size
+    asynchronous = speculation.schedules_asynchronously(config.trainer.device, *of_engine)
     for key, value in speculation.vllm_arguments(asynchronous).items():
         users = rollout.engine_kwargs.vllm.get(key) or {}
         if not isinstance(users, DictConfig | dict):

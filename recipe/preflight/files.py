@@ -110,7 +110,7 @@ def draft_model_problems(config: DictConfig, to_be_built: Path | None = None) ->
 def _ranks(rollout: DictConfig, target: dict) -> Iterator[Problem]:
     """Those that cannot run a draft model's passes together. Data-parallel engines of a dense model are independent."""
     has_experts = any(target.get(name) for name in EXPERTS)
-    for key in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size"):
+    for key in ("pipeline_model_parallel_size", "data_parallel_size"):
         if (size := rollout.get(key) or 1) > 1 and (has_experts or key != "data_parallel_size"):
             why = " of a model with experts" * (key == "data_parallel_size")
             yield Problem("drafter.ranks", f"actor_rollout_ref.rollout.{key}={size}{why}")

@@ -108,6 +108,14 @@ def test_asynchronous_scheduling_that_cannot_be_is_refused(engine, obstacle):
             SpeculationConfig(method=method, async_scheduling="on")
 
 
+def test_a_trained_drafter_on_several_ranks_is_scheduled_synchronously():
+    several = {"device": "cuda", "tensor": 4}
+    assert SpeculationConfig().schedules_asynchronously(**several)
+    assert not SpeculationConfig("hybrid", "folder").schedules_asynchronously(**several)
+    with pytest.raises(ValueError, match="tensor_parallel_size=4 and speculation=hybrid: set it to auto"):
+        SpeculationConfig("hybrid", "folder", async_scheduling="on").schedules_asynchronously(**several)
+
+
 @pytest.mark.parametrize(
     ("written", "expected"),
     [

@@ -49,9 +49,8 @@ class BenchEngine:
 
         wanted = None if speculation is None else SpeculationConfig.from_dict(speculation)
         if wanted is not None:
-            asynchronous = wanted.schedules_asynchronously(
-                _device(), arguments.pipeline_parallel_size, arguments.async_scheduling
-            )
+            of_engine = arguments.pipeline_parallel_size, arguments.async_scheduling, arguments.tensor_parallel_size
+            asynchronous = wanted.schedules_asynchronously(_device(), *of_engine)
             for name, value in wanted.vllm_arguments(asynchronous).items():
                 setattr(arguments, name, value)
             arguments.worker_extension_cls = "sam.vllm.bench.extension.BenchExtension"

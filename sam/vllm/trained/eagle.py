@@ -76,13 +76,13 @@ class EaglePasses(CachedPasses, EagleProposer):
         Raises:
             RuntimeError: no step's hidden states could be kept.
         """
+        self._take_arrived_states(wait=True)
         if self.states is None:
             raise RuntimeError("the table of hidden states is not there")
         return super().missing(request_ids, rows, lengths - 1, texts[:, 1:], texts[rows, 0])
 
     def draft(self, request_ids, rows, lengths, missing, texts, count: int):
         """As CachedPasses'."""
-        self._take_arrived_states(wait=True)
         return super().draft(request_ids, rows, lengths - 1, missing, texts[:, 1:], count)
 
     def _take_states(self, slots: torch.Tensor, carried: torch.Tensor | None) -> None:

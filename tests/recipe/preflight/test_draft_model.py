@@ -99,16 +99,17 @@ def test_damaged_weights(model):
     assert [one.code for one in problems(model)] == ["model.damaged"]
 
 
-def test_independent_engines_are_accepted(model):
+@pytest.mark.parametrize("key", ["tensor_model_parallel_size", "data_parallel_size"])
+def test_ranks_and_independent_engines_are_accepted(model, key):
     write(model / "draft_model")
-    assert problems(model, "actor_rollout_ref.rollout.data_parallel_size=2") == []
+    assert problems(model, f"actor_rollout_ref.rollout.{key}=2") == []
 
 
 def test_ranks_that_cannot_run_passes_together(model):
     write(model / "draft_model")
-    for key in ("tensor_model_parallel_size", "pipeline_model_parallel_size"):
-        (found,) = problems(model, f"actor_rollout_ref.rollout.{key}=2")
-        assert found.code == "drafter.ranks" and f"{key}=2" in found and "\n" not in found
+    key = "pipeline_model_parallel_size"
+    (found,) = problems(model, f"actor_rollout_ref.rollout.{key}=2")
+    assert found.code == "drafter.ranks" and f"{key}=2" in found and "\n" not in found
     (model / "model" / "config.json").write_text(json.dumps(SIZES | {"num_experts": 8}))
     (found,) = problems(model, "actor_rollout_ref.rollout.data_parallel_size=2")
     assert found.code == "drafter.ranks" and "data_parallel_size=2 of a model with experts" in found

@@ -81,7 +81,8 @@ def test_layers_of_vllms_choice_that_a_small_model_lacks(tmp_path):
 
 def test_several_ranks(model):
     write(model / "head", **HEAD)
-    (found,) = problems(model, "actor_rollout_ref.rollout.tensor_model_parallel_size=2")
+    assert problems(model, "actor_rollout_ref.rollout.tensor_model_parallel_size=2") == []
+    (found,) = problems(model, "actor_rollout_ref.rollout.pipeline_model_parallel_size=2")
     assert found.code == "drafter.ranks"
 
 

@@ -76,7 +76,7 @@ def test_identical_tokens_and_the_same_passes_on_both_ranks(folders, off, method
         tokens, ((counters, _), (others, _)) = played(llm, ALWAYS)
         assert tokens == off and counters["draft_errors"] == 0
         assert counters["draft_model_errors"] == others["draft_model_errors"]
-        assert counters["draft_model_errors"]  >= 1  # after eight it rests
+        assert counters["draft_model_errors"] >= 1  # after eight it rests
 
 
 def test_as_many_drafts_are_accepted_as_on_one_rank(folders):
