@@ -162,8 +162,8 @@ def _with_own_counts(execute_model):
     """Give the model runner dictionaries of its own of what is scheduled, which `before_step` trims.
 
     Root cause: GPUModelRunner.execute_model (vLLM 0.23) does so for ngram_gpu only. Symptom: in an engine of one
-    process the scheduler's own output is trimmed, and its counts of drafts are wrong. Doing so twice changes nothing. Can
-    go when vLLM does so for every drafter.
+    process the scheduler's own output is trimmed, and its counts of drafts are wrong. Doing so twice changes nothing.
+    Can go when vLLM does so for every drafter.
     """
 
     @functools.wraps(execute_model)
