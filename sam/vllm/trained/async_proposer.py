@@ -5,15 +5,11 @@ every step, on the device. Here a step without drafts waits for nothing; one wit
 with sam alone, and, where passes were made, for what they gave, while the device has nothing else to do.
 """
 
-import logging
-
 import torch
 
 from sam.vllm.async_proposer import AsyncDrafting
 from sam.vllm.trained.eagle import Eagle3Proposer
 from sam.vllm.trained.proposer import TrainedProposer
-
-logger = logging.getLogger(__name__)
 
 
 class AsyncPasses(AsyncDrafting):

@@ -165,8 +165,8 @@ def raising_on_all(group) -> Iterator[None]:
     """Let an exception out if it is raised on all ranks, and end this process if it is not.
 
     In a pass ranks wait for each other on the device. A fault of one alone leaves the others in a collective that
-    nothing ends, and an engine that stands still until vLLM's time-out. vLLM watches its workers: when one ends, so
-    does the engine, as after a fault of one rank in the target's own pass. Without an exception it costs nothing.
+    nothing ends. This process then ends, so that the fault is seen; how soon vLLM ends the engine is not known. Without
+    an exception it costs nothing.
 
     Raises:
         SystemExit: not all ranks came here within `COMMON_FAULT`.
