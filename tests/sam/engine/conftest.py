@@ -11,3 +11,13 @@ def asynchronous():
     with pytest.MonkeyPatch.context() as monkeypatch:
         async_cpu.install(monkeypatch)
         yield
+
+
+@pytest.fixture(scope="module")
+def ranks_environment():
+    """Engines with ranks can be started."""
+    from tests.sam.engine import matrix
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        matrix.environment(monkeypatch)
+        yield

@@ -87,9 +87,9 @@ def _contexts() -> set[zmq.Context]:
 
 
 @contextlib.contextmanager
-def engine(model, method: str, is_asynchronous: bool, ranks: int = 1, **arguments):
-    """An engine of the matrix, as vLLM's LLM; `method` is sam or off."""
-    speculation = SpeculationConfig(method=method, policy="threshold", batch_size_threshold=1000)
+def engine(model, method: str, is_asynchronous: bool, ranks: int = 1, drafter: dict | None = None, **arguments):
+    """An engine of the matrix, as vLLM's LLM; `drafter` has further settings of `method`."""
+    speculation = SpeculationConfig(method=method, policy="threshold", batch_size_threshold=1000, **drafter or {})
     if ranks > 1:
         arguments["worker_extension_cls"] = "tests.sam.engine.matrix_ranks.Ranks"
     with started(

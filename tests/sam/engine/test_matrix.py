@@ -4,14 +4,7 @@ import pytest
 
 from tests.sam.engine import matrix
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("asynchronous")]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def environment():
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        matrix.environment(monkeypatch)
-        yield
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("asynchronous", "ranks_environment")]
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Trained drafters on two tensor-parallel ranks: the same tokens, the same passes on both, faults of both."""
 
 import contextlib
+import time
 
 import pytest
 
@@ -10,15 +11,8 @@ from tests.sam.engine.draft_model_runs import SMALL, K, again, save_draft_model
 from tests.sam.engine.eagle_head import save_head
 from tests.sam.engine.tiny_engine import save_model
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ranks_environment")]
 ALWAYS, PAUSED, NEVER = tuple(range(10)), (3, 4, 9), ()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def environment():
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        matrix.environment(monkeypatch)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +71,19 @@ def test_identical_tokens_and_the_same_passes_on_both_ranks(folders, off, method
         assert tokens == off and counters["draft_errors"] == 0
         assert counters["draft_model_errors"] == others["draft_model_errors"]
         assert counters["draft_model_errors"] >= 1  # after eight it rests
+
+
+def test_an_engine_of_which_one_rank_fails_alone_ends(folders, monkeypatch):
+    """The other rank waits in a collective that nothing ends; vLLM's own time limit of a step is five minutes."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")  # as in rollouts
+    with engine(folders, "draft_model") as llm:
+        llm.collective_rpc("break_one", args=(2.0,))
+        began = time.monotonic()
+        with pytest.raises(EngineDeadError):
+            again(llm)
+        assert time.monotonic() - began < 120
 
 
 def test_as_many_drafts_are_accepted_as_on_one_rank(folders):

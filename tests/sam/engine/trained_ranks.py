@@ -1,6 +1,7 @@
 """What the workers of an engine with a trained drafter on two tensor-parallel ranks do and count."""
 
 from collections import Counter
+from datetime import timedelta
 
 from tests.sam.engine.draft_model_runs import Sometimes
 
@@ -34,6 +35,19 @@ class Ranks:
     def break_passes(self) -> None:
         """Let each pass raise, on all ranks."""
         self.model_runner.drafter.model.compute_logits = None
+
+    def break_one(self, seconds: float) -> None:
+        """Let the first pass raise on the second rank alone, which waits `seconds` for the others."""
+        from vllm.distributed.parallel_state import get_tp_group
+
+        from sam.vllm.trained import ranks
+
+        def fail(*_unused):
+            raise RuntimeError("broken on purpose")
+
+        ranks.COMMON_FAULT = timedelta(seconds=seconds)
+        if get_tp_group().rank_in_group == 1:
+            self.model_runner.drafter._forward = fail
 
     def take(self) -> tuple[dict[str, int], dict[str, int]]:
         """Counters of the drafter, and what was counted since the last call."""
