@@ -47,6 +47,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--sigma", type=float, default=0.6, help="of the lengths' logarithm")
     parser.add_argument("--correlation", type=float, default=0.35, help="share of its variance between prompts")
     parser.add_argument("--engines", nargs="+", choices=tuple(SPECULATION), default=tuple(SPECULATION))
+    parser.add_argument(
+        "--least-step-ms",
+        type=float,
+        default=0.0,
+        help="that each engine step takes, as a decode step on an accelerator takes much the same whatever its rows; "
+        "a shorter one waits at its end (default 0: as this machine does them)",
+    )
     parser.add_argument("--identity", action="store_true", help="one round over all combinations: are tokens equal?")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.add_argument("--output", type=Path, help="folder for results.json, rollouts.png and the routers' logs")
@@ -62,6 +69,9 @@ def main(arguments: list[str] | None = None) -> int:
         if (value := getattr(options, name)) < 1:
             print(f"error: --{name} {value}: expected 1 or more", file=sys.stderr)
             return 2
+    if options.least_step_ms < 0:
+        print(f"error: --least-step-ms {options.least_step_ms}: expected 0 or more milliseconds", file=sys.stderr)
+        return 2
     if options.identity and "off" not in options.engines:
         print(f"error: --engines {' '.join(options.engines)}: --identity compares with off: name it", file=sys.stderr)
         return 2

@@ -64,6 +64,9 @@ class Engines:
             for one in asyncio.as_completed(started):
                 await one
                 bar.update()
+        if (milliseconds := self._options.least_step_ms) > 0:
+            servers = [server for servers in self._servers.values() for server in servers.values()]
+            await asyncio.gather(*(server.last_at_least.remote(milliseconds) for server in servers))
         if "shared" in self._servers:
             cluster, self._shards = start_shards(1, secrets.token_hex(8), SHARD_BYTES)
             await asyncio.gather(*(server.share.remote(cluster) for server in self._servers["shared"].values()))

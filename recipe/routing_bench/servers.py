@@ -2,6 +2,7 @@
 
 import functools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -18,6 +19,32 @@ class BenchWorkerExtension(ForcedTextExtension, SpeculationWorkerExtension):
     def sam_attach(self) -> dict[str, Any]:
         self.sam_force_text([])  # before the recorder, which is to time it too
         return super().sam_attach()
+
+    def sam_least_step(self, milliseconds: float) -> None:
+        """From now on every step takes at least so long: its end waits."""
+        runner = self.model_runner
+        runner.execute_model, runner.sample_tokens = lasting(
+            runner.execute_model, runner.sample_tokens, milliseconds / 1e3
+        )
+
+
+def lasting(execute: Callable, sample: Callable, seconds: float) -> tuple[Callable, Callable]:
+    """A step's two parts, `execute` and then `sample`, together at least `seconds` long."""
+    began = 0.0
+
+    @functools.wraps(execute)
+    def timed(*arguments, **keywords):
+        nonlocal began
+        began = time.monotonic()
+        return execute(*arguments, **keywords)
+
+    @functools.wraps(sample)
+    def waiting(*arguments, **keywords):
+        output = sample(*arguments, **keywords)
+        time.sleep(max(0.0, began + seconds - time.monotonic()))
+        return output
+
+    return timed, waiting
 
 
 class BenchServer(SpeculationServer):
@@ -44,6 +71,10 @@ class BenchServer(SpeculationServer):
             self._spans.append((sampling_params.extra_args[ARGUMENT], started, time.time()))
 
         return noting
+
+    async def last_at_least(self, milliseconds: float) -> None:
+        """From now on every step of the engine takes at least so long."""
+        await self.engine.collective_rpc("sam_least_step", args=(milliseconds,))
 
     async def begin(self, lengths: list[int], end_token: int) -> None:
         """Forget what was cached; from now on response i gets `end_token` as its token number lengths[i]."""
