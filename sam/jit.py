@@ -47,6 +47,11 @@ def compiled(function: Callable) -> Callable:
     return _compiled(function)
 
 
+def compiled_for_threads(function: Callable) -> Callable:
+    """As `compiled`; other threads go on while it runs."""
+    return _compiled(function, nogil=True)
+
+
 def kernel(function: Callable) -> Callable:
     """As `compiled`, for functions that allocate no arrays: inlined where they are called, without reference counts.
 

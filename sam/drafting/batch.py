@@ -12,7 +12,7 @@ from sam.drafting import context_mixing, origins
 from sam.drafting.calibration import CORPUS_TABLE, add_draft_token, start_draft, update_calibration
 from sam.drafting.sequences import RECENT_TOKENS
 from sam.drafting.sources import recall_all, remember_all, say_nothing
-from sam.jit import compiled, kernel
+from sam.jit import compiled, compiled_for_threads, kernel
 
 PROMPT_SLOT = 0  # belongs to no request: prompts are appended with it
 NEGATIVE_TOKEN, BAD_OFFSETS = -1, -2  # returned by `append_all` for input that it refuses
@@ -119,7 +119,7 @@ def _append_or_lose(store, corpus, sources, learned, sequences, slot, tokens, fi
     return False
 
 
-@compiled
+@compiled_for_threads
 def append_siblings(store, sources, learned, sequences, slots, positions, tokens, offsets):
     """Append text of requests that run elsewhere, and learn from it as from text that is written here.
 

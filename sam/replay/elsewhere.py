@@ -1,6 +1,5 @@
 """How a replica's drafter gets the text of samples that other replicas generate."""
 
-from collections import deque
 from typing import Protocol
 
 import numpy as np
@@ -34,7 +33,7 @@ class SharedText:
 
     def __init__(self, drafter: SharingDrafter):
         self.counters: dict[str, float] = {}
-        self._drafter, self._arrived = drafter, deque()
+        self._drafter = drafter
         self._numbers: dict[str, int] = {}  # of samples whose text has begun to arrive
         self._key, self._started = b"", 0
         drafter.share(self)
@@ -53,8 +52,8 @@ class SharedText:
         numbers = np.array([self._numbers[name] for name in names], np.int64)
         counts = np.array([len(piece) for piece in pieces], np.int64)
         arrivals = Arrivals(new, numbers, np.array(positions, np.int64), offsets_of(counts), np.concatenate(pieces))
-        self._arrived.extend(split(arrivals, PART_TOKENS))
-        self._drafter.append_arrived()
+        for part in split(arrivals, PART_TOKENS):
+            self._drafter.append_arrived(part)
 
     def finish(self, names: list[str]) -> None:
         """As Inbox's."""
@@ -63,14 +62,6 @@ class SharedText:
 
     def put(self, event: str, *arguments) -> None:
         """As the client's; the replay knows what its requests generate."""
-
-    def take(self, max_tokens: int) -> list[Arrivals]:
-        """As the client's."""
-        parts, tokens = [], 0
-        while tokens < max_tokens and self._arrived:
-            parts.append(self._arrived.popleft())
-            tokens += len(parts[-1].tokens)
-        return parts
 
     def now(self) -> float:
         """As the client's; a replay has no clock."""

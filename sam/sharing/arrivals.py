@@ -70,12 +70,6 @@ def split(arrivals: Arrivals, max_tokens: int) -> list[Arrivals]:
     return parts
 
 
-def cut(arrivals: Arrivals, count: int) -> tuple[Arrivals, Arrivals]:
-    """The first `count` tokens, and the rest; a stretch may be cut."""
-    first = _between(arrivals, 0, count)._replace(new=arrivals.new)
-    return first, _between(arrivals, count, int(arrivals.offsets[-1]))
-
-
 def _between(arrivals: Arrivals, begin: int, end: int) -> Arrivals:
     inside = np.flatnonzero((arrivals.offsets[:-1] < end) & (arrivals.offsets[1:] > begin))
     starts = np.maximum(arrivals.offsets[inside], begin)

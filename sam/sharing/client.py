@@ -1,4 +1,4 @@
-"""The thread that exchanges text with the shards; the engine's own thread never waits for it.
+"""The thread that exchanges text with the shards, and hands over what arrives; the engine's own thread does neither.
 
 What fails here costs drafts of siblings elsewhere and nothing else: it is counted, warned of once, and tried again with
 growing pauses.
@@ -23,12 +23,12 @@ from sam.sharing.view import View
 logger = logging.getLogger(__name__)
 
 MAX_EVENTS = 4096  # of the engine that wait for the thread; further ones are lost
-MAX_WAITING_TOKENS = 1 << 18  # that have arrived and wait for the engine: nothing more is asked for then
-PART_TOKENS = 1024  # that the engine takes at once
+PART_TOKENS = 512  # that are handed over at once, while the engine can neither append nor draft: about 0.3 ms
+TURN_SECONDS = 1e-4  # between parts, in which the engine's thread gets its turn
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between attempts to reach a shard
 ANSWER_SECONDS = 5.0  # after which a question is taken for lost
 STOP_SECONDS = 5.0  # that the engine waits for the thread's last exchange at the end of a run
-REST_SECONDS = 1.0  # after its last step an engine takes nothing that has arrived: nothing is asked for
+REST_SECONDS = 1.0  # after its last step an engine rests, and nothing is asked for
 
 # Names of what a client counts, as the metrics have them.
 COUNTERS = (
@@ -36,7 +36,6 @@ COUNTERS = (
     "sharing_received_tokens",
     "sharing_bytes",
     "sharing_lost_tokens",
-    "sharing_waiting_tokens",
     "sharing_lag_ms",
     "sharing_errors",
     "sharing_reconnects",
@@ -75,8 +74,9 @@ class Link:
 class Client:
     """Shares the text of this process's requests, and receives that of their siblings.
 
-    The engine's thread calls `put` and `take`, which touch a deque and return. Events are the arguments of View's
-    `start`, `append`, `finish` and `forget`, by name.
+    The engine's thread calls `put`, which touches a deque and returns. Events are the arguments of View's `start`,
+    `append`, `finish` and `forget`, by name. `receive` is called by the client's thread, with whatever text arrives, in
+    parts of up to PART_TOKENS.
 
     Args:
         connect: makes a Transport; called by the thread, again after it has failed.
@@ -101,7 +101,7 @@ class Client:
         self.counters.update(dict.fromkeys(COUNTERS, 0))
         self.interval_seconds, self._connect, self._clock = interval_seconds, connect, clock
         self._events: deque[tuple] = deque()
-        self._arrived: deque[Arrivals] = deque()
+        self.receive: Callable[[Arrivals], None] = lambda part: None
         self._dropped_tokens = 0
         self._stepped = -math.inf  # seconds, when the engine was last seen to take a step
         self._links = [Link(shard) for shard in range(shards)]
@@ -135,17 +135,6 @@ class Client:
             self._events.append((event, arguments))
         elif event == "append":
             self._dropped_tokens += len(arguments[2])
-
-    def take(self, max_tokens: int) -> list[Arrivals]:
-        """Text that has arrived, whole parts of up to PART_TOKENS until there are `max_tokens`. As `put`."""
-        parts, tokens = [], 0
-        while tokens < max_tokens and self._arrived:
-            parts.append(self._arrived.popleft())
-            tokens += len(parts[-1].tokens)
-        if parts:
-            self.counters["sharing_received_tokens"] += tokens
-            self.counters["sharing_lag_ms"] = round((self._clock() - parts[-1].asked) * 1e3, 1)
-        return parts
 
     def _run(self) -> None:
         while not self._stopped.is_set():
@@ -189,7 +178,6 @@ class Client:
             else:
                 getattr(self.view, event)(*arguments)
         self.counters["sharing_lost_tokens"] = self._dropped_tokens + self.view.lost_tokens
-        self.counters["sharing_waiting_tokens"] = sum(len(part.tokens) for part in list(self._arrived))
 
     def _append(self, slots: np.ndarray, positions: np.ndarray, tokens: np.ndarray, offsets: np.ndarray) -> None:
         """An engine step's tokens, of each slot tokens[offsets[i]:offsets[i + 1]]."""
@@ -210,8 +198,7 @@ class Client:
         if self._clock() < link.retry_at:
             self.view.drop_unconfirmed(link.shard)
             return
-        wants = self.counters["sharing_waiting_tokens"] < MAX_WAITING_TOKENS and not self.is_resting
-        if (message := self.view.message(link.shard, wants)) is None:
+        if (message := self.view.message(link.shard, not self.is_resting)) is None:
             return
         try:
             link.answer, link.message, link.asked = self._transport.ask(link.shard, message), message, self._clock()
@@ -241,7 +228,18 @@ class Client:
         else:
             link.pause = 0.0
         if len(arrivals.tokens):
-            self._arrived.extend(split(arrivals._replace(asked=link.asked), PART_TOKENS))
+            for part in split(arrivals._replace(asked=link.asked), PART_TOKENS):
+                self._hand_over(part)
+
+    def _hand_over(self, part: Arrivals) -> None:
+        try:
+            self.receive(part)
+        except Exception:
+            self._count_error("sharing between replicas: text from elsewhere could not be taken")
+            return
+        time.sleep(TURN_SECONDS)
+        self.counters["sharing_received_tokens"] += len(part.tokens)
+        self.counters["sharing_lag_ms"] = round((self._clock() - part.asked) * 1e3, 1)
 
     def _give_up_on_the_silent(self) -> None:
         """A question without an answer counts as lost; one that is answered later does no harm."""

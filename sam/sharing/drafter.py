@@ -1,7 +1,9 @@
 """A drafter whose groups also hold the text of siblings in other replicas."""
 
+import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,32 +13,47 @@ from sam.drafting import batch, origins
 from sam.drafting.drafter import Drafter, Drafts
 from sam.drafting.sequences import RECENT_TOKENS, start_sequence
 from sam.drafting.token_ids import digest
-from sam.sharing.arrivals import Arrivals, cut
+from sam.sharing.arrivals import Arrivals
 from sam.sharing.client import Client
 
-# Of siblings elsewhere, appended in a step: a bound on what sharing adds to it. They cost what own text costs.
-MAX_TOKENS_A_STEP = 2048
 COUNTERS = ("drafted_requests", "siblings_here", "siblings_elsewhere", "sharing_lag_tokens", "sharing_engine_ms")
 MARKS = 1024  # appends of which is remembered when they were
 COUNT_EVERY = 8  # steps with drafts: counting siblings in each would take a fifth of sharing's time
 
 
-class SharingDrafter(Drafter):
-    """A Drafter that tells a client of its requests, and appends what has arrived before it drafts.
+class Turn:
+    """A lock; how long the engine's thread waits for it is counted. The client's thread takes it as `of_client`."""
 
-    Without a client it is a Drafter. Text from elsewhere is learnt from as text that is written here. Counters, beside
-    the client's: requests that drafts were asked for, and the siblings here and elsewhere that each of them had,
-    summed over every COUNT_EVERY-th step; the tokens that a request here wrote, on average, from the question that
-    brought the last text until it was taken; and the milliseconds that sharing took of the engine's thread, the
-    appending of what arrives included.
+    def __init__(self, counters: dict[str, float]):
+        self.of_client, self._counters = threading.Lock(), counters
+
+    def __enter__(self) -> None:
+        if not self.of_client.acquire(blocking=False):
+            began = time.perf_counter()
+            self.of_client.acquire()
+            self._counters["sharing_engine_ms"] += (time.perf_counter() - began) * 1e3
+
+    def __exit__(self, *_error) -> None:
+        self.of_client.release()
+
+
+class SharingDrafter(Drafter):
+    """A Drafter that tells a client of its requests, while the client's thread appends what arrives.
+
+    Without a client it is a Drafter. The two threads take turns: the engine's waits while a part of text is appended,
+    a fraction of a millisecond, and only if the two meet. Text from elsewhere is learnt from as text that is written
+    here. Counters, beside the client's: requests that drafts were asked for, and the siblings here and elsewhere that
+    each of them had, summed over every COUNT_EVERY-th step; the tokens that a request here wrote, on average, from the
+    question that brought the last text until it was appended; and the milliseconds that sharing took of the engine's
+    thread, waiting for its turn included.
     """
 
     def __init__(self, **settings):
         super().__init__(**settings)
         self.client: Client | None = None
+        self._turn = Turn(self.counters)
         self._slot_of = np.full(1024, -1, np.int64)  # by the client's number of a request elsewhere
         self._numbers: dict[int, list[tuple[int, int]]] = {}  # of those requests, with their slots, by group
-        self._arrived: deque[Arrivals] = deque()  # taken from the client, and left for the next step
         self._prompt_ends: dict[int, tuple[np.ndarray, int]] = {}  # of groups: last tokens, and the prompt's tag
         self._sibling_slots: dict[int, list[int]] = {}  # of requests elsewhere, by group
         self._keys: dict[int, bytes] = {}  # of groups, and the other way round
@@ -50,10 +67,14 @@ class SharingDrafter(Drafter):
     def share(self, client: Client) -> None:
         """Share the requests that start from now on; the client counts where the drafter does."""
         self.counters.update(client.counters | dict.fromkeys(COUNTERS, 0))
-        self.client, client.counters = client, self.counters
+        self.client, client.counters, client.receive = client, self.counters, self.append_arrived
 
     def start(self, request_id: str, prompt_token_ids: np.ndarray, policy_version: int = 0) -> None:
         """As Drafter's, and the siblings elsewhere of its prompt are followed."""
+        with self._turn:
+            self._start(request_id, prompt_token_ids, policy_version)
+
+    def _start(self, request_id: str, prompt_token_ids: np.ndarray, policy_version: int) -> None:
         super().start(request_id, prompt_token_ids, policy_version)
         slot = self._slots[request_id]
         if (group := self._group_of.get(slot)) is None:
@@ -73,13 +94,34 @@ class SharingDrafter(Drafter):
 
     def finish(self, request_id: str) -> None:
         """As Drafter's."""
-        slot = self._slots.get(request_id, -1)
-        if self.client is not None and (group := self._group_of.get(slot)) is not None:
-            began = time.perf_counter()
-            self._siblings_here[group] -= 1
-            self.client.put("finish", slot)
-            self._count_time(began)
-        super().finish(request_id)
+        with self._turn:
+            slot = self._slots.get(request_id, -1)
+            if self.client is not None and (group := self._group_of.get(slot)) is not None:
+                began = time.perf_counter()
+                self._siblings_here[group] -= 1
+                self.client.put("finish", slot)
+                self._count_time(began)
+            super().finish(request_id)
+
+    def append(self, request_ids: Sequence[str], token_ids: np.ndarray, offsets: np.ndarray) -> None:
+        """As Drafter's."""
+        with self._turn:
+            super().append(request_ids, token_ids, offsets)
+
+    def draft(self, request_ids: Sequence[str], budgets: np.ndarray, min_acceptance: float = 0.0) -> Drafts:
+        """As Drafter's."""
+        with self._turn:
+            return super().draft(request_ids, budgets, min_acceptance)
+
+    def step(self, request_ids, token_ids, offsets, budgets, min_acceptance: float = 0.0) -> Drafts:
+        """As Drafter's."""
+        with self._turn:
+            return super().step(request_ids, token_ids, offsets, budgets, min_acceptance)
+
+    def append_earlier(self, prompt: np.ndarray, token_ids: np.ndarray, is_start: bool = True) -> bool:
+        """As Drafter's."""
+        with self._turn:
+            return super().append_earlier(prompt, token_ids, is_start)
 
     def _append(self, slots: np.ndarray, token_ids, offsets) -> None:
         positions = self.sequences.texts["num_tokens"][slots]
@@ -89,30 +131,19 @@ class SharingDrafter(Drafter):
             self.client.put("append", slots, positions, np.asarray(token_ids), np.asarray(offsets))
             self._written += len(token_ids) / max(1, len(slots))
             self._marks.append((self.client.now(), self._written))
-            self.append_arrived()
             self._count_time(began)
 
     def _count_time(self, began: float) -> None:
         self.counters["sharing_engine_ms"] += (time.perf_counter() - began) * 1e3
 
-    def append_arrived(self) -> None:
-        """Append what the client has received, MAX_TOKENS_A_STEP tokens at most: the rest waits for the next call."""
-        left = MAX_TOKENS_A_STEP
-        while left and (self._arrived or self._take(left)):
-            part = self._arrived.popleft()
-            if len(part.tokens) > left:
-                part, rest = cut(part, left)
-                self._arrived.appendleft(rest)
-            left -= len(part.tokens)
+    def append_arrived(self, part: Arrivals) -> None:
+        """Append a part of what the client has received; called by its thread."""
+        with self._turn.of_client:
             for number, key in part.new:
                 self._start_elsewhere(number, key)
             self.append_siblings(self._slot_of[part.numbers], part.positions, part.tokens, part.offsets)
             before = next((written for seconds, written in reversed(self._marks) if seconds <= part.asked), 0.0)
             self.counters["sharing_lag_tokens"] = round(self._written - before)
-
-    def _take(self, max_tokens: int) -> bool:
-        self._arrived.extend(self.client.take(max_tokens))
-        return bool(self._arrived)
 
     def start_sibling(self, group: int) -> int:
         """Follow a request that runs elsewhere, until its group is dropped.

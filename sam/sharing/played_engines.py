@@ -107,7 +107,7 @@ class PlayedEngine:
         num_taken: tokens taken.
         received: requests elsewhere, with the tokens received of each; known once all is compared.
         wrong: tokens that are not what was written, or not where they belong.
-        latencies: int64 [LONGEST_MS], tokens by the milliseconds from their appending until a step took them.
+        latencies: int64 [LONGEST_MS], tokens by the milliseconds from their appending until they could be drafted from.
     """
 
     def __init__(self, part: Part, engine: int, times: np.ndarray):
@@ -120,9 +120,10 @@ class PlayedEngine:
         self.latencies = np.zeros(LONGEST_MS, np.int64)
         self._slots, self._offsets = np.arange(load.requests), np.arange(load.requests + 1)
         self._texts = tokens_of(load.seed, self.requests[None, :], np.arange(load.steps)[:, None])
-        self._arrived: list[tuple[Arrivals, float]] = []  # with the seconds at which a step took them
+        self._arrived: list[tuple[Arrivals, float]] = []  # with the seconds at which they could be drafted from
         connect = functools.partial(CountingTransport, part.cluster, self.counts)
         self.client = Client(connect, part.cluster.run_id, part.cluster.shards, load.interval_ms / 1e3)
+        self.client.receive = self.receive
         for slot, request in enumerate(self.requests.tolist()):
             self.client.put("start", slot, key_of(request // load.group_size), 0, PROMPT_TOKENS)
 
@@ -133,12 +134,10 @@ class PlayedEngine:
         self.client.put("append", self._slots, positions, self._texts[self.step], self._offsets)
         self.step += 1
 
-    def take(self) -> None:
-        """Take what has arrived, as an engine's step does; it is compared when all is over."""
-        now = time.monotonic()
-        for part in self.client.take(1 << 30):
-            self._arrived.append((part, now))
-            self.num_taken += len(part.tokens)
+    def receive(self, part: Arrivals) -> None:
+        """Keep what arrives, called by the client's thread; it is compared when all is over."""
+        self._arrived.append((part, time.monotonic()))
+        self.num_taken += len(part.tokens)
 
     def compare(self) -> None:
         """Compare what was taken with what was written, token by token, and find how late it was."""
@@ -177,7 +176,7 @@ def key_of(group: int) -> bytes:
 
 
 def play(engines: list[PlayedEngine], load: Load, begin: float) -> float:
-    """Append each engine's steps at their times, engines spread over a step's time, and take what arrives.
+    """Append each engine's steps at their times, engines spread over a step's time.
 
     Returns:
         Seconds by which the latest step was late.
@@ -191,18 +190,15 @@ def play(engines: list[PlayedEngine], load: Load, begin: float) -> float:
             else:
                 latest = max(latest, -left)
             engine.append_step()
-            engine.take()
     return latest
 
 
 def finish(engines: list[PlayedEngine]) -> None:
-    """Take what is on its way, until all has arrived."""
+    """Wait for what is on its way, until all has arrived."""
     deadline = time.monotonic() + GRACE_SECONDS
     expected = sum(len(engine.elsewhere()) * engine.load.steps for engine in engines)
     while sum(engine.num_taken for engine in engines) < expected and time.monotonic() < deadline:
         time.sleep(0.02)
-        for engine in engines:
-            engine.take()
     for engine in engines:
         engine.client.stop()
         engine.compare()

@@ -26,12 +26,14 @@ class Channel:
         is_down: every question fails when it is asked.
         is_frozen: no question is answered.
         asked, waits, connects: calls.
+        between: called while an answer is waited for, as other threads run then.
     """
 
     def __init__(self, groups: list[Groups], clock: Clock):
         self.groups, self.clock = groups, clock
         self.is_down = self.is_frozen = False
         self.asked, self.waits, self.connects = 0, 0, 0
+        self.between = lambda: None
         self._answers: dict[int, Reply | Exception] = {}
 
     def connect(self):
@@ -53,6 +55,7 @@ class Channel:
 
     def wait(self, pending, seconds):
         self.waits += 1
+        self.between()
         return [one for one in pending if self._answers[one] is not None]
 
     def take(self, answer):
@@ -67,8 +70,11 @@ def make_groups(run_id=RUN, budget=BUDGET, ttl=TTL):
 
 
 def make_client(channel, run_id=RUN):
-    """A client without its thread: tests call `exchange`."""
-    return Client(channel.connect, run_id, len(channel.groups), 0.05, clock=channel.clock)
+    """A client without its thread: tests call `exchange`. What arrives stays in `parts` if no drafter shares it."""
+    client = Client(channel.connect, run_id, len(channel.groups), 0.05, clock=channel.clock)
+    client.parts = []
+    client.receive = client.parts.append
+    return client
 
 
 def tokens(*values):

@@ -20,8 +20,10 @@ def write(client, slot, position, *text):
 
 
 def texts(client):
-    """What has arrived, and not been taken before."""
-    return [part.tokens.tolist() for part in client.take(1 << 30)]
+    """What has arrived, and not been asked for before."""
+    found = [part.tokens.tolist() for part in client.parts]
+    client.parts.clear()
+    return found
 
 
 @pytest.fixture
@@ -52,8 +54,9 @@ def advance(channel, *clients, seconds=0.05, rounds=1):
 
 def test_text_arrives_with_the_next_exchange_and_is_counted(channel, pair):
     write(pair[0], 0, 2, 5, 6)
-    advance(channel, *pair)
-    channel.clock.now += 0.03
+    advance(channel, pair[0])
+    channel.between = lambda: setattr(channel.clock, "now", channel.clock.now + 0.03)
+    advance(channel, pair[1])
     assert texts(pair[1]) == [[5, 6]] and texts(pair[0]) == []
     counters = pair[1].counters
     assert counters["sharing_received_tokens"] == 2 and counters["sharing_lag_ms"] == pytest.approx(30, abs=0.1)
@@ -164,17 +167,6 @@ def test_one_frozen_shard_does_not_hold_up_the_others():
     assert arrived == [slot for slot, key in enumerate(KEYS) if shard_of(key, 2) == 1] != []
 
 
-def test_an_engine_that_takes_nothing_is_sent_no_more(channel, pair, monkeypatch):
-    monkeypatch.setattr(module, "MAX_WAITING_TOKENS", 10)
-    for i in range(100):
-        write(pair[0], 0, 2 + 5 * i, 1, 2, 3, 4, 5)
-        advance(channel, *pair)
-    assert pair[1].counters["sharing_waiting_tokens"] <= 15
-    taken = len(sum(texts(pair[1]), []))
-    advance(channel, *pair, rounds=2)
-    assert taken + len(sum(texts(pair[1]), [])) == 500
-
-
 def test_the_engines_thread_never_waits_for_the_client_and_loses_text_when_it_hangs(channel, monkeypatch):
     monkeypatch.setattr(module, "MAX_EVENTS", 10)
     client = make_client(channel)  # nobody calls exchange
@@ -187,11 +179,25 @@ def test_the_engines_thread_never_waits_for_the_client_and_loses_text_when_it_ha
     assert channel.groups[0].num_tokens == 9 and client.counters["sharing_lost_tokens"] == 41
 
 
-def test_what_is_taken_at_once_is_bounded(channel, pair):
+def test_what_is_handed_over_at_once_is_bounded(channel, pair):
     write(pair[0], 0, 2, *range(10 * module.PART_TOKENS))
     advance(channel, *pair)
-    parts = pair[1].take(3 * module.PART_TOKENS)
-    assert sum(len(part.tokens) for part in parts) == 3 * module.PART_TOKENS
+    assert [len(part.tokens) for part in pair[1].parts] == [module.PART_TOKENS] * 10
+
+
+def test_text_that_cannot_be_taken_is_counted_and_fails_nothing(channel, pair, caplog):
+    def refuse(part):
+        raise MemoryError("no room")
+
+    pair[1].receive = refuse
+    write(pair[0], 0, 2, 5, 6)
+    with caplog.at_level(logging.WARNING):
+        advance(channel, *pair, rounds=3)
+    assert pair[1].counters["sharing_errors"] == len(caplog.records) == 1
+    pair[1].receive = pair[1].parts.append
+    write(pair[0], 0, 4, 7)
+    advance(channel, *pair)
+    assert texts(pair[1]) == [[7]]
 
 
 def test_between_rollouts_nothing_is_asked_for_and_what_was_written_still_leaves(channel, pair):

@@ -1,11 +1,13 @@
 """Drafts from siblings elsewhere: the text that counts, no memory left behind, and bounded work a step."""
 
+import threading
+
 import numpy as np
 import pytest
 
 from sam.drafting.drafter import Drafter
 from sam.sharing.client import PART_TOKENS
-from sam.sharing.drafter import COUNT_EVERY, MAX_TOKENS_A_STEP, SharingDrafter
+from sam.sharing.drafter import COUNT_EVERY, SharingDrafter
 from tests.sam.brute_force import check_blocks
 from tests.sam.sharing.channel import Channel, Clock, make_client, make_groups, tokens
 
@@ -96,15 +98,21 @@ def test_lag_is_what_a_request_here_wrote_since_the_question():
     there.start("b", tokens(1, 2))
     step(there, "b", 7)
     step(here, "a", 4, 4, 4, 4)
-    replicas.exchange()
-    replicas.channel.clock.now += 0.01
     both = tokens(5, 5, 5, 6, 6)
-    here.step(["a", "c"], both, np.array([0, 3, 5]), np.zeros(2, np.int32))
+    written = iter([lambda: here.step(["a", "c"], both, np.array([0, 3, 5]), np.zeros(2, np.int32))])
+
+    def write_once():
+        replicas.channel.clock.now += 0.01
+        next(written, lambda: None)()
+
+    there.client.exchange()
+    replicas.channel.between = write_once
+    here.client.exchange()
     assert here.counters["sharing_lag_tokens"] == 2  # 2.5, rounded to even
     step(there, "b", 8)
-    replicas.exchange()
-    replicas.channel.clock.now += 0.01
-    step(here, "a", 9, 9, 9, 9)
+    there.client.exchange()
+    written = iter([lambda: step(here, "a", 9, 9, 9, 9)])
+    here.client.exchange()
     assert here.counters["sharing_lag_tokens"] == 4
 
 
@@ -125,7 +133,7 @@ def test_text_from_elsewhere_teaches_what_text_from_here_does(prompt_tokens):
             there.step(["b"], other, np.array([0, len(other)]), np.zeros(1, np.int32))
             replicas.exchange()
             found = here.step(["a"], own, np.array([0, len(own)]), np.array([K]))
-            for request, text in (("a", own), ("b", other)):
+            for request, text in (("b", other), ("a", own)):
                 alone.append([request], text, np.array([0, len(text)]))
             expected = alone.draft(["a"], np.array([K]))
             assert found.token_ids.tolist() == expected.token_ids.tolist()
@@ -140,32 +148,76 @@ def test_text_from_elsewhere_teaches_what_text_from_here_does(prompt_tokens):
     assert memories[0].entries.tobytes() == memories[1].entries.tobytes()
 
 
-@pytest.mark.parametrize("message_tokens", [700, 10 * MAX_TOKENS_A_STEP])
-def test_work_of_a_step_is_bounded_whatever_has_arrived(monkeypatch, message_tokens):
+@pytest.mark.parametrize("message_tokens", [700, 20 * PART_TOKENS])
+def test_a_step_appends_nothing_from_elsewhere_and_waits_for_one_part_at_most(monkeypatch, message_tokens):
     replicas = Replicas()
     here, there = replicas.drafters
     here.start("a", tokens(1))
     there.start("b", tokens(1))
-    text = np.random.default_rng(0).integers(100, size=10 * MAX_TOKENS_A_STEP).tolist()
-    for begin in range(0, len(text), message_tokens):
-        step(there, "b", *text[begin : begin + message_tokens])
-        replicas.exchange()
-    counts, takes, appends = [], here.client.take, here.append_siblings
+    counts, appends = [], here.append_siblings
 
     def counted(*arguments):
+        assert here._turn.of_client.locked()
         counts.append(appends(*arguments))
         return counts[-1]
 
     monkeypatch.setattr(here, "append_siblings", counted)
-    questions = replicas.channel.asked, replicas.channel.waits
-    for _ in range(10):
-        counts.clear()
+    text = np.random.default_rng(0).integers(100, size=20 * PART_TOKENS).tolist()
+    for begin in range(0, len(text), message_tokens):
+        step(there, "b", *text[begin : begin + message_tokens])
+        replicas.exchange()
+        questions, appended = (replicas.channel.asked, replicas.channel.waits), len(counts)
         step(here, "a", 5)
-        assert sum(counts) == MAX_TOKENS_A_STEP
-        assert len(counts) <= MAX_TOKENS_A_STEP // min(message_tokens, PART_TOKENS) + 2
-    assert takes(1) == [] and (replicas.channel.asked, replicas.channel.waits) == questions
+        assert (replicas.channel.asked, replicas.channel.waits) == questions and len(counts) == appended
+    assert sum(counts) == len(text) and max(counts) <= PART_TOKENS
     step(here, "a", *text[: 2 * K])
     assert step(here, "a", *text[2 * K : 3 * K]) == text[3 * K : 4 * K], "nothing was lost where parts were cut"
+
+
+def test_a_wait_for_the_clients_thread_is_counted():
+    here, _ = Replicas().drafters
+    here.start("a", tokens(1))
+    before = here.counters["sharing_engine_ms"]
+    here._turn.of_client.acquire()
+    threading.Timer(0.05, here._turn.of_client.release).start()
+    step(here, "a", 5)
+    assert here.counters["sharing_engine_ms"] - before > 40
+
+
+def test_both_threads_at_once_under_memory_pressure():
+    """What the client's thread appends beside the steps of the engine's leaves the automata whole."""
+    replicas = Replicas(memory_budget_bytes=120_000)
+    here, there = replicas.drafters
+    rng, stop, errors = np.random.default_rng(0), threading.Event(), []
+
+    def exchange():
+        while not stop.is_set():
+            try:
+                replicas.exchange(1)
+            except Exception as error:
+                errors.append(error)
+
+    thread = threading.Thread(target=exchange)
+    thread.start()
+    for number in range(60):
+        prompt = tokens(number % 5, 2)
+        for drafter in (here, there):
+            drafter.start("a", prompt)
+        for _ in range(30):
+            for drafter in (here, there):
+                drafts = step(drafter, "a", *rng.integers(6, size=int(rng.integers(1, 40))).tolist())
+                assert set(drafts) <= set(range(6))
+        for drafter in (here, there):
+            drafter.finish("a")
+    stop.set()
+    thread.join()
+    assert errors == []
+    for drafter in (here, there):
+        assert drafter.counters["sharing_errors"] == 0 and drafter.counters["sharing_received_tokens"] > 1000
+        check_blocks(drafter.store, list(drafter.groups._hash))
+        while drafter.groups.evict():
+            pass
+        assert drafter.nbytes == 0 and not drafter._sibling_slots
 
 
 def test_a_group_that_is_dropped_gives_back_slots_numbers_and_blocks():

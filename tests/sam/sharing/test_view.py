@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sam.drafting.token_ids import digest
-from sam.sharing.arrivals import cut, split
+from sam.sharing.arrivals import split
 from sam.sharing.view import View
 from tests.sam.sharing.channel import make_groups, tokens
 
@@ -151,8 +151,6 @@ def test_parts_hold_the_same_text(tokens_a_part):
     message = site.view.message(0)
     arrivals = site.view.apply(0, message, groups.exchange(message, 0.0))
     parts = split(arrivals, tokens_a_part)
-    if tokens_a_part == 3:
-        parts = [*parts[:1], *cut(parts[1], 1), *parts[2:]]
     assert max(len(part.tokens) for part in parts) <= tokens_a_part and sum(len(part.new) for part in parts) == 2
     texts = {number: [] for number, _ in arrivals.new}
     for part in parts:
