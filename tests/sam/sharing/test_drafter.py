@@ -184,6 +184,10 @@ def test_a_wait_for_the_clients_thread_is_counted():
     assert here.counters["sharing_engine_ms"] - before > 40
 
 
+def received(drafter):
+    return drafter.counters["sharing_received_tokens"]
+
+
 def test_both_threads_at_once_under_memory_pressure():
     """What the client's thread appends beside the steps of the engine's leaves the automata whole."""
     replicas = Replicas(memory_budget_bytes=120_000)
@@ -199,8 +203,11 @@ def test_both_threads_at_once_under_memory_pressure():
 
     thread = threading.Thread(target=exchange)
     thread.start()
-    for number in range(60):
+    number = 0
+    # On a machine that is busy the other thread comes to its turns late: as many rounds as it takes.
+    while number < 60 or (number < 5000 and min(received(drafter) for drafter in replicas.drafters) <= 1000):
         prompt = tokens(number % 5, 2)
+        number += 1
         for drafter in (here, there):
             drafter.start("a", prompt)
         for _ in range(30):
@@ -213,7 +220,7 @@ def test_both_threads_at_once_under_memory_pressure():
     thread.join()
     assert errors == []
     for drafter in (here, there):
-        assert drafter.counters["sharing_errors"] == 0 and drafter.counters["sharing_received_tokens"] > 1000
+        assert drafter.counters["sharing_errors"] == 0 and received(drafter) > 1000
         check_blocks(drafter.store, list(drafter.groups._hash))
         while drafter.groups.evict():
             pass
