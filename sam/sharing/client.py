@@ -7,6 +7,7 @@ growing pauses.
 import logging
 import math
 import secrets
+import sys
 import threading
 import time
 from collections import deque
@@ -257,5 +258,7 @@ class Client:
 
     def _count_error(self, failure: str) -> None:
         if self.counters["sharing_errors"] == 0:
-            logger.warning("%s; drafting goes on without it (logged once, then counted)", failure, exc_info=True)
+            logger.warning(
+                "%s; drafting goes on without it (logged once, then counted)", failure, exc_info=sys.exception()
+            )
         self.counters["sharing_errors"] += 1

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from vllm.v1.spec_decode.eagle import EagleProposer
 
-from sam.vllm.trained.passes import CachedPasses, States
+from sam.vllm.trained.passes import CachedPasses, States, begin_copy, sent
 from sam.vllm.trained.proposer import SwitchedDraftModel
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class EaglePasses(CachedPasses, EagleProposer):
         """As `keep_states`, but for the wait: what has come is written here, or when a pass needs it."""
         self._take_arrived_states(wait=False)
         event = torch.Event()
-        copies = [_begin_copy(one) for one in (slots[: len(states)], states)]
+        copies = [begin_copy(one) for one in (slots[: len(states)], states)]
         event.record()
         self._arriving.append((*copies, event))
 
@@ -90,7 +90,7 @@ class EaglePasses(CachedPasses, EagleProposer):
             if self.states is None:  # on this rank alone, or none would be asked: the others need its part of the pass
                 self.hidden_states[: len(slots)] = 0
                 return
-            carried = self.states[slots].to(self.device)
+            carried = sent(self.states[slots], self.device)
             if self.eagle3_use_aux_hidden_state:
                 carried = self.model.combine_hidden_states(carried)
         self.hidden_states[: len(carried)] = carried
@@ -125,10 +125,3 @@ class Eagle3Proposer(SwitchedDraftModel, EaglePasses):
         if self.counters["draft_model_errors"] == 0:
             logger.exception("hidden states were not kept; drafts go on with others (logged once, then counted)")
         self.counters["draft_model_errors"] += 1
-
-
-def _begin_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the host that is valid once the device has done what it was asked so far."""
-    if tensor.device.type == "cpu":
-        return tensor.clone()
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

@@ -43,6 +43,18 @@ def split(spans: list[Span], most: int) -> list[list[Span]]:
     return passes
 
 
+def begin_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the host that is valid once the device has done what it was asked so far."""
+    if tensor.device.type == "cpu":
+        return tensor.clone()
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """What is on the host, on the device, without waiting for what that was asked before."""
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
 class CachedPasses:
     """The passes of one of vLLM's proposers with a model, a base after this one, for some rows in some steps.
 
@@ -151,15 +163,16 @@ class CachedPasses:
         return lengths - np.minimum(found, lengths - 1)
 
     @torch.inference_mode()
-    def draft(self, request_ids, rows, lengths, missing, texts, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draft greedily, one token a pass.
+    def draft(self, request_ids, rows, lengths, missing, texts, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draft greedily, one token a pass. The host waits for none of them.
 
         Args:
             request_ids, rows, lengths, texts: as in `missing`, which gave `missing`.
             count: draft tokens of each row.
 
         Returns:
-            int64 [rows, count], token ids; and bool [rows, count], whether each came from finite logits.
+            int64 [rows, count], token ids; and bool [rows, count], whether each came from finite logits; both on the
+            device.
         """
         last, carried = self._read(request_ids, rows, lengths, missing, texts)
         tokens, finite = self._sample(last)
@@ -170,7 +183,7 @@ class CachedPasses:
             tokens, finite = self._sample(last)
             drafted.append(tokens)
             are_finite.append(finite)
-        return torch.stack(drafted, 1).cpu().numpy(), torch.stack(are_finite, 1).cpu().numpy()
+        return torch.stack(drafted, 1), torch.stack(are_finite, 1)
 
     def _read(self, request_ids, rows, lengths, missing, texts) -> States:
         """Write what is missing; the states at each row's last token, in the order of the rows."""
@@ -184,7 +197,7 @@ class CachedPasses:
         for one in split(spans, self.max_num_tokens):
             chosen, begins, ends = (np.array(column) for column in zip(*one, strict=True))
             ids = np.concatenate([texts[row, begin:end] for row, begin, end in one]).astype(np.int32)
-            states = self._forward(chosen, begins, ends, torch.from_numpy(ids).to(self.device))
+            states = self._forward(chosen, begins, ends, sent(torch.from_numpy(ids), self.device))
             at = np.cumsum(ends - begins) - 1
             for (row, begin, end), index in zip(one, at.tolist(), strict=True):
                 if self.written is not None:
@@ -210,9 +223,9 @@ class CachedPasses:
         slots = torch.from_numpy(blocks.astype(np.int64) * table.block_size + positions % table.block_size)
         lengths, starts_cpu = torch.from_numpy(ends.astype(np.int32)), torch.from_numpy(starts)
         metadata = CommonAttentionMetadata(
-            query_start_loc=starts_cpu.to(self.device),
+            query_start_loc=sent(starts_cpu, self.device),
             query_start_loc_cpu=starts_cpu,
-            seq_lens=lengths.to(self.device),
+            seq_lens=sent(lengths, self.device),
             _seq_lens_cpu=lengths,
             _num_computed_tokens_cpu=torch.from_numpy(begins.astype(np.int32)),
             seq_lens_cpu_upper_bound=lengths,
@@ -220,13 +233,13 @@ class CachedPasses:
             num_actual_tokens=total,
             max_query_len=int(counts.max()),
             max_seq_len=int(ends.max()),
-            block_table_tensor=torch.from_numpy(table.get_numpy_array()[rows]).to(self.device),
-            slot_mapping=slots.to(self.device),
+            block_table_tensor=sent(torch.from_numpy(table.get_numpy_array()[rows]), self.device),
+            slot_mapping=sent(slots, self.device),
         )
         _, of_layers = self.build_per_group_and_layer_attn_metadata(metadata)
         self._take_states(slots, carried)
         self.input_ids[:total] = ids
-        self.positions[:total] = torch.from_numpy(positions).to(self.device)
+        self.positions[:total] = sent(torch.from_numpy(positions), self.device)
         with set_forward_context(
             of_layers,
             self.vllm_config,

@@ -6,7 +6,7 @@ Whatever goes wrong in the draft model, sam's drafts stay, and the tokens that c
 import contextlib
 import logging
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -25,6 +25,25 @@ from sam.vllm.trained.ranks import FirstRankDecides, check_ranks
 logger = logging.getLogger(__name__)
 
 MAX_ERRORS = 8  # one after the other, after which the draft model rests until the next weight sync
+
+
+@dataclass
+class MadeDrafts:
+    """What passes drafted, on the device.
+
+    Attributes:
+        plan: of those passes.
+        names: the requests.
+        lengths: int64 [requests], tokens of their texts.
+        tokens: int64 [requests, passes].
+        finite: bool [requests, passes], whether each came from finite logits.
+    """
+
+    plan: Passes
+    names: list[str]
+    lengths: np.ndarray
+    tokens: torch.Tensor
+    finite: torch.Tensor
 
 
 class SwitchedDraftModel(FirstRankDecides):
@@ -180,27 +199,39 @@ class SwitchedDraftModel(FirstRankDecides):
         return proposed
 
     def _run(self, plan: Passes, rows, ids, lengths, missing, texts) -> list[list[int]]:
-        """The drafts of the requests that want one, each cut before its first token that is none."""
+        """The drafts of the requests that want one."""
         chosen = np.flatnonzero(plan.wanted).tolist()
-        names = [ids[i] for i in chosen]
+        names, chosen_rows = [ids[i] for i in chosen], [rows[i] for i in chosen]
         began = time.perf_counter()
-        drafted, finite = self.run_passes(
-            names, [rows[i] for i in chosen], lengths[chosen], missing[chosen], texts, plan.count
-        )
-        self.pass_cost.observe(plan.milliseconds, (time.perf_counter() - began) * 1e3, plan.reading)
-        valid = finite & (drafted >= 0) & (drafted < self._vocabulary())
-        usable = np.cumprod(valid, axis=1).sum(axis=1)
-        if not valid.all():
-            self._count_invalid(int((usable < plan.count).sum()))
-        tokens = [row[:length] for row, length in zip(drafted.tolist(), usable.tolist(), strict=True)]
-        for name, i, draft in zip(names, chosen, tokens, strict=True):
-            self.acceptance.drafted(name, int(lengths[i]), draft)
-        self._errors_in_a_row = 0
+        made = self.run_passes(names, chosen_rows, lengths[chosen], missing[chosen], texts, plan.count)
         self.counters["draft_model_steps"] += 1
         self.counters["draft_model_passes"] += plan.count
         self.counters["draft_model_requests"] += len(chosen)
         self.counters["draft_model_read_tokens"] += int(missing[chosen].sum())
+        return self._read_drafts(MadeDrafts(plan, names, lengths[chosen], *made), began)
+
+    def _read_drafts(self, made: MadeDrafts, began: float) -> list[list[int]]:
+        """Wait for the passes, and take what they drafted."""
+        tokens, finite = made.tokens.cpu().numpy(), made.finite.cpu().numpy()
+        return self._take_drafts(made, tokens, finite, (time.perf_counter() - began) * 1e3)
+
+    def _take_drafts(self, made: MadeDrafts, drafted, finite, milliseconds: float) -> list[list[int]]:
+        """Each draft, cut before its first token that is none; it is compared with the text when that is there.
+
+        Args:
+            drafted, finite: made's, on the host.
+            milliseconds: that the passes took.
+        """
+        self.pass_cost.observe(made.plan.milliseconds, milliseconds, made.plan.reading)
+        valid = finite & (drafted >= 0) & (drafted < self._vocabulary())
+        usable = np.cumprod(valid, axis=1).sum(axis=1)
+        if not valid.all():
+            self._count_invalid(int((usable < made.plan.count).sum()))
+        tokens = [row[:length] for row, length in zip(drafted.tolist(), usable.tolist(), strict=True)]
+        for name, length, draft in zip(made.names, made.lengths.tolist(), tokens, strict=True):
+            self.acceptance.drafted(name, length, draft)
         self.counters["draft_model_drafted_tokens"] += sum(map(len, tokens))
+        self._errors_in_a_row = 0
         return tokens
 
     def _vocabulary(self) -> int:

@@ -5,6 +5,7 @@ same code as on a GPU.
 """
 
 import contextlib
+import time
 
 import torch
 
@@ -17,11 +18,16 @@ class Event:
     recorded = reached = waits = 0
 
     def __init__(self, *_arguments, **_keywords):
-        self.place = 0
+        self.place, self.seconds = 0, 0.0
 
     def record(self, *_stream) -> None:
         Event.recorded += 1
-        self.place = Event.recorded
+        self.place, self.seconds = Event.recorded, time.perf_counter()
+
+    def elapsed_time(self, later: "Event") -> float:
+        """Milliseconds between two that have been reached."""
+        assert self.query() and later.query(), "a device's events have no times yet"
+        return (later.seconds - self.seconds) * 1e3
 
     def synchronize(self) -> None:
         if self.place > Event.reached:

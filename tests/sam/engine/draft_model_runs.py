@@ -73,8 +73,8 @@ def recorded(llm, pattern, prompts=PROMPTS):
 
     def draft(names, rows, lengths, missing, texts, count):
         found = original(names, rows, lengths, missing, texts, count)
-        for row, length, tokens in zip(rows, lengths, found[0].tolist(), strict=True):
-            drafts[tuple(texts[row, :length].tolist())] = tokens
+        for row, length, tokens in zip(rows, lengths, found[0], strict=True):
+            drafts[tuple(texts[row, :length].tolist())] = tokens  # of the device, read at the end
         missed.extend(missing.tolist())
         return found
 
@@ -84,6 +84,7 @@ def recorded(llm, pattern, prompts=PROMPTS):
     finally:
         drafter.policy = kept
         del drafter.draft
+    drafts = {text: draft.tolist() for text, draft in drafts.items()}
     counters = {name: value - before[name] for name, value in drafter.counters.items()}
     return SimpleNamespace(tokens=tokens, drafts=drafts, missed=missed, counters=counters)
 

@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+import torch
 
 from sam.config import SpeculationConfig
 from sam.vllm.plugin import check_installed
@@ -53,6 +54,8 @@ def off(target):
 
 def ask(target, folder, method, asynchronous, then):
     settings = {"method": method, "draft_model": folder, "policy": "always", "cross_prompt": False}
+    if method == "hybrid":
+        settings["min_match_len"] = 4  # as much for the draft model as for sam
     config = SpeculationConfig(num_speculative_tokens=K, **settings)
     asked = config.vllm_arguments(asynchronous)["speculative_config"]
     engine = ASYNC if asynchronous else SMALL
@@ -61,12 +64,24 @@ def ask(target, folder, method, asynchronous, then):
     return made
 
 
+def counting(function, during: list, calls: list):
+    """`function`, each of whose calls adds an entry to `calls` while `during` has one."""
+
+    def call(*arguments, **keywords):
+        calls.extend(during)
+        return function(*arguments, **keywords)
+
+    return call
+
+
 def waits_of(llm, pattern):
-    """As `recorded`, with the waits for the device in each step and, of those, in its sampling and drafting.
+    """As `recorded`, with the waits for the device in each step and, of those, in its sampling and drafting; and how
+    often the host read a tensor of the device after it had ordered passes.
 
     Before it prepares a step's inputs vLLM waits for those of the step before, speculation or not.
     """
-    runner, steps = runner_of(llm), []
+    runner, steps, reads = runner_of(llm), [], []
+    drafter, in_passes = runner.drafter, []
 
     def counted(name):
         function = getattr(runner, name)
@@ -81,10 +96,23 @@ def waits_of(llm, pattern):
 
         return call
 
+    run = drafter._run
+
+    def marked(*arguments):
+        in_passes.append(True)
+        try:
+            return run(*arguments)
+        finally:
+            in_passes.pop()
+
     with pytest.MonkeyPatch.context() as patch:
         for name in ("execute_model", "sample_tokens"):
             patch.setattr(runner, name, counted(name))
+        patch.setattr(drafter, "_run", marked)
+        for name in ("cpu", "item", "tolist"):
+            patch.setattr(torch.Tensor, name, counting(getattr(torch.Tensor, name), in_passes, reads))
         found = recorded(llm, pattern)
+    found.reads = len(reads)
     found.waits = sum(step["sample_tokens"] for step in steps)
     found.most_waits = max(step.total() for step in steps)
     return found
@@ -137,6 +165,8 @@ def test_the_host_waits_for_each_steps_tokens_once(results, method):
     for one in (results[method].always, results[method].paused):
         assert 0 < one.waits == one.counters["waited_steps"]
         assert one.most_waits <= 2
+        assert one.reads == 0, "the next step is prepared while passes run"
+    assert results[method].always.counters["draft_model_passes"] > 0
 
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle3"])

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from sam.drafting.no_text import NoText
 from sam.switch.draft_passes import PassCost
@@ -24,7 +25,7 @@ class MadeUpPasses:
 
     def draft(self, ids, rows, lengths, missing, texts, count):
         self.asked.append("draft")
-        return np.full((len(ids), count), 7), np.ones((len(ids), count), bool)
+        return torch.full((len(ids), count), 7), torch.ones((len(ids), count), dtype=torch.bool)
 
     def _vocabulary(self):
         return 100
