@@ -25,7 +25,6 @@ logger = logging.getLogger(__name__)
 
 MAX_EVENTS = 4096  # of the engine that wait for the thread; further ones are lost
 PART_TOKENS = 512  # that are handed over at once, while the engine can neither append nor draft: about 0.3 ms
-TURN_SECONDS = 1e-4  # between parts, in which the engine's thread gets its turn
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between attempts to reach a shard
 ANSWER_SECONDS = 5.0  # after which a question is taken for lost
 STOP_SECONDS = 5.0  # that the engine waits for the thread's last exchange at the end of a run
@@ -238,7 +237,6 @@ class Client:
         except Exception:
             self._count_error("sharing between replicas: text from elsewhere could not be taken")
             return
-        time.sleep(TURN_SECONDS)
         self.counters["sharing_received_tokens"] += len(part.tokens)
         self.counters["sharing_lag_ms"] = round((self._clock() - part.asked) * 1e3, 1)
 

@@ -1,9 +1,10 @@
 """A drafter whose groups also hold the text of siblings in other replicas."""
 
+import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from sam.sharing.arrivals import Arrivals
 from sam.sharing.client import Client
 
 COUNTERS = ("drafted_requests", "siblings_here", "siblings_elsewhere", "sharing_lag_tokens", "sharing_engine_ms")
+TURN_SECONDS = 1e-4  # after which the client's thread looks again whether the engine's has had its turn
 MARKS = 1024  # appends of which is remembered when they were
 COUNT_EVERY = 8  # steps with drafts: counting siblings in each would take a fifth of sharing's time
 
@@ -25,16 +27,28 @@ class Turn:
     """A lock; how long the engine's thread waits for it is counted. The client's thread takes it as `of_client`."""
 
     def __init__(self, counters: dict[str, float]):
-        self.of_client, self._counters = threading.Lock(), counters
+        self._lock, self._counters = threading.Lock(), counters
+        self._is_awaited = False
 
     def __enter__(self) -> None:
-        if not self.of_client.acquire(blocking=False):
-            began = time.perf_counter()
-            self.of_client.acquire()
+        if not self._lock.acquire(blocking=False):
+            began, self._is_awaited = time.perf_counter(), True
+            try:
+                self._lock.acquire()
+            finally:
+                self._is_awaited = False
             self._counters["sharing_engine_ms"] += (time.perf_counter() - began) * 1e3
 
     def __exit__(self, *_error) -> None:
-        self.of_client.release()
+        self._lock.release()
+
+    @contextlib.contextmanager
+    def of_client(self) -> Iterator[None]:
+        """For the client's thread: behind it the engine's has its turn if it waits, for a lock is not fair."""
+        with self._lock:
+            yield
+        while self._is_awaited:
+            time.sleep(TURN_SECONDS)
 
 
 class SharingDrafter(Drafter):
@@ -138,7 +152,7 @@ class SharingDrafter(Drafter):
 
     def append_arrived(self, part: Arrivals) -> None:
         """Append a part of what the client has received; called by its thread."""
-        with self._turn.of_client:
+        with self._turn.of_client():
             for number, key in part.new:
                 self._start_elsewhere(number, key)
             self.append_siblings(self._slot_of[part.numbers], part.positions, part.tokens, part.offsets)

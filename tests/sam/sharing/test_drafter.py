@@ -8,7 +8,7 @@ import pytest
 
 from sam.drafting.drafter import Drafter
 from sam.sharing.client import PART_TOKENS
-from sam.sharing.drafter import COUNT_EVERY, SharingDrafter
+from sam.sharing.drafter import COUNT_EVERY, SharingDrafter, Turn
 from tests.sam.brute_force import check_blocks
 from tests.sam.sharing.channel import Channel, Clock, make_client, make_groups, tokens
 
@@ -158,7 +158,7 @@ def test_a_step_appends_nothing_from_elsewhere_and_waits_for_one_part_at_most(mo
     counts, appends = [], here.append_siblings
 
     def counted(*arguments):
-        assert here._turn.of_client.locked()
+        assert here._turn._lock.locked()
         counts.append(appends(*arguments))
         return counts[-1]
 
@@ -179,10 +179,29 @@ def test_a_wait_for_the_clients_thread_is_counted():
     here, _ = Replicas().drafters
     here.start("a", tokens(1))
     before = here.counters["sharing_engine_ms"]
-    here._turn.of_client.acquire()
-    threading.Timer(0.05, here._turn.of_client.release).start()
+    here._turn._lock.acquire()
+    threading.Timer(0.05, here._turn._lock.release).start()
     step(here, "a", 5)
     assert here.counters["sharing_engine_ms"] - before > 40
+
+
+def test_a_step_that_waits_goes_before_the_next_part():
+    turn, order = Turn({"sharing_engine_ms": 0.0}), []
+
+    def engine():
+        with turn:
+            order.append("step")
+
+    waiting = threading.Thread(target=engine)
+    for part in range(3):
+        with turn.of_client():
+            order.append(part)
+            if part == 1:
+                waiting.start()
+                while not turn._is_awaited:
+                    time.sleep(1e-4)
+    waiting.join()
+    assert order == [0, 1, "step", 2]
 
 
 def received(drafter):
