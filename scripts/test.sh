@@ -44,5 +44,6 @@ set_up_environment cpu smollm2 dev
 ruff check .
 ruff format --check .
 [ $# -eq 0 ] || exec python -m pytest "$@"
-# A run waits for one of its processes most of the time: beside these tests, and those of distributions, run all others.
-side_by_side --durations=20 -m "not (e2e or statistical or long)" -- --durations=20 -m "(e2e or statistical) and not long"
+# A run waits for one of its processes most of the time, so that others fit beside it; halves that take about as long.
+half="e2e or statistical or trained"
+side_by_side --durations=20 -m "not ($half or long)" -- --durations=20 -m "($half) and not long"

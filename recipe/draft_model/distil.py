@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from recipe.launch.progress import progress_bar
 
+WIDTH = 128  # the tiny model's; Adam's rate falls as 1 / width (Yang et al., Tensor Programs V, arXiv:2203.03466)
 STATE = "state.pt"  # model, optimizer and steps done, beside the responses
 RESPONSES = "responses.pt"
 
@@ -30,7 +31,8 @@ class TrainingSettings:
         prompts: prompts answered, each `samples` times, by at most `response_tokens` tokens; the responses to the last
             tenth of them are held out.
         steps: optimizer steps, each on `sequences` responses.
-        learning_rate: peak, falling linearly to a tenth.
+        learning_rate: peak for states of up to WIDTH numbers, less for wider ones in proportion; it falls linearly to a
+            tenth.
         save_steps: steps after which training can go on from where it was stopped.
         threads: CPU threads; results repeat exactly for a given count.
     """
@@ -163,8 +165,8 @@ def train(
     stop_after: Callable[[int], bool] = lambda step: False,
 ) -> list[float]:
     """Train `student`, from where an earlier call in `folder` was stopped; the loss of each step of this call."""
-    rate = {"lr": settings.learning_rate, "weight_decay": 0.0}
-    optimizer = torch.optim.AdamW([one for one in student.parameters() if one.requires_grad], **rate)
+    peak = settings.learning_rate * min(1.0, WIDTH / student.config.hidden_size)
+    optimizer = torch.optim.AdamW([one for one in student.parameters() if one.requires_grad], lr=peak, weight_decay=0.0)
     first = _resume(folder / STATE, student, optimizer)
     losses = []
     student.train()
@@ -172,7 +174,7 @@ def train(
         progress.update(first)
         for step in range(first, settings.steps):
             for group in optimizer.param_groups:
-                group["lr"] = settings.learning_rate * (1.0 - 0.9 * step / settings.steps)
+                group["lr"] = peak * (1.0 - 0.9 * step / settings.steps)
             loss = loss_of(_batch(examples, settings, step))
             loss.backward()
             torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)

@@ -33,7 +33,7 @@ MAX_VALID_FOR_STEPS = 15  # of them in which the policy is not asked and learns 
 ACCEPTANCE_DECAY = 0.9
 # Of at least MIN_EXPECTED tokens less than this share accepted: the drafter's probabilities are wrong.
 MIN_EXPECTED, MIN_ACCEPTED_SHARE = 4.0, 0.5
-REJECTED_COOL_DOWN_STEPS = 16  # steps without drafting after that; twice as many each further time
+REJECTED_COOL_DOWN_STEPS = 4  # steps without drafting after that; twice as many each further time
 
 
 @compiled
