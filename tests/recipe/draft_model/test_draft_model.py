@@ -1,13 +1,14 @@
 """A draft model distilled from a tiny target: learnt, resumed, and built once."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from recipe.draft_model.__main__ import KINDS, main, prepare_drafter
-from recipe.draft_model.distil import RESPONSES, STATE, DistilSettings, distil, sample_responses, student_of
+from recipe.draft_model.distil import RESPONSES, STATE, DistilSettings, distil, sample_responses, student_of, train
 
 SMALL = DistilSettings(prompts=6, samples=2, response_tokens=12, steps=12, sequences=4, save_steps=5, threads=1)
 
@@ -22,6 +23,16 @@ def test_the_student_learns_the_targets_distribution(target, tmp_path):
     student, losses = distil(target, examples, settings, tmp_path)
     assert student.config.num_hidden_layers == 1 and target.config.num_hidden_layers == 2
     assert sum(losses[-5:]) < sum(losses[:5])
+
+
+@pytest.mark.parametrize(("width", "expected"), [(64, 0.01), (128, 0.01), (512, 0.0025)])
+def test_wider_models_learn_at_a_lower_rate(width, expected, tmp_path):
+    student = torch.nn.Linear(4, 1, bias=False)
+    student.config = SimpleNamespace(hidden_size=width)
+    before = student.weight.detach().clone()
+    settings = replace(SMALL, steps=1, learning_rate=0.01)
+    train(student, lambda _batch: student.weight.sum(), [([1], [2])], settings, tmp_path)
+    assert torch.allclose(before - student.weight, torch.tensor(expected), rtol=1e-3), "Adam's first step is its rate"
 
 
 def test_stopped_training_goes_on_to_the_same_weights(target, tmp_path):
