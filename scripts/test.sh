@@ -44,6 +44,5 @@ set_up_environment cpu smollm2 dev
 ruff check .
 ruff format --check .
 [ $# -eq 0 ] || exec python -m pytest "$@"
-# A run waits for one of its processes most of the time, so that others fit beside it; halves that take about as long.
-half="e2e or statistical or trained"
-side_by_side --durations=20 -m "not ($half or long)" -- --durations=20 -m "($half) and not long"
+# Those that start an engine take about as long as all others, whole runs among them, of which two never run at once.
+side_by_side --durations=20 -m "engine and not (e2e or long)" -- --durations=20 -m "(e2e or not engine) and not long"

@@ -134,7 +134,10 @@ async def start_and_play(options: argparse.Namespace, *start_with) -> tuple[dict
     from recipe.routing_bench.engines import Engines
 
     engines = await Engines.start(options, *start_with)
-    return await (identity.play if options.identity else rounds.play)(options, engines)
+    try:
+        return await (identity.play if options.identity else rounds.play)(options, engines)
+    finally:
+        await engines.stop_sharing()
 
 
 if __name__ == "__main__":

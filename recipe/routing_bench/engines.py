@@ -71,6 +71,11 @@ class Engines:
             cluster, self._shards = start_shards(1, secrets.token_hex(8), SHARD_BYTES)
             await asyncio.gather(*(server.share.remote(cluster) for server in self._servers["shared"].values()))
 
+    async def stop_sharing(self) -> None:
+        """Before the shards end with this process: to a drafter that still asks, that is a failure to warn of."""
+        if self._shards:
+            await asyncio.gather(*(server.stop_sharing.remote() for server in self._servers["shared"].values()))
+
     def work(self, round_: int, first_prompt: int) -> Work:
         """The requests of a round, with prompts from number `first_prompt` on."""
         return make_work(self._options, self._tokenizer, self._texts, self._lengths(round_), first_prompt)

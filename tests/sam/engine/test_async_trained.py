@@ -23,7 +23,7 @@ from tests.sam.engine.draft_model_runs import (
 from tests.sam.engine.eagle_head import save_head
 from tests.sam.engine.tiny_engine import generate, save_model
 
-pytestmark = [pytest.mark.engine, pytest.mark.trained, pytest.mark.usefixtures("asynchronous")]
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("asynchronous")]
 
 ASYNC = {"async_scheduling": True, "distributed_executor_backend": "uni", **SMALL}
 METHODS = ("draft_model", "hybrid", "eagle3")

@@ -6,7 +6,7 @@ import torch
 from tests.sam.engine.draft_model_runs import FAULTS, PROMPTS, SETTINGS, SMALL, TOKENS, run, save_draft_model
 from tests.sam.engine.tiny_engine import generate, save_model
 
-pytestmark = [pytest.mark.engine, pytest.mark.trained]
+pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="module")

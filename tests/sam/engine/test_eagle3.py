@@ -23,7 +23,7 @@ from tests.sam.engine.draft_model_runs import (
 from tests.sam.engine.eagle_head import ReferenceHead, fit_output_layer, save_head
 from tests.sam.engine.tiny_engine import generate, save_model
 
-pytestmark = [pytest.mark.engine, pytest.mark.trained]
+pytestmark = pytest.mark.engine
 
 LONG = PROMPTS[0] * 10  # whose response ends where the engine's longest sequence does, at 256 tokens
 

@@ -6,7 +6,7 @@ from tests.sam.engine import matrix
 from tests.sam.engine.draft_model_runs import drafter_of, save_draft_model
 from tests.sam.engine.eagle_head import save_head
 
-pytestmark = [pytest.mark.engine, pytest.mark.trained, pytest.mark.usefixtures("asynchronous", "ranks_environment")]
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("asynchronous", "ranks_environment")]
 
 
 @pytest.fixture(scope="module")

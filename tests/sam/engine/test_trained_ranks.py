@@ -11,7 +11,7 @@ from tests.sam.engine.draft_model_runs import SMALL, K, again, save_draft_model
 from tests.sam.engine.eagle_head import save_head
 from tests.sam.engine.tiny_engine import save_model
 
-pytestmark = [pytest.mark.engine, pytest.mark.trained, pytest.mark.usefixtures("ranks_environment")]
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ranks_environment")]
 ALWAYS, PAUSED, NEVER = tuple(range(10)), (3, 4, 9), ()
 
 
