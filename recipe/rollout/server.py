@@ -43,8 +43,6 @@ class SpeculationWorkerExtension(vLLMColocateWorkerExtension):
         from sam.vllm.step_recorder import StepRecorder
 
         status = installed(self.model_runner)
-        if self.device.type == "cpu":
-            yield_to_control_plane()
         self.sam_recorder = StepRecorder.attach(self.model_runner)
         return status
 
@@ -52,6 +50,12 @@ class SpeculationWorkerExtension(vLLMColocateWorkerExtension):
         """Let the drafter exchange text with those of other replicas: sam.sharing.shard.Cluster's fields."""
         if hasattr(drafter := getattr(self.model_runner, "drafter", None), "share"):
             drafter.share(Cluster(address, run_id, shards))
+
+    def sam_yield(self) -> None:
+        """On a CPU, once the threads are started that help this one: they would wait for a core as it does from now on,
+        and all that time hold the interpreter that this one needs."""
+        if self.device.type == "cpu":
+            yield_to_control_plane()
 
     def sam_stop_sharing(self) -> None:
         """Let the drafter ask the shards no more."""
@@ -109,6 +113,8 @@ class SpeculationServer(vLLMHttpServer):
             )
         if remark := scheduling_remark(wanted, status):
             print(remark, flush=True)
+        if wanted.sharing != "replicas":
+            await self.engine.collective_rpc("sam_yield")
 
     def _wrap_generate(self) -> None:
         """What comes by verl's way and by vLLM's endpoints goes through `engine.generate`."""
@@ -143,6 +149,7 @@ class SpeculationServer(vLLMHttpServer):
     async def share(self, cluster: Cluster) -> None:
         """Tell the engine's workers where the shards are that hold other replicas' text."""
         await self.engine.collective_rpc("sam_share", args=tuple(cluster))
+        await self.engine.collective_rpc("sam_yield")
 
     async def stop_sharing(self) -> None:
         """Tell the engine's workers that the shards are about to end."""
