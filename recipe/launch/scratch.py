@@ -105,13 +105,21 @@ def _shared_memory_files() -> list[str]:
 
 
 def _remove_shared_memory(before: set[str], until: float) -> None:
-    """Remove the user's files that appeared during the run and that no process has open: another run of the same
-    user holds its own open."""
-    candidates = {name for name in _shared_memory_files() if name not in before and _is_own(Path(name), until)}
+    """Remove the user's files that appeared during the run and that no process has mapped: another run of the same
+    user has its own mapped.
+
+    By number and not by name: a semaphore is mapped under the name that it was made with, which is gone (glibc's
+    sem_open), and a process that is spawned opens it under the one that it was given.
+    """
+    names = [name for name in _shared_memory_files() if name not in before and _is_own(Path(name), until)]
+    candidates = {Path(name).stat().st_ino: name for name in names if Path(name).exists()}
     for maps in Path("/proc").glob("[0-9]*/maps") if candidates else ():
         with suppress(OSError):
-            candidates -= {line.split(maxsplit=5)[-1].strip() for line in maps.read_text().splitlines()}
-    for name in candidates:
+            for line in maps.read_text().splitlines():
+                _, _, _, _, number, *path = line.split(maxsplit=5)
+                if path and path[0].startswith("/dev/shm/"):
+                    candidates.pop(int(number), None)
+    for name in candidates.values():
         Path(name).unlink(missing_ok=True)
 
 
