@@ -111,8 +111,8 @@ def _remove_shared_memory(before: set[str], until: float) -> None:
     By number and not by name: a semaphore is mapped under the name that it was made with, which is gone (glibc's
     sem_open), and a process that is spawned opens it under the one that it was given.
     """
-    names = [name for name in _shared_memory_files() if name not in before and _is_own(Path(name), until)]
-    candidates = {Path(name).stat().st_ino: name for name in names if Path(name).exists()}
+    new = [name for name in _shared_memory_files() if name not in before]
+    candidates = {number: name for name in new if (number := _own_number(Path(name), until)) is not None}
     for maps in Path("/proc").glob("[0-9]*/maps") if candidates else ():
         with suppress(OSError):
             for line in maps.read_text().splitlines():
@@ -123,8 +123,10 @@ def _remove_shared_memory(before: set[str], until: float) -> None:
         Path(name).unlink(missing_ok=True)
 
 
-def _is_own(path: Path, until: float) -> bool:
+def _own_number(path: Path, until: float) -> int | None:
+    """The number (inode) of a file of this user that was there by then; None for any other."""
     with suppress(OSError):
         status = path.stat()
-        return path.is_file() and status.st_uid == os.getuid() and status.st_ctime <= until
-    return False
+        if path.is_file() and status.st_uid == os.getuid() and status.st_ctime <= until:
+            return status.st_ino
+    return None

@@ -26,7 +26,7 @@ class ComingDrafts:
 
     Attributes:
         made: what passes drafted.
-        inputs: int32 [requests, passes] on the device; FILLER where a token is none, which verification then rejects.
+        inputs: int32 [requests, passes] on the device; FILLER where a token is none: any id may be verified.
         copies: made's tokens and where they are finite, on the host; valid once `ended` is over.
         began, ended: events around the passes.
     """
@@ -124,9 +124,13 @@ class AsyncPasses(AsyncDrafting):
     def _read_now(self) -> None:
         """Penalties, bad words and budgets of thinking count a step's drafts on the host: one wait more."""
         self.counters["waited_steps"] += 1
-        tokens, finite, _ = self._coming.arrive()
-        valid = finite & (tokens >= 0) & (tokens < self._vocabulary())
-        for name, draft in zip(self._coming.made.names, np.where(valid, tokens, FILLER).tolist(), strict=True):
+        try:
+            drafts = self._coming.inputs.tolist()
+        except Exception:
+            self._coming = None  # fillers are verified, and counted
+            self.count_model_error()
+            return
+        for name, draft in zip(self._coming.made.names, drafts, strict=True):
             if (fillers := self._drafts.get(name)) is not None:
                 fillers[: len(draft)] = draft[: len(fillers)]
 
@@ -140,10 +144,13 @@ class AsyncPasses(AsyncDrafting):
         if self._coming is None or not self.verifying:
             return
         runner = self._runner
-        to, of = self._coming.places(runner.input_batch.req_ids[:num_reqs], ends[:num_reqs], self.verifying)
-        if to:
-            to, of = sent(torch.tensor([to, of]), runner.device)
-            runner.input_ids.gpu[to] = self._coming.inputs.flatten()[of]
+        try:
+            to, of = self._coming.places(runner.input_batch.req_ids[:num_reqs], ends[:num_reqs], self.verifying)
+            if to:
+                to, of = sent(torch.tensor([to, of]), runner.device)
+                runner.input_ids.gpu[to] = self._coming.inputs.flatten()[of]
+        except Exception:
+            self.count_model_error()  # fillers are verified
 
     def _observe(self, now, state, emitted) -> None:
         """The step's tokens are there, and so are the drafts that it verified."""

@@ -1,5 +1,7 @@
 """Drafts that the host does not know yet: where the device puts them, and what it puts where there is none."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -61,3 +63,16 @@ def test_the_host_learns_tokens_and_time(coming):
         coming.began.elapsed_time(coming.ended)
     tokens, finite, milliseconds = coming.arrive()
     assert tokens[1, 1] == VOCABULARY and not finite[2, 2] and milliseconds >= 0
+
+
+def test_drafts_that_cannot_be_put_in_fail_no_step(coming):
+    """The input keeps its fillers, and what the host counts are fillers too."""
+    module = pytest.importorskip("sam.vllm.trained.async_proposer")
+    errors, drafts = [], {"a": [FILLER] * 3}
+    proposer = SimpleNamespace(_coming=coming, _drafts=drafts, verifying=drafts, counters={"waited_steps": 0})
+    proposer._runner = SimpleNamespace(input_batch=SimpleNamespace(req_ids=["a"]), input_ids=None, device=None)
+    proposer.count_model_error = lambda: errors.append(1)
+    module.AsyncPasses.fill_in(proposer, 1, np.array([4]))
+    coming.inputs = None
+    module.AsyncPasses._read_now(proposer)
+    assert len(errors) == 2 and drafts == {"a": [FILLER] * 3} and proposer._coming is None
