@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets everything up and passes the tests: the default suite, in two processes side by side.
-#   fast       what to run while working: under a minute, no engine, nothing is downloaded
+#   fast       what to run while working: two minutes, no engine, nothing is downloaded
 #   --ascend   the tests of vllm-ascend on a simulated NPU, in an environment of their own
 # Further arguments go to one pytest: bash scripts/test.sh tests/sam -k automaton
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
