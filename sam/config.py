@@ -44,6 +44,7 @@ RANGES = {
     "sharing_shards": (1, 64),
     "sharing_interval_ms": (1, None),
     "prompt_lookup_min": (1, None),
+    "paths": (1, 8),
 }
 # Names that 0.1 had, by today's. Can go with the release after 0.2.
 RENAMED = {"turns": "policy_rotation", "corpus_bias": "min_extra_match_len"}
@@ -62,6 +63,7 @@ class SpeculationConfig:
         min_match_len: hybrid takes sam's draft where its match has so many tokens or more, as SAM-Decoding does; None:
             where it expects more accepted tokens of it.
         num_speculative_tokens: longest draft of a request, 1 to 15 tokens.
+        paths: of draft tokens that sam verifies for a request at most, 1 to 8; each further one is a row of the batch.
         policy: when sam drafts: threshold, goodput, always or never.
         policy_rotation: policies for one version of the weights each, in place of `policy`, to compare them; or None.
         batch_size_threshold: running requests at or below which `threshold` drafts, 0 or more.
@@ -109,6 +111,7 @@ class SpeculationConfig:
     draft_model: str | None = None
     min_match_len: int | None = None
     num_speculative_tokens: int = 3
+    paths: int = 1
     policy: str = "threshold"
     policy_rotation: list[str] | None = None
     batch_size_threshold: int = 8
@@ -161,6 +164,16 @@ class SpeculationConfig:
         for key, low in {"min_match_len": 0, "sharing_memory_mib": 1}.items():
             if (value := getattr(self, key)) is not None and (type(value) is not int or value < low):
                 raise ValueError(f"speculation.{key}={value!r}: expected an integer of at least {low}, or null")
+        if self.paths > 1 and self.method not in ("sam", "off"):
+            raise ValueError(
+                f"speculation.paths={self.paths}: speculation={self.method} drafts one path: set paths to 1, or "
+                "speculation=sam"
+            )
+        if self.paths > 1 and self.verification != "exact":
+            raise ValueError(
+                f"speculation.paths={self.paths}: verification={self.verification} verifies one path: set "
+                "verification=exact"
+            )
         if self.async_scheduling == "on" and self.method not in ("off", *SCHEDULED_AHEAD):
             raise ValueError(
                 f"speculation.async_scheduling=on: vLLM schedules synchronously with speculation.method={self.method}: "

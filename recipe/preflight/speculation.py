@@ -42,6 +42,8 @@ def _drafter(config: DictConfig) -> str:
     settings = _settings(config)
     if not (asked := settings.get("speculative_config")):
         return "none"
+    if config.speculation.paths > 1:
+        _check_paths(config, settings)
     if config.speculation.method in WITH_DRAFT_MODEL:
         return _draft_model(config)
     from vllm.config.speculative import SpeculativeConfig
@@ -116,6 +118,26 @@ def _check_ranks(config: DictConfig, settings: dict) -> None:
             pipeline_parallel_size=settings.get("pipeline_parallel_size") or 1,
             prefill_context_parallel_size=settings.get("prefill_context_parallel_size") or 1,
             distributed_executor_backend=settings.get("distributed_executor_backend"),
+        )
+    )
+
+
+def _check_paths(config: DictConfig, settings: dict) -> None:
+    """Raise ValueError where rows of further paths do not go with an engine's other settings."""
+    from sam.vllm.paths import rows
+
+    rollout = config.actor_rollout_ref.rollout
+    sizes = {name: settings.get(name) or 1 for name in rows.UNDIVIDED}
+    rows.check_engine(
+        SimpleNamespace(
+            parallel_config=SimpleNamespace(
+                tensor_parallel_size=rollout.tensor_model_parallel_size,
+                distributed_executor_backend=settings.get("distributed_executor_backend"),
+                enable_dbo=settings.get("enable_dbo"),
+                **sizes,
+            ),
+            kv_transfer_config=settings.get("kv_transfer_config"),
+            model_config=SimpleNamespace(enable_return_routed_experts=rollout.get("enable_rollout_routing_replay")),
         )
     )
 

@@ -1,5 +1,6 @@
 """Follows the requests of an engine, each in the automaton of its group, and drafts for them."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,11 +174,11 @@ class Drafter:
 
     def append(self, request_ids: Sequence[str], token_ids: np.ndarray, offsets: np.ndarray) -> None:
         """As `step`, without drafts."""
-        self._append(self._slots_of(request_ids), token_ids, offsets)
+        self._append(self.slots_of(request_ids), token_ids, offsets)
 
     def draft(self, request_ids: Sequence[str], budgets: np.ndarray, min_acceptance: float = 0.0) -> Drafts:
         """As `step`, with nothing to append."""
-        return self._draft(self._slots_of(request_ids), budgets, min_acceptance)
+        return self._draft(self.slots_of(request_ids), budgets, min_acceptance)
 
     def step(self, request_ids, token_ids, offsets, budgets, min_acceptance: float = 0.0) -> Drafts:
         """Append each request's new tokens, then draft up to its budget: siblings see each other's tokens.
@@ -192,11 +193,16 @@ class Drafter:
         Raises:
             ValueError: a request that is not followed, anything but token ids, or lengths that do not agree.
         """
-        slots = self._slots_of(request_ids)
+        slots = self.slots_of(request_ids)
         self._append(slots, token_ids, offsets)
         return self._draft(slots, budgets, min_acceptance)
 
-    def _slots_of(self, request_ids: Sequence[str]) -> np.ndarray:
+    def slots_of(self, request_ids: Sequence[str]) -> np.ndarray:
+        """int64 [batch], the place of each request in `sequences`.
+
+        Raises:
+            ValueError: a request that is not followed.
+        """
         try:
             return np.array([self._slots[request_id] for request_id in request_ids], dtype=np.int64)
         except KeyError as error:
@@ -231,7 +237,7 @@ class Drafter:
         Raises:
             ValueError: a request that is not followed.
         """
-        slot = int(self._slots_of([request_id])[0])
+        slot = int(self.slots_of([request_id])[0])
         del self._slots[request_id]
         self._free_slots.append(slot)
         group = self._group_of.pop(slot, NONE)
@@ -263,12 +269,16 @@ class Drafter:
         batch.append(self.store, self.sources, self.learned, self.sequences, slot, token_ids, 0, token_ids.size)
         return True
 
+    def reading(self) -> contextlib.AbstractContextManager:
+        """To be held while anything but this class reads what it holds."""
+        return contextlib.nullcontext()
+
     def _group_dropped(self, group: int) -> None:
         """A hook: the group's blocks are given back."""
 
     def lengths(self, request_ids: Sequence[str]) -> np.ndarray:
         """int64 [batch], tokens of each request that have been appended, the prompt's included."""
-        return self.sequences.texts["num_tokens"][self._slots_of(request_ids)]
+        return self.sequences.texts["num_tokens"][self.slots_of(request_ids)]
 
     def num_tokens(self, request_id: str) -> int:
         """As `lengths`, of one request."""

@@ -29,7 +29,9 @@ def is_uniform(draft_shape: str, graph_mode: str | None) -> bool:
     return draft_shape == "uniform" or (draft_shape == "auto" and graph_mode in UNIFORM_ONLY)
 
 
-def fill_up(drafts: list[list[int]], emitted: Sequence[int], room: np.ndarray, length: int) -> int:
+def fill_up(
+    drafts: list[list[int]], emitted: Sequence[int], room: np.ndarray, length: int, rows: Sequence[int] | None = None
+) -> int:
     """Make every draft `length` tokens long, in place, if the next step can be uniform and any request has a draft.
 
     It cannot where a request is still in its prompt: then drafts stay as they are. Where one has no room for a whole
@@ -40,6 +42,7 @@ def fill_up(drafts: list[list[int]], emitted: Sequence[int], room: np.ndarray, l
         emitted: tokens that each request's last step brought; 0 in its prompt.
         room: int [requests], draft tokens that fit before the longest length of a text.
         length: tokens of a whole draft.
+        rows: those that are looked at; None: all.
 
     Returns:
         The tokens that were filled in.
@@ -49,13 +52,14 @@ def fill_up(drafts: list[list[int]], emitted: Sequence[int], room: np.ndarray, l
         >>> fill_up(drafts, [1, 2, 1], np.array([5, 5, 5]), 2), drafts
         (3, [[7, 8], [0, 0], [9, 0]])
     """
-    drafted = sum(map(len, drafts))
-    if not drafted or not all(emitted):
+    rows = range(len(drafts)) if rows is None else rows
+    drafted = sum(len(drafts[row]) for row in rows)
+    if not drafted or not all(emitted[row] for row in rows):
         return 0
-    if room.min() < length:
-        for draft in drafts:
-            draft.clear()
+    if min(room[row] for row in rows) < length:
+        for row in rows:
+            drafts[row].clear()
         return 0
-    for draft in drafts:
-        draft += [FILLER] * (length - len(draft))
-    return length * len(drafts) - drafted
+    for row in rows:
+        drafts[row] += [FILLER] * (length - len(drafts[row]))
+    return length * len(rows) - drafted

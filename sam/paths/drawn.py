@@ -11,7 +11,7 @@ from sam.record.responses import Recording
 from sam.replay.paths import Steps, play_group, product_memory
 from sam.simulate.acceptance import CELL, EDGES, MIN_RECORDS, POSITIONS, SIBLINGS, draw_records
 from sam.simulate.drafting import DrawnDrafts
-from sam.switch.goodput import MIN_GAIN_ON, Goodput
+from sam.switch.goodput import Goodput
 from sam.switch.step_cost import StepCost
 
 ROWS, TREE = "rows", "tree"
@@ -84,10 +84,15 @@ class DrawnPaths(DrawnDrafts):
         self._records = np.zeros(1, np.int64)
 
     @property
+    def requests(self) -> int:
+        """Requests for which drafts were last drawn."""
+        return len(self._records)
+
+    @property
     def overhead(self) -> np.ndarray:
         """int64 [drafts]: tokens that each draft just drawn costs beside its own, if it is verified."""
         shared = self._shared()
-        return shared + (np.arange(len(shared)) >= len(self._records)) if self._costs == ROWS else np.zeros_like(shared)
+        return shared + (np.arange(len(shared)) >= self.requests) if self._costs == ROWS else np.zeros_like(shared)
 
     def _shared(self) -> np.ndarray:
         return self._table.steps.shared[self._records].T.ravel().astype(np.int64)
@@ -126,7 +131,7 @@ def own_tokens(lengths, shared, acceptance, least):
 
 
 class GoodputOfPaths(Goodput):
-    """Goodput, that adds further paths where they raise expected tokens per millisecond.
+    """Goodput that is given drafts and further paths at once.
 
     Args:
         k: tokens of a path.
@@ -134,57 +139,16 @@ class GoodputOfPaths(Goodput):
     """
 
     def __init__(self, k: int, paths: int, step_cost: StepCost, drafting: DrawnPaths):
-        super().__init__(k + (paths - 1) * (k + 1), step_cost)
-        self._k, self._drafting = k, drafting
-
-    def _min_requests_other_ranks(self, state):
-        # Another rank has hardly ever further paths for all of its requests.
-        return -(-state.max_num_tokens_other_dp_ranks // (self._k + 1))
+        super().__init__(k, step_cost, paths=paths)
+        self._drafting = drafting
 
     def choose(self, state, acceptance, offsets):
         overhead = self._drafting.overhead
-        if not overhead.any():
-            return super().choose(state, acceptance, offsets)
-        requests = len(self._drafting._records)
+        requests = self._drafting.requests
         first = offsets[requests]
-        lengths = np.zeros(len(offsets) - 1, np.int64)
-        lengths[:requests] = super().choose(state, acceptance[:first], offsets[: requests + 1])
-        cost, _ = self._cost(state)
-        expected = add_rows(lengths, acceptance, offsets, overhead, requests, self._chosen_expected, cost)
-        self._chosen_expected = expected
-        if lengths.any() and not self._on:
+        drafts = super().choose(state, acceptance[:first], offsets[: requests + 1])
+        overhead = overhead[requests:]
+        own = self.choose_paths(state, int(drafts.sum()), acceptance[first:], offsets[requests:] - first, overhead)
+        if own.any() and not self._on:
             self._on, self._cool_down, self._declined = True, 0, 0
-        return lengths
-
-
-@compiled
-def add_rows(lengths, acceptance, offsets, overhead, requests, expected, cost):
-    """Add further paths as rows to `lengths`, the ones with most expected tokens for each token of theirs first.
-
-    Args:
-        lengths: int64 [drafts], chosen of the first paths, whose number is `requests`; rows' get their overhead too.
-        expected: tokens expected of the chosen ones.
-        cost: float64 [n + 1], milliseconds by draft tokens.
-
-    Returns:
-        The tokens expected in all.
-    """
-    drafts = offsets.size - 1
-    ratio, gain, taken = np.zeros(drafts), np.zeros(drafts), np.zeros(drafts, np.int64)
-    for i in range(requests, drafts):
-        total = 0.0
-        for j in range(offsets[i], offsets[i + 1]):
-            total += acceptance[j]
-            tokens = overhead[i] + j + 1 - offsets[i]
-            if total / tokens > ratio[i]:
-                ratio[i], gain[i], taken[i] = total / tokens, total, tokens
-    drafted = lengths.sum()
-    for i in np.argsort(-ratio):
-        after = drafted + taken[i]
-        if taken[i] == 0 or after >= cost.size:
-            continue
-        if (requests + expected + gain[i]) / cost[after] > (1.0 + MIN_GAIN_ON / requests) * (
-            (requests + expected) / cost[drafted]
-        ):
-            lengths[i], drafted, expected = taken[i], after, expected + gain[i]
-    return expected
+        return np.concatenate([drafts, np.where(own > 0, own + overhead, 0)])

@@ -1,4 +1,4 @@
-"""Recordings replayed with several paths of draft tokens for each text (sam.replay.forks).
+"""Recordings replayed with several paths of draft tokens for each text (sam.drafting.paths.forks).
 
 Two questions are asked. At equal verified tokens: are k tokens better spent on several short paths than on one? At
 equal depth: what do further paths of up to k tokens bring? Each is asked for 0, 1, 5 and 15 complete siblings known, as
@@ -17,11 +17,11 @@ from sam.config import SpeculationConfig
 from sam.drafting.batch import PROMPT_SLOT, append
 from sam.drafting.context_mixing import draft
 from sam.drafting.mixing_weights import Learned, make_learned
+from sam.drafting.paths.forks import grow, make_tree
 from sam.drafting.prompt_memory import BUDGET_SHARE, PromptMemory, make_memory, prompt_tag
 from sam.drafting.sequences import make_sequences, start_sequence
 from sam.jit import compiled, kernel
 from sam.record.responses import Recording, read_recording
-from sam.replay.forks import grow, make_tree
 
 KNOWN_SIBLINGS = (0, 1, 5, 15)
 # Mean acceptance length by paths and by known siblings: Seer, arXiv 2511.14617v3, table 2. Their models and texts.

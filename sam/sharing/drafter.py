@@ -5,11 +5,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from sam.automaton import store
 from sam.automaton.store import NONE
+from sam.config import SpeculationConfig
 from sam.drafting import batch, origins
 from sam.drafting.drafter import Drafter, Drafts
 from sam.drafting.sequences import RECENT_TOKENS, start_sequence
@@ -137,6 +139,10 @@ class SharingDrafter(Drafter):
         with self._turn:
             return super().append_earlier(prompt, token_ids, is_start)
 
+    def reading(self) -> Turn:
+        """As Drafter's: the client's thread waits."""
+        return self._turn
+
     def _append(self, slots: np.ndarray, token_ids, offsets) -> None:
         positions = self.sequences.texts["num_tokens"][slots]
         super()._append(slots, token_ids, offsets)
@@ -236,3 +242,16 @@ class SharingDrafter(Drafter):
         other.start("a", np.array([1, 2, 1], np.int32))
         slots, positions = np.array([other.start_sibling(other._group_of[other._slots["a"]])]), np.zeros(1, np.int64)
         other.append_siblings(slots, positions, np.arange(100, dtype=np.int32) % 7, np.array([0, 100]))
+
+
+def make_drafter(config: SpeculationConfig, max_draft_tokens: int) -> Drafter:
+    """The drafter that a config asks for; it shares where `sharing` is replicas."""
+    return (SharingDrafter if config.sharing == "replicas" else Drafter)(
+        max_draft_tokens=max_draft_tokens,
+        scope=config.scope,
+        history_tokens=config.history_tokens,
+        memory_budget_bytes=config.memory_budget_mib << 20,
+        corpus=Path(config.corpus) if config.corpus else None,
+        min_extra_match_len=config.min_extra_match_len,
+        cross_prompt=config.cross_prompt,
+    )

@@ -16,6 +16,7 @@ import numpy as np
 
 from sam.jit import compiled
 from sam.switch.cost_correction import Correction
+from sam.switch.further_paths import add_rows
 from sam.switch.policy import Plan, StepState
 from sam.switch.step_cost import StepCost, linear
 
@@ -116,6 +117,7 @@ def warm_up() -> None:
     """Compile every kernel, so that no engine step waits for it."""
     policy, state = Goodput(1), StepState(1)
     policy.choose(state, np.array([0.5], np.float32), np.array([0, 1]))
+    policy.choose_paths(state, 1, np.array([0.5], np.float32), np.array([0, 1]), np.array([1]))
     policy.observe(state, 1, 1, 1.0)
 
 
@@ -128,6 +130,7 @@ class Goodput:
         graph_sizes: tokens of the captured graphs: a step takes as long as the next larger graph.
         uniform: whether a step with any draft tokens verifies `num_speculative_tokens` of every request, and so takes
             as long whichever are chosen.
+        paths: of a request at most, each of as many draft tokens.
 
     Attributes:
         has_table: whether the step costs were measured.
@@ -140,8 +143,10 @@ class Goodput:
         step_cost: StepCost | None = None,
         graph_sizes: tuple[int, ...] = (),
         uniform: bool = False,
+        paths: int = 1,
     ):
         self.num_speculative_tokens, self.uniform = num_speculative_tokens, uniform
+        self._most_draft_tokens = num_speculative_tokens + (paths - 1) * (num_speculative_tokens + 1)  # of a request
         self.has_table = step_cost is not None
         self.step_cost = step_cost or linear(1.0, 0.0, 1 / 64, source="a guess: 64 tokens double a step")
         self.graph_sizes = np.array(sorted(graph_sizes), dtype=np.int64)
@@ -197,6 +202,17 @@ class Goodput:
             self._declined += 1
         return lengths
 
+    def choose_paths(
+        self, state: StepState, drafted: int, acceptance: np.ndarray, offsets: np.ndarray, overhead: np.ndarray
+    ) -> np.ndarray:
+        """Choose the further paths that raise goodput."""
+        whole = self.num_speculative_tokens + 1 if self.uniform else 0
+        step = state.running, drafted, self._chosen_expected, self._cost(state)[0]
+        chosen, self._chosen_expected = add_rows(
+            acceptance, offsets, overhead, whole, *step, MIN_GAIN_ON / max(1, state.running)
+        )
+        return chosen
+
     def step_ms(self, state: StepState) -> np.ndarray:
         """float64 [n + 1]: milliseconds that a step with 0 to n draft tokens is thought to take."""
         return self._cost(state)[0]
@@ -210,7 +226,7 @@ class Goodput:
         if self._observed_steps > ALWAYS_LEARN_STEPS and self._unlearnt_ms < LEARN_INTERVAL_MS:
             return
         if state.prefilling == 0 and state.max_num_tokens_other_dp_ranks <= state.running + drafted:
-            table_ms = float(self._table(state)[min(drafted, state.running * self.num_speculative_tokens)])
+            table_ms = float(self._table(state)[min(drafted, state.running * self._most_draft_tokens)])
             # Another rank's tokens may be of more requests than this one's, or be drafts to a larger part.
             if self._max_ms_other_ranks(state) > table_ms:
                 return
@@ -235,14 +251,14 @@ class Goodput:
         self.counters[name] = self.counters.get(name, 0) + steps
 
     def _table(self, state: StepState) -> np.ndarray:
-        """float64 [running * num_speculative_tokens + 1]: the table's milliseconds by draft tokens."""
+        """float64 [n + 1]: the table's milliseconds by draft tokens, to the most that there can be."""
         key = (state.running, int(state.context) // CONTEXT_BUCKET)
         if key not in self._costs:
             if len(self._costs) > 4096:
                 self._costs.clear()
-            num_tokens = state.running + np.arange(state.running * self.num_speculative_tokens + 1)
+            num_tokens = state.running + np.arange(state.running * self._most_draft_tokens + 1)
             if self.uniform:
-                num_tokens[1:] = num_tokens[-1]
+                num_tokens[1:] = np.maximum(num_tokens[1:], state.running * (self.num_speculative_tokens + 1))
             self._costs[key] = self._look_up(state.running, num_tokens, key[1])
         return self._costs[key]
 

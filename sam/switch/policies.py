@@ -53,6 +53,12 @@ class Threshold:
         """Verify whole drafts."""
         return np.diff(offsets)
 
+    def choose_paths(
+        self, state: StepState, drafted: int, acceptance: np.ndarray, offsets: np.ndarray, overhead: np.ndarray
+    ) -> np.ndarray:
+        """Verify all paths, whole."""
+        return np.diff(offsets)
+
     def observe(self, state: StepState, drafted: int, accepted: int, milliseconds: float) -> None:
         """Learn nothing: a threshold is fixed."""
 
@@ -101,6 +107,7 @@ class PolicyRotation:
         self.counters["policy_index"] = number % len(self.policies)
         current = self.policies[self.counters["policy_index"]]
         self.plan, self.choose, self.observe = current.plan, current.choose, current.observe
+        self.choose_paths = current.choose_paths
         self.step_ms = getattr(current, "step_ms", None)
 
 
@@ -112,6 +119,7 @@ def make_policy(
     step_cost: StepCost | None = None,
     graph_sizes: tuple[int, ...] = (),
     uniform: bool = False,
+    paths: int = 1,
 ) -> Policy:
     """Build a policy by its name, one of POLICIES.
 
@@ -122,6 +130,7 @@ def make_policy(
         step_cost: used by goodput, which without a table learns step costs from the steps that it observes.
         graph_sizes: tokens of the captured graphs, which goodput fills up.
         uniform: whether a step with any draft tokens verifies `num_speculative_tokens` of every request.
+        paths: of a request at most; goodput chooses among the further ones, others verify all.
 
     Raises:
         ValueError: unknown name, fewer than one draft token, or a negative threshold or hysteresis.
@@ -132,7 +141,7 @@ def make_policy(
         if value < 0:
             raise ValueError(f"{key}={value}: expected 0 or more")
     if name == "goodput":
-        return Goodput(num_speculative_tokens, step_cost, graph_sizes, uniform)
+        return Goodput(num_speculative_tokens, step_cost, graph_sizes, uniform, paths)
     thresholds = {"threshold": batch_size_threshold, "always": NO_THRESHOLD, "never": -1}
     if name not in thresholds:
         raise ValueError(f"speculation policy {name!r} is unknown: expected one of {', '.join(POLICIES)}")

@@ -86,6 +86,22 @@ class Policy(Protocol):
         """
         ...
 
+    def choose_paths(
+        self, state: StepState, drafted: int, acceptance: np.ndarray, offsets: np.ndarray, overhead: np.ndarray
+    ) -> np.ndarray:
+        """Say after `choose` which further paths to verify, and how many tokens of each.
+
+        Args:
+            drafted: draft tokens of the step, as chosen.
+            acceptance: float32 [total], cumulative acceptance probabilities of the paths' own tokens.
+            offsets: int64 [paths + 1], where each path's begin.
+            overhead: int64 [paths], tokens that verifying a path costs beside its own.
+
+        Returns:
+            int64 [paths], own tokens of each.
+        """
+        ...
+
     def observe(self, state: StepState, drafted: int, accepted: int, milliseconds: float) -> None:
         """Learn from the finished step of `state`: draft tokens verified, draft tokens accepted, and its duration."""
         ...

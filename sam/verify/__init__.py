@@ -7,6 +7,7 @@ al., "Fast Inference from Transformers via Speculative Decoding" (arXiv 2211.171
 """
 
 from sam.verify.exact import GREEDY, PLACEHOLDER, accept_matching, sample_inverse_cdf
+from sam.verify.paths import follow_paths
 from sam.verify.rejection import expand_batch_to_tokens, rejection_sample, sample_recovered_tokens
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "PLACEHOLDER",
     "accept_matching",
     "expand_batch_to_tokens",
+    "follow_paths",
     "rejection_sample",
     "sample_inverse_cdf",
     "sample_recovered_tokens",

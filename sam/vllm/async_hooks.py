@@ -4,7 +4,6 @@ Each can go when vLLM lets a drafter on the host take part in asynchronous sched
 """
 
 import functools
-from dataclasses import replace
 
 from sam.config import SpeculationConfig
 from sam.vllm import runner_hooks
@@ -150,43 +149,17 @@ def install(runner, proposer) -> None:
         runner._num_valid_draft_tokens_cpu.fill_(runner.num_spec_tokens)  # before_step has trimmed already
         runner.token_ids_gpu_tensor = runner.token_ids_gpu_tensor[:, :0].clone()
     else:
-        runner.execute_model = _with_own_counts(runner.execute_model)
+        runner.execute_model = runner_hooks.with_own_counts(runner.execute_model)
     runner._copy_valid_sampled_token_count = functools.partial(_keep_sampled_tokens, runner)
     runner.take_draft_token_ids = proposer.take_draft_token_ids
-    runner._update_states = _before(runner._update_states, proposer.before_step)
-    runner._sample = _before(runner._sample, lambda *_: runner_hooks.fill_last_placeholder(runner))
+    runner._update_states = runner_hooks.before(runner._update_states, proposer.before_step)
+    runner._sample = runner_hooks.before(runner._sample, lambda *_: runner_hooks.fill_last_placeholder(runner))
     runner.sample_tokens = _after_sampling(runner.sample_tokens, proposer)
-
-
-def _with_own_counts(execute_model):
-    """Give the model runner dictionaries of its own of what is scheduled, which `before_step` trims.
-
-    Root cause: GPUModelRunner.execute_model (vLLM 0.23) does so for ngram_gpu only. Symptom: in an engine of one
-    process the scheduler's own output is trimmed, and its counts of drafts are wrong. Doing so twice changes nothing.
-    Can go when vLLM does so for every drafter.
-    """
-
-    @functools.wraps(execute_model)
-    def wrapped(scheduler_output, *arguments, **keywords):
-        own = ("num_scheduled_tokens", "scheduled_spec_decode_tokens")
-        copies = {name: dict(getattr(scheduler_output, name)) for name in own}
-        return execute_model(replace(scheduler_output, **copies), *arguments, **keywords)
-
-    return wrapped
 
 
 def _keep_sampled_tokens(runner, next_token_ids, _counts) -> None:
     """In place of a copy of the counts to the host: GPUModelRunner._copy_valid_sampled_token_count."""
     runner.input_batch.prev_sampled_token_ids = next_token_ids.unsqueeze(1)
-
-
-def _before(function, action):
-    @functools.wraps(function)
-    def wrapped(scheduler_output, *arguments, **keywords):
-        action(scheduler_output)
-        return function(scheduler_output, *arguments, **keywords)
-
-    return wrapped
 
 
 def _after_sampling(sample_tokens, proposer):

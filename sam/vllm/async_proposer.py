@@ -232,6 +232,11 @@ class AsyncDrafting(SamProposer):
             else:
                 del scheduled[request_id]
         self.drafted = sum(map(len, self.verifying.values()))
+        if self.paths:
+            self.paths.before_step(scheduler_output)
+
+    def _open_paths(self, runner) -> None:
+        """`before_step` calls it."""
 
     def _catch_up(self, has_drafts: bool) -> None:
         """Where another rank drafts: wait for the last step's tokens, if drafts were among them or follow them now."""

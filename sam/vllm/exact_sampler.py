@@ -139,11 +139,11 @@ class ExactSampler:
         With asynchronous scheduling the output holds a placeholder for every token under way, so its length is right.
         """
         runner = self.runner
-        ids = runner.input_batch.req_ids
         if len(self._rng_keys) > 2 * len(runner.requests) + 1024:
             self._rng_keys = {name: key for name, key in self._rng_keys.items() if name in runner.requests}
-        rng_keys, positions = np.empty((2, len(ids)), dtype=np.int64)
-        for row, request_id in enumerate(ids):
+        requests = runner_hooks.requests_of_rows(runner)
+        rng_keys, positions = np.empty((2, len(requests)), dtype=np.int64)
+        for row, request_id in enumerate(requests):
             request = runner.requests[request_id]
             key = self._rng_keys.get(request_id)
             if key is None:
@@ -173,13 +173,17 @@ class ExactSampler:
         drafts = torch.full_like(sampled, NO_DRAFT)
         sampled[request, offset] = tokens
         drafts[request[is_draft], offset[is_draft]] = draft_token_ids.to(torch.int64)
+        kept = verify.accept_matching(sampled, drafts)
+        drawn_in = torch.arange(len(rows.counts), device=device)[:, None]
+        if (paths := getattr(self.runner, "sam_paths", None)) is not None and paths.rows:
+            drawn_in = paths.follow(sampled, drafts, kept)
         if logprobs is not None:
             # vLLM filters a [requests x width] list by the placeholders; rows beyond a request's own are dropped there.
-            index = np.minimum(rows.start[:, None] + np.arange(width), len(rows.request) - 1).ravel()
-            index = torch.from_numpy(index).to(device)
+            index = torch.from_numpy(rows.start).to(device)[drawn_in] + torch.arange(width, device=device)
+            index = index.clamp(max=len(rows.request) - 1).ravel()
             columns = logprobs.logprob_token_ids, logprobs.logprobs, logprobs.selected_token_ranks
             logprobs = LogprobsTensors(*(column[index] for column in columns))
-        return SamplerOutput(sampled_token_ids=verify.accept_matching(sampled, drafts), logprobs_tensors=logprobs)
+        return SamplerOutput(sampled_token_ids=kept, logprobs_tensors=logprobs)
 
 
 def _is_plain(metadata) -> bool:

@@ -9,24 +9,26 @@ import logging
 import math
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
 from sam.config import SpeculationConfig
 from sam.drafting import origins, shape
 from sam.drafting.drafter import Drafter, Drafts
+from sam.drafting.paths import further
 from sam.history.client import HistoryClient
 from sam.record.engine_steps import accepted_tokens
 from sam.sharing.client import Client
-from sam.sharing.drafter import SharingDrafter
+from sam.sharing.drafter import SharingDrafter, make_drafter
 from sam.sharing.relay import RelayTransport
 from sam.sharing.shard import Cluster
 from sam.switch import goodput
 from sam.switch.awaited_requests import AwaitedRequests
 from sam.switch.policies import PolicyRotation, make_policy
 from sam.switch.policy import Policy, StepState
-from sam.vllm import ranks, warmup_cost
+from sam.vllm import ranks, runner_hooks, warmup_cost
+from sam.vllm.paths.planning import PathPlanner
+from sam.vllm.paths.rows import PathRows, check_engine
 from sam.vllm.tracked_requests import TrackedRequests
 
 logger = logging.getLogger(__name__)
@@ -50,6 +52,7 @@ class SamProposer:
         self.max_model_len = vllm_config.model_config.max_model_len
         graph_mode = warmup_cost.graph_mode(vllm_config)
         self.is_uniform = shape.is_uniform(config.draft_shape, graph_mode and graph_mode.name)
+        self.num_paths = config.paths
         self.policy = self._make_policy(config, vllm_config)
         self.awaited = AwaitedRequests(vllm_config.scheduler_config.max_num_seqs)
         self._sharing_seconds = config.sharing_interval_ms / 1e3
@@ -73,6 +76,8 @@ class SamProposer:
         self._steps_behind = 0  # steps since drafts were last asked of the drafter
         self._shares_at = math.inf  # seconds from which on new text is to be sent, drafts or not
         self.tracked: TrackedRequests | None = None
+        self.paths: PathRows | None = None  # rows of further paths
+        self._planner: PathPlanner | None = None
 
     @classmethod
     def _effective(cls, config: SpeculationConfig) -> SpeculationConfig:
@@ -80,19 +85,11 @@ class SamProposer:
         return config
 
     def _make_drafter(self, config: SpeculationConfig) -> Drafter:
-        return (SharingDrafter if config.sharing == "replicas" else Drafter)(
-            max_draft_tokens=self.num_speculative_tokens,
-            scope=config.scope,
-            history_tokens=config.history_tokens,
-            memory_budget_bytes=config.memory_budget_mib << 20,
-            corpus=Path(config.corpus) if config.corpus else None,
-            min_extra_match_len=config.min_extra_match_len,
-            cross_prompt=config.cross_prompt,
-        )
+        return make_drafter(config, self.num_speculative_tokens)
 
     def _make_policy(self, config: SpeculationConfig, vllm_config) -> Policy:
         name, table = warmup_cost.policy_and_table(config, vllm_config)
-        rest = config.hysteresis, table, warmup_cost.graph_sizes(vllm_config), self.is_uniform
+        rest = config.hysteresis, table, warmup_cost.graph_sizes(vllm_config), self.is_uniform, config.paths
         if config.policy_rotation:
             return PolicyRotation.of_names(config.policy_rotation, self.num_speculative_tokens, *rest)
         return make_policy(name, self.num_speculative_tokens, config.batch_size_threshold, *rest)
@@ -102,8 +99,18 @@ class SamProposer:
         self._runner = runner
         self.tracked = TrackedRequests(runner, self.drafter, self.history, self.counters)
         self._is_heard = ranks.is_drafting_rank(runner)
+        if self.num_paths > 1:
+            check_engine(runner.vllm_config)
+            self.paths = runner.sam_paths = PathRows(runner, self.num_speculative_tokens, self.counters)
+            whole = self.num_speculative_tokens if self.is_uniform else 0
+            self._planner = PathPlanner(self.drafter, self.paths, self.num_paths, whole)
+            self._open_paths(runner)
         if self.history and self._is_heard:
             self.history.start()
+
+    def _open_paths(self, runner) -> None:
+        """Call `PathRows.before_step` once the drafts of a step are known."""
+        runner_hooks.add_path_rows(runner)
 
     def share(self, cluster: Cluster) -> None:
         """Exchange text with the drafters of other replicas from now on, where speculation.sharing asks for it."""
@@ -149,6 +156,8 @@ class SamProposer:
         started = time.perf_counter()
         self.drafter.warm_up()
         goodput.warm_up()
+        if self.num_paths > 1:
+            further.warm_up(self.drafter)
         logger.info("drafter compiled in %.1f s", time.perf_counter() - started)
 
     def propose(
@@ -185,8 +194,18 @@ class SamProposer:
             logger.exception("drafting failed; the rollout goes on without drafts (logged once, then counted)")
         self.counters["draft_errors"] += 1
 
-    def _plan_holds(self, running: int) -> bool:
-        return self._valid_for_steps > 0 and running == self._last.running
+    def _plan_holds(self, rows: int) -> bool:
+        return self._valid_for_steps > 0 and rows - self._path_rows() == self._last.running
+
+    def _path_rows(self) -> int:
+        """Rows of the batch that are further paths, and no requests."""
+        return len(self.paths.rows) if self.paths else 0
+
+    def _batch_ids(self) -> list[str]:
+        """The requests of the batch."""
+        ids = self._runner.input_batch.req_ids
+        # Rows of paths that come and go change the order of the others.
+        return sorted(set(ids) - self.paths.rows.keys()) if self.paths else ids.copy()
 
     def _skip(self, emitted: list, num_tokens_no_spec, token_ids_cpu) -> list[list[int]]:
         """A step without drafts for which the last plan still holds: it costs a microsecond."""
@@ -219,7 +238,7 @@ class SamProposer:
         plan = self.policy.plan(state)
         self.switch_on = self.wants_drafts = plan.budget > 0
         self._last, self._began, self.drafted, self._valid_for_steps, self._steps_since_plan = state, now, 0, 0, 0
-        self._batch = self._runner.input_batch.req_ids.copy()
+        self._batch = self._batch_ids()
         drafts: list[list[int]] = [[] for _ in emitted]
         if plan.budget == 0:
             self.counters["skipped_steps"] += 1
@@ -237,6 +256,8 @@ class SamProposer:
         rows, ids, appended = self.tracked.batch(emitted, known, token_ids_cpu)
         if not rows:
             return drafts
+        if self._planner:
+            self._planner.learn(ids, *appended)
         remaining = self.max_model_len - 1 - known[rows]
         budgets = np.clip(remaining, 0, plan.budget or self.num_speculative_tokens).astype(np.int32)
         proposed = self.drafter.step(ids, *appended, budgets, plan.min_acceptance)
@@ -247,12 +268,17 @@ class SamProposer:
         self.drafted = int(lengths.sum())
         self.switch_on = self.drafted > 0 or not len(proposed.acceptance)
         flat, begins = proposed.token_ids.tolist(), proposed.offsets.tolist()
-        for row, begin, length in zip(rows, begins, lengths.tolist(), strict=False):
-            drafts[row] = flat[begin : begin + length]
+        chosen = [flat[begin : begin + length] for begin, length in zip(begins, lengths.tolist(), strict=False)]
+        if self._planner and self.drafted:
+            chosen = self._planner.plan(self.policy, state, ids, chosen, budgets)
+            self.drafted = sum(map(len, chosen))
+        for row, draft in zip(rows, chosen, strict=True):
+            drafts[row] = draft
         if self.is_uniform:
-            room = self.max_model_len - 1 - known[: len(drafts)]
-            filled = shape.fill_up(drafts, emitted, room, self.num_speculative_tokens)
-            self.counters["filled_draft_tokens"] += filled
+            others = self.paths.rows if self.paths else ()
+            requests = [row for row, name in enumerate(self._runner.input_batch.req_ids) if name not in others]
+            room, k = self.max_model_len - 1 - known, self.num_speculative_tokens
+            self.counters["filled_draft_tokens"] += shape.fill_up(drafts, emitted, room, k, requests)
             self.drafted = sum(map(len, drafts))
         return drafts
 
@@ -265,12 +291,13 @@ class SamProposer:
         return num_tokens_no_spec
 
     def _state(self, emitted: list[int], num_tokens_no_spec) -> StepState:
-        running, steps = len(emitted), self._steps_since_plan + 1
+        rows, steps = len(emitted), self._steps_since_plan + 1
+        running = rows - self._path_rows()
         return StepState(
             running=running,
-            prefilling=emitted.count(0),
-            waiting=len(self._runner.requests) - running,
-            context=float(num_tokens_no_spec[:running].sum()) / max(1, running),
+            prefilling=emitted.count(0) - self._path_rows(),
+            waiting=len(self._runner.requests) - rows,
+            context=float(num_tokens_no_spec[:rows].sum()) / max(1, rows),
             # Of the step that has just ended.
             max_num_tokens_other_dp_ranks=getattr(self._runner, "sam_max_num_tokens_other_dp_ranks", 0),
             steps_since_plan=steps,
@@ -281,10 +308,11 @@ class SamProposer:
         """Give the policy the time of the step that has just ended, if it is the one it planned: all requests in
         decode, none added or finished."""
         last = self._last
-        if last is None or last.prefilling or state.prefilling or self._batch != self._runner.input_batch.req_ids:
+        if last is None or last.prefilling or state.prefilling or self._batch != self._batch_ids():
             return
         num_tokens = state.max_num_tokens_other_dp_ranks
         if last.max_num_tokens_other_dp_ranks != num_tokens:
             last = replace(last, max_num_tokens_other_dp_ranks=num_tokens)
-        accepted = accepted_tokens(sum(emitted), verified=len(emitted))
-        self.policy.observe(last, self.drafted, accepted, (now - self._began) * 1e3)
+        accepted = accepted_tokens(sum(emitted), verified=len(emitted) - self._path_rows())
+        drafted = self.drafted + (self.paths.num_tokens if self.paths else 0)
+        self.policy.observe(last, drafted, accepted, (now - self._began) * 1e3)

@@ -83,6 +83,10 @@ class DraftChannel:
         shared = self._group.broadcast_object(list(drafts.values()))
         return dict(zip(drafts, shared, strict=True))
 
+    def share_plan(self, paths: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
+        """The first rank's further paths, by request; other ranks' are not looked at."""
+        return self._group.broadcast_object(paths)
+
 
 def keep_other_ranks_tokens(runner) -> None:
     """Keep the token count of the largest batch among the other ranks in `runner.sam_max_num_tokens_other_dp_ranks`.

@@ -1,9 +1,11 @@
 """What drafts that need no KV cache, and responses in chunks, ask and change of vLLM's model runner."""
 
 import functools
+from dataclasses import replace
 
 GENERATED = "sam_generated_tokens"  # the key of SamplingParams.extra_args by which a chunk says what it goes on from
 GOES_ON = "sam_goes_on"  # and that its response goes on after it, unless it ends before
+PATH_OF = "sam_path_of"  # by which a row of a further path names the request that it belongs to: sam.vllm.paths
 WAITING = "sam_waiting"  # and by which a request says how many wait behind it for a slot; none where it says nothing
 
 
@@ -88,7 +90,7 @@ def continue_requests() -> None:
     def _update_states(self, scheduler_output):
         if ContinuedRequestState.has_chunks:
             count_given(scheduler_output.scheduled_cached_reqs, self.requests)
-        if new := scheduler_output.scheduled_new_reqs:
+        if new := [one for one in scheduler_output.scheduled_new_reqs if not is_path(one.sampling_params)]:
             note_waiting(self, new[-1].sampling_params)
         return update_states(self, scheduler_output)
 
@@ -106,6 +108,55 @@ def generated_tokens(sampling_params) -> int:
     """Tokens of the response that a request's prompt ends with."""
     extra = getattr(sampling_params, "extra_args", None)
     return int(extra.get(GENERATED, 0)) if extra else 0
+
+
+def is_path(sampling_params) -> bool:
+    """Whether a request is a row of a further path, which the scheduler does not know."""
+    return PATH_OF in (getattr(sampling_params, "extra_args", None) or {})
+
+
+def requests_of_rows(runner) -> list[str]:
+    """The request that each row of the batch belongs to: further paths have rows of their own."""
+    ids, paths = runner.input_batch.req_ids, getattr(runner, "sam_paths", None)
+    return ids if paths is None else [paths.owner_of(name) for name in ids]
+
+
+def add_path_rows(runner) -> None:
+    """Let further paths take part in the steps of a model runner that is scheduled synchronously.
+
+    Root cause: vLLM 0.23 verifies one path of a request. The rows are added to what the model runner is given, in a
+    copy of its own: in an engine of one process it is the scheduler's. Can go when vLLM verifies several paths.
+    """
+    runner.execute_model = with_own_counts(runner.execute_model)
+    runner._update_states = before(runner._update_states, runner.sam_paths.before_step)
+
+
+def with_own_counts(execute_model):
+    """Give the model runner dictionaries of its own of what is scheduled, which `before_step` trims.
+
+    Root cause: GPUModelRunner.execute_model (vLLM 0.23) does so for ngram_gpu only. Symptom: in an engine of one
+    process the scheduler's own output is trimmed, and its counts of drafts are wrong. Doing so twice changes nothing.
+    Can go when vLLM does so for every drafter.
+    """
+
+    @functools.wraps(execute_model)
+    def wrapped(scheduler_output, *arguments, **keywords):
+        own = ("num_scheduled_tokens", "scheduled_spec_decode_tokens")
+        copies = {name: dict(getattr(scheduler_output, name)) for name in own}
+        return execute_model(replace(scheduler_output, **copies), *arguments, **keywords)
+
+    return wrapped
+
+
+def before(function, action):
+    """`function`, with `action` called with its first argument beforehand."""
+
+    @functools.wraps(function)
+    def wrapped(scheduler_output, *arguments, **keywords):
+        action(scheduler_output)
+        return function(scheduler_output, *arguments, **keywords)
+
+    return wrapped
 
 
 def note_waiting(runner, sampling_params) -> None:

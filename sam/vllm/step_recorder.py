@@ -138,12 +138,15 @@ class StepRecorder:
             prefilling = sum(self._is_prefilling(*row) for row in scheduled.num_scheduled_tokens.items())
             emitted = running - prefilling + sum(len(tokens_of[request_id]) - 1 for request_id in drafts)
         else:
-            prefilling = sum(not tokens for tokens in sampled)
-            emitted = sum(map(len, sampled))
+            rows = [sampled[output.req_id_to_index[name]] for name in scheduled.num_scheduled_tokens]
+            prefilling = sum(not tokens for tokens in rows)
+            emitted = sum(map(len, rows))
         for request_id, draft in drafts.items():
             if tokens := tokens_of[request_id]:
                 drafted += len(draft)
                 accepted += self._record_request(request_id, len(draft), len(tokens))
+        if (paths := getattr(self._runner, "sam_paths", None)) is not None:
+            drafted += paths.num_draft_tokens
         row = (
             now,
             (now - begin) * 1e3,

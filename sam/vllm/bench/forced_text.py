@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from sam.vllm import runner_hooks
+
 ARGUMENT = "forced_text"  # of SamplingParams.extra_args: number of the request's response
 FREE = -1  # of `ForcedText.lookup`: the sampled token stays
 
@@ -65,7 +67,7 @@ class ForcedText:
 
     def _requests(self) -> tuple[np.ndarray, np.ndarray]:
         """Number of the response and next position of each request in the batch, int64 [requests] each."""
-        requests = [self._runner.requests[name] for name in self._runner.input_batch.req_ids]
+        requests = [self._runner.requests[name] for name in runner_hooks.requests_of_rows(self._runner)]
         numbers = [_number(request.sampling_params) for request in requests]
         # Under asynchronous scheduling the output holds a placeholder for every token under way.
         return np.array(numbers), np.array([len(request.output_token_ids) for request in requests])

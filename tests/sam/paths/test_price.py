@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sam.paths.__main__ import Rollout, main
-from sam.paths.drawn import ROWS, TREE, DrawnPaths, PathAcceptance, add_rows, scaled
+from sam.paths.drawn import ROWS, TREE, DrawnPaths, PathAcceptance, scaled
 from sam.replay.paths import make_steps
 from sam.simulate.acceptance import CELL, POSITIONS
 from sam.switch.step_cost import linear
@@ -46,24 +46,6 @@ def test_verified_tokens_are_accepted_along_the_path_that_was_taken(costs, overh
     for own, accepted in ((0, 1), (1, 2), (2, 3)):
         lengths = np.array([3, 0, own + more if own else 0, 0])
         assert drafting.verify(lengths).tolist() == [accepted, 0]
-
-
-def test_rows_are_added_while_they_raise_tokens_per_millisecond():
-    acceptance, offsets = np.array([0.9, 0.5, 0.2, 0.1], np.float32), np.array([0, 1, 2, 4])
-    overhead = np.array([0, 2, 2])
-    for cost, expected in ((np.ones(20), [1, 3, 4]), (1.0 + 0.1 * np.arange(20), [1, 0, 0])):
-        lengths = np.array([1, 0, 0])
-        tokens = add_rows(lengths, acceptance, offsets, overhead, 1, 0.9, cost)
-        # Free rows are all taken, whole where a longer one brings more for each token; dear ones never.
-        assert lengths.tolist() == expected
-        assert tokens == pytest.approx(0.9 + sum(acceptance[1:4]) * (expected[1] > 0), abs=1e-6)
-
-
-def test_a_row_that_does_not_fit_the_table_is_left_out():
-    lengths = np.array([1, 0])
-    assert add_rows(lengths, np.array([0.9, 0.5], np.float32), np.array([0, 1, 2]), np.array([0, 3]), 1, 0.9,
-                    np.ones(4)) == 0.9  # fmt: skip
-    assert lengths.tolist() == [1, 0]
 
 
 def test_probabilities_of_further_paths_are_scaled_to_how_often_they_were_right():

@@ -9,12 +9,12 @@ from sam.automaton.store import add_group, blocks_for, make_store, reserve
 from sam.drafting.batch import append
 from sam.drafting.drafter import Drafter
 from sam.drafting.mixing_weights import make_learned
+from sam.drafting.paths.forks import grow, make_tree
 from sam.drafting.prompt_memory import make_memory
 from sam.drafting.sequences import make_sequences, start_sequence
 from sam.jit import compiled
 from sam.record.responses import Recording
 from sam.replay.__main__ import main
-from sam.replay.forks import grow, make_tree
 from sam.replay.paths import known_siblings, paths_table, play_group, product_memory, score
 from sam.replay.round_robin import Replay, replay, replay_group
 

@@ -6,7 +6,7 @@ has as many tokens as may be verified. A token's edges are its continuations in 
 sam.drafting.context_mixing and in the memory of other prompts, the likeliest first, so that a tree with one leaf is the
 draft of the product.
 
-Nothing in an engine calls this: no engine that this project patches verifies trees. It is for replay and simulation.
+sam.drafting.paths.further makes rows of a batch of it, since no engine that this project patches verifies trees.
 """
 
 from typing import NamedTuple

@@ -1,0 +1,1 @@
+"""Further paths of a text beside its draft."""

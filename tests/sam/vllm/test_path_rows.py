@@ -1,0 +1,261 @@
+"""Rows of further paths: which are planned, which fit into a step, and what the model runner is given."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from vllm import SamplingParams
+
+from sam.drafting.drafter import Drafter
+from sam.switch.policies import make_policy
+from sam.switch.policy import StepState
+from sam.vllm.paths import blocks, rows
+from sam.vllm.paths.planning import PathPlanner
+from sam.vllm.runner_hooks import GENERATED, PATH_OF, is_path, note_waiting
+
+BLOCK, BLOCKS = 4, 20
+TEXT = [5, 6, 7, 5, 6, 8, 5, 6]  # the last token is not computed
+
+
+def state(text=TEXT, **parameters):
+    return SimpleNamespace(
+        sampling_params=SamplingParams(seed=3, extra_args={"sam_waiting": 7}, **parameters), prompt_token_ids=text[:2],
+        mm_features=[], num_tokens=len(text), output_token_ids=text[2:], block_ids=([3, 9, 11],), lora_request=None,
+    )  # fmt: skip
+
+
+class Runner:
+    """What rows read of vLLM's model runner: one KV cache of one layer, whose blocks hold their own numbers."""
+
+    def __init__(self, **requests):
+        self.requests, self.device = requests, torch.device("cpu")
+        parallel = SimpleNamespace(tensor_parallel_size=1)
+        self.vllm_config = SimpleNamespace(parallel_config=parallel)
+        self.max_num_tokens, self.max_num_reqs = 64, 8
+        tokens = np.zeros((8, 32), np.int32)
+        for row, one in enumerate(requests.values()):
+            tokens[row, : len(TEXT)] = (one.prompt_token_ids + one.output_token_ids)[: len(TEXT)]
+        place = {name: row for row, name in enumerate(requests)}
+        self.input_batch = SimpleNamespace(token_ids_cpu=tokens, req_id_to_index=place, req_ids=list(requests))
+        self.given = None
+
+    def initialize_kv_cache(self, config):
+        self.given = config
+        self.kv_caches = [torch.arange(config.num_blocks)[:, None].repeat(1, BLOCK)]
+
+
+def cache_config(*kinds):
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
+
+    spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
+    groups = [KVCacheGroupSpec(["layer"], spec) for _ in kinds or ("full",)]
+    return KVCacheConfig(BLOCKS, [KVCacheTensor(BLOCKS * spec.page_size_bytes, ["layer"])], groups)
+
+
+def path_rows(**requests):
+    runner, counters = Runner(**(requests or {"a": state()})), {}
+    made = rows.PathRows(runner, 3, counters)
+    runner.initialize_kv_cache(cache_config())
+    return made, runner, counters
+
+
+def scheduled(drafts, computed=7, resumed=()):
+    counts = {name: 1 + len(draft) for name, draft in drafts.items()}
+    cached = SimpleNamespace(
+        req_ids=list(drafts), num_computed_tokens=[computed] * len(drafts), resumed_req_ids=set(resumed)
+    )
+    return SimpleNamespace(
+        scheduled_spec_decode_tokens=dict(drafts), num_scheduled_tokens=counts, scheduled_cached_reqs=cached,
+        total_num_scheduled_tokens=sum(counts.values()), finished_req_ids=set(), scheduled_new_reqs=[],
+    )  # fmt: skip
+
+
+def test_a_row_is_a_request_with_the_text_the_blocks_and_the_path():
+    made, runner, counters = path_rows()
+    made.planned = {"a": [[8, 5, 6]]}
+    step = scheduled({"a": [7, 5, 6]})
+    made.before_step(step)
+    (new,) = step.scheduled_new_reqs
+    assert new.prompt_token_ids.tolist() == TEXT and new.num_computed_tokens == len(TEXT) - 1
+    # Seven tokens computed: block 9 is shared in part, and copied; the path ends in the block behind it.
+    assert new.block_ids == ([3, BLOCKS, BLOCKS + 1],)
+    assert runner.kv_caches[0][[BLOCKS, BLOCKS + 1], 0].tolist() == [9, BLOCKS + 1]
+    assert new.sampling_params.extra_args == {GENERATED: 1, PATH_OF: "a"} and is_path(new.sampling_params)
+    assert runner.requests["a"].sampling_params.extra_args == {"sam_waiting": 7}
+    assert step.scheduled_spec_decode_tokens[new.req_id] == [8, 5, 6]
+    assert step.num_scheduled_tokens[new.req_id] == 4 and step.total_num_scheduled_tokens == 8
+    assert made.owner_of(new.req_id) == made.owner_of("a") == "a"
+    assert (made.num_tokens, made.num_draft_tokens, counters["path_rows"], counters["path_tokens"]) == (4, 3, 1, 3)
+
+    after = scheduled({"a": [7]})
+    made.before_step(after)
+    assert after.finished_req_ids == {new.req_id} and not made.rows and not after.scheduled_new_reqs
+
+
+@pytest.mark.parametrize(
+    ("requests", "step", "change"),
+    [
+        ({"a": state()}, scheduled({"a": [8, 5, 6]}), None),
+        ({"a": state()}, scheduled({"b": [7, 5, 6]}), None),
+        ({"a": state()}, scheduled({"a": [7, 5, 6]}, computed=5), None),
+        ({"a": state()}, scheduled({"a": [7, 5, 6]}, resumed=["a"]), None),
+        ({"a": state(repetition_penalty=1.1)}, scheduled({"a": [7, 5, 6]}), None),
+        ({"a": state(min_tokens=3)}, scheduled({"a": [7, 5, 6]}), None),
+        ({"a": state()}, scheduled({"a": [7, 5, 6]}), {"max_num_tokens": 7}),
+        ({"a": state()}, scheduled({"a": [7, 5, 6]}), {"max_num_reqs": 1}),
+        ({"a": state()}, scheduled({}), None),
+    ],
+    ids=["the draft itself", "no draft", "text unknown", "resumed", "penalties", "min_tokens", "tokens", "rows", "off"],
+)
+def test_rows_that_cannot_be_are_left_out(requests, step, change):
+    made, runner, _ = path_rows(**requests)
+    vars(runner).update(change or {})
+    made.planned = {"a": [[8, 5, 6]]}
+    before = (dict(step.num_scheduled_tokens), step.total_num_scheduled_tokens)
+    made.before_step(step)
+    assert not made.rows and not step.scheduled_new_reqs and not made.planned
+    assert (step.num_scheduled_tokens, step.total_num_scheduled_tokens) == before
+
+
+def test_a_path_is_cut_to_the_draft_that_the_scheduler_made_room_for():
+    made, _, _ = path_rows()
+    made.planned = {"a": [[8, 5, 6], [7, 9, 1]]}
+    made.before_step(scheduled({"a": [7]}))
+    assert [row.tokens for row in made.rows.values()] == [[8]]
+
+
+def test_a_fault_leaves_the_step_as_it_is(monkeypatch):
+    made, _, counters = path_rows()
+    monkeypatch.setattr(made, "_as_request", None)
+    made.planned = {"a": [[8, 5, 6]]}
+    step = scheduled({"a": [7, 5, 6]})
+    made.before_step(step)
+    assert counters["path_errors"] == 1 and not made.rows and step.total_num_scheduled_tokens == 4
+
+
+@pytest.mark.parametrize("tokens, taken", [([8, 5, 6, 1], [BLOCKS, BLOCKS + 1]), ([7, 5, 1], [9, 11])])
+def test_the_request_gets_the_tokens_and_blocks_of_the_path_that_agrees(tokens, taken):
+    """Its own are [3, 9, 11]; the row's two hold their numbers, as a forward pass would have filled them."""
+    made, runner, _ = path_rows()
+    made.planned = {"a": [[8, 5, 6]]}
+    made.before_step(scheduled({"a": [7, 5, 6]}))
+    (name,) = made.rows
+    runner.kv_caches[0][BLOCKS] = BLOCKS
+    runner.input_batch.req_id_to_index[name] = 1
+    drafts = torch.tensor([[7, 5, 6, -2], [8, 5, 6, -2]])
+    drawn = {0: [7, 5, 1, 0], 1: [8, 5, 6, 1]} if tokens[0] == 7 else {0: [8, 2, 2, 2], 1: [8, 5, 6, 1]}
+    if tokens[0] == 7:
+        drawn[1][0] = 7
+    sampled = torch.tensor([drawn[0], drawn[1]])
+    kept = torch.zeros(2, 4, dtype=torch.int32)
+    source = made.follow(sampled, drafts, kept)
+    assert kept[0].tolist() == tokens + [-1] * (4 - len(tokens)) and kept[1].tolist() == [-1] * 4
+    assert runner.kv_caches[0][[9, 11], 0].tolist() == taken
+    assert source[0].tolist()[:3] == ([0, 0, 0] if tokens[0] == 7 else [0, 1, 1])
+
+
+def test_the_cache_has_room_for_all_rows_and_vllm_is_told_of_none():
+    made, runner, _ = path_rows()
+    config = cache_config()
+    each = made._blocks.of_row
+    assert len(each) == rows.MOST_ROWS and sum(each, []) == list(range(BLOCKS, runner.given.num_blocks))
+    assert runner.given.kv_cache_tensors[0].size * BLOCKS == config.kv_cache_tensors[0].size * runner.given.num_blocks
+    assert config.num_blocks == BLOCKS
+
+
+def test_kernels_with_smaller_blocks_and_other_layouts():
+    made, runner, _ = path_rows()
+    total = runner.given.num_blocks
+    keys = torch.arange(2 * total * 2).reshape(2, 2 * total, 1).clone()  # [keys and values, half blocks, tokens]
+    runner.kv_caches = [(keys,)]
+    made._blocks.copy(torch.tensor([3]), torch.tensor([5]))
+    assert keys[:, 10:12].tolist() == keys[:, 6:8].tolist() and keys[0, 12, 0] == 12
+
+
+def test_a_cache_of_several_groups_is_refused():
+    with pytest.raises(ValueError, match=r"full attention only: set speculation.paths=1"):
+        blocks.check_cache(cache_config("full", "sliding"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2"),
+        ({"kv_transfer_config": object()}, "KV connector"),
+        ({"enable_return_routed_experts": True}, "enable_return_routed_experts"),
+        ({"tensor_parallel_size": 2, "distributed_executor_backend": "external_launcher"}, "external_launcher"),
+    ],
+)
+def test_engines_without_such_rows_are_refused_in_one_line(settings, said):
+    parallel = SimpleNamespace(**{"tensor_parallel_size": 1, "distributed_executor_backend": "mp"} | settings)
+    model = SimpleNamespace(enable_return_routed_experts=settings.get("enable_return_routed_experts", False))
+    config = SimpleNamespace(
+        parallel_config=parallel, model_config=model, kv_transfer_config=settings.get("kv_transfer_config")
+    )
+    with pytest.raises(ValueError, match=said) as error:
+        rows.check_engine(config)
+    assert "set speculation.paths=1" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_row_says_nothing_of_waiting_requests():
+    told = []
+    runner = SimpleNamespace(drafter=SimpleNamespace(awaited=SimpleNamespace(tell=told.append)))
+    note_waiting(runner, state().sampling_params)
+    assert told == [7] and not is_path(state().sampling_params)
+
+
+def planner(text, k=3, paths=4, whole=0):
+    drafter = Drafter(max_draft_tokens=k)
+    drafter.start("a", np.array(text[:-1], np.int32))
+    proposed = drafter.step(["a"], np.array(text[-1:], np.int32), np.array([0, 1]), np.array([k]))
+    counters = {}
+    kept = SimpleNamespace(planned={}, rows={}, counters=counters)
+    return PathPlanner(drafter, kept, paths, whole), kept, proposed.token_ids.tolist()
+
+
+REPEATED = [1, 2, 3, 4, 1, 2, 5, 6, 1, 2, 7, 8, 1, 2]
+
+
+def test_the_longest_path_is_given_to_vllm_and_the_others_become_rows():
+    made, kept, draft = planner(REPEATED)
+    (given,) = made.plan(make_policy("always", 3, 0), StepState(1), ["a"], [draft[:1]], np.array([3]))
+    assert len(given) == 3 and draft[:1] in kept.planned["a"]
+    assert all(len(path) <= 3 for path in kept.planned["a"])
+    firsts = {path[0] for path in [given, *kept.planned["a"]]}
+    assert {3, 5, 7} <= firsts
+
+
+def test_equally_long_paths_leave_the_draft_in_its_place():
+    made, kept, draft = planner(REPEATED)
+    (given,) = made.plan(make_policy("always", 3, 0), StepState(1), ["a"], [draft], np.array([3]))
+    assert given == draft and len(kept.planned["a"]) == 3
+
+
+def test_requests_without_a_draft_get_no_rows():
+    made, kept, _ = planner(REPEATED)
+    assert made.plan(make_policy("always", 3, 0), StepState(1), ["a"], [[]], np.array([3])) == [[]]
+    assert not kept.planned
+
+
+def test_rows_of_a_uniform_step_are_filled_up():
+    made, kept, draft = planner(REPEATED, whole=3)
+    made.plan(make_policy("always", 3, 0), StepState(1), ["a"], [draft[:1]], np.array([1]))
+    assert kept.planned["a"] and all(len(path) == 3 for path in kept.planned["a"])
+
+
+def test_no_more_rows_are_planned_than_have_blocks(monkeypatch):
+    monkeypatch.setattr("sam.vllm.paths.planning.MOST_ROWS", 1)
+    made, kept, draft = planner(REPEATED)
+    made.plan(make_policy("always", 3, 0), StepState(1), ["a"], [draft], np.array([3]))
+    assert len(kept.planned["a"]) == 1
+
+
+@pytest.mark.parametrize("came, wins", [([5, 6, 9], 1), ([3, 9], 0), ([9], 0)])
+def test_a_request_that_went_on_along_a_further_path_is_counted(came, wins):
+    made, kept, draft = planner(REPEATED)
+    made.plan(make_policy("always", 3, 0), StepState(1), ["a"], [[3, 4]], np.array([3]))
+    kept.rows = {"a-path-0": rows.Row("a", 13, [5, 6], [20])}
+    made._drafts = {"a": [3, 4]}
+    made.learn(["a"], np.array(came, np.int32), np.array([0, len(came)]))
+    assert kept.counters["path_wins"] == wins
