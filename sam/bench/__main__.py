@@ -55,7 +55,7 @@ def parse(arguments: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--samples", type=int, default=8, help="requests of one prompt")
     parser.add_argument("--max-tokens", type=int, help="of a response; 256, or with --text all of it")
     parser.add_argument("--temperature", type=float, default=1.0)
-    variants = "stock off sam ngram suffix draft_model hybrid eagle3; sam-k2: drafts of 2 in every step"
+    variants = "stock off sam ngram suffix draft_model hybrid eagle3; sam-k2: drafts of 2 in every step; sam-paths4"
     parser.add_argument("--variants", nargs="+", default=["stock", "off", "sam"], help=variants)
     parser.add_argument("--draft-tokens", type=int, default=8, help="longest draft of a request, 1 to 15")
     parser.add_argument("--draft-model", type=Path, metavar="DIR", help="of draft_model and hybrid, or eagle3's head")

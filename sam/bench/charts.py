@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from sam.bench.settings import FIXED, STOCK, Settings
+from sam.bench.settings import SAM, STOCK, Settings
 from sam.bench.verdict import in_requests
 from sam.command import new_figure
 
@@ -12,15 +12,17 @@ COLORS = {
     "stock": "#333333", "off": "#999999", "sam": "#009E73", "ngram": "#D55E00", "suffix": "#E69F00",
     "draft_model": "#8C510A", "hybrid": "#6A3D9A", "eagle3": "#882255",
 }  # fmt: skip
-FIXED_COLORS = ("#56B4E9", "#0072B2", "#CC79A7")
+SAM_COLORS = ("#56B4E9", "#0072B2", "#CC79A7")
 MEANS = 80
 SIZE = (4.6, 3.1)  # inches; a page sets several side by side
 
 
 def color_of(variant: str) -> str:
     """A variant's color, the same in all pictures."""
-    fixed = FIXED.fullmatch(variant)
-    return FIXED_COLORS[int(fixed[1]) % len(FIXED_COLORS)] if fixed else COLORS[variant]
+    if variant in COLORS:
+        return COLORS[variant]
+    fixed, paths = SAM.fullmatch(variant).groups()
+    return SAM_COLORS[(int(fixed or 0) + int(paths or 0)) % len(SAM_COLORS)]
 
 
 def ratios(rows: list[dict[str, Any]], settings: Settings):

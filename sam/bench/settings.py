@@ -9,8 +9,8 @@ from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
 
 STOCK = "stock"
 VARIANTS = (STOCK, "off", "sam", "ngram", "suffix", *WITH_DRAFT_MODEL)
-# sam with drafts of up to so many tokens in every step: what goodput is measured against.
-FIXED = re.compile(r"sam-k([1-9]|1[0-5])")
+# sam with drafts of up to so many tokens in every step, what goodput is measured against; and with so many paths.
+SAM = re.compile(r"sam(?:-k([1-9]|1[0-5]))?(?:-paths([2-8]))?")
 # Set by the variants, so that nobody else may.
 SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
 RESERVED = ("model", *SPECULATION, "additional_config", "worker_extension_cls")
@@ -110,8 +110,9 @@ class Settings:
 def check_variants(variants: list[str], draft_model: str | None = None) -> None:
     """Raise ValueError unless the variants are known, have what they need, and one to be compared with."""
     for variant in variants:
-        if variant not in VARIANTS and not FIXED.fullmatch(variant):
-            raise ValueError(f"--variants {variant}: expected some of {', '.join(VARIANTS)}, sam-k1 to sam-k15")
+        if variant not in VARIANTS and not SAM.fullmatch(variant):
+            known = f"{', '.join(VARIANTS)}, sam-k1 to sam-k15, sam-paths2 to sam-paths8"
+            raise ValueError(f"--variants {variant}: expected some of {known}")
     if len(set(variants)) < len(variants):
         raise ValueError(f"--variants {_words(variants)}: one comes twice")
     if not {STOCK, "off"} & set(variants):
@@ -131,9 +132,12 @@ def speculation_of(variant: str, draft_tokens: int, draft_model: str | None = No
     """The keys of sam.config.SpeculationConfig that make a variant."""
     if variant == "off":
         return {"method": "off"}
-    if fixed := FIXED.fullmatch(variant):
-        return {"method": "sam", "policy": "always", "num_speculative_tokens": int(fixed[1])}
-    policy = {"policy": "goodput"} if variant in ("sam", *WITH_DRAFT_MODEL) else {}
+    if sam := SAM.fullmatch(variant):
+        fixed, paths = sam.groups()
+        policy, longest = ("always", int(fixed)) if fixed else ("goodput", draft_tokens)
+        several = {"paths": int(paths)} if paths else {}
+        return {"method": "sam", "policy": policy, **several, "num_speculative_tokens": longest}
+    policy = {"policy": "goodput"} if variant in WITH_DRAFT_MODEL else {}
     drafter = {"draft_model": draft_model} if variant in WITH_DRAFT_MODEL else {}
     return {"method": variant, **policy, **drafter, "num_speculative_tokens": draft_tokens}
 

@@ -52,7 +52,7 @@ class Scenario:
     workload: mixed, long. temperature: 0 is greedy. graph: None (eager) or vLLM's cudagraph_mode. stop: tokens that end
     a response. abort: abort every fourth request after some steps. blocks: of the KV cache; few mean preemption. paged:
     numbers of tokens for which vllm-ascend takes the paged operator. async_scheduling: None leaves it to vLLM. fault:
-    one of tests.sam.engine.faults. draft_model: folder of a head.
+    one of tests.sam.engine.faults. draft_model: folder of a head. paths: of a request.
     """
 
     method: str = "off"
@@ -75,6 +75,7 @@ class Scenario:
     async_scheduling: bool | None = None
     fault: str | None = None
     draft_model: str | None = None
+    paths: int = 1
 
 
 def requests(scenario: Scenario) -> tuple[list[list[int]], list[dict]]:
@@ -137,6 +138,7 @@ def engine(model: str, scenario: Scenario):
                 "verification": scenario.verification,
                 "batch_size_threshold": scenario.threshold,
                 "draft_shape": scenario.draft_shape,
+                "paths": scenario.paths,
                 **asked,
             },
             "pa_shape_list": scenario.paged or [],

@@ -27,6 +27,7 @@ def settings(**changed) -> Settings:
         ({"requests": [0]}, "--requests 0"),
         ({"temperature": float("nan")}, "--temperature nan"),
         ({"variants": ["stock", "eagle"]}, "--variants eagle: expected some of stock, off, sam, ngram, suffix"),
+        ({"variants": ["off", "sam-paths1"]}, "--variants sam-paths1: expected some of .*, sam-paths2 to sam-paths8"),
         ({"variants": ["off", "sam-k16"]}, "--variants sam-k16: expected some of .*, sam-k1 to sam-k15"),
         ({"variants": ["off", "off"]}, "one comes twice"),
         ({"variants": ["sam", "ngram"]}, "expected stock or off among them"),
@@ -72,6 +73,8 @@ def test_the_others_get_whole_settings_of_speculation(variant):
         assert (speculation.policy, speculation.num_speculative_tokens) == ("goodput", 8)
     assert speculation_of("off", 8) == {"method": "off"}
     assert speculation_of("sam-k2", 8) == {"method": "sam", "policy": "always", "num_speculative_tokens": 2}
+    assert speculation_of("sam-paths4", 8) == speculation_of("sam", 8) | {"paths": 4}
+    assert speculation_of("sam-k2-paths3", 8) == speculation_of("sam-k2", 8) | {"paths": 3}
 
 
 @pytest.mark.parametrize("variant", ["draft_model", "hybrid"])
