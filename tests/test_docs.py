@@ -221,6 +221,7 @@ def emitted_metrics() -> set[str]:
     from sam.switch.policies import PolicyRotation, Threshold
     from sam.switch.policy import StepState
     from sam.vllm.async_hooks import COUNTERS
+    from sam.vllm.paths.rows import COUNTERS as PATHS
     from sam.vllm.trained import COUNTERS as TRAINED
     from tests.recipe.record.test_rollout_metrics import record
     from tests.sam.vllm.model_runner import make_proposer
@@ -234,7 +235,7 @@ def emitted_metrics() -> set[str]:
     threshold.plan(StepState(8, awaited=1))
     counters = {*goodput.counters, *threshold.counters, *PolicyRotation([goodput]).counters, *COUNTERS}
     counters |= {*make_proposer().counters}
-    names |= {f"rollout/drafter/{name}" for name in (*counters, *HISTORY, *SHARING, *SIBLINGS, *TRAINED)}
+    names |= {f"rollout/drafter/{name}" for name in (*counters, *HISTORY, *SHARING, *SIBLINGS, *TRAINED, *PATHS)}
     source = (ROOT / "recipe" / "trainer" / "dynamic_sampling.py").read_text()  # to import it takes verl
     meter = Meter(ContextPolicy(RoutingSettings()))
     names |= set(routing_metrics(meter.take(0.0)))

@@ -16,7 +16,7 @@ class PathPlanner:
 
     Args:
         drafter: that drafted.
-        rows: where the plan goes, and whose counters get `path_wins`: requests that went on along a further path.
+        rows: where the plan goes, and who counts what became of it.
         paths: of a request at most, its draft included.
         whole: tokens that every row has (a uniform step); 0: as many as are worth it.
     """
@@ -27,7 +27,6 @@ class PathPlanner:
         self._ids: list[str] = []  # for which paths were last grown
         self._grown: FurtherPaths | None = None
         self._drafts: dict[str, list[int]] = {}  # of the last plan, for requests with rows
-        rows.counters["path_wins"] = 0
 
     def learn(self, request_ids: list[str], tokens: np.ndarray, offsets: np.ndarray) -> None:
         """Compare the last paths with the tokens that have come since.

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 MOST_ROWS = 32  # of all requests of a step: their blocks are reserved
 UNDIVIDED = ("pipeline_parallel_size", "prefill_context_parallel_size", "decode_context_parallel_size")
-COUNTERS = ("path_rows", "path_tokens", "path_errors")
+COUNTERS = ("path_rows", "path_tokens", "path_wins", "path_errors")
 
 
 class Row(NamedTuple):
@@ -49,7 +49,8 @@ class PathRows:
     Args:
         runner: vLLM's.
         longest: draft tokens of a path.
-        counters: of the drafter; COUNTERS are added: rows, their draft tokens, and steps in which making them failed.
+        counters: of the drafter; COUNTERS are added: rows, their draft tokens, steps of a request that went on along a
+            further path, and steps in which making rows failed.
 
     Attributes:
         planned: paths of the next step, by request; set by the drafter.

@@ -209,7 +209,7 @@ def planner(text, k=3, paths=4, whole=0):
     drafter = Drafter(max_draft_tokens=k)
     drafter.start("a", np.array(text[:-1], np.int32))
     proposed = drafter.step(["a"], np.array(text[-1:], np.int32), np.array([0, 1]), np.array([k]))
-    counters = {}
+    counters = dict.fromkeys(rows.COUNTERS, 0)
     kept = SimpleNamespace(planned={}, rows={}, counters=counters)
     return PathPlanner(drafter, kept, paths, whole), kept, proposed.token_ids.tolist()
 
