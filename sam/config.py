@@ -21,6 +21,7 @@ BATCH_INVARIANCE = ("auto", "on", "off")
 ASYNC_SCHEDULING = ("auto", "on", "off")
 DRAFT_SHAPES = ("auto", "ragged", "uniform")
 SHARING = ("auto", "replicas", "none")
+DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
 CHOICES = {
     "method": METHODS,
     "policy": POLICIES,
@@ -30,6 +31,7 @@ CHOICES = {
     "async_scheduling": ASYNC_SCHEDULING,
     "draft_shape": DRAFT_SHAPES,
     "sharing": SHARING,
+    "draft_sample_method": DRAFT_SAMPLE_METHODS,
 }
 # Least and largest value, in the unit of the key. Ascend's fused attention verifies at most 16 tokens of a request at
 # once (vllm-ascend 0.23.0.post1); 32-bit indices of 32-byte nodes reach 64 GiB (sam.automaton.store).
@@ -60,6 +62,8 @@ class SpeculationConfig:
             small model of the same vocabulary), eagle3 (a head on the target's hidden states) or hybrid (for each
             request sam or one of these two, whichever the folder holds).
         draft_model: folder of the draft model or head; needed by draft_model, hybrid and eagle3, unused by others.
+        draft_sample_method: what a draft model's or head's tokens are: greedy (the likeliest) or probabilistic (draws
+            from its distribution, which verification makes use of).
         min_match_len: hybrid takes sam's draft where its match has so many tokens or more, as SAM-Decoding does; None:
             where it expects more accepted tokens of it.
         num_speculative_tokens: longest draft of a request, 1 to 15 tokens.
@@ -109,6 +113,7 @@ class SpeculationConfig:
 
     method: str = "sam"
     draft_model: str | None = None
+    draft_sample_method: str = "probabilistic"
     min_match_len: int | None = None
     num_speculative_tokens: int = 3
     paths: int = 1
@@ -254,14 +259,14 @@ class SpeculationConfig:
         """
         arguments: dict[str, Any] = {"additional_config": {"speculation": self.to_dict()}}
         # vLLM calls the drafter after the step's tokens have come to the host, where the switch decides.
-        not_padded = {} if asynchronous else {"disable_padded_drafter_batch": True}
+        of_model: dict[str, Any] = {} if asynchronous else {"disable_padded_drafter_batch": True}
+        if self.draft_sample_method == "probabilistic" and self.verification == "rejection":
+            of_model["draft_sample_method"] = "probabilistic"  # vLLM then reserves memory for the probabilities
         drafters: dict[str, dict[str, Any]] = {
             "sam": {"method": "ngram_gpu"} if asynchronous else {"model": "sam.vllm.proposer.SamProposer"},
             "ngram": {key: getattr(self, key) for key in ("method", "prompt_lookup_max", "prompt_lookup_min")},
             "suffix": {"method": "suffix"},
-            **dict.fromkeys(
-                WITH_DRAFT_MODEL, {"method": self.trained_method(), "model": self.draft_model} | not_padded
-            ),
+            **dict.fromkeys(WITH_DRAFT_MODEL, {"method": self.trained_method(), "model": self.draft_model} | of_model),
         }
         if self.method != "off":
             draft = {"num_speculative_tokens": self.num_speculative_tokens}

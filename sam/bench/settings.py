@@ -91,6 +91,9 @@ class Settings:
         speculation = None
         if variant != STOCK:
             chosen = speculation_of(variant, self.draft_tokens, self.draft_model)
+            if self.text is not None:
+                # No uniform of this engine drew a recording's tokens, so that a draw with one would be any draw.
+                chosen["draft_sample_method"] = "greedy"
             speculation = SpeculationConfig.from_dict(chosen).to_dict()
         started = {"variant": variant, "model": self.model, "engine": engine, "speculation": speculation}
         return started | {"forces_text": self.text is not None}

@@ -127,7 +127,7 @@ class AsyncPasses(AsyncDrafting):
         try:
             drafts = self._coming.inputs.tolist()
         except Exception:
-            self._coming = None  # fillers are verified, and counted
+            self._coming = self._drawn = None  # fillers are verified, and counted
             self.count_model_error()
             return
         for name, draft in zip(self._coming.made.names, drafts, strict=True):
@@ -150,7 +150,8 @@ class AsyncPasses(AsyncDrafting):
                 to, of = sent(torch.tensor([to, of]), runner.device)
                 runner.input_ids.gpu[to] = self._coming.inputs.flatten()[of]
         except Exception:
-            self.count_model_error()  # fillers are verified
+            self._drawn = None  # fillers are verified, which nobody drew
+            self.count_model_error()
 
     def _observe(self, now, state, emitted) -> None:
         """The step's tokens are there, and so are the drafts that it verified."""

@@ -13,7 +13,9 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.spec_decode.draft_model import DraftModelProposer
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
+from sam.config import SpeculationConfig
 from sam.drafting.written_blocks import WrittenBlocks
+from sam.vllm.trained.sampling import DrawnDrafts, GreedyDrafts, drawn_drafts
 
 Span = tuple[int, int, int]
 """A row of the batch, and the first and last-but-one token of its text that a pass reads."""
@@ -65,6 +67,7 @@ class CachedPasses:
 
     def _prepare(self, runner) -> None:
         self.runner = runner
+        self.speculation = SpeculationConfig.from_vllm(self.vllm_config)
         self.written: WrittenBlocks | None = None
         self.is_measuring = False
         self._kept_weights: dict[str, torch.Tensor] = {}
@@ -163,27 +166,35 @@ class CachedPasses:
         return lengths - np.minimum(found, lengths - 1)
 
     @torch.inference_mode()
-    def draft(self, request_ids, rows, lengths, missing, texts, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draft greedily, one token a pass. The host waits for none of them.
+    def draft(self, request_ids, rows, lengths, missing, texts, count: int) -> tuple[torch.Tensor | None, ...]:
+        """Draft one token a pass. The host waits for none of them.
 
         Args:
             request_ids, rows, lengths, texts: as in `missing`, which gave `missing`.
             count: draft tokens of each row.
 
         Returns:
-            int64 [rows, count], token ids; and bool [rows, count], whether each came from finite logits; both on the
-            device.
+            int64 [rows, count], token ids; bool [rows, count], whether each came from finite logits; and float32 [rows,
+            count, vocabulary] that they were drawn from, or None where nobody asks; all on the device.
         """
+        sampling = self._draft_sampling(rows, count)
         last, carried = self._read(request_ids, rows, lengths, missing, texts)
-        tokens, finite = self._sample(last)
-        drafted, are_finite = [tokens], [finite]
-        for pass_ in range(count - 1):
-            ends = lengths + pass_ + 1
-            last, carried = self._forward(np.asarray(rows), ends - 1, ends, tokens.to(torch.int32), carried)
-            tokens, finite = self._sample(last)
-            drafted.append(tokens)
-            are_finite.append(finite)
-        return torch.stack(drafted, 1), torch.stack(are_finite, 1)
+        chosen = [sampling.choose(self.model.compute_logits(last), 0)]
+        for pass_ in range(1, count):
+            ends = lengths + pass_
+            ids = chosen[-1].tokens.to(torch.int32)
+            last, carried = self._forward(np.asarray(rows), ends - 1, ends, ids, carried)
+            chosen.append(sampling.choose(self.model.compute_logits(last), pass_))
+        tokens, finite, probabilities = zip(*chosen, strict=True)
+        kept = None if probabilities[0] is None else torch.stack(probabilities, 1)
+        return torch.stack(tokens, 1), torch.stack(finite, 1), kept
+
+    def _draft_sampling(self, rows: list[int], count: int) -> GreedyDrafts | DrawnDrafts:
+        config, ranks = self.speculation, self.vllm_config.parallel_config.tensor_parallel_size
+        # What drafts were drawn from would have to be known on all ranks, where only the first knows which it took.
+        if config.draft_sample_method == "greedy" or (config.verification != "exact" and ranks > 1):
+            return GreedyDrafts()
+        return drawn_drafts(self.runner, rows, count, config.verification, self.device)
 
     def _read(self, request_ids, rows, lengths, missing, texts) -> States:
         """Write what is missing; the states at each row's last token, in the order of the rows."""
@@ -206,10 +217,6 @@ class CachedPasses:
                     last[row] = [one[index] for one in states]
         for_logits, carried = (torch.stack(parts) for parts in zip(*(last[row] for row in rows), strict=True))
         return for_logits, carried
-
-    def _sample(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        values, tokens = self.model.compute_logits(hidden).max(dim=-1)
-        return tokens, torch.isfinite(values)
 
     def _forward(
         self, rows: np.ndarray, begins: np.ndarray, ends: np.ndarray, ids: torch.Tensor, carried=None

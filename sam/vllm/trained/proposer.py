@@ -21,6 +21,7 @@ from sam.vllm.proposer import SamProposer
 from sam.vllm.trained import COUNTERS
 from sam.vllm.trained.passes import DraftModelPasses
 from sam.vllm.trained.ranks import FirstRankDecides, check_ranks
+from sam.vllm.trained.sampling import Drawn, draft_probabilities
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class MadeDrafts:
         lengths: int64 [requests], tokens of their texts.
         tokens: int64 [requests, passes].
         finite: bool [requests, passes], whether each came from finite logits.
+        probabilities: float32 [requests, passes, vocabulary] that they were drawn from, where verification asks.
     """
 
     plan: Passes
@@ -44,6 +46,7 @@ class MadeDrafts:
     lengths: np.ndarray
     tokens: torch.Tensor
     finite: torch.Tensor
+    probabilities: torch.Tensor | None = None
 
 
 class SwitchedDraftModel(FirstRankDecides):
@@ -70,8 +73,14 @@ class SwitchedDraftModel(FirstRankDecides):
         self._steps_at_sync = 0
         self._sampled: list[list[int]] = []
         self._has_rested = False  # in the step before
+        self._drawn: Drawn | None = None  # of the drafts that the next step verifies
         # Beyond it the draft model has no positions.
         self._longest_text = min(self.max_model_len, self.draft_model_config.max_model_len)
+
+    def bind(self, runner) -> None:
+        """As SamProposer's; vLLM asks this drafter what its drafts were drawn from."""
+        super().bind(runner)
+        runner._get_spec_decode_draft_probs = self._draft_probabilities
 
     def _make_drafter(self, config: SpeculationConfig):
         if config.method == "hybrid":
@@ -137,6 +146,7 @@ class SwitchedDraftModel(FirstRankDecides):
     def _combine(self, state, plan, rows, ids, known, token_ids_cpu, proposed: Drafts) -> Drafts:
         """Of sam's drafts those that the draft model's replace, where that pays."""
         self._learn(rows, ids, known, token_ids_cpu)
+        self._drawn = None
         if plan.budget == 0 or self._errors_in_a_row >= MAX_ERRORS:
             self._has_rested = True
             return proposed
@@ -190,16 +200,33 @@ class SwitchedDraftModel(FirstRankDecides):
         if plan.count == 0:
             return self._rest(proposed)
         self._has_rested = False
-        tokens = self._run(plan, rows, ids, lengths, missing, texts)
-        return _replace(proposed, plan.wanted, tokens, room, expected)
+        tokens, drawn = self._run(plan, rows, ids, lengths, missing, texts)
+        replaced = _replace(proposed, plan.wanted, tokens, room, expected)
+        self._drawn = drawn
+        return replaced
+
+    def _draft_probabilities(self, metadata) -> torch.Tensor | None:
+        """In place of GPUModelRunner._get_spec_decode_draft_probs: what the drafts of this step were drawn from.
+
+        None takes drafts for certain, which changes no distribution either, whatever they were drawn from.
+        """
+        drawn, self._drawn = self._drawn, None
+        if drawn is None:
+            return None
+        try:
+            ids = self._runner.input_batch.req_ids
+            return draft_probabilities(metadata, ids, drawn, self._vocabulary())
+        except Exception:
+            self.count_model_error()
+            return None
 
     def _rest(self, proposed: Drafts) -> Drafts:
         self._has_rested = True
         self.counters["draft_model_rests"] += 1
         return proposed
 
-    def _run(self, plan: Passes, rows, ids, lengths, missing, texts) -> list[list[int]]:
-        """The drafts of the requests that want one."""
+    def _run(self, plan: Passes, rows, ids, lengths, missing, texts) -> tuple[list[list[int]], Drawn | None]:
+        """The drafts of the requests that want one, and what they were drawn from."""
         chosen = np.flatnonzero(plan.wanted).tolist()
         names, chosen_rows = [ids[i] for i in chosen], [rows[i] for i in chosen]
         began = time.perf_counter()
@@ -208,7 +235,9 @@ class SwitchedDraftModel(FirstRankDecides):
         self.counters["draft_model_passes"] += plan.count
         self.counters["draft_model_requests"] += len(chosen)
         self.counters["draft_model_read_tokens"] += int(missing[chosen].sum())
-        return self._read_drafts(MadeDrafts(plan, names, lengths[chosen], *made), began)
+        drafts = MadeDrafts(plan, names, lengths[chosen], *made)
+        drawn = None if drafts.probabilities is None else Drawn(names, drafts.probabilities)
+        return self._read_drafts(drafts, began), drawn
 
     def _read_drafts(self, made: MadeDrafts, began: float) -> list[list[int]]:
         """Wait for the passes, and take what they drafted."""

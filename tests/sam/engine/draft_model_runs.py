@@ -203,6 +203,7 @@ def run(target, draft, method, **engine_arguments):
         seen.broken = {how: broken(llm, how) for how in FAULTS}
 
     settings = {"method": method, "draft_model": draft.path, "policy": "always", "cross_prompt": False}
+    settings["draft_sample_method"] = "greedy"  # a draft is then a function of the text: see test_drawn_drafts.py
     engine = {"method": "draft_model", "model": draft.path, "num_speculative_tokens": K}
     engine |= {"disable_padded_drafter_batch": not engine_arguments.get("async_scheduling")}
     arguments = SMALL | engine_arguments

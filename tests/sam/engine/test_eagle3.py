@@ -30,6 +30,7 @@ LONG = PROMPTS[0] * 10  # whose response ends where the engine's longest sequenc
 
 def run(target, head, then, method="eagle3"):
     settings = {"method": method, "draft_model": str(head), "policy": "always", "cross_prompt": False}
+    settings["draft_sample_method"] = "greedy"  # a draft is then a function of the text
     config = SpeculationConfig(num_speculative_tokens=K, **settings)
     asked = config.vllm_arguments()["speculative_config"]
     made = generate(target, PROMPTS, SETTINGS, asked, speculation=settings, then=then, **SMALL)
@@ -40,11 +41,12 @@ def run(target, head, then, method="eagle3"):
 def fit(llm, head):
     """Fit the head to the text of one rollout."""
     drafter, seen = drafter_of(llm), {}
-    draft, sample = drafter.draft, drafter._sample
+    draft, model = drafter.draft, drafter.model
+    compute = model.compute_logits
 
     def recording_draft(names, rows, lengths, missing, texts, count):
         fresh = []
-        drafter._sample = lambda hidden: (fresh.append(hidden.clone()), sample(hidden))[1]
+        model.compute_logits = lambda hidden: (fresh.append(hidden.clone()), compute(hidden))[1]
         found = draft(names, rows, lengths, missing, texts, count)
         for row, length, state in zip(rows, lengths.tolist(), fresh[0], strict=True):
             seen[tuple(texts[row, :length].tolist())] = state
@@ -54,7 +56,7 @@ def fit(llm, head):
     try:
         tokens = again(llm)
     finally:
-        del drafter.draft, drafter._sample
+        del drafter.draft, model.compute_logits
     after = {}
     for prompt, response in zip(PROMPTS, tokens, strict=True):
         for length, token in enumerate(response):

@@ -25,7 +25,7 @@ class MadeUpPasses:
 
     def draft(self, ids, rows, lengths, missing, texts, count):
         self.asked.append("draft")
-        return torch.full((len(ids), count), 7), torch.ones((len(ids), count), dtype=torch.bool)
+        return torch.full((len(ids), count), 7), torch.ones((len(ids), count), dtype=torch.bool), None
 
     def _vocabulary(self):
         return 100
