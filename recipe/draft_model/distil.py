@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from recipe.launch.progress import progress_bar
 
 WIDTH = 128  # the tiny model's; Adam's rate falls as 1 / width (Yang et al., Tensor Programs V, arXiv:2203.03466)
+MOST_LOGITS = 1 << 25  # numbers in a step's logits
 STATE = "state.pt"  # model, optimizer and steps done, beside the responses
 RESPONSES = "responses.pt"
 
@@ -144,16 +145,41 @@ def distil(
         The student, and the mean cross-entropy to the target in each step of this call, in nats a token.
     """
     student = student_of(target, settings.layers)
-    target.eval()
+    states_of = _target_states(target)
 
     def loss_of(batch: list[Example]) -> torch.Tensor:
         ids, trained = padded(batch)
+        of_target = states_of(batch)
+        own = student.base_model(input_ids=ids, use_cache=False).last_hidden_state[trained]
+        # A wide vocabulary's logits would take more than all layers: of so many tokens, spread over the batch, some do.
+        most = max(1, MOST_LOGITS // student.config.vocab_size)
+        chosen = torch.linspace(0, len(own) - 1, min(len(own), most)).long()
         with torch.no_grad():
-            wanted = softmax(target(input_ids=ids, use_cache=False).logits[trained], dim=-1)
-        found = log_softmax(student(input_ids=ids, use_cache=False).logits[trained], dim=-1)
+            wanted = softmax(target.get_output_embeddings()(of_target[chosen]), dim=-1)
+        found = log_softmax(student.get_output_embeddings()(own[chosen]), dim=-1)
         return -(wanted * found).sum(-1).mean()
 
     return student, train(student, loss_of, examples, settings, folder, stop_after)
+
+
+def _target_states(target: PreTrainedModel) -> Callable[[list[Example]], torch.Tensor]:
+    """A function of examples that gives what the target's logits of their response tokens are computed from.
+
+    Its result is [tokens, hidden size], in the order of `padded`. Every example is read once: they come again and
+    again, and a pass of the target takes longer than all else of a step.
+    """
+    target.eval()
+    known: dict[int, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def states_of(batch: list[Example]) -> torch.Tensor:
+        if new := [example for example in {id(one): one for one in batch}.values() if id(example) not in known]:
+            ids, trained = padded(new)
+            states = target.base_model(input_ids=ids, use_cache=False).last_hidden_state
+            known.update({id(one): states[row, trained[row]].clone() for row, one in enumerate(new)})
+        return torch.cat([known[id(example)] for example in batch])
+
+    return states_of
 
 
 def train(

@@ -11,6 +11,7 @@ from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from sam import verify
+from sam.verify.transfer import sent
 from sam.verify.uniforms import rng_key, uniforms
 from sam.vllm import runner_hooks
 from sam.vllm.rejection_sampler import known_sampling
@@ -31,7 +32,7 @@ class _Rows:
         """[requests] of numpy or torch to [rows]: each request's value for each of its rows."""
         if len(self.request) == len(self.counts):
             return values
-        index = self.request if isinstance(values, np.ndarray) else torch.from_numpy(self.request).to(values.device)
+        index = self.request if isinstance(values, np.ndarray) else sent(self.request, values.device)
         return values[index]
 
     @classmethod
@@ -126,8 +127,8 @@ class ExactSampler:
         if metadata.all_greedy:
             return processed.argmax(-1)
         rng_keys, positions = self._identity()
-        draws = torch.from_numpy(uniforms(rows.spread(rng_keys), rows.spread(positions) + rows.offset))
-        tokens = verify.sample_inverse_cdf(processed, draws.to(processed.device), self._invalid_rows)
+        draws = sent(uniforms(rows.spread(rng_keys), rows.spread(positions) + rows.offset), processed.device)
+        tokens = verify.sample_inverse_cdf(processed, draws, self._invalid_rows)
         if metadata.all_random:
             return tokens
         greedy = rows.spread(metadata.temperature) == verify.GREEDY
@@ -167,19 +168,20 @@ class ExactSampler:
 
     def _verified(self, tokens, logprobs, rows: _Rows, width: int, draft_token_ids) -> SamplerOutput:
         device = tokens.device
-        request, offset = (torch.from_numpy(x).to(device) for x in (rows.request, rows.offset))
-        is_draft = torch.from_numpy(rows.offset < rows.counts[rows.request] - 1).to(device)
+        places = np.stack([rows.request, rows.offset])
+        request, offset = sent(places, device)
+        of_draft = sent(places[:, rows.offset < rows.counts[rows.request] - 1], device)
         sampled = torch.full((len(rows.counts), width), verify.PLACEHOLDER, dtype=torch.int64, device=device)
         drafts = torch.full_like(sampled, NO_DRAFT)
         sampled[request, offset] = tokens
-        drafts[request[is_draft], offset[is_draft]] = draft_token_ids.to(torch.int64)
+        drafts[of_draft[0], of_draft[1]] = draft_token_ids.to(torch.int64)
         kept = verify.accept_matching(sampled, drafts)
         drawn_in = torch.arange(len(rows.counts), device=device)[:, None]
         if (paths := getattr(self.runner, "sam_paths", None)) is not None and paths.rows:
             drawn_in = paths.follow(sampled, drafts, kept)
         if logprobs is not None:
             # vLLM filters a [requests x width] list by the placeholders; rows beyond a request's own are dropped there.
-            index = torch.from_numpy(rows.start).to(device)[drawn_in] + torch.arange(width, device=device)
+            index = sent(rows.start, device)[drawn_in] + torch.arange(width, device=device)
             index = index.clamp(max=len(rows.request) - 1).ravel()
             columns = logprobs.logprob_token_ids, logprobs.logprobs, logprobs.selected_token_ranks
             logprobs = LogprobsTensors(*(column[index] for column in columns))

@@ -68,7 +68,8 @@ class PathPlanner:
         grown = further_paths(self._drafter, request_ids, depths, self._paths)
         self._ids, self._grown = request_ids, grown
         own, offsets = grown.own(self._rate.scale)
-        taken = policy.choose_paths(state, sum(map(len, drafts)), own, offsets, grown.shared + 1)
+        drafted = state.running * self._whole or sum(map(len, drafts))
+        taken = policy.choose_paths(state, drafted, own, offsets, grown.shared + 1)
         chosen = np.flatnonzero(taken)
         likeliest = chosen[np.argsort(-own[offsets[chosen]], kind="stable")][:MOST_ROWS]
         paths: dict[int, list[list[int]]] = {}

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from sam import verify
+from sam.verify.transfer import sent
 from sam.vllm import ranks
 from sam.vllm.paths.blocks import ExtraBlocks
 from sam.vllm.runner_hooks import GENERATED, PATH_OF
@@ -174,7 +175,7 @@ class PathRows:
         self.counters["path_tokens"] += sum(len(row.tokens) for row in rows.values())
 
     def _copy(self, pairs: list[tuple[int, int]]) -> None:
-        source, target = torch.tensor(pairs or [(0, 0)], device=self._runner.device).T
+        source, target = sent(torch.tensor(pairs or [(0, 0)]), self._runner.device).T
         self._blocks.copy(source[: len(pairs)], target[: len(pairs)])
 
     def follow(self, sampled: torch.Tensor, drafts: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
@@ -193,10 +194,10 @@ class PathRows:
             of.setdefault(row.owner, [row.owner]).append(name)
         widest = max(map(len, of.values()))
         places = [[batch.req_id_to_index[name] for name in names] for names in of.values()]
-        table = torch.tensor([[*line, *[-1] * (widest - len(line))] for line in places], device=device)
+        table = sent(torch.tensor([[*line, *[-1] * (widest - len(line))] for line in places]), device)
         followed = verify.follow_paths(sampled, drafts, table)
         source = torch.arange(len(sampled), device=device)[:, None].repeat(1, sampled.shape[1])
-        kept[torch.tensor([place for line in places for place in line[1:]], device=device)] = verify.PLACEHOLDER
+        kept[sent(torch.tensor([place for line in places for place in line[1:]]), device)] = verify.PLACEHOLDER
         kept[table[:, 0]], source[table[:, 0]] = followed.tokens, followed.rows
         self._take_blocks(list(of.values()), followed.last)
         return source
@@ -208,8 +209,8 @@ class PathRows:
         onto themselves.
         """
         if last.device.type == "cpu":
-            taken = [(names, place) for names, place in zip(of, last.tolist(), strict=True) if place]
-            of, last = [names for names, _ in taken], torch.tensor([place for _, place in taken])
+            left = [(names, place) for names, place in zip(of, last.tolist(), strict=True) if place]
+            of, last = [names for names, _ in left], torch.tensor([place for _, place in left])
         targets, choices, requests = [], [], []
         for number, (owner, *names) in enumerate(of):
             own = self._runner.requests[owner].block_ids[0]
@@ -223,8 +224,9 @@ class PathRows:
         if not targets:
             return
         widest = max(map(len, choices))
-        table = torch.tensor([[*line, *line[:1] * (widest - len(line))] for line in choices], device=last.device)
-        source = table[torch.arange(len(table), device=last.device), last[torch.tensor(requests, device=last.device)]]
+        table = sent(torch.tensor([[*line, *line[:1] * (widest - len(line))] for line in choices]), last.device)
+        taken = last[sent(torch.tensor(requests), last.device)]
+        source = table[torch.arange(len(table), device=last.device), taken]
         self._blocks.copy(source, table[:, 0])
 
 

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from sam.drafting.shape import FILLER
+from sam.verify.transfer import sent
 from sam.vllm.async_proposer import AsyncDrafting
 from sam.vllm.trained.eagle import Eagle3Proposer
-from sam.vllm.trained.passes import begin_copy, sent
+from sam.vllm.trained.passes import begin_copy
 from sam.vllm.trained.proposer import MadeDrafts, TrainedProposer
 
 

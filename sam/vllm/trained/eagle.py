@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from vllm.v1.spec_decode.eagle import EagleProposer
 
-from sam.vllm.trained.passes import CachedPasses, States, begin_copy, sent
+from sam.verify.transfer import sent
+from sam.vllm.trained.passes import CachedPasses, States, begin_copy
 from sam.vllm.trained.proposer import SwitchedDraftModel
 
 logger = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
 from sam.config import SpeculationConfig
 from sam.drafting.written_blocks import WrittenBlocks
+from sam.verify.transfer import sent
 from sam.vllm.trained.sampling import DrawnDrafts, GreedyDrafts, drawn_drafts
 
 Span = tuple[int, int, int]
@@ -50,11 +51,6 @@ def begin_copy(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.device.type == "cpu":
         return tensor.clone()
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-
-
-def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """What is on the host, on the device, without waiting for what that was asked before."""
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 class CachedPasses:

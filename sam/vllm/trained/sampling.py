@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from sam import verify
+from sam.verify.transfer import sent
 from sam.verify.uniforms import rng_key, uniforms
 
 OF_TARGET, OF_DRAFTS = 0, 1  # streams of sam.verify.uniforms
@@ -57,9 +58,9 @@ class DrawnDrafts:
 
     def __init__(self, temperatures: np.ndarray, draws: np.ndarray, keeps_probabilities: bool, device: torch.device):
         is_greedy = temperatures == verify.GREEDY
-        self._are_greedy = torch.from_numpy(is_greedy).to(device)
-        self._temperatures = torch.from_numpy(np.where(is_greedy, 1.0, temperatures).astype(np.float32)).to(device)
-        self._draws, self._keeps = torch.from_numpy(draws).to(device), keeps_probabilities
+        self._are_greedy = sent(is_greedy, device)
+        self._temperatures = sent(np.where(is_greedy, 1.0, temperatures).astype(np.float32), device)
+        self._draws, self._keeps = sent(draws, device), keeps_probabilities
 
     def choose(self, logits: torch.Tensor, pass_: int) -> Chosen:
         """As GreedyDrafts'."""

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.v1.sample.sampler import Sampler
 
 from sam import verify
@@ -210,3 +211,50 @@ def test_the_second_model_runner_is_refused_only_where_speculation_is_configured
     with pytest.raises(RuntimeError, match="VLLM_USE_V2_MODEL_RUNNER=0"):
         plugin.refuse(configured)
     plugin.refuse(SimpleNamespace(vllm_config=SimpleNamespace(additional_config={})))
+
+
+class Waits(TorchDispatchMode):
+    """Notes what makes a host wait for its device: a value that is read, a size that depends on values, a copy from
+    memory that is not pinned."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        keywords, name = keywords or {}, function.overloadpacket.__name__
+        first = next((one for one in arguments if isinstance(one, torch.Tensor)), None)
+        moves = name == "_to_copy" and keywords.get("device") not in (None, first.device)
+        blocks = moves and not keywords.get("non_blocking")
+        indices = arguments[1] if name.startswith(("index", "_index")) and len(arguments) > 1 else ()
+        if any(getattr(one, "dtype", None) == torch.bool for one in indices if one is not None):
+            self.found.append("nonzero")
+        if blocks or name in ("nonzero", "_local_scalar_dense", "is_nonzero", "equal", "masked_select", "unique"):
+            self.found.append(name)
+        return function(*arguments, **keywords)
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["drawn", "greedy too"])
+@pytest.mark.parametrize("counts", [None, [3, 0, 2, 1]], ids=["plain", "with drafts"])
+def test_the_host_waits_for_no_device(monkeypatch, counts, mixed):
+    """On a device without values, where the host could not have waited for any."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    made = runner(4)
+    made.device = "meta"
+    metadata = made.input_batch.sampling_metadata
+    metadata.temperature, metadata.all_random = metadata.temperature.to("meta"), not mixed
+    step = counts and SimpleNamespace(
+        num_draft_tokens=counts, draft_token_ids=torch.zeros(sum(counts), dtype=torch.int32, device="meta")
+    )
+    sampler = exact_sampler.ExactSampler(made)
+    logits = torch.empty(4 + sum(counts or ()), 5000, device="meta")
+    with Waits() as waits:
+        output = sampler(logits, step)
+    assert waits.found == [] and output.sampled_token_ids.shape == (4, 4 if counts else 1)
+
+
+def test_a_wait_would_be_seen():
+    values = torch.arange(4)
+    with Waits() as waits:
+        values.to("meta"), values[values > 1], values.sum().item()
+    assert sorted(waits.found) == ["_local_scalar_dense", "_to_copy", "nonzero"]
