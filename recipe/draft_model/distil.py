@@ -74,7 +74,9 @@ def sample_responses(
     """
     path = folder / RESPONSES
     done: list[Example] = torch.load(path, weights_only=True) if path.is_file() else []
-    each = 16  # prompts at once
+    # Prompts at once. For padded ones transformers copies the KV cache of all heads at every token, which a wide target
+    # feels more than reading its weights again.
+    each = 16 if target.config.hidden_size <= WIDTH else 1
     with progress_bar(total=len(prompts), desc="responses of the target") as progress:
         progress.update(len(done) // settings.samples)
         for begin in range(len(done) // settings.samples, len(prompts), each):
