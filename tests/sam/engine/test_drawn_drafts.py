@@ -80,10 +80,23 @@ def test_the_same_tokens_under_asynchronous_scheduling(models, off, asynchronous
 @pytest.mark.statistical
 @pytest.mark.parametrize("method", ["draft_model", "hybrid"])
 def test_rejection_sampling_with_the_drafts_probabilities_is_lossless(models, method):
-    """Chi-square of each token's place in the target's distribution, with drafts accepted as min(p, q) allows."""
+    """Drafts are accepted as min(p, q) allows."""
     greedy = run(models, method, 100, 100, "rejection", "greedy")
     drawn = run(models, method, 100, 100, "rejection", "probabilistic")
     assert drawn.accepted > 1.2 * greedy.accepted
+    check_distribution(models, drawn)
+
+
+@pytest.mark.statistical
+def test_it_is_lossless_under_asynchronous_scheduling(models, asynchronous):
+    """There the host does not know the drafts when they are verified."""
+    drawn = run(models, "draft_model", 100, 100, "rejection", "probabilistic", async_scheduling=True)
+    assert drawn.accepted > 5000
+    check_distribution(models, drawn)
+
+
+def check_distribution(models, drawn):
+    """Chi-square of each token's place in the target's distribution."""
     assert drawn.counters["draft_model_errors"] == 0
     noise, values = np.random.default_rng(1), []
     for row, (prompt, tokens) in enumerate(zip(drawn.prompts, drawn.tokens, strict=True)):
