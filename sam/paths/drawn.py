@@ -143,8 +143,9 @@ class GoodputOfPaths(Goodput):
         self._drafting = drafting
 
     def choose(self, state, acceptance, offsets):
-        overhead = self._drafting.overhead
-        requests = self._drafting.requests
+        overhead, requests = self._drafting.overhead, self._drafting.requests
+        if not overhead.any():  # a tree: single tokens are chosen, of whichever path
+            return super().choose(state, acceptance, offsets)
         first = offsets[requests]
         drafts = super().choose(state, acceptance[:first], offsets[: requests + 1])
         overhead = overhead[requests:]
