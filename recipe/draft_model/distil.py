@@ -175,10 +175,12 @@ def _target_states(target: PreTrainedModel) -> Callable[[list[Example]], torch.T
 
     @torch.no_grad()
     def states_of(batch: list[Example]) -> torch.Tensor:
-        if new := [example for example in {id(one): one for one in batch}.values() if id(example) not in known]:
-            ids, trained = padded(new)
-            states = target.base_model(input_ids=ids, use_cache=False).last_hidden_state
-            known.update({id(one): states[row, trained[row]].clone() for row, one in enumerate(new)})
+        for example in batch:
+            if id(example) not in known:
+                # Alone: beside others its last bits depend on them, and training that goes on would end elsewhere.
+                ids, trained = padded([example])
+                states = target.base_model(input_ids=ids, use_cache=False).last_hidden_state
+                known[id(example)] = states[trained]
         return torch.cat([known[id(example)] for example in batch])
 
     return states_of
