@@ -198,11 +198,7 @@ class Drafter:
         return self._draft(slots, budgets, min_acceptance)
 
     def slots_of(self, request_ids: Sequence[str]) -> np.ndarray:
-        """int64 [batch], the place of each request in `sequences`.
-
-        Raises:
-            ValueError: a request that is not followed.
-        """
+        """int64 [batch], each request's place in `sequences`; ValueError if one is not followed."""
         try:
             return np.array([self._slots[request_id] for request_id in request_ids], dtype=np.int64)
         except KeyError as error:

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from sam.jit import compiled
-from sam.switch.goodput import MIN_GAIN_OFF, choose_lengths
+from sam.switch.draft_tokens import choose_lengths
+from sam.switch.goodput import MIN_GAIN_OFF
 from sam.switch.trials import Trials
 
 UPDATE = 0.1  # weight of the last passes in the correction of their time

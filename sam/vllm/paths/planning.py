@@ -64,7 +64,8 @@ class PathPlanner:
         Returns:
             The drafts to give to vLLM: of a request with rows its longest path, since no row may be longer.
         """
-        depths = np.where([len(draft) > 0 for draft in drafts], longest, 0)
+        named = zip(request_ids, drafts, strict=True)
+        depths = np.where([len(draft) > 0 and self._rows.takes(name) for name, draft in named], longest, 0)
         grown = further_paths(self._drafter, request_ids, depths, self._paths)
         self._ids, self._grown = request_ids, grown
         own, offsets = grown.own(self._rate.scale)

@@ -81,6 +81,10 @@ class PathRows:
         row = self.rows.get(request_id)
         return request_id if row is None else row.owner
 
+    def takes(self, request_id: str) -> bool:
+        """Whether a request may have rows."""
+        return is_plain(self._runner.requests[request_id])
+
     def before_step(self, scheduled) -> None:
         """End the rows of the step before, and add those that are planned; the same on all ranks.
 
@@ -119,7 +123,7 @@ class PathRows:
                 continue
             if owner not in runner.input_batch.req_id_to_index or runner.requests[owner].num_tokens != start + 1:
                 continue  # not all of its text is known here
-            if not is_plain(runner.requests[owner]):
+            if not self.takes(owner):
                 continue
             for path in paths:
                 # Not longer than the request's own draft: the scheduler has made room for that many tokens.

@@ -17,8 +17,9 @@ from sam.drafting.shape import FILLER
 from sam.verify.transfer import sent
 from sam.vllm.async_proposer import AsyncDrafting
 from sam.vllm.trained.eagle import Eagle3Proposer
+from sam.vllm.trained.made_drafts import MadeDrafts
 from sam.vllm.trained.passes import begin_copy
-from sam.vllm.trained.proposer import MadeDrafts, TrainedProposer
+from sam.vllm.trained.proposer import TrainedProposer
 
 
 @dataclass

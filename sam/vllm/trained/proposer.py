@@ -6,7 +6,7 @@ Whatever goes wrong in the draft model, sam's drafts stay, and the tokens that c
 import contextlib
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from sam.switch.draft_passes import PassCost, Passes, may_pay, plan_passes
 from sam.vllm import warmup_cost
 from sam.vllm.proposer import SamProposer
 from sam.vllm.trained import COUNTERS
+from sam.vllm.trained.made_drafts import MadeDrafts, replaced
 from sam.vllm.trained.passes import DraftModelPasses
 from sam.vllm.trained.ranks import FirstRankDecides, check_ranks
 from sam.vllm.trained.sampling import Drawn, draft_probabilities
@@ -26,27 +27,6 @@ from sam.vllm.trained.sampling import Drawn, draft_probabilities
 logger = logging.getLogger(__name__)
 
 MAX_ERRORS = 8  # one after the other, after which the draft model rests until the next weight sync
-
-
-@dataclass
-class MadeDrafts:
-    """What passes drafted, on the device.
-
-    Attributes:
-        plan: of those passes.
-        names: the requests.
-        lengths: int64 [requests], tokens of their texts.
-        tokens: int64 [requests, passes].
-        finite: bool [requests, passes], whether each came from finite logits.
-        probabilities: float32 [requests, passes, vocabulary] that they were drawn from, where verification asks.
-    """
-
-    plan: Passes
-    names: list[str]
-    lengths: np.ndarray
-    tokens: torch.Tensor
-    finite: torch.Tensor
-    probabilities: torch.Tensor | None = None
 
 
 class SwitchedDraftModel(FirstRankDecides):
@@ -201,9 +181,9 @@ class SwitchedDraftModel(FirstRankDecides):
             return self._rest(proposed)
         self._has_rested = False
         tokens, drawn = self._run(plan, rows, ids, lengths, missing, texts)
-        replaced = _replace(proposed, plan.wanted, tokens, room, expected)
+        drafts = replaced(proposed, plan.wanted, tokens, room, expected)
         self._drawn = drawn
-        return replaced
+        return drafts
 
     def _draft_probabilities(self, metadata) -> torch.Tensor | None:
         """In place of GPUModelRunner._get_spec_decode_draft_probs: what the drafts of this step were drawn from.
@@ -289,22 +269,6 @@ class TrainedProposer(SwitchedDraftModel, DraftModelPasses):
             return self.propose()
 
         runner.propose_draft_token_ids = propose_draft_token_ids
-
-
-def _replace(proposed: Drafts, wanted, tokens: list[list[int]], room, expected) -> Drafts:
-    """Sam's drafts, those of the `wanted` requests replaced by `tokens`, cut to the room that each has."""
-    pieces, acceptance, replaced = [], [], iter(tokens)
-    for i, own in enumerate(wanted):
-        if own:
-            draft = next(replaced)[: int(room[i])]
-            pieces.append(np.array(draft, np.int32))
-            acceptance.append(expected[i, : len(draft)].astype(np.float32))
-        else:
-            here = slice(proposed.offsets[i], proposed.offsets[i + 1])
-            pieces.append(proposed.token_ids[here])
-            acceptance.append(proposed.acceptance[here])
-    offsets = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]).astype(np.int64)
-    return Drafts(np.concatenate(pieces), offsets, np.concatenate(acceptance), proposed.match_lengths)
 
 
 def _warn_left_off(shares: np.ndarray) -> None:

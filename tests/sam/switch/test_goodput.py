@@ -5,7 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from sam.switch.goodput import ALWAYS_LEARN_STEPS, BINS, LEARN_INTERVAL_MS, MAX_COOL_DOWN_STEPS, Goodput, choose_lengths
+from sam.switch.draft_tokens import BINS, choose_lengths
+from sam.switch.goodput import ALWAYS_LEARN_STEPS, LEARN_INTERVAL_MS, MAX_COOL_DOWN_STEPS, Goodput
 from sam.switch.policy import StepState
 from sam.switch.step_cost import StepCost, linear
 

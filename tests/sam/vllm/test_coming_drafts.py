@@ -8,7 +8,7 @@ import torch
 
 from sam.drafting.shape import FILLER
 from sam.switch.draft_passes import Passes
-from sam.vllm.trained.proposer import MadeDrafts
+from sam.vllm.trained.made_drafts import MadeDrafts
 from tests.sam.engine.async_cpu import Event
 
 VOCABULARY = 50

@@ -210,7 +210,7 @@ def planner(text, k=3, paths=4, whole=0):
     drafter.start("a", np.array(text[:-1], np.int32))
     proposed = drafter.step(["a"], np.array(text[-1:], np.int32), np.array([0, 1]), np.array([k]))
     counters = dict.fromkeys(rows.COUNTERS, 0)
-    kept = SimpleNamespace(planned={}, rows={}, counters=counters)
+    kept = SimpleNamespace(planned={}, rows={}, counters=counters, takes=lambda _name: True)
     return PathPlanner(drafter, kept, paths, whole), kept, proposed.token_ids.tolist()
 
 
@@ -235,6 +235,14 @@ def test_equally_long_paths_leave_the_draft_in_its_place():
 def test_requests_without_a_draft_get_no_rows():
     made, kept, _ = planner(REPEATED)
     assert made.plan(make_policy("always", 3, 0), StepState(1), ["a"], [[]], np.array([3])) == [[]]
+    assert not kept.planned
+
+
+def test_requests_that_may_have_no_rows_are_not_planned_for():
+    """Else goodput would expect tokens of rows that nobody verifies."""
+    made, kept, draft = planner(REPEATED)
+    kept.takes = lambda _name: False
+    assert made.plan(make_policy("always", 3, 0), StepState(1), ["a"], [draft], np.array([3])) == [draft]
     assert not kept.planned
 
 
