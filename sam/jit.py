@@ -52,6 +52,14 @@ def compiled_for_threads(function: Callable) -> Callable:
     return _compiled(function, nogil=True)
 
 
+def compiled_sum(function: Callable) -> Callable:
+    """As `compiled`, for sums that may be added in any order, so that the processor adds several side by side.
+
+    The order is the compiled code's: equal arrays have equal sums.
+    """
+    return _compiled(function, fastmath={"reassoc"})
+
+
 def kernel(function: Callable) -> Callable:
     """As `compiled`, for functions that allocate no arrays: inlined where they are called, without reference counts.
 

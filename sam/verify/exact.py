@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from sam.jit import compiled
+from sam.jit import compiled, compiled_sum
 
 PLACEHOLDER = -1  # vLLM's mark for "no token here"
 GREEDY = 0.0  # the temperature that means argmax
@@ -59,18 +59,13 @@ def _sample_on_host(
     return torch.from_numpy(tokens)
 
 
-@compiled
+@compiled_sum
 def _block_sum(values):
-    """In eight sums, which the processor adds side by side; float32 [n] to float64."""
-    sums = np.zeros(8)
-    whole = len(values) // 8 * 8
-    for start in range(0, whole, 8):
-        for lane in range(8):
-            sums[lane] += values[start + lane]
-    rest = 0.0
-    for value in values[whole:]:
-        rest += value
-    return sums.sum() + rest
+    """float32 [n] to float64."""
+    total = 0.0
+    for i in range(len(values)):
+        total += np.float64(values[i])
+    return total
 
 
 @compiled
@@ -147,3 +142,27 @@ def accept_matching(sampled: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor
     kept = torch.ones_like(matched)
     kept[:, 1:] = matched[:, :-1]
     return torch.where(kept, sampled, PLACEHOLDER).to(torch.int32)
+
+
+@compiled
+def accept_on_host(sampled, drafts, counts):
+    """`accept_matching` of arrays in the host's memory, which are not laid out by request.
+
+    Args:
+        sampled: int64 [rows], the token drawn in each row; rows of a request stand together, its bonus token last.
+        drafts: int64 [rows - requests], all requests' draft tokens one after the other.
+        counts: int64 [requests], rows of each.
+
+    Returns:
+        int32 [requests, most rows of one], PLACEHOLDER after the kept tokens.
+    """
+    kept = np.full((len(counts), counts.max()), PLACEHOLDER, np.int32)
+    row = draft = 0
+    for request in range(len(counts)):
+        last = counts[request] - 1
+        for place in range(last + 1):
+            kept[request, place] = sampled[row + place]
+            if place == last or sampled[row + place] != drafts[draft + place]:
+                break
+        row, draft = row + last + 1, draft + last
+    return kept

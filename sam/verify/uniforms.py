@@ -4,6 +4,8 @@ import hashlib
 
 import numpy as np
 
+from sam.jit import compiled
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -13,13 +15,15 @@ def rng_key(seed: int | None, engine_seed: int, request_id: str) -> int:
     return int.from_bytes(hashlib.blake2b(identity.encode(), digest_size=8).digest(), "little") >> 1
 
 
-def _mix(z: np.ndarray) -> np.ndarray:
-    """The finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
+@compiled
+def _mix(z):
+    """The finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014); uint64."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
 
 
+@compiled
 def uniforms(rng_keys: np.ndarray, positions: np.ndarray, stream: int = 0) -> np.ndarray:
     """Uniforms in [2**-53, 1 - 2**-53].
 
@@ -31,8 +35,10 @@ def uniforms(rng_keys: np.ndarray, positions: np.ndarray, stream: int = 0) -> np
     Returns:
         float64 [n].
     """
-    with np.errstate(over="ignore"):
-        z = _mix(rng_keys.astype(np.uint64) + _GOLDEN * np.uint64(stream + 1))
-        z = _mix(z + _GOLDEN * (positions.astype(np.uint64) + np.uint64(1)))
-    # 52 bits and a half: with 53 the largest would round to 1.0, and the last token be drawn whatever its mass.
-    return ((z >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+    values = np.empty(len(rng_keys))
+    for i in range(len(rng_keys)):
+        z = _mix(np.uint64(rng_keys[i]) + _GOLDEN * np.uint64(stream + 1))
+        z = _mix(z + _GOLDEN * (np.uint64(positions[i]) + np.uint64(1)))
+        # 52 bits and a half: with 53 the largest would round to 1.0, and the last token be drawn whatever its mass.
+        values[i] = (np.float64(z >> np.uint64(12)) + 0.5) * 2.0**-52
+    return values

@@ -130,7 +130,7 @@ class CpuLinear:
         # Graphs may call vLLM's kernel as vLLM does, on padded rows. Not layers of a vocabulary: an embedding is packed
         # only if it is used as a head too, which is outside of graphs.
         most = engine.scheduler_config.max_num_batched_tokens if engine else sys.maxsize
-        is_whole = most + self.multiple <= self.row_class.largest
+        is_whole = -(-most // self.multiple) * self.multiple <= self.row_class.largest
         self.is_direct = self.packed and is_whole and isinstance(layer, LinearBase)
         self._pack, self._is_old = None, True
         with torch.inference_mode(False):

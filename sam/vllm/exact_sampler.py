@@ -168,6 +168,23 @@ class ExactSampler:
 
     def _verified(self, tokens, logprobs, rows: _Rows, width: int, draft_token_ids) -> SamplerOutput:
         device = tokens.device
+        kept, drawn_in = self._kept(tokens, rows, width, draft_token_ids)
+        if logprobs is not None:
+            # vLLM filters a [requests x width] list by the placeholders; rows beyond a request's own are dropped there.
+            index = sent(rows.start, device)[drawn_in] + torch.arange(width, device=device)
+            index = index.clamp(max=len(rows.request) - 1).ravel()
+            columns = logprobs.logprob_token_ids, logprobs.logprobs, logprobs.selected_token_ranks
+            logprobs = LogprobsTensors(*(column[index] for column in columns))
+        return SamplerOutput(sampled_token_ids=kept, logprobs_tensors=logprobs)
+
+    def _kept(self, tokens, rows: _Rows, width: int, draft_token_ids) -> tuple[torch.Tensor, torch.Tensor]:
+        """Each request's tokens, int32 [requests, width], and the batch's row that each was drawn in."""
+        device, paths = tokens.device, getattr(self.runner, "sam_paths", None)
+        drawn_in = torch.arange(len(rows.counts), device=device)[:, None]
+        has_paths = paths is not None and paths.rows
+        if device.type == "cpu" and not has_paths:
+            kept = verify.accept_on_host(tokens.numpy(), draft_token_ids.to(torch.int64).numpy(), rows.counts)
+            return torch.from_numpy(kept), drawn_in
         places = np.stack([rows.request, rows.offset])
         request, offset = sent(places, device)
         of_draft = sent(places[:, rows.offset < rows.counts[rows.request] - 1], device)
@@ -176,16 +193,7 @@ class ExactSampler:
         sampled[request, offset] = tokens
         drafts[of_draft[0], of_draft[1]] = draft_token_ids.to(torch.int64)
         kept = verify.accept_matching(sampled, drafts)
-        drawn_in = torch.arange(len(rows.counts), device=device)[:, None]
-        if (paths := getattr(self.runner, "sam_paths", None)) is not None and paths.rows:
-            drawn_in = paths.follow(sampled, drafts, kept)
-        if logprobs is not None:
-            # vLLM filters a [requests x width] list by the placeholders; rows beyond a request's own are dropped there.
-            index = sent(rows.start, device)[drawn_in] + torch.arange(width, device=device)
-            index = index.clamp(max=len(rows.request) - 1).ravel()
-            columns = logprobs.logprob_token_ids, logprobs.logprobs, logprobs.selected_token_ranks
-            logprobs = LogprobsTensors(*(column[index] for column in columns))
-        return SamplerOutput(sampled_token_ids=kept, logprobs_tensors=logprobs)
+        return kept, paths.follow(sampled, drafts, kept) if has_paths else drawn_in
 
 
 def _is_plain(metadata) -> bool:

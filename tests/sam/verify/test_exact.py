@@ -134,6 +134,30 @@ def test_accept_matching():
     assert verify.accept_matching(sampled, drafts).tolist() == expected
 
 
+def test_accepting_on_the_host_keeps_the_same_tokens():
+    generator = np.random.default_rng(0)
+    for _ in range(300):
+        counts = generator.integers(1, 6, generator.integers(1, 9))
+        sampled = generator.integers(0, 3, counts.sum())
+        drafts = generator.integers(0, 3, counts.sum() - len(counts))
+        by_request = torch.full((2, len(counts), counts.max()), verify.PLACEHOLDER)
+        by_request[1] = -2
+        row = draft = 0
+        for request, count in enumerate(counts):
+            by_request[0, request, :count] = torch.from_numpy(sampled[row : row + count])
+            by_request[1, request, : count - 1] = torch.from_numpy(drafts[draft : draft + count - 1])
+            row, draft = row + count, draft + count - 1
+        kept = verify.accept_on_host(sampled, drafts, counts)
+        assert kept.tolist() == verify.accept_matching(*by_request).tolist()
+
+
+def test_a_row_is_drawn_alike_whatever_the_others_are():
+    logits = 3 * torch.randn(40, 49_152, generator=torch.Generator().manual_seed(0))
+    draws = torch.from_numpy(uniforms(np.arange(40), np.arange(40)))
+    together = verify.sample_inverse_cdf(logits, draws)
+    assert together.tolist() == [int(verify.sample_inverse_cdf(*row)) for row in zip(logits[:, None], draws[:, None])]
+
+
 def test_at_most_three_outputs_of_tokens_times_vocabulary_and_no_wait_for_the_device(monkeypatch):
     from sam.verify.bench import count_operations
 
