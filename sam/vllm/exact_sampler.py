@@ -99,7 +99,9 @@ class ExactSampler:
         temperature = rows.spread(metadata.temperature)
         if not metadata.all_random:
             temperature = torch.where(temperature == verify.GREEDY, 1.0, temperature)
-        processed = processed / temperature[:, None]
+        # As vLLM's own sampler, in place: another copy of the logits takes as long as drawing from them.
+        is_read_later = processed is logits and self._reads_raw_logits(metadata)
+        processed = processed / temperature[:, None] if is_read_later else processed.div_(temperature[:, None])
         # Min-p: vLLM refuses it with a speculative_config, so there is one row for each request.
         for processor in metadata.logitsprocs.argmax_invariant:
             processed = processor.apply(processed)
@@ -153,13 +155,20 @@ class ExactSampler:
             rng_keys[row], positions[row] = key, len(request.output_token_ids)
         return rng_keys, positions
 
+    def _logprobs_mode(self) -> str:
+        # The engine's setting: vllm-ascend's own sampler does not know it and always gives raw ones.
+        return getattr(self.runner.model_config, "logprobs_mode", self.runner.sampler.logprobs_mode)
+
+    def _reads_raw_logits(self, metadata) -> bool:
+        """Whether log-probabilities are asked for of the logits as the model gave them."""
+        asked = metadata.max_num_logprobs is not None or metadata.logprob_token_ids
+        return bool(asked) and not self._logprobs_mode().startswith("processed")
+
     def _logprobs(self, logits, processed, tokens, metadata, drafting: bool) -> LogprobsTensors | None:
         named = None if drafting else metadata.logprob_token_ids
         if metadata.max_num_logprobs is None and not named:
             return None
-        sampler = self.runner.sampler
-        # The engine's setting: vllm-ascend's own sampler does not know it and always gives raw ones.
-        mode = getattr(self.runner.model_config, "logprobs_mode", sampler.logprobs_mode)
+        sampler, mode = self.runner.sampler, self._logprobs_mode()
         source = processed if mode.startswith("processed") else logits
         values = source if mode.endswith("logits") else sampler.compute_logprobs(source)
         if named:
