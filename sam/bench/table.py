@@ -21,6 +21,7 @@ def rows_of(lines: list[dict[str, Any]], settings: Settings) -> list[dict[str, A
         Medians over the rounds of `seconds`, `tokens_per_s`, `step_ms` (milliseconds of a step) and `steps`;
         `acceptance_length` over all rounds, `drafted` and `accepted` tokens of all rounds; `ratio`, `low`, `high`:
         seconds of the reference in the same round over the variant's, as sam.bench.verdict.median_interval;
+        `all_rounds`: the same of all rounds' seconds;
         `as_recorded`: responses equal to the recording's, None where no text is forced;
         `identical` of `responses` that equal those of `off`, None without it or without seeds; `tokens_ratio`: its
         tokens over the reference's; `memory_mib` at most; `start_s`, median; `draft_errors`; `asynchronous`: whether
@@ -56,6 +57,7 @@ def _row(requests: int, variant: str, rounds: list[dict], settings: Settings) ->
         "draft_errors": _sum_if_counted(runs, "draft_errors"),
         **{name: _of_a_step(runs, name) for name in STAGES},
         "ratio": ratio, "low": low, "high": high,
+        "all_rounds": round(sum(run["seconds"] for run in base) / sum(run["seconds"] for run in runs), 3),
         "identical": _identical(rounds, variant, settings),
         "as_recorded": sum(run["as_recorded"] for run in runs) if settings.text else None,
         "responses": sum(len(run["responses"]) for run in runs),
@@ -168,7 +170,7 @@ def as_text(rows: list[dict[str, Any]], settings: Settings) -> str:
     """Lay out the rows as text."""
     lines = [
         f"{'requests':>8} {'variant':11} {'seconds':>8} {'tokens/s':>9} {'ms/step':>8} {'steps':>7} {'length':>7} "
-        f"{'drafted':>8} {'accepted':>8}  {'over ' + settings.reference:19} "
+        f"{'drafted':>8} {'accepted':>8}  {'over ' + settings.reference:19} {'all':>6}  "
         + ("as recorded" if settings.text else "identical to off")
     ]
     for row in rows:
@@ -178,7 +180,7 @@ def as_text(rows: list[dict[str, Any]], settings: Settings) -> str:
         lines.append(
             f"{row['requests']:8} {row['variant']:11} {row['seconds']:8.2f} {row['tokens_per_s']:9.1f} "
             f"{row['step_ms']:8.2f} {row['steps']:7.0f} {counts[0]:>7} {counts[1]:>8} {counts[2]:>8}  "
-            f"{row['ratio']:.2f}x ({row['low']:.2f}-{row['high']:.2f})   {same}"
+            f"{row['ratio']:.2f}x ({row['low']:.2f}-{row['high']:.2f}) {row['all_rounds']:7.2f}x  {same}"
         )
     for row in rows:
         if (split := split_of_step(row)) is not None:

@@ -25,6 +25,7 @@ def test_ratios_are_of_the_same_round():
     verl, ours = rows(rounds, "verl")
     assert (ours["speedup"], ours["speedup_range"]) == (1.5, [1.0, 2.0])
     assert (ours["tail"], ours["tail_range"]) == (0.5, [0.25, 1.0])
+    assert (ours["all_rounds"], ours["all_tails"]) == (1.5294, 0.5)  # 26 s over 17 s
     assert (verl["speedup"], verl["identical"], ours["identical"]) == (1.0, True, True)
     assert ours["moves"] == 3 and ours["as_drawn"] == 1.0
     assert "1.50x (1.00-2.00)" in as_text([verl, ours], "verl")
