@@ -14,8 +14,9 @@ def rows(rounds: list[dict[str, Rollout]], reference: str, own_prompts: Collecti
     """One row for each variant.
 
     `speedup`: the reference's seconds over its own; `tail`: its tail seconds over the reference's; medians of the
-    rounds, with the range. `all_rounds` and `all_tails`: the same of the rounds' sums. `identical`: whether all its responses are the reference's, token for token; None for those
-    in `own_prompts`, whose prompts the reference did not have.
+    rounds, with the range. `all_rounds` and `all_tails`: the same of the rounds' sums. `identical`: whether
+    all its responses are the reference's, token for token; None for those in `own_prompts`, whose prompts the reference
+    did not have.
     """
     found = []
     for name in rounds[0]:
@@ -51,8 +52,8 @@ def as_text(table: list[dict], reference: str) -> str:
         tail_low, tail_high = row["tail_range"]
         lines.append(
             f"{row['variant']:40} {row['seconds']:8.2f} {row['speedup']:9.2f}x ({low:.2f}-{high:.2f}) "
-            f"{row['all_rounds']:8.2f}x {row['tail_seconds']:7.2f} {row['tail']:10.2f}x ({tail_low:.2f}-{tail_high:.2f}) "
-            f"{row['all_tails']:6.2f}x {row['idle_share']:9.0%} {row['moves']:6} {IDENTICAL[row['identical']]}"
+            f"{row['all_rounds']:8.2f}x {row['tail_seconds']:7.2f} {row['tail']:10.2f}x "
+            f"({tail_low:.2f}-{tail_high:.2f}) {row['all_tails']:6.2f}x {row['idle_share']:9.0%} {row['moves']:6} {IDENTICAL[row['identical']]}"
         )
     return "\n".join(lines)
 
