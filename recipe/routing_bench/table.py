@@ -53,7 +53,8 @@ def as_text(table: list[dict], reference: str) -> str:
         lines.append(
             f"{row['variant']:40} {row['seconds']:8.2f} {row['speedup']:9.2f}x ({low:.2f}-{high:.2f}) "
             f"{row['all_rounds']:8.2f}x {row['tail_seconds']:7.2f} {row['tail']:10.2f}x "
-            f"({tail_low:.2f}-{tail_high:.2f}) {row['all_tails']:6.2f}x {row['idle_share']:9.0%} {row['moves']:6} {IDENTICAL[row['identical']]}"
+            f"({tail_low:.2f}-{tail_high:.2f}) {row['all_tails']:6.2f}x {row['idle_share']:9.0%} {row['moves']:6} "
+            f"{IDENTICAL[row['identical']]}"
         )
     return "\n".join(lines)
 
