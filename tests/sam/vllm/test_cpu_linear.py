@@ -295,3 +295,12 @@ def test_compiled_graphs_follow_the_weight(packed, monkeypatch):
             with torch.inference_mode():
                 assert torch.equal(compiled(x), apply(layer, x) * 2)
     assert len(packs) == (2 if packed else 0)
+
+
+@pytest.mark.parametrize("shape", [(192, 576), (128, 128)], ids=["any rows", "multiples of 8"])
+@pytest.mark.parametrize("largest", [4096, 4095])
+def test_graphs_call_the_kernel_itself_if_the_largest_batch_was_compared(shape, largest, monkeypatch):
+    monkeypatch.setattr(row_classes, "find_row_class", lambda *arguments: row_classes.RowClass(1, largest))
+    monkeypatch.setattr(cpu_linear, "LinearBase", torch.nn.Module)
+    with set_mode("auto"):
+        assert make_layer(shape).cpu_linear.is_direct == (largest == 4096)
