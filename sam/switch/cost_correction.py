@@ -1,6 +1,6 @@
 """The milliseconds that engine steps take beyond their table of costs, learnt from the steps themselves.
 
-    fixed + requests x per_request + draft tokens x per_draft_token, and speculating more with any draft token
+    fixed + requests x per_request + draft tokens x per_draft_token, and speculating (0 or more) with any draft token
 
 No table of forward passes holds scheduling, drafting and sampling, and machines change. The terms are learnt by
 Bayesian linear regression with exponential forgetting (Bishop, Pattern Recognition and Machine Learning, section 3.3;
@@ -18,10 +18,12 @@ from sam.jit import compiled
 from sam.switch.step_cost import StepCost
 
 MEMORY_STEPS = 128.0  # steps after which a step has lost most of its weight
-FIXED_PRIOR = 1.0  # weight in steps: a cost that all steps share must reach the fixed term soon, not the tokens' price
-# Prior standard deviations: of what a request adds, all that the table says; of a draft token, half of it; neither less
-# than these shares of the cheapest step. Of a step with drafts, a tenth of the cheapest step.
-PER_REQUEST_STD, PER_DRAFT_TOKEN_STD, SPECULATING_STD = 1.0, 0.5, 0.1
+# Prior standard deviations: of what all steps share, the cheapest; of what a request adds, all that the table says;
+# of a draft token, half of it; neither less than these shares of the cheapest step. Of a step with drafts, a tenth of
+# the cheapest step. The first weighs no more than so many steps: what all steps share must reach the fixed term soon,
+# and not the tokens' price, however noisy the steps and however wrong the table.
+FIXED_STD, PER_REQUEST_STD, PER_DRAFT_TOKEN_STD, SPECULATING_STD = 1.0, 1.0, 0.5, 0.1
+MAX_FIXED_PRIOR = 1.0
 MIN_PER_REQUEST_STD, MIN_PER_DRAFT_TOKEN_STD = 0.01, 0.001
 # Share of the cheapest step that drafting and verifying take, whatever is drafted, where the table holds forward passes
 # only: a guess. Without it an engine that drafts in every step never learns that this costs anything.
@@ -35,7 +37,8 @@ MAX_OUTLIERS = 8  # in a row: then the shortest of them is learnt from
 
 
 class CostTerms(NamedTuple):
-    """Milliseconds beyond the table: of every step, of each request, of each draft token, of a step with drafts."""
+    """Milliseconds beyond the table: of every step, of each request, of each draft token, of a step with drafts (the
+    last not negative)."""
 
     fixed: float
     per_request: float
@@ -93,11 +96,17 @@ def _update(sums, prior, step, variance, forget):
             information[i, j] = keep * information[i, j] + features[i] * features[j]
     with_table, without, right = information.copy(), information.copy(), target.copy()
     for i in range(4):
-        weight = FIXED_PRIOR if i == 0 else max(variance, min_variance) / prior_std[i] ** 2
+        weight = max(variance, min_variance) / prior_std[i] ** 2
+        weight = min(weight, MAX_FIXED_PRIOR) if i == 0 else weight
         with_table[i, i] += weight
         without[i, i] += 1.0
         right[i] += weight * prior_mean[i]
     coefficients[:], without_table[:] = _solve(with_table, right), _solve(without, target)
+    if coefficients[3] < 0.0:
+        # Where every step has drafts the steps tell the sum of fixed and speculating, and not which is which: a table
+        # that is far too high would come out as a reward of drafts, plain steps as slow, and all drafts be verified.
+        with_table[3, :], with_table[:, 3], with_table[3, 3], right[3] = 0.0, 0.0, 1.0, 0.0
+        coefficients[:] = _solve(with_table, right)
     coefficients[2] += share * coefficients[1]
     return variance
 
@@ -157,6 +166,7 @@ def _prior_std(step_cost: StepCost) -> np.ndarray:
     cheapest, std = cells.min(), np.ones(4)
     per_request = (cells[-1, 0] - cells[0, 0]).mean() / max(1, requests[-1] - requests[0])
     per_token = (cells[-1, -1] - cells[-1, 0]).mean() / max(1, requests[-1] * (tokens[-1] - tokens[0]))
+    std[0] = FIXED_STD * cheapest
     std[1] = PER_REQUEST_STD * per_request + MIN_PER_REQUEST_STD * cheapest
     std[2] = PER_DRAFT_TOKEN_STD * per_token + MIN_PER_DRAFT_TOKEN_STD * cheapest
     std[3] = SPECULATING_STD * cheapest

@@ -110,7 +110,7 @@ def _coarse(runner) -> StepCost:
     logger.info("step costs at warm-up: %s", dict(zip(sizes.tolist(), milliseconds.round(2).tolist(), strict=True)))
     # All tokens count alike in a forward pass.
     counts, per_request = np.unique(np.minimum(requests, 2 ** np.arange(12))), np.arange(1, longest + 1)
-    cells = _between_and_beyond(counts[:, None] * per_request, sizes, np.maximum.accumulate(milliseconds))
+    cells = _between_and_beyond(counts[:, None] * per_request, sizes, milliseconds)
     source = "forward passes at warm-up"
     return StepCost(counts, per_request, np.array([1]), cells[..., None], fingerprint(config), source)
 
@@ -118,7 +118,10 @@ def _coarse(runner) -> StepCost:
 def measured(
     forward_pass: Callable[[int], None], most: int, agreed: Callable[[int], int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Time forward passes of rising size until `BUDGET_SECONDS` are nearly spent.
+    """Time forward passes of rising size within `BUDGET_SECONDS`, all again while there is time.
+
+    Other work on the machine makes passes longer, never shorter. So those of a size are spread over the whole time, the
+    fastest counts, and a size is not taken to be slower than a larger one.
 
     Args:
         forward_pass: runs one with so many tokens, to its end.
@@ -126,32 +129,37 @@ def measured(
         agreed: the number that all ranks go by, given this rank's: they must run the same passes.
 
     Returns:
-        int64 [n], tokens; and float64 [n], milliseconds of the fastest pass of each.
+        int64 [n], tokens; and float64 [n], milliseconds, rising.
 
     Raises:
         ValueError: a pass takes so long that there are fewer than two.
     """
     began, seconds = time.perf_counter(), {}
-    forward_pass(1)
-    expected = time.perf_counter() - began
+
+    def timed(size: int) -> float:
+        started = time.perf_counter()
+        forward_pass(size)
+        return time.perf_counter() - started
+
+    def left() -> float:
+        return BUDGET_SECONDS - (time.perf_counter() - began)
+
+    expected = timed(1)
     sizes = [size for size in SIZES if size < most] + [most]
     for size, following in zip(sizes, [*sizes[1:], most], strict=True):
-        left = BUDGET_SECONDS - (time.perf_counter() - began)
-        # The first pass of a size may compile or allocate.
-        several = (1 + WARM_UP_REPEATS) * expected < left / 2
-        repeats = agreed(WARM_UP_REPEATS if several else int(2 * expected < left))
-        if repeats == 0:
+        if not agreed(int(2 * expected < left() / 2)):
             break
-        times = []
-        for _ in range(1 + repeats):
-            started = time.perf_counter()
-            forward_pass(size)
-            times.append(time.perf_counter() - started)
-        seconds[size] = min(times[1:])
+        forward_pass(size)  # the first of a size may compile or allocate
+        seconds[size] = timed(size)
         expected = seconds[size] * following / size
     if len(seconds) < min(2, most):
         raise ValueError(f"a pass of few tokens takes {expected:.1f} s")
-    return np.array(list(seconds)), np.array(list(seconds.values())) * 1e3
+    for _ in range(WARM_UP_REPEATS - 1):
+        fit = int(np.searchsorted(np.cumsum(list(seconds.values())), left()))
+        for size in list(seconds)[: agreed(fit)]:
+            seconds[size] = min(seconds[size], timed(size))
+    rising = np.minimum.accumulate(list(seconds.values())[::-1])[::-1]
+    return np.array(list(seconds)), rising * 1e3
 
 
 def _forward_pass(runner, size: int) -> None:

@@ -128,3 +128,15 @@ def test_elimination_solves_what_numpy_solves():
         rows = rng.normal(0, 10 ** rng.uniform(-2, 3, 4), (6, 4))
         matrix, right = rows.T @ rows + np.diag(rng.uniform(0.1, 1, 4)), rng.normal(0, 100, 4)
         assert _solve(matrix, right) == pytest.approx(np.linalg.solve(matrix, right), rel=1e-6)
+
+
+def test_a_table_that_is_far_too_high_is_no_reward_of_drafts():
+    table, rng = linear(90.0, 0.05, 0.02), np.random.default_rng(0)
+    correction = Correction(table, forward_only=True)
+    for step in range(1500):
+        drafted = int(rng.integers(4, 9)) if step >= 20 else 0  # first none, then in every step
+        table_ms = float(table.step_ms(1, 1 + drafted, 100)[0])
+        correction.observe(1, drafted, table_ms, 14.0 + (1.0 + 0.6 * drafted if drafted else 0.0) + rng.normal(0, 1.0))
+    plain, with_drafts = (float(table.step_ms(1, 1 + n, 100)[0]) + correction.extra_ms(1, n) for n in (0, 6))
+    assert correction.terms.speculating >= 0.0
+    assert plain < 18.0 and with_drafts == pytest.approx(18.6, abs=1.0)

@@ -26,6 +26,20 @@ def test_a_fast_engine_measures_every_size_up_to_the_largest_step(monkeypatch):
     assert len(engine.passes) == 1 + len(sizes) * (1 + warmup_cost.WARM_UP_REPEATS)
 
 
+def test_other_work_in_between_makes_no_size_dearer(monkeypatch):
+    """Passes of 2 to 4 s, and of 24 tokens whenever they are timed, are held up."""
+
+    def seconds(size):
+        own = 0.01 + 1e-4 * size
+        return 10 * own if 2.0 <= engine.now < 4.0 or size == 24 else own
+
+    engine = Engine(monkeypatch, seconds)
+    sizes, milliseconds = warmup_cost.measured(engine.forward_pass, 2304, lambda repeats: repeats)
+    expected = 10 + 0.1 * np.where(sizes == 24, 32, sizes)
+    np.testing.assert_allclose(milliseconds, expected)
+    assert engine.now <= warmup_cost.BUDGET_SECONDS
+
+
 @pytest.mark.parametrize("per_token", [0.004, 0.02, 0.04])
 def test_a_slow_engine_stops_within_the_budget(monkeypatch, per_token):
     engine = Engine(monkeypatch, lambda size: 10 * per_token + per_token * size)
