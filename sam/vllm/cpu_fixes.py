@@ -43,7 +43,8 @@ def install_unread_generators(runner_class) -> None:
 
     @functools.wraps(original)
     def bookkeeping_sync(self, *args, **kwargs):
-        generators = self.input_batch.generators
+        if not (generators := self.input_batch.generators):
+            return original(self, *args, **kwargs)
         unfinished = self.discard_request_mask.np[: self.input_batch.num_reqs].nonzero()[0]
         kept = {int(row): generators.pop(int(row)) for row in unfinished if int(row) in generators}
         try:

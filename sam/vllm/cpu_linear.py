@@ -37,10 +37,14 @@ ROUND_TO = 8
 PREFERENCE = (True, False)
 # As vLLM's own; the library shares what it compiles for a number of rows among layers of one shape.
 KERNELS_KEPT = 32
-# torch's own kernel gets so many rows even where fewer agree: threads can change after the comparison (vLLM's ngram
-# proposer sets numba's, and with them OpenMP's), and the numbers that agree with them: on an AMD EPYC from 4 rows on
-# with one thread, from 12 on with two. oneDNN's gets two where the inner size exceeds the columns, for the same reason.
+# torch's own kernel gets so many rows even where fewer agree: threads can change after the comparison, and the numbers
+# that agree with them: on an AMD EPYC from 4 rows on with one thread, from 12 on with two. oneDNN's gets two where the
+# inner size exceeds the columns, in engines whose drafter changes threads: vLLM's ngram sets numba's, and with them
+# OpenMP's.
 LEAST_ROWS = 32
+CHANGES_THREADS = "ngram"
+# Up to so many rows what they are padded with is kept.
+SMALL_COUNT = 32
 # Where no two numbers of rows agree.
 LAST_RESORT = RowClass(32, 2048)
 ANY_ROWS = RowClass(0, sys.maxsize)
@@ -125,7 +129,8 @@ class CpuLinear:
         if mode == "off":
             self.packed, self.row_class = _can_pack(weight), ANY_ROWS
         else:
-            self.packed, self.row_class = _kernel_and_row_class(self.shape, weight.dtype, has_bias, mode)
+            changes = getattr(getattr(engine, "speculative_config", None), "method", None) == CHANGES_THREADS
+            self.packed, self.row_class = _kernel_and_row_class(self.shape, weight.dtype, has_bias, mode, changes)
         self.multiple = ROUND_TO if self.packed and weight.numel() < SMALL_WEIGHTS and mode != "off" else 1
         # Graphs may call vLLM's kernel as vLLM does, on padded rows. Not layers of a vocabulary: an embedding is packed
         # only if it is used as a head too, which is outside of graphs.
@@ -136,6 +141,12 @@ class CpuLinear:
         with torch.inference_mode(False):
             # Tensors, so that compiled graphs take them as inputs.
             self._address, self._key = torch.tensor(0), torch.tensor(next(_numbers))
+        self._padding: dict[int, torch.Tensor] = {}  # of up to SMALL_COUNT rows
+        if self.packed:
+            self._onednn_mm = torch.ops._C.onednn_mm.default
+            for count in range(1, min(SMALL_COUNT, self.row_class.largest) + 1):
+                missing = row_classes.padded(count, self.row_class, self.multiple) - count
+                self._padding[count] = torch.zeros(missing, self.shape[1], dtype=self.dtype) if missing else _NONE
         self._in_graphs = SimpleNamespace(n=self.shape[0], k=self.shape[1], handler_tensor=self._address)
         _linears[int(self._key)] = self
 
@@ -171,21 +182,24 @@ class CpuLinear:
         """x [..., inner], weight [columns, inner], bias [columns]; returns [..., columns]."""
         if self.packed and self._is_old:
             self.pack(weight)
-        if self.packed and x.dim() == 2 and x.is_contiguous() and self._needs_no_padding(len(x)):
-            return ops.onednn_mm(self._pack, x, bias)
+        if x.dim() == 2 and (padding := self._padding.get(x.shape[0])) is not None and x.is_contiguous():
+            # As below, and as ops.onednn_mm: a small layer would take half its time in their Python.
+            rows = x if padding is _NONE else torch.cat((x, padding))
+            result = rows.new_empty(rows.shape[0], self.shape[0])
+            self._onednn_mm(result, rows, bias, self._address)
+            return result if padding is _NONE else result[: x.shape[0]]
         rows = x.reshape(-1, self.shape[1]).contiguous()
         result = row_classes.multiply(_product(self._pack, weight, bias), rows, self.row_class, self.multiple)
         return result if x.dim() == 2 else result.reshape(*x.shape[:-1], self.shape[0])
 
-    def _needs_no_padding(self, rows: int) -> bool:
-        in_class = rows <= self.row_class.largest
-        return in_class and row_classes.padded(rows, self.row_class, self.multiple) == rows
-
 
 def _kernel_and_row_class(
-    shape: tuple[int, int], dtype: torch.dtype, has_bias: bool, mode: str
+    shape: tuple[int, int], dtype: torch.dtype, has_bias: bool, mode: str, threads_change: bool
 ) -> tuple[bool, RowClass]:
-    """Whether to use the packed kernel, and its numbers of rows. Depends on shape, dtype and machine only."""
+    """Whether to use the packed kernel, and its numbers of rows.
+
+    What rows are, to the bit, depends on shape, dtype and machine only: engines that are compared must agree.
+    """
     for packed in PREFERENCE:
         name = f"{'packed' if packed else 'plain'} {dtype} {shape[0]}x{shape[1]}{' bias' if has_bias else ''}"
         row_class = row_classes.known_or_found(name, functools.partial(_compare, packed, shape, dtype, has_bias))
@@ -193,7 +207,7 @@ def _kernel_and_row_class(
             # In MKL's strict mode products do not depend on threads (oneMKL's developer guide, "Reproducibility
             # Conditions"). MKL reads the variable before its first product.
             strict = not packed and dtype == torch.float32 and "STRICT" in os.environ.get("MKL_CBWR", "")
-            least = 1 + (shape[1] > shape[0]) if packed else 1 if strict else LEAST_ROWS
+            least = 1 + (threads_change and shape[1] > shape[0]) if packed else 1 if strict else LEAST_ROWS
             return packed, RowClass(max(least, row_class.smallest), row_class.largest)
     lacks = (
         f"a linear layer of {shape[0]} x {shape[1]} weights in {dtype} has no kernel here whose rows do not depend on"
@@ -237,6 +251,7 @@ def _product(pack, weight: torch.Tensor, bias: torch.Tensor | None) -> row_class
     return functools.partial(ops.onednn_mm, pack, bias=bias)
 
 
+_NONE = torch.empty(0)
 _numbers = itertools.count()
 _old: "list[CpuLinear]" = []  # to be packed before a graph runs
 _linears: "weakref.WeakValueDictionary[int, CpuLinear]" = weakref.WeakValueDictionary()

@@ -1,5 +1,6 @@
 """Exact-match sampling in vLLM's model runner, for every step, with and without drafts."""
 
+import functools
 import inspect
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -36,13 +37,18 @@ class _Rows:
         return values[index]
 
     @classmethod
+    @functools.cache
+    def one_each(cls, requests: int) -> Self:
+        """Rows of a step without drafts."""
+        each = np.arange(requests)
+        return cls(np.ones_like(each), each, np.zeros_like(each), each)
+
+    @classmethod
     def of(cls, num_draft_tokens, requests: int) -> Self:
         """Rows of a step with `num_draft_tokens` (int [requests], or None for no drafts)."""
-        counts = np.ones(requests, dtype=np.int64)
         if num_draft_tokens is None:
-            each = np.arange(requests)
-            return cls(counts, each, np.zeros_like(each), each)
-        counts += np.asarray(num_draft_tokens)
+            return cls.one_each(requests)
+        counts = 1 + np.asarray(num_draft_tokens, dtype=np.int64)
         request = np.repeat(np.arange(requests), counts)
         start = np.cumsum(counts) - counts
         return cls(counts, request, np.arange(len(request)) - start[request], start)
@@ -60,6 +66,8 @@ class ExactSampler:
         self._rng_keys: dict[str, int] = {}
         self._invalid_rows = torch.zeros((), dtype=torch.int64, device=runner.device)
         self.calls = 0
+        self._temperature: torch.Tensor | None = None  # that was last looked at
+        self._temperature_is_one = False
 
     @property
     def invalid_rows(self) -> int:
@@ -82,8 +90,9 @@ class ExactSampler:
         metadata = batch.sampling_metadata
         drafts = spec_decode_metadata
         rows = _Rows.of(drafts.num_draft_tokens if drafts is not None else None, len(batch.req_ids))
-        # vllm-ascend pads the rows where its output layer is spread over ranks.
-        logits = logits[: len(rows.request)].to(torch.float32)
+        if len(logits) > len(rows.request):  # vllm-ascend pads them where its output layer is spread over ranks
+            logits = logits[: len(rows.request)]
+        logits = logits.to(torch.float32)
         processed = self._process(logits, rows, metadata, drafts)
         tokens = self.draw(processed, rows, metadata)
         logprobs = self._logprobs(logits, processed, tokens, metadata, drafts is not None)
@@ -96,12 +105,13 @@ class ExactSampler:
         processed = logits if _is_plain(metadata) else self._masked_and_penalised(logits.clone(), metadata, drafts)
         if metadata.all_greedy:
             return processed
-        temperature = rows.spread(metadata.temperature)
-        if not metadata.all_random:
-            temperature = torch.where(temperature == verify.GREEDY, 1.0, temperature)
-        # As vLLM's own sampler, in place: another copy of the logits takes as long as drawing from them.
         is_read_later = processed is logits and self._reads_raw_logits(metadata)
-        processed = processed / temperature[:, None] if is_read_later else processed.div_(temperature[:, None])
+        if is_read_later or not self._is_one(metadata.temperature):
+            temperature = rows.spread(metadata.temperature)
+            if not metadata.all_random:
+                temperature = torch.where(temperature == verify.GREEDY, 1.0, temperature)
+            # As vLLM's own sampler, in place: another copy of the logits takes as long as drawing from them.
+            processed = processed / temperature[:, None] if is_read_later else processed.div_(temperature[:, None])
         # Min-p: vLLM refuses it with a speculative_config, so there is one row for each request.
         for processor in metadata.logitsprocs.argmax_invariant:
             processed = processor.apply(processed)
@@ -111,6 +121,17 @@ class ExactSampler:
         # vllm-ascend's sampler brings its own function: vLLM's Triton kernel is not for that device.
         constrain = getattr(self.runner.sampler.topk_topp_sampler, "apply_top_k_top_p", apply_top_k_top_p)
         return constrain(processed, top_k, top_p)
+
+    def _is_one(self, temperature: torch.Tensor) -> bool:
+        """Whether every request's temperature is 1, as in most rollouts: there is nothing to divide by.
+
+        Looked at once for each tensor: vLLM makes another one whenever its batch changes.
+        """
+        if temperature is not self._temperature:
+            on_host = getattr(self.runner.input_batch, "temperature_cpu", None)
+            self._temperature = temperature
+            self._temperature_is_one = on_host is not None and bool((on_host[: len(temperature)] == 1.0).all())
+        return self._temperature_is_one
 
     def _masked_and_penalised(self, logits, metadata, drafts) -> torch.Tensor:
         """`logits` is changed in place."""

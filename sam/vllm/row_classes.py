@@ -54,9 +54,7 @@ def multiply(product: Product, rows: torch.Tensor, row_class: RowClass, multiple
         return torch.cat([multiply(product, piece, row_class, multiple) for piece in pieces])
     if (wanted := padded(count, row_class, multiple)) == count:
         return product(rows)
-    filled = rows.new_zeros(wanted, rows.shape[1])
-    filled[:count] = rows
-    return product(filled)[:count]
+    return product(torch.nn.functional.pad(rows, (0, 0, 0, wanted - count)))[:count]
 
 
 def cancelling(rows: int, inner: int, dtype: torch.dtype, seed: int, sign: int = 1) -> torch.Tensor:

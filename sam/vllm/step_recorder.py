@@ -29,6 +29,7 @@ class StepRecorder:
         speculative = config.speculative_config
         self._positions = config.model_config.max_model_len // POSITION_BIN + 1
         self._draft_length = speculative.num_speculative_tokens if speculative else 0
+        self._has_graphs = warmup_cost.graph_mode(config) not in (None, CUDAGraphMode.NONE)
         self._last_end = self._start = 0.0
         self._idle = True
         self._forward = self._verify = self._draft = 0.0
@@ -44,7 +45,8 @@ class StepRecorder:
             return existing
         recorder = runner._sam_step_recorder = cls(runner)
         runner.execute_model = recorder._around_execute(runner.execute_model)
-        runner._model_forward = recorder._around_forward(runner._model_forward)
+        if recorder._has_graphs:
+            runner._model_forward = recorder._around_forward(runner._model_forward)
         runner._sample = recorder._timed(runner._sample, "_verify")
         runner.propose_draft_token_ids = recorder._timed(runner.propose_draft_token_ids, "_draft")
         runner.sample_tokens = recorder._around_sample_tokens(runner.sample_tokens)
@@ -65,7 +67,7 @@ class StepRecorder:
             source_drafted=by_source[0],
             source_accepted=by_source[1],
             asynchronous=getattr(self._runner, "use_async_scheduling", False),
-            has_graphs=warmup_cost.graph_mode(self._runner.vllm_config) not in (None, CUDAGraphMode.NONE),
+            has_graphs=self._has_graphs,
             preemptions=self._preemptions,
             counters=counters,
             **{name: total - self._taken[name] for name, total in totals.items()},

@@ -75,11 +75,11 @@ def test_steps_that_replay_a_graph_are_counted_where_vllm_dispatches_them(has_gr
     def observe(runner):
         execute = runner.execute_model
         runner.execute_model = lambda scheduled, *rest: steps.append(scheduled) or execute(scheduled, *rest)
-        recorders.append(StepRecorder.attach(runner))
         if has_graphs:
             runner.vllm_config.model_config.enforce_eager = False
             runner.compilation_config.cudagraph_mode = CUDAGraphMode.PIECEWISE
             runner.cudagraph_dispatcher.dispatch = dispatch
+        recorders.append(StepRecorder.attach(runner))
 
     on = generate(model, PROMPTS, settings, SAM, policy="always", observe=observe)
     replays = recorders[0].take().replays()
