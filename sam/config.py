@@ -132,7 +132,7 @@ class SpeculationConfig:
     cross_prompt: bool = True
     sharing: str = "auto"
     sharing_shards: int = 1
-    sharing_interval_ms: int = 50
+    sharing_interval_ms: int = 100
     sharing_memory_mib: int | None = None
     verification: str = "exact"
     batch_invariant: str = "auto"

@@ -14,7 +14,7 @@ def bench(options: argparse.Namespace) -> Iterator[str]:
     """The lines of a load's figures. Raises ValueError for a load that cannot be played."""
     from sam.sharing.bench import measure
 
-    yield from measure(load_of(options), options.shards, options.processes).lines()
+    yield from measure(load_of(options), options.shards, options.machines).lines()
 
 
 def load_of(options: argparse.Namespace) -> Load:
@@ -22,13 +22,13 @@ def load_of(options: argparse.Namespace) -> Load:
     low, high = RANGES["sharing_shards"]
     if not low <= options.shards <= high:
         raise ValueError(f"--shards {options.shards}: expected {low} to {high}")
-    for name in ("engines", "requests", "tokens_per_second", "group_size", "seconds", "interval_ms", "processes"):
+    for name in ("engines", "requests", "tokens_per_second", "group_size", "seconds", "interval_ms", "machines"):
         if (value := getattr(options, name)) < 1:
             raise ValueError(f"--{name.replace('_', '-')} {value}: expected 1 or more")
     if (requests := options.engines * options.requests) % options.group_size:
         raise ValueError(f"--group-size {options.group_size}: expected a divisor of the {requests} requests")
-    if options.processes > options.engines:
-        raise ValueError(f"--processes {options.processes}: expected at most the {options.engines} engines")
+    if options.machines > options.engines:
+        raise ValueError(f"--machines {options.machines}: expected at most the {options.engines} engines")
     names = ("engines", "requests", "tokens_per_second", "group_size", "seconds", "interval_ms")
     return Load(*(getattr(options, name) for name in names))
 
@@ -44,9 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--shards", type=int, default=1)
     parser.add_argument("--seconds", type=int, default=20, help="for which engines append (default 20)")
     parser.add_argument("--interval-ms", type=int, default=SpeculationConfig.sharing_interval_ms)
-    parser.add_argument(
-        "--processes", type=int, default=min(4, 2 * (os.cpu_count() or 1)), help="that play the engines"
-    )
+    machines = min(4, 2 * (os.cpu_count() or 1))
+    parser.add_argument("--machines", type=int, default=machines, help=f"of the engines (default {machines})")
     options = parser.parse_args(arguments)
     return run_command(lambda: bench(options), errors=(ValueError, OSError))
 

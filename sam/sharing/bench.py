@@ -1,4 +1,6 @@
-"""How much text shards carry, and how late it arrives: real shards on Ray, clients of many engines in a few processes.
+"""How much text shards carry, and how late it arrives: real shards on Ray, clients of many engines on a few machines.
+
+A machine is a process that plays its engines, and their relay.
 
 Each shard is kept on one core. Every token is compared by its reader with what was written.
 """
@@ -37,6 +39,7 @@ class Figures(NamedTuple):
         late_seconds: by which an engine step was late at most: above a few steps the machine is too slow for the load.
         latencies: int64 [milliseconds], tokens by the time from their appending until an engine step took them.
         messages, bytes_in, bytes_out: of all clients, bytes of the arrays.
+        calls: of the shards, by the relays; each carries what a machine's clients asked within a few milliseconds.
         seconds: from the first step until the last.
         shard_cpu, client_cpu: CPU seconds of all shards and of all clients' processes.
         shard_rss: bytes that the shards' processes grew by.
@@ -53,6 +56,7 @@ class Figures(NamedTuple):
     late_seconds: float
     latencies: np.ndarray
     messages: int
+    calls: int
     bytes_in: int
     bytes_out: int
     seconds: float
@@ -82,12 +86,13 @@ class Figures(NamedTuple):
         yield f"append to visible: p50 {self.percentile(50)} ms, p99 {self.percentile(99)} ms"
         yield (
             f"into the shards:   {self.bytes_in / self.seconds / mib:.2f} MiB/s, "
-            f"{self.messages / self.seconds:.0f} messages/s"
+            f"{self.messages / self.seconds:.0f} messages/s in {self.calls / self.seconds:.0f} calls/s"
         )
         yield f"out of the shards: {self.bytes_out / self.seconds / mib:.2f} MiB/s"
         yield (
             f"CPU:               {100 * self.shard_cpu / self.seconds / self.shards:.0f} % of a core for a shard, "
-            f"{100 * self.client_cpu / self.seconds / load.engines:.1f} % for an engine's client"
+            f"{100 * self.client_cpu / self.seconds / load.engines:.1f} % for an engine's client, its part of a relay "
+            "included"
         )
         yield (
             f"memory:            {self.held_bytes / self.held_tokens:.1f} bytes/token by the shards' count, "
@@ -119,7 +124,7 @@ def own_cluster() -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def measure(load: Load, shards: int, processes: int) -> Figures:
+def measure(load: Load, shards: int, machines: int) -> Figures:
     """Play `load` against `shards` shards."""
     import ray
 
@@ -131,15 +136,17 @@ def measure(load: Load, shards: int, processes: int) -> Figures:
         times = Path(folder) / "times"
         with times.open("wb") as file:
             file.truncate(8 * load.engines * load.steps)
-        with _playing(load, cluster, processes, times) as players:
+        with _playing(load, cluster, machines, times) as players:
             begin = time.monotonic() + START_SECONDS
             for player in players:
                 _tell(player, begin)
             time.sleep(START_SECONDS)
+            calls = _calls(handles)
             before = [_usage(pid) for pid in pids]
             results = _follow(players, load)
             cpu, rss = np.array([_usage(pid) for pid in pids]).sum(0) - np.array(before).sum(0)
             states = [ray.get(handle.state.remote()) for handle in handles]
+            calls = _calls(handles) - calls
     latencies = sum(np.pad(one["latencies"], (0, LONGEST_MS - len(one["latencies"]))) for one in results)
     sums = {name: sum(one[name] for one in results) for name in ("missing", "wrong", "errors", "messages")}
     return Figures(
@@ -155,6 +162,7 @@ def measure(load: Load, shards: int, processes: int) -> Figures:
         shard_cpu=float(cpu),
         client_cpu=sum(one["cpu_seconds"] for one in results),
         shard_rss=int(rss),
+        calls=calls,
         held_tokens=sum(state["tokens"] for state in states),
         held_bytes=sum(state["bytes"] for state in states),
         **sums,
@@ -162,11 +170,11 @@ def measure(load: Load, shards: int, processes: int) -> Figures:
 
 
 @contextlib.contextmanager
-def _playing(load: Load, cluster: Cluster, processes: int, times: Path) -> Iterator[list[subprocess.Popen]]:
+def _playing(load: Load, cluster: Cluster, machines: int, times: Path) -> Iterator[list[subprocess.Popen]]:
     players = []
     try:
-        for first in range(processes):
-            part = json.dumps(Part(load, cluster, first, processes, str(times)))
+        for first in range(machines):
+            part = json.dumps(Part(load, cluster, first, machines, str(times)))
             command = [sys.executable, "-m", "sam.sharing.played_engines", part]
             players.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
         for player in players:
@@ -203,6 +211,12 @@ def _follow(players: list[subprocess.Popen], load: Load) -> list[dict]:
                         results[number] = said
             bar.update(sum(appended) - bar.n)
     return results
+
+
+def _calls(handles: list) -> int:
+    import ray
+
+    return sum(ray.get(handle.state.remote())["calls"] for handle in handles)
 
 
 def _keep_on_one_core(pid: int, number: int) -> None:

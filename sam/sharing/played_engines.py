@@ -1,4 +1,6 @@
-"""A process that plays engines for the load bench: real clients with their threads, tokens that say what they are.
+"""A process that plays the engines of a machine for the load bench: real clients with their threads, a real relay.
+
+Tokens say what they are.
 
 `python -m sam.sharing.played_engines` is started by `sam.sharing.bench`; it reads a Part as JSON and lines "start" and
 "stop", and prints lines of JSON.
@@ -19,13 +21,15 @@ import numpy as np
 from sam.drafting.token_ids import digest
 from sam.sharing.arrivals import Arrivals
 from sam.sharing.client import Client
-from sam.sharing.messages import Message, Reply
-from sam.sharing.shard import Cluster, RayTransport
+from sam.sharing.messages import Message, Reply, nothing
+from sam.sharing.relay import RelayTransport
+from sam.sharing.shard import Cluster
 
 PROMPT_TOKENS = 1
 LONGEST_MS = 20_000  # of the histogram; whatever took longer is counted there
 SWITCH_SECONDS = 5e-4  # between threads: played engines share an interpreter, real ones have one each
 NICER = 10  # than the shard, whose core they share: real engines run elsewhere
+START_SECONDS = 60.0  # for a relay to join Ray
 GRACE_SECONDS = 60.0  # for text to arrive after the last token has been appended
 
 
@@ -57,7 +61,7 @@ class Load(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What one process plays: engines `first`, `first` + `processes` and so on.
+    """The machine that one process plays: engines `first`, `first` + `machines` and so on.
 
     Attributes:
         times: file of float64 [engines, steps], seconds of the machine's steady clock at which each step's tokens were
@@ -67,8 +71,13 @@ class Part(NamedTuple):
     load: Load
     cluster: Cluster
     first: int
-    processes: int
+    machines: int
     times: str
+
+    @property
+    def machine(self) -> str:
+        """The machine that is played: its engines share a relay."""
+        return f"-{self.first}"
 
 
 def tokens_of(seed: int, requests: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -80,21 +89,21 @@ def tokens_of(seed: int, requests: np.ndarray, positions: np.ndarray) -> np.ndar
     return np.where(np.asarray(positions) == 0, requests, hashed).astype(np.int32)
 
 
-class CountingTransport(RayTransport):
+class CountingTransport(RelayTransport):
     """Counts messages and their bytes, in both directions."""
 
-    def __init__(self, cluster: Cluster, counts: dict[str, int]):
-        super().__init__(cluster)
+    def __init__(self, cluster: Cluster, machine: str, counts: dict[str, int]):
+        super().__init__(cluster, machine)
         self._counts = counts
 
     def ask(self, shard: int, message: Message):
-        """As RayTransport's."""
+        """As RelayTransport's."""
         self._counts["messages"] += 1
         self._counts["bytes_in"] += message.nbytes
         return super().ask(shard, message)
 
     def take(self, answer) -> Reply:
-        """As RayTransport's."""
+        """As RelayTransport's."""
         reply = super().take(answer)
         self._counts["bytes_out"] += reply.nbytes
         return reply
@@ -121,7 +130,7 @@ class PlayedEngine:
         self._slots, self._offsets = np.arange(load.requests), np.arange(load.requests + 1)
         self._texts = tokens_of(load.seed, self.requests[None, :], np.arange(load.steps)[:, None])
         self._arrived: list[tuple[Arrivals, float]] = []  # with the seconds at which they could be drafted from
-        connect = functools.partial(CountingTransport, part.cluster, self.counts)
+        connect = functools.partial(CountingTransport, part.cluster, part.machine, self.counts)
         self.client = Client(connect, part.cluster.run_id, part.cluster.shards, load.interval_ms / 1e3)
         self.client.receive = self.receive
         for slot, request in enumerate(self.requests.tolist()):
@@ -208,6 +217,14 @@ def _counts(engines: list[PlayedEngine]) -> dict[str, int]:
     return {name: sum(engine.counts[name] for engine in engines) for name in engines[0].counts}
 
 
+def _cpu_seconds() -> float:
+    """Of this process and its relay."""
+    import psutil
+
+    times = [process.cpu_times() for process in (psutil.Process(), *psutil.Process().children())]
+    return sum(one.user + one.system for one in times)
+
+
 def say(**what) -> None:
     print(json.dumps(what), flush=True)
 
@@ -226,9 +243,10 @@ def main() -> None:
     part = Part(Load(*load), Cluster(*cluster), *rest)
     load = part.load
     times = np.memmap(Path(part.times), np.float64, "r+", shape=(load.engines, load.steps))
-    numbers = range(part.first, load.engines, part.processes)
+    numbers = range(part.first, load.engines, part.machines)
     engines = [PlayedEngine(part, number, times) for number in numbers]
-    RayTransport(part.cluster)  # join Ray, before clients do so at once
+    door = RelayTransport(part.cluster, part.machine)
+    door.wait([door.ask(0, nothing(part.cluster.run_id))], START_SECONDS)  # until it has joined Ray
     for engine in engines:
         engine.client.start()
     say(ready=True)
@@ -237,9 +255,9 @@ def main() -> None:
     before = _counts(engines)
     reporter = threading.Thread(target=report_progress, args=(engines, ended), daemon=True)
     reporter.start()
-    cpu = time.process_time()
+    cpu = _cpu_seconds()
     late = play(engines, load, begin)
-    played, cpu = time.monotonic(), time.process_time() - cpu
+    played, cpu = time.monotonic(), _cpu_seconds() - cpu
     counts = {name: count - before[name] for name, count in _counts(engines).items()}
     finish(engines)
     ended.set()

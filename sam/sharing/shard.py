@@ -7,14 +7,18 @@ Ray starts one anew, empty, when it dies; clients then send their text again.
 
 import os
 import time
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from sam.sharing.groups import Groups
-from sam.sharing.messages import Message, Reply, nothing
+from sam.sharing.messages import Message, nothing
 from sam.sharing.packing import pack, unpack
 
 TTL_SECONDS = 1800.0  # a group that nobody asks for or appends to
 GATHER_SECONDS = 30.0  # for all shards to be started
+
+
+Answer = bytes | str  # a reply, packed, or what was wrong with the message
 
 
 class Cluster(NamedTuple):
@@ -35,14 +39,21 @@ class Shard:
     """What runs in the actor: Groups, with a clock."""
 
     def __init__(self, run_id: str, budget_bytes: int, ttl_seconds: float = TTL_SECONDS):
-        self.groups = Groups(run_id, budget_bytes, ttl_seconds)
+        self.groups, self.calls = Groups(run_id, budget_bytes, ttl_seconds), 0
 
-    def exchange(self, message: bytes) -> bytes:
-        """As Groups.exchange, at this moment; both packed."""
-        return pack(self.groups.exchange(unpack(Message, message), time.monotonic()))
+    def exchange(self, messages: list[bytes]) -> list[Answer]:
+        """As Groups.exchange of each message, at this moment; all packed."""
+        self.calls += 1
+        return [self._answer(message) for message in messages]
+
+    def _answer(self, message: bytes) -> Answer:
+        try:
+            return pack(self.groups.exchange(unpack(Message, message), time.monotonic()))
+        except Exception as error:  # the other messages are of other engines
+            return f"{type(error).__name__}: {error}"
 
     def state(self) -> dict[str, int]:
-        """Groups, tokens and bytes held; groups evicted and expired; and the process's number."""
+        """Groups, tokens and bytes held; groups evicted and expired; calls so far; and the process's number."""
 
         groups = self.groups
         return {
@@ -51,6 +62,7 @@ class Shard:
             "bytes": groups.nbytes,
             "evicted": groups.evicted,
             "expired": groups.expired,
+            "calls": self.calls,
             "pid": os.getpid(),
         }
 
@@ -86,13 +98,16 @@ def name_of(shard: int) -> str:
     return f"shard-{shard}"
 
 
-class RayTransport:
-    """Questions to shards, as calls of actors."""
+class ShardActors:
+    """The shards of a run, as this process's Ray calls them.
+
+    Args:
+        cluster: where they are; this process joins it, unless it has.
+    """
 
     def __init__(self, cluster: Cluster):
         import ray
 
-        self._ray = ray
         if not ray.is_initialized():
             ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
         names = [name_of(shard) for shard in range(cluster.shards)]
@@ -100,24 +115,8 @@ class RayTransport:
         # Nobody waits for the answers. A process's first call of an actor takes Ray a tenth of a second of CPU, which a
         # rollout's first text would wait for.
         greeting = pack(nothing(cluster.run_id))
-        self._greetings = [actor.exchange.remote(greeting) for actor in self._actors]
+        self._greetings = [actor.exchange.remote([greeting]) for actor in self._actors]
 
-    def ask(self, shard: int, message: Message) -> Any:
-        """Call the actor; the answer may be an error."""
-        return self.ask_packed(shard, pack(message))
-
-    def ask_packed(self, shard: int, message: bytes) -> Any:
-        """As `ask`."""
-        return self._actors[shard].exchange.remote(message)
-
-    def wait(self, pending: list[Any], seconds: float) -> list[Any]:
-        """The first of `pending` to be answered, if one is within `seconds`."""
-        return self._ray.wait(pending, num_returns=1, timeout=seconds)[0]
-
-    def take(self, answer: Any) -> Reply:
-        """The answer that `wait` gave; raises what the call raised."""
-        return unpack(Reply, self.take_packed(answer))
-
-    def take_packed(self, answer: Any) -> bytes:
-        """As `take`."""
-        return self._ray.get(answer)
+    def exchange(self, shard: int, messages: list[bytes]) -> Future:
+        """As Shard.exchange of that shard."""
+        return self._actors[shard].exchange.remote(messages).future()

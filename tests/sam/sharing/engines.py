@@ -6,6 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -30,6 +32,13 @@ class Engine:
     def kill(self):
         self.process.kill()
         self.process.wait()
+
+
+def relays_of(cluster):
+    """Numbers of the processes that pass on a run's questions."""
+    command = ["-m", "sam.sharing.relay"]
+    found = [process.info for process in psutil.process_iter(["pid", "cmdline"])]
+    return [one["pid"] for one in found if (line := one["cmdline"] or [])[1:3] == command and cluster.run_id in line]
 
 
 def until(condition):

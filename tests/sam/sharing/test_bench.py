@@ -25,7 +25,7 @@ LOAD = Load(engines=2, requests=3, tokens_per_second=10, group_size=2, seconds=1
         (["--engines", "0"], "error: --engines 0: expected 1 or more"),
         (["--tokens-per-second", "-1"], "error: --tokens-per-second -1: expected 1 or more"),
         (["--group-size", "7"], "error: --group-size 7: expected a divisor of the 4096 requests"),
-        (["--engines", "2", "--processes", "3"], "error: --processes 3: expected at most the 2 engines"),
+        (["--engines", "2", "--machines", "3"], "error: --machines 3: expected at most the 2 engines"),
     ],
 )
 def test_a_load_that_cannot_be_played_is_refused_in_one_line(arguments, said, capsys):
@@ -37,7 +37,7 @@ def test_a_load_that_cannot_be_played_is_refused_in_one_line(arguments, said, ca
 def engines(monkeypatch):
     """Two engines at one shard in this process, without threads."""
     channel = Channel([make_groups()], Clock())
-    monkeypatch.setattr(played_engines, "CountingTransport", lambda cluster, counts: channel)
+    monkeypatch.setattr(played_engines, "CountingTransport", lambda cluster, machine, counts: channel)
     monkeypatch.setattr(Client, "start", lambda self: None)
     times = np.zeros((LOAD.engines, LOAD.steps))
     part = Part(LOAD, Cluster("no address", RUN, 1), 0, 1, "no file")
@@ -80,7 +80,7 @@ def test_tokens_say_whose_and_where_they_are():
 
 @pytest.mark.engine
 def test_a_small_load_on_ray_is_delivered():
-    arguments = "--engines 4 --requests 4 --group-size 4 --tokens-per-second 20 --seconds 1 --processes 1"
+    arguments = "--engines 4 --requests 4 --group-size 4 --tokens-per-second 20 --seconds 1 --machines 1"
     command = [sys.executable, "-m", "sam.sharing", "bench", *arguments.split()]
     said = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT, check=True).stdout
     assert "delivered:         960 tokens, 0 missing, 0 wrong, 0 errors" in said and "p99" in said

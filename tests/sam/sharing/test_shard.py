@@ -7,14 +7,16 @@ import itertools
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from sam.sharing.client import Client
-from sam.sharing.messages import WrongRunError
+from sam.sharing.messages import nothing
 from sam.sharing.packing import pack
-from sam.sharing.shard import RayTransport, namespace, start_shards
-from tests.sam.sharing.engines import Engine, until
+from sam.sharing.relay import RelayTransport
+from sam.sharing.shard import namespace, start_shards
+from tests.sam.sharing.engines import Engine, relays_of, until
 
 pytestmark = pytest.mark.engine
 ray = pytest.importorskip("ray")
@@ -77,7 +79,8 @@ def test_a_killed_relay_is_replaced_and_the_engine_goes_on(shards, engines):
     writer, reader = engines
     writer.ask("step", "a", [10, 11, 12, 13, 14])
     wait_for_text(reader, "b", 5)
-    os.kill(reader.ask("relay"), signal.SIGKILL)
+    (relay,) = relays_of(shards[0])  # one for both
+    os.kill(relay, signal.SIGKILL)
     for _ in range(20):
         assert isinstance(reader.ask("step", "b", [10, next(FRESH)]), list)
         writer.ask("step", "a", [20, 21, 22, 23])
@@ -93,7 +96,8 @@ def test_a_killed_engine_takes_nothing_with_it(shards, engines, is_whole):
     writer.ask("step", "a", [10, 11, 12, 13, 14])
     until(lambda: ray.get(shards[1].state.remote())["tokens"] == 5)
     if is_whole:  # the process beside it too, at the same time
-        os.kill(writer.ask("relay"), signal.SIGKILL)
+        (relay,) = relays_of(shards[0])
+        os.kill(relay, signal.SIGKILL)
     writer.kill()
     wait_for_text(reader, "b", 5)
     again = Engine(shards[0])
@@ -148,13 +152,29 @@ def test_a_full_shard_costs_text_and_nothing_else(cluster, request):
 
 def test_two_runs_in_one_cluster_do_not_meet(shards):
     other, handles = start_shards(1, "another-run", 1 << 24)
-    transport = RayTransport(shards[0])
-    stranger = Client(lambda: RayTransport(other), shards[0].run_id, 1, 0.02).view
+    transport = RelayTransport(shards[0])
+    stranger = Client(lambda: RelayTransport(other), shards[0].run_id, 1, 0.02).view
     stranger.start(0, bytes(16), 0, 0)
-    with pytest.raises(WrongRunError, match="refused"):
-        ray.get(handles[0].exchange.remote(pack(stranger.message(0))))
-    answer = transport.ask(0, stranger.message(0))
+    message = stranger.message(0)
+    refused, empty = ray.get(handles[0].exchange.remote([pack(message), pack(nothing("another-run"))]))
+    assert "WrongRunError" in refused and "refused" in refused
+    assert isinstance(empty, bytes)
+    answer = transport.ask(0, message)
     (ready,) = transport.wait([answer], 60)
     assert transport.take(ready).have.tolist() == []
     assert namespace(other.run_id) != namespace(shards[0].run_id)
     ray.kill(handles[0])
+
+
+def test_engines_that_start_at_once_start_one_relay_which_ends_with_the_last(shards):
+    with ThreadPoolExecutor(8) as pool:
+        transports = list(pool.map(lambda _: RelayTransport(shards[0]), range(8)))
+        answers = [transport.ask(0, nothing(shards[0].run_id)) for transport in transports]
+        for transport, answer in zip(transports, answers, strict=True):
+            assert transport.wait([answer], 60) == [answer]
+            assert transport.take(answer).incarnation
+    assert len(relays_of(shards[0])) == 1
+    calls = ray.get(shards[1].state.remote())["calls"]
+    assert calls < 1 + 8  # a greeting, and what eight engines asked while the relay joined Ray
+    del transport, transports
+    until(lambda: not relays_of(shards[0]))
