@@ -141,12 +141,11 @@ def measure(load: Load, shards: int, machines: int) -> Figures:
             for player in players:
                 _tell(player, begin)
             time.sleep(START_SECONDS)
-            calls = _calls(handles)
+            calls = sum(ray.get(handle.state.remote())["calls"] for handle in handles)
             before = [_usage(pid) for pid in pids]
             results = _follow(players, load)
             cpu, rss = np.array([_usage(pid) for pid in pids]).sum(0) - np.array(before).sum(0)
             states = [ray.get(handle.state.remote()) for handle in handles]
-            calls = _calls(handles) - calls
     latencies = sum(np.pad(one["latencies"], (0, LONGEST_MS - len(one["latencies"]))) for one in results)
     sums = {name: sum(one[name] for one in results) for name in ("missing", "wrong", "errors", "messages")}
     return Figures(
@@ -162,7 +161,7 @@ def measure(load: Load, shards: int, machines: int) -> Figures:
         shard_cpu=float(cpu),
         client_cpu=sum(one["cpu_seconds"] for one in results),
         shard_rss=int(rss),
-        calls=calls,
+        calls=sum(state["calls"] for state in states) - calls,
         held_tokens=sum(state["tokens"] for state in states),
         held_bytes=sum(state["bytes"] for state in states),
         **sums,
@@ -211,12 +210,6 @@ def _follow(players: list[subprocess.Popen], load: Load) -> list[dict]:
                         results[number] = said
             bar.update(sum(appended) - bar.n)
     return results
-
-
-def _calls(handles: list) -> int:
-    import ray
-
-    return sum(ray.get(handle.state.remote())["calls"] for handle in handles)
 
 
 def _keep_on_one_core(pid: int, number: int) -> None:

@@ -146,7 +146,7 @@ class CpuLinear:
             self._onednn_mm = torch.ops._C.onednn_mm.default
             for count in range(1, min(SMALL_COUNT, self.row_class.largest) + 1):
                 missing = row_classes.padded(count, self.row_class, self.multiple) - count
-                self._padding[count] = torch.zeros(missing, self.shape[1], dtype=self.dtype) if missing else _NONE
+                self._padding[count] = torch.zeros(missing, self.shape[1], dtype=self.dtype) if missing else _NO_ROWS
         self._in_graphs = SimpleNamespace(n=self.shape[0], k=self.shape[1], handler_tensor=self._address)
         _linears[int(self._key)] = self
 
@@ -184,10 +184,10 @@ class CpuLinear:
             self.pack(weight)
         if x.dim() == 2 and (padding := self._padding.get(x.shape[0])) is not None and x.is_contiguous():
             # As below, and as ops.onednn_mm: a small layer would take half its time in their Python.
-            rows = x if padding is _NONE else torch.cat((x, padding))
+            rows = x if padding is _NO_ROWS else torch.cat((x, padding))
             result = rows.new_empty(rows.shape[0], self.shape[0])
             self._onednn_mm(result, rows, bias, self._address)
-            return result if padding is _NONE else result[: x.shape[0]]
+            return result if padding is _NO_ROWS else result[: x.shape[0]]
         rows = x.reshape(-1, self.shape[1]).contiguous()
         result = row_classes.multiply(_product(self._pack, weight, bias), rows, self.row_class, self.multiple)
         return result if x.dim() == 2 else result.reshape(*x.shape[:-1], self.shape[0])
@@ -251,7 +251,7 @@ def _product(pack, weight: torch.Tensor, bias: torch.Tensor | None) -> row_class
     return functools.partial(ops.onednn_mm, pack, bias=bias)
 
 
-_NONE = torch.empty(0)
+_NO_ROWS = torch.empty(0)
 _numbers = itertools.count()
 _old: "list[CpuLinear]" = []  # to be packed before a graph runs
 _linears: "weakref.WeakValueDictionary[int, CpuLinear]" = weakref.WeakValueDictionary()

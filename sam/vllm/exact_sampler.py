@@ -37,7 +37,7 @@ class _Rows:
         return values[index]
 
     @classmethod
-    @functools.cache
+    @functools.lru_cache(maxsize=8)  # a batch keeps its size for many steps
     def one_each(cls, requests: int) -> Self:
         """Rows of a step without drafts."""
         each = np.arange(requests)
