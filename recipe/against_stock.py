@@ -134,11 +134,13 @@ def set_environment(config: DictConfig) -> None:
 
 
 def bench_words(config: DictConfig, folder: Path, requests: int, rounds: int) -> list[str]:
-    """The command line of sam.bench for a run's config. Without seeds, as verl asks vLLM."""
+    """The command line of sam.bench for a run's config. Without seeds, as verl asks vLLM; a round is one batch, as one
+    generation round is: the recording has no other texts for more."""
     rollout = config.actor_rollout_ref.rollout
     return [
         *("--model", str(config.actor_rollout_ref.model.path), "--text", str(folder / "text.jsonl")),
-        *("--requests", str(requests), "--samples", str(rollout.n), "--temperature", str(rollout.temperature)),
+        *("--requests", str(requests), "--samples", str(rollout.n), "--responses", "1"),
+        *("--temperature", str(rollout.temperature)),
         *("--variants", STOCK, "off", config.speculation.method),
         *("--draft-tokens", str(config.speculation.num_speculative_tokens), *drafter_words(config.speculation)),
         *("--rounds", str(rounds), "--no-seeds", "--output", str(folder), "--resume"),

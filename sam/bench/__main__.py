@@ -19,13 +19,13 @@ from tqdm import tqdm
 
 from sam.bench.engine_process import EngineProcess, stop_all
 from sam.bench.environment import MEMORY, environment_of, vllm_version
-from sam.bench.loads import Group, check_prompts, group_sizes
+from sam.bench.loads import Group, check_prompts, groups_before
 from sam.bench.prompts import BUILT_IN, check_draft_model, check_texts, digest, model_config, read_prompts, tokenizer_of
 from sam.bench.recording import read_groups
 from sam.bench.report import bench_page
 from sam.bench.rounds import RoundsFile, measure, missing
 from sam.bench.settings import STOCK, Settings
-from sam.bench.table import as_text, recommendation, rows_of, verdicts_of, warnings_of
+from sam.bench.table import as_text, batches_in_words, recommendation, rows_of, verdicts_of, warnings_of
 from sam.command import run_command
 from sam.record.atomic import replacing
 
@@ -53,6 +53,7 @@ def parse(arguments: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--text", type=Path, help="recording or run directory whose responses all requests emit")
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 4, 24], help="loads: requests at once")
     parser.add_argument("--samples", type=int, default=8, help="requests of one prompt")
+    parser.add_argument("--responses", type=int, default=8, help="of a round at least: small loads run several batches")
     parser.add_argument("--max-tokens", type=int, help="of a response; 256, or with --text all of it")
     parser.add_argument("--temperature", type=float, default=1.0)
     variants = "stock off sam ngram suffix draft_model hybrid eagle3; sam-k2: drafts of 2 in every step; sam-paths4"
@@ -83,7 +84,7 @@ def prepare(options: argparse.Namespace, engine: list[str]) -> tuple[Settings, l
         raise ValueError(f"--rounds {options.rounds}: expected 1 or more")
     if options.text and options.prompts:
         raise ValueError("--text has its own prompts: leave --prompts out")
-    names = ("samples", "temperature", "draft_tokens", "ignore_eos", "requests", "variants")
+    names = ("samples", "responses", "temperature", "draft_tokens", "ignore_eos", "requests", "variants")
     vllm_version()
     config, tokenizer = model_config(options.model), tokenizer_of(options.model, engine)
     seeds = options.text is None if options.seeds is None else options.seeds
@@ -107,7 +108,7 @@ def prepare(options: argparse.Namespace, engine: list[str]) -> tuple[Settings, l
 
 def read_input(options: argparse.Namespace, tokenizer: Path | None) -> tuple[list[Group], str, list[str]]:
     """Groups, their name, and what to know of them."""
-    needed = sum(len(group_sizes(load, options.samples)) for load in options.requests) * (options.rounds + 1)
+    needed = groups_before(options.requests, options.samples, options.responses, options.rounds + 1)
     if options.text:
         folder = None if tokenizer is None else str(tokenizer)
         groups, notes = read_groups(options.text, folder, options.requests, options.samples, options.max_tokens)
@@ -187,6 +188,7 @@ def shown(result: dict[str, Any], settings: Settings) -> str:
     if not result["rows"]:
         return "nothing is measured yet"
     lines = [as_text(result["rows"], settings)]
+    lines.append(f"batches of a round, one after another: {batches_in_words(settings)}")
     lines.append("all requests carry seeds" if settings.seeds else "no request carries a seed")
     if settings.text:
         lines.append(f"all requests emit the responses of {settings.text}, whatever the logits say")

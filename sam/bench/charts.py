@@ -15,6 +15,7 @@ COLORS = {
 SAM_COLORS = ("#56B4E9", "#0072B2", "#CC79A7")
 MEANS = 80
 SIZE = (4.6, 3.1)  # inches; a page sets several side by side
+Recorded = dict[tuple[int, str], list[dict[str, Any]]]  # what happened step by step in each batch, by load and variant
 
 
 def color_of(variant: str) -> str:
@@ -46,17 +47,14 @@ def ratios(rows: list[dict[str, Any]], settings: Settings):
     return figure
 
 
-def step_costs(recorded: dict[tuple[int, str], dict[str, Any]]):
-    """Median milliseconds of a step by the tokens that it took through the model; None without such steps.
-
-    Args:
-        recorded: what happened step by step, by load and variant.
-    """
+def step_costs(recorded: Recorded):
+    """Median milliseconds of a step by the tokens that it took through the model; None without such steps."""
     figure = new_figure(*SIZE)
     axes = figure.subplots()
     drawn = False
     for variant in dict.fromkeys(variant for _, variant in recorded):
-        pairs = [_tokens_and_ms(one) for (_, its), one in recorded.items() if its == variant]
+        batches = [batch for (_, its), batches in recorded.items() if its == variant for batch in batches]
+        pairs = [_tokens_and_ms(batch) for batch in batches]
         tokens, ms = (np.concatenate(column) for column in zip(*pairs, strict=True))
         if not len(tokens):
             continue
@@ -71,50 +69,65 @@ def step_costs(recorded: dict[tuple[int, str], dict[str, Any]]):
     return figure if drawn else None
 
 
-def _tokens_and_ms(recorded: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens through the model and milliseconds of each step without prompts."""
-    if (columns := recorded.get("columns")) is not None:
+def _tokens_and_ms(batch: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens through the model and milliseconds of each step of a batch without prompts."""
+    if (columns := batch.get("columns")) is not None:
         keep = np.array(columns["prefilling"], dtype=int) == 0
         keep[:1] = False  # from the first request's arrival
         tokens = np.array(columns["running"], dtype=int) + np.array(columns["drafted"], dtype=int)
         return tokens[keep], np.array(columns["step_ms"], dtype=float)[keep]
-    ends, unfinished = np.array(recorded["ends"], dtype=float), np.array(recorded["unfinished"], dtype=int)
+    ends, unfinished = np.array(batch["ends"], dtype=float), np.array(batch["unfinished"], dtype=int)
     # The step behind the end before; with the first one the prompts are computed.
     return unfinished[:-1], np.diff(ends) * 1e3
 
 
-def running(recorded: dict[tuple[int, str], dict[str, Any]], requests: int):
-    """Unfinished requests over time at one load; below it, the draft tokens of each step that were accepted."""
+def running(recorded: Recorded, requests: int):
+    """Unfinished requests over time at one load, batch after batch."""
     figure = new_figure(*SIZE)
     axes = figure.subplots()
-    for (load, variant), one in recorded.items():
+    for (load, variant), batches in recorded.items():
         if load == requests:
-            ends, unfinished = [0.0, *one["ends"]], [requests, *one["unfinished"]]
+            ends, unfinished = _unfinished(batches, requests)
             style = "--" if variant == STOCK else "-"
             axes.step(ends, unfinished, style, where="post", linewidth=1.2, color=color_of(variant), label=variant)
     _over_time(axes, "unfinished requests", f"at {in_requests(requests)}")
     return figure
 
 
-def drafts(recorded: dict[str, Any], requests: int, variant: str):
+def _unfinished(batches: list[dict[str, Any]], requests: int) -> tuple[list[float], list[int]]:
+    """Seconds, and the unfinished requests from then on; a batch starts when the one before has ended."""
+    seconds, unfinished = [], []
+    for batch in batches:
+        start = seconds[-1] if seconds else 0.0
+        seconds += [start, *(start + end for end in batch["ends"])]
+        unfinished += [requests, *batch["unfinished"]]
+    return seconds, unfinished
+
+
+def drafts(batches: list[dict[str, Any]], requests: int, variant: str):
     """Draft tokens verified in a step of one run, and how many of them were accepted; None without drafts.
 
     Where there are more than MEANS steps, means of as many spans of steps.
     """
-    columns = recorded.get("columns")
-    if columns is None or not any(columns["drafted"]):
+    drafted = _column(batches, "drafted")
+    if not drafted.any():
         return None
     figure = new_figure(*SIZE)
     axes = figure.subplots()
-    seconds = np.cumsum(columns["step_ms"]) / 1e3
+    seconds = np.cumsum(_column(batches, "step_ms")) / 1e3
     spans = np.array_split(np.arange(len(seconds)), min(MEANS, len(seconds)))
     ends = [seconds[span[-1]] for span in spans]
-    for name, color in (("drafted", "#cccccc"), ("accepted", color_of(variant))):
-        means = [np.mean(np.array(columns[name])[span]) for span in spans]
-        label = "verified" if name == "drafted" else name
+    accepted = _column(batches, "accepted")
+    for label, tokens, color in (("verified", drafted, "#cccccc"), ("accepted", accepted, color_of(variant))):
+        means = [np.mean(tokens[span]) for span in spans]
         axes.fill_between([0.0, *ends], [means[0], *means], step="pre", color=color, linewidth=0, label=label)
     _over_time(axes, "draft tokens in a step", f"{variant} at {in_requests(requests)}")
     return figure
+
+
+def _column(batches: list[dict[str, Any]], name: str) -> np.ndarray:
+    """A value of each step of all batches; empty for stock."""
+    return np.concatenate([batch.get("columns", {}).get(name, []) for batch in batches])
 
 
 def _over_time(axes, label: str, title: str) -> None:

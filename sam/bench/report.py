@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from sam.bench import charts, followed
+from sam.bench.charts import Recorded
 from sam.bench.settings import STOCK, Settings
-from sam.bench.table import engines_of, split_of_step
+from sam.bench.table import batches_in_words, engines_of, split_of_step
 from sam.bench.verdict import in_requests
 from sam.page import chart, page, paragraph, side_by_side, table, verbatim
 
@@ -15,7 +16,6 @@ HEADER = (
     "drafted", "accepted", "{}",
 )  # fmt: skip
 ENGINES = ("variant", "start-up s", "memory MiB", "schedules", "replayed a graph")
-Recorded = dict[tuple[int, str], dict[str, Any]]
 
 
 def bench_page(result: dict[str, Any], settings: Settings, recorded: Recorded, tokenizer: Path | None) -> str:
@@ -23,7 +23,7 @@ def bench_page(result: dict[str, Any], settings: Settings, recorded: Recorded, t
 
     Args:
         result: as result.json has it.
-        recorded: what happened step by step in the first round, by load and variant.
+        recorded: what happened step by step in each batch of the first round, by load and variant.
         tokenizer: folder, for the response as text.
     """
     model = Path(settings.model).name
@@ -53,7 +53,7 @@ def _charts(rows: list[dict], settings: Settings, recorded: Recorded) -> list[st
         found.append(chart(figure, "milliseconds of a step by its tokens", caption))
     loads = sorted({load for load, _ in recorded})
     for load in [load for load in loads if load > 1] or loads:
-        caption = "The first round: who ends earlier is faster."
+        caption = "The first round, batch after batch: who ends earlier is faster."
         found.append(chart(charts.running(recorded, load), f"requests over time at {in_requests(load)}", caption))
     for load in loads:
         if (one := recorded.get((load, "sam"))) and (figure := charts.drafts(one, load, "sam")) is not None:
@@ -97,9 +97,10 @@ def _split(rows: list[dict]) -> str:
 def _response(
     settings: Settings, recorded: Recorded, decode: Callable[[list[int]], list[str]]
 ) -> list[tuple[str, str]]:
-    """The first request of the largest load in which sam drafted for it."""
-    for load in sorted(settings.requests, reverse=True):
-        steps = (recorded.get((load, "sam")) or {}).get("followed") or []
+    """The first request of a batch, of the largest load in which sam drafted for it."""
+    places = [(load, batch) for load in settings.requests for batch in recorded.get((load, "sam"), [])]
+    for load, batch in sorted(places, key=lambda place: -place[0]):
+        steps = batch.get("followed") or []
         if any(draft for draft, _ in steps):
             tokens = followed.tokens_of(steps, settings.max_tokens)
             text = paragraph(followed.summary(tokens)) + followed.as_html(tokens, decode)
@@ -113,6 +114,7 @@ def _what(result: dict[str, Any], settings: Settings) -> str:
         f"model        {settings.model}",
         f"vLLM         {result['vllm']}, {' '.join(settings.engine) or 'no further arguments'}",
         f"loads        {' '.join(map(str, settings.requests))} requests, {settings.samples} of a prompt, {source}",
+        f"batches      {batches_in_words(settings)}, one after another in a round",
         f"sampling     temperature {settings.temperature}, {'seeds' if settings.seeds else 'no seeds'}",
         f"variants     {' '.join(settings.variants)}, drafts of at most {settings.draft_tokens} tokens",
     ]

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from sam.bench.engine_process import EngineProcess
-from sam.bench.loads import WARM_UP, Group, requests_of
+from sam.bench.loads import WARM_UP, Group, batches_of
 from sam.bench.settings import Settings
+from sam.bench.table import sum_of_replays
 from sam.record.atomic import replacing
 
 # A worker process of vLLM's goes on polling for a second after its last step, and would take a core from the next.
@@ -49,17 +50,20 @@ class RoundsFile:
             file.write(json.dumps(line) + "\n")
         self.lines.append(line)
 
-    def record(self, requests: int, variant: str, recorded: dict[str, Any]) -> None:
-        """Keep what happened step by step at a load of `requests`."""
+    def record(self, requests: int, variant: str, recorded: list[dict[str, Any]]) -> None:
+        """Keep what happened step by step in each batch at a load of `requests`."""
         path = self._recorded(requests, variant)
         path.parent.mkdir(exist_ok=True)
         with replacing(path) as partial:
             partial.write_text(json.dumps(recorded) + "\n")
 
-    def recorded(self, requests: int, variant: str) -> dict[str, Any] | None:
+    def recorded(self, requests: int, variant: str) -> list[dict[str, Any]] | None:
         """What `record` kept; None before it has."""
         path = self._recorded(requests, variant)
-        return json.loads(path.read_text()) if path.is_file() else None
+        if not path.is_file():
+            return None
+        kept = json.loads(path.read_text())
+        return kept if isinstance(kept, list) else [kept]  # an earlier version's, of one batch
 
     def _recorded(self, requests: int, variant: str) -> Path:
         return self._path.parent / "recorded" / f"{requests}-{variant}.json"
@@ -129,6 +133,36 @@ def _run(
     engine: EngineProcess, settings: Settings, groups: list[Group], round_: int, load: int, rest: float
 ) -> dict[str, Any]:
     time.sleep(rest)
-    requests = requests_of(settings.requests, load, round_, settings.samples, groups, settings.seeds)
-    command = {"run": requests, "sampling": settings.sampling(), "record": round_ == RECORDED_ROUND}
-    return engine.ask(command) | {"start_s": engine.start_s}
+    common = {"sampling": settings.sampling(), "record": round_ == RECORDED_ROUND}
+    batches = batches_of(settings, load, round_, groups)
+    return joined([engine.ask({"run": batch, **common}) for batch in batches]) | {"start_s": engine.start_s}
+
+
+def joined(batches: list[dict[str, Any]]) -> dict[str, Any]:
+    """One run of the batches that an engine ran one after another.
+
+    Args:
+        batches: as sam.vllm.bench.engine.BenchEngine.run returns each.
+
+    Returns:
+        The same names: sums, so that time between batches is not in `seconds`; of `memory_mib` the most; `responses` of
+        all; `recorded` a list of each batch's. `batch_seconds`: of each batch.
+    """
+    run = {name: _joined(name, batches) for name in batches[0]}
+    return run | {"batch_seconds": [batch["seconds"] for batch in batches]}
+
+
+def _joined(name: str, batches: list[dict[str, Any]]) -> Any:
+    values = [batch[name] for batch in batches]
+    match name:
+        case "recorded":
+            return values
+        case "responses":
+            return [response for responses in values for response in responses]
+        case "memory_mib":
+            return max(values)
+        case "asynchronous":
+            return values[-1]
+        case "replays":
+            return sum_of_replays(batches)
+    return None if None in values else round(sum(values), 6)

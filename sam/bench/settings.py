@@ -28,6 +28,7 @@ class Settings:
         prompts: digest of the prompts' tokens, and of those of forced responses.
         requests: loads, in requests that start together.
         samples: requests of one prompt.
+        responses: least responses of a round; a load of fewer requests runs in several batches.
         max_tokens: longest response, in tokens.
         text: name of the recording whose responses are forced, or None.
         has_tokenizer: whether the model has one.
@@ -47,6 +48,7 @@ class Settings:
     prompts: str
     requests: list[int]
     samples: int
+    responses: int
     max_tokens: int
     temperature: float
     variants: list[str]
@@ -59,7 +61,7 @@ class Settings:
     draft_model: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("samples", "max_tokens"):
+        for name in ("samples", "responses", "max_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: expected 1 or more")
         if min(self.requests) < 1 or len(set(self.requests)) < len(self.requests):
@@ -104,9 +106,10 @@ class Settings:
 
     def difference(self, other: dict[str, Any]) -> str | None:
         """The first setting in which an earlier measurement differs, in words; None where all are equal."""
+        earlier = {"responses": 1} | other  # rounds of earlier versions are one batch
         for name, value in asdict(self).items():
-            if other.get(name) != value:
-                return f"{name.replace('_', '-')} was {other.get(name)}, now {value}"
+            if earlier.get(name) != value:
+                return f"{name.replace('_', '-')} was {earlier.get(name)}, now {value}"
         return None
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from sam.bench.loads import batch_count
 from sam.bench.settings import Settings, speculation_of
 from sam.bench.verdict import GO, NO_GO, NOISY, Verdict, decide, in_requests, median_interval
 
@@ -65,7 +66,7 @@ def _row(requests: int, variant: str, rounds: list[dict], settings: Settings) ->
         "memory_mib": max(run["memory_mib"] for run in runs),
         "start_s": middle((run["start_s"] for run in runs), 1),
         "asynchronous": runs[-1]["asynchronous"],
-        "replays": _replays(runs),
+        "replays": sum_of_replays(runs),
     }  # fmt: skip
 
 
@@ -78,7 +79,8 @@ def _sum_if_counted(runs: list[dict], name: str) -> int | None:
     return sum(run[name] for run in runs) if all(run[name] is not None for run in runs) else None
 
 
-def _replays(runs: list[dict[str, Any]]) -> dict[str, tuple[int, int]] | None:
+def sum_of_replays(runs: list[dict[str, Any]]) -> dict[str, tuple[int, int]] | None:
+    """`replays` of all runs together, as EngineSteps has it; None where one does not tell."""
     parts = [run.get("replays") for run in runs]  # stock does not tell, nor do rounds of an earlier version
     if None in parts:
         return None
@@ -191,6 +193,12 @@ def as_text(rows: list[dict[str, Any]], settings: Settings) -> str:
     return "\n".join(lines)
 
 
+def batches_in_words(settings: Settings) -> str:
+    """The batches of a round, of each load."""
+    counts = [(batch_count(load, settings.responses), in_requests(load)) for load in settings.requests]
+    return ", ".join(f"{count} of {load}" for count, load in counts)
+
+
 def engines_of(rows: list[dict[str, Any]]) -> list[tuple[str, str, str, str, str]]:
     """Each variant's seconds to start, most MiB, how it schedules, and its steps that replayed a graph, by phase."""
     found = []
@@ -198,7 +206,7 @@ def engines_of(rows: list[dict[str, Any]]) -> list[tuple[str, str, str, str, str
         its = [row for row in rows if row["variant"] == variant]
         start, memory = f"{its[-1]['start_s']:.1f}", f"{max(row['memory_mib'] for row in its):.0f}"
         scheduling = "asynchronously" if its[-1]["asynchronous"] else "step by step"
-        found.append((variant, start, memory, scheduling, _graphs(_replays(its), variant)))
+        found.append((variant, start, memory, scheduling, _graphs(sum_of_replays(its), variant)))
     return found
 
 

@@ -67,6 +67,7 @@ def test_engines_emit_the_first_round_of_steps_spread_over_the_run(run, tmp_path
     assert engine[engine.index("--max-model-len") + 1] == "640" and "--enforce-eager" in engine
     assert "--seed" not in engine and "--load-format" not in engine and "dummy" not in engine
     assert found.settings["seeds"] is False and found.settings["draft_tokens"] == 8
+    assert found.settings["responses"] == 1  # a round is a generation round, however small
     assert len({json.dumps(row) for row in rows}) == 8  # no text comes again
     before = (tmp_path / "pids").read_text()
     assert main([str(run), "--rounds", "3"]) == 0  # nothing is missing: no engine is started

@@ -33,15 +33,8 @@ def bench(tmp_path, monkeypatch):
     def run(*arguments, model=model, prompts=prompts, **fake):
         seconds = {"stock": 1.0, "off": 0.95, "sam": 0.7} | fake.pop("seconds", {})
         monkeypatch.setenv("FAKE", json.dumps({"seconds": seconds, "leaves": str(tmp_path / "pids"), **fake}))
-        common = [
-            "--model",
-            model,
-            *(["--prompts", prompts] if prompts else []),
-            "--output",
-            tmp_path / "out",
-            "--max-tokens",
-            16,
-        ]
+        asked = ["--prompts", prompts] if prompts else []
+        common = ["--model", model, *asked, "--output", tmp_path / "out", "--max-tokens", 16]
         return main([*map(str, common), "--requests", "1", "4", *arguments])
 
     return run
@@ -61,7 +54,8 @@ def test_a_measurement(bench, tmp_path, capsys):
     assert bench("--dtype", "float32") == 0
     text = capsys.readouterr().out
     assert "go: 1.43x (1.43-1.43) at 1 request\ngo: 1.43x (1.43-1.43) at 4 requests\nspeculation=sam " in text
-    assert "15 of 15" not in text and "12 of 12" in text  # 3 rounds of 4 requests
+    assert text.count("24 of 24") == 4  # 3 rounds of 8 responses at each load; stock has other tokens
+    assert "batches of a round, one after another: 8 of 1 request, 2 of 4 requests\n" in text
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["settings"]["engine"] == ["--dtype", "float32"]
     assert result["verdicts"]["4"]["answer"] == "go" and result["rows"][2]["acceptance_length"] == 2.0
@@ -85,11 +79,11 @@ def test_forced_text(bench, tmp_path, capsys):
     assert bench(*forced, "--rounds", "1", prompts=None) == 0
     text = capsys.readouterr().out
     assert "1 of 3 prompts have fewer than 4 responses and are left out" in text
-    assert "has 2 groups, all rounds need 4: texts come again" in text
-    assert "all requests emit the responses of rollouts.jsonl" in text and "4 of 4" in text
+    assert "has 2 groups, all rounds need 12: texts come again" in text  # a batch each, and then 8 and 2
+    assert "all requests emit the responses of rollouts.jsonl" in text and "8 of 8" in text
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["settings"]["max_tokens"] == 16 and result["settings"]["ignore_eos"]  # --max-tokens cuts
-    assert {row["as_recorded"] for row in result["rows"]} == {1, 4}
+    assert {row["as_recorded"] for row in result["rows"]} == {8}
     assert not result["settings"]["seeds"]  # they would change no token, and slow stock down on a CPU
 
 
@@ -140,8 +134,9 @@ def test_more_rounds_later(bench, tmp_path, capsys):
     assert bench("--rounds", "4", "--resume") == 0  # nothing is missing: no engine is started
     assert (tmp_path / "pids").read_text() == before
     capsys.readouterr()
-    assert bench("--resume", "--samples", "2") == 2
-    assert "samples was 8, now 2" in capsys.readouterr().err
+    for setting in ("samples", "responses"):
+        assert bench("--resume", f"--{setting}", "2") == 2
+        assert f"{setting} was 8, now 2" in capsys.readouterr().err
 
 
 def test_ctrl_c_keeps_what_is_measured(bench, tmp_path, capsys, monkeypatch):
@@ -150,7 +145,7 @@ def test_ctrl_c_keeps_what_is_measured(bench, tmp_path, capsys, monkeypatch):
 
         def ask(self, words):
             Interrupted.asked += 1
-            if Interrupted.asked == 3 + 6 + 4:  # starts, warm-ups, the first load's round, and then
+            if Interrupted.asked == 3 + 6 + 24 + 2:  # starts, warm-ups, the first load's round, a batch, and then
                 raise KeyboardInterrupt
             return super().ask(words)
 
@@ -188,6 +183,7 @@ def test_an_engine_that_refuses_or_dies_ends_all(bench, tmp_path, capsys, fake, 
         (["--variants", "stock", "eagle"], "--variants eagle"),
         (["--variants", "stock", "hybrid"], "--variants hybrid: it needs --draft-model DIR, the folder of a draft"),
         (["--rounds", "0"], "--rounds 0: expected 1 or more"),
+        (["--responses", "0"], "--responses 0: expected 1 or more"),
         (["--requests", "few"], "argument --requests: invalid int value: 'few'"),
         (["--max-tokens", "63"], "prompt 1 has 2 tokens, with --max-tokens 63 that is more than the 64"),
         (["--max-model-len", "8"], "more than the 8 that the model takes"),
@@ -257,7 +253,7 @@ def test_a_draft_model_takes_part(bench, tmp_path, capsys):
     variants = ["--variants", "off", "sam", "draft_model", "hybrid"]
     assert bench(*variants, "--draft-model", str(draft), seconds={"draft_model": 0.8, "hybrid": 0.5}) == 0
     text = capsys.readouterr().out
-    assert "draft_model" in text and text.count("12 of 12") == 4  # identical tokens, off itself included
+    assert "draft_model" in text and text.count("24 of 24") == 8  # identical tokens, off itself included
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["settings"]["draft_model"] == str(draft)
     ratios = {row["variant"]: row["ratio"] for row in result["rows"] if row["requests"] == 4}

@@ -2,14 +2,24 @@
 
 import pytest
 
-from sam.bench.loads import Group, check_prompts, group_sizes, requests_of
+from sam.bench.loads import WARM_UP, Group, batches_of, check_prompts, group_sizes, groups_before
+from tests.sam.bench.test_settings import settings
 
 LOADS = [1, 4, 12]
 PROMPTS = [Group([number]) for number in range(100)]
 
 
-def requests(number, round_, seeds=True, prompts=PROMPTS):
-    return requests_of(LOADS, number, round_, 8, prompts, seeds)
+def batches(number, round_, seeds=True, prompts=PROMPTS, responses=8):
+    return batches_of(settings(requests=LOADS, samples=8, responses=responses, seeds=seeds), number, round_, prompts)
+
+
+def requests(number, round_, **others):
+    """Of all batches."""
+    return [row for rows in batches(number, round_, **others) for row in rows]
+
+
+def prompts_of(rows):
+    return {row["prompt_token_ids"][0] for row in rows}
 
 
 def test_a_load_is_prompts_times_samples():
@@ -18,18 +28,40 @@ def test_a_load_is_prompts_times_samples():
     assert group_sizes(8, 8) == [8]
 
 
-def test_no_round_repeats_a_prompt_or_a_seed_of_another():
-    runs = [requests(number, round_) for round_ in range(5) for number in range(3)]
+def test_a_round_of_a_small_load_is_several_batches_of_other_prompts():
+    first = 1 + 1 + 2  # one batch of each load to warm up
+    assert [prompts_of(rows) for rows in batches(0, 1)] == [{first + batch} for batch in range(8)]
+    assert [len(rows) for rows in batches(0, 1)] == [1] * 8
+    assert [[row["prompt_token_ids"] for row in rows] for rows in batches(1, 1)] == [[[12]] * 4, [[13]] * 4]
+    assert [len(rows) for rows in batches(2, 1)] == [12]
+    assert prompts_of(requests(0, 2)) == set(range(16, 24))
+
+
+def test_as_many_batches_as_give_enough_responses():
+    assert [len(batches(1, 1, responses=least)) for least in (1, 4, 5, 9)] == [1, 1, 2, 3]
+    assert [len(batches(number, WARM_UP)) for number in range(3)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("responses", [1, 8, 30])
+def test_no_batch_repeats_a_prompt_or_a_seed_of_another(responses):
+    needed = groups_before(LOADS, 8, responses, 5)
+    just_enough = [Group([number]) for number in range(needed)]
+    runs = [
+        rows
+        for round_ in range(5)
+        for number in range(3)
+        for rows in batches(number, round_, prompts=just_enough, responses=responses)
+    ]
     seeds = [row["seed"] for rows in runs for row in rows]
     assert len(set(seeds)) == len(seeds)
-    prompts = [{row["prompt_token_ids"][0] for row in rows} for rows in runs]
-    assert sum(map(len, prompts)) == len(set.union(*prompts))
+    prompts = [prompts_of(rows) for rows in runs]
+    assert sum(map(len, prompts)) == len(set.union(*prompts)) == needed
 
 
 def test_few_prompts_come_again_with_other_seeds():
     few = PROMPTS[:4]
     first, again = requests(2, 0, prompts=few), requests(2, 1, prompts=few)
-    assert {row["prompt_token_ids"][0] for row in first} == {2, 3} == {row["prompt_token_ids"][0] for row in again}
+    assert prompts_of(first) == {2, 3} and prompts_of(again) == {2, 3}
     assert not {row["seed"] for row in first} & {row["seed"] for row in again}
 
 
@@ -50,4 +82,5 @@ def test_forced_responses_come_with_their_prompt():
     rows = requests(2, 0, prompts=groups)
     assert [row["response"] for row in rows] == [[2, i] for i in range(8)] + [[0, i] for i in range(4)]
     assert len({row["seed"] for row in rows}) == 12
+    assert [row["response"] for row in requests(1, 1, prompts=groups)] == [[n, i] for n in (0, 1) for i in range(4)]
     assert groups[1].longest_text(1) == 3 and Group([1, 2]).longest_text(5) == 7

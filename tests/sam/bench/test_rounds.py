@@ -6,7 +6,7 @@ import pytest
 
 from sam.bench import rounds as module
 from sam.bench.loads import Group
-from sam.bench.rounds import RoundsFile, measure, missing, turns
+from sam.bench.rounds import RoundsFile, joined, measure, missing, turns
 from tests.sam.bench.test_settings import settings
 
 
@@ -21,7 +21,7 @@ class Engine:
 
     def ask(self, command):
         self.log.append((self.variant, len(command["run"]), [row["seed"] for row in command["run"]]))
-        return {"seconds": 1.0}
+        return {"seconds": 1.0} | ({"recorded": {"ends": [1.0]}} if command["record"] else {})
 
 
 @pytest.fixture
@@ -34,8 +34,14 @@ def run(file, rounds):
     log, said = [], []
     engines = {variant: Engine(variant, log) for variant in settings().variants}
     measure(engines, settings(), [Group([1]), Group([2]), Group([3])], file, rounds, said.append)
-    assert len(said) == len(log)
+    assert len(said) == runs_of(log)
     return log
+
+
+def runs_of(log):
+    """Number of runs; four batches of one request are one, but for the warm-up's."""
+    ones = sum(requests == 1 for _, requests, _ in log)
+    return len(log) - ones + (3 + (ones - 3) // 4 if ones else 0)
 
 
 def test_variants_take_turns_and_are_warmed_up(path):
@@ -44,9 +50,35 @@ def test_variants_take_turns_and_are_warmed_up(path):
     order = [(variant, requests) for variant, requests, _ in log]
     one = [("stock", 1), ("off", 1), ("sam", 1)]
     eight = [("stock", 8), ("off", 8), ("sam", 8)]
-    assert order == [*one, *eight, *one, *eight, *one[1:], one[0], *eight[1:], eight[0]]
+    batches = [[place] * 4 for place in one]  # of one request, one after another
+    first, second = sum(batches, []), sum(batches[1:] + batches[:1], [])
+    assert order == [*one, *eight, *first, *eight, *second, *eight[1:], eight[0]]
     assert [line["requests"] for line in file.lines] == [1, 8, 1, 8]
-    assert file.lines[0]["runs"]["sam"] == {"seconds": 1.0, "start_s": 2.5}
+    assert file.lines[0]["runs"]["sam"] == {"seconds": 4.0, "batch_seconds": [1.0] * 4, "start_s": 2.5}
+    assert file.lines[1]["runs"]["sam"] == {"seconds": 1.0, "batch_seconds": [1.0], "start_s": 2.5}
+    assert file.recorded(1, "sam") == [{"ends": [1.0]}] * 4 and file.recorded(8, "sam") == [{"ends": [1.0]}]
+
+
+def test_batches_make_one_run():
+    one = {
+        "seconds": 1.25, "steps": 10, "tokens": 30, "responses": ["a", "b"], "as_recorded": 2, "asynchronous": True,
+        "memory_mib": 90.0, "drafted": 5, "forward_ms": 7.5, "replays": {"with_drafts": [1, 2]},
+        "recorded": {"ends": []},
+    }  # fmt: skip
+    other = one | {"seconds": 2.5, "responses": ["a", "c"], "memory_mib": 80.0, "replays": {"with_drafts": [3, 4]}}
+    assert joined([one, other]) == {
+        "seconds": 3.75, "steps": 20, "tokens": 60, "responses": ["a", "b", "a", "c"], "as_recorded": 4,
+        "asynchronous": True, "memory_mib": 90.0, "drafted": 10, "forward_ms": 15.0, "replays": {"with_drafts": (4, 6)},
+        "recorded": [{"ends": []}] * 2, "batch_seconds": [1.25, 2.5],
+    }  # fmt: skip
+    untold = {"as_recorded": None, "drafted": None, "forward_ms": None, "replays": None}
+    assert joined([one | untold, other | untold]).items() >= untold.items()
+
+
+def test_what_an_earlier_version_recorded_is_one_batch(path):
+    file = RoundsFile(path, settings(), resume=False)
+    file.record(1, "sam", {"ends": [1.0]})
+    assert file.recorded(1, "sam") == [{"ends": [1.0]}] and file.recorded(1, "off") is None
 
 
 def test_there_is_a_rest_between_runs_where_an_engine_has_workers(path, monkeypatch):
@@ -62,8 +94,8 @@ def test_there_is_a_rest_between_runs_where_an_engine_has_workers(path, monkeypa
 
 def test_all_variants_get_the_same_requests_in_a_round(path):
     log = run(RoundsFile(path, settings(), resume=False), 2)
-    for first in range(0, len(log), 3):
-        assert log[first][1:] == log[first + 1][1:] == log[first + 2][1:]
+    by_variant = {name: [rest for variant, *rest in log if variant == name] for name in settings().variants}
+    assert by_variant["stock"] == by_variant["off"] == by_variant["sam"]
     assert len({tuple(seeds) for _, _, seeds in log}) == len(log) // 3
 
 

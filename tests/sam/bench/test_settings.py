@@ -9,8 +9,9 @@ from sam.bench.settings import Settings, engine_names, engine_value, speculation
 from sam.config import SpeculationConfig
 
 COMMON = {
-    "model": "/model", "prompts": "digest", "requests": [1, 8], "samples": 4, "max_tokens": 16, "temperature": 1.0,
-    "variants": ["stock", "off", "sam"], "draft_tokens": 8, "ignore_eos": False, "seeds": True, "engine": [],
+    "model": "/model", "prompts": "digest", "requests": [1, 8], "samples": 4, "responses": 4, "max_tokens": 16,
+    "temperature": 1.0, "variants": ["stock", "off", "sam"], "draft_tokens": 8, "ignore_eos": False, "seeds": True,
+    "engine": [],
 }  # fmt: skip
 
 
@@ -22,6 +23,7 @@ def settings(**changed) -> Settings:
     "changed, message",
     [
         ({"samples": 0}, "--samples 0: expected 1 or more"),
+        ({"responses": 0}, "--responses 0: expected 1 or more"),
         ({"max_tokens": -1}, "--max-tokens -1"),
         ({"requests": [4, 4]}, "--requests 4 4"),
         ({"requests": [0]}, "--requests 0"),
@@ -103,6 +105,13 @@ def test_a_difference_is_named():
     earlier = vars(settings())
     assert settings().difference(earlier) is None
     assert settings(max_tokens=32).difference(earlier) == "max-tokens was 16, now 32"
+    assert settings(responses=8).difference(earlier) == "responses was 4, now 8"
+
+
+def test_rounds_of_an_earlier_version_were_one_batch():
+    earlier = {name: value for name, value in vars(settings()).items() if name != "responses"}
+    assert settings(responses=1).difference(earlier) is None
+    assert settings().difference(earlier) == "responses was 1, now 4"
 
 
 def plugin(name, value, group="vllm.general_plugins"):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sam.bench.charts import ratios, running, step_costs
-from sam.bench.table import as_text, recommendation, rows_of, split_of_step, verdicts_of, warnings_of
+from sam.bench.charts import drafts, ratios, running, step_costs
+from sam.bench.table import as_text, batches_in_words, recommendation, rows_of, split_of_step, verdicts_of, warnings_of
 from sam.bench.verdict import GO, NO_GO, NOISY, decide
 from tests.sam.bench.test_settings import settings
 
@@ -143,11 +143,35 @@ def test_step_costs_leave_out_prompts_and_the_first_step():
     columns = {"prefilling": [1, 0, 0, 0], "running": [4, 4, 4, 2], "drafted": [0, 0, 8, 2], "step_ms": [9, 1, 3, 2]}
     ours = {"ends": [0.9], "unfinished": [0], "columns": columns}
     stock = {"ends": [0.5, 0.6, 0.8], "unfinished": [4, 4, 0]}
-    figure = step_costs({(4, "stock"): stock, (4, "sam"): ours})
+    figure = step_costs({(4, "stock"): [stock], (4, "sam"): [ours]})
     lines = {line.get_label(): line.get_xydata().round(3).tolist() for line in figure.axes[0].get_lines()}
     assert lines == {"stock": [[4, 150.0]], "sam": [[4, 1.5], [12, 3.0]]}
-    (axes,) = running({(4, "stock"): stock, (4, "sam"): ours}, 4).axes
+    (axes,) = running({(4, "stock"): [stock], (4, "sam"): [ours]}, 4).axes
     assert axes.get_lines()[0].get_xydata().tolist() == [[0, 4], [0.5, 4], [0.6, 4], [0.8, 0]]
+
+
+def test_pictures_of_several_batches():
+    """Each batch's first step is left out of the costs, and over time they follow one another."""
+    columns = {
+        "prefilling": [0] * 3, "running": [2, 2, 1], "drafted": [0, 4, 0], "accepted": [0, 1, 0],
+        "step_ms": [500, 4, 6],
+    }  # fmt: skip
+    one, other = ({"ends": [0.5, 0.504, end], "unfinished": [2, 1, 0], "columns": columns} for end in (0.51, 0.52))
+    stock = [{name: batch[name] for name in ("ends", "unfinished")} for batch in (one, other)]
+    figure = step_costs({(2, "stock"): stock, (2, "sam"): [one, other]})
+    lines = {line.get_label(): line.get_xydata().round(3).tolist() for line in figure.axes[0].get_lines()}
+    assert lines == {"stock": [[1, 11.0], [2, 4.0]], "sam": [[1, 6.0], [6, 4.0]]}
+    (axes,) = running({(2, "stock"): stock}, 2).axes
+    assert axes.get_lines()[0].get_xydata().round(3).tolist() == [
+        [0, 2], [0.5, 2], [0.504, 1], [0.51, 0], [0.51, 2], [1.01, 2], [1.014, 1], [1.03, 0],
+    ]  # fmt: skip
+    (axes,) = drafts([one, other], 2, "sam").axes
+    assert axes.get_xlim()[1] > 1.0 and drafts(stock, 2, "stock") is None
+
+
+def test_batches_of_a_round_are_told():
+    words = batches_in_words(settings(requests=[1, 6, 24], responses=8))
+    assert words == "8 of 1 request, 2 of 6 requests, 1 of 24 requests"
 
 
 def test_who_loses_asynchronous_scheduling_is_named():

@@ -43,9 +43,9 @@ def test_stock_off_and_sam(inputs, tmp_path, capsys, monkeypatch):
     assert result["warnings"] == []
     for requests in (2, 8):
         stock, off, sam = (rows[variant, requests] for variant in ("stock", "off", "sam"))
-        assert sam["identical"] == requests and sam["responses"] == requests
+        assert sam["identical"] == sam["responses"] == 8  # four batches of 2
         assert stock["drafted"] is None and off["drafted"] == 0
-        assert stock["steps"] == off["steps"] == 160
+        assert stock["steps"] == off["steps"] == 160 * 8 // requests
         assert min(row["seconds"] for row in (stock, off, sam)) > 0 and stock["memory_mib"] > 100
     assert rows["sam", 8]["accepted"] > 0 and rows["sam", 8]["acceptance_length"] > 1
     assert rows["sam", 8]["steps"] < 160
@@ -63,15 +63,16 @@ def test_a_draft_model_alone_and_beside_sam(inputs, tmp_path, capsys, monkeypatc
     rows = {row["variant"]: row for row in result["rows"]}
     assert result["warnings"] == []
     for method in methods:
-        assert rows[method]["identical"] == rows[method]["responses"] == 4
+        assert rows[method]["identical"] == rows[method]["responses"] == 8
         assert not rows[method]["asynchronous"] and rows[method]["draft_errors"] == 0
         recorded = json.loads((tmp_path / "out" / "recorded" / f"4-{method}.json").read_text())
-        assert sum(recorded["columns"]["accepted"]) == rows[method]["accepted"] > 0
+        assert len(recorded) == 2  # batches
+        assert sum(sum(batch["columns"]["accepted"]) for batch in recorded) == rows[method]["accepted"] > 0
 
 
 def check_records(output, row):
-    """What is kept of the only round, step by step, adds up to what was counted, and to the first response."""
-    recorded = json.loads((output / "recorded" / "8-sam.json").read_text())
+    """What is kept of the only batch of 8, step by step, adds up to what was counted, and to the first response."""
+    (recorded,) = json.loads((output / "recorded" / "8-sam.json").read_text())
     assert len(recorded["ends"]) == row["steps"] and recorded["unfinished"][-1] == 0
     for name in ("drafted", "accepted"):
         assert sum(recorded["columns"][name]) == row[name]
@@ -103,8 +104,8 @@ def test_forced_text_on_a_config_alone_and_a_slowed_sam(inputs, tmp_path, capsys
     assert {verdict["answer"] for verdict in result["verdicts"].values()} == {"no-go"}
     assert result["recommended"].startswith("speculation=off")
     rows = {(row["variant"], row["requests"]): row for row in result["rows"]}
-    assert {rows[variant, 4]["as_recorded"] for variant in ("stock", "off", "sam")} == {12}
-    assert rows["stock", 4]["steps"] == rows["off", 4]["steps"] == 50
+    assert {rows[variant, 4]["as_recorded"] for variant in ("stock", "off", "sam")} == {24}
+    assert rows["stock", 4]["steps"] == rows["off", 4]["steps"] == 100
     assert rows["sam", 4]["accepted"] > 0
 
 
