@@ -83,9 +83,20 @@ def batches_of(settings: Settings, number: int, round_: int, groups: list[Group]
     batches = []
     for batch in range(1 if round_ == WARM_UP else batch_count(load, responses)):
         places = range(first + batch * len(sizes), first + (batch + 1) * len(sizes))
-        its = [groups[place % len(groups)] for place in places]
+        its = [
+            _again(groups[place % len(groups)], place // len(groups), size)
+            for place, size in zip(places, sizes, strict=True)
+        ]
         batches.append(_requests(its, sizes, seed + batch * load if settings.seeds else None))
     return batches
+
+
+def _again(group: Group, times: int, size: int) -> Group:
+    """A group that has come before: its responses begin with those that a batch has not given yet."""
+    if group.responses is None or not times:
+        return group
+    first = times * size % len(group.responses)
+    return group._replace(responses=group.responses[first:] + group.responses[:first])
 
 
 def _requests(groups: list[Group], sizes: list[int], seed: int | None) -> list[dict[str, Any]]:

@@ -80,7 +80,13 @@ def test_forced_responses_come_with_their_prompt():
     (one,) = requests(0, 0, prompts=groups)
     assert (one["prompt_token_ids"], one["response"]) == ([0], [0, 0])
     rows = requests(2, 0, prompts=groups)
-    assert [row["response"] for row in rows] == [[2, i] for i in range(8)] + [[0, i] for i in range(4)]
+    assert [row["response"] for row in rows] == [[2, i] for i in range(8)] + [[0, 4 + i] for i in range(4)]
     assert len({row["seed"] for row in rows}) == 12
     assert [row["response"] for row in requests(1, 1, prompts=groups)] == [[n, i] for n in (0, 1) for i in range(4)]
     assert groups[1].longest_text(1) == 3 and Group([1, 2]).longest_text(5) == 7
+
+
+def test_a_group_that_comes_again_gives_its_other_responses_first():
+    groups = [Group([number], [[number, sample] for sample in range(8)]) for number in range(3)]
+    given = [row["response"] for row in requests(0, 1, prompts=groups)]
+    assert given == [[1, 1], [2, 1], [0, 2], [1, 2], [2, 2], [0, 3], [1, 3], [2, 3]]
