@@ -29,7 +29,7 @@ class StepRecorder:
         speculative = config.speculative_config
         self._positions = config.model_config.max_model_len // POSITION_BIN + 1
         self._draft_length = speculative.num_speculative_tokens if speculative else 0
-        self._has_graphs = warmup_cost.graph_mode(config) not in (None, CUDAGraphMode.NONE)
+        self._has_graphs = warmup_cost.has_graphs(config)
         self._last_end = self._start = 0.0
         self._idle = True
         self._forward = self._verify = self._draft = 0.0

@@ -76,8 +76,17 @@ def graph_sizes(vllm_config) -> tuple[int, ...]:
     return tuple(vllm_config.compilation_config.cudagraph_capture_sizes or ())
 
 
+def has_graphs(vllm_config) -> bool:
+    """Whether an engine captures graphs of steps."""
+    mode = graph_mode(vllm_config)
+    return mode is not None and mode.name != "NONE"
+
+
 def measure_at_warm_up(runner) -> None:
-    """Give a goodput policy without a table a coarse one when the KV cache is there: forward passes of rising size.
+    """Give a goodput policy without a table a coarse one while the engine starts: forward passes of rising size.
+
+    They are run when the KV cache is there and, where an engine has them, its graphs are captured: a pass before that
+    would begin a capture, which vLLM refuses, and the engine does not start.
 
     They lack what scheduling and sampling take, which the policy learns from the first steps. The table is not kept for
     the next start: measuring takes seconds, and a kept one may be of a machine that was busy.
@@ -85,10 +94,11 @@ def measure_at_warm_up(runner) -> None:
     policy = getattr(getattr(runner, "drafter", None), "policy", None)
     if not hasattr(policy, "use_table") or policy.has_table:
         return
-    initialize = runner.initialize_kv_cache
+    last = "capture_model" if has_graphs(runner.vllm_config) else "initialize_kv_cache"
+    prepare = getattr(runner, last)
 
-    def initialize_kv_cache(*args, **kwargs):
-        result = initialize(*args, **kwargs)
+    def prepare_and_measure(*args, **kwargs):
+        result = prepare(*args, **kwargs)
         try:
             # A draft model's passes are timed by themselves: vLLM runs them with the target's.
             with getattr(runner.drafter, "timing_target", contextlib.nullcontext)():
@@ -98,7 +108,7 @@ def measure_at_warm_up(runner) -> None:
             logger.warning("no step costs measured at warm-up (%s): they are learnt from the first steps", error)
         return result
 
-    runner.initialize_kv_cache = initialize_kv_cache
+    setattr(runner, last, prepare_and_measure)
 
 
 def _coarse(runner) -> StepCost:

@@ -1,7 +1,10 @@
 """The step costs that an engine measures when it starts."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+from vllm.config import CUDAGraphMode
 
 from sam.vllm import warmup_cost
 
@@ -72,3 +75,49 @@ def test_between_sizes_a_line_is_taken_and_the_last_slope_goes_on():
 
 def test_one_point_alone_has_no_slope():
     assert warmup_cost._between_and_beyond(np.array([1, 4]), np.array([1]), np.array([5.0])).tolist() == [5.0, 5.0]
+
+
+class Policy:
+    has_table = False
+
+    def use_table(self, table, forward_only):
+        self.has_table = True
+
+
+class Runner:
+    """What a worker calls of a model runner while an engine starts."""
+
+    def __init__(self, graphs):
+        modes = SimpleNamespace(cudagraph_mode=None if graphs is None else CUDAGraphMode[graphs])
+        model = SimpleNamespace(enforce_eager=graphs is None)
+        self.vllm_config = SimpleNamespace(model_config=model, compilation_config=modes)
+        self.drafter = SimpleNamespace(policy=Policy())
+        self.measured_after = []
+
+    def initialize_kv_cache(self, config):
+        return "cache"
+
+    def capture_model(self):
+        return 7
+
+
+@pytest.mark.parametrize(
+    ("graphs", "last"),
+    [
+        (None, "initialize_kv_cache"),
+        ("NONE", "initialize_kv_cache"),
+        ("PIECEWISE", "capture_model"),
+        ("FULL_AND_PIECEWISE", "capture_model"),
+        ("FULL_DECODE_ONLY", "capture_model"),
+    ],
+)
+def test_passes_begin_no_graph_before_vllm_captures_them(monkeypatch, graphs, last):
+    runner, begun = Runner(graphs), []
+    monkeypatch.setattr(warmup_cost, "_coarse", lambda its: begun.append(now) or "table")
+    warmup_cost.measure_at_warm_up(runner)
+    now = "initialize_kv_cache"
+    assert runner.initialize_kv_cache("config") == "cache"
+    if graphs is not None:
+        now = "capture_model"
+        assert runner.capture_model() == 7
+    assert begun == [last] and runner.drafter.policy.has_table
