@@ -5,6 +5,7 @@ is compiled into it: after an update of some files the old code would run on. He
 after the contents of all files of this package.
 """
 
+import functools
 import hashlib
 import os
 import tempfile
@@ -73,6 +74,22 @@ def kernel(function: Callable) -> Callable:
 def _compiled(function: Callable, **options) -> Callable:
     previous, config.CACHE_DIR = config.CACHE_DIR, CACHE_FOLDER
     try:
-        return njit(cache=True, **options)(function)
+        dispatcher = njit(cache=True, **options)(function)
     finally:
         config.CACHE_DIR = previous
+    file = dispatcher._cache._cache_file
+    file.save = functools.partial(_save, file)
+    return dispatcher
+
+
+def _save(file, key: tuple, data) -> None:
+    """Save what was compiled for `key` (argument types, processor) in a file that no other key has.
+
+    Root cause: numba.core.caching.IndexDataCacheFile.save numbers the files by what the index holds. Two processes that
+    compile for different types at once, as the first engines on a machine do, take the same number; the index may then
+    name code for other types, in this run and all later ones. Here the processes can at most drop an entry of the
+    index, which is then compiled again. Can go when Numba names files by their key.
+    """
+    name = file._data_name(int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:6]))
+    file._save_data(name, data)
+    file._save_index(file._load_index() | {key: name})

@@ -151,6 +151,12 @@ class Groups:
                 return True
         return False
 
+    def abandon(self, group: int) -> None:
+        """Drop a group at once; the caller has made sure that nobody uses it any more."""
+        self._idle_since.setdefault(group, 0)
+        self._idle_size.setdefault(group, 0)
+        self._drop(group)
+
     def _tokens(self, group: int) -> int:
         return int(self.store.groups[group]["num_tokens"])
 

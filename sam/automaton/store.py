@@ -2,9 +2,11 @@
 
 A suffix automaton of t tokens has at most 2t states and 3t edges, also of several sequences (Blumer et al., 1987). Most
 states have one edge, so a state's node holds the first one, and only extra edges have nodes of their own, of which
-there are at most t. A block of 3 x `BLOCK_TOKENS` nodes thus holds that many tokens, whatever they are. Blocks are
-taken when a group grows and go back when it is dropped: nothing is ever copied or hashed anew, so no step waits for
-growth. Memory is reserved at once but costs nothing until it is touched.
+there are at most t. A block of 3 x `BLOCK_TOKENS` nodes thus holds that many tokens of any one sequence. Sequences that
+branch off one prompt may have more edges, since its tokens count once: behind a prompt that ends in one token many
+times over, each first token of a sample is an edge of every suffix of that. Then the group takes a further block in the
+middle of a token. Blocks are taken when a group grows and go back when it is dropped: nothing is ever copied or hashed
+anew, so no step waits for growth. Memory is reserved at once but costs nothing until it is touched.
 
 Extra edges are found by a hash of (state, token) with linear hashing (Litwin, 1980): one bucket is split for each edge
 added, so the table follows their number without a pause. The edges of a dropped group leave the table when their block
@@ -57,6 +59,7 @@ _COUNTER_FIELDS = (
     "num_touched_blocks",  # ever taken
     "dropped_block",  # to take next, NONE if there is none
     "num_used_blocks",  # of live groups
+    "torn_group",  # that got no further block in the middle of a token, and is not to be read again
 )
 COUNTERS = np.dtype([(name, "i8") for name in _COUNTER_FIELDS], align=True)
 
@@ -109,7 +112,7 @@ def make_store(blocks: int, has_writers: bool = False) -> Store:
     )
     store.hash_buckets[0] = NONE
     store.counters["num_buckets"] = store.counters["base_buckets"] = 1
-    store.counters["dropped_block"] = NONE
+    store.counters["dropped_block"] = store.counters["torn_group"] = NONE
     return store
 
 
@@ -220,13 +223,25 @@ def _take_block(store):
 
 
 @kernel
+def _add_block(store, group):
+    """One more block at the end of `group`; the caller has made sure that one is free."""
+    entry, block = store.groups[group], _take_block(store)
+    store.blocks[entry.last_block].next, store.blocks[block].previous = block, entry.last_block
+    entry.last_block = block
+    entry.num_blocks += 1
+
+
+@kernel
 def _new_node(store, group):
     entry = store.groups[group]
     if entry.nodes_in_write_block == BLOCK_NODES:
+        if entry.write_block == entry.last_block:
+            if store.counters[0].num_used_blocks == store.blocks.size:
+                store.counters[0].torn_group = group
+                raise MemoryError("no block is left in the middle of a token")
+            _add_block(store, group)
         entry.write_block = store.blocks[entry.write_block].next
         entry.nodes_in_write_block = 0
-        if entry.write_block == NONE:
-            raise RuntimeError("a group needs more nodes than the bound of suffix automata allows")
     entry.nodes_in_write_block += 1
     return entry.write_block * BLOCK_NODES + entry.nodes_in_write_block - 1
 
@@ -249,10 +264,7 @@ def reserve(store, group, tokens):
     if missing > store.blocks.size - store.counters[0].num_used_blocks:
         return False
     for _ in range(missing):
-        block = _take_block(store)
-        store.blocks[entry.last_block].next, store.blocks[block].previous = block, entry.last_block
-        entry.last_block = block
-        entry.num_blocks += 1
+        _add_block(store, group)
     entry.num_tokens += tokens
     return True
 

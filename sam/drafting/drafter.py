@@ -1,7 +1,7 @@
 """Follows the requests of an engine, each in the automaton of its group, and drafts for them."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -210,7 +210,8 @@ class Drafter:
         tokens = tokens if tokens.dtype == np.int32 else check_token_ids(tokens, "step")
         self._free_blocks(len(slots) + len(tokens) // store.BLOCK_TOKENS)
         arguments = (self.store, self.corpus, self.sources, self.learned, self.sequences)
-        lost = batch.append_all(*arguments, slots, tokens, np.asarray(offsets, np.int64))
+        with self._abandons_torn_group():
+            lost = batch.append_all(*arguments, slots, tokens, np.asarray(offsets, np.int64))
         if lost == batch.NEGATIVE_TOKEN:
             check_token_ids(tokens, "step")
         if lost == batch.BAD_OFFSETS:
@@ -262,8 +263,28 @@ class Drafter:
         writer = origins.new_writer(self.groups, group, origins.EARLIER)
         begin = self.groups.prompt_end[group] if is_start else self.groups.root(group)
         start_sequence(self.sequences, slot, group, begin, prompt if is_start else prompt[:0], tag, *writer)
-        batch.append(self.store, self.sources, self.learned, self.sequences, slot, token_ids, 0, token_ids.size)
+        with self._abandons_torn_group():
+            batch.append(self.store, self.sources, self.learned, self.sequences, slot, token_ids, 0, token_ids.size)
         return True
+
+    @contextlib.contextmanager
+    def _abandons_torn_group(self) -> Iterator[None]:
+        """Around whatever appends: a group that memory was short for in the middle of a token is left for good, since
+        its automaton is not one any more, and walking it might not end. Tokens that come behind are then missing, which
+        `lengths` tells."""
+        try:
+            yield
+        except MemoryError:
+            self._abandon(int(self.store.counters[0]["torn_group"]))
+            raise
+
+    def _abandon(self, group: int) -> None:
+        for slot in [slot for slot, its in self._group_of.items() if its == group]:
+            del self._group_of[slot]
+            self.counters["overflow_requests"] += 1
+        texts = self.sequences.texts
+        texts["group"][texts["group"] == group] = NONE
+        self.groups.abandon(group)
 
     def reading(self) -> contextlib.AbstractContextManager:
         """To be held while anything but this class reads what it holds."""

@@ -199,7 +199,8 @@ class SharingDrafter(Drafter):
         if self.groups.free_blocks < needed:
             return 0
         arguments = self.store, self.sources, self.learned, self.sequences
-        return batch.append_siblings(*arguments, slots, positions, tokens, offsets)
+        with self._abandons_torn_group():
+            return batch.append_siblings(*arguments, slots, positions, tokens, offsets)
 
     def _start_elsewhere(self, number: int, key: bytes) -> None:
         while number >= len(self._slot_of):
@@ -221,6 +222,12 @@ class SharingDrafter(Drafter):
             self._count_time(began)
         self._drafted_steps += 1
         return drafts
+
+    def _abandon(self, group: int) -> None:
+        if self.client is not None:
+            for slot in [slot for slot, its in self._group_of.items() if its == group]:
+                self.client.put("finish", slot)
+        super()._abandon(group)
 
     def _group_dropped(self, group: int) -> None:
         self._prompt_ends.pop(group, None)

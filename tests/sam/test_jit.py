@@ -43,3 +43,37 @@ def test_kernels_are_cached_there():
         Path(find.stats.cache_path) == Path(jit.CACHE_FOLDER)
         or Path(jit.CACHE_FOLDER) in Path(find.stats.cache_path).parents
     )
+
+
+def half(value):
+    return value / 2
+
+
+def test_two_processes_that_compile_at_once_never_name_each_others_code(tmp_path, monkeypatch):
+    """Both have read an empty index; the second saves while the first is in the middle of it."""
+    monkeypatch.setattr(jit, "CACHE_FOLDER", str(tmp_path))
+    first, second = jit.compiled(half), jit.compiled(half)
+    file, write = first._cache._cache_file, first._cache._cache_file._save_data
+
+    def save_data(name, data):
+        monkeypatch.setattr(second._cache._cache_file, "_load_index", dict)
+        second(1.0)
+        write(name, data)
+
+    monkeypatch.setattr(file, "_save_data", save_data)
+    monkeypatch.setattr(file, "_load_index", dict)
+    assert first(3) == 1.5
+    monkeypatch.undo()
+    index = file._load_index()
+    assert index
+    for key, name in index.items():
+        (signature,) = [part for part in file._load_data(name) if type(part).__name__ == "Signature"]
+        assert tuple(signature.args) == tuple(key[0])
+
+
+def test_a_process_loads_what_another_has_compiled(tmp_path, monkeypatch):
+    monkeypatch.setattr(jit, "CACHE_FOLDER", str(tmp_path))
+    first, second = jit.compiled(half), jit.compiled(half)
+    assert first(3) == second(3) == 1.5 and first(2.0) == second(2.0) == 1.0
+    assert len(list(tmp_path.rglob("*.nbc"))) == 2
+    assert sum(second.stats.cache_hits.values()) == 2 and not sum(second.stats.cache_misses.values())

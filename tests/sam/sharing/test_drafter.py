@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from sam.automaton.store import BLOCK_BYTES
 from sam.drafting.drafter import Drafter
-from sam.sharing.drafter import COUNT_EVERY
+from sam.sharing.drafter import COUNT_EVERY, SharingDrafter
 from tests.sam.brute_force import check_blocks
+from tests.sam.drafting.test_torn_groups import SAMPLES, Samples
 from tests.sam.sharing.channel import make_groups, tokens
 from tests.sam.sharing.replicas import K, Replicas, step
 
@@ -195,3 +197,33 @@ def test_fuzz_under_memory_pressure_and_outages(seed):
             pass
         assert drafter.nbytes == 0 and drafter.groups._idle_tokens == 0 and not drafter._sibling_slots
         assert len(drafter._free_slots) == len(drafter.sequences.texts) - 1
+
+
+def test_a_group_that_memory_is_too_short_for_is_left_by_its_siblings_too():
+    """As in tests/sam/drafting/test_torn_groups.py; every request is finished once for the others."""
+    torn = 0
+    for seed in range(10):
+        drafter = SharingDrafter(max_draft_tokens=3, cross_prompt=False, memory_budget_bytes=8 * BLOCK_BYTES)
+        client = RecordingClient()
+        drafter.share(client)
+        samples = Samples(drafter, seed)
+        samples.write("a")
+        torn += samples.errors > 0
+        names = [name for name, *_ in client.events]
+        assert names.count("start") == names.count("finish") == len(SAMPLES)
+        assert (drafter._siblings_here >= 0).all() and drafter.nbytes == 0 or samples.errors == 0
+        check_blocks(drafter.store, list(drafter.groups._hash))
+    assert torn == 10
+
+
+class RecordingClient:
+    """Takes what a drafter tells, and answers nothing."""
+
+    def __init__(self):
+        self.counters, self.events = {}, []
+
+    def put(self, *event):
+        self.events.append(event)
+
+    def now(self):
+        return 0.0
