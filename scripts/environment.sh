@@ -10,6 +10,13 @@ fail() {
     exit 1
 }
 
+# `PACKAGES=FOLDER`: packages come from there (scripts/download_packages.sh) and from no index.
+if [ -n "${PACKAGES:-}" ]; then
+    [ -d "$PACKAGES" ] || fail "PACKAGES=$PACKAGES: no such folder; scripts/download_packages.sh fills one"
+    PACKAGES="$(realpath "$PACKAGES")"
+    export PIP_NO_INDEX=1 PIP_FIND_LINKS="$PACKAGES" UV_NO_INDEX=1 UV_FIND_LINKS="$PACKAGES"
+fi
+
 find_python() {
     local candidate
     for candidate in "${PYTHON:-}" python3.11 python3; do
