@@ -47,7 +47,8 @@ SPECULATIVE = {
 
 @dataclass
 class Scenario:
-    """method: a key of SPECULATIVE; `sam async` is through vllm-ascend's asynchronous door. threshold: of the switch.
+    """method: a key of SPECULATIVE; `sam async` is through vllm-ascend's asynchronous door. policy and threshold: of the
+    switch.
 
     workload: mixed, long. temperature: 0 is greedy. graph: None (eager) or vLLM's cudagraph_mode. stop: tokens that end
     a response. abort: abort every fourth request after some steps. blocks: of the KV cache; few mean preemption. paged:
@@ -58,6 +59,7 @@ class Scenario:
     method: str = "off"
     verification: str = "exact"
     k: int = 3
+    policy: str = "threshold"
     threshold: int = 1000
     workload: str = "mixed"
     temperature: float = 0.0
@@ -136,6 +138,7 @@ def engine(model: str, scenario: Scenario):
         additional_config={
             "speculation": {
                 "verification": scenario.verification,
+                "policy": scenario.policy,
                 "batch_size_threshold": scenario.threshold,
                 "draft_shape": scenario.draft_shape,
                 "paths": scenario.paths,
@@ -233,6 +236,7 @@ def main(model: str) -> None:
         if scenario.tensor_parallel == 1:
             status = installed(runner)
             counters = getattr(runner.drafter, "counters", None)
+            status["has_step_costs"] = getattr(getattr(runner.drafter, "policy", None), "has_table", None)
             status["counters"] = {name: int(value) for name, value in (counters or {}).items()}
             if scenario.method == "sam":
                 runner.requests.clear()

@@ -90,6 +90,32 @@ def test_a_killed_relay_is_replaced_and_the_engine_goes_on(shards, engines):
     assert reader.ask("step", "b", [20]) == [21, 22, 23]
 
 
+def test_beside_a_frozen_relay_engines_go_on_and_catch_up(shards, engines):
+    writer, reader = engines
+    writer.ask("step", "a", [10, 11, 12, 13, 14])
+    wait_for_text(reader, "b", 5)
+    (relay,) = relays_of(shards[0])
+    os.kill(relay, signal.SIGSTOP)
+    try:
+
+        def given_up():
+            began = time.perf_counter()
+            assert isinstance(reader.ask("step", "b", [10, next(FRESH)]), list)
+            writer.ask("step", "a", [next(FRESH)])
+            longest.append(time.perf_counter() - began)
+            return all(engine.ask("counters")["sharing_errors"] for engine in engines)
+
+        longest: list[float] = []
+        until(given_up)
+        assert max(longest) < 3.0  # they never wait for an answer, which is given up after five seconds
+        writer.ask("step", "a", [20, 21, 22, 23])
+    finally:
+        os.kill(relay, signal.SIGCONT)
+    wait_for_text(reader, "b", 5 + len(longest) + 4)
+    assert reader.ask("step", "b", [20]) == [21, 22, 23]
+    assert relays_of(shards[0]) == [relay]
+
+
 @pytest.mark.parametrize("is_whole", [False, True], ids=["engine", "replica"])
 def test_a_killed_engine_takes_nothing_with_it(shards, engines, is_whole):
     writer, reader = engines
