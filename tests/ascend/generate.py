@@ -47,7 +47,7 @@ SPECULATIVE = {
 
 @dataclass
 class Scenario:
-    """method: a key of SPECULATIVE; `sam async` is through vllm-ascend's asynchronous door. policy and threshold: of the
+    """method: a key of SPECULATIVE; `sam async` is through vllm-ascend's asynchronous door. policy, threshold: of the
     switch.
 
     workload: mixed, long. temperature: 0 is greedy. graph: None (eager) or vLLM's cudagraph_mode. stop: tokens that end

@@ -257,3 +257,23 @@ def test_a_model_asked_for_wrongly(hub, arguments, hub_name, message):
 def test_every_script_is_sound():
     for path in SCRIPTS.glob("*.sh"):
         subprocess.run(["bash", "-n", path], check=True)
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "variables", "message"),
+    [
+        ("download_packages.sh", [], {}, "expected a folder and extras: bash scripts/download_packages.sh"),
+        ("download_packages.sh", ["folder", "gpu"], {}, "gpu: expected some of cpu, smollm2, cuda, dev"),
+        ("bench_cuda.sh", [], {"PACKAGES": "/nowhere"}, "PACKAGES=/nowhere: no such folder"),
+    ],
+)
+def test_packages_that_are_carried_wrongly(stand_in, script, arguments, variables, message):
+    code, _, error = run(script, *arguments, environment=stand_in | variables)
+    assert code == 1 and error.startswith("error: ") and message in error and error.count("\n") == 1
+
+
+def test_carried_packages_take_the_place_of_an_index(stand_in, tmp_path):
+    script = f"source {SCRIPTS}/environment.sh; env"
+    said = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=stand_in | {"PACKAGES": tmp_path})
+    for name in ("PIP", "UV"):
+        assert f"{name}_NO_INDEX=1\n" in said.stdout and f"{name}_FIND_LINKS={tmp_path}\n" in said.stdout
