@@ -175,11 +175,20 @@ def measured(
 def _forward_pass(runner, size: int) -> None:
     from vllm.distributed.parallel_state import get_pp_group
 
-    hidden = runner._dummy_run(size)
+    hidden = runner._dummy_run(_padded(size, runner.vllm_config))
     if get_pp_group().is_last_rank:
         # Each token of a step with drafts has its logits. vllm-ascend's returns all hidden states alone.
         runner.model.compute_logits((hidden[0] if isinstance(hidden, tuple) else hidden)[:size])
     runner._sync_device()
+
+
+def _padded(size: int, vllm_config) -> int:
+    """Tokens of the graph that replays a step of `size` tokens; `size` where none does. vllm-ascend's dummy run pads
+    tokens and requests to a graph of whole steps, but not what it counts of each request."""
+    if not has_graphs(vllm_config):
+        return size
+    sizes = vllm_config.compilation_config.cudagraph_capture_sizes or ()
+    return min((graph for graph in sizes if graph >= size), default=size)
 
 
 def _of_first_rank(number: int) -> int:

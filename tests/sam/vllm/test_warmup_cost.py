@@ -121,3 +121,11 @@ def test_passes_begin_no_graph_before_vllm_captures_them(monkeypatch, graphs, la
         now = "capture_model"
         assert runner.capture_model() == 7
     assert begun == [last] and runner.drafter.policy.has_table
+
+
+@pytest.mark.parametrize(("size", "padded"), [(1, 1), (3, 4), (8, 8), (9, 9)])
+def test_a_pass_has_the_tokens_of_the_graph_that_replays_it(size, padded):
+    config = Runner("FULL").vllm_config
+    config.compilation_config.cudagraph_capture_sizes = [8, 4, 2, 1]
+    assert warmup_cost._padded(size, config) == padded
+    assert warmup_cost._padded(size, Runner(None).vllm_config) == size
