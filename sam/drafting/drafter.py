@@ -20,6 +20,7 @@ from sam.drafting.sequences import Sequences, make_sequences, start_sequence
 from sam.drafting.token_ids import check_token_ids
 
 GRACE_TOKENS = 1 << 20  # of finished groups, kept for siblings that have not started yet
+SPARE_SHARE = 64  # of all blocks one in so many is kept free of finished groups while requests run
 SLOTS = 4096  # requests that can be followed at first; doubled when there are more
 
 
@@ -208,7 +209,9 @@ class Drafter:
         # The kernel looks for negative tokens itself; anything but int32 goes the long way.
         tokens = np.asarray(token_ids)
         tokens = tokens if tokens.dtype == np.int32 else check_token_ids(tokens, "step")
-        self._free_blocks(len(slots) + len(tokens) // store.BLOCK_TOKENS)
+        # Beyond what is reserved: a group may take further blocks in the middle of a token.
+        spare = len(self.store.blocks) // SPARE_SHARE
+        self._free_blocks(len(slots) + len(tokens) // store.BLOCK_TOKENS + spare)
         arguments = (self.store, self.corpus, self.sources, self.learned, self.sequences)
         with self._abandons_torn_group():
             lost = batch.append_all(*arguments, slots, tokens, np.asarray(offsets, np.int64))
