@@ -71,6 +71,11 @@ def kernel(function: Callable) -> Callable:
     return _compiled(function, _nrt=False, forceinline=True)
 
 
+def rare_kernel(function: Callable) -> Callable:
+    """As `kernel`, for what is seldom called: a call, so that what calls it stays small."""
+    return _compiled(function, _nrt=False)
+
+
 def _compiled(function: Callable, **options) -> Callable:
     previous, config.CACHE_DIR = config.CACHE_DIR, CACHE_FOLDER
     try:

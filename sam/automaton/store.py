@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sam.jit import kernel
+from sam.jit import kernel, rare_kernel
 
 NONE = -1
 IN_TABLE = -2  # first_extra_edge of an extra edge's node
@@ -222,7 +222,7 @@ def _take_block(store):
     return block
 
 
-@kernel
+@rare_kernel
 def _add_block(store, group):
     """One more block at the end of `group`; the caller has made sure that one is free."""
     entry, block = store.groups[group], _take_block(store)
@@ -231,17 +231,24 @@ def _add_block(store, group):
     entry.num_blocks += 1
 
 
+@rare_kernel
+def _next_block(store, group):
+    """Go on writing in the group's next block, a new one if it has no other."""
+    entry = store.groups[group]
+    if entry.write_block == entry.last_block:
+        if store.counters[0].num_used_blocks == store.blocks.size:
+            store.counters[0].torn_group = group
+            raise MemoryError("no block is left in the middle of a token")
+        _add_block(store, group)
+    entry.write_block = store.blocks[entry.write_block].next
+    entry.nodes_in_write_block = 0
+
+
 @kernel
 def _new_node(store, group):
     entry = store.groups[group]
     if entry.nodes_in_write_block == BLOCK_NODES:
-        if entry.write_block == entry.last_block:
-            if store.counters[0].num_used_blocks == store.blocks.size:
-                store.counters[0].torn_group = group
-                raise MemoryError("no block is left in the middle of a token")
-            _add_block(store, group)
-        entry.write_block = store.blocks[entry.write_block].next
-        entry.nodes_in_write_block = 0
+        _next_block(store, group)
     entry.nodes_in_write_block += 1
     return entry.write_block * BLOCK_NODES + entry.nodes_in_write_block - 1
 
