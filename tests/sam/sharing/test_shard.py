@@ -99,19 +99,17 @@ def test_beside_a_frozen_relay_engines_go_on_and_catch_up(shards, engines):
     try:
 
         def given_up():
-            began = time.perf_counter()
             assert isinstance(reader.ask("step", "b", [10, next(FRESH)]), list)
-            writer.ask("step", "a", [next(FRESH)])
-            longest.append(time.perf_counter() - began)
+            written.append(writer.ask("step", "a", [next(FRESH)]))
             return all(engine.ask("counters")["sharing_errors"] for engine in engines)
 
-        longest: list[float] = []
+        written: list = []
         until(given_up)
-        assert max(longest) < 3.0  # they never wait for an answer, which is given up after five seconds
+        assert len(written) > 5  # steps until a question is given up: none of them waited for its answer
         writer.ask("step", "a", [20, 21, 22, 23])
     finally:
         os.kill(relay, signal.SIGCONT)
-    wait_for_text(reader, "b", 5 + len(longest) + 4)
+    wait_for_text(reader, "b", 5 + len(written) + 4)
     assert reader.ask("step", "b", [20]) == [21, 22, 23]
     assert relays_of(shards[0]) == [relay]
 
