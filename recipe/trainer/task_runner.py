@@ -42,6 +42,7 @@ class TaskRunner:
         from verl.utils.config import validate_config
 
         from recipe.rollout import server  # noqa: F401 - the servers' class, needed later: imported while nothing waits
+        from recipe.trainer import worker_group
         from recipe.trainer.dapo_trainer import DapoTrainer
 
         if config.trainer.device == "cpu":
@@ -52,6 +53,7 @@ class TaskRunner:
         validate_config(config, need_reference_policy(config), need_critic(config))
         # verl looks trainers up by `trainer_mode`; "sync" must keep its name, since verl compares it elsewhere.
         trainer_base.TRAINER_REGISTRY["sync"] = DapoTrainer
+        worker_group.install()
         queue.join()
         # verl exports the class only in its Ray wrapping.
         TaskRunnerV1.__ray_metadata__.modified_class().run(config)
