@@ -231,6 +231,8 @@ def emitted_metrics() -> set[str]:
     for _ in range(3):  # unlikely drafts: declined, and then not made for a while
         goodput.choose(state, np.full(24, 1e-3, np.float32), np.arange(0, 25, 3))
         goodput.plan(state)
+    goodput.plan(StepState(8, steps_since_plan=5000))  # so long without drafts that some are tried
+    goodput.choose(state, np.full(24, 0.05, np.float32), np.arange(0, 25, 3))
     threshold = Threshold(3, batch_size_threshold=8)
     threshold.plan(StepState(8, awaited=1))
     counters = {*goodput.counters, *threshold.counters, *PolicyRotation([goodput]).counters, *COUNTERS}

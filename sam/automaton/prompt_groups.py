@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sam.automaton.store import BLOCK_BYTES, BLOCK_NODES, NONE, Store, add_group, blocks_for, drop_group, find, reserve
+from sam.automaton.edge_table import NONE, find
+from sam.automaton.store import BLOCK_BYTES, BLOCK_NODES, Store, add_group, blocks_for, drop_group, reserve
 from sam.jit import kernel
 
 

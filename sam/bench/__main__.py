@@ -109,15 +109,17 @@ def prepare(options: argparse.Namespace, engine: list[str]) -> tuple[Settings, l
 def read_input(options: argparse.Namespace, tokenizer: Path | None) -> tuple[list[Group], str, list[str]]:
     """Groups, their name, and what to know of them."""
     needed = groups_before(options.requests, options.samples, options.responses, options.rounds + 1)
+    notes: list[str] = []
     if options.text:
         folder = None if tokenizer is None else str(tokenizer)
         groups, notes = read_groups(options.text, folder, options.requests, options.samples, options.max_tokens)
-        if len(groups) < needed:
-            notes.append(f"{options.text} has {len(groups)} groups, all rounds need {needed}: texts come again")
-        return groups, digest(groups), notes
-    groups = [Group(prompt) for prompt in read_prompts(options.prompts, tokenizer, needed)]
+    else:
+        groups = [Group(prompt) for prompt in read_prompts(options.prompts, tokenizer, needed)]
+    if len(groups) < needed:
+        name, again = options.text or options.prompts, "they come again, and drafters may know them"
+        notes.append(f"{name} has {len(groups)} prompts or groups, all rounds need {needed}: {again}")
     # Built-in prompts are as many as rounds need: more rounds are no other measurement.
-    return groups, digest(groups) if options.prompts else BUILT_IN, []
+    return groups, digest(groups) if options.text or options.prompts else BUILT_IN, notes
 
 
 def run_engines(settings: Settings, groups: list[Group], file: RoundsFile, rounds: int, logs: Path) -> None:

@@ -6,7 +6,8 @@ draft comes from there when the match in the corpus is longer than the one in th
 
 import numpy as np
 
-from sam.automaton.store import NONE, find, reserve
+from sam.automaton.edge_table import NONE, find
+from sam.automaton.store import reserve
 from sam.automaton.suffix_automaton import extend
 from sam.drafting import context_mixing, origins
 from sam.drafting.calibration import CORPUS_TABLE, add_draft_token, start_draft, update_calibration

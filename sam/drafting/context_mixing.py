@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sam.automaton.store import NONE, find
+from sam.automaton.edge_table import NONE, find
 from sam.drafting import origins
 from sam.drafting.calibration import GROUP_TABLE, add_draft_token, start_draft
 from sam.drafting.mixing_weights import (

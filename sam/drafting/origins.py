@@ -11,8 +11,8 @@ sources takes a few per cent of the drafter's time, so one group in COUNT_EVERY 
 
 import numpy as np
 
+from sam.automaton.edge_table import NONE, find
 from sam.automaton.prompt_groups import Groups
-from sam.automaton.store import NONE, find
 from sam.jit import kernel
 
 SOURCES = ("own", "sibling_here", "sibling_elsewhere", "earlier", "other_prompt", "corpus")

@@ -165,7 +165,8 @@ def _prior_std(step_cost: StepCost) -> np.ndarray:
     cells, requests, tokens = step_cost.milliseconds, step_cost.requests, step_cost.tokens_per_request
     cheapest, std = cells.min(), np.ones(4)
     per_request = (cells[-1, 0] - cells[0, 0]).mean() / max(1, requests[-1] - requests[0])
-    per_token = (cells[-1, -1] - cells[-1, 0]).mean() / max(1, requests[-1] * (tokens[-1] - tokens[0]))
+    spans = np.maximum(1, requests * (tokens[-1] - tokens[0]))
+    per_token = ((cells[:, -1] - cells[:, 0]).mean(axis=1) / spans).max()
     std[0] = FIXED_STD * cheapest
     std[1] = PER_REQUEST_STD * per_request + MIN_PER_REQUEST_STD * cheapest
     std[2] = PER_DRAFT_TOKEN_STD * per_token + MIN_PER_DRAFT_TOKEN_STD * cheapest

@@ -8,8 +8,9 @@ SmartSpec (Liu et al., "Optimizing Speculative Decoding for Serving Large Langua
 2406.14066) introduced goodput as the target. It picks one draft length for all requests of a batch, expects acceptance
 from a moving average of the acceptance rate, and takes T from a linear model that is fitted offline. Here the choice
 is over single tokens, each with a probability of its own from the drafter; T is a table whose error is learnt from the
-steps themselves (sam.switch.cost_correction); drafting pauses where it does not pay; and under data parallelism T is
-never less than the time of the fullest other rank, which all ranks wait for: drafts are free up to there.
+steps themselves (sam.switch.cost_correction), and from trials where no draft seems to pay (sam.switch.price_trials);
+drafting pauses where it does not pay; and under data parallelism T is never less than the time of the fullest other
+rank, which all ranks wait for: drafts are free up to there.
 """
 
 import numpy as np
@@ -19,6 +20,7 @@ from sam.switch.cost_correction import Correction
 from sam.switch.draft_tokens import choose_lengths
 from sam.switch.further_paths import add_rows
 from sam.switch.policy import Plan, StepState
+from sam.switch.price_trials import PriceTrials
 from sam.switch.step_cost import StepCost, linear
 
 CONTEXT_BUCKET = 256  # tokens by which the mean context may grow before costs are looked up again
@@ -85,7 +87,8 @@ class Goodput:
 
     Attributes:
         has_table: whether the step costs were measured.
-        counters: declined_steps (drafted, nothing verified) and cool_down_steps (not drafted after that).
+        counters: declined_steps (drafted, nothing worth verifying), of which price_trials (verified all the same), and
+            cool_down_steps (not drafted after that).
     """
 
     def __init__(
@@ -110,7 +113,8 @@ class Goodput:
         self._chosen_expected = 0.0  # of the drafts last chosen, the tokens expected to be accepted
         self._expected = self._accepted = 0.0  # decaying sums over the steps with drafts
         self._unlearnt_ms = 0.0  # milliseconds of the steps since one was learnt from
-        self._corrected: tuple[tuple[int, int, int], np.ndarray, Plan] | None = None
+        self._trials, self._is_trial = PriceTrials(), False
+        self._corrected: tuple[tuple[int, int, int], np.ndarray, float] | None = None
 
     def use_table(self, step_cost: StepCost, forward_only: bool = False) -> None:
         """Replace the table, for example when the engine has measured one.
@@ -127,12 +131,14 @@ class Goodput:
     def plan(self, state: StepState) -> Plan:
         """Ask for drafts unless speculation cools down or no draft token can pay."""
         self._cool(state.steps_since_plan - 1)
+        self._trials.passed(state.steps_since_plan)
         if state.running != self._running:
             self._running, self._cool_down = state.running, min(self._cool_down, 1)
         if self._cool_down > 0:
             self._cool(1)
             return Plan(0, valid_for_steps=min(self._cool_down, MAX_VALID_FOR_STEPS))
-        return self._cost(state)[1]
+        floor = self._trials.floor(self._cost(state)[1])
+        return Plan(self.num_speculative_tokens, floor) if floor < MAX_ACCEPTANCE else Plan(0)
 
     def _cool(self, steps: int) -> None:
         self._cool_down = max(0, self._cool_down - steps)
@@ -140,17 +146,22 @@ class Goodput:
             self._count("cool_down_steps", steps)
 
     def choose(self, state: StepState, acceptance: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """Choose the draft tokens with the highest goodput; cool down if that is without any."""
+        """Choose the draft tokens with the highest goodput; if that is without any, cool down, or try some."""
         min_gain = MIN_GAIN_ON if self._on else MIN_GAIN_OFF
         cost, _ = self._cost(state)
         lengths, _, self._chosen_expected = choose_lengths(acceptance, offsets, state.running, cost, min_gain)
-        self._on = self._chosen_expected > 0
+        self._on, self._is_trial = self._chosen_expected > 0, False
         if self._on:
             self._declined = 0
-        else:
-            self._count("declined_steps")
-            self._cool_down = min(MAX_COOL_DOWN_STEPS, 1 << min(self._declined, 8)) - 1
-            self._declined += 1
+            self._trials.drafted()
+            return lengths
+        self._count("declined_steps")
+        self._cool_down = min(MAX_COOL_DOWN_STEPS, 1 << min(self._declined, 8)) - 1
+        self._declined += 1
+        lengths, self._chosen_expected = self._trials.choose(acceptance, offsets, state.running, cost, min_gain)
+        self._is_trial = bool(lengths.any())
+        if self._is_trial:
+            self._count("price_trials")
         return lengths
 
     def choose_paths(
@@ -174,7 +185,8 @@ class Goodput:
             self._check_acceptance(accepted)
         self._observed_steps += 1
         self._unlearnt_ms += milliseconds
-        if self._observed_steps > ALWAYS_LEARN_STEPS and self._unlearnt_ms < LEARN_INTERVAL_MS:
+        is_due = self._observed_steps <= ALWAYS_LEARN_STEPS or self._unlearnt_ms >= LEARN_INTERVAL_MS
+        if not is_due and not (self._is_trial and drafted):
             return
         if state.prefilling == 0 and state.max_num_tokens_other_dp_ranks <= state.running + drafted:
             table_ms = float(self._table(state)[min(drafted, state.running * self._most_draft_tokens)])
@@ -253,14 +265,13 @@ class Goodput:
         counts = (num_tokens, self._min_requests_other_ranks(state))
         return max(self._step_ms(requests, num_tokens, state) for requests in counts)
 
-    def _cost(self, state: StepState) -> tuple[np.ndarray, Plan]:
-        """`_table`, corrected and at least `_wait_ms`, and the plan that follows; kept until more is learnt."""
+    def _cost(self, state: StepState) -> tuple[np.ndarray, float]:
+        """`_table`, corrected and at least `_wait_ms`, and the acceptance below which no draft token pays; kept until
+        more is learnt."""
         key = (state.running, int(state.context) // CONTEXT_BUCKET, state.max_num_tokens_other_dp_ranks)
         if self._corrected is None or self._corrected[0] != key:
             terms, fixed = self.correction.terms, self.correction.extra_ms(state.running, 0)
             table, wait_ms = self._table(state), self._wait_ms(state)
             cost, slope = correct(table, fixed, terms.per_draft_token, terms.speculating, wait_ms)
-            floor = state.running * slope / cost[0]
-            plan = Plan(self.num_speculative_tokens, floor) if floor < MAX_ACCEPTANCE else Plan(0)
-            self._corrected = key, cost, plan
+            self._corrected = key, cost, state.running * slope / cost[0]
         return self._corrected[1:]

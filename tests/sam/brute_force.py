@@ -5,7 +5,8 @@ from collections import defaultdict
 import numpy as np
 from numba import njit
 
-from sam.automaton.store import BLOCK_NODES, IN_TABLE, NONE, _bucket, _hash, blocks_for, find
+from sam.automaton.edge_table import IN_TABLE, NONE, bucket_of, edge_hash, find
+from sam.automaton.store import BLOCK_NODES, blocks_for
 
 
 class BruteForce:
@@ -131,7 +132,7 @@ def _all_found(store, edges):
     """Whether each of `edges` is in the hash bucket that it belongs to."""
     nodes = store.nodes
     for edge in edges:
-        link = store.hash_buckets[_bucket(store, _hash(nodes[edge].source, nodes[edge].token))]
+        link = store.hash_buckets[bucket_of(store, edge_hash(nodes[edge].source, nodes[edge].token))]
         while link != edge:
             if link == NONE:
                 return False

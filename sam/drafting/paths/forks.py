@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sam.automaton.store import NONE, find
+from sam.automaton.edge_table import NONE, find
 from sam.drafting.calibration import GROUP_TABLE, acceptance_probability, bin_of
 from sam.drafting.context_mixing import advance, find_contexts, predict, probability_of
 from sam.drafting.sequences import RECENT_TOKENS, Sequences, make_sequences

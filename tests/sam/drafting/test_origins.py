@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from sam.automaton.corpus_file import add_text, empty_corpus, save_corpus
-from sam.automaton.store import IN_TABLE, NOBODY
+from sam.automaton.edge_table import IN_TABLE
+from sam.automaton.store import NOBODY
 from sam.drafting import origins
 from sam.drafting.drafter import Drafter
 from sam.drafting.origins import NUMBERS, SOURCES
