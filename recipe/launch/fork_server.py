@@ -5,6 +5,7 @@ workers, and the rollout server its engine, by the executable that `start` retur
 was started with to this process. Not for accelerators, whose runtimes do not survive a fork.
 """
 
+import contextlib
 import fcntl
 import gc
 import importlib
@@ -136,7 +137,8 @@ def _place(connection: socket.socket, received: list[int], wanted: list[int]) ->
 
 
 def _die_with(client: socket.socket, running: threading.Event) -> None:
-    client.recv(1)  # it sends nothing: this returns when it has ended
+    with contextlib.suppress(ConnectionResetError):  # it was killed before it had read all that it was sent
+        client.recv(1)  # it sends nothing: this returns when it has ended
     if running.is_set():
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -121,6 +121,15 @@ def test_a_signal_to_the_client_ends_the_forked_process(python, sign):
     client.stdout.close()
 
 
+def test_so_does_the_end_of_a_client_that_has_not_read_what_it_was_sent():
+    code = (
+        "import socket, threading; from recipe.launch.fork_server import _die_with;"
+        "running = threading.Event(); running.set(); connection, client = socket.socketpair();"
+        "connection.sendall(bytes(8)); client.close(); _die_with(connection, running)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == -signal.SIGKILL
+
+
 @pytest.mark.parametrize("why", ["killed", "threads", "job"])
 def test_without_a_server_python_starts_anew(start, capfd, tmp_path, monkeypatch, why):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
