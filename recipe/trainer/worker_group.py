@@ -4,7 +4,7 @@ Cause: verl 0.9.1 (`verl/single_controller/ray/base.py`, get_master_addr_port) l
 closes it, and torch.distributed listens there seconds later, when the workers have started. In between Ray opens
 sockets of its own, to which the kernel gives ports of the same range: now and then a start ends with EADDRINUSE
 (https://github.com/verl-project/verl/issues/5889). verl's argument `master_port_range` avoids it, but verl's trainer
-has no key for it.
+has no key for it: this can go when it has.
 """
 
 import secrets
