@@ -116,7 +116,7 @@ def read_input(options: argparse.Namespace, tokenizer: Path | None) -> tuple[lis
     else:
         groups = [Group(prompt) for prompt in read_prompts(options.prompts, tokenizer, needed)]
     if len(groups) < needed:
-        name, again = options.text or options.prompts, "they come again, and drafters may know them"
+        name, again = options.text or options.prompts, "some come again, to drafters that have been told to forget"
         notes.append(f"{name} has {len(groups)} prompts or groups, all rounds need {needed}: {again}")
     # Built-in prompts are as many as rounds need: more rounds are no other measurement.
     return groups, digest(groups) if options.text or options.prompts else BUILT_IN, notes

@@ -54,6 +54,11 @@ def groups_before(loads: list[int], samples: int, responses: int, round_: int, n
     return sum(of_batch) + (round_ - 1) * sum(of_round) + sum(of_round[:number])
 
 
+def come_again(settings: Settings, number: int, round_: int, groups: list[Group]) -> bool:
+    """Whether load `number` of a round takes groups that a batch before it has had, since there are no others left."""
+    return groups_before(settings.requests, settings.samples, settings.responses, round_, number + 1) > len(groups)
+
+
 def check_prompts(loads: list[int], samples: int, available: int, source: str) -> None:
     """Raise ValueError if a batch needs more prompts than there are: the same prompt twice would be a larger group."""
     needed = len(group_sizes(max(loads), samples))
@@ -68,7 +73,8 @@ def batches_of(settings: Settings, number: int, round_: int, groups: list[Group]
     """The requests of load `number` in a round, by batch; a batch starts when the one before has ended.
 
     Every batch, round and load has other groups, while they last, and other seeds, so that no drafter meets a response
-    that it has seen before. All variants get the same.
+    that it has seen before; when they have run out drafters are told to forget (`come_again`). All variants get the
+    same.
 
     Args:
         round_: from 0, which is the warm-up, where one batch is enough.

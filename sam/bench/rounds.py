@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sam.bench.engine_process import EngineProcess
-from sam.bench.loads import WARM_UP, Group, batches_of
+from sam.bench.loads import WARM_UP, Group, batches_of, come_again
 from sam.bench.settings import Settings
 from sam.bench.table import sum_of_replays
 from sam.record.atomic import replacing
@@ -133,7 +133,8 @@ def _run(
     engine: EngineProcess, settings: Settings, groups: list[Group], round_: int, load: int, rest: float
 ) -> dict[str, Any]:
     time.sleep(rest)
-    common = {"sampling": settings.sampling(), "record": round_ == RECORDED_ROUND}
+    forget = come_again(settings, load, round_, groups)
+    common = {"sampling": settings.sampling(), "record": round_ == RECORDED_ROUND, "forget": forget}
     batches = batches_of(settings, load, round_, groups)
     return joined([engine.ask({"run": batch, **common}) for batch in batches]) | {"start_s": engine.start_s}
 

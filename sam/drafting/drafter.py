@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from sam.automaton.prompt_groups import Groups
 from sam.automaton.store import NONE, blocks_for
 from sam.config import SCOPES, SpeculationConfig
 from sam.drafting import batch, origins
+from sam.drafting.drafts import Drafts
 from sam.drafting.mixing_weights import make_learned
 from sam.drafting.prompt_memory import BUDGET_SHARE, prompt_tag
 from sam.drafting.registry import SOURCES
@@ -22,38 +22,6 @@ from sam.drafting.token_ids import check_token_ids
 GRACE_TOKENS = 1 << 20  # of finished groups, kept for siblings that have not started yet
 SPARE_SHARE = 64  # of all blocks one in so many is kept free of finished groups while requests run
 SLOTS = 4096  # requests that can be followed at first; doubled when there are more
-
-
-@dataclass
-class Drafts:
-    """Drafts of a batch, one request after the other.
-
-    Attributes:
-        token_ids: int32 [total], the draft tokens; those of request i are token_ids[offsets[i]:offsets[i + 1]].
-        offsets: int64 [batch + 1], where each request's draft begins, and the total.
-        acceptance: float32 [total], cumulative acceptance probability: that of a token and all draft tokens before it,
-            0 to 1, never rising within a draft.
-        match_lengths: int32 [batch], tokens of the repeated suffix that each request is drafted from.
-
-    Example:
-        >>> drafter = Drafter(max_draft_tokens=3)
-        >>> drafter.start("a", np.array([5, 6, 7, 8]))
-        >>> drafter.start("b", np.array([5, 6, 7, 8]))
-        >>> drafts = drafter.step(["a", "b"], np.array([5, 6, 9]), offsets=[0, 2, 3], budgets=[3, 1])
-        >>> drafts.token_ids
-        array([7, 8, 5, 6], dtype=int32)
-        >>> drafts.offsets
-        array([0, 3, 4])
-        >>> drafts.acceptance.round(2)
-        array([0.73, 0.48, 0.2 , 0.38], dtype=float32)
-        >>> drafts.match_lengths
-        array([2, 0], dtype=int32)
-    """
-
-    token_ids: np.ndarray
-    offsets: np.ndarray
-    acceptance: np.ndarray
-    match_lengths: np.ndarray
 
 
 class Drafter:
@@ -94,8 +62,8 @@ class Drafter:
         if scope not in SCOPES:
             raise ValueError(f"scope={scope!r}: expected one of {', '.join(SCOPES)}")
         self.max_draft_tokens, self.scope, self.min_extra_match_len = max_draft_tokens, scope, min_extra_match_len
-        part = memory_budget_bytes // BUDGET_SHARE if cross_prompt else 0
-        self.sources = tuple(source.make(part) for source in sources)
+        self._source_bytes = memory_budget_bytes // BUDGET_SHARE if cross_prompt else 0
+        self.sources = tuple(source.make(self._source_bytes) for source in sources)
         held = sum(array.nbytes for source in self.sources for array in source)
         blocks = (memory_budget_bytes - held) // store.BLOCK_BYTES
         self.store = store.make_store(blocks, count_every > 0)
@@ -244,6 +212,15 @@ class Drafter:
         if group != NONE:
             dropped = self.groups.leave(group)
             self.counters["evicted_groups"] += dropped if self.scope != "request" else 0
+
+    def forget(self) -> None:
+        """From now on keep no text of finished requests, and nothing of what the sources have seen so far."""
+        self.groups.kept_tokens = 0
+        while self.groups.evict():
+            pass
+        for source in self.sources:
+            for array, unseen in zip(source, source.make(self._source_bytes), strict=True):
+                np.copyto(array, unseen)
 
     def append_earlier(self, prompt: np.ndarray, token_ids: np.ndarray, is_start: bool = True) -> bool:
         """Append text of an earlier response to a prompt, to be drafted from; requests that run have memory first.

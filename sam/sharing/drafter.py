@@ -13,7 +13,8 @@ from sam.automaton import store
 from sam.automaton.store import NONE
 from sam.config import SpeculationConfig
 from sam.drafting import batch, origins
-from sam.drafting.drafter import Drafter, Drafts
+from sam.drafting.drafter import Drafter
+from sam.drafting.drafts import Drafts
 from sam.drafting.sequences import RECENT_TOKENS, start_sequence
 from sam.drafting.token_ids import digest
 from sam.sharing.arrivals import Arrivals

@@ -14,7 +14,8 @@ import numpy as np
 
 from sam.config import SpeculationConfig
 from sam.drafting import origins, shape
-from sam.drafting.drafter import Drafter, Drafts
+from sam.drafting.drafter import Drafter
+from sam.drafting.drafts import Drafts
 from sam.drafting.paths import further
 from sam.history.client import HistoryClient
 from sam.record.engine_steps import accepted_tokens

@@ -68,13 +68,16 @@ class BenchEngine:
         """Tokens of prompt and response together."""
         return self._llm.model_config.max_model_len
 
-    def run(self, requests: list[dict[str, Any]], sampling: dict[str, Any], record: bool) -> dict[str, Any]:
+    def run(
+        self, requests: list[dict[str, Any]], sampling: dict[str, Any], record: bool, forget: bool = False
+    ) -> dict[str, Any]:
         """Run requests that start together.
 
         Args:
             requests: `prompt_token_ids`, `seed` and `response` (to be emitted, or None) of each.
             sampling: keywords of SamplingParams that they share.
             record: whether to add `recorded`: what happened step by step, for pictures.
+            forget: whether drafters forget responses that have ended, since these requests may have the same ones.
 
         Returns:
             seconds: from the first request's arrival to the last one's end.
@@ -106,6 +109,8 @@ class BenchEngine:
         ]
         names = [f"{self._runs}-{number}" for number in range(len(requests))]
         before = self._take()
+        if forget and not self._is_stock:
+            self._llm.collective_rpc("sam_bench_forget")
         if record and not self._is_stock:
             self._llm.collective_rpc("sam_bench_follow", args=(names[0],))
         self._llm.reset_prefix_cache()
@@ -216,7 +221,7 @@ def answer(reply, command: dict[str, Any], engine: BenchEngine | None) -> BenchE
         engine = BenchEngine(**command)
         reply({"longest_text": engine.longest_text})
     else:
-        reply(engine.run(command["run"], command["sampling"], command["record"]))
+        reply(engine.run(command["run"], command["sampling"], command["record"], command["forget"]))
     return engine
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sam.drafting.drafter import Drafts
+from sam.drafting.drafts import Drafts
 from sam.switch.draft_passes import Passes
 
 

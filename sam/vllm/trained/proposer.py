@@ -12,14 +12,14 @@ import numpy as np
 import torch
 
 from sam.config import SpeculationConfig
-from sam.drafting.drafter import Drafts
-from sam.drafting.no_text import NoText
+from sam.drafting.drafts import Drafts
 from sam.drafting.position_acceptance import PositionAcceptance
 from sam.switch.draft_passes import PassCost, Passes, may_pay, plan_passes
 from sam.vllm import warmup_cost
 from sam.vllm.proposer import SamProposer
 from sam.vllm.trained import COUNTERS
 from sam.vllm.trained.made_drafts import MadeDrafts, replaced
+from sam.vllm.trained.no_text import NoText
 from sam.vllm.trained.passes import DraftModelPasses
 from sam.vllm.trained.ranks import FirstRankDecides, check_ranks
 from sam.vllm.trained.sampling import Drawn, draft_probabilities

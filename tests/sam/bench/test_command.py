@@ -56,7 +56,7 @@ def test_a_measurement(bench, tmp_path, capsys):
     assert "go: 1.43x (1.43-1.43) at 1 request\ngo: 1.43x (1.43-1.43) at 4 requests\nspeculation=sam " in text
     assert text.count("24 of 24") == 4  # 3 rounds of 8 responses at each load; stock has other tokens
     assert "batches of a round, one after another: 8 of 1 request, 2 of 4 requests\n" in text
-    assert "prompts.jsonl has 20 prompts or groups, all rounds need 32: they come again" in text
+    assert "prompts.jsonl has 20 prompts or groups, all rounds need 32: some come again" in text
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["settings"]["engine"] == ["--dtype", "float32"]
     assert result["verdicts"]["4"]["answer"] == "go" and result["rows"][2]["acceptance_length"] == 2.0
@@ -80,7 +80,7 @@ def test_forced_text(bench, tmp_path, capsys):
     assert bench(*forced, "--rounds", "1", prompts=None) == 0
     text = capsys.readouterr().out
     assert "1 of 3 prompts have fewer than 4 responses and are left out" in text
-    assert "has 2 prompts or groups, all rounds need 12: they come again" in text  # a batch each, and then 8 and 2
+    assert "has 2 prompts or groups, all rounds need 12: some come again" in text  # a batch each, and then 8 and 2
     assert "all requests emit the responses of rollouts.jsonl" in text and "8 of 8" in text
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["settings"]["max_tokens"] == 16 and result["settings"]["ignore_eos"]  # --max-tokens cuts

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sam.bench.loads import WARM_UP, Group, batches_of, check_prompts, group_sizes, groups_before
+from sam.bench.loads import WARM_UP, Group, batches_of, check_prompts, come_again, group_sizes, groups_before
 from tests.sam.bench.test_settings import settings
 
 LOADS = [1, 4, 12]
@@ -90,3 +90,12 @@ def test_a_group_that_comes_again_gives_its_other_responses_first():
     groups = [Group([number], [[number, sample] for sample in range(8)]) for number in range(3)]
     given = [row["response"] for row in requests(0, 1, prompts=groups)]
     assert given == [[1, 1], [2, 1], [0, 2], [1, 2], [2, 2], [0, 3], [1, 3], [2, 3]]
+
+
+def test_whether_groups_come_again():
+    """Batches take 1, 1 and 2 groups to warm up, then 8, 2 and 2 in a round."""
+    of = settings(requests=LOADS, samples=8, responses=8)
+    for available, first in ((3, (0, 2)), (4, (1, 0)), (13, (1, 1)), (16, (2, 0)), (100, None)):
+        places = [(round_, number) for round_ in range(3) for number in range(3)]
+        again = [place for place in places if come_again(of, place[1], place[0], PROMPTS[:available])]
+        assert again == (places[places.index(first) :] if first else [])

@@ -270,3 +270,27 @@ def test_drafts_end_where_they_are_unlikely_to_be_accepted():
         floor = float(whole.acceptance[kept]) + 1e-6 if kept < 4 else 0.0
         cut = drafter.step(["a"], tokens(), np.zeros(2, np.int64), np.array([4], np.int32), min_acceptance=floor)
         assert cut.token_ids.tolist() == whole.token_ids[:kept].tolist()
+
+
+def test_a_drafter_that_was_told_to_forget_keeps_nothing_of_finished_requests():
+    drafter, text = Drafter(max_draft_tokens=K), list(range(100, 140))
+    prompt, others = tokens(1, 2, 3), tokens(4, 5, 6)
+
+    def drafted_after(request, its):
+        """Of a request that writes the same text once more."""
+        drafter.start(request, its)
+        append(drafter, request, *text[:20])
+        drafts = draft(drafter, request)
+        append(drafter, request, *text[20:])
+        return drafts
+
+    assert drafted_after("first", prompt) == []
+    drafter.finish("first")
+    assert drafted_after("second", prompt) == text[20:23] == drafted_after("other prompt", others)
+    drafter.finish("second")
+    drafter.forget()
+    assert draft(drafter, "other prompt", 0) == [] and len(drafter.groups) == 1, "the one whose request runs"
+    assert drafted_after("third", prompt) == []
+    drafter.finish("third")
+    drafter.finish("other prompt")
+    assert len(drafter.groups) == 0

@@ -4,6 +4,7 @@ import functools
 import json
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ ENGINE += ["--kv-cache-memory-bytes", str(256 << 20)]  # other tests run beside 
 def inputs(tmp_path):
     save_model(tmp_path / "model", sharpness=12.0)
     generator = np.random.default_rng(0)
-    prompts = [generator.integers(0, VOCABULARY, 8).tolist() for _ in range(8)]
+    prompts = [generator.integers(0, VOCABULARY, 8).tolist() for _ in range(9)]
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt_token_ids": prompt}) + "\n" for prompt in prompts))
     return ["--model", str(tmp_path / "model"), "--prompts", str(path), "--output", str(tmp_path / "out")]
@@ -107,6 +108,23 @@ def test_forced_text_on_a_config_alone_and_a_slowed_sam(inputs, tmp_path, capsys
     assert {rows[variant, 4]["as_recorded"] for variant in ("stock", "off", "sam")} == {24}
     assert rows["stock", 4]["steps"] == rows["off", 4]["steps"] == 100
     assert rows["sam", 4]["accepted"] > 0
+
+
+def test_texts_that_come_again_are_new_to_drafters(inputs, tmp_path, capsys, monkeypatch):
+    """Of each response no part occurs twice, so that all that could be drafted from is the same response, before."""
+    monkeypatch.setattr(rounds, "REST_SECONDS", 0.0)
+    texts = [np.random.default_rng(seed).permutation(VOCABULARY)[:60].tolist() for seed in range(3)]
+    text = tmp_path / "recording.jsonl"
+    rows = [{"prompt_tokens": [1, 2, row], "response_tokens": response} for row, response in enumerate(texts)]
+    text.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    load = ["--text", str(text), "--requests", "1", "--samples", "1", "--responses", "6", "--rounds", "1"]
+    variants = ["off", "sam", *(["suffix"] if find_spec("arctic_inference") else [])]
+    model, output = inputs[:2], inputs[4:]
+    assert main([*model, *output, *load, *ENGINE, "--temperature", "1", "--variants", *variants]) == 0
+    assert "has 3 prompts or groups, all rounds need 7: some come again" in capsys.readouterr().out
+    rows = {row["variant"]: row for row in json.loads((tmp_path / "out" / "result.json").read_text())["rows"]}
+    for variant in variants[1:]:
+        assert rows[variant]["as_recorded"] == 6 and rows[variant]["accepted"] <= 20, "of 360 tokens"
 
 
 def test_vllm_does_not_know_an_argument(inputs, tmp_path, capsys):

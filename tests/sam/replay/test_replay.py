@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sam.corpus import main as build_corpus
-from sam.drafting.drafter import Drafts
+from sam.drafting.drafts import Drafts
 from sam.record.responses import Recording, TraceError, read_recording
 from sam.replay.__main__ import main
 from sam.replay.baselines import make_drafter

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sam.drafting.drafter import Drafts
+from sam.drafting.drafts import Drafts
 from sam.switch.draft_passes import PassCost, may_pay, plan_passes
 from sam.switch.goodput import Goodput
 from sam.switch.policies import make_policy

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from sam.drafting.no_text import NoText
 from sam.switch.draft_passes import PassCost
 from sam.vllm.proposer import SamProposer
+from sam.vllm.trained.no_text import NoText
 from tests.sam.vllm.model_runner import LENGTH, Runner
 
 trained = pytest.importorskip("sam.vllm.trained.proposer")

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from sam.drafting.drafter import Drafts
+from sam.drafting.drafts import Drafts
 from sam.drafting.mixing_weights import make_learned
 
 
