@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,7 +24,7 @@ from sam.bench.loads import Group, check_prompts, groups_before
 from sam.bench.prompts import BUILT_IN, check_draft_model, check_texts, digest, model_config, read_prompts, tokenizer_of
 from sam.bench.recording import read_groups
 from sam.bench.report import bench_page
-from sam.bench.rounds import RoundsFile, measure, missing
+from sam.bench.rounds import RoundsFile, emit_history, measure, missing
 from sam.bench.settings import STOCK, Settings
 from sam.bench.table import as_text, batches_in_words, recommendation, rows_of, verdicts_of, warnings_of
 from sam.command import run_command
@@ -51,6 +52,9 @@ def parse(arguments: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--model", type=Path, required=True, help="folder of the model")
     parser.add_argument("--prompts", type=Path, help=".jsonl or .parquet with prompt or prompt_token_ids; or built in")
     parser.add_argument("--text", type=Path, help="recording or run directory whose responses all requests emit")
+    parser.add_argument(
+        "--history", type=Path, help="recording that every engine emits once before, as an earlier epoch"
+    )
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 4, 24], help="loads: requests at once")
     parser.add_argument("--samples", type=int, default=8, help="requests of one prompt")
     parser.add_argument("--responses", type=int, default=8, help="of a round at least: small loads run several batches")
@@ -102,6 +106,7 @@ def prepare(options: argparse.Namespace, engine: list[str]) -> tuple[Settings, l
     if options.text:
         longest = max(len(response) for group in groups for response in group.responses)
         common |= {"text": options.text.resolve().name, "ignore_eos": True}
+        common |= {"history": options.history and options.history.resolve().name}
     common |= {"max_tokens": longest, "has_tokenizer": tokenizer is not None}
     return Settings(model=str(options.model.resolve()), prompts=name, **common), groups, notes
 
@@ -110,6 +115,8 @@ def read_input(options: argparse.Namespace, tokenizer: Path | None) -> tuple[lis
     """Groups, their name, and what to know of them."""
     needed = groups_before(options.requests, options.samples, options.responses, options.rounds + 1)
     notes: list[str] = []
+    if options.history and not options.text:
+        raise ValueError(f"--history {options.history}: it goes with --text, a later epoch of the same prompts")
     if options.text:
         folder = None if tokenizer is None else str(tokenizer)
         groups, notes = read_groups(options.text, folder, options.requests, options.samples, options.max_tokens)
@@ -122,7 +129,18 @@ def read_input(options: argparse.Namespace, tokenizer: Path | None) -> tuple[lis
     return groups, digest(groups) if options.text or options.prompts else BUILT_IN, notes
 
 
-def run_engines(settings: Settings, groups: list[Group], file: RoundsFile, rounds: int, logs: Path) -> None:
+def history_of(options: argparse.Namespace, engine: list[str]) -> list[Group]:
+    """The groups of `--history`, as those of `--text` are read."""
+    if not options.history:
+        return []
+    tokenizer = tokenizer_of(options.model, engine)
+    folder = None if tokenizer is None else str(tokenizer)
+    return read_groups(options.history, folder, options.requests, options.samples, options.max_tokens)[0]
+
+
+def run_engines(
+    settings: Settings, groups: list[Group], history: list[Group], file: RoundsFile, rounds: int, logs: Path
+) -> None:
     """Start an engine for each variant and measure what is missing; none is left running, however this ends.
 
     Raises:
@@ -140,29 +158,43 @@ def run_engines(settings: Settings, groups: list[Group], file: RoundsFile, round
             bar.update()
 
         try:
-            for variant in settings.variants:
-                bar.set_description(f"starting {variant}")
-                start_engine(variant, settings, groups, logs, engines)
-                bar.update()
+            for variants in [settings.variants] if settings.starts_at_once else [[one] for one in settings.variants]:
+                bar.set_description(f"starting {', '.join(variants)}")
+                start_engines(variants, settings, groups, logs, engines, bar.update)
+            emit_history(engines.values(), settings, history)
             measure(engines, settings, groups, file, rounds, advance)
         finally:
             bar.set_description("ending the engines")
             stop_all(engines.values())
 
 
-def start_engine(
-    variant: str, settings: Settings, groups: list[Group], logs: Path, engines: dict[str, EngineProcess]
+def start_engines(
+    variants: list[str],
+    settings: Settings,
+    groups: list[Group],
+    logs: Path,
+    engines: dict[str, EngineProcess],
+    advance: Callable[[], None],
 ) -> None:
-    """Start a variant's engine and add it to `engines`.
+    """Start the engines of some variants side by side and add them to `engines`.
 
     Raises:
-        EngineError: it refused or ended. ValueError: the prompts are too long for it.
+        EngineError: one refused or ended. ValueError: the prompts are too long for one.
     """
     started = time.perf_counter()
-    engine = engines[variant] = EngineProcess(variant, logs / f"{variant}.log", environment_of(variant))
-    longest_text = engine.ask(settings.start(variant, MEMORY in os.environ))["longest_text"]
-    engine.start_s = round(time.perf_counter() - started, 2)
-    longest = max(group.longest_text(settings.max_tokens) for group in groups)
+    for variant in variants:
+        engine = engines[variant] = EngineProcess(variant, logs / f"{variant}.log", environment_of(variant))
+        engine.tell(settings.start(variant, MEMORY in os.environ))
+    for variant in variants:
+        longest_text = engines[variant].reply()["longest_text"]
+        engines[variant].start_s = round(time.perf_counter() - started, 2)
+        check_length(groups, settings.max_tokens, longest_text)
+        advance()
+
+
+def check_length(groups: list[Group], max_tokens: int, longest_text: int) -> None:
+    """Raise ValueError if a prompt with its response is longer than an engine takes, in tokens."""
+    longest = max(group.longest_text(max_tokens) for group in groups)
     if longest > longest_text:
         raise ValueError(
             f"a prompt with its response has up to {longest} tokens, more than the engine takes, {longest_text}: set "
@@ -225,7 +257,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.output.mkdir(parents=True, exist_ok=True)
         file = RoundsFile(options.output / "rounds.jsonl", settings, options.resume)
         try:
-            run_engines(settings, groups, file, options.rounds, options.output)
+            run_engines(settings, groups, history_of(options, engine), file, options.rounds, options.output)
         except KeyboardInterrupt:
             interrupted = True
         result = result_of(file, settings, notes)

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from sam.bench.settings import SAM, STOCK, Settings
+from sam.bench.settings import SAM, STOCK_V1, Settings, is_stock
 from sam.bench.verdict import in_requests
 from sam.command import new_figure
 
@@ -22,6 +22,8 @@ def color_of(variant: str) -> str:
     """A variant's color, the same in all pictures."""
     if variant in COLORS:
         return COLORS[variant]
+    if is_stock(variant):
+        return "#999933" if variant == STOCK_V1 else color_of(variant.split("-")[1].partition("_")[0])
     fixed, paths = SAM.fullmatch(variant).groups()
     return SAM_COLORS[(int(fixed or 0) + int(paths or 0)) % len(SAM_COLORS)]
 
@@ -88,7 +90,7 @@ def running(recorded: Recorded, requests: int):
     for (load, variant), batches in recorded.items():
         if load == requests:
             ends, unfinished = _unfinished(batches, requests)
-            style = "--" if variant == STOCK else "-"
+            style = "--" if is_stock(variant) else "-"
             axes.step(ends, unfinished, style, where="post", linewidth=1.2, color=color_of(variant), label=variant)
     _over_time(axes, "unfinished requests", f"at {in_requests(requests)}")
     return figure

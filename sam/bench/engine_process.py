@@ -4,6 +4,7 @@ The process has a session of its own, so that Ctrl-C reaches this one alone, whi
 pipe and answers on another; what it prints goes to its log.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -53,15 +54,24 @@ class EngineProcess:
             os.close(theirs_out)
 
     def ask(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Send a command and wait for its reply.
+        """Send a command and wait for its reply; raises what `reply` raises."""
+        self.tell(command)
+        return self.reply()
+
+    def tell(self, command: dict[str, Any]) -> None:
+        """Send a command; its reply is to be had from `reply`."""
+        with contextlib.suppress(BrokenPipeError):  # `reply` says how it ended
+            self._send((json.dumps(command) + "\n").encode())
+
+    def reply(self) -> dict[str, Any]:
+        """Wait for the reply to the earliest command that has none yet.
 
         Raises:
             EngineError: the engine refused, or its process ended.
         """
         try:
-            self._send((json.dumps(command) + "\n").encode())
             reply = self._reply()
-        except (BrokenPipeError, EOFError) as error:
+        except EOFError as error:
             code = self._process.wait()
             raise EngineError(f"{self.variant}: the engine's process ended with code {code}: see {self.log}") from error
         if "error" in reply:

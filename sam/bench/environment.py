@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, PackageNotFoundError, distributions, version
 
-from sam.bench.settings import STOCK
+from sam.bench.settings import STOCK_V1, is_stock
 
 # No looking for anything on a network.
 OFFLINE = {
@@ -24,9 +24,10 @@ MEMORY = "VLLM_CPU_KVCACHE_SPACE"
 def environment_of(variant: str) -> dict[str, str]:
     """The user's variables and those that a variant needs; what the user has set stays, but for our plugin."""
     ours = OURS | (HUGE_PAGES if vllm_version().endswith("+cpu") else {})
-    environment = OFFLINE | ({} if variant == STOCK else ours) | dict(os.environ)
+    own = ours if not is_stock(variant) else OURS if variant == STOCK_V1 else {}
+    environment = OFFLINE | own | dict(os.environ)
     chosen = os.environ.get("VLLM_PLUGINS")
-    plugins = vllm_plugins(_installed_plugins(), variant == STOCK, None if chosen is None else chosen.split(","))
+    plugins = vllm_plugins(_installed_plugins(), is_stock(variant), None if chosen is None else chosen.split(","))
     environment.pop("VLLM_PLUGINS", None)
     return environment if plugins is None else environment | {"VLLM_PLUGINS": ",".join(plugins)}
 

@@ -93,7 +93,7 @@ def batches_of(settings: Settings, number: int, round_: int, groups: list[Group]
             _again(groups[place % len(groups)], place // len(groups), size)
             for place, size in zip(places, sizes, strict=True)
         ]
-        batches.append(_requests(its, sizes, seed + batch * load if settings.seeds else None))
+        batches.append(requests_of(its, sizes, seed + batch * load if settings.seeds else None))
     return batches
 
 
@@ -105,7 +105,7 @@ def _again(group: Group, times: int, size: int) -> Group:
     return group._replace(responses=group.responses[first:] + group.responses[:first])
 
 
-def _requests(groups: list[Group], sizes: list[int], seed: int | None) -> list[dict[str, Any]]:
+def requests_of(groups: list[Group], sizes: list[int], seed: int | None) -> list[dict[str, Any]]:
     """Requests of a batch, `sizes` of each group, with seeds from `seed` on."""
     requests = []
     for (prompt, responses), size in zip(groups, sizes, strict=True):

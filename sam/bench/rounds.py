@@ -1,14 +1,15 @@
 """Rounds of loads in which the variants take turns, kept in a file as they are measured."""
 
 import json
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from sam.bench.engine_process import EngineProcess
-from sam.bench.loads import WARM_UP, Group, batches_of, come_again
+from sam.bench.loads import WARM_UP, Group, batches_of, come_again, requests_of
 from sam.bench.settings import Settings
 from sam.bench.table import sum_of_replays
 from sam.record.atomic import replacing
@@ -99,6 +100,14 @@ def turns(variants: list[str], round_: int) -> list[str]:
     return variants[first:] + variants[:first]
 
 
+def emit_history(engines: Iterable[EngineProcess], settings: Settings, history: list[Group]) -> None:
+    """Let every engine emit an earlier epoch's responses once, uncounted, so that drafters have their text."""
+    if history:
+        batch = requests_of(history, [len(group.responses) for group in history], None)
+        for engine in engines:
+            engine.ask({"run": batch, "sampling": settings.sampling(), "record": False, "forget": False})
+
+
 def measure(
     engines: dict[str, EngineProcess],
     settings: Settings,
@@ -114,7 +123,9 @@ def measure(
         advance: called after each run with what comes next, in words.
     """
     places = missing(file, settings, rounds)
-    rest = REST_SECONDS if any(engine.has_workers() for engine in engines.values()) else 0.0
+    # With two cores an engine there is always one left for the next.
+    crowded = (os.cpu_count() or 1) < 2 * len(engines)
+    rest = REST_SECONDS if crowded and any(engine.has_workers() for engine in engines.values()) else 0.0
     for load in sorted({load for _, load in places}):
         for variant in settings.variants:
             _run(engines[variant], settings, groups, WARM_UP, load, rest)

@@ -8,7 +8,10 @@ from typing import Any
 from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
 
 STOCK = "stock"
-VARIANTS = (STOCK, "off", "sam", "ngram", "suffix", *WITH_DRAFT_MODEL)
+STOCK_V1 = "stock-v1"  # with vLLM's first model runner, which all that this project installs needs
+# vLLM as it is shipped with one of its own drafters, and its own verification.
+STOCK_DRAFTER = re.compile(r"stock-(ngram|ngram_gpu|suffix)(?:-k([1-9]|[12][0-9]|3[0-2]))?")
+VARIANTS = (STOCK, STOCK_V1, "off", "sam", "ngram", "suffix", *WITH_DRAFT_MODEL)
 # sam with drafts of up to so many tokens in every step, what goodput is measured against; and with so many paths.
 SAM = re.compile(r"sam(?:-k([1-9]|1[0-5]))?(?:-paths([2-8]))?")
 # Set by the variants, so that nobody else may.
@@ -31,6 +34,7 @@ class Settings:
         responses: least responses of a round; a load of fewer requests runs in several batches.
         max_tokens: longest response, in tokens.
         text: name of the recording whose responses are forced, or None.
+        history: name of the recording that every engine emits once before the rounds, or None.
         has_tokenizer: whether the model has one.
         draft_model: folder of what draft_model, hybrid and eagle3 draft with, or None.
         temperature: of sampling.
@@ -57,6 +61,7 @@ class Settings:
     seeds: bool
     engine: list[str]
     text: str | None = None
+    history: str | None = None
     has_tokenizer: bool = True
     draft_model: str | None = None
 
@@ -91,14 +96,22 @@ class Settings:
         if not self.has_tokenizer and "skip_tokenizer_init" not in engine_names(engine):
             engine.append("--skip-tokenizer-init")
         speculation = None
-        if variant != STOCK:
+        own = None
+        if is_stock(variant):
+            own = stock_speculation_of(variant, self.draft_tokens)
+        else:
             chosen = speculation_of(variant, self.draft_tokens, self.draft_model)
             if self.text is not None:
                 # No uniform of this engine drew a recording's tokens, so that a draw with one would be any draw.
                 chosen["draft_sample_method"] = "greedy"
             speculation = SpeculationConfig.from_dict(chosen).to_dict()
         started = {"variant": variant, "model": self.model, "engine": engine, "speculation": speculation}
-        return started | {"forces_text": self.text is not None}
+        return started | {"stock_speculation": own, "forces_text": self.text is not None}
+
+    @property
+    def starts_at_once(self) -> bool:
+        """Whether engines may start side by side: where vLLM does not find its memory by watching what is free."""
+        return "kv_cache_memory_bytes" in engine_names(self.engine)
 
     def sampling(self) -> dict[str, Any]:
         """Keywords of vLLM's SamplingParams that all requests share."""
@@ -116,14 +129,14 @@ class Settings:
 def check_variants(variants: list[str], draft_model: str | None = None) -> None:
     """Raise ValueError unless the variants are known, have what they need, and one to be compared with."""
     for variant in variants:
-        if variant not in VARIANTS and not SAM.fullmatch(variant):
-            known = f"{', '.join(VARIANTS)}, sam-k1 to sam-k15, sam-paths2 to sam-paths8"
+        if variant not in VARIANTS and not SAM.fullmatch(variant) and not STOCK_DRAFTER.fullmatch(variant):
+            known = f"{', '.join(VARIANTS)}, sam-k1 to sam-k15, sam-paths2 to sam-paths8, stock-ngram_gpu, ..."
             raise ValueError(f"--variants {variant}: expected some of {known}")
     if len(set(variants)) < len(variants):
         raise ValueError(f"--variants {_words(variants)}: one comes twice")
     if not {STOCK, "off"} & set(variants):
         raise ValueError(f"--variants {_words(variants)}: expected stock or off among them, to compare with")
-    if "suffix" in variants and importlib.util.find_spec("arctic_inference") is None:
+    if any("suffix" in variant for variant in variants) and importlib.util.find_spec("arctic_inference") is None:
         raise ValueError("--variants suffix: it needs arctic-inference: install the extra `peers`, or leave it out")
     needs_one = next((variant for variant in variants if variant in WITH_DRAFT_MODEL), None)
     if needs_one and not draft_model:
@@ -132,6 +145,18 @@ def check_variants(variants: list[str], draft_model: str | None = None) -> None:
         raise ValueError(
             f"--draft-model {draft_model}: no variant drafts with it: add {' or '.join(WITH_DRAFT_MODEL)} to --variants"
         )
+
+
+def is_stock(variant: str) -> bool:
+    """Whether a variant is vLLM without this project's plugin."""
+    return variant.partition("-")[0] == STOCK
+
+
+def stock_speculation_of(variant: str, draft_tokens: int) -> dict[str, Any] | None:
+    """vLLM's `speculative_config` of one of its own drafters, which leaves all else to vLLM; None without drafts."""
+    if not (found := STOCK_DRAFTER.fullmatch(variant)):
+        return None
+    return {"method": found[1], "num_speculative_tokens": int(found[2] or draft_tokens)}
 
 
 def speculation_of(variant: str, draft_tokens: int, draft_model: str | None = None) -> dict[str, Any]:

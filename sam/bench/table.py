@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from sam.bench.loads import batch_count
-from sam.bench.settings import Settings, speculation_of
+from sam.bench.settings import Settings, is_stock, speculation_of
 from sam.bench.verdict import GO, NO_GO, NOISY, Verdict, decide, in_requests, median_interval
 
 STAGES = ("forward_ms", "verify_ms", "draft_ms")
@@ -151,7 +151,7 @@ def warnings_of(rows: list[dict[str, Any]], settings: Settings) -> list[str]:
         place = f"{row['variant']} at {in_requests(row['requests'])}"
         if row["draft_errors"]:
             found.append(f"{place}: drafting failed {row['draft_errors']} times: see {row['variant']}.log")
-        if row["variant"] != "stock" and row["identical"] is not None and row["identical"] < row["responses"]:
+        if not is_stock(row["variant"]) and row["identical"] is not None and row["identical"] < row["responses"]:
             found.append(f"{place}: {row['responses'] - row['identical']} responses differ from those of off")
         if abs(row["tokens_ratio"] - 1) > SAME_WORK:
             found.append(
@@ -163,15 +163,16 @@ def warnings_of(rows: list[dict[str, Any]], settings: Settings) -> list[str]:
         found += [
             f"{variant} schedules step by step, stock asynchronously: vLLM does not combine that with its drafter"
             for variant, its in asynchronous.items()
-            if not its
+            if not its and not is_stock(variant)
         ]
     return found
 
 
 def as_text(rows: list[dict[str, Any]], settings: Settings) -> str:
     """Lay out the rows as text."""
+    width = max(11, *(len(row["variant"]) for row in rows))
     lines = [
-        f"{'requests':>8} {'variant':11} {'seconds':>8} {'tokens/s':>9} {'ms/step':>8} {'steps':>7} {'length':>7} "
+        f"{'requests':>8} {'variant':{width}} {'seconds':>8} {'tokens/s':>9} {'ms/step':>8} {'steps':>7} {'length':>7} "
         f"{'drafted':>8} {'accepted':>8}  {'over ' + settings.reference:19} {'all':>6}  "
         + ("as recorded" if settings.text else "identical to off")
     ]
@@ -180,7 +181,7 @@ def as_text(rows: list[dict[str, Any]], settings: Settings) -> str:
         equal = row["as_recorded"] if settings.text else row["identical"]
         same = "-" if equal is None else f"{equal} of {row['responses']}"
         lines.append(
-            f"{row['requests']:8} {row['variant']:11} {row['seconds']:8.2f} {row['tokens_per_s']:9.1f} "
+            f"{row['requests']:8} {row['variant']:{width}} {row['seconds']:8.2f} {row['tokens_per_s']:9.1f} "
             f"{row['step_ms']:8.2f} {row['steps']:7.0f} {counts[0]:>7} {counts[1]:>8} {counts[2]:>8}  "
             f"{row['ratio']:.2f}x ({row['low']:.2f}-{row['high']:.2f}) {row['all_rounds']:7.2f}x  {same}"
         )
@@ -212,7 +213,7 @@ def engines_of(rows: list[dict[str, Any]]) -> list[tuple[str, str, str, str, str
 
 def _graphs(replays: dict[str, tuple[int, int]] | None, variant: str) -> str:
     if replays is None:
-        return "not told" if variant == "stock" else "none"
+        return "not told" if is_stock(variant) else "none"
     shares = {phase: f"{replayed} of {steps} steps" for phase, (replayed, steps) in replays.items() if steps}
     return ", ".join(f"{share} {phase.replace('_', ' ')}" for phase, share in shares.items())
 

@@ -36,6 +36,9 @@ MAX_VALID_FOR_STEPS = 15  # of them in which the policy is not asked and learns 
 ACCEPTANCE_DECAY = 0.9
 # Of at least MIN_EXPECTED tokens less than this share accepted: the drafter's probabilities are wrong.
 MIN_EXPECTED, MIN_ACCEPTED_SHARE = 4.0, 0.5
+# Where every step has drafts nothing tells what one without would take: asynchronously scheduled it waits for nobody.
+# After so many steps with drafts, fewer at the start, some without are observed.
+FIRST_DRAFTED_STEPS, DRAFTED_STEPS, PLAIN_STEPS, MOST_PLAIN_STEPS = 8, 64, 2, 6
 REJECTED_COOL_DOWN_STEPS = 4  # steps without drafting after that; twice as many each further time
 
 
@@ -114,6 +117,7 @@ class Goodput:
         self._expected = self._accepted = 0.0  # decaying sums over the steps with drafts
         self._unlearnt_ms = 0.0  # milliseconds of the steps since one was learnt from
         self._trials, self._is_trial = PriceTrials(), False
+        self._drafted_steps, self._plain_steps = DRAFTED_STEPS - FIRST_DRAFTED_STEPS, 0  # observed since the last plain ones
         self._corrected: tuple[tuple[int, int, int], np.ndarray, float] | None = None
 
     def use_table(self, step_cost: StepCost, forward_only: bool = False) -> None:
@@ -134,6 +138,11 @@ class Goodput:
         self._trials.passed(state.steps_since_plan)
         if state.running != self._running:
             self._running, self._cool_down = state.running, min(self._cool_down, 1)
+        if self._drafted_steps >= DRAFTED_STEPS:
+            self._drafted_steps += 1
+            if self._drafted_steps < DRAFTED_STEPS + MOST_PLAIN_STEPS:
+                return Plan(0)
+            self._drafted_steps = 0
         if self._cool_down > 0:
             self._cool(1)
             return Plan(0, valid_for_steps=min(self._cool_down, MAX_VALID_FOR_STEPS))
@@ -186,6 +195,7 @@ class Goodput:
         self._observed_steps += 1
         self._unlearnt_ms += milliseconds
         is_due = self._observed_steps <= ALWAYS_LEARN_STEPS or self._unlearnt_ms >= LEARN_INTERVAL_MS
+        is_due |= self._count_plain_steps(drafted)
         if not is_due and not (self._is_trial and drafted):
             return
         if state.prefilling == 0 and state.max_num_tokens_other_dp_ranks <= state.running + drafted:
@@ -195,6 +205,16 @@ class Goodput:
                 return
             if self.correction.observe(state.running, drafted, table_ms, milliseconds):
                 self._unlearnt_ms, self._corrected = 0.0, None
+
+    def _count_plain_steps(self, drafted: int) -> bool:
+        """Count steps without drafts, which alone tell what drafting costs; whether this one was asked for."""
+        if drafted:
+            self._drafted_steps, self._plain_steps = min(self._drafted_steps + 1, DRAFTED_STEPS), 0
+            return False
+        was_asked_for, self._plain_steps = self._drafted_steps >= DRAFTED_STEPS, self._plain_steps + 1
+        if self._plain_steps >= PLAIN_STEPS:
+            self._drafted_steps = 0
+        return was_asked_for
 
     def _check_acceptance(self, accepted: int) -> None:
         """Cool down if far fewer draft tokens are accepted than expected."""

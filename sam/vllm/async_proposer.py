@@ -4,8 +4,9 @@ vLLM schedules step n + 1 before it knows the tokens of step n, with placeholder
 
 - Without drafts a step waits for nothing and copies nothing. The automaton learns from vLLM's own copy of the sampled
   tokens, once that has arrived.
-- With drafts it waits once, for that same copy, at the end of the step; drafts then travel with the next step's input
-  tokens. Since all counts are known on the host by then, vLLM need not correct any on the device.
+- With drafts it waits once, for that same copy, just before the next step prepares its input: vLLM has scheduled that
+  step and handed on the one before while the device was busy. Drafts then travel with the next step's input tokens.
+  Since all counts are known on the host by then, vLLM need not correct any on the device.
 
 Between the phases lies one step: drafts are asked for in it, and come with the next.
 
@@ -15,6 +16,7 @@ tokens where drafts are verified, and before the first that are.
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -70,7 +72,14 @@ class SampledTokens:
 
 
 class AsyncDrafting(SamProposer):
-    """A SamProposer whose steps are scheduled before the tokens of the step before are known."""
+    """A SamProposer whose steps are scheduled before the tokens of the step before are known.
+
+    Attributes:
+        reads_late: whether a step's tokens are waited for where the next one begins, not where the step ends.
+        on_read: called when the tokens of a step that was waited for are known; of a StepRecorder.
+    """
+
+    reads_late = True
 
     def __init__(self, vllm_config, *of_a_model, **of_its_own):
         ranks.check_async(vllm_config.parallel_config)
@@ -83,6 +92,8 @@ class AsyncDrafting(SamProposer):
         self._had_placeholders = self._waited = self._waited_before = False
         self._channel: ranks.DraftChannel | None = None  # to or from other ranks
         self._unread: tuple[SampledStep, Any] | None = None  # the last step and its output, where another rank drafts
+        self._awaited: tuple[SampledStep, Any] | None = None  # the same where this rank drafts, until it is waited for
+        self.on_read: Callable[[], None] | None = None
 
     def bind(self, runner) -> None:
         super().bind(runner)
@@ -90,7 +101,7 @@ class AsyncDrafting(SamProposer):
         async_hooks.install(runner, self)
 
     def after_step(self, output) -> None:
-        """Learn a step's tokens and draft for the next one.
+        """Learn a step's tokens and draft for the next one; where it waits for them, `read_awaited` does.
 
         Args:
             output: vLLM's AsyncGPUModelRunnerOutput, whose copy to the host is under way.
@@ -104,10 +115,38 @@ class AsyncDrafting(SamProposer):
             self._unread = step, output
             self.verifying = {}  # what came out for them is known a step later: no recorder of this rank asks
             return
-        verified = copy.shape[-1] > 1
         self._drafts, self.accepted = {}, {}
-        self._waited = verified or self.wants_drafts
-        sampled = self._wait(step, output, verified) if self._waited else None
+        self._waited = copy.shape[-1] > 1 or self.wants_drafts
+        if not self._waited:
+            self._learn(step, None)
+            return
+        self._awaited = step, output
+        if not self.reads_late:
+            self.read_awaited()
+
+    @property
+    def is_awaiting(self) -> bool:
+        """Whether the last step's tokens, and what they say about its drafts, are still to be read."""
+        return self._awaited is not None
+
+    def read_awaited(self, is_timed: bool = True) -> None:
+        """Wait for the last step's tokens, if it is one that is waited for, learn them and draft; may be called again.
+
+        Args:
+            is_timed: False where the engine may have been idle since that step.
+        """
+        if self._awaited is None:
+            return
+        (step, output), self._awaited = self._awaited, None
+        if not is_timed:
+            self._last, self._valid_for_steps = None, 0
+        self._learn(step, self._wait(step, output, is_needed=step.tokens.shape[-1] > 1))
+        if self.on_read:
+            self.on_read()
+
+    def _learn(self, step: SampledStep, sampled: SampledTokens | None) -> None:
+        """Write down what came out, if it is known, and draft."""
+        batch = self._runner.input_batch
         if sampled is None:
             self._pending.append(step)
             if len(self._pending) > 2 * MAX_STEPS_BEHIND:  # as when planning fails in every step
@@ -115,7 +154,7 @@ class AsyncDrafting(SamProposer):
         else:
             self._write(step, sampled, is_last=True)
             self.accepted = dict(zip(step.request_ids, sampled.lists, strict=True))
-        self._drafts = self._draft(step.request_ids, (sampled.counts if sampled else emits).tolist())
+        self._drafts = self._draft(step.request_ids, (sampled.counts if sampled else step.emits).tolist())
         if sampled or self._drafts:
             # All tokens are on the host: the next step takes its input from there, drafts included.
             batch.prev_sampled_token_ids = None
@@ -214,6 +253,8 @@ class AsyncDrafting(SamProposer):
         Args:
             scheduler_output: vLLM's SchedulerOutput; its dictionaries are the model runner's own already.
         """
+        # No request goes on from the step before: the engine was idle in between.
+        self.read_awaited(is_timed=bool(scheduler_output.scheduled_cached_reqs.req_ids))
         scheduled = scheduler_output.scheduled_spec_decode_tokens
         drafts = {name: self._drafts.get(name, [])[: len(room)] for name, room in scheduled.items()}
         if drafts and self._channel:
@@ -234,6 +275,14 @@ class AsyncDrafting(SamProposer):
         self.drafted = sum(map(len, self.verifying.values()))
         if self.paths:
             self.paths.before_step(scheduler_output)
+
+    def weights_updated(self) -> None:
+        self.read_awaited(is_timed=False)
+        super().weights_updated()
+
+    def take_sources(self) -> np.ndarray:
+        self.read_awaited(is_timed=False)
+        return super().take_sources()
 
     def _open_paths(self, runner) -> None:
         """`before_step` calls it."""

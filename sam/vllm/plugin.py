@@ -185,6 +185,8 @@ def install(runner) -> None:
 
             graphs.install(runner)
             async_hooks.skip_ngram_tensors()
+        elif current_platform.is_cuda():
+            runner_hooks.capture_drafts_of_any_length(runner)
         warmup_cost.measure_at_warm_up(runner)
         keep_other_ranks_tokens(runner)
     if config.verification == "exact" and not isinstance(getattr(runner, "_sample", None), ExactSampler):

@@ -123,15 +123,37 @@ class StepRecorder:
             output = function(*args, **kwargs)
             is_whole = hasattr(output, "sampled_token_ids") or hasattr(output, "get_output")
             if self._scheduled is not None and is_whole:
-                self._record(self._scheduled, output)
+                finish = self._ended(self._scheduled, output)
+                drafter = getattr(self._runner, "drafter", None)
+                if getattr(drafter, "is_awaiting", False):
+                    drafter.on_read = finish
+                else:
+                    finish()
             self._scheduled = None
             return output
 
         return sample_tokens
 
-    def _record(self, scheduled, output) -> None:
+    def _ended(self, scheduled, output):
+        """Note when a step ended; what it returns adds the step, once it is known what came out."""
         now = time.perf_counter()
-        begin = self._start if self._idle else self._last_end
+        milliseconds = (now - (self._start if self._idle else self._last_end)) * 1e3
+        stages = self._forward * 1e3, self._verify * 1e3, self._draft * 1e3
+        measured = milliseconds, self._switch_on, *stages, self._replayed
+        self._last_end, self._idle, self._replayed = now, False, False
+        self._forward = self._verify = self._draft = 0.0
+        return functools.partial(self._record, scheduled, output, now, *measured)
+
+    def _record(self, scheduled, output, now, milliseconds, switch_on, *rest) -> None:
+        """Add a step.
+
+        Args:
+            now: when it ended, in seconds.
+            rest: milliseconds of its stages, and whether it replayed a graph.
+        """
+        drafter = getattr(self._runner, "drafter", None)
+        if getattr(drafter, "on_read", None) is not None:
+            drafter.on_read = None
         running = len(scheduled.num_scheduled_tokens)
         drafts, tokens_of = self._verified(scheduled, output)
         accepted = drafted = 0
@@ -151,22 +173,17 @@ class StepRecorder:
             drafted += paths.num_draft_tokens
         row = (
             now,
-            (now - begin) * 1e3,
+            milliseconds,
             running,
             prefilling,
             drafted,
             accepted,
             emitted,
             # Drafters without a switch are on where they drafted.
-            bool(drafts) if self._switch_on is None else self._switch_on,
-            self._forward * 1e3,
-            self._verify * 1e3,
-            self._draft * 1e3,
-            self._replayed,
+            bool(drafts) if switch_on is None else switch_on,
+            *rest,
         )
         self._rows.append(row)
-        self._last_end, self._idle, self._replayed = now, False, False
-        self._forward = self._verify = self._draft = 0.0
 
     def _verified(self, scheduled, output) -> tuple[dict, dict]:
         """Drafts that the step verified, and the tokens that came out, by request.

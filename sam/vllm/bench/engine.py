@@ -1,9 +1,9 @@
 """`python -m sam.vllm.bench.engine`: one variant's engine for sam.bench, which starts it and tells it what to run.
 
-It reads a line of JSON, does what it says and answers with a line: first `{"variant", "model", "engine", "speculation",
-"forces_text"}`, then `{"run", "sampling", "record"}` any number of times. When the pipe is closed it shuts the engine
-down. For stock vLLM nothing of this project is in the engine: no plugin, no recorder, and a worker extension only where
-text is forced.
+It reads a line of JSON, does what it says and answers with a line: first the arguments of BenchEngine, then
+`{"run", "sampling", "record", "forget"}` any number of times. When the pipe is closed it shuts the engine down. For
+stock vLLM nothing of this project is in the engine: no plugin, no recorder, and a worker extension only where text is
+forced.
 """
 
 import contextlib
@@ -35,6 +35,7 @@ class BenchEngine:
         model: folder.
         engine: vLLM's engine arguments, as words of a command line.
         speculation: keys of SpeculationConfig.
+        stock_speculation: vLLM's `speculative_config` of stock with one of its own drafters.
         forces_text: whether runs give responses that requests are to emit.
 
     Raises:
@@ -42,7 +43,13 @@ class BenchEngine:
     """
 
     def __init__(
-        self, variant: str, model: str, engine: list[str], speculation: dict[str, Any] | None, forces_text: bool
+        self,
+        variant: str,
+        model: str,
+        engine: list[str],
+        speculation: dict[str, Any] | None,
+        stock_speculation: dict[str, Any] | None,
+        forces_text: bool,
     ):
         arguments = _engine_arguments(["--model", model, *engine])
         from vllm import LLM
@@ -54,7 +61,9 @@ class BenchEngine:
             for name, value in wanted.vllm_arguments(asynchronous).items():
                 setattr(arguments, name, value)
             arguments.worker_extension_cls = "sam.vllm.bench.extension.BenchExtension"
-        elif forces_text:
+        else:
+            arguments.speculative_config = stock_speculation
+        if wanted is None and forces_text:
             arguments.worker_extension_cls = "sam.vllm.bench.forced_text.ForcedTextExtension"
         # As vLLM's LLM has it by default: no statistics.
         arguments.disable_log_stats = True
@@ -109,7 +118,7 @@ class BenchEngine:
         ]
         names = [f"{self._runs}-{number}" for number in range(len(requests))]
         before = self._take()
-        if forget and not self._is_stock:
+        if forget and (self._forces_text or not self._is_stock):
             self._llm.collective_rpc("sam_bench_forget")
         if record and not self._is_stock:
             self._llm.collective_rpc("sam_bench_follow", args=(names[0],))

@@ -28,15 +28,6 @@ class BenchExtension(ForcedTextExtension):
         """Note how a request's tokens come about from now on; its id may have vLLM's own ending."""
         FollowedRequest.attach(self.model_runner).start(request)
 
-    def sam_bench_forget(self) -> None:
-        """Let the drafter forget the responses that have ended."""
-        proposer = getattr(self.model_runner, "drafter", None)
-        if (cache := getattr(proposer, "suffix_cache", None)) is not None:  # vLLM's, of Arctic Inference
-            for request in list(cache.cached_requests):
-                cache.evict_cached_response(request)
-        if hasattr(drafter := getattr(proposer, "drafter", None), "forget"):
-            drafter.forget()
-
     def sam_bench_take(self, columns: bool) -> dict[str, Any]:
         """Counts and milliseconds of the steps since the last call.
 

@@ -76,6 +76,7 @@ class ComingDrafts:
 class AsyncPasses(AsyncDrafting):
     """The passes of a SwitchedDraftModel, a base after this one, at the ends of steps that were scheduled before."""
 
+    reads_late = False  # passes begin when tokens are known, and run while vLLM schedules
     _began_passes: Any = None
     _coming: ComingDrafts | None = None  # drafts that the host does not know yet
 

@@ -28,7 +28,7 @@ def settings(**changed) -> Settings:
         ({"requests": [4, 4]}, "--requests 4 4"),
         ({"requests": [0]}, "--requests 0"),
         ({"temperature": float("nan")}, "--temperature nan"),
-        ({"variants": ["stock", "eagle"]}, "--variants eagle: expected some of stock, off, sam, ngram, suffix"),
+        ({"variants": ["stock", "eagle"]}, "--variants eagle: expected some of stock, stock-v1, off, sam, ngram, "),
         ({"variants": ["off", "sam-paths1"]}, "--variants sam-paths1: expected some of .*, sam-paths2 to sam-paths8"),
         ({"variants": ["off", "sam-k16"]}, "--variants sam-k16: expected some of .*, sam-k1 to sam-k15"),
         ({"variants": ["off", "off"]}, "one comes twice"),
@@ -56,7 +56,7 @@ def test_suffix_needs_its_package(monkeypatch):
 def test_stock_gets_nothing_of_this_project():
     started = settings(engine=["--dtype", "float32"]).start("stock", memory_is_set=True)
     engine = {"variant": "stock", "model": "/model", "engine": ["--dtype", "float32"]}
-    assert started == engine | {"speculation": None, "forces_text": False}
+    assert started == engine | {"speculation": None, "stock_speculation": None, "forces_text": False}
     assert settings(text="a.npz").start("stock", memory_is_set=True)["forces_text"]
 
 
