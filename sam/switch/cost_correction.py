@@ -20,10 +20,10 @@ from sam.switch.step_cost import StepCost
 MEMORY_STEPS = 128.0  # steps after which a step has lost most of its weight
 # Prior standard deviations: of what all steps share, the cheapest; of what a request adds, all that the table says;
 # of a draft token, half of the most that it says for any number of requests; neither less than these shares of the
-# cheapest step. Of a step with drafts, a tenth of the cheapest step. The first weighs no more than so many steps: what
-# all steps share must reach the fixed term soon, and not the tokens' price, however noisy the steps and however wrong
-# the table.
-FIXED_STD, PER_REQUEST_STD, PER_DRAFT_TOKEN_STD, SPECULATING_STD = 1.0, 1.0, 0.5, 1.0
+# cheapest step. Of a step with drafts, half of the cheapest step: scheduled asynchronously it alone waits for the host.
+# The first weighs no more than so many steps: what all steps share must reach the fixed term soon, and not the tokens'
+# price, however noisy the steps and however wrong the table.
+FIXED_STD, PER_REQUEST_STD, PER_DRAFT_TOKEN_STD, SPECULATING_STD = 1.0, 1.0, 0.5, 0.5
 MAX_FIXED_PRIOR = 1.0
 MIN_PER_REQUEST_STD, MIN_PER_DRAFT_TOKEN_STD = 0.01, 0.001
 # Share of the cheapest step that drafting and verifying take, whatever is drafted, where the table holds forward passes

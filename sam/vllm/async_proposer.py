@@ -187,8 +187,9 @@ class AsyncDrafting(SamProposer):
             return {}
 
     def _observe(self, now: float, state, emitted: list[int]) -> None:
-        # Between a step that waited for the device and one that did not lies more or less than one step's time.
-        if self._waited == self._waited_before:
+        # Between a step that waited for the device and one that did not lies more or less than one step's time. And one
+        # that waited and had no drafts is neither a step with drafts nor a plain one, which waits for nobody.
+        if self._waited == self._waited_before and (self.drafted or not self._waited):
             super()._observe(now, state, emitted)
 
     def _known_lengths(self, num_tokens_no_spec) -> np.ndarray | None:

@@ -112,6 +112,8 @@ def test_the_wait_is_corrected_as_the_own_cost_is():
         running = int(rng.integers(1, 33))
         drafted = int(rng.integers(0, 3 * running + 1))
         policy.observe(StepState(running), drafted, drafted, 30.0 + running + 0.5 * (running + drafted))
+    for running in (4, 4):  # the plain steps that it asks for now and then
+        policy.observe(StepState(running), 0, 0, 30.0 + 1.5 * running)
     assert policy._wait_ms(StepState(4, max_num_tokens_other_dp_ranks=80)) == pytest.approx(60.0, rel=0.05)
     assert chosen(policy, 4, 80, 0.01) == 12
 

@@ -49,4 +49,5 @@ def test_goodput_decides_as_it_did():
     decisions = replay("goodput")
     assert decisions.tolist() == RECORDED["goodput"]
     longest, full = decisions[RUNNING <= 2] / RUNNING[RUNNING <= 2], decisions[RUNNING == RUNNING.max()] / RUNNING.max()
-    assert longest.min() == K and full.max() < K, "whole drafts where few run, shorter ones where many do"
+    assert np.median(longest) == K and full.max() < K, "whole drafts where few run, shorter ones where many do"
+    assert 0 < (longest == 0).mean() < 0.1, "now and then a step without, which tells what drafts cost"

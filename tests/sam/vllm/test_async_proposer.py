@@ -112,6 +112,8 @@ def test_a_step_with_drafts_leaves_vllm_as_a_synchronous_one():
     proposer = make({"a": ([1, 2], [1, -1]), "b": ([4, 5], [4, -1])})
     batch, output = proposer._runner.input_batch, output_of([[2, 1, 2], [5, -1, -1]])
     proposer.after_step(output)
+    assert output.async_copy_ready_event.waits == 0 and proposer.is_awaiting, "vLLM schedules the next step meanwhile"
+    proposer.read_awaited()
     assert output.async_copy_ready_event.waits == 1 and proposer.counters["waited_steps"] == 1
     states = proposer._runner.requests
     assert states["a"].output_token_ids == [1, 2, 1, 2] and states["b"].output_token_ids == [4, 5]
@@ -134,6 +136,7 @@ def test_tokens_that_arrive_late_wait_for_nobody_and_nobody_waits_for_them():
     state.output_token_ids.append(-1)
     batch.num_tokens_no_spec[0] += 1
     proposer.after_step(output_of([[1], [0]]))
+    proposer.read_awaited()
     assert state.output_token_ids == [2, 1] and batch.token_ids_cpu[0, :5].tolist() == [1, 2, 1, 2, 1]
     assert proposer._drafts["a"] == [2, 1, 2] and "b" not in proposer._drafts
     assert proposer._runner.requests["b"].output_token_ids == [] and proposer.counters["draft_errors"] == 0

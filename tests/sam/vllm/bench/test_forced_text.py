@@ -40,6 +40,7 @@ def stock_runner(requests):
     return SimpleNamespace(
         input_batch=SimpleNamespace(req_ids=names),
         requests=dict(zip(names, states, strict=True)),
+        speculative_config=None,
         _sample=lambda logits, _: SimpleNamespace(sampled_token_ids=torch.full((len(names), 1), 99, dtype=torch.int32)),
     )
 
@@ -49,6 +50,28 @@ def test_stock_with_tokens_under_way():
     ForcedText.attach(runner).set_responses(RESPONSES)
     tokens = runner._sample(None, None).sampled_token_ids
     assert tokens.tolist() == [[12], [30], [99], [99]] and tokens.dtype == torch.int32
+
+
+def test_drafts_of_stock_stand_up_to_the_first_that_is_not_the_recordings():
+    """A right and a wrong draft; a request in its prompt; more drafts than text; a request of its own text."""
+    of, names = [(0, 5), (1, 3), (2, 2), (None, 4)], ["a", "b", "c", "d"]
+    runner = SimpleNamespace(
+        speculative_config="ngram_gpu",
+        input_batch=SimpleNamespace(req_ids=names),
+        requests={
+            name: SimpleNamespace(sampling_params=sampling(number), num_prompt_tokens=prompt)
+            for name, (number, prompt) in zip(names, of, strict=True)
+        },
+        # The tokens scheduled: one and two drafts, a prompt of three, one and three drafts, one.
+        positions=torch.tensor([5, 6, 7, 0, 1, 2, 1, 2, 3, 4, 9]),
+        query_start_loc=SimpleNamespace(gpu=torch.tensor([0, 3, 6, 10, 11], dtype=torch.int32)),
+    )
+    drafts = SimpleNamespace(num_draft_tokens=[2, 0, 3, 0], draft_token_ids=torch.tensor([11, 99, 30, 31, 77]))
+    sampled = torch.tensor([[1, 2, -1, -1], [7, -1, -1, -1], [1, -1, -1, -1], [5, -1, -1, -1]], dtype=torch.int32)
+    runner._sample = lambda logits, _: SimpleNamespace(sampled_token_ids=sampled)
+    ForcedText.attach(runner).set_responses(RESPONSES)
+    tokens = runner._sample(None, drafts).sampled_token_ids
+    assert tokens.tolist() == [[11, 12, -1, -1], [20, -1, -1, -1], [30, 31, -1, -1], [5, -1, -1, -1]]
 
 
 def second_runner(counted):
