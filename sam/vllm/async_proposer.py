@@ -118,7 +118,7 @@ class AsyncDrafting(SamProposer):
         self._drafts, self.accepted = {}, {}
         self._waited = copy.shape[-1] > 1 or self.wants_drafts
         if not self._waited:
-            self._learn(step, None)
+            self._take_step(step, None)
             return
         self._awaited = step, output
         if not self.reads_late:
@@ -140,11 +140,11 @@ class AsyncDrafting(SamProposer):
         (step, output), self._awaited = self._awaited, None
         if not is_timed:
             self._last, self._valid_for_steps = None, 0
-        self._learn(step, self._wait(step, output, is_needed=step.tokens.shape[-1] > 1))
+        self._take_step(step, self._wait(step, output, is_needed=step.tokens.shape[-1] > 1))
         if self.on_read:
             self.on_read()
 
-    def _learn(self, step: SampledStep, sampled: SampledTokens | None) -> None:
+    def _take_step(self, step: SampledStep, sampled: SampledTokens | None) -> None:
         """Write down what came out, if it is known, and draft."""
         batch = self._runner.input_batch
         if sampled is None:
