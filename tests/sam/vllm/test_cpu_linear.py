@@ -51,6 +51,15 @@ def set_mode(mode, drafter=None):
         yield
 
 
+def needs_packed(dtype):
+    """Skip where the processor has no packed kernel of oneDNN's: without AVX-512 none in bfloat16."""
+    try:
+        with torch.inference_mode():
+            cpu_linear._product(cpu_linear._pack(random(64, 64, dtype=dtype)), None, None)(random(1, 64, dtype=dtype))
+    except RuntimeError:
+        pytest.skip(f"this processor has no packed kernel in {dtype}")
+
+
 def apply(layer, x):
     """As vllm.model_executor.layers.utils.cpu_unquantized_gemm."""
     return layer.cpu_linear(x, layer.weight, layer.bias)
@@ -61,12 +70,14 @@ def apply(layer, x):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_rows_depend_neither_on_their_number_nor_on_their_place(shape, dtype, packed, bias, monkeypatch):
+    if packed:
+        needs_packed(dtype)
     monkeypatch.setattr(cpu_linear, "PREFERENCE", (packed, not packed))
     layer = make_layer(shape, dtype, bias)
     assert layer.cpu_linear.packed == packed
     x = random(300, shape[1], dtype=dtype, seed=2)
     whole = apply(layer, x)
-    for count in (*range(1, 65), 100, 129, 256):
+    for count in (*range(1, 130), 256):
         start = 7 * count % (300 - count)
         assert torch.equal(apply(layer, x[start : start + count]), whole[start : start + count]), count
     torch.testing.assert_close(whole, torch.nn.functional.linear(x, layer.weight, layer.bias))
@@ -194,9 +205,12 @@ def inject(monkeypatch, wrong):
 
 
 def test_a_kernel_that_differs_for_few_rows_is_padded(monkeypatch):
+    true = make_layer().cpu_linear.row_class.smallest  # without AVX-512 few rows differ by themselves
+    monkeypatch.setattr(row_classes, "_known", {})
+    row_classes.CACHE_FILE.unlink()
     inject(monkeypatch, lambda rows: rows < 6)
     layer, x = make_layer(), random(40, 576)
-    assert layer.cpu_linear.packed and layer.cpu_linear.row_class.smallest == 6
+    assert layer.cpu_linear.packed and layer.cpu_linear.row_class.smallest == max(6, true)
     whole = apply(layer, x)
     for count in range(1, 41):
         assert torch.equal(apply(layer, x[:count]), whole[:count])
@@ -226,6 +240,7 @@ def test_without_any_kernel_that_agrees_a_warning_says_so_or_the_engine_does_not
 @pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_off_is_vllms_own_kernel(dtype, bias, monkeypatch):
+    needs_packed(dtype)
     monkeypatch.setattr(row_classes, "find_row_class", None)  # not called
     with set_mode("off"):
         layer = make_layer((128, 128), dtype, bias)
