@@ -122,6 +122,8 @@ def read_input(options: argparse.Namespace, tokenizer: Path | None) -> tuple[lis
         groups, notes = read_groups(options.text, folder, options.requests, options.samples, options.max_tokens)
     else:
         groups = [Group(prompt) for prompt in read_prompts(options.prompts, tokenizer, needed)]
+    if options.history and len(groups) < needed:
+        raise ValueError(f"--history: {options.text} has {len(groups)} groups, {needed} are needed: set --rounds lower")
     if len(groups) < needed:
         name, again = options.text or options.prompts, "some come again, to drafters that have been told to forget"
         notes.append(f"{name} has {len(groups)} prompts or groups, all rounds need {needed}: {again}")

@@ -28,12 +28,15 @@ def capture_drafts_of_any_length(runner) -> None:
     tokens. All others, those without drafts too, run layer by layer, each attention launched by the host. Symptom: with
     Qwen3-8B on an H200 a step took 8 to 14 ms in place of 5. Where the attention kernels take any lengths in a graph
     (FlashAttention 3), a graph of n tokens serves all steps of n tokens; elsewhere whole graphs are those of one token
-    a request. A mode that the user has chosen stays. Can go when vLLM captures decode graphs for several lengths.
+    a request. Any other mode than vLLM's default stays, and so do engines with a draft model, whose own graphs follow
+    the mode. Can go when vLLM captures decode graphs for several lengths.
     """
     from vllm.config import CUDAGraphMode
 
     compilation, resolve = runner.compilation_config, runner._check_and_update_cudagraph_mode
     if not runner.num_spec_tokens or compilation.cudagraph_mode != CUDAGraphMode.FULL_AND_PIECEWISE:
+        return
+    if hasattr(runner.drafter, "initialize_cudagraph_keys"):
         return
     runner.uniform_decode_query_len = runner.cudagraph_dispatcher.uniform_decode_query_len = 1
 
