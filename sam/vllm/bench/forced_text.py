@@ -25,7 +25,7 @@ class ForcedText:
 
     Tokens are replaced where they are drawn: of ExactSampler at all positions of a draft, before it is compared with
     them; of stock vLLM, which verifies no drafts, after its own sampler. A request's position is the number of its
-    output tokens so far, known on the host under asynchronous scheduling too, so that no step waits for the device.
+    response's tokens so far, known on the host under asynchronous scheduling too, so that no step waits for the device.
     """
 
     def __init__(self, runner):
@@ -69,8 +69,9 @@ class ForcedText:
         """Number of the response and next position of each request in the batch, int64 [requests] each."""
         requests = [self._runner.requests[name] for name in runner_hooks.requests_of_rows(self._runner)]
         numbers = [_number(request.sampling_params) for request in requests]
-        # Under asynchronous scheduling the output holds a placeholder for every token under way.
-        return np.array(numbers), np.array([len(request.output_token_ids) for request in requests])
+        # Under asynchronous scheduling the text holds a placeholder for every token under way.
+        positions = [request.num_tokens - runner_hooks.response_start(request) for request in requests]
+        return np.array(numbers), np.array(positions)
 
     def _around_draw(self, function):
         def draw(processed, rows, metadata):

@@ -187,7 +187,13 @@ def test_goodput_of_a_rotation_has_the_table(tmp_path, monkeypatch):
 def test_no_drafts_while_a_router_is_about_to_fill_the_batch_and_drafts_when_nobody_comes():
     proposer = make_proposer(policy="threshold", batch_size_threshold=4)
     runner = proposer._runner
-    runner.drafter = proposer
+    runner.drafter, runner._update_states = proposer, lambda scheduled: None
+    note_waiting(runner)
+
+    def comes(**extra):
+        new = [SimpleNamespace(sampling_params=SimpleNamespace(extra_args=said)) for said in ({WAITING: 3}, extra)]
+        runner._update_states(SimpleNamespace(scheduled_new_reqs=new))
+
     for name in "abcdefgh":
         runner.add(name, [1, 2, 1, 2])
 
@@ -195,12 +201,12 @@ def test_no_drafts_while_a_router_is_about_to_fill_the_batch_and_drafts_when_nob
         return sum(map(len, runner.step(proposer, batch, dict.fromkeys(batch, [1])).values()))
 
     assert drafts("abcd") > 0, "nothing has been told: as with verl's balancer"
-    note_waiting(runner, SimpleNamespace(extra_args={WAITING: 9}))
+    comes(**{WAITING: 9})
     assert drafts("abcdefgh") == drafts("abcd") == 0
     assert [drafts("abcd") > 0 for _ in range(PATIENCE_STEPS)] == [False] * (PATIENCE_STEPS - 1) + [True]
-    note_waiting(runner, SimpleNamespace(extra_args={WAITING: 9}))
+    comes(**{WAITING: 9})
+    runner._update_states(SimpleNamespace(scheduled_new_reqs=[]))
     assert drafts("abcd") == 0
-    note_waiting(runner, SimpleNamespace(extra_args=None))
+    comes()
     assert drafts("abcd") > 0
     assert proposer.counters["awaited_steps"] == PATIENCE_STEPS + 1 and proposer.counters["draft_errors"] == 0
-    note_waiting(SimpleNamespace(drafter=object()), SimpleNamespace(extra_args={WAITING: 9}))
