@@ -10,7 +10,7 @@ from sam.drafting.shape import FILLER
 from sam.switch.awaited_requests import PATIENCE_STEPS
 from sam.switch.policies import Threshold
 from sam.switch.step_cost import linear
-from sam.vllm.runner_hooks import WAITING, note_waiting
+from sam.vllm.runner_hooks import PART, WAITING, note_waiting
 from tests.sam.vllm.model_runner import LENGTH, make_proposer
 
 
@@ -50,6 +50,15 @@ def test_finished_and_aborted_requests_are_released_and_still_help_their_sibling
     drafts = runner.step(proposer, ["c"], {"c": [3]})
     assert set(proposer.tracked.states) == {"c"} and "a" not in proposer.drafter._slots
     assert drafts["c"] == [4, 5]
+
+
+def test_a_part_of_a_response_belongs_to_the_group_of_the_responses_own_prompt(proposer):
+    runner = proposer._runner
+    for name, prompt in {"a": [1, 2], "b": [1, 2, 3]}.items():
+        runner.add(name, prompt)
+    runner.requests["b"].sampling_params = SimpleNamespace(extra_args={PART: (2, 20)})
+    drafts = runner.step(proposer, ["a", "b"], {"a": [3, 4, 5], "b": [4]})
+    assert drafts["b"] == [5] and len(proposer.drafter.groups) == 1
 
 
 def test_row_in_its_prompt_gets_no_drafts(proposer):
