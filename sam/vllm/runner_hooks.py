@@ -121,7 +121,7 @@ def response_of(state) -> list[int]:
     return [*given, *state.output_token_ids]
 
 
-def is_part(state) -> bool:
+def is_continued(state) -> bool:
     """Whether the response of a request that is gone goes on in another one, by vLLM's state of it: it has all its
     tokens, none that ends a response, and fewer than the response may have."""
     if not (said := _said(state).get(PART)):

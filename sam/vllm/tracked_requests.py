@@ -8,7 +8,7 @@ import numpy as np
 
 from sam.drafting.drafter import Drafter
 from sam.history.client import HistoryClient
-from sam.vllm.runner_hooks import is_part, response_of, response_start
+from sam.vllm.runner_hooks import is_continued, response_of, response_start
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class TrackedRequests:
             if last := list(itertools.takewhile(is_token, response[unseen:])):
                 self._drafter.append([request_id], np.array(last, dtype=np.int32), np.array([0, len(last)]))
             # The text of a part is kept with the response's last part, which begins with it.
-            self._finish(request_id, [] if is_part(state) else response)
+            self._finish(request_id, [] if is_continued(state) else response)
         self.untracked.intersection_update(self._runner.requests)
 
     def stop(self, request_ids: list[str]) -> None:
