@@ -13,7 +13,7 @@ from tests.sam.engine import matrix
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("asynchronous", "ranks_environment")]
 
 RESPONSES, MOST_PARTS = 100, 5
-TOKENS = 60
+TOKENS = 40
 
 
 def settings(row: int) -> dict:
