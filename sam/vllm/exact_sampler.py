@@ -57,8 +57,9 @@ class _Rows:
 class ExactSampler:
     """Replaces `GPUModelRunner._sample` on one model runner.
 
-    Keys come from SamplingParams.seed, or from the engine's seed and the request id; positions are those of the
-    response, so that preemption and batching change nothing.
+    Keys come from SamplingParams.seed, or from the engine's seed and the request id; positions count from the prompt's
+    first token. So batching and preemption change nothing, nor where a seeded response is cut and goes on as a new
+    request, whose prompt ends with the tokens so far.
     """
 
     def __init__(self, runner):
@@ -158,7 +159,7 @@ class ExactSampler:
         return torch.where(greedy, processed.argmax(-1), tokens)
 
     def _identity(self) -> tuple[np.ndarray, np.ndarray]:
-        """RNG key and next output position of every request in the batch, int64 [requests] each.
+        """RNG key and next position of every request in the batch, int64 [requests] each.
 
         With asynchronous scheduling the output holds a placeholder for every token under way, so its length is right.
         """
@@ -173,7 +174,7 @@ class ExactSampler:
             if key is None:
                 seed = request.sampling_params.seed
                 key = self._rng_keys[request_id] = rng_key(seed, runner.model_config.seed, request_id)
-            rng_keys[row], positions[row] = key, len(request.output_token_ids)
+            rng_keys[row], positions[row] = key, request.num_tokens
         return rng_keys, positions
 
     def _logprobs_mode(self) -> str:
@@ -271,7 +272,7 @@ def self_check(runner) -> None:
 def _known_step(device):
     """A step of three requests: a draft rejected at its second token, none, and one that the uniform decides."""
     sampling = SimpleNamespace(seed=1)
-    requests = {name: SimpleNamespace(sampling_params=sampling, output_token_ids=[0] * 5) for name in "abc"}
+    requests = {name: SimpleNamespace(sampling_params=sampling, num_tokens=5) for name in "abc"}
     metadata = known_sampling(3, device)
     batch = SimpleNamespace(
         req_ids=list("abc"), generators={}, sampling_metadata=metadata, update_async_output_token_ids=lambda: None

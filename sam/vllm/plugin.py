@@ -172,7 +172,6 @@ def install(runner) -> None:
         return
     check_lossless(runner.vllm_config)
     check_scheduling(runner, config)
-    runner_hooks.continue_requests()
     if hasattr(getattr(runner, "drafter", None), "bind"):
         runner.drafter.bind(runner)
         runner_hooks.draft_near_max_model_len(runner)
@@ -187,6 +186,7 @@ def install(runner) -> None:
             async_hooks.skip_ngram_tensors()
         elif current_platform.is_cuda():
             runner_hooks.capture_drafts_of_any_length(runner)
+        runner_hooks.note_waiting(runner)
         warmup_cost.measure_at_warm_up(runner)
         keep_other_ranks_tokens(runner)
     if config.verification == "exact" and not isinstance(getattr(runner, "_sample", None), ExactSampler):
@@ -221,7 +221,7 @@ def check_scheduling(runner, config: SpeculationConfig) -> None:
 def installed(runner) -> dict[str, Any]:
     """What this model runner uses: drafter, verification, whether it is scheduled asynchronously; sampled steps, rows
     without a distribution."""
-    from sam.vllm import rejection_sampler, runner_hooks
+    from sam.vllm import rejection_sampler
     from sam.vllm.exact_sampler import ExactSampler
 
     drafter = getattr(runner, "drafter", None)
@@ -232,7 +232,6 @@ def installed(runner) -> dict[str, Any]:
     return {
         "drafter": type(drafter).__name__ if drafter is not None else None,
         "verification": "exact" if isinstance(function, ExactSampler) else "rejection",
-        "continues_requests": runner_hooks.continues_requests(),
         "asynchronous": bool(getattr(runner, "use_async_scheduling", False)),
         **({"sampled_steps": function.calls, "invalid_rows": function.invalid_rows} if ours else {}),
     }

@@ -64,7 +64,7 @@ def test_tokens_are_the_keyed_draws_from_the_teacher_forced_distribution(model, 
         with torch.no_grad():
             logits = model.network(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
         probabilities = logits.double().softmax(-1).numpy()
-        draws = uniforms(np.full(len(tokens), rng_key(row, 0, "")), np.arange(len(tokens)))
+        draws = uniforms(np.full(len(tokens), rng_key(row, 0, "")), len(prompt) + np.arange(len(tokens)))
         cumulative = probabilities.cumsum(-1)
         expected = [np.searchsorted(c, u * c[-1], side="right") for c, u in zip(cumulative, draws, strict=True)]
         agree += int((np.array(tokens) == expected).sum())

@@ -1,4 +1,4 @@
-"""Forced text on runners of numpy and torch, without vLLM: asynchronous scheduling and vLLM's second model runner."""
+"""Forced text on runners of numpy and torch, without vLLM: scheduled asynchronously, in parts, by vLLM's second one."""
 
 from types import SimpleNamespace
 
@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from sam.vllm.bench.forced_text import FREE, ForcedText, sampling_arguments
+from sam.vllm.runner_hooks import PART
 
 RESPONSES = [[10, 11, 12], [20], [30, 31]]
 
 
-def sampling(number):
+def sampling(number, **said):
     """SamplingParams of a request that emits response `number`; None for a request of its own text."""
-    extra = None if number is None else sampling_arguments(number, RESPONSES[number])["extra_args"]
+    extra = None if number is None else sampling_arguments(number, RESPONSES[number])["extra_args"] | said
     return SimpleNamespace(extra_args=extra)
 
 
@@ -36,7 +37,10 @@ def test_positions_and_what_lies_behind():
 def stock_runner(requests):
     """A runner with a sampler of its own, which draws 99; `requests` are (response, output so far)."""
     names = [str(row) for row in range(len(requests))]
-    states = [SimpleNamespace(sampling_params=sampling(n), output_token_ids=out) for n, out in requests]
+    states = [
+        SimpleNamespace(sampling_params=sampling(n), num_prompt_tokens=4, num_tokens=4 + len(out))
+        for n, out in requests
+    ]
     return SimpleNamespace(
         input_batch=SimpleNamespace(req_ids=names),
         requests=dict(zip(names, states, strict=True)),
@@ -49,6 +53,13 @@ def test_stock_with_tokens_under_way():
     ForcedText.attach(runner).set_responses(RESPONSES)
     tokens = runner._sample(None, None).sampled_token_ids
     assert tokens.tolist() == [[12], [30], [99], [99]] and tokens.dtype == torch.int32
+
+
+def test_a_part_goes_on_where_the_one_before_ended():
+    runner = stock_runner([(0, [11]), (2, [])])
+    runner.requests["0"].sampling_params = sampling(0, **{PART: (3, 3)})  # its prompt ends with the first token
+    ForcedText.attach(runner).set_responses(RESPONSES)
+    assert runner._sample(None, None).sampled_token_ids.tolist() == [[12], [30]]
 
 
 def second_runner(counted):
