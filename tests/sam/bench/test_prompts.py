@@ -77,8 +77,14 @@ def test_built_in_prompts_differ(model):
         ("missing.jsonl", None, "no such file"),
         ("prompts.jsonl", "", "no prompts in it"),
         ("prompts.jsonl", "{", "line 1: not JSON"),
-        ("prompts.jsonl", '{"question": "1"}', "prompt 1 has neither"),
-        ("prompts.jsonl", "[1]", "prompt 1 has neither"),
+        ("prompts.jsonl", '{"question": "1"}', "line 1: neither a text or a chat as prompt nor prompt_token_ids"),
+        ("prompts.jsonl", "[1]", "line 1: expected a JSON object, got .1."),
+        (
+            "prompts.jsonl",
+            '{"prompt": "1"}\n{"prompt": "1", "prompt_token_ids": [1.5]}',
+            "line 2, prompt_token_ids.0.: ",
+        ),
+        ("prompts.jsonl", '{"prompt": ["1"]}', "line 1, prompt.0.: expected a message with role and content"),
         ("prompts.parquet", "x", "not a parquet file"),
     ],
 )
@@ -91,7 +97,7 @@ def test_files_that_hold_no_prompts(tmp_path, model, name, content, message):
 
 
 def test_text_needs_a_tokenizer(tmp_path):
-    with pytest.raises(ValueError, match="prompt 1 is text, and the model's folder has no tokenizer"):
+    with pytest.raises(ValueError, match="prompt 1: it is text, and the model's folder has no tokenizer"):
         read_prompts(None, None, 1)
 
 
@@ -146,9 +152,14 @@ def test_how_long_a_text_may_be():
     assert longest_text(CONFIG, ["--max-model-len", "32"]) == 32
     assert longest_text(CONFIG, ["--max-model-len=4k"]) is None  # vLLM checks
     assert longest_text(CONFIG | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, []) is None
-    check_texts([Group([1] * 48)], 16, {"text_config": CONFIG}, [], "here")
+
+
+def test_a_model_that_reads_pictures_has_the_sizes_of_its_text(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": CONFIG}))
+    config = model_config(tmp_path)
+    check_texts([Group([1] * 48)], 16, config, [], "here")
     with pytest.raises(ValueError, match="more than the 64"):
-        check_texts([Group([1] * 49)], 16, {"text_config": CONFIG}, [], "here")
+        check_texts([Group([1] * 49)], 16, config, [], "here")
 
 
 def test_other_prompts_have_another_digest():
