@@ -1,6 +1,7 @@
 """Prompts as token ids: from a file or built in, checked against the model before an engine starts."""
 
 import hashlib
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -77,8 +78,8 @@ def tokenizer_of(model: Path, engine: list[str]) -> Path | None:
     return None
 
 
-def read_prompts(path: Path | None, tokenizer: Path | None, needed: int) -> list[list[int]]:
-    """Token ids of a file's prompts, or of `needed` built-in ones.
+def read_prompts(path: Path | None, tokenizer: Path | None, most: int | None = None) -> list[list[int]]:
+    """Token ids of a file's prompts, the first `most` of them, or of `most` built-in ones.
 
     Args:
         path: .jsonl with `prompt` (text, or messages of a chat) or `prompt_token_ids` in each line, or .parquet with a
@@ -105,12 +106,13 @@ def read_prompts(path: Path | None, tokenizer: Path | None, needed: int) -> list
         return encoder.encode(prompt, place, special=True) if isinstance(prompt, str) else encoder.chat(prompt, place)
 
     if path is None:
-        return [read({"prompt": question(n)}, f"{BUILT_IN}, prompt {n + 1}") for n in range(needed)]
+        return [read({"prompt": question(n)}, f"{BUILT_IN}, prompt {n + 1}") for n in range(most)]
     if path.suffix not in (".jsonl", ".parquet"):
         raise ReadError(f"{path}: expected .jsonl or .parquet")
     if not path.is_file():
         raise ReadError(f"{path}: no such file")
-    prompts = list(json_rows(path, read) if path.suffix == ".jsonl" else map(read, *_table(path)))
+    rows = json_rows(path, read) if path.suffix == ".jsonl" else map(read, *_table(path))
+    prompts = list(itertools.islice(rows, most))
     if not prompts:
         raise ReadError(f"{path}: no prompts in it")
     return prompts

@@ -42,14 +42,14 @@ def write(path, rows):
 
 def test_text_and_token_ids(tmp_path, model):
     path = write(tmp_path / "prompts.jsonl", [{"prompt": "5 6 7"}, {"prompt_token_ids": [1, 2]}])
-    assert read_prompts(path, model, 1) == [[5, 6, 7], [1, 2]]
+    assert read_prompts(path, model) == [[5, 6, 7], [1, 2]]
 
 
 def test_parquet(tmp_path, model):
     pandas = pytest.importorskip("pandas")
     path = tmp_path / "prompts.parquet"
     pandas.DataFrame({"prompt": ["3 4", "5"], "data_source": ["a", "b"]}).to_parquet(path)
-    assert read_prompts(path, model, 1) == [[3, 4], [5]]
+    assert read_prompts(path, model) == [[3, 4], [5]]
 
 
 def test_chats_of_the_recipe(tmp_path, model):
@@ -62,7 +62,7 @@ def test_chats_of_the_recipe(tmp_path, model):
     )  # fmt: skip
     path = tmp_path / "train.parquet"
     pandas.DataFrame({"prompt": [[{"role": "user", "content": "3 4"}]]}).to_parquet(path)
-    assert read_prompts(path, model, 1) == [[3, 4, 99]]
+    assert read_prompts(path, model) == [[3, 4, 99]]
 
 
 def test_built_in_prompts_differ(model):
@@ -92,7 +92,7 @@ def test_files_that_hold_no_prompts(tmp_path, model, name, content, message):
     if content is not None:
         (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=message) as caught:
-        read_prompts(tmp_path / name, model, 1)
+        read_prompts(tmp_path / name, model)
     assert "\n" not in str(caught.value)
 
 
@@ -112,7 +112,7 @@ def test_which_tokenizer(tmp_path, model):
 def test_a_tokenizer_that_is_none(tmp_path, prompt):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match="not a tokenizer") as caught:
-        read_prompts(write(tmp_path / "prompts.jsonl", [{"prompt": prompt}]), tmp_path, 1)
+        read_prompts(write(tmp_path / "prompts.jsonl", [{"prompt": prompt}]), tmp_path)
     assert "\n" not in str(caught.value)
 
 
