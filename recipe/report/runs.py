@@ -32,7 +32,7 @@ STEPS_AT_AN_END = 3  # the reward's gain is that of the last steps' mean over th
 LEFT_OUT = ": left out"
 
 
-class ReportError(ValueError):
+class ReportError(ReadError):
     """A run cannot be reported; one line says why."""
 
 

@@ -95,4 +95,6 @@ def read_responses(directory: Path, step: int) -> list[Response]:
         texts = (token_ids(row.get(name), f"{place}, {name}") for name in ("prompt_tokens", "response_tokens"))
         return Response(*numbers, *texts)
 
-    return list(json_rows(responses_path(directory, step), read))
+    responses = list(json_rows(path := responses_path(directory, step), read))
+    expect(bool(responses), str(path), "a row for each response", "none")
+    return responses

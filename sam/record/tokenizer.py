@@ -76,7 +76,7 @@ def checked_chat(messages: Any, place: str) -> list[dict]:
     """
     expect(isinstance(messages, list) and bool(messages), place, "a chat, a list of messages", messages)
     for number, message in enumerate(messages):
-        is_message = isinstance(message, dict) and isinstance(message.get("role"), str)
+        is_message = isinstance(message, dict) and isinstance(role := message.get("role"), str) and bool(role)
         has_content = is_message and (isinstance(message.get("content"), str | list) or bool(message.get("tool_calls")))
         expect(has_content, f"{place}[{number}]", "a message with role and content", message)
     return messages
