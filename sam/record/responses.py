@@ -89,6 +89,8 @@ def read_recording(path: Path, tokenizer: str | None = None) -> Recording:
     recording = _from_arrays(path) if path.suffix == ".npz" else by_prompt(_pairs(path, tokenizer))
     if not recording.num_tokens:
         raise ReadError(f"{path}: no token of a response in it; expected recorded responses")
+    for number, prompt in enumerate(recording.prompts, start=1):
+        expect(len(prompt) > 0, f"{path}, prompt {number}", "at least one token", "none")
     return recording
 
 

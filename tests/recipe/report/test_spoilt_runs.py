@@ -55,6 +55,7 @@ def spoil(name: str, content: bytes, cuts, path, new) -> bytes:
     if cuts:
         return spoil_bytes(content, cuts)
     rows = spoil_value([json.loads(line) for line in content.splitlines()], path, new)
+    rows = rows if isinstance(rows, list) else [rows]
     return "\n".join(json.dumps(row) for row in rows).encode() + b"\n"
 
 
@@ -66,7 +67,8 @@ def test_a_report_says_what_it_leaves_out(pair, baseline, name, cuts, path, new)
         with warnings.catch_warnings(), one_line(pair[0]):
             warnings.simplefilter("ignore", RuntimeWarning)
             summary, words = words_of(pair[0], baseline)
-            assert "nan" not in words.replace("finance", "") and "inf" not in words
+            figures = "\n".join([*answer(summary), *ten_lines(summary)])
+            assert name == "versions.json" or not ("nan" in figures or "inf" in figures)
             if name.startswith("rollouts"):
                 assert summary["identical_by_step"]["2"] == [4, 4]
                 assert "1" in summary["identical_by_step"] or f"{file}" in words
