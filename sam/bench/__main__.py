@@ -121,7 +121,8 @@ def read_input(options: argparse.Namespace, tokenizer: Path | None) -> tuple[lis
         folder = None if tokenizer is None else str(tokenizer)
         groups, notes = read_groups(options.text, folder, options.requests, options.samples, options.max_tokens)
     else:
-        groups = [Group(prompt) for prompt in read_prompts(options.prompts, tokenizer, needed)]
+        most = None if options.prompts else needed
+        groups = [Group(prompt) for prompt in read_prompts(options.prompts, tokenizer, most)]
     if len(groups) < needed:
         name, again = options.text or options.prompts, "some come again, to drafters that have been told to forget"
         notes.append(f"{name} has {len(groups)} prompts or groups, all rounds need {needed}: {again}")
