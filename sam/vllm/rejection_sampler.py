@@ -1,10 +1,14 @@
 """Rejection sampling in vLLM's rejection sampler, for steps with drafts."""
 
+import functools
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 
 from sam import verify
+from sam.vllm import logprobs
 
 
 class RejectionVerification:
@@ -37,6 +41,33 @@ def install(module) -> None:
         module.rejection_sample = RejectionVerification()
         module.expand_batch_to_tokens = verify.expand_batch_to_tokens
         module.sample_recovered_tokens = verify.sample_recovered_tokens
+
+
+def give_named_logprobs(rejection_sampler) -> None:
+    """Let a runner's rejection sampler answer `logprob_token_ids`, which vLLM's knows in steps without drafts only.
+
+    Its rows are as many of each request. Doing so twice changes nothing.
+    """
+    forward, sampler = rejection_sampler.forward, rejection_sampler.sampler
+    if getattr(forward, "_sam", False):
+        return
+
+    @functools.wraps(forward)
+    def wrapped(drafts, draft_probs, logits, metadata):
+        if not metadata.logprob_token_ids:
+            return forward(drafts, draft_probs, logits, metadata)
+
+        def gather(values, _most, tokens):
+            requests = np.repeat(np.arange(len(drafts.num_draft_tokens)), len(tokens) // len(drafts.num_draft_tokens))
+            del sampler.gather_logprobs  # this function
+            return logprobs.gather(sampler, values, tokens, requests.tolist(), metadata)
+
+        sampler.gather_logprobs = gather
+        asked = replace(metadata, logprob_token_ids=None, max_num_logprobs=metadata.max_num_logprobs or 0)
+        return forward(drafts, draft_probs, logits, asked)
+
+    wrapped._sam = True
+    rejection_sampler.forward = wrapped
 
 
 def self_check(runner, module) -> None:

@@ -41,14 +41,13 @@ def skip_empty_drafts(runner) -> None:
 
 
 def skip_accepted_counts(runner) -> None:
-    """Copy no counts of accepted tokens to the device for a model that does not read them.
+    """Copy no counts of accepted tokens to the device, which models with recurrent state alone read.
 
     Root cause: GPUModelRunner and NPUModelRunner (vLLM 0.23) wait for an event and copy `num_accepted_tokens` to the
-    device in every step as soon as there are speculative tokens; only hybrid models read it. Symptom: one copy a step
-    more than without speculation. Can go when vLLM makes that event for hybrid models only.
+    device in every step as soon as there are speculative tokens. Symptom: one copy a step more than without
+    speculation. Can go when vLLM makes that event for hybrid models only.
     """
-    if not getattr(runner.model_config, "is_hybrid", False):
-        runner.num_accepted_tokens_event = None
+    runner.num_accepted_tokens_event = None
 
 
 def continue_requests() -> None:
