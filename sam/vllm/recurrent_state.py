@@ -29,8 +29,7 @@ def check(model_config, method: str | None) -> None:
         ValueError: names the layers.
     """
     if method in MAY_PAUSE and (layers := kind(model_config)):
-        drafter = "sam" if method == "custom_class" else method
         raise ValueError(
-            f"speculative_config: {drafter} drafts for a model with {layers} layers, whose state vLLM 0.23 loses "
-            "behind accepted drafts, so that the text changes: set speculation=off, or leave speculative_config out"
+            f"speculative_config: no drafts for a model with {layers} layers, whose state vLLM 0.23 loses behind "
+            "accepted ones, so that the text changes: set speculation=off, or leave speculative_config out"
         )

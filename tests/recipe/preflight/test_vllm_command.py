@@ -105,7 +105,7 @@ def test_drafts_for_a_model_with_recurrent_state_are_refused_on_every_device(ass
     for method in ("sam", "ngram"):
         config = compose_config(name, [f"actor_rollout_ref.model.path={model}", f"speculation={method}"])
         (problem,) = vllm_command.find_problems_here(config)
-        assert f"{method} drafts for a model with linear_attention layers" in problem and "\n" not in problem
+        assert "no drafts for a model with linear_attention layers" in problem and "\n" not in problem
     without = compose_config(name, [f"actor_rollout_ref.model.path={model}", "speculation=off"])
     assert not [problem for problem in vllm_command.find_problems_here(without) if "layers" in problem]
 
