@@ -31,11 +31,11 @@ def found(tmp_path_factory):
 
 def test_every_token_and_log_probability_is_that_of_stock_vllm(found):
     stock, installed = found[False]["behaviours"], found[True]["behaviours"]
-    assert len(stock) == 10
+    assert len(stock) == 11
     for name, answers in stock.items():
         assert installed[name] == answers, name
-    assert stock["lora"] != stock["before lora"] == stock["woken"]
-    assert all(len(step) > 3 for _, steps in stock["named log-probabilities"] for step in steps[:1])
+    assert stock["lora"] != stock["before lora"]
+    assert all(len(step) >= 3 for _, steps in stock["named log-probabilities"] for step in steps[:1])
 
 
 def test_only_the_plugin_is_loaded(found):
