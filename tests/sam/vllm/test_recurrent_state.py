@@ -62,7 +62,7 @@ def test_an_engine_does_not_load_such_a_model(tmp_path, monkeypatch):
     from tests.sam.engine.tiny_engine import NGRAM, SAM
 
     plugin.register()
-    folder = save_config(tmp_path, "qwen3_5_text", "Qwen3_5ForCausalLM", {"num_hidden_layers": 4})
+    folder = save_config(tmp_path, "qwen3_next", "Qwen3NextForCausalLM", {"num_hidden_layers": 4})
     for asked in (SAM, NGRAM):
         with pytest.raises(ValueError, match="linear_attention layers"):
             LLM(
