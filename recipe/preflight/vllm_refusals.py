@@ -105,13 +105,13 @@ def _build(engine: Any, model: str, device: str) -> None:
     from vllm.platforms import current_platform
     from vllm.usage.usage_lib import UsageContext
 
-    from sam.vllm import recurrent_state
+    from sam.vllm.plugin import check_recurrent_state
 
     has_model = (Path(model) / "config.json").is_file()
     if has_model and (drafts := engine.speculative_config):
         with contextlib.suppress(ImportError, OSError, pydantic.ValidationError):  # the engine says so below
             looked_at = ModelConfig(model, skip_tokenizer_init=True, trust_remote_code=engine.trust_remote_code)
-            recurrent_state.check(looked_at, drafts.get("method", "custom_class"))
+            check_recurrent_state(looked_at, drafts.get("method", "custom_class"))
     if engine.create_load_config().load_format not in ("auto", "dummy", "safetensors"):
         from vllm.model_executor.model_loader import get_model_loader
 

@@ -14,8 +14,8 @@ from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from sam import verify
 from sam.verify.transfer import sent
 from sam.verify.uniforms import rng_key, uniforms
-from sam.vllm import logprobs, runner_hooks
-from sam.vllm.rejection_sampler import known_sampling
+from sam.vllm import runner_hooks
+from sam.vllm.rejection_sampler import gather_logprobs, known_sampling
 
 NO_DRAFT = -2  # equal to no token and not to the placeholder
 
@@ -191,7 +191,7 @@ class ExactSampler:
         sampler, mode = self.runner.sampler, self._logprobs_mode()
         source = processed if mode.startswith("processed") else logits
         values = source if mode.endswith("logits") else sampler.compute_logprobs(source)
-        return logprobs.gather(sampler, values, tokens, rows.request.tolist(), metadata)
+        return gather_logprobs(sampler, values, tokens, rows.request.tolist(), metadata)
 
     def _verified(self, tokens, listed, rows: _Rows, width: int, draft_token_ids) -> SamplerOutput:
         device = tokens.device

@@ -6,7 +6,11 @@ from typing import Any
 
 from sam.config import SCHEDULED_AHEAD, WITH_DRAFT_MODEL, SpeculationConfig
 from sam.log import show_warnings
-from sam.vllm import recurrent_state
+
+# vLLM's names of drafters after whose steps one without drafts may follow.
+MAY_PAUSE = ("custom_class", "ngram", "ngram_gpu", "suffix", "draft_model", "eagle3")
+# What models call their other layers.
+WITHOUT_STATE = {"attention", "full_attention", "sliding_attention", "chunked_attention", "moe", "mlp"}
 
 
 def register() -> None:
@@ -36,13 +40,6 @@ def _wrap(owner: type, name: str, wrapper) -> None:
     setattr(owner, name, wrapped)
 
 
-def is_registered() -> bool:
-    """Whether this process's workers ask this plugin."""
-    from vllm.v1.worker.worker_base import WorkerWrapperBase
-
-    return getattr(WorkerWrapperBase.init_device, "_sam", False)
-
-
 def _init_device(original, wrapper) -> None:
     """Make the worker's model runner, and `install` after its load_model, where speculation is configured."""
     vllm_config = wrapper.vllm_config
@@ -50,7 +47,7 @@ def _init_device(original, wrapper) -> None:
         original(wrapper)
         return
     check_lossless(vllm_config)
-    recurrent_state.check(vllm_config.model_config, getattr(vllm_config.speculative_config, "method", None))
+    check_recurrent_state(vllm_config.model_config, getattr(vllm_config.speculative_config, "method", None))
     _open_doors(vllm_config, config)
     original(wrapper)
     runner = wrapper.worker.model_runner
@@ -142,6 +139,34 @@ def check_lossless(vllm_config) -> None:
             raise ValueError(
                 f"rejection_sampler_config.{switch}={ascend_sampler[switch]} changes what is sampled: unset it"
             )
+
+
+def check_recurrent_state(model_config, method: str | None) -> None:
+    """Refuse drafts for a model whose layers keep a state of the whole text, by vLLM's name of the drafter.
+
+    Root cause: a step with drafts leaves a state behind every draft token, and the next step has to begin with the one
+    behind the last accepted token. The builders of vllm/v1/attention/backends (gdn_attn.py, mamba_attn.py) find it only
+    where that next step has drafts too, and take the first one where it has none; linear_attn.py and short_conv_attn.py
+    do not know drafts at all. Symptom: other text, with an acceptance that looks well. vLLM's own MTP heads draft in
+    every step. Can go when vLLM keeps these states: https://github.com/vllm-project/vllm/pull/56531, in 0.32.
+
+    Raises:
+        ValueError: names the layers.
+    """
+    if method in MAY_PAUSE and (layers := recurrent_layers(model_config)):
+        raise ValueError(
+            f"speculative_config: no drafts for a model with {layers} layers, whose state vLLM 0.23 loses behind "
+            "accepted ones, so that the text changes: set speculation=off, or leave speculative_config out"
+        )
+
+
+def recurrent_layers(model_config) -> str | None:
+    """What a model calls its layers with recurrent state, by vLLM's ModelConfig; None without such layers."""
+    if not (model_config.is_hybrid or model_config.is_attention_free):
+        return None
+    config = model_config.hf_text_config
+    layers = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
+    return ", ".join(sorted(set(layers) - WITHOUT_STATE)) or f"{config.model_type}'s recurrent"
 
 
 def install(runner) -> None:

@@ -9,6 +9,13 @@ PATH_OF = "sam_path_of"  # by which a row of a further path names the request th
 WAITING = "sam_waiting"  # and by which a request says how many wait behind it for a slot; none where it says nothing
 
 
+def is_registered() -> bool:
+    """Whether this process has the plugin: its workers ask it before they make a model runner."""
+    from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+    return getattr(WorkerWrapperBase.init_device, "_sam", False)
+
+
 def draft_near_max_model_len(runner) -> None:
     """Let requests be drafted for while another one is near the longest length.
 

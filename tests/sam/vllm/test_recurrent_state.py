@@ -3,7 +3,7 @@
 import pytest
 from transformers import AutoConfig
 
-from sam.vllm import recurrent_state
+from sam.vllm.plugin import check_recurrent_state, register
 
 # Architecture by transformers' name of it: vLLM's class, what its layers are called, and further fields of its config.
 RECURRENT = {
@@ -44,24 +44,23 @@ def test_drafters_that_may_pause_are_refused_by_the_kind_of_layers(tmp_path, nam
     model = model_config(tmp_path, name, architecture, fields)
     for method in ("custom_class", "ngram", "ngram_gpu", "suffix", "draft_model", "eagle3"):
         with pytest.raises(ValueError, match=f"a model with {layers} layers.*set speculation=off"):
-            recurrent_state.check(model, method)
+            check_recurrent_state(model, method)
     for method in (None, "mtp"):
-        recurrent_state.check(model, method)
+        check_recurrent_state(model, method)
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_models_pass(tmp_path, name):
-    recurrent_state.check(model_config(tmp_path, name, *OTHERS[name]), "ngram")
+    check_recurrent_state(model_config(tmp_path, name, *OTHERS[name]), "ngram")
 
 
 @pytest.mark.engine
 def test_an_engine_does_not_load_such_a_model(tmp_path, monkeypatch):
     from vllm import LLM
 
-    from sam.vllm import plugin
     from tests.sam.engine.tiny_engine import NGRAM, SAM
 
-    plugin.register()
+    register()
     folder = save_config(tmp_path, "qwen3_next", "Qwen3NextForCausalLM", {"num_hidden_layers": 4})
     for asked in (SAM, NGRAM):
         with pytest.raises(ValueError, match="linear_attention layers"):
