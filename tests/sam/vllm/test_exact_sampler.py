@@ -133,8 +133,10 @@ def asked(row: int) -> dict:
 def test_a_request_gets_the_log_probabilities_that_it_asks_for_whatever_is_drafted_and_whoever_is_beside_it(model):
     without, on = run(model, sampling=asked), run(model, SAM, 16, sampling=asked)
     assert on.accepted > 50 and on.tokens == without.tokens
-    assert on.entries == without.entries
     assert_asked(on)
+    for found, expected in zip(on.entries, without.entries, strict=True):
+        for step, other in zip(found, expected, strict=True):
+            assert step == pytest.approx(other, abs=1e-4)
 
 
 def test_so_does_it_with_rejection_sampling(model):
