@@ -15,7 +15,7 @@ from sam import verify
 from sam.verify.transfer import sent
 from sam.verify.uniforms import rng_key, uniforms
 from sam.vllm import runner_hooks
-from sam.vllm.rejection_sampler import known_sampling
+from sam.vllm.rejection_sampler import gather_logprobs, known_sampling
 
 NO_DRAFT = -2  # equal to no token and not to the placeholder
 
@@ -96,10 +96,10 @@ class ExactSampler:
         logits = logits.to(torch.float32)
         processed = self._process(logits, rows, metadata, drafts)
         tokens = self.draw(processed, rows, metadata)
-        logprobs = self._logprobs(logits, processed, tokens, metadata, drafts is not None)
+        listed = self._logprobs(logits, processed, tokens, rows, metadata)
         if drafts is None or (width := int(rows.counts.max())) == 1:
-            return SamplerOutput(sampled_token_ids=tokens.to(torch.int32)[:, None], logprobs_tensors=logprobs)
-        return self._verified(tokens, logprobs, rows, width, drafts.draft_token_ids)
+            return SamplerOutput(sampled_token_ids=tokens.to(torch.int32)[:, None], logprobs_tensors=listed)
+        return self._verified(tokens, listed, rows, width, drafts.draft_token_ids)
 
     def _process(self, logits, rows: _Rows, metadata, drafts) -> torch.Tensor:
         """Masks, penalties, temperature, top-k and top-p as vLLM applies them, for all rows alike."""
@@ -186,27 +186,24 @@ class ExactSampler:
         asked = metadata.max_num_logprobs is not None or metadata.logprob_token_ids
         return bool(asked) and not self._logprobs_mode().startswith("processed")
 
-    def _logprobs(self, logits, processed, tokens, metadata, drafting: bool) -> LogprobsTensors | None:
-        named = None if drafting else metadata.logprob_token_ids
-        if metadata.max_num_logprobs is None and not named:
+    def _logprobs(self, logits, processed, tokens, rows: _Rows, metadata) -> LogprobsTensors | None:
+        if metadata.max_num_logprobs is None and not metadata.logprob_token_ids:
             return None
         sampler, mode = self.runner.sampler, self._logprobs_mode()
         source = processed if mode.startswith("processed") else logits
         values = source if mode.endswith("logits") else sampler.compute_logprobs(source)
-        if named:
-            return sampler.gather_specific_token_logprobs(values, named, tokens)
-        return sampler.gather_logprobs(values, metadata.max_num_logprobs, tokens)
+        return gather_logprobs(sampler, values, tokens, rows.request.tolist(), metadata)
 
-    def _verified(self, tokens, logprobs, rows: _Rows, width: int, draft_token_ids) -> SamplerOutput:
+    def _verified(self, tokens, listed, rows: _Rows, width: int, draft_token_ids) -> SamplerOutput:
         device = tokens.device
         kept, drawn_in = self._kept(tokens, rows, width, draft_token_ids)
-        if logprobs is not None:
+        if listed is not None:
             # vLLM filters a [requests x width] list by the placeholders; rows beyond a request's own are dropped there.
             index = sent(rows.start, device)[drawn_in] + torch.arange(width, device=device)
             index = index.clamp(max=len(rows.request) - 1).ravel()
-            columns = logprobs.logprob_token_ids, logprobs.logprobs, logprobs.selected_token_ranks
-            logprobs = LogprobsTensors(*(column[index] for column in columns))
-        return SamplerOutput(sampled_token_ids=kept, logprobs_tensors=logprobs)
+            columns = listed.logprob_token_ids, listed.logprobs, listed.selected_token_ranks
+            listed = LogprobsTensors(*(column[index] for column in columns))
+        return SamplerOutput(sampled_token_ids=kept, logprobs_tensors=listed)
 
     def _kept(self, tokens, rows: _Rows, width: int, draft_token_ids) -> tuple[torch.Tensor, torch.Tensor]:
         """Each request's tokens, int32 [requests, width], and the batch's row that each was drawn in."""

@@ -8,6 +8,13 @@ PART = "sam_part"  # of a part of a response: tokens of the response's own promp
 WAITING = "sam_waiting"  # how many requests wait behind this one for a slot; none where it says nothing
 
 
+def is_registered() -> bool:
+    """Whether this process has the plugin: its workers ask it before they make a model runner."""
+    from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+    return getattr(WorkerWrapperBase.init_device, "_sam", False)
+
+
 def draft_near_max_model_len(runner) -> None:
     """Let requests be drafted for while another one is near the longest length.
 
@@ -68,14 +75,13 @@ def skip_empty_drafts(runner) -> None:
 
 
 def skip_accepted_counts(runner) -> None:
-    """Copy no counts of accepted tokens to the device for a model that does not read them.
+    """Copy no counts of accepted tokens to the device, which models with recurrent state alone read.
 
     Root cause: GPUModelRunner and NPUModelRunner (vLLM 0.23) wait for an event and copy `num_accepted_tokens` to the
-    device in every step as soon as there are speculative tokens; only hybrid models read it. Symptom: one copy a step
-    more than without speculation. Can go when vLLM makes that event for hybrid models only.
+    device in every step as soon as there are speculative tokens. Symptom: one copy a step more than without
+    speculation. Can go when vLLM makes that event for hybrid models only.
     """
-    if not getattr(runner.model_config, "is_hybrid", False):
-        runner.num_accepted_tokens_event = None
+    runner.num_accepted_tokens_event = None
 
 
 def requests_of_rows(runner) -> list[str]:

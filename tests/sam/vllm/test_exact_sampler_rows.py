@@ -206,11 +206,10 @@ def test_lossless_settings_pass():
     )
 
 
-def test_the_second_model_runner_is_refused_only_where_speculation_is_configured():
-    configured = SimpleNamespace(vllm_config=SimpleNamespace(additional_config={"speculation": {}}))
-    with pytest.raises(RuntimeError, match="VLLM_USE_V2_MODEL_RUNNER=0"):
-        plugin.refuse(configured)
-    plugin.refuse(SimpleNamespace(vllm_config=SimpleNamespace(additional_config={})))
+def test_the_second_model_runner_is_refused():
+    with pytest.raises(ValueError, match="VLLM_USE_V2_MODEL_RUNNER=0"):
+        plugin.check_runner(SimpleNamespace(sample=None))
+    plugin.check_runner(SimpleNamespace(_sample=None))
 
 
 class Waits(TorchDispatchMode):

@@ -42,6 +42,7 @@ def stock_runner(requests):
         for n, out in requests
     ]
     return SimpleNamespace(
+        speculative_config=None,
         input_batch=SimpleNamespace(req_ids=names),
         requests=dict(zip(names, states, strict=True)),
         _sample=lambda logits, _: SimpleNamespace(sampled_token_ids=torch.full((len(names), 1), 99, dtype=torch.int32)),
@@ -60,6 +61,19 @@ def test_a_part_goes_on_where_the_one_before_ended():
     runner.requests["0"].sampling_params = sampling(0, **{PART: (3, 3)})  # its prompt ends with the first token
     ForcedText.attach(runner).set_responses(RESPONSES)
     assert runner._sample(None, None).sampled_token_ids.tolist() == [[12], [30]]
+
+
+def test_drafts_of_stock_stand_as_far_as_they_are_the_parts_next_tokens():
+    runner = stock_runner([(0, []), (2, [])])
+    runner.speculative_config = object()
+    runner.requests["0"].sampling_params = sampling(0, **{PART: (3, 3)})  # its prompt ends with the first token
+    # Of each request its prompt's last token is scheduled, and a draft of two behind it.
+    runner.positions = torch.tensor([3, 4, 5, 3, 4, 5])
+    runner.query_start_loc = SimpleNamespace(gpu=torch.tensor([0, 3, 6]))
+    drafts = SimpleNamespace(num_draft_tokens=[2, 2], draft_token_ids=torch.tensor([11, 7, 8, 31]))
+    runner._sample = lambda *_: SimpleNamespace(sampled_token_ids=torch.full((2, 3), 99, dtype=torch.int32))
+    ForcedText.attach(runner).set_responses(RESPONSES)
+    assert runner._sample(None, drafts).sampled_token_ids.tolist() == [[11, 12, FREE], [30, FREE, FREE]]
 
 
 def second_runner(counted):
