@@ -28,7 +28,10 @@ from sam.bench.environment import HUGE_PAGES
 from sam.bench.settings import MEMORY_ARGUMENTS, RESERVED, STOCK
 from sam.command import run_command
 from sam.config import WITH_DRAFT_MODEL
+from sam.reading import json_object, json_rows, one_line
 from sam.record.atomic import replacing
+from sam.record.responses import TOKENS
+from sam.record.run_directory import read_responses
 
 ROUNDS = 5
 FOLDER = "against_stock"  # of the output; what sam.bench leaves
@@ -46,7 +49,7 @@ def against_stock(directory: Path, output: Path, rounds: int = ROUNDS) -> Agains
         ReportError: no run of two steps is there, without responses, or without speculation; or an engine failed.
     """
     run = Run.load(directory)
-    config = OmegaConf.load(directory / "config.yaml")
+    config = OmegaConf.create(run.config)
     if run.name == "off":
         raise ReportError(f"{directory}: its speculation is off; name a run that speculates")
     if not run.has_responses:
@@ -71,8 +74,8 @@ def against_stock(directory: Path, output: Path, rounds: int = ROUNDS) -> Agains
             raise KeyboardInterrupt
         if code:
             raise ReportError(f"{folder}: not all rounds were measured (exit code {code})")
-    result = json.loads((folder / "result.json").read_text())
-    _, *lines = map(json.loads, (folder / "rounds.jsonl").read_text().splitlines())
+    result = json_object(folder / "result.json")
+    _, *lines = json_rows(folder / "rounds.jsonl", lambda row, _: row)
     found = AgainstStock(
         text=text_of(run, steps),
         steps=steps,
@@ -112,17 +115,17 @@ def write_text(run: Run, steps: list[int], path: Path) -> int:
 
 def _groups(run: Run, step: int, samples: int) -> list[list[dict]]:
     """The prompts of a step's first generation round that have all their responses."""
-    rows = map(json.loads, (run.directory / "rollouts" / f"{step}.jsonl").read_text().splitlines())
     groups: dict[tuple, list[dict]] = {}
-    for row in rows:
-        names = ("prompt_tokens", "response_tokens")
-        groups.setdefault((row["round"], row["prompt"]), []).append({name: row[name] for name in names})
+    for row in read_responses(run.directory, step):
+        texts = {name: getattr(row, name).tolist() for name in TOKENS}
+        groups.setdefault((row.round, row.prompt), []).append(texts)
     first = min((number for number, _ in groups), default=0)
     return [group for (number, _), group in groups.items() if number == first and len(group) == samples]
 
 
 def samples_of(config: dict) -> int:
-    return int(config["actor_rollout_ref"]["rollout"]["n"])
+    with one_line("config.yaml, actor_rollout_ref.rollout.n", "expected a number of responses"):
+        return int(config["actor_rollout_ref"]["rollout"]["n"])
 
 
 def set_environment(config: DictConfig) -> None:
@@ -200,7 +203,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     output = options.output or options.run.resolve().parent
     try:
-        return run_command(lambda: measured(against_stock(options.run, output, options.rounds)), (ReportError,))
+        return run_command(lambda: measured(against_stock(options.run, output, options.rounds)))
     except KeyboardInterrupt:
         print("interrupted: the same command goes on", file=sys.stderr)
         return INTERRUPTED

@@ -11,32 +11,45 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import pandas
 
 from sam.command import run_command
+from sam.reading import ReadError, expect, json_object, one_line
 from sam.record.atomic import replacing
+from sam.record.tokenizer import checked_chat
 
 COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")
 GSM8K_INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
 
 
-class DataError(ValueError):
-    """One line: which file is wrong and what to do."""
-
-
-def _published(frame: pandas.DataFrame) -> pandas.DataFrame:
+def _published(frame: pandas.DataFrame, place: str) -> pandas.DataFrame:
     """DAPO-Math-17k and AIME-2024 come in verl's format, each problem many times over: verl repeats by itself."""
-    text = frame["prompt"].map(lambda messages: json.dumps([dict(message) for message in messages], sort_keys=True))
-    return frame[~text.duplicated()].reset_index(drop=True)
+    for column in COLUMNS:
+        expect(column in frame, place, f"the published file with a column {column}", list(frame))
+    texts = []
+    for number, row in enumerate(frame[list(COLUMNS)].to_dict("records"), start=1):
+        chat = [dict(one) if isinstance(one, dict) else one for one in np.atleast_1d(row["prompt"]).tolist()]
+        texts.append(json.dumps(checked_chat(chat, f"{place}, row {number}, prompt"), sort_keys=True, default=str))
+        answer = row["reward_model"].get("ground_truth") if isinstance(row["reward_model"], dict) else None
+        _text(answer, f"{place}, row {number}, reward_model.ground_truth")
+        _text(row["data_source"], f"{place}, row {number}, data_source")
+    return frame[~pandas.Series(texts, frame.index, dtype=object).duplicated()].reset_index(drop=True)
 
 
-def _gsm8k(frame: pandas.DataFrame) -> pandas.DataFrame:
+def _gsm8k(frame: pandas.DataFrame, place: str) -> pandas.DataFrame:
+    for column in ("question", "answer"):
+        expect(column in frame, place, f"the published file with a column {column}", list(frame))
     rows = []
     for index, (question, answer) in enumerate(zip(frame.question, frame.answer, strict=True)):
-        if (found := re.search(r"#### (\-?[0-9\.,]+)", answer)) is None:
-            raise DataError(f"GSM8K, row {index}: no answer after ####: take the published file")
+        question, answer = (
+            _text(text, f"{place}, row {index + 1}, {name}")
+            for name, text in (("question", question), ("answer", answer))
+        )
+        found = re.search(r"#### (\-?[0-9\.,]+)", answer)
+        expect(found is not None, f"{place}, row {index + 1}, answer", "a number after ####", answer)
         rows.append(
             {
                 "data_source": "openai/gsm8k",
@@ -46,7 +59,12 @@ def _gsm8k(frame: pandas.DataFrame) -> pandas.DataFrame:
                 "extra_info": {"index": index},
             }
         )
-    return pandas.DataFrame(rows)
+    return pandas.DataFrame(rows, columns=COLUMNS)
+
+
+def _text(value: Any, place: str) -> str:
+    expect(isinstance(value, str) and bool(value.strip()), place, "a text", value)
+    return value
 
 
 class Source(NamedTuple):
@@ -54,7 +72,7 @@ class Source(NamedTuple):
 
     repository: str
     path: str
-    convert: Callable[[pandas.DataFrame], pandas.DataFrame]
+    convert: Callable[[pandas.DataFrame, str], pandas.DataFrame]
 
 
 SOURCES = {
@@ -71,14 +89,14 @@ def _fetch(source: Source, folder: Path | None) -> Path:
         for candidate in (folder / source.repository / source.path, folder / source.repository / name, folder / name):
             if candidate.is_file():
                 return candidate
-        raise DataError(f"{folder} holds no {name}: put {source.repository}/{source.path} there")
+        raise ReadError(f"{folder} holds no {name}: put {source.repository}/{source.path} there")
     from huggingface_hub import hf_hub_download
 
     try:
         return Path(hf_hub_download(source.repository, source.path, repo_type="dataset"))
     except Exception as error:
         reason = str(error).splitlines()[0]
-        raise DataError(
+        raise ReadError(
             f"{source.repository}/{source.path} cannot be fetched ({reason}): download it elsewhere and give its "
             "folder with --from"
         ) from error
@@ -88,28 +106,24 @@ def prepare(name: str, output: Path, folder: Path | None = None) -> str:
     """Make one data set below `output` unless it is there; says what was done.
 
     Raises:
-        DataError: the source is missing or is not what it should be.
+        ReadError: the source is missing or is not what it should be.
     """
     manifest_path = output / "manifest.json"
-    manifest = json.loads(manifest_path.read_text()) if manifest_path.exists() else {}
-    target = output / f"{name}.parquet"
-    if target.exists() and manifest.get(name, {}).get("sha256") == _digest(target):
-        return f"{target}: complete, {manifest[name]['rows']} rows"
+    manifest = json_object(manifest_path) if manifest_path.exists() else {}
+    target, known = output / f"{name}.parquet", manifest.get(name)
+    if target.exists() and isinstance(known, dict) and known.get("sha256") == _digest(target):
+        return f"{target}: complete, {known.get('rows')} rows"
     source_path = _fetch(SOURCES[name], folder)
-    try:
-        frame = SOURCES[name].convert(pandas.read_parquet(source_path))
-    except DataError:
-        raise
-    except (OSError, ValueError, AttributeError, KeyError) as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(f"{source_path}: not the published file ({reason}): fetch it again") from error
-    if missing := [column for column in COLUMNS if column not in frame]:
-        raise DataError(f"{source_path}: column {missing[0]} is missing: fetch the published file again")
+    with one_line(str(source_path), "not the published file"):
+        frame = pandas.read_parquet(source_path)
+    frame = SOURCES[name].convert(frame, str(source_path))
+    expect(len(frame) > 0, str(source_path), "the published file", "no rows")
     output.mkdir(parents=True, exist_ok=True)
     with replacing(target) as partial:
         frame[list(COLUMNS)].to_parquet(partial)
     manifest[name] = {"rows": len(frame), "sha256": _digest(target), "source_sha256": _digest(source_path)}
-    manifest_path.write_text(json.dumps(manifest, indent=1) + "\n")
+    with replacing(manifest_path) as partial:
+        partial.write_text(json.dumps(manifest, indent=1) + "\n")
     return f"{target}: {len(frame)} rows from {source_path.name}"
 
 
@@ -128,7 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {unknown[0]} is unknown: expected some of {', '.join(SOURCES)}", file=sys.stderr)
         return 2
     names = options.names or SOURCES
-    return run_command(lambda: (prepare(name, options.output, options.folder) for name in names), (DataError,))
+    return run_command(lambda: (prepare(name, options.output, options.folder) for name in names))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from recipe.report.paired_test import RESAMPLES, sign_flip_p_value
+from sam.bench.prompts import read_prompts
 from sam.command import run_command
+from sam.reading import json_rows
 from sam.record.atomic import replacing
 
 METHODS = ("sam", "off")
@@ -46,13 +48,12 @@ class Settings:
 def generate(settings: Settings, method: str, output: Path) -> None:
     """Generate with vLLM in this process, score, and write one line for each response."""
     import pandas
-    from transformers import AutoTokenizer
     from vllm import LLM, SamplingParams
 
     from recipe.trainer.reward import compute_score
 
     rows = pandas.read_parquet(settings.data).head(settings.limit or 1 << 40)
-    tokenizer = AutoTokenizer.from_pretrained(settings.model)
+    prompts = read_prompts(Path(settings.data), Path(settings.model), settings.limit)
     speculation = {"method": method, "batch_size_threshold": settings.threshold, "verification": "exact"}
     drafting = {"model": "sam.vllm.proposer.SamProposer", "num_speculative_tokens": settings.k}
     llm = LLM(
@@ -64,8 +65,6 @@ def generate(settings: Settings, method: str, output: Path) -> None:
         additional_config={"speculation": speculation},
         enforce_eager=True,
     )
-    chats = [list(map(dict, messages)) for messages in rows["prompt"]]
-    prompts = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) for chat in chats]
     seconds, lines = [], []
     for temperature in settings.temperature:
         n = samples(settings, temperature)
@@ -101,7 +100,7 @@ def _read(path: Path, settings: Settings) -> Responses | None:
     """None if the file is of other settings or not there."""
     if not path.is_file():
         return None
-    head, *lines = map(json.loads, path.read_text().splitlines())
+    head, *lines = json_rows(path, lambda row, _: row)
     if head.get("settings") != json.loads(json.dumps(asdict(settings))):
         return None
     return {

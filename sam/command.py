@@ -16,7 +16,7 @@ def run_command(
         for text in [said] if isinstance(said, str) else said:
             print(text, flush=True)
     except errors as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {' '.join(str(error).splitlines())}", file=sys.stderr)
         return code
     return 0
 

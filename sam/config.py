@@ -209,8 +209,12 @@ class SpeculationConfig:
 
     @classmethod
     def from_vllm(cls, vllm_config) -> Self | None:
-        """What an engine was given as `additional_config["speculation"]`; None without that key."""
+        """What an engine was given as `additional_config["speculation"]`: the defaults where it names this project's
+        drafter and no settings; None where it asks for nothing of this project."""
         section = (vllm_config.additional_config or {}).get("speculation")
+        drafter = getattr(getattr(vllm_config, "speculative_config", None), "model", None) or ""
+        if section is None and str(drafter).startswith("sam."):
+            section = {}
         return None if section is None else cls.from_dict(section)
 
     def to_dict(self) -> dict[str, Any]:

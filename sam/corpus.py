@@ -6,7 +6,6 @@ the group's by a margin. Inputs are recordings as `sam.replay` reads them, or JS
 """
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -18,19 +17,18 @@ from tqdm import tqdm
 from sam.automaton.corpus_file import add_text, empty_corpus, save_corpus
 from sam.automaton.store import BLOCK_BYTES, blocks_for
 from sam.command import run_command
-from sam.drafting.token_ids import check_token_ids
-from sam.record.responses import TraceError, read_recording
+from sam.reading import ReadError, json_rows, token_ids
+from sam.record.responses import read_recording
 
 
 def read_texts(path: Path, tokenizer: str | None) -> Iterator[np.ndarray]:
     """The token ids of each text: rows of `tokens`, or a recording's responses, each after its prompt.
 
     Raises:
-        TraceError: not a file of either kind.
+        ReadError: not a file of either kind.
     """
-    lines = path.read_text().splitlines() if path.suffix == ".jsonl" and path.is_file() else []
-    if lines and '"tokens"' in lines[0]:
-        yield from (_tokens_of(path, number, line) for number, line in enumerate(lines, 1) if line.strip())
+    if path.suffix == ".jsonl" and "tokens" in next(json_rows(path, lambda row, _: row), {}):
+        yield from json_rows(path, lambda row, place: token_ids(row.get("tokens"), f"{place}, tokens"))
         return
     recording = read_recording(path, tokenizer)
     for prompt, responses in zip(recording.prompts, recording.responses, strict=True):
@@ -38,22 +36,17 @@ def read_texts(path: Path, tokenizer: str | None) -> Iterator[np.ndarray]:
             yield np.concatenate([prompt, response])
 
 
-def _tokens_of(path: Path, number: int, line: str) -> np.ndarray:
-    try:
-        return np.array(json.loads(line)["tokens"], dtype=np.int32)
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise TraceError(f"{path}, line {number}: expected a row with a list of token ids under tokens") from error
-
-
 def build(inputs: list[Path], output: Path, tokenizer: str | None = None) -> int:
     """Build the automaton of all texts and save it; returns the number of their tokens.
 
     Raises:
-        TraceError: an input cannot be read.
+        ReadError: an input cannot be read, or none has a token.
         ValueError: the memory of the machine is too small for the texts.
     """
-    texts = [check_token_ids(text, str(path)) for path in inputs for text in read_texts(path, tokenizer) if len(text)]
+    texts = [text for path in inputs for text in read_texts(path, tokenizer) if len(text)]
     total = sum(len(text) for text in texts)
+    if not total:
+        raise ReadError(f"{', '.join(map(str, inputs))}: no token in any text")
     needed, available = blocks_for(total) * BLOCK_BYTES, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > available:
         raise ValueError(f"{total} tokens need {needed >> 20} MiB of memory, this machine has {available >> 20}")

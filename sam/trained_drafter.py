@@ -1,15 +1,16 @@
 """What kind of trained drafter a folder holds, by its config.json."""
 
-import json
 from pathlib import Path
 from typing import Any
+
+from sam.reading import ReadError, json_object
 
 
 def settings_of(folder: Path) -> dict[str, Any]:
     """config.json; empty if it cannot be read, which other checks say."""
     try:
-        return json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
+        return json_object(folder / "config.json")
+    except ReadError:
         return {}
 
 
@@ -19,7 +20,7 @@ def is_eagle3_head(folder: Path) -> bool:
     The first published ones name a plain language model as their architecture; a vocabulary for drafts gives them away.
     """
     settings = settings_of(folder)
-    return any("Eagle3" in name for name in settings.get("architectures") or []) or "draft_vocab_size" in settings
+    return "Eagle3" in str(settings.get("architectures")) or "draft_vocab_size" in settings
 
 
 def wrong_kind(folder: Path, method: str) -> str | None:

@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[1]
 MOST_FILES = 16  # of a folder
 # Lowest first. A room is a folder, or a file that lies beside the folders.
 SAM = (
-    ("jit", "trained_drafter"),
+    ("jit", "reading"),
+    ("trained_drafter",),
     ("config", "command", "page", "log"),
     ("automaton", "verify", "record", "routing"),
     ("drafting",),

@@ -88,8 +88,8 @@ PROCESSES = (
 )
 STRIPS = (
     (29.5, 12, 20, "CPU: sam.vllm.cpu_fixes", RUNTIME),
-    (29.5, 9.4, 20, "Ascend: patches 0001, 0002", SOURCE),
-    (55.5, 9.4, 19, "Ascend: patch 0003", SOURCE),
+    (29.5, 9.4, 20, "Ascend: patch 0001", SOURCE),
+    (55.5, 9.4, 19, "Ascend: patch 0002", SOURCE),
     (29, 4.7, 74, "recorder: StepRecorder times these stages and counts requests, drafts and accepted tokens", RUNTIME),
 )
 # Begin, end, label, its place and alignment.

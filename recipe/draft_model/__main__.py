@@ -25,7 +25,10 @@ from recipe.draft_model import acceptance
 from recipe.draft_model.distil import DistilSettings, TrainingSettings, distil, sample_responses
 from recipe.draft_model.eagle3 import HeadSettings, train_head
 from recipe.record.built_folder import Contents, build_once
+from sam.bench.prompts import read_prompts
 from sam.command import run_command
+from sam.reading import json_object, one_line
+from sam.record.tokenizer import Tokenizer
 
 ACCEPTANCE = "acceptance.json"
 
@@ -90,32 +93,27 @@ def _digest(path: Path) -> str:
 
 def _build(kind: Kind, folder: Path, progress: Path, assets: Path, settings: TrainingSettings) -> None:
     # transformers takes seconds to import: only after everything that may be wrong was looked at.
-    import pandas
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     from recipe.tiny.warm_start import deterministic
 
     progress.mkdir(exist_ok=True)
     target = AutoModelForCausalLM.from_pretrained(assets / "model", local_files_only=True).float()
-    tokenizer = AutoTokenizer.from_pretrained(assets / "model", local_files_only=True)
-    rows = pandas.read_parquet(assets / "train.parquet")["prompt"][: settings.prompts]
-    prompts = [
-        tokenizer.apply_chat_template(list(row), add_generation_prompt=True, return_dict=True)["input_ids"]
-        for row in rows
-    ]
+    prompts = read_prompts(assets / "train.parquet", assets / "model", settings.prompts)
     with deterministic(settings.threads):
         examples = sample_responses(target, prompts, settings, progress)
         trained = len(examples) - max(1, len(prompts) // 10) * settings.samples
         drafter, _ = kind.train(target, examples[:trained], settings, progress)
         shares = acceptance.by_position(kind.drafted(target, drafter), examples[trained:])
     drafter.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    Tokenizer(assets / "model").whole.save_pretrained(folder)
     (folder / ACCEPTANCE).write_text(json.dumps({"responses": len(examples) - trained, "by_position": shares}) + "\n")
 
 
 def _said(folder: Path) -> str:
-    found = json.loads((folder / ACCEPTANCE).read_text())
-    shares = ", ".join(f"{share:.0%}" for share in found["by_position"])
+    with one_line(str(folder / ACCEPTANCE), "remove the folder and build it again"):
+        found = json_object(folder / ACCEPTANCE)
+        shares = ", ".join(f"{share:.0%}" for share in found["by_position"])
     return f"of {found['responses']} held-out responses, by position of a draft, {shares} of its tokens are right"
 
 

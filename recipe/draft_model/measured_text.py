@@ -20,7 +20,9 @@ import tempfile
 from pathlib import Path
 
 from recipe.draft_model.distil import DistilSettings, sample_responses
+from sam.bench.prompts import read_prompts
 from sam.command import run_command
+from sam.record.tokenizer import Tokenizer
 
 MAX_TOKENS = 512  # of a text and its repetition
 REPEATED, DEEP = "repeated.jsonl", "deep"
@@ -61,19 +63,15 @@ def deepened(target, layers: int):
 def write(assets: Path, output: Path, settings: DistilSettings, layers: int) -> None:
     """Write repeated.jsonl and deep/ into `output`."""
     # transformers takes seconds to import: only after everything that may be wrong was looked at.
-    import pandas
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     from recipe.tiny.warm_start import deterministic
 
     target = AutoModelForCausalLM.from_pretrained(assets / "model", local_files_only=True).float()
-    tokenizer = AutoTokenizer.from_pretrained(assets / "model", local_files_only=True)
-    rows = pandas.read_parquet(assets / "val.parquet")["prompt"][: settings.prompts]
-    chats = [tokenizer.apply_chat_template(list(row), add_generation_prompt=True, return_dict=True) for row in rows]
-    prompts = [chat["input_ids"] for chat in chats]
+    prompts = read_prompts(assets / "val.parquet", assets / "model", settings.prompts)
     output.mkdir(parents=True, exist_ok=True)
     deepened(target, layers).save_pretrained(output / DEEP)
-    tokenizer.save_pretrained(output / DEEP)
+    Tokenizer(assets / "model").whole.save_pretrained(output / DEEP)
     with deterministic(settings.threads), tempfile.TemporaryDirectory() as progress:
         examples = sample_responses(target, prompts, settings, Path(progress))
     with (output / REPEATED).open("w") as file:

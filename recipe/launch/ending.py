@@ -113,7 +113,7 @@ def write_last_line(run_directory: Path, ending: Ending) -> None:
 
 def steps_done(run_directory: Path) -> int:
     """The last training step with a row in metrics.jsonl."""
-    return max((int(row["step"]) for row in read_metrics(run_directory)), default=0)
+    return max(read_metrics(run_directory), default=0)
 
 
 def resumes_after(run_directory: Path) -> int | None:

@@ -95,7 +95,8 @@ class Progress:
         return path.stat().st_size if path.exists() else 0
 
     def _last_row(self) -> dict:
-        return (read_metrics(self.run_directory) or [{}])[-1]
+        step = max(metrics := read_metrics(self.run_directory), default=0)
+        return {"step": step, **metrics.get(step, {})}
 
 
 def summary(row: dict) -> str:

@@ -34,6 +34,12 @@ def connect(config: DictConfig) -> None:
         _resolve(config)
     path = rollout.router_config_path
     if routing.policy == "context":
+        if routing.chunk_tokens is not None and config.speculation.verification == "rejection":
+            raise ValueError(
+                f"routing.chunk_tokens={routing.chunk_tokens}: with speculation.verification=rejection each chunk of a "
+                "response begins with the same random numbers: set speculation.verification=exact, or "
+                "routing.chunk_tokens=null"
+            )
         if path is not None:
             raise ValueError(
                 f"{ROUTER_KEY}={path}: routing=context brings a router of its own: leave it null, or set "
@@ -61,7 +67,7 @@ def _resolve(config: DictConfig) -> None:
     routing.policy = "verl"
     if load is not None and (load.replicas > 1 or load.requests > load.slots):
         routing.policy = "context"
-        if routing.chunk_tokens is None:
+        if routing.chunk_tokens is None and config.speculation.verification != "rejection":
             routing.chunk_tokens = max(LEAST_CHUNK, -(-config.data.max_response_length // CHUNKS))
 
 

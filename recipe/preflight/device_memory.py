@@ -3,7 +3,6 @@
 Communication buffers, fragmentation and CANN's or CUDA's own memory are not in the estimates. GiB are 2**30 bytes.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Self
 from omegaconf import DictConfig
 
 from recipe.preflight.problem import Problem
+from sam.trained_drafter import settings_of
 
 GIB = 2**30
 # Memory of one device, in GiB: an A3 die, an H100.
@@ -131,12 +131,11 @@ def fsdp(model: Model, ranks: int, tokens: int) -> Training:
 
 def sizes_of(config: DictConfig) -> Model | None:
     """The model's; None for a CPU and where its config.json is not there or has no sizes."""
-    path = Path(config.actor_rollout_ref.model.path).expanduser() / "config.json"
     if config.trainer.device not in DEVICE_GIB:
         return None
     try:
-        return Model.from_config(json.loads(path.read_text()))
-    except (OSError, ValueError, KeyError):
+        return Model.from_config(settings_of(Path(config.actor_rollout_ref.model.path).expanduser()))
+    except (ValueError, KeyError, TypeError, ZeroDivisionError):
         return None
 
 

@@ -83,8 +83,6 @@ def _draft_model(config: DictConfig) -> str:
     _check_plugin()
     method = trained_method(config)
     door = doors.DOORS[method]
-    if not doors.is_open(door):
-        raise RuntimeError(f"the plugin `sam` leaves vLLM's {door.__name__} as it is (install vllm==0.23.0)")
     if method == "eagle3":
         _check_eagle3(Path(config.speculation.draft_model), Path(config.actor_rollout_ref.model.path).expanduser())
     asynchronous = not _settings(config)["speculative_config"].get("disable_padded_drafter_batch")
@@ -165,7 +163,7 @@ def _sampler(config: DictConfig) -> str:
     sampler = ExactSampler if config.speculation.verification == "exact" else RejectionVerification
     name = f"{sampler.__module__}.{sampler.__qualname__}"
     if config.trainer.device == "npu":
-        return f"{name}, put there by {ASCEND_RUNNER}.load_model {_ascend_state()}"
+        return f"{name}, put there by the plugin after {ASCEND_RUNNER}.load_model {_ascend_state()}"
     _check_plugin()
     return f"{name}, put there by the plugin after {VLLM_RUNNER}.load_model"
 
@@ -180,9 +178,10 @@ def _check_plugin() -> None:
     if runner != "0":
         raise RuntimeError(f"VLLM_USE_V2_MODEL_RUNNER={runner}, whose sampler the plugin does not replace (unset it)")
     from vllm.plugins import load_general_plugins
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    from sam.vllm import runner_hooks
 
     with contextlib.suppress(ImportError):
         load_general_plugins()
-    if not getattr(GPUModelRunner.load_model, "_sam", False):
-        raise RuntimeError(f"the plugin `sam` leaves {VLLM_RUNNER}.load_model as it is (install vllm==0.23.0)")
+    if not runner_hooks.is_registered():
+        raise RuntimeError("the plugin `sam` leaves vLLM's workers as they are (install vllm==0.23.0)")

@@ -3,6 +3,7 @@
 vLLM is imported inside the functions: recipe.preflight.vllm_command, on the way of every run, imports this file.
 """
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -10,6 +11,8 @@ import sys
 import textwrap
 from pathlib import Path
 from typing import Any, get_args
+
+import pydantic
 
 from recipe.launch.config import REPOSITORY
 from recipe.preflight.problem import meant
@@ -98,15 +101,22 @@ def command_line(arguments: dict[str, Any]) -> list[str]:
 
 def _build(engine: Any, model: str, device: str) -> None:
     """The engine's whole config where its device and its model are there; what needs neither where they are not."""
-    from vllm.config import CacheConfig, SchedulerConfig
+    from vllm.config import CacheConfig, ModelConfig, SchedulerConfig
     from vllm.platforms import current_platform
     from vllm.usage.usage_lib import UsageContext
 
+    from sam.vllm.plugin import check_recurrent_state
+
+    has_model = (Path(model) / "config.json").is_file()
+    if has_model and (drafts := engine.speculative_config):
+        with contextlib.suppress(ImportError, OSError, pydantic.ValidationError):  # the engine says so below
+            looked_at = ModelConfig(model, skip_tokenizer_init=True, trust_remote_code=engine.trust_remote_code)
+            check_recurrent_state(looked_at, drafts.get("method", "custom_class"))
     if engine.create_load_config().load_format not in ("auto", "dummy", "safetensors"):
         from vllm.model_executor.model_loader import get_model_loader
 
         get_model_loader(engine.create_load_config())
-    if current_platform.device_type == device and (Path(model) / "config.json").is_file():
+    if current_platform.device_type == device and has_model:
         engine.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
         return
     CacheConfig(

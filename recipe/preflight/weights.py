@@ -7,7 +7,6 @@ them with the SHA-256 that `hf download` noted; ModelScope's client compares the
 
 import argparse
 import hashlib
-import json
 import math
 import re
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from recipe.preflight.problem import Problem
+from sam.reading import ReadError, expect, json_object
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
@@ -24,16 +24,14 @@ INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 def find_problems(folder: Path) -> Iterator[Problem]:
     shards: dict[str, set[str]] = {}
     total = None
-    try:
-        index = json.loads((folder / INDEX).read_text())
-        total = (index.get("metadata") or {}).get("total_size")
-        for tensor, shard in index["weight_map"].items():
-            shards.setdefault(shard, set()).add(tensor)
-    except FileNotFoundError:
+    if not (folder / INDEX).exists():
         shards[SINGLE] = set()
-    except (ValueError, KeyError, AttributeError, TypeError):
-        yield Problem("model.damaged", f"{folder / INDEX}: no weight_map")
-        return
+    else:
+        try:
+            total = _read_index(folder / INDEX, shards)
+        except ReadError as error:
+            yield Problem("model.damaged", str(error))
+            return
     if missing := sorted(shard for shard in shards if not (folder / shard).is_file()):
         value = f"{folder}: {len(missing)} of {len(shards)} shards of {INDEX}, the first {missing[0]}"
         yield Problem("model.missing", value if shards[missing[0]] else f"{folder}: neither {INDEX} nor {SINGLE}")
@@ -41,8 +39,23 @@ def find_problems(folder: Path) -> Iterator[Problem]:
     sizes: dict[str, int] = {}
     found = [problem for shard in sorted(shards) for problem in _shard_problems(folder / shard, shards[shard], sizes)]
     yield from found
-    if not found and total is not None and (there := sum(sizes.values())) != int(total):
-        yield Problem("model.index", f"{folder}: {there} bytes of tensors, {INDEX} says {int(total)}")
+    if not found and total is not None and (there := sum(sizes.values())) != total:
+        yield Problem("model.index", f"{folder}: {there} bytes of tensors, {INDEX} says {total}")
+
+
+def _read_index(path: Path, shards: dict[str, set[str]]) -> int | None:
+    """Adds to `shards` the tensors of each, and returns the bytes of all, if the index says so."""
+    index = json_object(path)
+    weights, about = index.get("weight_map"), index.get("metadata") or {}
+    expect(isinstance(weights, dict) and bool(weights), f"{path}, weight_map", "tensors and their shards", weights)
+    for tensor, shard in weights.items():
+        expect(isinstance(shard, str) and bool(shard), f"{path}, weight_map, {tensor}", "the name of a shard", shard)
+        shards.setdefault(shard, set()).add(tensor)
+    expect(isinstance(about, dict), f"{path}, metadata", "a JSON object", about)
+    total = about.get("total_size")
+    is_whole = total is None or (type(total) in (int, float) and total >= 0 and total == total // 1)
+    expect(is_whole, f"{path}, metadata.total_size", "a number of bytes", total)
+    return total
 
 
 def _shard_problems(path: Path, tensors: set[str], sizes: dict[str, int]) -> Iterator[Problem]:
@@ -68,8 +81,8 @@ def _bytes(shape: list[int], dtype: str) -> int:
 def checksum_problems(folder: Path) -> Iterator[Problem]:
     """Compares files with what `hf download --local-dir` noted: the SHA-256 of each large file."""
     noted = sorted((folder / ".cache" / "huggingface" / "download").glob("*.metadata"))
-    digests = {path.name.removesuffix(".metadata"): path.read_text().splitlines()[1:2] for path in noted}
-    known = {name: one[0] for name, one in digests.items() if one and re.fullmatch("[0-9a-f]{64}", one[0])}
+    digests = {path.name.removesuffix(".metadata"): path.read_bytes().splitlines()[1:2] for path in noted}
+    known = {name: one[0].decode() for name, one in digests.items() if one and re.fullmatch(b"[0-9a-f]{64}", one[0])}
     if not known:
         yield Problem("model.checksum", f"{folder}: no checksums there", "only `hf download` leaves them")
     for name, wanted in known.items():

@@ -7,30 +7,27 @@ from numbers import Real
 from pathlib import Path
 
 from recipe.seeds import parse_prompt_uid, sample_seed
+from sam.reading import ReadError, json_object
+from sam.record import run_directory as run_files
 from sam.record.atomic import replacing
+from sam.record.run_directory import METRICS_FILE, responses_path
 
 STATE_FILE = "state.json"
-METRICS_FILE = "metrics.jsonl"
 LOCK_FILE = "running.json"  # there while a run goes on
 
 
 def read_json(path: Path) -> dict:
     """What a file holds; nothing where it is missing or written by halves."""
-    with suppress(OSError, ValueError):
-        if isinstance(content := json.loads(path.read_text()), dict):
-            return content
+    with suppress(ReadError):
+        return json_object(path)
     return {}
 
 
-def read_metrics(run_directory: Path) -> list[dict]:
-    """The rows of metrics.jsonl, but for lines written by halves: by a run that goes on, or on a full disk."""
-    rows, lines = [], []
-    with suppress(OSError):
-        lines = (run_directory / METRICS_FILE).read_text().splitlines()
-    for line in lines:
-        with suppress(ValueError):
-            rows.append(json.loads(line))
-    return rows
+def read_metrics(run_directory: Path) -> dict[int, dict[str, float]]:
+    """Training step to its figures, without rows that a full disk has left by halves; empty before the first one."""
+    with suppress(ReadError):
+        return run_files.read_metrics(run_directory, left_out=[])
+    return {}
 
 
 class RunRecord:
@@ -51,7 +48,8 @@ class RunRecord:
         """Drop the metrics that an interrupted run wrote from `first_step` on: those steps are repeated."""
         path = self.directory / METRICS_FILE
         if path.exists():
-            _write_lines(path, [row for row in read_metrics(self.directory) if row["step"] < first_step])
+            kept = {step: row for step, row in read_metrics(self.directory).items() if step < first_step}
+            _write_lines(path, [{"step": step, **row} for step, row in kept.items()])
 
     def append_metrics(self, step: int, metrics: dict) -> None:
         """Append the numbers among a step's metrics to metrics.jsonl."""
@@ -78,7 +76,7 @@ class RunRecord:
                     "acc": trajectory.metrics.get("acc", 0.0),
                 }
             )
-        _write_lines(self.directory / "rollouts" / f"{step}.jsonl", rows)
+        _write_lines(responses_path(self.directory, step), rows)
 
     def write_engine_steps(self, step: int, record) -> None:
         """Write the first replica's steps of a RolloutRecord to engine_steps/<step>.npz."""

@@ -11,13 +11,12 @@ from pathlib import Path
 
 from recipe.report.answer import remarks, ten_lines
 from recipe.report.page import all_tables, as_html, as_markdown
-from recipe.report.runs import ReportError, make_comparable, summarize
+from recipe.report.runs import make_comparable, summarize
 from recipe.report.scopes import replay_scopes
 from recipe.report.stock import AgainstStock
 from recipe.report.tables import AGREEMENT_HEADER, agreement
 from recipe.report.wandb_reader import load_run
 from sam.command import run_command
-from sam.record.responses import TraceError
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -34,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if len(options.runs) < 2:
         parser.error("two runs are compared: give a speculating run and a baseline")
-    return run_command(lambda: report(options.runs, options.output), (ReportError, TraceError))
+    return run_command(lambda: report(options.runs, options.output))
 
 
 def report(sources: list[str], output: Path | None) -> str:

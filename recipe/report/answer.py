@@ -1,5 +1,7 @@
 """The report's words: the answer in a few lines, the ten lines on the screen, and what to know of the figures."""
 
+import numpy as np
+
 from recipe.report.runs import Run
 from recipe.report.stock import MEASURE, times
 from sam.bench.verdict import GO
@@ -45,7 +47,7 @@ def _curves(summary: dict) -> str:
 
 def _figure(summary: dict, form: str, *keys: str) -> str:
     values = [summary.get(key) for key in keys]
-    return NOT_RECORDED if None in values else form.format(*values)
+    return form.format(*values) if all(value is not None and np.isfinite(value) for value in values) else NOT_RECORDED
 
 
 def _scheduling(summary: dict) -> str:

@@ -1,13 +1,13 @@
 """Requests over time by replica: a line for each slot, from which one sees what ran where, moved, and ran last."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from recipe.report.picture import TIME, Picture
-from recipe.report.runs import Run
+from recipe.report.runs import Run, left_out
 from sam.command import new_figure
+from sam.reading import json_rows, one_line
 
 COLORS = {"probe": "#0072B2", "first": "#56B4E9", "again": "#BBDDEE", "moved": "#D55E00", "last": "#E69F00"}
 LABELS = {
@@ -70,14 +70,13 @@ def lanes(spans: list[Span]) -> list[int]:
     return found
 
 
-def spans_of_log(lines: Iterable[str]) -> list[list[Span]]:
+def spans_of_log(entries: Iterable[list]) -> list[list[Span]]:
     """The rollouts in a router's log (sam.routing.decision_log): from when requests come until none is there."""
     rollouts: list[list[Span]] = []
     groups: dict[str, str] = {}  # of the requests that are there
     running: dict[str, tuple[str, float]] = {}
     began = 0.0
-    for line in lines:
-        now, name, *arguments = json.loads(line)
+    for now, name, *arguments in entries:
         if name == "arrive":
             if not groups:
                 rollouts.append([])
@@ -100,7 +99,10 @@ def picture_of_runs(runs: list[Run]) -> Picture | None:
     for run in runs:
         log = run.directory / LOG_FILE if run.directory else None
         if log and log.is_file():
-            rollouts = sorted(filter(None, spans_of_log(log.open())), key=lambda spans: max(one.end for one in spans))
+            rollouts: list[list[Span]] = []
+            with left_out(run.remarks), one_line(str(log), "not the log of a router"):
+                entries = json_rows(log, lambda entry, _: entry, kind=list, is_growing=True)
+                rollouts = sorted(filter(None, spans_of_log(entries)), key=lambda spans: max(one.end for one in spans))
             if rollouts:
                 panels.append((run.name, rollouts[len(rollouts) // 2], True))
     if not panels:

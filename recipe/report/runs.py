@@ -4,26 +4,46 @@ A run of wandb (recipe.report.wandb_reader) is the same without engine steps and
 None then.
 """
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 import numpy as np
-from omegaconf import OmegaConf
 
-from recipe.record.run_directory import read_metrics
-from sam.record.engine_steps import RENAMED_COUNTERS, EngineSteps
+from sam.reading import ReadError, expect, json_object
+from sam.record.engine_steps import HISTOGRAMS, EngineSteps
+from sam.record.run_directory import (
+    METRICS_FILE,
+    Response,
+    finite,
+    read_config,
+    read_metrics,
+    read_responses,
+    responses_path,
+)
 
 REWARD = "rollout/reward_all/mean"
 # The server's own clock, and verl's, which waits in steps of two seconds but is in every run of verl's.
 ROLLOUT_SECONDS = ("rollout/seconds", "timing_s/gen")
+TAIL = ("rollout/tail_seconds", "rollout/tail_share")
 STEPS_AT_AN_END = 3  # the reward's gain is that of the last steps' mean over the first steps'
+LEFT_OUT = ": left out"
 
 
-class ReportError(ValueError):
+class ReportError(ReadError):
     """A run cannot be reported; one line says why."""
+
+
+@contextmanager
+def left_out(remarks: list[str]):
+    """Report without what cannot be read, whose line becomes a remark."""
+    try:
+        yield
+    except ReadError as error:
+        if (line := f"{error}{LEFT_OUT}") not in remarks:
+            remarks.append(line)
 
 
 @dataclass
@@ -49,10 +69,8 @@ class Run:
     remarks: list[str] = field(default_factory=list)
 
     def __post_init__(self):
-        old = {f"rollout/drafter/{before}": f"rollout/drafter/{now}" for before, now in RENAMED_COUNTERS.items()}
-        if renamed := sorted(old.keys() & {key for row in self.metrics.values() for key in row}):
-            self.metrics = {s: {old.get(k, k): v for k, v in row.items()} for s, row in self.metrics.items()}
-            self.remarks.append(f"{self.source} has names of an earlier version: {renamed[0]} is now {old[renamed[0]]}")
+        self._engine_steps: dict[int, EngineSteps] | None = None
+        self.metrics = {step: finite(row) for step, row in self.metrics.items()}
         if not any(key in row for row in self.metrics.values() for key in ROLLOUT_SECONDS):
             raise ReportError(
                 f"{self.source}: no training step has finished there (no step has {' or '.join(ROLLOUT_SECONDS)}): "
@@ -60,17 +78,27 @@ class Run:
             )
 
     @classmethod
-    def load(cls, directory: Path) -> Self:
-        """Read a run directory of recipe.main_dapo."""
-        for name in ("metrics.jsonl", "config.yaml", "versions.json"):
-            if not (directory / name).is_file():
-                raise ReportError(f"{directory}: no {name} there; expected a whole run directory of recipe.main_dapo")
-        metrics: dict[int, dict[str, float]] = {}
-        for row in read_metrics(directory):
-            metrics.setdefault(row["step"], {}).update(row)
-        config = OmegaConf.to_container(OmegaConf.load(directory / "config.yaml"))
-        versions = json.loads((directory / "versions.json").read_text())
-        return cls(config["speculation"]["method"], str(directory), config, versions, metrics, directory)
+    def load(cls, directory: Path, is_whole: bool = True) -> Self:
+        """Read a run directory of recipe.main_dapo.
+
+        Raises:
+            ReportError: no step has finished there; or something cannot be read, which without `is_whole` becomes a
+                remark.
+        """
+        if not (directory / METRICS_FILE).is_file():
+            raise ReportError(f"{directory}: no {METRICS_FILE} there; expected a run directory of recipe.main_dapo")
+        config, versions, rows, remarks = {}, {}, [], []
+        with left_out(remarks):
+            metrics = read_metrics(directory, rows)
+        with left_out(remarks):
+            config = read_config(directory)
+        with left_out(remarks):
+            versions = json_object(directory / "versions.json")
+        remarks += [line + LEFT_OUT for line in rows]
+        if is_whole and remarks:
+            raise ReportError(remarks[0].removesuffix(LEFT_OUT))
+        name = config["speculation"]["method"] if config else directory.name
+        return cls(name, str(directory), config, versions, metrics, directory, remarks=remarks)
 
     @property
     def steps(self) -> list[int]:
@@ -78,11 +106,34 @@ class Run:
 
     @property
     def has_engine_steps(self) -> bool:
-        return self._has_files(EngineSteps.path)
+        """Whether those of all steps can be read, and can be added up."""
+        if self._engine_steps is None:
+            self._engine_steps = {}
+            if self._has_files(EngineSteps.path):
+                with left_out(self.remarks):
+                    self._engine_steps = self._read_engine_steps()
+        return bool(self._engine_steps)
+
+    def _read_engine_steps(self) -> dict[int, EngineSteps]:
+        found = {step: EngineSteps.load(self.directory, step) for step in self.steps}
+        first = next(iter(found.values()))
+        for step, one in found.items():
+            place = str(EngineSteps.path(self.directory, step))
+            expect(len(one) > 0, place, "engine steps", "none")
+            for name in HISTOGRAMS:
+                lengths = len(getattr(first, name)), len(getattr(one, name))
+                expect(
+                    lengths[0] == lengths[1],
+                    f"{place}, {name}",
+                    f"{lengths[0]} values as in the first step",
+                    lengths[1],
+                )
+            expect(one.position_bin == first.position_bin, place, f"bins of {first.position_bin}", one.position_bin)
+        return found
 
     @property
     def has_responses(self) -> bool:
-        return self._has_files(lambda directory, step: directory / "rollouts" / f"{step}.jsonl")
+        return self._has_files(responses_path)
 
     def _has_files(self, path: Callable[[Path, int], Path]) -> bool:
         return self.directory is not None and all(path(self.directory, step).is_file() for step in self.steps)
@@ -90,20 +141,22 @@ class Run:
     def speculation(self, key: str) -> int | None:
         """A number of the config's `speculation` section; None where the run's config has none."""
         value = (self.config.get("speculation") or {}).get(key)
-        return None if value is None else int(value)
+        expect(value is None or type(value) is int, f"{self.source}, speculation.{key}", "a whole number", value)
+        return value
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
         points = [(step, row[key]) for step, row in sorted(self.metrics.items()) if key in row]
         return [step for step, _ in points], [value for _, value in points]
 
     def engine_steps(self, step: int) -> EngineSteps:
-        return EngineSteps.load(self.directory, step)
+        """Those of a step, of a run that `has_engine_steps` kept."""
+        return (self._engine_steps or {}).get(step) or EngineSteps.load(self.directory, step)
 
-    def responses(self, step: int) -> dict[tuple[int, int], list[int]]:
-        """(prompt, sample) to response tokens."""
-        lines = (self.directory / "rollouts" / f"{step}.jsonl").read_text().splitlines()
-        rows = map(json.loads, lines)
-        return {(row["prompt"], row["sample"]): row["response_tokens"] for row in rows}
+    def responses(self, step: int) -> list[Response]:
+        """Those of a step; none, and a remark, where they cannot be read."""
+        with left_out(self.remarks):
+            return read_responses(self.directory, step)
+        return []
 
     def column(self, key: str, steps: list[int]) -> np.ndarray:
         return np.array([self.metrics[step][key] for step in steps])
@@ -111,8 +164,10 @@ class Run:
     def seconds(self, steps: list[int]) -> float:
         return float(self.column(self.rollout_key, steps).sum())
 
-    def has(self, key: str, steps: list[int]) -> bool:
-        return all(key in self.metrics[step] for step in steps)
+    def has(self, key: str | Iterable[str], steps: list[int]) -> bool:
+        """Whether all steps have a figure, or all of several."""
+        keys = [key] if isinstance(key, str) else list(key)
+        return all(key in self.metrics[step] for step in steps for key in keys)
 
     def tail(self, steps: list[int], threshold: int | None) -> tuple[float, float] | None:
         """Seconds of `steps` with at most `threshold` requests running, their share of the rollout; None if unknown.
@@ -121,7 +176,7 @@ class Run:
         """
         if threshold is None:
             return None
-        if threshold == self.speculation("batch_size_threshold") and self.has("rollout/tail_share", steps):
+        if threshold == self.speculation("batch_size_threshold") and self.has(TAIL, steps):
             of_tail = self.column("rollout/tail_share", steps) * self.column(self.rollout_key, steps)
             return float(self.column("rollout/tail_seconds", steps).sum()), of_tail.sum() / self.seconds(steps)
         if not self.has_engine_steps:
@@ -150,9 +205,10 @@ class Run:
 
     def acceptance(self) -> tuple[float | None, float | None]:
         """Mean acceptance length (accepted plus bonus, per verify step of a request) and acceptance rate."""
-        if self.has("rollout/spec_verify_steps", self.steps):
-            names = ("accept_length", "verify_steps", "accepted_tokens", "drafted_tokens")
-            length, *columns = (self.column(f"rollout/spec_{name}", self.steps) for name in names)
+        names = ("accept_length", "verify_steps", "accepted_tokens", "drafted_tokens")
+        keys = [f"rollout/spec_{name}" for name in names]
+        if self.has(keys, self.steps):
+            length, *columns = (self.column(key, self.steps) for key in keys)
             columns.insert(0, length * columns[0])
         elif self.has_engine_steps:
             parts = [self.engine_steps(step) for step in self.steps]
@@ -172,7 +228,7 @@ class Run:
         """By phase, the number of engine steps and the share that replayed a graph: no share without graphs or without
         steps. None if that is not recorded."""
         count = "rollout/steps_with_drafts"
-        if not self.has(count, self.steps):
+        if not self.has((count, "rollout/engine_steps"), self.steps):
             return None
         drafted, phases = self.column(count, self.steps), {}
         steps = {"with_drafts": drafted, "without_drafts": self.column("rollout/engine_steps", self.steps) - drafted}
@@ -212,9 +268,13 @@ def compare_responses(one: Run, other: Run) -> dict[int, tuple[int, int]]:
     if not (one.has_responses and other.has_responses):
         return result
     for step in sorted(set(one.steps) & set(other.steps)):
-        mine, theirs = one.responses(step), other.responses(step)
+        mine, theirs = (
+            {(row.prompt, row.sample): row.response_tokens for row in run.responses(step)} for run in (one, other)
+        )
+        if not (mine and theirs):
+            continue
         common = mine.keys() & theirs.keys()
-        result[step] = (sum(mine[key] == theirs[key] for key in common), len(common))
+        result[step] = (sum(np.array_equal(mine[key], theirs[key]) for key in common), len(common))
     return result
 
 
@@ -280,6 +340,11 @@ def _ratio(one: float | None, other: float | None) -> float | None:
 
 
 def _peak_memory(runs: list[Run]) -> float | None:
-    paths = [run.directory / "peak_memory.json" for run in runs if run.directory]
-    peaks = [json.loads(path.read_text())["peak_memory_gib"] for path in paths if path.is_file()]
+    peaks = []
+    for run in runs:
+        if run.directory and (path := run.directory / "peak_memory.json").is_file():
+            with left_out(run.remarks):
+                peak = json_object(path).get("peak_memory_gib")
+                expect(type(peak) in (int, float), f"{path}, peak_memory_gib", "a number", peak)
+                peaks.append(peak)
     return max(peaks, default=None)

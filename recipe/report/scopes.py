@@ -5,7 +5,7 @@ from functools import partial
 from tqdm import tqdm
 
 from recipe.report.runs import Run
-from sam.record.responses import join, read_recording
+from sam.record.responses import by_prompt, join
 from sam.replay.baselines import make_drafter
 from sam.replay.round_robin import Replay, replay
 
@@ -16,12 +16,15 @@ POSITION_BIN = 32  # tokens, as in the engine's own histograms
 def replay_scopes(run: Run) -> dict[str, Replay]:
     """Scope to replay. As in the engine, all samples of a prompt draft at once, always to the full length.
 
-    Empty where the run has no responses on disk.
+    Empty where the run has no responses on disk; steps that cannot be read are left out.
     """
     draft_length = run.speculation("num_speculative_tokens")
     if draft_length is None or not run.has_responses:
         return {}
-    recording = join([read_recording(run.directory / "rollouts" / f"{step}.jsonl") for step in run.steps])
+    steps = [run.responses(step) for step in run.steps]
+    recording = join([by_prompt((row.prompt_tokens, row.response_tokens) for row in rows) for rows in steps])
+    if not recording.num_tokens:
+        return {}
     total = len(SCOPES) * recording.num_tokens
     with tqdm(total=total, unit="tok", desc="replaying the responses by scope", mininterval=1.0) as bar:
         how = {"order": "engine", "progress": bar.update, "position_bin": POSITION_BIN}

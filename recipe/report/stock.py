@@ -14,7 +14,9 @@ from sam.bench.charts import COLORS
 from sam.bench.settings import STOCK
 from sam.bench.verdict import decide, median_interval
 from sam.config import WITH_DRAFT_MODEL
+from sam.reading import ReadError, json_object, one_line
 from sam.record.atomic import replacing
+from sam.record.run_directory import responses_path
 
 FILE = "stock.json"
 POLICY = "goodput"  # of sam.bench's engines with sam or a trained drafter
@@ -56,7 +58,12 @@ class AgainstStock:
         if not path.is_file():
             where = f"{run.source} --output {directory}" if run.directory else "RUN --output DIR"
             return None, f"Stock vLLM was not measured: {MEASURE} {where}, then this report again"
-        found = cls(**json.loads(path.read_text()))
+        try:
+            with one_line(str(path), f"not what {MEASURE} writes"):
+                found = cls(**json_object(path))
+                found.table(), found.summary(), text_of(run, found.steps)
+        except ReadError as error:
+            return None, f"{error}: left out, measure again with {MEASURE}"
         if text_of(run, found.steps) != found.text:
             return None, f"{path} is of another run's text and left out: measure again with {MEASURE}"
         policy = (run.config.get("speculation") or {}).get("policy")
@@ -108,7 +115,7 @@ def times(ratio: tuple[float, float, float]) -> str:
 
 def text_of(run: Run, steps: list[int]) -> str:
     """A name of the responses that a run recorded in these steps; empty where it has not."""
-    paths = [run.directory / "rollouts" / f"{step}.jsonl" for step in steps] if run.directory else []
+    paths = [responses_path(run.directory, step) for step in steps] if run.directory else []
     if not paths or not all(path.is_file() for path in paths):
         return ""
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths)).hexdigest()[:16]

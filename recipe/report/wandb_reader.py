@@ -33,7 +33,7 @@ def load_run(source: str) -> Run:
     # The run directory, or a folder of wandb in it: wandb writes wandb/offline-run-* there.
     for folder in (path, *path.absolute().parents[:3]) if path.exists() else ():
         if (folder / "metrics.jsonl").is_file():
-            return Run.load(folder)
+            return Run.load(folder, is_whole=False)
     matches = [match for address in ADDRESSES if (match := address.fullmatch(source))]
     if path.exists() or not matches or source.startswith((".", "/")):
         raise ReportError(f"{source}: no metrics.jsonl there; {EXPECTED}: check the path")

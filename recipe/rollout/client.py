@@ -10,10 +10,13 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
 from sam.drafting.token_ids import digest
-from sam.vllm.runner_hooks import GENERATED, GOES_ON, WAITING
+from sam.vllm.runner_hooks import PART, WAITING
 
-# Sampling parameters whose effect reaches across tokens in a way that a chunk does not carry on.
-UNDIVIDED = ("stop", "structured_outputs", "thinking_token_budget", "min_tokens")
+# Sampling parameters that read the response's tokens so far, which an engine takes for the prompt's in a later chunk.
+UNDIVIDED = (
+    "stop", "structured_outputs", "thinking_token_budget", "min_tokens", "presence_penalty", "frequency_penalty",
+    "bad_words", "repetition_detection",
+)  # fmt: skip
 SPECULATION_COUNTS = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
 MOST_FAILURES = 8  # replicas that may die under one response
 
@@ -21,8 +24,8 @@ MOST_FAILURES = 8  # replicas that may die under one response
 class RoutedClient(LLMServerClient):
     """Generates each response in chunks of `routing.chunk_tokens`, each at the replica that the router names.
 
-    A chunk's prompt is the response's prompt and its tokens so far; the engine is told how many these are, and goes on
-    as if it had generated them itself (sam.vllm.runner_hooks). If a replica dies, the response goes on elsewhere.
+    A chunk's prompt is the response's prompt and its tokens so far: a token's uniform counts from the prompt's first
+    token, so tokens are those of the whole (sam.verify.uniforms). If a replica dies, the response goes on elsewhere.
     """
 
     def __init__(self, *args, **kwargs):
@@ -67,7 +70,7 @@ class RoutedClient(LLMServerClient):
         try:
             while True:
                 given = joined.token_ids if joined else []
-                part_parameters = chunk_parameters(sampling_params, len(given), limit, chunk)
+                part_parameters = chunk_parameters(sampling_params, len(prompt_ids), len(given), limit, chunk)
                 try:
                     part = await super().generate(
                         name, prompt_ids=prompt_ids + given, sampling_params=part_parameters, **kwargs
@@ -105,15 +108,16 @@ def response_limit(rollout, prompt_tokens: int, sampling_params: dict[str, Any])
     return max(1, min(asked, longest - prompt_tokens))
 
 
-def chunk_parameters(sampling_params: dict[str, Any], generated: int, limit: int, chunk: int) -> dict[str, Any]:
+def chunk_parameters(
+    sampling_params: dict[str, Any], prompt_tokens: int, generated: int, limit: int, chunk: int
+) -> dict[str, Any]:
     """The sampling parameters of the chunk after `generated` tokens; those of a whole response stay as they are."""
     if chunk >= limit and not generated:
         return dict(sampling_params)
     dropped = ("max_new_tokens", *(["prompt_logprobs"] if generated else []))
     parameters = {key: value for key, value in sampling_params.items() if key not in dropped}
     parameters["max_tokens"] = min(chunk, limit - generated)
-    about = {GENERATED: generated, **({GOES_ON: True} if chunk < limit - generated else {})}
-    parameters["extra_args"] = {**(sampling_params.get("extra_args") or {}), **about}
+    parameters["extra_args"] = {**(sampling_params.get("extra_args") or {}), PART: (prompt_tokens, limit)}
     return parameters
 
 

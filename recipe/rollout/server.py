@@ -18,7 +18,7 @@ from recipe.rollout.weight_sync import job_and_session
 from sam.config import SpeculationConfig
 from sam.sharing.shard import Cluster
 from sam.vllm.plugin import check_installed, scheduling_remark
-from sam.vllm.runner_hooks import GENERATED
+from sam.vllm.runner_hooks import PART
 
 ENGINE_NICE = 10  # of 19; at 0 a replica's server waits 0.2 s for a core when the engines take all of them
 
@@ -103,8 +103,6 @@ class SpeculationServer(vLLMHttpServer):
         wanted = SpeculationConfig.from_dict(args.additional_config.get("speculation", {}))
         for status in await self.engine.collective_rpc("sam_attach"):
             check_installed(wanted, status)
-            if not status["continues_requests"]:
-                raise RuntimeError("rollout worker cannot go on from a chunk's tokens: use vLLM 0.23.0")
             scheduling = "asynchronous" if status["asynchronous"] else "synchronous"
             print(
                 f"rollout worker: drafter {status['drafter']}, verification {status['verification']}, "
@@ -128,7 +126,7 @@ class SpeculationServer(vLLMHttpServer):
 
         @functools.wraps(generate)
         async def noting(prompt, sampling_params, request_id: str, **kwargs):
-            is_chunk = GENERATED in (sampling_params.extra_args or {})
+            is_chunk = PART in (sampling_params.extra_args or {})
             async for output in generate(prompt, sampling_params, request_id, **kwargs):
                 if is_chunk and output.finished and output.outputs[0].finish_reason == "length":
                     self._ended_by_length.add(request_id)

@@ -14,6 +14,8 @@ from recipe.routing_bench.results import Rollout, Variant
 from recipe.routing_bench.rollout import run
 from recipe.routing_bench.servers import start_servers
 from recipe.routing_bench.work import Lengths, Work, make_work
+from sam.bench.prompts import read_prompts
+from sam.record.tokenizer import Tokenizer
 from sam.sharing.shard import start_shards
 
 SHARD_BYTES = 64 << 20
@@ -35,15 +37,10 @@ class Engines:
         lengths: Callable[[int], Lengths],
         folder: Path,
     ):
-        import pandas
-        from transformers import AutoTokenizer
-
         self._options, self._configs, self._lengths, self._folder = options, configs, lengths, folder
-        self._tokenizer = AutoTokenizer.from_pretrained(options.assets / "model")
-        vocabulary = self._tokenizer.get_vocab()
-        self._end_token = vocabulary.get(chr(0), 0)
-        prompts = pandas.read_parquet(options.assets / "train.parquet")["prompt"]
-        self._texts = [list(map(dict, row)) for row in prompts]
+        model = options.assets / "model"
+        self._end_token = Tokenizer(model).whole.get_vocab().get(chr(0), 0)
+        self._prompts = read_prompts(options.assets / "train.parquet", model)
         self._servers: dict[str, dict[str, Any]] = {}
         self._shards: list[Any] = []  # an actor ends when nobody holds its handle
 
@@ -78,7 +75,7 @@ class Engines:
 
     def work(self, round_: int, first_prompt: int) -> Work:
         """The requests of a round, with prompts from number `first_prompt` on."""
-        return make_work(self._options, self._tokenizer, self._texts, self._lengths(round_), first_prompt)
+        return make_work(self._options, self._prompts, self._lengths(round_), first_prompt)
 
     async def run(self, variant: Variant, work: Work, place: str) -> Rollout:
         """A rollout; the router's log goes to the folder `place`."""

@@ -70,11 +70,10 @@ def recorded_lengths(recording: Recording, groups: int, samples: int, cap: int, 
     return [max(1, round(length * cap / longest)) for lengths in chosen for length in lengths]
 
 
-def make_work(options: argparse.Namespace, tokenizer, texts: list, lengths: Lengths, first_prompt: int) -> Work:
+def make_work(options: argparse.Namespace, prompts: list[list[int]], lengths: Lengths, first_prompt: int) -> Work:
     """Requests for `groups` prompts from number `first_prompt` on, those of a prompt one after the other, as verl gives
     them; prompts begin again after the last."""
     numbers = range(first_prompt, first_prompt + options.groups)
-    chosen = [texts[number % len(texts)] for number in numbers]
-    prompts = [tokenizer.apply_chat_template(text, add_generation_prompt=True, return_dict=False) for text in chosen]
+    chosen = [prompts[number % len(prompts)] for number in numbers]
     seeds = [sample_seed(0, "train", 0, number, sample) for number in numbers for sample in range(options.samples)]
-    return Work([prompt for prompt in prompts for _ in range(options.samples)], seeds, *lengths)
+    return Work([prompt for prompt in chosen for _ in range(options.samples)], seeds, *lengths)

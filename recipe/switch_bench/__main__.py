@@ -18,12 +18,12 @@ import random
 import sys
 import time
 from datetime import date
-from functools import partial
 from pathlib import Path
 
 from recipe.launch.environment import CPU, OFFLINE
 from recipe.launch.versions import installed
 from recipe.switch_bench.table import Runs, as_text, plot, table
+from sam.bench.prompts import read_prompts
 
 WORKLOADS = ("rollout", "bulk", "single", "random", "random few")
 THRESHOLDS = (4, 8, 16, 32, 64)
@@ -40,13 +40,7 @@ Work = list[tuple[list[int], dict]]
 
 def make_work(assets: Path, prompts: int, samples: int) -> dict[str, Work]:
     """The workloads; `prompts` and `samples` are a round's."""
-    import pandas
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(assets / "model")
-    rows = pandas.read_parquet(assets / "train.parquet")["prompt"].head(prompts)
-    chat = partial(tokenizer.apply_chat_template, add_generation_prompt=True, return_dict=False)
-    texts = [chat(list(map(dict, row))) for row in rows]
+    texts = read_prompts(assets / "train.parquet", assets / "model", prompts)
     grouped = [text for text in texts for _ in range(samples)]
 
     def work(prompts: list[list[int]], **keywords) -> Work:

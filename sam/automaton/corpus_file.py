@@ -9,6 +9,7 @@ import numpy as np
 
 from sam.automaton.store import BLOCK_BYTES, BLOCK_NODES, Store, add_group, make_store, reserve
 from sam.automaton.suffix_automaton import extend_all
+from sam.reading import json_object
 
 FORMAT = 2  # 1 was a single file
 HEADER = "header.json"
@@ -76,7 +77,7 @@ def load_corpus(path: Path) -> Store:
     if not path.exists():
         raise ValueError(f"{path}: no such file; build it with python -m sam.corpus build")
     try:
-        header = json.loads((path / HEADER).read_text())
+        header = json_object(path / HEADER)
         if header["format"] != FORMAT:
             raise ValueError(f"format {header['format']}")
         expected = empty_corpus()._asdict()

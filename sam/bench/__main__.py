@@ -121,7 +121,8 @@ def read_input(options: argparse.Namespace, tokenizer: Path | None) -> tuple[lis
         folder = None if tokenizer is None else str(tokenizer)
         groups, notes = read_groups(options.text, folder, options.requests, options.samples, options.max_tokens)
     else:
-        groups = [Group(prompt) for prompt in read_prompts(options.prompts, tokenizer, needed)]
+        most = None if options.prompts else needed
+        groups = [Group(prompt) for prompt in read_prompts(options.prompts, tokenizer, most)]
     if options.history and len(groups) < needed:
         raise ValueError(f"--history: {options.text} has {len(groups)} groups, {needed} are needed: set --rounds lower")
     if len(groups) < needed:

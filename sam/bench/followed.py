@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from sam.record.tokenizer import Tokenizer
+
 LONGEST = 1500  # tokens of a response that are shown
 STYLE = """
 .response{white-space:pre-wrap;overflow-wrap:anywhere;font:15px/1.7 ui-monospace,monospace;max-width:60rem;
@@ -44,12 +46,9 @@ def tokens_of(steps: list[tuple[list[int], list[int]]], length: int) -> list[Tok
 
 def decoder(tokenizer: Path | None) -> Callable[[list[int]], list[str]]:
     """A function that gives the text of each token of a response; token ids where there is no tokenizer.json."""
-    if tokenizer is None or not (file := tokenizer / "tokenizer.json").is_file():
+    if tokenizer is None or (known := Tokenizer(tokenizer).fast) is None:
         return lambda ids: [f"{token} " for token in ids]
-    from tokenizers import Tokenizer
     from tokenizers.decoders import DecodeStream
-
-    known = Tokenizer.from_file(str(file))
 
     def decode(ids: list[int]) -> list[str]:
         # A character may take several tokens: all but the last of them have no text.

@@ -1,7 +1,7 @@
 """Prompts as token ids: from a file or built in, checked against the model before an engine starts."""
 
-import functools
 import hashlib
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,8 @@ from typing import Any
 from sam.bench.loads import Group
 from sam.bench.settings import engine_value
 from sam.config import WITH_DRAFT_MODEL
+from sam.reading import ReadError, expect, json_object, json_rows, one_line, token_ids
+from sam.record.tokenizer import Tokenizer
 from sam.trained_drafter import wrong_kind
 
 QUESTION = (
@@ -19,18 +21,22 @@ BUILT_IN = "the built-in prompts"
 
 
 def model_config(model: Path) -> dict[str, Any]:
-    """config.json of a model's folder.
+    """config.json of a model's folder; of models that read pictures too, with the sizes of what writes text.
 
     Raises:
-        ValueError: there is none.
+        ReadError: there is none, or sizes in it are no numbers.
     """
     path = model / "config.json"
     if not path.is_file():
-        raise ValueError(f"{model}: no config.json there; expected the folder of a model")
-    try:
-        return json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: not JSON ({error})") from error
+        raise ReadError(f"{model}: no config.json there; expected the folder of a model")
+    config = json_object(path)
+    for name in ("text_config", "rope_scaling", "rope_parameters"):
+        expect(isinstance(config.get(name) or {}, dict), f"{path}, {name}", "a JSON object", config.get(name))
+    config |= config.get("text_config") or {}
+    for name in ("vocab_size", "max_position_embeddings"):
+        size = config.get(name)
+        expect(size is None or (type(size) is int and size > 0), f"{path}, {name}", "a number above 0", size)
+    return config
 
 
 def check_draft_model(folder: Path, config: dict[str, Any], variants: list[str]) -> None:
@@ -50,7 +56,7 @@ def check_draft_model(folder: Path, config: dict[str, Any], variants: list[str])
                 f"--draft-model {folder}: holds {found}, --variants {variant} expects {expected}: take another folder, "
                 f"or {other} or hybrid among --variants in its place"
             )
-    sizes = [one.get("vocab_size", one.get("text_config", {}).get("vocab_size")) for one in (own, config)]
+    sizes = [one.get("vocab_size") for one in (own, config)]
     if sizes[0] != sizes[1]:
         raise ValueError(
             f"--draft-model {folder}: its vocab_size is {sizes[0]}, the model's is {sizes[1]}: make one for this model"
@@ -72,8 +78,8 @@ def tokenizer_of(model: Path, engine: list[str]) -> Path | None:
     return None
 
 
-def read_prompts(path: Path | None, tokenizer: Path | None, needed: int) -> list[list[int]]:
-    """Token ids of a file's prompts, or of `needed` built-in ones.
+def read_prompts(path: Path | None, tokenizer: Path | None, most: int | None = None) -> list[list[int]]:
+    """Token ids of a file's prompts, the first `most` of them, or of `most` built-in ones.
 
     Args:
         path: .jsonl with `prompt` (text, or messages of a chat) or `prompt_token_ids` in each line, or .parquet with a
@@ -81,19 +87,35 @@ def read_prompts(path: Path | None, tokenizer: Path | None, needed: int) -> list
         tokenizer: folder of what turns text into tokens, or None.
 
     Raises:
-        ValueError: no such file, another format, no prompt in it, or text without a tokenizer.
+        ReadError: no such file, another format, no prompt in it, or text without a tokenizer.
     """
+    encoder = Tokenizer(tokenizer) if tokenizer is not None else None
+
+    def read(row: dict, place: str) -> list[int]:
+        if (ids := row.get("prompt_token_ids")) is not None:
+            return token_ids(ids, f"{place}, prompt_token_ids").tolist()
+        prompt = row.get("prompt")
+        if not isinstance(prompt, str | list):
+            raise ReadError(f"{place}: neither a text or a chat as prompt nor prompt_token_ids in it")
+        if encoder is None:
+            raise ReadError(
+                f"{place}: it is text, and the model's folder has no tokenizer: give --prompts with prompt_token_ids, "
+                "or --text"
+            )
+        place = f"{place}, prompt"
+        return encoder.encode(prompt, place, special=True) if isinstance(prompt, str) else encoder.chat(prompt, place)
+
     if path is None:
-        rows = [{"prompt": question(number)} for number in range(needed)]
-    elif path.suffix not in (".jsonl", ".parquet"):
-        raise ValueError(f"{path}: expected .jsonl or .parquet")
-    elif not path.is_file():
-        raise ValueError(f"{path}: no such file")
-    else:
-        rows = _lines(path) if path.suffix == ".jsonl" else _table(path)
-    if not rows:
-        raise ValueError(f"{path}: no prompts in it")
-    return _token_ids(rows, str(path or BUILT_IN), tokenizer)
+        return [read({"prompt": question(n)}, f"{BUILT_IN}, prompt {n + 1}") for n in range(most)]
+    if path.suffix not in (".jsonl", ".parquet"):
+        raise ReadError(f"{path}: expected .jsonl or .parquet")
+    if not path.is_file():
+        raise ReadError(f"{path}: no such file")
+    rows = json_rows(path, read) if path.suffix == ".jsonl" else map(read, *_table(path))
+    prompts = list(itertools.islice(rows, most))
+    if not prompts:
+        raise ReadError(f"{path}: no prompts in it")
+    return prompts
 
 
 def check_texts(groups: list[Group], max_tokens: int, config: dict, engine: list[str], source: str) -> None:
@@ -106,7 +128,6 @@ def check_texts(groups: list[Group], max_tokens: int, config: dict, engine: list
     Raises:
         ValueError: a prompt that is empty or too long, or a token that the model does not know.
     """
-    config = config | config.get("text_config", {})
     limit, vocabulary = longest_text(config, engine), config.get("vocab_size")
     for number, group in enumerate(groups, start=1):
         if not group.prompt:
@@ -148,84 +169,11 @@ def question(number: int) -> str:
     return QUESTION.format(a=a, b=b, c=c, d=d, e=e)
 
 
-def _lines(path: Path) -> list[dict]:
-    rows = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
-        try:
-            row = json.loads(line) if line.strip() else None
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number}: not JSON ({error})") from error
-        if row is not None:
-            rows.append(row if isinstance(row, dict) else {})
-    return rows
-
-
-def _table(path: Path) -> list[dict]:
-    import pyarrow
+def _table(path: Path) -> tuple[list[dict], list[str]]:
+    """The rows of a .parquet file, and their places."""
     from pyarrow import parquet
 
-    try:
-        table = parquet.read_table(path)
-    except pyarrow.ArrowException as error:
-        raise ValueError(f"{path}: not a parquet file ({str(error).splitlines()[0]})") from error
-    return table.select([name for name in ("prompt", "prompt_token_ids") if name in table.column_names]).to_pylist()
-
-
-def _token_ids(rows: list[dict], source: str, folder: Path | None) -> list[list[int]]:
-    encoded, tokenizer = [], None
-    for number, row in enumerate(rows, start=1):
-        if _are_token_ids(ids := row.get("prompt_token_ids")):
-            encoded.append(ids)
-            continue
-        prompt = row.get("prompt")
-        is_chat = isinstance(prompt, list) and prompt and all(isinstance(message, dict) for message in prompt)
-        if not isinstance(prompt, str) and not is_chat:
-            raise ValueError(f"{source}: prompt {number} has neither a text or a chat as prompt nor prompt_token_ids")
-        if folder is None:
-            raise ValueError(
-                f"{source}: prompt {number} is text, and the model's folder has no tokenizer: give --prompts with "
-                "prompt_token_ids, or --text"
-            )
-        tokenizer = tokenizer or _Tokenizer(folder)
-        encoded.append(tokenizer.chat(prompt) if is_chat else tokenizer.text(prompt))
-    return encoded
-
-
-def _are_token_ids(value) -> bool:
-    return isinstance(value, list) and all(isinstance(token, int) and not isinstance(token, bool) for token in value)
-
-
-class _Tokenizer:
-    """The model's tokenizer; text goes through tokenizer.json alone where there is one: transformers takes seconds."""
-
-    def __init__(self, folder: Path):
-        self._folder, self._file = folder, folder / "tokenizer.json"
-
-    def text(self, prompt: str) -> list[int]:
-        return self._fast.encode(prompt).ids if self._file.is_file() else self._whole.encode(prompt)
-
-    def chat(self, messages: list[dict]) -> list[int]:
-        return self._whole.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-
-    @functools.cached_property
-    def _fast(self):
-        from tokenizers import Tokenizer
-
-        try:
-            return Tokenizer.from_file(str(self._file))
-        except Exception as error:  # the library has no class of its own
-            raise ValueError(f"{self._file}: not a tokenizer ({error})") from error
-
-    @functools.cached_property
-    def _whole(self):
-        from transformers.utils import logging
-
-        logging.set_verbosity_error()  # it warns of long texts, which are refused here
-        if self._file.is_file():
-            from transformers import PreTrainedTokenizerFast as kind
-        else:
-            from transformers import AutoTokenizer as kind  # takes seconds longer to import
-        try:
-            return kind.from_pretrained(self._folder)
-        except (ValueError, OSError, KeyError) as error:
-            raise ValueError(f"{self._folder}: not a tokenizer ({' '.join(str(error).split())})") from error
+    with one_line(str(path), "not a parquet file"):
+        names = [name for name in ("prompt", "prompt_token_ids") if name in parquet.read_schema(path).names]
+        rows = parquet.read_table(path, columns=names).to_pylist()
+    return rows, [f"{path}, row {number}" for number in range(1, len(rows) + 1)]

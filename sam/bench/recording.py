@@ -36,8 +36,6 @@ def read_groups(
         short += len(responses) < size
         for first in range(0, len(responses) - size + 1, size):
             pieces.append((first, Group(prompt.tolist(), responses[first : first + size])))
-    if not largest:
-        raise ValueError(f"{path}: no responses in it")
     if not pieces:
         raise ValueError(
             f"{path}: its largest group has {largest} responses, --samples {samples} needs {size}: "

@@ -12,6 +12,7 @@ from sam.bench.engine_process import EngineProcess
 from sam.bench.loads import WARM_UP, Group, batches_of, come_again, requests_of
 from sam.bench.settings import Settings
 from sam.bench.table import sum_of_replays
+from sam.reading import ReadError, expect, json_rows, one_line
 from sam.record.atomic import replacing
 
 # A worker process of vLLM's goes on polling for a second after its last step, and would take a core from the next.
@@ -33,10 +34,10 @@ class RoundsFile:
     def __init__(self, path: Path, settings: Settings, resume: bool):
         self._path = path
         self.lines: list[dict[str, Any]] = []
-        text = path.read_text() if path.exists() else ""
-        if resume and text:
-            self._load(text, settings)
-        elif text.count("\n") > 1:
+        content = path.read_bytes() if path.exists() else b""
+        if resume and content:
+            self._load(content, settings)
+        elif content.count(b"\n") > 1:
             raise ValueError(f"{path} is there already: go on with --resume, or name another --output")
         else:
             path.write_text(json.dumps({"settings": asdict(settings)}) + "\n")
@@ -63,24 +64,31 @@ class RoundsFile:
         path = self._recorded(requests, variant)
         if not path.is_file():
             return None
-        kept = json.loads(path.read_text())
-        return kept if isinstance(kept, list) else [kept]  # an earlier version's, of one batch
+        with one_line(str(path), "not steps recorded by sam.bench"):
+            return json.loads(path.read_bytes())
 
     def _recorded(self, requests: int, variant: str) -> Path:
         return self._path.parent / "recorded" / f"{requests}-{variant}.json"
 
-    def _load(self, text: str, settings: Settings) -> None:
-        whole = text[: text.rfind("\n") + 1]  # a line that was being written when the machine stopped is left out
-        try:
-            first, *self.lines = [json.loads(line) for line in whole.splitlines()]
-            before = first["settings"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{self._path}: not rounds of sam.bench: name another --output") from error
-        if difference := settings.difference(before):
-            raise ValueError(f"{self._path}: {difference}: use the same settings, or name another --output")
-        if whole != text:
+    def _load(self, content: bytes, settings: Settings) -> None:
+        def read(row: dict[str, Any], place: str) -> dict[str, Any]:
+            names = ("round", "load", "requests", "runs") if heads else ("settings",)
+            expect(row.keys() >= {*names}, place, f"a row of sam.bench with {', '.join(names)}", sorted(row))
+            heads.append(place)
+            return row
+
+        heads: list[str] = []
+        rows = list(json_rows(self._path, read, is_growing=True))
+        if not rows:
+            raise ReadError(f"{self._path}: not rounds of sam.bench: name another --output")
+        first, *self.lines = rows
+        with one_line(f"{self._path}, line 1", "settings of another version"):
+            difference = settings.difference(first["settings"])
+        if difference:
+            raise ReadError(f"{self._path}: {difference}: use the same settings, or name another --output")
+        if not content.endswith(b"\n"):  # a line that was being written when the machine stopped is left out
             with replacing(self._path) as partial:
-                partial.write_text(whole)
+                partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def missing(file: RoundsFile, settings: Settings, rounds: int) -> list[tuple[int, int]]:

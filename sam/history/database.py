@@ -241,8 +241,8 @@ def prune(connection: sqlite3.Connection, tokens: int, epochs: int, prompts: Ite
     beyond = num_tokens(connection) - tokens
     oldest = connection.execute("SELECT id, num_tokens FROM responses ORDER BY version, id")
     doomed = []
-    while beyond > 0:
-        identity, length = oldest.fetchone()
+    while beyond > 0 and (row := oldest.fetchone()):
+        identity, length = row
         doomed.append((identity,))
         beyond -= length
     oldest.close()
@@ -251,8 +251,15 @@ def prune(connection: sqlite3.Connection, tokens: int, epochs: int, prompts: Ite
 
 
 def num_tokens(connection: sqlite3.Connection) -> int:
-    """Tokens of all responses."""
-    return connection.execute("SELECT value FROM meta WHERE key = 'tokens'").fetchone()[0]
+    """Tokens of all responses, as triggers count them.
+
+    Raises:
+        sqlite3.DatabaseError: there is no such count.
+    """
+    row = connection.execute("SELECT value FROM meta WHERE key = 'tokens'").fetchone()
+    if row is None or type(row[0]) is not int:
+        raise sqlite3.DatabaseError(f"the count of tokens is {row and row[0]!r}, expected a number")
+    return row[0]
 
 
 def newest_version(connection: sqlite3.Connection) -> int:

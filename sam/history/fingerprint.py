@@ -1,9 +1,9 @@
 """Which tokenizer and which shape of model a history was written with: token ids of another mean something else."""
 
 import hashlib
-import json
-from contextlib import suppress
 from pathlib import Path
+
+from sam.trained_drafter import settings_of
 
 # The first of these that a model's folder has decides what a token id means.
 TOKENIZER_FILES = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"), ("vocab.txt",))
@@ -24,9 +24,8 @@ def fingerprint(model: str) -> dict[str, str]:
     tokenizer = hashlib.blake2b(digest_size=8)
     for name in found:
         tokenizer.update((folder / name).read_bytes())
-    config = {}
-    with suppress(OSError, ValueError):
-        config = json.loads((folder / "config.json").read_text())
-    sizes = {**config, **config.get("text_config", {})}  # of models that read pictures too
+    config = settings_of(folder)
+    text = config.get("text_config")  # of models that read pictures too
+    sizes = config | (text if isinstance(text, dict) else {})
     described = [str(config.get("model_type")), *(f"{name} {sizes[name]}" for name in SHAPE if name in sizes)]
     return {"tokenizer": tokenizer.hexdigest() if found else "none", "model": ", ".join(described)}

@@ -11,7 +11,10 @@ from sam.history.database import EmptyFile, HistoryError, files, open_to_read
 logger = logging.getLogger(__name__)
 
 MAX_PROMPTS = 1 << 20  # whose lengths are kept; beyond, those of prompts that were read first go
-QUERY = "SELECT hex(prompt), version, count(*), sum(log_of(num_tokens)) FROM responses WHERE version >= ? GROUP BY 1, 2"
+QUERY = (
+    "SELECT hex(prompt), version, count(*), sum(log_of(num_tokens)) FROM responses "
+    "WHERE version >= ? AND typeof(version) = 'integer' GROUP BY 1, 2"
+)
 
 
 class ResponseLengths:

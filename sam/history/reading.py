@@ -22,8 +22,8 @@ class Row(NamedTuple):
     blob: bytes
 
     def response(self) -> np.ndarray | None:
-        """int32 [length], its tokens; None if they are damaged: SQLite itself does not look."""
-        if len(self.blob) % 4:
+        """int32 [length], its tokens; None if the row is damaged: SQLite itself does not look."""
+        if not isinstance(self.blob, bytes) or type(self.version) is not int or len(self.blob) % 4:
             return None
         tokens = np.frombuffer(self.blob, np.int32).copy()
         return tokens if digest(tokens) == self.digest else None
@@ -71,8 +71,10 @@ def load(path: Path, prompts: Sequence[np.ndarray], fingerprint: dict[str, str] 
                     rows += read(connection, digest(prompt))
             except sqlite3.Error as error:
                 raise unusable(file, error) from error
-    ordered = [(index, row) for index, rows in enumerate(found) for row in sorted(rows, key=lambda row: row.version)]
-    texts = [(index, tokens) for index, row in ordered if (tokens := row.response()) is not None]
+    texts = []
+    for index, rows in enumerate(found):
+        whole = [(row.version, tokens) for row in rows if (tokens := row.response()) is not None]
+        texts += [(index, tokens) for _, tokens in sorted(whole, key=lambda one: one[0])]
     offsets = np.cumsum([0, *(len(tokens) for _, tokens in texts)])
     tokens = np.concatenate([np.zeros(0, np.int32), *(tokens for _, tokens in texts)])
     return Texts(np.array([index for index, _ in texts], np.int64), offsets, tokens)

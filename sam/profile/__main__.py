@@ -18,10 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from sam.command import run_command
+from sam.reading import one_line
 from sam.switch.step_cost import StepCost, least_squares_without_negative_terms
 
-THROUGHPUT = re.compile(r"Avg generation throughput: ([\d.]+) tokens/s, Running: (\d+) reqs, Waiting: (\d+) reqs")
-SPECULATION = re.compile(r"Mean acceptance length: ([\d.]+), .*Drafted throughput: ([\d.]+) tokens/s")
+THROUGHPUT = re.compile(r"Avg generation throughput: (\d+\.?\d*) tokens/s, Running: (\d+) reqs, Waiting: (\d+) reqs")
+SPECULATION = re.compile(r"Mean acceptance length: (\d+\.?\d*), .*Drafted throughput: (\d+\.?\d*) tokens/s")
 FEWEST_LINES = 4
 POINTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -109,9 +110,8 @@ def measure(options: argparse.Namespace) -> StepCost:
     grid = Grid(options.requests, options.drafts, options.context)
     # Axes that no table can have are refused before minutes are spent on them.
     grid.table(np.ones(grid.shape))
-    arguments = json.loads(options.engine)
-    if not isinstance(arguments, dict):
-        raise ValueError(f"--engine {options.engine}: expected a JSON object of vLLM's engine arguments")
+    with one_line(f"--engine {options.engine}", "expected a JSON object of vLLM's engine arguments"):
+        arguments = dict(json.loads(options.engine))
     arguments = {"max_num_seqs": max(options.requests), "max_model_len": max(options.context) + 1024, **arguments}
     engine = ProfiledEngine(options.model, max(max(options.drafts), 1), **arguments)
     cells = measure_cells(engine, grid)
@@ -156,7 +156,7 @@ def main(arguments: list[str] | None = None) -> int:
             )
         yield f"use it with speculation.policy=goodput speculation.step_cost={options.output.resolve()}"
 
-    return run_command(shown, errors=(RuntimeError, ValueError))
+    return run_command(shown, errors=(RuntimeError, ValueError, OSError))
 
 
 def as_text(table: StepCost) -> str:

@@ -7,6 +7,7 @@ from typing import Self
 
 import numpy as np
 
+from sam.reading import content_of, expect, npz_arrays, one_line
 from sam.record.atomic import replacing
 
 POSITION_BIN = 32  # tokens of a response per bin of the acceptance-by-position histograms
@@ -14,14 +15,6 @@ SHORTEST_PAUSE = 1e-3  # seconds between generation rounds; the recorder itself 
 HISTOGRAMS = ("position_steps", "position_emitted", "drafted_at", "accepted_at", "source_drafted", "source_accepted")
 # Totals of a drafter with a draft model, of which a rollout's own part is kept.
 DRAFT_MODEL_TOKENS = ("draft_model_drafted_tokens", "draft_model_accepted_tokens")
-# Counters of run directories written before 0.2, by today's names. Can go with the release after.
-RENAMED_COUNTERS = {
-    "faults": "draft_errors",
-    "followed": "tracked_requests",
-    "refused": "untracked_requests",
-    "off_steps": "skipped_steps",
-    "turn": "policy_index",
-}
 
 
 def accepted_tokens(emitted: int, verified: int) -> int:
@@ -133,17 +126,23 @@ class EngineSteps:
         return buffer.getvalue()
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> Self:
-        """Read what `to_bytes` of this or an earlier version gave; arrays that are no field are left out."""
-        arrays = dict(np.load(io.BytesIO(content)))
-        counters = {
-            RENAMED_COUNTERS.get(name.removeprefix("counter_"), name.removeprefix("counter_")): int(value)
-            for name, value in arrays.items()
-            if name.startswith("counter_")
-        }
-        known = {one.name for one in fields(cls)} & arrays.keys() - {"position_bin"}
-        bin_tokens = int(arrays.get("position_bin", POSITION_BIN))
-        return cls(**{name: arrays[name] for name in known}, position_bin=bin_tokens, counters=counters)
+    def from_bytes(cls, content: bytes, place: str = "engine steps") -> Self:
+        """Read what `to_bytes` gave; arrays that are no field are left out.
+
+        Raises:
+            ReadError: it begins with `place`, and says what is not as `to_bytes` writes it.
+        """
+        arrays = npz_arrays(content, place)
+        counters = {name: arrays.pop(name) for name in list(arrays) if name.startswith("counter_")}
+        values = {name: _checked(arrays[name], name, place) for name in KINDS.keys() & arrays.keys()}
+        counters = {name.removeprefix("counter_"): _checked(value, name, place) for name, value in counters.items()}
+        with one_line(place, "not engine steps"):
+            steps = cls(**values, counters=counters)
+        for one, other in zip(HISTOGRAMS[::2], HISTOGRAMS[1::2], strict=True):
+            lengths = len(getattr(steps, one)), len(getattr(steps, other))
+            expect(lengths[0] == lengths[1], place, f"{one} and {other} of one length", lengths)
+        expect(steps.position_bin > 0, f"{place}, position_bin", "a number above 0", steps.position_bin)
+        return steps
 
     @staticmethod
     def path(run_directory: Path, step: int) -> Path:
@@ -157,8 +156,18 @@ class EngineSteps:
 
     @classmethod
     def load(cls, run_directory: Path, step: int) -> Self:
-        """Read the file of a training step."""
-        return cls.from_bytes(cls.path(run_directory, step).read_bytes())
+        """Read the file of a training step.
+
+        Raises:
+            ReadError: it is not there, or no file of `save`'s.
+        """
+        path = cls.path(run_directory, step)
+        steps = cls.from_bytes(content_of(path), str(path))
+        for name in (*PER_STEP, *HISTOGRAMS):
+            column = getattr(steps, name)
+            wrong = column[~(np.isfinite(column) & (column >= 0))]
+            expect(not wrong.size, f"{path}, {name}", "numbers from 0", wrong[:1].tolist())
+        return steps
 
     @property
     def start_s(self) -> np.ndarray:
@@ -224,3 +233,27 @@ class EngineSteps:
 
 
 PER_STEP = {one.name: one.metadata["dtype"] for one in fields(EngineSteps) if "dtype" in one.metadata}
+# Number of dimensions and dtype of each field in a file.
+KINDS = {
+    **{name: (1, dtype) for name, dtype in PER_STEP.items()},
+    **{name: (1, np.int64) for name in HISTOGRAMS},
+    **{name: (0, np.int64) for name in ("position_bin", "preemptions", *DRAFT_MODEL_TOKENS)},
+    **{name: (0, np.bool_) for name in ("asynchronous", "has_graphs")},
+}
+
+
+def _checked(array: np.ndarray, name: str, place: str) -> np.ndarray | int:
+    """An array of a file as its field's, or as a counter's, if that changes no value: a conversion of numpy's wraps."""
+    dimensions, dtype = KINDS.get(name, (0, np.int64))
+    expect(array.ndim == dimensions, f"{place}, {name}", f"an array of {dimensions} dimensions", array.shape)
+    if not array.size:
+        return np.zeros(0, dtype)
+    expect(array.dtype.kind in "biuf", f"{place}, {name}", "numbers", array.dtype.name)
+    if name not in KINDS:
+        return array.item()
+    with np.errstate(all="ignore"):
+        found = array.astype(dtype)
+        same = np.isclose(found, array, equal_nan=True) if np.issubdtype(dtype, np.floating) else found == array
+    for wrong in array[~same].ravel()[:1]:
+        expect(False, f"{place}, {name}", f"numbers that fit {np.dtype(dtype).name}", wrong.item())
+    return found if dimensions else int(found)

@@ -1,18 +1,17 @@
 """Recorded rollouts: prompts and their responses as token ids."""
 
-import json
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 
+from sam.reading import LARGEST_TOKEN, ReadError, expect, json_rows, npz_arrays, token_ids, whole_numbers
+from sam.record.tokenizer import Tokenizer
+
 ARRAYS = ("prompt_tokens", "prompt_offsets", "response_tokens", "response_offsets", "response_prompt")
-
-
-class TraceError(ValueError):
-    """A recording cannot be read; one line says why."""
+TOKENS, TEXT = ("prompt_tokens", "response_tokens"), ("input", "output")  # rows of this project, and of verl's dumps
 
 
 @dataclass(frozen=True)
@@ -61,13 +60,13 @@ def read_recordings(path: Path, tokenizer: str | None = None) -> Recording:
     """`read_recording` of a file, or of all steps of a run directory of this project, in their order.
 
     Raises:
-        TraceError: as `read_recording`, or a folder without rollouts.
+        ReadError: as `read_recording`, or a folder without rollouts.
     """
     if not path.is_dir():
         return read_recording(path, tokenizer)
     steps = sorted((path / "rollouts").glob("*.jsonl"), key=lambda file: (len(file.name), file.name))
     if not steps:
-        raise TraceError(f"{path}: no rollouts/*.jsonl in this folder; expected a run directory or a recording's file")
+        raise ReadError(f"{path}: no rollouts/*.jsonl in this folder; expected a run directory or a recording's file")
     return join([read_recording(step, tokenizer) for step in steps])
 
 
@@ -79,71 +78,72 @@ def read_recording(path: Path, tokenizer: str | None = None) -> Recording:
         tokenizer: folder or name; only verl's dumps, which hold text, need it.
 
     Raises:
-        TraceError: no such file, a folder, another format, or a dump of text without a tokenizer.
+        ReadError: no such file, a folder, another format, a dump of text without a tokenizer, or no response in it.
     """
     if path.is_dir():
-        raise TraceError(f"{path}: a folder; expected files, such as {path}/*.npz or {path}/*.jsonl")
+        raise ReadError(f"{path}: a folder; expected files, such as {path}/*.npz or {path}/*.jsonl")
     if not path.is_file():
-        raise TraceError(f"{path}: no such file")
-    try:
-        if path.suffix == ".npz":
-            return _from_arrays(dict(np.load(path)))
-        if path.suffix == ".jsonl":
-            rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-            return _from_rows(path, rows, tokenizer)
-    except (KeyError, ValueError, OSError, EOFError, BadZipFile) as error:
-        if isinstance(error, TraceError):
-            raise
-        raise TraceError(f"{path}: not a recording ({error}); expected the arrays {', '.join(ARRAYS)}") from error
-    raise TraceError(f"{path}: expected .npz or .jsonl")
+        raise ReadError(f"{path}: no such file")
+    if path.suffix not in (".npz", ".jsonl"):
+        raise ReadError(f"{path}: expected .npz or .jsonl")
+    recording = _from_arrays(path) if path.suffix == ".npz" else by_prompt(_pairs(path, tokenizer))
+    if not recording.num_tokens:
+        raise ReadError(f"{path}: no token of a response in it; expected recorded responses")
+    for number, prompt in enumerate(recording.prompts, start=1):
+        expect(len(prompt) > 0, f"{path}, prompt {number}", "at least one token", "none")
+    return recording
 
 
-def _from_arrays(arrays: dict[str, np.ndarray]) -> Recording:
-    prompts = np.split(arrays["prompt_tokens"], arrays["prompt_offsets"][1:-1])
+def _from_arrays(path: Path) -> Recording:
+    arrays = npz_arrays(path, str(path))
+    for name in ARRAYS:
+        expect(name in arrays, str(path), f"the arrays {', '.join(ARRAYS)}", sorted(arrays))
+    prompts, pieces = _texts(arrays, "prompt", path), _texts(arrays, "response", path)
+    numbers = whole_numbers(arrays["response_prompt"], len(prompts) - 1, f"{path}, response_prompt")
+    expect(len(numbers) == len(pieces), f"{path}, response_prompt", f"{len(pieces)} numbers of prompts", len(numbers))
+    has_epochs = "response_epoch" in arrays
+    recorded = arrays["response_epoch"] if has_epochs else np.zeros(len(pieces), np.int32)
+    recorded = whole_numbers(recorded, 2**31 - 1, f"{path}, response_epoch")
+    expect(len(recorded) == len(pieces), f"{path}, response_epoch", f"{len(pieces)} epochs", len(recorded))
     responses: list[list[np.ndarray]] = [[] for _ in prompts]
     epochs: list[list[int]] = [[] for _ in prompts]
-    pieces = np.split(arrays["response_tokens"], arrays["response_offsets"][1:-1])
-    recorded = arrays.get("response_epoch", np.zeros(len(pieces), np.int32)).tolist()
-    for prompt, response, epoch in zip(arrays["response_prompt"], pieces, recorded, strict=True):
-        responses[prompt].append(response.astype(np.int32))
+    for prompt, response, epoch in zip(numbers, pieces, recorded.tolist(), strict=True):
+        responses[prompt].append(response)
         epochs[prompt].append(epoch)
-    prompts = [prompt.astype(np.int32) for prompt in prompts]
-    return Recording(prompts, responses, epochs if "response_epoch" in arrays else None)
+    return Recording(prompts, responses, epochs if has_epochs else None)
 
 
-def _from_rows(path: Path, rows: list[dict], tokenizer: str | None) -> Recording:
-    if rows and "response_tokens" in rows[0]:
-        pairs = [(row["prompt_tokens"], row["response_tokens"]) for row in rows]
-    elif rows and {"input", "output"} <= rows[0].keys():
-        if tokenizer is None:
-            raise TraceError(f"{path} holds text: name its tokenizer with --tokenizer")
-        encode = _encoder(tokenizer)
-        pairs = [tuple(encode(row[key]) for key in ("input", "output")) for row in rows]
-    else:
-        raise TraceError(f"{path}: expected rows with response_tokens, or with input and output as verl dumps them")
-    return by_prompt(pairs)
+def _texts(arrays: dict[str, np.ndarray], of: str, path: Path) -> list[np.ndarray]:
+    """The texts in `of`_tokens, each from one of `of`_offsets to the next."""
+    tokens = whole_numbers(arrays[f"{of}_tokens"], LARGEST_TOKEN, f"{path}, {of}_tokens").astype(np.int32)
+    offsets = whole_numbers(arrays[f"{of}_offsets"], len(tokens), place := f"{path}, {of}_offsets")
+    is_whole = len(offsets) > 0 and offsets[0] == 0 and offsets[-1] == len(tokens) and (np.diff(offsets) >= 0).all()
+    expect(is_whole, place, f"offsets that rise from 0 to {len(tokens)}, the tokens there are", offsets.tolist())
+    return [tokens[begin:end] for begin, end in itertools.pairwise(offsets)]
 
 
-def _encoder(tokenizer: str) -> Callable[[str], list[int]]:
-    """Turns text into token ids, without special tokens."""
-    file = Path(tokenizer) / "tokenizer.json"
-    if not file.is_file():
-        from transformers import AutoTokenizer
+def _pairs(path: Path, tokenizer: str | None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Prompt and response of each row; all rows are of the first one's kind."""
+    names: tuple[str, ...] = ()
+    encoder = Tokenizer(tokenizer) if tokenizer is not None else None
 
-        slow = AutoTokenizer.from_pretrained(tokenizer)
-        return lambda text: slow.encode(text, add_special_tokens=False)
-    from tokenizers import Tokenizer  # transformers takes seconds to import
+    def read(row: dict, place: str) -> list[np.ndarray]:
+        nonlocal names
+        names = names or next((kind for kind in (TOKENS, TEXT) if kind[1] in row), ())
+        for name in names or TOKENS:
+            expect(name in row, place, f"a row with {' and '.join(names or (*TOKENS, *TEXT))}", sorted(row))
+        if names == TOKENS:
+            return [token_ids(row[name], f"{place}, {name}") for name in names]
+        if encoder is None:
+            raise ReadError(f"{path} holds text: name its tokenizer with --tokenizer")
+        return [np.array(encoder.encode(row[name], f"{place}, {name}"), np.int32) for name in names]
 
-    try:
-        fast = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library has no class of its own
-        raise TraceError(f"{file}: not a tokenizer ({error})") from error
-    return lambda text: fast.encode(text, add_special_tokens=False).ids
+    return json_rows(path, read)
 
 
-def by_prompt(pairs: Iterable[tuple[list[int], list[int]]]) -> Recording:
-    """A recording of prompts and responses; those of the same prompt are its samples."""
-    groups: dict[tuple[int, ...], list[np.ndarray]] = {}
+def by_prompt(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> Recording:
+    """A recording of prompts and responses, int32 [length]; those of the same prompt are its samples."""
+    groups: dict[bytes, tuple[np.ndarray, list[np.ndarray]]] = {}
     for prompt, response in pairs:
-        groups.setdefault(tuple(prompt), []).append(np.array(response, dtype=np.int32))
-    return Recording([np.array(prompt, dtype=np.int32) for prompt in groups], list(groups.values()))
+        groups.setdefault(prompt.tobytes(), (prompt, []))[1].append(response)
+    return Recording([prompt for prompt, _ in groups.values()], [samples for _, samples in groups.values()])

@@ -6,12 +6,14 @@ recipe (cann-recipes-train, llm_rl/qwen3), which drafts the tokens that followed
 longest repeated suffix.
 """
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from sam.config import SpeculationConfig
+from sam.reading import expect
 from sam.replay.peers import PEERS, make_peer
 from sam.replay.stepwise import StepwiseDrafter
 from sam.sharing.drafter import SharingDrafter
@@ -86,6 +88,7 @@ class FirstOccurrence(StepwiseDrafter):
     def _match(self, request_id: str, tokens: np.ndarray) -> None:
         string, length = self._strings[request_id]
         for token in tokens.tolist():
+            expect(token <= sys.maxunicode, f"{request_id}, first-occurrence", f"token ids to {sys.maxunicode}", token)
             string += chr(token)
             length += 1  # a token makes the repeated suffix longer by itself at most
             while string.find(string[len(string) - length :], 0, len(string) - 1) < 0:

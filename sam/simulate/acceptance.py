@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from sam.command import run_command
 from sam.jit import compiled
+from sam.reading import json_object, one_line
 from sam.record.responses import Recording, join, read_recording
 from sam.replay.baselines import NAMES, make_drafter
 from sam.replay.round_robin import Replay, replay_group
@@ -90,16 +91,12 @@ class Acceptance:
         Raises:
             ValueError: no such file, or not such a table.
         """
-        try:
-            content = json.loads(path.read_text())
+        with one_line(str(path), "not a table of acceptance"):
+            content = json_object(path)
             if tuple(content["positions"]) != POSITIONS:
                 raise ValueError(f"positions {content['positions']}, expected {list(POSITIONS)}")
             cells = [[(row[1:], row[0]) for row in cell] for cell in content["cells"]]
             return _from_cells(cells, content["siblings"], content["k"], content["source"], min_records=1)
-        except OSError:
-            raise ValueError(f"{path}: no such file") from None
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise ValueError(f"{path}: not a table of acceptance ({error!r})") from error
 
 
 class _Collector(Replay):

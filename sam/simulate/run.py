@@ -1,6 +1,6 @@
 """A recorded training run as the simulator reads it: responses and when they arrived, engine steps, settings."""
 
-import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -8,8 +8,18 @@ from typing import Self
 import numpy as np
 
 from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
+from sam.reading import ReadError, expect, one_line
 from sam.record.engine_steps import EngineSteps
 from sam.record.responses import by_prompt
+from sam.record.run_directory import (
+    CONFIG_FILE,
+    METRICS_FILE,
+    Response,
+    read_config,
+    read_metrics,
+    read_responses,
+    responses_path,
+)
 from sam.simulate.engine import Cluster
 from sam.simulate.fit import FittedCost, fit_from_steps
 from sam.simulate.lengths import Round, recorded_round
@@ -34,27 +44,22 @@ class RecordedRun:
         """Read a run directory.
 
         Raises:
-            ValueError: no such run, or none of its training steps is recorded.
+            ReadError: no such run, something in it cannot be read, or none of its training steps is recorded.
         """
-        try:
-            import yaml
-        except ImportError as error:
-            raise ValueError("reading a run's config.yaml needs PyYAML: install requirements/cpu.txt") from error
-        for name in ("config.yaml", "metrics.jsonl"):
+        for name in (CONFIG_FILE, METRICS_FILE):
             if not (directory / name).is_file():
-                raise ValueError(f"{directory}: no {name} there; expected a run directory of recipe.main_dapo")
-        try:
-            config = yaml.safe_load((directory / "config.yaml").read_text())
-            SpeculationConfig.from_dict(config["speculation"]), config["actor_rollout_ref"]["rollout"]
-            lines = (directory / "metrics.jsonl").read_text().splitlines(keepends=True)
-            rows = [json.loads(line) for line in lines if line.endswith("\n")]
-        except (yaml.YAMLError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{directory}: not a run directory of recipe.main_dapo ({error!r})") from error
-        measured = {row["step"]: row["rollout/seconds"] for row in rows if "rollout/seconds" in row}
-        needed = {step: (EngineSteps.path(directory, step), _responses(directory, step)) for step in sorted(measured)}
-        seconds = {step: measured[step] for step, paths in needed.items() if all(path.is_file() for path in paths)}
+                raise ReadError(f"{directory}: no {name} there; expected a run directory of recipe.main_dapo")
+        config = read_config(directory)
+        with one_line(place := str(directory / CONFIG_FILE), "not this version's settings"):
+            SpeculationConfig.from_dict(config["speculation"])
+            sections = config["actor_rollout_ref"]["rollout"], config.get("trainer", {})
+        expect(all(isinstance(one, dict) for one in sections), place, "settings of rollout and trainer", sections)
+        key = "rollout/seconds"
+        measured = {step: row[key] for step, row in read_metrics(directory).items() if row.get(key, 0) > 0}
+        needed = {step: (EngineSteps.path(directory, step), responses_path(directory, step)) for step in measured}
+        seconds = {step: measured[step] for step in sorted(needed) if all(path.is_file() for path in needed[step])}
         if not seconds:
-            raise ValueError(f"{directory}: no training step with rollouts/ and engine_steps/ has finished there")
+            raise ReadError(f"{directory}: no training step with rollouts/ and engine_steps/ has finished there")
         return cls(directory, config, seconds)
 
     @property
@@ -90,14 +95,20 @@ class RecordedRun:
 
     def cluster(self, admit_ms: float) -> Cluster:
         rollout, trainer = self.config["actor_rollout_ref"]["rollout"], self.config.get("trainer", {})
-        ranks = _number(rollout, "data_parallel_size")
-        world = _number(trainer, "nnodes") * _number(trainer, "n_gpus_per_node")
-        one = ranks * _number(rollout, "tensor_model_parallel_size") * _number(rollout, "pipeline_model_parallel_size")
+        ranks = self._number(rollout, "data_parallel_size")
+        world = self._number(trainer, "nnodes") * self._number(trainer, "n_gpus_per_node")
+        names = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
+        one = ranks * math.prod(self._number(rollout, name) for name in names)
         engines = max(1, world // one)
         if ranks > 1 and engines > 1:
             raise ValueError(f"{self.directory}: {engines} engines of {ranks} data-parallel ranks: not simulated yet")
-        seqs = _number(rollout, "max_num_seqs", 1024)
+        seqs = self._number(rollout, "max_num_seqs", 1024)
         return Cluster(max(ranks, engines), seqs, dp_synchronous=ranks > 1, admit_ms=admit_ms)
+
+    def _number(self, section: dict, key: str, default: int = 1) -> int:
+        value = default if section.get(key) is None else section[key]
+        expect(type(value) is int and value > 0, f"{self.directory / CONFIG_FILE}, {key}", "a number above 0", value)
+        return value
 
     def engine_steps(self, step: int) -> EngineSteps:
         return EngineSteps.load(self.directory, step)
@@ -105,11 +116,13 @@ class RecordedRun:
     def rounds(self, step: int) -> list[tuple[Round, EngineSteps]]:
         """A training step's rounds of generation with the arrivals that its first replica saw, and that one's engine
         steps."""
-        rows = [json.loads(line) for line in _responses(self.directory, step).read_text().splitlines()]
-        numbers = sorted({row.get("round", 0) for row in rows})
-        parts = self.engine_steps(step).split_rounds(len(numbers))
+        rows = read_responses(self.directory, step)
+        numbers = sorted({row.round for row in rows})
+        parts, path = self.engine_steps(step).split_rounds(len(numbers)), EngineSteps.path(self.directory, step)
+        is_whole = len(parts) == len(numbers) and all(part.running.any() for part in parts)
+        expect(is_whole, str(path), f"steps with requests in each of {len(numbers)} generation rounds", len(parts))
         return [
-            (_round([row for row in rows if row.get("round", 0) == number], part), part)
+            (_round([row for row in rows if row.round == number], part), part)
             for number, part in zip(numbers, parts, strict=True)
         ]
 
@@ -155,16 +168,7 @@ def arrivals(steps: EngineSteps, requests: int) -> np.ndarray:
     return 1e3 * (steps.start_s[at] - steps.start_s[0])
 
 
-def _round(rows: list[dict], steps: EngineSteps) -> Round:
-    recording = by_prompt((row["prompt_tokens"], row["response_tokens"]) for row in rows)
+def _round(rows: list[Response], steps: EngineSteps) -> Round:
+    recording = by_prompt((row.prompt_tokens, row.response_tokens) for row in rows)
     count = sum(len(text) > 0 for samples in recording.responses for text in samples)
     return recorded_round(recording, arrivals(steps, count))
-
-
-def _responses(directory: Path, step: int) -> Path:
-    return directory / "rollouts" / f"{step}.jsonl"
-
-
-def _number(section: dict, key: str, default: int = 1) -> int:
-    value = section.get(key)
-    return value if isinstance(value, int) and value > 0 else default

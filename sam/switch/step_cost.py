@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from sam.reading import json_object, one_line
 from sam.record.atomic import replacing
 
 if TYPE_CHECKING:
@@ -103,16 +104,10 @@ class StepCost:
         """
         if not path.is_file():
             raise ValueError(f"{path}: no such file; {HOW_TO_MEASURE} --output {path}")
-        try:
-            content = json.loads(path.read_text())
+        with one_line(str(path), f"not a step-cost table, {HOW_TO_MEASURE}"):
+            content = json_object(path)
             arrays = [np.array(content[name]) for name in (*AXES, "milliseconds")]
-            rest = dict(content["fingerprint"]), str(content["source"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}: not a step-cost table ({error!r}); {HOW_TO_MEASURE}") from error
-        try:
-            return cls(*arrays, *rest)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
+            return cls(*arrays, dict(content["fingerprint"]), str(content["source"]))
 
     def save(self, path: Path) -> None:
         """Write the table as JSON; an older file is replaced only by a complete one."""

@@ -1,4 +1,4 @@
-"""One uniform per (request key, output position): counter-based, so nothing is shared and nothing is stored."""
+"""One uniform per (request key, position in its text): counter-based, so nothing is shared and nothing is stored."""
 
 import hashlib
 
@@ -29,7 +29,7 @@ def uniforms(rng_keys: np.ndarray, positions: np.ndarray, stream: int = 0) -> np
 
     Args:
         rng_keys: int64 [n], not negative (`rng_key`).
-        positions: int64 [n], output positions, not negative.
+        positions: int64 [n], not negative: of a token, the number of tokens before it, the prompt's included.
         stream: int; two streams never share a value: every kind of decision takes its own.
 
     Returns:

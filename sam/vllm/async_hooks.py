@@ -111,7 +111,7 @@ def discard_stale_drafts(scheduler_class) -> None:
     @functools.wraps(take_output)
     def update_from_output(self, scheduler_output, model_runner_output):
         drafts = scheduler_output.scheduled_spec_decode_tokens
-        for request_id in list(drafts):
+        for request_id in list(drafts) if getattr(self, "_sam_follows", False) else ():
             if (request := self.requests.get(request_id)) is not None and request.async_tokens_to_discard:
                 del drafts[request_id]
         return take_output(self, scheduler_output, model_runner_output)
@@ -119,7 +119,7 @@ def discard_stale_drafts(scheduler_class) -> None:
     @functools.wraps(original)
     def reset_prefix_cache(self, *arguments, **keywords):
         result = original(self, *arguments, **keywords)
-        if self.num_spec_tokens and self.pp_size == 1:
+        if getattr(self, "_sam_follows", False) and self.pp_size == 1:
             for request in self.requests.values():
                 request.async_tokens_to_discard = min(request.async_tokens_to_discard, 1)
         return result
@@ -133,21 +133,19 @@ def install(runner, proposer) -> None:
     """Connect a model runner with its AsyncDrafting.
 
     Raises:
-        ValueError: the engine schedules synchronously, or its model keeps a state that counts must reach on the device.
+        ValueError: the engine schedules synchronously.
     """
     if not runner.use_async_scheduling:
         raise ValueError(
             "a drafter for asynchronous scheduling, but vLLM schedules synchronously: set "
             "speculation.async_scheduling=off"
         )
-    if getattr(runner.model_config, "is_hybrid", False):
-        raise ValueError("a hybrid model under asynchronous scheduling: set speculation.async_scheduling=off")
     # Counts are true on the host before a step begins: no correction on the device, no copy of them, no wait for one.
     runner.use_async_spec_decode = False
-    runner.num_accepted_tokens_event = None  # of hybrid models; with it every step copies a buffer of ones
     if runner.speculative_config.use_ngram_gpu():
         runner._num_valid_draft_tokens_cpu.fill_(runner.num_spec_tokens)  # before_step has trimmed already
         runner.token_ids_gpu_tensor = runner.token_ids_gpu_tensor[:, :0].clone()
+        skip_ngram_tensors()
     else:
         runner.execute_model = runner_hooks.with_own_counts(runner.execute_model)
     runner._copy_valid_sampled_token_count = functools.partial(_keep_sampled_tokens, runner)

@@ -306,8 +306,7 @@ class AsyncDrafting(SamProposer):
                 continue
             state = self._runner.requests[request_id]
             state.prev_num_draft_len = 0
-            in_chunk = len(state.output_token_ids) - getattr(state, "sam_given", 0)  # runner_hooks.continue_requests
-            rejected = max(0, outputs[index] - in_chunk)
+            rejected = max(0, outputs[index] - len(state.output_token_ids))
             computed[index] -= rejected
             outputs[index] -= rejected
         scheduler_output.scheduled_cached_reqs = replace(

@@ -1,4 +1,4 @@
-"""Repairs of vLLM 0.23.0's CPU backend that reinforcement learning needs. Installed by sam.vllm.plugin on CPU only."""
+"""Repairs of vLLM 0.23.0's CPU backend that training needs: by sam.vllm.plugin, where speculation is configured."""
 
 import functools
 import os
@@ -30,27 +30,24 @@ def install_rejection_sampler() -> None:
     rejection_sampler.install(vllms)
 
 
-def install_unread_generators(runner_class) -> None:
+def keep_unread_generators(runner) -> None:
     """Let seeded requests' prompts come in pieces.
 
     Root cause: `GPUModelRunner._bookkeeping_sync` winds the generator of a request whose prompt is not complete back by
     `set_offset`, which CPU generators do not have. Symptom: NotImplementedError ends the engine. Here such a generator
     stays where it is: the noise is fresh either way. Can go when vLLM checks the generator's device there.
     """
-    original = runner_class._bookkeeping_sync
-    if getattr(original, "_sam", False):
-        return
+    original = runner._bookkeeping_sync
 
     @functools.wraps(original)
-    def bookkeeping_sync(self, *args, **kwargs):
-        if not (generators := self.input_batch.generators):
-            return original(self, *args, **kwargs)
-        unfinished = self.discard_request_mask.np[: self.input_batch.num_reqs].nonzero()[0]
+    def bookkeeping_sync(*args, **kwargs):
+        if not (generators := runner.input_batch.generators):
+            return original(*args, **kwargs)
+        unfinished = runner.discard_request_mask.np[: runner.input_batch.num_reqs].nonzero()[0]
         kept = {int(row): generators.pop(int(row)) for row in unfinished if int(row) in generators}
         try:
-            return original(self, *args, **kwargs)
+            return original(*args, **kwargs)
         finally:
             generators.update(kept)
 
-    bookkeeping_sync._sam = True
-    runner_class._bookkeeping_sync = bookkeeping_sync
+    runner._bookkeeping_sync = bookkeeping_sync

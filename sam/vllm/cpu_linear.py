@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import torch
 from vllm import _custom_ops as ops
 from vllm.config import get_current_vllm_config_or_none
+from vllm.model_executor.layers import utils
 from vllm.model_executor.layers.linear import LinearBase
 
 from sam.config import SpeculationConfig
@@ -52,17 +53,20 @@ ANY_ROWS = RowClass(0, sys.maxsize)
 
 def install() -> None:
     """Let vLLM's linear layers on a CPU use `CpuLinear`."""
-    from vllm.model_executor.layers import utils
-
     _define_operator()
     utils.dispatch_cpu_unquantized_gemm = attach
 
 
 def attach(layer: torch.nn.Module, remove_weight: bool = False) -> None:
-    """Give a layer its `cpu_linear`, which packs its weight again.
+    """Give a layer its `cpu_linear`, which packs its weight again; not in another engine of this process, for which no
+    speculation is configured.
 
     vLLM calls this after loading weights, verl after every weight sync too (process_weights_after_loading).
     """
+    engine = get_current_vllm_config_or_none()
+    if engine is not None and SpeculationConfig.from_vllm(engine) is None:
+        _vllms(layer, remove_weight)
+        return
     weight = layer.weight
     if weight.is_meta:  # a layer of another pipeline rank
         layer.cpu_linear = torch.nn.functional.linear
@@ -251,6 +255,7 @@ def _product(pack, weight: torch.Tensor, bias: torch.Tensor | None) -> row_class
     return functools.partial(ops.onednn_mm, pack, bias=bias)
 
 
+_vllms = utils.dispatch_cpu_unquantized_gemm
 _NO_ROWS = torch.empty(0)
 _numbers = itertools.count()
 _old: "list[CpuLinear]" = []  # to be packed before a graph runs

@@ -15,7 +15,7 @@ from sam import verify
 from sam.verify.transfer import sent
 from sam.verify.uniforms import rng_key, uniforms
 from sam.vllm import runner_hooks
-from sam.vllm.rejection_sampler import known_sampling
+from sam.vllm.rejection_sampler import gather_logprobs, known_sampling
 
 NO_DRAFT = -2  # equal to no token and not to the placeholder
 
@@ -57,8 +57,9 @@ class _Rows:
 class ExactSampler:
     """Replaces `GPUModelRunner._sample` on one model runner.
 
-    Keys come from SamplingParams.seed, or from the engine's seed and the request id; positions are those of the
-    response, so that preemption and batching change nothing.
+    Keys come from SamplingParams.seed, or from the engine's seed and the request id; positions count from the prompt's
+    first token. So batching and preemption change nothing, nor where a seeded response is cut and goes on as a new
+    request, whose prompt ends with the tokens so far.
     """
 
     def __init__(self, runner):
@@ -95,10 +96,10 @@ class ExactSampler:
         logits = logits.to(torch.float32)
         processed = self._process(logits, rows, metadata, drafts)
         tokens = self.draw(processed, rows, metadata)
-        logprobs = self._logprobs(logits, processed, tokens, metadata, drafts is not None)
+        listed = self._logprobs(logits, processed, tokens, rows, metadata)
         if drafts is None or (width := int(rows.counts.max())) == 1:
-            return SamplerOutput(sampled_token_ids=tokens.to(torch.int32)[:, None], logprobs_tensors=logprobs)
-        return self._verified(tokens, logprobs, rows, width, drafts.draft_token_ids)
+            return SamplerOutput(sampled_token_ids=tokens.to(torch.int32)[:, None], logprobs_tensors=listed)
+        return self._verified(tokens, listed, rows, width, drafts.draft_token_ids)
 
     def _process(self, logits, rows: _Rows, metadata, drafts) -> torch.Tensor:
         """Masks, penalties, temperature, top-k and top-p as vLLM applies them, for all rows alike."""
@@ -158,7 +159,7 @@ class ExactSampler:
         return torch.where(greedy, processed.argmax(-1), tokens)
 
     def _identity(self) -> tuple[np.ndarray, np.ndarray]:
-        """RNG key and next output position of every request in the batch, int64 [requests] each.
+        """RNG key and next position of every request in the batch, int64 [requests] each.
 
         With asynchronous scheduling the output holds a placeholder for every token under way, so its length is right.
         """
@@ -173,7 +174,7 @@ class ExactSampler:
             if key is None:
                 seed = request.sampling_params.seed
                 key = self._rng_keys[request_id] = rng_key(seed, runner.model_config.seed, request_id)
-            rng_keys[row], positions[row] = key, len(request.output_token_ids)
+            rng_keys[row], positions[row] = key, request.num_tokens
         return rng_keys, positions
 
     def _logprobs_mode(self) -> str:
@@ -185,27 +186,24 @@ class ExactSampler:
         asked = metadata.max_num_logprobs is not None or metadata.logprob_token_ids
         return bool(asked) and not self._logprobs_mode().startswith("processed")
 
-    def _logprobs(self, logits, processed, tokens, metadata, drafting: bool) -> LogprobsTensors | None:
-        named = None if drafting else metadata.logprob_token_ids
-        if metadata.max_num_logprobs is None and not named:
+    def _logprobs(self, logits, processed, tokens, rows: _Rows, metadata) -> LogprobsTensors | None:
+        if metadata.max_num_logprobs is None and not metadata.logprob_token_ids:
             return None
         sampler, mode = self.runner.sampler, self._logprobs_mode()
         source = processed if mode.startswith("processed") else logits
         values = source if mode.endswith("logits") else sampler.compute_logprobs(source)
-        if named:
-            return sampler.gather_specific_token_logprobs(values, named, tokens)
-        return sampler.gather_logprobs(values, metadata.max_num_logprobs, tokens)
+        return gather_logprobs(sampler, values, tokens, rows.request.tolist(), metadata)
 
-    def _verified(self, tokens, logprobs, rows: _Rows, width: int, draft_token_ids) -> SamplerOutput:
+    def _verified(self, tokens, listed, rows: _Rows, width: int, draft_token_ids) -> SamplerOutput:
         device = tokens.device
         kept, drawn_in = self._kept(tokens, rows, width, draft_token_ids)
-        if logprobs is not None:
+        if listed is not None:
             # vLLM filters a [requests x width] list by the placeholders; rows beyond a request's own are dropped there.
             index = sent(rows.start, device)[drawn_in] + torch.arange(width, device=device)
             index = index.clamp(max=len(rows.request) - 1).ravel()
-            columns = logprobs.logprob_token_ids, logprobs.logprobs, logprobs.selected_token_ranks
-            logprobs = LogprobsTensors(*(column[index] for column in columns))
-        return SamplerOutput(sampled_token_ids=kept, logprobs_tensors=logprobs)
+            columns = listed.logprob_token_ids, listed.logprobs, listed.selected_token_ranks
+            listed = LogprobsTensors(*(column[index] for column in columns))
+        return SamplerOutput(sampled_token_ids=kept, logprobs_tensors=listed)
 
     def _kept(self, tokens, rows: _Rows, width: int, draft_token_ids) -> tuple[torch.Tensor, torch.Tensor]:
         """Each request's tokens, int32 [requests, width], and the batch's row that each was drawn in."""
@@ -271,7 +269,7 @@ def self_check(runner) -> None:
 def _known_step(device):
     """A step of three requests: a draft rejected at its second token, none, and one that the uniform decides."""
     sampling = SimpleNamespace(seed=1)
-    requests = {name: SimpleNamespace(sampling_params=sampling, output_token_ids=[0] * 5) for name in "abc"}
+    requests = {name: SimpleNamespace(sampling_params=sampling, num_tokens=5) for name in "abc"}
     metadata = known_sampling(3, device)
     batch = SimpleNamespace(
         req_ids=list("abc"), generators={}, sampling_metadata=metadata, update_async_output_token_ids=lambda: None

@@ -7,58 +7,104 @@ from typing import Any
 from sam.config import SCHEDULED_AHEAD, WITH_DRAFT_MODEL, SpeculationConfig
 from sam.log import show_warnings
 
+# vLLM's names of drafters after whose steps one without drafts may follow.
+MAY_PAUSE = ("custom_class", "ngram", "ngram_gpu", "suffix", "draft_model", "eagle3")
+# What models call their other layers.
+WITHOUT_STATE = {"attention", "full_attention", "sliding_attention", "chunked_attention", "moe", "mlp"}
+
 
 def register() -> None:
-    """Install what the engine's `additional_config["speculation"]` asks for after each model runner's load_model.
+    """Open the two doors through which engines with a `speculation` come; any number of times.
 
-    May be called any number of times. Without that key vLLM is left as it is, but for the repairs on CPU. On Ascend the
-    model runner's own load_model calls `install`: patches/vllm_ascend.
+    Nothing of vLLM's model runners is imported here: what vLLM's CPU worker replaces has to be replaced before them. An
+    engine for which no speculation is configured is left as it is.
     """
-    from vllm.platforms import current_platform
+    from vllm.config import SchedulerConfig
+    from vllm.v1.worker.worker_base import WorkerWrapperBase
 
     show_warnings("sam")
-    if current_platform.is_out_of_tree():
-        _register_on_ascend()
+    _wrap(WorkerWrapperBase, "init_device", _init_device)
+    _wrap(SchedulerConfig, "get_scheduler_cls", _get_scheduler_cls)
+
+
+def _wrap(owner: type, name: str, wrapper) -> None:
+    original = getattr(owner, name)
+    if getattr(original, "_sam", False):
         return
-    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    from sam.vllm import async_hooks
-    from sam.vllm.trained.doors import open_doors
+    @functools.wraps(original)
+    def wrapped(self, *arguments, **keywords):
+        return wrapper(original, self, *arguments, **keywords)
 
-    runner_classes = [GPUModelRunner]
-    if current_platform.is_cpu():
-        from vllm.v1.worker.cpu_model_runner import CPUModelRunner
-
-        from sam.vllm import cpu_fixes, cpu_linear
-
-        cpu_linear.install()
-        cpu_fixes.install_rejection_sampler()
-        cpu_fixes.install_unread_generators(CPUModelRunner)
-        runner_classes.append(CPUModelRunner)
-    for runner_class in runner_classes:
-        _after_load(runner_class, install)
-    open_doors()
-    async_hooks.open_ngram_gpu(_async_proposer)
-    async_hooks.skip_ngram_tensors()
-    async_hooks.follow_switch(AsyncScheduler)
-    async_hooks.discard_stale_drafts(AsyncScheduler)
-    _refuse_second_runner()
+    wrapped._sam = True
+    setattr(owner, name, wrapped)
 
 
-def _refuse_second_runner() -> None:
-    """Refuse vLLM's second model runner where speculation is configured.
+def _init_device(original, wrapper) -> None:
+    """Make the worker's model runner, and `install` after its load_model, where speculation is configured."""
+    vllm_config = wrapper.vllm_config
+    if (config := SpeculationConfig.from_vllm(vllm_config)) is None:
+        original(wrapper)
+        return
+    check_lossless(vllm_config)
+    check_recurrent_state(vllm_config.model_config, getattr(vllm_config.speculative_config, "method", None))
+    _open_doors(vllm_config, config)
+    original(wrapper)
+    runner = wrapper.worker.model_runner
+    check_runner(runner)
+    load_model = runner.load_model
+
+    @functools.wraps(load_model)
+    def load_and_install(*arguments, **keywords):
+        load_model(*arguments, **keywords)
+        install(runner)
+
+    runner.load_model = load_and_install
+
+
+def _get_scheduler_cls(original, scheduler_config):
+    """The wires of asynchronous scheduling; without a drafter of ours they do nothing."""
+    scheduler_class = original(scheduler_config)
+    if scheduler_config.async_scheduling:
+        from sam.vllm import async_hooks
+
+        async_hooks.follow_switch(scheduler_class)
+        async_hooks.discard_stale_drafts(scheduler_class)
+    return scheduler_class
+
+
+def check_runner(runner) -> None:
+    """Raise ValueError for vLLM's second model runner, before it loads a model.
 
     Root cause: vLLM 0.23 runs dense Llama, Mistral and Qwen3 models on CUDA with vllm/v1/worker/gpu, which samples
     elsewhere, unless a feature it lacks is asked for. Symptom: without drafts, tokens come from vLLM's own sampler, so
     that on and off differ. Can go when ExactSampler is installed there too.
     """
-    from vllm.triton_utils import HAS_TRITON
+    if not hasattr(runner, "_sample"):
+        raise ValueError(
+            "speculation is configured, but vLLM chose its V2 model runner, whose sampler sam.vllm does not replace: "
+            "set VLLM_USE_V2_MODEL_RUNNER=0"
+        )
 
-    if HAS_TRITON:
-        from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
-        _after_load(GPUModelRunner, refuse)
+def _open_doors(vllm_config, config: SpeculationConfig) -> None:
+    """Let vLLM's model runner make this project's drafter, and on a CPU what it lacks there."""
+    from vllm.platforms import current_platform
+
+    method = getattr(vllm_config.speculative_config, "method", None)
+    if method == "ngram_gpu":
+        from sam.vllm import async_hooks
+
+        async_hooks.open_ngram_gpu(_async_proposer)
+    elif config.method in WITH_DRAFT_MODEL and not current_platform.is_out_of_tree():
+        from sam.vllm.trained.doors import open_doors
+
+        open_doors()
+    if current_platform.is_cpu():
+        from sam.vllm import cpu_fixes, cpu_linear
+
+        cpu_linear.install()
+        cpu_fixes.install_rejection_sampler()
 
 
 def _async_proposer(door):
@@ -69,54 +115,6 @@ def _async_proposer(door):
 
         return AscendAsyncSamProposer
     return AsyncSamProposer
-
-
-def _register_on_ascend() -> None:
-    """The wires of asynchronous scheduling, each where it is needed: vllm-ascend's own patches come later than this."""
-    from vllm.config import SchedulerConfig
-
-    from sam.vllm import async_hooks
-
-    async_hooks.open_ngram_gpu(_async_proposer)
-    original = SchedulerConfig.get_scheduler_cls
-    if getattr(original, "_sam", False):
-        return
-
-    @functools.wraps(original)
-    def get_scheduler_cls(self):
-        scheduler_class = original(self)
-        if self.async_scheduling:
-            async_hooks.follow_switch(scheduler_class)
-            async_hooks.discard_stale_drafts(scheduler_class)
-        return scheduler_class
-
-    get_scheduler_cls._sam = True
-    SchedulerConfig.get_scheduler_cls = get_scheduler_cls
-
-
-def _after_load(runner_class, action) -> None:
-    """Call `action(runner)` after load_model, which every worker calls once before its warm-up."""
-    original = runner_class.__dict__["load_model"]
-    if getattr(original, "_sam", False):
-        return
-
-    @functools.wraps(original)
-    def load_model(self, *args, **kwargs):
-        result = original(self, *args, **kwargs)
-        action(self)
-        return result
-
-    load_model._sam = True
-    runner_class.load_model = load_model
-
-
-def refuse(runner) -> None:
-    """Raise RuntimeError if speculation is configured for a model runner whose sampler is not replaced."""
-    if SpeculationConfig.from_vllm(runner.vllm_config) is not None:
-        raise RuntimeError(
-            "speculation is configured, but vLLM chose its V2 model runner, whose sampler sam.vllm does not replace: "
-            "set VLLM_USE_V2_MODEL_RUNNER=0"
-        )
 
 
 def check_lossless(vllm_config) -> None:
@@ -143,6 +141,34 @@ def check_lossless(vllm_config) -> None:
             )
 
 
+def check_recurrent_state(model_config, method: str | None) -> None:
+    """Refuse drafts for a model whose layers keep a state of the whole text, by vLLM's name of the drafter.
+
+    Root cause: a step with drafts leaves a state behind every draft token, and the next step has to begin with the one
+    behind the last accepted token. The builders of vllm/v1/attention/backends (gdn_attn.py, mamba_attn.py) find it only
+    where that next step has drafts too, and take the first one where it has none; linear_attn.py and short_conv_attn.py
+    do not know drafts at all. Symptom: other text, with an acceptance that looks well. vLLM's own MTP heads draft in
+    every step. Can go when vLLM keeps these states: https://github.com/vllm-project/vllm/pull/56531, in 0.32.
+
+    Raises:
+        ValueError: names the layers.
+    """
+    if method in MAY_PAUSE and (layers := recurrent_layers(model_config)):
+        raise ValueError(
+            f"speculative_config: no drafts for a model with {layers} layers, whose state vLLM 0.23 loses behind "
+            "accepted ones, so that the text changes: set speculation=off, or leave speculative_config out"
+        )
+
+
+def recurrent_layers(model_config) -> str | None:
+    """What a model calls its layers with recurrent state, by vLLM's ModelConfig; None without such layers."""
+    if not (model_config.is_hybrid or model_config.is_attention_free):
+        return None
+    config = model_config.hf_text_config
+    layers = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
+    return ", ".join(sorted(set(layers) - WITHOUT_STATE)) or f"{config.model_type}'s recurrent"
+
+
 def install(runner) -> None:
     """Bind the drafter and the sampler to a model runner, as its config says.
 
@@ -161,18 +187,15 @@ def install(runner) -> None:
         from sam.vllm import cpu_fixes, cpu_linear
 
         cpu_linear.pack_after_loads(runner)
-        if config is None or config.batch_invariant != "off":
+        cpu_fixes.keep_unread_generators(runner)
+        if config.batch_invariant != "off":
             cpu_fixes.install_invariant_attention()
-    elif config is not None and config.batch_invariant == "on" and not envs.VLLM_BATCH_INVARIANT:
+    elif config.batch_invariant == "on" and not envs.VLLM_BATCH_INVARIANT:
         raise ValueError(
             "speculation.batch_invariant=on: on this device only vLLM's own mode has such kernels: set "
             "VLLM_BATCH_INVARIANT=1, or speculation.batch_invariant=auto"
         )
-    if config is None:
-        return
-    check_lossless(runner.vllm_config)
     check_scheduling(runner, config)
-    runner_hooks.continue_requests()
     if hasattr(getattr(runner, "drafter", None), "bind"):
         runner.drafter.bind(runner)
         runner_hooks.draft_near_max_model_len(runner)
@@ -180,13 +203,12 @@ def install(runner) -> None:
         if not getattr(runner, "use_async_scheduling", False):
             runner_hooks.skip_empty_drafts(runner)
         if current_platform.is_out_of_tree():
-            from sam.vllm import async_hooks
             from sam.vllm.ascend import graphs
 
             graphs.install(runner)
-            async_hooks.skip_ngram_tensors()
         elif current_platform.is_cuda():
             runner_hooks.capture_drafts_of_any_length(runner)
+        runner_hooks.note_waiting(runner)
         warmup_cost.measure_at_warm_up(runner)
         keep_other_ranks_tokens(runner)
     if config.verification == "exact" and not isinstance(getattr(runner, "_sample", None), ExactSampler):
@@ -195,6 +217,7 @@ def install(runner) -> None:
     if config.verification == "rejection" and runner.speculative_config is not None:
         module = sys.modules[type(runner.rejection_sampler).__module__]
         rejection_sampler.install(module)
+        rejection_sampler.give_named_logprobs(runner.rejection_sampler)
         rejection_sampler.self_check(runner, module)
 
 
@@ -221,7 +244,7 @@ def check_scheduling(runner, config: SpeculationConfig) -> None:
 def installed(runner) -> dict[str, Any]:
     """What this model runner uses: drafter, verification, whether it is scheduled asynchronously; sampled steps, rows
     without a distribution."""
-    from sam.vllm import rejection_sampler, runner_hooks
+    from sam.vllm import rejection_sampler
     from sam.vllm.exact_sampler import ExactSampler
 
     drafter = getattr(runner, "drafter", None)
@@ -232,7 +255,6 @@ def installed(runner) -> dict[str, Any]:
     return {
         "drafter": type(drafter).__name__ if drafter is not None else None,
         "verification": "exact" if isinstance(function, ExactSampler) else "rejection",
-        "continues_requests": runner_hooks.continues_requests(),
         "asynchronous": bool(getattr(runner, "use_async_scheduling", False)),
         **({"sampled_steps": function.calls, "invalid_rows": function.invalid_rows} if ours else {}),
     }

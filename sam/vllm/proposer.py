@@ -7,6 +7,7 @@ its settings come from `additional_config["speculation"]` (sam.config.Speculatio
 import functools
 import logging
 import math
+import os
 import time
 from dataclasses import replace
 
@@ -153,7 +154,16 @@ class SamProposer:
         self._began += seconds
 
     def load_model(self, *_args, **_kwargs) -> None:
-        """Compile the kernels; vLLM calls it once. There is no model to load."""
+        """Compile the kernels; vLLM calls it once. There is no model to load.
+
+        Raises:
+            RuntimeError: nobody would `bind` the proposer, which would draft nothing.
+        """
+        if not runner_hooks.is_registered():
+            raise RuntimeError(
+                f"{type(self).__name__} drafts with the plugin `sam` only, which vLLM has not loaded: "
+                f"VLLM_PLUGINS={os.environ.get('VLLM_PLUGINS')}: add it or unset it"
+            )
         started = time.perf_counter()
         self.drafter.warm_up()
         goodput.warm_up()

@@ -1,10 +1,16 @@
-"""Rejection sampling in vLLM's rejection sampler, for steps with drafts."""
+"""Rejection sampling in vLLM's rejection sampler, for steps with drafts; what both samplers need."""
 
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import torch
+from vllm.v1.outputs import LogprobsTensors
 
 from sam import verify
+from sam.verify.transfer import sent
 
 
 class RejectionVerification:
@@ -37,6 +43,33 @@ def install(module) -> None:
         module.rejection_sample = RejectionVerification()
         module.expand_batch_to_tokens = verify.expand_batch_to_tokens
         module.sample_recovered_tokens = verify.sample_recovered_tokens
+
+
+def give_named_logprobs(rejection_sampler) -> None:
+    """Let a runner's rejection sampler answer `logprob_token_ids`, which vLLM's knows in steps without drafts only.
+
+    Its rows are as many of each request. Doing so twice changes nothing.
+    """
+    forward, sampler = rejection_sampler.forward, rejection_sampler.sampler
+    if getattr(forward, "_sam", False):
+        return
+
+    @functools.wraps(forward)
+    def wrapped(drafts, draft_probs, logits, metadata):
+        if not metadata.logprob_token_ids:
+            return forward(drafts, draft_probs, logits, metadata)
+
+        def gather(values, _most, tokens):
+            requests = np.repeat(np.arange(len(drafts.num_draft_tokens)), len(tokens) // len(drafts.num_draft_tokens))
+            del sampler.gather_logprobs  # this function
+            return gather_logprobs(sampler, values, tokens, requests.tolist(), metadata)
+
+        sampler.gather_logprobs = gather
+        asked = replace(metadata, logprob_token_ids=None, max_num_logprobs=metadata.max_num_logprobs or 0)
+        return forward(drafts, draft_probs, logits, asked)
+
+    wrapped._sam = True
+    rejection_sampler.forward = wrapped
 
 
 def self_check(runner, module) -> None:
@@ -106,3 +139,36 @@ def known_sampling(requests: int, device):
         bad_words_token_ids={},
         logitsprocs=LogitsProcessors(),
     )
+
+
+def gather_logprobs(sampler, values, tokens, requests: Sequence[int], metadata) -> LogprobsTensors | None:
+    """What each row's request asks for; None where nobody asks.
+
+    Root cause: where a request names tokens (`logprob_token_ids`), vLLM 0.23 gives their columns to all requests of a
+    step, and in a step with drafts to none. Symptom: what a request gets depends on its batch and on drafts.
+
+    Args:
+        sampler: vLLM's.
+        values: float [rows, vocabulary].
+        tokens: int64 [rows], the sampled ones.
+        requests: of each row, by its number in the batch.
+        metadata: vLLM's SamplingMetadata.
+    """
+    most, asked = metadata.max_num_logprobs, metadata.logprob_token_ids or {}
+    likeliest = None if most is None else sampler.gather_logprobs(values, most, tokens)
+    if not asked:
+        return likeliest
+    named = {row: asked[request] for row, request in enumerate(requests) if request in asked}
+    chosen = sampler.gather_specific_token_logprobs(values, named, tokens)
+    if likeliest is None or chosen is None:
+        return chosen or likeliest
+    missing = chosen.logprobs.shape[1] - likeliest.logprobs.shape[1]
+    wide = [[_widened(column, by) for column in one[:2]] for one, by in ((chosen, -missing), (likeliest, missing))]
+    is_named = sent(np.array([[row in named] for row in range(len(tokens))]), tokens.device)
+    columns = (torch.where(is_named, one, other) for one, other in zip(*wide, strict=True))
+    return LogprobsTensors(*columns, likeliest.selected_token_ranks)
+
+
+def _widened(columns: torch.Tensor, by: int) -> torch.Tensor:
+    """Nobody reads the further ones: a request's own come first."""
+    return torch.nn.functional.pad(columns, (0, max(0, by)))

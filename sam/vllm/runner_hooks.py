@@ -1,12 +1,18 @@
-"""What drafts that need no KV cache, and responses in chunks, ask and change of vLLM's model runner."""
+"""What drafts that need no KV cache ask and change of vLLM's model runner, and what requests say to drafters."""
 
 import functools
 from dataclasses import replace
 
-GENERATED = "sam_generated_tokens"  # the key of SamplingParams.extra_args by which a chunk says what it goes on from
-GOES_ON = "sam_goes_on"  # and that its response goes on after it, unless it ends before
-PATH_OF = "sam_path_of"  # by which a row of a further path names the request that it belongs to: sam.vllm.paths
-WAITING = "sam_waiting"  # and by which a request says how many wait behind it for a slot; none where it says nothing
+# Keys of SamplingParams.extra_args, for drafters and their history alone: no token depends on them.
+PART = "sam_part"  # of a part of a response: tokens of the response's own prompt, and that it may have at most
+WAITING = "sam_waiting"  # how many requests wait behind this one for a slot; none where it says nothing
+
+
+def is_registered() -> bool:
+    """Whether this process has the plugin: its workers ask it before they make a model runner."""
+    from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+    return getattr(WorkerWrapperBase.init_device, "_sam", False)
 
 
 def draft_near_max_model_len(runner) -> None:
@@ -72,78 +78,13 @@ def skip_empty_drafts(runner) -> None:
 
 
 def skip_accepted_counts(runner) -> None:
-    """Copy no counts of accepted tokens to the device for a model that does not read them.
+    """Copy no counts of accepted tokens to the device, which models with recurrent state alone read.
 
     Root cause: GPUModelRunner and NPUModelRunner (vLLM 0.23) wait for an event and copy `num_accepted_tokens` to the
-    device in every step as soon as there are speculative tokens; only hybrid models read it. Symptom: one copy a step
-    more than without speculation. Can go when vLLM makes that event for hybrid models only.
+    device in every step as soon as there are speculative tokens. Symptom: one copy a step more than without
+    speculation. Can go when vLLM makes that event for hybrid models only.
     """
-    if not getattr(runner.model_config, "is_hybrid", False):
-        runner.num_accepted_tokens_event = None
-
-
-def continue_requests() -> None:
-    """Let model runners go on from tokens that another request generated: the chunks of one response.
-
-    A chunk's prompt, as the scheduler gets it, is the response's prompt and its tokens so far, and
-    `SamplingParams.extra_args[GENERATED]` is the number of the latter. The worker splits them again, and then holds the
-    request exactly as one that was preempted after those tokens: positions of uniforms, penalties and the drafter's
-    group count from the response's first token.
-
-    Root cause: vLLM 0.23 has no way to begin a request with output tokens; streaming input clears the output, and a
-    preempted request goes on in its own engine only. Symptom: a chunk's output positions begin at 0, so its tokens
-    differ from the undivided response's. Can go when vLLM takes output tokens with a request. May be called again.
-    """
-    from vllm.v1.worker import gpu_model_runner as module
-
-    runner_class = module.GPUModelRunner
-    if getattr(module.CachedRequestState, "_sam", False):
-        return
-
-    class ContinuedRequestState(module.CachedRequestState):
-        """A request whose prompt is split into prompt and output before anything counts either."""
-
-        _sam = True
-        has_chunks = False  # whether this process has had one: without, no step looks for them
-
-        def __post_init__(self):
-            self.sam_given = generated = generated_tokens(self.sampling_params)
-            if generated:
-                ContinuedRequestState.has_chunks = True
-                tokens = self.prompt_token_ids
-                self.prompt_token_ids, self.output_token_ids = tokens[:-generated], list(tokens[-generated:])
-            super().__post_init__()
-
-    module.CachedRequestState = ContinuedRequestState
-    update_states = runner_class._update_states
-
-    @functools.wraps(update_states)
-    def _update_states(self, scheduler_output):
-        if ContinuedRequestState.has_chunks:
-            count_given(scheduler_output.scheduled_cached_reqs, self.requests)
-        if new := [one for one in scheduler_output.scheduled_new_reqs if not is_path(one.sampling_params)]:
-            note_waiting(self, new[-1].sampling_params)
-        return update_states(self, scheduler_output)
-
-    runner_class._update_states = _update_states
-
-
-def continues_requests() -> bool:
-    """Whether `continue_requests` has taken hold in this process."""
-    from vllm.v1.worker import gpu_model_runner
-
-    return getattr(gpu_model_runner.CachedRequestState, "_sam", False)
-
-
-def generated_tokens(sampling_params) -> int:
-    """Tokens of the response that a request's prompt ends with."""
-    extra = getattr(sampling_params, "extra_args", None)
-    return int(extra.get(GENERATED, 0)) if extra else 0
-
-
-def is_path(sampling_params) -> bool:
-    """Whether a request is a row of a further path, which the scheduler does not know."""
-    return PATH_OF in (getattr(sampling_params, "extra_args", None) or {})
+    runner.num_accepted_tokens_event = None
 
 
 def requests_of_rows(runner) -> list[str]:
@@ -190,28 +131,43 @@ def before(function, action):
     return wrapped
 
 
-def note_waiting(runner, sampling_params) -> None:
-    """Tell the drafter, if it asks, how many requests wait behind the last one that has come."""
-    if (awaited := getattr(getattr(runner, "drafter", None), "awaited", None)) is not None:
-        awaited.tell(int((getattr(sampling_params, "extra_args", None) or {}).get(WAITING, 0)))
+def note_waiting(runner) -> None:
+    """Tell the drafter, whenever requests come, how many wait behind the last of them."""
+
+    def note(scheduler_output):
+        if new := scheduler_output.scheduled_new_reqs:
+            runner.drafter.awaited.tell(int(_said(new[-1]).get(WAITING, 0)))
+
+    runner._update_states = before(runner._update_states, note)
 
 
-def goes_on(state) -> bool:
-    """Whether a request that is gone was a chunk whose response goes on, by vLLM's state of it: it has all its tokens,
-    and none that ends a response."""
-    parameters = getattr(state, "sampling_params", None)
-    if not (extra := getattr(parameters, "extra_args", None)) or not extra.get(GOES_ON):
+def _said(request) -> dict:
+    """What a request says of itself, which no token depends on: SamplingParams.extra_args."""
+    return getattr(getattr(request, "sampling_params", None), "extra_args", None) or {}
+
+
+def response_start(state) -> int:
+    """Tokens of a request's text before its response, by vLLM's state of it: of a part, those of the first part."""
+    return min(_said(state).get(PART, (state.num_prompt_tokens,))[0], state.num_prompt_tokens)
+
+
+def response_of(state) -> list[int]:
+    """The tokens of a request's response: those that its prompt ends with, if it is a part, and its own."""
+    start = response_start(state)
+    given = state.prompt_token_ids[start:] if start < state.num_prompt_tokens else []
+    return [*given, *state.output_token_ids]
+
+
+def is_continued(state) -> bool:
+    """Whether the response of a request that is gone goes on in another one, by vLLM's state of it: it has all its
+    tokens, none that ends a response, and fewer than the response may have."""
+    if not (said := _said(state).get(PART)):
         return False
-    given, most = generated_tokens(parameters), parameters.max_tokens
-    tokens = state.output_token_ids[given : given + most]  # drafts behind the end may have been verified too
-    return len(tokens) == most and min(tokens) >= 0 and parameters.all_stop_token_ids.isdisjoint(tokens)
-
-
-def count_given(cached, requests: dict) -> None:
-    """The scheduler counts the output tokens of this chunk; add the tokens before it, or the worker cuts them off."""
-    for i, name in enumerate(cached.req_ids):
-        if given := requests[name].sam_given:
-            cached.num_output_tokens[i] += given
+    parameters, limit = state.sampling_params, said[1]
+    most = parameters.max_tokens
+    tokens = state.output_token_ids[:most]  # drafts behind the end may have been verified too
+    is_cut = len(tokens) == most and min(tokens) >= 0 and parameters.all_stop_token_ids.isdisjoint(tokens)
+    return is_cut and state.num_prompt_tokens - response_start(state) + most < limit
 
 
 def fill_last_placeholder(runner) -> None:

@@ -14,6 +14,7 @@ from vllm.forward_context import get_forward_context
 
 from sam.record.engine_steps import DRAFT_MODEL_TOKENS, POSITION_BIN, EngineSteps, accepted_tokens
 from sam.vllm import warmup_cost
+from sam.vllm.runner_hooks import response_start
 
 
 class StepRecorder:
@@ -203,7 +204,8 @@ class StepRecorder:
 
     def _record_request(self, request_id: str, drafted: int, emitted: int) -> int:
         accepted = accepted_tokens(emitted, verified=1)
-        position = len(self._runner.requests[request_id].output_token_ids) - emitted
+        state = self._runner.requests[request_id]
+        position = state.num_tokens - response_start(state) - emitted
         bin_ = max(0, position) // POSITION_BIN
         self._position_steps[bin_] += 1
         self._position_emitted[bin_] += emitted

@@ -8,7 +8,7 @@ import numpy as np
 
 from sam.drafting.drafter import Drafter
 from sam.history.client import HistoryClient
-from sam.vllm.runner_hooks import goes_on
+from sam.vllm.runner_hooks import is_continued, response_of, response_start
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,8 @@ class TrackedRequests:
         """Track the request of a row from now on; False if its prompt cannot be tracked."""
         if request_id in self.untracked:
             return False
-        prompt = token_ids_cpu[row, : int(self._runner.input_batch.num_prompt_tokens[row])]
+        state = self._runner.requests[request_id]
+        prompt = token_ids_cpu[row, : response_start(state)]
         try:
             if self._history:
                 self._history.request_started(request_id, prompt, self._drafter)
@@ -63,7 +64,7 @@ class TrackedRequests:
             if self._history:
                 self._history.request_finished(request_id, [])
             return False
-        self.states[request_id] = self._runner.requests[request_id]
+        self.states[request_id] = state
         self._counters["tracked_requests"] += 1
         return True
 
@@ -80,12 +81,13 @@ class TrackedRequests:
         """Preempted requests leave the batch but stay in `runner.requests`; finished and aborted leave both."""
         for request_id in [name for name in self.states if name not in self._runner.requests]:
             state = self.states.pop(request_id)
-            unseen = self._drafter.num_tokens(request_id) - state.num_prompt_tokens
+            response = response_of(state)
+            unseen = self._drafter.num_tokens(request_id) - response_start(state)
             # Under asynchronous scheduling an aborted request may end in placeholders, which are negative.
-            if last := list(itertools.takewhile(is_token, state.output_token_ids[unseen:])):
+            if last := list(itertools.takewhile(is_token, response[unseen:])):
                 self._drafter.append([request_id], np.array(last, dtype=np.int32), np.array([0, len(last)]))
-            # The text of a chunk is kept with the response's last chunk, which begins with it.
-            self._finish(request_id, [] if goes_on(state) else state.output_token_ids)
+            # The text of a part is kept with the response's last part, which begins with it.
+            self._finish(request_id, [] if is_continued(state) else response)
         self.untracked.intersection_update(self._runner.requests)
 
     def stop(self, request_ids: list[str]) -> None:

@@ -10,7 +10,7 @@ import os
 import random
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 os.environ.update(
     VLLM_ENABLE_V1_MULTIPROCESSING="0",
@@ -53,7 +53,8 @@ class Scenario:
     workload: mixed, long. temperature: 0 is greedy. graph: None (eager) or vLLM's cudagraph_mode. stop: tokens that end
     a response. abort: abort every fourth request after some steps. blocks: of the KV cache; few mean preemption. paged:
     numbers of tokens for which vllm-ascend takes the paged operator. async_scheduling: None leaves it to vLLM. fault:
-    one of tests.sam.engine.faults. draft_model: folder of a head. paths: of a request.
+    one of tests.sam.engine.faults. draft_model: folder of a head. paths: of a request. parts: each response is cut
+    anywhere into so many at most, each a request of its own.
     """
 
     method: str = "off"
@@ -78,12 +79,23 @@ class Scenario:
     fault: str | None = None
     draft_model: str | None = None
     paths: int = 1
+    responses: int = 14
+    parts: int = 1
+
+
+@dataclass
+class Answer:
+    """A response, joined of its parts; `reason` is None of one that was aborted."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    reason: str | None = None
 
 
 def requests(scenario: Scenario) -> tuple[list[list[int]], list[dict]]:
     chance = random.Random(0)
     prompts, settings = [], []
-    for row in range(14):
+    for row in range(scenario.responses):
         if scenario.workload == "mixed":  # some prompts longer than a step's tokens, responses of all lengths
             length, tokens = chance.choice([2, 3, 5, 9, 100]), chance.choice([5, 20, 60, 90])
         else:
@@ -192,23 +204,37 @@ def note_drafts(runner) -> list[tuple[int, int, list[int]]]:
     return noted
 
 
-def run(llm, scenario: Scenario) -> list:
+def run(llm, scenario: Scenario) -> list[Answer]:
     from vllm import SamplingParams
 
     prompts, settings = requests(scenario)
-    parameters = [SamplingParams(**own) for own in settings]
-    core = llm.llm_engine
-    for row, (prompt, own) in enumerate(zip(prompts, parameters, strict=True)):
-        core.add_request(str(row), {"prompt_token_ids": prompt}, own)
-    finished, steps = {}, 0
+    limits = [own["max_tokens"] for own in settings]
+    chance, core, steps = random.Random(1), llm.llm_engine, 0
+    cuts = [sorted(chance.sample(range(1, most), chance.randrange(scenario.parts))) for most in limits]
+    answers = [Answer() for _ in prompts]
+
+    def ask(row: int) -> None:
+        given = answers[row].tokens
+        end = next((cut for cut in cuts[row] if cut > len(given)), limits[row])
+        own = SamplingParams(**settings[row] | {"max_tokens": end - len(given)})
+        core.add_request(str(row), {"prompt_token_ids": prompts[row] + given}, own)
+
+    for row in range(len(prompts)):
+        ask(row)
     while core.has_unfinished_requests():
         for output in core.step():
             if output.finished:
-                finished[int(output.request_id)] = output
+                row, part = int(output.request_id), output.outputs[0]
+                answers[row].tokens += part.token_ids
+                entries = zip(part.logprobs, part.token_ids, strict=True)
+                answers[row].logprobs += [entry[token].logprob for entry, token in entries]
+                answers[row].reason = part.finish_reason
+                if part.finish_reason == "length" and len(answers[row].tokens) < limits[row]:
+                    ask(row)
         steps += 1
         if scenario.abort and steps == 12:
             core.abort_request([str(row) for row in range(0, len(prompts), 4)])
-    return [finished.get(row) for row in range(len(prompts))]
+    return answers
 
 
 def main(model: str) -> None:
@@ -231,7 +257,7 @@ def main(model: str) -> None:
             if scenario.graph:
                 recorder = StepRecorder.attach(runner)
             steps = launches.attach(runner, platform.MODES)
-        outputs = run(llm, scenario)
+        answers = run(llm, scenario)
         metrics = {metric.name: getattr(metric, "value", None) for metric in llm.get_metrics()}
         if scenario.tensor_parallel == 1:
             status = installed(runner)
@@ -244,14 +270,9 @@ def main(model: str) -> None:
                 followed = len(runner.drafter.tracked.states)
         result = {
             "prompts": requests(scenario)[0],
-            "tokens": [list(o.outputs[0].token_ids) if o else None for o in outputs],
-            "reasons": [o.outputs[0].finish_reason if o else None for o in outputs],
-            "logprobs": [
-                [step[t].logprob for step, t in zip(o.outputs[0].logprobs, o.outputs[0].token_ids, strict=True)]
-                if o
-                else None
-                for o in outputs
-            ],
+            "tokens": [one.tokens if one.reason else None for one in answers],
+            "reasons": [one.reason for one in answers],
+            "logprobs": [one.logprobs if one.reason else None for one in answers],
             "drafted": metrics.get("vllm:spec_decode_num_draft_tokens", 0),
             "accepted": metrics.get("vllm:spec_decode_num_accepted_tokens", 0),
             "preemptions": metrics.get("vllm:num_preemptions", 0),

@@ -86,7 +86,7 @@ def test_what_is_complete_is_not_made_again(tmp_path, folder, capsys):
             lambda folder: pandas.DataFrame({"prompt": [[{"role": "user", "content": "x"}]]}).to_parquet(
                 folder / "aime-2024.parquet"
             ),
-            "column data_source is missing",
+            "the published file with a column data_source",
         ),
     ],
 )

@@ -65,7 +65,7 @@ def write_runs(folder, different=None):
             seconds = {"rollout/seconds": 2.0 + policy, "rollout/tail_seconds": 1.0 + policy}
             rows.append({"step": step, "rollout/drafter/policy_index": step - 1.0, **seconds})
             text = [step, int((number, step) == different)]
-            line = {"prompt": 0, "sample": 0, "response_tokens": text}
+            line = {"prompt": 0, "sample": 0, "prompt_tokens": [1], "response_tokens": text}
             (directory / "rollouts" / f"{step}.jsonl").write_text(json.dumps(line) + "\n")
         (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         directories.append(directory)

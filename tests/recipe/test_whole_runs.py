@@ -23,7 +23,7 @@ def write_run(directory, round_, variant, other=False):
     for step, seconds in enumerate(SECONDS[variant], start=1):
         row = {"step": step, "rollout/seconds": seconds * round_, "rollout/spec_accept_length": 1.0 + variant + step}
         rows.append(row | ({ENGINE_MS: 3.0 * step, THREAD_MS: 6.0 * step} if variant else {}))
-        line = {"prompt": 0, "sample": 0, "response_tokens": [step, int(other)]}
+        line = {"prompt": 0, "sample": 0, "prompt_tokens": [1], "response_tokens": [step, int(other)]}
         (directory / "rollouts" / f"{step}.jsonl").write_text(json.dumps(line) + "\n")
     (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (directory / "state.json").write_text(json.dumps({"phase": "finished"}))

@@ -2,6 +2,7 @@
 
 import doctest
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,6 +35,18 @@ def test_an_engine_without_the_key_has_none_and_an_empty_section_has_the_default
     assert SpeculationConfig.from_vllm(Engine) is None
     Engine.additional_config = {"speculation": {}}
     assert SpeculationConfig.from_vllm(Engine) == SpeculationConfig()
+
+
+def test_the_drafters_name_alone_asks_for_the_defaults_and_vllms_own_drafters_for_nothing():
+    class Engine:
+        additional_config = None
+        speculative_config = SimpleNamespace(model="sam.vllm.proposer.SamProposer")
+
+    assert SpeculationConfig.from_vllm(Engine) == SpeculationConfig()
+    Engine.additional_config = {"speculation": {"policy": "always"}}
+    assert SpeculationConfig.from_vllm(Engine) == SpeculationConfig(policy="always")
+    Engine.additional_config, Engine.speculative_config = {}, SimpleNamespace(model="ngram")
+    assert SpeculationConfig.from_vllm(Engine) is None
 
 
 @pytest.mark.parametrize(

@@ -55,10 +55,10 @@ def test_what_memory_held_before_does_not_reach_the_file(texts, tmp_path, monkey
     [
         ("missing.jsonl", None, "no such file"),
         ("texts.txt", "1 2 3", "expected .npz or .jsonl"),
-        ("texts.jsonl", '{"tokens": [1]}\n{"tokens": "abc"}\n', "line 2: expected a row with a list of token ids"),
-        ("texts.jsonl", '{"tokens": [1]}\n{"tokens": [4294967296]}\n', "line 2: expected a row"),
-        ("texts.jsonl", "not JSON", "texts.jsonl: not a recording"),
-        ("texts.jsonl", '{"tokens": [-1]}\n', "expected token ids from 0"),
+        ("texts.jsonl", '{"tokens": [1]}\n{"tokens": "abc"}\n', "line 2, tokens: expected a list of token ids"),
+        ("texts.jsonl", '{"tokens": [1]}\n{"tokens": [4294967296]}\n', "line 2, tokens[0]: expected a token id"),
+        ("texts.jsonl", "not JSON", "texts.jsonl, line 1: not JSON"),
+        ("texts.jsonl", '{"tokens": [-1]}\n', "line 1, tokens[0]: expected a token id, 0 to 2147483647, got -1"),
     ],
 )
 def test_bad_input(tmp_path, name, content, message, capsys):

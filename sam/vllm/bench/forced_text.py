@@ -24,7 +24,7 @@ class ForcedText:
     """Replaces the sampled tokens of one model runner by those of given responses.
 
     Tokens are replaced where they are drawn: of ExactSampler at all positions of a draft, before it is compared with
-    them; of stock vLLM after its own sampler or rejection sampler. A request's position is the number of its output
+    them; of stock vLLM after its own sampler or rejection sampler. A request's position is the number of its response's
     tokens so far, known on the host under asynchronous scheduling too, but for stock vLLM's drafts, of which only the
     device knows how many stand: there it is read on the device. No step waits for it.
     """
@@ -71,8 +71,9 @@ class ForcedText:
         """Number of the response and next position of each request in the batch, int64 [requests] each."""
         requests = [self._runner.requests[name] for name in runner_hooks.requests_of_rows(self._runner)]
         numbers = [_number(request.sampling_params) for request in requests]
-        # Under asynchronous scheduling the output holds a placeholder for every token under way.
-        return np.array(numbers), np.array([len(request.output_token_ids) for request in requests])
+        # Under asynchronous scheduling the text holds a placeholder for every token under way.
+        positions = [request.num_tokens - runner_hooks.response_start(request) for request in requests]
+        return np.array(numbers), np.array(positions)
 
     def _around_draw(self, function):
         def draw(processed, rows, metadata):
@@ -111,7 +112,7 @@ class ForcedText:
         numbers = on_device([_number(one.sampling_params) for one in requests])
         # The first row of a request is its last scheduled token but the draft; it gives the token behind itself.
         last = runner.positions[runner.query_start_loc.gpu[1 : len(requests) + 1].long() - 1]
-        first = last + 1 - on_device(drafted + [one.num_prompt_tokens for one in requests])
+        first = last + 1 - on_device(drafted + [runner_hooks.response_start(one) for one in requests])
         columns = np.arange(sampled.shape[1])
         places = (first[:, None] + on_device(columns)).clamp(0, self._on_device.shape[1] - 1)
         forced = self._on_device[numbers[:, None], places].to(sampled.dtype)

@@ -19,7 +19,6 @@ from sam import verify
 from sam.verify.transfer import sent
 from sam.vllm import ranks
 from sam.vllm.paths.blocks import ExtraBlocks
-from sam.vllm.runner_hooks import GENERATED, PATH_OF
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +133,7 @@ class PathRows:
                 used, free_tokens = used + 1, free_tokens - len(tokens) - 1
 
     def _as_request(self, name: str, row: Row):
-        """vLLM's NewRequestData: the text but its last token is computed, and that is its only output token."""
+        """vLLM's NewRequestData, whose prompt is the text: all but its last token is computed."""
         from vllm.v1.core.sched.output import NewRequestData
 
         runner, state = self._runner, self._runner.requests[row.owner]
@@ -145,8 +144,7 @@ class PathRows:
         # computed: of a plain request nobody reads them but vLLM's penalties of other rows, as an index.
         np.maximum(text, 0, out=text)
         parameters = copy(state.sampling_params)
-        parameters.extra_args = {GENERATED: 1, PATH_OF: row.owner}
-        parameters.prompt_logprobs = None
+        parameters.extra_args = parameters.prompt_logprobs = None
         return NewRequestData(
             req_id=name,
             prompt_token_ids=text,

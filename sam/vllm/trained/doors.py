@@ -19,13 +19,8 @@ def open_doors() -> None:
     `speculation` keep vLLM's own. Can go when vLLM lets a drafter of its users have a KV cache.
     """
     for door in MADE:
-        if not is_open(door):
+        if not getattr(door.__new__, "_sam", False):
             _open(door)
-
-
-def is_open(door: type) -> bool:
-    """Whether a class of vLLM's makes this project's."""
-    return getattr(door.__new__, "_sam", False)
 
 
 def made(door: type, asynchronous: bool) -> type:

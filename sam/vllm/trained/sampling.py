@@ -87,7 +87,7 @@ def drawn_drafts(runner, rows: Sequence[int], passes: int, verification: str, de
         rng_key(request.sampling_params.seed, runner.model_config.seed, batch.req_ids[row])
         for row, request in zip(rows, requests, strict=True)
     ]
-    positions = np.array([len(request.output_token_ids) for request in requests])[:, None] + np.arange(passes)
+    positions = np.array([request.num_tokens for request in requests])[:, None] + np.arange(passes)
     keys = np.repeat(np.array(seeds, np.int64), passes)
     is_exact = verification == "exact"
     draws = uniforms(keys, positions.ravel(), OF_TARGET if is_exact else OF_DRAFTS).reshape(positions.shape)

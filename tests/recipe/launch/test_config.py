@@ -76,6 +76,10 @@ BAD = [
     ),
     (["routing=context", "routing.chunk_tokens=-16"], "routing.chunk_tokens=-16: expected an integer of at least 1"),
     (["routing.chunk_tokens=16"], "routing.chunk_tokens=16: without routing=context responses are generated whole"),
+    (
+        ["routing=context", "routing.chunk_tokens=16", "speculation.verification=rejection"],
+        "routing.chunk_tokens=16: with speculation.verification=rejection each chunk of a response begins with",
+    ),
     (["routing=context", "routing.max_wait=0"], "routing.max_wait=0: expected an integer of at least 1"),
     (["routing=context", "routing.settle_ms=-1"], "routing.settle_ms=-1: expected milliseconds, 0 or more"),
     (

@@ -25,6 +25,7 @@ def slots(count: int) -> str:
         (CUDA, [TWO, slots(2048), "actor_rollout_ref.rollout.tensor_model_parallel_size=2"], "verl", None),
         (CUDA, ["data.max_response_length=1024"], "context", 256),
         (CUDA, ["routing.chunk_tokens=16"], "context", 16),
+        (CUDA, ["speculation.verification=rejection"], "context", None),
         (CUDA, ["routing=verl"], "verl", None),
         (CUDA, ["routing=context"], "context", None),
         (CUDA, ["actor_rollout_ref.rollout.n=0"], None, None),

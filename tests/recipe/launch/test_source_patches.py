@@ -97,7 +97,7 @@ def test_status_names_every_patch(root):
     tool(root, "apply")
     code, said = tool(root, "status")
     names = [path.name for path in (REPOSITORY / "patches" / "vllm_ascend" / VERSION).glob("*.patch")]
-    assert code == 0 and len(names) == 3 and all(f"{name}: active" in said for name in names)
+    assert code == 0 and len(names) == 2 and all(f"{name}: active" in said for name in names)
 
 
 def test_a_failure_while_writing_puts_everything_back(root, monkeypatch):
@@ -120,14 +120,14 @@ def test_a_failure_while_writing_puts_everything_back(root, monkeypatch):
 
 def test_a_patch_that_does_not_fit_changes_nothing(root, tmp_path):
     patches = Path(shutil.copytree(source_patches.PATCHES, tmp_path / "patches"))
-    patch = patches / "vllm_ascend" / VERSION / "0003-rejection-sampler.patch"
+    patch = patches / "vllm_ascend" / VERSION / "0002-rejection-sampler.patch"
     lines = patch.read_text().splitlines(keepends=True)
     context = max(number for number, line in enumerate(lines) if line.startswith(" ") and line.strip())
     lines[context] = " something else\n"
     patch.write_text("".join(lines))
     before = content(root)
     (series,) = source_patches.load(root, patches)
-    with pytest.raises(source_patches.PatchError, match="0003-rejection-sampler.patch: .*nothing was changed"):
+    with pytest.raises(source_patches.PatchError, match="0002-rejection-sampler.patch: .*nothing was changed"):
         source_patches.apply(series)
     assert content(root) == before
 

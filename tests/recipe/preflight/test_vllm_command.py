@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from transformers import Qwen3Config
+from transformers import AutoConfig, Qwen3Config
 
 from recipe import main_dapo
 from recipe.launch import environment
@@ -95,6 +95,19 @@ def test_vllm_says_the_same_where_model_and_device_are_not_there(assets):
     assert list(vllm_command.find_problems_here(compose_config("dapo_tiny_cpu", ["assets=/no/such/folder"]))) == []
     (problem,) = vllm_command.find_problems_here(config)
     assert problem.code == "vllm.arguments" and problem.startswith(f"{ROLLOUT}.gpu_memory_utilization=1.7: ")
+
+
+@pytest.mark.parametrize("name", ["dapo_tiny_cpu", "dapo_qwen3_8b_cuda"])
+def test_drafts_for_a_model_with_recurrent_state_are_refused_on_every_device(assets, monkeypatch, name):
+    monkeypatch.setattr("vllm.model_executor.models.registry._run_in_subprocess", lambda function: function())
+    model = assets / "recurrent"
+    AutoConfig.for_model("qwen3_next", architectures=["Qwen3NextForCausalLM"]).save_pretrained(model)
+    for method in ("sam", "ngram"):
+        config = compose_config(name, [f"actor_rollout_ref.model.path={model}", f"speculation={method}"])
+        (problem,) = vllm_command.find_problems_here(config)
+        assert "no drafts for a model with linear_attention layers" in problem and "\n" not in problem
+    without = compose_config(name, [f"actor_rollout_ref.model.path={model}", "speculation=off"])
+    assert not [problem for problem in vllm_command.find_problems_here(without) if "layers" in problem]
 
 
 @pytest.mark.engine  # imports vLLM once more, as an engine would

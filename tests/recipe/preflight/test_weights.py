@@ -56,6 +56,12 @@ def rewrite(model, change):
         (lambda model: (model / INDEX).write_text("{"), "model.damaged"),
         (lambda model: (model / INDEX).unlink(), "model.missing"),
         (lambda model: rewrite(model, lambda index: index["metadata"].update(total_size=1)), "model.index"),
+        (lambda model: rewrite(model, lambda index: index["metadata"].update(total_size="1.3 MB")), "model.damaged"),
+        (lambda model: rewrite(model, lambda index: index.update(metadata=[1])), "model.damaged"),
+        (lambda model: rewrite(model, lambda index: index.update(weight_map=[SHARD])), "model.damaged"),
+        (lambda model: rewrite(model, lambda index: index["weight_map"].update(head=None)), "model.damaged"),
+        (lambda model: (model / INDEX).write_bytes(b"\xff{}"), "model.damaged"),
+        (lambda model: (model / INDEX).write_text("[]"), "model.damaged"),
         (lambda model: rewrite(model, lambda index: index["weight_map"].update(head=SHARD)), "model.index"),
     ],
 )

@@ -11,7 +11,7 @@ def test_a_line_written_by_halves_is_passed_over_and_gone_after_a_resume(tmp_pat
         record.append_metrics(step, {"a": np.float32(step), "flag": True, "text": "x"})
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"step": 3, "a')
-    assert read_metrics(tmp_path) == [{"step": 1, "a": 1.0}, {"step": 2, "a": 2.0}]
+    assert read_metrics(tmp_path) == {1: {"a": 1.0}, 2: {"a": 2.0}} and read_metrics(tmp_path / "none") == {}
     record.start(first_step=2)
     record.append_metrics(2, {"a": 5})
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "a": 1.0}\n{"step": 2, "a": 5.0}\n'

@@ -1,7 +1,5 @@
 """Requests by replica: which slot, what kind, and where they come from."""
 
-import json
-
 from recipe.report.gantt import Span, draw, kinds, lanes, spans_of_log
 
 
@@ -31,7 +29,7 @@ def test_rollouts_of_a_log(tmp_path):
         (50.0, "decide", True, [["2", "a", 16]]),
         (51.0, "abort", "2"),
     ]
-    first, second = spans_of_log(map(json.dumps, log))
+    first, second = spans_of_log(log)
     assert first == [Span("0", "g", "a", 0.5, 1.0), Span("1", "g", "a", 0.5, 2.0), Span("0", "g", "a", 1.0, 3.0)]
     assert second == [Span("2", "h", "a", 0.0, 1.0)]
     draw([("a run", first, True)], tmp_path / "requests.png")

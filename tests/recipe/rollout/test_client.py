@@ -9,7 +9,7 @@ from ray.exceptions import RayActorError
 from verl.workers.rollout.replica import TokenOutput
 
 from recipe.rollout.client import RoutedClient, chunk_parameters, group_of, response_limit
-from sam.vllm.runner_hooks import GENERATED, GOES_ON, WAITING
+from sam.vllm.runner_hooks import PART, WAITING
 
 RESPONSE = list(range(100, 150))
 
@@ -26,7 +26,7 @@ class Server:
         if self.fail:
             self.fail -= 1
             raise RayActorError()
-        given = (sampling_params.get("extra_args") or {}).get(GENERATED, 0)
+        given = len(prompt_ids) - 3
         end = min(given + sampling_params.get("max_tokens", 1 << 20), self.stop_at)
         tokens = RESPONSE[given:end]
         return TokenOutput(
@@ -91,10 +91,19 @@ def test_whole_responses_are_asked_for_as_verl_does():
     assert [kept["emitted"] for _, kept in router.released] == [50]
 
 
-@pytest.mark.parametrize("parameters", [{"stop": ["x"]}, {"min_tokens": 30}])
-def test_what_reads_across_tokens_is_not_divided(parameters):
+@pytest.mark.parametrize(
+    "parameters",
+    [{"stop": ["x"]}, {"min_tokens": 30}, {"presence_penalty": 0.5}, {"frequency_penalty": -0.5}, {"bad_words": ["x"]}],
+)
+def test_what_reads_the_responses_own_tokens_is_not_divided(parameters):
     _, _, asked = generate(20, **parameters)
     assert len(asked) == 1
+
+
+def test_what_reads_the_whole_text_is_divided():
+    """vLLM's repetition penalty is of the prompt too."""
+    _, _, asked = generate(20, repetition_penalty=1.2, presence_penalty=0.0)
+    assert len(asked) == 3
 
 
 def test_a_dead_replica_costs_its_chunk_only():
@@ -127,9 +136,8 @@ def test_limits_are_those_of_verls_server():
 
 def test_other_arguments_go_along():
     parameters = {"extra_args": {"other": 1}, "prompt_logprobs": 1, "max_new_tokens": 50}
-    first, second = chunk_parameters(parameters, 0, 50, 20), chunk_parameters(parameters, 20, 50, 20)
-    assert second["extra_args"] == {"other": 1, GENERATED: 20, GOES_ON: True}
-    assert chunk_parameters(parameters, 40, 50, 20)["extra_args"] == {"other": 1, GENERATED: 40}
+    first, second = chunk_parameters(parameters, 3, 0, 50, 20), chunk_parameters(parameters, 3, 20, 50, 20)
+    assert first["extra_args"] == second["extra_args"] == {"other": 1, PART: (3, 50)}
     assert "prompt_logprobs" in first and "prompt_logprobs" not in second and "max_new_tokens" not in second
 
 
@@ -137,7 +145,6 @@ def test_the_engine_is_told_how_many_wait_behind_a_chunk():
     output, _, asked = generate(20, waiting=(7, 0, 2))
     assert output.token_ids == RESPONSE
     assert [one["extra_args"].get(WAITING) for _, one in asked] == [7, None, 2]
-    assert [one["extra_args"][GENERATED] for _, one in asked] == [0, 20, 40]
     caller = {"seed": 1}
     _, _, asked = generate(None, waiting=(7,), **caller)
     assert asked[0][1] == {"seed": 1, "extra_args": {WAITING: 7}} and caller == {"seed": 1}

@@ -36,9 +36,7 @@ class Server:
     async def generate(self, request_id, prompt_ids, sampling_params, **_):
         from verl.workers.rollout.replica import TokenOutput
 
-        from sam.vllm.runner_hooks import GENERATED
-
-        given = sampling_params["extra_args"][GENERATED]
+        given = len(prompt_ids) - 3
         end = min(given + sampling_params["max_tokens"], LENGTH)
         for _ in range(given, end):
             await asyncio.sleep(0.005)

@@ -18,7 +18,7 @@ from recipe.rollout.client import RoutedClient
 from recipe.rollout.router import ContextRouter
 from recipe.tiny.tokenizer import build_tokenizer
 from sam.routing.decision_log import replay
-from sam.vllm.runner_hooks import GENERATED
+from sam.vllm.runner_hooks import PART
 
 TURNS, CONVERSATIONS, TOKENS, CHUNK = 3, 6, 24, 10
 
@@ -54,8 +54,8 @@ class Server:
         self._began = began
 
     async def generate(self, request_id, prompt_ids, sampling_params, **_):
-        given = (sampling_params.get("extra_args") or {}).get(GENERATED, 0)
-        prompt = prompt_ids[: len(prompt_ids) - given]
+        own, _ = (sampling_params.get("extra_args") or {}).get(PART, (len(prompt_ids), 0))
+        prompt, given = prompt_ids[:own], len(prompt_ids) - own
         if not given:
             self._began.append(tuple(prompt))
         await asyncio.sleep(0.005)

@@ -49,14 +49,10 @@ def test_drawn_lengths_come_with_the_means_of_an_earlier_epoch():
 
 
 def test_no_two_prompts_share_seeds():
-    class Tokenizer:
-        def apply_chat_template(self, text, **_):
-            return [text]
-
     options = argparse.Namespace(groups=2, samples=3)
-    work = make_work(options, Tokenizer(), [7, 8, 9], ([5] * 6, None), first_prompt=2)
+    work = make_work(options, [[7], [8], [9]], ([5] * 6, None), first_prompt=2)
     assert work.prompts == [[9]] * 3 + [[7]] * 3, "from the first prompt again after the last"
-    again = make_work(options, Tokenizer(), [7, 8, 9], ([5] * 6, None), first_prompt=4)
+    again = make_work(options, [[7], [8], [9]], ([5] * 6, None), first_prompt=4)
     assert len({*work.seeds, *again.seeds}) == 12
 
 

@@ -92,8 +92,8 @@ def test_forced_text(bench, tmp_path, capsys):
     "rows, message",
     [
         (None, "text.jsonl: no such file"),
-        ([], "expected rows with response_tokens"),
-        ([([1], [])], "no responses in it"),
+        ([], "no token of a response in it"),
+        ([([1], [])], "no token of a response in it"),
         ([([1], [2])], "text.jsonl: its largest group has 1 responses, --samples 8 needs 4: set --samples 1 or less"),
         ([([1], [100])] * 4, "a response to prompt 1 has token 100, the model knows 0 to 99"),
         ([([1] * 60, [2] * 9)] * 4, "prompt 1 has 60 tokens, with 9 of a response that is more than the 64"),

@@ -42,14 +42,14 @@ def write(path, rows):
 
 def test_text_and_token_ids(tmp_path, model):
     path = write(tmp_path / "prompts.jsonl", [{"prompt": "5 6 7"}, {"prompt_token_ids": [1, 2]}])
-    assert read_prompts(path, model, 1) == [[5, 6, 7], [1, 2]]
+    assert read_prompts(path, model) == [[5, 6, 7], [1, 2]]
 
 
 def test_parquet(tmp_path, model):
     pandas = pytest.importorskip("pandas")
     path = tmp_path / "prompts.parquet"
     pandas.DataFrame({"prompt": ["3 4", "5"], "data_source": ["a", "b"]}).to_parquet(path)
-    assert read_prompts(path, model, 1) == [[3, 4], [5]]
+    assert read_prompts(path, model) == [[3, 4], [5]]
 
 
 def test_chats_of_the_recipe(tmp_path, model):
@@ -62,7 +62,7 @@ def test_chats_of_the_recipe(tmp_path, model):
     )  # fmt: skip
     path = tmp_path / "train.parquet"
     pandas.DataFrame({"prompt": [[{"role": "user", "content": "3 4"}]]}).to_parquet(path)
-    assert read_prompts(path, model, 1) == [[3, 4, 99]]
+    assert read_prompts(path, model) == [[3, 4, 99]]
 
 
 def test_built_in_prompts_differ(model):
@@ -77,8 +77,14 @@ def test_built_in_prompts_differ(model):
         ("missing.jsonl", None, "no such file"),
         ("prompts.jsonl", "", "no prompts in it"),
         ("prompts.jsonl", "{", "line 1: not JSON"),
-        ("prompts.jsonl", '{"question": "1"}', "prompt 1 has neither"),
-        ("prompts.jsonl", "[1]", "prompt 1 has neither"),
+        ("prompts.jsonl", '{"question": "1"}', "line 1: neither a text or a chat as prompt nor prompt_token_ids"),
+        ("prompts.jsonl", "[1]", "line 1: expected a JSON object, got .1."),
+        (
+            "prompts.jsonl",
+            '{"prompt": "1"}\n{"prompt": "1", "prompt_token_ids": [1.5]}',
+            "line 2, prompt_token_ids.0.: ",
+        ),
+        ("prompts.jsonl", '{"prompt": ["1"]}', "line 1, prompt.0.: expected a message with role and content"),
         ("prompts.parquet", "x", "not a parquet file"),
     ],
 )
@@ -86,12 +92,12 @@ def test_files_that_hold_no_prompts(tmp_path, model, name, content, message):
     if content is not None:
         (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=message) as caught:
-        read_prompts(tmp_path / name, model, 1)
+        read_prompts(tmp_path / name, model)
     assert "\n" not in str(caught.value)
 
 
 def test_text_needs_a_tokenizer(tmp_path):
-    with pytest.raises(ValueError, match="prompt 1 is text, and the model's folder has no tokenizer"):
+    with pytest.raises(ValueError, match="prompt 1: it is text, and the model's folder has no tokenizer"):
         read_prompts(None, None, 1)
 
 
@@ -106,7 +112,7 @@ def test_which_tokenizer(tmp_path, model):
 def test_a_tokenizer_that_is_none(tmp_path, prompt):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match="not a tokenizer") as caught:
-        read_prompts(write(tmp_path / "prompts.jsonl", [{"prompt": prompt}]), tmp_path, 1)
+        read_prompts(write(tmp_path / "prompts.jsonl", [{"prompt": prompt}]), tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -146,9 +152,14 @@ def test_how_long_a_text_may_be():
     assert longest_text(CONFIG, ["--max-model-len", "32"]) == 32
     assert longest_text(CONFIG, ["--max-model-len=4k"]) is None  # vLLM checks
     assert longest_text(CONFIG | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, []) is None
-    check_texts([Group([1] * 48)], 16, {"text_config": CONFIG}, [], "here")
+
+
+def test_a_model_that_reads_pictures_has_the_sizes_of_its_text(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": CONFIG}))
+    config = model_config(tmp_path)
+    check_texts([Group([1] * 48)], 16, config, [], "here")
     with pytest.raises(ValueError, match="more than the 64"):
-        check_texts([Group([1] * 49)], 16, {"text_config": CONFIG}, [], "here")
+        check_texts([Group([1] * 49)], 16, config, [], "here")
 
 
 def test_other_prompts_have_another_digest():

@@ -75,12 +75,6 @@ def test_batches_make_one_run():
     assert joined([one | untold, other | untold]).items() >= untold.items()
 
 
-def test_what_an_earlier_version_recorded_is_one_batch(path):
-    file = RoundsFile(path, settings(), resume=False)
-    file.record(1, "sam", {"ends": [1.0]})
-    assert file.recorded(1, "sam") == [{"ends": [1.0]}] and file.recorded(1, "off") is None
-
-
 def test_there_is_a_rest_between_runs_where_an_engine_has_workers(path, monkeypatch):
     rests = []
     monkeypatch.setattr(module, "REST_SECONDS", 1.5)
@@ -130,7 +124,7 @@ def test_a_file_without_rounds_is_no_measurement(path):
 
 def test_another_file_is_refused(path):
     path.write_text("[1]\n[2]\n")
-    with pytest.raises(ValueError, match="not rounds of sam.bench"):
+    with pytest.raises(ValueError, match="line 1: expected a JSON object, got .1."):
         RoundsFile(path, settings(), resume=True)
 
 

@@ -93,3 +93,24 @@ def test_switch_and_lifecycle(results):
 
 def test_samples_of_a_prompt_differ(results):
     assert len({tuple(response[:150]) for response in results["off"].tokens[1:6]}) == 5
+
+
+def test_the_drafters_name_alone_drafts_with_the_defaults(tmp_path):
+    """As vLLM's documentation has it for a class of its users."""
+    from vllm import SamplingParams
+
+    from tests.sam.engine import matrix
+
+    asked = [SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True, detokenize=False) for _ in PROMPTS]
+    common = {
+        "model": save_model(tmp_path).path, "skip_tokenizer_init": True, "max_model_len": 256, "max_num_seqs": 8,
+        "enforce_eager": True, "dtype": "float32", "disable_log_stats": False,
+    }  # fmt: skip
+    texts = []
+    for speculation in ({"speculative_config": dict(SAM)}, {"additional_config": {"speculation": {"method": "off"}}}):
+        with matrix.started(**common, **speculation) as llm:
+            outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], asked, use_tqdm=False)
+            texts.append([output.outputs[0].token_ids for output in outputs])
+            accepted = matrix.counted(llm, "vllm:spec_decode_num_accepted_tokens")
+            assert (accepted > 50) == ("speculative_config" in speculation)
+    assert texts[0] == texts[1]

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sam.vllm.runner_hooks import GENERATED
 from tests.kv_pool import replica
 from tests.sam.engine.tiny_engine import SAM, save_model
 
@@ -40,7 +39,7 @@ def whole(salt=None):
 def chunk(tokens, number, salt):
     """The chunk of that number of all responses, whose whole is `tokens`."""
     given = number * CHUNK
-    extra = {"extra_args": {GENERATED: given}, "max_tokens": min(CHUNK, LENGTH - given)}
+    extra = {"max_tokens": min(CHUNK, LENGTH - given)}
     prompts = [prompt + response[:given] for prompt, response in zip(PROMPTS, tokens, strict=True)]
     return {"prompts": prompts, "parameters": [{"seed": 100 + i, **extra} for i in range(len(PROMPTS))], "salt": salt}
 

@@ -105,6 +105,10 @@ def generate(
                 [step[t].logprob for step, t in zip(o.outputs[0].logprobs or [], o.outputs[0].token_ids, strict=False)]
                 for o in outputs
             ],
+            entries=[
+                [{token: one.logprob for token, one in step.items()} for step in o.outputs[0].logprobs or []]
+                for o in outputs
+            ],
             best=[
                 [max(entry.logprob for entry in step.values()) for step in o.outputs[0].logprobs or []] for o in outputs
             ],

@@ -162,6 +162,28 @@ def test_a_damaged_response_is_left_out_and_found_by_verify(tmp_path, capsys):
     assert "1 of 2 responses are damaged" in line
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE meta SET value = value + 5 WHERE key = 'tokens'",
+        "UPDATE meta SET value = 'many' WHERE key = 'tokens'",
+        "DELETE FROM meta",
+        "UPDATE responses SET tokens = 'text'",
+        "UPDATE responses SET version = 'new'",
+        "DROP TABLE responses",
+    ],
+)
+def test_every_action_takes_a_damaged_file_in_one_line(tmp_path, capsys, statement):
+    write(tmp_path, [(PROMPT, 1, [5, 6]), (PROMPT, 2, [7, 8])])
+    with closing(sqlite3.connect(own_file(tmp_path))) as connection, connection:
+        connection.execute(statement)
+    before = own_file(tmp_path).read_bytes()
+    for action, expected in (("stat", (0, 2)), ("verify", (2,)), ("prune", (2,))):
+        assert command.main([action, str(tmp_path), "--tokens", "1"]) in expected
+        assert capsys.readouterr().err.count("\n") <= 1
+    assert own_file(tmp_path).read_bytes() == before
+
+
 def test_stat_and_prune(tmp_path, capsys):
     write(tmp_path, [(PROMPT, version, [version] * 1000) for version in range(1, 200)], epochs=999)
     assert command.main(["stat", str(tmp_path)]) == 0

@@ -1,10 +1,11 @@
-"""Engine steps on disk and between processes, of this version and of earlier ones; files replaced whole."""
+"""Engine steps on disk and between processes; files replaced whole."""
 
 import doctest
 
 import numpy as np
 import pytest
 
+from sam.reading import ReadError
 from sam.record import atomic, engine_steps
 from sam.record.atomic import replacing
 from sam.record.engine_steps import PER_STEP, EngineSteps, accepted_tokens
@@ -30,13 +31,24 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert (loaded.position_bin, loaded.counters) == (16, {"draft_errors": 2})
 
 
-def test_the_file_of_an_earlier_version_is_read(tmp_path):
+@pytest.mark.parametrize(
+    "arrays, said",
+    [
+        ({"running": np.array([2**40, 1])}, "running: expected numbers that fit int32, got 1099511627776"),
+        ({"drafted": np.array([0.5, 1])}, "drafted: expected numbers that fit int32, got 0.5"),
+        ({"forward_ms": np.array([np.nan, 1])}, "forward_ms: expected numbers from 0, got .nan"),
+        ({"accepted": np.array([-1, 1])}, "accepted: expected numbers from 0, got .-1"),
+        ({"running": np.array([1])}, "not engine steps .*'running': 1.*"),
+        ({"drafted_at": np.array([1])}, "expected drafted_at and accepted_at of one length"),
+        ({"counter_kv": np.array([1, 2])}, "counter_kv: expected an array of 0 dimensions"),
+        ({"running": np.array(["a", "b"])}, "running: expected numbers, got"),
+    ],
+)
+def test_what_is_not_engine_steps_is_one_line_with_the_array(tmp_path, arrays, said):
     (tmp_path / "engine_steps").mkdir()
-    arrays = {"step_ms": np.array([10.0, 20.0]), "running": np.array([2, 1]), "position_accepted": np.array([1])}
-    np.savez(tmp_path / "engine_steps" / "1.npz", **arrays, counter_faults=np.array(1), counter_turn=np.array(2))
-    steps = EngineSteps.load(tmp_path, 1)
-    assert steps.counters == {"draft_errors": 1, "policy_index": 2}
-    assert steps.seconds == pytest.approx(0.03) and steps.drafted.tolist() == [0, 0]
+    np.savez(tmp_path / "engine_steps" / "1.npz", **{"step_ms": np.array([10.0, 20.0]), **arrays})
+    with pytest.raises(ReadError, match=f"1.npz.*{said}"):
+        EngineSteps.load(tmp_path, 1)
 
 
 def test_columns_of_different_lengths_are_refused():

@@ -8,7 +8,8 @@ import pytest
 
 from sam.corpus import main as build_corpus
 from sam.drafting.drafts import Drafts
-from sam.record.responses import Recording, TraceError, read_recording
+from sam.reading import ReadError
+from sam.record.responses import Recording, read_recording
 from sam.replay.__main__ import main
 from sam.replay.baselines import make_drafter
 from sam.replay.cost import measure_cost
@@ -162,14 +163,14 @@ def test_what_is_no_recording_is_named(tmp_path, content):
     path = tmp_path / "broken.npz"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(TraceError, match="broken.npz"):
+    with pytest.raises(ReadError, match="broken.npz"):
         read_recording(path)
 
 
 def test_text_needs_its_tokenizer(tmp_path):
     path = tmp_path / "1.jsonl"
     path.write_text(json.dumps({"input": "a", "output": "b"}))
-    with pytest.raises(TraceError, match="--tokenizer"):
+    with pytest.raises(ReadError, match="--tokenizer"):
         read_recording(path)
 
 

@@ -134,7 +134,7 @@ def test_baselines_draft_in_a_rollout(recording):
 
 def test_mistakes_are_one_line(tmp_path, capsys):
     (tmp_path / "bad.json").write_text("[]")
-    with pytest.raises(ValueError, match="bad.json: not a table of acceptance"):
+    with pytest.raises(ValueError, match="bad.json: expected a JSON object"):
         Acceptance.load(tmp_path / "bad.json")
     with pytest.raises(ValueError, match="no such file"):
         Acceptance.load(tmp_path / "none.json")

@@ -88,7 +88,7 @@ def test_a_run_without_a_finished_step_cannot_be_simulated(tmp_path):
     with pytest.raises(ValueError, match="no training step with rollouts/ and engine_steps/ has finished there"):
         RecordedRun.load(copy)
     (copy / "config.yaml").write_text("speculation: [")
-    with pytest.raises(ValueError, match="not a run directory"):
+    with pytest.raises(ValueError, match="config.yaml: not the config of a run"):
         RecordedRun.load(copy)
 
 

@@ -19,7 +19,8 @@ class Runner:
         self.input_batch = SimpleNamespace(req_ids=[], num_prompt_tokens=np.zeros(8, np.int32))
 
     def add(self, name, prompt):
-        self.requests[name] = SimpleNamespace(num_prompt_tokens=len(prompt), output_token_ids=[])
+        state = SimpleNamespace(prompt_token_ids=prompt, num_prompt_tokens=len(prompt), output_token_ids=[])
+        self.requests[name] = state
         self.texts[name] = list(prompt)
 
     def step(self, proposer, batch, new):

@@ -56,7 +56,7 @@ def make(requests, rows=ROWS, **parallel):
     states = {}
     for row, (name, (prompt, output)) in enumerate(requests.items()):
         states[name] = SimpleNamespace(
-            num_prompt_tokens=len(prompt), output_token_ids=list(output), prev_num_draft_len=3
+            prompt_token_ids=prompt, num_prompt_tokens=len(prompt), output_token_ids=list(output), prev_num_draft_len=3
         )
         batch.token_ids_cpu[row, : len(prompt) + len(output)] = prompt + output
     mask = SimpleNamespace(np=np.zeros(rows, bool))

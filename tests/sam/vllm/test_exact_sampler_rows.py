@@ -28,7 +28,7 @@ def runner(requests: int, mode: str = "raw_logprobs", temperature: float = 0.7) 
             req_ids=names, generators={}, sampling_metadata=metadata, update_async_output_token_ids=lambda: None
         ),
         requests={
-            name: SimpleNamespace(sampling_params=SimpleNamespace(seed=row), output_token_ids=[])
+            name: SimpleNamespace(sampling_params=SimpleNamespace(seed=row), num_tokens=0)
             for row, name in enumerate(names)
         },
     )
@@ -43,7 +43,7 @@ def test_log_probabilities_of_drafted_rows_equal_those_of_plain_steps(mode):
     steps = []
     for position in range(k + 1):
         for request in plain.runner.requests.values():
-            request.output_token_ids = [0] * position
+            request.num_tokens = position
         steps.append(plain(logits[:, position].clone(), None))
     wanted = torch.stack([step.sampled_token_ids[:, 0] for step in steps], 1)
 
@@ -206,11 +206,10 @@ def test_lossless_settings_pass():
     )
 
 
-def test_the_second_model_runner_is_refused_only_where_speculation_is_configured():
-    configured = SimpleNamespace(vllm_config=SimpleNamespace(additional_config={"speculation": {}}))
-    with pytest.raises(RuntimeError, match="VLLM_USE_V2_MODEL_RUNNER=0"):
-        plugin.refuse(configured)
-    plugin.refuse(SimpleNamespace(vllm_config=SimpleNamespace(additional_config={})))
+def test_the_second_model_runner_is_refused():
+    with pytest.raises(ValueError, match="VLLM_USE_V2_MODEL_RUNNER=0"):
+        plugin.check_runner(SimpleNamespace(sample=None))
+    plugin.check_runner(SimpleNamespace(_sample=None))
 
 
 class Waits(TorchDispatchMode):

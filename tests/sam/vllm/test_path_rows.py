@@ -12,7 +12,6 @@ from sam.switch.policies import make_policy
 from sam.switch.policy import StepState
 from sam.vllm.paths import blocks, rows
 from sam.vllm.paths.planning import PathPlanner
-from sam.vllm.runner_hooks import GENERATED, PATH_OF, is_path, note_waiting
 
 BLOCK, BLOCKS = 4, 20
 TEXT = [5, 6, 7, 5, 6, 8, 5, 6]  # the last token is not computed
@@ -81,7 +80,7 @@ def test_a_row_is_a_request_with_the_text_the_blocks_and_the_path():
     # Seven tokens computed: block 9 is shared in part, and copied; the path ends in the block behind it.
     assert new.block_ids == ([3, BLOCKS, BLOCKS + 1],)
     assert runner.kv_caches[0][[BLOCKS, BLOCKS + 1], 0].tolist() == [9, BLOCKS + 1]
-    assert new.sampling_params.extra_args == {GENERATED: 1, PATH_OF: "a"} and is_path(new.sampling_params)
+    assert new.sampling_params.extra_args is None
     assert runner.requests["a"].sampling_params.extra_args == {"sam_waiting": 7}
     assert step.scheduled_spec_decode_tokens[new.req_id] == [8, 5, 6]
     assert step.num_scheduled_tokens[new.req_id] == 4 and step.total_num_scheduled_tokens == 8
@@ -196,13 +195,6 @@ def test_engines_without_such_rows_are_refused_in_one_line(settings, said):
     with pytest.raises(ValueError, match=said) as error:
         rows.check_engine(config)
     assert "set speculation.paths=1" in str(error.value) and "\n" not in str(error.value)
-
-
-def test_a_row_says_nothing_of_waiting_requests():
-    told = []
-    runner = SimpleNamespace(drafter=SimpleNamespace(awaited=SimpleNamespace(tell=told.append)))
-    note_waiting(runner, state().sampling_params)
-    assert told == [7] and not is_path(state().sampling_params)
 
 
 def planner(text, k=3, paths=4, whole=0):

@@ -10,7 +10,7 @@ from sam.drafting.shape import FILLER
 from sam.switch.awaited_requests import PATIENCE_STEPS
 from sam.switch.policies import Threshold
 from sam.switch.step_cost import linear
-from sam.vllm.runner_hooks import WAITING, note_waiting
+from sam.vllm.runner_hooks import PART, WAITING, note_waiting
 from tests.sam.vllm.model_runner import LENGTH, make_proposer
 
 
@@ -50,6 +50,15 @@ def test_finished_and_aborted_requests_are_released_and_still_help_their_sibling
     drafts = runner.step(proposer, ["c"], {"c": [3]})
     assert set(proposer.tracked.states) == {"c"} and "a" not in proposer.drafter._slots
     assert drafts["c"] == [4, 5]
+
+
+def test_a_part_of_a_response_belongs_to_the_group_of_the_responses_own_prompt(proposer):
+    runner = proposer._runner
+    for name, prompt in {"a": [1, 2], "b": [1, 2, 3]}.items():
+        runner.add(name, prompt)
+    runner.requests["b"].sampling_params = SimpleNamespace(extra_args={PART: (2, 20)})
+    drafts = runner.step(proposer, ["a", "b"], {"a": [3, 4, 5], "b": [4]})
+    assert drafts["b"] == [5] and len(proposer.drafter.groups) == 1
 
 
 def test_row_in_its_prompt_gets_no_drafts(proposer):
@@ -187,7 +196,13 @@ def test_goodput_of_a_rotation_has_the_table(tmp_path, monkeypatch):
 def test_no_drafts_while_a_router_is_about_to_fill_the_batch_and_drafts_when_nobody_comes():
     proposer = make_proposer(policy="threshold", batch_size_threshold=4)
     runner = proposer._runner
-    runner.drafter = proposer
+    runner.drafter, runner._update_states = proposer, lambda scheduled: None
+    note_waiting(runner)
+
+    def comes(**extra):
+        new = [SimpleNamespace(sampling_params=SimpleNamespace(extra_args=said)) for said in ({WAITING: 3}, extra)]
+        runner._update_states(SimpleNamespace(scheduled_new_reqs=new))
+
     for name in "abcdefgh":
         runner.add(name, [1, 2, 1, 2])
 
@@ -195,12 +210,12 @@ def test_no_drafts_while_a_router_is_about_to_fill_the_batch_and_drafts_when_nob
         return sum(map(len, runner.step(proposer, batch, dict.fromkeys(batch, [1])).values()))
 
     assert drafts("abcd") > 0, "nothing has been told: as with verl's balancer"
-    note_waiting(runner, SimpleNamespace(extra_args={WAITING: 9}))
+    comes(**{WAITING: 9})
     assert drafts("abcdefgh") == drafts("abcd") == 0
     assert [drafts("abcd") > 0 for _ in range(PATIENCE_STEPS)] == [False] * (PATIENCE_STEPS - 1) + [True]
-    note_waiting(runner, SimpleNamespace(extra_args={WAITING: 9}))
+    comes(**{WAITING: 9})
+    runner._update_states(SimpleNamespace(scheduled_new_reqs=[]))
     assert drafts("abcd") == 0
-    note_waiting(runner, SimpleNamespace(extra_args=None))
+    comes()
     assert drafts("abcd") > 0
     assert proposer.counters["awaited_steps"] == PATIENCE_STEPS + 1 and proposer.counters["draft_errors"] == 0
-    note_waiting(SimpleNamespace(drafter=object()), SimpleNamespace(extra_args={WAITING: 9}))

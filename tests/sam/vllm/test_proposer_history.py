@@ -3,7 +3,7 @@
 import pytest
 
 from sam.history.reading import load
-from sam.vllm.runner_hooks import GENERATED, GOES_ON
+from sam.vllm.runner_hooks import PART
 from tests.sam.vllm.model_runner import make_proposer
 
 
@@ -36,24 +36,24 @@ def test_the_last_responses_of_a_rollout_are_kept_at_the_weight_sync(make, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("output", "more", "written"),
+    ("output", "limit", "written"),
     [
-        ([3, 4, 5, 6], True, []),  # its response goes on: the next chunk has these tokens too
-        ([3, 4, 5, 6, 7, 7], True, []),  # and drafts behind its end, which were verified
-        ([3, 4, 5, 2], True, [3, 4, 5, 2]),  # 2 ends a response
-        ([3, 4, 2, 7, 7], True, [3, 4, 2, 7, 7]),
-        ([3, 4, 5], True, [3, 4, 5]),  # aborted
-        ([3, 4, 5, 6], False, [3, 4, 5, 6]),
+        ([4, 5, 6], 5, []),  # its response goes on: the next part begins with these tokens
+        ([4, 5, 6, 7, 7], 5, []),  # and drafts behind its end, which were verified
+        ([4, 5, 2], 5, [3, 4, 5, 2]),  # 2 ends a response
+        ([4, 2, 7, 7], 5, [3, 4, 2, 7, 7]),
+        ([4, 5], 5, [3, 4, 5]),  # aborted
+        ([4, 5, 6], 4, [3, 4, 5, 6]),
     ],
 )
-def test_of_a_response_in_chunks_the_whole_is_kept_once(make, tmp_path, output, more, written):
+def test_of_a_response_in_parts_the_whole_is_kept_once(make, tmp_path, output, limit, written):
+    """A part of three tokens, after one that had the token 3."""
     from vllm import SamplingParams
 
     proposer = make()
     runner = proposer._runner
-    runner.add("a", [1, 2])
-    extra = {GENERATED: 1, **({GOES_ON: True} if more else {})}
-    parameters = SamplingParams(max_tokens=3, stop_token_ids=[2], extra_args=extra)
+    runner.add("a", [1, 2, 3])
+    parameters = SamplingParams(max_tokens=3, stop_token_ids=[2], extra_args={PART: (2, limit)})
     runner.requests["a"].sampling_params = parameters
     runner.step(proposer, ["a"], {"a": output})
     runner.requests.clear()

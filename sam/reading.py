@@ -1,0 +1,145 @@
+"""Read users' files: each function returns what a file holds, or raises one line.
+
+The line names file and place, and says what was expected. Nothing is guessed: no value is cut, wrapped, converted with
+a loss or joined with another.
+"""
+
+import io
+import json
+import reprlib
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+LARGEST_TOKEN = 2**31 - 1
+T = TypeVar("T")
+
+
+class ReadError(ValueError):
+    """A file is not what it should be; one line says where and what was expected."""
+
+
+def expect(is_valid: bool, place: str, expected: str, found: Any) -> None:
+    """Raise ReadError unless `is_valid`."""
+    if not is_valid:
+        raise ReadError(f"{place}: expected {expected}, got {reprlib.repr(found)}")
+
+
+@contextmanager
+def one_line(place: str, wrong: str) -> Iterator[None]:
+    """Turn whatever a library raises into a ReadError: they raise dozens of kinds, and a panic of Rust's is none of
+    Exception's."""
+    try:
+        yield
+    except (ReadError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise ReadError(f"{place}: {wrong} ({' '.join(str(error).split()) or type(error).__name__})") from error
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """The object that a .json file holds.
+
+    Raises:
+        ReadError: no such file, not JSON, or something else than an object.
+    """
+    return _parsed(content_of(path), str(path), dict)
+
+
+def json_rows(
+    path: Path,
+    read: Callable[[Any, str], T],
+    left_out: list[str] | None = None,
+    kind: type = dict,
+    is_growing: bool = False,
+) -> Iterator[T]:
+    r"""Each row of a .jsonl file as `read` of the row and its place, "FILE, line 3", gives it; blank lines are none.
+
+    Lines end with \n: str.splitlines cuts at U+2028 too, which may stand in a string.
+
+    Args:
+        left_out: takes the lines about rows that cannot be read; without it the first one is raised.
+        kind: of a row, dict or list.
+        is_growing: whether a last line without an end may be half a row, which is none.
+
+    Raises:
+        ReadError: no such file, or a row that is not JSON, of another kind or refused by `read`.
+    """
+    lines = content_of(path).split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = read(_parsed(line, place := f"{path}, line {number}", kind), place)
+        except ReadError as error:
+            if is_growing and number == len(lines):
+                continue
+            if left_out is None:
+                raise
+            left_out.append(str(error))
+        else:
+            yield row
+
+
+def npz_arrays(content: Path | bytes, place: str) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file, every one of them compared with its checksum, which numpy itself does not reach.
+
+    Raises:
+        ReadError: no such file, not such a file, or a damaged one.
+    """
+    arrays = {}
+    content = content_of(content) if isinstance(content, Path) else content
+    with one_line(place, "not an .npz file of arrays"), zipfile.ZipFile(io.BytesIO(content)) as archive:
+        for name in archive.namelist():
+            member = io.BytesIO(archive.read(name))
+            array = np.lib.format.read_array(member, allow_pickle=False)
+            if member.read(1) or (name := name.removesuffix(".npy")) in arrays:
+                raise ValueError(f"{name} is there twice, or goes on behind its array")
+            arrays[name] = array
+    return arrays
+
+
+def token_ids(values: Any, place: str) -> np.ndarray:
+    """int32 [length] of a list of token ids, as JSON has it."""
+    expect(isinstance(values, list), place, "a list of token ids", values)
+    for number, token in enumerate(values):
+        if type(token) is not int or not 0 <= token <= LARGEST_TOKEN:
+            expect(False, f"{place}[{number}]", f"a token id, 0 to {LARGEST_TOKEN}", token)
+    return np.array(values, dtype=np.int32)
+
+
+def whole_numbers(array: np.ndarray, most: int, place: str) -> np.ndarray:
+    """int64 [length] of an array of whole numbers from 0 to `most`."""
+    expect(array.ndim == 1, place, "an array of one dimension", array.shape)
+    expect(array.dtype.kind in "iu" or not array.size, place, "whole numbers", array.dtype.name)
+    for number in np.flatnonzero((array < 0) | (array > most))[:1]:
+        expect(False, f"{place}[{number}]", f"0 to {most}", array[number].item())
+    return array.astype(np.int64)
+
+
+def content_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise ReadError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise ReadError(f"{path}: cannot be read ({error})") from error
+
+
+def _parsed(content: bytes, place: str, kind: type) -> Any:
+    try:
+        found = json.loads(content.decode(), object_pairs_hook=_with_distinct_keys)
+    except (ValueError, RecursionError) as error:
+        raise ReadError(f"{place}: not JSON ({error})") from error
+    expect(isinstance(found, kind), place, {dict: "a JSON object", list: "a JSON list"}[kind], found)
+    return found
+
+
+def _with_distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError("a key is there twice")
+    return found

@@ -1,0 +1,100 @@
+"""Models whose layers keep a state of the text are refused with drafts before an engine loads one."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from sam.vllm.plugin import check_recurrent_state, register
+
+# Architecture by transformers' name of it: vLLM's class, what its layers are called, and further fields of its config.
+RECURRENT = {
+    "qwen3_next": ("Qwen3NextForCausalLM", "linear_attention", {}),
+    "qwen3_5_text": ("Qwen3_5ForCausalLM", "linear_attention", {}),
+    "nemotron_h": ("NemotronHForCausalLM", "mamba", {}),
+    "mamba2": ("Mamba2ForCausalLM", "mamba", {}),
+    "falcon_h1": ("FalconH1ForCausalLM", "hybrid", {}),
+    "lfm2": ("Lfm2ForCausalLM", "conv", {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}),
+}
+OTHERS = {
+    "qwen3": ("Qwen3ForCausalLM", {}),
+    "gemma3_text": ("Gemma3ForCausalLM", {}),
+    "granitemoehybrid": ("GraniteMoeHybridForCausalLM", {"num_hidden_layers": 1, "layer_types": ["attention"]}),
+}
+
+
+@pytest.fixture(autouse=True)
+def without_further_processes(monkeypatch):
+    """vLLM looks at a model's class in one that imports vLLM once more."""
+    monkeypatch.setattr("vllm.model_executor.models.registry._run_in_subprocess", lambda function: function())
+
+
+def save_config(folder, name, architecture, fields) -> str:
+    AutoConfig.for_model(name, architectures=[architecture], **fields).save_pretrained(folder)
+    return str(folder)
+
+
+def model_config(*arguments):
+    from vllm.config import ModelConfig
+
+    return ModelConfig(save_config(*arguments), skip_tokenizer_init=True, dtype="bfloat16")
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_drafters_that_may_pause_are_refused_by_the_kind_of_layers(tmp_path, name):
+    architecture, layers, fields = RECURRENT[name]
+    model = model_config(tmp_path, name, architecture, fields)
+    for method in ("custom_class", "ngram", "ngram_gpu", "suffix", "draft_model", "eagle3"):
+        with pytest.raises(ValueError, match=f"a model with {layers} layers.*set speculation=off"):
+            check_recurrent_state(model, method)
+    for method in (None, "mtp"):
+        check_recurrent_state(model, method)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_models_pass(tmp_path, name):
+    check_recurrent_state(model_config(tmp_path, name, *OTHERS[name]), "ngram")
+
+
+@pytest.mark.engine
+def test_an_engine_does_not_load_such_a_model(tmp_path, monkeypatch):
+    from vllm import LLM
+
+    from tests.sam.engine.tiny_engine import NGRAM, SAM
+
+    register()
+    folder = save_config(tmp_path, "qwen3_next", "Qwen3NextForCausalLM", {"num_hidden_layers": 4})
+    for asked in (SAM, NGRAM):
+        with pytest.raises(ValueError, match="linear_attention layers"):
+            LLM(
+                folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", max_model_len=64,
+                enforce_eager=True, speculative_config=dict(asked), additional_config={"speculation": {}},
+            )  # fmt: skip
+
+
+def test_vllm_still_loses_the_state_in_a_step_without_drafts():
+    """Once it fails, drafts need not be refused: two requests, whose live states lie behind their accepted tokens."""
+    from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadataBuilder
+
+    builder = object.__new__(GDNAttentionMetadataBuilder)
+    builder.vllm_config = SimpleNamespace(cache_config=SimpleNamespace(mamba_cache_mode="none"))
+    builder.kv_cache_spec, builder.num_spec, builder.use_spec_decode = None, 3, True
+    builder.use_full_cuda_graph = False
+    blocks, accepted = torch.arange(10, 18, dtype=torch.int32).reshape(2, 4), torch.tensor([3, 1], dtype=torch.int32)
+
+    def state_read(drafts: int) -> torch.Tensor:
+        """The block that each request's step begins with, as vLLM's kernels choose it by this metadata."""
+        starts = torch.arange(3, dtype=torch.int32) * (1 + drafts)
+        step = SimpleNamespace(
+            query_start_loc=starts, query_start_loc_cpu=starts, block_table_tensor=blocks, num_actual_tokens=starts[-1],
+            seq_lens=torch.tensor([20, 20]), compute_num_computed_tokens=lambda: torch.tensor([19, 19]), num_reqs=2,
+            max_query_len=1 + drafts, is_prefilling=None,
+        )  # fmt: skip
+        found = builder.build(0, step, accepted, torch.tensor([drafts or -1] * 2))
+        if found.num_spec_decodes == 0:
+            return found.non_spec_state_indices_tensor
+        return found.spec_state_indices_tensor[torch.arange(2), found.num_accepted_tokens - 1]
+
+    assert state_read(drafts=3).tolist() == [12, 14]
+    assert state_read(drafts=0).tolist() == [10, 14]  # and not 12
