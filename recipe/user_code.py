@@ -63,8 +63,8 @@ def _leaves(node: DictConfig | None, path: str):
 
 
 def located(path: str) -> str:
-    """The absolute path of a file, where verl looks for it: here, then beside and in verl's package."""
+    """The absolute path of a file that is where verl looks: here, then beside and in verl's package."""
     wanted = Path(path.removeprefix(FILE)).expanduser()
     verl = Path(importlib.util.find_spec("verl").origin).parent
     found = (folder / wanted for folder in (Path.cwd(), verl.parent, verl))
-    return str(next((one for one in found if one.is_file()), wanted.absolute()))
+    return str(next((one for one in found if one.is_file()), path))

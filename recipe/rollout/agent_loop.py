@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import ray
 import transfer_queue as tq
 from tensordict import TensorDict
@@ -19,6 +20,8 @@ from recipe.seeds import further_seed, parse_prompt_uid, sample_seed
 ROW = "__row__"  # which prompt of its step or validation a prompt is
 FAILURE = "failure_said"  # tag of a prompt one of whose responses failed
 INSTALLED = re.compile(r"(site|dist)-packages/|/lib/python\d")
+FRAME = re.compile(r'File "(.+?\.py)", line (\d+).*')
+CHAINED = "\nThe above exception was the direct cause of the following exception:"
 
 
 class SeededManager(AgentLoopManagerTQ):
@@ -61,6 +64,13 @@ class SeededWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             await tq.async_kv_put(key=uid, partition_id=partition, tag=tag)
             raise
 
+    async def _compute_score(self, outputs: list, kwargs: dict[str, Any]) -> None:
+        """verl's, which would train on a reward that is no number."""
+        await super()._compute_score(outputs, kwargs)
+        score = outputs[-1].reward_score
+        if score is not None and not np.isfinite(np.asarray(score, dtype=float)).all():
+            raise ValueError(f"the reward is {score}, not a finite number")
+
 
 class SeededRequests:
     """verl's `generate` for the requests of one response: no two of them draw the same random numbers.
@@ -96,11 +106,14 @@ class SeededRequests:
 
 
 def describe(error: Exception, data_source: Any) -> str:
-    """One line: the data source, the last line of code that is in no installed package, and the exception."""
-    text = "".join(traceback.format_exception(error))  # of Ray's, with the traceback of the other process
-    frames = re.findall(r'File "(.+?\.py)", line (\d+)', text)
-    own = [frame for frame in frames if not INSTALLED.search(frame[0]) and frame[0] != __file__] or frames
-    where = f"{own[-1][0]}:{own[-1][1]}: " if own else ""
-    cause = getattr(error, "cause", None) or error
-    said = " ".join(str(cause).split()) or "no message"
-    return f"data_source {data_source!r}: {where}{type(cause).__name__}: {said[:160]}"
+    """One line: the data source, the last line of code that is in no installed package, and the exception.
+
+    Of exceptions that caused each other, the first; of one in another process, by the traceback that Ray brings.
+    """
+    blocks = "".join(traceback.format_exception(error)).split(CHAINED)
+    text = next((block for block in blocks if FRAME.search(block)), blocks[-1])
+    frames = list(FRAME.finditer(text))
+    own = [frame for frame in frames if not INSTALLED.search(frame[1]) and frame[1] != __file__] or frames
+    where = f"{own[-1][1]}:{own[-1][2]}: " if own else ""
+    said = re.search(r"^\S.*", text[frames[-1].end() + 1 :] if frames else text, re.MULTILINE | re.DOTALL)
+    return f"data_source {data_source!r}: {where}{' '.join(said[0].split())[:200] if said else type(error).__name__}"

@@ -55,7 +55,7 @@ def run(brought, assets, name, *overrides):
     command = [
         *(sys.executable, "-m", "recipe.main_dapo", "--config-name", "dapo_tiny_cpu", f"run_dir={brought / name}"),
         *(f"assets={assets}", "data.train_files=own.parquet", "data.val_files=repeated.parquet"),
-        *("reward.custom_reward_function.path=own_reward.py"),
+        "reward.custom_reward_function.path=own_reward.py",
         "actor_rollout_ref.rollout.agent.agent_loop_config_path=loops.yaml",
         *("data.train_batch_size=4", "data.gen_batch_size=6", "data.max_response_length=96"),
         *("actor_rollout_ref.rollout.n=4", "reward.reward_kwargs.overlong_buffer_cfg.enable=false"),
@@ -66,7 +66,9 @@ def run(brought, assets, name, *overrides):
     ended = subprocess.run(
         command, cwd=brought, env=dict(os.environ), stderr=subprocess.PIPE, text=True, timeout=12 * MINUTES
     )
-    return ended, (brought / name / "train.log").read_text(errors="replace")
+    log = brought / name / "train.log"
+    assert log.exists(), ended.stderr
+    return ended, log.read_text(errors="replace")
 
 
 def rows(file):

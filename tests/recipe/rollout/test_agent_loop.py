@@ -162,15 +162,51 @@ def test_a_response_that_fails_says_what_of(queue):
     assert re.fullmatch(rf"data_source 'b': {__file__}:\d+: ValueError: no such tool", tags[FAILURE])
 
 
-def test_a_reward_that_raises_in_another_process_is_named_by_its_own_line():
-    error = ValueError("boom")
-    remote = RuntimeError(
-        'ray::RewardLoopWorker.compute_score()\n  File "/x/site-packages/verl/dapo.py", line 9, in run_single\n'
-        '  File "/my/reward.py", line 12, in compute_score\n  File "/usr/lib/python3.11/re.py", line 1\n'
-        "ValueError: boom"
-    )
-    remote.cause = error
-    assert describe(remote, "own") == "data_source 'own': /my/reward.py:12: ValueError: boom"
+REMOTE = """ray::RewardLoopWorker.compute_score() (pid=2)
+  File "/x/site-packages/verl/dapo.py", line 9, in run_single
+    result = self.compute_score(
+  File "/my/reward.py", line 12, in compute_score
+    raise ValueError("boom")
+  File "/usr/lib/python3.11/re.py", line 1, in compile
+ValueError: boom
+  of two lines"""
+UNLOADABLE = """The actor died because of an error raised in its creation task, ray::RewardLoopWorker() (pid=2)
+  File "/my/reward.py", line 1, in <module>
+    import nothing_such
+ModuleNotFoundError: No module named 'nothing_such'
+
+The above exception was the direct cause of the following exception:
+
+ray::RewardLoopWorker.__init__() (pid=2, ip=10.0.0.1)
+  File "/x/site-packages/verl/import_utils.py", line 9, in load_module
+RuntimeError: Error loading module from module_path='/my/reward.py'"""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (REMOTE, "/my/reward.py:12: ValueError: boom of two lines"),
+        (UNLOADABLE, "/my/reward.py:1: ModuleNotFoundError: No module named 'nothing_such'"),
+    ],
+)
+def test_what_raises_in_another_process_is_named_by_its_own_line(text, said):
+    for cause in (None, ValueError("boom")):
+        error = RuntimeError(text)
+        error.__cause__ = cause
+        assert describe(error, "own") == f"data_source 'own': {said}"
+
+
+@pytest.mark.parametrize(("score", "is_right"), [(1.0, True), (0, True), (None, True), (float("nan"), False)])
+def test_a_reward_that_is_no_number_is_refused(monkeypatch, score, is_right):
+    async def judge(self, outputs, kwargs):
+        outputs[-1].reward_score = score
+
+    monkeypatch.setattr(SeededWorker.__mro__[1], "_compute_score", judge)
+    judging = SeededWorker._compute_score(Worker(1), [SimpleNamespace()], {})
+    if is_right:
+        return asyncio.run(judging)
+    with pytest.raises(ValueError, match="the reward is nan"):
+        asyncio.run(judging)
 
 
 def ask(conversation):
