@@ -16,7 +16,8 @@ AGENT = "actor_rollout_ref.rollout.agent"
 AGENT_LOOPS = f"{AGENT}.agent_loop_config_path"
 TURNS = "actor_rollout_ref.rollout.multi_turn"
 TOOLS = f"{TURNS}.tool_config_path"
-FILES = (*CODE, AGENT_LOOPS, TOOLS, f"{TURNS}.function_tool_path", "actor_rollout_ref.rollout.router_config_path")
+FILES = (*CODE, AGENT_LOOPS, TOOLS, f"{TURNS}.function_tool_path")
+ROUTER = "actor_rollout_ref.rollout.router_config_path"  # recipe.launch.routing looks for it
 FILE = "file://"
 # Of verl's legacy_reward_impl.yaml, which its V1 trainer does not read; other keys are the same below `reward`.
 LEGACY_SECTIONS = ("custom_reward_function", "reward_model", "sandbox_fusion")
@@ -48,7 +49,7 @@ def connect(config: DictConfig, overrides: list[str]) -> None:
                 raise ValueError(f"{old}={value}: {new} is given too, and means the same: remove one")
             OmegaConf.update(config, new, value)
             OmegaConf.update(config, old, None)
-    for key in FILES:
+    for key in (*FILES, ROUTER):
         if (path := OmegaConf.select(config, key)) and isinstance(path, str) and not path.startswith("pkg://"):
             OmegaConf.update(config, key, located(path))
 

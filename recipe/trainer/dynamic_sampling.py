@@ -123,7 +123,7 @@ class DapoRounds(ReplayBuffer):
             "rollout/reward_all/mean": fmean(trajectory.reward for trajectory in step.trajectories),
         }
         if right := [trajectory.metrics["acc"] for trajectory in step.trajectories if "acc" in trajectory.metrics]:
-            metrics["rollout/acc_all/mean"] = fmean(right)
+            metrics |= {"rollout/acc_all/mean": fmean(right)}
         self._clear_groups(partition_id, seen - chosen)
         return self._take(partition_id, kept[:batch_size]), metrics
 
