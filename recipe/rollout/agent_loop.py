@@ -90,7 +90,9 @@ class SeededRequests:
         """verl's. It takes token ids: text that nobody reads would be made anew of every token."""
         prompt = [int(token) for token in prompt_ids]
         seed = self._seed_of(prompt)
-        given = {"seed": seed, "detokenize": bool(sampling_params.get("stop")), **sampling_params}
+        given = {"detokenize": bool(sampling_params.get("stop")), **sampling_params}
+        if given.get("seed") is None:
+            given["seed"] = seed
         output = await self._generate(request_id, prompt_ids=prompt_ids, sampling_params=given, **kwargs)
         self._ended.append((prompt + list(output.token_ids), seed))
         return output

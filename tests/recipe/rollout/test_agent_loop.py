@@ -246,5 +246,6 @@ def test_seeds_do_not_depend_on_which_of_two_requests_comes_first():
 
 
 def test_what_a_loop_sets_stays_and_text_that_nobody_reads_is_not_made():
-    own, stop = ask([([1], [], {"seed": 3, "top_p": 0.5}), ([2], [], {"stop": ["x"]})])
+    own, stop, none = ask([([1], [], {"seed": 3, "top_p": 0.5}), ([2], [], {"stop": ["x"]}), ([3], [], {"seed": None})])
     assert (own["seed"], own["top_p"], own["detokenize"], stop["detokenize"]) == (3, 0.5, False, True)
+    assert type(none["seed"]) is int
