@@ -9,9 +9,10 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from recipe import user_code
 from recipe.launch import routing, sharing
 from sam.config import RENAMED, SpeculationConfig, current_name
 from sam.switch.step_cost import StepCost
@@ -43,6 +44,8 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
         speculation = SpeculationConfig.from_dict(OmegaConf.to_container(config.speculation, resolve=True))
         _check_files(speculation)
         connect(config, speculation)
+        with open_dict(config):
+            user_code.connect(config, overrides)
         routing.connect(config)
         OmegaConf.resolve(config)
         _check_numbers(config)
@@ -92,9 +95,6 @@ def connect(config: DictConfig, speculation: SpeculationConfig) -> None:
         if not isinstance(users, DictConfig | dict):
             raise ValueError(f"actor_rollout_ref.rollout.engine_kwargs.vllm.{key}={users}: expected a dictionary")
         rollout.engine_kwargs.vllm[key] = {**users, **value}
-    rollout.agent.agent_loop_config_path = str(CONFIGS / "agent_loops.yaml")
-    config.trainer.v1.sampler.custom_sampler.path = "pkg://recipe.trainer.dynamic_sampling"
-    config.reward.custom_reward_function.path = "pkg://recipe.trainer.reward"
     OmegaConf.set_struct(config, True)
 
 
@@ -161,6 +161,9 @@ FREE_SECTIONS = (
     "data.apply_chat_template_kwargs",
     "ray_kwargs.ray_init",
     "reward.reward_kwargs",
+    "reward.custom_reward_function.reward_kwargs",
+    "custom_reward_function.reward_kwargs",
+    "trainer.v1.sampler.sampler_kwargs",
     "speculation",
 )
 EXTENSIBLE = tuple(section for section in FREE_SECTIONS if section != "speculation")  # whose keys are known here

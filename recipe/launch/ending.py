@@ -27,10 +27,9 @@ ROLES = {
     "ray::WorkerDict": "a worker of the trainer",
     "ray::TaskRunner": "the trainer",
 }
-DEATHS = (
-    *("ActorDiedError", "ActorUnavailableError", "EngineDeadError", "WorkerCrashedError", "LocalRayletDiedError"),
-    "GroupsFailed",  # recipe.trainer.dynamic_sampling
-)
+DEATHS = ("ActorDiedError", "ActorUnavailableError", "EngineDeadError", "WorkerCrashedError", "LocalRayletDiedError")
+RAISED = "error raised in its creation task"  # Ray's word for an actor whose __init__ raised: it died of nothing else
+CAUSED = "\nThe above exception was the direct cause of the following exception:"
 FULL_DISK = re.compile(
     rf"Errno {errno.ENOSPC}|No space left on device|PytorchStreamWriter failed writing|iostream error"
     r"|inline_container.*unexpected pos"  # what torch.save says last
@@ -82,7 +81,8 @@ def failed(code: int, died: str | None, error: dict | None, run_directory: Path)
 
 def is_death(error: dict) -> bool:
     """Whether an exception says no more than that a process died."""
-    return any(name in error["type"] or name in error["text"] for name in DEATHS)
+    dead = any(name in error["type"] or name in error["text"] for name in DEATHS)
+    return dead and RAISED not in error["text"]
 
 
 def last_line(run_directory: Path, ending: Ending) -> str:
@@ -134,4 +134,6 @@ def _dead_actor(text: str) -> str:
 def _exception(error: dict) -> str:
     lines = EXCEPTION_LINE.findall(error["text"])
     text = lines[-1] if lines else f"{error['type']}: {(error['text'].strip().splitlines() or [''])[0]}"
+    if RAISED in error["text"] and (causes := EXCEPTION_LINE.findall(error["text"].rpartition(CAUSED)[0])):
+        text = f"{causes[-1]} ({text})"
     return text.strip() if len(text) <= LONGEST_REASON else text.strip()[: LONGEST_REASON - 3] + "..."

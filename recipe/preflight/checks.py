@@ -11,7 +11,17 @@ from omegaconf import DictConfig, OmegaConf
 from recipe import kv_pool
 from recipe.launch import environment, run_lock, versions
 from recipe.launch.config import ConfigError
-from recipe.preflight import ascend, cluster, device_memory, files, machine, speculation, unknown_names, vllm_command
+from recipe.preflight import (
+    ascend,
+    cluster,
+    device_memory,
+    files,
+    machine,
+    speculation,
+    unknown_names,
+    user_code,
+    vllm_command,
+)
 from recipe.preflight.device_memory import device_count, longest_sequence, uses_megatron
 from recipe.preflight.problem import Problem
 
@@ -71,9 +81,10 @@ def node_problems(content: dict) -> list[Problem]:
 
 
 def find_warnings(config: DictConfig) -> Iterator[str]:
-    """What costs time but breaks nothing."""
+    """What costs time or a promise but breaks nothing."""
     if config.trainer.device == "npu":
         yield from ascend.find_warnings(config)
+    yield from user_code.find_warnings(config)
     # On a laptop nobody waits for the curves.
     if config.trainer.device != "cpu" and "wandb" in config.trainer.logger and not environment.has_wandb_key():
         yield (
@@ -245,6 +256,7 @@ CHECKS = (
     Check("keys", unknown_names.key_problems, ("start",)),
     Check("keys of ray.init", unknown_names.ray_problems, ()),
     Check("data", files.data_problems, ("start", "node", "assets")),
+    Check("users' code and data", user_code.find_problems, ("start", "node", "assets")),
     Check("model", files.model_problems, ("start", "node", "assets")),
     Check("draft model", files.draft_model_problems, ("start", "node", "assets")),
     Check("history of responses", files.history_problems, ("start", "node", "assets")),

@@ -6,6 +6,7 @@ from typing import Self
 
 # The code, what is wrong, and what to do where the check does not know better; docs/operations.md has it from here.
 TABLE = """\
+agent_loop.unknown | verl knows no such agent loop | name one that the line names
 ascend.cann | torch-npu 2.10.0 is released with CANN 9 | install it, source its set_env.sh or set ASCEND_HOME_PATH
 ascend.graph_mode | vllm-ascend would not start, or replay no graph | set what the line names
 ascend.lossy | it changes which tokens are sampled | unset it
@@ -16,6 +17,7 @@ batch.generation | a round must be able to fill the batch, and divide it without
 batch.micro | a micro-batch does not divide the responses that it is taken from | change it
 batch.mini | the batch is not a multiple of the mini-batch | change one
 batch.samples | dynamic sampling compares the samples of a prompt | use 2 or more
+code.missing | verl would not find it | correct what the line names
 config.engine | this recipe replaces the drafter and the sampler of vLLM only | set it to vllm
 config.name | wandb takes texts only | begin it with a letter, as in run_32
 config.override | Hydra refuses an override | correct what the line names
@@ -26,6 +28,7 @@ config.unknown_key | verl 0.9.1 does not know the key and would ignore it | remo
 config.value | a value is of another type or range than expected | change it
 config.verl | verl refuses the config | correct what it names
 data.missing | no such file | make it with bash scripts/prepare_data.sh, or point the key at your own
+data.source | the recipe's reward does not know it | set reward.custom_reward_function.path to one of your own
 data.wrong_file | expected Parquet with data_source, prompt and reward_model | make it again
 drafter.device | vllm-ascend's own draft model has no switch | choose speculation=sam
 drafter.heads | vLLM's CPU attention plans both models' passes with the target's heads | distil one from the target

@@ -32,6 +32,8 @@ CHECKED_ELSEWHERE = (
     "data.apply_chat_template_kwargs",
     "ray_kwargs.ray_init",
     "reward.reward_kwargs",
+    "reward.custom_reward_function.reward_kwargs",
+    "custom_reward_function.reward_kwargs",  # given to the one above
     "trainer.v1.sampler.sampler_kwargs",
 )
 STRATEGIES = ("fsdp", "fsdp2", "megatron")

@@ -18,6 +18,7 @@ from recipe.rollout import router
 from recipe.rollout.client import RoutedClient
 from recipe.seeds import prompt_uid
 from recipe.trainer.actor_worker import SessionWorker
+from recipe.trainer.dynamic_sampling import DapoRounds
 from sam.sharing.shard import start_shards
 
 STOP_SECONDS = 10.0  # that the end of a run waits for engines to stop sharing
@@ -80,6 +81,8 @@ class DapoTrainer(PPOTrainerSync):
 
     def _add_batch_to_generate(self):
         """A whole round of dynamic sampling at once, not train_batch_size prompts and then the rest."""
+        if not isinstance(self.replay_buffer, DapoRounds):  # a user's sampler
+            return super()._add_batch_to_generate()
         self._add_prompts_to_generate(self.replay_buffer.prompts_per_round(self.config.data.train_batch_size))
 
     def _submit_batch_to_rollout(self, batch) -> int:
@@ -102,11 +105,13 @@ class DapoTrainer(PPOTrainerSync):
 
     def on_sample_end(self):
         """Write the step's responses and engine steps to disk, and keep its rollout metrics."""
-        engine_record = self._collect_rollout()
-        self.record.write_rollouts(self.global_steps, self.replay_buffer.last_step, int(self.config.seed))
+        engine_record, rounds = self._collect_rollout(), 1
+        if isinstance(self.replay_buffer, DapoRounds):
+            rounds = self.replay_buffer.last_step.rounds
+            self.record.write_rollouts(self.global_steps, self.replay_buffer.last_step, int(self.config.seed))
         self.record.write_engine_steps(self.global_steps, engine_record)
         threshold = int(self.config.speculation.batch_size_threshold)
-        self._rollout_metrics = engine_record.metrics(threshold, self.replay_buffer.last_step.rounds)
+        self._rollout_metrics = engine_record.metrics(threshold, rounds)
         self._rollout_metrics |= self._take_routing()
         super().on_sample_end()
 

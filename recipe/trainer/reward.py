@@ -24,6 +24,12 @@ def compute_score(
     return {"score": 1.0 if correct else -1.0, "acc": 1.0 if correct else 0.0, "pred": predicted}
 
 
+def knows(data_source: str) -> bool:
+    """Whether `compute_score` can judge a data source's responses."""
+    known = (tiny_task.DATA_SOURCE, GSM8K, *MATH_SOURCES)
+    return data_source in known or str(data_source).startswith((smollm2_task.SOURCE_PREFIX, "aime"))
+
+
 def _judge(data_source: str, solution: str, ground_truth: str) -> tuple[bool, str]:
     if data_source == tiny_task.DATA_SOURCE:
         return tiny_task.score_solution(solution, ground_truth)

@@ -22,6 +22,21 @@ EXCEPTION = """ray::TaskRunner.run() (pid=1, ip=10.0.0.1)
   File "trainer.py", line 1
 ValueError: train_batch_size must be positive
 """
+REWARD = """ray::TaskRunner.run() (pid=1, ip=10.0.0.1)
+  File "dynamic_sampling.py", line 1
+RuntimeError: every response failed in round 1 of step 1: data_source 'own': /my/reward.py:12: ValueError: boom
+"""
+UNLOADABLE = """ray::TaskRunner.run() (pid=1, ip=10.0.0.1)
+ray.exceptions.ActorDiedError: The actor died because of an error raised in its creation task, ray::RewardLoopWorker()
+  File "/my/reward.py", line 1, in <module>
+    import nothing_such
+ModuleNotFoundError: No module named 'nothing_such'
+
+The above exception was the direct cause of the following exception:
+
+ray::RewardLoopWorker.__init__() (pid=2, ip=10.0.0.1)
+RuntimeError: Error loading module from module_path='/my/reward.py'
+"""
 
 
 def checkpoint(run_directory, step, complete=True):
@@ -39,6 +54,8 @@ def checkpoint(run_directory, step, complete=True):
         (1, "a rollout server (process 7)", DEAD_ACTOR, "a rollout server (process 7) was killed or crashed"),
         (1, None, DEAD_ACTOR, "a worker of the trainer was killed or crashed on 10.0.0.2"),
         (1, None, EXCEPTION, "ValueError: train_batch_size must be positive"),
+        (1, None, REWARD, REWARD.splitlines()[-1]),
+        (1, None, UNLOADABLE, f"ModuleNotFoundError: No module named 'nothing_such' ({UNLOADABLE.splitlines()[-1]})"),
         (1, "a rollout server (process 7)", EXCEPTION, "a rollout server (process 7) was killed or crashed"),
         (137, None, None, "the run's own process was killed (signal 9)"),
         (3, None, None, "the run ended with exit code 3"),

@@ -1,6 +1,9 @@
 """What the trainer does around verl's: the end of a run, without Ray."""
 
+from types import SimpleNamespace
+
 import pytest
+from omegaconf import OmegaConf
 
 from recipe.trainer import dapo_trainer as module
 from recipe.trainer.dapo_trainer import DapoTrainer
@@ -53,3 +56,27 @@ def test_an_engine_that_does_not_answer_is_no_failure_of_a_run_that_has_finished
 def test_a_run_that_does_not_share_asks_for_nothing(seen):
     make_trainer(seen, []).fit(None)
     assert seen == ["start", "fit", "finish"]
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_users_sampler_decides_itself_how_many_prompts_a_step_begins_with(monkeypatch, own):
+    """It need not know of rounds; without them there is no record of a step's responses."""
+    asked, written = [], []
+    monkeypatch.setattr(module.PPOTrainerSync, "_add_batch_to_generate", lambda _: asked.append("verl's"))
+    monkeypatch.setattr(module.PPOTrainerSync, "on_sample_end", lambda _: None)
+    trainer = object.__new__(DapoTrainer)
+    trainer.replay_buffer = object.__new__(module.DapoRounds) if own else object()
+    if own:
+        trainer.replay_buffer.enabled, trainer.replay_buffer.round_size = True, 6
+        trainer.replay_buffer.last_step = SimpleNamespace(rounds=2)
+    settings = {"data": {"train_batch_size": 4}, "speculation": {"batch_size_threshold": 8}, "seed": 0}
+    trainer.config = OmegaConf.create(settings | {"routing": {"policy": "verl"}})
+    trainer._add_prompts_to_generate = asked.append
+    trainer.global_steps, trainer.record = 1, Calls(written)
+    engine = SimpleNamespace(metrics=lambda threshold, rounds: {"rollout/rounds": rounds})
+    trainer._collect_rollout = lambda: engine
+    trainer._add_batch_to_generate()
+    trainer.on_sample_end()
+    assert asked == [6 if own else "verl's"]
+    assert written == ["write_rollouts"] * own + ["write_engine_steps"]
+    assert trainer._rollout_metrics == {"rollout/rounds": 2 if own else 1}
