@@ -115,7 +115,7 @@ def test_no_config_of_the_recipes_is_refused(name):
         ("reward.reward_model.enable=true", "reward.reward_model.enable_resource_pool=false: "),
         (f"{MODEL}.mtp.enable_rollout=true", "speculation=... chooses the drafter"),
         # Of another type than verl's own.
-        (f"{ACTOR}.use_kl_loss=ture", "did you mean true?"),
+        (f"{ACTOR}.use_kl_loss=ture", "expected true or false"),
         ("trainer.val_before_train=maybe", "trainer.val_before_train=maybe: "),
         (f"{ROLLOUT}.free_cache_engine=yess", "expected true or false"),
         ("trainer.experiment_name=32", "expected text"),

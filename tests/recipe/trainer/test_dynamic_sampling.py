@@ -114,3 +114,10 @@ def test_failed_groups_are_replaced_and_counted(monkeypatch):
     batch, metrics = sampler.sample(global_steps=1, partition_id="train", batch_size=4)
     assert metrics["rollout/failed_groups"] == 2 and metrics["rollout/rounds"] == 2
     assert {key.split("_")[0] for key in batch.keys} == {prompt_uid(1, group) for group in (2, 3, 4, 5)}
+
+
+def test_a_metric_that_the_reward_does_not_give_is_named_with_those_it_gives(monkeypatch):
+    sampler, queue = make(monkeypatch, [MIXED] * 4, metric="accuracy")
+    queue.dispatch(4)
+    with pytest.raises(ValueError, match="filter_groups.metric=accuracy: the reward gave reward, acc for sample 0 of"):
+        sampler.sample(1, "train", 2)
