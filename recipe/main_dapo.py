@@ -32,7 +32,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--verbose", action="store_true", help="show train.log on the screen, in place of the progress")
     parser.add_argument("--check", action="store_true", help="check config and machine only, before assets are built")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, for example speculation=off")
+    parser.add_argument("--log", help=argparse.SUPPRESS)
     options = parser.parse_intermixed_args(arguments)  # --verbose among overrides too
+    if options.log:
+        print("warning: --log is ignored and will be removed: the log is train.log in run_dir", file=sys.stderr)
     if VARIABLE in os.environ:
         return run(compose_config(options.config_name, options.overrides), Scratch(Path(os.environ[VARIABLE])))
     try:
