@@ -9,9 +9,6 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-# DESIGN: one vLLM everywhere, so that what a laptop tests is what the cluster runs.
-REQUIRED = {"verl": "0.9.1", "vllm": "0.23.0"}
-TORCH = {"cpu": "2.11.0", "cuda": "2.11.0", "npu": "2.10.0"}
 RECORDED = ("verl", "vllm", "torch", "ray", "transformers", "numba", "numpy", "wandb", "sam-rollout")
 
 

@@ -7,29 +7,27 @@ from typing import Self
 # The code, what is wrong, and what to do where the check does not know better; docs/operations.md has it from here.
 TABLE = """\
 agent_loop.unknown | verl knows no such agent loop | name one that the line names
-ascend.cann | torch-npu 2.10.0 is released with CANN 9 | install it, source its set_env.sh or set ASCEND_HOME_PATH
 ascend.graph_mode | vllm-ascend would not start, or replay no graph | set what the line names
 ascend.lossy | it changes which tokens are sampled | unset it
 ascend.patches | vllm-ascend would not call this project | run python scripts/patch.py apply
 ascend.scheduling | this drafter needs the step's tokens first, vLLM refuses the pair | unset it
 batch.devices | the responses of a step do not divide among the devices | change one
 batch.generation | a round must be able to fill the batch, and divide it without dynamic sampling | change one
+batch.metric | the reward gives no such metric to compare samples by | choose one that it gives
 batch.micro | a micro-batch does not divide the responses that it is taken from | change it
 batch.mini | the batch is not a multiple of the mini-batch | change one
 batch.samples | dynamic sampling compares the samples of a prompt | use 2 or more
 code.missing | verl would not find it | correct what the line names
-config.engine | this recipe replaces the drafter and the sampler of vLLM only | set it to vllm
-config.name | wandb takes texts only | begin it with a letter, as in run_32
 config.override | Hydra refuses an override | correct what the line names
 config.ray_init | ray.init does not know the key | remove it
-config.strategy | expected fsdp, fsdp2 or megatron | choose it with training=...
+config.refused | this recipe does not run with it | set it to what docs/compatibility.md has
 config.unknown_file | configs/ has no such file | choose one of those that the line names
 config.unknown_key | verl 0.9.1 does not know the key and would ignore it | remove it
 config.value | a value is of another type or range than expected | change it
 config.verl | verl refuses the config | correct what it names
 data.missing | no such file | make it with bash scripts/prepare_data.sh, or point the key at your own
 data.source | the recipe's reward does not know it | set reward.custom_reward_function.path to one of your own
-data.wrong_file | expected Parquet with data_source, prompt and reward_model | make it again
+data.wrong_file | verl cannot read it as rows of data_source, messages and reward_model | make it again
 drafter.device | vllm-ascend's own draft model has no switch | choose speculation=sam
 drafter.heads | vLLM's CPU attention plans both models' passes with the target's heads | distil one from the target
 drafter.hidden_size | it reads the target's hidden states | choose a head that was trained for this model
@@ -69,7 +67,6 @@ parallel.expert | vLLM spreads experts over 1 or all devices of a replica | set 
 parallel.megatron | Megatron's parallel sizes do not divide the devices | change one
 parallel.rollout | the rollout's parallel sizes do not divide the devices | change one
 pool.partial | with chunked prefill it saves a part of a block under the whole block's key | remove it
-pool.server | verl's prefill and decode servers do not salt their requests | turn one of the two off
 pool.sleep | the pool would read and write where the KV cache lay before the engine slept | set it to false
 pool.unknown | whether its keys bear vLLM's cache_salt is not known | if they do, set the key that the line names
 pool.unsalted | its keys bear no cache_salt, so that KV of old weights is read | use one that the line names

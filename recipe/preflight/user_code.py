@@ -155,8 +155,8 @@ def _columns(config: DictConfig, to_be_built: Path | None) -> Iterator[Problem]:
 
 def _data_files(config: DictConfig, to_be_built: Path | None) -> Iterator[tuple[str, Path]]:
     for key in ("train_files", "val_files"):
-        for name in [value] if isinstance(value := config.data[key], str) else value:
-            path = Path(name).expanduser()
+        for name in value if isinstance(value := config.data[key], ListConfig) else [value]:
+            path = Path(str(name)).expanduser()  # null too, of which another check tells
             if to_be_built is None or to_be_built.absolute() not in path.absolute().parents:
                 yield key, path
 

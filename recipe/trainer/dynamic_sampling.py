@@ -128,7 +128,16 @@ class DapoRounds(ReplayBuffer):
         return self._take(partition_id, kept[:batch_size]), metrics
 
     def _has_signal(self, group: list[Trajectory]) -> bool:
-        return len({t.reward if self.metric == "reward" else t.metrics[self.metric] for t in group}) > 1
+        return len({self._metric_of(trajectory) for trajectory in group}) > 1
+
+    def _metric_of(self, trajectory: Trajectory) -> float:
+        known = {"reward": trajectory.reward, **trajectory.metrics}
+        if self.metric not in known:
+            raise ValueError(
+                f"algorithm.filter_groups.metric={self.metric}: the reward gave {', '.join(known)} for sample "
+                f"{trajectory.sample} of {trajectory.uid}: set it to one of these, or let the reward return it always"
+            )
+        return known[self.metric]
 
     def _check_rounds_left(self, step: SampledStep, kept: int, wanted: int, global_steps: int) -> None:
         if (self.enabled or step.failed_groups) and (step.rounds < self.max_rounds or self.max_rounds <= 0):

@@ -11,13 +11,13 @@ from recipe.launch.config import CONFIGS, ConfigError, compose_config
 from recipe.preflight import checks, unknown_names
 from sam.history.database import open_to_write, own_file
 from sam.history.fingerprint import fingerprint
-from tests.recipe.preflight.preflight_node import write_model
+from tests.recipe.preflight.preflight_node import write_model, write_rows
 
 
 @pytest.fixture
 def assets(tmp_path):
-    (tmp_path / "train.parquet").touch()
-    (tmp_path / "val.parquet").touch()
+    write_rows(tmp_path / "train.parquet")
+    write_rows(tmp_path / "val.parquet")
     write_model(tmp_path / "model")
     return tmp_path
 
@@ -123,11 +123,11 @@ def test_start_up_imports_nothing_that_takes_long(assets):
 def test_a_cluster_run_without_wandbs_key_is_warned_of(monkeypatch, tmp_path):
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    warnings = list(checks.find_warnings(compose_config("dapo_qwen3_8b_cuda", [])))
-    assert len(warnings) == 1 and "no key of wandb's here: the run is kept in" in warnings[0]
+    *_, warning = checks.find_warnings(compose_config("dapo_qwen3_8b_cuda", []))
+    assert "no key of wandb's here: the run is kept in" in warning
     assert list(checks.find_warnings(compose_config("dapo_tiny_cpu", []))) == []
     monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
-    assert list(checks.find_warnings(compose_config("dapo_qwen3_8b_cuda", []))) == []
+    assert not any("wandb" in one for one in checks.find_warnings(compose_config("dapo_qwen3_8b_cuda", [])))
 
 
 def test_every_check_has_a_name_of_its_own_and_known_scopes():

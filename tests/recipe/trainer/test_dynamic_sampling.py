@@ -182,3 +182,10 @@ def test_a_reward_without_an_accuracy_has_no_mean_accuracy(monkeypatch):
     queue.dispatch(4)
     _, metrics = sampler.sample(global_steps=1, partition_id="train", batch_size=4)
     assert "rollout/acc_all/mean" not in metrics and metrics["rollout/reward_all/mean"] == 0
+
+
+def test_a_metric_that_the_reward_does_not_give_is_named_with_those_it_gives(monkeypatch):
+    sampler, queue = make(monkeypatch, [MIXED] * 4, metric="accuracy")
+    queue.dispatch(4)
+    with pytest.raises(ValueError, match="filter_groups.metric=accuracy: the reward gave reward, acc for sample 0 of"):
+        sampler.sample(1, "train", 2)
