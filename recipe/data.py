@@ -4,6 +4,8 @@ Published files come from the Hugging Face hub, or with --from FOLDER from there
 DIR/manifest.json; a second call makes only what is missing or differs.
 """
 
+from __future__ import annotations
+
 import argparse
 import hashlib
 import json
@@ -11,12 +13,13 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
-
-import pandas
+from typing import TYPE_CHECKING, NamedTuple
 
 from sam.command import run_command
 from sam.record.atomic import replacing
+
+if TYPE_CHECKING:
+    import pandas  # help and a wrong name are answered before it is installed
 
 COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")
 GSM8K_INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
@@ -33,6 +36,8 @@ def _published(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _gsm8k(frame: pandas.DataFrame) -> pandas.DataFrame:
+    import pandas
+
     rows = []
     for index, (question, answer) in enumerate(zip(frame.question, frame.answer, strict=True)):
         if (found := re.search(r"#### (\-?[0-9\.,]+)", answer)) is None:
@@ -90,6 +95,8 @@ def prepare(name: str, output: Path, folder: Path | None = None) -> str:
     Raises:
         DataError: the source is missing or is not what it should be.
     """
+    import pandas
+
     manifest_path = output / "manifest.json"
     manifest = json.loads(manifest_path.read_text()) if manifest_path.exists() else {}
     target = output / f"{name}.parquet"

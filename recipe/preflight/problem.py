@@ -57,6 +57,7 @@ model.damaged | not a whole safetensors file | remove it, bash scripts/prepare_m
 model.index | shards and index are of two models | fetch both again, bash scripts/prepare_model.sh
 model.missing | a file of the model is not there | bash scripts/prepare_model.sh, or point model.path at your own
 model.tokenizer | the tokenizer does not load | fetch the model again
+package.engine | that engine is another device's | use the script in scripts/: .venv is for the CPU, .venv-cuda for GPUs
 package.flash_attention | flash_attention_2 needs flash-attn, and splitting sequences needs both | set the other
 package.megatron | Megatron's packages are not installed | see docs/cluster.md; training=fsdp2 does without
 package.suffix | speculation=suffix needs it | install requirements/peers.txt

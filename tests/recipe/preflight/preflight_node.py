@@ -59,6 +59,7 @@ def good_node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     wanted = {**ascend.REQUIRED, "torch": versions.TORCH["npu"]}
     node.set(versions, "installed", lambda name: wanted.get(name) or original(name))
     monkeypatch.setitem(versions.TORCH, "cuda", wanted["torch"])
+    node.set(versions, "engine_of_cpu", lambda: None)  # this machine's, not the node's
     node.set(checks, "is_importable", lambda module: True)
     node.set(report, "has_device", lambda device: True)
     node.set(machine, "free_gib", lambda place: 4000.0)
