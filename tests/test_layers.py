@@ -24,7 +24,7 @@ SAM = (
     ("profile", "bench", "paths", "tune", "corpus", "headroom", "switch_cost", "compile_kernels"),
 )
 RECIPE = (
-    ("seeds", "kv_pool", "tiny.task", "tiny.tokenizer", "tiny.platform", "smollm2.task", "smollm2.model"),
+    ("seeds", "kv_pool", "arguments", "tiny.task", "tiny.tokenizer", "tiny.platform", "smollm2.task", "smollm2.model"),
     ("record", "tiny.model"),
     ("launch",),
     ("tiny.warm_start", "data"),

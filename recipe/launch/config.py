@@ -12,8 +12,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from recipe.arguments import CONFIGS, FREE_SECTIONS
 from recipe.launch import routing, sharing
-from recipe.launch.arguments import CONFIGS, FREE_SECTIONS
 from sam.config import RENAMED, SpeculationConfig, current_name
 from sam.switch.step_cost import StepCost
 

@@ -80,6 +80,8 @@ ray.node | preflight cannot run there | install the project and the pins of requ
 ray.nodes_missing | fewer nodes in the Ray cluster than the run needs | bash scripts/start_ray_cluster.sh worker
 ray.not_head | this node is not the head of that Ray cluster | start the run on its head
 ray.refused | the Ray cluster refuses the connection | start it again with scripts/start_ray_cluster.sh, or unset it
+run_dir.changed | it would be another curve | set it as it was, choose another run_dir=, or add --accept-changes
+run_dir.checkpoint | no whole checkpoint to go on from | put it back, or begin again with trainer.resume_mode=disable
 run_dir.in_use | two runs would write the same files | wait for it, stop it, or choose another run_dir=
 sharing.memory | siblings on other replicas would be dropped while they are written | raise it, or set it to null
 tokens.rollout | less than one step of full decoding | raise it

@@ -1,4 +1,4 @@
-"""`python -m recipe.launch.arguments ARGUMENTS`: a run's arguments, looked at before anything is installed.
+"""`python -m recipe.arguments ARGUMENTS`: a run's arguments, looked at before anything is installed.
 
 With Python's standard library alone, so that the run scripts answer `--help` and a typing mistake at once. What needs
 verl's own config (a key in the wrong place, most values) `recipe.launch.config` finds later.
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from sam.config import CHOICES, RENAMED, RENAMED_VERIFICATIONS
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-NAMES_FILE = CONFIGS / "names.txt"  # of all keys, verl's too; `python -m tests.recipe.launch.test_arguments` writes it
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+NAMES_FILE = CONFIGS / "names.txt"  # of all keys, verl's too; `python -m tests.recipe.test_arguments` writes it
 # Sections whose keys other programs define: what Hydra's `+` may add to.
 FREE_SECTIONS = (
     "actor_rollout_ref.rollout.engine_kwargs",

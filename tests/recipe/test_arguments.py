@@ -10,7 +10,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from recipe.launch.arguments import CONFIGS, NAMES_FILE, misspelt
+from recipe.arguments import CONFIGS, NAMES_FILE, misspelt
 from recipe.launch.config import compose_config, verl_configs
 
 
@@ -33,7 +33,7 @@ def all_names() -> set[str]:
 
 def test_the_names_of_keys_are_verls_and_this_projects():
     known = set(NAMES_FILE.read_text().split())
-    assert known == all_names(), "write it: python -m tests.recipe.launch.test_arguments"
+    assert known == all_names(), "write it: python -m tests.recipe.test_arguments"
     composed = names_in(OmegaConf.to_container(compose_config("dapo_qwen3_235b", ["scale=smoke"])))
     vllms = {"speculative_config", "additional_config"}  # below engine_kwargs, where any name is let through
     assert {name for name in composed if name.isidentifier()} - vllms <= known
@@ -78,7 +78,7 @@ def test_what_is_right_is_let_through(override):
 
 def test_it_needs_no_package():
     """As on a machine where nothing is installed: without site-packages."""
-    command = [sys.executable, "-S", "-m", "recipe.launch.arguments", "--config-name", "dapo_tiny_cpu"]
+    command = [sys.executable, "-S", "-m", "recipe.arguments", "--config-name", "dapo_tiny_cpu"]
     for arguments, code, said in (["--help"], 0, "usage:"), (["--chekc"], 2, "--chekc"), (["speculation=off"], 0, ""):
         ended = subprocess.run([*command, *arguments], capture_output=True, text=True, cwd=CONFIGS.parent)
         assert ended.returncode == code and said in ended.stdout + ended.stderr
