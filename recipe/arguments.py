@@ -9,7 +9,7 @@ import difflib
 import sys
 from pathlib import Path
 
-from sam.config import CHOICES, RENAMED, RENAMED_VERIFICATIONS
+from sam.config import CHOICES
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 NAMES_FILE = CONFIGS / "names.txt"  # of all keys, verl's too; `python -m tests.recipe.test_arguments` writes it
@@ -69,13 +69,12 @@ def _mistake(override: str, names: set[str]) -> str | None:
         return _unknown_choice(key, value, {path.stem for path in (CONFIGS / key).glob("*.yaml")} - {"knobs"})
     section, _, name = key.partition(".")
     if section == "speculation":
-        allowed = {*CHOICES.get(name, ()), *(RENAMED_VERIFICATIONS if name == "verification" else ())}
-        if allowed and value.isalpha() and value not in {*allowed, "true", "false"}:
-            return _unknown_choice(key, value, allowed)
+        if name in CHOICES and value.isalpha() and value not in ("true", "false"):
+            return _unknown_choice(key, value, set(CHOICES[name]))
     elif section == "hydra" or key.startswith(FREE_SECTIONS):
         return None
     for number, part in enumerate(parts := key.split(".")):
-        if part not in names and part not in RENAMED:
+        if part not in names:
             close = difflib.get_close_matches(part, names, 1)
             meant = ".".join([*parts[:number], *close, *parts[number + 1 :]])
             return f"{key} does not exist: " + (f"did you mean {meant}?" if close else "check its spelling")

@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recipe.arguments import CONFIGS, FREE_SECTIONS
 from recipe.launch import routing, sharing
-from sam.config import RENAMED, SpeculationConfig, current_name
+from sam.config import SpeculationConfig
 from sam.switch.step_cost import StepCost
 
 REPOSITORY = CONFIGS.parent
@@ -33,7 +33,6 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
     if not (CONFIGS / f"{config_name}.yaml").is_file():
         known = ", ".join(sorted(path.stem for path in CONFIGS.glob("dapo_*.yaml")))
         raise ConfigError(f"config {config_name!r} is unknown: expected one of {known} [config.unknown_file]")
-    overrides = _with_current_names(overrides)
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(CONFIGS), version_base="1.3", job_name=config_name):
@@ -130,12 +129,6 @@ def _check_numbers(config: DictConfig) -> None:
     for key in SEEDS:
         if type(value := OmegaConf.select(config, key)) is not int or not 0 <= value <= LARGEST_SEED:
             raise ValueError(f"{key}={value}: expected an integer from 0 to {LARGEST_SEED}: change it")
-
-
-def _with_current_names(overrides: list[str]) -> list[str]:
-    """Overrides of speculation's keys under the names they have now: Hydra would refuse the old ones."""
-    old = re.compile(rf"^(\+{{0,2}}speculation\.)({'|'.join(RENAMED)})(?==)")
-    return [old.sub(lambda found: found[1] + current_name(found[2]), override) for override in overrides]
 
 
 def _check_files(speculation: SpeculationConfig) -> None:
