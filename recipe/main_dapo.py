@@ -103,7 +103,8 @@ def go_on(config: DictConfig, accept_changes: bool) -> int:
     except ValueError as error:
         raise ConfigError(Problem("run_dir.checkpoint", *error.args)) from error
     curve, others = [], []
-    if resumed and resumed.folder.is_relative_to(run_directory):
+    own = resumed is not None and resumed.folder.is_relative_to(Path(config.trainer.default_local_dir))
+    if own:
         try:
             curve, others = changes(run_directory, config)
         except ValueError as error:
@@ -115,7 +116,7 @@ def go_on(config: DictConfig, accept_changes: bool) -> int:
     if resumed:
         for said in resumed.skipped:
             say(run_directory, f"warning: {said}")
-        say(run_directory, f"resumed from step {resumed.step} of {resumed.folder.parents[1]}")
+        say(run_directory, f"resumed from step {resumed.step} of {run_directory if own else resumed.folder.parents[1]}")
         if changed := [*curve, *others]:
             say(run_directory, f"changed since then: {', '.join(changed)}")
     return resumed.step if resumed else 0

@@ -1,6 +1,6 @@
-"""Which of verl's checkpoints in a run directory can be read, and which one a run goes on from.
+"""Which of verl's checkpoints of a run can be read, and which one the run goes on from.
 
-verl writes checkpoints/global_step_N and then N into a tracker file beside them, from which a run resumes.
+verl writes global_step_N below trainer.default_local_dir, and then N into a tracker file there, from which it resumes.
 """
 
 import json
@@ -12,7 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from recipe.record.settings import CONFIG_FILE
 
 FOLDER = "checkpoints"
 TRACKER_FILE = "latest_checkpointed_iteration.txt"
@@ -41,16 +45,16 @@ def find(config: DictConfig) -> Resumed | None:
     """
     if config.trainer.resume_mode == "resume_path":
         return _named(config)
-    run_directory = Path(config.run_dir)
-    if config.trainer.resume_mode != "auto" or not (candidates := _candidates(run_directory)):
+    place = Path(config.trainer.default_local_dir)
+    if config.trainer.resume_mode != "auto" or not (candidates := _candidates(place)):
         return None
     skipped = []
     for step, folder in candidates:
         if (problem := damage(folder, config)) is None:
-            (run_directory / FOLDER / TRACKER_FILE).write_text(str(step))
+            (place / TRACKER_FILE).write_text(str(step))
             return Resumed(step, folder, tuple(skipped))
         skipped.append(f"{folder} cannot be read: {problem}")
-    if last_complete(run_directory) is None:
+    if _tracked(place) is None:
         return None  # the first was never finished
     raise ValueError("; ".join(skipped))
 
@@ -86,15 +90,16 @@ def _newest_before(folder: Path, config: DictConfig | None) -> Path | None:
 
 def newest(run_directory: Path) -> int | None:
     """The step of the newest checkpoint that can be read, of those that a run would go on from."""
-    return next((step for step, folder in _candidates(run_directory) if damage(folder) is None), None)
+    return next((step for step, folder in _candidates(place_of(run_directory)) if damage(folder) is None), None)
 
 
 def origin(config: DictConfig) -> Path | None:
     """The folder that verl loads, once `find` has looked; None where a run begins."""
     if config.trainer.resume_mode == "resume_path":
         return Path(config.trainer.resume_from_path).absolute()
-    step = last_complete(Path(config.run_dir)) if config.trainer.resume_mode == "auto" else None
-    return None if step is None else Path(config.run_dir) / FOLDER / f"global_step_{step}"
+    place = Path(config.trainer.default_local_dir)
+    step = _tracked(place) if config.trainer.resume_mode == "auto" else None
+    return None if step is None else place / f"global_step_{step}"
 
 
 def damage(folder: Path, config: DictConfig | None = None) -> str | None:
@@ -143,28 +148,39 @@ def _missing_ranks(actor: Path, config: DictConfig | None) -> Iterator[str]:
             yield from (f"actor/{name} is missing" for name in names if name not in there)
 
 
+def place_of(run_directory: Path) -> Path:
+    """Where a run's checkpoints are, by the config that its directory holds."""
+    with suppress(OSError, AttributeError, TypeError, YAMLError, OmegaConfBaseException):
+        return Path(OmegaConf.load(run_directory / CONFIG_FILE).trainer.default_local_dir)
+    return run_directory / FOLDER
+
+
 def last_complete(run_directory: Path) -> int | None:
     """The training step of the checkpoint that verl would resume from."""
+    return _tracked(place_of(run_directory))
+
+
+def _tracked(place: Path) -> int | None:
     with suppress(OSError, ValueError):
-        return int((run_directory / FOLDER / TRACKER_FILE).read_text())
+        return int((place / TRACKER_FILE).read_text())
     return None
 
 
 def remove_unfinished(run_directory: Path, since: float) -> None:
     """Remove checkpoints newer than the last complete one, of those that changed after `since` (seconds, epoch)."""
     last = last_complete(run_directory) or 0
-    for step, folder in _steps(run_directory / FOLDER):
+    for step, folder in _steps(place_of(run_directory)):
         with suppress(OSError):
             if step > last and folder.stat().st_mtime >= since:
                 shutil.rmtree(folder)
 
 
-def _candidates(run_directory: Path) -> list[tuple[int, Path]]:
+def _candidates(place: Path) -> list[tuple[int, Path]]:
     """The one that the tracker names, and those before it; all where a full disk or a copy left no tracker."""
-    last = last_complete(run_directory)
-    found = [one for one in _steps(run_directory / FOLDER) if last is None or one[0] <= last]
+    last = _tracked(place)
+    found = [one for one in _steps(place) if last is None or one[0] <= last]
     if last is not None and last not in dict(found):
-        found.insert(0, (last, run_directory / FOLDER / f"global_step_{last}"))
+        found.insert(0, (last, place / f"global_step_{last}"))
     return found
 
 

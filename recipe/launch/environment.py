@@ -118,7 +118,7 @@ def wandb_labels(config: DictConfig) -> dict[str, str]:
 def wandb_run(config: DictConfig) -> dict[str, str]:
     """Variables with which a resumed run goes on in wandb where it stopped; one that begins is a new one there."""
     path, origin = Path(config.run_dir) / WANDB_RUN_FILE, checkpoints.origin(config)
-    goes_on = origin is not None and origin.is_relative_to(Path(config.run_dir)) and path.exists()
+    goes_on = origin is not None and origin.is_relative_to(Path(config.trainer.default_local_dir)) and path.exists()
     name = path.read_text().strip() if goes_on else secrets.token_hex(4)
     with suppress(OSError):  # a full disk
         path.write_text(os.environ.get("WANDB_RUN_ID", name) + "\n")

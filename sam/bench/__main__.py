@@ -46,7 +46,7 @@ def prepare(options: argparse.Namespace, engine: list[str]) -> tuple[Settings, l
         ValueError: one line.
     """
     names = ("samples", "responses", "temperature", "draft_tokens", "ignore_eos", "requests", "variants")
-    vllm_version()
+    of_cpu = vllm_version().endswith("+cpu")
     config, tokenizer = model_config(options.model), tokenizer_of(options.model, engine)
     seeds = options.text is None if options.seeds is None else options.seeds
     common = {name: getattr(options, name) for name in names} | {"engine": engine, "seeds": seeds}
@@ -57,6 +57,8 @@ def prepare(options: argparse.Namespace, engine: list[str]) -> tuple[Settings, l
     if options.draft_model is not None:
         check_draft_model(options.draft_model, config, options.variants)
     groups, name, notes = read_input(options, tokenizer)
+    if of_cpu and any(Path("/dev").glob("nvidia[0-9]*")):
+        notes.append("this vLLM is built for CPUs, and the machine has a GPU: bash scripts/bench_cuda.sh measures that")
     source = str(options.text or options.prompts or BUILT_IN)
     check_prompts(options.requests, options.samples, len(groups), source)
     check_texts(groups, longest, config, engine, source)

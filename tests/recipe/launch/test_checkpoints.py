@@ -27,7 +27,10 @@ def config(run_directory, **trainer):
     return OmegaConf.create(
         {
             "run_dir": str(run_directory),
-            "trainer": {"resume_mode": "auto", "resume_from_path": None, **trainer},
+            "trainer": {
+                "default_local_dir": str(run_directory / "checkpoints"),
+                **{"resume_mode": "auto", "resume_from_path": None, **trainer},
+            },
             "actor_rollout_ref": {"actor": {"checkpoint": {"load_contents": ["model", "optimizer", "extra"]}}},
         }
     )
@@ -107,6 +110,15 @@ def test_a_first_checkpoint_that_was_not_finished_is_none(tmp_path):
     (checkpoint(tmp_path, 1) / "data.pt").unlink()
     (tmp_path / TRACKER).unlink()
     assert checkpoints.find(config(tmp_path)) is None
+
+
+def test_checkpoints_may_lie_elsewhere(tmp_path):
+    checkpoint(tmp_path / "disk", 3)
+    (tmp_path / "run").mkdir()
+    elsewhere = config(tmp_path / "run", default_local_dir=str(tmp_path / "disk" / "checkpoints"))
+    assert checkpoints.find(elsewhere).step == 3
+    OmegaConf.save(elsewhere, tmp_path / "run" / "config.yaml")
+    assert checkpoints.last_complete(tmp_path / "run") == checkpoints.newest(tmp_path / "run") == 3
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
