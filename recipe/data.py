@@ -6,7 +6,6 @@ DIR/manifest.json; a second call makes only what is missing or differs.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import re
@@ -15,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from recipe.arguments import Parser
 from sam.command import run_command
 from sam.record.atomic import replacing
 
@@ -126,7 +126,7 @@ def _digest(path: Path) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m recipe.data", description=__doc__)
+    parser = Parser(prog="python -m recipe.data", description=__doc__)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(SOURCES)} (default: all)")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--from", dest="folder", type=Path, help="folder with the published files")

@@ -306,6 +306,7 @@ def test_help_comes_before_anything_is_installed(fresh, script):
         ("download_packages.sh", ["folder", "cdua"], "cdua: expected some of cpu, smollm2, cuda, dev"),
         ("prepare_model.sh", ["Qwen3-8B", "Qwen3-23B"], "Qwen3-23B: expected Qwen3-8B, Qwen3-32B, "),
         ("prepare_data.sh", ["dapo-mth"], "dapo-mth is unknown: expected some of "),
+        ("prepare_data.sh", ["--frm", "folder"], "unrecognized arguments: --frm"),
         ("start_ray_cluster.sh", ["haed"], "haed: expected head, worker HEAD_ADDRESS or stop"),
     ],
 )
