@@ -4,19 +4,22 @@ Published files come from the Hugging Face hub, or with --from FOLDER from there
 DIR/manifest.json; a second call makes only what is missing or differs.
 """
 
-import argparse
+from __future__ import annotations
+
 import hashlib
 import json
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import pandas
-
+from recipe.arguments import Parser
 from sam.command import run_command
 from sam.record.atomic import replacing
+
+if TYPE_CHECKING:
+    import pandas  # help and a wrong name are answered before it is installed
 
 COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")
 GSM8K_INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
@@ -33,6 +36,8 @@ def _published(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _gsm8k(frame: pandas.DataFrame) -> pandas.DataFrame:
+    import pandas
+
     rows = []
     for index, (question, answer) in enumerate(zip(frame.question, frame.answer, strict=True)):
         if (found := re.search(r"#### (\-?[0-9\.,]+)", answer)) is None:
@@ -90,6 +95,8 @@ def prepare(name: str, output: Path, folder: Path | None = None) -> str:
     Raises:
         DataError: the source is missing or is not what it should be.
     """
+    import pandas
+
     manifest_path = output / "manifest.json"
     manifest = json.loads(manifest_path.read_text()) if manifest_path.exists() else {}
     target = output / f"{name}.parquet"
@@ -119,7 +126,7 @@ def _digest(path: Path) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m recipe.data", description=__doc__)
+    parser = Parser(prog="python -m recipe.data", description=__doc__)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(SOURCES)} (default: all)")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--from", dest="folder", type=Path, help="folder with the published files")

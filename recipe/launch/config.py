@@ -13,12 +13,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from recipe import user_code, values
+from recipe.arguments import CONFIGS, FREE_SECTIONS
 from recipe.launch import routing, sharing
 from sam.config import SpeculationConfig
 from sam.switch.step_cost import StepCost
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-CONFIGS = REPOSITORY / "configs"
+REPOSITORY = CONFIGS.parent
 
 
 class ConfigError(ValueError):
@@ -110,21 +110,6 @@ def _check_files(speculation: SpeculationConfig) -> None:
         raise ValueError(f"speculation.{key}: {error}") from error
 
 
-# Sections whose keys other programs define: what Hydra's `+` may add to.
-FREE_SECTIONS = (
-    "actor_rollout_ref.rollout.engine_kwargs",
-    "actor_rollout_ref.model.override_config",
-    "actor_rollout_ref.actor.megatron",
-    "actor_rollout_ref.actor.optim",
-    "actor_rollout_ref.actor.fsdp_config",
-    "data.apply_chat_template_kwargs",
-    "ray_kwargs.ray_init",
-    "reward.reward_kwargs",
-    "reward.custom_reward_function.reward_kwargs",
-    "custom_reward_function.reward_kwargs",
-    "trainer.v1.sampler.sampler_kwargs",
-    "speculation",
-)
 EXTENSIBLE = tuple(section for section in FREE_SECTIONS if section != "speculation")  # whose keys are known here
 
 

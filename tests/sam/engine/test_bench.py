@@ -128,7 +128,7 @@ def test_texts_that_come_again_are_new_to_drafters(inputs, tmp_path, capsys, mon
 
 
 def test_drafters_of_stock_vllm_emit_the_recording_and_what_came_before_is_known(inputs, tmp_path, capsys, monkeypatch):
-    """Side by side from the start: stock's prompt lookup, and sam with an earlier epoch's text, whose responses are these."""
+    """Side by side from the start: stock's prompt lookup, and sam with an earlier epoch's text: these responses."""
     monkeypatch.setattr(rounds, "REST_SECONDS", 0.0)
     generator = np.random.default_rng(1)
     texts = [generator.permutation(VOCABULARY)[:20].tolist() * 2 for _ in range(10)]
