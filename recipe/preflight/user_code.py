@@ -149,7 +149,7 @@ def _columns(config: DictConfig, to_be_built: Path | None) -> Iterator[Problem]:
         return
     for key, file in _data_files(config, to_be_built):
         for source in _values(file, "data_source"):
-            if not reward.knows(source):
+            if isinstance(source, str | None) and not reward.knows(source):  # files tells of other types
                 yield Problem("data.source", f"data.{key}={file}: data_source={source}")
 
 

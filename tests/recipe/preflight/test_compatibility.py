@@ -175,7 +175,7 @@ MESSAGES = [{"role": "user", "content": "1 + 1"}]
         ({"data_source": [3]}, "column data_source holds int64, expected text"),
         ({"reward_model": ["2"]}, "expected a dictionary with ground_truth"),
         (
-            {"prompt": [MESSAGES, None, []], "data_source": ["a"] * 3, "reward_model": [{"ground_truth": "2"}] * 3},
+            {"prompt": [MESSAGES, None, []], "data_source": ["math"] * 3, "reward_model": [{"ground_truth": "2"}] * 3},
             "2 of 3 rows have no message in prompt",
         ),
         ({"prompt": [], "data_source": [], "reward_model": []}, "column"),
