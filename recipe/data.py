@@ -4,22 +4,24 @@ Published files come from the Hugging Face hub, or with --from FOLDER from there
 DIR/manifest.json; a second call makes only what is missing or differs.
 """
 
-import argparse
+from __future__ import annotations
+
 import hashlib
 import json
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-import pandas
-
+from recipe.arguments import Parser
 from sam.command import run_command
 from sam.reading import ReadError, expect, json_object, one_line
 from sam.record.atomic import replacing
 from sam.record.tokenizer import checked_chat
+
+if TYPE_CHECKING:
+    import pandas  # help and a wrong name are answered before it is installed
 
 COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")
 GSM8K_INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
@@ -27,6 +29,9 @@ GSM8K_INSTRUCTION = 'Let\'s think step by step and output the final answer after
 
 def _published(frame: pandas.DataFrame, place: str) -> pandas.DataFrame:
     """DAPO-Math-17k and AIME-2024 come in verl's format, each problem many times over: verl repeats by itself."""
+    import numpy as np
+    import pandas
+
     for column in COLUMNS:
         expect(column in frame, place, f"the published file with a column {column}", list(frame))
     texts = []
@@ -40,6 +45,8 @@ def _published(frame: pandas.DataFrame, place: str) -> pandas.DataFrame:
 
 
 def _gsm8k(frame: pandas.DataFrame, place: str) -> pandas.DataFrame:
+    import pandas
+
     for column in ("question", "answer"):
         expect(column in frame, place, f"the published file with a column {column}", list(frame))
     rows = []
@@ -108,6 +115,8 @@ def prepare(name: str, output: Path, folder: Path | None = None) -> str:
     Raises:
         ReadError: the source is missing or is not what it should be.
     """
+    import pandas
+
     manifest_path = output / "manifest.json"
     manifest = json_object(manifest_path) if manifest_path.exists() else {}
     target, known = output / f"{name}.parquet", manifest.get(name)
@@ -133,7 +142,7 @@ def _digest(path: Path) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m recipe.data", description=__doc__)
+    parser = Parser(prog="python -m recipe.data", description=__doc__)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(SOURCES)} (default: all)")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--from", dest="folder", type=Path, help="folder with the published files")

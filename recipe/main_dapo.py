@@ -9,33 +9,23 @@ import os
 import sys
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
+from recipe.arguments import parse
 from recipe.launch import checkpoints, environment, processes, run_lock, supervisor
 from recipe.launch.config import ConfigError, compose_config
-from recipe.launch.ending import LOG_FILE, write_last_line
+from recipe.launch.ending import LOG_FILE, Ending, write_last_line
 from recipe.launch.progress import LogOnScreen, Progress
 from recipe.launch.scratch import VARIABLE, Scratch
 from recipe.launch.versions import write_versions
 from recipe.preflight import checks
-from recipe.record.run_directory import STATE_FILE, read_json
+from recipe.preflight.problem import Problem
+from recipe.record.run_directory import STARTING_RAY, STATE_FILE, RunRecord, read_json
+from recipe.record.settings import changes, keep
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m recipe.main_dapo",
-        description=__doc__.splitlines()[0],
-        epilog="The screen shows a line of progress and, at the end, how the run ended. All output of verl, vLLM and "
-        "Ray is appended to train.log in run_dir.",
-    )
-    parser.add_argument("--config-name", required=True, help="a file of configs/ without .yaml")
-    parser.add_argument("--verbose", action="store_true", help="show train.log on the screen, in place of the progress")
-    parser.add_argument("--check", action="store_true", help="check config and machine only, before assets are built")
-    parser.add_argument("overrides", nargs="*", help="Hydra overrides, for example speculation=off")
-    parser.add_argument("--log", help=argparse.SUPPRESS)
-    options = parser.parse_intermixed_args(arguments)  # --verbose among overrides too
-    if options.log:
-        print("warning: --log is ignored and will be removed: the log is train.log in run_dir", file=sys.stderr)
+    options = parse(arguments)
     if VARIABLE in os.environ:
         return run(compose_config(options.config_name, options.overrides), Scratch(Path(os.environ[VARIABLE])))
     try:
@@ -73,28 +63,76 @@ def is_finished(config: DictConfig) -> bool:
 
 
 def supervise(config: DictConfig, options: argparse.Namespace) -> int:
-    """Run this module again as a child and see it through."""
+    """Run this module again as a child and see it through; again from the checkpoint before one that cannot be read."""
     run_directory = Path(config.run_dir)
     run_directory.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(config, run_directory / "config.yaml", resolve=True)
-    write_versions(run_directory / "versions.json")
-    checkpoints.repair_tracker(run_directory)
     command = [sys.executable, "-m", "recipe.main_dapo", "--config-name", options.config_name, *options.overrides]
-    log, steps = run_directory / LOG_FILE, config.trainer.total_training_steps
-    log.touch()
-    screen = LogOnScreen(log) if options.verbose else Progress(run_directory, steps)
     phase_limits = {"weight_sync": config.watchdog.weight_sync_seconds}
-    try:
-        ending = supervisor.supervise(command, run_directory, phase_limits, on_poll=screen.update)
-    finally:
-        screen.close()
+    ending = None
+    while ending is None or (config.trainer.resume_mode == "auto" and give_up(config, ending)):
+        first = go_on(config, options.accept_changes)
+        write_versions(run_directory / "versions.json")
+        log, steps = run_directory / LOG_FILE, config.trainer.total_training_steps
+        log.touch()
+        screen = LogOnScreen(log) if options.verbose else Progress(run_directory, steps, first)
+        try:
+            ending = supervisor.supervise(command, run_directory, phase_limits, on_poll=screen.update)
+        finally:
+            screen.close()
     write_last_line(run_directory, ending)
     return ending.code
+
+
+def give_up(config: DictConfig, ending: Ending) -> bool:
+    """Whether a run ended because of a checkpoint that cannot be read, and there is one before it to go on from."""
+    if ending.unreadable is None or not checkpoints.give_up(ending.unreadable, config):
+        return False
+    say(Path(config.run_dir), f"warning: {ending.reason}: going on from the one before")
+    return True
+
+
+def go_on(config: DictConfig, accept_changes: bool) -> int:
+    """Say where a run goes on and with what other settings, and keep the config; returns the step, 0 of a new run.
+
+    Raises:
+        ConfigError: no checkpoint can be read, or settings make another curve and were not accepted.
+    """
+    run_directory = Path(config.run_dir)
+    try:
+        resumed = checkpoints.find(config)
+    except ValueError as error:
+        raise ConfigError(Problem("run_dir.checkpoint", *error.args)) from error
+    curve, others = [], []
+    own = resumed is not None and resumed.folder.is_relative_to(Path(config.trainer.default_local_dir))
+    if own:
+        try:
+            curve, others = changes(run_directory, config)
+        except ValueError as error:
+            curve = [str(error)]
+    if curve and not accept_changes:
+        value = f"run_dir={run_directory} goes on from step {resumed.step}, changed: {', '.join(curve)}"
+        raise ConfigError(Problem("run_dir.changed", value))
+    keep(run_directory, config, resumed.step if resumed else None)
+    if resumed:
+        for said in resumed.skipped:
+            say(run_directory, f"warning: {said}")
+        say(run_directory, f"resumed from step {resumed.step} of {run_directory if own else resumed.folder.parents[1]}")
+        if changed := [*curve, *others]:
+            say(run_directory, f"changed since then: {', '.join(changed)}")
+    return resumed.step if resumed else 0
+
+
+def say(run_directory: Path, line: str) -> None:
+    """On the screen and in the log."""
+    print(line, file=sys.stderr, flush=True)
+    with open(run_directory / LOG_FILE, "a") as log:
+        log.write(line + "\n")
 
 
 def run(config: DictConfig, scratch: Scratch) -> int:
     """The run itself. Ray is imported only here, after the environment is set."""
     processes.terminate_with_parent()
+    RunRecord(Path(config.run_dir)).enter(STARTING_RAY)
     environment.prepare(config, scratch.directory)
     from recipe.trainer.task_runner import run_in_ray
 

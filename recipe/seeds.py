@@ -1,7 +1,8 @@
-"""One seed per sample, so that a run repeats exactly and its tokens do not depend on how it was scheduled."""
+"""One seed per response, so that a run repeats exactly and its tokens do not depend on how it was scheduled."""
 
 import hashlib
 import re
+from collections.abc import Sequence
 
 SEED_BITS = 63  # vLLM hands seeds to torch as signed 64-bit integers
 
@@ -11,8 +12,16 @@ def sample_seed(run_seed: int, split: str, step: int, prompt: int, sample: int) 
 
     `prompt` is the prompt's ordinal, in dispatch order within the step (training) or in the data (validation).
     """
-    identity = f"{run_seed}/{split}/{step}/{prompt}/{sample}".encode()
-    digest = hashlib.blake2b(identity, digest_size=8).digest()
+    return _hash(f"{run_seed}/{split}/{step}/{prompt}/{sample}")
+
+
+def further_seed(seed: int, prompt_ids: Sequence[int], repeat: int) -> int:
+    """Seed of a request that a response's agent loop makes beside its first, the `repeat`th with these tokens."""
+    return _hash(f"{seed}/{','.join(map(str, prompt_ids))}/{repeat}")
+
+
+def _hash(identity: str) -> int:
+    digest = hashlib.blake2b(identity.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> (64 - SEED_BITS)
 
 

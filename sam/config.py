@@ -1,15 +1,11 @@
 """The settings of speculation: every default, once, checked, and translated into vLLM's own arguments."""
 
-import functools
-import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
 from sam.trained_drafter import is_eagle3_head
-
-logger = logging.getLogger(__name__)
 
 METHODS = ("sam", "off", "ngram", "suffix", "draft_model", "hybrid", "eagle3")
 WITH_DRAFT_MODEL = ("draft_model", "hybrid", "eagle3")
@@ -48,9 +44,6 @@ RANGES = {
     "prompt_lookup_min": (1, None),
     "paths": (1, 8),
 }
-# Names that 0.1 had, by today's. Can go with the release after 0.2.
-RENAMED = {"turns": "policy_rotation", "corpus_bias": "min_extra_match_len"}
-RENAMED_VERIFICATIONS = {"standard": "rejection"}
 
 
 @dataclass(frozen=True)
@@ -189,16 +182,10 @@ class SpeculationConfig:
     def from_dict(cls, section: dict[str, Any]) -> Self:
         """Rebuild from `to_dict`, or from the keys that a user set; the rest keep their defaults.
 
-        Names of 0.1 are taken for today's, with a warning.
-
         Raises:
             ValueError: an unknown key, or a value outside its range.
         """
-        values = {key: value for key, value in section.items() if key not in RENAMED}
-        values |= {current_name(key): value for key, value in section.items() if key in RENAMED}
-        if (old := values.get("verification")) in RENAMED_VERIFICATIONS:
-            values["verification"] = RENAMED_VERIFICATIONS[old]
-            _warn_renamed(f"verification={old}", f"verification={values['verification']}")
+        values = dict(section)
         for key in ("batch_invariant", "async_scheduling"):
             if type(word := values.get(key)) is bool:  # what YAML makes of on and off
                 values[key] = "on" if word else "off"
@@ -276,19 +263,6 @@ class SpeculationConfig:
             draft = {"num_speculative_tokens": self.num_speculative_tokens}
             arguments["speculative_config"] = drafters[self.method] | draft
         return arguments
-
-
-def current_name(key: str) -> str:
-    """Today's name of a key of SpeculationConfig; one of 0.1 is warned of once in a process."""
-    if key not in RENAMED:
-        return key
-    _warn_renamed(key, RENAMED[key])
-    return RENAMED[key]
-
-
-@functools.cache
-def _warn_renamed(old: str, new: str) -> None:
-    logger.warning("speculation.%s is now speculation.%s: change it, the next release refuses it", old, new)
 
 
 def check_rotation(policies: Sequence[str]) -> None:

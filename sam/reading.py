@@ -4,6 +4,8 @@ The line names file and place, and says what was expected. Nothing is guessed: n
 a loss or joined with another.
 """
 
+from __future__ import annotations
+
 import io
 import json
 import reprlib
@@ -11,9 +13,10 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np  # arguments are read before it is installed
 
 LARGEST_TOKEN = 2**31 - 1
 T = TypeVar("T")
@@ -91,6 +94,8 @@ def npz_arrays(content: Path | bytes, place: str) -> dict[str, np.ndarray]:
     Raises:
         ReadError: no such file, not such a file, or a damaged one.
     """
+    import numpy as np
+
     arrays = {}
     content = content_of(content) if isinstance(content, Path) else content
     with one_line(place, "not an .npz file of arrays"), zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -105,6 +110,8 @@ def npz_arrays(content: Path | bytes, place: str) -> dict[str, np.ndarray]:
 
 def token_ids(values: Any, place: str) -> np.ndarray:
     """int32 [length] of a list of token ids, as JSON has it."""
+    import numpy as np
+
     expect(isinstance(values, list), place, "a list of token ids", values)
     for number, token in enumerate(values):
         if type(token) is not int or not 0 <= token <= LARGEST_TOKEN:
@@ -116,9 +123,9 @@ def whole_numbers(array: np.ndarray, most: int, place: str) -> np.ndarray:
     """int64 [length] of an array of whole numbers from 0 to `most`."""
     expect(array.ndim == 1, place, "an array of one dimension", array.shape)
     expect(array.dtype.kind in "iu" or not array.size, place, "whole numbers", array.dtype.name)
-    for number in np.flatnonzero((array < 0) | (array > most))[:1]:
+    for number in ((array < 0) | (array > most)).nonzero()[0][:1]:
         expect(False, f"{place}[{number}]", f"0 to {most}", array[number].item())
-    return array.astype(np.int64)
+    return array.astype("int64")
 
 
 def content_of(path: Path) -> bytes:

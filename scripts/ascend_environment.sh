@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sourced on every node before Ray starts there: what HCCL, CANN, vllm-ascend and Ray read. A variable that is set
 # already stays as it is. verl itself sets HCCL_HOST_SOCKET_PORT_RANGE and HCCL_NPU_SOCKET_PORT_RANGE to auto.
-set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/arguments.sh"
 
 # verl hands dies to its workers itself; Ray must not hide them.
 export RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES="${RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES:-1}"
@@ -38,7 +38,8 @@ ulimit -n "$(ulimit -Hn)" 2>/dev/null || true
 run_on_ascend() {
     local config="$1"
     shift
-    cd "$(dirname "${BASH_SOURCE[0]}")/.."
+    check_run "$config" "$@"
+    cd "$REPOSITORY"
     case " $* " in
         *" scale=smoke "*) unset RAY_ADDRESS RAY_AUTH_MODE ;; # on this machine's CPU, with a Ray of its own
         *) join_ray ;;

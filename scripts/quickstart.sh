@@ -6,6 +6,7 @@
 # An interrupted quickstart goes on from the last checkpoint; a finished one starts again and is kept once, as
 # outputs/quickstart.previous. FRESH=1 starts again in any case.
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+check_run dapo_tiny_cpu "$@"
 set_up_environment cpu
 
 # Mistakes are found before anything is built.

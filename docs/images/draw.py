@@ -79,7 +79,7 @@ PROCESSES = (
     ("training workers", 3, 46.5, 30, 11, DOOR, WORKERS),
     ("TaskRunner", 40, 46.5, 30, 11, DOOR, TRAINER),
     ("TransferQueue", 79, 46.5, 28, 11, UPSTREAM, "prompts, responses and rewards,\nbetween the actors"),
-    ("agent loops", 40, 31.5, 30, 8, DOOR, "SeededAgentLoop: a seed for every sample\ntoken ids in, token ids out"),
+    ("agent loops", 40, 31.5, 30, 8, DOOR, "SeededWorker: a seed for every response\ntoken ids in, token ids out"),
     ("reward workers", 79, 31.5, 28, 8, DOOR, "recipe.trainer.reward"),
     ("scheduler", 7, 9, 17, 12, UPSTREAM, "running requests\nand their drafts"),
     ("model runner", 29, 9, 21, 12, UPSTREAM, "one forward pass over\n1 + drafts tokens a request"),

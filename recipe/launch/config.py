@@ -9,15 +9,16 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from recipe import user_code, values
+from recipe.arguments import CONFIGS, FREE_SECTIONS
 from recipe.launch import routing, sharing
-from sam.config import RENAMED, SpeculationConfig, current_name
+from sam.config import SpeculationConfig
 from sam.switch.step_cost import StepCost
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-CONFIGS = REPOSITORY / "configs"
+REPOSITORY = CONFIGS.parent
 
 
 class ConfigError(ValueError):
@@ -28,12 +29,11 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
     """Compose, check the `speculation` section and connect the recipe's parts to verl's keys.
 
     Raises:
-        ConfigError: unknown config, group choice or key, a speculation value out of range, or a count below 1.
+        ConfigError: unknown config, group choice or key, a speculation value out of range, or a number out of range.
     """
     if not (CONFIGS / f"{config_name}.yaml").is_file():
         known = ", ".join(sorted(path.stem for path in CONFIGS.glob("dapo_*.yaml")))
         raise ConfigError(f"config {config_name!r} is unknown: expected one of {known} [config.unknown_file]")
-    overrides = _with_current_names(overrides)
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(CONFIGS), version_base="1.3", job_name=config_name):
@@ -43,9 +43,11 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
         speculation = SpeculationConfig.from_dict(OmegaConf.to_container(config.speculation, resolve=True))
         _check_files(speculation)
         connect(config, speculation)
+        with open_dict(config):
+            user_code.connect(config, overrides)
         routing.connect(config)
         OmegaConf.resolve(config)
-        _check_numbers(config)
+        values.check(config)
     except ConfigError:
         raise
     except (HydraException, OmegaConfBaseException, ValueError) as error:
@@ -92,50 +94,7 @@ def connect(config: DictConfig, speculation: SpeculationConfig) -> None:
         if not isinstance(users, DictConfig | dict):
             raise ValueError(f"actor_rollout_ref.rollout.engine_kwargs.vllm.{key}={users}: expected a dictionary")
         rollout.engine_kwargs.vllm[key] = {**users, **value}
-    rollout.agent.agent_loop_config_path = str(CONFIGS / "agent_loops.yaml")
-    config.trainer.v1.sampler.custom_sampler.path = "pkg://recipe.trainer.dynamic_sampling"
-    config.reward.custom_reward_function.path = "pkg://recipe.trainer.reward"
     OmegaConf.set_struct(config, True)
-
-
-# What every check calculates with.
-COUNTS = (
-    "data.train_batch_size",
-    "data.gen_batch_size",
-    "data.max_prompt_length",
-    "data.max_response_length",
-    "actor_rollout_ref.actor.ppo_mini_batch_size",
-    "actor_rollout_ref.rollout.n",
-    "actor_rollout_ref.rollout.tensor_model_parallel_size",
-    "actor_rollout_ref.rollout.data_parallel_size",
-    "actor_rollout_ref.rollout.max_num_batched_tokens",
-    "actor_rollout_ref.rollout.max_num_seqs",
-    "trainer.nnodes",
-    "trainer.n_gpus_per_node",
-)
-SEEDS = ("seed", "actor_rollout_ref.rollout.seed")
-LARGEST_SEED = 2**32 - 1  # numpy's
-
-
-def _check_numbers(config: DictConfig) -> None:
-    for key in COUNTS:
-        if type(value := OmegaConf.select(config, key)) is not int or value < 1:
-            raise ValueError(f"{key}={value}: expected an integer of at least 1: change it")
-    threads = OmegaConf.select(config, "machine.threads")
-    if threads is not None and (type(threads) is not int or threads < 1):
-        raise ValueError(f"machine.threads={threads}: expected an integer of at least 1, or null for all cores")
-    seconds = OmegaConf.select(config, key := "watchdog.weight_sync_seconds")
-    if type(seconds) not in (int, float) or not seconds > 0:
-        raise ValueError(f"{key}={seconds}: expected a number of seconds above 0: change it")
-    for key in SEEDS:
-        if type(value := OmegaConf.select(config, key)) is not int or not 0 <= value <= LARGEST_SEED:
-            raise ValueError(f"{key}={value}: expected an integer from 0 to {LARGEST_SEED}: change it")
-
-
-def _with_current_names(overrides: list[str]) -> list[str]:
-    """Overrides of speculation's keys under the names they have now: Hydra would refuse the old ones."""
-    old = re.compile(rf"^(\+{{0,2}}speculation\.)({'|'.join(RENAMED)})(?==)")
-    return [old.sub(lambda found: found[1] + current_name(found[2]), override) for override in overrides]
 
 
 def _check_files(speculation: SpeculationConfig) -> None:
@@ -151,18 +110,6 @@ def _check_files(speculation: SpeculationConfig) -> None:
         raise ValueError(f"speculation.{key}: {error}") from error
 
 
-# Sections whose keys other programs define: what Hydra's `+` may add to.
-FREE_SECTIONS = (
-    "actor_rollout_ref.rollout.engine_kwargs",
-    "actor_rollout_ref.model.override_config",
-    "actor_rollout_ref.actor.megatron",
-    "actor_rollout_ref.actor.optim",
-    "actor_rollout_ref.actor.fsdp_config",
-    "data.apply_chat_template_kwargs",
-    "ray_kwargs.ray_init",
-    "reward.reward_kwargs",
-    "speculation",
-)
 EXTENSIBLE = tuple(section for section in FREE_SECTIONS if section != "speculation")  # whose keys are known here
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from recipe.launch import checkpoints
-from recipe.record.run_directory import STATE_FILE, read_metrics
+from recipe.record.run_directory import STATE_FILE, VALIDATING, read_json, read_metrics
+from recipe.record.settings import CONFIG_FILE
 
 LOG_FILE = "train.log"
 LONGEST_REASON = 240  # characters
@@ -27,13 +28,17 @@ ROLES = {
     "ray::WorkerDict": "a worker of the trainer",
     "ray::TaskRunner": "the trainer",
 }
-DEATHS = (
-    *("ActorDiedError", "ActorUnavailableError", "EngineDeadError", "WorkerCrashedError", "LocalRayletDiedError"),
-    "GroupsFailed",  # recipe.trainer.dynamic_sampling
-)
+DEATHS = ("ActorDiedError", "ActorUnavailableError", "EngineDeadError", "WorkerCrashedError", "LocalRayletDiedError")
+RAISED = "error raised in its creation task"  # Ray's word for an actor whose __init__ raised: it died of nothing else
+CAUSED = "\nThe above exception was the direct cause of the following exception:"
 FULL_DISK = re.compile(
     rf"Errno {errno.ENOSPC}|No space left on device|PytorchStreamWriter failed writing|iostream error"
     r"|inline_container.*unexpected pos"  # what torch.save says last
+)
+# What torch, pickle and zipfile say of a file that is cut off or damaged.
+UNREADABLE = re.compile(
+    r"PytorchStreamReader|UnpicklingError|EOFError|BadZipFile|invalid load key|[Cc]orrupt|JSONDecodeError"
+    r"|HeaderTooLarge|InvalidHeader|MetadataIncompleteBuffer|CheckpointException"
 )
 EXCEPTION_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception)\b(?!\().*", re.MULTILINE)
 
@@ -49,11 +54,13 @@ class Ending:
 
     code: the exit code of the command. reason: in one line; None after a run that finished.
     advice: what to do before the run is started again; empty when nothing is needed.
+    unreadable: the checkpoint from which the run could not go on.
     """
 
     code: int
     reason: str | None = None
     advice: str = ""
+    unreadable: Path | None = None
 
 
 def failed(code: int, died: str | None, error: dict | None, run_directory: Path) -> Ending:
@@ -73,6 +80,8 @@ def failed(code: int, died: str | None, error: dict | None, run_directory: Path)
     if died or (error and is_death(error)):
         reason = f"{died} was killed or crashed" if died else _dead_actor(text)
         return Ending(code, reason, "if nobody killed it, the log says more: often memory")
+    if error and "load_checkpoint" in text and UNREADABLE.search(text) and (folder := _origin(run_directory)):
+        return Ending(code, f"{folder} cannot be read ({_exception(error)})", unreadable=folder)
     if error:
         return Ending(code, _exception(error), "correct the cause")
     if code > 128:
@@ -82,7 +91,8 @@ def failed(code: int, died: str | None, error: dict | None, run_directory: Path)
 
 def is_death(error: dict) -> bool:
     """Whether an exception says no more than that a process died."""
-    return any(name in error["type"] or name in error["text"] for name in DEATHS)
+    dead = any(name in error["type"] or name in error["text"] for name in DEATHS)
+    return dead and RAISED not in error["text"]
 
 
 def last_line(run_directory: Path, ending: Ending) -> str:
@@ -91,14 +101,17 @@ def last_line(run_directory: Path, ending: Ending) -> str:
     done = steps_done(run_directory)
     if ending.reason is None:
         return f"finished after {done} steps; log: {log}; compare it with another run: python -m recipe.report"
-    if (saved := resumes_after(run_directory)) is None:
+    if ending.unreadable:
+        again = checkpoints.go_on_before(ending.unreadable)
+    elif (saved := resumes_after(run_directory)) is None:
         again = "the same command starts from the beginning (no checkpoint to go on from)"
     else:
         again = f"the same command goes on after step {saved}"
     sign = "" if ending.code == 130 else "error: "
     advice = f"{ending.advice}; then " if ending.advice else ""
-    # The first entry in state.json is the first weight sync's.
-    when = f"in step {done + 1}" if (run_directory / STATE_FILE).exists() else "while starting"
+    phase = read_json(run_directory / STATE_FILE).get("phase", "starting")
+    when = "while starting" if phase.startswith("starting") else f"in step {done + 1}"
+    when = f"in the {phase}" if phase == VALIDATING else when
     return f"{sign}{ending.reason}, {when}; log: {log}; {advice}{again}"
 
 
@@ -119,9 +132,16 @@ def steps_done(run_directory: Path) -> int:
 def resumes_after(run_directory: Path) -> int | None:
     """The step after which the run would go on; None where it would begin again."""
     with suppress(OSError, ValueError, AttributeError):
-        if OmegaConf.load(run_directory / "config.yaml").trainer.resume_mode == "disable":
+        if OmegaConf.load(run_directory / CONFIG_FILE).trainer.resume_mode == "disable":
             return None
-    return checkpoints.last_complete(run_directory)
+    return checkpoints.newest(run_directory)
+
+
+def _origin(run_directory: Path) -> Path | None:
+    """The checkpoint that the run went on from."""
+    with suppress(OSError, ValueError, AttributeError):
+        return checkpoints.origin(OmegaConf.load(run_directory / CONFIG_FILE))
+    return None
 
 
 def _dead_actor(text: str) -> str:
@@ -134,4 +154,6 @@ def _dead_actor(text: str) -> str:
 def _exception(error: dict) -> str:
     lines = EXCEPTION_LINE.findall(error["text"])
     text = lines[-1] if lines else f"{error['type']}: {(error['text'].strip().splitlines() or [''])[0]}"
+    if RAISED in error["text"] and (causes := EXCEPTION_LINE.findall(error["text"].rpartition(CAUSED)[0])):
+        text = f"{causes[-1]} ({text})"
     return text.strip() if len(text) <= LONGEST_REASON else text.strip()[: LONGEST_REASON - 3] + "..."

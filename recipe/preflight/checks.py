@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,20 @@ from omegaconf import DictConfig, OmegaConf
 from recipe import kv_pool
 from recipe.launch import environment, run_lock, versions
 from recipe.launch.config import ConfigError
-from recipe.preflight import ascend, cluster, device_memory, files, machine, speculation, unknown_names, vllm_command
+from recipe.preflight import (
+    ascend,
+    cluster,
+    compatibility,
+    device_memory,
+    files,
+    machine,
+    speculation,
+    unknown_names,
+    user_code,
+    vllm_command,
+)
 from recipe.preflight.device_memory import device_count, longest_sequence, uses_megatron
-from recipe.preflight.problem import Problem
+from recipe.preflight.problem import Problem, meant
 
 # Sizes of a replica: vLLM's argument, and the key of verl's rollout section.
 ENGINE_SIZES = {
@@ -52,7 +64,10 @@ def check(config: DictConfig, to_be_built: Path | None = None) -> None:
 
 
 def find_problems(config: DictConfig, to_be_built: Path | None = None) -> Iterator[Problem]:
-    """What can be said at once, before every run."""
+    """What can be said at once, before every run; of keys and their types first, with which the rest calculates."""
+    if wrong := list(unknown_names.key_problems(config)):
+        yield from wrong
+        return
     for one in select(config, "start"):
         yield from one.find(config, to_be_built) if "assets" in one.scopes else one.find(config)
 
@@ -71,9 +86,14 @@ def node_problems(content: dict) -> list[Problem]:
 
 
 def find_warnings(config: DictConfig) -> Iterator[str]:
-    """What costs time but breaks nothing."""
+    """What costs time or a promise but breaks nothing, and what nobody has tried."""
+    yield from compatibility.find_warnings(config)
+    for variable, key in (("MODEL_PATH", "actor_rollout_ref.model.path"), ("DATA_DIR", "data.train_files")):
+        if (value := os.environ.get(variable)) and value not in (used := str(OmegaConf.select(config, key))):
+            yield f"{variable}={value} has no effect on {config.config_name}, which reads {used}: set {key} instead"
     if config.trainer.device == "npu":
         yield from ascend.find_warnings(config)
+    yield from user_code.find_warnings(config)
     # On a laptop nobody waits for the curves.
     if config.trainer.device != "cpu" and "wandb" in config.trainer.logger and not environment.has_wandb_key():
         yield (
@@ -90,10 +110,11 @@ def _run_directory(config: DictConfig, to_be_built: Path | None = None) -> Itera
 
 
 def _versions(config: DictConfig) -> Iterator[Problem]:
-    required = {**versions.REQUIRED, "torch": versions.TORCH[config.trainer.device]}
-    for package, wanted in (required | ascend.REQUIRED if config.trainer.device == "npu" else required).items():
-        if (found := versions.installed(package)) != wanted:
-            yield Problem("package.version", f"{package} {found or 'is not installed'}, expected {wanted}")
+    yield from compatibility.version_problems(config)
+    device, of_cpu = config.trainer.device, versions.engine_of_cpu()
+    if device != "npu" and of_cpu is not None and of_cpu is not (device == "cpu"):
+        built = "CPUs" if of_cpu else "GPUs"
+        yield Problem("package.engine", f"trainer.device={device}, vLLM of {sys.prefix} is built for {built}")
     if config.speculation.method == "suffix" and versions.installed("arctic-inference") is None:
         yield Problem("package.suffix", "arctic-inference is not installed")
 
@@ -142,6 +163,18 @@ def _batches(config: DictConfig) -> Iterator[Problem]:
         size = OmegaConf.select(config.actor_rollout_ref, key)
         if size and not is_dynamic and total % size:
             yield Problem("batch.micro", f"actor_rollout_ref.{key}={size}, {total} responses of a device")
+
+
+def _filter_metric(config: DictConfig) -> Iterator[Problem]:
+    """One that the recipe's reward does not give. What a user's gives is known after the first round."""
+    from recipe.trainer import reward
+
+    wanted, buffer = config.algorithm.filter_groups.metric, config.reward.reward_kwargs.overlong_buffer_cfg
+    known = ("reward", *reward.METRICS, *(("overlong", "overlong_reward") if buffer.enable and buffer.log else ()))
+    is_own = config.reward.custom_reward_function.path == f"pkg://{reward.__name__}"
+    if config.algorithm.filter_groups.enable and is_own and wanted not in known:
+        remedy = meant(wanted, known) or f"set it to one of {', '.join(known)}"
+        yield Problem("batch.metric", f"algorithm.filter_groups.metric={wanted}", remedy)
 
 
 def _lengths(config: DictConfig) -> Iterator[Problem]:
@@ -193,8 +226,6 @@ def _kv_pool(config: DictConfig) -> Iterator[Problem]:
             yield Problem("pool.unknown", f"{one.key}: {one.name}", remedy)
         if one.extra.get("discard_partial_chunks") is False:
             yield Problem("pool.partial", f"{one.key}: discard_partial_chunks=false of {one.name}")
-    if pools and rollout.disaggregation.enabled:
-        yield Problem("pool.server", f"{vllm_command.ROLLOUT}.disaggregation.enabled=True with {pools[0].key}")
     # They register the cache's memory once: https://github.com/vllm-project/vllm-ascend/pull/15350
     if kv_pool.is_shared(config) and rollout.free_cache_engine:
         yield Problem("pool.sleep", f"{vllm_command.ROLLOUT}.free_cache_engine=True with {pools[0].key}")
@@ -215,10 +246,11 @@ def _token_budgets(config: DictConfig) -> Iterator[Problem]:
 
 def _verl(config: DictConfig) -> Iterator[Problem]:
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
     try:
-        validate_config(config, use_reference_policy=False, use_critic=False)
+        validate_config(config, need_reference_policy(config), need_critic(config))
         for part in ("actor", "rollout"):
             omega_conf_to_dataclass(config.actor_rollout_ref[part])
         # verl itself looks these up after the first rollout.
@@ -238,18 +270,21 @@ CHECKS = (
     Check("run directory", _run_directory, ("start", "assets")),
     Check("versions", _versions, ("start", "device", "node", "image")),
     Check("training's packages", _training_packages, ("start", "device", "node", "image")),
-    Check("Ascend: CANN and patches", ascend.installation_problems, ("start", "device", "node", "image", "npu")),
+    Check("Ascend: patches", ascend.patch_problems, ("start", "device", "node", "image", "npu")),
     Check("Ascend: settings", ascend.setting_problems, ("start", "image", "npu")),
     Check("Ascend: graph mode", ascend.graph_problems, ("start", "image", "npu")),
+    Check("compatibility", compatibility.setting_problems, ("start",)),
     Check("variables", unknown_names.variable_problems, ("start", "node", "image")),
-    Check("keys", unknown_names.key_problems, ("start",)),
+    Check("keys", unknown_names.key_problems, ()),
     Check("keys of ray.init", unknown_names.ray_problems, ()),
     Check("data", files.data_problems, ("start", "node", "assets")),
+    Check("users' code and data", user_code.find_problems, ("start", "node", "assets")),
     Check("model", files.model_problems, ("start", "node", "assets")),
     Check("draft model", files.draft_model_problems, ("start", "node", "assets")),
     Check("history of responses", files.history_problems, ("start", "node", "assets")),
     Check("tokenizer", files.tokenizer_problems, ()),
     Check("batches", _batches, ("start",)),
+    Check("metric of dynamic sampling", _filter_metric, ("start",)),
     Check("lengths", _lengths, ("start",)),
     Check("parallel sizes", _parallel_sizes, ("start",)),
     Check("token budgets", _token_budgets, ("start",)),

@@ -2,15 +2,16 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from recipe.preflight import weights
 from recipe.preflight.problem import Problem, first_line
 from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
 from sam.trained_drafter import settings_of, wrong_kind
 
-COLUMNS = ("data_source", "prompt", "reward_model")
+PREPARED = ("dapo_math_17k", "aime_2024", "gsm8k_train", "gsm8k_test")  # by scripts/prepare_data.sh
 # What a tokenizer may be stored as; Qwen3's folder has both.
 VOCABULARIES = ("tokenizer.json", "vocab.json")
 
@@ -19,14 +20,17 @@ def data_problems(config: DictConfig, to_be_built: Path | None = None) -> Iterat
     """But of what lies below the directory `to_be_built`."""
     for key in ("train_files", "val_files"):
         value = config.data[key]
-        for name in [value] if isinstance(value, str) else value:
-            path = Path(name).expanduser()
+        for name in value if isinstance(value, ListConfig) else [value]:
+            path = Path(str(name)).expanduser()
             if _is_below(path, to_be_built):
                 continue
             if not path.is_file():
-                yield Problem("data.missing", f"data.{key}={name}", _maker(config))
-            elif path.stat().st_size and (wrong := _wrong_parquet(path)):
-                yield Problem("data.wrong_file", f"data.{key}={name}: {wrong}", _maker(config))
+                made = "make it with bash scripts/prepare_data.sh, or " * (path.stem in PREPARED)
+                remedy = _made_by_assets(config, path) or f"{made}correct data.{key}"
+                yield Problem("data.missing", f"data.{key}={name}", remedy)
+            elif wrong := _wrong_parquet(path, config):
+                remedy = _made_by_assets(config, path) or "write it as recipe.data does"
+                yield Problem("data.wrong_file", f"data.{key}={name}: {wrong}", remedy)
 
 
 def _is_below(path: Path, folder: Path | None) -> bool:
@@ -34,35 +38,100 @@ def _is_below(path: Path, folder: Path | None) -> bool:
     return folder is not None and folder.absolute() in path.absolute().parents
 
 
-def _wrong_parquet(path: Path) -> str | None:
+def _wrong_parquet(path: Path, config: DictConfig) -> str | None:
+    """What verl's reader or its reward managers would trip over, in words."""
     import pyarrow.parquet  # a quarter of a second, and only where there are data
 
+    if config.data.custom_cls.path is not None:
+        return None
+    if path.suffix != ".parquet":
+        return f"its name ends in {path.suffix or 'nothing'}, .parquet is expected"
     try:
-        found = set(pyarrow.parquet.read_schema(path).names)
+        file = pyarrow.parquet.ParquetFile(path)
     except (OSError, ValueError) as error:
         return first_line(error)
-    missing = [name for name in COLUMNS if name not in found]
-    return f"no column {missing[0]}" if missing else None
+    prompt, found = config.data.prompt_key, file.schema_arrow
+    for column, expected, is_right in (
+        ("data_source", "text", _is_text),
+        (prompt, "a list of messages with role and content", _is_messages),
+        ("reward_model", "a dictionary with ground_truth", lambda kind: "ground_truth" in _fields(kind)),
+    ):
+        if column not in found.names:
+            return f"no column {column}"
+        if not is_right(kind := found.field(column).type):
+            return f"column {column} holds {kind}, expected {expected}"
+    if not file.metadata.num_rows:
+        return "no rows"
+    empty = sum(_nulls(file.metadata.row_group(group), f"{prompt}.") for group in range(file.num_row_groups))
+    return f"{empty} of {file.metadata.num_rows} rows have no message in {prompt}" if empty else None
 
 
-def _maker(config: DictConfig) -> str | None:
-    """How to make data and model for a CPU; None: as the table of problems says."""
-    return f"make it with python -m {config.assets_command} --output {config.assets}" if "assets" in config else None
+def _is_text(kind: Any) -> bool:
+    return str(getattr(kind, "value_type", kind)) in ("string", "large_string")  # a dictionary's values, or its own
+
+
+def _fields(kind: Any) -> list[str]:
+    return [field.name for field in getattr(kind, "fields", ())]
+
+
+def _is_messages(kind: Any) -> bool:
+    return {"role", "content"} <= {*_fields(getattr(kind, "value_type", None))}
+
+
+def _nulls(rows: Any, prefix: str) -> int:
+    """Messages without a role, as which rows without messages are counted."""
+    columns = [rows.column(index) for index in range(rows.num_columns)]
+    roles = [one for one in columns if one.path_in_schema.startswith(prefix) and one.path_in_schema.endswith(".role")]
+    return sum(one.statistics.null_count or 0 for one in roles if one.statistics)
+
+
+def _made_by_assets(config: DictConfig, path: Path) -> str | None:
+    """How to make what the config's own assets lack; None: it is not one of them."""
+    if "assets" not in config or not _is_below(path, Path(config.assets)):
+        return None
+    return f"make it with python -m {config.assets_command} --output {config.assets}"
+
+
+def _other_models(config: DictConfig) -> dict[str, str]:
+    """Models besides the policy that a run loads, by key."""
+    models = {}
+    if config.critic.enable or (config.critic.enable is None and config.algorithm.adv_estimator == "gae"):
+        models["critic.model.path"] = config.critic.model.path
+    if config.reward.reward_model.enable:
+        models["reward.reward_model.model_path"] = config.reward.reward_model.model_path
+    return models
+
+
+def _model_maker(config: DictConfig, key: str, path: Path) -> str:
+    if made := _made_by_assets(config, path):
+        return made
+    parts = path.parts
+    if path.exists() or path.is_absolute() or len(parts) != 2 or parts[0] in (".", "..", "~"):
+        return f"point {key} at the folder of a model, bash scripts/prepare_model.sh fetches one"
+    # models/Qwen3-32B is a config's own, OWNER/NAME is a hub's.
+    name = parts[1] if parts[0] == "models" else str(path)
+    return f"bash scripts/prepare_model.sh {name} fetches it to models/{parts[1]}, set {key} to that folder"
 
 
 def model_problems(config: DictConfig, to_be_built: Path | None = None) -> Iterator[Problem]:
     """None for a model below the directory `to_be_built`."""
+    for key in ("actor_rollout_ref.model.lora_adapter_path", "trainer.resume_from_path"):
+        if (name := OmegaConf.select(config, key)) and not Path(str(name)).expanduser().is_dir():
+            yield Problem("model.missing", f"{key}={name}: no such folder", f"correct {key}")
+    for key, name in _other_models(config).items():
+        if not (Path(str(name)).expanduser() / "config.json").is_file():
+            yield Problem("model.missing", f"{key}={name}: no config.json", f"point {key} at the folder of a model")
     model = Path(config.actor_rollout_ref.model.path).expanduser()
-    key = f"actor_rollout_ref.model.path={model}"
+    key = "actor_rollout_ref.model.path"
     if _is_below(model, to_be_built):
         return
     if not (model / "config.json").is_file():
-        yield Problem("model.missing", f"{key}: no config.json", _maker(config))
+        yield Problem("model.missing", f"{key}={model}: no config.json", _model_maker(config, key, model))
         return
     if not (model / "tokenizer_config.json").is_file():
-        yield Problem("model.missing", f"{key}: no tokenizer_config.json")
+        yield Problem("model.missing", f"{key}={model}: no tokenizer_config.json")
     elif not any((model / name).is_file() for name in VOCABULARIES):
-        yield Problem("model.missing", f"{key}: neither {' nor '.join(VOCABULARIES)}")
+        yield Problem("model.missing", f"{key}={model}: neither {' nor '.join(VOCABULARIES)}")
     yield from weights.find_problems(model)
 
 

@@ -6,27 +6,28 @@ from typing import Self
 
 # The code, what is wrong, and what to do where the check does not know better; docs/operations.md has it from here.
 TABLE = """\
-ascend.cann | torch-npu 2.10.0 is released with CANN 9 | install it, source its set_env.sh or set ASCEND_HOME_PATH
+agent_loop.unknown | verl knows no such agent loop | name one that the line names
 ascend.graph_mode | vllm-ascend would not start, or replay no graph | set what the line names
 ascend.lossy | it changes which tokens are sampled | unset it
 ascend.patches | vllm-ascend would not call this project | run python scripts/patch.py apply
 ascend.scheduling | this drafter needs the step's tokens first, vLLM refuses the pair | unset it
 batch.devices | the responses of a step do not divide among the devices | change one
 batch.generation | a round must be able to fill the batch, and divide it without dynamic sampling | change one
+batch.metric | the reward gives no such metric to compare samples by | choose one that it gives
 batch.micro | a micro-batch does not divide the responses that it is taken from | change it
 batch.mini | the batch is not a multiple of the mini-batch | change one
 batch.samples | dynamic sampling compares the samples of a prompt | use 2 or more
-config.engine | this recipe replaces the drafter and the sampler of vLLM only | set it to vllm
-config.name | wandb takes texts only | begin it with a letter, as in run_32
+code.missing | verl would not find it | correct what the line names
 config.override | Hydra refuses an override | correct what the line names
 config.ray_init | ray.init does not know the key | remove it
-config.strategy | expected fsdp, fsdp2 or megatron | choose it with training=...
+config.refused | this recipe does not run with it | set it to what docs/compatibility.md has
 config.unknown_file | configs/ has no such file | choose one of those that the line names
 config.unknown_key | verl 0.9.1 does not know the key and would ignore it | remove it
 config.value | a value is of another type or range than expected | change it
 config.verl | verl refuses the config | correct what it names
 data.missing | no such file | make it with bash scripts/prepare_data.sh, or point the key at your own
-data.wrong_file | expected Parquet with data_source, prompt and reward_model | make it again
+data.source | the recipe's reward does not know it | set reward.custom_reward_function.path to one of your own
+data.wrong_file | verl cannot read it as rows of data_source, messages and reward_model | make it again
 drafter.device | vllm-ascend's own draft model has no switch | choose speculation=sam
 drafter.heads | vLLM's CPU attention plans both models' passes with the target's heads | distil one from the target
 drafter.hidden_size | it reads the target's hidden states | choose a head that was trained for this model
@@ -57,6 +58,7 @@ model.damaged | not a whole safetensors file | remove it, bash scripts/prepare_m
 model.index | shards and index are of two models | fetch both again, bash scripts/prepare_model.sh
 model.missing | a file of the model is not there | bash scripts/prepare_model.sh, or point model.path at your own
 model.tokenizer | the tokenizer does not load | fetch the model again
+package.engine | that engine is another device's | use the script in scripts/: .venv is for the CPU, .venv-cuda for GPUs
 package.flash_attention | flash_attention_2 needs flash-attn, and splitting sequences needs both | set the other
 package.megatron | Megatron's packages are not installed | see docs/cluster.md; training=fsdp2 does without
 package.suffix | speculation=suffix needs it | install requirements/peers.txt
@@ -66,7 +68,6 @@ parallel.expert | vLLM spreads experts over 1 or all devices of a replica | set 
 parallel.megatron | Megatron's parallel sizes do not divide the devices | change one
 parallel.rollout | the rollout's parallel sizes do not divide the devices | change one
 pool.partial | with chunked prefill it saves a part of a block under the whole block's key | remove it
-pool.server | verl's prefill and decode servers do not salt their requests | turn one of the two off
 pool.sleep | the pool would read and write where the KV cache lay before the engine slept | set it to false
 pool.unknown | whether its keys bear vLLM's cache_salt is not known | if they do, set the key that the line names
 pool.unsalted | its keys bear no cache_salt, so that KV of old weights is read | use one that the line names
@@ -79,6 +80,8 @@ ray.node | preflight cannot run there | install the project and the pins of requ
 ray.nodes_missing | fewer nodes in the Ray cluster than the run needs | bash scripts/start_ray_cluster.sh worker
 ray.not_head | this node is not the head of that Ray cluster | start the run on its head
 ray.refused | the Ray cluster refuses the connection | start it again with scripts/start_ray_cluster.sh, or unset it
+run_dir.changed | it would be another curve | set it as it was, choose another run_dir=, or add --accept-changes
+run_dir.checkpoint | no whole checkpoint to go on from | put it back, or begin again with trainer.resume_mode=disable
 run_dir.in_use | two runs would write the same files | wait for it, stop it, or choose another run_dir=
 sharing.memory | siblings on other replicas would be dropped while they are written | raise it, or set it to null
 tokens.rollout | less than one step of full decoding | raise it

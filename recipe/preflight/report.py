@@ -95,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, for example speculation=off")
     options = parser.parse_intermixed_args(arguments)
     if options.npu_selftest:
-        from recipe.preflight.npu_selftest import markdown, selftest
+        from recipe.preflight.npu.selftest import markdown, selftest
 
         selftested = selftest(options.output, options.device, compiled=not options.no_compile, dtype=options.dtype)
         print(markdown(selftested))

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from difflib import SequenceMatcher
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -22,7 +23,7 @@ OWN = (
     *("assets", "assets_command", "config_name", "drafters", "machine", "routing", "run_dir", "seed", "speculation"),
     "watchdog",
 )
-# Checked by others: dataclasses of verl's that refuse an unknown key, vLLM's argument parser, ray.init; or handed on to
+# Whose unknown keys others refuse: dataclasses of verl's, vLLM's argument parser, ray.init; or that are handed on to
 # functions of the recipe's.
 CHECKED_ELSEWHERE = (
     "actor_rollout_ref.actor",
@@ -32,9 +33,10 @@ CHECKED_ELSEWHERE = (
     "data.apply_chat_template_kwargs",
     "ray_kwargs.ray_init",
     "reward.reward_kwargs",
+    "reward.custom_reward_function.reward_kwargs",
+    "custom_reward_function.reward_kwargs",  # given to the one above
     "trainer.v1.sampler.sampler_kwargs",
 )
-STRATEGIES = ("fsdp", "fsdp2", "megatron")
 
 PREFIXES = ("HCCL_", "VLLM_", "ASCEND_", "RAY_EXPERIMENTAL_NOSET_", "TASK_QUEUE_", "CPU_AFFINITY_")
 # HCCL's and CANN's documented ones that training and inference set; there is no list of them to be read here.
@@ -55,14 +57,7 @@ ALIKE, ALIKE_PREFIX = 0.85, 0.8
 
 
 def key_problems(config: DictConfig) -> Iterator[Problem]:
-    strategy, rollout = config.actor_rollout_ref.actor.strategy, config.actor_rollout_ref.rollout.name
-    if strategy not in STRATEGIES:
-        yield Problem("config.strategy", f"actor.strategy={strategy}")
-    if rollout != "vllm":
-        yield Problem("config.engine", f"rollout.name={rollout}")
-    for key in ("project_name", "experiment_name"):
-        if not isinstance(name := config.trainer[key], str):
-            yield Problem("config.name", f"trainer.{key}={name}")
+    """Keys that verl does not know, and values of another type than verl's own."""
     verls = {name: value for name, value in OmegaConf.to_container(config).items() if name not in OWN}
     yield from _unknown(verls, verl_defaults("megatron" if uses_megatron(config) else "dp"), "")
 
@@ -78,12 +73,26 @@ def verl_defaults(engine: str) -> dict:
 def _unknown(found: dict, known: dict, path: str) -> Iterator[Problem]:
     for name, value in found.items():
         key = f"{path}{name}"
-        if key in CHECKED_ELSEWHERE:
-            continue
         if name not in known:
-            yield Problem("config.unknown_key", key, meant(name, known))
+            if not key.startswith(CHECKED_ELSEWHERE):
+                yield Problem("config.unknown_key", key, meant(name, known))
+        elif expected := _other_type(value, known[name]):
+            yield Problem("config.value", f"{key}={value}", f"expected {expected}")
         elif isinstance(value, dict) and isinstance(known[name], dict) and known[name]:
             yield from _unknown(value, known[name], f"{key}.")
+
+
+def _other_type(value: Any, default: Any) -> str | None:
+    """What is expected in place of a value of another type than verl's default, which may be interpolated or null."""
+    if value is None or default is None or (isinstance(default, str) and default.startswith("${")):
+        return None
+    if isinstance(default, bool):
+        return None if isinstance(value, bool) else "true or false"
+    if isinstance(default, int | float):
+        return None if type(value) in (int, float) else "a number"
+    if isinstance(default, dict):
+        return None if isinstance(value, dict) else "keys below it"
+    return "text" if type(value) in (bool, int, float) or isinstance(value, dict) else None
 
 
 def ray_problems(config: DictConfig) -> Iterator[Problem]:

@@ -14,6 +14,9 @@ from sam.record.run_directory import METRICS_FILE, responses_path
 
 STATE_FILE = "state.json"
 LOCK_FILE = "running.json"  # there while a run goes on
+# Phases that state.json names, beside weight_sync, which may hang, and finished.
+STARTING_RAY, STARTING_WORKERS, STARTING_ENGINES = "starting Ray", "starting the workers", "starting the engines"
+VALIDATING, RUNNING = "first validation", "running"
 
 
 def read_json(path: Path) -> dict:
@@ -82,14 +85,18 @@ class RunRecord:
         """Write the first replica's steps of a RolloutRecord to engine_steps/<step>.npz."""
         record.replicas[0].save(self.directory, step)
 
+    def enter(self, phase: str) -> None:
+        """Say which phase begins, to the supervisor and to who looks at the screen."""
+        self._write_state({"phase": phase, "since": time.time()})
+
     @contextmanager
-    def phase(self, name: str):
+    def phase(self, name: str, then: str = RUNNING):
         """Mark a phase in which a dead engine makes verl wait for ever; the supervisor ends it after a limit."""
-        self._write_state({"phase": name, "since": time.time()})
+        self.enter(name)
         try:
             yield
         finally:
-            self._write_state({"phase": "running", "since": time.time()})
+            self.enter(then)
 
     def finish(self, seconds: float) -> None:
         """Mark the run as finished after `seconds` of training."""

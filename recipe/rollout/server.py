@@ -153,6 +153,11 @@ class SpeculationServer(vLLMHttpServer):
         """Tell the engine's workers that the shards are about to end."""
         await self.engine.collective_rpc("sam_stop_sharing")
 
+    async def end_engine(self) -> None:
+        """End the engine's processes, when the run has finished."""
+        if (engine := getattr(self, "engine", None)) is not None:
+            engine.shutdown()
+
     async def routing_limits(self) -> dict[str, int]:
         """What the engine holds, by its own numbers, for recipe.rollout.router."""
         vllm = self.engine.vllm_config

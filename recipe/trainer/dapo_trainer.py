@@ -13,21 +13,15 @@ from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from recipe.launch import routing, sharing
 from recipe.record.rollout_metrics import RolloutRecord, routing_metrics
-from recipe.record.run_directory import RunRecord
+from recipe.record.run_directory import RUNNING, STARTING_ENGINES, STARTING_WORKERS, VALIDATING, RunRecord
 from recipe.rollout import router
 from recipe.rollout.client import RoutedClient
 from recipe.seeds import prompt_uid
 from recipe.trainer.actor_worker import SessionWorker
+from recipe.trainer.dynamic_sampling import DapoRounds
 from sam.sharing.shard import start_shards
 
-STOP_SECONDS = 10.0  # that the end of a run waits for engines to stop sharing
-
-
-def _replica_class() -> type:
-    """Imported when the servers start, not before the workers do: vLLM takes seconds."""
-    from recipe.rollout.server import SpeculationReplica
-
-    return SpeculationReplica
+STOP_SECONDS = 10.0  # that the end of a run waits for engines to stop sharing, and then to end
 
 
 class DapoTrainer(PPOTrainerSync):
@@ -41,8 +35,16 @@ class DapoTrainer(PPOTrainerSync):
         self._shards: list = []  # an actor ends when nobody holds its handle
         self._rollout_metrics: dict[str, float] = {}
 
+    def _replica_class(self) -> type:
+        """Imported when the servers start, not before the workers do: vLLM takes seconds."""
+        from recipe.rollout.server import SpeculationReplica
+
+        self.record.enter(STARTING_ENGINES)
+        return SpeculationReplica
+
     def _setup(self):
-        RolloutReplicaRegistry.register("vllm", _replica_class)  # what verl starts for rollout.name=vllm
+        self.record.enter(STARTING_WORKERS)
+        RolloutReplicaRegistry.register("vllm", self._replica_class)  # what verl starts for rollout.name=vllm
         router.write_config(self.config)
         super()._setup()
         print(f"routing: {routing.describe(self.config)}", flush=True)
@@ -68,6 +70,12 @@ class DapoTrainer(PPOTrainerSync):
             with suppress(Exception):  # all that a run is for is done
                 ray.get([server.stop_sharing.remote() for server in self._servers()], timeout=STOP_SECONDS)
 
+    def _end_engines(self) -> None:
+        """Before their servers end with this process: a server whose engine ends first calls that a failure."""
+        servers = [server for replica in self.llm_server_manager.get_replicas() for server in replica.servers]
+        with suppress(Exception):
+            ray.get([server.end_engine.remote() for server in servers], timeout=STOP_SECONDS)
+
     def get_llm_client(self):
         """verl's, or the one that tells the recipe's router how long responses are."""
         routed = self.config.routing.policy == "context"
@@ -80,6 +88,8 @@ class DapoTrainer(PPOTrainerSync):
 
     def _add_batch_to_generate(self):
         """A whole round of dynamic sampling at once, not train_batch_size prompts and then the rest."""
+        if not isinstance(self.replay_buffer, DapoRounds):  # a user's sampler
+            return super()._add_batch_to_generate()
         self._add_prompts_to_generate(self.replay_buffer.prompts_per_round(self.config.data.train_batch_size))
 
     def _submit_batch_to_rollout(self, batch) -> int:
@@ -102,11 +112,13 @@ class DapoTrainer(PPOTrainerSync):
 
     def on_sample_end(self):
         """Write the step's responses and engine steps to disk, and keep its rollout metrics."""
-        engine_record = self._collect_rollout()
-        self.record.write_rollouts(self.global_steps, self.replay_buffer.last_step, int(self.config.seed))
+        engine_record, rounds = self._collect_rollout(), 1
+        if isinstance(self.replay_buffer, DapoRounds):
+            rounds = self.replay_buffer.last_step.rounds
+            self.record.write_rollouts(self.global_steps, self.replay_buffer.last_step, int(self.config.seed))
         self.record.write_engine_steps(self.global_steps, engine_record)
         threshold = int(self.config.speculation.batch_size_threshold)
-        self._rollout_metrics = engine_record.metrics(threshold, self.replay_buffer.last_step.rounds)
+        self._rollout_metrics = engine_record.metrics(threshold, rounds)
         self._rollout_metrics |= self._take_routing()
         super().on_sample_end()
 
@@ -117,8 +129,14 @@ class DapoTrainer(PPOTrainerSync):
 
     def on_init_end(self):
         """verl's first weight sync, marked as a phase for the supervisor."""
-        with self.record.phase("weight_sync"):
+        validates = self.config.trainer.get("val_before_train", True)
+        with self.record.phase("weight_sync", then=VALIDATING if validates else RUNNING):
             super().on_init_end()
+
+    def on_train_begin(self):
+        """Steps begin, after the first validation."""
+        self.record.enter(RUNNING)
+        super().on_train_begin()
 
     def _compute_metrics(self, batch, metrics, timing_raw, global_steps, epoch):
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
@@ -138,6 +156,7 @@ class DapoTrainer(PPOTrainerSync):
         super().fit(agent_loop_manager)
         self.record.finish(time.time() - started)
         self._stop_sharing()
+        self._end_engines()
 
     def _take_routing(self) -> dict[str, float]:
         """What the recipe's router did since the last call, as metrics."""

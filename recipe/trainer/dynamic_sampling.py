@@ -7,6 +7,7 @@ original recipe). verl 0.9.1's own V1 sampler refills prompt by prompt as groups
 what it trains on depends on the order in which responses finish.
 """
 
+import logging
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,11 +17,10 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
+from recipe.rollout.agent_loop import FAILURE
+
 POLL_SECONDS = 0.05
-
-
-class GroupsFailed(RuntimeError):
-    """Too few groups, of which some failed to generate: where an engine died, that is why (recipe.launch.ending)."""
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -44,13 +44,18 @@ class SampledStep:
     rounds: int = 0
     dropped_groups: int = 0
     failed_groups: int = 0
+    failed_responses: int = 0
     surplus_groups: int = 0
+    failure: str | None = None  # of the last round
     trajectories: list[Trajectory] = field(default_factory=list)
 
 
 class DapoRounds(ReplayBuffer):
-    """Rounds of dynamic sampling. `sampler_kwargs` hold train_batch_size, gen_batch_size,
-    max_num_gen_batches, metric (a key of the reward's extra info, or `reward`) and enable."""
+    """Rounds of dynamic sampling. `sampler_kwargs` hold gen_batch_size, n (the samples of a prompt),
+    max_num_gen_batches, metric (a key of the reward's extra info, or `reward`) and enable.
+
+    A response that failed, in its agent loop or its reward, is left out of its group, as verl does; a group needs two.
+    """
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, poll_interval=POLL_SECONDS, **kwargs)
@@ -58,8 +63,10 @@ class DapoRounds(ReplayBuffer):
         self.enabled = bool(settings.enable)
         self.round_size = int(settings.gen_batch_size)
         self.max_rounds = int(settings.max_num_gen_batches)
+        self.samples = int(settings.n)
         self.metric = str(settings.metric)
         self.last_step = SampledStep()
+        self._has_warned = False
 
     def prompts_per_round(self, batch_size: int) -> int:
         """Prompts of a round, when a step trains on `batch_size` of them."""
@@ -70,6 +77,7 @@ class DapoRounds(ReplayBuffer):
         if partition_id == "val":
             self._wait_for_groups(partition_id, batch_size)
             uids = sorted(self._terminal_groups(partition_id))[:batch_size]
+            self._say_failures(partition_id, uids, f"the validation at step {global_steps}")
             return self._take(partition_id, uids), {}
 
         step = SampledStep()
@@ -80,11 +88,15 @@ class DapoRounds(ReplayBuffer):
             self._wait_for_groups(partition_id, dispatched)
             new = sorted(self._terminal_groups(partition_id) - seen)
             seen.update(new)
+            step.failure = self._say_failures(partition_id, new, f"round {step.rounds + 1} of step {global_steps}")
             groups = self._read_groups(partition_id, new, step.rounds)
             step.rounds += 1
             for uid in new:
                 step.trajectories.extend(groups[uid])
-                if uid in self.failure_keys[partition_id]:
+                scored = len({trajectory.sample for trajectory in groups[uid]})
+                failed = uid in self.failure_keys[partition_id]
+                step.failed_responses += failed * max(0, self.samples - scored)
+                if scored < 1 + failed:
                     step.failed_groups += 1
                 elif not self.enabled or self._has_signal(groups[uid]):
                     kept.append(uid)
@@ -95,9 +107,9 @@ class DapoRounds(ReplayBuffer):
             self._check_rounds_left(step, len(kept), batch_size, global_steps)
             self.refill_fn(self.round_size)
             dispatched += self.round_size
-        return self._finish(step, partition_id, kept, batch_size)
+        return self._finish(step, partition_id, seen, kept, batch_size)
 
-    def _finish(self, step: SampledStep, partition_id: str, kept: list[str], batch_size: int):
+    def _finish(self, step: SampledStep, partition_id: str, seen: set[str], kept: list[str], batch_size: int):
         chosen = set(kept[:batch_size])
         step.surplus_groups = len(kept) - len(chosen)
         for trajectory in step.trajectories:
@@ -106,26 +118,50 @@ class DapoRounds(ReplayBuffer):
             "rollout/rounds": step.rounds,
             "rollout/dropped_groups": step.dropped_groups,
             "rollout/failed_groups": step.failed_groups,
+            "rollout/failed_responses": step.failed_responses,
             "rollout/surplus_groups": step.surplus_groups,
             "rollout/reward_all/mean": fmean(trajectory.reward for trajectory in step.trajectories),
-            "rollout/acc_all/mean": fmean(trajectory.metrics.get("acc", 0.0) for trajectory in step.trajectories),
         }
-        self._clear_groups(partition_id, {t.uid for t in step.trajectories} - chosen)
+        if right := [trajectory.metrics["acc"] for trajectory in step.trajectories if "acc" in trajectory.metrics]:
+            metrics |= {"rollout/acc_all/mean": fmean(right)}
+        self._clear_groups(partition_id, seen - chosen)
         return self._take(partition_id, kept[:batch_size]), metrics
 
     def _has_signal(self, group: list[Trajectory]) -> bool:
-        return len({t.reward if self.metric == "reward" else t.metrics[self.metric] for t in group}) > 1
+        return len({self._metric_of(trajectory) for trajectory in group}) > 1
+
+    def _metric_of(self, trajectory: Trajectory) -> float:
+        known = {"reward": trajectory.reward, **trajectory.metrics}
+        if self.metric not in known:
+            raise ValueError(
+                f"algorithm.filter_groups.metric={self.metric}: the reward gave {', '.join(known)} for sample "
+                f"{trajectory.sample} of {trajectory.uid}: set it to one of these, or let the reward return it always"
+            )
+        return known[self.metric]
 
     def _check_rounds_left(self, step: SampledStep, kept: int, wanted: int, global_steps: int) -> None:
-        if self.enabled and (step.rounds < self.max_rounds or self.max_rounds <= 0):
+        if (self.enabled or step.failed_groups) and (step.rounds < self.max_rounds or self.max_rounds <= 0):
             return
-        error = GroupsFailed if step.failed_groups else RuntimeError
-        raise error(
+        failed = f"; {step.failed_groups} groups failed, the first of the last round: {step.failure}"
+        raise RuntimeError(
             f"step {global_steps}: {step.rounds} rounds of {self.round_size} prompts gave {kept} groups with mixed "
-            f"{self.metric}, {wanted} are wanted (algorithm.filter_groups.max_num_gen_batches={self.max_rounds}; "
-            f"{step.failed_groups} groups failed to generate): the task is too easy or too hard for this model; "
+            f"{self.metric}, {wanted} are wanted (algorithm.filter_groups.max_num_gen_batches={self.max_rounds}"
+            f"{failed if step.failure else ''}): the task is too easy or too hard for this model; "
             "change the data, raise rollout.n or data.gen_batch_size, or allow more rounds"
         )
+
+    def _say_failures(self, partition_id: str, uids: list[str], when: str) -> str | None:
+        """Say which responses failed, the first time on the screen, and return what of; raise it if all did."""
+        failed = [uid for uid in uids if uid in self.failure_keys[partition_id]]
+        if not failed:
+            return None
+        first = tq.kv_list()[partition_id][failed[0]].get(FAILURE, "train.log has the exception")
+        if not self._trajectory_keys(partition_id, set(uids)):
+            raise RuntimeError(f"every response failed in {when}: {first}")
+        said = f"responses failed in {when}, to {len(failed)} of {len(uids)} prompts: {first}"
+        print(said, flush=True) if self._has_warned else logger.warning(said)
+        self._has_warned = True
+        return first
 
     def _terminal_groups(self, partition_id: str) -> set[str]:
         return self.finished_keys[partition_id] | self.failure_keys[partition_id]

@@ -5,6 +5,7 @@ from typing import Any
 from recipe.smollm2 import task as smollm2_task
 from recipe.tiny import task as tiny_task
 
+METRICS = ("acc", "score")  # the numbers among what compute_score returns
 GSM8K = "openai/gsm8k"
 MATH_SOURCES = ("math_dapo", "math", "math_dapo_reasoning")
 
@@ -22,6 +23,12 @@ def compute_score(
     """
     correct, predicted = _judge(data_source, solution_str, ground_truth)
     return {"score": 1.0 if correct else -1.0, "acc": 1.0 if correct else 0.0, "pred": predicted}
+
+
+def knows(data_source: str) -> bool:
+    """Whether `compute_score` can judge a data source's responses."""
+    known = (tiny_task.DATA_SOURCE, GSM8K, *MATH_SOURCES)
+    return data_source in known or str(data_source).startswith((smollm2_task.SOURCE_PREFIX, "aime"))
 
 
 def _judge(data_source: str, solution: str, ground_truth: str) -> tuple[bool, str]:

@@ -4,6 +4,7 @@ verl is imported in the actor only: in the driver it would cost every start a qu
 """
 
 import os
+import sys
 import threading
 from pathlib import Path
 
@@ -55,8 +56,12 @@ class TaskRunner:
         trainer_base.TRAINER_REGISTRY["sync"] = DapoTrainer
         worker_group.install()
         queue.join()
-        # verl exports the class only in its Ray wrapping.
-        TaskRunnerV1.__ray_metadata__.modified_class().run(config)
+        try:
+            # verl exports the class only in its Ray wrapping.
+            TaskRunnerV1.__ray_metadata__.modified_class().run(config)
+        finally:
+            if "wandb" in sys.modules:  # at exit it would look for its service, which Ray has ended by then
+                sys.modules["wandb"].teardown()
 
 
 # Arguments that only a Ray started by this process takes.

@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from tqdm import tqdm
 
+from sam.bench.arguments import parse
 from sam.bench.engine_process import EngineProcess, stop_all
 from sam.bench.environment import MEMORY, environment_of, vllm_version
 from sam.bench.loads import Group, check_prompts, groups_before
@@ -39,57 +40,14 @@ STOCK_SAMPLES = (
 )
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
-
-
-def parse(arguments: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """Options of this command, and the words left over for vLLM's engine."""
-    parser = Parser(prog="python -m sam.bench", description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--model", type=Path, required=True, help="folder of the model")
-    parser.add_argument("--prompts", type=Path, help=".jsonl or .parquet with prompt or prompt_token_ids; or built in")
-    parser.add_argument("--text", type=Path, help="recording or run directory whose responses all requests emit")
-    parser.add_argument(
-        "--history", type=Path, help="recording that every engine emits once before, as an earlier epoch"
-    )
-    parser.add_argument("--requests", type=int, nargs="+", default=[1, 4, 24], help="loads: requests at once")
-    parser.add_argument("--samples", type=int, default=8, help="requests of one prompt")
-    parser.add_argument("--responses", type=int, default=8, help="of a round at least: small loads run several batches")
-    parser.add_argument("--max-tokens", type=int, help="of a response; 256, or with --text all of it")
-    parser.add_argument("--temperature", type=float, default=1.0)
-    variants = "stock off sam ngram suffix draft_model hybrid eagle3; sam-k2: drafts of 2 in every step; sam-paths4"
-    parser.add_argument("--variants", nargs="+", default=["stock", "off", "sam"], help=variants)
-    parser.add_argument("--draft-tokens", type=int, default=8, help="longest draft of a request, 1 to 15")
-    parser.add_argument("--draft-model", type=Path, metavar="DIR", help="of draft_model and hybrid, or eagle3's head")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each load and variant that count")
-    parser.add_argument("--ignore-eos", action="store_true", help="all responses have --max-tokens tokens")
-    parser.add_argument(
-        "--seeds", action=argparse.BooleanOptionalAction,
-        help="whether requests carry seeds, so that tokens can be compared; by default unless --text is given",
-    )  # fmt: skip
-    parser.add_argument("--output", type=Path, default=Path("outputs/bench"), help="folder for rounds, logs, result")
-    parser.add_argument("--resume", action="store_true", help="go on where an interrupted measurement stopped")
-    parser.add_argument("--json", action="store_true", help="print result.json in place of the table")
-    return parser.parse_known_args(arguments)
-
-
 def prepare(options: argparse.Namespace, engine: list[str]) -> tuple[Settings, list[Group], list[str]]:
     """Settings, groups and what to know of these, checked: all that can be wrong without an engine.
 
     Raises:
         ValueError: one line.
     """
-    if engine and not engine[0].startswith("-"):
-        raise ValueError(f"{engine[0]}: expected an option of sam.bench, or one of vLLM's engine")
-    if options.rounds < 1:
-        raise ValueError(f"--rounds {options.rounds}: expected 1 or more")
-    if options.text and options.prompts:
-        raise ValueError("--text has its own prompts: leave --prompts out")
     names = ("samples", "responses", "temperature", "draft_tokens", "ignore_eos", "requests", "variants")
-    vllm_version()
+    of_cpu = vllm_version().endswith("+cpu")
     config, tokenizer = model_config(options.model), tokenizer_of(options.model, engine)
     seeds = options.text is None if options.seeds is None else options.seeds
     common = {name: getattr(options, name) for name in names} | {"engine": engine, "seeds": seeds}
@@ -100,6 +58,8 @@ def prepare(options: argparse.Namespace, engine: list[str]) -> tuple[Settings, l
     if options.draft_model is not None:
         check_draft_model(options.draft_model, config, options.variants)
     groups, name, notes = read_input(options, tokenizer)
+    if of_cpu and any(Path("/dev").glob("nvidia[0-9]*")):
+        notes.append("this vLLM is built for CPUs, and the machine has a GPU: bash scripts/bench_cuda.sh measures that")
     source = str(options.text or options.prompts or BUILT_IN)
     check_prompts(options.requests, options.samples, len(groups), source)
     check_texts(groups, longest, config, engine, source)
@@ -115,8 +75,6 @@ def read_input(options: argparse.Namespace, tokenizer: Path | None) -> tuple[lis
     """Groups, their name, and what to know of them."""
     needed = groups_before(options.requests, options.samples, options.responses, options.rounds + 1)
     notes: list[str] = []
-    if options.history and not options.text:
-        raise ValueError(f"--history {options.history}: it goes with --text, a later epoch of the same prompts")
     if options.text:
         folder = None if tokenizer is None else str(tokenizer)
         groups, notes = read_groups(options.text, folder, options.requests, options.samples, options.max_tokens)

@@ -140,7 +140,9 @@ def test_a_run_that_ends_in_six_ways_repeats_an_undisturbed_one(assets, tmp_path
         *progress, last = screen.splitlines()
         assert run.returncode == code and last.startswith(said), (screen, log_of(disturbed)[-3000:])
         assert f"; log: {disturbed}/train.log; " in last and last.endswith(f"same command goes on after step {step}")
-        assert all(line.startswith(("starting verl", "training: ", "warning: ")) for line in progress), screen
+        said = ("starting", "training: ", "warning: ", f"resumed from step {step - 1} of {disturbed}")
+        assert all(line.startswith(said) for line in progress), screen
+        assert (said[-1] in progress) == (step > 1) and "changed since then" not in screen
         assert log_of(disturbed).endswith(f"{last}\n")
         assert leaves_nothing(disturbed, before), outside(disturbed) - before
         assert not (disturbed / "rollouts" / f"{step + 2}.jsonl").exists()
@@ -150,6 +152,8 @@ def test_a_run_that_ends_in_six_ways_repeats_an_undisturbed_one(assets, tmp_path
     end(start(assets, undisturbed, "speculation=off"), undisturbed)
     end(resumed, disturbed)
     assert leaves_nothing(disturbed, before), outside(disturbed) - before
+    assert "Traceback" not in log_of(undisturbed), "a run that ended well"
+    assert len({path.name.rpartition("-")[2] for path in (disturbed / "wandb").glob("offline-run-*")}) == 1
 
     for step in range(1, STEPS + 1):
         assert responses(disturbed, step) == responses(undisturbed, step)

@@ -142,8 +142,6 @@ SEVERAL = json.dumps(
          ["a.b.Own"], True, None),
         ((f"{KEY}={{kv_connector:AscendStoreConnector,kv_connector_extra_config:{{discard_partial_chunks:false}}}}",),
          ["AscendStoreConnector"], True, "pool.partial"),
-        ((f"{KEY}={MOONCAKE}", "actor_rollout_ref.rollout.disaggregation.enabled=true"), ["MooncakeStoreConnector"],
-         True, "pool.server"),
     ],
 )  # fmt: skip
 def test_what_a_config_has_and_what_preflight_says_of_it(overrides, found, shared, code):

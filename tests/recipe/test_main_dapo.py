@@ -5,9 +5,12 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.launch import run_lock
+from recipe.launch import environment, run_lock, supervisor
+from recipe.launch.config import compose_config
+from recipe.launch.ending import Ending
 from recipe.main_dapo import is_finished, main
 from recipe.preflight import checks
+from tests.recipe.launch.test_checkpoints import MODEL, TRACKER, checkpoint, cut
 
 
 def config(directory, steps=10, mode="auto"):
@@ -51,3 +54,85 @@ def test_a_second_run_in_the_same_directory_is_refused(tmp_path, monkeypatch, ca
         assert main(["--config-name", "dapo_tiny_cpu", f"run_dir={tmp_path / 'run'}"]) == 2
     assert "is used by a run that goes on" in capsys.readouterr().err
     assert not (tmp_path / "run" / "config.yaml").exists()
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch, capsys):
+    """Starts a run whose training is over at once; returns the exit code and what the screen said before it."""
+    monkeypatch.setattr(checks, "check", lambda *_, **__: None)
+    run_directory, endings = tmp_path / "run", []
+    (run_directory / "checkpoints").mkdir(parents=True)
+
+    def supervise(command, *_, **__):
+        return endings.pop(0) if endings else Ending(0)
+
+    def start(*overrides, ends=()):
+        endings[:] = ends
+        monkeypatch.setattr(supervisor, "supervise", supervise)
+        code = main(["--config-name", "dapo_tiny_cpu", f"run_dir={run_directory}", *overrides])
+        return code, [line for line in capsys.readouterr().err.splitlines() if not line.startswith("starting")]
+
+    start.directory = run_directory
+    return start
+
+
+def test_a_resumed_run_says_where_it_goes_on(start):
+    assert not any(line.startswith("resumed") for line in start()[1])
+    checkpoint(start.directory, 3)
+    said = start()[1]
+    assert said[0] == f"resumed from step 3 of {start.directory}"
+    assert said[0] in (start.directory / "train.log").read_text()
+
+
+def test_changed_settings_are_refused_or_listed_and_the_old_ones_kept(start):
+    start()
+    checkpoint(start.directory, 3)
+    rate = "actor_rollout_ref.actor.optim.lr=1e-3"
+    config = (start.directory / "config.yaml").read_text()
+    code, (said,) = start(rate, "trainer.save_freq=1")
+    assert code == 2 and f"goes on from step 3, changed: {rate.partition('=')[0]} 0.0002 -> 0.001: it would" in said
+    assert said.endswith("choose another run_dir=, or add --accept-changes [run_dir.changed]")
+    assert (start.directory / "config.yaml").read_text() == config
+    code, said = start(rate, "trainer.save_freq=1", "--accept-changes")
+    assert code == 0 and said[0].startswith("resumed from step 3")
+    assert said[1] == f"changed since then: {rate.partition('=')[0]} 0.0002 -> 0.001, trainer.save_freq 5 -> 1"
+    assert (start.directory / "config.until_step_3.yaml").read_text() == config
+    assert start("trainer.save_freq=7", rate)[1][1] == "changed since then: trainer.save_freq 1 -> 7"
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_gone_on_from(start):
+    start()
+    checkpoint(start.directory, 3)
+    newest = checkpoint(start.directory, 6)
+    unread = Ending(1, f"{newest} cannot be read (EOFError)", unreadable=newest)
+    code, said = start(ends=[unread])  # which only its reader finds out
+    assert code == 0 and said[0] == f"resumed from step 6 of {start.directory}"
+    assert f"warning: {newest} cannot be read (EOFError): going on from the one before" in said
+    assert said.index(f"resumed from step 3 of {start.directory}") > 1
+    cut(newest / MODEL)
+    (start.directory / TRACKER).write_text("6")
+    code, said = start()
+    assert code == 0 and said[0].startswith(f"warning: {newest} cannot be read: {MODEL} is cut off")
+    assert said[1] == f"resumed from step 3 of {start.directory}"
+    code, (said,) = start("trainer.resume_mode=resume_path", f"trainer.resume_from_path={newest}")
+    assert code == 2 and f"trainer.resume_from_path={start.directory}/checkpoints/global_step_3 [run_dir.check" in said
+
+
+def test_wandb_goes_on_in_the_same_run(start, monkeypatch):
+    for name in ("WANDB_RUN_ID", "WANDB_RESUME"):
+        monkeypatch.delenv(name, raising=False)
+    config = compose_config("dapo_tiny_cpu", [f"run_dir={start.directory}"])
+    first = environment.wandb_run(config)
+    assert environment.wandb_run(config) != first, "began again: nothing to go on from"
+    second = environment.wandb_run(config)
+    checkpoint(start.directory, 3)
+    assert environment.wandb_run(config) == second == {**second, "WANDB_RESUME": "allow"}
+    named = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={start.directory}/checkpoints/global_step_3"]
+    assert environment.wandb_run(compose_config("dapo_tiny_cpu", [f"run_dir={start.directory}", *named])) == second
+    (start.directory.parent / "fork").mkdir()
+    fork = compose_config("dapo_tiny_cpu", [f"run_dir={start.directory.parent}/fork", *named])
+    assert environment.wandb_run(fork)["WANDB_RUN_ID"] != second["WANDB_RUN_ID"]
+    monkeypatch.setenv("WANDB_RUN_ID", "mine")
+    disable = compose_config("dapo_tiny_cpu", [f"run_dir={start.directory}", "trainer.resume_mode=disable"])
+    environment.wandb_run(disable)
+    assert (start.directory / "wandb_run_id").read_text() == "mine\n"

@@ -64,6 +64,7 @@ def test_the_scripts_for_a_cpu_start_what_the_readme_says(tmp_path):
     shutil.copytree(SCRIPTS, tmp_path / "scripts")
     (tmp_path / "scripts" / "environment.sh").write_text(
         "set_up_environment() { :; }\nset_up_ascend_simulator() { :; }\nruff() { :; }\n"
+        "check_run() { :; }\nhelp_if_asked() { :; }\n"
         'cd "$(dirname "${BASH_SOURCE[0]}")/.."\n'
     )
 
@@ -202,13 +203,13 @@ cp "$PUBLISHED"/* "$folder"
 
 
 @pytest.fixture
-def hub(stand_in, tmp_path):
+def hub(real_python, tmp_path):
     write_model(tmp_path / "published")
     for name in ("hf", "modelscope"):
         (tmp_path / name).write_text(DOWNLOAD)
         (tmp_path / name).chmod(0o755)
     places = {"CALLS": tmp_path / "calls", "PUBLISHED": tmp_path / "published", "MODELS_DIR": tmp_path / "models"}
-    return {**stand_in, "HF_HUB_OFFLINE": "1", **{name: str(path) for name, path in places.items()}}
+    return {**real_python, "HF_HUB_OFFLINE": "1", **{name: str(path) for name, path in places.items()}}
 
 
 @pytest.mark.parametrize(
@@ -254,6 +255,134 @@ def test_a_model_asked_for_wrongly(hub, arguments, hub_name, message):
     assert code == 2 and error == f"error: {message}\n"
 
 
+SOURCED = ("arguments.sh", "environment.sh", "ascend_environment.sh")
+STARTED = sorted(path.name for path in SCRIPTS.glob("*.sh") if path.name not in SOURCED)
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory):
+    """A checkout in which nothing is set up, and a machine with Python alone: no package, no ray, no hub's program."""
+    checkout = tmp_path_factory.mktemp("fresh")
+    for name in ("scripts", "configs", "sam", "recipe", "requirements", "tests/sam/verify"):
+        shutil.copytree(SCRIPTS.parent / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (checkout / "programs").mkdir()
+    for number in (11, 12):
+        python = checkout / "programs" / f"python3.{number}"
+        python.write_text(f'#!/bin/sh\nexec {sys.executable} -S -B "$@"\n')
+        python.chmod(0o755)
+    return checkout
+
+
+def run_fresh(checkout, script, *arguments, **variables):
+    before = {path for path in checkout.rglob("*")}
+    environment = {"PATH": f"{checkout}/programs:/usr/bin:/bin", **variables}
+    command = ["bash", checkout / "scripts" / script, *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert set(checkout.rglob("*")) == before, "something was made or installed"
+    return ended.returncode, ended.stdout, ended.stderr
+
+
+@pytest.mark.parametrize("script", STARTED)
+def test_help_comes_before_anything_is_installed(fresh, script):
+    code, said, error = run_fresh(fresh, script, "--help")
+    assert (code, error) == (0, "") and f"scripts/{script}" in said and "set -euo" not in said
+    if script.startswith("run_") or script == "quickstart.sh":
+        assert "--accept-changes" in said
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "said"),
+    [
+        ("run_dapo_qwen3_8b_cuda.sh", ["--chekc"], "unrecognized arguments: --chekc"),
+        ("run_dapo_qwen3_8b_cuda.sh", ["trainer.total_trainin_steps=5"], "did you mean trainer.total_training_steps?"),
+        ("run_dapo_tiny_cpu.sh", ["speculation=sma"], "speculation=sma is unknown: expected one of "),
+        ("run_dapo_smollm2_cpu.sh", ["--verbos"], "unrecognized arguments: --verbos"),
+        ("run_dapo_qwen3_32b.sh", ["scale=smok"], "scale=smok is unknown: expected one of full, smoke"),
+        ("quickstart.sh", ["trainer.save_frq=5"], "did you mean trainer.save_freq?"),
+        ("bench_cuda.sh", ["--modle", "/a"], "the following arguments are required: --model"),
+        ("bench_cuda.sh", ["--model", "/a", "--requets", "1"], "--requets: did you mean --requests?"),
+        ("test.sh", ["fats"], "fats: expected fast, --ascend, or a file of tests"),
+        ("test.sh", ["--ascned"], "--ascned: expected fast, --ascend, or a file of tests"),
+        ("download_packages.sh", ["folder", "cdua"], "cdua: expected some of cpu, smollm2, cuda, dev"),
+        ("prepare_model.sh", ["Qwen3-8B", "Qwen3-23B"], "Qwen3-23B: expected Qwen3-8B, Qwen3-32B, "),
+        ("prepare_data.sh", ["dapo-mth"], "dapo-mth is unknown: expected some of "),
+        ("prepare_data.sh", ["--frm", "folder"], "unrecognized arguments: --frm"),
+        ("start_ray_cluster.sh", ["haed"], "haed: expected head, worker HEAD_ADDRESS or stop"),
+    ],
+)
+def test_a_typing_mistake_is_named_before_anything_is_installed(fresh, script, arguments, said):
+    code, _, error = run_fresh(fresh, script, *arguments)
+    assert code == 2 and said in error and error.startswith("error: ") and error.count("\n") == 1, error
+
+
+def test_python_is_the_one_that_was_named_or_none(fresh):
+    code, _, error = run_fresh(fresh, "run_dapo_tiny_cpu.sh", PYTHON="/usr/bin/false")
+    assert code != 0 and error.startswith("error: PYTHON=/usr/bin/false: no Python 3.11 or 3.12 found")
+
+
+# What uv and pip are asked for, in place of downloads of 3 GB.
+FAKE_VENV = """#!/bin/sh
+if [ "$1 $2" = "-m venv" ]; then
+    for folder; do :; done
+    [ "$3" = --clear ] && rm -rf "$folder"
+    mkdir -p "$folder/bin" && cp "$0" "$folder/bin/python" && cp "$0" "$folder/bin/uv"
+fi
+[ "$1" = -c ] || echo "${0##*/checkout/} $*" >>"$CALLS"
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A function that sets extras up in a checkout of its own; returns what was installed."""
+    for name in ("scripts", "requirements"):
+        shutil.copytree(SCRIPTS.parent / name, tmp_path / "checkout" / name)
+    shutil.copy(SCRIPTS.parent / "pyproject.toml", tmp_path / "checkout")
+    (tmp_path / "python").write_text(FAKE_VENV)
+    (tmp_path / "python").chmod(0o755)
+    calls = tmp_path / "calls"
+
+    def set_up(*extras):
+        calls.write_text("")
+        script = f"source {tmp_path}/checkout/scripts/environment.sh; set_up_environment {' '.join(extras)}; echo $PATH"
+        environment = {**os.environ, "PYTHON": str(tmp_path / "python"), "CALLS": str(calls)}
+        ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment, timeout=60)
+        return ended.returncode, calls.read_text(), ended.stdout, ended.stderr
+
+    set_up.folder = tmp_path / "checkout"
+    return set_up
+
+
+def test_each_device_has_an_environment_of_its_own(checkout):
+    """Installers take vllm 0.23.0+cpu for vllm==0.23.0: one environment would keep a CPU's engine on a GPU machine."""
+    for extra, folder in (("cpu", ".venv"), ("cuda", ".venv-cuda")):
+        code, calls, said, _ = checkout(extra)
+        assert code == 0 and f"requirements/{extra}.txt" in calls
+        assert {line.split()[0] for line in calls.splitlines() if "/" in line.split()[0]} >= {f"{folder}/bin/uv"}
+        assert said.splitlines()[-1].startswith(f"{checkout.folder}/{folder}/bin:")
+    assert not any(checkout(extra)[1] for extra in ("cpu", "cuda")), "set up already"
+    code, calls, _, error = checkout("cpu", "cuda")
+    assert code != 0 and not calls and error.startswith("error: cpu and cuda: expected one of them")
+
+
+def test_an_environment_with_another_devices_engine_is_made_anew(checkout):
+    """As scripts before this one left it, or an installation by hand."""
+    for extra, folder, version in (("cpu", ".venv", "0.23.0"), ("cuda", ".venv-cuda", "0.23.0+cpu")):
+        engine = checkout.folder / folder / "lib" / "python3.12" / "site-packages" / f"vllm-{version}.dist-info"
+        engine.mkdir(parents=True)
+        assert f"{folder} holds another device's vLLM: making it anew" in checkout(extra)[2]
+        assert not engine.exists()
+
+
+def test_pins_that_have_changed_and_changed_back_are_installed_each_time(checkout):
+    pins = checkout.folder / "requirements" / "dev.txt"
+    before = pins.read_text()
+    assert checkout("cpu")[1]
+    pins.write_text(before + "# changed\n")
+    assert checkout("cpu")[1] and checkout("cpu", "dev")[1] and not checkout("cpu")[1]
+    pins.write_text(before)
+    assert checkout("cpu")[1]
+
+
 def test_every_script_is_sound():
     for path in SCRIPTS.glob("*.sh"):
         subprocess.run(["bash", "-n", path], check=True)
@@ -269,7 +398,7 @@ def test_every_script_is_sound():
 )
 def test_packages_that_are_carried_wrongly(stand_in, script, arguments, variables, message):
     code, _, error = run(script, *arguments, environment=stand_in | variables)
-    assert code == 1 and error.startswith("error: ") and message in error and error.count("\n") == 1
+    assert code == 2 and error.startswith("error: ") and message in error and error.count("\n") == 1
 
 
 def test_carried_packages_take_the_place_of_an_index(stand_in, tmp_path):

@@ -1,3 +1,5 @@
+import numpy as np
+
 from recipe.seeds import parse_prompt_uid, prompt_uid, sample_seed
 
 
@@ -29,25 +31,14 @@ def test_uids_sort_in_dispatch_order_and_parse_back():
     assert parse_prompt_uid("0b5ff1f0-6a4c-4f5e-9d1b-7d2f0d0c9f11") is None
 
 
-def test_samples_of_a_prompt_have_their_own_seeds_and_are_not_detokenised(monkeypatch):
-    import asyncio
-    from types import SimpleNamespace
-
-    from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
-
-    from recipe.rollout.agent_loop import SeededAgentLoop
-
-    seen = []
-
-    async def run(self, sampling_params, **kwargs):
-        seen.append(sampling_params)
-
-    monkeypatch.setattr(SingleTurnAgentLoop, "run", run)
-    loop = object.__new__(SeededAgentLoop)
-    loop.config = SimpleNamespace(seed=0)
-    given = {"temperature": 1.0}
-    for sample in (0, 1):
-        asyncio.run(loop.run(given, session_id=sample, uid=prompt_uid(1, 2), global_steps=1, index=0))
-    assert [params["seed"] for params in seen] == [sample_seed(0, "train", 1, 2, sample) for sample in (0, 1)]
-    assert all(params["detokenize"] is False and params["temperature"] == 1.0 for params in seen)
-    assert given == {"temperature": 1.0}
+def test_no_two_rows_of_the_published_files_share_a_seed():
+    """DAPO-Math-17k has 1,791,700 rows and AIME-2024 960; each of these is sampled 32 times in ten validations."""
+    train = (sample_seed(0, "train", 1, row, 0) for row in range(1_791_700))
+    validation = (
+        sample_seed(0, "validation", step, row, sample)
+        for step in range(0, 100, 10)
+        for row in range(960)
+        for sample in range(32)
+    )
+    seeds = np.fromiter((seed for part in (train, validation) for seed in part), np.int64)
+    assert len(np.unique(seeds)) == len(seeds) == 1_791_700 + 10 * 960 * 32

@@ -1,6 +1,5 @@
 """Configs compose on verl's own, and every mistake is one line before anything starts."""
 
-import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-import sam.config
 from recipe.launch.config import CONFIGS, ConfigError, compose_config
 from sam.config import SpeculationConfig
 
@@ -93,13 +91,16 @@ BAD = [
     ),
     (["speculation.corpus=missing.sam"], "missing.sam: no such file; build it with python -m sam.corpus build"),
     (["speculation.corpus=README.md"], "README.md: damaged or not an automaton"),
-    (["speculation.corpus_bias=-1"], "speculation.min_extra_match_len=-1: expected an integer of at least 0"),
+    (["speculation.min_extra_match_len=-1"], "speculation.min_extra_match_len=-1: expected an integer of at least 0"),
     (["speculation.step_cost=missing.json"], "speculation.step_cost: missing.json: no such file"),
     (
         ["speculation.policy_rotation=[never,threshold]"],
         "speculation.policy_rotation='threshold': expected policies as",
     ),
-    (["speculation.turns=never"], "speculation.policy_rotation='never': expected policies as in [never,'threshold 8',"),
+    (
+        ["speculation.policy_rotation=never"],
+        "speculation.policy_rotation='never': expected policies as in [never,'threshold 8',",
+    ),
     (
         ["speculation.history_path=x"],
         "speculation.history_path=x: unused with speculation.scope=group: set the scope to",
@@ -123,6 +124,7 @@ BAD = [
     (["trainer.n_gpus_per_node=0"], "trainer.n_gpus_per_node=0: expected an integer of at least 1"),
     (["machine.threads=0"], "machine.threads=0: expected an integer of at least 1, or null"),
     (["actor_rollout_ref.rollout.max_num_seqs=1.5"], "max_num_seqs=1.5: expected an integer of at least 1"),
+    (["actor_rollout_ref.rollout.temperature=-1"], "rollout.temperature=-1: expected a number above 0: change it"),
     (["watchdog.weight_sync_seconds=abc"], "weight_sync_seconds=abc: expected a number of seconds above 0: change it"),
     (["watchdog.weight_sync_seconds=0"], "watchdog.weight_sync_seconds=0: expected a number of seconds above 0"),
     (["watchdog.weight_sync_seconds=null"], "watchdog.weight_sync_seconds=None: expected a number of seconds above 0"),
@@ -132,17 +134,6 @@ BAD = [
         "engine_kwargs.vllm.additional_config=3: expected a dictionary",
     ),
 ]
-
-
-def test_names_of_the_release_before_are_taken_and_warned_of_once(caplog):
-    sam.config._warn_renamed.cache_clear()
-    caplog.set_level(logging.WARNING)  # vLLM's API server, where a test imports it, leaves the root logger at ERROR
-    old = ["speculation.turns=[never,goodput]", "++speculation.corpus_bias=3", "speculation.verification=standard"]
-    speculation = [compose_config("dapo_tiny_cpu", old) for _ in range(2)][1].speculation
-    assert list(speculation.policy_rotation) == ["never", "goodput"] and "turns" not in speculation
-    assert (speculation.min_extra_match_len, speculation.verification) == (3, "rejection")
-    assert len(caplog.messages) == 3
-    assert "speculation.turns is now speculation.policy_rotation: change it" in caplog.text
 
 
 def test_the_yaml_has_the_defaults_of_the_code():

@@ -22,13 +22,29 @@ EXCEPTION = """ray::TaskRunner.run() (pid=1, ip=10.0.0.1)
   File "trainer.py", line 1
 ValueError: train_batch_size must be positive
 """
+REWARD = """ray::TaskRunner.run() (pid=1, ip=10.0.0.1)
+  File "dynamic_sampling.py", line 1
+RuntimeError: every response failed in round 1 of step 1: data_source 'own': /my/reward.py:12: ValueError: boom
+"""
+UNLOADABLE = """ray::TaskRunner.run() (pid=1, ip=10.0.0.1)
+ray.exceptions.ActorDiedError: The actor died because of an error raised in its creation task, ray::RewardLoopWorker()
+  File "/my/reward.py", line 1, in <module>
+    import nothing_such
+ModuleNotFoundError: No module named 'nothing_such'
+
+The above exception was the direct cause of the following exception:
+
+ray::RewardLoopWorker.__init__() (pid=2, ip=10.0.0.1)
+RuntimeError: Error loading module from module_path='/my/reward.py'
+"""
 
 
 def checkpoint(run_directory, step, complete=True):
     folder = run_directory / "checkpoints" / f"global_step_{step}"
     (folder / "actor").mkdir(parents=True)
     if complete:
-        (folder / "data.pt").touch()
+        for name in ("data", "actor/model_world_size_1_rank_0"):
+            torch.save({"numbers": torch.arange(1000)}, folder / f"{name}.pt")
     return folder
 
 
@@ -39,6 +55,8 @@ def checkpoint(run_directory, step, complete=True):
         (1, "a rollout server (process 7)", DEAD_ACTOR, "a rollout server (process 7) was killed or crashed"),
         (1, None, DEAD_ACTOR, "a worker of the trainer was killed or crashed on 10.0.0.2"),
         (1, None, EXCEPTION, "ValueError: train_batch_size must be positive"),
+        (1, None, REWARD, REWARD.splitlines()[-1]),
+        (1, None, UNLOADABLE, f"ModuleNotFoundError: No module named 'nothing_such' ({UNLOADABLE.splitlines()[-1]})"),
         (1, "a rollout server (process 7)", EXCEPTION, "a rollout server (process 7) was killed or crashed"),
         (137, None, None, "the run's own process was killed (signal 9)"),
         (3, None, None, "the run ended with exit code 3"),
@@ -85,17 +103,6 @@ def test_last_line_says_how_to_go_on(tmp_path):
     assert ", in step 3; " in line and line.endswith("; the same command goes on after step 1")
     (tmp_path / "config.yaml").write_text("trainer: {resume_mode: disable}")
     assert "starts from the beginning" in last_line(tmp_path, Ending(1, "it rained"))
-
-
-def test_an_empty_tracker_is_repaired(tmp_path):
-    checkpoint(tmp_path, 1)
-    checkpoint(tmp_path, 2)
-    checkpoint(tmp_path, 3, complete=False)
-    tracker = tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt"
-    tracker.touch()
-    assert checkpoints.last_complete(tmp_path) is None
-    checkpoints.repair_tracker(tmp_path)
-    assert checkpoints.last_complete(tmp_path) == 2
 
 
 def test_only_this_run_s_unfinished_checkpoints_are_removed(tmp_path):

@@ -26,7 +26,8 @@ def config(directory, method="sam", threads=1, eager=True):
                    "policy_rotation": None}  # fmt: skip
     return OmegaConf.create(
         {"config_name": "dapo_tiny_cpu", "seed": 3, "run_dir": str(directory / "run"), "speculation": speculation,
-         "trainer": {"device": "cpu"}, "machine": {"threads": threads},
+         "trainer": {"device": "cpu", "resume_mode": "auto", "default_local_dir": "nowhere"},
+         "machine": {"threads": threads},
          "actor_rollout_ref": {"rollout": {"enforce_eager": eager}}}
     )  # fmt: skip
 

@@ -17,6 +17,10 @@ def write(directory, *steps):
     (directory / "metrics.jsonl").write_text("".join(json.dumps({"step": step, **ROW}) + "\n" for step in steps))
 
 
+def enter(directory, phase):
+    (directory / "state.json").write_text(json.dumps({"phase": phase}))
+
+
 def test_summary_has_what_the_step_has():
     assert progress.summary(ROW) == "reward +0.25, response 85 tokens, rollout 6.0 s, acceptance length 2.41"
     assert progress.summary({**ROW, "rollout/spec_drafted_tokens": 0.0}).endswith("rollout 6.0 s")
@@ -25,23 +29,46 @@ def test_summary_has_what_the_step_has():
 
 def test_without_a_terminal_whole_lines_come_now_and_then(tmp_path, capsys):
     bar = progress.Progress(tmp_path, total_steps=3)
+    for phase in ("starting Ray", "starting the workers", "starting the engines", "weight_sync", "first validation"):
+        enter(tmp_path, phase)
+        bar.update()
+    enter(tmp_path, "running")
+    bar.update()
     for steps in ((1,), (1, 2), (1, 2, 3)):
         write(tmp_path, *steps)
         bar.update()
     bar.close()
     shown = capsys.readouterr().err
     lines = shown.splitlines()
-    assert "\r" not in shown and lines[0].startswith("starting verl, Ray and vLLM:")
-    assert "1/3" in lines[1] and "reward +0.25" in lines[1]
+    assert "\r" not in shown
+    phases, lines = lines[:6], lines[6:]
+    names = ("starting", "starting Ray", "starting the workers", "starting the engines", "first validation", "training")
+    assert tuple(line.partition(":")[0] for line in phases) == names, "each as it begins"
+    assert "1/3" in lines[0] and "reward +0.25" in lines[0]
     assert not any("2/3" in line for line in lines), "within half a minute of the first"
     assert "3/3" in lines[-1]
 
 
-def test_a_resumed_run_begins_at_its_last_step(tmp_path, capsys):
-    write(tmp_path, 1, 2)
-    bar = progress.Progress(tmp_path, total_steps=3)
-    bar.close()
-    assert "2/3" in capsys.readouterr().err
+def test_a_resumed_run_begins_at_its_checkpoint(tmp_path, capsys):
+    """Not at the last step that has metrics: steps after the checkpoint are repeated."""
+    write(tmp_path, 1, 2, 3)
+    progress.Progress(tmp_path, total_steps=4, first=2).close()
+    assert "2/4" in capsys.readouterr().err
+
+
+def test_the_estimate_of_a_step_leaves_out_the_start(tmp_path, monkeypatch, capsys):
+    """And the steps of earlier starts."""
+    now = [1000.0]
+    monkeypatch.setattr(progress.time, "time", lambda: now[0])
+    bar = progress.Progress(tmp_path, total_steps=10, first=4)
+    bar.bar._time, bar.bar.start_t = lambda: now[0], now[0]
+    now[0] += 600.0  # of starting
+    enter(tmp_path, "running")
+    bar.update()
+    now[0] += 5.0
+    write(tmp_path, 5)
+    bar.update()
+    assert "5/10 [00:05<00:25,  5.00s/step" in capsys.readouterr().err
 
 
 def test_warnings_come_on_the_screen_once_each(tmp_path, capsys):
@@ -59,7 +86,7 @@ def test_warnings_come_on_the_screen_once_each(tmp_path, capsys):
             file.write(text)
         bar.update()
     bar.close()
-    shown = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("starting verl")]
+    shown = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("starting:")]
     assert shown == ["warning: sam.vllm.one: no table: é", "warning: recipe.two: failed"]
 
 

@@ -189,10 +189,10 @@ def test_what_came_first_is_the_cause(tmp_path, exception_after, said):
     assert watch._failed(1).reason.startswith(said)
 
 
-def test_groups_that_failed_are_a_consequence(tmp_path):
+def test_responses_that_failed_because_of_the_engine_are_a_consequence(tmp_path):
     """A killed engine fails its requests at once, sooner than a look at the processes may notice it."""
-    text = "recipe.trainer.dynamic_sampling.GroupsFailed: step 3: 1 rounds of 4 prompts gave 0 groups"
-    error = {"type": "RayTaskError(GroupsFailed)", "text": text, "at": 999.8}
+    text = "RuntimeError: every response failed in round 1 of step 3: data_source 'x': a.py:1: EngineDeadError: gone"
+    error = {"type": "RayTaskError(RuntimeError)", "text": text, "at": 999.8}
     watch = supervisor.Watch(None, tmp_path, {}, SimpleNamespace(read_error=lambda: error))
     watch.died, watch._died_at = "the vLLM engine (process 7)", 1000.0
     assert watch._failed(1).reason.startswith("the vLLM engine (process 7) was")

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from recipe.launch import versions
 from recipe.launch.config import ConfigError, compose_config
-from recipe.preflight import ascend, checks, cluster, machine, report
+from recipe.preflight import checks, cluster, compatibility, machine, report
 from recipe.tiny.tokenizer import build_tokenizer
 
 # Qwen3-32B's, as its config.json has them.
@@ -23,6 +23,11 @@ SIZES = {
     "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "intermediate_size": 25600,
     "tie_word_embeddings": False,
 }  # fmt: skip
+ASCEND_PACKAGES = {
+    row.key.removeprefix("package "): (row.tested + row.untested)[0]
+    for row in compatibility.ROWS
+    if row.is_package and row.when == "trainer.device=npu" and "*" not in str(row)
+}
 ADDRESS = "127.0.0.1:6379"
 
 
@@ -56,9 +61,9 @@ def good_node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     for name in ("VLLM_PLUGINS", "VLLM_PORT", "VLLM_USE_V2_MODEL_RUNNER", "HCCL_HOST_SOCKET_PORT_RANGE"):
         monkeypatch.delenv(name, raising=False)
     original = versions.installed
-    wanted = {**ascend.REQUIRED, "torch": versions.TORCH["npu"]}
-    node.set(versions, "installed", lambda name: wanted.get(name) or original(name))
-    monkeypatch.setitem(versions.TORCH, "cuda", wanted["torch"])
+    node.set(versions, "installed", lambda name: ASCEND_PACKAGES.get(name) or original(name))
+    node.set(compatibility, "ROWS", [row for row in compatibility.ROWS if row.feature != "torch, CUDA"])
+    node.set(versions, "engine_of_cpu", lambda: None)  # this machine's, not the node's
     node.set(checks, "is_importable", lambda module: True)
     node.set(report, "has_device", lambda device: True)
     node.set(machine, "free_gib", lambda place: 4000.0)
@@ -80,9 +85,15 @@ def join_cluster(node: Node, dies: list[int], free: int | None = None, said: dic
 
 def write_data(folder: Path) -> None:
     folder.mkdir()
-    rows = pandas.DataFrame({"data_source": ["math_dapo"], "prompt": ["x"], "reward_model": ["y"]})
     for name in ("dapo_math_17k", "aime_2024"):
-        rows.to_parquet(folder / f"{name}.parquet")
+        write_rows(folder / f"{name}.parquet")
+
+
+def write_rows(path: Path, **columns) -> None:
+    """A row as verl reads it, with other columns in place of its own; None leaves one out."""
+    prompt, answer = [{"role": "user", "content": "1 + 1"}], {"style": "rule", "ground_truth": "2"}
+    row = {"data_source": ["math_dapo"], "prompt": [prompt], "reward_model": [answer], **columns}
+    pandas.DataFrame({name: values for name, values in row.items() if values is not None}).to_parquet(path)
 
 
 def write_model(folder: Path) -> None:

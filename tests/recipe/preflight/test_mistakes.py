@@ -8,7 +8,6 @@ import platform
 import shutil
 import socket
 
-import pandas
 import psutil
 import pytest
 import ray
@@ -18,7 +17,7 @@ from recipe.launch import source_patches, versions
 from recipe.preflight import checks, machine
 from recipe.preflight import cluster as cluster_check
 from recipe.preflight.problem import Problem
-from tests.recipe.preflight.preflight_node import code_of, good_node, join_cluster, problems
+from tests.recipe.preflight.preflight_node import code_of, good_node, join_cluster, problems, write_rows
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 VLLM = f"{ROLLOUT}.engine_kwargs.vllm"
@@ -146,7 +145,7 @@ def misspelt_yaml(node):
 
 
 def data_without_a_column(node):
-    pandas.DataFrame({"prompt": ["x"]}).to_parquet(node.folder / "data" / "dapo_math_17k.parquet")
+    write_rows(node.folder / "data" / "dapo_math_17k.parquet", data_source=None)
 
 
 def truncated_shard(node):
@@ -173,12 +172,12 @@ MISTAKES = [
     # What nothing would read, or verl and vLLM would refuse after minutes.
     ("a key misspelt in a YAML file", misspelt_yaml, "config.unknown_key"),
     ("a Megatron key misspelt", config(f"+{ACTOR}.megatron.tensor_paralel=8"), "config.verl"),
-    ("a name that is a number", config("trainer.experiment_name=32"), "config.name"),
-    ("a rotation of no policy", config("speculation.turns=[never,threshold]"), "config.value"),
+    ("a name that is a number", config("trainer.experiment_name=32"), "config.value"),
+    ("a rotation of no policy", config("speculation.policy_rotation=[never,threshold]"), "config.value"),
     ("an estimator misspelt", config("algorithm.adv_estimator=grop"), "config.verl"),
     ("a loss misspelt", config(f"{ACTOR}.loss_agg_mode=token"), "config.verl"),
-    ("a strategy misspelt", config(f"{ACTOR}.strategy=megatorn"), "config.strategy"),
-    ("another engine", config(f"{ROLLOUT}.name=sglang"), "config.engine"),
+    ("a strategy misspelt", config(f"{ACTOR}.strategy=megatorn"), "config.refused"),
+    ("another engine", config(f"{ROLLOUT}.name=sglang"), "config.refused"),
     ("an argument vLLM lacks", config(f"+{VLLM}.max_number_of_seqs=3"), "vllm.arguments"),
     ("a graph mode misspelt", config(f"{VLLM}.compilation_config.cudagraph_mode=FULLL"), "vllm.arguments"),
     ("a type vLLM lacks", config(f"{ROLLOUT}.dtype=bf16"), "vllm.arguments"),
@@ -216,7 +215,7 @@ MISTAKES = [
     ("another vLLM", installed("vllm", "0.24.0"), "package.version"),
     ("another vllm-ascend", installed("vllm-ascend", "0.18.0"), "package.version"),
     ("no Arctic Inference", installed("arctic-inference", None, "speculation=suffix"), "package.suffix"),
-    ("an old CANN", written("cann/aarch64-linux/ascend_toolkit_install.info", "version=8.3.RC1\n"), "ascend.cann"),
+    ("an old CANN", written("cann/aarch64-linux/ascend_toolkit_install.info", "version=8.3.RC1\n"), "package.version"),
     ("no patches", series_in_state("published"), "ascend.patches"),
     ("half the patches", series_in_state("patched", "published"), "ascend.patches"),
     ("no Megatron-Bridge", not_importable("megatron.bridge"), "package.megatron"),

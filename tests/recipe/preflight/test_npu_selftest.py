@@ -1,6 +1,6 @@
 """The parts of the device's self-test that need no engine."""
 
-from recipe.preflight.npu_selftest import operations, recommend
+from recipe.preflight.npu.selftest import operations, recommend
 
 
 def test_every_operation_runs_on_a_cpu():

@@ -1,6 +1,9 @@
 """What the trainer does around verl's: the end of a run, without Ray."""
 
+from types import SimpleNamespace
+
 import pytest
+from omegaconf import OmegaConf
 
 from recipe.trainer import dapo_trainer as module
 from recipe.trainer.dapo_trainer import DapoTrainer
@@ -29,16 +32,20 @@ def seen(monkeypatch):
     return names
 
 
+ENGINES_END = ["end_engine", "end_engine", 2]
+
+
 def make_trainer(seen, shards):
     trainer = object.__new__(DapoTrainer)
     trainer.record, trainer.global_steps, trainer._shards = Calls(seen), 0, shards
-    trainer._servers = lambda: [Calls(seen)] * 2
+    replicas = [SimpleNamespace(servers=[Calls(seen)])] * 2
+    trainer.llm_server_manager = SimpleNamespace(get_replicas=lambda: replicas)
     return trainer
 
 
 def test_the_engines_stop_sharing_before_the_shards_end(seen):
     make_trainer(seen, ["a shard"]).fit(None)
-    assert seen == ["start", "fit", "finish", "stop_sharing", "stop_sharing", 2]
+    assert seen == ["start", "fit", "finish", "stop_sharing", "stop_sharing", 2, *ENGINES_END]
 
 
 def test_an_engine_that_does_not_answer_is_no_failure_of_a_run_that_has_finished(seen, monkeypatch):
@@ -52,4 +59,28 @@ def test_an_engine_that_does_not_answer_is_no_failure_of_a_run_that_has_finished
 
 def test_a_run_that_does_not_share_asks_for_nothing(seen):
     make_trainer(seen, []).fit(None)
-    assert seen == ["start", "fit", "finish"]
+    assert seen == ["start", "fit", "finish", *ENGINES_END]
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_users_sampler_decides_itself_how_many_prompts_a_step_begins_with(monkeypatch, own):
+    """It need not know of rounds; without them there is no record of a step's responses."""
+    asked, written = [], []
+    monkeypatch.setattr(module.PPOTrainerSync, "_add_batch_to_generate", lambda _: asked.append("verl's"))
+    monkeypatch.setattr(module.PPOTrainerSync, "on_sample_end", lambda _: None)
+    trainer = object.__new__(DapoTrainer)
+    trainer.replay_buffer = object.__new__(module.DapoRounds) if own else object()
+    if own:
+        trainer.replay_buffer.enabled, trainer.replay_buffer.round_size = True, 6
+        trainer.replay_buffer.last_step = SimpleNamespace(rounds=2)
+    settings = {"data": {"train_batch_size": 4}, "speculation": {"batch_size_threshold": 8}, "seed": 0}
+    trainer.config = OmegaConf.create(settings | {"routing": {"policy": "verl"}})
+    trainer._add_prompts_to_generate = asked.append
+    trainer.global_steps, trainer.record = 1, Calls(written)
+    engine = SimpleNamespace(metrics=lambda threshold, rounds: {"rollout/rounds": rounds})
+    trainer._collect_rollout = lambda: engine
+    trainer._add_batch_to_generate()
+    trainer.on_sample_end()
+    assert asked == [6 if own else "verl's"]
+    assert written == ["write_rollouts"] * own + ["write_engine_steps"]
+    assert trainer._rollout_metrics == {"rollout/rounds": 2 if own else 1}

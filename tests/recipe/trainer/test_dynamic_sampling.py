@@ -1,11 +1,13 @@
 """Rounds of dynamic sampling against a queue in memory: what is trained on, in which order, when it gives up."""
 
 import random
+import re
 
 import pytest
 import torch
 from omegaconf import OmegaConf
 
+from recipe.rollout.agent_loop import FAILURE
 from recipe.seeds import prompt_uid
 from recipe.trainer import dynamic_sampling
 from recipe.trainer.dynamic_sampling import DapoRounds
@@ -14,9 +16,10 @@ from recipe.trainer.dynamic_sampling import DapoRounds
 class Queue:
     """The calls of TransferQueue that the sampler makes. Groups finish at once, in an order of chance."""
 
-    def __init__(self, accuracies, order):
-        self.accuracies, self.order = accuracies, random.Random(order)
-        self.tags, self.dispatched = {}, 0
+    def __init__(self, accuracies, order, samples):
+        self.accuracies, self.order, self.samples = accuracies, random.Random(order), samples
+        self.tags, self.dispatched, self.partition = {}, 0, "train"
+        self.extra = lambda accuracy: {"acc": accuracy, "pred": "x"}
 
     def dispatch(self, count):
         groups = range(self.dispatched, self.dispatched + count)
@@ -24,11 +27,11 @@ class Queue:
         for group in self.order.sample(groups, count):
             uid = prompt_uid(1, group)
             self.tags[uid] = {"is_prompt": True, "status": "finished", "global_steps": 1}
-            for sample in self.order.sample(range(2), 2):
+            for sample in self.order.sample(range(self.samples), self.samples):
                 self.tags[f"{uid}_{sample}_0"] = {"status": "success", "seq_len": 3}
 
     def kv_list(self):
-        return {"train": dict(self.tags)}
+        return {self.partition: dict(self.tags)}
 
     def kv_clear(self, partition_id, keys):
         for key in keys:
@@ -41,15 +44,15 @@ class Queue:
             "prompts": rows,
             "responses": rows,
             "rm_scores": [torch.tensor([0.0, 2.0 * a - 1.0]) for a in accuracy],
-            "extra_fields": [{"reward_extra_info": {"acc": a, "pred": "x"}} for a in accuracy],
+            "extra_fields": [{"reward_extra_info": self.extra(a)} for a in accuracy],
         }
 
 
-def make(monkeypatch, accuracies, order=0, **settings):
-    queue = Queue(accuracies, order)
+def make(monkeypatch, accuracies, order=0, samples=2, **settings):
+    queue = Queue(accuracies, order, samples)
     monkeypatch.setattr(dynamic_sampling, "tq", queue)
     monkeypatch.setattr("verl.trainer.ppo.v1.replay_buffer.tq", queue)
-    defaults = {"enable": True, "metric": "acc", "max_num_gen_batches": 3, "gen_batch_size": 4}
+    defaults = {"enable": True, "n": 2, "metric": "acc", "max_num_gen_batches": 3, "gen_batch_size": 4}
     sampler = DapoRounds(
         trainer_mode="sync",
         trainer_config=OmegaConf.create({}),
@@ -96,21 +99,93 @@ def test_without_filtering_one_round_of_the_train_batch(monkeypatch):
     assert len(batch.keys) == 4 and queue.dispatched == 2 and metrics["rollout/dropped_groups"] == 0
 
 
-def test_too_few_groups_because_some_failed_is_an_error_of_its_own(monkeypatch):
-    """recipe.launch.ending takes it for a consequence where an engine died."""
-    sampler, queue = make(monkeypatch, [MIXED] * 2, enable=False)
-    queue.dispatch(sampler.prompts_per_round(2))
-    queue.tags[prompt_uid(1, 0)]["status"] = "failure"
-    with pytest.raises(RuntimeError, match="1 groups failed to generate") as raised:
-        sampler.sample(global_steps=1, partition_id="train", batch_size=2)
-    assert type(raised.value).__name__ == "GroupsFailed"
+SAID = "data_source 'x': /my/reward.py:3: ValueError: no number"
 
 
-def test_failed_groups_are_replaced_and_counted(monkeypatch):
+def fail(queue, group, *samples):
+    """As a worker does when the reward raises for these samples."""
+    uid = prompt_uid(1, group)
+    queue.tags[uid] |= {"status": "failure", FAILURE: SAID}
+    for sample in samples:
+        del queue.tags[f"{uid}_{sample}_0"]
+
+
+def test_groups_with_too_few_responses_are_replaced_and_counted(monkeypatch, caplog):
     sampler, queue = make(monkeypatch, [MIXED] * 8)
     queue.dispatch(4)
-    for group in (0, 1):
-        queue.tags[prompt_uid(1, group)]["status"] = "failure"
+    fail(queue, 0, 0, 1)
+    fail(queue, 1, 0)
     batch, metrics = sampler.sample(global_steps=1, partition_id="train", batch_size=4)
     assert metrics["rollout/failed_groups"] == 2 and metrics["rollout/rounds"] == 2
+    assert metrics["rollout/failed_responses"] == 3
     assert {key.split("_")[0] for key in batch.keys} == {prompt_uid(1, group) for group in (2, 3, 4, 5)}
+    assert set(queue.tags) == set(batch.keys)  # nor do failed groups stay, which the next step would take for its own
+    assert f"to 2 of 4 prompts: {SAID}" in caplog.text
+
+
+@pytest.mark.parametrize("enable", [True, False])
+def test_a_response_that_failed_is_left_out_of_its_group(monkeypatch, enable):
+    sampler, queue = make(monkeypatch, [(1.0, 0.0, 0.0)] * 4, samples=3, n=3, enable=enable)
+    queue.dispatch(4)
+    fail(queue, 1, 2)
+    batch, metrics = sampler.sample(global_steps=1, partition_id="train", batch_size=4)
+    assert len(batch.keys) == 11 and f"{prompt_uid(1, 1)}_2_0" not in batch.keys
+    assert metrics["rollout/failed_responses"] == 1 and metrics["rollout/failed_groups"] == 0
+
+
+def test_without_filtering_a_group_that_failed_is_replaced_too(monkeypatch):
+    sampler, queue = make(monkeypatch, [RIGHT] * 8, enable=False)
+    queue.dispatch(4)
+    fail(queue, 2, 0, 1)
+    batch, metrics = sampler.sample(global_steps=1, partition_id="train", batch_size=4)
+    assert len(batch.keys) == 8 and metrics["rollout/rounds"] == 2
+
+
+@pytest.mark.parametrize("partition", ["train", "val"])
+def test_a_round_of_which_every_response_failed_ends_the_run_with_what_they_failed_of(monkeypatch, partition):
+    sampler, queue = make(monkeypatch, [MIXED] * 4)
+    queue.partition = partition
+    queue.dispatch(4)
+    for group in range(4):
+        fail(queue, group, 0, 1)
+    with pytest.raises(RuntimeError, match=f"every response failed in .* step 1: {re.escape(SAID)}"):
+        sampler.sample(global_steps=1, partition_id=partition, batch_size=4)
+    assert queue.dispatched == 4
+
+
+def test_a_validation_goes_on_without_the_responses_that_failed(monkeypatch, caplog):
+    sampler, queue = make(monkeypatch, [MIXED] * 4)
+    queue.partition = "val"
+    queue.dispatch(4)
+    fail(queue, 3, 0)
+    batch, _ = sampler.sample(global_steps=1, partition_id="val", batch_size=4)
+    assert len(batch.keys) == 7 and SAID in caplog.text
+
+
+def test_too_few_groups_name_what_others_failed_of(monkeypatch):
+    """Where an engine died, recipe.launch.ending reads that from it."""
+    sampler, queue = make(monkeypatch, [RIGHT] * 12)
+    queue.dispatch(4)
+
+    def refill(count):
+        queue.dispatch(count)
+        fail(queue, queue.dispatched - count, 0, 1)
+
+    monkeypatch.setattr(sampler, "refill_fn", refill)
+    with pytest.raises(RuntimeError, match=r"2 groups failed, the first of the last round: .*no number"):
+        sampler.sample(global_steps=1, partition_id="train", batch_size=4)
+
+
+def test_a_reward_without_an_accuracy_has_no_mean_accuracy(monkeypatch):
+    sampler, queue = make(monkeypatch, [MIXED] * 4, metric="reward")
+    queue.extra = lambda accuracy: {"pred": "x"}
+    queue.dispatch(4)
+    _, metrics = sampler.sample(global_steps=1, partition_id="train", batch_size=4)
+    assert "rollout/acc_all/mean" not in metrics and metrics["rollout/reward_all/mean"] == 0
+
+
+def test_a_metric_that_the_reward_does_not_give_is_named_with_those_it_gives(monkeypatch):
+    sampler, queue = make(monkeypatch, [MIXED] * 4, metric="accuracy")
+    queue.dispatch(4)
+    with pytest.raises(ValueError, match="filter_groups.metric=accuracy: the reward gave reward, acc for sample 0 of"):
+        sampler.sample(1, "train", 2)

@@ -145,7 +145,7 @@ def recommend(rows: dict[str, dict]) -> str:
 def _engine_in_process(model: Path, fields: dict) -> dict:
     """An engine keeps its device memory until its process ends."""
     code = (
-        "import json, sys; from recipe.preflight.npu_selftest import run_engine;"
+        "import json, sys; from recipe.preflight.npu.selftest import run_engine;"
         "print('RESULT ' + json.dumps(run_engine(sys.argv[1], **json.loads(sys.argv[2]))))"
     )
     finished = subprocess.run(

@@ -1,0 +1,147 @@
+"""A checkpoint that a power failure has cut off is named, and the one before it is gone on from."""
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from recipe.launch import checkpoints
+from recipe.launch.ending import failed, last_line
+
+RANKS = 2
+KINDS = ("model", "optim", "extra_state")
+TRACKER = "checkpoints/latest_checkpointed_iteration.txt"
+
+
+def checkpoint(run_directory, step):
+    folder = run_directory / "checkpoints" / f"global_step_{step}"
+    (folder / "actor" / "huggingface").mkdir(parents=True)
+    names = [f"actor/{kind}_world_size_{RANKS}_rank_{rank}.pt" for kind in KINDS for rank in range(RANKS)]
+    for name in ("data.pt", *names):
+        torch.save({"numbers": torch.arange(1000) + step}, folder / name)
+    (folder / "actor" / "fsdp_config.json").write_text('{"world_size": 2}')
+    (run_directory / TRACKER).write_text(str(step))
+    return folder
+
+
+def config(run_directory, **trainer):
+    return OmegaConf.create(
+        {
+            "run_dir": str(run_directory),
+            "trainer": {
+                "default_local_dir": str(run_directory / "checkpoints"),
+                **{"resume_mode": "auto", "resume_from_path": None, **trainer},
+            },
+            "actor_rollout_ref": {"actor": {"checkpoint": {"load_contents": ["model", "optimizer", "extra"]}}},
+        }
+    )
+
+
+def cut(path):
+    with open(path, "r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+
+
+def fill_with_zeros(path):
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+
+
+def remove_kind(path):
+    for one in path.parent.glob(f"{path.name.partition('_')[0]}_world*"):
+        one.unlink()
+
+
+MODEL = "actor/model_world_size_2_rank_1.pt"
+DAMAGES = [
+    (cut, MODEL, f"{MODEL} is cut off or damaged"),
+    (cut, "data.pt", "data.pt is cut off or damaged"),
+    (cut, "actor/fsdp_config.json", "actor/fsdp_config.json cannot be read"),
+    (lambda path: path.write_bytes(b""), "actor/extra_state_world_size_2_rank_0.pt", "is cut off or damaged"),
+    (fill_with_zeros, "actor/optim_world_size_2_rank_0.pt", "optim_world_size_2_rank_0.pt is cut off or damaged"),
+    (flip, MODEL, f"{MODEL} is damaged at "),
+    (lambda path: path.unlink(), MODEL, f"{MODEL} is missing"),
+    (lambda path: path.unlink(), "data.pt", "data.pt is missing"),
+    (remove_kind, "actor/optim_world_size_2_rank_0.pt", "actor/optim_world_size_2_rank_0.pt is missing"),
+]
+
+
+@pytest.mark.parametrize(("harm", "name", "said"), DAMAGES)
+def test_a_run_goes_on_from_the_newest_that_can_be_read(tmp_path, harm, name, said):
+    before, newest = checkpoint(tmp_path, 3), checkpoint(tmp_path, 6)
+    assert checkpoints.find(config(tmp_path)) == checkpoints.Resumed(6, newest)
+    harm(newest / name)
+    found = checkpoints.find(config(tmp_path))
+    assert (found.step, found.folder) == (3, before)
+    (skipped,) = found.skipped
+    assert skipped.startswith(f"{newest} cannot be read: ") and said in skipped
+    assert (tmp_path / TRACKER).read_text() == "3", "what verl goes by"
+    # Named, it is refused, with what to set.
+    named = config(tmp_path, resume_mode="resume_path", resume_from_path=str(newest))
+    with pytest.raises(ValueError) as raised:
+        checkpoints.find(named)
+    problem, remedy = raised.value.args
+    assert said in problem and remedy == f"go on with trainer.resume_mode=resume_path trainer.resume_from_path={before}"
+
+
+def test_where_none_can_be_read_the_run_does_not_begin_again_by_itself(tmp_path):
+    for step in (3, 6):
+        cut(checkpoint(tmp_path, step) / MODEL)
+    with pytest.raises(ValueError, match="global_step_6 cannot be read: .*; .*global_step_3 cannot be read: "):
+        checkpoints.find(config(tmp_path))
+    assert checkpoints.find(config(tmp_path, resume_mode="disable")) is None
+
+
+@pytest.mark.parametrize("tracker", ["", "six", None, "9"])
+def test_a_tracker_that_says_nothing_is_repaired(tmp_path, tracker):
+    """verl leaves it empty where the disk was full, and would begin again where it is missing."""
+    for step in (3, 6):
+        checkpoint(tmp_path, step)
+    (tmp_path / TRACKER).unlink() if tracker is None else (tmp_path / TRACKER).write_text(tracker)
+    assert checkpoints.find(config(tmp_path)).step == 6
+    assert (tmp_path / TRACKER).read_text() == "6"
+
+
+def test_a_first_checkpoint_that_was_not_finished_is_none(tmp_path):
+    (checkpoint(tmp_path, 1) / "data.pt").unlink()
+    (tmp_path / TRACKER).unlink()
+    assert checkpoints.find(config(tmp_path)) is None
+
+
+def test_checkpoints_may_lie_elsewhere(tmp_path):
+    checkpoint(tmp_path / "disk", 3)
+    (tmp_path / "run").mkdir()
+    elsewhere = config(tmp_path / "run", default_local_dir=str(tmp_path / "disk" / "checkpoints"))
+    assert checkpoints.find(elsewhere).step == 3
+    OmegaConf.save(elsewhere, tmp_path / "run" / "config.yaml")
+    assert checkpoints.last_complete(tmp_path / "run") == checkpoints.newest(tmp_path / "run") == 3
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
+    with pytest.raises(ValueError) as raised:
+        checkpoints.find(config(tmp_path, resume_mode="resume_path", resume_from_path=str(tmp_path)))
+    assert raised.value.args == (f"trainer.resume_from_path={tmp_path}", "name a folder global_step_N")
+
+
+def test_a_checkpoint_that_only_its_reader_finds_damaged_is_named_and_given_up(tmp_path):
+    """torch reads pickles, which no table of contents tells about."""
+    before, newest = checkpoint(tmp_path, 3), checkpoint(tmp_path, 6)
+    OmegaConf.save(config(tmp_path), tmp_path / "config.yaml")
+    text = "  File worker.py, line 3, in load_checkpoint\n_pickle.UnpicklingError: invalid load key, '\\x00'.\n"
+    ending = failed(1, None, {"type": "RayTaskError", "text": text}, tmp_path)
+    line = last_line(tmp_path, ending)
+    assert line.startswith(f"error: {newest} cannot be read (_pickle.UnpicklingError: invalid load key, ")
+    assert line.endswith(f"; go on with trainer.resume_mode=resume_path trainer.resume_from_path={before}")
+    assert checkpoints.give_up(ending.unreadable, config(tmp_path)) and checkpoints.find(config(tmp_path)).step == 3
+    assert not checkpoints.give_up(before, config(tmp_path))
+
+
+def test_an_ending_counts_on_no_checkpoint_that_cannot_be_read(tmp_path):
+    checkpoint(tmp_path, 3)
+    cut(checkpoint(tmp_path, 6) / MODEL)
+    line = last_line(tmp_path, failed(3, None, None, tmp_path))
+    assert line.endswith("the same command goes on after step 3")
