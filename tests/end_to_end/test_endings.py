@@ -43,7 +43,7 @@ def log_of(run_directory):
 
 def end(process, run_directory):
     _, screen = process.communicate(timeout=12 * MINUTES)
-    assert process.returncode == 0, (screen, log_of(run_directory)[-3000:])
+    assert process.returncode == 0, (screen.splitlines()[-1:], screen, log_of(run_directory)[-3000:])
     assert screen.splitlines()[-1].startswith(f"finished after {STEPS} steps; log: {run_directory}/train.log")
 
 
