@@ -17,6 +17,7 @@ from sam.reading import expect
 from sam.replay.peers import PEERS, make_peer
 from sam.replay.stepwise import StepwiseDrafter
 from sam.sharing.drafter import SharingDrafter
+from sam.vllm.baselines import prompt_lookup
 
 HISTORY_TOKENS = 4 << 20  # with scope=history, enough for any recording here
 NAMES = ("sam", "first-occurrence", "ngram", "suffix", "suffix-any", *PEERS)
@@ -112,9 +113,7 @@ class Ngram(StepwiseDrafter):
 
     def __init__(self):
         super().__init__()
-        from vllm.v1.spec_decode.ngram_proposer import _find_longest_matched_ngram_and_propose_tokens
-
-        self._propose = _find_longest_matched_ngram_and_propose_tokens
+        self._propose = prompt_lookup()
 
     def propose(self, request_id, text, budget):
         return self._propose(text, self.SHORTEST, self.LONGEST, self.MAX_MODEL_LEN, budget)
