@@ -20,8 +20,8 @@ SAM = (
     ("drafting",),
     ("switch", "history", "sharing"),
     ("vllm",),
-    ("replay", "verify.bench"),
-    ("simulate", "verify.__main__"),
+    ("replay",),
+    ("simulate",),
     ("profile", "bench", "paths", "tune", "corpus", "headroom", "switch_cost", "compile_kernels"),
 )
 RECIPE = (

@@ -44,13 +44,12 @@ class RelayTransport:
 
     Args:
         cluster: where the shards are.
-        machine: tells the machines apart that one machine plays (sam.sharing.bench).
     """
 
-    def __init__(self, cluster: Cluster, machine: str = ""):
+    def __init__(self, cluster: Cluster):
         self._cluster, self._numbers = cluster, itertools.count()
         # Of Linux's abstract names: nothing lies in a folder, and the name is free again when the relay ends.
-        name = hashlib.blake2b(f"{cluster.run_id}{machine}".encode(), digest_size=16).hexdigest()
+        name = hashlib.blake2b(cluster.run_id.encode(), digest_size=16).hexdigest()
         self._address = f"\0sam-sharing-{os.getuid()}-{name}"
         self._asked: dict[int, int] = {}  # the last question's number, by shard
         self._answers: dict[int, bytes | Exception] = {}

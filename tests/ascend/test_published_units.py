@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from recipe.launch import source_patches
-from sam.verify.originals import ascend_source
+from tests.sam.verify.originals import ascend_source
 
 pytestmark = pytest.mark.network
 

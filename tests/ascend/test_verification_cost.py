@@ -3,25 +3,26 @@
 from functools import partial
 from pathlib import Path
 
+from recipe.preflight.npu import verifiers
 from sam import verify
-from sam.verify import bench
-from sam.verify.originals import load_original
+from tests.sam.verify.cost import count_operations
+from tests.sam.verify.originals import load_original
 
 CACHE = Path(__file__).parents[2] / ".cache" / "peers"
 
 
 def test_ours_touches_the_logits_least_and_never_reads_the_device(capsys):
-    case = bench._case(16, 3, 4001, "cpu", 0)
+    case = verifiers.make_case(16, 3, 4001, "cpu")
     rules = {
-        bench.EXACT: bench.exact_match,
-        bench.REJECTION: partial(bench.rejection, verify.rejection_sample),
-        bench.ASCEND: partial(bench.rejection, load_original(CACHE).rejection_sample),
+        "ours, exact": verifiers.exact_match,
+        "ours, rejection": partial(verifiers.rejection, verify.rejection_sample),
+        "published": partial(verifiers.rejection, load_original(CACHE).rejection_sample),
     }
-    counts = {name: bench.count_operations(partial(rule, case), case.target.numel()) for name, rule in rules.items()}
+    counts = {name: count_operations(partial(rule, case), case.target.numel()) for name, rule in rules.items()}
     with capsys.disabled():
         for name, count in counts.items():
             print(f"\n{name}: {count}", end="")
-    published = counts.pop(bench.ASCEND)
+    published = counts.pop("published")
     for ours in counts.values():
         assert ours["host_syncs"] == 0
         assert ours["large_outputs"] <= 3 < published["large_outputs"]

@@ -105,15 +105,15 @@ def operations(device: str, batch: int = 8) -> dict[str, dict]:
     """Milliseconds of what verification is or could be made of, [batch x (1 + k), vocabulary]; `error` if it fails."""
     import torch
 
+    from recipe.preflight.npu import verifiers
     from sam import verify
-    from sam.verify import bench
 
-    case = bench._case(batch, K, QWEN_VOCABULARY, device, 0)
+    case = verifiers.make_case(batch, K, QWEN_VOCABULARY, device)
     logits = case.logits
     probabilities = logits.softmax(-1)
     calls = {
-        "exact verification, whole": lambda: bench.exact_match(case),
-        "rejection sampling, whole": lambda: bench.rejection(verify.rejection_sample, case),
+        "exact verification, whole": lambda: verifiers.exact_match(case),
+        "rejection sampling, whole": lambda: verifiers.rejection(verify.rejection_sample, case),
         "softmax": lambda: logits.softmax(-1),
         "argmax": lambda: logits.argmax(-1),
         "cumulative sum, float32": lambda: probabilities.cumsum(-1),
@@ -124,7 +124,7 @@ def operations(device: str, batch: int = 8) -> dict[str, dict]:
     rows = {}
     for name, call in calls.items():
         try:
-            rows[name] = {"median_ms": bench.median_ms(call, 10, device)}
+            rows[name] = {"median_ms": verifiers.median_ms(call, 10, device)}
         except Exception as error:
             rows[name] = {"error": f"{type(error).__name__}: {first_line(error)}"}
     return rows

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from recipe.launch import source_patches
-from sam.verify.originals import ascend_source
+from tests.sam.verify.originals import ascend_source
 
 pytestmark = pytest.mark.network  # the published sources
 

@@ -178,12 +178,6 @@ def test_a_socket_of_another_user_is_refused(shards, monkeypatch):
         module._check_owner(engine._socket)
 
 
-def test_machines_that_are_played_have_relays_of_their_own(shards):
-    one, other = RelayTransport(shards.cluster), RelayTransport(shards.cluster, "-1")
-    assert all(reply.incarnation for reply in answers_of([one, other]))
-    assert len(shards.relays) == 2
-
-
 def test_an_answer_to_a_forgotten_question_is_dropped(shards):
     engine = RelayTransport(shards.cluster)
     shards.delay = 0.2

@@ -160,7 +160,7 @@ def test_a_row_is_drawn_alike_whatever_the_others_are():
 
 
 def test_at_most_three_outputs_of_tokens_times_vocabulary_and_no_wait_for_the_device(monkeypatch):
-    from sam.verify.bench import count_operations
+    from tests.sam.verify.cost import count_operations
 
     monkeypatch.setattr(exact, "LOOP_ON_HOST", False)
     logits, draws = torch.randn(32, 20_000), torch.rand(32, dtype=torch.float64)

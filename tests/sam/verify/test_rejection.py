@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from sam import verify
-from sam.verify.originals import load_original
+from tests.sam.verify.originals import load_original
 
 CACHE = Path(__file__).parents[3] / ".cache" / "peers"
 CASES = 2 * 420  # each combination of the remainders by which `random_case` chooses, twice

@@ -8,8 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.v1.sample.sampler import Sampler
 
 from sam import verify
-from sam.verify.bench import count_operations
 from sam.vllm import exact_sampler, plugin, rejection_sampler
+from tests.sam.verify.cost import count_operations
 
 VOCABULARY = 50
 

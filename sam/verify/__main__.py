@@ -1,5 +1,0 @@
-import sys
-
-from sam.verify.bench import main
-
-sys.exit(main())
