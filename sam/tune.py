@@ -1,4 +1,4 @@
-"""`python -m sam.tune RUN_DIR`: recommends drafter, policy, k, threshold, router and chunk from a recorded run.
+"""`python -m sam.tune RUN_DIR`: recommends policy, k, threshold, router and chunk from a recorded run.
 
 Step costs are fitted to the run's engine steps (better: to those of a run with speculation and one without, which
 `--cost-from` adds). Its rollouts are then simulated with every candidate, drafting on its responses (sam.simulate), and
@@ -20,7 +20,6 @@ from sam.simulate.fit import FittedCost
 from sam.simulate.rollout import Choice
 from sam.simulate.run import RecordedRun, fit_runs
 from sam.simulate.scenario import Scenario, from_run
-from sam.simulate.trained.drafts import TRAINED, add_arguments, from_options
 
 DRAFT_LENGTHS, THRESHOLDS = (2, 3, 4, 6, 8), (4, 8, 16, 32, 64, 128, 256)
 CHUNKS = (0, 64, 512, 2048, 8192)  # tokens; 0: whole responses
@@ -39,21 +38,14 @@ class Trial:
     accept_length: float
 
 
-def candidates(
-    run: RecordedRun, most_running: int, ks: list[int], thresholds: list[int], trained: bool = False
-) -> list[Choice]:
-    """All combinations to try; of the thresholds at or above the most running requests only the smallest.
-
-    Args:
-        trained: whether a trained drafter is described; it is tried alone and beside sam, with goodput.
-    """
+def candidates(run: RecordedRun, most_running: int, ks: list[int], thresholds: list[int]) -> list[Choice]:
+    """All combinations to try; of the thresholds at or above the most running requests only the smallest."""
     reached = [threshold for threshold in thresholds if threshold < most_running]
     reached += [threshold for threshold in thresholds if threshold >= most_running][:1]
-    base = replace(run.choice, hysteresis=0, drafter="sam")
+    base = replace(run.choice, hysteresis=0)
     switched = [replace(base, policy="threshold", k=k, threshold=t) for k in ks for t in reached]
     adaptive = [replace(base, policy="goodput", k=k) for k in ks if k >= min(4, max(ks))]
-    names = ("draft_model", "hybrid") if trained else ()
-    return switched + adaptive + [replace(one, drafter=name) for name in names for one in adaptive]
+    return switched + adaptive
 
 
 def routed(choice: Choice, chunks: list[int], longest: int) -> list[Choice]:
@@ -109,17 +101,15 @@ def override(choice: Choice) -> str:
     keys = {"policy": choice.policy, "num_speculative_tokens": choice.k}
     if choice.policy == "threshold":
         keys["batch_size_threshold"] = choice.threshold
-    if choice.drafter in TRAINED:
-        keys["draft_model"] = "DIR"
-    words = [f"speculation={choice.drafter}", *(f"speculation.{key}={value}" for key, value in keys.items())]
+    words = ["speculation=sam", *(f"speculation.{key}={value}" for key, value in keys.items())]
     if choice.router != "verl":
         words += [f"routing={choice.router}", f"routing.chunk_tokens={choice.chunk or 'null'}"]
     return " ".join(words)
 
 
-def check(run: RecordedRun, fitted: FittedCost, idle_ms: float, trained=None) -> tuple[np.ndarray, np.ndarray]:
+def check(run: RecordedRun, fitted: FittedCost, idle_ms: float) -> tuple[np.ndarray, np.ndarray]:
     """A run's seconds as measured, and as simulated with its own policy; float64 [training steps] each."""
-    own = replace(from_run(run, fitted.cost, fitted.admit_ms, idle_ms), trained=trained)
+    own = from_run(run, fitted.cost, fitted.admit_ms, idle_ms)
     return np.array(list(run.seconds.values())), play(own, [own.choice])[0].seconds
 
 
@@ -128,16 +118,15 @@ def tune(options: argparse.Namespace) -> dict:
     whole, others = RecordedRun.load(options.run), [RecordedRun.load(other) for other in options.cost_from]
     run = choose_steps(whole, options.steps)
     fitted, idle_ms = fit_runs([whole, *others])
-    trained = from_options(options)
-    scenario = replace(from_run(run, fitted.cost, fitted.admit_ms, idle_ms, "sam"), trained=trained)
+    scenario = from_run(run, fitted.cost, fitted.admit_ms, idle_ms, "sam")
     most = max(int(steps.running.max()) for step in run.seconds for _, steps in run.rounds(step))
-    choices = candidates(run, most, options.k, options.threshold, trained is not None)
+    choices = candidates(run, most, options.k, options.threshold)
     without, *trials = play(scenario, [replace(run.choice, policy="never"), *choices])
     longest = max(int(work.lengths.max()) for work in scenario.rounds)
     trials += play(scenario, routed(best(trials).choice, options.chunk, longest))
     chosen = best(trials)
-    checked = [run, *(choose_steps(other, options.steps) for other in others if not other.rotated)]
-    measured, simulated = zip(*(check(one, fitted, idle_ms, trained) for one in checked), strict=True)
+    checked = [run, *(choose_steps(other, options.steps) for other in others if other.is_simulated)]
+    measured, simulated = zip(*(check(one, fitted, idle_ms) for one in checked), strict=True)
     error = float(np.sqrt(np.mean(np.log(np.concatenate(simulated) / np.concatenate(measured)) ** 2)))
     gain, low, high = gains(without.seconds, chosen.seconds, error)
     pays = low > 1.0
@@ -146,16 +135,15 @@ def tune(options: argparse.Namespace) -> dict:
         "simulated_seconds": round(simulated[0].sum(), 3),
         "simulated_error": round(simulated[0].sum() / measured[0].sum() - 1, 4), "error_of_a_step": round(error, 4),
         "step_cost": fitted.cost.source, "drafts_seen": fitted.drafts_seen, "plain_steps_from": fitted.plain_from,
-        "trained_described": trained is not None,
         "recommended": {
-            "drafter": chosen.choice.drafter, "policy": chosen.choice.policy, "num_speculative_tokens": chosen.choice.k,
+            "policy": chosen.choice.policy, "num_speculative_tokens": chosen.choice.k,
             "batch_size_threshold": chosen.choice.threshold if chosen.choice.policy == "threshold" else None,
             "router": chosen.choice.router, "chunk_tokens": chosen.choice.chunk or None,
             "speedup": round(gain, 4), "interval": [round(low, 4), round(high, 4)], "pays": pays,
             "override": override(chosen.choice) if pays else "speculation=off",
         },
         "candidates": [
-            {"drafter": trial.choice.drafter, "policy": trial.choice.label,
+            {"policy": trial.choice.label,
              "router": trial.choice.router, "chunk": trial.choice.chunk,
              "speedup": round(float(without.seconds.sum() / trial.seconds.sum()), 4),
              "accept_length": round(trial.accept_length, 3), "wasted": trial.wasted}
@@ -167,7 +155,7 @@ def tune(options: argparse.Namespace) -> dict:
 def text(result: dict, shown: int = 8) -> str:
     """Lay out a report as text, with the `shown` fastest candidates."""
     row = (
-        "{drafter:11} {policy:20} {router:>7} {chunk:>5} speed-up {speedup:.3f}, acceptance length "
+        "{policy:20} {router:>7} {chunk:>5} speed-up {speedup:.3f}, acceptance length "
         "{accept_length:.2f}, {wasted} draft tokens wasted"
     )
     chosen, (low, high) = result["recommended"], result["recommended"]["interval"]
@@ -190,13 +178,6 @@ def text(result: dict, shown: int = 8) -> str:
         )
     if len(result["training_steps"]) < 5:
         lines.append("fewer than five training steps: the interval is too narrow to be trusted")
-    if not result["trained_described"]:
-        lines.append("trained drafters were not tried: describe one with --draft-acceptance")
-    elif chosen["pays"] and chosen["drafter"] in TRAINED:
-        lines.append(
-            f"{chosen['drafter']} needs a draft model to be trained first (DIR); its acceptance and passes are as the "
-            "options say, not measured on this run"
-        )
     if not chosen["pays"]:
         lines.append("speculation does not pay for certain here")
     return "\n".join([*lines, "", chosen["override"]])
@@ -211,7 +192,6 @@ def main(arguments: list[str] | None = None) -> int:
         "recipe's router; 0: whole responses")  # fmt: skip
     parser.add_argument("--steps", type=int, help=f"training steps to play (default: enough for {TOKENS} tokens)")
     parser.add_argument("--cost-from", nargs="+", type=Path, default=[], help="more runs to fit step costs to")
-    add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_args(arguments)
     counts = [*options.k, *([] if options.steps is None else [options.steps])]

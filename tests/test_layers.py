@@ -22,7 +22,7 @@ SAM = (
     ("vllm",),
     ("replay",),
     ("simulate",),
-    ("profile", "bench", "paths", "tune", "corpus", "headroom", "switch_cost", "compile_kernels"),
+    ("profile", "bench", "paths", "tune", "corpus", "switch_cost", "compile_kernels"),
 )
 RECIPE = (
     ("seeds", "kv_pool", "arguments", "user_code", "values"),

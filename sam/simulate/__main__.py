@@ -21,16 +21,13 @@ from sam.command import run_command
 from sam.config import POLICIES
 from sam.replay.baselines import NAMES
 from sam.simulate import scenario as scenarios
-from sam.simulate.engine import Played
 from sam.simulate.rollout import Choice
 from sam.simulate.routing import ROUTERS, ROUTINGS
 from sam.simulate.run import RecordedRun
 from sam.simulate.scenario import Scenario
 from sam.simulate.setups import SETUPS
-from sam.simulate.trained import drafts as trained
 from sam.simulate.validate import table as validation_table
 from sam.simulate.validate import validate
-from sam.switch.host_time import HOST_MS, Scheduling
 
 TRIED = ("threshold", "goodput")
 
@@ -50,10 +47,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--cost-from", nargs="+", type=Path, help="runs to fit step costs to (default: those of --run)")
     parser.add_argument("--acceptance", nargs="+", type=Path, help="recordings to draft on, or a table made of them")
-    parser.add_argument("--drafter", nargs="+", dest="drafters", choices=(*NAMES, *trained.TRAINED),
-        help="one that copies text, and trained ones; hybrid: sam over one (default: sam; of runs: their own)",
-    )  # fmt: skip
-    trained.add_arguments(parser)
+    parser.add_argument("--drafter", choices=NAMES, help="default: sam; of runs: their own")
     parser.add_argument("--tokenizer", help="for dumps of text: folder or name of the tokenizer")
     parser.add_argument("--prompts", type=int, help="of a drawn round")
     parser.add_argument("--samples", type=int, help="of each prompt, of a drawn round")
@@ -70,25 +64,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--router", nargs="+", choices=ROUTERS, help="who decides where requests run (default: verl)")
     parser.add_argument("--chunk", nargs="+", type=int, help="tokens of a chunk, not of verl's router; 0: no chunks")
     parser.add_argument("--kv-tokens", type=int, help="tokens that a replica's KV cache holds; 0: no bound")
-    parser.add_argument("--scheduling", choices=("synchronous", "asynchronous"), help="default: as in the step costs")
-    parser.add_argument("--graphs", nargs=2, type=float, metavar=("WITH", "WITHOUT"), help="shares of the steps with "
-        "and without drafts that replay a graph (default: as in the step costs, all or none)")  # fmt: skip
-    parser.add_argument("--host-ms", type=float, default=HOST_MS, help="of a step, apart from launching operators "
-        f"(default {HOST_MS:g}, which no device has confirmed)")  # fmt: skip
-    parser.add_argument("--launch-ms", type=float, help="that a plain step takes longer without a graph "
-        "(default: two thirds of one, where the step costs are without graphs)")  # fmt: skip
     parser.add_argument("--read-ms", type=float, help="milliseconds that reading 1000 tokens of context takes")
     parser.add_argument(
         "--tail", type=int, help="running requests from which the tail counts (default: the only threshold)"
     )
-    parser.add_argument("--plot", type=Path, metavar="PNG", help="running requests over time, off and the fastest")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = parser.parse_args(arguments)
-    text = [name for name in options.drafters or () if name not in trained.TRAINED]
-    if len(text) > 1 or ("hybrid" in (options.drafters or ()) and text not in ([], ["sam"])):
-        parser.error(f"--drafter {' '.join(options.drafters)}: expected one that copies text, and sam beside hybrid")
-    options.drafter = text[0] if text else "sam"
-    options.drafter_given = options.drafter if options.drafters else None
+    options.drafter_given, options.drafter = options.drafter, options.drafter or "sam"
     for name in ("seeds", "prompts", "samples"):
         if (value := getattr(options, name)) is not None and value < 1:
             parser.error(f"--{name} {value}: expected 1 or more")
@@ -103,43 +85,33 @@ def grid(options: argparse.Namespace, default: Choice) -> list[Choice]:
     ks, thresholds = options.k or [default.k], options.threshold or [default.threshold]
     choices, routers = [], list(itertools.product(options.router or ["verl"], options.chunk or [0]))
     routers = list(dict.fromkeys((router, 0 if router == "verl" else chunk) for router, chunk in routers))
-    names = options.drafters or [default.drafter if options.run else options.drafter]
-    for name, policy, k, routing in itertools.product(names, policies, ks, options.routing or ["least-loaded"]):
-        # The other baselines see their own request only.
-        seen = ["group"] if name in ("sam", "suffix", "suffix-any", "hybrid") else ["request"]
-        for scope in seen if name in trained.ALONE else options.scope or seen:
-            for threshold in thresholds if policy == "threshold" else thresholds[:1]:
-                one = Choice(policy, k, threshold, options.hysteresis, scope, routing, drafter=name)
-                choices += [replace(one, router=router, chunk=chunk) for router, chunk in routers]
-    off = {"k": ks[0], "scope": "request", "drafter": names[0]}
-    return list(dict.fromkeys(replace(c, **off) if c.policy == "never" else c for c in choices))
+    # The other baselines see their own request only.
+    seen = "group" if options.drafter in ("sam", "suffix", "suffix-any") else "request"
+    scopes = options.scope or [default.scope if options.run and not options.drafter_given else seen]
+    for policy, k, routing, scope in itertools.product(policies, ks, options.routing or ["least-loaded"], scopes):
+        for threshold in thresholds if policy == "threshold" else thresholds[:1]:
+            one = Choice(policy, k, threshold, options.hysteresis, scope, routing)
+            choices += [replace(one, router=router, chunk=chunk) for router, chunk in routers]
+    return list(dict.fromkeys(replace(c, k=ks[0], scope="request") if c.policy == "never" else c for c in choices))
 
 
-def sweep(scenario: Scenario, choices: list[Choice], tail: int) -> tuple[list[dict], list[tuple[str, Played]]]:
-    """Play every choice, after one without speculation.
-
-    Returns:
-        A row for each; and the first rounds without speculation and with the fastest choice, by name.
-    """
-    without = Choice("never", choices[0].k, scope="request", drafter=choices[0].drafter)
+def sweep(scenario: Scenario, choices: list[Choice], tail: int) -> list[dict]:
+    """Play every choice, after one without speculation; returns a row for each."""
+    without = Choice("never", choices[0].k, scope="request")
     total = scenario.num_tokens * (1 + len(choices))
-    rows, best = [], ()
+    rows, base = [], None
     with tqdm(total=total, unit="tok", desc=scenario.name, mininterval=2.0, disable=None) as bar:
         for choice in [without, *choices]:
-            outcome, played = scenario.play(choice, tail, bar.update)
-            if not rows:
-                base, first = outcome, played[0]
-            elif not best or outcome.seconds < best[0]:
-                best = outcome.seconds, choice.label, played[0]
+            outcome, _ = scenario.play(choice, tail, bar.update)
+            base = base or outcome
             rows.append({
                 "label": choice.label, "policy": choice.policy, "k": choice.k, "threshold": choice.threshold,
-                "drafter": "" if choice.policy == "never" else choice.drafter,
                 "scope": choice.scope, "routing": choice.routing, "router": choice.router, "chunk": choice.chunk,
                 "speedup": round(base.seconds / outcome.seconds, 4),
                 "tail_speedup": round(base.tail_seconds / outcome.tail_seconds, 4) if outcome.tail_seconds else 1.0,
                 **outcome.rounded(),
             })  # fmt: skip
-    return rows, [("off", first), *([best[1:]] if best else [])]
+    return rows
 
 
 def table(report: dict) -> str:
@@ -148,12 +120,12 @@ def table(report: dict) -> str:
         f"{report['requests']} requests, {report['tokens']} tokens, {report['replicas']} replicas"
         f"{' in lock-step' if report['lock_step'] else ''}, tail from {report['tail_threshold']} running requests",
         f"step costs: {report['step_cost']}",
-        f"{'policy':22} {'drafter':>16} {'scope':>7} {'routing':>12} {'router':>7} {'chunk':>6} {'seconds':>9} "
+        f"{'policy':22} {'scope':>7} {'routing':>12} {'router':>7} {'chunk':>6} {'seconds':>9} "
         f"{'tail s':>8} {'speed-up':>8} {'tail':>6} {'on':>5} {'length':>7} {'wasted':>10} {'preempted':>9} "
         f"{'moves':>7}",
     ]
     row = (
-        "{label:22} {drafter:>16} {scope:>7} {routing:>12} {router:>7} {chunk:>6} {seconds:9.1f} {tail_seconds:8.1f} "
+        "{label:22} {scope:>7} {routing:>12} {router:>7} {chunk:>6} {seconds:9.1f} {tail_seconds:8.1f} "
         "{speedup:8.3f} {tail_speedup:6.3f} {switched_on:5.2f} {accept_length:7.3f} {wasted:>10} {preempted:>9} "
         "{moves:>7}"
     )
@@ -172,15 +144,6 @@ def run(options: argparse.Namespace) -> tuple[dict, str]:
     else:
         made = {"setup": scenarios.published, "log_normal": scenarios.log_normal, "traces": scenarios.recorded}
         scenario = next(make for name, make in made.items() if getattr(options, name))(options)
-    scenario = replace(scenario, trained=trained.from_options(options))
-    if options.scheduling or options.graphs:
-        scheduling = Scheduling(
-            options.scheduling == "asynchronous",
-            options.graphs and tuple(options.graphs),
-            options.host_ms,
-            options.launch_ms,
-        )
-        scenario = replace(scenario, cost=scheduling.apply(scenario.cost))
     report = {
         "scenario": scenario.name, "requests": sum(map(len, scenario.rounds)), "tokens": scenario.num_tokens,
         "replicas": scenario.cluster.replicas, "lock_step": scenario.cluster.dp_synchronous,
@@ -191,14 +154,8 @@ def run(options: argparse.Namespace) -> tuple[dict, str]:
     only = options.threshold[0] if options.threshold and len(options.threshold) == 1 else scenario.choice.threshold
     report["tail_threshold"] = tail = options.tail or only
     if choices:
-        report["rows"], played = sweep(scenario, choices, tail)
+        report["rows"] = sweep(scenario, choices, tail)
         shown.append(table(report))
-        if options.plot:
-            from sam.simulate.plot import plot_rollouts
-
-            plot_rollouts(played, tail, options.plot)
-    elif options.plot:
-        raise ValueError("--plot shows a policy: name one with --policy")
     return report, "\n".join(shown)
 
 

@@ -35,7 +35,6 @@ class Cluster:
         admit_ms: milliseconds that a new request adds to its first step, in which its prompt is read.
         kv_tokens: tokens that the KV cache of a replica holds; 0: no bound.
         read_ms: milliseconds that each token of context that a request brings along adds to its first step.
-        pool: whether replicas share a pool of KV cache, in which a chunk that moves finds its context at no cost.
     """
 
     replicas: int = 1
@@ -44,7 +43,6 @@ class Cluster:
     admit_ms: float = 0.0
     kv_tokens: int = 0
     read_ms: float = 0.0
-    pool: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("replicas", 1), ("max_num_seqs", 1), ("admit_ms", 0), ("kv_tokens", 0), ("read_ms", 0)):
@@ -128,15 +126,14 @@ class Engine:
         for replica in busy:
             running, context = len(replica), replica.context
             replica.step()
-            slowest = max(slowest, self._step_ms(running, replica.num_tokens, context) + replica.drafting_ms)
+            slowest = max(slowest, self._step_ms(running, replica.num_tokens, context))
         slowest += self._cluster.admit_ms * admitted
         slowest += self._cluster.read_ms * max(replica.read for replica in busy)
         for replica in busy:
             replica.read = 0
         self.clock += slowest
         for replica, num_tokens in zip(busy, max_num_tokens_other_ranks(busy), strict=True):
-            # As in an engine, the passes of its trained drafter are no part of the step that a policy learns from.
-            replica.finish_step(slowest - replica.drafting_ms, observed, num_tokens)
+            replica.finish_step(slowest, observed, num_tokens)
 
 
 def max_num_tokens_other_ranks(replicas: list[Replica]) -> list[int]:

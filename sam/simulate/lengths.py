@@ -81,15 +81,6 @@ class LogNormal:
         whole = math.exp(mu + self.sigma**2 / 2) * NORMAL.cdf(above - self.sigma)
         return whole + self.cap * (1 - NORMAL.cdf(above))
 
-    def common_parts(self, prompts: int, seed: int = 0) -> np.ndarray:
-        """float64 [prompts]: what the samples of each prompt share in `draw` with that seed, in standard deviations."""
-        return self._common_parts(prompts, np.random.default_rng(seed))
-
-    def _common_parts(self, prompts: int, rng: np.random.Generator) -> np.ndarray:
-        common = np.array([NORMAL.inv_cdf((i + 0.5) / prompts) for i in range(prompts)])
-        rng.shuffle(common)
-        return common
-
     def draw(self, prompts: int, samples: int, prompt_tokens: int = 128, seed: int = 0) -> Round:
         """Draw a round of `prompts` x `samples` requests that arrive at once.
 
@@ -97,7 +88,8 @@ class LogNormal:
         independent prompts; the rest is random. An earlier epoch differs in the rest alone.
         """
         rng = np.random.default_rng(seed)
-        common = self._common_parts(prompts, rng)
+        common = np.array([NORMAL.inv_cdf((i + 0.5) / prompts) for i in range(prompts)])
+        rng.shuffle(common)
         lengths, earlier = (self._lengths(common, samples, rng) for _ in range(2))
         count = prompts * samples
         numbers = np.repeat(range(prompts), samples)

@@ -1,11 +1,8 @@
 """`python -m sam.simulate.published`: the figures of the published set-ups beside those that sam.simulate gives for
-their settings; with `--predict` also what other policies are predicted to give there, with `--scheduled` what
-asynchronous scheduling and graphs would change, with `--drafters` what EAGLE3, sam and both together are predicted to
-give on the 32B, with verl's routing and the recipe's, with `--parts` what each part of the recipe brings. `--seer`
-prints Seer's ratios and the simulated ones instead (sam.simulate.reference.seer)."""
+their settings; with `--predict` also what other policies are predicted to give there, with `--parts` what each part of
+the recipe brings."""
 
 import argparse
-import itertools
 import json
 import sys
 
@@ -13,10 +10,7 @@ from tqdm import tqdm
 
 from sam.command import run_command
 from sam.simulate.__main__ import parse, run
-from sam.simulate.reference.seer import compare as compare_with_seer
-from sam.simulate.reference.seer import table_of_seer
 from sam.simulate.setups import SETUPS, load_step_cost
-from sam.simulate.trained.eagle3 import compare, table_of_drafters
 
 PREDICTED_SEEDS = 2
 # Settings to try instead of the published one, as options of sam.simulate.
@@ -26,8 +20,6 @@ PREDICTED = (
     "--policy goodput --routing shared --k 8",
 )
 PARTS_CHUNK = 2048  # tokens
-# How an engine schedules and whether its steps replay graphs; the published ones are the first.
-SCHEDULED = tuple(itertools.product(("synchronous", "asynchronous"), (0, 1)))
 
 
 def simulate(name: str, options: str) -> list[dict]:
@@ -78,21 +70,6 @@ def predict(name: str) -> list[dict]:
     return rows
 
 
-def scheduled(name: str) -> list[dict]:
-    """Without and with drafts of sam, scheduled synchronously and asynchronously, without graphs and with them in all
-    steps. What of a step is the host's is bounded, not measured: see sam.switch.host_time."""
-    rows, base = [], None
-    for scheduling, graphs in SCHEDULED:
-        options = f"--policy threshold goodput --seeds 1 --scheduling {scheduling} --graphs {graphs} {graphs}"
-        off, *on = simulate(name, options)
-        base = base or off["seconds"]
-        head = {"setup": name, "scheduling": scheduling, "graphs": bool(graphs)}
-        gains = {f"{row['policy']}_gain_percent": _gain(off["seconds"], row["seconds"]) for row in on}
-        ratios = {"off_times": round(base / off["seconds"], 2), "goodput_times": round(base / on[-1]["seconds"], 2)}
-        rows.append({**head, **gains, **ratios})
-    return rows
-
-
 def parts(name: str, chunk: int = PARTS_CHUNK) -> list[dict]:
     """What the recipe's router, chunks, drafts and shared drafting context bring, alone and together: gains over no
     speculation with verl's router."""
@@ -119,7 +96,7 @@ def _gain(off: float, on: float) -> float:
     return round(100 * (off / on - 1), 2)
 
 
-def table(reproduced: list[dict], predicted: list[dict], engines: list[dict]) -> str:
+def table(reproduced: list[dict], predicted: list[dict]) -> str:
     """Lay out the rows of `reproduce` and `predict` as text."""
     lines = [
         "gains are off / on - 1, as published; step costs are fitted to published figures, not measured",
@@ -142,45 +119,24 @@ def table(reproduced: list[dict], predicted: list[dict], engines: list[dict]) ->
         "{setup:18} {policy:>17} {scope:>8} {routing:>13} {gain_percent:7.2f} {cautious_gain_percent:8.2f} "
         "{tail_speedup:6.3f} {accept_length:7.3f} {switched_on:5.2f}"
     )
-    lines += map(line.format_map, predicted)
-    if engines:
-        lines.append(
-            f"{'scheduled':18} {'':>13} {'graphs':>7} {'threshold gain %':>17} {'goodput gain %':>15} {'off':>6} "
-            f"{'goodput':>8}   the last two: times as fast as off, synchronous, without graphs"
-        )
-    line = (
-        "{setup:18} {scheduling:>13} {graphs!s:>7} {threshold_gain_percent:17.2f} {goodput_gain_percent:15.2f} "
-        "{off_times:5.2f}x {goodput_times:7.2f}x"
-    )
-    return "\n".join([*lines, *map(line.format_map, engines)])
+    return "\n".join([*lines, *map(line.format_map, predicted)])
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sam.simulate.published", description=__doc__)
     parser.add_argument("--setup", nargs="+", choices=tuple(SETUPS), default=list(SETUPS))
     parser.add_argument("--predict", action="store_true", help="other policies too; minutes")
-    parser.add_argument("--scheduled", action="store_true", help="asynchronous scheduling and graphs too; minutes")
-    parser.add_argument("--drafters", action="store_true", help="EAGLE3, sam and both on the 32B too; minutes")
     parser.add_argument("--parts", action="store_true", help="what each part of the recipe brings too; minutes")
-    parser.add_argument("--seer", action="store_true", help="Seer's ratios and the simulated ones alone; minutes")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     options = parser.parse_args(arguments)
 
     def shown() -> str:
-        if options.seer:
-            rows = compare_with_seer()
-            return json.dumps({"seer": rows}) if options.json else table_of_seer(rows)
         reproduced = [reproduce(name) for name in tqdm(options.setup, unit="set-up", disable=None)]
         predicted = [row for name in options.setup if options.predict for row in predict(name)]
-        engines = [row for name in options.setup if options.scheduled for row in scheduled(name)]
-        drafters = compare(simulate) if options.drafters else None
         bring = [row for name in options.setup if options.parts for row in parts(name)]
         if options.json:
-            found = {"published": reproduced, "predicted": predicted, "scheduled": engines, "drafters": drafters}
-            return json.dumps(found | {"parts": bring})
-        shown = [table(reproduced, predicted, engines)]
-        shown += [table_of_parts(bring)] if bring else []
-        return "\n".join([*shown, *([table_of_drafters(drafters)] if drafters else [])])
+            return json.dumps({"published": reproduced, "predicted": predicted, "parts": bring})
+        return "\n".join([table(reproduced, predicted), *([table_of_parts(bring)] if bring else [])])
 
     return run_command(shown)
 

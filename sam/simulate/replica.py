@@ -7,7 +7,6 @@ import numpy as np
 
 from sam.simulate.drafting import Drafting
 from sam.simulate.lengths import Round
-from sam.simulate.trained.drafts import TrainedDrafts
 from sam.switch.goodput import CONTEXT_BUCKET, MAX_COOL_DOWN_STEPS
 from sam.switch.policies import Threshold
 from sam.switch.policy import Plan, Policy, StepState
@@ -34,7 +33,6 @@ class Replica:
         num_tokens: tokens of the last step, drafts included.
         ended: requests that have reached their targets since the list was last cleared.
         read: tokens of context that requests brought along and whose KV cache was not there, since the last step.
-        drafting_ms: milliseconds of the last step in which a trained drafter ran.
         preempted, read_again: requests preempted, and tokens of context read a second time, so far.
     """
 
@@ -45,7 +43,7 @@ class Replica:
         targets: np.ndarray,
         slots: int,
         policy: Policy,
-        drafting: Drafting | TrainedDrafts,
+        drafting: Drafting,
         kv_tokens: int = 0,
     ):
         self._work, self._generated, self._targets, self._slots = work, generated, targets, slots
@@ -59,7 +57,7 @@ class Replica:
         self.running, self.until_finish, self.fresh = NO_REQUESTS, 0, 0
         self.state, self.plan = StepState(0), Plan(0)
         self.drafted = self.accepted = self.verified = self.emitted = self.num_tokens = 0
-        self.switch_on, self.drafting_ms = False, 0.0
+        self.switch_on = False
 
     def __len__(self) -> int:
         """Requests in the batch."""
@@ -143,9 +141,6 @@ class Replica:
         before = self._generated[running]
         budgets = np.where(before > 0, self.plan.budget, 0)
         acceptance, offsets = self._drafting.draft(running, before, budgets, self.plan.min_acceptance)
-        if isinstance(self._drafting, TrainedDrafts):
-            acceptance, offsets = self._drafting.replace(self._policy, self.state, acceptance, offsets)
-            self.drafting_ms = self._drafting.milliseconds
         lengths = self._policy.choose(self.state, acceptance, offsets)
         left = self._targets[running] - before
         accepted = np.minimum(self._drafting.verify(lengths), left)
@@ -159,7 +154,7 @@ class Replica:
     def jump(self, steps: int) -> None:
         """Advance by `steps` steps without drafts."""
         self.drafted = self.accepted = self.verified = 0
-        self.switch_on, self.drafting_ms = False, 0.0
+        self.switch_on = False
         self.emitted = steps * len(self.running)
         self._advance(steps)
         self.until_finish -= steps

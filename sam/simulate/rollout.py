@@ -1,6 +1,6 @@
 """Rollouts of one or several rounds with a policy, and their results."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -12,7 +12,6 @@ from sam.simulate.drafting import Drafting, DrawnDrafts, GroupDrafts, RealDrafts
 from sam.simulate.engine import Cluster, Played, play
 from sam.simulate.lengths import Round
 from sam.simulate.routing import Assigned, Routed, Router, assign
-from sam.simulate.trained.drafts import ALONE, TRAINED, TrainedDrafter, TrainedDrafts
 from sam.switch.policies import make_policy
 from sam.switch.policy import Policy
 from sam.switch.step_cost import StepCost
@@ -31,8 +30,6 @@ class Choice:
         router: one of sam.simulate.routing.ROUTERS; other than verl, it decides where requests run, and `routing` says
             only whose text a drafter sees.
         chunk: tokens after which a response is routed anew, not with verl; 0: never.
-        drafter: one of sam.simulate.trained.drafts.TRAINED, or one that copies text.
-        knows_cost: whether goodput is given the step costs; otherwise it learns them from the steps.
     """
 
     policy: str = SpeculationConfig.policy
@@ -41,20 +38,17 @@ class Choice:
     hysteresis: int = SpeculationConfig.hysteresis
     scope: str = SpeculationConfig.scope
     routing: str = "least-loaded"
-    knows_cost: bool = True
     router: str = "verl"
     chunk: int = 0
-    drafter: str = "sam"
 
     def make_router(self, work: Round, cluster: Cluster, replica_of: np.ndarray) -> Router:
         if self.router == "verl":
             return Assigned(work, replica_of)
         sizes = cluster.replicas, cluster.max_num_seqs, cluster.kv_tokens
-        return Routed(work, *sizes, self.router, self.chunk, cluster.pool)
+        return Routed(work, *sizes, self.chunk)
 
     def make_policy(self, cost: StepCost) -> Policy:
-        known = cost if self.knows_cost else None
-        return make_policy(self.policy, self.k, self.threshold, hysteresis=self.hysteresis, step_cost=known)
+        return make_policy(self.policy, self.k, self.threshold, hysteresis=self.hysteresis, step_cost=cost)
 
     @property
     def label(self) -> str:
@@ -145,39 +139,20 @@ def simulate(
     acceptance: Drawn | Real,
     tail_threshold: int,
     progress: Callable[[int], object] | None = None,
-    trained: Sequence[TrainedDrafter] = (),
 ) -> tuple[Outcome, list[Played]]:
     """Play rounds one after the other.
 
     Args:
         tail_threshold: running requests at which the tail begins, with any policy.
-        trained: the trained drafter in each round, for a choice with one.
-
-    Raises:
-        ValueError: the choice asks for a trained drafter, and there is none.
     """
     played = []
     for number, work in enumerate(rounds):
         replica_of = assign(work.prompts, cluster.replicas, choice.routing, seed=number)
-        drafting = make_drafting(work, cluster, choice, cost, acceptance, trained, replica_of, number)
+        drafting = acceptance(work, choice, replica_of, cluster.replicas, number)
         policies = [choice.make_policy(cost) for _ in drafting]
         router = choice.make_router(work, cluster, replica_of)
         played.append(play(work, cluster, router, cost, policies, drafting, progress))
     return summarize(played, tail_threshold), played
-
-
-def make_drafting(work, cluster, choice, cost, acceptance, trained, replica_of, number) -> list:
-    """The drafting of each replica in round `number`."""
-    if choice.drafter not in TRAINED:
-        return acceptance(work, choice, replica_of, cluster.replicas, number)
-    if not trained and choice.policy != "never":
-        raise ValueError(f"--drafter {choice.drafter}: name its acceptance by position with --draft-acceptance")
-    text = [None] * cluster.replicas
-    if choice.drafter not in ALONE:
-        text = acceptance(work, choice, replica_of, cluster.replicas, number)
-    drafter = trained[number] if trained else TrainedDrafter((0.0,))
-    pass_cost = drafter.pass_cost(cost)
-    return [TrainedDrafts(one, drafter, pass_cost, work, number) for one in text]
 
 
 def summarize(played: list[Played], tail_threshold: int) -> Outcome:

@@ -8,7 +8,7 @@ from sam.routing.policy import ContextPolicy, RoutingSettings
 from sam.simulate.lengths import Round
 
 ROUTINGS = ("least-loaded", "prompt", "shared")
-ROUTERS = ("verl", "divided", "context", "history", "groups", "oracle")
+ROUTERS = ("verl", "context")
 NO_BOUND = 1 << 60
 
 
@@ -71,38 +71,16 @@ class Assigned(_Arriving):
         return [(i, int(self._replica_of[i]), int(self._work.lengths[i]), False) for i in new]
 
 
-class _AsTheyCame(ContextPolicy):
-    """Requests between two chunks go on in the order in which they came, and before new ones."""
-
-    def _pause(self, request):
-        request.state, request.priority = "paused", request.group.order - NO_BOUND
-
-
 class Routed(_Arriving):
     """The recipe's policy.
 
     Args:
-        router: how much it knows. divided: nothing, requests go on in the order in which they came; context: what it
-            has seen of each prompt's responses, as in a rollout; history: the geometric mean of each prompt's lengths
-            in an earlier epoch besides, as from the second epoch on; groups: that of the lengths to come; oracle: every
-            length to come.
         chunk: tokens of a chunk; 0: whole responses.
-        pool: as Cluster's.
-
-    Raises:
-        ValueError: an earlier epoch's lengths are asked for, and the round has none.
     """
 
-    def __init__(
-        self, work: Round, replicas: int, slots: int, kv_tokens: int, router: str, chunk: int, pool: bool = False
-    ):
+    def __init__(self, work: Round, replicas: int, slots: int, kv_tokens: int, chunk: int):
         super().__init__(work)
-        make = _AsTheyCame if router == "divided" else ContextPolicy
-        self._policy, self._router, self._pool = make(RoutingSettings(chunk or None, pool=pool)), router, pool
-        if router == "history" and work.earlier is None:
-            raise ValueError("router history: a recorded round has no earlier epoch: expected --log-normal or --setup")
-        self._limit = int(work.lengths.max())
-        self._means = prompt_means(work.prompts, work.earlier if router == "history" else work.lengths)
+        self._policy, self._limit = ContextPolicy(RoutingSettings(chunk or None)), int(work.lengths.max())
         for replica in range(replicas):
             self._policy.add_replica(str(replica), kv_tokens or NO_BOUND, slots, block_tokens=1)  # as Replica counts
         self._known = np.zeros(len(work), dtype=np.int64)  # tokens that the policy knows each to have
@@ -110,15 +88,8 @@ class Routed(_Arriving):
 
     def arrive(self, now):
         for i in self._take(now):
-            length, tokens = int(self._work.lengths[i]), int(self._work.prompt_tokens[i])
-            group, limit, expected = str(i), self._limit, None
-            if self._router in ("context", "history"):
-                group = str(self._work.prompts[i])
-            if self._router in ("history", "groups"):
-                expected = round(self._means[i])
-            elif self._router == "oracle":
-                limit = expected = length
-            self._policy.arrive(str(i), group, tokens, limit, expected=expected)
+            tokens = int(self._work.prompt_tokens[i])
+            self._policy.arrive(str(i), str(self._work.prompts[i]), tokens, self._limit)
 
     def end(self, request, replica, generated):
         emitted, self._known[request] = generated - int(self._known[request]), generated
@@ -133,7 +104,7 @@ class Routed(_Arriving):
             self.moves += bool(began and not cached)
             self._last[i] = at
             target = min(int(generated[i]) + tokens, int(self._work.lengths[i]))
-            starts.append((i, at, target, bool(began if self._pool else cached)))
+            starts.append((i, at, target, bool(cached)))
         return starts
 
 

@@ -72,16 +72,23 @@ class RecordedRun:
         return bool(self.speculation.policy_rotation)
 
     @property
+    def is_simulated(self) -> bool:
+        """Whether its rollouts can be simulated as they ran: with one policy, and without a trained drafter."""
+        return not self.rotated and self.speculation.method not in WITH_DRAFT_MODEL
+
+    @property
     def choice(self) -> Choice:
         """The run's own settings; ngram and suffix have no switch.
 
         Raises:
-            ValueError: the run rotated policies.
+            ValueError: the run rotated policies, or had a trained drafter.
         """
+        speculation = self.speculation
         if self.rotated:
             raise ValueError(f"{self.directory}: it rotated policies: expected a run of one policy")
-        speculation = self.speculation
-        own = speculation.policy if speculation.method in ("sam", *WITH_DRAFT_MODEL) else "always"
+        if not self.is_simulated:
+            raise ValueError(f"{self.directory}: trained drafters, as of {speculation.method}, are not simulated")
+        own = speculation.policy if speculation.method == "sam" else "always"
         policy = "never" if speculation.method == "off" else own
         return Choice(
             policy,
@@ -89,8 +96,6 @@ class RecordedRun:
             speculation.batch_size_threshold,
             speculation.hysteresis,
             "request" if speculation.method == "ngram" else speculation.scope,
-            knows_cost=True,  # measured when the engine starts, then corrected: the fitted table is what it comes to
-            drafter="sam" if speculation.method == "off" else speculation.method,
         )
 
     def cluster(self, admit_ms: float) -> Cluster:

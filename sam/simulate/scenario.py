@@ -6,7 +6,6 @@ from functools import cache, partial
 
 import numpy as np
 
-from sam.config import WITH_DRAFT_MODEL
 from sam.record.responses import join, read_recording
 from sam.replay.baselines import make_drafter
 from sam.simulate import setups
@@ -15,7 +14,6 @@ from sam.simulate.engine import Cluster, Played
 from sam.simulate.lengths import LogNormal, Round, recorded_round
 from sam.simulate.rollout import Choice, Drawn, Outcome, Real, simulate
 from sam.simulate.run import RecordedRun, fit_runs
-from sam.simulate.trained.drafts import TrainedDrafter
 from sam.switch.step_cost import StepCost
 
 
@@ -30,7 +28,6 @@ class Scenario:
         choice: the default settings.
         acceptance: makes the drafts.
         idle_ms: milliseconds of each round in which no engine step runs.
-        trained: the trained drafter in the first round, which is older in those of later training steps.
     """
 
     name: str
@@ -41,7 +38,6 @@ class Scenario:
     acceptance: Drawn | Real
     steps: list[int] = field(default_factory=list)
     idle_ms: float = 0.0
-    trained: TrainedDrafter | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -51,9 +47,7 @@ class Scenario:
     def play(self, choice: Choice, tail_threshold: int, progress=None) -> tuple[Outcome, list[Played]]:
         """Play all rounds; the idle time between them is included."""
         work = self.rounds, self.cluster, choice, self.cost, self.acceptance
-        steps = self.steps or [0] * len(self.rounds)
-        trained = [self.trained.older(step - steps[0]) for step in steps] if self.trained else ()
-        outcome, played = simulate(*work, tail_threshold, progress, trained)
+        outcome, played = simulate(*work, tail_threshold, progress)
         idle = len(self.rounds) * self.idle_ms / 1e3
         return replace(outcome, seconds=outcome.seconds + idle, mean_seconds=outcome.mean_seconds + idle), played
 
@@ -94,9 +88,8 @@ def from_run(run: RecordedRun, cost: StepCost, admit_ms: float, idle_ms: float, 
     """A run's own responses and settings; drafts are made on its responses."""
     pairs = [(work, step) for step in run.seconds for work, _ in run.rounds(step)]
     rounds, steps = [work for work, _ in pairs], [step for _, step in pairs]
-    method = run.speculation.method
-    text = drafter or ("sam" if method in ("off", *WITH_DRAFT_MODEL) else method)
-    drafts = Real(partial(make_drafter, text))
+    method = "sam" if run.speculation.method == "off" else run.speculation.method
+    drafts = Real(partial(make_drafter, drafter or method))
     return Scenario(str(run.directory), rounds, run.cluster(admit_ms), cost, run.choice, drafts, steps, idle_ms)
 
 

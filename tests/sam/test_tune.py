@@ -111,20 +111,3 @@ def test_mistakes_are_one_line(tmp_path, capsys):
     )
     with pytest.raises(SystemExit, match="2"):
         main([str(tmp_path), "--k", "0"])
-
-
-def test_a_trained_drafter_is_recommended_where_it_pays_and_must_be_trained(runs, capsys):
-    arguments = [str(runs["sam"]), "--cost-from", str(runs["off"]), "--k", "6", "--threshold", "8", "--steps", "2"]
-    described = {"good": ["--draft-acceptance", "0.99", "--pass-share", "0"], "bad": ["--draft-acceptance", "0.01"]}
-    assert main([*arguments, *described["good"], "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert {row["drafter"] for row in result["candidates"]} == {"sam", "draft_model", "hybrid"}
-    assert result["recommended"]["drafter"] in ("draft_model", "hybrid")
-    assert result["recommended"]["override"].endswith("speculation.draft_model=DIR")
-    assert main([*arguments, *described["good"]]) == 0
-    assert "needs a draft model to be trained first" in capsys.readouterr().out
-    assert main([*arguments, *described["bad"]]) == 0
-    out = capsys.readouterr().out
-    assert "to be trained first" not in out and out.splitlines()[-1].startswith("speculation=sam")
-    assert main(arguments) == 0
-    assert "trained drafters were not tried" in capsys.readouterr().out

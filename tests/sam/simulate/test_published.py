@@ -6,7 +6,6 @@ import pytest
 
 from sam.simulate import published
 from sam.simulate.setups import SETUPS, load_step_cost, shipped_acceptance, shipped_step_costs
-from sam.simulate.trained import eagle3
 
 
 def test_shipped_tables_say_what_they_are():
@@ -46,26 +45,6 @@ def test_the_command_says_gains_as_published(capsys, monkeypatch):
     assert "goodput, k 3" in capsys.readouterr().out
 
 
-def test_the_command_says_what_scheduling_and_graphs_would_change(capsys, monkeypatch):
-    asked = []
-
-    def simulate(name, options):
-        asked.append(options)
-        off = 40.0 if "--graphs 1 1" in options else 120.0
-        rows = [{"policy": policy, "seconds": seconds} for policy, seconds in (("threshold", 100.0), ("goodput", 60.0))]
-        return [{"policy": "never", "seconds": off}, *rows]
-
-    monkeypatch.setattr(published, "simulate", simulate)
-    rows = published.scheduled("qwen3_32b")
-    assert [(row["scheduling"], row["graphs"]) for row in rows] == [
-        ("synchronous", False), ("synchronous", True), ("asynchronous", False), ("asynchronous", True)
-    ]  # fmt: skip
-    assert [option.partition("--scheduling ")[2].split()[0] for option in asked[1:3]] == ["synchronous", "asynchronous"]
-    assert (rows[0]["threshold_gain_percent"], rows[0]["goodput_gain_percent"]) == (20.0, 100.0)
-    assert (rows[1]["off_times"], rows[1]["goodput_times"]) == (3.0, 2.0)
-    assert "asynchronous    True            -60.00" in published.table([], [], rows)
-
-
 def test_the_command_says_what_each_part_brings(capsys, monkeypatch):
     def simulate(name, options):
         seconds = [120.0, 100.0, 80.0]
@@ -76,31 +55,3 @@ def test_the_command_says_what_each_part_brings(capsys, monkeypatch):
     assert rows["routing"]["gain_percent"] == 20.0 and rows["routing, chunks"]["gain_percent"] == 50.0
     assert rows["all"]["gain_percent"] == 200.0 and rows["all"]["tail_speedup"] == 1.5
     assert "all  200.00      1.50x" in published.table_of_parts(list(rows.values()))
-
-
-def test_eagle3_is_fitted_to_the_one_published_gain():
-    for requests in (16, 256):
-        share = eagle3.fit_share(requests)
-        gain, length = eagle3.gain_of_always(share, requests)
-        assert gain == pytest.approx(eagle3.PUBLISHED_GAIN, abs=1.0)
-        assert 1.5 < length < 3.0
-    assert eagle3.fit_share(16, lambda share, requests: (40.0 * share, 1.0)) is None, "no share gains as much"
-
-
-def test_drafters_are_compared_with_both_routers_and_their_fit_is_named():
-    asked = []
-
-    def simulate(name, options):
-        asked.append(options)
-        on = 100.0 if "--policy never" in options else 50.0
-        return [{"seconds": 100.0}, {"seconds": on - 10.0 * ("--router context" in options)}]
-
-    found = eagle3.compare(simulate, loads=(16,))
-    assert {row["drafter"]: row["gain_percent"] for row in found["rows"] if row["router"] == "verl"} == {
-        "off": [0.0], **dict.fromkeys(eagle3.DRAFTERS, [100.0])
-    }  # fmt: skip
-    assert {row["gain_percent"][0] for row in found["rows"] if row["router"] == "context"} == {11.11, 150.0}
-    described = [options for options in asked if "eagle3" in options or "hybrid" in options]
-    assert len(described) == 6 and all(f"--draft-acceptance {found['fits'][0]['share']}" in one for one in described)
-    shown = eagle3.table_of_drafters(found)
-    assert "FITTED to verl #5509's 51.51 %" in shown and "ASSUMED: 3 draft tokens" in shown and "PREDICTED" in shown

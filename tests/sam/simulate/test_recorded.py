@@ -101,3 +101,14 @@ def test_a_run_whose_policies_took_turns_teaches_costs_but_is_of_no_single_polic
     assert fit_runs([run])[0].drafts_seen
     with pytest.raises(ValueError, match="it rotated policies: expected a run of one policy"):
         run.choice  # noqa: B018
+
+
+def test_a_run_with_a_trained_drafter_teaches_costs_but_is_not_simulated(tmp_path):
+    directory = write_run(tmp_path / "run")
+    config = yaml.safe_load((directory / "config.yaml").read_text())
+    config["speculation"] |= {"method": "hybrid", "draft_model": "DIR"}
+    (directory / "config.yaml").write_text(yaml.safe_dump(config))
+    run = RecordedRun.load(directory)
+    assert fit_runs([run])[0].drafts_seen and not run.is_simulated
+    with pytest.raises(ValueError, match="trained drafters, as of hybrid, are not simulated"):
+        run.choice  # noqa: B018

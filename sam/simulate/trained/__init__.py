@@ -1,1 +1,0 @@
-"""Drafters that were trained, in simulated rollouts, and EAGLE3 on a published set-up."""
