@@ -136,7 +136,7 @@ def tune(options: argparse.Namespace) -> dict:
     longest = max(int(work.lengths.max()) for work in scenario.rounds)
     trials += play(scenario, routed(best(trials).choice, options.chunk, longest))
     chosen = best(trials)
-    checked = [run, *(choose_steps(other, options.steps) for other in others if not other.rotated)]
+    checked = [run, *(choose_steps(other, options.steps) for other in others)]
     measured, simulated = zip(*(check(one, fitted, idle_ms, trained) for one in checked), strict=True)
     error = float(np.sqrt(np.mean(np.log(np.concatenate(simulated) / np.concatenate(measured)) ** 2)))
     gain, low, high = gains(without.seconds, chosen.seconds, error)

@@ -67,19 +67,8 @@ class RecordedRun:
         return SpeculationConfig.from_dict(self.config["speculation"])
 
     @property
-    def rotated(self) -> bool:
-        """Whether the run rotated policies, as runs of recipe.turns do."""
-        return bool(self.speculation.policy_rotation)
-
-    @property
     def choice(self) -> Choice:
-        """The run's own settings; ngram and suffix have no switch.
-
-        Raises:
-            ValueError: the run rotated policies.
-        """
-        if self.rotated:
-            raise ValueError(f"{self.directory}: it rotated policies: expected a run of one policy")
+        """The run's own settings; ngram and suffix have no switch."""
         speculation = self.speculation
         own = speculation.policy if speculation.method in ("sam", *WITH_DRAFT_MODEL) else "always"
         policy = "never" if speculation.method == "off" else own
