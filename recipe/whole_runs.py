@@ -1,8 +1,8 @@
 """`python -m recipe.whole_runs`: compares settings in whole training runs of verl that take turns, round by round.
 
-For what cannot rotate within a run as policies can (recipe.turns): methods, sharing, numbers of replicas. Each round
-has one run of every variant, another one first in each; a variant's seconds are divided by the first one's of the same
-round. Sampling is exact: all runs must generate the same tokens, which is checked.
+For policies, methods, sharing, numbers of replicas. Each round has one run of every variant, another one first in
+each; a variant's seconds are divided by the first one's of the same round. Sampling is exact: all runs must generate
+the same tokens, which is checked.
 """
 
 import argparse

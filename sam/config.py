@@ -1,6 +1,5 @@
 """The settings of speculation: every default, once, checked, and translated into vLLM's own arguments."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
@@ -62,7 +61,6 @@ class SpeculationConfig:
         num_speculative_tokens: longest draft of a request, 1 to 15 tokens.
         paths: of draft tokens that sam verifies for a request at most, 1 to 8; each further one is a row of the batch.
         policy: when sam drafts: threshold, goodput, always or never.
-        policy_rotation: policies for one version of the weights each, in place of `policy`, to compare them; or None.
         batch_size_threshold: running requests at or below which `threshold` drafts, 0 or more.
         hysteresis: running requests above batch_size_threshold at which `threshold` stops again, 0 or more.
         step_cost: file of step costs in milliseconds for `goodput`; None: measured when the engine starts.
@@ -111,7 +109,6 @@ class SpeculationConfig:
     num_speculative_tokens: int = 3
     paths: int = 1
     policy: str = "threshold"
-    policy_rotation: list[str] | None = None
     batch_size_threshold: int = 8
     hysteresis: int = 0
     step_cost: str | None = None
@@ -153,8 +150,6 @@ class SpeculationConfig:
             raise ValueError(
                 "speculation.sharing=replicas: speculation.scope=request drafts from no sibling: set group"
             )
-        if self.policy_rotation is not None:
-            check_rotation(self.policy_rotation)
         if self.method in WITH_DRAFT_MODEL and not self.draft_model:
             raise ValueError(
                 f"speculation.draft_model={self.draft_model}: speculation={self.method} needs one: name its folder"
@@ -263,14 +258,3 @@ class SpeculationConfig:
             draft = {"num_speculative_tokens": self.num_speculative_tokens}
             arguments["speculative_config"] = drafters[self.method] | draft
         return arguments
-
-
-def check_rotation(policies: Sequence[str]) -> None:
-    """Raise ValueError unless `policies` is a list of policies by name, a threshold with its requests behind it."""
-    form = "expected policies as in [never,'threshold 8',goodput], or null"
-    if not isinstance(policies, list | tuple) or not policies:
-        raise ValueError(f"speculation.policy_rotation={policies!r}: {form}")
-    for policy in policies:
-        name, _, requests = str(policy).partition(" ")
-        if name not in POLICIES or (name == "threshold") != requests.isdigit() or (requests and name != "threshold"):
-            raise ValueError(f"speculation.policy_rotation={policy!r}: {form}")

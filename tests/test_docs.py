@@ -91,10 +91,6 @@ def flags_of(path: Path) -> set[str]:
     for node in (node for file in files for node in ast.walk(ast.parse(file.read_text()))):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
             known |= {argument.value for argument in node.args if isinstance(argument, ast.Constant)}
-        elif isinstance(node, ast.ClassDef) and node.name == "Settings":  # recipe.evaluate makes its flags of these
-            known |= {
-                f"--{field.target.id.replace('_', '-')}" for field in node.body if isinstance(field, ast.AnnAssign)
-            }
     return known | {f"--no-{flag[2:]}" for flag in known}
 
 
@@ -218,7 +214,7 @@ def emitted_metrics() -> set[str]:
     from sam.sharing.client import COUNTERS as SHARING
     from sam.sharing.drafter import COUNTERS as SIBLINGS
     from sam.switch.goodput import Goodput
-    from sam.switch.policies import PolicyRotation, Threshold
+    from sam.switch.policies import Threshold
     from sam.switch.policy import StepState
     from sam.vllm.async_hooks import COUNTERS
     from sam.vllm.paths.rows import COUNTERS as PATHS
@@ -235,7 +231,7 @@ def emitted_metrics() -> set[str]:
     goodput.choose(state, np.full(24, 0.05, np.float32), np.arange(0, 25, 3))
     threshold = Threshold(3, batch_size_threshold=8)
     threshold.plan(StepState(8, awaited=1))
-    counters = {*goodput.counters, *threshold.counters, *PolicyRotation([goodput]).counters, *COUNTERS}
+    counters = {*goodput.counters, *threshold.counters, *COUNTERS}
     counters |= {*make_proposer().counters}
     names |= {f"rollout/drafter/{name}" for name in (*counters, *HISTORY, *SHARING, *SIBLINGS, *TRAINED, *PATHS)}
     source = (ROOT / "recipe" / "trainer" / "dynamic_sampling.py").read_text()  # to import it takes verl

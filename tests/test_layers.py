@@ -22,10 +22,10 @@ SAM = (
     ("vllm",),
     ("replay",),
     ("simulate",),
-    ("profile", "bench", "paths", "tune", "corpus", "switch_cost", "compile_kernels"),
+    ("profile", "bench", "paths", "tune", "corpus", "compile_kernels"),
 )
 RECIPE = (
-    ("seeds", "kv_pool", "arguments", "user_code", "values"),
+    ("seeds", "arguments", "user_code", "values"),
     ("tiny.task", "tiny.tokenizer", "tiny.platform", "smollm2.task", "smollm2.model"),
     ("record", "tiny.model"),
     ("launch",),
@@ -35,8 +35,8 @@ RECIPE = (
     ("trainer",),
     ("preflight",),
     ("report",),
-    ("main_dapo", "evaluate", "switch_bench", "routing_bench", "against_stock"),
-    ("turns", "whole_runs"),
+    ("main_dapo", "against_stock"),
+    ("whole_runs",),
 )
 OUTSIDE = {"verl", "recipe", "vllm", "vllm_ascend", "sam"}
 

@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 
 from omegaconf import DictConfig
 
-from recipe import kv_pool
 from recipe.launch import checkpoints
 from sam.bench.environment import HUGE_PAGES
 from sam.config import WITH_DRAFT_MODEL
@@ -106,7 +105,7 @@ def wandb_labels(config: DictConfig) -> dict[str, str]:
     if speculation.method != "off":
         tags["k"] = speculation.num_speculative_tokens
     if speculation.method in ("sam", *WITH_DRAFT_MODEL):
-        tags["policy"] = "rotation" if speculation.policy_rotation else speculation.policy
+        tags["policy"] = speculation.policy
     tags["device"] = config.trainer.device
     return {
         "WANDB_RUN_GROUP": f"{config.config_name}_seed{config.seed}",
@@ -145,8 +144,6 @@ def prepare(config: DictConfig, scratch_directory: Path) -> None:
     os.environ["TMPDIR"] = scratch
     defaults["VLLM_RPC_BASE_PATH"] = scratch
     defaults["WANDB_DIR"] = str(config.run_dir)
-    if kv_pool.connectors(config):
-        defaults["PYTHONHASHSEED"] = "0"  # vLLM's block hashes begin with it; with a random one replicas share no key
     if not has_wandb_key():
         defaults["WANDB_MODE"] = "offline"
     defaults.update(_writable_homes(scratch_directory))

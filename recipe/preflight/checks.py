@@ -9,7 +9,6 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe import kv_pool
 from recipe.launch import environment, run_lock, versions
 from recipe.launch.config import ConfigError
 from recipe.preflight import (
@@ -33,6 +32,8 @@ ENGINE_SIZES = {
     "data_parallel_size": "data_parallel_size",
     "pipeline_parallel_size": "pipeline_model_parallel_size",
 }
+# vLLM's arguments that keep KV cache outside an engine.
+KV_POOL_KEYS = ("kv_transfer_config", "kv_offloading_size")
 
 
 @dataclass(frozen=True)
@@ -216,19 +217,10 @@ def _megatron_sizes(sizes: DictConfig, devices: int) -> Iterator[Problem]:
 
 
 def _kv_pool(config: DictConfig) -> Iterator[Problem]:
-    rollout = config.actor_rollout_ref.rollout
-    pools = [one for one in kv_pool.connectors(config) if one.name not in kv_pool.OF_ONE_REQUEST]
-    for one in pools:
-        if one.is_salted is False:
-            yield Problem("pool.unsalted", f"{one.key}: {one.name}", f"use one of {', '.join(kv_pool.SALTED)}")
-        elif one.is_salted is None:
-            remedy = f"if they do, set kv_connector_extra_config.{kv_pool.DECLARED}=true"
-            yield Problem("pool.unknown", f"{one.key}: {one.name}", remedy)
-        if one.extra.get("discard_partial_chunks") is False:
-            yield Problem("pool.partial", f"{one.key}: discard_partial_chunks=false of {one.name}")
-    # They register the cache's memory once: https://github.com/vllm-project/vllm-ascend/pull/15350
-    if kv_pool.is_shared(config) and rollout.free_cache_engine:
-        yield Problem("pool.sleep", f"{vllm_command.ROLLOUT}.free_cache_engine=True with {pools[0].key}")
+    # A pool knows KV by its tokens, not by the weights that computed it.
+    for name in KV_POOL_KEYS:
+        if (value := config.actor_rollout_ref.rollout.engine_kwargs.vllm.get(name)) is not None:
+            yield Problem("pool.refused", f"{vllm_command.key_of(name, config)}={value}")
 
 
 def _token_budgets(config: DictConfig) -> Iterator[Problem]:

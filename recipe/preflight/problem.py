@@ -67,10 +67,7 @@ parallel.engine_kwargs | verl places its workers by a key of its own | remove it
 parallel.expert | vLLM spreads experts over 1 or all devices of a replica | set it to one of these
 parallel.megatron | Megatron's parallel sizes do not divide the devices | change one
 parallel.rollout | the rollout's parallel sizes do not divide the devices | change one
-pool.partial | with chunked prefill it saves a part of a block under the whole block's key | remove it
-pool.sleep | the pool would read and write where the KV cache lay before the engine slept | set it to false
-pool.unknown | whether its keys bear vLLM's cache_salt is not known | if they do, set the key that the line names
-pool.unsalted | its keys bear no cache_salt, so that KV of old weights is read | use one that the line names
+pool.refused | this recipe runs without a KV pool: KV of old weights could be read from it | remove it
 ray.address | expected HOST:PORT of the Ray cluster's head, for example 10.0.0.1:6379 | set or unset it
 ray.address_unset | a Ray cluster runs here and RAY_ADDRESS is not set | use the script in scripts/, or export it
 ray.devices_taken | another run holds the other devices | wait for it or stop it

@@ -23,7 +23,7 @@ HARMLESS = """
     ROLLOUT.log_prob_micro_batch_size_per_gpu ROLLOUT.log_prob_max_token_len_per_gpu
     ROLLOUT.trace ROLLOUT.profiler ROLLOUT.prometheus actor_rollout_ref.actor.profiler
     ROLLOUT.engine_kwargs.vllm.additional_config ROLLOUT.engine_kwargs.vllm.speculative_config
-    ROLLOUT.engine_kwargs.vllm.async_scheduling ROLLOUT.engine_kwargs.vllm.kv_transfer_config
+    ROLLOUT.engine_kwargs.vllm.async_scheduling
 """.replace("ROLLOUT", "actor_rollout_ref.rollout").split()
 NOT_HARMLESS = ("speculation.verification",)  # other tokens, of the same distribution
 SCHEDULES = ("lr_scheduler_type", "lr_decay_style")

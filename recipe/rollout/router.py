@@ -11,7 +11,6 @@ import ray
 from cachetools import LRUCache
 from omegaconf import DictConfig, OmegaConf
 
-from recipe import kv_pool
 from sam.history.lengths import ResponseLengths
 from sam.routing.decision_log import LoggedPolicy
 from sam.routing.policy import RoutingSettings
@@ -35,7 +34,7 @@ def write_config(config: DictConfig) -> None:
     drafts = config.speculation.num_speculative_tokens if config.speculation.method != "off" else 0
     routing = OmegaConf.to_container(config.routing, resolve=True)
     settings = {**routing, "lookahead_tokens": drafts, "log": str(Path(config.run_dir) / LOG_FILE)}
-    settings |= {"history": config.speculation.history_path, "pool": kv_pool.is_shared(config)}
+    settings["history"] = config.speculation.history_path
     OmegaConf.save(OmegaConf.create({"router_class": ACTOR_CLASS, **settings}), path)
 
 
@@ -44,14 +43,13 @@ class ContextRouter:
 
     Args:
         servers: server id -> actor handle of recipe.rollout.server.SpeculationServer.
-        config: the file's content: chunk_tokens, max_wait, lookahead_tokens, ahead, settle_ms, log, pool, and history,
+        config: the file's content: chunk_tokens, max_wait, lookahead_tokens, ahead, settle_ms, log, and history,
             the folder of the history of responses where there is one.
     """
 
     def __init__(self, servers: dict[str, Any], config: dict[str, Any]):
         settings = RoutingSettings(
-            *(config[name] for name in ("chunk_tokens", "max_wait", "lookahead_tokens", "ahead")),
-            pool=config.get("pool", False),
+            *(config[name] for name in ("chunk_tokens", "max_wait", "lookahead_tokens", "ahead"))
         )
         self._log = LoggedPolicy(settings, Path(config["log"]))
         self._lengths = ResponseLengths(Path(folder)) if (folder := config.get("history")) else None

@@ -1,7 +1,6 @@
 """The rollout server: verl's vLLM server with speculation checked at start-up and measured in every step."""
 
 import functools
-import json
 import multiprocessing
 import os
 import time
@@ -12,7 +11,6 @@ import torch
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
-from recipe import kv_pool
 from recipe.launch import fork_server
 from recipe.rollout.weight_sync import job_and_session
 from sam.config import SpeculationConfig
@@ -86,20 +84,13 @@ class SpeculationServer(vLLMHttpServer):
     def _get_worker_extension_cls(self) -> str:
         return "recipe.rollout.server.SpeculationWorkerExtension"
 
-    def _preprocess_engine_kwargs(self, engine_kwargs: dict) -> None:
-        """verl's, and the parts of a KV pool that a replica has for itself."""
-        super()._preprocess_engine_kwargs(engine_kwargs)
-        if transfer := engine_kwargs.get("kv_transfer_config"):
-            transfer = json.loads(transfer if isinstance(transfer, str) else json.dumps(transfer))
-            kv_pool.separate_lookups(transfer, self.replica_rank)
-            engine_kwargs["kv_transfer_config"] = transfer
-
     async def run_server(self, args):
         """verl's, then refuse to serve unless every worker runs what the config asks for."""
         await super().run_server(args)
         self._in_flight, self._busy_since, self._busy_seconds = 0, 0.0, 0.0
         self._ended_by_length: set[str] = set()
-        self._wrap_generate()
+        # What comes by verl's way and by vLLM's endpoints goes through it.
+        self.engine.generate = self._noting_length(self.engine.generate)
         wanted = SpeculationConfig.from_dict(args.additional_config.get("speculation", {}))
         for status in await self.engine.collective_rpc("sam_attach"):
             check_installed(wanted, status)
@@ -114,12 +105,6 @@ class SpeculationServer(vLLMHttpServer):
         if wanted.sharing != "replicas":
             await self.engine.collective_rpc("sam_yield")
 
-    def _wrap_generate(self) -> None:
-        """What comes by verl's way and by vLLM's endpoints goes through `engine.generate`."""
-        self.engine.generate = self._noting_length(self.engine.generate)
-        if self.engine.vllm_config.kv_transfer_config is not None:
-            self.engine.generate = self._salting(self.engine.generate)
-
     def _noting_length(self, generate):
         """vLLM's generate, which notes the chunks that ended because they had their tokens: verl reports `completed`
         for these as for complete responses."""
@@ -133,16 +118,6 @@ class SpeculationServer(vLLMHttpServer):
                 yield output
 
         return noting
-
-    def _salting(self, generate):
-        """vLLM's generate, whose requests read KV of this run and of the weights that the server has now, only."""
-        run = job_and_session()
-
-        @functools.wraps(generate)
-        def salting(prompt, *args, **kwargs):
-            return generate(kv_pool.salted(prompt, run, self.global_steps), *args, **kwargs)
-
-        return salting
 
     async def share(self, cluster: Cluster) -> None:
         """Tell the engine's workers where the shards are that hold other replicas' text."""

@@ -67,25 +67,18 @@ class RecordedRun:
         return SpeculationConfig.from_dict(self.config["speculation"])
 
     @property
-    def rotated(self) -> bool:
-        """Whether the run rotated policies, as runs of recipe.turns do."""
-        return bool(self.speculation.policy_rotation)
-
-    @property
     def is_simulated(self) -> bool:
-        """Whether its rollouts can be simulated as they ran: with one policy, and without a trained drafter."""
-        return not self.rotated and self.speculation.method not in WITH_DRAFT_MODEL
+        """Whether its rollouts can be simulated as they ran: without a trained drafter."""
+        return self.speculation.method not in WITH_DRAFT_MODEL
 
     @property
     def choice(self) -> Choice:
         """The run's own settings; ngram and suffix have no switch.
 
         Raises:
-            ValueError: the run rotated policies, or had a trained drafter.
+            ValueError: the run had a trained drafter.
         """
         speculation = self.speculation
-        if self.rotated:
-            raise ValueError(f"{self.directory}: it rotated policies: expected a run of one policy")
         if not self.is_simulated:
             raise ValueError(f"{self.directory}: trained drafters, as of {speculation.method}, are not simulated")
         own = speculation.policy if speculation.method == "sam" else "always"

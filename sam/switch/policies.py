@@ -6,9 +6,6 @@ requests run. In each step a policy is called before drafting (`plan`: how many 
 tokens that are not verified cost no accelerator time. A decision depends on the arguments of these calls alone.
 """
 
-from collections.abc import Sequence
-from typing import Self
-
 import numpy as np
 
 from sam.config import POLICIES
@@ -61,54 +58,6 @@ class Threshold:
 
     def observe(self, state: StepState, drafted: int, accepted: int, milliseconds: float) -> None:
         """Learn nothing: a threshold is fixed."""
-
-
-class PolicyRotation:
-    """Policies that replace each other, to compare them in one process: one for each version of the weights.
-
-    The counter `policy_index` is the index of the current one in `policies`.
-    """
-
-    def __init__(self, policies: Sequence[Policy]):
-        self.policies = list(policies)
-        self.counters = {}
-        self.select(0)
-
-    @classmethod
-    def of_names(cls, names: Sequence[str], num_speculative_tokens: int, *settings) -> Self:
-        """From names as `sam.config.check_rotation` takes them; `settings` follow in `make_policy`."""
-        parts = [name.partition(" ") for name in names]
-        return cls([make_policy(name, num_speculative_tokens, int(n or 0), *settings) for name, _, n in parts])
-
-    @property
-    def counters(self) -> dict[str, int]:
-        """The counters that all policies share."""
-        return self._counters
-
-    @counters.setter
-    def counters(self, counters: dict[str, int]) -> None:
-        self._counters = counters
-        for policy in self.policies:
-            policy.counters = counters
-
-    @property
-    def has_table(self) -> bool:
-        """Whether every policy that uses step costs has a table of them."""
-        return all(getattr(policy, "has_table", True) for policy in self.policies)
-
-    def use_table(self, step_cost: StepCost, forward_only: bool = False) -> None:
-        """Give the table to every policy that uses one, as `Goodput.use_table` does."""
-        for policy in self.policies:
-            if hasattr(policy, "use_table"):
-                policy.use_table(step_cost, forward_only)
-
-    def select(self, number: int) -> None:
-        """Let policy `number` decide from now on, counted modulo their number."""
-        self.counters["policy_index"] = number % len(self.policies)
-        current = self.policies[self.counters["policy_index"]]
-        self.plan, self.choose, self.observe = current.plan, current.choose, current.observe
-        self.choose_paths = current.choose_paths
-        self.step_ms = getattr(current, "step_ms", None)
 
 
 def make_policy(

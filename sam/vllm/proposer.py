@@ -26,7 +26,7 @@ from sam.sharing.relay import RelayTransport
 from sam.sharing.shard import Cluster
 from sam.switch import goodput
 from sam.switch.awaited_requests import AwaitedRequests
-from sam.switch.policies import PolicyRotation, make_policy
+from sam.switch.policies import make_policy
 from sam.switch.policy import Policy, StepState
 from sam.vllm import ranks, runner_hooks, warmup_cost
 from sam.vllm.paths.planning import PathPlanner
@@ -92,8 +92,6 @@ class SamProposer:
     def _make_policy(self, config: SpeculationConfig, vllm_config) -> Policy:
         name, table = warmup_cost.policy_and_table(config, vllm_config)
         rest = config.hysteresis, table, warmup_cost.graph_sizes(vllm_config), self.is_uniform, config.paths
-        if config.policy_rotation:
-            return PolicyRotation.of_names(config.policy_rotation, self.num_speculative_tokens, *rest)
         return make_policy(name, self.num_speculative_tokens, config.batch_size_threshold, *rest)
 
     def bind(self, runner) -> None:
@@ -129,13 +127,10 @@ class SamProposer:
             client.stop()
 
     def weights_updated(self) -> None:
-        """Count a weight sync: history evicts responses of older weights first, a rotation takes its next policy."""
+        """Count a weight sync: history evicts responses of older weights first."""
         self.counters["policy_version"] += 1
         if self.history and self._is_heard:
             self._keep_last_responses()
-        if isinstance(self.policy, PolicyRotation):
-            self.policy.select(self.counters["policy_version"] - 1)
-            self._valid_for_steps = 0
 
     def _keep_last_responses(self) -> None:
         """Of a rollout: no step comes after those that end last, so that the drafter has not been told."""
@@ -148,10 +143,6 @@ class SamProposer:
     def take_sources(self) -> np.ndarray:
         """int64 [SOURCES, 2], draft tokens by source since the last call: compared with the text, and accepted."""
         return origins.take(self.drafter.learned.by_source)
-
-    def exclude_idle(self, seconds: float) -> None:
-        """Exclude `seconds` of idle time from the step being timed."""
-        self._began += seconds
 
     def load_model(self, *_args, **_kwargs) -> None:
         """Compile the kernels; vLLM calls it once. There is no model to load.

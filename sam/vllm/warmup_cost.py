@@ -46,17 +46,13 @@ def _processor() -> str:
 
 
 def policy_and_table(config: SpeculationConfig, vllm_config) -> tuple[str, StepCost | None]:
-    """The policy to use and its table. With a table that cannot be used one warning, and the threshold policy, or in a
-    rotation goodput without a table."""
-    if not config.step_cost or "goodput" not in (config.policy_rotation or [config.policy]):
+    """The policy to use and its table. With a table that cannot be used one warning, and the threshold policy."""
+    if not config.step_cost or config.policy != "goodput":
         return config.policy, None
     try:
         table = StepCost.load(Path(config.step_cost))
         table.check_fingerprint(fingerprint(vllm_config))
     except ValueError as error:
-        if config.policy_rotation:
-            logger.warning("goodput of speculation.policy_rotation without speculation.step_cost: %s", error)
-            return config.policy, None
         logger.warning("speculation.policy=threshold instead of goodput: %s", error)
         return "threshold", None
     return config.policy, table

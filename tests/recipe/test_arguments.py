@@ -62,7 +62,6 @@ def test_a_typing_mistake_is_named(override, said):
     [
         "speculation=off",
         "speculation.policy='goodput'",
-        "speculation.policy_rotation=[never,goodput]",
         "speculation.async_scheduling=on",
         "+actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space=4",
         "trainer.logger=[console]",

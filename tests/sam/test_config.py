@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from sam import config
-from sam.config import SpeculationConfig, check_rotation
+from sam.config import SpeculationConfig
 
 
 def test_example():
@@ -19,9 +19,7 @@ def test_it_comes_back_equal_through_vllms_json():
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    sent = SpeculationConfig(
-        policy_rotation=["never", "threshold 8"], scope="history", corpus="texts.sam", verification="rejection"
-    )
+    sent = SpeculationConfig(policy="goodput", scope="history", corpus="texts.sam", verification="rejection")
     additional = json.dumps(sent.vllm_arguments()["additional_config"])
     parsed = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(["--additional-config", additional])
     arguments = EngineArgs.from_cli_args(parsed)
@@ -57,19 +55,11 @@ def test_the_drafters_name_alone_asks_for_the_defaults_and_vllms_own_drafters_fo
         ({"num_speculative_tokens": True}, "num_speculative_tokens=True: expected an integer from 1 to 15"),
         ({"prompt_lookup_max": 1}, "prompt_lookup_max=1: expected an integer of at least 2"),
         ({"nonsense": 1}, "speculation.nonsense is unknown: the keys are method, "),
-        ({"policy_rotation": []}, r"policy_rotation=\[\]: expected policies as in"),
     ],
 )
 def test_values_outside_their_range_are_refused(values, message):
     with pytest.raises(ValueError, match=message):
         SpeculationConfig.from_dict(values)
-
-
-@pytest.mark.parametrize("policy", ["sometimes", "threshold", "threshold eight", "threshold -1", "goodput 8", ""])
-def test_a_rotation_names_policies(policy):
-    check_rotation(["never", "threshold 8", "goodput", "always"])
-    with pytest.raises(ValueError, match="expected policies as in"):
-        check_rotation(["never", policy])
 
 
 @pytest.mark.parametrize(("word", "mode"), [(True, "on"), (False, "off"), ("on", "on"), ("off", "off")])

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import yaml
 
 from sam.simulate.rollout import Choice
 from sam.tune import Trial, best, gains, main, override
@@ -51,18 +50,13 @@ def test_the_interval_is_as_wide_as_the_other_runs_are_badly_simulated(runs, tmp
     for row in rows:
         row["rollout/seconds"] *= 1.3
     metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    shutil.copytree(runs["off"], tmp_path / "turns")
-    config = yaml.safe_load((tmp_path / "turns" / "config.yaml").read_text())
-    config["speculation"]["turns"] = ["never", "always", "goodput"]
-    (tmp_path / "turns" / "config.yaml").write_text(yaml.safe_dump(config))
     found = {}
-    for name, other in (("off", runs["off"]), ("slow", tmp_path / "slow"), ("turns", tmp_path / "turns")):
+    for name, other in (("off", runs["off"]), ("slow", tmp_path / "slow")):
         assert main([str(runs["sam"]), "--cost-from", str(other), "--k", "6", "--threshold", "8", "--json"]) == 0
         found[name] = json.loads(capsys.readouterr().out)
     assert found["slow"]["error_of_a_step"] > 0.1 > 2 * found["off"]["error_of_a_step"]
     (low, high), (wider_low, wider_high) = (found[name]["recommended"]["interval"] for name in ("off", "slow"))
     assert wider_low < low and wider_high / wider_low > high / low
-    assert found["turns"]["error_of_a_step"] < 0.05, "a run of several policies has no simulation of its own"
 
 
 def test_a_run_without_drafts_is_told_so(runs, capsys):

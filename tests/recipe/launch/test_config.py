@@ -94,14 +94,6 @@ BAD = [
     (["speculation.min_extra_match_len=-1"], "speculation.min_extra_match_len=-1: expected an integer of at least 0"),
     (["speculation.step_cost=missing.json"], "speculation.step_cost: missing.json: no such file"),
     (
-        ["speculation.policy_rotation=[never,threshold]"],
-        "speculation.policy_rotation='threshold': expected policies as",
-    ),
-    (
-        ["speculation.policy_rotation=never"],
-        "speculation.policy_rotation='never': expected policies as in [never,'threshold 8',",
-    ),
-    (
         ["speculation.history_path=x"],
         "speculation.history_path=x: unused with speculation.scope=group: set the scope to",
     ),

@@ -22,8 +22,7 @@ def bare(monkeypatch):
 
 
 def config(directory, method="sam", threads=1, eager=True):
-    speculation = {"method": method, "verification": "exact", "policy": "threshold", "num_speculative_tokens": 6,
-                   "policy_rotation": None}  # fmt: skip
+    speculation = {"method": method, "verification": "exact", "policy": "threshold", "num_speculative_tokens": 6}
     return OmegaConf.create(
         {"config_name": "dapo_tiny_cpu", "seed": 3, "run_dir": str(directory / "run"), "speculation": speculation,
          "trainer": {"device": "cpu", "resume_mode": "auto", "default_local_dir": "nowhere"},

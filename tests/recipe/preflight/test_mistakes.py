@@ -21,7 +21,6 @@ from tests.recipe.preflight.preflight_node import code_of, good_node, join_clust
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 VLLM = f"{ROLLOUT}.engine_kwargs.vllm"
-POOL = f"+{VLLM}.kv_transfer_config"
 ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 CUDA = ("device=cuda", "training=fsdp2", "trainer.n_gpus_per_node=16", f"{ATTENTION}=flash_attention_2")
 NOT_PATCHED = Problem("ascend.patches", "vllm-ascend 0.23.0.post1 is not patched")
@@ -173,7 +172,6 @@ MISTAKES = [
     ("a key misspelt in a YAML file", misspelt_yaml, "config.unknown_key"),
     ("a Megatron key misspelt", config(f"+{ACTOR}.megatron.tensor_paralel=8"), "config.verl"),
     ("a name that is a number", config("trainer.experiment_name=32"), "config.value"),
-    ("a rotation of no policy", config("speculation.policy_rotation=[never,threshold]"), "config.value"),
     ("an estimator misspelt", config("algorithm.adv_estimator=grop"), "config.verl"),
     ("a loss misspelt", config(f"{ACTOR}.loss_agg_mode=token"), "config.verl"),
     ("a strategy misspelt", config(f"{ACTOR}.strategy=megatorn"), "config.refused"),
@@ -208,9 +206,8 @@ MISTAKES = [
     ("no room for the cache", config(f"{ROLLOUT}.tensor_model_parallel_size=1"), "memory.kv_cache"),
     ("no room to train", config(f"{ACTOR}.megatron.tensor_model_parallel_size=1"), "memory.training"),
     # A KV pool.
-    ("a pool without a salt", config(f"{POOL}={{kv_connector:LMCacheConnectorV1}}"), "pool.unsalted"),
-    ("a pool while engines sleep", config(f"{POOL}={{kv_connector:AscendStoreConnector}}"), "pool.sleep"),
-    ("a pool of one's own", config(f"{POOL}={{kv_connector:Own}}"), "pool.unknown"),
+    ("a pool", config(f"+{VLLM}.kv_transfer_config={{kv_connector:AscendStoreConnector}}"), "pool.refused"),
+    ("KV cache in memory of the host", config(f"+{VLLM}.kv_offloading_size=4"), "pool.refused"),
     # Packages, patches, settings that change what is sampled.
     ("another vLLM", installed("vllm", "0.24.0"), "package.version"),
     ("another vllm-ascend", installed("vllm-ascend", "0.18.0"), "package.version"),

@@ -17,7 +17,7 @@ from tests.recipe.report import test_report
 
 def speculation(method):
     return {"method": method, "verification": "exact", "policy": "threshold", "num_speculative_tokens": 3,
-            "batch_size_threshold": 2, "policy_rotation": None}  # fmt: skip
+            "batch_size_threshold": 2}  # fmt: skip
 
 
 def history(method, step):

@@ -92,17 +92,6 @@ def test_a_run_without_a_finished_step_cannot_be_simulated(tmp_path):
         RecordedRun.load(copy)
 
 
-def test_a_run_whose_policies_took_turns_teaches_costs_but_is_of_no_single_policy(tmp_path):
-    directory = write_run(tmp_path / "run")
-    config = yaml.safe_load((directory / "config.yaml").read_text())
-    config["speculation"]["turns"] = ["never", "threshold 4", "goodput"]
-    (directory / "config.yaml").write_text(yaml.safe_dump(config))
-    run = RecordedRun.load(directory)
-    assert fit_runs([run])[0].drafts_seen
-    with pytest.raises(ValueError, match="it rotated policies: expected a run of one policy"):
-        run.choice  # noqa: B018
-
-
 def test_a_run_with_a_trained_drafter_teaches_costs_but_is_not_simulated(tmp_path):
     directory = write_run(tmp_path / "run")
     config = yaml.safe_load((directory / "config.yaml").read_text())

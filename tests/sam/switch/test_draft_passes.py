@@ -80,15 +80,6 @@ def test_the_published_rule_asks_for_no_expectation():
     assert found.wanted.tolist() == [False, True]
 
 
-def test_a_rotation_hands_on_the_step_costs_of_the_current_policy():
-    from sam.switch.policies import PolicyRotation
-
-    rotation = PolicyRotation.of_names(["never", "goodput"], K)
-    assert rotation.step_ms is None
-    rotation.select(1)
-    assert len(rotation.step_ms(StepState(2))) == 2 * K + 1
-
-
 def test_what_goes_to_missed_text_is_told_apart():
     missing = np.array([100_000])
     found = plan([[]], [GOOD], missing=missing)

@@ -5,7 +5,7 @@ import pytest
 
 from sam.switch.further_paths import add_rows
 from sam.switch.goodput import Goodput
-from sam.switch.policies import PolicyRotation, make_policy
+from sam.switch.policies import make_policy
 from sam.switch.policy import StepState
 from sam.switch.step_cost import linear
 
@@ -65,11 +65,6 @@ def test_accepted_tokens_of_further_paths_are_expected_too():
     assert 3 < steps[True] < steps[False] < 20
 
 
-def test_other_policies_verify_all_paths_and_a_rotation_asks_its_current_one():
+def test_other_policies_verify_all_paths():
     always = make_policy("always", 3, 0, paths=4)
     assert always.choose_paths(StepState(1), 3, ACCEPTANCE, OFFSETS, OVERHEAD).tolist() == [1, 2]
-    rotation = PolicyRotation.of_names(["always", "goodput"], 3, 0, linear(10.0, 0.0, 5.0), (), False, 2)
-    assert rotation.choose_paths(StepState(1), 3, ACCEPTANCE, OFFSETS, OVERHEAD).tolist() == [1, 2]
-    rotation.select(1)
-    rotation.choose(StepState(1), np.array([0.9], np.float32), np.array([0, 1]))
-    assert rotation.choose_paths(StepState(1), 1, ACCEPTANCE, OFFSETS, OVERHEAD).tolist() == [0, 0]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sam.switch.policies import PolicyRotation, make_policy
+from sam.switch.policies import make_policy
 from sam.switch.policy import StepState
 from sam.switch.step_cost import linear
 
@@ -34,23 +34,6 @@ def test_hysteresis_keeps_requests_that_come_and_go_from_switching():
 def test_always_and_never():
     assert make_policy("always", 5, 0).plan(StepState(10_000)).budget == 5
     assert make_policy("never", 5, 100).plan(StepState(0)).budget == 0
-
-
-def test_policies_of_a_rotation_decide_one_after_the_other_and_count_together():
-    policies = [make_policy("never", 3, 0), make_policy("threshold", 3, 8), make_policy("goodput", 3, 0)]
-    rotation = PolicyRotation(policies)
-    assert rotation.plan(StepState(1)).budget == 0 and rotation.counters == {"policy_index": 0}
-    assert not rotation.has_table
-    rotation.use_table(linear(63.0, 0.0, 1.0))
-    assert rotation.has_table and policies[2].has_table
-    rotation.counters = counters = {}
-    rotation.select(1)
-    assert [rotation.plan(StepState(running)).budget for running in (8, 9)] == [3, 0]
-    rotation.select(2)
-    assert rotation.choose(StepState(1), np.array([0.0], np.float32), np.array([0, 1])).tolist() == [0]
-    assert counters == {"policy_index": 2, "declined_steps": 1}
-    rotation.select(3)
-    assert counters["policy_index"] == 0 and rotation.plan(StepState(1)).budget == 0
 
 
 TIMELINE = [*range(96, 0, -1), *[1] * 30]

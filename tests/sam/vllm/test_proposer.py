@@ -135,17 +135,6 @@ def test_history_outlives_the_step_and_old_policies_leave_first():
     assert runner.step(proposer, ["old again"], {"old again": [2]})["old again"] == [3, 4]
 
 
-def test_policies_take_turns_with_the_weights():
-    proposer = make_proposer(policy_rotation=["never", "always", "threshold 0"])
-    runner, drafted = proposer._runner, []
-    runner.add("a", [1, 2] * 4)
-    for _ in range(4):
-        proposer.weights_updated()
-        drafted.append([len(runner.step(proposer, ["a"], {"a": [token]})["a"]) for token in (1, 2)])
-    assert drafted == [[0, 0], [3, 3], [0, 0], [0, 0]]
-    assert proposer.counters["policy_index"] == 0 and proposer.counters["draft_errors"] == 0
-
-
 def test_corpus_is_drafted_from(tmp_path):
     corpus = empty_corpus(1 << 20)
     add_text(corpus, np.arange(30, dtype=np.int32))
@@ -179,18 +168,6 @@ def test_a_table_of_another_engine_leaves_the_threshold(tmp_path, monkeypatch):
     assert len(warnings) == 1 and "is of device=A3, this engine has device=cpu" in warnings[0]
     monkeypatch.setattr("sam.vllm.warmup_cost.fingerprint", lambda config: {"device": "A3"})
     assert make_proposer(policy="goodput", step_cost=str(path)).policy.has_table
-
-
-def test_goodput_of_a_rotation_has_the_table(tmp_path, monkeypatch):
-    path, warnings = tmp_path / "cost.json", []
-    monkeypatch.setattr("sam.vllm.warmup_cost.logger.warning", lambda text, *values: warnings.append(text % values))
-    linear(1.0, 0.0, 0.1, fingerprint={"device": "A3"}).save(path)
-    monkeypatch.setattr("sam.vllm.warmup_cost.fingerprint", lambda config: {"device": "A3"})
-    rotation = {"policy_rotation": ["never", "goodput"], "step_cost": str(path)}
-    assert make_proposer(**rotation).policy.has_table and not warnings
-    monkeypatch.setattr("sam.vllm.warmup_cost.fingerprint", lambda config: {"device": "cpu"})
-    assert not make_proposer(**rotation).policy.has_table
-    assert len(warnings) == 1 and warnings[0].startswith("goodput of speculation.policy_rotation without")
 
 
 def test_no_drafts_while_a_router_is_about_to_fill_the_batch_and_drafts_when_nobody_comes():

@@ -95,16 +95,3 @@ def test_a_step_in_which_one_request_took_the_place_of_another_is_not_shown():
     assert not seen
     runner.step(proposer, ["b"], {"b": [2]})
     assert len(seen) == 1
-
-
-def test_idle_time_is_not_part_of_the_step_that_it_interrupts():
-    proposer, seen = make_proposer(), []
-    proposer.policy.observe = lambda state, drafted, accepted, ms: seen.append(ms)
-    runner = proposer._runner
-    runner.add("a", [1, 2, 1, 2])
-    for token in (1, 2, 1):
-        runner.step(proposer, ["a"], {"a": [token]})
-    proposer._began -= 100.0
-    proposer.exclude_idle(100.0)
-    runner.step(proposer, ["a"], {"a": [2]})
-    assert len(seen) >= 2 and 0.0 <= seen[-1] < 50e3

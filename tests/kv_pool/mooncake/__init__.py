@@ -1,1 +1,0 @@
-"""Stands in for the package mooncake-transfer-engine, which is not among the pins and wants a network."""
