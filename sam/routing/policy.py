@@ -40,8 +40,6 @@ class RoutingSettings:
         lookahead_tokens: tokens beyond its text that an engine reserves KV cache for, as drafts.
         ahead: requests that a replica is given beyond its slots, once no replica has a free one: they wait in the
             engine, which then fills a slot in the step after it became free, instead of a message's way later.
-        pool: replicas share a pool of KV cache, in which a chunk saves what it began with: one that moves reads no more
-            than its last chunk again.
 
     Raises:
         ValueError: names the key and what is expected.
@@ -51,7 +49,6 @@ class RoutingSettings:
     max_wait: int = 65536
     lookahead_tokens: int = 0
     ahead: int = 0
-    pool: bool = False
 
     def __post_init__(self) -> None:
         chunk = self.chunk_tokens
@@ -250,10 +247,10 @@ class ContextPolicy:
         left = max(1, request.limit - request.generated)
         return min(left, self.settings.chunk_tokens or left)
 
-    def _read_again(self, request: Request) -> int:
+    @staticmethod
+    def _read_again(request: Request) -> int:
         """Tokens of its context that another replica computes again."""
-        context, chunk = request.prompt_tokens + request.generated, self.settings.chunk_tokens
-        return min(context, chunk) if self.settings.pool and chunk else context
+        return request.prompt_tokens + request.generated
 
     def _start(self, request: Request, replica: Replica) -> Placement:
         if request.state == "paused" and request.replica is not replica:

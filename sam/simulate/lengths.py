@@ -21,7 +21,6 @@ class Round:
         prompt_tokens: int64 [requests].
         arrivals: float64 [requests], milliseconds from the round's begin, rising.
         prompt_texts: int32 arrays by prompt; responses: int32 arrays by request; both only of recorded rounds.
-        earlier: int64 [requests], response tokens of an earlier epoch, as many of each prompt; only of drawn rounds.
     """
 
     lengths: np.ndarray
@@ -30,7 +29,6 @@ class Round:
     arrivals: np.ndarray
     prompt_texts: list[np.ndarray] | None = None
     responses: list[np.ndarray] | None = None
-    earlier: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -85,15 +83,15 @@ class LogNormal:
         """Draw a round of `prompts` x `samples` requests that arrive at once.
 
         The part that the samples of a prompt share is stratified over the prompts, so that rounds differ less than with
-        independent prompts; the rest is random. An earlier epoch differs in the rest alone.
+        independent prompts; the rest is random.
         """
         rng = np.random.default_rng(seed)
         common = np.array([NORMAL.inv_cdf((i + 0.5) / prompts) for i in range(prompts)])
         rng.shuffle(common)
-        lengths, earlier = (self._lengths(common, samples, rng) for _ in range(2))
+        lengths = self._lengths(common, samples, rng)
         count = prompts * samples
         numbers = np.repeat(range(prompts), samples)
-        return Round(lengths, numbers, np.full(count, prompt_tokens), np.zeros(count), earlier=earlier)
+        return Round(lengths, numbers, np.full(count, prompt_tokens), np.zeros(count))
 
     def _lengths(self, common: np.ndarray, samples: int, rng: np.random.Generator) -> np.ndarray:
         own = rng.standard_normal((len(common), samples))

@@ -134,13 +134,6 @@ def assign(prompts: np.ndarray, replicas: int, routing: str, seed: int = 0) -> n
     return replica_of
 
 
-def prompt_means(prompts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """float64 [requests]: geometric mean of the lengths of the request's prompt; both arguments int64 [requests]."""
-    logs = np.log(lengths)
-    _, place, count = np.unique(prompts, return_inverse=True, return_counts=True)
-    return np.exp(np.bincount(place, logs) / count)[place]
-
-
 def siblings(prompts: np.ndarray, replica_of: np.ndarray, routing: str, scope: str) -> np.ndarray:
     """Count the samples of its prompt, itself included, that each request's drafter sees.
 

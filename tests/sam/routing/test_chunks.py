@@ -45,9 +45,8 @@ def test_requests_of_a_lost_replica_go_on_elsewhere_from_their_last_token():
     assert made.decide() == [(there, "r0", 5)], "of 40 tokens 35 are there"
 
 
-@pytest.mark.parametrize(("pool", "replica", "read"), [(False, "r0", 0), (True, "r1", 16)])
-def test_with_a_pool_a_long_context_moves_too_as_only_the_last_chunk_is_read_again(pool, replica, read):
-    made = policy(slots=64, replicas=2, chunk_tokens=16, pool=pool)
+def test_a_long_context_stays_as_all_of_it_would_be_read_again():
+    made = policy(slots=64, replicas=2, chunk_tokens=16)
     for i in range(32):
         made.arrive(str(i), "0", 1000, 100)
     made.decide()
@@ -55,8 +54,8 @@ def test_with_a_pool_a_long_context_moves_too_as_only_the_last_chunk_is_read_aga
     for name in there:
         made.finish(name, 80)
     made.proceed(here[0], 16)
-    assert [p.replica for p in made.decide()] == [replica]
-    assert made.counters["prefill_tokens"] == read
+    assert [p.replica for p in made.decide()] == ["r0"]
+    assert made.counters["prefill_tokens"] == 0
 
 
 @pytest.mark.parametrize(("expected", "first"), [(49, "new"), (47, "between")])

@@ -6,7 +6,7 @@ import pytest
 from sam.simulate.engine import Cluster
 from sam.simulate.lengths import LogNormal
 from sam.simulate.rollout import Choice, simulate
-from sam.simulate.routing import ROUTERS, prompt_means
+from sam.simulate.routing import ROUTERS
 from sam.switch.step_cost import linear
 from tests.sam.simulate.test_engine import ALL, COST, work
 
@@ -37,17 +37,6 @@ def test_a_probe_tells_which_group_is_long():
     context, _ = play(one, replicas=1, max_num_seqs=2)
     assert context.seconds == pytest.approx(0.18)
     assert play(one, "verl", replicas=1, max_num_seqs=2)[0].seconds == pytest.approx(0.20)
-
-
-def test_a_prompts_mean_is_the_geometric_one():
-    assert prompt_means(np.array([0, 0, 1, 1]), np.array([7, 7, 4, 16])).tolist() == pytest.approx([7, 7, 8, 8])
-
-
-def test_an_earlier_epoch_has_the_same_prompts_and_other_responses():
-    drawn = LogNormal(100, 100_000, 0.8, 0.9).draw(64, 16, seed=3)
-    now, before = np.log(drawn.lengths), np.log(drawn.earlier)
-    assert (drawn.lengths != drawn.earlier).mean() > 0.9
-    assert np.corrcoef(now, before)[0, 1] == pytest.approx(0.9, abs=0.05)
 
 
 def test_the_last_tenth_begins_when_nine_tenths_are_complete():
