@@ -40,6 +40,7 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
             config = compose(config_name, [f"hydra.searchpath=[{verl_configs()}]", *overrides])
         config.config_name = config_name
         _refuse_unknown_additions(config_name, overrides)
+        values.check(config)
         speculation = SpeculationConfig.from_dict(OmegaConf.to_container(config.speculation, resolve=True))
         _check_files(speculation)
         connect(config, speculation)
@@ -47,7 +48,6 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
             user_code.connect(config, overrides)
         routing.connect(config)
         OmegaConf.resolve(config)
-        values.check(config)
     except ConfigError:
         raise
     except (HydraException, OmegaConfBaseException, ValueError) as error:
@@ -60,12 +60,8 @@ def micro_batch(largest: int, prompts: int, *, _root_: DictConfig) -> int:
     """`${micro_batch:LARGEST,PROMPTS}` of a config: responses that a device computes at once, at most `largest`.
 
     The most that divide the device's share of the responses to `prompts` prompts, whatever the number of devices.
-    Numbers that make no sense give `largest`: the checks name them.
     """
     trainer, samples = _root_.trainer, _root_.actor_rollout_ref.rollout.n
-    sizes = (largest, prompts, samples, trainer.nnodes, trainer.n_gpus_per_node)
-    if any(type(size) is not int or size < 1 for size in sizes):
-        return largest
     share = prompts * samples // (trainer.nnodes * trainer.n_gpus_per_node)
     return max((size for size in range(1, largest + 1) if share and share % size == 0), default=largest)
 

@@ -20,7 +20,7 @@ def data_problems(config: DictConfig, to_be_built: Path | None = None) -> Iterat
     """But of what lies below the directory `to_be_built`."""
     for key in ("train_files", "val_files"):
         value = config.data[key]
-        for name in value if isinstance(value, ListConfig) else [value]:
+        for name in (list(value) or [None]) if isinstance(value, ListConfig) else [value]:
             path = Path(str(name)).expanduser()
             if _is_below(path, to_be_built):
                 continue
@@ -115,7 +115,8 @@ def _model_maker(config: DictConfig, key: str, path: Path) -> str:
 
 def model_problems(config: DictConfig, to_be_built: Path | None = None) -> Iterator[Problem]:
     """None for a model below the directory `to_be_built`."""
-    for key in ("actor_rollout_ref.model.lora_adapter_path", "trainer.resume_from_path"):
+    of_model = (f"actor_rollout_ref.model.{name}_path" for name in ("hf_config", "lora_adapter", "tokenizer"))
+    for key in (*of_model, "trainer.resume_from_path"):
         if (name := OmegaConf.select(config, key)) and not Path(str(name)).expanduser().is_dir():
             yield Problem("model.missing", f"{key}={name}: no such folder", f"correct {key}")
     for key, name in _other_models(config).items():
