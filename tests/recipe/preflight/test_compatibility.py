@@ -175,6 +175,8 @@ MESSAGES = [{"role": "user", "content": "1 + 1"}]
         ({"prompt": [1]}, "column prompt holds int64"),
         ({"prompt": None}, "no column prompt"),
         ({"data_source": [3]}, "column data_source holds int64, expected text"),
+        ({"responses": ["one"]}, "column responses has the name of one that verl writes, rename it"),
+        ({"validate": [True]}, "column validate has the name of one"),
         ({"reward_model": ["2"]}, "expected a dictionary with ground_truth"),
         (
             {"prompt": [MESSAGES, None, []], "data_source": ["math"] * 3, "reward_model": [{"ground_truth": "2"}] * 3},

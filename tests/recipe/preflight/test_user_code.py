@@ -170,11 +170,10 @@ def test_data_of_another_source_are_fine_with_another_reward(brought):
     assert problems(brought, "data.train_files=own.parquet", *reward, *loops) == []
 
 
-@pytest.mark.parametrize("content", [b"\xef\xbb\xbf%s", b"# coding: latin-1\nA = '\xe4'\n%s"], ids=["bom", "latin-1"])
-def test_a_file_in_another_encoding_is_read_as_python_reads_it(brought, content):
-    (brought / "mine.py").write_bytes(
-        content % b"class Score:\n    async def __call__(self, **_): return 0.0\nscore = Score()"
-    )
+@pytest.mark.parametrize("begin", [b"\xef\xbb\xbf", b"# coding: latin-1\nA = '\xe4'\n"], ids=["bom", "latin-1"])
+def test_a_file_in_another_encoding_is_read_as_python_reads_it(brought, begin):
+    text = b"class Score:\n    async def __call__(self, **_): return 0.0\nscore = Score()"
+    (brought / "mine.py").write_bytes(begin + text)
     assert problems(brought, f"{REWARD}.path=mine.py", f"{REWARD}.name=score") == []
 
 
