@@ -41,7 +41,10 @@ RANGES = (
     (
         "an integer of at least 1",
         _integer(1),
-        """actor.ppo_epochs actor.ppo_max_token_len_per_gpu actor.ppo_mini_batch_size data.gen_batch_size
+        """actor.fsdp_config.ulysses_sequence_parallel_size actor.megatron.context_parallel_size
+        actor.megatron.expert_model_parallel_size actor.megatron.pipeline_model_parallel_size
+        actor.megatron.tensor_model_parallel_size actor.ppo_epochs actor.ppo_max_token_len_per_gpu
+        actor.ppo_mini_batch_size data.gen_batch_size
         data.max_prompt_length data.max_response_length data.train_batch_size reward.num_workers
         rollout.agent.num_workers rollout.checkpoint_engine.update_weights_bucket_megabytes
         rollout.data_parallel_size rollout.max_num_batched_tokens rollout.max_num_seqs rollout.n
@@ -58,7 +61,8 @@ RANGES = (
     (
         "an integer of at least 1, or -1 for none",
         _integer(1, math.inf, -1),
-        """data.train_max_samples data.val_max_samples rollout.top_k rollout.val_kwargs.top_k trainer.save_freq
+        """actor.fsdp_config.fsdp_size
+        data.train_max_samples data.val_max_samples rollout.top_k rollout.val_kwargs.top_k trainer.save_freq
         trainer.test_freq""",
     ),
     (

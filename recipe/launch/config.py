@@ -2,7 +2,9 @@
 
 import difflib
 import importlib.util
+import json
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,10 +87,15 @@ def connect(config: DictConfig, speculation: SpeculationConfig) -> None:
     engine_setting = rollout.engine_kwargs.vllm.get("async_scheduling")
     of_engine = stages, engine_setting, rollout.tensor_model_parallel_size
     asynchronous = speculation.schedules_asynchronously(config.trainer.device, *of_engine)
-    for key, value in speculation.vllm_arguments(asynchronous).items():
+    for key in ("additional_config", "compilation_config", "kv_transfer_config", "speculative_config"):
         users = rollout.engine_kwargs.vllm.get(key) or {}
+        with suppress(ValueError):  # vLLM takes JSON too
+            users = json.loads(users) if isinstance(users, str) else users
         if not isinstance(users, DictConfig | dict):
             raise ValueError(f"actor_rollout_ref.rollout.engine_kwargs.vllm.{key}={users}: expected a dictionary")
+    for key, value in speculation.vllm_arguments(asynchronous).items():
+        users = rollout.engine_kwargs.vllm.get(key) or {}
+        users = json.loads(users) if isinstance(users, str) else users
         rollout.engine_kwargs.vllm[key] = {**users, **value}
     OmegaConf.set_struct(config, True)
 
