@@ -28,7 +28,7 @@ def test_a_good_node_is_all_green(node, capsys):
     )
     assert "longest responses" in said and "optimizer" in said and "a checkpoint has 427 GiB" in said
     assert "drafter: sam.vllm.ascend.async_proposer.AscendAsyncSamProposer, in place of vllm-ascend" in said
-    assert "sampler: sam.vllm.exact_sampler.ExactSampler, put there by vllm_ascend" in said
+    assert "sampler: sam.vllm.exact_sampler.ExactSampler, put there by the plugin after vllm_ascend" in said
 
 
 def test_slots_are_those_of_a_data_parallel_rank():
