@@ -1,4 +1,4 @@
-"""Ranges of numbers that hold whatever the rest of a config says: checked when it is composed."""
+"""Kinds and ranges of values that hold whatever the rest of a config says: checked before anything reads them."""
 
 import math
 from collections.abc import Callable
@@ -21,26 +21,48 @@ def _number(above: float, most: float = math.inf, *others: float) -> Callable[[A
 # that the training engine has not is passed over.
 RANGES = (
     (
+        "keys below it",
+        lambda value: isinstance(value, DictConfig),
+        """actor_rollout_ref actor model model.override_config rollout rollout.engine_kwargs rollout.engine_kwargs.vllm
+        custom_reward_function data machine reward reward.reward_kwargs reward.reward_kwargs.overlong_buffer_cfg
+        reward_model sandbox_fusion trainer watchdog""",
+    ),
+    (
+        "text",
+        lambda value: isinstance(value, str) and bool(value.strip()),
+        "assets data.prompt_key model.path run_dir trainer.default_local_dir",
+    ),
+    (
+        "true or false",
+        lambda value: isinstance(value, bool),
+        """algorithm.filter_groups.enable reward.reward_kwargs.overlong_buffer_cfg.enable
+        reward.reward_kwargs.overlong_buffer_cfg.log""",
+    ),
+    (
         "an integer of at least 1",
         _integer(1),
-        """actor.ppo_epochs actor.ppo_max_token_len_per_gpu actor.ppo_mini_batch_size data.gen_batch_size
+        """actor.fsdp_config.ulysses_sequence_parallel_size actor.megatron.context_parallel_size
+        actor.megatron.expert_model_parallel_size actor.megatron.pipeline_model_parallel_size
+        actor.megatron.tensor_model_parallel_size actor.ppo_epochs actor.ppo_max_token_len_per_gpu
+        actor.ppo_mini_batch_size data.gen_batch_size
         data.max_prompt_length data.max_response_length data.train_batch_size reward.num_workers
         rollout.agent.num_workers rollout.checkpoint_engine.update_weights_bucket_megabytes
         rollout.data_parallel_size rollout.max_num_batched_tokens rollout.max_num_seqs rollout.n
-        rollout.tensor_model_parallel_size rollout.val_kwargs.n trainer.n_gpus_per_node trainer.nnodes
-        trainer.total_epochs""",
+        rollout.prompt_length rollout.response_length rollout.tensor_model_parallel_size rollout.val_kwargs.n
+        trainer.n_gpus_per_node trainer.nnodes trainer.total_epochs""",
     ),
     (
         "an integer of at least 1, or null",
         _integer(1, math.inf, None),
-        """actor.ppo_micro_batch_size_per_gpu data.val_batch_size machine.threads
+        """actor.ppo_micro_batch_size_per_gpu data.val_batch_size machine.threads ray_kwargs.ray_init.num_cpus
         rollout.log_prob_micro_batch_size_per_gpu trainer.max_actor_ckpt_to_keep trainer.max_critic_ckpt_to_keep
         trainer.total_training_steps""",
     ),
     (
         "an integer of at least 1, or -1 for none",
         _integer(1, math.inf, -1),
-        """data.train_max_samples data.val_max_samples rollout.top_k rollout.val_kwargs.top_k trainer.save_freq
+        """actor.fsdp_config.fsdp_size
+        data.train_max_samples data.val_max_samples rollout.top_k rollout.val_kwargs.top_k trainer.save_freq
         trainer.test_freq""",
     ),
     (
@@ -71,10 +93,10 @@ RANGES = (
 
 
 def check(config: DictConfig) -> None:
-    """Raise ValueError with the key, its value and what is expected, if a number is out of range."""
+    """Raise ValueError with the key, its value and what is expected, if one is of another kind or out of range."""
     for expected, is_good, keys in RANGES:
         for name in keys.split():
-            key = f"actor_rollout_ref.{name}" if name.startswith(("actor.", "rollout.", "model.")) else name
+            key = f"actor_rollout_ref.{name}" if name.split(".")[0] in ("actor", "rollout", "model") else name
             value = OmegaConf.select(config, key, default=ABSENT)
             if value is not ABSENT and not is_good(value):
                 raise ValueError(f"{key}={value}: expected {expected}: change it")

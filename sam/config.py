@@ -141,6 +141,9 @@ class SpeculationConfig:
                 raise ValueError(f"speculation.{key}={value!r}: expected {allowed}")
         if type(self.cross_prompt) is not bool:
             raise ValueError(f"speculation.cross_prompt={self.cross_prompt!r}: expected true or false")
+        for key in ("draft_model", "history_path", "corpus", "step_cost"):
+            if not isinstance(value := getattr(self, key), str | Path | None):
+                raise ValueError(f"speculation.{key}={value!r}: expected a path, or null")
         if self.history_path is not None and self.scope != "history":
             raise ValueError(
                 f"speculation.history_path={self.history_path}: unused with speculation.scope={self.scope}: set the "

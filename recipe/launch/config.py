@@ -2,7 +2,9 @@
 
 import difflib
 import importlib.util
+import json
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +42,7 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
             config = compose(config_name, [f"hydra.searchpath=[{verl_configs()}]", *overrides])
         config.config_name = config_name
         _refuse_unknown_additions(config_name, overrides)
+        values.check(config)
         speculation = SpeculationConfig.from_dict(OmegaConf.to_container(config.speculation, resolve=True))
         _check_files(speculation)
         connect(config, speculation)
@@ -47,7 +50,6 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
             user_code.connect(config, overrides)
         routing.connect(config)
         OmegaConf.resolve(config)
-        values.check(config)
     except ConfigError:
         raise
     except (HydraException, OmegaConfBaseException, ValueError) as error:
@@ -60,12 +62,8 @@ def micro_batch(largest: int, prompts: int, *, _root_: DictConfig) -> int:
     """`${micro_batch:LARGEST,PROMPTS}` of a config: responses that a device computes at once, at most `largest`.
 
     The most that divide the device's share of the responses to `prompts` prompts, whatever the number of devices.
-    Numbers that make no sense give `largest`: the checks name them.
     """
     trainer, samples = _root_.trainer, _root_.actor_rollout_ref.rollout.n
-    sizes = (largest, prompts, samples, trainer.nnodes, trainer.n_gpus_per_node)
-    if any(type(size) is not int or size < 1 for size in sizes):
-        return largest
     share = prompts * samples // (trainer.nnodes * trainer.n_gpus_per_node)
     return max((size for size in range(1, largest + 1) if share and share % size == 0), default=largest)
 
@@ -89,10 +87,15 @@ def connect(config: DictConfig, speculation: SpeculationConfig) -> None:
     engine_setting = rollout.engine_kwargs.vllm.get("async_scheduling")
     of_engine = stages, engine_setting, rollout.tensor_model_parallel_size
     asynchronous = speculation.schedules_asynchronously(config.trainer.device, *of_engine)
-    for key, value in speculation.vllm_arguments(asynchronous).items():
+    for key in ("additional_config", "compilation_config", "kv_transfer_config", "speculative_config"):
         users = rollout.engine_kwargs.vllm.get(key) or {}
+        with suppress(ValueError):  # vLLM takes JSON too
+            users = json.loads(users) if isinstance(users, str) else users
         if not isinstance(users, DictConfig | dict):
             raise ValueError(f"actor_rollout_ref.rollout.engine_kwargs.vllm.{key}={users}: expected a dictionary")
+    for key, value in speculation.vllm_arguments(asynchronous).items():
+        users = rollout.engine_kwargs.vllm.get(key) or {}
+        users = json.loads(users) if isinstance(users, str) else users
         rollout.engine_kwargs.vllm[key] = {**users, **value}
     OmegaConf.set_struct(config, True)
 

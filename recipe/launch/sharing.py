@@ -13,23 +13,13 @@ MIB = 1 << 20
 
 
 def resolve(config: DictConfig, speculation: SpeculationConfig) -> SpeculationConfig:
-    """`speculation` with sharing=replicas or none in place of auto, and the memory of the shards where it is null.
-
-    Numbers that make no sense give none: the checks name them.
-    """
-    if speculation.method not in METHODS or (wanted := speculation.sharing) == "none" or not _has_counts(config):
+    """`speculation` with sharing=replicas or none in place of auto, and the memory of the shards where it is null."""
+    if speculation.method not in METHODS or (wanted := speculation.sharing) == "none":
         return replace(speculation, sharing="none")
     if wanted == "auto" and (speculation.scope == "request" or replicas(config) < 2):
         return replace(speculation, sharing="none")
     memory = speculation.sharing_memory_mib or needed_mib(config)
     return replace(speculation, sharing="replicas", sharing_memory_mib=memory)
-
-
-def _has_counts(config: DictConfig) -> bool:
-    rollout, trainer, data = config.actor_rollout_ref.rollout, config.trainer, config.data
-    sizes = trainer.nnodes, trainer.n_gpus_per_node, rollout.tensor_model_parallel_size, rollout.data_parallel_size
-    sizes += rollout.n, data.gen_batch_size, data.max_response_length
-    return all(type(size) is int and size > 0 for size in sizes)
 
 
 def replicas(config: DictConfig) -> int:

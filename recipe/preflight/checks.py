@@ -59,6 +59,15 @@ def check(config: DictConfig, to_be_built: Path | None = None) -> None:
     problems = list(find_problems(config, to_be_built))
     if not problems and not files.lacks_drafter(config):
         problems = list(vllm_command.find_problems(config))
+    _refuse(problems)
+
+
+def check_keys(config: DictConfig) -> None:
+    """Raise ConfigError if keys or their types are wrong: all that looks at a config calculates with them."""
+    _refuse(list(unknown_names.key_problems(config)))
+
+
+def _refuse(problems: list[Problem]) -> None:
     if problems:
         more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
         raise ConfigError(problems[0] + more)

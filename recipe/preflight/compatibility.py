@@ -68,11 +68,15 @@ not draft
 server class | actor_rollout_ref.rollout.agent.custom_async_server.path | null | | verl does not read it
 agent loop | actor_rollout_ref.rollout.agent.default_agent_loop | single_turn_agent | * |
 multi-turn, tools | actor_rollout_ref.rollout.multi_turn.enable | false | true |
+sampling | actor_rollout_ref.rollout.do_sample | true | | verl does not read it, temperature decides
+sampling in validations | actor_rollout_ref.rollout.val_kwargs.do_sample | true | | verl does not read it, \
+val_kwargs.temperature=0 is greedy
 traces | actor_rollout_ref.rollout.trace.backend | null | mlflow trackio weave |
 checkpoint engine | actor_rollout_ref.rollout.checkpoint_engine.backend | naive | kimi_ckpt_engine mooncake nccl nixl |
 skipped rollouts | skip.rollout_tq.enable | false | | the recipe's sampler waits for responses that are generated
 rounds at once | algorithm.filter_groups.max_inflight_gen_batches | 1 | | rounds of dynamic sampling follow each other
 trainer and rollout together | actor_rollout_ref.hybrid_engine | true | | verl's synchronous trainer has no other way
+column of the data source | data.reward_fn_key | data_source | | verl does not read it
 truncation of prompts | data.truncation | left | error middle right |
 profiler | global_profiler.tool | null | npu nsys precision_debugger torch torch_memory |
 logger | trainer.logger | console wandb | clearml file mlflow rl_insight swanlab tensorboard trackio vemlp_wandb |

@@ -12,6 +12,11 @@ from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
 from sam.trained_drafter import settings_of, wrong_kind
 
 PREPARED = ("dapo_math_17k", "aime_2024", "gsm8k_train", "gsm8k_test")  # by scripts/prepare_data.sh
+# What verl keeps of a response, and hands on with a row: a column of the name would take its place.
+TAKEN = {
+    *("extra_fields", "global_steps", "metrics", "num_turns", "prompts", "response_mask", "responses", "rm_scores"),
+    *("rollout_log_probs", "routed_experts", "sampling_params", "session_id", "trace", "trajectory", "validate"),
+}
 # What a tokenizer may be stored as; Qwen3's folder has both.
 VOCABULARIES = ("tokenizer.json", "vocab.json")
 
@@ -20,7 +25,7 @@ def data_problems(config: DictConfig, to_be_built: Path | None = None) -> Iterat
     """But of what lies below the directory `to_be_built`."""
     for key in ("train_files", "val_files"):
         value = config.data[key]
-        for name in value if isinstance(value, ListConfig) else [value]:
+        for name in (list(value) or [None]) if isinstance(value, ListConfig) else [value]:
             path = Path(str(name)).expanduser()
             if _is_below(path, to_be_built):
                 continue
@@ -60,6 +65,8 @@ def _wrong_parquet(path: Path, config: DictConfig) -> str | None:
             return f"no column {column}"
         if not is_right(kind := found.field(column).type):
             return f"column {column} holds {kind}, expected {expected}"
+    if taken := sorted(TAKEN.intersection(found.names)):
+        return f"column {taken[0]} has the name of one that verl writes, rename it"
     if not file.metadata.num_rows:
         return "no rows"
     empty = sum(_nulls(file.metadata.row_group(group), f"{prompt}.") for group in range(file.num_row_groups))
@@ -115,7 +122,8 @@ def _model_maker(config: DictConfig, key: str, path: Path) -> str:
 
 def model_problems(config: DictConfig, to_be_built: Path | None = None) -> Iterator[Problem]:
     """None for a model below the directory `to_be_built`."""
-    for key in ("actor_rollout_ref.model.lora_adapter_path", "trainer.resume_from_path"):
+    of_model = (f"actor_rollout_ref.model.{name}_path" for name in ("hf_config", "lora_adapter", "tokenizer"))
+    for key in (*of_model, "trainer.resume_from_path"):
         if (name := OmegaConf.select(config, key)) and not Path(str(name)).expanduser().is_dir():
             yield Problem("model.missing", f"{key}={name}: no such folder", f"correct {key}")
     for key, name in _other_models(config).items():

@@ -104,6 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("give --config-name or --npu-selftest")
     try:
         config = compose_config(options.config_name, options.overrides)
+        checks.check_keys(config)
     except ConfigError as error:
         print(json.dumps({"error": str(error)}) if options.json else f"error: {error}")
         return 2

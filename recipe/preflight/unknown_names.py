@@ -67,10 +67,12 @@ def verl_defaults(engine: str) -> dict:
     """verl's own ppo_trainer, every key of it."""
     GlobalHydra.instance().clear()
     with initialize_config_dir(verl_configs().removeprefix("file://"), version_base="1.3"):
-        return OmegaConf.to_container(compose("ppo_trainer", [f"model_engine={engine}"]))
+        return OmegaConf.to_container(compose("ppo_trainer", [f"model_engine={engine}"]), resolve=True)
 
 
 def _unknown(found: dict, known: dict, path: str) -> Iterator[Problem]:
+    for name in sorted(known.keys() - found.keys()):
+        yield Problem("config.value", f"{path}{name} is not there", "leave it in the config")
     for name, value in found.items():
         key = f"{path}{name}"
         if name not in known:
@@ -83,8 +85,10 @@ def _unknown(found: dict, known: dict, path: str) -> Iterator[Problem]:
 
 
 def _other_type(value: Any, default: Any) -> str | None:
-    """What is expected in place of a value of another type than verl's default, which may be interpolated or null."""
-    if value is None or default is None or (isinstance(default, str) and default.startswith("${")):
+    """What is expected in place of a value of another type than verl's default, which may be null."""
+    if value == "???" != default:
+        return "a value"
+    if default is None or (value is None and not isinstance(default, dict)):
         return None
     if isinstance(default, bool):
         return None if isinstance(value, bool) else "true or false"

@@ -2,6 +2,7 @@
 
 import importlib.util
 import symtable
+import tokenize
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -24,7 +25,10 @@ UNREADABLE = ("import *", "globals()", "__getattr__")  # only running such a fil
 def find_problems(config: DictConfig, to_be_built: Path | None = None) -> Iterator[Problem]:
     """Of all that verl would look up in a process of Ray."""
     for key in FILES:
-        if path := OmegaConf.select(config, key):
+        if not (path := OmegaConf.select(config, key)):
+            if wrong := _needs_file(key, config):
+                yield Problem("code.missing", f"{key}={path}, {wrong}", "set both, or neither")
+        else:
             name_key = CODE.get(key)
             name = OmegaConf.select(config, name_key) if name_key else None
             wrong = _wrong_code(str(path), name, bool(name_key))
@@ -33,11 +37,22 @@ def find_problems(config: DictConfig, to_be_built: Path | None = None) -> Iterat
             if wrong:
                 yield Problem("code.missing", f"{key}={path}" + (f", {name_key}={name}" if name_key else ""), wrong)
     manager = OmegaConf.select(config, f"{AGENT}.agent_loop_manager_class")
-    if manager and (wrong := wrong_target(manager)):
+    if manager and (wrong := wrong_target(str(manager))):
         yield Problem("code.missing", f"{AGENT}.agent_loop_manager_class={manager}", wrong)
+    for module in [libs] if isinstance(libs := config.actor_rollout_ref.model.external_lib, str) else libs or []:
+        if _find_spec(module.split(".")) is None:
+            key = "actor_rollout_ref.model.external_lib"
+            yield Problem("code.missing", f"{key}={module}", "correct it, or set PYTHONPATH")
     yield from _agent_loops(config)
     yield from _tools(config)
     yield from _columns(config, to_be_built)
+
+
+def _needs_file(key: str, config: DictConfig) -> str | None:
+    """A setting that has no effect without the file that is not given."""
+    source, name = config.reward.reward_manager.source, config.data.custom_cls.name
+    needing = {MANAGER: source == "importlib" and f"reward.reward_manager.source={source}"}
+    return (needing | {"data.custom_cls.path": name and f"data.custom_cls.name={name}"}).get(key) or None
 
 
 def find_warnings(config: DictConfig) -> Iterator[str]:
@@ -93,7 +108,8 @@ def _find_spec(parts: list[str]) -> ModuleSpec | None:
 
 def _wrong_name(path: Path, name: str | None) -> str | None:
     try:
-        text = path.read_text()
+        with tokenize.open(path) as file:  # in the encoding that Python reads it in
+            text = file.read()
         table = symtable.symtable(text, str(path), "exec")
     except SyntaxError as error:
         return f"{path}:{error.lineno}: {error.msg}: correct it"
@@ -135,9 +151,11 @@ def _tools(config: DictConfig) -> Iterator[Problem]:
     path = OmegaConf.select(config, TOOLS)
     if path and Path(path).is_file():
         try:
-            named = [tool["class_name"] for tool in OmegaConf.load(path)["tools"]]
+            named = [str(tool["class_name"]) for tool in OmegaConf.load(path)["tools"]]
         except Exception:
-            named = []  # verl says what it expects of such a file
+            expected = "expected tools, a list of entries with class_name: correct it"
+            yield Problem("code.missing", f"{TOOLS}={path}", expected)
+            return
         for name in named:
             if wrong := wrong_target(name):
                 yield Problem("code.missing", f"{TOOLS}={path}: {name}", wrong)

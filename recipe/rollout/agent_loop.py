@@ -54,8 +54,7 @@ class SeededWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         step, prompt = parse_prompt_uid(uid) or (int(trajectory["step"]), row)
         session = copy.copy(self)  # a worker runs many agent loops at once
         session.llm_client = copy.copy(self.llm_client)
-        run_seed = int(self.config.get("seed", self.rollout_config.seed))
-        seed = sample_seed(run_seed, split, step, prompt, sample)
+        seed = sample_seed(self.rollout_config.seed, split, step, prompt, sample)
         session.llm_client.generate = SeededRequests(self.llm_client.generate, seed).generate
         try:
             return await super(SeededWorker, session)._run_agent_loop(sampling_params, trajectory, **kwargs)
@@ -68,8 +67,12 @@ class SeededWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         """verl's, which would train on a reward that is no number."""
         await super()._compute_score(outputs, kwargs)
         score = outputs[-1].reward_score
-        if score is not None and not np.isfinite(np.asarray(score, dtype=float)).all():
-            raise ValueError(f"the reward is {score}, not a finite number")
+        try:
+            is_number = not isinstance(score, str) and np.isfinite(np.asarray(score, dtype=float)).all()
+        except (TypeError, ValueError):
+            is_number = False
+        if not is_number:
+            raise ValueError(f"the reward is {score!r}, expected a finite number")
 
 
 class SeededRequests:

@@ -114,8 +114,8 @@ class DapoTrainer(PPOTrainerSync):
         """Write the step's responses and engine steps to disk, and keep its rollout metrics."""
         engine_record, rounds = self._collect_rollout(), 1
         if isinstance(self.replay_buffer, DapoRounds):
-            rounds = self.replay_buffer.last_step.rounds
-            self.record.write_rollouts(self.global_steps, self.replay_buffer.last_step, int(self.config.seed))
+            rounds = (step := self.replay_buffer.last_step).rounds
+            self.record.write_rollouts(self.global_steps, step, self.config.actor_rollout_ref.rollout.seed)
         self.record.write_engine_steps(self.global_steps, engine_record)
         threshold = int(self.config.speculation.batch_size_threshold)
         self._rollout_metrics = engine_record.metrics(threshold, rounds)

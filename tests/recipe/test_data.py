@@ -78,6 +78,32 @@ def test_what_is_complete_is_not_made_again(tmp_path, folder, capsys):
 
 
 @pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"reward_model": {"ground_truth": None}}, "row 2, reward_model.ground_truth: expected a text, got None"),
+        ({"reward_model": None}, "row 2, reward_model.ground_truth: expected a text, got None"),
+        ({"data_source": None}, "row 2, data_source: expected a text, got "),
+        ({"prompt": None}, "row 2, prompt[0]: expected a message with role and content, got None"),
+        ({"prompt": []}, "row 2, prompt: expected a chat, a list of messages, got []"),
+    ],
+)
+def test_a_row_without_an_answer_or_a_question_is_one_line(tmp_path, folder, capsys, row, said):
+    rows = [published_row("What?", 0), published_row("And?", 1) | row]
+    pandas.DataFrame(rows).to_parquet(folder / "aime-2024.parquet")
+    assert make(tmp_path, folder, "aime_2024") == 2
+    error = capsys.readouterr().err
+    assert f"{folder}/aime-2024.parquet, {said}" in error and error.count("\n") == 1
+    assert not (tmp_path / "data" / "aime_2024.parquet").exists()
+
+
+def test_a_gsm8k_row_without_an_answer_is_one_line(tmp_path, folder, capsys):
+    rows = pandas.DataFrame({"question": ["How many?"] * 2, "answer": ["#### 1", None]})
+    rows.to_parquet(folder / "test-00000-of-00001.parquet")
+    assert make(tmp_path, folder, "gsm8k_test") == 2
+    assert "row 2, answer: expected a text, got " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("break_it", "message"),
     [
         (lambda folder: (folder / "aime-2024.parquet").unlink(), "holds no aime-2024.parquet"),

@@ -112,6 +112,8 @@ def test_no_config_of_the_recipes_is_refused(name):
         (f"{ROLLOUT}.disaggregation.enabled=true", "set it to false"),
         (f"{ROLLOUT}.checkpoint_engine.backend=delta_sharded", "set it to naive or "),
         (f"{ROLLOUT}.agent.custom_async_server.path=a.py", "verl does not read it"),
+        (f"{ROLLOUT}.do_sample=false", "verl does not read it, temperature decides"),
+        ("data.reward_fn_key=source", "set it to data_source"),
         ("reward.reward_model.enable=true", "reward.reward_model.enable_resource_pool=false: "),
         (f"{MODEL}.mtp.enable_rollout=true", "speculation=... chooses the drafter"),
         # Of another type than verl's own.
@@ -173,6 +175,8 @@ MESSAGES = [{"role": "user", "content": "1 + 1"}]
         ({"prompt": [1]}, "column prompt holds int64"),
         ({"prompt": None}, "no column prompt"),
         ({"data_source": [3]}, "column data_source holds int64, expected text"),
+        ({"responses": ["one"]}, "column responses has the name of one that verl writes, rename it"),
+        ({"validate": [True]}, "column validate has the name of one"),
         ({"reward_model": ["2"]}, "expected a dictionary with ground_truth"),
         (
             {"prompt": [MESSAGES, None, []], "data_source": ["math"] * 3, "reward_model": [{"ground_truth": "2"}] * 3},
@@ -221,8 +225,10 @@ def test_advice_fits_what_was_given(assets, monkeypatch):
 def test_other_models_of_a_run_are_looked_for(assets):
     (found,) = problems(assets, "algorithm.adv_estimator=gae", "critic.model.path=/nope")
     assert "critic.model.path=/nope: no config.json" in found
-    (found,) = problems(assets, f"{MODEL}.lora_adapter_path=/nope")
-    assert f"{MODEL}.lora_adapter_path=/nope: no such folder" in found
+    for name in ("lora_adapter", "tokenizer"):
+        (found,) = problems(assets, f"{MODEL}.{name}_path=/nope")
+        assert f"{MODEL}.{name}_path=/nope: no such folder" in found
+    assert "data.val_files=None: no such file" in problems(assets, "data.val_files=[]")[0]
 
 
 def test_check_says_all_of_it(assets, capsys):

@@ -28,7 +28,7 @@ def test_a_good_node_is_all_green(node, capsys):
     )
     assert "longest responses" in said and "optimizer" in said and "a checkpoint has 427 GiB" in said
     assert "drafter: sam.vllm.ascend.async_proposer.AscendAsyncSamProposer, in place of vllm-ascend" in said
-    assert "sampler: sam.vllm.exact_sampler.ExactSampler, put there by vllm_ascend" in said
+    assert "sampler: sam.vllm.exact_sampler.ExactSampler, put there by the plugin after vllm_ascend" in said
 
 
 def test_slots_are_those_of_a_data_parallel_rank():
@@ -63,6 +63,36 @@ def test_json_and_dry_run(node, capsys):
     assert said["speculation"]["drafter"] == "none"
     code, said = said_of(capsys, "--json", "speculation=x")
     assert code == 2 and "error" in json.loads(said)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("speculation.num_speculative_tokens=abc", "speculation.num_speculative_tokens='abc': expected an integer"),
+        ("trainer.nnodes=two", "trainer.nnodes=two: expected an integer of at least 1"),
+        ("data.train_batch_size=-1", "data.train_batch_size=-1: expected an integer of at least 1"),
+        ("trainer=3", "trainer=3: expected keys below it"),
+        ("custom_reward_function=mine.py", "custom_reward_function=mine.py: expected keys below it"),
+        ("actor_rollout_ref.rollout.engine_kwargs=null", "engine_kwargs=None: expected keys below it"),
+        ("data.custom_cls=null", "data.custom_cls=None: a value is of another type or range than expected"),
+        ("trainer.v1.sampler=null", "trainer.v1.sampler=None: a value is of another type"),
+        ("actor_rollout_ref.model.path=null", "actor_rollout_ref.model.path=None: expected text"),
+        ("run_dir=", "run_dir=: expected text"),
+        ("+actor_rollout_ref.rollout.engine_kwargs.vllm.kv_transfer_config='{bad'", "={bad: expected a dictionary"),
+        ("+actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config=3", "=3: expected a dictionary"),
+        ("actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=0", "=0: expected an integer of at"),
+        ("speculation.corpus=[3]", "speculation.corpus=[3]: expected a path, or null"),
+        ("reward.reward_kwargs.overlong_buffer_cfg.enable=no way", "enable=no way: expected true or false"),
+        ("actor_rollout_ref.rollout.response_length=abc", "response_length=abc: expected an integer of at least 1"),
+        ("~data.train_files", "data.train_files is not there: "),
+        ("data.train_files='???'", "data.train_files=???: "),
+        ("~actor_rollout_ref", "Key 'actor_rollout_ref' is not in struct"),
+    ],
+)
+def test_a_value_of_another_kind_is_one_line_and_nothing_is_calculated_with_it(capsys, override, said):
+    assert report.main(["--config-name", "dapo_tiny_cpu", override]) == 2
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("error: ") and said in line
 
 
 def test_preflight_looks_at_the_cluster_that_a_run_would_join(node, monkeypatch, tmp_path):

@@ -126,15 +126,23 @@ def test_a_legacy_key_that_cannot_be_used_is_refused(brought, overrides, said):
         ([f"{SAMPLER}.path=mine.py"], "mine.py defines no DapoRounds: "),
         (["data.custom_cls.path=/nope.py", "data.custom_cls.name=Data"], "data.custom_cls.path=/nope.py"),
         (["data.custom_cls.path=mine.py"], "data.custom_cls.name=None"),
+        (["data.custom_cls.name=Data"], "data.custom_cls.path=None, data.custom_cls.name=Data: "),
+        (["reward.reward_manager.source=importlib"], "reward.reward_manager.module.path=None, "),
+        (["actor_rollout_ref.model.external_lib=[mine,gone]"], "external_lib=gone: "),
         (["reward.reward_manager.module.path=mine.py"], "reward.reward_manager.source=importlib only"),
         ([f"{AGENT}.agent_loop_config_path=gone.yaml"], "gone.yaml: verl would not find it: no such file"),
         ([f"{AGENT}.agent_loop_config_path=mine.py"], "mine.py: verl would not find it: "),
         ([f"{AGENT}.agent_loop_config_path=wrong.yaml"], "wrong.yaml: mine.Lop: verl would not find it: "),
         ([f"{AGENT}.agent_loop_config_path=wrong.yaml"], "no module elsewhere here"),
         ([f"{AGENT}.default_agent_loop=single_turn"], "did you mean single_turn_agent?"),
+        ([f"{AGENT}.agent_loop_manager_class=3"], "agent_loop_manager_class=3: verl would not find it"),
         ([f"{AGENT}.agent_loop_manager_class=mine.Manager"], "mine.py defines no Manager"),
         (["actor_rollout_ref.rollout.multi_turn.tool_config_path=gone.yaml"], "gone.yaml: verl would not find it"),
         (["actor_rollout_ref.rollout.multi_turn.tool_config_path=tools.yaml"], "tools.yaml: mine.Tool: "),
+        (
+            ["actor_rollout_ref.rollout.multi_turn.tool_config_path=loops.yaml"],
+            "expected tools, a list of entries with",
+        ),
         (["actor_rollout_ref.rollout.multi_turn.function_tool_path=gone.py"], "gone.py: verl would not find it"),
         (["data.train_files=agents.parquet"], "agents.parquet: agent_name=researcher: verl knows no such agent loop"),
         (["data.val_files=others.parquet"], "data.val_files=others.parquet: data_source=chess: the recipe's reward"),
@@ -160,6 +168,13 @@ def test_data_of_another_source_are_fine_with_another_reward(brought):
     reward = [f"{REWARD}.path=mine.py", f"{REWARD}.name=score"]
     loops = [f"{AGENT}.agent_loop_config_path=loops.yaml"]
     assert problems(brought, "data.train_files=own.parquet", *reward, *loops) == []
+
+
+@pytest.mark.parametrize("begin", [b"\xef\xbb\xbf", b"# coding: latin-1\nA = '\xe4'\n"], ids=["bom", "latin-1"])
+def test_a_file_in_another_encoding_is_read_as_python_reads_it(brought, begin):
+    text = b"class Score:\n    async def __call__(self, **_): return 0.0\nscore = Score()"
+    (brought / "mine.py").write_bytes(begin + text)
+    assert problems(brought, f"{REWARD}.path=mine.py", f"{REWARD}.name=score") == []
 
 
 def test_a_file_that_only_running_tells_of_is_left_to_verl(brought):

@@ -5,7 +5,9 @@ import re
 from types import SimpleNamespace
 from uuid import uuid4
 
+import numpy
 import pytest
+import torch
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop import agent_loop as verls
 from verl.utils import tensordict_utils as tu
@@ -49,8 +51,8 @@ class Worker(SeededWorker):
     def __init__(self, n):
         rollout = {"n": n, "val_kwargs": {"n": n, "top_p": 1.0, "top_k": -1, "temperature": 1.0}, "temperature": 1.0}
         rollout |= {"top_p": 1.0, "top_k": -1, "calculate_log_probs": True, "agent": {"default_agent_loop": "own"}}
-        self.config = OmegaConf.create({"seed": RUN_SEED, "actor_rollout_ref": {"rollout": rollout}, "data": {}})
-        self.rollout_config = SimpleNamespace(seed=0)
+        self.config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "data": {}})
+        self.rollout_config = SimpleNamespace(seed=RUN_SEED)
         self.llm_client, self.background_tasks = Client(), set()
         self.tokenizer = self.processor = self.hf_model_type = self.dataset_cls = None
         self.tools, self.made = [], []
@@ -196,7 +198,11 @@ def test_what_raises_in_another_process_is_named_by_its_own_line(text, said):
         assert describe(error, "own") == f"data_source 'own': {said}"
 
 
-@pytest.mark.parametrize(("score", "is_right"), [(1.0, True), (0, True), (None, True), (float("nan"), False)])
+REWARDS = [(1.0, True), (0, True), (True, True), (torch.tensor(0.5), True), (numpy.float32(1), True)]
+NONE = [None, float("nan"), -float("inf"), "0.5", "good", {"reward": 1.0}, (1.0, "info")]
+
+
+@pytest.mark.parametrize(("score", "is_right"), [*REWARDS, *((score, False) for score in NONE)])
 def test_a_reward_that_is_no_number_is_refused(monkeypatch, score, is_right):
     async def judge(self, outputs, kwargs):
         outputs[-1].reward_score = score
@@ -205,7 +211,7 @@ def test_a_reward_that_is_no_number_is_refused(monkeypatch, score, is_right):
     judging = SeededWorker._compute_score(Worker(1), [SimpleNamespace()], {})
     if is_right:
         return asyncio.run(judging)
-    with pytest.raises(ValueError, match="the reward is nan"):
+    with pytest.raises(ValueError, match=f"^the reward is {re.escape(repr(score))}, expected a finite number$"):
         asyncio.run(judging)
 
 

@@ -73,7 +73,8 @@ def test_a_users_sampler_decides_itself_how_many_prompts_a_step_begins_with(monk
     if own:
         trainer.replay_buffer.enabled, trainer.replay_buffer.round_size = True, 6
         trainer.replay_buffer.last_step = SimpleNamespace(rounds=2)
-    settings = {"data": {"train_batch_size": 4}, "speculation": {"batch_size_threshold": 8}, "seed": 0}
+    settings = {"data": {"train_batch_size": 4}, "speculation": {"batch_size_threshold": 8}}
+    settings["actor_rollout_ref"] = {"rollout": {"seed": 0}}
     trainer.config = OmegaConf.create(settings | {"routing": {"policy": "verl"}})
     trainer._add_prompts_to_generate = asked.append
     trainer.global_steps, trainer.record = 1, Calls(written)
