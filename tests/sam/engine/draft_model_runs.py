@@ -40,6 +40,12 @@ def drafter_of(llm):
     return runner_of(llm).drafter
 
 
+def forget(drafter):
+    """Let sam, of hybrid, know no response: it leaves the draft model the more to do."""
+    if hasattr(drafter.drafter, "forget"):
+        drafter.drafter.forget()
+
+
 def again(llm, prompts=PROMPTS):
     """The tokens of all requests once more."""
     from vllm import SamplingParams
@@ -124,6 +130,7 @@ def rested(llm, pattern):
 def broken(llm, how):
     """Tokens and counters while the draft model does `how` in every pass."""
     drafter, said = drafter_of(llm), []
+    forget(drafter)
     drafter.counters |= dict.fromkeys(FAULTS.values(), 0)  # so that it is said here
     before, model = dict(drafter.counters), drafter.model
     compute = model.compute_logits
@@ -195,6 +202,7 @@ def run(target, draft, method, **engine_arguments):
         recorder = StepRecorder.attach(runner_of(llm))
         recorder.take()
         totals = dict(drafter.counters)
+        forget(drafter)
         again(llm)
         seen.steps = recorder.take()
         seen.more = {name: value - totals.get(name, 0) for name, value in drafter.counters.items()}

@@ -33,7 +33,7 @@ def test_the_matrix_with_further_paths(model, ranks, is_asynchronous):
         else:
             llm.collective_rpc("prepare")
             counters = llm.collective_rpc("take")[0][0]
-    assert counters["path_rows"] > 300 and counters["path_wins"] > 10
+    assert counters["path_rows"] > 300 and counters["path_wins"] > 5
     assert counters["draft_errors"] == counters["path_errors"] == 0
 
 

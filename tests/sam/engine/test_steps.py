@@ -81,7 +81,8 @@ def test_steps_that_replay_a_graph_are_counted_where_vllm_dispatches_them(has_gr
             runner.cudagraph_dispatcher.dispatch = dispatch
         recorders.append(StepRecorder.attach(runner))
 
-    on = generate(model, PROMPTS, settings, SAM, policy="always", observe=observe)
+    # Few at once, so that requests begin in several steps: nothing is drafted for their prompts.
+    on = generate(model, PROMPTS, settings, SAM, batch=2, policy="always", observe=observe)
     replays = recorders[0].take().replays()
     if not has_graphs:
         assert replays is None

@@ -3,7 +3,7 @@
 from collections import Counter
 from datetime import timedelta
 
-from tests.sam.engine.draft_model_runs import Sometimes
+from tests.sam.engine.draft_model_runs import Sometimes, forget
 
 
 class Ranks:
@@ -29,11 +29,13 @@ class Ranks:
         drafter.propose = counting("steps", propose)
 
     def draft(self, pattern) -> None:
-        """Draft in the steps that `pattern` names, of every ten."""
+        """Draft in the steps that `pattern` names, of every ten; sam has forgotten all responses."""
+        forget(self.model_runner.drafter)
         self.model_runner.drafter.policy = Sometimes(pattern)
 
     def break_passes(self) -> None:
         """Let each pass raise, on all ranks."""
+        forget(self.model_runner.drafter)
         self.model_runner.drafter.model.compute_logits = None
 
     def break_one(self, seconds: float) -> None:

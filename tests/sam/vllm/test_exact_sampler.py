@@ -93,6 +93,19 @@ def test_the_same_with_every_constraint_and_processed_log_probabilities(model):
     assert_same(on, without)
 
 
+@pytest.mark.parametrize(("speculative_config", "batch"), [(NGRAM, 16), (SAM, 64)], ids=["ngram-16", "sam-64"])
+def test_the_first_token_that_may_end_a_response_does_so_behind_a_draft_too(model, speculative_config, batch):
+    least, stops = 12, list(range(0, VOCABULARY, 4))
+    arguments = {
+        "sampling": lambda row: {"min_tokens": least, "stop_token_ids": stops, "ignore_eos": False},
+        "logprobs_mode": "processed_logprobs",
+    }
+    without, on = run(model, **arguments), run(model, speculative_config, batch, **arguments)
+    assert sum(len(tokens) == least + 1 for tokens in without.tokens) > 5
+    assert on.accepted > 20
+    assert_same(on, without)
+
+
 def test_the_same_with_preemption_and_prompts_in_pieces(model, off):
     """The cache holds a few requests only, so that some are preempted and computed again."""
     squeezed = run(
