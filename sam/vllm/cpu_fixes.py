@@ -3,6 +3,9 @@
 import functools
 import os
 
+import numba
+import torch
+
 
 def install_invariant_attention() -> None:
     """Make attention's sums independent of the batch.
@@ -28,6 +31,19 @@ def install_rejection_sampler() -> None:
     from sam.vllm import rejection_sampler
 
     rejection_sampler.install(vllms)
+
+
+def keep_threads(runner) -> None:
+    """Let vLLM's prompt lookup leave torch's number of threads as it is.
+
+    Root cause: `NgramProposer.propose` lets numba start its threads, which sets OpenMP's number to all processors.
+    Symptom: from then on matrix products are divided otherwise, and on a processor without AVX-512 log-probabilities
+    differ by some 1e-6. Here they are started before. Can go when vLLM does that, or numba leaves the number alone.
+    """
+    if type(getattr(runner, "drafter", None)).__name__ == "NgramProposer":
+        threads = torch.get_num_threads()
+        numba.get_num_threads()  # starts them
+        torch._C.set_num_threads(threads)  # vLLM has emptied the public one
 
 
 def keep_unread_generators(runner) -> None:

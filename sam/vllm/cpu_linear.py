@@ -39,11 +39,8 @@ PREFERENCE = (True, False)
 # As vLLM's own; the library shares what it compiles for a number of rows among layers of one shape.
 KERNELS_KEPT = 32
 # torch's own kernel gets so many rows even where fewer agree: threads can change after the comparison, and the numbers
-# that agree with them: on an AMD EPYC from 4 rows on with one thread, from 12 on with two. oneDNN's gets two where the
-# inner size exceeds the columns, in engines whose drafter changes threads: vLLM's ngram sets numba's, and with them
-# OpenMP's.
+# that agree with them: on an AMD EPYC from 4 rows on with one thread, from 12 on with two.
 LEAST_ROWS = 32
-CHANGES_THREADS = "ngram"
 # Up to so many rows what they are padded with is kept.
 SMALL_COUNT = 32
 # Where no two numbers of rows agree.
@@ -133,8 +130,7 @@ class CpuLinear:
         if mode == "off":
             self.packed, self.row_class = _can_pack(weight), ANY_ROWS
         else:
-            changes = getattr(getattr(engine, "speculative_config", None), "method", None) == CHANGES_THREADS
-            self.packed, self.row_class = _kernel_and_row_class(self.shape, weight.dtype, has_bias, mode, changes)
+            self.packed, self.row_class = _kernel_and_row_class(self.shape, weight.dtype, has_bias, mode)
         self.multiple = ROUND_TO if self.packed and weight.numel() < SMALL_WEIGHTS and mode != "off" else 1
         # Graphs may call vLLM's kernel as vLLM does, on padded rows. Not layers of a vocabulary: an embedding is packed
         # only if it is used as a head too, which is outside of graphs.
@@ -198,7 +194,7 @@ class CpuLinear:
 
 
 def _kernel_and_row_class(
-    shape: tuple[int, int], dtype: torch.dtype, has_bias: bool, mode: str, threads_change: bool
+    shape: tuple[int, int], dtype: torch.dtype, has_bias: bool, mode: str
 ) -> tuple[bool, RowClass]:
     """Whether to use the packed kernel, and its numbers of rows.
 
@@ -211,7 +207,7 @@ def _kernel_and_row_class(
             # In MKL's strict mode products do not depend on threads (oneMKL's developer guide, "Reproducibility
             # Conditions"). MKL reads the variable before its first product.
             strict = not packed and dtype == torch.float32 and "STRICT" in os.environ.get("MKL_CBWR", "")
-            least = 1 + (threads_change and shape[1] > shape[0]) if packed else 1 if strict else LEAST_ROWS
+            least = 1 if packed or strict else LEAST_ROWS
             return packed, RowClass(max(least, row_class.smallest), row_class.largest)
     lacks = (
         f"a linear layer of {shape[0]} x {shape[1]} weights in {dtype} has no kernel here whose rows do not depend on"

@@ -188,6 +188,7 @@ def install(runner) -> None:
 
         cpu_linear.pack_after_loads(runner)
         cpu_fixes.keep_unread_generators(runner)
+        cpu_fixes.keep_threads(runner)
         if config.batch_invariant != "off":
             cpu_fixes.install_invariant_attention()
     elif config.batch_invariant == "on" and not envs.VLLM_BATCH_INVARIANT:

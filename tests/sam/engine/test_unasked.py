@@ -29,11 +29,20 @@ def found(tmp_path_factory):
     return answers
 
 
+def alike(one, other) -> bool:
+    """Tokens are equal; log-probabilities nearly: of stock vLLM they depend on which requests share a step."""
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+    return one is other or one == other or (isinstance(one, float) and abs(one - other) < 1e-4)
+
+
 def test_every_token_and_log_probability_is_that_of_stock_vllm(found):
     stock, installed = found[False]["behaviours"], found[True]["behaviours"]
     assert len(stock) == 11
     for name, answers in stock.items():
-        assert installed[name] == answers, name
+        assert alike(installed[name], answers), (name, installed[name], answers)
     assert stock["lora"] != stock["before lora"]
     assert all(len(step) >= 3 for _, steps in stock["named log-probabilities"] for step in steps[:1])
 
