@@ -92,8 +92,8 @@ def test_drafts_were_made_and_accepted_where_they_should(results, name):
     if name.endswith("off") or name == "unpreempted":
         assert result["drafted"] == 0
     else:
-        few = "switched" in name
-        assert result["drafted"] > (20 if few else 100) and result["accepted"] > (0 if few else 5)
+        few = "switched" in name  # a handful of steps, of whose drafts none need be right
+        assert result["drafted"] > (10 if few else 100) and (few or result["accepted"] > 5)
     if "counters" in result["status"] and "draft_errors" in result["status"]["counters"]:
         assert result["status"]["counters"]["draft_errors"] == 0
 
