@@ -144,10 +144,17 @@ def _origin(run_directory: Path) -> Path | None:
     return None
 
 
+def role_said(text: str) -> str | None:
+    """The part of a run whose death an exception tells of: vLLM's says the engine's, Ray's has the actor's class."""
+    if name := re.search(r"^\s*class_name: ([\w.:<>]+)", text, re.MULTILINE):
+        return role_of(f"ray::{name[1].rpartition('.')[2]}") or name[1]
+    return ROLES["VLLM::EngineCore"] if "EngineDeadError" in text else None
+
+
 def _dead_actor(text: str) -> str:
-    """From Ray's message, which has the class and the node's address where the process ran on another node."""
-    name, address = (re.search(rf"^\s*{key}: ([\w.:<>]+)", text, re.MULTILINE) for key in ("class_name", "ip"))
-    role = (role_of(f"ray::{name[1].rpartition('.')[2]}") or name[1]) if name else "a process of Ray"
+    """From Ray's message, which has the node's address where the process ran on another node."""
+    address = re.search(r"^\s*ip: ([\w.:<>]+)", text, re.MULTILINE)
+    role = role_said(text) or "a process of Ray"
     return f"{role} was killed or crashed" + (f" on {address[1]}" if address else "")
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from recipe.launch import processes
-from recipe.launch.ending import Ending, failed, is_death, role_of
+from recipe.launch.ending import Ending, failed, is_death, role_of, role_said
 from recipe.launch.scratch import Scratch, remove_abandoned
 from recipe.record.run_directory import STATE_FILE, read_json
 
@@ -74,7 +74,7 @@ class Watch:
         self.phase_limits = phase_limits
         self.scratch = scratch
         self.needed: dict[psutil.Process, str] = {}
-        self.died: str | None = None  # the first of them
+        self.dead: dict[str, str] = {}  # name by role, of those that the first look found which found any
         self._died_at = 0.0  # seconds, epoch
         self._seen_before: set[psutil.Process] = set()
         self.peak_memory = 0
@@ -87,15 +87,22 @@ class Watch:
                 self._next_scan = time.monotonic() + SCAN_SECONDS
                 self._scan()
             if reason := self._why_hopeless():
-                return Ending(1, reason) if self.died is None else self._failed(1)
+                return self._failed(1) if self.dead else Ending(1, reason)
         on_poll()
         return self._failed(code) if code else Ending(0)
 
     def _failed(self, code: int) -> Ending:
         error = self.scratch.read_error()
+        # Only of a death: at its end a run ends them all.
+        dead = self.dead or (self._find_dead() if error and is_death(error) else {})
         if error and self._died_at > error["at"] - CONSEQUENCE_SECONDS and not is_death(error):
-            self.died = None  # it ended because of the exception
-        return failed(code, self.died, error, self.run_directory)
+            dead = {}  # they ended because of the exception
+        died = dead.get(role_said(error["text"]) if error else None) or next(iter(dead.values()), None)
+        return failed(code, died, error, self.run_directory)
+
+    def _find_dead(self) -> dict[str, str]:
+        dead = [(role, process.pid) for process, role in self.needed.items() if not processes.alive(process)]
+        return {role: f"{role} (process {pid})" for role, pid in dead}
 
     def _wait(self) -> int | None:
         try:
@@ -126,11 +133,10 @@ class Watch:
             return f"{phase} has taken more than {limit:.0f} s (watchdog.{phase}_seconds)"
         if phase == "finished":
             return None
-        if self.died is None:
-            dead = [(process, role) for process, role in self.needed.items() if not processes.alive(process)]
-            if dead:
-                self.died, self._died_at = f"{dead[0][1]} (process {dead[0][0].pid})", time.time()
-        return self.died if self.died and time.time() - self._died_at > GRACE_SECONDS else None
+        if not self.dead and (dead := self._find_dead()):
+            self.dead, self._died_at = dead, time.time()
+        is_over = self.dead and time.time() - self._died_at > GRACE_SECONDS
+        return next(iter(self.dead.values())) if is_over else None
 
     def write_peak_memory(self) -> None:
         """Peak of the processes' proportional set sizes (shared pages counted once), in GiB."""

@@ -185,8 +185,18 @@ def test_what_came_first_is_the_cause(tmp_path, exception_after, said):
     """Processes end because of an exception, and an exception may come from a process that died."""
     error = {"type": "RayTaskError", "text": "ValueError: wrong", "at": 1000.0 + exception_after}
     watch = supervisor.Watch(None, tmp_path, {}, SimpleNamespace(read_error=lambda: error))
-    watch.died, watch._died_at = "the trainer (process 7)", 1000.0
+    watch.dead, watch._died_at = {"the trainer": "the trainer (process 7)"}, 1000.0
     assert watch._failed(1).reason.startswith(said)
+
+
+class Process:
+    """As psutil's, of one that has ended."""
+
+    def __init__(self, pid: int):
+        self.pid = pid
+
+    def is_running(self) -> bool:
+        return False
 
 
 def test_responses_that_failed_because_of_the_engine_are_a_consequence(tmp_path):
@@ -194,8 +204,12 @@ def test_responses_that_failed_because_of_the_engine_are_a_consequence(tmp_path)
     text = "RuntimeError: every response failed in round 1 of step 3: data_source 'x': a.py:1: EngineDeadError: gone"
     error = {"type": "RayTaskError(RuntimeError)", "text": text, "at": 999.8}
     watch = supervisor.Watch(None, tmp_path, {}, SimpleNamespace(read_error=lambda: error))
-    watch.died, watch._died_at = "the vLLM engine (process 7)", 1000.0
+    # On a busy machine what ended because of the engine is found dead with it.
+    worker, engine = "a worker of the trainer", "the vLLM engine"
+    watch.dead, watch._died_at = {worker: f"{worker} (process 6)", engine: f"{engine} (process 7)"}, 1000.0
     assert watch._failed(1).reason.startswith("the vLLM engine (process 7) was")
+    watch.dead, watch.needed = {}, {Process(8): worker, Process(9): engine}
+    assert watch._failed(1).reason.startswith("the vLLM engine (process 9) was"), "the run ended before a look"
 
 
 def test_a_title_seen_once_is_no_engine(tmp_path, monkeypatch):
