@@ -146,7 +146,7 @@ def _origin(run_directory: Path) -> Path | None:
 
 def role_said(text: str) -> str | None:
     """The part of a run whose death an exception tells of: vLLM's says the engine's, Ray's has the actor's class."""
-    if name := re.search(r"^\s*class_name: ([\w.:<>]+)", text, re.MULTILINE):
+    if name := re.search(r"\bclass_name: ([\w.:<>]+)", text):
         return role_of(f"ray::{name[1].rpartition('.')[2]}") or name[1]
     return ROLES["VLLM::EngineCore"] if "EngineDeadError" in text else None
 

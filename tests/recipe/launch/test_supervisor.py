@@ -210,6 +210,9 @@ def test_responses_that_failed_because_of_the_engine_are_a_consequence(tmp_path)
     assert watch._failed(1).reason.startswith("the vLLM engine (process 7) was")
     watch.dead, watch.needed = {}, {Process(8): worker, Process(9): engine}
     assert watch._failed(1).reason.startswith("the vLLM engine (process 9) was"), "the run ended before a look"
+    error["text"] = "RuntimeError: every response failed: ActorDiedError: it died. class_name: SpeculationServer pid: 3"
+    watch.needed[Process(10)] = "a rollout server"
+    assert watch._failed(1).reason.startswith("a rollout server (process 10) was"), "of Ray's lines put into one"
 
 
 def test_a_title_seen_once_is_no_engine(tmp_path, monkeypatch):
