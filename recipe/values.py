@@ -75,7 +75,7 @@ RANGES = (
     (
         "an integer from 0 to 4294967295",  # numpy's largest seed
         _integer(0, 2**32 - 1),
-        "actor.data_loader_seed data.seed rollout.seed seed",
+        "seed actor.data_loader_seed data.seed rollout.seed",
     ),
     ("a number of seconds above 0", _number(0), "watchdog.weight_sync_seconds"),
     ("a number above 0", _number(0), "actor.grad_clip actor.optim.clip_grad rollout.temperature"),
