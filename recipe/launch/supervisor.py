@@ -74,7 +74,7 @@ class Watch:
         self.phase_limits = phase_limits
         self.scratch = scratch
         self.needed: dict[psutil.Process, str] = {}
-        self.dead: dict[str, str] = {}  # name by role, of those that the first look found which found any
+        self.dead: dict[str, str] = {}  # name by role: what was dead in the first look that found any
         self._died_at = 0.0  # seconds, epoch
         self._seen_before: set[psutil.Process] = set()
         self.peak_memory = 0

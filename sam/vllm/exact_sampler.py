@@ -245,9 +245,11 @@ def _min_tokens_behind_drafts(metadata, drafted: Sequence[int]):
             for stop in stops
         ]
         one.logits_slice = tuple(one._device_tensor([pair[i] for pair in early], torch.int32) for i in (0, 1))
-    yield
-    for one, whole in zip(processors, before, strict=True):
-        one.logits_slice = whole
+    try:
+        yield
+    finally:
+        for one, whole in zip(processors, before, strict=True):
+            one.logits_slice = whole
 
 
 def _is_plain(metadata) -> bool:

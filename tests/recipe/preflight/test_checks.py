@@ -12,15 +12,6 @@ from recipe.launch.config import CONFIGS, ConfigError, compose_config
 from recipe.preflight import checks, unknown_names
 from sam.history.database import open_to_write, own_file
 from sam.history.fingerprint import fingerprint
-from tests.recipe.preflight.preflight_node import write_model, write_rows
-
-
-@pytest.fixture
-def assets(tmp_path):
-    write_rows(tmp_path / "train.parquet")
-    write_rows(tmp_path / "val.parquet")
-    write_model(tmp_path / "model")
-    return tmp_path
 
 
 def problems(assets, *overrides):

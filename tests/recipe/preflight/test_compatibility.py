@@ -13,18 +13,10 @@ from recipe.launch import versions
 from recipe.launch.config import CONFIGS, compose_config
 from recipe.main_dapo import main
 from recipe.preflight import checks, compatibility
-from tests.recipe.preflight.preflight_node import write_model, write_rows
+from tests.recipe.preflight.preflight_node import write_rows
 
 ROOT = Path(__file__).parents[3]
 ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
-
-
-@pytest.fixture
-def assets(tmp_path):
-    write_rows(tmp_path / "train.parquet")
-    write_rows(tmp_path / "val.parquet")
-    write_model(tmp_path / "model")
-    return tmp_path
 
 
 composed = functools.cache(lambda name: compose_config(name, []))
