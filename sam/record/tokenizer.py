@@ -4,7 +4,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from sam.reading import expect, one_line
+from sam.reading import expect, json_object, one_line
 
 
 class Tokenizer:
@@ -48,6 +48,7 @@ class Tokenizer:
         from tokenizers import Tokenizer as Fast
 
         with one_line(str(self._file), "not a tokenizer"):
+            json_object(self._file)  # the library passes over a key that has no value
             fast = Fast.from_file(str(self._file))
             # A training call leaves its own in the file, and the library would go on cutting.
             fast.no_truncation()
