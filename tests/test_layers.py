@@ -134,3 +134,44 @@ def test_no_folder_is_crowded(package):
         if (count := len([path for path in folder.glob("*.py") if path.name != "__init__.py"])) > MOST_FILES
     }
     assert crowded == {}
+
+
+# What replaces something of vLLM beside the list, and why. Files of sam/vllm/bench follow an engine that is measured.
+BESIDE_THE_LIST = {
+    "sam/vllm/exact_sampler.py: one.logits_slice": "stop_behind_drafts, put back within the step",
+    "sam/vllm/rejection_sampler.py: sampler.gather_logprobs": "for one call",
+    "sam/vllm/step_recorder.py: setattr": "of its own",
+    "sam/vllm/async_hooks.py: setattr": "of a step's output",
+    "sam/vllm/ascend/graphs.py: dispatcher.uniform_decode_query_len": "of a dispatcher of its own",
+}
+
+
+def replaced_beside_the_list(path: Path, attributes: set[str]) -> set[str]:
+    """Assignments to attributes that the list has, on anything but `self`, and what else replaces functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        for target in targets:
+            for one in target.elts if isinstance(target, ast.Tuple) else [target]:
+                if isinstance(one, ast.Attribute) and one.attr in attributes and ast.unparse(one.value) != "self":
+                    found.add(ast.unparse(one))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "functools.wraps"):
+            found.add(ast.unparse(node.func))
+    return {f"{path.relative_to(ROOT)}: {one}" for one in found}
+
+
+def test_what_is_replaced_of_vllm_stands_in_one_list():
+    from sam.vllm.patches import PATCHES
+
+    attributes = {name for patch in PATCHES.values() for name in patch.targets.split()}
+    attributes |= {"gather_logprobs", "init_device", "get_scheduler_cls"}
+    paths = [path for path in files("sam") if "sam/vllm/" in str(path) and path.name != "patches.py"]
+    found = set().union(*(replaced_beside_the_list(path, attributes) for path in paths if "/bench/" not in str(path)))
+    assert found == BESIDE_THE_LIST.keys()
+
+
+@pytest.mark.parametrize("line", ["runner._sample = mine", "setattr(runner, name, mine)", "a, module.forward = mine"])
+def test_a_replacement_beside_the_list_is_seen(tmp_path, monkeypatch, line):
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    (tmp_path / "hooks.py").write_text(line)
+    assert replaced_beside_the_list(tmp_path / "hooks.py", {"_sample", "forward"})

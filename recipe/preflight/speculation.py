@@ -179,9 +179,9 @@ def _check_plugin() -> None:
         raise RuntimeError(f"VLLM_USE_V2_MODEL_RUNNER={runner}, whose sampler the plugin does not replace (unset it)")
     from vllm.plugins import load_general_plugins
 
-    from sam.vllm import runner_hooks
+    from sam.vllm import patches
 
     with contextlib.suppress(ImportError):
         load_general_plugins()
-    if not runner_hooks.is_registered():
+    if not patches.is_registered():
         raise RuntimeError("the plugin `sam` leaves vLLM's workers as they are (install vllm==0.23.0)")

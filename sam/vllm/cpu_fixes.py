@@ -1,10 +1,11 @@
 """Repairs of vLLM 0.23.0's CPU backend that training needs: by sam.vllm.plugin, where speculation is configured."""
 
-import functools
 import os
 
 import numba
 import torch
+
+from sam.vllm import patches
 
 
 def install_invariant_attention() -> None:
@@ -19,13 +20,7 @@ def install_invariant_attention() -> None:
 
 
 def install_rejection_sampler() -> None:
-    """Replace the two functions of vLLM's rejection sampler that do not work on CPU.
-
-    Root cause, first: vllm/utils/cpu_triton_utils.py does not know the kernels' `USE_FP64_GUMBEL` argument (TypeError
-    at warm-up). Second, silent: its `expand_kernel` writes into an int64 copy, so per-token temperature, top-k and
-    top-p stay uninitialised. Both are in 0.23.0 and 0.24.0. Can go when `expand_batch_to_tokens` on CPU returns the
-    float values it was given.
-    """
+    """Replace the functions of vLLM's rejection sampler that do not work on a CPU, whatever verifies."""
     from vllm.v1.sample import rejection_sampler as vllms
 
     from sam.vllm import rejection_sampler
@@ -47,16 +42,9 @@ def keep_threads(runner) -> None:
 
 
 def keep_unread_generators(runner) -> None:
-    """Let seeded requests' prompts come in pieces.
+    """Let seeded requests' prompts come in pieces."""
 
-    Root cause: `GPUModelRunner._bookkeeping_sync` winds the generator of a request whose prompt is not complete back by
-    `set_offset`, which CPU generators do not have. Symptom: NotImplementedError ends the engine. Here such a generator
-    stays where it is: the noise is fresh either way. Can go when vLLM checks the generator's device there.
-    """
-    original = runner._bookkeeping_sync
-
-    @functools.wraps(original)
-    def bookkeeping_sync(*args, **kwargs):
+    def bookkeeping_sync(original, *args, **kwargs):
         if not (generators := runner.input_batch.generators):
             return original(*args, **kwargs)
         unfinished = runner.discard_request_mask.np[: runner.input_batch.num_reqs].nonzero()[0]
@@ -66,4 +54,4 @@ def keep_unread_generators(runner) -> None:
         finally:
             generators.update(kept)
 
-    runner._bookkeeping_sync = bookkeeping_sync
+    patches.wrap(runner, "_bookkeeping_sync", "keep_unread_generators", bookkeeping_sync)

@@ -23,7 +23,7 @@ from vllm.model_executor.layers import utils
 from vllm.model_executor.layers.linear import LinearBase
 
 from sam.config import SpeculationConfig
-from sam.vllm import row_classes
+from sam.vllm import patches, row_classes
 from sam.vllm.row_classes import RowClass
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ ANY_ROWS = RowClass(0, sys.maxsize)
 def install() -> None:
     """Let vLLM's linear layers on a CPU use `CpuLinear`."""
     _define_operator()
-    utils.dispatch_cpu_unquantized_gemm = attach
+    patches.put(utils, "dispatch_cpu_unquantized_gemm", "multiply_invariantly", attach)
 
 
 def attach(layer: torch.nn.Module, remove_weight: bool = False) -> None:
@@ -80,38 +80,26 @@ def pack_after_loads(runner) -> None:
     IPC, verl's delta_sharded a later vLLM; sleeping is ignored; LoRA's weights lie beside those of the layers.
     """
     for owner, name in ((runner.model, "load_weights"), (runner, "reload_weights")):
-        _wrap(owner, name, after=_forget_all)
+        patches.wrap(owner, name, "pack_after_loads", _load_and_forget)
     for name in ("execute_model", "_dummy_run"):
-        _wrap(runner, name, before=_pack_what_graphs_read)
+        patches.wrap(runner, name, "pack_after_loads", _pack_and_run)
 
 
-def _wrap(owner, name: str, before=lambda: None, after=lambda: None) -> None:
-    function = getattr(owner, name)
-    if getattr(function, "_sam_linear", False):
-        return
-
-    @functools.wraps(function)
-    def wrapped(*args, **kwargs):
-        before()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            after()
-
-    wrapped._sam_linear = True
-    setattr(owner, name, wrapped)
+def _load_and_forget(load, *arguments, **keywords):
+    try:
+        return load(*arguments, **keywords)
+    finally:
+        for linear in list(_linears.values()):
+            linear.forget()
 
 
-def _forget_all() -> None:
-    for linear in list(_linears.values()):
-        linear.forget()
-
-
-def _pack_what_graphs_read() -> None:
+def _pack_and_run(run, *arguments, **keywords):
+    """Graphs read packed weights."""
     while _old:
         linear = _old.pop()
         if (layer := linear.layer()) is not None:
             linear.pack(layer.weight)
+    return run(*arguments, **keywords)
 
 
 class CpuLinear:

@@ -1,11 +1,11 @@
 """Entry point of vLLM's plugin group `vllm.general_plugins`: called in every vLLM process."""
 
-import functools
 import sys
 from typing import Any
 
 from sam.config import SCHEDULED_AHEAD, WITH_DRAFT_MODEL, SpeculationConfig
 from sam.log import show_warnings
+from sam.vllm import patches
 
 # vLLM's names of drafters after whose steps one without drafts may follow.
 MAY_PAUSE = ("custom_class", "ngram", "ngram_gpu", "suffix", "draft_model", "eagle3")
@@ -23,21 +23,8 @@ def register() -> None:
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
     show_warnings("sam")
-    _wrap(WorkerWrapperBase, "init_device", _init_device)
-    _wrap(SchedulerConfig, "get_scheduler_cls", _get_scheduler_cls)
-
-
-def _wrap(owner: type, name: str, wrapper) -> None:
-    original = getattr(owner, name)
-    if getattr(original, "_sam", False):
-        return
-
-    @functools.wraps(original)
-    def wrapped(self, *arguments, **keywords):
-        return wrapper(original, self, *arguments, **keywords)
-
-    wrapped._sam = True
-    setattr(owner, name, wrapped)
+    patches.wrap(WorkerWrapperBase, "init_device", "find_speculation", _init_device)
+    patches.wrap(SchedulerConfig, "get_scheduler_cls", "find_scheduler", _get_scheduler_cls)
 
 
 def _init_device(original, wrapper) -> None:
@@ -52,14 +39,12 @@ def _init_device(original, wrapper) -> None:
     original(wrapper)
     runner = wrapper.worker.model_runner
     check_runner(runner)
-    load_model = runner.load_model
 
-    @functools.wraps(load_model)
-    def load_and_install(*arguments, **keywords):
+    def load_and_install(load_model, *arguments, **keywords):
         load_model(*arguments, **keywords)
         install(runner)
 
-    runner.load_model = load_and_install
+    patches.wrap(runner, "load_model", "install", load_and_install)
 
 
 def _get_scheduler_cls(original, scheduler_config):
@@ -213,7 +198,7 @@ def install(runner) -> None:
         warmup_cost.measure_at_warm_up(runner)
         keep_other_ranks_tokens(runner)
     if config.verification == "exact" and not isinstance(getattr(runner, "_sample", None), ExactSampler):
-        runner._sample = ExactSampler(runner)
+        patches.put(runner, "_sample", "sample_exactly", ExactSampler(runner))
         self_check(runner)
     if config.verification == "rejection" and runner.speculative_config is not None:
         module = sys.modules[type(runner.rejection_sampler).__module__]

@@ -28,7 +28,7 @@ from sam.switch import goodput
 from sam.switch.awaited_requests import AwaitedRequests
 from sam.switch.policies import make_policy
 from sam.switch.policy import Policy, StepState
-from sam.vllm import ranks, runner_hooks, warmup_cost
+from sam.vllm import patches, ranks, runner_hooks, warmup_cost
 from sam.vllm.paths.planning import PathPlanner
 from sam.vllm.paths.rows import PathRows, check_engine
 from sam.vllm.tracked_requests import TrackedRequests
@@ -150,7 +150,7 @@ class SamProposer:
         Raises:
             RuntimeError: nobody would `bind` the proposer, which would draft nothing.
         """
-        if not runner_hooks.is_registered():
+        if not patches.is_registered():
             raise RuntimeError(
                 f"{type(self).__name__} drafts with the plugin `sam` only, which vLLM has not loaded: "
                 f"VLLM_PLUGINS={os.environ.get('VLLM_PLUGINS')}: add it or unset it"

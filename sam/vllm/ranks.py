@@ -9,6 +9,8 @@ apart.
 from collections.abc import Sequence
 from typing import Self
 
+from sam.vllm import patches
+
 NUM_TOKENS_ACROSS_DP = 3  # its place in the tuple that the model runner's method returns, vLLM 0.23
 
 
@@ -94,12 +96,12 @@ def keep_other_ranks_tokens(runner) -> None:
     It is set anew in every step; 0 where no other rank is known to have more tokens than this one.
     """
     config = runner.vllm_config.parallel_config
-    determine = getattr(runner, "_determine_batch_execution_and_padding", None)
-    if config.data_parallel_size == 1 or determine is None or hasattr(runner, "sam_max_num_tokens_other_dp_ranks"):
+    name = "_determine_batch_execution_and_padding"
+    if config.data_parallel_size == 1 or not hasattr(runner, name):
         return
     runner.sam_max_num_tokens_other_dp_ranks = 0
 
-    def determine_and_keep(*args, **kwargs):
+    def determine_and_keep(determine, *args, **kwargs):
         result = determine(*args, **kwargs)
         try:
             across = result[NUM_TOKENS_ACROSS_DP].tolist()
@@ -109,7 +111,7 @@ def keep_other_ranks_tokens(runner) -> None:
         runner.sam_max_num_tokens_other_dp_ranks = max_num_tokens_other(across, config.data_parallel_rank, own)
         return result
 
-    runner._determine_batch_execution_and_padding = determine_and_keep
+    patches.wrap(runner, name, "keep_other_ranks_tokens", determine_and_keep)
 
 
 def max_num_tokens_other(across: Sequence[int], rank: int, own: int) -> int:

@@ -1,6 +1,5 @@
 """Rejection sampling in vLLM's rejection sampler, for steps with drafts; what both samplers need."""
 
-import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ from vllm.v1.outputs import LogprobsTensors
 
 from sam import verify
 from sam.verify.transfer import sent
+from sam.vllm import patches
 
 
 class RejectionVerification:
@@ -40,9 +40,10 @@ class RejectionVerification:
 def install(module) -> None:
     """Put sam.verify's functions into a module that has vLLM's names; doing so twice changes nothing."""
     if not isinstance(module.rejection_sample, RejectionVerification):
-        module.rejection_sample = RejectionVerification()
-        module.expand_batch_to_tokens = verify.expand_batch_to_tokens
-        module.sample_recovered_tokens = verify.sample_recovered_tokens
+        functions = RejectionVerification(), verify.expand_batch_to_tokens, verify.sample_recovered_tokens
+        names = "rejection_sample", "expand_batch_to_tokens", "sample_recovered_tokens"
+        for name, function in zip(names, functions, strict=True):
+            patches.put(module, name, "verify_by_rejection", function)
 
 
 def give_named_logprobs(rejection_sampler) -> None:
@@ -50,12 +51,9 @@ def give_named_logprobs(rejection_sampler) -> None:
 
     Its rows are as many of each request. Doing so twice changes nothing.
     """
-    forward, sampler = rejection_sampler.forward, rejection_sampler.sampler
-    if getattr(forward, "_sam", False):
-        return
+    sampler = rejection_sampler.sampler
 
-    @functools.wraps(forward)
-    def wrapped(drafts, draft_probs, logits, metadata):
+    def with_named_logprobs(forward, drafts, draft_probs, logits, metadata):
         if not metadata.logprob_token_ids:
             return forward(drafts, draft_probs, logits, metadata)
 
@@ -68,8 +66,7 @@ def give_named_logprobs(rejection_sampler) -> None:
         asked = replace(metadata, logprob_token_ids=None, max_num_logprobs=metadata.max_num_logprobs or 0)
         return forward(drafts, draft_probs, logits, asked)
 
-    wrapped._sam = True
-    rejection_sampler.forward = wrapped
+    patches.wrap(rejection_sampler, "forward", "give_named_logprobs", with_named_logprobs)
 
 
 def self_check(runner, module) -> None:

@@ -1,53 +1,38 @@
 """What drafts that need no KV cache ask and change of vLLM's model runner, and what requests say to drafters."""
 
-import functools
 from dataclasses import replace
+
+from sam.vllm import patches
 
 # Keys of SamplingParams.extra_args, for drafters and their history alone: no token depends on them.
 PART = "sam_part"  # of a part of a response: tokens of the response's own prompt, and that it may have at most
 WAITING = "sam_waiting"  # how many requests wait behind this one for a slot; none where it says nothing
 
 
-def is_registered() -> bool:
-    """Whether this process has the plugin: its workers ask it before they make a model runner."""
-    from vllm.v1.worker.worker_base import WorkerWrapperBase
-
-    return getattr(WorkerWrapperBase.init_device, "_sam", False)
-
-
 def draft_near_max_model_len(runner) -> None:
-    """Let requests be drafted for while another one is near the longest length.
-
-    Root cause: `GPUModelRunner._input_fits_in_drafter` (vLLM 0.23) asks whether the longest request leaves room for a
-    whole draft, since a draft model would run out of positions; if not, no request is drafted for, and zeros are
-    verified for each. SamProposer gives every request as many tokens as fit. Can go when vLLM asks that of draft models
-    only.
-    """
+    """Let requests be drafted for while another one is near the longest length."""
     if hasattr(runner, "effective_drafter_max_model_len"):
-        runner.effective_drafter_max_model_len = runner.max_model_len + runner.num_spec_tokens
+        most = runner.max_model_len + runner.num_spec_tokens
+        patches.put(runner, "effective_drafter_max_model_len", "draft_near_max_model_len", most)
 
 
 def capture_drafts_of_any_length(runner) -> None:
     """Capture each step as a whole graph, however many drafts each request has. Call it before graphs are captured.
 
-    Root cause: with k speculative tokens vLLM 0.23 captures whole graphs for steps in which every request has 1 + k
-    tokens. All others, those without drafts too, run layer by layer, each attention launched by the host. Symptom: with
-    Qwen3-8B on an H200 a step took 8 to 14 ms in place of 5. Where the attention kernels take any lengths in a graph
-    (FlashAttention 3), a graph of n tokens serves all steps of n tokens; elsewhere whole graphs are those of one token
-    a request. Any other mode than vLLM's default stays, and so do engines with a draft model, whose own graphs follow
-    the mode. Can go when vLLM captures decode graphs for several lengths.
+    Where attention does not take any lengths in a graph, whole graphs are those of one token a request. Any other mode
+    than vLLM's default stays, and so do engines with a draft model, whose own graphs follow the mode.
     """
     from vllm.config import CUDAGraphMode
 
-    compilation, resolve = runner.compilation_config, runner._check_and_update_cudagraph_mode
+    compilation, name = runner.compilation_config, "capture_drafts_of_any_length"
     if not runner.num_spec_tokens or compilation.cudagraph_mode != CUDAGraphMode.FULL_AND_PIECEWISE:
         return
     if hasattr(runner.drafter, "initialize_cudagraph_keys"):
         return
-    runner.uniform_decode_query_len = runner.cudagraph_dispatcher.uniform_decode_query_len = 1
+    for owner in (runner, runner.cudagraph_dispatcher):
+        patches.put(owner, "uniform_decode_query_len", name, 1)
 
-    @functools.wraps(resolve)
-    def _check_and_update_cudagraph_mode(*arguments, **keywords):
+    def resolve_as_full(resolve, *arguments, **keywords):
         compilation.cudagraph_mode = CUDAGraphMode.FULL
         try:
             return resolve(*arguments, **keywords)
@@ -55,36 +40,18 @@ def capture_drafts_of_any_length(runner) -> None:
             compilation.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
             return resolve(*arguments, **keywords)
 
-    runner._check_and_update_cudagraph_mode = _check_and_update_cudagraph_mode
+    patches.wrap(runner, "_check_and_update_cudagraph_mode", name, resolve_as_full)
 
 
 def skip_empty_drafts(runner) -> None:
-    """Send the scheduler no drafts after a step without any, instead of an empty draft for every request.
-
-    Root cause: vLLM 0.23 hands the scheduler a list for every request after every step, though `Scheduler.schedule` has
-    emptied a request's drafts when it scheduled them. Symptom: a call through the executor and a loop over all requests
-    in steps without drafts. Can go when vLLM sends nothing where nothing was drafted.
-    """
-    take = runner.take_draft_token_ids
-    if getattr(take, "_sam", False):
-        return
-
-    @functools.wraps(take)
-    def take_draft_token_ids():
-        return take() if runner.drafter.drafted else None
-
-    take_draft_token_ids._sam = True
-    runner.take_draft_token_ids = take_draft_token_ids
+    """Send the scheduler no drafts after a step without any, instead of an empty draft for every request."""
+    taken_if_any = lambda take: take() if runner.drafter.drafted else None  # noqa: E731
+    patches.wrap(runner, "take_draft_token_ids", "skip_empty_drafts", taken_if_any)
 
 
 def skip_accepted_counts(runner) -> None:
-    """Copy no counts of accepted tokens to the device, which models with recurrent state alone read.
-
-    Root cause: GPUModelRunner and NPUModelRunner (vLLM 0.23) wait for an event and copy `num_accepted_tokens` to the
-    device in every step as soon as there are speculative tokens. Symptom: one copy a step more than without
-    speculation. Can go when vLLM makes that event for hybrid models only.
-    """
-    runner.num_accepted_tokens_event = None
+    """Copy no counts of accepted tokens to the device."""
+    patches.put(runner, "num_accepted_tokens_event", "skip_accepted_counts", None)
 
 
 def requests_of_rows(runner) -> list[str]:
@@ -94,41 +61,30 @@ def requests_of_rows(runner) -> list[str]:
 
 
 def add_path_rows(runner) -> None:
-    """Let further paths take part in the steps of a model runner that is scheduled synchronously.
-
-    Root cause: vLLM 0.23 verifies one path of a request. The rows are added to what the model runner is given, in a
-    copy of its own: in an engine of one process it is the scheduler's. Can go when vLLM verifies several paths.
-    """
-    runner.execute_model = with_own_counts(runner.execute_model)
-    runner._update_states = before(runner._update_states, runner.sam_paths.before_step)
+    """Let further paths take part in the steps of a model runner that is scheduled synchronously."""
+    give_own_counts(runner)
+    before(runner, "_update_states", "add_path_rows", runner.sam_paths.before_step)
 
 
-def with_own_counts(execute_model):
-    """Give the model runner dictionaries of its own of what is scheduled, which `before_step` trims.
+def give_own_counts(runner) -> None:
+    """Give the model runner dictionaries of its own of what is scheduled, which `before_step` trims."""
 
-    Root cause: GPUModelRunner.execute_model (vLLM 0.23) does so for ngram_gpu only. Symptom: in an engine of one
-    process the scheduler's own output is trimmed, and its counts of drafts are wrong. Doing so twice changes nothing.
-    Can go when vLLM does so for every drafter.
-    """
-
-    @functools.wraps(execute_model)
-    def wrapped(scheduler_output, *arguments, **keywords):
+    def with_own_counts(execute_model, scheduler_output, *arguments, **keywords):
         own = ("num_scheduled_tokens", "scheduled_spec_decode_tokens")
         copies = {name: dict(getattr(scheduler_output, name)) for name in own}
         return execute_model(replace(scheduler_output, **copies), *arguments, **keywords)
 
-    return wrapped
+    patches.wrap(runner, "execute_model", "own_counts", with_own_counts)
 
 
-def before(function, action):
-    """`function`, with `action` called with its first argument beforehand."""
+def before(runner, attribute: str, name: str, action) -> None:
+    """Call `action` with a method's first argument beforehand."""
 
-    @functools.wraps(function)
-    def wrapped(scheduler_output, *arguments, **keywords):
-        action(scheduler_output)
-        return function(scheduler_output, *arguments, **keywords)
+    def acting(original, first, *arguments, **keywords):
+        action(first)
+        return original(first, *arguments, **keywords)
 
-    return wrapped
+    patches.wrap(runner, attribute, name, acting)
 
 
 def note_waiting(runner) -> None:
@@ -138,7 +94,7 @@ def note_waiting(runner) -> None:
         if new := scheduler_output.scheduled_new_reqs:
             runner.drafter.awaited.tell(int(_said(new[-1]).get(WAITING, 0)))
 
-    runner._update_states = before(runner._update_states, note)
+    before(runner, "_update_states", "note_waiting", note)
 
 
 def _said(request) -> dict:

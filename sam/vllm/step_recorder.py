@@ -13,7 +13,7 @@ from vllm.config import CUDAGraphMode
 from vllm.forward_context import get_forward_context
 
 from sam.record.engine_steps import DRAFT_MODEL_TOKENS, POSITION_BIN, EngineSteps, accepted_tokens
-from sam.vllm import warmup_cost
+from sam.vllm import patches, warmup_cost
 from sam.vllm.runner_hooks import response_start
 
 
@@ -45,12 +45,15 @@ class StepRecorder:
         if (existing := getattr(runner, "_sam_step_recorder", None)) is not None:
             return existing
         recorder = runner._sam_step_recorder = cls(runner)
-        runner.execute_model = recorder._around_execute(runner.execute_model)
-        if recorder._has_graphs:
-            runner._model_forward = recorder._around_forward(runner._model_forward)
-        runner._sample = recorder._timed(runner._sample, "_verify")
-        runner.propose_draft_token_ids = recorder._timed(runner.propose_draft_token_ids, "_draft")
-        runner.sample_tokens = recorder._around_sample_tokens(runner.sample_tokens)
+        around = {
+            "execute_model": recorder._execute_model,
+            "_sample": functools.partial(recorder._timed, "_verify"),
+            "propose_draft_token_ids": functools.partial(recorder._timed, "_draft"),
+            "sample_tokens": recorder._sample_tokens,
+            **({"_model_forward": recorder._model_forward} if recorder._has_graphs else {}),
+        }
+        for attribute, wrapper in around.items():
+            patches.wrap(runner, attribute, "record_steps", wrapper)
         return recorder
 
     def take(self) -> EngineSteps:
@@ -83,57 +86,43 @@ class StepRecorder:
         self._position_steps, self._position_emitted = np.zeros((2, self._positions), dtype=np.int64)
         self._drafted_at, self._accepted_at = np.zeros((2, self._draft_length), dtype=np.int64)
 
-    def _timed(self, function, attribute: str):
-        def timed(*args, **kwargs):
-            started = time.perf_counter()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                setattr(self, attribute, getattr(self, attribute) + time.perf_counter() - started)
+    def _timed(self, attribute: str, function, *args, **kwargs):
+        started = time.perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            setattr(self, attribute, getattr(self, attribute) + time.perf_counter() - started)
 
-        return timed
+    def _execute_model(self, function, scheduler_output, *args, **kwargs):
+        self._start = time.perf_counter()
+        self._scheduled = scheduler_output
+        self._preemptions += len(getattr(scheduler_output, "preempted_req_ids", None) or ())
+        self._switch_on = getattr(getattr(self._runner, "drafter", None), "switch_on", None)
+        result = function(scheduler_output, *args, **kwargs)
+        self._forward = time.perf_counter() - self._start
+        # No request goes on from the step before: the time between the two steps was idle.
+        if scheduler_output.total_num_scheduled_tokens == 0 or not scheduler_output.scheduled_cached_reqs.req_ids:
+            self._idle = True
+        return result
 
-    def _around_execute(self, function):
-        def execute_model(scheduler_output, *args, **kwargs):
-            self._start = time.perf_counter()
-            self._scheduled = scheduler_output
-            self._preemptions += len(getattr(scheduler_output, "preempted_req_ids", None) or ())
-            self._switch_on = getattr(getattr(self._runner, "drafter", None), "switch_on", None)
-            result = function(scheduler_output, *args, **kwargs)
-            self._forward = time.perf_counter() - self._start
-            # No request goes on from the step before: the time between the two steps was idle.
-            if scheduler_output.total_num_scheduled_tokens == 0 or not scheduler_output.scheduled_cached_reqs.req_ids:
-                self._idle = True
-            return result
-
-        return execute_model
-
-    def _around_forward(self, function):
+    def _model_forward(self, function, *args, **kwargs):
         """Note the mode with which vLLM's forward context tells a captured model whether to replay: vLLM's and
         vllm-ascend's dispatchers name a mode only if a graph of the step's size has been captured."""
+        self._replayed = get_forward_context().cudagraph_runtime_mode != CUDAGraphMode.NONE
+        return function(*args, **kwargs)
 
-        @functools.wraps(function)
-        def _model_forward(*args, **kwargs):
-            self._replayed = get_forward_context().cudagraph_runtime_mode != CUDAGraphMode.NONE
-            return function(*args, **kwargs)
-
-        return _model_forward
-
-    def _around_sample_tokens(self, function):
-        def sample_tokens(*args, **kwargs):
-            output = function(*args, **kwargs)
-            is_whole = hasattr(output, "sampled_token_ids") or hasattr(output, "get_output")
-            if self._scheduled is not None and is_whole:
-                finish = self._ended(self._scheduled, output)
-                drafter = getattr(self._runner, "drafter", None)
-                if getattr(drafter, "is_awaiting", False):
-                    drafter.on_read = finish
-                else:
-                    finish()
-            self._scheduled = None
-            return output
-
-        return sample_tokens
+    def _sample_tokens(self, function, *args, **kwargs):
+        output = function(*args, **kwargs)
+        is_whole = hasattr(output, "sampled_token_ids") or hasattr(output, "get_output")
+        if self._scheduled is not None and is_whole:
+            finish = self._ended(self._scheduled, output)
+            drafter = getattr(self._runner, "drafter", None)
+            if getattr(drafter, "is_awaiting", False):
+                drafter.on_read = finish
+            else:
+                finish()
+        self._scheduled = None
+        return output
 
     def _ended(self, scheduled, output):
         """Note when a step ended; what it returns adds the step, once it is known what came out."""

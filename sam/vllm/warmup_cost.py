@@ -10,6 +10,7 @@ import numpy as np
 
 from sam.config import SpeculationConfig
 from sam.switch.step_cost import StepCost
+from sam.vllm import patches
 
 logger = logging.getLogger(__name__)
 
@@ -91,9 +92,8 @@ def measure_at_warm_up(runner) -> None:
     if not hasattr(policy, "use_table") or policy.has_table:
         return
     last = "capture_model" if has_graphs(runner.vllm_config) else "initialize_kv_cache"
-    prepare = getattr(runner, last)
 
-    def prepare_and_measure(*args, **kwargs):
+    def prepare_and_measure(prepare, *args, **kwargs):
         result = prepare(*args, **kwargs)
         try:
             # A draft model's passes are timed by themselves: vLLM runs them with the target's.
@@ -104,7 +104,7 @@ def measure_at_warm_up(runner) -> None:
             logger.warning("no step costs measured at warm-up (%s): they are learnt from the first steps", error)
         return result
 
-    setattr(runner, last, prepare_and_measure)
+    patches.wrap(runner, last, "measure_at_warm_up", prepare_and_measure)
 
 
 def _coarse(runner) -> StepCost:

@@ -9,6 +9,7 @@ import functools
 
 from vllm_ascend.spec_decode.ngram_proposer_npu import AscendNgramProposerNPU
 
+from sam.vllm import patches
 from sam.vllm.async_proposer import AsyncSamProposer
 
 
@@ -17,9 +18,9 @@ class AscendAsyncSamProposer(AsyncSamProposer, AscendNgramProposerNPU):
 
     def bind(self, runner) -> None:
         super().bind(runner)
-        # Root cause: NPUModelRunner.propose_draft_token_ids starts the kernel npu_ngram_spec_decode for this class and
-        # copies its counts. Can go when it asks the proposer.
-        runner.propose_draft_token_ids = functools.partial(_keep_on_device, runner)
+        # vllm-ascend's starts the kernel npu_ngram_spec_decode for this class and copies its counts.
+        keep = functools.partial(_keep_on_device, runner)
+        patches.put(runner, "propose_draft_token_ids", "draft_on_host", keep)
 
 
 def _keep_on_device(runner, sampled_token_ids, *_arguments, **_keywords) -> list:

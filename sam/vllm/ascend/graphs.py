@@ -13,10 +13,11 @@ Can go when: vllm-ascend captures decode graphs for one token a request beside t
 
 import contextlib
 import copy
-import functools
 import logging
 from collections.abc import Iterator
 from types import SimpleNamespace
+
+from sam.vllm import patches
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +38,14 @@ def install(runner) -> None:
         logger.warning("with data or context parallelism a step without drafts replays a graph in mode FULL only")
         return
     runner._sam_plain_decode = plain = PlainDecode(runner)
-    runner._check_and_update_cudagraph_mode = plain.around_sizes(runner._check_and_update_cudagraph_mode)
-    runner._capture_cudagraphs = plain.around_capture(runner._capture_cudagraphs)
-    runner._determine_batch_execution_and_padding = plain.around_dispatch(runner._determine_batch_execution_and_padding)
-    for name in ("_pad_query_start_loc_for_fia", "_model_forward"):
-        setattr(runner, name, plain.around_plain_step(getattr(runner, name)))
+    for attribute, wrapper in {
+        "_check_and_update_cudagraph_mode": plain.update_sizes,
+        "_capture_cudagraphs": plain.capture,
+        "_determine_batch_execution_and_padding": plain.dispatch,
+        "_pad_query_start_loc_for_fia": plain.run_plain,
+        "_model_forward": plain.run_plain,
+    }.items():
+        patches.wrap(runner, attribute, "plain_decode_graphs", wrapper)
     _let_plain_steps_page()
 
 
@@ -54,23 +58,18 @@ class PlainDecode:
         self._graph_params = None  # their table of attention arguments
         self._is_plain = False  # the step under way
 
-    def around_sizes(self, check_and_update):
+    def update_sizes(self, check_and_update, *arguments, **keywords):
         """Choose the sizes to capture: those of an engine without speculation stay among them."""
-
-        @functools.wraps(check_and_update)
-        def wrapped(*arguments, **keywords):
-            compilation = self._runner.compilation_config
-            if not compilation.cudagraph_mode.separate_routine():
-                # FULL: a graph serves any rows that add up to its size, so sizes need not be multiples of 1 + k.
-                with self._replaced(uniform_decode_query_len=1):
-                    return check_and_update(*arguments, **keywords)
-            unrounded = copy.copy(compilation)  # before vLLM rounds the sizes up
-            result = check_and_update(*arguments, **keywords)
-            if compilation.cudagraph_mode.has_full_cudagraphs():
-                self._dispatcher = self._make_dispatcher(unrounded)
-            return result
-
-        return wrapped
+        compilation = self._runner.compilation_config
+        if not compilation.cudagraph_mode.separate_routine():
+            # FULL: a graph serves any rows that add up to its size, so sizes need not be multiples of 1 + k.
+            with self._replaced(uniform_decode_query_len=1):
+                return check_and_update(*arguments, **keywords)
+        unrounded = copy.copy(compilation)  # before vLLM rounds the sizes up
+        result = check_and_update(*arguments, **keywords)
+        if compilation.cudagraph_mode.has_full_cudagraphs():
+            self._dispatcher = self._make_dispatcher(unrounded)
+        return result
 
     def _make_dispatcher(self, compilation):
         from vllm.config import CUDAGraphMode
@@ -81,49 +80,33 @@ class PlainDecode:
         dispatcher.initialize_cudagraph_keys(CUDAGraphMode.FULL_DECODE_ONLY, 1)
         return dispatcher
 
-    def around_capture(self, capture_cudagraphs):
+    def capture(self, capture_cudagraphs, batch_descriptors, cudagraph_runtime_mode):
         """Capture these graphs after those of 1 + k tokens; vllm-ascend captures both again after a sleep."""
+        from vllm.config import CUDAGraphMode
 
-        @functools.wraps(capture_cudagraphs)
-        def wrapped(batch_descriptors, cudagraph_runtime_mode):
-            from vllm.config import CUDAGraphMode
+        capture_cudagraphs(batch_descriptors, cudagraph_runtime_mode)
+        if self._dispatcher is None or cudagraph_runtime_mode != CUDAGraphMode.FULL:
+            return
+        ((mode, descriptors),) = self._dispatcher.get_capture_descs()
+        self._graph_params = _new_graph_params(sorted({one.num_tokens for one in descriptors}))
+        with self._plain():
+            capture_cudagraphs(descriptors, mode)
 
-            capture_cudagraphs(batch_descriptors, cudagraph_runtime_mode)
-            if self._dispatcher is None or cudagraph_runtime_mode != CUDAGraphMode.FULL:
-                return
-            ((mode, descriptors),) = self._dispatcher.get_capture_descs()
-            self._graph_params = _new_graph_params(sorted({one.num_tokens for one in descriptors}))
-            with self._plain():
-                capture_cudagraphs(descriptors, mode)
-
-        return wrapped
-
-    def around_dispatch(self, determine):
+    def dispatch(self, determine, *arguments, **keywords):
         """Find the step's graph among these if every request decodes one token."""
+        computed = self._runner.input_batch.num_computed_tokens_cpu[: keywords["num_reqs"]]
+        self._is_plain = (
+            self._dispatcher is not None
+            and keywords.get("force_uniform_decode") is None  # else a dummy step, or a capture
+            and keywords["max_num_scheduled_tokens"] == 1
+            and bool((computed > 0).all())
+        )
+        return self.run_plain(determine, *arguments, **keywords)
 
-        @functools.wraps(determine)
-        def wrapped(*arguments, **keywords):
-            computed = self._runner.input_batch.num_computed_tokens_cpu[: keywords["num_reqs"]]
-            self._is_plain = (
-                self._dispatcher is not None
-                and keywords.get("force_uniform_decode") is None  # else a dummy step, or a capture
-                and keywords["max_num_scheduled_tokens"] == 1
-                and bool((computed > 0).all())
-            )
-            with self._plain() if self._is_plain else contextlib.nullcontext():
-                return determine(*arguments, **keywords)
-
-        return wrapped
-
-    def around_plain_step(self, function):
+    def run_plain(self, function, *arguments, **keywords):
         """Run a part of a step as an engine without speculation would, if the step is plain."""
-
-        @functools.wraps(function)
-        def wrapped(*arguments, **keywords):
-            with self._plain() if self._is_plain else contextlib.nullcontext():
-                return function(*arguments, **keywords)
-
-        return wrapped
+        with self._plain() if self._is_plain else contextlib.nullcontext():
+            return function(*arguments, **keywords)
 
     @contextlib.contextmanager
     def _plain(self) -> Iterator[None]:
@@ -165,16 +148,10 @@ def _let_plain_steps_page() -> None:
     from vllm_ascend.attention import attention_v1, utils
     from vllm_ascend.worker import model_runner_v1
 
-    original = utils.using_paged_attention
-    if getattr(original, "_sam", False):
-        return
-
-    @functools.wraps(original)
-    def using_paged_attention(runtime_shape, vllm_config, head_size=None):
+    def as_without_speculation(original, runtime_shape, vllm_config, head_size=None):
         if _paged and vllm_config.speculative_config is not None:
             vllm_config = SimpleNamespace(speculative_config=None, compilation_config=vllm_config.compilation_config)
         return original(runtime_shape, vllm_config, head_size)
 
-    using_paged_attention._sam = True
     for module in (utils, attention_v1, model_runner_v1):
-        module.using_paged_attention = using_paged_attention
+        patches.wrap(module, "using_paged_attention", "page_plain_steps", as_without_speculation)

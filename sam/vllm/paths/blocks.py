@@ -1,10 +1,11 @@
 """Blocks of key-value cache in which rows of further paths write, beyond those that vLLM's scheduler gives out."""
 
-import functools
 import logging
 from dataclasses import replace
 
 import torch
+
+from sam.vllm import patches
 
 logger = logging.getLogger(__name__)
 
@@ -26,14 +27,10 @@ class ExtraBlocks:
         self._runner, self._rows, self._tokens = runner, rows, tokens
         self.block_size, self.of_row = 0, []
         self._num_blocks = 0  # vLLM's and these
-        runner.initialize_kv_cache = self._with_room(runner.initialize_kv_cache)
+        patches.wrap(runner, "initialize_kv_cache", "add_path_blocks", self._with_room)
 
-    def _with_room(self, initialize):
-        @functools.wraps(initialize)
-        def initialize_kv_cache(kv_cache_config, *arguments, **keywords):
-            return initialize(self._enlarged(kv_cache_config), *arguments, **keywords)
-
-        return initialize_kv_cache
+    def _with_room(self, initialize, kv_cache_config, *arguments, **keywords):
+        return initialize(self._enlarged(kv_cache_config), *arguments, **keywords)
 
     def _enlarged(self, config):
         """vLLM's KVCacheConfig with more blocks, of which the scheduler does not know.

@@ -6,7 +6,6 @@ with sam alone. What passes draft stays on the device: the next step is prepared
 drafts, and they are put into its input there. The host learns them when that step's tokens have come.
 """
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 
 from sam.drafting.shape import FILLER
 from sam.verify.transfer import sent
+from sam.vllm import patches
 from sam.vllm.async_proposer import AsyncDrafting
 from sam.vllm.trained.eagle import Eagle3Proposer
 from sam.vllm.trained.made_drafts import MadeDrafts
@@ -81,22 +81,16 @@ class AsyncPasses(AsyncDrafting):
     _coming: ComingDrafts | None = None  # drafts that the host does not know yet
 
     def bind(self, runner) -> None:
-        """Draft after the step, with what has come to the host, and not within it; and fill in the next one's input.
-
-        Root cause: GPUModelRunner.propose_draft_token_ids (vLLM 0.23) gathers what a draft model reads that drafts in
-        every step, and copies counts of accepted tokens; GPUModelRunner._prepare_input_ids puts drafts of the device
-        into the input only if it takes the sampled tokens from there too. Can go when it asks its drafters.
-        """
+        """Draft after the step, with what has come to the host, and not within it; and fill in the next one's input:
+        vLLM puts drafts of the device there only if it takes the sampled tokens from there too."""
         super().bind(runner)
-        runner.propose_draft_token_ids = self.keep_on_device
-        prepare = runner._prepare_input_ids
 
-        @functools.wraps(prepare)
-        def _prepare_input_ids(scheduler_output, num_reqs, total, ends):
+        def prepare_and_fill_in(prepare, scheduler_output, num_reqs, total, ends):
             prepare(scheduler_output, num_reqs, total, ends)
             self.fill_in(num_reqs, ends)
 
-        runner._prepare_input_ids = _prepare_input_ids
+        patches.put(runner, "propose_draft_token_ids", "draft_on_host", self.keep_on_device)
+        patches.wrap(runner, "_prepare_input_ids", "draft_on_host", prepare_and_fill_in)
 
     def keep_on_device(self, _scheduler_output, sampled_token_ids: torch.Tensor, *_unused) -> list:
         """Called by vLLM before the tokens are copied: they are the next step's input if nobody waits for them.

@@ -14,6 +14,7 @@ import torch
 from vllm.v1.spec_decode.eagle import EagleProposer
 
 from sam.verify.transfer import sent
+from sam.vllm import patches
 from sam.vllm.trained.passes import CachedPasses, States, begin_copy
 from sam.vllm.trained.proposer import SwitchedDraftModel
 
@@ -41,7 +42,7 @@ class EaglePasses(CachedPasses, EagleProposer):
         requests would be lost. Drafts are cut to the room of each here, so that it may always call.
         """
         super().initialize_attn_backend(kv_cache_config, kernel_block_sizes)
-        self.runner.effective_drafter_max_model_len = 2 * self.max_model_len
+        patches.put(self.runner, "effective_drafter_max_model_len", "draft_near_end", 2 * self.max_model_len)
         group = kv_cache_config.kv_cache_groups[self.kv_cache_gid]
         self._slots, self.states = kv_cache_config.num_blocks * group.kv_cache_spec.block_size, None
 

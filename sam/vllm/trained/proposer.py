@@ -15,7 +15,7 @@ from sam.config import SpeculationConfig
 from sam.drafting.drafts import Drafts
 from sam.drafting.position_acceptance import PositionAcceptance
 from sam.switch.draft_passes import PassCost, Passes, may_pay, plan_passes
-from sam.vllm import warmup_cost
+from sam.vllm import patches, warmup_cost
 from sam.vllm.proposer import SamProposer
 from sam.vllm.trained import COUNTERS
 from sam.vllm.trained.made_drafts import MadeDrafts, replaced
@@ -60,7 +60,7 @@ class SwitchedDraftModel(FirstRankDecides):
     def bind(self, runner) -> None:
         """As SamProposer's; vLLM asks this drafter what its drafts were drawn from."""
         super().bind(runner)
-        runner._get_spec_decode_draft_probs = self._draft_probabilities
+        patches.put(runner, "_get_spec_decode_draft_probs", "draft_probabilities", self._draft_probabilities)
 
     def _make_drafter(self, config: SpeculationConfig):
         if config.method == "hybrid":
@@ -256,19 +256,14 @@ class TrainedProposer(SwitchedDraftModel, DraftModelPasses):
     """With a language model of its own: vLLM's method `draft_model`."""
 
     def bind(self, runner) -> None:
-        """Take the sampled tokens as SamProposer does.
-
-        Root cause: `GPUModelRunner.propose_draft_token_ids` (vLLM 0.23) gathers tokens, positions and hidden states for
-        a draft model that reads the step's tokens. Symptom: a handful of kernels in each step, passes or not. Can go
-        when vLLM asks its drafters what they read.
-        """
+        """Take the sampled tokens as SamProposer does: vLLM gathers what a draft model reads in every step."""
         super().bind(runner)
 
         def propose_draft_token_ids(_scheduler_output, sampled_token_ids, *_unused):
             self._sampled = sampled_token_ids
             return self.propose()
 
-        runner.propose_draft_token_ids = propose_draft_token_ids
+        patches.put(runner, "propose_draft_token_ids", "draft_probabilities", propose_draft_token_ids)
 
 
 def _warn_left_off(shares: np.ndarray) -> None:

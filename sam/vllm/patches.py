@@ -1,0 +1,267 @@
+"""Everything of vLLM 0.23 and vllm-ascend 0.23 that this project replaces, why, and when it can go.
+
+`PATCHES` is the whole list: `wrap` and `put` replace nothing that does not stand in it, and nothing else replaces
+anything (tests/test_layers.py). An engine for which no `speculation` is configured keeps vLLM's own but for the first
+two, which look for that and step aside.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class Patch(NamedTuple):
+    """What is replaced and why.
+
+    Attributes:
+        targets: attributes of `owner`.
+        owner: vLLM's class or module; `runner` is the model runner of one engine, GPUModelRunner or NPUModelRunner.
+        cause: why vLLM's own does not do, and what goes wrong with it.
+        can_go_when: what vLLM has to do before.
+    """
+
+    owner: str
+    targets: str
+    cause: str
+    can_go_when: str
+
+
+PATCHES = {
+    # Doors through which an engine with a `speculation` comes.
+    "find_speculation": Patch(
+        "vllm.v1.worker.worker_base.WorkerWrapperBase",
+        "init_device",
+        "a plugin is called before there is a config, and vLLM calls no plugin once a worker has one.",
+        "vLLM has a hook for a model runner that has been made.",
+    ),
+    "find_scheduler": Patch(
+        "vllm.config.SchedulerConfig", "get_scheduler_cls", "as above, of the scheduler.", "as above."
+    ),
+    "install": Patch(
+        "runner", "load_model", "the drafter and the samplers need a model runner that has its model.", "as above."
+    ),
+    "make_sam_async": Patch(
+        "vllm.v1.spec_decode.ngram_proposer_gpu.NgramProposerGPU",
+        "__new__",
+        "gpu_model_runner.py takes no other class for the only drafter without a model that is scheduled "
+        "asynchronously, and vllm/config/vllm.py turns asynchronous scheduling off for `custom_class`.",
+        "asynchronous scheduling takes a drafter of the user's.",
+    ),
+    "make_trained": Patch(
+        "vllm.v1.spec_decode: draft_model.DraftModelProposer, eagle.EagleProposer",
+        "__new__",
+        "vLLM takes no other class for a drafter with a model, and its own run in every step, since they read the "
+        "step's tokens only: nothing can switch them off.",
+        "vLLM lets a drafter of the user's have a KV cache.",
+    ),
+    # Verification.
+    "sample_exactly": Patch(
+        "runner", "_sample", "vLLM's samplers draw with other random numbers with drafts than without.", "never."
+    ),
+    "verify_by_rejection": Patch(
+        "module of vLLM's rejection sampler, or vllm-ascend's",
+        "rejection_sample expand_batch_to_tokens sample_recovered_tokens",
+        "a slow device loop in vllm-ascend; and on a CPU, in 0.23 and 0.24, vllm/utils/cpu_triton_utils.py does not "
+        "know the kernels' `USE_FP64_GUMBEL` (TypeError at warm-up), and its `expand_kernel` writes into an int64 "
+        "copy, so that each token's temperature, top-k and top-p stay uninitialised.",
+        "both are mended; the recipe's own rejection sampler is what verification=rejection asks for.",
+    ),
+    "give_named_logprobs": Patch(
+        "runner.rejection_sampler",
+        "forward",
+        "vLLM's rejection sampler answers `logprob_token_ids` in steps without drafts only.",
+        "it does so in all.",
+    ),
+    "stop_behind_drafts": Patch(
+        "MinTokensLogitsProcessor of a step",
+        "logits_slice",
+        "`apply` counts tokens before the step where the last row of each request is masked, whose token comes after "
+        "the draft: the first token that may end a response does so only in steps without drafts.",
+        "vLLM counts the draft.",
+    ),
+    # Drafts in a step.
+    "draft_near_max_model_len": Patch(
+        "runner",
+        "effective_drafter_max_model_len",
+        "`_input_fits_in_drafter` asks whether the longest request leaves room for a whole draft, since a draft model "
+        "would run out of positions; if not, nobody is drafted for, and zeros are verified. Ours gives each request "
+        "as many as fit.",
+        "vLLM asks that of draft models only.",
+    ),
+    "skip_empty_drafts": Patch(
+        "runner",
+        "take_draft_token_ids",
+        "the scheduler is handed a list for every request after every step, though it has emptied a request's drafts "
+        "when it scheduled them: a call through the executor and a loop over all requests in steps without drafts.",
+        "vLLM sends nothing where nothing was drafted.",
+    ),
+    "skip_accepted_counts": Patch(
+        "runner",
+        "num_accepted_tokens_event",
+        "with speculative tokens every step waits for an event and copies counts to the device, which models with "
+        "recurrent state alone read.",
+        "vLLM makes that event for hybrid models only.",
+    ),
+    "note_waiting": Patch(
+        "runner",
+        "_update_states",
+        "a worker is not told how many requests wait for a slot, which the switch goes by.",
+        "the scheduler's output says so.",
+    ),
+    "keep_other_ranks_tokens": Patch(
+        "runner",
+        "_determine_batch_execution_and_padding",
+        "data-parallel ranks pad a step to the largest batch; the counts that they exchange for it are dropped.",
+        "vLLM keeps them.",
+    ),
+    "measure_at_warm_up": Patch(
+        "runner",
+        "capture_model initialize_kv_cache",
+        "nothing is called between the end of warm-up and the first request.",
+        "vLLM calls its drafter there.",
+    ),
+    "record_steps": Patch(
+        "runner",
+        "execute_model _model_forward _sample propose_draft_token_ids sample_tokens",
+        "vLLM's metrics are sums over an engine, without what single steps took.",
+        "vLLM reports steps.",
+    ),
+    # Asynchronous scheduling.
+    "follow_switch": Patch(
+        "AsyncScheduler",
+        "update_from_output _update_after_schedule",
+        "placeholders for a whole draft of every request are scheduled in every step: where nothing is drafted, each "
+        "takes that much of the step's token budget and of the KV cache, and all counts have to be corrected. Requests "
+        "with structured outputs get none, since the scheduler's bitmask has a line for every placeholder, also for "
+        "those that the worker trims (so with vLLM's own ngram_gpu).",
+        "`SchedulerOutput.num_spec_tokens_to_schedule` is there (later vLLM).",
+    ),
+    "discard_stale_drafts": Patch(
+        "AsyncScheduler",
+        "update_from_output reset_prefix_cache",
+        "reset_prefix_cache(reset_running_requests=True) discards as many outputs of a request as it has placeholders, "
+        "but with speculation one output has several; and update_from_output still takes that output's rejected "
+        "drafts off the counts of the resumed request. Symptom: `assert num_output_placeholders >= 0`, or tokens of "
+        "the following steps are lost.",
+        "vLLM counts outputs there.",
+    ),
+    "skip_ngram_tensors": Patch(
+        "vllm.v1.worker.gpu_model_runner",
+        "update_ngram_gpu_tensors_incremental",
+        "every new request's text and all lengths are copied to the device in each step for NgramProposerGPU's "
+        "kernel; ours reads them on the host.",
+        "asynchronous scheduling takes a drafter of the user's.",
+    ),
+    "draft_on_host": Patch(
+        "runner",
+        "use_async_spec_decode token_ids_gpu_tensor _copy_valid_sampled_token_count take_draft_token_ids "
+        "_update_states _sample sample_tokens propose_draft_token_ids _prepare_input_ids",
+        "vLLM's asynchronous drafters run on the device, and the host corrects its counts a step late. Ours drafts "
+        "from the copy of a step's tokens, and puts true counts and drafts into the next step before it begins. A "
+        "trained drafter's passes, too, begin when tokens are known; its drafts are filled in on the device.",
+        "asynchronous scheduling takes a drafter of the user's.",
+    ),
+    "own_counts": Patch(
+        "runner",
+        "execute_model",
+        "only for ngram_gpu is the model runner given dictionaries of its own of what is scheduled: in an engine of "
+        "one process the scheduler's own would be trimmed, and its counts of drafts be wrong.",
+        "vLLM copies them for every drafter.",
+    ),
+    # Several paths of a request, speculation.paths above 1.
+    "add_path_rows": Patch("runner", "_update_states", "vLLM verifies one path of a request.", "it verifies several."),
+    "add_path_blocks": Patch(
+        "runner", "initialize_kv_cache", "rows of further paths write into blocks beyond the scheduler's.", "as above."
+    ),
+    # Trained drafters.
+    "draft_probabilities": Patch(
+        "runner",
+        "_get_spec_decode_draft_probs propose_draft_token_ids",
+        "vLLM's draft models draft in every step and for all requests; the switch and hybrid drafts do not.",
+        "vLLM lets a drafter of the user's have a KV cache.",
+    ),
+    "draft_near_end": Patch(
+        "runner", "effective_drafter_max_model_len", "as draft_near_max_model_len, of EAGLE-3.", "as there."
+    ),
+    # Graphs.
+    "capture_drafts_of_any_length": Patch(
+        "runner",
+        "uniform_decode_query_len _check_and_update_cudagraph_mode",
+        "with k speculative tokens whole graphs are captured for steps in which every request has 1 + k tokens; all "
+        "others, those without drafts too, run layer by layer, each attention launched by the host (Qwen3-8B on an "
+        "H200: 8 to 14 ms in place of 5). Where attention takes any lengths in a graph (FlashAttention 3), a graph of "
+        "n tokens serves all steps of n tokens.",
+        "vLLM captures decode graphs for several lengths.",
+    ),
+    "plain_decode_graphs": Patch(
+        "runner of vllm-ascend",
+        "_check_and_update_cudagraph_mode _capture_cudagraphs _determine_batch_execution_and_padding "
+        "_pad_query_start_loc_for_fia _model_forward",
+        "see sam/vllm/ascend/graphs.py: steps without drafts run eager or in pieces (vllm-ascend issue 7301).",
+        "vllm-ascend captures decode graphs for one token a request beside those for 1 + k.",
+    ),
+    "page_plain_steps": Patch(
+        "vllm_ascend: attention.utils, attention.attention_v1, worker.model_runner_v1",
+        "using_paged_attention",
+        "with a speculative_config it never lets a step take the paged operator.",
+        "as above.",
+    ),
+    # vLLM's CPU backend.
+    "multiply_invariantly": Patch(
+        "vllm.model_executor.layers.utils",
+        "dispatch_cpu_unquantized_gemm",
+        "a row's bits depend on how many rows a product has, so that a token may depend on what else runs.",
+        "vLLM has a batch-invariant mode for CPUs.",
+    ),
+    "pack_after_loads": Patch(
+        "runner, runner.model",
+        "load_weights reload_weights execute_model _dummy_run",
+        "the packed weights of multiply_invariantly have to follow the model's.",
+        "as above.",
+    ),
+    "keep_unread_generators": Patch(
+        "runner",
+        "_bookkeeping_sync",
+        "it winds the generator of a request whose prompt is not complete back by `set_offset`, which CPU generators "
+        "do not have: NotImplementedError ends the engine. Here such a generator stays where it is: the noise is fresh "
+        "either way.",
+        "vLLM checks the generator's device there.",
+    ),
+}
+
+
+def is_registered() -> bool:
+    """Whether this process has the plugin: its workers ask it before they make a model runner."""
+    from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+    return is_in_place(WorkerWrapperBase.init_device, "find_speculation")
+
+
+def wrap(owner: Any, attribute: str, name: str, wrapper: Callable) -> None:
+    """Call `wrapper(original, *arguments)` where vLLM calls the attribute; a second time changes nothing."""
+    original = getattr(owner, attribute)
+    if is_in_place(original, name):
+        return
+
+    @functools.wraps(original, updated=())
+    def wrapped(*arguments, **keywords):
+        return wrapper(original, *arguments, **keywords)
+
+    wrapped._sam = getattr(original, "_sam", frozenset()) | {name}
+    put(owner, attribute, name, wrapped)
+
+
+def put(owner: Any, attribute: str, name: str, value: Any) -> None:
+    """Replace the attribute.
+
+    Raises:
+        KeyError: PATCHES has no such patch, or another attribute under its name.
+    """
+    if attribute not in PATCHES[name].targets.split():
+        raise KeyError(f"{name}: replaces {PATCHES[name].targets}, not {attribute}")
+    setattr(owner, attribute, value)
+
+
+def is_in_place(function: Any, name: str) -> bool:
+    """Whether an attribute's value is what `wrap` put there."""
+    return name in getattr(function, "_sam", ())
