@@ -11,8 +11,8 @@ from sam.automaton.store import reserve
 from sam.automaton.suffix_automaton import extend
 from sam.drafting import context_mixing, origins
 from sam.drafting.calibration import CORPUS_TABLE, add_draft_token, start_draft, update_calibration
+from sam.drafting.prompt_memory import nothing, recall, remember
 from sam.drafting.sequences import RECENT_TOKENS
-from sam.drafting.sources import recall_all, remember_all, say_nothing
 from sam.jit import compiled, compiled_for_threads, kernel
 
 PROMPT_SLOT = 0  # belongs to no request: prompts are appended with it
@@ -20,18 +20,18 @@ NEGATIVE_TOKEN, BAD_OFFSETS = -1, -2  # returned by `append_all` for input that 
 
 
 @kernel
-def append(store, sources, learned, sequences, slot, tokens, first, last):
+def append(store, memory, learned, sequences, slot, tokens, first, last):
     """Append tokens[first:last], for which the group has reserved space, and learn from them.
 
-    How far other sources are right is learnt from responses: most prompts begin as others do.
+    How far the memory of other prompts is right is learnt from responses: most prompts begin as others do.
     """
     update_calibration(learned, sequences, slot, tokens, first, last)
     text = sequences.texts[slot]
     for i in range(first, last):
         token = np.int64(tokens[i])
-        recalled = recall_all(sources, sequences, slot, 0) if slot != PROMPT_SLOT else say_nothing(sources)
+        recalled = recall(memory, sequences, slot, 0) if slot != PROMPT_SLOT else nothing()
         context_mixing.learn(store, learned.mixing, text, recalled, token)
-        remember_all(sources, sequences, slot, token)
+        remember(memory, sequences, slot, token)
         sequences.recent_tokens[slot, text.num_tokens % RECENT_TOKENS] = token
         text.end = extend(store, text.group, text.end, token)
         text.num_tokens += 1
@@ -76,17 +76,17 @@ def draft_from_corpus(corpus, learned, sequences, slot, budget, min_acceptance):
 
 
 @kernel
-def draft(store, corpus, sources, learned, sequences, slot, budget, min_acceptance, min_extra_match_len):
+def draft(store, corpus, memory, learned, sequences, slot, budget, min_acceptance, min_extra_match_len):
     """Draft up to `budget` tokens into the slot, from the group or the corpus; returns the length of the match."""
     text = sequences.texts[slot]
     corpus_match_len = text.corpus_match_len - min_extra_match_len
     if corpus_match_len > 0 and corpus_match_len > context_mixing.match_length(store, text):
         return draft_from_corpus(corpus, learned, sequences, slot, budget, min_acceptance)
-    return context_mixing.draft(store, sources, learned, sequences, slot, budget, min_acceptance)
+    return context_mixing.draft(store, memory, learned, sequences, slot, budget, min_acceptance)
 
 
 @compiled
-def append_all(store, corpus, sources, learned, sequences, slots, tokens, offsets):
+def append_all(store, corpus, memory, learned, sequences, slots, tokens, offsets):
     """Append each slot's new tokens, tokens[offsets[i]:offsets[i + 1]]; a slot without a free block loses its group.
 
     Returns:
@@ -100,12 +100,12 @@ def append_all(store, corpus, sources, learned, sequences, slots, tokens, offset
     lost = 0
     for i in range(slots.size):
         first, last = offsets[i], offsets[i + 1]
-        lost += _append_or_lose(store, corpus, sources, learned, sequences, slots[i], tokens, first, last)
+        lost += _append_or_lose(store, corpus, memory, learned, sequences, slots[i], tokens, first, last)
     return lost
 
 
 @kernel
-def _append_or_lose(store, corpus, sources, learned, sequences, slot, tokens, first, last):
+def _append_or_lose(store, corpus, memory, learned, sequences, slot, tokens, first, last):
     text = sequences.texts[slot]
     if first == last:
         return False
@@ -115,13 +115,13 @@ def _append_or_lose(store, corpus, sources, learned, sequences, slot, tokens, fi
     if text.group == NONE:
         text.num_tokens += last - first
         return lost
-    append(store, sources, learned, sequences, slot, tokens, first, last)
+    append(store, memory, learned, sequences, slot, tokens, first, last)
     follow_corpus(corpus, sequences, slot, tokens, first, last)
     return False
 
 
 @compiled_for_threads
-def append_siblings(store, sources, learned, sequences, slots, positions, tokens, offsets):
+def append_siblings(store, memory, learned, sequences, slots, positions, tokens, offsets):
     """Append text of requests that run elsewhere, and learn from it as from text that is written here.
 
     Args:
@@ -142,13 +142,13 @@ def append_siblings(store, sources, learned, sequences, slots, positions, tokens
         if not reserve(store, text.group, count):
             text.group = NONE
             continue
-        append(store, sources, learned, sequences, slots[i], tokens, offsets[i], offsets[i + 1])
+        append(store, memory, learned, sequences, slots[i], tokens, offsets[i], offsets[i + 1])
         appended += count
     return appended
 
 
 @compiled
-def draft_all(store, corpus, sources, learned, sequences, slots, budgets, min_acceptance, min_extra_match_len):
+def draft_all(store, corpus, memory, learned, sequences, slots, budgets, min_acceptance, min_extra_match_len):
     """Draft for each slot up to its budget.
 
     Returns:
@@ -163,7 +163,7 @@ def draft_all(store, corpus, sources, learned, sequences, slots, budgets, min_ac
         slot, end, budget = slots[i], offsets[i], min(np.int64(budgets[i]), longest)
         if texts[slot].group != NONE and budget > 0:
             matches[i] = draft(
-                store, corpus, sources, learned, sequences, slot, budget, min_acceptance, min_extra_match_len
+                store, corpus, memory, learned, sequences, slot, budget, min_acceptance, min_extra_match_len
             )
             for position in range(texts[slot].num_drafted):
                 tokens[end] = draft_tokens[slot, position]

@@ -8,8 +8,8 @@ Four parts decide on a draft token.
 - The recovery context. Where the text departed from the prediction ("= 12" instead of "= 15"), it often goes on as if
   it had not: the state that the predicted token leads to is followed beside the text, and its continuation joins the
   interpolation. Compressors call this the recovery of a match model.
-- What sources outside the group have seen to follow (sam.drafting.sources). They join last; a source's weight
-  depends on how much of the text the source and the group have recognised, and on the evidence.
+- What followed in other prompts' text (sam.drafting.prompt_memory). It joins last; its weight depends on how much of the
+  text it and the group have recognised, and on the evidence.
 - How often earlier drafts were accepted, by which raw probabilities are calibrated (sam.drafting.calibration).
 
 Their weights are learnt (sam.drafting.mixing_weights). Nothing depends on time or on chance: the same calls give the
@@ -30,9 +30,9 @@ from sam.drafting.mixing_weights import (
     evidence_bucket,
     learn_weight,
     length_bucket,
-    source_weight,
+    memory_weight,
 )
-from sam.drafting.sources import have_nothing, is_best, origins_of, recall_all, share_of
+from sam.drafting.prompt_memory import is_best, recall, share_of
 from sam.jit import kernel
 
 FLOOR = 1e-5  # probability of a token that no context knows
@@ -133,15 +133,13 @@ def _share(store, state, token):
 
 @kernel
 def probability_of(store, mixing, contexts, match_len, recalled, token):
-    """The shares of `token`, interpolated from the shorter suffix to the recovery context and the other sources."""
+    """The shares of `token`, interpolated from the shorter suffix to the recovery context and the memory."""
     p = FLOOR
     for context in contexts:
         if context.state != NONE:
             p += mixing[context.weight_index].weight * (_share(store, context.state, token) - p)
-    for i in range(len(recalled)):
-        if recalled[i].total != 0:
-            weight = mixing[source_weight(i, recalled[i], match_len)].weight
-            p += weight * (share_of(recalled[i], token) - p)
+    if recalled.total != 0:
+        p += mixing[memory_weight(recalled, match_len)].weight * (share_of(recalled, token) - p)
     return p
 
 
@@ -151,24 +149,20 @@ def predict(store, mixing, contexts, match_len, recalled):
 
     Args:
         contexts, match_len: as `find_contexts` returns them.
-        recalled: Continuations of each source outside the group.
+        recalled: Continuations that the memory of other prompts knows.
     """
     longest, recovery, likeliest, probability, left = contexts.longest, contexts.recovery, np.int64(NONE), 0.0, 1.0
-    for i in range(len(recalled)):
-        if recalled[i].total != 0:
-            token = recalled[i].tokens[recalled[i].best]
-            if not is_best(recalled, 0, i, token):
-                p = probability_of(store, mixing, contexts, match_len, recalled, token)
-                if p > probability:
-                    likeliest, probability = token, p
-                left -= p
+    if recalled.total != 0:
+        likeliest = recalled.tokens[recalled.best]
+        probability = probability_of(store, mixing, contexts, match_len, recalled, likeliest)
+        left -= probability
     for i in range(2, -1, -1):
         context = contexts[i]
         if left < probability:
             break  # no other token can be likelier
         if (
             context.state == NONE
-            or is_best(recalled, 0, len(recalled), context.token)
+            or is_best(recalled, context.token)
             or (i < 2 and context.token == recovery.token)
             or (i < 1 and context.token == longest.token)
         ):
@@ -181,7 +175,7 @@ def predict(store, mixing, contexts, match_len, recalled):
 
 
 @kernel
-def source_of(store, mixing, text, contexts, match_len, recalled, source_origins, token):
+def source_of(store, mixing, text, contexts, match_len, recalled, token):
     """Where a draft token comes from: the source of the context that gave most of its probability."""
     most, state = 0.0, np.int64(NONE)
     for context in contexts:
@@ -191,15 +185,10 @@ def source_of(store, mixing, text, contexts, match_len, recalled, source_origins
             most *= 1.0 - weight
             if part > most:
                 most, state = part, np.int64(context.state)
-    origin = np.int64(NONE)
-    for i in range(len(recalled)):
-        if recalled[i].total != 0:
-            weight = mixing[source_weight(i, recalled[i], match_len)].weight
-            most *= 1.0 - weight
-            if weight * share_of(recalled[i], token) > most:
-                most, origin = weight * share_of(recalled[i], token), np.int64(source_origins[i])
-    if origin != NONE:
-        return origin
+    if recalled.total != 0:
+        weight = mixing[memory_weight(recalled, match_len)].weight
+        if weight * share_of(recalled, token) > most * (1.0 - weight):
+            return np.int64(origins.OTHER_PROMPT)
     return origins.source_after(store, text, state, token)
 
 
@@ -208,17 +197,15 @@ def learn(store, mixing, text, recalled, token):
     """Learn from `token`, which follows the text and is not yet appended.
 
     Args:
-        recalled: Continuations of each source outside the group; none to learn nothing of these.
+        recalled: Continuations that the memory of other prompts knows; `nothing` to learn nothing of it.
     """
     contexts, match_len = contexts_at_end(store, text)
     p = FLOOR
     for context in contexts:
         if context.state != NONE:
             p = learn_weight(mixing[context.weight_index], p, _share(store, context.state, token))
-    for i in range(len(recalled)):
-        if recalled[i].total != 0:
-            entry = mixing[source_weight(i, recalled[i], match_len)]
-            p = learn_weight(entry, p, share_of(recalled[i], token))
+    if recalled.total != 0:
+        learn_weight(mixing[memory_weight(recalled, match_len)], p, share_of(recalled, token))
     text.recovery_state = _follow_recovery(store, text, token) if contexts.recovery.state != NONE else NONE
     longest = contexts.longest
     if match_len > 0 and text.recovery_state == NONE and longest.token != token:
@@ -256,7 +243,7 @@ def advance(store, state, length, token):
 
 
 @kernel
-def draft(store, sources, learned, sequences, slot, budget, min_acceptance):
+def draft(store, memory, learned, sequences, slot, budget, min_acceptance):
     """Draft up to `budget` tokens into the slot; returns the length of the match drafted from, 0 without a draft."""
     text, mixing, acceptance = sequences.texts[slot], learned.mixing, learned.acceptance
     start_draft(sequences, slot, GROUP_TABLE)
@@ -267,9 +254,9 @@ def draft(store, sources, learned, sequences, slot, budget, min_acceptance):
     first_match_len, probability = np.int64(0), 1.0
     while text.num_drafted < budget:
         contexts, match_len = find_contexts(store, state, length, recovery_state, recovery_match_len, age)
-        recalled = recall_all(sources, sequences, slot, text.num_drafted)
+        recalled = recall(memory, sequences, slot, text.num_drafted)
         has_recovery = contexts.recovery.state != NONE
-        if match_len == 0 and not has_recovery and have_nothing(recalled):
+        if match_len == 0 and not has_recovery and recalled.total == 0:
             break  # only the empty suffix is left, and the likeliest token of all is seldom right
         token, next_probability = predict(store, mixing, contexts, match_len, recalled)
         probability *= next_probability
@@ -278,7 +265,7 @@ def draft(store, sources, learned, sequences, slot, budget, min_acceptance):
         if text.num_drafted == 1:
             first_match_len = match_len
         if text.writer != origins.UNCOUNTED:
-            source = source_of(store, mixing, text, contexts, match_len, recalled, origins_of(sources), token)
+            source = source_of(store, mixing, text, contexts, match_len, recalled, token)
             sequences.draft_sources[slot, text.num_drafted - 1] = source
         state, length = advance(store, state, length, token)
         edge = find(store, recovery_state, token) if has_recovery else NONE

@@ -14,8 +14,7 @@ from sam.config import SCOPES, SpeculationConfig
 from sam.drafting import batch, origins
 from sam.drafting.drafts import Drafts
 from sam.drafting.mixing_weights import make_learned
-from sam.drafting.prompt_memory import BUDGET_SHARE, prompt_tag
-from sam.drafting.registry import SOURCES
+from sam.drafting.prompt_memory import BUDGET_SHARE, make_memory, prompt_tag
 from sam.drafting.sequences import Sequences, make_sequences, start_sequence
 from sam.drafting.token_ids import check_token_ids
 
@@ -36,8 +35,7 @@ class Drafter:
             requests get no drafts.
         corpus: file of `python -m sam.corpus build`, drafted from too.
         min_extra_match_len: the corpus is drafted from where its match is longer than the group's by more tokens.
-        cross_prompt: draft from `sources`, too: from what other prompts' texts had in common lately.
-        sources: classes, as sam.drafting.sources.Source.
+        cross_prompt: draft from what other prompts' texts had in common lately, too.
         count_every: of one prompt in so many draft tokens are counted by their source, in `learned.by_source`; 0: none.
 
     Raises:
@@ -54,7 +52,6 @@ class Drafter:
         corpus: Path | None = None,
         min_extra_match_len: int = SpeculationConfig.min_extra_match_len,
         cross_prompt: bool = SpeculationConfig.cross_prompt,
-        sources: Sequence[type] = SOURCES,
         count_every: int = origins.COUNT_EVERY,
     ):
         if max_draft_tokens < 1:
@@ -62,15 +59,15 @@ class Drafter:
         if scope not in SCOPES:
             raise ValueError(f"scope={scope!r}: expected one of {', '.join(SCOPES)}")
         self.max_draft_tokens, self.scope, self.min_extra_match_len = max_draft_tokens, scope, min_extra_match_len
-        self._source_bytes = memory_budget_bytes // BUDGET_SHARE if cross_prompt else 0
-        self.sources = tuple(source.make(self._source_bytes) for source in sources)
-        held = sum(array.nbytes for source in self.sources for array in source)
+        self._memory_bytes = memory_budget_bytes // BUDGET_SHARE if cross_prompt else 0
+        self.memory = make_memory(self._memory_bytes)
+        held = sum(array.nbytes for array in self.memory)
         blocks = (memory_budget_bytes - held) // store.BLOCK_BYTES
         self.store = store.make_store(blocks, count_every > 0)
         kept_tokens = history_tokens if scope == "history" else 0 if scope == "request" else GRACE_TOKENS
         self.groups = Groups(self.store, kept_tokens, self._group_dropped, count_every)
         self.corpus = load_corpus(corpus) if corpus else empty_corpus()
-        self.learned = make_learned(len(self.sources))
+        self.learned = make_learned()
         self.sequences = make_sequences(SLOTS, max_draft_tokens)
         self._slots: dict[str, int] = {}
         self._free_slots = list(range(SLOTS - 1, 0, -1))
@@ -104,8 +101,7 @@ class Drafter:
                 f"prompt of request {request_id!r}: {prompt.size} tokens do not fit into memory_budget_bytes="
                 f"{len(self.store.blocks) * store.BLOCK_BYTES}"
             )
-        for source in self.sources:
-            source.start_version(policy_version)
+        self.memory.start_version(policy_version)
         tag = prompt_tag(prompt)
         group = self._group(prompt, tag)
         slot = self._slots[request_id] = self._free_slot()
@@ -137,7 +133,7 @@ class Drafter:
             slot = batch.PROMPT_SLOT
             writer = origins.new_writer(self.groups, group, origins.OWN)
             start_sequence(self.sequences, slot, group, self.groups.root(group), prompt[:0], tag, *writer)
-            batch.append(self.store, self.sources, self.learned, self.sequences, slot, prompt, 0, prompt.size)
+            batch.append(self.store, self.memory, self.learned, self.sequences, slot, prompt, 0, prompt.size)
             self.groups.prompt_end[group] = int(self.sequences.texts[slot]["end"])
         return group
 
@@ -180,7 +176,7 @@ class Drafter:
         # Beyond what is reserved: a group may take further blocks in the middle of a token.
         spare = len(self.store.blocks) // SPARE_SHARE
         self._free_blocks(len(slots) + len(tokens) // store.BLOCK_TOKENS + spare)
-        arguments = (self.store, self.corpus, self.sources, self.learned, self.sequences)
+        arguments = (self.store, self.corpus, self.memory, self.learned, self.sequences)
         with self._abandons_torn_group():
             lost = batch.append_all(*arguments, slots, tokens, np.asarray(offsets, np.int64))
         if lost == batch.NEGATIVE_TOKEN:
@@ -194,7 +190,7 @@ class Drafter:
     def _draft(self, slots: np.ndarray, budgets: np.ndarray, min_acceptance: float) -> Drafts:
         if len(budgets) != len(slots):
             raise ValueError(f"{len(budgets)} budgets for {len(slots)} requests: expected one for each")
-        arguments = (self.store, self.corpus, self.sources, self.learned, self.sequences)
+        arguments = (self.store, self.corpus, self.memory, self.learned, self.sequences)
         limits = np.asarray(budgets, np.int64), float(min_acceptance), self.min_extra_match_len
         tokens, acceptance, offsets, matches = batch.draft_all(*arguments, slots, *limits)
         return Drafts(tokens, offsets, acceptance, matches)
@@ -214,13 +210,12 @@ class Drafter:
             self.counters["evicted_groups"] += dropped if self.scope != "request" else 0
 
     def forget(self) -> None:
-        """From now on keep no text of finished requests, and nothing of what the sources have seen so far."""
+        """From now on keep no text of finished requests, and nothing of other prompts' text so far."""
         self.groups.kept_tokens = 0
         while self.groups.evict():
             pass
-        for source in self.sources:
-            for array, unseen in zip(source, source.make(self._source_bytes), strict=True):
-                np.copyto(array, unseen)
+        for array, unseen in zip(self.memory, make_memory(self._memory_bytes), strict=True):
+            np.copyto(array, unseen)
 
     def append_earlier(self, prompt: np.ndarray, token_ids: np.ndarray, is_start: bool = True) -> bool:
         """Append text of an earlier response to a prompt, to be drafted from; requests that run have memory first.
@@ -244,7 +239,7 @@ class Drafter:
         begin = self.groups.prompt_end[group] if is_start else self.groups.root(group)
         start_sequence(self.sequences, slot, group, begin, prompt if is_start else prompt[:0], tag, *writer)
         with self._abandons_torn_group():
-            batch.append(self.store, self.sources, self.learned, self.sequences, slot, token_ids, 0, token_ids.size)
+            batch.append(self.store, self.memory, self.learned, self.sequences, slot, token_ids, 0, token_ids.size)
         return True
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The weights by which contexts and other sources are mixed, each learnt from what it earned.
+"""The weights by which contexts and the memory of other prompts are mixed, each learnt from what it earned.
 
 The weights start equal and are learnt from every token by online expectation maximisation: a weight moves towards the
 share of the actual token's probability that its context brought.
@@ -10,20 +10,20 @@ import numpy as np
 
 from sam.drafting.calibration import make_acceptance
 from sam.drafting.origins import make_counts
-from sam.drafting.sources import STRENGTHS
+from sam.drafting.prompt_memory import STRENGTHS
 from sam.jit import kernel
 
 LENGTH_BUCKETS, EVIDENCE_BUCKETS, AGE_BUCKETS = 9, 12, 4
 SLOWEST = 0.002  # learning rate of a weight that has been learnt for long
 PRIOR = 8.0  # updates that the initial weights count for
-SUFFIX_WEIGHT, RECOVERY_WEIGHT, SOURCE_WEIGHT = 0.7, 0.3, 0.3  # before anything is learnt
+SUFFIX_WEIGHT, RECOVERY_WEIGHT, MEMORY_WEIGHT = 0.7, 0.3, 0.3  # before anything is learnt
 
 # Weights of suffix contexts are indexed by match length and evidence; from FIRST_RECOVERY on come those of recovery
-# contexts, indexed by match length, age and evidence, and from FIRST_SOURCE on those of sources outside the group, one
-# after the other, indexed by strength, the group's match length and evidence.
+# contexts, indexed by match length, age and evidence, and from FIRST_OF_MEMORY on those of the memory of other prompts,
+# indexed by strength, the group's match length and evidence.
 FIRST_RECOVERY = LENGTH_BUCKETS * EVIDENCE_BUCKETS
-FIRST_SOURCE = FIRST_RECOVERY + LENGTH_BUCKETS * AGE_BUCKETS * EVIDENCE_BUCKETS
-OF_A_SOURCE = STRENGTHS * LENGTH_BUCKETS * EVIDENCE_BUCKETS
+FIRST_OF_MEMORY = FIRST_RECOVERY + LENGTH_BUCKETS * AGE_BUCKETS * EVIDENCE_BUCKETS
+NUM_WEIGHTS = FIRST_OF_MEMORY + STRENGTHS * LENGTH_BUCKETS * EVIDENCE_BUCKETS
 MIXING = np.dtype([("weight", "f8"), ("num_updates", "f8")], align=True)
 
 
@@ -41,12 +41,12 @@ class Learned(NamedTuple):
     by_source: np.ndarray
 
 
-def make_learned(num_sources: int = 1) -> Learned:
-    """Initial weights with those of `num_sources` sources outside the group, and empty tables."""
-    mixing = np.zeros(FIRST_SOURCE + num_sources * OF_A_SOURCE, MIXING)
+def make_learned() -> Learned:
+    """Initial weights, and empty tables."""
+    mixing = np.zeros(NUM_WEIGHTS, MIXING)
     mixing["weight"][:FIRST_RECOVERY] = SUFFIX_WEIGHT
-    mixing["weight"][FIRST_RECOVERY:FIRST_SOURCE] = RECOVERY_WEIGHT
-    mixing["weight"][FIRST_SOURCE:] = SOURCE_WEIGHT
+    mixing["weight"][FIRST_RECOVERY:FIRST_OF_MEMORY] = RECOVERY_WEIGHT
+    mixing["weight"][FIRST_OF_MEMORY:] = MEMORY_WEIGHT
     return Learned(mixing, make_acceptance(), make_counts())
 
 
@@ -68,11 +68,11 @@ def evidence_bucket(count, total):
 
 
 @kernel
-def source_weight(source, continuations, match_len):
-    """Index of the weight of the source of that number outside the group."""
+def memory_weight(continuations, match_len):
+    """Index of the weight of the memory of other prompts."""
     evidence = evidence_bucket(continuations.counts[continuations.best], continuations.total)
     bucket = continuations.strength * LENGTH_BUCKETS + length_bucket(match_len)
-    return FIRST_SOURCE + source * OF_A_SOURCE + bucket * EVIDENCE_BUCKETS + evidence
+    return FIRST_OF_MEMORY + bucket * EVIDENCE_BUCKETS + evidence
 
 
 @kernel

@@ -14,12 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from sam.automaton.store import NONE
-from sam.drafting.origins import OTHER_PROMPT
 from sam.drafting.sequences import token_at
-from sam.drafting.sources import CANDIDATES, STRENGTHS, Continuations, nothing
 from sam.jit import kernel
 
 ORDERS = 2, 4, 8  # tokens of a context, one order for each strength
+STRENGTHS, CANDIDATES = len(ORDERS), 3  # candidates: tokens that a row holds
 MOST_BYTES = 64 << 20
 BUDGET_SHARE = 16  # of a memory budget at most one part in 16
 CLOCK_TOKENS = 1024  # per tick of the clock that tells old rows from new ones
@@ -44,6 +43,45 @@ ENTRY = np.dtype(
 )
 STATE = np.dtype([("num_tokens", "i8"), ("policy_version", "i8")], align=True)
 MOST_COUNTED = 1000
+
+
+class Continuations(NamedTuple):
+    """What the memory has seen to follow a text.
+
+    Attributes:
+        strength: 0 to STRENGTHS - 1, how much of the text it has recognised.
+        total: of the counts; 0: it has nothing to say.
+        best: index of the token that was counted most often.
+        tokens, counts: of each candidate.
+    """
+
+    strength: int
+    total: int
+    best: int
+    tokens: tuple[int, int, int]
+    counts: tuple[int, int, int]
+
+
+@kernel
+def nothing():
+    """The Continuations of a text that is not known."""
+    none, zero = np.int64(NONE), np.int64(0)
+    return Continuations(zero, zero, zero, (none, none, none), (zero, zero, zero))
+
+
+@kernel
+def share_of(continuations, token):
+    """Share of `token` among the tokens that followed; of continuations with a total."""
+    for i in range(CANDIDATES):
+        if continuations.tokens[i] == token and continuations.counts[i] != 0:
+            return continuations.counts[i] / continuations.total
+    return 0.0
+
+
+@kernel
+def is_best(continuations, token):
+    """Whether `token` followed most often."""
+    return continuations.total != 0 and continuations.tokens[continuations.best] == token
 
 
 def prompt_tag(prompt: np.ndarray) -> int:
@@ -170,14 +208,6 @@ class PromptMemory(NamedTuple):
 
     entries: np.ndarray
     state: np.ndarray
-
-    ORIGIN = OTHER_PROMPT
-    recall, remember = staticmethod(recall), staticmethod(remember)
-
-    @classmethod
-    def make(cls, budget_bytes: int) -> "PromptMemory":
-        """As `make_memory`."""
-        return make_memory(budget_bytes)
 
     def start_version(self, policy_version: int) -> None:
         """The first token that newer weights add to a row halves its counts."""

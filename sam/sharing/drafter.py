@@ -199,7 +199,7 @@ class SharingDrafter(Drafter):
         self._free_blocks(needed)
         if self.groups.free_blocks < needed:
             return 0
-        arguments = self.store, self.sources, self.learned, self.sequences
+        arguments = self.store, self.memory, self.learned, self.sequences
         with self._abandons_torn_group():
             return batch.append_siblings(*arguments, slots, positions, tokens, offsets)
 

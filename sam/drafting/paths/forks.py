@@ -16,8 +16,8 @@ import numpy as np
 from sam.automaton.edge_table import NONE, find
 from sam.drafting.calibration import GROUP_TABLE, acceptance_probability, bin_of
 from sam.drafting.context_mixing import advance, find_contexts, predict, probability_of
+from sam.drafting.prompt_memory import CANDIDATES, recall, share_of
 from sam.drafting.sequences import RECENT_TOKENS, Sequences, make_sequences
-from sam.drafting.sources import CANDIDATES, have_nothing, recall_all, share_of
 from sam.jit import kernel
 
 MIN_SHARE = 0.02  # of a context's continuations, below which one is no candidate for a path of its own
@@ -94,7 +94,7 @@ def _recall(memory, tree, at):
     while node > 0:
         tree.branch.draft_tokens[0, tree.nodes[node].depth - 1] = tree.nodes[node].token
         node = tree.nodes[node].parent
-    return recall_all(memory, tree.branch, 0, depth)
+    return recall(memory, tree.branch, 0, depth)
 
 
 @kernel
@@ -103,18 +103,17 @@ def _add_edges(store, memory, learned, tree, at, paths):
     node, first, mixing = tree.nodes[at], tree.sizes[1], learned.mixing
     contexts, match_len = _contexts(store, node)
     recalled = _recall(memory, tree, at)
-    if match_len == 0 and contexts.recovery.state == NONE and have_nothing(recalled):
+    if match_len == 0 and contexts.recovery.state == NONE and recalled.total == 0:
         return
     token, probability = predict(store, mixing, contexts, match_len, recalled)
     _add_edge(tree, at, token, node.probability * probability)
     if paths == 1:
         return
-    for continuations in recalled:
-        for i in range(CANDIDATES):
-            token = np.int64(continuations.tokens[i])
-            if share_of(continuations, token) >= MIN_SHARE and not _has_edge(tree, first, token):
-                p = min(probability, probability_of(store, mixing, contexts, match_len, recalled, token))
-                _insert_edge(tree, first, paths, at, token, node.probability * p)
+    for i in range(CANDIDATES if recalled.total != 0 else 0):
+        token = np.int64(recalled.tokens[i])
+        if share_of(recalled, token) >= MIN_SHARE and not _has_edge(tree, first, token):
+            p = min(probability, probability_of(store, mixing, contexts, match_len, recalled, token))
+            _insert_edge(tree, first, paths, at, token, node.probability * p)
     for context in contexts:
         if context.state == NONE:
             continue

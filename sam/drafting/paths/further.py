@@ -73,7 +73,7 @@ def further_paths(drafter: Drafter, request_ids: list[str], depths: np.ndarray, 
     )  # fmt: skip
     tree = make_tree(paths, paths * deepest)
     with drafter.reading():
-        read = drafter.store, drafter.sources, drafter.learned, drafter.sequences
+        read = drafter.store, drafter.memory, drafter.learned, drafter.sequences
         count = _grow_all(*read, slots, depths, tree, paths, found)
     return FurtherPaths(*(array[:count] for array in found))
 
@@ -85,11 +85,11 @@ def warm_up(drafter: Drafter) -> None:
 
 
 @compiled
-def _grow_all(store, sources, learned, sequences, slots, depths, tree, paths, found):
+def _grow_all(store, memory, learned, sequences, slots, depths, tree, paths, found):
     count = 0
     for i in range(slots.size):
         if depths[i] > 0 and sequences.texts[slots[i]].group != NONE:
-            grow(store, sources, learned, sequences, slots[i], tree, paths, paths * depths[i], depths[i])
+            grow(store, memory, learned, sequences, slots[i], tree, paths, paths * depths[i], depths[i])
             count = _take_paths(tree, i, found, count)
     return count
 

@@ -182,15 +182,15 @@ def test_a_draft_goes_from_the_group_to_the_memory_and_back():
 def test_the_memory_is_within_the_budget():
     budget = 4 << 20
     drafter = Drafter(max_draft_tokens=K, memory_budget_bytes=budget)
-    held = drafter.sources[0].entries.nbytes
+    held = drafter.memory.entries.nbytes
     assert held == budget // prompt_memory.BUDGET_SHARE
     drafter.start("a", tokens(*range(1000)))
     while drafter.counters["overflow_requests"] == 0:
         drafter.append(["a"], tokens(*range(1000)), np.array([0, 1000]))
-    assert 0.9 * budget < drafter.nbytes + drafter.sources[0].entries.nbytes <= budget
-    assert drafter.sources[0].entries.nbytes == held
+    assert 0.9 * budget < drafter.nbytes + drafter.memory.entries.nbytes <= budget
+    assert drafter.memory.entries.nbytes == held
     without = Drafter(max_draft_tokens=K, memory_budget_bytes=budget, cross_prompt=False)
-    assert without.sources[0].entries.nbytes == 0 and len(without.store.blocks) > len(drafter.store.blocks)
+    assert without.memory.entries.nbytes == 0 and len(without.store.blocks) > len(drafter.store.blocks)
 
 
 def tool_recording(rng, prompts, samples):
@@ -251,5 +251,5 @@ def test_what_the_memory_holds_is_a_function_of_the_calls():
     drafters = [make_drafter("sam", "group", K) for _ in range(2)]
     for drafter in drafters:
         replay(recording, lambda drafter=drafter: drafter, K)
-    first, second = (drafter.sources[0].entries.view(np.uint8) for drafter in drafters)
+    first, second = (drafter.memory.entries.view(np.uint8) for drafter in drafters)
     assert first.any() and np.array_equal(first, second)

@@ -117,7 +117,7 @@ def test_text_from_elsewhere_teaches_what_text_from_here_does(prompt_tokens):
         for drafter, request in ((here, "a"), (there, "b"), (alone, "a"), (alone, "b")):
             drafter.finish(request)
     assert drafted > 300
-    learned, memories = (here.learned, alone.learned), (here.sources[0], alone.sources[0])
+    learned, memories = (here.learned, alone.learned), (here.memory, alone.memory)
     assert learned[0].mixing.tobytes() == learned[1].mixing.tobytes()
     assert memories[0].entries.tobytes() == memories[1].entries.tobytes()
 
