@@ -161,7 +161,7 @@ def main() -> None:
     from vllm.model_executor.models import registry
 
     registry._run_in_subprocess = lambda function: function()  # it would import vLLM once more
-    print(json.dumps(refusals(**json.loads(sys.argv[1]))), file=stdout)
+    print(json.dumps(refusals(**json.loads(sys.argv[1]))), file=stdout, flush=True)
 
 
 if __name__ == "__main__":
