@@ -22,12 +22,7 @@ def address_of(run_id: str, replica: int) -> str:
 
 
 async def serve(address: str, ask: Callable[[bytes], Awaitable[bytes]]) -> asyncio.Server:
-    """Pass on the questions of engines.
-
-    Args:
-        address: of `address_of`.
-        ask: asks the log.
-    """
+    """Listen at `address`, as `address_of` gives it, and pass on the questions of engines by `ask`."""
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

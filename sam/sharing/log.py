@@ -32,19 +32,12 @@ NOTHING_WANTED = -1  # in place of a cursor
 
 
 class Piece(NamedTuple):
-    """A stretch of a response that is written elsewhere.
+    """A stretch of a response that is written elsewhere."""
 
-    Attributes:
-        key: of its group: the prompt's digest.
-        name: of the response, among those of its group.
-        position: place of the first token in the response.
-        tokens: int32 [length].
-    """
-
-    key: bytes
-    name: Hashable
-    position: int
-    tokens: np.ndarray
+    key: bytes  # of its group: the prompt's digest
+    name: Hashable  # of the response, among those of its group
+    position: int  # of the first token in the response
+    tokens: np.ndarray  # int32 [length]
 
 
 def pack(stretches: Iterable[tuple[bytes, int, bytes]]) -> bytes:
