@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import socket
 
 import pytest
 
@@ -59,6 +60,16 @@ def test_a_server_that_ends_is_an_error_until_there_is_another(address):
     server = Server(address, backwards)
     assert engine.ask(b"ab") == b"ba"
     server.end()
+
+
+def test_a_server_that_is_frozen_is_given_up(address, monkeypatch):
+    monkeypatch.setattr(module, "ANSWER_SECONDS", -0.9)  # the engine waits a second more
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        door.bind(address)
+        door.listen()
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                Link(address).ask(b"a")
 
 
 def test_another_user_is_refused(server, address, monkeypatch):

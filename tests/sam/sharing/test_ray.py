@@ -11,13 +11,14 @@ import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from sam.sharing.client import Client
 from sam.sharing.drafter import SharingDrafter
 from sam.sharing.link import Link, address_of
 from sam.sharing.log import Log
+from tests.sam.sharing.channel import tokens
+from tests.sam.sharing.replicas import K, step
 from tests.sam.sharing.server import Server
 
 pytestmark = pytest.mark.engine
@@ -45,22 +46,18 @@ def log():
 
 
 @pytest.fixture
-def engines(log, request):
-    """Two drafters that share, each with its thread and a request of one prompt."""
+def engines(log):
+    """Two drafters that share, each with its thread and a request of a prompt that no other test has."""
     address = address_of(secrets.token_hex(8), 0)
-    server, made = Server(address, log.exchange.remote), []
+    server, made, prompt = Server(address, log.exchange.remote), [], tokens(1, secrets.randbits(16))
     for name in "ab":
-        made.append(SharingDrafter(max_draft_tokens=3))
+        made.append(SharingDrafter(max_draft_tokens=K))
         client = Client(Link(address).ask)
         made[-1].share(client)
         client.start()
-        made[-1].start(name, np.array([1, len(request.node.name)], np.int32))
+        made[-1].start(name, prompt)
     yield made
     server.end()
-
-
-def step(drafter, name, *text):
-    return drafter.step([name], np.array(text, np.int32), np.array([0, len(text)]), np.array([3])).token_ids.tolist()
 
 
 def wait_for_text(drafter, name, total):
