@@ -38,8 +38,6 @@ RANGES = {
     "history_epochs": (1, None),
     "memory_budget_mib": (1, 65536),
     "min_extra_match_len": (0, None),
-    "sharing_shards": (1, 64),
-    "sharing_interval_ms": (1, None),
     "prompt_lookup_min": (1, None),
     "paths": (1, 8),
 }
@@ -74,9 +72,6 @@ class SpeculationConfig:
         cross_prompt: whether to draft from what other prompts' texts had in common lately, too.
         sharing: replicas (drafters see the text of a prompt's samples in other replicas while it is written), none, or
             auto: replicas where a recipe that knows of several replicas says so, else none.
-        sharing_shards: actors that hold that text, 1 to 64.
-        sharing_interval_ms: between a drafter's messages to them, 1 or more.
-        sharing_memory_mib: bound of the text in all shards, 1 MiB or more; None: the recipe calculates it.
         verification: exact (the tokens of sampling without drafts) or rejection (their distribution).
         batch_invariant: kernels whose rows do not depend on the batch: auto (where there are any), on (the engine does
             not start without) or off (vLLM's own as they are).
@@ -121,9 +116,6 @@ class SpeculationConfig:
     min_extra_match_len: int = 5
     cross_prompt: bool = True
     sharing: str = "auto"
-    sharing_shards: int = 1
-    sharing_interval_ms: int = 100
-    sharing_memory_mib: int | None = None
     verification: str = "exact"
     batch_invariant: str = "auto"
     async_scheduling: str = "auto"
@@ -157,9 +149,8 @@ class SpeculationConfig:
             raise ValueError(
                 f"speculation.draft_model={self.draft_model}: speculation={self.method} needs one: name its folder"
             )
-        for key, low in {"min_match_len": 0, "sharing_memory_mib": 1}.items():
-            if (value := getattr(self, key)) is not None and (type(value) is not int or value < low):
-                raise ValueError(f"speculation.{key}={value!r}: expected an integer of at least {low}, or null")
+        if (value := self.min_match_len) is not None and (type(value) is not int or value < 0):
+            raise ValueError(f"speculation.min_match_len={value!r}: expected an integer of at least 0, or null")
         if self.paths > 1 and self.method not in ("sam", "off"):
             raise ValueError(
                 f"speculation.paths={self.paths}: speculation={self.method} drafts one path: set paths to 1, or "

@@ -212,7 +212,6 @@ def emitted_metrics() -> set[str]:
     from sam.routing.meter import Meter
     from sam.routing.policy import ContextPolicy, RoutingSettings
     from sam.sharing.client import COUNTERS as SHARING
-    from sam.sharing.drafter import COUNTERS as SIBLINGS
     from sam.switch.goodput import Goodput
     from sam.switch.policies import Threshold
     from sam.switch.policy import StepState
@@ -233,7 +232,7 @@ def emitted_metrics() -> set[str]:
     threshold.plan(StepState(8, awaited=1))
     counters = {*goodput.counters, *threshold.counters, *COUNTERS}
     counters |= {*make_proposer().counters}
-    names |= {f"rollout/drafter/{name}" for name in (*counters, *HISTORY, *SHARING, *SIBLINGS, *TRAINED, *PATHS)}
+    names |= {f"rollout/drafter/{name}" for name in (*counters, *HISTORY, *SHARING, *TRAINED, *PATHS)}
     source = (ROOT / "recipe" / "trainer" / "dynamic_sampling.py").read_text()  # to import it takes verl
     meter = Meter(ContextPolicy(RoutingSettings()))
     names |= set(routing_metrics(meter.take(0.0)))

@@ -28,7 +28,7 @@ AUTOMATON_BYTES = 108  # of a token: sam.automaton.store's blocks, which numba m
 
 
 def find_problems(config: DictConfig) -> Iterator[Problem]:
-    for find in (_memory, _sharing, _disk, _shared_memory, _ports, _interfaces):
+    for find in (_memory, _disk, _shared_memory, _ports, _interfaces):
         yield from find(config)
 
 
@@ -61,7 +61,7 @@ def memory_parts(config: DictConfig) -> dict[str, float]:
         "what devices hand over between updates": device_memory.offloaded_gib(config),
         "drafters' automata, history within": _automata_gib(config),
         "hidden states for EAGLE3": _hidden_states_gib(config),
-        "sharing's shards": config.speculation.sharing_memory_mib / 1024 if shares else 0.0,  # all may be on one node
+        "sharing's log": sharing.needed_mib(config) / 1024 if shares else 0.0,  # it may be on any node
     }
 
 
@@ -101,14 +101,6 @@ def _cache_gib(config: DictConfig) -> float:
     if (found := device_memory.estimates(config)) is not None:
         return found[0].cache
     return float(os.environ.get(CPU_CACHE) or environment.CPU[CPU_CACHE])
-
-
-def _sharing(config: DictConfig) -> Iterator[Problem]:
-    if config.speculation.sharing != "replicas":
-        return
-    if (given := config.speculation.sharing_memory_mib) < (needed := sharing.needed_mib(config)):
-        value = f"speculation.sharing_memory_mib={given}, the longest responses of a round take {needed}"
-        yield Problem("sharing.memory", value)
 
 
 def _disk(config: DictConfig) -> Iterator[Problem]:

@@ -80,7 +80,6 @@ ray.refused | the Ray cluster refuses the connection | start it again with scrip
 run_dir.changed | it would be another curve | set it as it was, choose another run_dir=, or add --accept-changes
 run_dir.checkpoint | no whole checkpoint to go on from | put it back, or begin again with trainer.resume_mode=disable
 run_dir.in_use | two runs would write the same files | wait for it, stop it, or choose another run_dir=
-sharing.memory | siblings on other replicas would be dropped while they are written | raise it, or set it to null
 tokens.rollout | less than one step of full decoding | raise it
 tokens.update | less than the longest sequence | raise it
 vllm.arguments | vLLM refuses it | change it

@@ -14,7 +14,7 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, 
 from recipe.launch import fork_server
 from recipe.rollout.weight_sync import job_and_session
 from sam.config import SpeculationConfig
-from sam.sharing.shard import Cluster
+from sam.sharing import link
 from sam.vllm.plugin import check_installed, scheduling_remark
 from sam.vllm.runner_hooks import PART
 
@@ -44,21 +44,16 @@ class SpeculationWorkerExtension(vLLMColocateWorkerExtension):
         self.sam_recorder = StepRecorder.attach(self.model_runner)
         return status
 
-    def sam_share(self, address: str, run_id: str, shards: int) -> None:
-        """Let the drafter exchange text with those of other replicas: sam.sharing.shard.Cluster's fields."""
+    def sam_share(self, address: str) -> None:
+        """Let the drafter exchange text with those of other replicas, by the server that listens there."""
         if hasattr(drafter := getattr(self.model_runner, "drafter", None), "share"):
-            drafter.share(Cluster(address, run_id, shards))
+            drafter.share(address)
 
     def sam_yield(self) -> None:
         """On a CPU, once the threads are started that help this one: they would wait for a core as it does from now on,
         and all that time hold the interpreter that this one needs."""
         if self.device.type == "cpu":
             yield_to_control_plane()
-
-    def sam_stop_sharing(self) -> None:
-        """Let the drafter ask the shards no more."""
-        if hasattr(drafter := getattr(self.model_runner, "drafter", None), "stop_sharing"):
-            drafter.stop_sharing()
 
     def update_weights_from_ipc(self, *args, **kwargs):
         """verl's, and tells the drafter that the weights are new."""
@@ -119,14 +114,17 @@ class SpeculationServer(vLLMHttpServer):
 
         return noting
 
-    async def share(self, cluster: Cluster) -> None:
-        """Tell the engine's workers where the shards are that hold other replicas' text."""
-        await self.engine.collective_rpc("sam_share", args=tuple(cluster))
-        await self.engine.collective_rpc("sam_yield")
+    async def serve_sharing(self, log, run_id: str) -> None:
+        """Pass on what drafters on this machine ask the log, an actor of sam.sharing.log.Log."""
+        self._sharing_log = log  # a handle's methods do not keep it
+        await log.exchange.remote(b"")  # the first call takes Ray a tenth of a second of CPU
+        self._sharing_address = link.address_of(run_id, self.replica_rank)
+        self._sharing_server = await link.serve(self._sharing_address, log.exchange.remote)
 
-    async def stop_sharing(self) -> None:
-        """Tell the engine's workers that the shards are about to end."""
-        await self.engine.collective_rpc("sam_stop_sharing")
+    async def share(self) -> None:
+        """Let the engine's drafters share from now on; the servers of all machines listen."""
+        await self.engine.collective_rpc("sam_share", args=(self._sharing_address,))
+        await self.engine.collective_rpc("sam_yield")
 
     async def end_engine(self) -> None:
         """End the engine's processes, when the run has finished."""

@@ -19,9 +19,9 @@ from recipe.rollout.client import RoutedClient
 from recipe.seeds import prompt_uid
 from recipe.trainer.actor_worker import SessionWorker
 from recipe.trainer.dynamic_sampling import DapoRounds
-from sam.sharing.shard import start_shards
+from sam.sharing.log import Log
 
-STOP_SECONDS = 10.0  # that the end of a run waits for engines to stop sharing, and then to end
+STOP_SECONDS = 10.0  # that the end of a run waits for engines to end
 
 
 class DapoTrainer(PPOTrainerSync):
@@ -32,7 +32,7 @@ class DapoTrainer(PPOTrainerSync):
         self.record = RunRecord(Path(config.run_dir))
         self._prompts_dispatched = 0
         self._training = False
-        self._shards: list = []  # an actor ends when nobody holds its handle
+        self._shared_log = None  # an actor ends when nobody holds its handle
         self._rollout_metrics: dict[str, float] = {}
 
     def _replica_class(self) -> type:
@@ -53,28 +53,20 @@ class DapoTrainer(PPOTrainerSync):
             self._share_between_replicas()
 
     def _share_between_replicas(self) -> None:
-        """Start the shards and tell every replica; without them the run drafts from its own replicas' text."""
-        speculation = self.config.speculation
+        """Start the log and tell every replica; without it the run drafts from its own replicas' text."""
         try:
-            budget = (int(speculation.sharing_memory_mib) << 20) // int(speculation.sharing_shards)
-            cluster, self._shards = start_shards(int(speculation.sharing_shards), secrets.token_hex(8), budget)
-            ray.get([server.share.remote(cluster) for server in self._servers()])
+            actor = ray.remote(Log).options(num_cpus=0, max_restarts=-1)  # one that dies starts anew, empty
+            self._shared_log, run_id = actor.remote(sharing.needed_mib(self.config) << 20), secrets.token_hex(8)
+            ray.get([server.serve_sharing.remote(self._shared_log, run_id) for server in self._all_servers()])
+            ray.get([server.share.remote() for server in self._servers()])
         except Exception as error:
-            print(
-                f"speculation.sharing=replicas: no shards, drafters see their own replica only: {error!r}", flush=True
-            )
-
-    def _stop_sharing(self) -> None:
-        """Before the shards end with this process: to a drafter that still asks, that is a failure to warn of."""
-        if self._shards:
-            with suppress(Exception):  # all that a run is for is done
-                ray.get([server.stop_sharing.remote() for server in self._servers()], timeout=STOP_SECONDS)
+            print(f"speculation.sharing=replicas: no log, drafters see their own replica only: {error!r}", flush=True)
 
     def _end_engines(self) -> None:
-        """Before their servers end with this process: a server whose engine ends first calls that a failure."""
-        servers = [server for replica in self.llm_server_manager.get_replicas() for server in replica.servers]
+        """Before their servers end with this process, and the log of shared text: an engine that is still there calls
+        that a failure."""
         with suppress(Exception):
-            ray.get([server.end_engine.remote() for server in servers], timeout=STOP_SECONDS)
+            ray.get([server.end_engine.remote() for server in self._all_servers()], timeout=STOP_SECONDS)
 
     def get_llm_client(self):
         """verl's, or the one that tells the recipe's router how long responses are."""
@@ -155,7 +147,6 @@ class DapoTrainer(PPOTrainerSync):
         self.record.start(self.global_steps + 1)
         super().fit(agent_loop_manager)
         self.record.finish(time.time() - started)
-        self._stop_sharing()
         self._end_engines()
 
     def _take_routing(self) -> dict[str, float]:
@@ -167,6 +158,10 @@ class DapoTrainer(PPOTrainerSync):
 
     def _collect_rollout(self) -> RolloutRecord:
         return RolloutRecord.merge(ray.get([server.take_rollout_record.remote() for server in self._servers()]))
+
+    def _all_servers(self) -> list:
+        """Those of every machine of every replica."""
+        return [server for replica in self.llm_server_manager.get_replicas() for server in replica.servers]
 
     def _servers(self) -> list:
         """The first one of every replica, which has its drafting rank."""

@@ -5,10 +5,8 @@ from typing import Protocol
 import numpy as np
 
 from sam.drafting.token_ids import digest
-from sam.sharing.arrivals import Arrivals, split
-from sam.sharing.client import PART_TOKENS
 from sam.sharing.drafter import SharingDrafter
-from sam.sharing.messages import offsets_of
+from sam.sharing.log import Piece
 
 
 class Inbox(Protocol):
@@ -34,38 +32,24 @@ class SharedText:
     def __init__(self, drafter: SharingDrafter):
         self.counters: dict[str, float] = {}
         self._drafter = drafter
-        self._numbers: dict[str, int] = {}  # of samples whose text has begun to arrive
-        self._key, self._started = b"", 0
+        self._key, self._version = b"", 0
         drafter.share(self)
 
     def start(self, names: list[str], prompt: np.ndarray, policy_version: int) -> None:
         """As Inbox's."""
-        self._key = digest(prompt)
+        self._key, self._version = digest(prompt), policy_version
 
     def deliver(self, names: list[str], positions: list[int], pieces: list[np.ndarray]) -> None:
         """As Inbox's."""
-        new = []
-        for name in names:
-            if name not in self._numbers:
-                self._numbers[name], self._started = self._started, self._started + 1
-                new.append((self._numbers[name], self._key))
-        numbers = np.array([self._numbers[name] for name in names], np.int64)
-        counts = np.array([len(piece) for piece in pieces], np.int64)
-        arrivals = Arrivals(new, numbers, np.array(positions, np.int64), offsets_of(counts), np.concatenate(pieces))
-        for part in split(arrivals, PART_TOKENS):
-            self._drafter.append_arrived(part)
+        samples = [(self._version, name) for name in names]  # those of another epoch have the same names
+        parts = zip(samples, positions, pieces, strict=True)
+        self._drafter.append_arrived([Piece(self._key, *part) for part in parts])
 
     def finish(self, names: list[str]) -> None:
-        """As Inbox's."""
-        for name in names:
-            self._numbers.pop(name, None)
+        """As Inbox's: nothing is known of samples here."""
 
     def put(self, event: str, *arguments) -> None:
         """As the client's; the replay knows what its requests generate."""
-
-    def now(self) -> float:
-        """As the client's; a replay has no clock."""
-        return 0.0
 
 
 class MoreRequests:
@@ -81,7 +65,7 @@ class MoreRequests:
 
     def deliver(self, names: list[str], positions: list[int], pieces: list[np.ndarray]) -> None:
         """As Inbox's."""
-        self._drafter.append(names, np.concatenate(pieces), offsets_of(np.array([len(piece) for piece in pieces])))
+        self._drafter.append(names, np.concatenate(pieces), np.cumsum([0, *map(len, pieces)]))
 
     def finish(self, names: list[str]) -> None:
         """As Inbox's."""

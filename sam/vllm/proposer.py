@@ -4,7 +4,6 @@ Selected by `speculative_config={"model": "sam.vllm.proposer.SamProposer", "num_
 its settings come from `additional_config["speculation"]` (sam.config.SpeculationConfig).
 """
 
-import functools
 import logging
 import math
 import os
@@ -20,10 +19,9 @@ from sam.drafting.drafts import Drafts
 from sam.drafting.paths import further
 from sam.history.client import HistoryClient
 from sam.record.engine_steps import accepted_tokens
-from sam.sharing.client import Client
+from sam.sharing.client import INTERVAL_SECONDS, Client
 from sam.sharing.drafter import SharingDrafter, make_drafter
-from sam.sharing.relay import RelayTransport
-from sam.sharing.shard import Cluster
+from sam.sharing.link import Link
 from sam.switch import goodput
 from sam.switch.awaited_requests import AwaitedRequests
 from sam.switch.policies import make_policy
@@ -57,7 +55,7 @@ class SamProposer:
         self.num_paths = config.paths
         self.policy = self._make_policy(config, vllm_config)
         self.awaited = AwaitedRequests(vllm_config.scheduler_config.max_num_seqs)
-        self._sharing_seconds = config.sharing_interval_ms / 1e3
+        self._sharing_seconds = INTERVAL_SECONDS
         self.drafter = self._make_drafter(config)
         # One dictionary with the drafter's own: everything in it goes to the metrics.
         self.counters = self.drafter.counters
@@ -112,19 +110,17 @@ class SamProposer:
         """Call `PathRows.before_step` once the drafts of a step are known."""
         runner_hooks.add_path_rows(runner)
 
-    def share(self, cluster: Cluster) -> None:
-        """Exchange text with the drafters of other replicas from now on, where speculation.sharing asks for it."""
+    def share(self, address: str) -> None:
+        """Exchange text with the drafters of other replicas from now on, where speculation.sharing asks for it.
+
+        Args:
+            address: where the replica's server listens (sam.sharing.link).
+        """
         if self._is_heard and isinstance(self.drafter, SharingDrafter):
-            connect = functools.partial(RelayTransport, cluster)
-            client = Client(connect, cluster.run_id, cluster.shards, self._sharing_seconds)
+            client = Client(Link(address).ask)
             self.drafter.share(client)
             client.start()
             self._shares_at = 0.0
-
-    def stop_sharing(self) -> None:
-        """Ask the shards no more, which are about to end."""
-        if (client := getattr(self.drafter, "client", None)) is not None:
-            client.stop()
 
     def weights_updated(self) -> None:
         """Count a weight sync: history evicts responses of older weights first."""

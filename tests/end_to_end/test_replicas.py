@@ -97,8 +97,7 @@ def test_with_speculation_two_replicas_draft_from_what_both_write(runs):
     # And what the other wrote at the same time, which `auto` stands for with two replicas.
     log = (sam.directory / "train.log").read_text()
     assert "speculation.sharing: 2 replicas see" in log
-    assert "sharing between replicas" not in log, "no shard fails, and their end with the run's is none"
+    assert "sharing between replicas" not in log, "nothing fails, and the log's end with the run's is no failure"
     assert sam.metrics[STEPS]["rollout/drafter/sharing_received_tokens"] > 0
-    assert sam.metrics[STEPS]["rollout/drafter/siblings_elsewhere"] > 0
     assert sam.metrics[STEPS]["rollout/drafter/sharing_errors"] == 0
     assert sum(row.get("rollout/spec_drafted_tokens", 0) for row in off.metrics.values()) == 0

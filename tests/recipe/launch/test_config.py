@@ -98,8 +98,6 @@ BAD = [
         "speculation.history_path=x: unused with speculation.scope=group: set the scope to",
     ),
     (["speculation.sharing=yes"], "speculation.sharing="),
-    (["speculation.sharing_shards=0"], "speculation.sharing_shards=0: expected an integer from 1 to 64"),
-    (["speculation.sharing_memory_mib=0"], "speculation.sharing_memory_mib=0: expected an integer of at least 1, or"),
     (["speculation.history_epochs=0"], "speculation.history_epochs=0: expected an integer of at least 1"),
     (["speculation.nonsense=1"], "speculation.nonsense does not exist: the keys are listed in configs/speculation"),
     (["speculation.num_draft_tokens=3"], "does not exist: did you mean speculation.num_speculative_tokens?"),

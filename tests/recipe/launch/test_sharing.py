@@ -1,4 +1,4 @@
-"""Whether a run shares text between replicas: what `auto` stands for, and the memory that null stands for."""
+"""Whether a run shares text between replicas: what `auto` stands for, and the memory that it takes."""
 
 import pytest
 
@@ -33,29 +33,22 @@ def test_auto_is_on_where_several_replicas_draft_from_text(name, overrides, expe
     assert (expected == "none") == sharing.describe(config).startswith("none")
 
 
-def test_the_shards_have_room_for_the_longest_responses_of_a_round():
+def test_the_log_has_room_for_the_longest_responses_of_a_round():
     config = compose_config("dapo_qwen3_32b_128die", [])
     responses = config.data.gen_batch_size * config.actor_rollout_ref.rollout.n
     text = responses * config.data.max_response_length
-    assert 4 * text < config.speculation.sharing_memory_mib << 20 < 24 * text
-    given = compose_config("dapo_qwen3_32b_128die", ["speculation.sharing_memory_mib=77"])
-    assert given.speculation.sharing_memory_mib == 77
-    assert compose_config("dapo_tiny_cpu", []).speculation.sharing_memory_mib is None
+    assert 4 * text < sharing.needed_mib(config) << 20 < 24 * text
 
 
-def test_the_line_of_the_log_names_replicas_shards_memory_and_the_way_out():
-    said = sharing.describe(compose_config("dapo_qwen3_32b", ["speculation.sharing_shards=2"]))
-    assert said.startswith("4 replicas see each other's text through 2 shards, 1148 MiB in all at most")
-    assert "speculation.sharing=none" in said and "\n" not in said
-    assert "1 in all" in sharing.describe(compose_config("dapo_tiny_cpu", []))
+def test_the_line_of_the_log_names_replicas_ranks_memory_and_the_way_out():
+    said = sharing.describe(compose_config("dapo_qwen3_32b", []))
+    assert said == "4 replicas see each other's text, in 1148 MiB at most (speculation.sharing=none: without)"
+    alone = sharing.describe(compose_config("dapo_tiny_cpu", []))
+    assert alone == "none, drafters see the text of their own replica (1 replica)"
     alone = sharing.describe(compose_config("dapo_tiny_cpu", ["speculation.sharing=replicas"]))
-    assert alone.startswith("1 replica has no other to share with, its text is in 1 shard, ")
-
-
-def test_the_line_tells_of_data_parallel_ranks_which_have_a_drafter_each():
-    """The shards are told to every rank's engine: with them ranks see each other's text, without them none does."""
-    said = sharing.describe(compose_config("dapo_qwen3_235b", []))
-    own = "their own data-parallel rank, and the ranks of a replica do not share"
-    assert said == f"none, drafters see the text of {own} (1 replica of 32 data-parallel ranks)"
-    said = sharing.describe(compose_config("dapo_qwen3_235b", ["speculation.sharing=replicas"]))
-    assert said.startswith("1 replica of 32 data-parallel ranks see each other's text through 1 shard, ")
+    assert alone.startswith("1 replica has no other to share with, in ")
+    ranks = sharing.describe(compose_config("dapo_qwen3_235b", []))
+    own = "none, drafters see the text of their own data-parallel rank"
+    assert ranks == f"{own} (1 replica of 32 data-parallel ranks)"
+    ranks = sharing.describe(compose_config("dapo_qwen3_235b", ["speculation.sharing=replicas"]))
+    assert ranks.startswith("1 replica of 32 data-parallel ranks see each other's text, ")

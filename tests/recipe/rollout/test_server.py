@@ -47,5 +47,6 @@ def test_the_thread_that_shares_text_is_started_before_the_engines_yields():
 
     server = object.__new__(SpeculationServer)
     server.engine = SimpleNamespace(collective_rpc=collective_rpc)
-    asyncio.run(server.share(("address", "run", 1)))
+    server._sharing_address = "address"
+    asyncio.run(server.share())
     assert calls == ["sam_share", "sam_yield"]

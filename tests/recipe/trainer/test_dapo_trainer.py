@@ -35,17 +35,17 @@ def seen(monkeypatch):
 ENGINES_END = ["end_engine", "end_engine", 2]
 
 
-def make_trainer(seen, shards):
+def make_trainer(seen):
     trainer = object.__new__(DapoTrainer)
-    trainer.record, trainer.global_steps, trainer._shards = Calls(seen), 0, shards
+    trainer.record, trainer.global_steps = Calls(seen), 0
     replicas = [SimpleNamespace(servers=[Calls(seen)])] * 2
     trainer.llm_server_manager = SimpleNamespace(get_replicas=lambda: replicas)
     return trainer
 
 
-def test_the_engines_stop_sharing_before_the_shards_end(seen):
-    make_trainer(seen, ["a shard"]).fit(None)
-    assert seen == ["start", "fit", "finish", "stop_sharing", "stop_sharing", 2, *ENGINES_END]
+def test_the_engines_end_before_their_servers_and_the_log_that_they_share(seen):
+    make_trainer(seen).fit(None)
+    assert seen == ["start", "fit", "finish", *ENGINES_END]
 
 
 def test_an_engine_that_does_not_answer_is_no_failure_of_a_run_that_has_finished(seen, monkeypatch):
@@ -53,13 +53,8 @@ def test_an_engine_that_does_not_answer_is_no_failure_of_a_run_that_has_finished
         raise TimeoutError
 
     monkeypatch.setattr(module.ray, "get", fail)
-    make_trainer(seen, ["a shard"]).fit(None)
+    make_trainer(seen).fit(None)
     assert seen[:3] == ["start", "fit", "finish"]
-
-
-def test_a_run_that_does_not_share_asks_for_nothing(seen):
-    make_trainer(seen, []).fit(None)
-    assert seen == ["start", "fit", "finish", *ENGINES_END]
 
 
 @pytest.mark.parametrize("own", [True, False])

@@ -9,9 +9,11 @@ from sam.automaton.store import NOBODY
 from sam.drafting import origins
 from sam.drafting.drafter import Drafter
 from sam.drafting.origins import NUMBERS, SOURCES
+from sam.drafting.token_ids import digest
 from sam.record.responses import Recording
 from sam.replay.round_robin import replay
 from sam.sharing.drafter import SharingDrafter
+from sam.sharing.log import Piece
 
 K = 3
 
@@ -37,11 +39,9 @@ def counted(drafter):
     return {source: tuple(row) for source, row in zip(SOURCES, taken.tolist(), strict=True) if row[0]}
 
 
-def elsewhere(drafter, request, *text):
-    """A sibling of a request, in another replica, writes a text."""
-    slot = drafter.start_sibling(drafter._group_of[drafter._slots[request]])
-    slots, nothing_yet = np.array([slot]), np.zeros(1, np.int64)
-    assert drafter.append_siblings(slots, nothing_yet, tokens(*text), np.array([0, len(text)])) == len(text)
+def elsewhere(drafter, prompt, *text):
+    """A sibling of a request with that prompt, in another replica, writes a text."""
+    assert drafter.append_arrived([Piece(digest(prompt), object(), 0, tokens(*text))]) == len(text)
 
 
 def test_the_own_text_and_the_prompt_are_the_requests_own():
@@ -60,7 +60,7 @@ def test_siblings_here_and_elsewhere_and_what_both_know():
     for request in ("a", "b"):
         drafter.start(request, tokens(1, 2))
     step(drafter, "b", 5, 6, 7, 8, 5, 6, 7, 8, budget=0)
-    elsewhere(drafter, "a", 5, 6, 7, 8, 15, 16, 17, 18)
+    elsewhere(drafter, tokens(1, 2), 5, 6, 7, 8, 15, 16, 17, 18)
     assert step(drafter, "a", 5) == [6, 7, 8]
     assert step(drafter, "a", 6, 7, 8, 15) == [16, 17, 18]
     assert counted(drafter) == {"sibling_here": (3, 3)}
@@ -84,7 +84,7 @@ def test_of_requests_here_the_latest_is_the_source():
 def test_earlier_text_is_the_source_of_what_nobody_else_knows():
     drafter = make(SharingDrafter, scope="history", history_tokens=1000)
     drafter.start("a", tokens(1, 2))
-    elsewhere(drafter, "a", 5, 6, 7, 8)
+    elsewhere(drafter, tokens(1, 2), 5, 6, 7, 8)
     drafter.append_earlier(tokens(1, 2), tokens(5, 6, 7, 8, 15, 16, 17, 18))
     assert step(drafter, "a", 5) == [6, 7, 8]
     assert step(drafter, "a", 6, 7, 8, 15) == [16, 17, 18]
@@ -159,7 +159,7 @@ def test_every_state_has_a_writer_also_where_blocks_have_been_used_before(seed):
         drafter.start("a", prompt)
         for _ in range(10):
             step(drafter, "a", *rng.integers(4, size=3))
-            elsewhere(drafter, "a", *rng.integers(4, size=5))
+            elsewhere(drafter, prompt, *rng.integers(4, size=5))
             drafter.append_earlier(prompt, rng.integers(4, size=5).astype(np.int32))
         group = drafter._group_of[drafter._slots["a"]]
         assert writers_of(drafter.store, group).max() <= origins.EARLIER << origins.NUMBER_BITS | NUMBERS < NOBODY

@@ -6,7 +6,6 @@ import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sam.sharing.client import Client
-from sam.sharing.shard import Cluster
 from sam.switch.policy import Plan
 from sam.vllm.async_proposer import AsyncSamProposer, SampledStep
 from sam.vllm.step_recorder import StepRecorder
@@ -102,7 +101,7 @@ def test_without_drafts_text_is_shared_from_vllms_own_copy(model, counted_off, m
     monkeypatch.setattr(AsyncSamProposer, "_make_drafter", shared_at_once(AsyncSamProposer._make_drafter))
 
     def share(runner, steps):
-        runner.drafter.share(Cluster("no address", "run", 1))
+        runner.drafter.share("no address")
         (client,) = clients
 
         def put(event, *arguments):

@@ -94,12 +94,12 @@ def test_replicas_that_share_without_delay_are_as_one(related):
 @pytest.mark.parametrize("delay", [0, 30])
 def test_text_arrives_on_the_way_that_an_engines_takes(related, delay, monkeypatch):
     """All that siblings generate goes through the function that appends what a client has received."""
-    arrived, append = Counter(), SharingDrafter.append_siblings
+    arrived, append = Counter(), SharingDrafter.append_arrived
 
-    def counted(drafter, *arguments):
-        arrived[drafter] += append(drafter, *arguments)
+    def counted(drafter, part):
+        arrived[drafter] += append(drafter, part)
 
-    monkeypatch.setattr(SharingDrafter, "append_siblings", counted)
+    monkeypatch.setattr(SharingDrafter, "append_arrived", counted)
     made = []
 
     def make():

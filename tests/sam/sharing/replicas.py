@@ -3,17 +3,17 @@
 import numpy as np
 
 from sam.sharing.drafter import SharingDrafter
-from tests.sam.sharing.channel import Channel, Clock, make_client, make_groups, tokens
+from tests.sam.sharing.channel import Channel, make_client, tokens
 
 K = 3
 NOTHING = np.zeros(0, np.int64), np.zeros(0, np.int64), tokens(), np.zeros(1, np.int64)  # an engine step of no request
 
 
 class Replicas:
-    """Drafters that share through one shard."""
+    """Drafters that share through one log."""
 
     def __init__(self, number=2, **settings):
-        self.channel = Channel([make_groups()], Clock())
+        self.channel = Channel()
         self.drafters = [SharingDrafter(max_draft_tokens=K, **settings) for _ in range(number)]
         for drafter in self.drafters:
             drafter.share(make_client(self.channel))

@@ -5,20 +5,18 @@ from types import SimpleNamespace
 import pytest
 
 from sam.sharing.client import Client
-from sam.sharing.shard import Cluster
 from sam.vllm import proposer as module
-from tests.sam.sharing.channel import RUN, Channel, Clock, make_groups
+from tests.sam.sharing.channel import Channel
 from tests.sam.vllm.model_runner import make_proposer
 
-CLUSTER = Cluster("no address", RUN, 1)
 PROMPT, TEXT = [1, 2], [10, 11, 12, 13, 14, 15]
 
 
 @pytest.fixture
 def channel(monkeypatch):
-    """One shard in this process; clients have no thread, tests call `exchange`."""
-    made = Channel([make_groups()], Clock())
-    monkeypatch.setattr(module, "RelayTransport", lambda cluster: made.connect())
+    """A log in this process; clients have no thread, tests call `exchange`."""
+    made = Channel()
+    monkeypatch.setattr(module, "Link", lambda address: made)
     monkeypatch.setattr(Client, "start", lambda self: None)
     return made
 
@@ -26,14 +24,14 @@ def channel(monkeypatch):
 def replicas(**settings):
     made = [make_proposer(sharing="replicas", **settings) for _ in range(2)]
     for proposer in made:
-        proposer.share(CLUSTER)
+        proposer.share("address")
         proposer._runner.add("a", PROMPT)
     return made
 
 
 def exchange(channel, *proposers):
     for proposer in proposers:
-        channel.clock.now += 1.0
+        channel.clock.now += 0.9
         proposer.drafter.client.exchange()
 
 
@@ -51,7 +49,7 @@ def test_a_sibling_on_the_other_replica_is_drafted_from(channel):
 def test_text_leaves_in_each_interval_while_nobody_drafts(channel, monkeypatch):
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    proposer = replicas(policy="threshold", batch_size_threshold=0, sharing_interval_ms=50)[0]
+    proposer = replicas(policy="threshold", batch_size_threshold=0)[0]
     runner, client, sent, steps = proposer._runner, proposer.drafter.client, [], []
     put = client.put
 
@@ -63,21 +61,21 @@ def test_text_leaves_in_each_interval_while_nobody_drafts(channel, monkeypatch):
 
     monkeypatch.setattr(client, "put", noted)
     for step in range(45):
-        clock.now = 0.02 * step
+        clock.now = 0.04 * step
         assert runner.step(proposer, ["a"], {"a": [step]}) == {"a": []}
-    assert steps == sorted({*range(0, 45, 3), module.MAX_STEPS_BEHIND - 1}), "every 60 ms, and where a draft is made"
+    assert steps == sorted({*range(0, 45, 3), module.MAX_STEPS_BEHIND - 1}), "every 120 ms, and where a draft is made"
     assert sent == list(range(steps[-1] + 1))
     del runner.requests["a"]
     runner.add("b", PROMPT)
     for step in range(45, 49):
-        clock.now = 0.02 * step
+        clock.now = 0.04 * step
         runner.step(proposer, ["b"], {"b": [99]})
     assert sent[: sent.index(99)] == list(range(45)), "the end of a request leaves as well"
     assert proposer.counters["skipped_steps"] == 49 and proposer.counters["draft_errors"] == 0
 
 
-def test_without_a_cluster_or_with_one_that_fails_it_drafts_from_its_own(channel):
-    channel.is_down = True
+def test_without_a_log_or_with_one_that_fails_it_drafts_from_its_own(channel):
+    channel.failure = ConnectionError()
     alone, failing = make_proposer(sharing="replicas"), replicas()[0]
     alone._runner.add("a", PROMPT)
     for proposer in (alone, failing):
@@ -90,23 +88,14 @@ def test_without_a_cluster_or_with_one_that_fails_it_drafts_from_its_own(channel
     assert failing.counters["sharing_errors"] > 0
 
 
-def test_at_the_end_of_a_run_the_client_is_told_to_stop(channel, monkeypatch):
-    stopped = []
-    monkeypatch.setattr(Client, "stop", lambda self: stopped.append(self))
-    both, alone = replicas(), make_proposer()
-    for proposer in (*both, alone):
-        proposer.stop_sharing()
-    assert stopped == [proposer.drafter.client for proposer in both]
-
-
 def test_a_rank_whose_drafts_vllm_does_not_take_shares_nothing(channel):
     made = make_proposer(sharing="replicas")
     made._is_heard = False
-    made.share(CLUSTER)
+    made.share("address")
     assert made.drafter.client is None
 
 
 def test_a_run_that_does_not_share_has_no_client(channel):
     made = make_proposer()
-    made.share(CLUSTER)
+    made.share("address")
     assert not hasattr(made.drafter, "client")

@@ -1,0 +1,35 @@
+"""A server of an engine, in a thread of this process."""
+
+import asyncio
+import threading
+
+from sam.sharing.link import serve
+
+
+class Server:
+    """Answers at `address` what `answer` (bytes to bytes) says, or never while that is None."""
+
+    def __init__(self, address, answer):
+        self.answer = answer
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        self._server = asyncio.run_coroutine_threadsafe(serve(address, self._ask), self._loop).result(60)
+
+    async def _ask(self, question):
+        if self.answer is None:
+            await asyncio.sleep(600)
+        found = self.answer(question)
+        return found if isinstance(found, bytes) else await found
+
+    def end(self):
+        """As if its process ended."""
+
+        async def close():
+            self._server.close()
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(close(), self._loop).result(60)
+        self._loop.call_soon_threadsafe(self._loop.stop)
