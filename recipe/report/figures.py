@@ -24,14 +24,8 @@ class Curve(NamedTuple):
     caption: str
 
 
-REWARD = Curve(
-    "reward", "rollout/reward_all/mean", "mean reward",
-    "Of all generated responses, before groups without signal are dropped. Lossless: the curves lie on each other.",
-)  # fmt: skip
-ACCURACY = Curve(
-    "accuracy", "rollout/acc_all/mean", "share of right answers",
-    "Share of right answers: lines are training responses, circles the held-out set.",
-)  # fmt: skip
+REWARD = Curve("reward", "rollout/reward_all/mean", "mean reward", "Of all responses, those of dropped groups too.")
+ACCURACY = Curve("accuracy", "rollout/acc_all/mean", "share of right answers", "Circles: the held-out set.")
 LENGTH = Curve("response length", "response_length/mean", "tokens", "Mean of the responses trained on.")
 LEARNT = (
     Curve("reward, groups trained on", "critic/score/mean", "mean reward", "Of the responses trained on."),

@@ -169,48 +169,30 @@ def _of(part: str, *curves: Curve) -> list[Picture]:
     return [Picture(part, one.name[0].upper() + one.name[1:], one.caption, partial(_curve, one)) for one in curves]
 
 
+GRAPHS = (
+    Curve("graphs, steps with drafts", "rollout/graph_share/with_drafts", "share", "Steps that replayed a graph."),
+    Curve("graphs, other steps", "rollout/graph_share/without_drafts", "share", "Steps that replayed a graph."),
+)
+ACCEPTED = (
+    Curve("over training", "rollout/spec_accept_length", "mean acceptance length", "1 is no gain."),
+    Curve(
+        "the draft model over training", "rollout/spec_draft_model_accept_rate", "accepted / drafted", "Of its tokens."
+    ),
+)
 PICTURES = [
     Picture(
-        FIRST, "Running requests, and the drafts verified and accepted",
+        FIRST,
+        "Running requests, and the drafts verified and accepted",
         "A rollout of median length: requests that ran and, in each of the first run's engine steps, the draft tokens "
-        "that the switch let through and those of them that were accepted.", _drafts,
+        "that the switch let through and those of them that were accepted.",
+        _drafts,
     ),
     *_of(FIRST, REWARD, LENGTH, ACCURACY),
-    Picture(
-        TIME, "Rollout in all of verl",
-        "Measured in the server, summed over the steps. The tail is the time from when few requests run to the end of "
-        "a generation round.", _rollout_time,
-    ),
-    *_of(
-        TIME,
-        Curve(
-            "steps with drafts that replayed a graph", "rollout/graph_share/with_drafts", "share",
-            "Of the engine steps that verified drafts, those that replayed a graph.",
-        ),
-        Curve(
-            "other steps that replayed a graph", "rollout/graph_share/without_drafts", "share",
-            "The same of all other engine steps.",
-        ),
-    ),
-    *_of(
-        ACCEPTANCE,
-        Curve(
-            "over training", "rollout/spec_accept_length", "mean acceptance length",
-            "Tokens per verify step of a request (accepted plus bonus) in each training step; 1 is no gain.",
-        ),
-        Curve(
-            "the draft model over training", "rollout/spec_draft_model_accept_rate", "accepted / drafted",
-            "Share of the draft model's tokens that the text has too: it falls as the policy moves away.",
-        ),
-    ),
-    Picture(
-        ACCEPTANCE, "By position in the response",
-        "Tokens per verify step of a request by where in the response it happened; 1 is no gain.", _by_position,
-    ),
+    Picture(TIME, "Rollout in all of verl", "Measured in the server, summed over the steps.", _rollout_time),
+    *_of(TIME, *GRAPHS),
+    *_of(ACCEPTANCE, *ACCEPTED),
+    Picture(ACCEPTANCE, "By position in the response", "Tokens per verify step of a request.", _by_position),
     Picture(ACCEPTANCE, "Where drafts came from", "Draft tokens of the first run, of one prompt in 32.", _sources),
     *_of(TRAINING, *LEARNT),
-    Picture(
-        TRAINING, "Identical responses",
-        "Share of responses that are the same token for token in the first two runs.", _identical,
-    ),
-]  # fmt: skip
+    Picture(TRAINING, "Identical responses", "The same token for token in the first two runs.", _identical),
+]

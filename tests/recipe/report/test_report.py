@@ -107,7 +107,7 @@ def test_what_only_some_runs_record_is_drawn_where_they_do(runs, report):
         row |= {"rollout/graph_share/with_drafts": 0.9, "rollout/spec_draft_model_accept_rate": 0.4}
 
     change_metrics(runs[0], record)
-    more = {"Where drafts came from", "Steps with drafts that replayed a graph", "The draft model over training"}
+    more = {"Where drafts came from", "Graphs, steps with drafts", "The draft model over training"}
     assert more <= set(pictures(report()[1]))
 
 
