@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recipe.report.runs import ROLLOUT_SECONDS, Run, common_steps, compare_responses, left_out
+from recipe.report.runs import ROLLOUT_SECONDS, TAIL_SECONDS, Run, common_steps, compare_responses, left_out
 from recipe.report.stock import MEASURE, times
 from sam.bench.verdict import GO
 from sam.reading import expect, json_object
@@ -147,10 +147,11 @@ def _figure(summary: dict, form: str, *keys: str) -> str:
 
 def remarks(runs: list[Run], summary: dict) -> list[str]:
     """A line for each part that is left out or read in another way than usual, and why."""
+    sources = ", ".join(run.source for run in runs if not run.recorded)  # reading them may add a remark
     lines = [remark for run in runs for remark in run.remarks]
     if summary["stock_note"]:
         lines.append(summary["stock_note"])
-    if sources := ", ".join(run.source for run in runs if not run.recorded):
+    if sources:
         lines.append(f"no engine steps in {sources}: running requests over time and acceptance by position left out")
     if sources := ", ".join(run.source for run in runs[:2] if not run.has_responses):
         lines.append(f"no responses in {sources}: identical responses left out")
@@ -204,7 +205,9 @@ def phases(first: Run, second: Run) -> list[tuple]:
     The tail and the generation rounds of dynamic sampling, of the steps that had them in both runs, are phases of their
     own. The published tables give (second - first) / first: 4159 s to 3793 s are their -9.6 %, of the second 8.8 %.
     """
-    names = {first.rollout_key: "rollout", "rollout/tail_seconds": "tail of the rollout"}
+    names = {first.rollout_key: "rollout"}
+    if len({run.speculation("batch_size_threshold") for run in (first, second)}) == 1:  # else tails are not the same
+        names[TAIL_SECONDS] = "tail of the rollout"
     for key in {key for run in (first, second) for row in run.metrics.values() for key in row}:
         phase, _, name = key.rpartition("/")
         if phase == "timing_s":

@@ -1,5 +1,6 @@
 """Run directories, thousands of them spoilt: what can be shown is, one line says what cannot, and no figure changes."""
 
+import html
 import json
 import shutil
 import warnings
@@ -15,7 +16,7 @@ from recipe.report.__main__ import main
 from recipe.report.runs import Run, make_comparable
 from sam.record.engine_steps import EngineSteps
 from sam.simulate.run import RecordedRun, fit_runs
-from tests.recipe.report.test_report import make_run
+from tests.recipe.report.test_report import change_metrics, make_run
 from tests.sam.record.spoilt import CUTS, EACH, PATHS, VALUES, one_line, spoil_bytes, spoil_value
 
 FILES = (
@@ -89,17 +90,19 @@ def test_a_simulation_takes_a_run_whole_or_not_at_all(pair, name, cuts, path, ne
 
 
 def test_the_page_of_a_damaged_run_is_written(pair, tmp_path, capsys):
-    first = shutil.copytree(pair[0], tmp_path / "first")
+    first, second = (shutil.copytree(run, tmp_path / run.name) for run in pair)
     (first / "versions.json").write_text("")
     (first / "rollouts" / "2.jsonl").write_bytes((first / "rollouts" / "2.jsonl").read_bytes()[:-20])
     (first / "engine_steps" / "1.npz").write_bytes(b"PK")
     (first / "metrics.jsonl").write_text((first / "metrics.jsonl").read_text().replace("0.1", "NaN"))
-    assert main([str(first), str(pair[1]), "--output", str(tmp_path / "out")]) == 0
+    for run in (first, second):  # a tail that needs no engine steps
+        change_metrics(run, lambda row: row.update({"rollout/tail_seconds": 1.0}))
+    assert main([str(first), str(second), "--output", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     assert "4 of 4 responses identical" in said and "nan" not in said
     for file in ("versions.json", "rollouts/2.jsonl, line 4", "engine_steps/1.npz"):
         assert f"{first / file}: not " in said
-    assert (tmp_path / "out" / "report.html").is_file()
+        assert f"{first / file}: not " in html.unescape((tmp_path / "out" / "report.html").read_text())
 
 
 def test_engine_steps_that_do_not_fit_are_left_out(pair, baseline, tmp_path):
