@@ -5,11 +5,16 @@ return is HTML and goes in as it is.
 """
 
 import base64
-import html
 import io
 from collections.abc import Iterable, Sequence
 
-STYLE = """
+from jinja2 import Environment
+
+LONG_CELL = 60  # characters from which a cell may wrap
+TEMPLATES = """
+{% macro page(title, sections, answer, style) %}<!doctype html>
+<html lang='en'><head><meta charset='utf-8'><meta name='viewport' content='width=device-width,initial-scale=1'>
+<title>{{ title }}</title><style>
 body{font:16px/1.5 system-ui,sans-serif;max-width:76rem;margin:0 auto;padding:1.5rem 1rem 4rem;color:#222}
 h1{font-size:1.5rem;margin:0 0 1rem}h2{font-size:1.15rem;margin:2.5rem 0 .8rem}p{max-width:48rem}
 .answer{border-left:.3rem solid #009E73;background:#f2f8f6;padding:.8rem 1.1rem;overflow-wrap:anywhere}
@@ -20,8 +25,29 @@ figure{margin:0;max-width:34rem}figure img{width:100%;height:auto}figcaption{col
 td,th{padding:.25rem .8rem .25rem 0;text-align:left;border-bottom:1px solid #ddd;white-space:nowrap;vertical-align:top}
 td.long{white-space:normal;min-width:16rem}
 pre{background:#f5f5f5;padding:.7rem 1rem;font-size:.875rem;white-space:pre-wrap;overflow-wrap:anywhere}
+{{ style | safe }}</style></head><body><h1>{{ title }}</h1>
+{%- if answer %}<div class='answer'>{% for line in answer %}<p>{{ line }}</p>{% endfor %}</div>{% endif %}
+{%- for heading, content in sections %}
+{% if heading %}<h2>{{ heading }}</h2>{% endif %}{{ content | safe }}
+{%- endfor %}</body></html>
+{% endmacro %}
+{% macro chart(title, source, caption) -%}
+<figure><img alt='{{ title }}' src='data:image/svg+xml;base64,{{ source }}'>
+{%- if caption %}<figcaption>{{ caption }}</figcaption>{% endif %}</figure>
+{%- endmacro %}
+{% macro line(cells, tag) -%}
+<tr>{% for cell in cells %}
+{%- set kind = " class='long'" if cell | string | length >= long else "" -%}
+<{{ tag }}{{ kind | safe }}>{{ cell }}</{{ tag }}>
+{%- endfor %}</tr>
+{%- endmacro %}
+{% macro paragraph(text) %}<p>{{ text }}</p>{% endmacro %}
+{% macro verbatim(text) %}<pre>{{ text }}</pre>{% endmacro %}
+{% macro table(header, rows) -%}
+<div class='table'><table>{{ line(header, 'th') }}{% for row in rows %}{{ line(row, 'td') }}{% endfor %}</table></div>
+{%- endmacro %}
 """
-LONG_CELL = 60  # characters from which a cell may wrap
+MACROS = Environment(autoescape=True).from_string(TEMPLATES, {"long": LONG_CELL}).module
 
 
 def page(title: str, sections: Iterable[tuple[str, str]], answer: Iterable[str] = (), style: str = "") -> str:
@@ -33,16 +59,7 @@ def page(title: str, sections: Iterable[tuple[str, str]], answer: Iterable[str] 
         answer: lines of text of the block at the top; the first one is set large.
         style: further CSS.
     """
-    lines = "".join(f"<p>{html.escape(line)}</p>" for line in answer)
-    parts = [f"<div class='answer'>{lines}</div>"] if lines else []
-    for heading, content in sections:
-        parts.append((f"<h2>{html.escape(heading)}</h2>" if heading else "") + content)
-    head = (
-        f"<meta charset='utf-8'><meta name='viewport' content='width=device-width,initial-scale=1'>"
-        f"<title>{html.escape(title)}</title><style>{STYLE}{style}</style>"
-    )
-    body = f"<h1>{html.escape(title)}</h1>" + "\n".join(parts)
-    return f"<!doctype html><html lang='en'><head>{head}</head><body>{body}</body></html>\n"
+    return str(MACROS.page(title, sections, list(answer), style))
 
 
 def chart(figure, title: str, caption: str = "") -> str:
@@ -50,9 +67,7 @@ def chart(figure, title: str, caption: str = "") -> str:
     content = io.BytesIO()
     # Without a date, equal figures are equal files.
     figure.savefig(content, format="svg", metadata={"Date": None})
-    encoded = base64.b64encode(content.getvalue()).decode()
-    below = f"<figcaption>{html.escape(caption)}</figcaption>" if caption else ""
-    return f"<figure><img alt='{html.escape(title)}' src='data:image/svg+xml;base64,{encoded}'>{below}</figure>"
+    return str(MACROS.chart(title, base64.b64encode(content.getvalue()).decode(), caption))
 
 
 def side_by_side(charts: Iterable[str]) -> str:
@@ -62,24 +77,14 @@ def side_by_side(charts: Iterable[str]) -> str:
 
 def table(header: Sequence, rows: Iterable[Sequence]) -> str:
     """A table of texts and numbers; on a narrow window it scrolls by itself."""
-
-    def line(cells: Sequence, tag: str) -> str:
-        texts = [str(cell) for cell in cells]
-        kinds = [" class='long'" if len(text) >= LONG_CELL else "" for text in texts]
-        return (
-            "<tr>"
-            + "".join(f"<{tag}{kind}>{html.escape(text)}</{tag}>" for kind, text in zip(kinds, texts, strict=True))
-            + "</tr>"
-        )
-
-    return f"<div class='table'><table>{line(header, 'th')}{''.join(line(row, 'td') for row in rows)}</table></div>"
+    return str(MACROS.table(header, rows))
 
 
 def paragraph(text: str) -> str:
     """A text."""
-    return f"<p>{html.escape(text)}</p>"
+    return str(MACROS.paragraph(text))
 
 
 def verbatim(text: str) -> str:
     """Lines to copy, or a table of characters."""
-    return f"<pre>{html.escape(text)}</pre>"
+    return str(MACROS.verbatim(text))

@@ -7,7 +7,6 @@ import numpy as np
 
 from sam.drafting.origins import SOURCES
 from sam.record.engine_steps import EngineSteps
-from sam.switch.step_cost import least_squares_without_negative_terms
 
 
 @dataclass
@@ -31,44 +30,46 @@ class RolloutRecord:
     def metrics(self, tail_threshold: int | None = None, rounds: int = 1) -> dict[str, float]:
         """The step's figures for wandb, after so many generation rounds; a replica is in its tail at or below
         `tail_threshold` running requests. Milliseconds are per engine step, shares are of engine steps."""
-
-        def total(name: str) -> float:
-            return float(sum(np.sum(getattr(part, name)) for part in self.replicas))
-
-        steps = max(1.0, float(sum(len(part) for part in self.replicas)))
-        drafted, accepted, verified = map(total, ("drafted", "accepted", "position_steps"))
+        steps = max(1.0, float(sum(map(len, self.replicas))))
+        milliseconds = {name: self._total(f"{name}_ms") / steps for name in ("step", "forward", "verify", "draft")}
+        other = milliseconds["step"] - sum(list(milliseconds.values())[1:])
         values = {
             "rollout/seconds": max(self.replica_seconds),
             "rollout/engine_steps": steps,
-            "rollout/tokens": total("emitted"),
+            "rollout/tokens": self._total("emitted"),
+            "rollout/switch_on_share": self._total("drafting") / steps,
+            "rollout/asynchronous_scheduling": float(all(part.asynchronous for part in self.replicas)),
+            "rollout/preemptions": self._total("preemptions"),
+            "rollout/running_requests/max": float(max(part.running.max(initial=0) for part in self.replicas)),
+            **{f"rollout/{name}_ms_per_step": value for name, value in milliseconds.items()},
+            "rollout/other_ms_per_step": max(0.0, other),
+        }
+        values |= self._acceptance() | self._timeline() | self._rounds(rounds) | self._graphs() | self._sources()
+        if tail_threshold is not None:
+            values |= self._tail(tail_threshold)
+        return values | {f"rollout/drafter/{name}": float(value) for name, value in self.replicas[0].counters.items()}
+
+    def _total(self, name: str) -> float:
+        return float(sum(np.sum(getattr(part, name)) for part in self.replicas))
+
+    def _acceptance(self) -> dict[str, float]:
+        """What was drafted, verified and accepted, by position in the draft as well, and of a draft model's tokens."""
+        drafted, accepted, verified = map(self._total, ("drafted", "accepted", "position_steps"))
+        values = {
             "rollout/spec_drafted_tokens": drafted,
             "rollout/spec_accepted_tokens": accepted,
             "rollout/spec_accept_rate": accepted / drafted if drafted else 0.0,
-            "rollout/spec_accept_length": total("position_emitted") / verified if verified else 1.0,
+            "rollout/spec_accept_length": self._total("position_emitted") / verified if verified else 1.0,
             "rollout/spec_verify_steps": verified,
-            "rollout/switch_on_share": total("drafting") / steps,
-            "rollout/asynchronous_scheduling": float(all(part.asynchronous for part in self.replicas)),
-            "rollout/preemptions": float(sum(part.preemptions for part in self.replicas)),
-            "rollout/running_requests/max": float(max(part.running.max(initial=0) for part in self.replicas)),
         }
-        values |= self._timeline() | self._rounds(rounds) | self._graphs() | self._sources()
-        if tokens := total("draft_model_drafted_tokens"):
+        drafted_at, accepted_at = (sum(getattr(p, n) for p in self.replicas) for n in ("drafted_at", "accepted_at"))
+        for position, (count, right) in enumerate(zip(drafted_at, accepted_at, strict=True), start=1):
+            if count:
+                values[f"rollout/spec_accept_rate/position_{position}"] = float(right / count)
+        if tokens := self._total("draft_model_drafted_tokens"):
             values["rollout/spec_draft_model_tokens"] = tokens
-            values["rollout/spec_draft_model_accept_rate"] = total("draft_model_accepted_tokens") / tokens
-        if tail_threshold is not None:
-            values |= self._tail(tail_threshold)
-        for part in ("step", "forward", "verify", "draft"):
-            values[f"rollout/{part}_ms_per_step"] = total(f"{part}_ms") / steps
-        parts = sum(values[f"rollout/{part}_ms_per_step"] for part in ("forward", "verify", "draft"))
-        values["rollout/other_ms_per_step"] = max(0.0, values["rollout/step_ms_per_step"] - parts)
-        if drafted:
-            values["rollout/rejected_seconds"] = sum(map(rejected_seconds, self.replicas)) / len(self.replicas)
-        drafted_at = sum(part.drafted_at for part in self.replicas)
-        accepted_at = sum(part.accepted_at for part in self.replicas)
-        for position, (d, a) in enumerate(zip(drafted_at, accepted_at, strict=True), start=1):
-            if d:
-                values[f"rollout/spec_accept_rate/position_{position}"] = float(a / d)
-        return values | {f"rollout/drafter/{name}": float(value) for name, value in self.replicas[0].counters.items()}
+            values["rollout/spec_draft_model_accept_rate"] = self._total("draft_model_accepted_tokens") / tokens
+        return values
 
     def _graphs(self) -> dict[str, float]:
         """Steps with drafts; by phase, the share that replayed a graph: no value without graphs, or without steps."""
@@ -84,11 +85,13 @@ class RolloutRecord:
 
     def _tail(self, threshold: int) -> dict[str, float]:
         """Seconds of a replica's tail (mean of the replicas), and the tails' share of all replicas' engine time."""
-        tails = [float(part.step_ms[part.in_tail(threshold)].sum()) for part in self.replicas]
-        whole = float(sum(part.step_ms.sum() for part in self.replicas))
+        tail, whole = (
+            sum(float(part.step_ms[part.in_tail(threshold)].sum()) for part in self.replicas),
+            self._total("step_ms"),
+        )
         return {
-            "rollout/tail_seconds": sum(tails) / len(tails) / 1e3,
-            "rollout/tail_share": sum(tails) / whole if whole else 0.0,
+            "rollout/tail_seconds": tail / len(self.replicas) / 1e3,
+            "rollout/tail_share": tail / whole if whole else 0.0,
         }
 
     def _rounds(self, rounds: int) -> dict[str, float]:
@@ -117,25 +120,10 @@ class RolloutRecord:
         ends = np.cumsum(self.replicas[0].step_ms)
         if not len(ends):
             return {}
-        at = np.searchsorted(ends, ends[-1] * np.arange(1, 10) / 10)
-        running = self.replicas[0].running[at]
+        running = self.replicas[0].running[np.searchsorted(ends, ends[-1] * np.arange(1, 10) / 10)]
         return {f"rollout/running_requests/at_{10 * (i + 1)}_percent": float(n) for i, n in enumerate(running)}
 
 
 def routing_metrics(figures: dict[str, float]) -> dict[str, float]:
     """For wandb, of what sam.routing.meter.Meter.take gave."""
     return {f"rollout/routing/{name}": value for name, value in figures.items()}
-
-
-def token_milliseconds(steps: EngineSteps) -> float:
-    """Milliseconds that a draft token adds to an engine step: least squares over fixed part, requests, draft tokens."""
-    used = steps.step_ms > 0
-    columns = [np.ones(int(used.sum())), steps.running[used], steps.drafted[used]]
-    if len(columns[0]) < len(columns):
-        return 0.0
-    return float(least_squares_without_negative_terms(np.stack(columns, axis=1), steps.step_ms[used])[2])
-
-
-def rejected_seconds(steps: EngineSteps) -> float:
-    """Seconds of a replica's rollout that were spent on draft tokens that were rejected."""
-    return token_milliseconds(steps) * float(steps.drafted.sum() - steps.accepted.sum()) / 1e3

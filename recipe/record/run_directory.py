@@ -14,6 +14,7 @@ from sam.record.run_directory import METRICS_FILE, responses_path
 
 STATE_FILE = "state.json"
 LOCK_FILE = "running.json"  # there while a run goes on
+TRAJECTORY = ("sample", "round", "kept", "prompt_tokens", "response_tokens", "reward")  # written as they are
 # Phases that state.json names, beside weight_sync, which may hang, and finished.
 STARTING_RAY, STARTING_WORKERS, STARTING_ENGINES = "starting Ray", "starting the workers", "starting the engines"
 VALIDATING, RUNNING = "first validation", "running"
@@ -64,21 +65,11 @@ class RunRecord:
     def write_rollouts(self, step: int, sampled, run_seed: int) -> None:
         """Write a step's responses (recipe.trainer.dynamic_sampling.SampledStep) to rollouts/<step>.jsonl."""
         rows = []
-        for trajectory in sampled.trajectories:
-            _, prompt = parse_prompt_uid(trajectory.uid)
-            rows.append(
-                {
-                    "prompt": prompt,
-                    "sample": trajectory.sample,
-                    "round": trajectory.round,
-                    "kept": trajectory.kept,
-                    "seed": sample_seed(run_seed, "train", step, prompt, trajectory.sample),
-                    "prompt_tokens": trajectory.prompt_tokens,
-                    "response_tokens": trajectory.response_tokens,
-                    "reward": trajectory.reward,
-                    "acc": trajectory.metrics.get("acc", 0.0),
-                }
-            )
+        for one in sampled.trajectories:
+            prompt = parse_prompt_uid(one.uid)[1]
+            row = {name: getattr(one, name) for name in TRAJECTORY}
+            row |= {"prompt": prompt, "seed": sample_seed(run_seed, "train", step, prompt, one.sample)}
+            rows.append(row | {"acc": one.metrics.get("acc", 0.0)})
         _write_lines(responses_path(self.directory, step), rows)
 
     def write_engine_steps(self, step: int, record) -> None:

@@ -39,18 +39,29 @@ def changes(run_directory: Path, config: DictConfig) -> tuple[list[str], list[st
     """
     path = run_directory / CONFIG_FILE
     try:
-        before, now = _flat(OmegaConf.to_container(OmegaConf.load(path))), _flat(OmegaConf.to_container(config))
+        found = differences(OmegaConf.to_container(OmegaConf.load(path)), OmegaConf.to_container(config))
     except Exception as error:  # YAML's and OmegaConf's, which share no class
         reason = str(error).splitlines()[0]
         raise ValueError(f"{path} cannot be read ({reason}): what settings the run had is not known") from error
     optimizer = config.actor_rollout_ref.actor.optim
     is_constant = all(optimizer.get(name) in (None, "constant") for name in SCHEDULES)
     curve, others = [], []
-    for key in sorted(before.keys() | now.keys()):
-        if (old := before.get(key, UNSET)) != (new := now.get(key, UNSET)):
-            harmless = _below(key, HARMLESS) and not _below(key, NOT_HARMLESS) and (is_constant or key not in LENGTHS)
-            (others if harmless else curve).append(f"{key} {_shown(old)} -> {_shown(new)}")
+    for key, (old, new) in found.items():
+        harmless = _below(key, HARMLESS) and not _below(key, NOT_HARMLESS) and (is_constant or key not in LENGTHS)
+        (others if harmless else curve).append(f"{key} {old} -> {new}")
     return curve, others
+
+
+def differences(before: dict, now: dict) -> dict[str, tuple[str, str]]:
+    """Dotted keys whose values differ, with both values as texts.
+
+    Example:
+        >>> differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": None}, "d": 4})
+        {'a.c': ('2', 'null'), 'd': ('not set', '4')}
+    """
+    before, now = _flat(before), _flat(now)
+    pairs = {key: (before.get(key, UNSET), now.get(key, UNSET)) for key in sorted(before.keys() | now.keys())}
+    return {key: (_shown(old), _shown(new)) for key, (old, new) in pairs.items() if old != new}
 
 
 def keep(run_directory: Path, config: DictConfig, until_step: int | None) -> None:

@@ -1,4 +1,4 @@
-"""`python -m recipe.report RUN_SAM RUN_OFF [RUN ...]`: two runs compared, as HTML, Markdown, PNG and JSON.
+"""`python -m recipe.report RUN_SAM RUN_OFF [RUN ...]`: two runs compared, on one HTML page and as JSON.
 
 The first run speculates, the second is the baseline; more runs are peers shown beside them. A run is a run directory,
 or entity/project/run_id of a wandb server.
@@ -9,14 +9,20 @@ import json
 import sys
 from pathlib import Path
 
-from recipe.report.answer import remarks, ten_lines
-from recipe.report.page import all_tables, as_html, as_markdown
-from recipe.report.runs import make_comparable, summarize
-from recipe.report.scopes import replay_scopes
+from recipe.record.settings import differences
+from recipe.report import figures, stock
+from recipe.report.figures import answer, facts, remarks, summarize
+from recipe.report.runs import Run, load_run, make_comparable
 from recipe.report.stock import AgainstStock
-from recipe.report.tables import AGREEMENT_HEADER, agreement
-from recipe.report.wandb_reader import load_run
+from sam import page
 from sam.command import run_command
+
+TITLE = "Does speculation pay?"
+# The first picture is as wide as two, where there is room for two.
+STYLE = """
+.grid{margin-top:2rem}
+@media(min-width:46rem){.answer+.grid figure:first-child{grid-column:span 2;max-width:none}}
+"""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -37,30 +43,38 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def report(sources: list[str], output: Path | None) -> str:
-    """Write report.html, report.md, the pictures and summary.json into `output`; returns what is printed."""
+    """Write report.html and summary.json into `output`; returns what is printed."""
     runs = [load_run(source) for source in sources]
     make_comparable(runs)
-    summary = summarize(runs)
-    header, rows = AGREEMENT_HEADER, agreement(*runs[:2])
-    summary["agreement"] = {row[0]: dict(zip(header[1:], row[1:], strict=True)) for row in rows}
-    scopes = replay_scopes(runs[0])
-    for scope, result in scopes.items():
-        summary[f"accept_length_scope_{scope}"] = result.summary()["mean_acceptance_length"]
-    from recipe.report.plots import draw_all
-
     output = output or (runs[0].directory.parent if runs[0].directory else Path("outputs/report"))
+    against, note = AgainstStock.load(output, runs[0])
+    summary = summarize(runs) | {"stock": against and against.summary(), "stock_note": note}
     output.mkdir(parents=True, exist_ok=True)
-    stock, summary["stock_note"] = AgainstStock.load(output, runs[0])
-    summary["stock"] = stock and stock.summary()
-    pictures = draw_all(runs, summary["tail_threshold"], scopes, stock)
-    for picture in pictures:
-        picture.figure.savefig(output / f"{picture.name}.png", dpi=120)
     (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    tables = all_tables(runs, summary, stock)
-    (output / "report.md").write_text(as_markdown(summary, pictures, tables))
-    (output / "report.html").write_text(as_html(summary, pictures, tables))
+    (output / "report.html").write_text(as_html(runs, summary, against))
+    values = [f"{name:<24}{value}" for name, value in facts(summary)]
     notes = (f"note: {line}" for line in remarks(runs, summary))
-    return "\n".join([*ten_lines(summary), *notes, f"report: {output / 'report.html'}"])
+    return "\n".join([*answer(summary), *values, *notes, f"report: {output / 'report.html'}"])
+
+
+def as_html(runs: list[Run], summary: dict, against: AgainstStock | None) -> str:
+    """The page: the answer, the pictures, then the tables that have rows."""
+    from recipe.report.plots import draw_all  # loads matplotlib
+
+    first, second = runs[:2]
+    differing = differences(first.config, second.config).items()
+    tables = {
+        "Figures": (("figure", "value"), facts(summary)),
+        "What to know of these figures": (("note",), [(line,) for line in remarks(runs, summary)]),
+        "Engines alone, on the recorded text": (stock.HEADER, against.table() if against else []),
+        "Whether the curves agree": (figures.AGREEMENT_HEADER, figures.agreement(first, second)),
+        "Seconds of each phase": (figures.PHASE_HEADER, figures.phases(first, second)),
+        "What differs between the two configs": (("key", "first", "second"), [(k, *v) for k, v in differing]),
+        "Versions": (("package", "version"), list(first.versions.items())),
+    }
+    sections = [(part, page.side_by_side(charts)) for part, charts in draw_all(runs, summary).items()]
+    sections += [(title, page.table(header, rows)) for title, (header, rows) in tables.items() if rows]
+    return page.page(TITLE, sections, answer(summary), STYLE)
 
 
 if __name__ == "__main__":

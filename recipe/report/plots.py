@@ -1,265 +1,198 @@
-"""The report's pictures: one function each, small enough to stand side by side."""
+"""The report's pictures: small enough to stand side by side, each drawn where a run has recorded what it shows."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from operator import attrgetter
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
-from recipe.report.gantt import picture_of_runs
-from recipe.report.picture import ACCEPTANCE, FIRST, TIME, TRAINING, Picture, Plot
-from recipe.report.runs import REWARD, Run, compare_responses
-from recipe.report.sources import draw_sources, has_sources
-from recipe.report.stock import AgainstStock, draw_stock
-from recipe.report.timeline import draw_drafts, draw_running, draw_step_time, label
+from recipe.report.figures import ACCURACY, LEARNT, LENGTH, REWARD, Curve
+from recipe.report.runs import Run
 from sam.bench.charts import COLORS
 from sam.command import new_figure
-from sam.replay.round_robin import Replay
+from sam.page import chart
+from sam.record.engine_steps import EngineSteps
 
-# For a second run of a method, and for what is no method: Okabe and Ito's, which colour-blind readers tell apart.
-SPARE_COLORS = ("#0072B2", "#CC79A7", "#56B4E9", "#B2182B", "#F0E442")
+SPARE_COLORS = ("#0072B2", "#CC79A7", "#56B4E9", "#B2182B", "#F0E442")  # Okabe and Ito's, for a method's second run
 DASHES = {"off": "--", "ngram": "-.", "suffix": ":"}
-POSITION = "position in the response (tokens)"
-SIZE = (4.8, 3.0)  # inches
-WIDE = (6.6, 3.1)
+SIZE, WIDE = (4.8, 3.0), (6.6, 3.1)  # inches; the first picture is as wide as two
+POINTS = 120  # of a curve over time
+SHARE = "rollout/spec_source_share/"
+# Parts of the page, in reading order; the pictures of FIRST stand below the answer without a heading.
+FIRST, TIME, ACCEPTANCE, TRAINING = "", "Where the time went", "Acceptance", "Training"
 
 
-@dataclass(frozen=True)
-class Looks:
-    """What the pictures share: a colour for each run, by its name, and from how many requests on there is a tail."""
+class Drawing(NamedTuple):
+    """What is drawn: the runs, colour, dashes and label of each by its name, and the figures of summary.json."""
 
-    colors: dict[str, str]
-    threshold: int | None
-
-    def line(self, axes, run: Run, x, y, **style) -> None:
-        dashes = DASHES.get(run.name.split()[0], "-")  # a second run of a method is "sam 2"
-        axes.plot(x, y, label=run.name, color=self.colors[run.name], linestyle=dashes, **style)
+    runs: list[Run]
+    styles: dict[str, dict[str, str]]
+    summary: dict
 
 
-def colors_of(names: list[str]) -> dict[str, str]:
+class Picture(NamedTuple):
+    """A picture of a part of the page; `draw` takes axes and a Drawing, and says whether there is something to see."""
+
+    part: str
+    title: str
+    caption: str
+    draw: Callable[..., bool]
+
+
+def draw_all(runs: list[Run], summary: dict) -> dict[str, list[str]]:
+    """Charts of what the runs have recorded, as HTML, by their part of the page."""
+    drawing, charts = Drawing(runs, styles_of([run.name for run in runs]), summary), {}
+    for part, title, caption, draw in PICTURES:
+        figure = new_figure(*(SIZE if charts else WIDE))
+        axes = figure.subplots()
+        if draw(axes, drawing):
+            axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.tick_params(labelsize=8)
+            if axes.get_legend_handles_labels()[0]:
+                axes.legend(frameon=False, fontsize=8)
+            charts.setdefault(part, []).append(chart(figure, title, caption))
+    return charts
+
+
+def styles_of(names: list[str]) -> dict[str, dict[str, str]]:
     """A method's own colour for its first run, a colour of its own for every other run.
 
     Example:
-        >>> colors = colors_of(["sam", "off", "sam 2"])
-        >>> len(set(colors.values()))
+        >>> styles = styles_of(["sam", "off", "sam 2"])
+        >>> len({style["color"] for style in styles.values()})
         3
     """
     others = [name for name in names if name not in COLORS]
-    spare = {name: SPARE_COLORS[i % len(SPARE_COLORS)] for i, name in enumerate(others)}
-    return {name: COLORS.get(name) or spare[name] for name in names}
+    colors = COLORS | {name: SPARE_COLORS[i % len(SPARE_COLORS)] for i, name in enumerate(others)}
+    dashes = {name: DASHES.get(name.split()[0], "-") for name in names}  # a second run of a method is "sam 2"
+    return {name: {"label": name, "color": colors[name], "linestyle": dashes[name]} for name in names}
 
 
-def draw_all(
-    runs: list[Run], threshold: int | None, scopes: dict[str, Replay], stock: AgainstStock | None
-) -> list[Picture]:
-    """What the runs have recorded, in reading order."""
-    looks, pictures = Looks(colors_of([run.name for run in runs]), threshold), []
+def over_time(steps: EngineSteps, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """A column as means over equal spans of time, weighed by the steps' duration.
 
-    def add(name: str, plot: Plot, *what) -> None:
-        figure = new_figure(*(WIDE if name in ("drafts", "sources") else SIZE))
-        axes = figure.subplots()
-        more = plot.draw(axes, *what)
-        axes.set_title(plot.title, loc="left", fontsize=10, fontweight="bold")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(labelsize=8)
-        caption = plot.caption.format(threshold=threshold) + (f" {more}" if more else "")
-        pictures.append(Picture(name, plot.part, plot.title, caption, figure))
-
-    for name, plot in PLOTS.items():
-        if having := [run for run in runs if plot.needs(run)]:
-            add(name, plot, having, looks)
-        if name == "drafts" and stock:
-            add("stock", AGAINST_STOCK, stock)
-    if gantt := picture_of_runs(runs):
-        pictures.append(gantt)
-    if all(run.has_responses for run in runs[:2]):
-        add("identical", IDENTICAL, *runs[:2])
-    if scopes:
-        add("acceptance_by_scope", BY_SCOPE, scopes)
-    return pictures
+    Returns:
+        float [POINTS], seconds at the spans' ends, and the means.
+    """
+    milliseconds = steps.step_ms.astype(np.float64)
+    ends, sums = (np.cumsum([0.0, *values]) for values in (milliseconds, getattr(steps, name) * milliseconds))
+    edges = np.linspace(0.0, ends[-1], POINTS + 1)
+    return edges[1:] / 1e3, np.diff(np.interp(edges, ends, sums)) / np.diff(edges)
 
 
-def _acceptance_by_scope(axes, scopes: dict[str, Replay]) -> None:
-    for (scope, result), style, color in zip(scopes.items(), ("--", "-"), ("#999999", COLORS["sam"]), strict=True):
-        mean = result.summary()["mean_acceptance_length"]
-        places, lengths = zip(*result.positions(), strict=True)
-        axes.plot(places, lengths, style, marker="o", markersize=3, color=color, label=f"{scope}, {mean:.2f}")
-    axes.axhline(1.0, color="grey", linewidth=0.8)
-    label(axes, POSITION, "mean acceptance length")
+def _drafts(axes, drawing: Drawing) -> bool:
+    first = drawing.runs[0]
+    if not first.recorded:
+        return False
+    ordered = sorted(first.steps, key=lambda step: first.metrics[step][first.rollout_key])
+    step = ordered[len(ordered) // 2]
+    steps = first.engine_steps(step)
+    axes.fill_between(*over_time(steps, "drafted"), color="#D55E00", alpha=0.35, label="draft tokens verified, a step")
+    axes.fill_between(*over_time(steps, "accepted"), color="#009E73", alpha=0.8, label="accepted, a step")
+    for run in drawing.runs:
+        if run.recorded and step in run.steps:
+            style = drawing.styles[run.name] | {"color": "#222222", "label": f"running requests, {run.name}"}
+            axes.plot(*over_time(run.engine_steps(step), "running"), **style)
+    axes.set_ylim(0)
+    return _named(axes, f"seconds of rollout in training step {step}", "running requests, or tokens")
 
 
-def _accuracy(axes, runs: list[Run], looks: Looks) -> None:
-    for run in runs:
-        looks.line(axes, run, *run.series("rollout/acc_all/mean"), linewidth=2)
-        for key in sorted({key for row in run.metrics.values() for key in row}):
+def _curve(curve: Curve, axes, drawing: Drawing) -> bool:
+    having = [run for run in drawing.runs if run.series(curve.key)[0]]
+    # The last run is drawn thin and on top, so that equal curves are seen to be several.
+    for number, run in enumerate(having):
+        style = drawing.styles[run.name]
+        axes.plot(*run.series(curve.key), linewidth=max(1.2, 5 - 2 * number), marker=".", **style)
+        for key in sorted({key for row in run.metrics.values() for key in row}) if curve == ACCURACY else ():
             if key.startswith("val-core/") and "/acc/mean" in key:
-                circles = {"color": looks.colors[run.name], "markersize": 6, "markerfacecolor": "none"}
-                axes.plot(*run.series(key), "o", label=f"{run.name}, validation", **circles)
-    label(axes, "training step", "share of right answers")
+                circles = style | {"label": f"{run.name}, validation", "linestyle": ""}
+                axes.plot(*run.series(key), "o", markersize=6, markerfacecolor="none", **circles)
+    return bool(having) and _named(axes, "training step", curve.unit)
 
 
-def _rollout_time(axes, runs: list[Run], looks: Looks) -> None:
-    tails = [run.tail_seconds(run.steps, looks.threshold) for run in runs]
-    labels = ["rollout"] if None in tails else ["rollout", f"its tail (at most {looks.threshold} running)"]
-    positions = np.arange(len(labels))
-    width = 0.8 / len(runs)
-    for index, (run, tail) in enumerate(zip(runs, tails, strict=True)):
-        seconds = [run.seconds(run.steps), tail][: len(labels)]
-        color = looks.colors[run.name]
-        bars = axes.bar(positions + index * width, seconds, width * 0.92, color=color, label=run.name)
+def _rollout_time(axes, drawing: Drawing) -> bool:
+    found = {name: [its["rollout"], its["tail"]] for name, its in drawing.summary["seconds"].items()}
+    count = 1 if any(None in values for values in found.values()) else 2
+    positions, width = np.arange(count), 0.8 / len(found)
+    for index, (name, values) in enumerate(found.items()):
+        style = {"label": name, "color": drawing.styles[name]["color"]}
+        bars = axes.bar(positions + index * width, values[:count], width * 0.92, **style)
         axes.bar_label(bars, fmt="%.1f", padding=2, fontsize=8)
-    axes.set_xticks(positions + width * (len(runs) - 1) / 2, labels)
+    names = ["rollout", f"its tail (at most {drawing.summary['tail_threshold']} running)"]
+    axes.set_xticks(positions + width * (len(found) - 1) / 2, names[:count])
     axes.margins(y=0.12)
-    label(axes, "", "seconds, all steps")
+    return _named(axes, "", "seconds, all steps")
 
 
-def _acceptance_by_position(axes, runs: list[Run], looks: Looks) -> None:
-    for run in runs:
-        starts, lengths = run.acceptance_by_position()
-        if len(starts):
-            looks.line(axes, run, starts, lengths, marker="o", markersize=3)
+def _by_position(axes, drawing: Drawing) -> bool:
+    drawn = False
+    for run in filter(lambda run: run.recorded, drawing.runs):
+        verified = sum(part.position_steps for part in run.recorded)
+        emitted = sum(part.position_emitted for part in run.recorded)
+        if np.any(used := verified > 0):
+            starts = np.arange(len(verified)) * run.recorded[0].position_bin
+            axes.plot(starts[used], emitted[used] / verified[used], marker="o", **drawing.styles[run.name])
+            drawn = True
     axes.axhline(1.0, color="grey", linewidth=0.8)
-    label(axes, POSITION, "mean acceptance length")
+    return drawn and _named(axes, "position in the response (tokens)", "mean acceptance length")
 
 
-def _acceptance_by_draft_position(axes, runs: list[Run], looks: Looks) -> None:
-    for run in runs:
-        rates = run.acceptance_by_draft_position()
-        if len(rates):
-            positions = np.arange(1, len(rates) + 1)
-            looks.line(axes, run, positions, rates, marker="o")
-            axes.set_xticks(positions)
-    axes.set_ylim(0, 1)
-    label(axes, "draft position", "accepted / drafted")
+def _sources(axes, drawing: Drawing) -> bool:
+    metrics = drawing.runs[0].metrics
+    steps = [step for step, row in sorted(metrics.items()) if any(key.startswith(SHARE) for key in row)]
+    keys = sorted({key for step in steps for key, value in metrics[step].items() if key.startswith(SHARE) and value})
+    below = np.zeros(len(steps))
+    for key in keys:
+        share = np.array([metrics[step].get(key, 0.0) for step in steps])
+        axes.bar(steps, share, 0.85, bottom=below, label=key.removeprefix(SHARE).replace("_", " "))
+        below += share
+    axes.set_ylim(0, 1.4)  # room for the legend
+    return bool(keys) and _named(axes, "training step", "share of draft tokens")
 
 
-def _identical(axes, first: Run, second: Run) -> None:
-    counts = compare_responses(first, second)
+def _identical(axes, drawing: Drawing) -> bool:
+    counts = drawing.summary["identical_by_step"]
     shares = [same / total if total else 0.0 for same, total in counts.values()]
-    axes.bar(list(counts), shares, color=COLORS["sam"], width=0.7)
+    axes.bar(list(map(int, counts)), shares, color=COLORS["sam"], width=0.7)
     axes.set_ylim(0, 1.05)
-    label(axes, "training step", f"identical in {first.name} and {second.name}", legend=False)
+    return bool(counts) and _named(axes, "training step", "share of responses")
 
 
-_engine_steps = attrgetter("has_engine_steps")
+def _named(axes, x: str, y: str) -> bool:
+    axes.set_xlabel(x, fontsize=9)
+    axes.set_ylabel(y, fontsize=9)
+    return True
 
 
-def _metric(key: str) -> Callable[[Run], bool]:
-    return lambda run: bool(run.series(key)[0])
+def _of(part: str, *curves: Curve) -> list[Picture]:
+    return [Picture(part, one.name[0].upper() + one.name[1:], one.caption, partial(_curve, one)) for one in curves]
 
 
-def _curve(part: str, title: str, key: str, unit: str, caption: str) -> Plot:
-    """A metric over the training steps."""
-
-    def draw(axes, runs: list[Run], looks: Looks) -> None:
-        # The last run is drawn thin and on top, so that equal curves are seen to be several.
-        for number, run in enumerate(runs):
-            looks.line(axes, run, *run.series(key), linewidth=max(1.2, 5 - 2 * number), marker=".")
-        label(axes, "training step", unit)
-
-    return Plot(part, title, caption, draw, _metric(key))
-
-
-# By name: what draws it, its caption, whether a run has what it needs.
-PLOTS = {
-    "drafts": Plot(
+GRAPHS = (
+    Curve("graphs, steps with drafts", "rollout/graph_share/with_drafts", "share", "Steps that replayed a graph."),
+    Curve("graphs, other steps", "rollout/graph_share/without_drafts", "share", "Steps that replayed a graph."),
+)
+ACCEPTED = (
+    Curve("over training", "rollout/spec_accept_length", "mean acceptance length", "1 is no gain."),
+    Curve(
+        "the draft model over training", "rollout/spec_draft_model_accept_rate", "accepted / drafted", "Of its tokens."
+    ),
+)
+PICTURES = [
+    Picture(
         FIRST,
         "Running requests, and the drafts verified and accepted",
-        "One rollout, of median length, of the first run: requests that ran, and in each engine step the draft tokens "
-        "that the switch let through and those of them that were accepted; and the same rollout of the second run.",
-        draw_drafts,
-        _engine_steps,
+        "A rollout of median length: requests that ran and, in each of the first run's engine steps, the draft tokens "
+        "that the switch let through and those of them that were accepted.",
+        _drafts,
     ),
-    "reward": _curve(
-        FIRST, "Reward", REWARD, "mean reward",
-        "Of all generated responses, before groups without signal are dropped. Lossless: the curves lie on each other.",
-    ),
-    "response_length": _curve(
-        FIRST, "Response length", "response_length/mean", "tokens", "Mean of the responses trained on.",
-    ),
-    "accuracy": Plot(
-        FIRST,
-        "Accuracy",
-        "Share of right answers: lines are training responses, circles the held-out set.",
-        _accuracy,
-        _metric("rollout/acc_all/mean"),
-    ),
-    "rollout_time": Plot(
-        TIME,
-        "Rollout in all of verl",
-        "Measured in the server, summed over the steps. The tail is the time from when at most {threshold} requests "
-        "run to the end of a generation round.",
-        _rollout_time,
-        attrgetter("steps"),
-    ),
-    "timeline": Plot(
-        TIME,
-        "Running requests",
-        "One step's rollout (the one of median length); tails shaded.",
-        draw_running,
-        _engine_steps,
-    ),
-    "step_time": Plot(
-        TIME,
-        "Where an engine step's time went",
-        "The first run's, over the same rollout.",
-        draw_step_time,
-        _engine_steps,
-    ),
-    "acceptance_over_training": _curve(
-        ACCEPTANCE, "Over training", "rollout/spec_accept_length", "mean acceptance length",
-        "Tokens per verify step of a request (accepted plus bonus) in each training step; 1 is no gain.",
-    ),
-    "draft_model": _curve(
-        ACCEPTANCE, "The draft model over training", "rollout/spec_draft_model_accept_rate", "accepted / drafted",
-        "Share of the draft model's tokens that the text has too, verified or not: it falls as the policy moves away.",
-    ),
-    "acceptance_by_position": Plot(
-        ACCEPTANCE,
-        "By position in the response",
-        "Tokens per verify step of a request (accepted plus bonus) by where in the response it happened; 1 is no gain.",
-        _acceptance_by_position,
-        _engine_steps,
-    ),
-    "acceptance_by_draft": Plot(
-        ACCEPTANCE,
-        "By position in the draft",
-        "How often the first, second, ... draft token is accepted.",
-        _acceptance_by_draft_position,
-        _engine_steps,
-    ),
-    "sources": Plot(
-        ACCEPTANCE,
-        "Where drafts came from",
-        "Draft tokens of the first run by source, of one prompt in 32, verified or not; in the legend how many of "
-        "a source's were right, over all steps.",
-        draw_sources,
-        has_sources,
-    ),
-    "entropy": _curve(
-        TRAINING, "Entropy", "actor/entropy", "nats per token", "Of the policy on the responses trained on.",
-    ),
-    "grad_norm": _curve(TRAINING, "Gradient norm", "actor/grad_norm", "gradient norm", "Before clipping."),
-}  # fmt: skip
-AGAINST_STOCK = Plot(
-    FIRST,
-    "Engine alone, stock vLLM beside it",
-    "Engines in turns on the first run's recorded text: median seconds of a round, with its range, and times stock.",
-    draw_stock,
-    None,
-)
-IDENTICAL = Plot(
-    TRAINING,
-    "Identical responses",
-    "Share of responses that are the same token for token in the first two runs.",
-    _identical,
-    None,
-)
-BY_SCOPE = Plot(
-    ACCEPTANCE,
-    "What sharing brings",
-    "The first run's responses replayed with a drafter for each sample (request) and one for all samples of a prompt "
-    "(group), drafts never cut. In the legend the mean over all verify steps.",
-    _acceptance_by_scope,
-    None,
-)
+    *_of(FIRST, REWARD, LENGTH, ACCURACY),
+    Picture(TIME, "Rollout in all of verl", "Measured in the server, summed over the steps.", _rollout_time),
+    *_of(TIME, *GRAPHS),
+    *_of(ACCEPTANCE, *ACCEPTED),
+    Picture(ACCEPTANCE, "By position in the response", "Tokens per verify step of a request.", _by_position),
+    Picture(ACCEPTANCE, "Where drafts came from", "Draft tokens of the first run, of one prompt in 32.", _sources),
+    *_of(TRAINING, *LEARNT),
+    Picture(TRAINING, "Identical responses", "The same token for token in the first two runs.", _identical),
+]

@@ -1,19 +1,23 @@
-"""Reads run directories and computes what the report shows.
+"""Reads the runs that are compared: run directories of recipe.main_dapo, and runs on a wandb server.
 
-A run of wandb (recipe.report.wandb_reader) is the same without engine steps and responses; figures that need them are
-None then.
+A run of a server has neither engine steps nor responses; figures that need them are None then. wandb 0.31 has no public
+reader of its own files: a run directory has the same figures in metrics.jsonl.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Self
+from urllib.parse import urlsplit
 
 import numpy as np
 
+from recipe.launch.environment import has_wandb_key
 from sam.reading import ReadError, expect, json_object
-from sam.record.engine_steps import HISTOGRAMS, EngineSteps
+from sam.record.engine_steps import EngineSteps
 from sam.record.run_directory import (
     METRICS_FILE,
     Response,
@@ -24,12 +28,21 @@ from sam.record.run_directory import (
     responses_path,
 )
 
-REWARD = "rollout/reward_all/mean"
 # The server's own clock, and verl's, which waits in steps of two seconds but is in every run of verl's.
 ROLLOUT_SECONDS = ("rollout/seconds", "timing_s/gen")
-TAIL = ("rollout/tail_seconds", "rollout/tail_share")
-STEPS_AT_AN_END = 3  # the reward's gain is that of the last steps' mean over the first steps'
+TAIL_SECONDS = "rollout/tail_seconds"
 LEFT_OUT = ": left out"
+EXPECTED = (
+    "expected a run directory of recipe.main_dapo (its run_dir), or a run on a wandb server as entity/project/run_id "
+    "or its address (an offline folder of wandb without its run directory: upload it with `wandb sync` first)"
+)
+# Entity, project, id; what follows in an address is a view of the run.
+ADDRESSES = (
+    re.compile(r"https?://.*?([\w.-]+)/([\w.-]+)/runs/([\w-]+)(?:[/?#].*)?"),
+    re.compile(r"([\w.-]+)/([\w.-]+)/(?:runs/)?([\w-]+)"),
+)
+HOSTED = ("wandb.ai", "coreweave.com")  # where wandb's own client goes without being told
+NOT_JSON = ("NaN", "Infinity", "-Infinity")
 
 
 class ReportError(ReadError):
@@ -57,6 +70,9 @@ class Run:
         directory: has engine steps and responses; None for a run of wandb, which has neither.
         rollout_key: the metric that `seconds` adds up, one of ROLLOUT_SECONDS.
         remarks: what a reader of its figures should know.
+
+    Raises:
+        ReportError: no training step has finished.
     """
 
     name: str
@@ -69,7 +85,6 @@ class Run:
     remarks: list[str] = field(default_factory=list)
 
     def __post_init__(self):
-        self._engine_steps: dict[int, EngineSteps] | None = None
         self.metrics = {step: finite(row) for step, row in self.metrics.items()}
         if not any(key in row for row in self.metrics.values() for key in ROLLOUT_SECONDS):
             raise ReportError(
@@ -102,41 +117,39 @@ class Run:
 
     @property
     def steps(self) -> list[int]:
+        """Training steps whose rollout was timed."""
         return sorted(step for step, row in self.metrics.items() if self.rollout_key in row)
 
-    @property
-    def has_engine_steps(self) -> bool:
-        """Whether those of all steps can be read, and can be added up."""
-        if self._engine_steps is None:
-            self._engine_steps = {}
-            if self._has_files(EngineSteps.path):
-                with left_out(self.remarks):
-                    self._engine_steps = self._read_engine_steps()
-        return bool(self._engine_steps)
-
-    def _read_engine_steps(self) -> dict[int, EngineSteps]:
-        found = {step: EngineSteps.load(self.directory, step) for step in self.steps}
-        first = next(iter(found.values()))
-        for step, one in found.items():
-            place = str(EngineSteps.path(self.directory, step))
-            expect(len(one) > 0, place, "engine steps", "none")
-            for name in HISTOGRAMS:
-                lengths = len(getattr(first, name)), len(getattr(one, name))
-                expect(
-                    lengths[0] == lengths[1],
-                    f"{place}, {name}",
-                    f"{lengths[0]} values as in the first step",
-                    lengths[1],
-                )
-            expect(one.position_bin == first.position_bin, place, f"bins of {first.position_bin}", one.position_bin)
-        return found
+    @cached_property
+    def recorded(self) -> list[EngineSteps]:
+        """The engine steps of all training steps; none, and a remark, where they cannot be read or added up."""
+        with left_out(self.remarks):
+            found = {step: self.engine_steps(step) for step in self.steps} if self._has_files(EngineSteps.path) else {}
+            bins = [(len(one.position_steps), one.position_bin) for one in found.values()]
+            for (step, one), its in zip(found.items(), bins, strict=True):
+                place = str(EngineSteps.path(self.directory, step))
+                expect(len(one) > 0, place, "engine steps", "none")
+                expect(its == bins[0], place, f"bins of responses as in the first step, {bins[0]}", its)
+            return list(found.values())
+        return []
 
     @property
     def has_responses(self) -> bool:
+        """Whether those of all training steps are there."""
         return self._has_files(responses_path)
 
     def _has_files(self, path: Callable[[Path, int], Path]) -> bool:
         return self.directory is not None and all(path(self.directory, step).is_file() for step in self.steps)
+
+    def engine_steps(self, step: int) -> EngineSteps:
+        """Those of the first replica in a training step, read from the run directory."""
+        return EngineSteps.load(self.directory, step)
+
+    def responses(self, step: int) -> list[Response]:
+        """Those of a step; none, and a remark, where they cannot be read."""
+        with left_out(self.remarks):
+            return read_responses(self.directory, step)
+        return []
 
     def speculation(self, key: str) -> int | None:
         """A number of the config's `speculation` section; None where the run's config has none."""
@@ -145,103 +158,95 @@ class Run:
         return value
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
-        points = [(step, row[key]) for step, row in sorted(self.metrics.items()) if key in row]
-        return [step for step, _ in points], [value for _, value in points]
-
-    def engine_steps(self, step: int) -> EngineSteps:
-        """Those of a step, of a run that `has_engine_steps` kept."""
-        return (self._engine_steps or {}).get(step) or EngineSteps.load(self.directory, step)
-
-    def responses(self, step: int) -> list[Response]:
-        """Those of a step; none, and a remark, where they cannot be read."""
-        with left_out(self.remarks):
-            return read_responses(self.directory, step)
-        return []
+        """Training steps that have a figure, and its values."""
+        points = {step: row[key] for step, row in sorted(self.metrics.items()) if key in row}
+        return list(points), list(points.values())
 
     def column(self, key: str, steps: list[int]) -> np.ndarray:
+        """float [steps] of a figure that all of them have."""
         return np.array([self.metrics[step][key] for step in steps])
 
+    def has(self, keys: Iterable[str], steps: list[int]) -> bool:
+        """Whether all steps have all of these figures."""
+        return all(key in self.metrics[step] for key in keys for step in steps)
+
     def seconds(self, steps: list[int]) -> float:
+        """Of the rollouts of these steps."""
         return float(self.column(self.rollout_key, steps).sum())
 
-    def has(self, key: str | Iterable[str], steps: list[int]) -> bool:
-        """Whether all steps have a figure, or all of several."""
-        keys = [key] if isinstance(key, str) else list(key)
-        return all(key in self.metrics[step] for step in steps for key in keys)
-
-    def tail(self, steps: list[int], threshold: int | None) -> tuple[float, float] | None:
-        """Seconds of `steps` with at most `threshold` requests running, their share of the rollout; None if unknown.
+    def tail_seconds(self, steps: list[int], threshold: int | None) -> float | None:
+        """Seconds of `steps` with at most `threshold` requests running; None if unknown.
 
         The run's own metrics are means of all replicas, the engine steps on disk are the first replica's.
         """
         if threshold is None:
             return None
-        if threshold == self.speculation("batch_size_threshold") and self.has(TAIL, steps):
-            of_tail = self.column("rollout/tail_share", steps) * self.column(self.rollout_key, steps)
-            return float(self.column("rollout/tail_seconds", steps).sum()), of_tail.sum() / self.seconds(steps)
-        if not self.has_engine_steps:
-            return None
-        parts = [self.engine_steps(step) for step in steps]
-        tail = sum(float(part.step_ms[part.in_tail(threshold)].sum()) for part in parts)
-        return tail / 1e3, tail / sum(float(part.step_ms.sum()) for part in parts)
-
-    def tail_seconds(self, steps: list[int], threshold: int | None) -> float | None:
-        tail = self.tail(steps, threshold)
-        return tail and tail[0]
-
-    def acceptance_by_position(self) -> tuple[np.ndarray, np.ndarray]:
-        """Bin starts (tokens) and mean acceptance length, over all steps; bins with drafts only."""
-        parts = [self.engine_steps(step) for step in self.steps]
-        verified = sum(part.position_steps for part in parts)
-        emitted = sum(part.position_emitted for part in parts)
-        starts = np.arange(len(verified)) * parts[0].position_bin
-        used = verified > 0
-        return starts[used], emitted[used] / verified[used]
-
-    def acceptance_by_draft_position(self) -> np.ndarray:
-        parts = [self.engine_steps(step) for step in self.steps]
-        drafted = sum(part.drafted_at for part in parts)
-        return sum(part.accepted_at for part in parts) / np.maximum(1, drafted)
+        if threshold == self.speculation("batch_size_threshold") and self.has([TAIL_SECONDS], steps):
+            return float(self.column(TAIL_SECONDS, steps).sum())
+        recorded = dict(zip(self.steps, self.recorded, strict=False))
+        parts = [recorded[step] for step in steps if step in recorded]
+        return sum(float(part.step_ms[part.in_tail(threshold)].sum()) for part in parts) / 1e3 if parts else None
 
     def acceptance(self) -> tuple[float | None, float | None]:
         """Mean acceptance length (accepted plus bonus, per verify step of a request) and acceptance rate."""
         names = ("accept_length", "verify_steps", "accepted_tokens", "drafted_tokens")
-        keys = [f"rollout/spec_{name}" for name in names]
-        if self.has(keys, self.steps):
-            length, *columns = (self.column(key, self.steps) for key in keys)
-            columns.insert(0, length * columns[0])
-        elif self.has_engine_steps:
-            parts = [self.engine_steps(step) for step in self.steps]
-            names = ("position_emitted", "position_steps", "accepted", "drafted")
-            columns = [np.array([getattr(part, name).sum() for part in parts]) for name in names]
-        else:
+        if not self.has(keys := [f"rollout/spec_{name}" for name in names], self.steps):
             return None, None
-        emitted, verified, accepted, drafted = (float(column.sum()) for column in columns)
+        length, *columns = (self.column(key, self.steps) for key in keys)
+        verified, accepted, drafted = (float(column.sum()) for column in columns)
+        emitted = float((length * columns[0]).sum())
         return (emitted / verified if verified else 1.0), (accepted / drafted if drafted else 0.0)
 
     def is_asynchronous(self) -> bool | None:
         """Whether its engines scheduled asynchronously in all steps; None if that is not recorded."""
         key = "rollout/asynchronous_scheduling"
-        return bool(self.column(key, self.steps).all()) if self.has(key, self.steps) else None
+        return bool(self.column(key, self.steps).all()) if self.has([key], self.steps) else None
 
-    def graph_replay(self) -> dict[str, tuple[int, float | None]] | None:
-        """By phase, the number of engine steps and the share that replayed a graph: no share without graphs or without
-        steps. None if that is not recorded."""
-        count = "rollout/steps_with_drafts"
-        if not self.has((count, "rollout/engine_steps"), self.steps):
-            return None
-        drafted, phases = self.column(count, self.steps), {}
-        steps = {"with_drafts": drafted, "without_drafts": self.column("rollout/engine_steps", self.steps) - drafted}
-        for phase, counts in steps.items():
-            shares = [self.metrics[step].get(f"rollout/graph_share/{phase}") for step in self.steps]
-            replayed = sum(share * n for share, n in zip(shares, counts, strict=True) if share is not None)
-            has_graphs = any(share is not None for share in shares)
-            phases[phase] = int(counts.sum()), float(replayed / counts.sum()) if has_graphs else None
-        return phases
 
-    def reward_gain(self) -> float | None:
-        _, rewards = self.series(REWARD)
-        return float(np.mean(rewards[-STEPS_AT_AN_END:]) - np.mean(rewards[:STEPS_AT_AN_END])) if rewards else None
+def load_run(source: str) -> Run:
+    """Read a run, whatever `source` names it by.
+
+    Raises:
+        ReportError: `source` is none of what EXPECTED says, cannot be read, or has not trained.
+    """
+    path = Path(source)
+    # The run directory, or a folder of wandb in it: wandb writes wandb/offline-run-* there.
+    for folder in (path, *path.absolute().parents[:3]) if path.exists() else ():
+        if (folder / METRICS_FILE).is_file():
+            return Run.load(folder, is_whole=False)
+    matches = [match for address in ADDRESSES if (match := address.fullmatch(source))]
+    if path.exists() or not matches or source.startswith((".", "/")):
+        raise ReportError(f"{source}: no {METRICS_FILE} there; {EXPECTED}: check the path")
+    return _load_online(source, "/".join(matches[0].groups()))
+
+
+def _load_online(source: str, address: str) -> Run:
+    """A run on a wandb server, through wandb's public API; `address` is entity/project/run_id."""
+    if not has_wandb_key():
+        raise ReportError(
+            f"{source}: no such folder, and no key to look for a run of that name on a wandb server; {EXPECTED}: check "
+            "the path, or set WANDB_API_KEY or run `wandb login`"
+        )
+    import wandb
+
+    url = urlsplit(source)
+    own_server = url.netloc and not url.netloc.endswith(HOSTED)
+    overrides = {"base_url": f"{url.scheme}://{url.netloc}"} if own_server else None
+    try:
+        found = wandb.Api(overrides=overrides, timeout=60).run(address)
+        rows, config, name, date = list(found.scan_history()), dict(found.config), found.name, found.created_at
+    except Exception as error:  # wandb's own, its service's, its HTTP library's: nothing that they share
+        raise ReportError(
+            f"{source}: no such folder, and wandb says: {' '.join(str(error).split()) or type(error).__name__}; "
+            f"{EXPECTED}: check the spelling, and that the key may read the project"
+        ) from error
+    metrics: dict[int, dict[str, float]] = {}
+    for row in rows:
+        numbers = {key: value for key, value in row.items() if type(value) in (int, float) or value in NOT_JSON}
+        own = {key: float(value) for key, value in numbers.items() if not key.startswith("_")}  # others are wandb's
+        metrics.setdefault(int(row["_step"]), {}).update(own)
+    method = (config.get("speculation") or {}).get("method")
+    return Run(method or name, source, config, {"date": date}, metrics)
 
 
 def make_comparable(runs: list[Run]) -> None:
@@ -252,7 +257,7 @@ def make_comparable(runs: list[Run]) -> None:
         if (count := names.count(run.name)) > 1:
             run.name = f"{run.name} {count}"
     for key in ROLLOUT_SECONDS:
-        if all(any(key in row for row in run.metrics.values()) for run in runs):
+        if all(run.series(key)[0] for run in runs):
             for run in runs:
                 run.rollout_key = key
             return
@@ -260,6 +265,21 @@ def make_comparable(runs: list[Run]) -> None:
         f"{' and '.join(run.source for run in runs)}: no measure of rollout time in common; expected "
         f"{' or '.join(ROLLOUT_SECONDS)} in all of them: compare runs of verl's V1 trainer"
     )
+
+
+def common_steps(first: Run, second: Run) -> list[int]:
+    """Training steps that both have.
+
+    Raises:
+        ReportError: there are none.
+    """
+    steps = sorted(set(first.steps) & set(second.steps))
+    if not steps:
+        raise ReportError(
+            f"{first.source} and {second.source} have no training step in common (they have {first.steps[0]} to "
+            f"{first.steps[-1]} and {second.steps[0]} to {second.steps[-1]}): name runs that began alike"
+        )
+    return steps
 
 
 def compare_responses(one: Run, other: Run) -> dict[int, tuple[int, int]]:
@@ -271,80 +291,7 @@ def compare_responses(one: Run, other: Run) -> dict[int, tuple[int, int]]:
         mine, theirs = (
             {(row.prompt, row.sample): row.response_tokens for row in run.responses(step)} for run in (one, other)
         )
-        if not (mine and theirs):
-            continue
-        common = mine.keys() & theirs.keys()
-        result[step] = (sum(np.array_equal(mine[key], theirs[key]) for key in common), len(common))
+        if mine and theirs:
+            common = mine.keys() & theirs.keys()
+            result[step] = (sum(np.array_equal(mine[key], theirs[key]) for key in common), len(common))
     return result
-
-
-def config_difference(one: dict, other: dict, prefix: str = "") -> dict[str, tuple]:
-    """Keys whose values differ, dotted."""
-    difference = {}
-    for key in sorted(one.keys() | other.keys()):
-        mine, theirs = one.get(key), other.get(key)
-        if isinstance(mine, dict) and isinstance(theirs, dict):
-            difference |= config_difference(mine, theirs, f"{prefix}{key}.")
-        elif mine != theirs:
-            difference[f"{prefix}{key}"] = (mine, theirs)
-    return difference
-
-
-def summarize(runs: list[Run]) -> dict:
-    """The figures of summary.json; the first run speculates, the second is the baseline. None is: not recorded."""
-    first, second = runs[:2]
-    steps = common_steps(first, second)
-    threshold = first.speculation("batch_size_threshold")
-    identical = compare_responses(first, second)
-    accept_length, accept_rate = first.acceptance()
-    return {
-        "rollout_speedup_total": _ratio(second.seconds(steps), first.seconds(steps)),
-        "rollout_speedup_tail": _ratio(second.tail_seconds(steps, threshold), first.tail_seconds(steps, threshold)),
-        "accept_length": accept_length,
-        "accept_rate": accept_rate,
-        "reward_gain_sam": first.reward_gain(),
-        "reward_gain_off": second.reward_gain(),
-        "identical_responses": sum(same for same, _ in identical.values()) if identical else None,
-        "total_responses": sum(total for _, total in identical.values()),
-        "identical_by_step": {str(step): list(counts) for step, counts in identical.items()},
-        "steps": len(steps),
-        "tail_threshold": threshold,
-        "seconds": {
-            run.name: {
-                "rollout": run.seconds(run.steps),
-                "tail": run.tail_seconds(run.steps, threshold),
-                "training": float(sum(row.get("timing_s/step", 0.0) for row in run.metrics.values())),
-            }
-            for run in runs
-        },
-        "asynchronous_scheduling": {run.name: run.is_asynchronous() for run in runs},
-        "graph_replay": {run.name: run.graph_replay() for run in runs},
-        "peak_memory_gib": _peak_memory(runs),
-        "versions": first.versions,
-        "runs": [run.source for run in runs],
-    }
-
-
-def common_steps(first: Run, second: Run) -> list[int]:
-    steps = sorted(set(first.steps) & set(second.steps))
-    if not steps:
-        raise ReportError(
-            f"{first.source} and {second.source} have no training step in common (they have {first.steps[0]} to "
-            f"{first.steps[-1]} and {second.steps[0]} to {second.steps[-1]}): name runs that began alike"
-        )
-    return steps
-
-
-def _ratio(one: float | None, other: float | None) -> float | None:
-    return one / other if one is not None and other else None
-
-
-def _peak_memory(runs: list[Run]) -> float | None:
-    peaks = []
-    for run in runs:
-        if run.directory and (path := run.directory / "peak_memory.json").is_file():
-            with left_out(run.remarks):
-                peak = json_object(path).get("peak_memory_gib")
-                expect(type(peak) in (int, float), f"{path}, peak_memory_gib", "a number", peak)
-                peaks.append(peak)
-    return max(peaks, default=None)

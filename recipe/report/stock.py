@@ -6,11 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-import numpy as np
-
 from recipe.report.runs import Run
-from recipe.report.timeline import label
-from sam.bench.charts import COLORS
 from sam.bench.settings import STOCK
 from sam.bench.verdict import decide, median_interval
 from sam.config import WITH_DRAFT_MODEL
@@ -33,7 +29,7 @@ class AgainstStock:
         steps: training steps whose text was emitted, in turn; the first one's to warm up.
         requests: requests of a round, which start together.
         seconds: engine (stock, off and the run's method) to the seconds of each round.
-        rows: engine to medians over the rounds, as sam.bench.table.rows_of.
+        rows: engine to medians over the rounds, as sam.bench's result has them.
         settings: of sam.bench.
         date: of the measurement.
     """
@@ -88,11 +84,9 @@ class AgainstStock:
         """One row for each engine, as HEADER."""
         rows = []
         for engine, row in self.rows.items():
-            length = row["acceptance_length"]
-            figures = (row["seconds"], row["tokens_per_s"], row["step_ms"])
-            seconds, speed, step = (f"{figure:.{digits}f}" for figure, digits in zip(figures, (2, 0, 1), strict=True))
-            shown = "" if length is None else f"{length:.2f}"
-            rows.append((engine, seconds, times(self.ratio(engine)), speed, step, shown))
+            length = "" if row["acceptance_length"] is None else f"{row['acceptance_length']:.2f}"
+            figures = f"{row['tokens_per_s']:.0f}", f"{row['step_ms']:.1f}", length
+            rows.append((engine, f"{row['seconds']:.2f}", times(self.ratio(engine)), *figures))
         return rows
 
     def summary(self) -> dict:
@@ -119,20 +113,3 @@ def text_of(run: Run, steps: list[int]) -> str:
     if not paths or not all(path.is_file() for path in paths):
         return ""
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths)).hexdigest()[:16]
-
-
-def draw_stock(axes, stock: AgainstStock) -> None:
-    """Median seconds of a round of each engine, with their range."""
-    engines = list(stock.rows)
-    medians = [stock.rows[engine]["seconds"] for engine in engines]
-    ends = zip(medians, map(stock.seconds.get, engines), strict=True)
-    around = [(median - min(its), max(its) - median) for median, its in ends]
-    axes.bar(
-        engines, medians, 0.62, yerr=np.array(around).T, capsize=4, color=[COLORS[e] for e in engines],
-        error_kw={"elinewidth": 1, "ecolor": "#555555"},
-    )  # fmt: skip
-    names = ["stock vLLM" if e == STOCK else f"{e}\n{times(stock.ratio(e))}" for e in engines]
-    axes.set_xticks(range(len(engines)), names)
-    for place, median in enumerate(medians):
-        axes.text(place, 0.04 * max(medians), f"{median:.2f} s", ha="center", color="white", fontsize=9)
-    label(axes, "", "seconds a round", legend=False)

@@ -1,7 +1,7 @@
 """The engine steps of a rollout: filled by sam.vllm.step_recorder, read by everything that measures a run."""
 
 import io
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -12,19 +12,31 @@ from sam.record.atomic import replacing
 
 POSITION_BIN = 32  # tokens of a response per bin of the acceptance-by-position histograms
 SHORTEST_PAUSE = 1e-3  # seconds between generation rounds; the recorder itself rounds to a millionth of that
-HISTOGRAMS = ("position_steps", "position_emitted", "drafted_at", "accepted_at", "source_drafted", "source_accepted")
 # Totals of a drafter with a draft model, of which a rollout's own part is kept.
 DRAFT_MODEL_TOKENS = ("draft_model_drafted_tokens", "draft_model_accepted_tokens")
+HISTOGRAMS = ("position_steps", "position_emitted", "drafted_at", "accepted_at", "source_drafted", "source_accepted")
+# The columns, in the order of the fields.
+PER_STEP = {
+    "end_s": np.float64,
+    "step_ms": np.float32,
+    **dict.fromkeys(("running", "prefilling", "drafted", "accepted", "emitted"), np.int32),
+    "drafting": np.bool_,
+    **dict.fromkeys(("forward_ms", "verify_ms", "draft_ms"), np.float32),
+    "replayed": np.bool_,
+}
+# Number of dimensions and dtype of each field in a file, but for the counters.
+KINDS = {
+    **{name: (1, dtype) for name, dtype in PER_STEP.items()},
+    **dict.fromkeys(HISTOGRAMS, (1, np.int64)),
+    **dict.fromkeys(("position_bin", "preemptions", *DRAFT_MODEL_TOKENS), (0, np.int64)),
+    **dict.fromkeys(("asynchronous", "has_graphs"), (0, np.bool_)),
+}
 
 
 def accepted_tokens(emitted: int, verified: int) -> int:
     """Draft tokens accepted by `verified` verifications that emitted `emitted` tokens: each adds one of the model's own
     (Leviathan et al., arXiv 2211.17192). A step without drafts counts as a verification that accepts none."""
     return emitted - verified
-
-
-def _column(dtype: type):
-    return field(default=None, metadata={"dtype": dtype})
 
 
 @dataclass(eq=False)
@@ -72,18 +84,18 @@ class EngineSteps:
         [0, 6, 3]
     """
 
-    end_s: np.ndarray | None = _column(np.float64)
-    step_ms: np.ndarray | None = _column(np.float32)
-    running: np.ndarray | None = _column(np.int32)
-    prefilling: np.ndarray | None = _column(np.int32)
-    drafted: np.ndarray | None = _column(np.int32)
-    accepted: np.ndarray | None = _column(np.int32)
-    emitted: np.ndarray | None = _column(np.int32)
-    drafting: np.ndarray | None = _column(np.bool_)
-    forward_ms: np.ndarray | None = _column(np.float32)
-    verify_ms: np.ndarray | None = _column(np.float32)
-    draft_ms: np.ndarray | None = _column(np.float32)
-    replayed: np.ndarray | None = _column(np.bool_)
+    end_s: np.ndarray | None = None
+    step_ms: np.ndarray | None = None
+    running: np.ndarray | None = None
+    prefilling: np.ndarray | None = None
+    drafted: np.ndarray | None = None
+    accepted: np.ndarray | None = None
+    emitted: np.ndarray | None = None
+    drafting: np.ndarray | None = None
+    forward_ms: np.ndarray | None = None
+    verify_ms: np.ndarray | None = None
+    draft_ms: np.ndarray | None = None
+    replayed: np.ndarray | None = None
     position_steps: np.ndarray = ()
     position_emitted: np.ndarray = ()
     position_bin: int = POSITION_BIN
@@ -105,21 +117,16 @@ class EngineSteps:
         steps = max(given.values(), default=0)
         if self.end_s is None and self.step_ms is not None:
             self.end_s = np.cumsum(self.step_ms, dtype=np.float64) / 1e3
-        for name, dtype in PER_STEP.items():
-            value = getattr(self, name)
-            setattr(self, name, np.zeros(steps, dtype) if value is None else np.asarray(value, dtype))
-        for name in HISTOGRAMS:
-            setattr(self, name, np.asarray(getattr(self, name), np.int64))
-        self.asynchronous, self.has_graphs = bool(self.asynchronous), bool(self.has_graphs)
-        for name in ("preemptions", *DRAFT_MODEL_TOKENS):
-            setattr(self, name, int(getattr(self, name)))
+        for name, (dimensions, dtype) in KINDS.items():
+            value = np.zeros(steps, dtype) if getattr(self, name) is None else np.asarray(getattr(self, name), dtype)
+            setattr(self, name, value if dimensions else value.item())
 
     def __len__(self) -> int:
         return len(self.step_ms)
 
     def to_bytes(self) -> bytes:
         """The contents of a compressed .npz file; counters are arrays named counter_*."""
-        arrays = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "counters"}
+        arrays = {name: getattr(self, name) for name in KINDS}
         arrays |= {f"counter_{name}": value for name, value in self.counters.items()}
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **arrays)
@@ -218,28 +225,13 @@ class EngineSteps:
         A round begins where running requests rise above the threshold again; the steps on the way up are not tail.
         Without any step above it the whole rollout is tail.
         """
-        running, above = self.running, self.running > threshold
-        if not above.any():
-            return np.ones(len(self), dtype=bool)
-        rising = np.zeros(len(self), dtype=bool)
-        for first in np.flatnonzero(above & ~np.concatenate([[False], above[:-1]])):
-            step = first - 1
-            while step >= 0 and not above[step] and running[step] < running[step + 1]:
-                rising[step] = True
-                step -= 1
-            if step < 0 or not above[:first].any():
-                rising[:first] = True
-        return ~above & ~rising
-
-
-PER_STEP = {one.name: one.metadata["dtype"] for one in fields(EngineSteps) if "dtype" in one.metadata}
-# Number of dimensions and dtype of each field in a file.
-KINDS = {
-    **{name: (1, dtype) for name, dtype in PER_STEP.items()},
-    **{name: (1, np.int64) for name in HISTOGRAMS},
-    **{name: (0, np.int64) for name in ("position_bin", "preemptions", *DRAFT_MODEL_TOKENS)},
-    **{name: (0, np.bool_) for name in ("asynchronous", "has_graphs")},
-}
+        above = self.running > threshold
+        tail = ~above
+        tail[: above.argmax()] = False  # 0 where no step is above
+        for step in np.flatnonzero(tail[:-1])[::-1]:
+            if not tail[step + 1] and self.running[step] < self.running[step + 1]:
+                tail[step] = False
+        return tail
 
 
 def _checked(array: np.ndarray, name: str, place: str) -> np.ndarray | int:

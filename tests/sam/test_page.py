@@ -55,7 +55,7 @@ def test_a_chart_is_inside_the_page():
     (source,) = read(page("t", [("", side_by_side([draw([1, 2])]))])).fetched
     kind, encoded = source.split(",")
     assert kind == "data:image/svg+xml;base64" and re.search(b"<svg ", base64.b64decode(encoded))
-    assert "what it shows" in draw([1, 2]) and "it&#x27;s a line" in draw([1, 2])
+    assert "what it shows" in draw([1, 2]) and "it&#39;s a line" in draw([1, 2])
 
 
 def test_a_table():

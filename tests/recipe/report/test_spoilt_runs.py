@@ -1,5 +1,6 @@
 """Run directories, thousands of them spoilt: what can be shown is, one line says what cannot, and no figure changes."""
 
+import html
 import json
 import shutil
 import warnings
@@ -9,14 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recipe.record.settings import differences
+from recipe.report import figures
 from recipe.report.__main__ import main
-from recipe.report.answer import answer, remarks, ten_lines
-from recipe.report.page import all_tables
-from recipe.report.runs import Run, make_comparable, summarize
-from recipe.report.tables import AGREEMENT_HEADER, agreement
+from recipe.report.runs import Run, make_comparable
 from sam.record.engine_steps import EngineSteps
 from sam.simulate.run import RecordedRun, fit_runs
-from tests.recipe.report.test_report import make_run
+from tests.recipe.report.test_report import change_metrics, make_run
 from tests.sam.record.spoilt import CUTS, EACH, PATHS, VALUES, one_line, spoil_bytes, spoil_value
 
 FILES = (
@@ -28,7 +28,7 @@ FILES = (
 def pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("recipe.report.paired_test.RESAMPLES", 10)
+        patch.setattr("recipe.report.figures.RESAMPLES", 10)
         yield make_run(folder / "sam", "sam", 3.0, [0.1, 0.2]), make_run(folder / "off", "off", 6.0, [0.1, 0.2])
 
 
@@ -37,16 +37,14 @@ def baseline(pair):
     return Run.load(pair[1])
 
 
-def words_of(directory, baseline, is_figures=True) -> tuple[dict, str]:
-    """The summary, and all that a report says in words; its tables only where figures may be others."""
+def words_of(directory, baseline) -> tuple[dict, str, str]:
+    """The summary, its figures in words, and the remarks and tables."""
     runs = [Run.load(directory, is_whole=False), baseline]
     make_comparable(runs)
-    summary = summarize(runs)
-    rows = agreement(*runs)
-    named = {row[0]: dict(zip(AGREEMENT_HEADER[1:], row[1:], strict=True)) for row in rows}
-    summary |= {"agreement": named, "stock": None, "stock_note": ""}
-    tables = all_tables(runs, summary, None) if is_figures else ""
-    return summary, "\n".join([*answer(summary), *ten_lines(summary), *remarks(runs, summary), str(tables)])
+    summary = figures.summarize(runs) | {"stock": None, "stock_note": ""}
+    figures.phases(*runs), differences(runs[0].config, baseline.config)
+    said = "\n".join([*figures.answer(summary), *map(str, figures.facts(summary))])
+    return summary, said, "\n".join(figures.remarks(runs, summary))
 
 
 def spoil(name: str, content: bytes, cuts, path, new) -> bytes:
@@ -66,14 +64,13 @@ def test_a_report_says_what_it_leaves_out(pair, baseline, name, cuts, path, new)
     try:
         with warnings.catch_warnings(), one_line(pair[0]):
             warnings.simplefilter("ignore", RuntimeWarning)
-            summary, words = words_of(pair[0], baseline, name in FILES[:2])
-            figures = "\n".join([*answer(summary), *ten_lines(summary)])
-            assert name == "versions.json" or not ("nan" in figures or "inf" in figures)
+            summary, said, left_out = words_of(pair[0], baseline)
+            assert "nan" not in said and "inf" not in said
             if name.startswith("rollouts"):
                 assert summary["identical_by_step"]["2"] == [4, 4]
-                assert "1" in summary["identical_by_step"] or f"{file}" in words
+                assert "1" in summary["identical_by_step"] or f"{file}" in left_out
             elif name.startswith("engine_steps"):
-                assert summary["rollout_speedup_tail"] == pytest.approx(2.0) or f"{file}" in words
+                assert summary["rollout_speedup_tail"] == pytest.approx(2.0) or f"{file}" in left_out
     finally:
         file.write_bytes(before)
 
@@ -92,31 +89,27 @@ def test_a_simulation_takes_a_run_whole_or_not_at_all(pair, name, cuts, path, ne
         file.write_bytes(before)
 
 
-def test_the_page_of_a_damaged_run_is_written(pair, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("recipe.report.__main__.replay_scopes", lambda run: {})  # compiles kernels
-    first = shutil.copytree(pair[0], tmp_path / "first")
+def test_the_page_of_a_damaged_run_is_written(pair, tmp_path, capsys):
+    first, second = (shutil.copytree(run, tmp_path / run.name) for run in pair)
     (first / "versions.json").write_text("")
     (first / "rollouts" / "2.jsonl").write_bytes((first / "rollouts" / "2.jsonl").read_bytes()[:-20])
     (first / "engine_steps" / "1.npz").write_bytes(b"PK")
     (first / "metrics.jsonl").write_text((first / "metrics.jsonl").read_text().replace("0.1", "NaN"))
-    assert main([str(first), str(pair[1]), "--output", str(tmp_path / "out")]) == 0
+    for run in (first, second):  # a tail that needs no engine steps
+        change_metrics(run, lambda row: row.update({"rollout/tail_seconds": 1.0}))
+    assert main([str(first), str(second), "--output", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
-    assert "identical responses       4 of 4" in said and "nan" not in said
+    assert "4 of 4 responses identical" in said and "nan" not in said
     for file in ("versions.json", "rollouts/2.jsonl, line 4", "engine_steps/1.npz"):
         assert f"{first / file}: not " in said
-    assert (tmp_path / "out" / "report.html").is_file()
+        assert f"{first / file}: not " in html.unescape((tmp_path / "out" / "report.html").read_text())
 
 
-def test_engine_steps_that_do_not_fit_are_left_out(pair, baseline):
-    steps = EngineSteps.load(pair[0], 2)
+def test_engine_steps_that_do_not_fit_are_left_out(pair, baseline, tmp_path):
+    first = shutil.copytree(pair[0], tmp_path / "first")
+    steps = EngineSteps.load(first, 2)
     steps.position_steps = steps.position_emitted = np.ones(5, np.int64)
-    before = EngineSteps.path(pair[0], 2).read_bytes()
-    steps.save(pair[0], 2)
-    try:
-        summary, words = words_of(pair[0], baseline)
-        assert (
-            summary["rollout_speedup_tail"] is None
-            and "position_steps: expected 2 values as in the first step" in words
-        )
-    finally:
-        EngineSteps.path(pair[0], 2).write_bytes(before)
+    steps.save(first, 2)
+    summary, _, left_out = words_of(first, baseline)
+    assert summary["rollout_speedup_tail"] is None
+    assert "2.npz: expected bins of responses as in the first step, (2, 32), got (5, 32): left out" in left_out

@@ -1,20 +1,11 @@
 """Engine steps on disk and between processes; files replaced whole."""
 
-import doctest
-
 import numpy as np
 import pytest
 
 from sam.reading import ReadError
-from sam.record import atomic, engine_steps
 from sam.record.atomic import replacing
 from sam.record.engine_steps import PER_STEP, EngineSteps, accepted_tokens
-
-
-@pytest.mark.parametrize("module", [atomic, engine_steps])
-def test_examples(module):
-    failed, tried = doctest.testmod(module)
-    assert tried > 0 and failed == 0
 
 
 def test_what_is_saved_is_loaded(tmp_path):
@@ -72,3 +63,17 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
         partial.write_text("half")
         raise OSError("disk full")
     assert target.read_text() == "old" and list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize(
+    "running, tail",
+    [
+        ([1, 3, 5, 4, 2, 1], [0, 0, 0, 0, 1, 1]),
+        ([5, 2, 1, 2, 4, 2], [0, 1, 0, 0, 0, 1]),  # the second round's way up is not tail
+        ([5, 2, 1, 5, 1], [0, 1, 0, 0, 1]),
+        ([2, 2, 1], [1, 1, 1]),
+        ([5, 5], [0, 0]),
+    ],
+)
+def test_tail(running, tail):
+    assert EngineSteps(running=running).in_tail(2).astype(int).tolist() == tail
