@@ -9,11 +9,11 @@ import queue
 import secrets
 import sqlite3
 import threading
-from collections import deque
-from collections.abc import Sequence
-from contextlib import closing, suppress
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self, TypeVar
 
 import numpy as np
 
@@ -21,11 +21,11 @@ from sam.automaton.store import NONE
 from sam.config import SpeculationConfig
 from sam.drafting.drafter import Drafter
 from sam.drafting.token_ids import digest
-from sam.history import database, reading
-from sam.history.database import EmptyFile, HistoryError, Response
+from sam.history import database
 from sam.history.fingerprint import fingerprint
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MAX_WAITING = 8192  # responses to write, and prompts to read; further ones are lost
 FLUSH_RESPONSES, FLUSH_SECONDS = 256, 0.5  # of a transaction: at most, and the pause after one
@@ -40,41 +40,8 @@ COUNTERS = (
     "history_lost_responses",
     "history_found_prompts",
     "history_appended_tokens",
-    "history_late_steps",
     "history_errors",
 )
-
-
-class Finished(NamedTuple):
-    """A response to write; `tokens` may end in placeholders, which are negative."""
-
-    prompt: bytes
-    sync: int  # weight syncs of this process before its end
-    tokens: Sequence[int]
-
-
-class Asked(NamedTuple):
-    """A prompt to read, whether the drafter has no text of it, and the engine step of the question."""
-
-    key: bytes
-    prompt: np.ndarray
-    is_new: bool
-    step: int
-
-
-class Found(NamedTuple):
-    """A response that has been read, or the rest of it.
-
-    Attributes:
-        prompt, tokens: int32 [length], each.
-        is_start: whether the tokens follow the prompt.
-        step: in which a prompt's first response was asked for; NONE for the others.
-    """
-
-    prompt: np.ndarray
-    tokens: np.ndarray
-    is_start: bool
-    step: int
 
 
 class HistoryClient:
@@ -94,22 +61,23 @@ class HistoryClient:
     def __init__(
         self, folder: Path, fingerprint: dict[str, str], tokens: int, epochs: int, counters: dict | None = None
     ):
-        self.folder, self.fingerprint, self.tokens, self.epochs = folder, fingerprint, tokens, epochs
+        self.folder, self.fingerprint, self.bounds = folder, fingerprint, (tokens, epochs)
         self.counters = counters if counters is not None else {}
         self.counters.update(dict.fromkeys(COUNTERS, 0))
-        self.writer = secrets.randbits(62)
-        self._sync = self._step = 0
+        self._writer, self._sync = secrets.randbits(62), 0
+        self._base: int | None = None  # newest version in the files when this process began to write
         self._keys: dict[str, bytes] = {}  # of the requests that run
-        self._running: dict[bytes, int] = {}  # requests of each prompt
-        self._finished: queue.Queue[Finished] = queue.Queue(MAX_WAITING)
-        self._asked: queue.Queue[Asked] = queue.Queue(MAX_WAITING)
-        self._found: deque[Found] = deque()
+        self._running: Counter[bytes] = Counter()  # requests of each prompt
+        self._finished: queue.Queue[tuple[bytes, int, Sequence[int]]] = queue.Queue(MAX_WAITING)
+        # Digest, prompt, and whether the drafter has no text of it.
+        self._asked: queue.Queue[tuple[bytes, np.ndarray, bool]] = queue.Queue(MAX_WAITING)
+        # Prompt, response or the rest of it, and whether it follows the prompt.
+        self._found: deque[tuple[np.ndarray, np.ndarray, bool]] = deque()
         self._read_up_to: dict[bytes, dict[Path, int]] = {}
-        self._base: int | None = None  # newest version in the file when this process began to write
         self._stopped = threading.Event()
         self._threads = [
-            threading.Thread(target=self._work, args=(work,), name=f"sam-history-{name}", daemon=True)
-            for name, work in {"writer": self.write, "reader": self.read}.items()
+            threading.Thread(target=self._work, args=(work,), name=f"sam-history-{work.__name__}", daemon=True)
+            for work in (self.write, self.read)
         ]
 
     @classmethod
@@ -142,40 +110,35 @@ class HistoryClient:
         """
         prompt = np.array(prompt, np.int32)
         key = self._keys[request_id] = digest(prompt)
-        self._running[key] = self._running.get(key, 0) + 1
+        self._running[key] += 1
         if self._running[key] == 1:
-            is_new = drafter.groups.find(prompt) == NONE
             try:
-                self._asked.put_nowait(Asked(key, prompt, is_new, self._step))
+                self._asked.put_nowait((key, prompt, drafter.groups.find(prompt) == NONE))
             except queue.Full:
                 self._count_error("more prompts than can be read")
 
     def request_finished(self, request_id: str, tokens: Sequence[int]) -> None:
-        """Keep a response: all of its token ids, which nobody changes any more."""
+        """Keep a response: all of its token ids, which nobody changes any more; it may end in negative placeholders."""
         if (key := self._keys.pop(request_id, None)) is None:
             return
         self._running[key] -= 1
         if not self._running[key]:
             del self._running[key]
         try:
-            self._finished.put_nowait(Finished(key, self._sync, tokens))
+            self._finished.put_nowait((key, self._sync, tokens))
         except queue.Full:
             self.counters["history_lost_responses"] += 1
 
     def deliver(self, drafter: Drafter) -> None:
         """Append what has been read to the drafter, as far as a step may take."""
-        self._step += 1
         left = MAX_TOKENS_A_STEP
         while left > 0 and self._found:
-            prompt, tokens, is_start, asked = self._found.popleft()
+            prompt, tokens, is_start = self._found.popleft()
             piece, rest = tokens[:left], tokens[left:]
             if drafter.append_earlier(prompt, piece, is_start):
                 self.counters["history_appended_tokens"] += len(piece)
-            if asked != NONE:
-                self.counters["history_found_prompts"] += 1
-                self.counters["history_late_steps"] += self._step - asked
             if len(rest):
-                self._found.appendleft(Found(prompt, rest, False, NONE))
+                self._found.appendleft((prompt, rest, False))
             left -= len(piece)
 
     def _work(self, work) -> None:
@@ -194,35 +157,29 @@ class HistoryClient:
 
     def write(self) -> None:
         """Write what is handed over until the client stops. Raises what SQLite raises, and HistoryError."""
-        file = database.own_file(self.folder)
-        with closing(database.open_to_write(file, self.fingerprint)) as connection:
+        with closing(database.open_to_write(database.own_file(self.folder), self.fingerprint)) as connection:
             if self._base is None:
-                self._base = max(map(self._newest_version, database.files(self.folder)))
+                newest = "SELECT coalesce(max(CAST(version AS INTEGER)), 0) FROM responses"
+                found = self._of_files(lambda _, opened: opened.execute(newest).fetchone()[0])
+                self._base = max(found, default=0)
             while not (self._stopped.is_set() and self._finished.empty()):
-                if batch := self._take_finished():
+                batch = [self._finished.get_nowait() for _ in range(min(FLUSH_RESPONSES, self._finished.qsize()))]
+                if batch:
                     self._write(connection, batch)
                 if self._finished.qsize() < FLUSH_RESPONSES:
                     self._stopped.wait(FLUSH_SECONDS)
 
-    def _newest_version(self, file: Path) -> int:
-        try:
-            with closing(database.open_to_read(file, self.fingerprint)) as connection:
-                return database.newest_version(connection)
-        except (HistoryError, sqlite3.Error) as error:  # another machine's file
-            self._count_error(f"{error}")
-            return 0
+    def _of_files(self, read: Callable[[Path, sqlite3.Connection], T]) -> list[T]:
+        return database.read_files(self.folder, self.fingerprint, read, lambda error: self._count_error(f"{error}"))
 
-    def _take_finished(self) -> list[Finished]:
-        return [self._finished.get_nowait() for _ in range(min(FLUSH_RESPONSES, self._finished.qsize()))]
-
-    def _write(self, connection: sqlite3.Connection, batch: list[Finished]) -> None:
+    def _write(self, connection: sqlite3.Connection, batch: list[tuple[bytes, int, Sequence[int]]]) -> None:
         responses = []
         for prompt, sync, tokens in batch:
             known = np.array(list(itertools.takewhile(lambda token: token >= 0, tokens)), np.int32)
             if len(known) > 1:  # nothing follows a single token
-                responses.append(Response(prompt, self._base + sync, known))
+                responses.append((prompt, self._base + sync, known))
         try:
-            database.add(connection, responses, self.writer, self.tokens, self.epochs)
+            database.add(connection, responses, self._writer, *self.bounds)
         except sqlite3.Error:
             self.counters["history_lost_responses"] += len(responses)
             raise
@@ -231,7 +188,7 @@ class HistoryClient:
     def read(self) -> None:
         """Answer what is asked until the client stops."""
         while not self._stopped.is_set():
-            if sum(len(found.tokens) for found in list(self._found)) > MAX_WAITING_TOKENS:
+            if sum(len(tokens) for _, tokens, _ in list(self._found)) > MAX_WAITING_TOKENS:
                 self._stopped.wait(0.05)
                 continue
             try:
@@ -243,39 +200,32 @@ class HistoryClient:
             for _ in asked:
                 self._asked.task_done()
 
-    def _answer(self, asked: list[Asked]) -> None:
-        rows: list[list[tuple]] = [[] for _ in asked]
+    def _answer(self, asked: list[tuple[bytes, np.ndarray, bool]]) -> None:
         if len(self._read_up_to) > MAX_KNOWN_PROMPTS:
             self._read_up_to.clear()
-        for one in asked:
-            if one.is_new:
-                self._read_up_to.pop(one.key, None)
-        for file in database.files(self.folder):
-            try:
-                with suppress(EmptyFile), closing(database.open_to_read(file, self.fingerprint)) as connection:
-                    for one, found in zip(asked, rows, strict=True):
-                        found += self._new_rows(connection, file, one)
-            except (HistoryError, sqlite3.Error) as error:
-                self._count_error(f"{error}")
-        for one, found in zip(asked, rows, strict=True):
-            self._put_found(one, found)
+        for key, _, is_new in asked:
+            if is_new:
+                self._read_up_to.pop(key, None)
+        rows: list[list[tuple]] = [[] for _ in asked]
 
-    def _new_rows(self, connection: sqlite3.Connection, file: Path, asked: Asked) -> list[tuple]:
-        """Of one file: all, or what other processes have written since the prompt was last read."""
-        ids = self._read_up_to.setdefault(asked.key, {})
-        found = reading.read(connection, asked.key, ids.get(file, 0), None if asked.is_new else self.writer)
-        ids[file] = max([ids.get(file, 0), *(row.id for row in found)])
-        return found
+        def read(file: Path, connection: sqlite3.Connection) -> None:
+            """All of a file, or what other processes have written since the prompt was last read."""
+            for (key, _, is_new), found in zip(asked, rows, strict=True):
+                ids = self._read_up_to.setdefault(key, {})
+                new = list(database.read(connection, key, ids.get(file, 0), None if is_new else self._writer))
+                ids[file] = max([ids.get(file, 0), *(number for number, *_ in new)])
+                found += new
 
-    def _put_found(self, asked: Asked, rows: list[reading.Row]) -> None:
+        self._of_files(read)
+        for (_, prompt, _), found in zip(asked, rows, strict=True):
+            self._put_found(prompt, found)
+
+    def _put_found(self, prompt: np.ndarray, rows: list[tuple[int, int, np.ndarray | None]]) -> None:
         """Those of the newest weights first: a step takes a part."""
-        kept = sorted({row.version for row in rows})[-self.epochs :]
-        step = asked.step
-        for row in sorted(rows, key=lambda row: -row.version):
-            if row.version not in kept:
-                continue
-            if (tokens := row.response()) is None:
-                self._count_error(f"response {row.id} is damaged")
-                continue
-            self._found.append(Found(asked.prompt, tokens, True, step))
-            step = NONE
+        kept = sorted({version for _, version, _ in rows})[-self.bounds[1] :]
+        for number, version, tokens in sorted(rows, key=lambda row: -row[1]):
+            if tokens is None:
+                self._count_error(f"response {number} is damaged")
+            elif version in kept:
+                self._found.append((prompt, tokens, True))
+        self.counters["history_found_prompts"] += any(tokens is not None for *_, tokens in rows)

@@ -2,7 +2,6 @@
 
 SQLite since Python brings it, and since it has what a file of our own would need: transactions that a killed process
 leaves whole, readers that never wait for writers, several writing processes, a bound on damage when the disk is full.
-LMDB reads faster, and would be a dependency; a prompt is read once a round, by a thread that nobody waits for.
 
 The WAL needs memory that is shared by all who use the file, so processes of several machines cannot share one. A folder
 holds a file for each machine; whoever reads merges them.
@@ -13,10 +12,10 @@ import re
 import socket
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,10 +23,10 @@ from sam.drafting.token_ids import digest
 
 SUFFIX = ".sqlite"
 BUSY_SECONDS = 30.0  # to wait for another process's transaction
-FORMAT = 1
-SCHEMA = f"""
-CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
-CREATE TABLE responses (
+FORMAT = 2
+SCHEMA = (
+    "CREATE TABLE meta (key TEXT PRIMARY KEY, value)",
+    """CREATE TABLE responses (
     id INTEGER PRIMARY KEY,
     prompt BLOB NOT NULL,      -- blake2b of the prompt's tokens
     digest BLOB NOT NULL,      -- blake2b of the response's: a repeated step adds nothing
@@ -36,34 +35,25 @@ CREATE TABLE responses (
     num_tokens INTEGER NOT NULL,
     tokens BLOB NOT NULL,      -- int32
     UNIQUE (prompt, digest)
-);
-CREATE INDEX by_version ON responses (version);
-INSERT INTO meta VALUES ('tokens', 0);
-CREATE TRIGGER added AFTER INSERT ON responses BEGIN
-    UPDATE meta SET value = value + new.num_tokens WHERE key = 'tokens';
-END;
-CREATE TRIGGER removed AFTER DELETE ON responses BEGIN
-    UPDATE meta SET value = value - old.num_tokens WHERE key = 'tokens';
-END;
-PRAGMA user_version = {FORMAT};
-"""
+)""",
+    "CREATE INDEX by_version ON responses (version, id, num_tokens)",
+    f"PRAGMA user_version = {FORMAT}",
+)
+ADD = (
+    "INSERT INTO responses (prompt, digest, version, writer, num_tokens, tokens) VALUES (?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT (prompt, digest) DO UPDATE SET version = excluded.version"
+)
+DROP_EPOCHS = (
+    "DELETE FROM responses WHERE prompt = ?1 AND version < (SELECT min(version) FROM "
+    "(SELECT DISTINCT version FROM responses WHERE prompt = ?1 ORDER BY version DESC LIMIT ?2))"
+)
+OLDEST = "SELECT id, num_tokens FROM responses ORDER BY version, id"
 FINGERPRINT = ("tokenizer", "model")
+T = TypeVar("T")
 
 
 class HistoryError(ValueError):
     """A history cannot be used; one line says why and what to do."""
-
-
-class EmptyFile(HistoryError):
-    """Another process is making the file: there is nothing in it yet."""
-
-
-class Response(NamedTuple):
-    """A row to add: the prompt's key, the version that wrote it, and int32 [length] tokens."""
-
-    prompt: bytes
-    version: int
-    tokens: np.ndarray
 
 
 def own_file(folder: Path) -> Path:
@@ -71,9 +61,21 @@ def own_file(folder: Path) -> Path:
     return folder / (re.sub(r"[^\w.-]", "_", socket.gethostname()) + SUFFIX)
 
 
-def files(path: Path) -> list[Path]:
-    """The files of a history: `path` itself, or those in the folder `path`."""
-    return [path] if path.is_file() else sorted(path.glob(f"*{SUFFIX}"))
+def read_files(
+    folder: Path,
+    fingerprint: dict[str, str] | None,
+    read: Callable[[Path, sqlite3.Connection], T],
+    failed: Callable[[Exception], None],
+) -> list[T]:
+    """What `read` returns for each file of a history; of those that cannot be read `failed` is told."""
+    found = []
+    for file in sorted(folder.glob(f"*{SUFFIX}")):
+        try:
+            with closing(open_to_read(file, fingerprint)) as connection:
+                found.append(read(file, connection))
+        except (HistoryError, sqlite3.Error) as error:
+            failed(error)
+    return found
 
 
 def check_folder(folder: Path, fingerprint: dict[str, str] | None) -> None:
@@ -81,9 +83,8 @@ def check_folder(folder: Path, fingerprint: dict[str, str] | None) -> None:
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise unusable(folder, OSError(f"{existing} is no folder that can be written"))
-    for file in files(folder):
-        with suppress(EmptyFile):
-            open_to_read(file, fingerprint).close()
+    for file in folder.glob(f"*{SUFFIX}"):
+        open_to_read(file, fingerprint).close()
 
 
 def open_to_write(file: Path, fingerprint: dict[str, str]) -> sqlite3.Connection:
@@ -100,23 +101,11 @@ def open_to_write(file: Path, fingerprint: dict[str, str]) -> sqlite3.Connection
         _switch_to_wal(connection)
         connection.execute("PRAGMA synchronous = NORMAL")  # a power cut may cost the last rows, and damages nothing
         connection.execute("PRAGMA journal_size_limit = 67108864")
-        with transaction(connection):
-            if connection.execute("PRAGMA user_version").fetchone() == (0,):
-                for statement in _statements(SCHEMA):
-                    connection.execute(statement)
-                connection.executemany("INSERT INTO meta VALUES (?, ?)", fingerprint.items())
-            check(connection, file, fingerprint)
-    return connection
-
-
-def open_existing(file: Path) -> sqlite3.Connection:
-    """Open a file of any tokenizer and model, to write.
-
-    Raises:
-        HistoryError: it cannot be written, or is damaged.
-    """
-    with _opened(file, "rw") as connection:
-        check(connection, file, None)
+        with connection:
+            connection.execute("BEGIN IMMEDIATE")
+            if _is_empty(connection):
+                _make_tables(connection, fingerprint)
+            _check(connection, file, fingerprint)
     return connection
 
 
@@ -129,8 +118,13 @@ def open_to_read(file: Path, fingerprint: dict[str, str] | None = None) -> sqlit
     is_own = file.absolute() == own_file(file.absolute().parent)
     with _opened(file, "rw" if is_own else "ro&immutable=1") as connection:
         connection.execute("PRAGMA query_only = 1")
-        check(connection, file, fingerprint)
-    return connection
+        if not _is_empty(connection):
+            _check(connection, file, fingerprint)
+            return connection
+    connection.close()  # another process is making the file
+    nothing_yet = sqlite3.connect(":memory:")
+    _make_tables(nothing_yet, fingerprint or {})
+    return nothing_yet
 
 
 @contextmanager
@@ -160,27 +154,23 @@ def _switch_to_wal(connection: sqlite3.Connection) -> None:
             time.sleep(0.01)
 
 
-def _statements(script: str) -> Iterable[str]:
-    """Of a script; sqlite3's own executescript commits first, and two processes would both make the tables."""
-    statement = ""
-    for line in script.splitlines():
-        statement += line + "\n"
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""
+def _is_empty(connection: sqlite3.Connection) -> bool:
+    return connection.execute("PRAGMA user_version").fetchone() == (0,)
 
 
-def check(connection: sqlite3.Connection, file: Path, fingerprint: dict[str, str] | None) -> None:
+def _make_tables(connection: sqlite3.Connection, fingerprint: dict[str, str]) -> None:
+    for statement in SCHEMA:
+        connection.execute(statement)
+    connection.executemany("INSERT INTO meta VALUES (?, ?)", fingerprint.items())
+
+
+def _check(connection: sqlite3.Connection, file: Path, fingerprint: dict[str, str] | None) -> None:
     """Raise HistoryError unless the file has this format, and was written with this tokenizer and model."""
     (found,) = connection.execute("PRAGMA user_version").fetchone()
-    if found == 0:
-        raise EmptyFile(f"{file}: nothing is in it yet: wait, or remove it")
     if found != FORMAT:
         raise HistoryError(f"{file}: a history of format {found}, expected {FORMAT}: remove it, or name a new folder")
-    if fingerprint is None:
-        return
     written = dict(connection.execute("SELECT key, value FROM meta"))
-    for key in FINGERPRINT:
+    for key in FINGERPRINT if fingerprint else ():
         if written.get(key) != fingerprint[key]:
             raise HistoryError(
                 f"{file}: a history of {key} {written.get(key)}, this run has {fingerprint[key]}: "
@@ -193,75 +183,48 @@ def unusable(file: Path, error: Exception) -> HistoryError:
     return HistoryError(f"{file}: {error}: name a folder that can be written, or remove the file if it is damaged")
 
 
-@contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All of a block's statements or, where it raises, none."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:  # some errors, such as a full disk, end it themselves
-            connection.execute("ROLLBACK")
-        raise
-
-
-def add(connection: sqlite3.Connection, responses: Sequence[Response], writer: int, tokens: int, epochs: int) -> None:
+def add(
+    connection: sqlite3.Connection,
+    responses: Sequence[tuple[bytes, int, np.ndarray]],
+    writer: int,
+    tokens: int,
+    epochs: int,
+) -> None:
     """Add responses and keep the bounds, all or nothing.
 
     Args:
+        responses: the prompt's digest, the version of the weights that wrote it, and int32 [length] tokens, each.
         writer: the number of this process.
         tokens: that the file may hold; those of the oldest weights go first.
         epochs: versions of the weights of which a prompt's responses are kept, the newest ones.
     """
-    rows = [(r.prompt, digest(r.tokens), r.version, writer, len(r.tokens), r.tokens.tobytes()) for r in responses]
-    with transaction(connection):
-        connection.executemany(
-            "INSERT INTO responses (prompt, digest, version, writer, num_tokens, tokens) VALUES (?, ?, ?, ?, ?, ?) "
-            "ON CONFLICT (prompt, digest) DO UPDATE SET version = excluded.version",
-            rows,
-        )
-        prune(connection, tokens, epochs, {r.prompt for r in responses})
+    rows = [(prompt, digest(text), version, writer, len(text), text.tobytes()) for prompt, version, text in responses]
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.executemany(ADD, rows)
+        connection.executemany(DROP_EPOCHS, {(prompt, epochs) for prompt, *_ in responses})
+        beyond = connection.execute("SELECT coalesce(sum(num_tokens), 0) FROM responses").fetchone()[0] - tokens
+        oldest, dropped = connection.execute(OLDEST), []
+        while beyond > 0 and (row := oldest.fetchone()):
+            dropped.append(row[:1])
+            beyond -= row[1]
+        oldest.close()
+        connection.executemany("DELETE FROM responses WHERE id = ?", dropped)
 
 
-def prune(connection: sqlite3.Connection, tokens: int, epochs: int, prompts: Iterable[bytes] | None = None) -> int:
-    """Remove what is beyond the bounds, inside a transaction; returns the number of responses removed.
+def read(
+    connection: sqlite3.Connection, prompt: bytes, after: int = 0, but_writer: int | None = None
+) -> Iterator[tuple[int, int, np.ndarray | None]]:
+    """A prompt's responses with an id above `after`, not of the process `but_writer`.
 
-    Args:
-        tokens, epochs: as for `add`.
-        prompts: whose epochs are counted; None: all.
+    Yields:
+        id, version, and int32 [length] tokens; None for a damaged row, since SQLite itself does not look.
     """
-    if prompts is None:
-        prompts = [prompt for (prompt,) in connection.execute("SELECT DISTINCT prompt FROM responses")]
-    outdated = connection.executemany(
-        "DELETE FROM responses WHERE prompt = ?1 AND version < (SELECT min(version) FROM "
-        "(SELECT DISTINCT version FROM responses WHERE prompt = ?1 ORDER BY version DESC LIMIT ?2))",
-        [(prompt, epochs) for prompt in prompts],
+    rows = connection.execute(
+        "SELECT id, CAST(version AS INTEGER), digest, CAST(tokens AS BLOB) FROM responses "
+        "WHERE prompt = ? AND id > ? AND writer IS NOT ?",
+        (prompt, after, but_writer),
     )
-    beyond = num_tokens(connection) - tokens
-    oldest = connection.execute("SELECT id, num_tokens FROM responses ORDER BY version, id")
-    doomed = []
-    while beyond > 0 and (row := oldest.fetchone()):
-        identity, length = row
-        doomed.append((identity,))
-        beyond -= length
-    oldest.close()
-    connection.executemany("DELETE FROM responses WHERE id = ?", doomed)
-    return max(0, outdated.rowcount) + len(doomed)
-
-
-def num_tokens(connection: sqlite3.Connection) -> int:
-    """Tokens of all responses, as triggers count them.
-
-    Raises:
-        sqlite3.DatabaseError: there is no such count.
-    """
-    row = connection.execute("SELECT value FROM meta WHERE key = 'tokens'").fetchone()
-    if row is None or type(row[0]) is not int:
-        raise sqlite3.DatabaseError(f"the count of tokens is {row and row[0]!r}, expected a number")
-    return row[0]
-
-
-def newest_version(connection: sqlite3.Connection) -> int:
-    """Of the weights that wrote a response; 0 where there is none."""
-    return connection.execute("SELECT coalesce(max(version), 0) FROM responses").fetchone()[0]
+    for number, version, known, blob in rows:
+        tokens = np.frombuffer(blob[: len(blob) // 4 * 4], np.int32).copy()
+        yield number, version, tokens if digest(tokens) == known else None

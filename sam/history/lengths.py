@@ -1,19 +1,18 @@
 """How long earlier responses to a prompt were, for who plans a rollout before any of its responses has finished."""
 
+import itertools
 import logging
 import math
-import sqlite3
-from contextlib import closing, suppress
 from pathlib import Path
 
-from sam.history.database import EmptyFile, HistoryError, files, open_to_read
+from sam.history.database import read_files
 
 logger = logging.getLogger(__name__)
 
 MAX_PROMPTS = 1 << 20  # whose lengths are kept; beyond, those of prompts that were read first go
 QUERY = (
-    "SELECT hex(prompt), version, count(*), sum(log_of(num_tokens)) FROM responses "
-    "WHERE version >= ? AND typeof(version) = 'integer' GROUP BY 1, 2"
+    "SELECT hex(prompt), version, num_tokens FROM responses WHERE version >= ? AND num_tokens > 0 "
+    "AND typeof(version) = 'integer' AND typeof(num_tokens) = 'integer'"
 )
 
 
@@ -50,21 +49,18 @@ class ResponseLengths:
     def refresh(self) -> None:
         """Read what was written since the last call; files that cannot be read are counted and left out."""
         # Not only newer weights: the last responses of a step are written a moment after those of the next begin.
-        since, found = self._newest - 1, {}
-        for file in files(self._path):
-            try:
-                with suppress(EmptyFile), closing(open_to_read(file)) as connection:
-                    connection.create_function("log_of", 1, lambda tokens: math.log(max(1, tokens)))
-                    for prompt, version, responses, log_sum in connection.execute(QUERY, (since,)):
-                        count, total = found.get((prompt, version), (0, 0.0))
-                        found[prompt, version] = count + responses, total + log_sum
-            except (HistoryError, sqlite3.Error) as error:
-                if self.errors == 0:
-                    logger.warning("lengths of earlier responses: %s (logged once, then counted)", error)
-                self.errors += 1
-        for (prompt, version), (count, total) in found.items():
+        since, logs = self._newest - 1, {}
+        parts = read_files(self._path, None, lambda _, opened: opened.execute(QUERY, (since,)).fetchall(), self._failed)
+        for prompt, version, num_tokens in itertools.chain(*parts):
+            logs.setdefault((prompt, version), []).append(math.log(num_tokens))
+        for (prompt, version), found in logs.items():
             if version >= self._known.get(prompt, (0, 0.0))[0]:
-                self._known[prompt] = version, math.exp(total / count)
+                self._known[prompt] = version, math.exp(sum(found) / len(found))
             self._newest = max(self._newest, version)
         for prompt in list(self._known)[: len(self._known) - MAX_PROMPTS]:
             del self._known[prompt]
+
+    def _failed(self, error: Exception) -> None:
+        if self.errors == 0:
+            logger.warning("lengths of earlier responses: %s (logged once, then counted)", error)
+        self.errors += 1

@@ -1,14 +1,12 @@
 """`python -m sam.profile --model DIR --output step_cost.json`: measures the step costs of this machine for goodput.
 
 A vLLM engine runs a few steps with every combination of running requests, draft tokens and context (sam.profile.grid).
-Two other sources need no engine: `--from-run` fits the table to the engine steps that runs of the recipe recorded,
-`--from-log` to vLLM's own log lines about throughput, running requests and speculation.
+`--from-run` needs no engine: it fits the table to the engine steps that runs of the recipe recorded.
 """
 
 import argparse
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,70 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from sam.command import run_command
+from sam.profile.grid import Grid, measure_cells
 from sam.reading import one_line
-from sam.switch.step_cost import StepCost, least_squares_without_negative_terms
-
-THROUGHPUT = re.compile(r"Avg generation throughput: (\d+\.?\d*) tokens/s, Running: (\d+) reqs, Waiting: (\d+) reqs")
-SPECULATION = re.compile(r"Mean acceptance length: (\d+\.?\d*), .*Drafted throughput: (\d+\.?\d*) tokens/s")
-FEWEST_LINES = 4
-POINTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-
-
-def read_log(path: Path) -> np.ndarray:
-    """Read mean steps from vLLM's log, one for each line about throughput.
-
-    Steps per second are a line's tokens per second over running requests and the mean acceptance length.
-
-    Returns:
-        float64 [lines, 3]: running requests, draft tokens of a step, milliseconds of a step.
-
-    Raises:
-        ValueError: no such file, or too few such lines.
-    """
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file; expected a log of vLLM at level INFO")
-    steps = []
-    for line in path.read_text(errors="replace").splitlines():
-        if found := THROUGHPUT.search(line):
-            throughput, running, waiting = (float(group) for group in found.groups())
-            if throughput > 0 and running > 0 and waiting == 0:
-                steps.append([running, 0.0, 1e3 * running / throughput])
-        elif (found := SPECULATION.search(line)) and steps and steps[-1][1] == 0.0:
-            length, drafted = (float(group) for group in found.groups())
-            steps[-1][2] *= length
-            steps[-1][1] = drafted * steps[-1][2] / 1e3
-    if len(steps) < FEWEST_LINES:
-        raise ValueError(
-            f"{path}: {len(steps)} lines about the throughput of running requests, {FEWEST_LINES} are needed: "
-            "let vLLM log statistics (disable_log_stats=False, VLLM_LOGGING_LEVEL=INFO)"
-        )
-    return np.array(steps)
-
-
-def fit(steps: np.ndarray, longest: int, identity: dict, source: str) -> StepCost:
-    """Fit a table of fixed + requests x a + tokens x b milliseconds, by least squares without negative terms.
-
-    Args:
-        steps: float64 [n, 3], running requests, draft tokens, milliseconds.
-        longest: tokens per request up to which the table goes.
-        identity: the table's fingerprint.
-        source: the table's source.
-
-    Raises:
-        ValueError: the steps take no time.
-    """
-    running, drafted, milliseconds = steps.T
-    # Steps without drafts do not tell the cost of a token from that of a request: they are taken to be equal.
-    columns = [np.ones(len(steps)), running, *([drafted] if drafted.any() else [])]
-    fixed, each, *of_draft = least_squares_without_negative_terms(np.stack(columns, axis=1), milliseconds)
-    token = of_draft[0] if of_draft else each
-    each = max(0.0, each - token)
-    if fixed + each + token <= 0:
-        raise ValueError(f"{len(steps)} steps tell nothing about the cost of a step: {source}")
-    requests = np.array([n for n in POINTS if n <= 2 * running.max()])
-    per_request = np.arange(1, longest + 1)
-    cells = fixed + each * requests[:, None] + token * requests[:, None] * per_request[None, :]
-    return StepCost(requests, per_request, np.array([1]), cells[..., None], identity, source)
+from sam.switch.step_cost import StepCost
 
 
 def fit_recorded(directories: list[Path]) -> StepCost:
@@ -104,7 +41,6 @@ def fit_recorded(directories: list[Path]) -> StepCost:
 
 def measure(options: argparse.Namespace) -> StepCost:
     """Measure the grid on an engine, with a progress bar."""
-    from sam.profile.grid import Grid, measure_cells
     from sam.vllm.profiled_engine import ProfiledEngine
 
     grid = Grid(options.requests, options.drafts, options.context)
@@ -131,7 +67,6 @@ def main(arguments: list[str] | None = None) -> int:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--model", help="folder or name of the model to make an engine of")
     source.add_argument("--from-run", nargs="+", type=Path, metavar="RUN_DIR", help="recorded runs to fit")
-    source.add_argument("--from-log", type=Path, help="log of a vLLM run to fit")
     parser.add_argument("--output", type=Path, default=Path("step_cost.json"))
     parser.add_argument("--requests", type=rising, default=rising("1,2,4,8,16,32,64"))
     parser.add_argument("--drafts", type=rising, default=rising("0,1,2,3,5,8"), help="draft tokens of each request")
@@ -142,18 +77,11 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
 
     def shown() -> Iterator[str]:
-        if options.from_log:
-            source_text = f"fitted to {options.from_log.name}, {date.today()}"
-            table = fit(read_log(options.from_log), max(options.drafts) + 1, {}, source_text)
-        else:
-            table = fit_recorded(options.from_run) if options.from_run else measure(options)
+        table = fit_recorded(options.from_run) if options.from_run else measure(options)
         table.save(options.output)
         yield from (as_text(table), table.source)
         if not table.fingerprint:
-            yield (
-                "no fingerprint, since the engine is not recorded there: one of any model or device will take "
-                "this table"
-            )
+            yield "no fingerprint, since runs record no engine: one of any model or device will take this table"
         yield f"use it with speculation.policy=goodput speculation.step_cost={options.output.resolve()}"
 
     return run_command(shown, errors=(RuntimeError, ValueError, OSError))

@@ -45,10 +45,6 @@ class Grid:
         axes = np.array(self.requests), np.array(self.drafts) + 1, np.array(self.context)
         return StepCost(*axes, cells, fingerprint or {}, source)
 
-    def name(self, i: int, j: int, c: int) -> str:
-        """Name cell [i, j, c] in a message."""
-        return f"{self.requests[i]} requests x {self.drafts[j] + 1} tokens at context {self.context[c]}"
-
 
 def measure_cells(engine, grid: Grid) -> np.ndarray:
     """Measure all cells; those slower than one with more work are measured again, at most len(PAUSES_S) times.
@@ -64,11 +60,12 @@ def measure_cells(engine, grid: Grid) -> np.ndarray:
         disturbed = too_slow(cells)
         if not disturbed.any():
             break
-        place = tuple(np.argwhere(disturbed)[0].tolist())
+        i, j, c = np.argwhere(disturbed)[0].tolist()
         logger.warning(
-            "%d of %d step costs are above one of more work, the first is %.3g ms for %s: "
-            "they are measured again, %d of at most %d times",
-            *(disturbed.sum(), cells.size, cells[place], grid.name(*place), number, len(PAUSES_S)),
+            "%d of %d step costs are above one of more work, the first is %.3g ms for %d requests x %d tokens at "
+            "context %d: they are measured again, %d of at most %d times",
+            *(disturbed.sum(), cells.size, cells[i, j, c], grid.requests[i], grid.drafts[j] + 1, grid.context[c]),
+            *(number, len(PAUSES_S)),
         )
         time.sleep(pause)
         cells = np.fmin(cells, _measure(engine, grid, disturbed, f"again, {number} of {len(PAUSES_S)}"))

@@ -7,20 +7,18 @@ longest repeated suffix.
 """
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from sam.config import SpeculationConfig
+from sam.drafting.drafter import Drafter
 from sam.reading import expect
-from sam.replay.peers import PEERS, make_peer
 from sam.replay.stepwise import StepwiseDrafter
-from sam.sharing.drafter import SharingDrafter
 from sam.vllm.baselines import prompt_lookup
 
 HISTORY_TOKENS = 4 << 20  # with scope=history, enough for any recording here
-NAMES = ("sam", "first-occurrence", "ngram", "suffix", "suffix-any", *PEERS)
+NAMES = ("sam", "first-occurrence", "ngram", "suffix", "suffix-any")
 
 
 def make_drafter(
@@ -29,7 +27,6 @@ def make_drafter(
     draft_length: int,
     corpus: Path | None = None,
     cross_prompt: bool = SpeculationConfig.cross_prompt,
-    datastore: Sequence[Path] = (),
 ):
     """Build a drafter by its name, one of NAMES.
 
@@ -38,25 +35,17 @@ def make_drafter(
         draft_length: draft tokens of a request at most.
         corpus: file of sam.corpus, used by sam alone.
         cross_prompt: whether sam remembers other prompts.
-        datastore: recordings, used by rest alone.
 
     Raises:
         ValueError: unknown name, or its package is not installed.
     """
     if name == "sam":
-        drafter = SharingDrafter(  # as in an engine whose replicas share; alone it is a Drafter
-            max_draft_tokens=draft_length,
-            scope=scope,
-            history_tokens=HISTORY_TOKENS,
-            corpus=corpus,
-            cross_prompt=cross_prompt,
-        )
+        limits = {"history_tokens": HISTORY_TOKENS, "corpus": corpus, "cross_prompt": cross_prompt}
+        drafter = Drafter(max_draft_tokens=draft_length, scope=scope, **limits)
         drafter.warm_up()
         return drafter
     if name == "first-occurrence":
         return FirstOccurrence()
-    if name in PEERS:
-        return make_peer(name, datastore)
     try:
         if name == "ngram":
             return Ngram()

@@ -10,7 +10,6 @@ import time
 import numpy as np
 
 from sam.record.responses import Recording
-from sam.replay.elsewhere import Inbox, inbox_of
 
 POSITION_BIN = 512  # tokens of a response per point of the acceptance-by-position table
 PROBABILITY_BINS = 10
@@ -47,14 +46,13 @@ class Replay:
 
     def summary(self) -> dict:
         """The results; mean acceptance length counts the bonus token, 1.0 is no gain."""
+        by_place = zip(self.accepted_at.tolist(), self.drafted_at.tolist(), strict=True)
         return {
             "tokens": self.tokens,
             "steps": self.steps,
             "mean_acceptance_length": round(self.tokens / max(1, self.steps), 4),
             "acceptance_rate": round(self.accepted / max(1, self.drafted), 4),
-            "acceptance_per_position": [
-                round(float(a) / max(1, int(d)), 4) for a, d in zip(self.accepted_at, self.drafted_at, strict=True)
-            ],
+            "acceptance_per_position": [round(accepted / max(1, drafted), 4) for accepted, drafted in by_place],
             "calibration_error": round(max(abs(p - o) for p, o in self.calibration()), 4) if self.drafted else None,
         }
 
@@ -67,11 +65,48 @@ class Replay:
         return [(b * self.position_bin, tokens / steps) for b, (tokens, steps) in sorted(self.by_position.items())]
 
 
+class Request:
+    """A recorded response, generated on one of the replicas.
+
+    Attributes:
+        accepted: tokens that are generated; the drafter of its replica has seen them.
+        seen_elsewhere: of them, those that the other replicas' drafters have seen.
+        rounds_since_end: of the group, after its last token.
+    """
+
+    def __init__(self, name: str, response: np.ndarray, replica: int = 0):
+        self.name, self.response, self.replica = name, response, replica
+        self.accepted = self.seen_elsewhere = self.rounds_since_end = 0
+
+    def verify(self, draft: np.ndarray) -> tuple[int, np.ndarray]:
+        """Accept the draft's correct tokens and the bonus token; returns how many of the draft, and the new tokens."""
+        left = self.response[self.accepted :]
+        length = min(len(draft), len(left))
+        different = np.flatnonzero(draft[:length] != left[:length])
+        accepted = int(different[0]) if different.size else length
+        self.accepted += len(new := left[: accepted + 1])
+        return accepted, new
+
+    @property
+    def finished(self) -> bool:
+        """Whether the response is complete."""
+        return self.accepted == len(self.response)
+
+    def arrive(self, delay: int) -> np.ndarray:
+        """Return the tokens that reach other replicas now; after the last one a round of the group counts as a token.
+
+        Args:
+            delay: tokens that are generated after a token before that one arrives.
+        """
+        seen, end = self.seen_elsewhere, min(self.accepted, self.accepted + self.rounds_since_end - delay)
+        self.seen_elsewhere = max(seen, end)
+        return self.response[seen : self.seen_elsewhere]
+
+
 def replay(
     recording: Recording,
     make,
     draft_length: int,
-    samples: int | None = None,
     order: str = "turns",
     progress=None,
     position_bin: int = POSITION_BIN,
@@ -83,14 +118,13 @@ def replay(
 
     Args:
         recording: prompts with their responses.
-        make: makes a drafter (start, append, draft, finish as sam.drafting.drafter.Drafter), once for each replica or,
-            with `samples`, for every `samples` samples.
+        make: makes a drafter (start, append, draft, finish as sam.drafting.drafter.Drafter), once for each replica.
         draft_length: draft tokens of a sample in a step.
-        samples: samples of a prompt that share a drafter, and all that it ever sees; None: all.
         order: one of ORDERS.
         progress: called with the tokens advanced since the last call.
         position_bin: tokens of a response per point of `Replay.positions`.
-        replicas, delay: of `replay_group`; with `samples` there is one replica.
+        replicas: over which the samples of a prompt are spread, round robin.
+        delay: of `replay_group`.
         epochs: one of EPOCHS.
 
     Raises:
@@ -103,51 +137,8 @@ def replay(
             drafters = [make() for _ in range(replicas)]
         counts = Replay(draft_length, position_bin) if epoch == 0 and len(parts) > 1 else result
         for index, (prompt, responses) in enumerate(zip(part.prompts, part.responses, strict=True)):
-            size = samples or max(1, len(responses))
-            for first in range(0, len(responses), size):
-                if samples:
-                    drafters = [make()]
-                name, shared = f"{index}/{first}", responses[first : first + size]
-                replay_group(counts, drafters, name, prompt, shared, order, progress, delay, epoch)
+            replay_group(counts, drafters, str(index), prompt, responses, order, progress, delay, epoch)
     return result
-
-
-class Request:
-    """A recorded response, generated on one of the replicas.
-
-    Attributes:
-        accepted: tokens that are generated.
-        shown_to_drafter: of them, those that the drafter of its replica has seen.
-        shown_elsewhere: of them, those that the other replicas' drafters have seen.
-        rounds_since_end: of the group, after its last token.
-    """
-
-    def __init__(self, name: str, response: np.ndarray, replica: int = 0):
-        self.name, self.response, self.replica = name, response, replica
-        self.accepted = self.shown_to_drafter = self.shown_elsewhere = self.rounds_since_end = 0
-
-    def verify(self, draft: np.ndarray) -> tuple[int, int]:
-        """Accept the draft's correct tokens and the bonus token.
-
-        Returns:
-            The accepted draft tokens, and the tokens by which the response advanced.
-        """
-        recorded = self.response[self.accepted :]
-        length = min(len(draft), len(recorded))
-        different = np.flatnonzero(draft[:length] != recorded[:length])
-        accepted = int(different[0]) if different.size else length
-        advanced = min(accepted + 1, len(recorded))
-        self.accepted += advanced
-        return accepted, advanced
-
-    @property
-    def finished(self) -> bool:
-        """Whether the response is complete."""
-        return self.accepted == len(self.response)
-
-    def arrived(self, delay: int) -> int:
-        """Tokens that have reached other replicas. After the last one each round of the group counts as a token."""
-        return max(0, min(self.accepted, self.accepted + self.rounds_since_end - delay))
 
 
 def replay_group(
@@ -163,20 +154,28 @@ def replay_group(
 ) -> None:
     """Replay samples of one prompt, spread round robin over replicas, and count them in `result`.
 
+    To a drafter a sample that is generated elsewhere is one more request, for which it does not draft. A replica
+    without a sample of the prompt gets none.
+
     Args:
         drafters: one for each replica.
         delay: tokens that a sample generates after a token before the other replicas' drafters have seen that one;
             None: they never do.
     """
-    requests = [
-        Request(f"{name}/{i}", response, i % len(drafters)) for i, response in enumerate(responses) if len(response)
-    ]
-    inboxes = [inbox_of(drafter) for drafter in drafters] if delay is not None else []
-    for request in requests:
-        drafters[request.replica].start(request.name, prompt, policy_version)
-    others = [[request.name for request in requests if request.replica != replica] for replica in range(len(inboxes))]
-    for inbox, names in zip(inboxes, others, strict=True):
-        inbox.start(names, prompt, policy_version)
+    replicas = len(drafters)
+    requests = [Request(f"{name}/{i}", text, i % replicas) for i, text in enumerate(responses) if len(text)]
+    shown = [[one for one in requests if one.replica == i or delay is not None] for i in range(replicas)]
+    shown = [its if any(one.replica == i for one in its) else [] for i, its in enumerate(shown)]
+    for drafter, its in zip(drafters, shown, strict=True):
+        for request in its:
+            drafter.start(request.name, prompt, policy_version)
+
+    def deliver(batch: list[Request], delay: int) -> None:
+        arrived = [(request, new) for request in batch if len(new := request.arrive(delay))]
+        for replica, drafter in enumerate(drafters):
+            elsewhere = [pair for pair in arrived if pair[0].replica != replica and shown[replica]]
+            append(drafter, [request for request, _ in elsewhere], [new for _, new in elsewhere])
+
     live = requests
     while live:
         before = result.tokens
@@ -185,53 +184,36 @@ def replay_group(
                 if own := [request for request in batch if request.replica == replica]:
                     _draft_and_verify(result, drafter, own)
             if delay is not None:
-                _deliver(inboxes, batch, delay)
+                deliver(batch, delay)
         if progress:
             progress(result.tokens - before)
         live = [request for request in live if not request.finished]
         if delay is not None:
             for request in (ended := [request for request in requests if request.finished]):
                 request.rounds_since_end += 1
-            _deliver(inboxes, ended, 0 if not live else delay)
-    for inbox, names in zip(inboxes, others, strict=True):
-        inbox.finish(names)
-    for request in requests:
-        drafters[request.replica].finish(request.name)
+            deliver(ended, delay if live else 0)
+    for drafter, its in zip(drafters, shown, strict=True):
+        for request in its:
+            drafter.finish(request.name)
 
 
 def _draft_and_verify(result: Replay, drafter, batch: list[Request]) -> None:
-    positions = [request.accepted for request in batch]
     budgets = np.full(len(batch), result.draft_length, dtype=np.int32)
-    drafts = drafter.draft([request.name for request in batch], budgets)
-    for row, (request, position) in enumerate(zip(batch, positions, strict=True)):
-        part = slice(drafts.offsets[row], drafts.offsets[row + 1])
-        accepted, advanced = request.verify(drafts.token_ids[part])
-        result.count(position, drafts.acceptance[part], accepted, advanced)
-    append(drafter, batch)
+    drafts, pieces = drafter.draft([request.name for request in batch], budgets), []
+    for row, request in enumerate(batch):
+        part, position = slice(drafts.offsets[row], drafts.offsets[row + 1]), request.accepted
+        accepted, new = request.verify(drafts.token_ids[part])
+        result.count(position, drafts.acceptance[part], accepted, len(new))
+        pieces.append(new)
+    append(drafter, batch, pieces)
 
 
-def _deliver(inboxes: list[Inbox], batch: list[Request], delay: int) -> None:
-    """Show the other replicas' drafters the tokens of the batch that have reached them."""
-    batch = [request for request in batch if request.arrived(delay) > request.shown_elsewhere]
-    for replica, inbox in enumerate(inboxes):
-        if others := [request for request in batch if request.replica != replica]:
-            inbox.deliver(
-                [request.name for request in others],
-                [request.shown_elsewhere for request in others],
-                [request.response[request.shown_elsewhere : request.arrived(delay)] for request in others],
-            )
-    for request in batch:
-        request.shown_elsewhere = request.arrived(delay)
-
-
-def append(drafter, batch: list[Request]) -> float:
-    """Show the drafter the batch's new tokens; returns the seconds that it took."""
-    pieces = [request.response[request.shown_to_drafter : request.accepted] for request in batch]
-    offsets = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]).astype(np.int64)
-    names, tokens = [request.name for request in batch], np.concatenate(pieces)
+def append(drafter, requests: list[Request], pieces: list[np.ndarray]) -> float:
+    """Show the drafter new tokens of requests, int32 [length] each; returns the seconds that it took."""
+    if not requests:
+        return 0.0
+    offsets = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
+    names, tokens = [request.name for request in requests], np.concatenate(pieces)
     started = time.perf_counter()
     drafter.append(names, tokens, offsets)
-    seconds = time.perf_counter() - started
-    for request in batch:
-        request.shown_to_drafter = request.accepted
-    return seconds
+    return time.perf_counter() - started

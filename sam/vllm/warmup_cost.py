@@ -26,11 +26,10 @@ def fingerprint(vllm_config) -> dict[str, str | int]:
     from vllm.platforms import current_platform
 
     model, hf = vllm_config.model_config, vllm_config.model_config.hf_config
-    device = _processor() if current_platform.device_type == "cpu" else current_platform.get_device_name()
     sizes = [getattr(hf, name, 0) for name in ("num_hidden_layers", "hidden_size", "vocab_size")]
     return {
         "model": f"{hf.model_type} layers {sizes[0]} hidden {sizes[1]} vocabulary {sizes[2]}",
-        "device": device,
+        "device": _processor() if current_platform.device_type == "cpu" else current_platform.get_device_name(),
         "dtype": str(model.dtype).removeprefix("torch."),
         "tensor_parallel_size": vllm_config.parallel_config.tensor_parallel_size,
         "eager": int(model.enforce_eager),
@@ -60,23 +59,21 @@ def policy_and_table(config: SpeculationConfig, vllm_config) -> tuple[str, StepC
 
 
 def graph_mode(vllm_config):
-    """vLLM's CUDAGraphMode; None where an engine has no graphs, or a test no compilation config."""
+    """vLLM's CUDAGraphMode; None where an engine has no graphs."""
     mode = getattr(getattr(vllm_config, "compilation_config", None), "cudagraph_mode", None)
-    return None if mode is None or vllm_config.model_config.enforce_eager else mode
+    return None if mode is None or mode.name == "NONE" or vllm_config.model_config.enforce_eager else mode
+
+
+def has_graphs(vllm_config) -> bool:
+    """Whether an engine captures graphs of steps."""
+    return graph_mode(vllm_config) is not None
 
 
 def graph_sizes(vllm_config) -> tuple[int, ...]:
     """Tokens of the graphs that a step with drafts is padded to; empty without such graphs."""
     mode = graph_mode(vllm_config)
-    if mode is None or not mode.has_full_cudagraphs():
-        return ()
-    return tuple(vllm_config.compilation_config.cudagraph_capture_sizes or ())
-
-
-def has_graphs(vllm_config) -> bool:
-    """Whether an engine captures graphs of steps."""
-    mode = graph_mode(vllm_config)
-    return mode is not None and mode.name != "NONE"
+    is_full = mode is not None and mode.has_full_cudagraphs()
+    return tuple(vllm_config.compilation_config.cudagraph_capture_sizes or ()) if is_full else ()
 
 
 def measure_at_warm_up(runner) -> None:
@@ -108,15 +105,18 @@ def measure_at_warm_up(runner) -> None:
 
 
 def _coarse(runner) -> StepCost:
+    """Tokens count alike in a forward pass: on the lines between the passes, and beyond them as from the middle one to
+    the last."""
     config = runner.vllm_config
     longest = config.speculative_config.num_speculative_tokens + 1
     requests = config.scheduler_config.max_num_seqs
     most = min(requests * longest, runner.max_num_tokens)
     sizes, milliseconds = measured(lambda size: _forward_pass(runner, size), most, _of_first_rank)
     logger.info("step costs at warm-up: %s", dict(zip(sizes.tolist(), milliseconds.round(2).tolist(), strict=True)))
-    # All tokens count alike in a forward pass.
     counts, per_request = np.unique(np.minimum(requests, 2 ** np.arange(12))), np.arange(1, longest + 1)
-    cells = _between_and_beyond(counts[:, None] * per_request, sizes, milliseconds)
+    num_tokens, middle = counts[:, None] * per_request, len(sizes) // 2
+    slope = (milliseconds[-1] - milliseconds[middle]) / max(1, sizes[-1] - sizes[middle])
+    cells = np.interp(num_tokens, sizes, milliseconds) + slope * np.maximum(0, num_tokens - sizes[-1])
     source = "forward passes at warm-up"
     return StepCost(counts, per_request, np.array([1]), cells[..., None], fingerprint(config), source)
 
@@ -150,16 +150,15 @@ def measured(
     def left() -> float:
         return BUDGET_SECONDS - (time.perf_counter() - began)
 
-    expected = timed(1)
-    sizes = [size for size in SIZES if size < most] + [most]
-    for size, following in zip(sizes, [*sizes[1:], most], strict=True):
-        if not agreed(int(2 * expected < left() / 2)):
+    per_token = timed(1)
+    for size in [*(size for size in SIZES if size < most), most]:
+        if not agreed(int(4 * per_token * size < left())):
             break
         forward_pass(size)  # the first of a size may compile or allocate
         seconds[size] = timed(size)
-        expected = seconds[size] * following / size
+        per_token = seconds[size] / size
     if len(seconds) < min(2, most):
-        raise ValueError(f"a pass of few tokens takes {expected:.1f} s")
+        raise ValueError(f"a pass of few tokens takes {per_token:.1f} s")
     for _ in range(WARM_UP_REPEATS - 1):
         fit = int(np.searchsorted(np.cumsum(list(seconds.values())), left()))
         for size in list(seconds)[: agreed(fit)]:
@@ -171,32 +170,19 @@ def measured(
 def _forward_pass(runner, size: int) -> None:
     from vllm.distributed.parallel_state import get_pp_group
 
-    hidden = runner._dummy_run(_padded(size, runner.vllm_config))
+    padded = size
+    if has_graphs(runner.vllm_config):
+        # vllm-ascend's dummy run pads tokens and requests to a graph of whole steps, but not what it counts of each.
+        sizes = runner.vllm_config.compilation_config.cudagraph_capture_sizes or ()
+        padded = min((graph for graph in sizes if graph >= size), default=size)
+    hidden = runner._dummy_run(padded)
     if get_pp_group().is_last_rank:
         # Each token of a step with drafts has its logits. vllm-ascend's returns all hidden states alone.
         runner.model.compute_logits((hidden[0] if isinstance(hidden, tuple) else hidden)[:size])
     runner._sync_device()
 
 
-def _padded(size: int, vllm_config) -> int:
-    """Tokens of the graph that replays a step of `size` tokens; `size` where none does. vllm-ascend's dummy run pads
-    tokens and requests to a graph of whole steps, but not what it counts of each request."""
-    if not has_graphs(vllm_config):
-        return size
-    sizes = vllm_config.compilation_config.cudagraph_capture_sizes or ()
-    return min((graph for graph in sizes if graph >= size), default=size)
-
-
 def _of_first_rank(number: int) -> int:
     from vllm.distributed.parallel_state import get_world_group
 
     return get_world_group().broadcast_object(number, src=0)
-
-
-def _between_and_beyond(num_tokens: np.ndarray, sizes: np.ndarray, milliseconds: np.ndarray) -> np.ndarray:
-    """Milliseconds of `num_tokens`: on the lines between the points, and beyond them as from the middle one to the
-    last."""
-    middle = len(sizes) // 2
-    slope = (milliseconds[-1] - milliseconds[middle]) / max(1, sizes[-1] - sizes[middle])
-    beyond = slope * np.maximum(0, num_tokens - sizes[-1])
-    return np.interp(num_tokens, sizes, milliseconds) + beyond

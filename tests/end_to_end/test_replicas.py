@@ -9,12 +9,11 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 from recipe.report.runs import Run
-from sam.history.reading import load
 from sam.routing.decision_log import replay
+from tests.sam.history.kept import kept
 
 pytestmark = pytest.mark.e2e
 
@@ -90,8 +89,7 @@ def test_with_speculation_two_replicas_draft_from_what_both_write(runs):
     assert sam.metrics[STEPS]["rollout/drafter/history_errors"] == 0
     rows = [json.loads(line) for line in (sam.directory / "rollouts" / "1.jsonl").read_text().splitlines()]
     for row in rows:
-        kept = load(sam.directory / "history", [np.array(row["prompt_tokens"], np.int32)])
-        texts = [text.tolist() for text in np.split(kept.tokens, kept.offsets[1:-1])]
+        texts = kept(sam.directory / "history", row["prompt_tokens"])
         own = row["response_tokens"]  # drafts behind the end were verified too, and stay in the engine's text
         assert len(own) < 2 or any(text[: len(own)] == own for text in texts)
     # And what the other wrote at the same time, which `auto` stands for with two replicas.

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sam.history.reading import load
 from sam.vllm.runner_hooks import PART
+from tests.sam.history.kept import kept as kept_in
 from tests.sam.vllm.model_runner import make_proposer
 
 
@@ -21,7 +21,7 @@ def make(tmp_path, monkeypatch):
 
 
 def kept(tmp_path, prompt):
-    return load(tmp_path / "history", [prompt]).tokens.tolist()
+    return sum(kept_in(tmp_path / "history", prompt), [])
 
 
 def test_the_last_responses_of_a_rollout_are_kept_at_the_weight_sync(make, tmp_path):
