@@ -28,7 +28,7 @@ CONTEXT_BUCKET = 256  # tokens by which the mean context may grow before costs a
 # Share by which speculation must raise goodput: below it, noise in the table decides.
 MIN_GAIN_OFF, MIN_GAIN_ON = 0.01, 0.005
 MAX_ACCEPTANCE = 0.99  # no draft token is more likely than this
-# All of the first steps are learnt from, later one every so many milliseconds: an update takes 0.05 ms.
+# All of the first steps are learnt from, later one every so many milliseconds: an update takes 0.1 ms.
 ALWAYS_LEARN_STEPS, LEARN_INTERVAL_MS = 64, 50.0
 MAX_COOL_DOWN_STEPS = 64  # steps without drafting after drafts that were not worth verifying, or were rejected
 MAX_VALID_FOR_STEPS = 15  # of them in which the policy is not asked and learns nothing
