@@ -60,7 +60,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         given = getattr(options, name)
         if given is not None and (lowest := min(given if isinstance(given, list) else [given])) < least:
             parser.error(f"--{name} {lowest}: expected {least} or more")
-    if options.save_acceptance and not (options.acceptance and options.k and len(options.k) == 1):
+    is_recorded = options.acceptance and options.acceptance[0].suffix != ".json"
+    if options.save_acceptance and not (is_recorded and options.k and len(options.k) == 1):
         parser.error("--save-acceptance: expected --acceptance with recordings, and one --k")
     return options
 

@@ -127,12 +127,6 @@ def test_a_probe_tells_which_group_is_long():
     assert context.seconds == pytest.approx(0.18) and verl.seconds > 0.18 - 1e-9
 
 
-def test_goodput_drafts_what_pays_alone():
-    rounds, drafts = work(*[300] * 8), accepting((3, 1))
-    cheap, dear = (play(rounds, "goodput", cost=linear(10.0, 0.0, token), drafts=drafts)[0] for token in (0.01, 20.0))
-    assert cheap.switched_on > 0.9 and dear.wasted < 50
-
-
 def test_a_group_counts_by_the_text_it_has_there_at_the_time():
     """A table that accepts as many tokens as its level: 0 alone, 1 with one sibling, 2 with three."""
     cells = np.array([[(level, 1)] * 7 for level in range(3)], CELL)
