@@ -19,8 +19,7 @@ import numpy as np
 from sam.jit import compiled
 from sam.switch.cost_correction import Correction
 from sam.switch.cost_exploration import CostExploration
-from sam.switch.draft_tokens import choose_lengths
-from sam.switch.further_paths import add_rows
+from sam.switch.draft_tokens import add_rows, choose_lengths
 from sam.switch.policy import Plan, StepState
 from sam.switch.step_cost import StepCost, linear
 
