@@ -10,16 +10,17 @@ import argparse
 import json
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
 from sam.command import run_command
-from sam.simulate.fit import FittedCost
+from sam.replay.baselines import make_drafter
+from sam.simulate import rollout
 from sam.simulate.rollout import Choice
-from sam.simulate.run import RecordedRun, fit_runs
-from sam.simulate.scenario import Scenario, from_run
+from sam.simulate.run import FittedCost, RecordedRun, fit_runs
 
 DRAFT_LENGTHS, THRESHOLDS = (2, 3, 4, 6, 8), (4, 8, 16, 32, 64, 128, 256)
 CHUNKS = (0, 64, 512, 2048, 8192)  # tokens; 0: whole responses
@@ -42,15 +43,9 @@ def candidates(run: RecordedRun, most_running: int, ks: list[int], thresholds: l
     """All combinations to try; of the thresholds at or above the most running requests only the smallest."""
     reached = [threshold for threshold in thresholds if threshold < most_running]
     reached += [threshold for threshold in thresholds if threshold >= most_running][:1]
-    base = replace(run.choice, hysteresis=0)
-    switched = [replace(base, policy="threshold", k=k, threshold=t) for k in ks for t in reached]
-    adaptive = [replace(base, policy="goodput", k=k) for k in ks if k >= min(4, max(ks))]
+    switched = [replace(run.choice, policy="threshold", k=k, threshold=t) for k in ks for t in reached]
+    adaptive = [replace(run.choice, policy="goodput", k=k) for k in ks if k >= min(4, max(ks))]
     return switched + adaptive
-
-
-def routed(choice: Choice, chunks: list[int], longest: int) -> list[Choice]:
-    """The choice with the recipe's router and with every chunk shorter than the longest response, and with none."""
-    return [replace(choice, router="context", chunk=chunk) for chunk in chunks if chunk < longest]
 
 
 def choose_steps(run: RecordedRun, count: int | None) -> RecordedRun:
@@ -63,14 +58,27 @@ def choose_steps(run: RecordedRun, count: int | None) -> RecordedRun:
     return replace(run, seconds={steps[i]: run.seconds[steps[i]] for i in kept})
 
 
-def play(scenario: Scenario, choices: list[Choice]) -> list[Trial]:
-    """Simulate every candidate, with a progress bar."""
-    trials = []
-    total = scenario.num_tokens * len(choices)
+def play(
+    run: RecordedRun, choices: list[Choice], fitted: FittedCost, idle_ms: float, drafter: str | None = "sam"
+) -> list[Trial]:
+    """Simulate a run's rollouts with each of `choices`, drafting on its own responses, with a progress bar.
+
+    Args:
+        idle_ms: milliseconds of a round in which no engine step runs.
+        drafter: one of sam.replay.baselines.NAMES; None: the run's own.
+    """
+    pairs = [(work, step) for step in run.seconds for work, _ in run.rounds(step)]
+    rounds, of_step = [work for work, _ in pairs], np.array([step for _, step in pairs])
+    own = "sam" if run.speculation.method == "off" else run.speculation.method
+    drafts, cluster = rollout.real(partial(make_drafter, drafter or own)), run.cluster(fitted.admit_ms)
+    trials, total = [], sum(work.num_tokens for work in rounds) * len(choices)
     with tqdm(total=total, unit="tok", desc="candidates", mininterval=2.0, disable=None) as bar:
         for choice in choices:
-            outcome, played = scenario.play(choice, scenario.choice.threshold, bar.update)
-            trials.append(Trial(choice, scenario.seconds_by_step(played), outcome.wasted, outcome.accept_length))
+            played = rollout.simulate(rounds, cluster, choice, fitted.cost, drafts, bar.update)
+            seconds = np.array([rollout.seconds(one) + idle_ms / 1e3 for one in played])
+            by_step = np.array([seconds[of_step == step].sum() for step in run.seconds])
+            outcome = rollout.summarize(played, tail_threshold=choice.threshold)
+            trials.append(Trial(choice, by_step, outcome.wasted, outcome.accept_length))
     return trials
 
 
@@ -107,44 +115,40 @@ def override(choice: Choice) -> str:
     return " ".join(words)
 
 
-def check(run: RecordedRun, fitted: FittedCost, idle_ms: float) -> tuple[np.ndarray, np.ndarray]:
-    """A run's seconds as measured, and as simulated with its own policy; float64 [training steps] each."""
-    own = from_run(run, fitted.cost, fitted.admit_ms, idle_ms)
-    return np.array(list(run.seconds.values())), play(own, [own.choice])[0].seconds
-
-
 def tune(options: argparse.Namespace) -> dict:
     """Find the best candidate for a run; returns the report that `--json` prints."""
     whole, others = RecordedRun.load(options.run), [RecordedRun.load(other) for other in options.cost_from]
     run = choose_steps(whole, options.steps)
     fitted, idle_ms = fit_runs([whole, *others])
-    scenario = from_run(run, fitted.cost, fitted.admit_ms, idle_ms, "sam")
-    most = max(int(steps.running.max()) for step in run.seconds for _, steps in run.rounds(step))
-    choices = candidates(run, most, options.k, options.threshold)
-    without, *trials = play(scenario, [replace(run.choice, policy="never"), *choices])
-    longest = max(int(work.lengths.max()) for work in scenario.rounds)
-    trials += play(scenario, routed(best(trials).choice, options.chunk, longest))
+    rounds = [one for step in run.seconds for one in run.rounds(step)]
+    most = max(int(steps.running.max()) for _, steps in rounds)
+    choices = [replace(run.choice, policy="never"), *candidates(run, most, options.k, options.threshold)]
+    without, *trials = play(run, choices, fitted, idle_ms)
+    # A chunk as long as the longest response is none.
+    chunks = [chunk for chunk in options.chunk if chunk < max(int(work.lengths.max()) for work, _ in rounds)]
+    routed = [replace(best(trials).choice, router="context", chunk=chunk) for chunk in chunks]
+    trials += play(run, routed, fitted, idle_ms)
     chosen = best(trials)
     checked = [run, *(choose_steps(other, options.steps) for other in others if other.is_simulated)]
-    measured, simulated = zip(*(check(one, fitted, idle_ms) for one in checked), strict=True)
+    measured = [np.array(list(one.seconds.values())) for one in checked]
+    simulated = [play(one, [one.choice], fitted, idle_ms, None)[0].seconds for one in checked]
     error = float(np.sqrt(np.mean(np.log(np.concatenate(simulated) / np.concatenate(measured)) ** 2)))
     gain, low, high = gains(without.seconds, chosen.seconds, error)
-    pays = low > 1.0
+    pays, choice = low > 1.0, chosen.choice
     return {
         "run": str(options.run), "training_steps": list(run.seconds), "measured_seconds": round(measured[0].sum(), 3),
         "simulated_seconds": round(simulated[0].sum(), 3),
         "simulated_error": round(simulated[0].sum() / measured[0].sum() - 1, 4), "error_of_a_step": round(error, 4),
         "step_cost": fitted.cost.source, "drafts_seen": fitted.drafts_seen, "plain_steps_from": fitted.plain_from,
         "recommended": {
-            "policy": chosen.choice.policy, "num_speculative_tokens": chosen.choice.k,
-            "batch_size_threshold": chosen.choice.threshold if chosen.choice.policy == "threshold" else None,
-            "router": chosen.choice.router, "chunk_tokens": chosen.choice.chunk or None,
+            "policy": choice.policy, "num_speculative_tokens": choice.k,
+            "batch_size_threshold": choice.threshold if choice.policy == "threshold" else None,
+            "router": choice.router, "chunk_tokens": choice.chunk or None,
             "speedup": round(gain, 4), "interval": [round(low, 4), round(high, 4)], "pays": pays,
-            "override": override(chosen.choice) if pays else "speculation=off",
+            "override": override(choice) if pays else "speculation=off",
         },
         "candidates": [
-            {"policy": trial.choice.label,
-             "router": trial.choice.router, "chunk": trial.choice.chunk,
+            {"policy": trial.choice.label, "router": trial.choice.router, "chunk": trial.choice.chunk,
              "speedup": round(float(without.seconds.sum() / trial.seconds.sum()), 4),
              "accept_length": round(trial.accept_length, 3), "wasted": trial.wasted}
             for trial in sorted(trials, key=lambda trial: float(trial.seconds.sum()))
@@ -167,20 +171,17 @@ def text(result: dict, shown: int = 8) -> str:
         f"expected of the rollout: {chosen['speedup']:.2f}x ({low:.2f} to {high:.2f} in nine of ten resamplings), "
         "against speculation=off",
     ]
-    if chosen["pays"] and chosen["router"] != "verl":
-        lines.append("the router's messages and its CPU are not simulated: measure it before you keep it")
-    if not result["drafts_seen"]:
-        lines.append("no draft was ever verified: what that costs is a guess; add a run with drafts with --cost-from")
-    if result["plain_steps_from"] > 4:
-        lines.append(
-            f"no steps without drafts of under {result['plain_steps_from']} requests: what they take is a guess; add "
-            "a run without speculation with --cost-from"
-        )
-    if len(result["training_steps"]) < 5:
-        lines.append("fewer than five training steps: the interval is too narrow to be trusted")
-    if not chosen["pays"]:
-        lines.append("speculation does not pay for certain here")
-    return "\n".join([*lines, "", chosen["override"]])
+    cautions = {
+        "the router's messages and its CPU are not simulated: measure it before you keep it":
+            chosen["pays"] and chosen["router"] != "verl",
+        "no draft was ever verified: what that costs is a guess; add a run with drafts with --cost-from":
+            not result["drafts_seen"],
+        f"no steps without drafts of under {result['plain_steps_from']} requests: what they take is a guess; add a run "
+        "without speculation with --cost-from": result["plain_steps_from"] > 4,
+        "fewer than five training steps: the interval is too narrow to be trusted": len(result["training_steps"]) < 5,
+        "speculation does not pay for certain here": not chosen["pays"],
+    }  # fmt: skip
+    return "\n".join([*lines, *(line for line, is_said in cautions.items() if is_said), "", chosen["override"]])
 
 
 def main(arguments: list[str] | None = None) -> int:

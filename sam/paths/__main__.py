@@ -23,17 +23,17 @@ from functools import cache
 from pathlib import Path
 from typing import Self
 
+import numpy as np
 from tqdm import tqdm
 
 from sam.command import run_command
 from sam.paths.drawn import ROWS, TREE, DrawnPaths, GoodputOfPaths, PathAcceptance, measure_paths
 from sam.record.responses import join, read_recording
+from sam.simulate import rollout as simulated
 from sam.simulate.acceptance import SIBLINGS
-from sam.simulate.engine import Cluster, play
-from sam.simulate.lengths import LogNormal
-from sam.simulate.rollout import Outcome, summarize
-from sam.simulate.routing import ROUTINGS, Assigned, assign, siblings
-from sam.simulate.setups import CAP, CORRELATION, PROMPT_TOKENS, SAMPLES, SETUPS, SIGMA, load_step_cost
+from sam.simulate.engine import Assigned, Cluster, play
+from sam.simulate.rollout import SETUPS, Outcome, assign, load_step_cost
+from sam.simulate.workload import LogNormal
 from sam.switch.step_cost import StepCost
 
 
@@ -57,31 +57,39 @@ class Rollout:
 
     @classmethod
     def published(cls, name: str, cautious: bool, seeds: int, replicas: int | None = None) -> Self:
-        """A published set-up (sam.simulate.setups), or `replicas` of its replicas with their share of the prompts.
+        """A published set-up (sam.simulate.rollout), or `replicas` of its replicas with their share of the prompts.
 
         Step costs are fitted to published figures.
         """
         setup, cost = SETUPS[name], load_step_cost(name)
         count = min(replicas or setup.cluster.replicas, setup.cluster.replicas)
         prompts = -(-setup.prompts * count // setup.cluster.replicas)
-        lengths = LogNormal(int(cost.fingerprint["mean_response_tokens"]), CAP, SIGMA, CORRELATION)
+        mean, spread = int(cost.fingerprint["mean_response_tokens"]), (simulated.SIGMA, simulated.CORRELATION)
+        lengths = LogNormal(mean, simulated.CAP, *spread)
         if cautious:
             name += "_cautious"
             cost = load_step_cost(name)
-        work = prompts, SAMPLES, min(seeds, setup.seeds)
-        return cls(name, replace(setup.cluster, replicas=count), cost, lengths, *work, setup.choice.threshold)
+        work = prompts, simulated.SAMPLES, seeds, setup.threshold
+        return cls(name, replace(setup.cluster, replicas=count), cost, lengths, *work)
 
     def play(self, table: PathAcceptance, paths: int, k: int, costs: str, routing: str, progress) -> Outcome:
         """Play it with up to `paths` paths of `k` tokens."""
         played = []
         for seed in range(self.seeds):
-            work, cluster = self.lengths.draw(self.prompts, self.samples, PROMPT_TOKENS, seed), self.cluster
-            replica_of = assign(work.prompts, cluster.replicas, routing, seed=seed)
-            levels = table.level_of(siblings(work.prompts, replica_of, routing, "group"))
+            work, cluster = self.lengths.draw(self.prompts, self.samples, simulated.PROMPT_TOKENS, seed), self.cluster
+            replica_of = assign(len(work), cluster.replicas, seed=seed)
+            levels = table.level_of(siblings(work.prompts, replica_of, routing))
             drafting = [DrawnPaths(table, levels, costs, seed) for _ in range(cluster.replicas)]
             policies = [GoodputOfPaths(k, paths, self.cost, one) for one in drafting]
             played.append(play(work, cluster, Assigned(work, replica_of), self.cost, policies, drafting, progress))
-        return summarize(played, self.tail)
+        return simulated.summarize(played, self.tail)
+
+
+def siblings(prompts: np.ndarray, replica_of: np.ndarray, routing: str) -> np.ndarray:
+    """int64 [requests]: samples of its prompt, itself included, that each request's drafter sees."""
+    places = prompts if routing == "shared" else prompts * (int(replica_of.max(initial=0)) + 1) + replica_of
+    _, place, count = np.unique(places, return_inverse=True, return_counts=True)
+    return count[place]
 
 
 def price(rollouts: list[Rollout], options: argparse.Namespace) -> Iterator[dict]:
@@ -139,10 +147,10 @@ def main(arguments: list[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument("--prompts", type=int, default=12, help="for --step-cost (default 12)")
     parser.add_argument("--samples", type=int, default=8, help="for --step-cost (default 8)")
-    parser.add_argument("--seeds", type=int, default=2, help="rounds (default 2, or as many as a set-up has)")
+    parser.add_argument("--seeds", type=int, default=2, help="rounds (default 2)")
     parser.add_argument("--paths", nargs="+", type=int, default=[2, 4])
     parser.add_argument("--k", nargs="+", type=int, default=[3], help="draft tokens of a path (default 3)")
-    parser.add_argument("--routing", choices=ROUTINGS, default="shared")
+    parser.add_argument("--routing", choices=("least-loaded", "shared"), default="shared")
     parser.add_argument("--json", action="store_true", help="one JSON object per line instead of a table")
     options = parser.parse_args(arguments)
     for name in ("paths", "k"):

@@ -9,8 +9,7 @@ from sam.drafting.mixing_weights import make_learned
 from sam.jit import compiled
 from sam.record.responses import Recording
 from sam.replay.paths import Steps, play_group, product_memory
-from sam.simulate.acceptance import CELL, EDGES, MIN_RECORDS, POSITIONS, SIBLINGS, draw_records
-from sam.simulate.drafting import DrawnDrafts
+from sam.simulate.acceptance import CELL, EDGES, MIN_RECORDS, POSITIONS, SIBLINGS, DrawnDrafts, draw_records
 from sam.switch.goodput import Goodput
 from sam.switch.step_cost import StepCost
 

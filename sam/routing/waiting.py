@@ -8,7 +8,7 @@ from sam.routing.state import Group, Request
 
 TYPICAL_OF = 1024  # responses over which the typical length is averaged
 # Responses of the typical length that a group's estimate begins with. In recordings lengths vary about twice as much
-# within a prompt as between prompts (sam.simulate.setups: a correlation of 0.35), which asks for about this weight.
+# within a prompt as between prompts (sam.simulate.rollout: a correlation of 0.35), which asks for about this weight.
 PRIOR_RESPONSES = 2
 # What is expected of a new response, as a multiple of what one between two chunks is expected to come to, from which it
 # goes first. Where the KV cache is full there is always one between two chunks, and a long group would start last. One

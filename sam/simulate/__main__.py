@@ -1,35 +1,34 @@
 """`python -m sam.simulate`: simulates how long a rollout takes with and without speculation, event by event.
 
-Requests come from a published set-up (`--setup`), a log-normal fit (`--log-normal`), a recording or a dump of verl's
-(`--traces`), or a recorded training run (`--run`, beside its measured seconds). Acceptance comes from drafting on the
-responses themselves for recordings and runs, otherwise from the verify steps of another recording. Policies are those
-of sam.switch. All combinations of policies, draft lengths, thresholds, scopes and routings are tried.
-
-Speed-ups are against no speculation with least-loaded routing. docs/simulate.md says what is assumed.
+Requests come from a published set-up (`--setup`) or a log-normal fit (`--log-normal`), acceptance from verify steps of
+a recording. Policies are those of sam.switch. All combinations of policies, draft lengths, thresholds, scopes, routers
+and chunks are tried. Speed-ups are against no speculation with verl's router. `python -m sam.tune` plays a recorded
+run; docs/simulate.md says what is assumed.
 """
 
 import argparse
 import itertools
 import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 
 from tqdm import tqdm
 
 from sam.command import run_command
 from sam.config import POLICIES
-from sam.replay.baselines import NAMES
-from sam.simulate import scenario as scenarios
-from sam.simulate.rollout import Choice
-from sam.simulate.routing import ROUTERS, ROUTINGS
-from sam.simulate.run import RecordedRun
-from sam.simulate.scenario import Scenario
-from sam.simulate.setups import SETUPS
-from sam.simulate.validate import table as validation_table
-from sam.simulate.validate import validate
+from sam.record.responses import join, read_recording
+from sam.simulate import rollout
+from sam.simulate.acceptance import Acceptance, measure
+from sam.simulate.engine import Cluster
+from sam.simulate.rollout import ROUTERS, SCOPES, SETUPS, Choice
+from sam.simulate.workload import LogNormal
 
-TRIED = ("threshold", "goodput")
+ROW = (
+    "{label:22} {scope:>7} {router:>7} {chunk:>6} {delay:>6} {seconds:9.1f} {tail_seconds:8.1f} "
+    "{speedup:8.3f} {tail_speedup:6.3f} {switched_on:5.2f} {accept_length:7.3f} {wasted:>10}"
+)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -38,80 +37,104 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--setup", choices=tuple(SETUPS), help="published set-up, its step costs FITTED")
     source.add_argument("--log-normal", nargs=4, type=float, metavar=("MEAN", "CAP", "SIGMA", "CORRELATION"))
-    source.add_argument("--traces", nargs="+", type=Path, help=".npz recordings or .jsonl dumps, as one round")
-    source.add_argument(
-        "--run", nargs="+", type=Path, help="run directories of one machine; measured against simulated"
-    )
-    parser.add_argument(
-        "--step-cost", help="table: a file, or the name of a shipped one; of runs: fitted to their steps"
-    )
-    parser.add_argument("--cost-from", nargs="+", type=Path, help="runs to fit step costs to (default: those of --run)")
+    parser.add_argument("--step-cost", help="table: a file, or the name of a shipped one")
     parser.add_argument("--acceptance", nargs="+", type=Path, help="recordings to draft on, or a table made of them")
-    parser.add_argument("--drafter", choices=NAMES, help="default: sam; of runs: their own")
-    parser.add_argument("--tokenizer", help="for dumps of text: folder or name of the tokenizer")
-    parser.add_argument("--prompts", type=int, help="of a drawn round")
-    parser.add_argument("--samples", type=int, help="of each prompt, of a drawn round")
-    parser.add_argument("--seeds", type=int, default=1, help="drawn rounds, played one after the other (default 1)")
+    parser.add_argument("--save-acceptance", type=Path, help="file for the table made of --acceptance, with one --k")
+    parser.add_argument("--prompts", type=int, help="of a round")
+    parser.add_argument("--samples", type=int, default=rollout.SAMPLES, help="of each prompt")
+    parser.add_argument("--seeds", type=int, default=1, help="rounds, played one after the other (default 1)")
     parser.add_argument("--replicas", type=int)
     parser.add_argument("--max-num-seqs", type=int, help="requests that run at once on a replica")
     parser.add_argument("--lock-step", action=argparse.BooleanOptionalAction, help="replicas wait for each other")
-    parser.add_argument("--policy", nargs="+", choices=POLICIES, help=f"default: {' '.join(TRIED)}; of runs: none")
+    parser.add_argument("--policy", nargs="+", choices=POLICIES, default=["threshold", "goodput"])
     parser.add_argument("--k", nargs="+", type=int, help="draft tokens")
     parser.add_argument("--threshold", nargs="+", type=int, help="running requests, of the threshold policy")
-    parser.add_argument("--hysteresis", type=int, default=0)
-    parser.add_argument("--scope", nargs="+", choices=("request", "group"))
-    parser.add_argument("--routing", nargs="+", choices=ROUTINGS)
-    parser.add_argument("--router", nargs="+", choices=ROUTERS, help="who decides where requests run (default: verl)")
-    parser.add_argument("--chunk", nargs="+", type=int, help="tokens of a chunk, not of verl's router; 0: no chunks")
-    parser.add_argument("--kv-tokens", type=int, help="tokens that a replica's KV cache holds; 0: no bound")
-    parser.add_argument("--read-ms", type=float, help="milliseconds that reading 1000 tokens of context takes")
-    parser.add_argument(
-        "--tail", type=int, help="running requests from which the tail counts (default: the only threshold)"
-    )
+    parser.add_argument("--scope", nargs="+", choices=SCOPES, default=["group"], help="whose text a drafter sees")
+    parser.add_argument("--router", nargs="+", choices=ROUTERS, default=["verl"], help="who decides where requests run")
+    parser.add_argument("--chunk", nargs="+", type=int, default=[0], help="tokens, not of verl's router; 0: no chunks")
+    parser.add_argument("--delay", type=int, default=0, help="tokens by which shared text is late (default 0)")
+    parser.add_argument("--tail", type=int, help="running requests from which the tail counts (default: the threshold)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = parser.parse_args(arguments)
-    options.drafter_given, options.drafter = options.drafter, options.drafter or "sam"
-    for name in ("seeds", "prompts", "samples"):
-        if (value := getattr(options, name)) is not None and value < 1:
-            parser.error(f"--{name} {value}: expected 1 or more")
-    if (least := min(options.chunk or [0])) < 0:
-        parser.error(f"--chunk {least}: expected tokens, or 0 for no chunks")
+    for name, least in {"prompts": 1, "samples": 1, "seeds": 1, "k": 1, "threshold": 0, "chunk": 0, "delay": 0}.items():
+        given = getattr(options, name)
+        if given is not None and (lowest := min(given if isinstance(given, list) else [given])) < least:
+            parser.error(f"--{name} {lowest}: expected {least} or more")
+    is_recorded = options.acceptance and options.acceptance[0].suffix != ".json"
+    if options.save_acceptance and not (is_recorded and options.k and len(options.k) == 1):
+        parser.error("--save-acceptance: expected --acceptance with recordings, and one --k")
     return options
 
 
-def grid(options: argparse.Namespace, default: Choice) -> list[Choice]:
-    """All combinations to try; thresholds are tried with the threshold policy only."""
-    policies = options.policy or ([] if options.run else TRIED)
-    ks, thresholds = options.k or [default.k], options.threshold or [default.threshold]
-    choices, routers = [], list(itertools.product(options.router or ["verl"], options.chunk or [0]))
-    routers = list(dict.fromkeys((router, 0 if router == "verl" else chunk) for router, chunk in routers))
-    # The other baselines see their own request only.
-    seen = "group" if options.drafter in ("sam", "suffix", "suffix-any") else "request"
-    scopes = options.scope or [default.scope if options.run and not options.drafter_given else seen]
-    for policy, k, routing, scope in itertools.product(policies, ks, options.routing or ["least-loaded"], scopes):
-        for threshold in thresholds if policy == "threshold" else thresholds[:1]:
-            one = Choice(policy, k, threshold, options.hysteresis, scope, routing)
-            choices += [replace(one, router=router, chunk=chunk) for router, chunk in routers]
-    return list(dict.fromkeys(replace(c, k=ks[0], scope="request") if c.policy == "never" else c for c in choices))
+def grid(options: argparse.Namespace) -> list[Choice]:
+    """All combinations to try; thresholds are tried with the threshold policy only, chunks with the recipe's router."""
+    axes = options.policy, options.k, options.scope, options.router, options.chunk, options.threshold
+    choices = []
+    for policy, k, scope, router, chunk, threshold in itertools.product(*axes):
+        delay = options.delay if scope == "shared" else 0
+        one = Choice(policy, k, threshold, scope, router, chunk if router != "verl" else 0, delay)
+        one = one if policy == "threshold" else replace(one, threshold=options.threshold[0])
+        choices.append(replace(one, k=options.k[0], scope="request") if policy == "never" else one)
+    return list(dict.fromkeys(choices))
 
 
-def sweep(scenario: Scenario, choices: list[Choice], tail: int) -> list[dict]:
-    """Play every choice, after one without speculation; returns a row for each."""
-    without = Choice("never", choices[0].k, scope="request")
-    total = scenario.num_tokens * (1 + len(choices))
-    rows, base = [], None
-    with tqdm(total=total, unit="tok", desc=scenario.name, mininterval=2.0, disable=None) as bar:
-        for choice in [without, *choices]:
-            outcome, _ = scenario.play(choice, tail, bar.update)
+def run(options: argparse.Namespace) -> dict:
+    """Simulate a choice without speculation and then all choices; returns the report that `--json` prints."""
+    setup = SETUPS[options.setup] if options.setup else rollout.SetUp(Cluster(), 96, Choice.k, Choice.threshold)
+    if not (named := options.step_cost or options.setup):
+        raise ValueError(f"--step-cost is missing: a file, or one of {', '.join(SETUPS)}")
+    cost = rollout.load_step_cost(named)
+    if options.setup:
+        mean = rollout.load_step_cost(options.setup).fingerprint["mean_response_tokens"]
+        lengths = LogNormal(int(mean), rollout.CAP, rollout.SIGMA, rollout.CORRELATION)
+    else:
+        mean, cap, sigma, correlation = options.log_normal
+        lengths = LogNormal(mean, int(cap), sigma, correlation)
+    asked = {"replicas": options.replicas, "max_num_seqs": options.max_num_seqs, "dp_synchronous": options.lock_step}
+    cluster = replace(setup.cluster, **{name: value for name, value in asked.items() if value is not None})
+    size = options.prompts or setup.prompts, options.samples, rollout.PROMPT_TOKENS
+    rounds = [lengths.draw(*size, seed) for seed in range(options.seeds)]
+    options.k, options.threshold = options.k or [setup.k], options.threshold or [setup.threshold]
+    tail = options.tail or (options.threshold[0] if len(options.threshold) == 1 else setup.threshold)
+    tokens, choices = sum(work.num_tokens for work in rounds), grid(options)
+    report = {
+        "scenario": options.setup or "log-normal", "requests": sum(map(len, rounds)), "tokens": tokens,
+        "replicas": cluster.replicas, "lock_step": cluster.dp_synchronous, "max_num_seqs": cluster.max_num_seqs,
+        "step_cost": cost.source, "tail_threshold": tail, "rows": [],
+    }  # fmt: skip
+    drafts, base = rollout.drawn(acceptance(options)), None
+    with tqdm(total=tokens * (1 + len(choices)), unit="tok", mininterval=2.0, disable=None) as bar:
+        for choice in [Choice("never", options.k[0], scope="request"), *choices]:
+            played = rollout.simulate(rounds, cluster, choice, cost, drafts, bar.update)
+            outcome = rollout.summarize(played, tail)
             base = base or outcome
-            rows.append({
-                "label": choice.label, "policy": choice.policy, "k": choice.k, "threshold": choice.threshold,
-                "scope": choice.scope, "routing": choice.routing, "router": choice.router, "chunk": choice.chunk,
-                "speedup": round(base.seconds / outcome.seconds, 4),
-                "tail_speedup": round(base.tail_seconds / outcome.tail_seconds, 4) if outcome.tail_seconds else 1.0,
-                **outcome.rounded(),
-            })  # fmt: skip
-    return rows
+            gain = round(base.seconds / outcome.seconds, 4)
+            in_tail = round(base.tail_seconds / outcome.tail_seconds, 4) if outcome.tail_seconds else 1.0
+            row = {"label": choice.label, **asdict(choice), "speedup": gain, "tail_speedup": in_tail}
+            report["rows"].append(row | outcome.rounded())
+    return report
+
+
+def acceptance(options: argparse.Namespace):
+    """Return what gives the table of a draft length: the one named, one measured on recordings, or a shipped one."""
+    paths = options.acceptance
+
+    @cache
+    def table(k: int) -> Acceptance:
+        if not paths:
+            return rollout.shipped_acceptance(k)
+        if paths[0].suffix != ".json":
+            recording = join([read_recording(path) for path in paths])
+            measured = measure(recording, k, f"sam, k {k}, on {', '.join(path.stem for path in paths)}")
+            if options.save_acceptance:
+                measured.save(options.save_acceptance)
+            return measured
+        loaded = Acceptance.load(paths[0])
+        if loaded.acceptance.shape[1] != k:
+            raise ValueError(f"{paths[0]}: drafts of {loaded.acceptance.shape[1]} tokens, not {k}: name a recording")
+        return loaded
+
+    return table
 
 
 def table(report: dict) -> str:
@@ -120,53 +143,16 @@ def table(report: dict) -> str:
         f"{report['requests']} requests, {report['tokens']} tokens, {report['replicas']} replicas"
         f"{' in lock-step' if report['lock_step'] else ''}, tail from {report['tail_threshold']} running requests",
         f"step costs: {report['step_cost']}",
-        f"{'policy':22} {'scope':>7} {'routing':>12} {'router':>7} {'chunk':>6} {'seconds':>9} "
-        f"{'tail s':>8} {'speed-up':>8} {'tail':>6} {'on':>5} {'length':>7} {'wasted':>10} {'preempted':>9} "
-        f"{'moves':>7}",
+        f"{'policy':22} {'scope':>7} {'router':>7} {'chunk':>6} {'delay':>6} {'seconds':>9} "
+        f"{'tail s':>8} {'speed-up':>8} {'tail':>6} {'on':>5} {'length':>7} {'wasted':>10}",
     ]
-    row = (
-        "{label:22} {scope:>7} {routing:>12} {router:>7} {chunk:>6} {seconds:9.1f} {tail_seconds:8.1f} "
-        "{speedup:8.3f} {tail_speedup:6.3f} {switched_on:5.2f} {accept_length:7.3f} {wasted:>10} {preempted:>9} "
-        "{moves:>7}"
-    )
-    return "\n".join([*lines, *map(row.format_map, report["rows"])])
-
-
-def run(options: argparse.Namespace) -> tuple[dict, str]:
-    """Simulate; returns the report and the text to show."""
-    validation, shown = [], []
-    if options.run:
-        runs = [RecordedRun.load(path) for path in options.run]
-        parts = scenarios.recorded_run(options, runs)
-        validation = validate(runs, parts)
-        shown.append(validation_table(validation))
-        scenario = parts[0]
-    else:
-        made = {"setup": scenarios.published, "log_normal": scenarios.log_normal, "traces": scenarios.recorded}
-        scenario = next(make for name, make in made.items() if getattr(options, name))(options)
-    report = {
-        "scenario": scenario.name, "requests": sum(map(len, scenario.rounds)), "tokens": scenario.num_tokens,
-        "replicas": scenario.cluster.replicas, "lock_step": scenario.cluster.dp_synchronous,
-        "max_num_seqs": scenario.cluster.max_num_seqs, "step_cost": scenario.cost.source, "drafter": options.drafter,
-        "runs": validation, "rows": [],
-    }  # fmt: skip
-    choices = grid(options, scenario.choice)
-    only = options.threshold[0] if options.threshold and len(options.threshold) == 1 else scenario.choice.threshold
-    report["tail_threshold"] = tail = options.tail or only
-    if choices:
-        report["rows"] = sweep(scenario, choices, tail)
-        shown.append(table(report))
-    return report, "\n".join(shown)
+    return "\n".join([*lines, *map(ROW.format_map, report["rows"])])
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
-
-    def shown() -> str:
-        report, shown = run(options)
-        return json.dumps(report) if options.json else shown
-
-    return run_command(shown)
+    show = json.dumps if options.json else table
+    return run_command(lambda: show(run(options)))
 
 
 if __name__ == "__main__":

@@ -1,20 +1,29 @@
-"""Rollouts of one or several rounds with a policy, and their results."""
+"""Rollouts of one or several rounds under chosen settings, their results, and published set-ups to play.
+
+The set-ups are cann-recipes-train's (llm_rl/qwen3, docs/llm_rl/sam_decoding.md): sizes, k and thresholds are known.
+Their tables of step costs are fitted to published seconds, not measured; those named `cautious` cost in every context
+what the published tails' 20,480 tokens do. Lengths are log-normal, as wide and as alike within a prompt as in
+recordings of long chains of thought. docs/experiments/published_setups.md has how all that was found.
+"""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 
 from sam.config import SpeculationConfig
 from sam.record.engine_steps import EngineSteps
-from sam.simulate.acceptance import Acceptance
-from sam.simulate.drafting import Drafting, DrawnDrafts, GroupDrafts, RealDrafts
-from sam.simulate.engine import Cluster, Played, play
-from sam.simulate.lengths import Round
-from sam.simulate.routing import Assigned, Routed, Router, assign
+from sam.simulate.acceptance import Acceptance, DrawnDrafts, GroupDrafts, RealDrafts
+from sam.simulate.engine import Assigned, Cluster, Routed, play
+from sam.simulate.workload import Round
 from sam.switch.policies import make_policy
-from sam.switch.policy import Policy
 from sam.switch.step_cost import StepCost
+
+SCOPES, ROUTERS = ("request", "group", "shared"), ("verl", "context")
+SHIPPED = Path(__file__).parent / "step_costs"
+SIGMA, CORRELATION, CAP, PROMPT_TOKENS, SAMPLES = 0.6, 0.35, 34816, 128, 16
 
 
 @dataclass(frozen=True)
@@ -22,33 +31,23 @@ class Choice:
     """The settings to choose for a rollout, as in configs/speculation/knobs.yaml.
 
     Attributes:
-        policy: one of sam.switch.policy.POLICIES.
+        policy: one of sam.config.POLICIES.
         k: draft tokens of a request.
-        threshold, hysteresis: running requests, used by threshold.
-        scope: request or group, whose text a drafter sees.
-        routing: one of sam.simulate.routing.ROUTINGS.
-        router: one of sam.simulate.routing.ROUTERS; other than verl, it decides where requests run, and `routing` says
-            only whose text a drafter sees.
+        threshold: running requests, used by threshold.
+        scope: one of SCOPES, whose text a drafter sees: the request's, also that of its prompt's other samples on the
+            replica, or of all of them.
+        router: one of ROUTERS, which says where requests run.
         chunk: tokens after which a response is routed anew, not with verl; 0: never.
+        delay: tokens by which other replicas' text is late, with scope shared and drawn drafts.
     """
 
     policy: str = SpeculationConfig.policy
     k: int = SpeculationConfig.num_speculative_tokens
     threshold: int = SpeculationConfig.batch_size_threshold
-    hysteresis: int = SpeculationConfig.hysteresis
     scope: str = SpeculationConfig.scope
-    routing: str = "least-loaded"
     router: str = "verl"
     chunk: int = 0
-
-    def make_router(self, work: Round, cluster: Cluster, replica_of: np.ndarray) -> Router:
-        if self.router == "verl":
-            return Assigned(work, replica_of)
-        sizes = cluster.replicas, cluster.max_num_seqs, cluster.kv_tokens
-        return Routed(work, *sizes, self.chunk)
-
-    def make_policy(self, cost: StepCost) -> Policy:
-        return make_policy(self.policy, self.k, self.threshold, hysteresis=self.hysteresis, step_cost=cost)
+    delay: int = 0
 
     @property
     def label(self) -> str:
@@ -58,37 +57,36 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """Draws acceptance from tables; `table` gives that of a draft length."""
+class SetUp:
+    """A published set-up."""
 
-    table: Callable[[int], Acceptance]
-
-    def __call__(
-        self, work: Round, choice: Choice, replica_of: np.ndarray, replicas: int, number: int
-    ) -> list[Drafting]:
-        """The drafting of each replica in round `number`; `replica_of` (int64 [requests]) is each request's."""
-        table = self.table(choice.k)
-        if choice.scope == "request":
-            return [DrawnDrafts(table, np.zeros(len(work), np.int64), number)] * replicas
-        shared = choice.routing == "shared"
-        drafts = [GroupDrafts(table, work.prompts, number) for _ in range(1 if shared else replicas)]
-        return drafts * (replicas if shared else 1)
+    cluster: Cluster
+    prompts: int
+    k: int
+    threshold: int
 
 
-class Real:
-    """Drafts on the recorded responses; the drafters stay for all rounds. `make_drafter`: of scope and draft length."""
+SETUPS = {
+    "qwen3_32b": SetUp(Cluster(replicas=4, max_num_seqs=128), 96, 3, 8),  # 32 dies, TP8
+    "qwen3_32b_128die": SetUp(Cluster(replicas=16, max_num_seqs=256), 1536, 4, 4),  # TP8
+    # 128 dies, TP4 EP128: 32 data-parallel ranks, synchronous.
+    "qwen3_235b": SetUp(Cluster(replicas=32, max_num_seqs=64, dp_synchronous=True), 128, 3, 8),
+}
 
-    def __init__(self, make_drafter: Callable[[str, int], object]):
-        self._make, self._drafters = make_drafter, []
 
-    def __call__(
-        self, work: Round, choice: Choice, replica_of: np.ndarray, replicas: int, number: int
-    ) -> list[Drafting]:
-        """As `Drawn`; the first round begins with new drafters, one for all replicas with shared routing."""
-        shared = choice.routing == "shared"
-        if not number:
-            self._drafters = [self._make(choice.scope, choice.k) for _ in range(1 if shared else replicas)]
-        return [RealDrafts(drafter, work, number) for drafter in self._drafters] * (replicas if shared else 1)
+def load_step_cost(name: str) -> StepCost:
+    """Load a table from a file, or by the name of one that this package ships.
+
+    Raises:
+        ValueError: no such file or name, or not a table.
+    """
+    path, shipped = Path(name), SHIPPED / f"{name}.json"
+    if path.suffix == ".json" or path.exists():
+        return StepCost.load(path)
+    if shipped.is_file():
+        return StepCost.load(shipped)
+    known = sorted(one.stem for one in SHIPPED.glob("*.json") if not one.stem.startswith("acceptance"))
+    raise ValueError(f"step cost {name!r}: neither a file nor one of {', '.join(known)}")
 
 
 @dataclass(frozen=True)
@@ -97,22 +95,16 @@ class Outcome:
 
     Attributes:
         seconds: seconds of the slowest engine.
-        mean_seconds: mean seconds of all engines.
         tail_seconds: seconds of the slowest engine from when its running requests stay at or below the threshold.
-        last_tenth_seconds: seconds after nine tenths of the responses were complete.
         tokens: generated tokens.
         engine_steps: steps of all engines.
         switched_on: share of the engine steps that drafted.
         drafted, accepted: draft tokens verified, and those accepted.
         accept_length: mean accepted tokens and bonus token of a verified draft.
         wasted: draft tokens that were verified and not accepted.
-        preempted: requests that a full KV cache turned out.
-        read_again: tokens of context read a second time, after preemptions and moves.
-        moves: chunks that went on at another replica.
     """
 
     seconds: float
-    mean_seconds: float
     tail_seconds: float
     tokens: int
     engine_steps: int
@@ -121,14 +113,49 @@ class Outcome:
     accepted: int
     accept_length: float
     wasted: int
-    preempted: int = 0
-    read_again: int = 0
-    moves: int = 0
-    last_tenth_seconds: float = 0.0
 
     def rounded(self) -> dict:
-        """The fields, floats rounded to four digits."""
+        """Return the fields, floats rounded to four digits."""
         return {key: round(value, 4) if isinstance(value, float) else value for key, value in asdict(self).items()}
+
+
+# Makes the drafts of each replica, of a round, the settings, the replica of each request, their number, the round's.
+Drafts = Callable[[Round, Choice, np.ndarray, int, int], list]
+
+
+def drawn(table: Callable[[int], Acceptance]) -> Drafts:
+    """Draw drafts from tables; `table` gives that of a draft length."""
+
+    def make(work: Round, choice: Choice, replica_of: np.ndarray, replicas: int, number: int) -> list:
+        if choice.scope == "request":
+            return [DrawnDrafts(table(choice.k), np.zeros(len(work), np.int64), number)] * replicas
+        one = work.prompts, replica_of, choice.delay, number
+        if choice.scope == "shared":
+            return [GroupDrafts(table(choice.k), *one)] * replicas
+        return [GroupDrafts(table(choice.k), *one) for _ in range(replicas)]
+
+    return make
+
+
+def real(make_drafter: Callable[[str, int], object]) -> Drafts:
+    """Draft on the recorded responses; the drafters stay for all rounds. `make_drafter`: of scope and draft length."""
+    drafters = []
+
+    def make(work: Round, choice: Choice, replica_of: np.ndarray, replicas: int, number: int) -> list:
+        count = 1 if choice.scope == "shared" else replicas
+        if not number:
+            scope = "request" if choice.scope == "request" else "group"
+            drafters[:] = [make_drafter(scope, choice.k) for _ in range(count)]
+        return [RealDrafts(drafter, work, number) for drafter in drafters] * (replicas // count)
+
+    return make
+
+
+def assign(requests: int, replicas: int, seed: int = 0) -> np.ndarray:
+    """Assign requests that arrive together: each to the replica with the fewest, a random one of them if there are
+    several, as verl 0.9.1's GlobalRequestLoadBalancer does; returns int64 [requests]."""
+    rng = np.random.default_rng(seed)
+    return np.concatenate([rng.permutation(replicas) for _ in range(-(-requests // replicas))])[:requests]
 
 
 def simulate(
@@ -136,53 +163,63 @@ def simulate(
     cluster: Cluster,
     choice: Choice,
     cost: StepCost,
-    acceptance: Drawn | Real,
-    tail_threshold: int,
+    drafts: Drafts,
     progress: Callable[[int], object] | None = None,
-) -> tuple[Outcome, list[Played]]:
-    """Play rounds one after the other.
+) -> list[list[np.ndarray]]:
+    """Play rounds one after the other; returns of each the timelines of its engines (sam.simulate.engine.STEPS)."""
+    played = []
+    for number, work in enumerate(rounds):
+        replica_of = assign(len(work), cluster.replicas, seed=number)
+        policies = [
+            make_policy(choice.policy, choice.k, choice.threshold, step_cost=cost) for _ in range(cluster.replicas)
+        ]
+        router = Assigned(work, replica_of) if choice.router == "verl" else Routed(work, cluster, choice.chunk)
+        made = drafts(work, choice, replica_of, cluster.replicas, number)
+        played.append(play(work, cluster, router, cost, policies, made, progress))
+    return played
+
+
+def seconds(timelines: list[np.ndarray]) -> float:
+    """Return the seconds of a round's slowest engine."""
+    return max(float(timeline["end_ms"].max(initial=0.0)) for timeline in timelines) / 1e3
+
+
+def summarize(played: list[list[np.ndarray]], tail_threshold: int) -> Outcome:
+    """Sum up what `simulate` returned.
 
     Args:
         tail_threshold: running requests at which the tail begins, with any policy.
     """
-    played = []
-    for number, work in enumerate(rounds):
-        replica_of = assign(work.prompts, cluster.replicas, choice.routing, seed=number)
-        drafting = acceptance(work, choice, replica_of, cluster.replicas, number)
-        policies = [choice.make_policy(cost) for _ in drafting]
-        router = choice.make_router(work, cluster, replica_of)
-        played.append(play(work, cluster, router, cost, policies, drafting, progress))
-    return summarize(played, tail_threshold), played
-
-
-def summarize(played: list[Played], tail_threshold: int) -> Outcome:
-    def total(name: str) -> int:
-        return int(sum(timeline[name].sum() for one in played for timeline in one.timelines))
-
-    steps = total("steps")
-    on = sum(t["steps"][t["switched_on"]].sum() for one in played for t in one.timelines)
-    drafted, accepted, verified = total("drafted"), total("accepted"), total("verified")
+    steps = np.concatenate([timeline for timelines in played for timeline in timelines])
+    drafted, accepted, verified = (int(steps[name].sum()) for name in ("drafted", "accepted", "verified"))
+    slowest = (max(timelines, key=lambda one: one["end_ms"].max(initial=0.0)) for timelines in played)
     return Outcome(
-        seconds=float(sum(one.seconds.max() for one in played)),
-        mean_seconds=float(sum(one.seconds.mean() for one in played)),
-        tail_seconds=float(sum(tail_seconds(slowest(one), tail_threshold) for one in played)),
-        tokens=total("emitted"),
-        engine_steps=steps,
-        switched_on=float(on / max(1, steps)),
+        seconds=sum(map(seconds, played)),
+        tail_seconds=sum(tail_seconds(timeline, tail_threshold) for timeline in slowest),
+        tokens=int(steps["emitted"].sum()),
+        engine_steps=(count := int(steps["steps"].sum())),
+        switched_on=int(steps["steps"][steps["switched_on"]].sum()) / max(1, count),
         drafted=drafted,
         accepted=accepted,
-        accept_length=1.0 + accepted / verified if verified else 1.0,
+        accept_length=1.0 + accepted / max(1, verified),
         wasted=drafted - accepted,
-        **{name: sum(one.counts[name] for one in played) for name in ("preempted", "read_again", "moves")},
-        last_tenth_seconds=float(sum(one.last_tenth_seconds for one in played)),
     )
 
 
-def slowest(played: Played) -> np.ndarray:
-    return played.timelines[int(np.argmax(played.seconds))]
-
-
 def tail_seconds(timeline: np.ndarray, threshold: int) -> float:
-    """Seconds of the steps in the tail, by the rule of recorded engine steps."""
+    """Return the seconds of the steps in the tail, by the rule of recorded engine steps."""
     in_tail = EngineSteps(running=timeline["running"]).in_tail(threshold)
     return float(np.diff(timeline["end_ms"], prepend=0.0)[in_tail].sum() / 1e3)
+
+
+@cache
+def shipped_acceptance(k: int) -> Acceptance:
+    """Load sam's table that this package ships for a draft length.
+
+    Raises:
+        ValueError: there is none.
+    """
+    path = SHIPPED / f"acceptance_sam_k{k}.json"
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file; name a recording to draft on with --acceptance")
+    return Acceptance.load(path)

@@ -1,4 +1,4 @@
-"""A recorded training run as the simulator reads it: responses and when they arrived, engine steps, settings."""
+"""A recorded training run as the simulator reads it, and step costs fitted to the engine steps that it recorded."""
 
 import math
 from dataclasses import dataclass
@@ -9,21 +9,22 @@ import numpy as np
 
 from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
 from sam.reading import ReadError, expect, one_line
+from sam.record import run_directory
 from sam.record.engine_steps import EngineSteps
 from sam.record.responses import by_prompt
-from sam.record.run_directory import (
-    CONFIG_FILE,
-    METRICS_FILE,
-    Response,
-    read_config,
-    read_metrics,
-    read_responses,
-    responses_path,
-)
 from sam.simulate.engine import Cluster
-from sam.simulate.fit import FittedCost, fit_from_steps
-from sam.simulate.lengths import Round, recorded_round
 from sam.simulate.rollout import Choice
+from sam.simulate.workload import Round, recorded_round
+from sam.switch.step_cost import StepCost, least_squares_without_negative_terms
+
+FEWEST_STEPS = 20
+KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
+CONTEXT_UNIT = 1024.0
+LONGEST_DRAFT = 15  # tokens up to which the table goes
+REWEIGHTINGS = 8
+OUTLIER = 2.0  # times the median error, beyond which a step counts less and less
+RARE = 5  # percent of the steps without drafts, which may happen to have found none
+STALL = 20.0  # times the fitted milliseconds, beyond which a step was held up by something else and does not count
 
 
 @dataclass(frozen=True)
@@ -46,18 +47,20 @@ class RecordedRun:
         Raises:
             ReadError: no such run, something in it cannot be read, or none of its training steps is recorded.
         """
-        for name in (CONFIG_FILE, METRICS_FILE):
+        for name in (run_directory.CONFIG_FILE, run_directory.METRICS_FILE):
             if not (directory / name).is_file():
                 raise ReadError(f"{directory}: no {name} there; expected a run directory of recipe.main_dapo")
-        config = read_config(directory)
-        with one_line(place := str(directory / CONFIG_FILE), "not this version's settings"):
+        config = run_directory.read_config(directory)
+        with one_line(place := str(directory / run_directory.CONFIG_FILE), "not this version's settings"):
             SpeculationConfig.from_dict(config["speculation"])
             sections = config["actor_rollout_ref"]["rollout"], config.get("trainer", {})
         expect(all(isinstance(one, dict) for one in sections), place, "settings of rollout and trainer", sections)
-        key = "rollout/seconds"
-        measured = {step: row[key] for step, row in read_metrics(directory).items() if row.get(key, 0) > 0}
-        needed = {step: (EngineSteps.path(directory, step), responses_path(directory, step)) for step in measured}
-        seconds = {step: measured[step] for step in sorted(needed) if all(path.is_file() for path in needed[step])}
+        rows, key = run_directory.read_metrics(directory), "rollout/seconds"
+        measured = {step: row[key] for step, row in sorted(rows.items()) if row.get(key, 0) > 0}
+        files = EngineSteps.path, run_directory.responses_path
+        seconds = {
+            step: each for step, each in measured.items() if all(path(directory, step).is_file() for path in files)
+        }
         if not seconds:
             raise ReadError(f"{directory}: no training step with rollouts/ and engine_steps/ has finished there")
         return cls(directory, config, seconds)
@@ -78,80 +81,46 @@ class RecordedRun:
         Raises:
             ValueError: the run had a trained drafter.
         """
-        speculation = self.speculation
+        own = self.speculation
         if not self.is_simulated:
-            raise ValueError(f"{self.directory}: trained drafters, as of {speculation.method}, are not simulated")
-        own = speculation.policy if speculation.method == "sam" else "always"
-        policy = "never" if speculation.method == "off" else own
-        return Choice(
-            policy,
-            speculation.num_speculative_tokens,
-            speculation.batch_size_threshold,
-            speculation.hysteresis,
-            "request" if speculation.method == "ngram" else speculation.scope,
-        )
+            raise ValueError(f"{self.directory}: trained drafters, as of {own.method}, are not simulated")
+        policy = {"sam": own.policy, "off": "never"}.get(own.method, "always")
+        scope = "request" if own.method == "ngram" else own.scope
+        return Choice(policy, own.num_speculative_tokens, own.batch_size_threshold, scope)
 
-    def cluster(self, admit_ms: float) -> Cluster:
-        rollout, trainer = self.config["actor_rollout_ref"]["rollout"], self.config.get("trainer", {})
-        ranks = self._number(rollout, "data_parallel_size")
+    def cluster(self, admit_ms: float = 0.0) -> Cluster:
+        """Return the machines that it ran on."""
+        settings, trainer = self.config["actor_rollout_ref"]["rollout"], self.config.get("trainer", {})
+        names = ("data_parallel_size", "tensor_model_parallel_size", "pipeline_model_parallel_size")
+        ranks, *shape = (self._number(settings, name) for name in names)
         world = self._number(trainer, "nnodes") * self._number(trainer, "n_gpus_per_node")
-        names = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
-        one = ranks * math.prod(self._number(rollout, name) for name in names)
-        engines = max(1, world // one)
+        engines = max(1, world // (ranks * math.prod(shape)))
         if ranks > 1 and engines > 1:
             raise ValueError(f"{self.directory}: {engines} engines of {ranks} data-parallel ranks: not simulated yet")
-        seqs = self._number(rollout, "max_num_seqs", 1024)
-        return Cluster(max(ranks, engines), seqs, dp_synchronous=ranks > 1, admit_ms=admit_ms)
+        slots = self._number(settings, "max_num_seqs", 1024)
+        return Cluster(max(ranks, engines), slots, dp_synchronous=ranks > 1, admit_ms=admit_ms)
 
     def _number(self, section: dict, key: str, default: int = 1) -> int:
-        value = default if section.get(key) is None else section[key]
-        expect(type(value) is int and value > 0, f"{self.directory / CONFIG_FILE}, {key}", "a number above 0", value)
+        value, place = section.get(key), f"{self.directory / run_directory.CONFIG_FILE}, {key}"
+        value = default if value is None else value
+        expect(type(value) is int and value > 0, place, "a number above 0", value)
         return value
 
-    def engine_steps(self, step: int) -> EngineSteps:
-        return EngineSteps.load(self.directory, step)
-
     def rounds(self, step: int) -> list[tuple[Round, EngineSteps]]:
-        """A training step's rounds of generation with the arrivals that its first replica saw, and that one's engine
-        steps."""
-        rows = read_responses(self.directory, step)
+        """Read a training step's rounds of generation with the arrivals that its first replica saw, and that one's
+        engine steps."""
+        rows = run_directory.read_responses(self.directory, step)
         numbers = sorted({row.round for row in rows})
-        parts, path = self.engine_steps(step).split_rounds(len(numbers)), EngineSteps.path(self.directory, step)
+        parts = EngineSteps.load(self.directory, step).split_rounds(len(numbers))
         is_whole = len(parts) == len(numbers) and all(part.running.any() for part in parts)
-        expect(is_whole, str(path), f"steps with requests in each of {len(numbers)} generation rounds", len(parts))
-        return [
-            (_round([row for row in rows if row.round == number], part), part)
-            for number, part in zip(numbers, parts, strict=True)
-        ]
-
-
-def fit_runs(runs: list[RecordedRun]) -> tuple[FittedCost, float]:
-    """Step costs from all recorded engine steps of runs of one machine, and the milliseconds of a round in which no
-    engine step runs.
-
-    Raises:
-        ValueError: too few steps.
-    """
-    parts, idle, count = [], 0.0, 0
-    for run in runs:
-        slots = run.cluster(0.0)
-        for step, seconds in run.seconds.items():
-            idle += seconds
-            for work, steps in run.rounds(step):
-                came = np.maximum(0, np.diff(steps.running, prepend=0))
-                together = len(work) <= slots.replicas * slots.max_num_seqs
-                context = _context(steps, work) if together else np.zeros(len(came))
-                parts.append((steps.running, steps.drafted, steps.step_ms, came, context))
-                idle -= steps.seconds
-                count += 1
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    return fit_from_steps(*columns), max(0.0, 1e3 * idle / count)
-
-
-def _context(steps: EngineSteps, work: Round) -> np.ndarray:
-    """Mean tokens of a request before each step, if all began together."""
-    each = steps.emitted / np.maximum(1, steps.running)
-    return work.prompt_tokens.mean() + np.concatenate([[0.0], np.cumsum(each)[:-1]])
+        path = str(EngineSteps.path(self.directory, step))
+        expect(is_whole, path, f"steps with requests in each of {len(numbers)} generation rounds", len(parts))
+        found = []
+        for number, part in zip(numbers, parts, strict=True):
+            recording = by_prompt((row.prompt_tokens, row.response_tokens) for row in rows if row.round == number)
+            count = sum(len(text) > 0 for samples in recording.responses for text in samples)
+            found.append((recorded_round(recording, arrivals(part, count)), part))
+        return found
 
 
 def arrivals(steps: EngineSteps, requests: int) -> np.ndarray:
@@ -166,7 +135,103 @@ def arrivals(steps: EngineSteps, requests: int) -> np.ndarray:
     return 1e3 * (steps.start_s[at] - steps.start_s[0])
 
 
-def _round(rows: list[Response], steps: EngineSteps) -> Round:
-    recording = by_prompt((row.prompt_tokens, row.response_tokens) for row in rows)
-    count = sum(len(text) > 0 for samples in recording.responses for text in samples)
-    return recorded_round(recording, arrivals(steps, count))
+@dataclass(frozen=True)
+class FittedCost:
+    """A table fitted to recorded steps.
+
+    Attributes:
+        cost: the table; the sum of its costs over the recorded steps is the recorded sum.
+        admit_ms: milliseconds that a new request adds to its first step.
+        drafts_seen: whether any step verified drafts; if not, a draft token is taken to cost as much as a request.
+        plain_from: fewest requests of a step without drafts, once all have come: for fewer, its cost is a guess.
+    """
+
+    cost: StepCost
+    admit_ms: float
+    drafts_seen: bool
+    plain_from: int
+
+
+def fit_runs(runs: list[RecordedRun]) -> tuple[FittedCost, float]:
+    """Fit step costs to all recorded engine steps of runs of one machine; returns also the milliseconds of a round in
+    which no engine step runs.
+
+    Raises:
+        ValueError: too few steps.
+    """
+    parts, idle, count = [], 0.0, 0
+    for run in runs:
+        cluster = run.cluster()
+        for step, seconds in run.seconds.items():
+            idle += seconds
+            for work, steps in run.rounds(step):
+                came = np.maximum(0, np.diff(steps.running, prepend=0))
+                context = np.zeros(len(came))
+                if len(work) <= cluster.replicas * cluster.max_num_seqs:  # all began together
+                    each = np.cumsum(steps.emitted / np.maximum(1, steps.running))
+                    context = work.prompt_tokens.mean() + np.append(0.0, each[:-1])
+                parts.append((steps.running, steps.drafted, steps.step_ms, came, context))
+                idle -= steps.seconds
+                count += 1
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    return fit_from_steps(np.array(columns, np.float64)), max(0.0, 1e3 * idle / count)
+
+
+def fit_from_steps(columns: np.ndarray) -> FittedCost:
+    """Fit h(rows) + a x [any drafts] + b x requests + c x requests x context + d x admitted, all rising.
+
+    h is linear between KNOTS and goes on with its last slope. Steps that something else held up count little for the
+    shape, but the table is scaled so that the time of all steps is what it was, without the worst of them (STALL).
+
+    Args:
+        columns: float64 [5, steps]: requests, draft tokens verified, milliseconds, requests that came with the step,
+            and mean tokens of a request.
+
+    Raises:
+        ValueError: too few steps.
+    """
+    running, drafted, step_ms, admitted, context = columns = columns[:, (columns[0] > 0) & (columns[2] > 0)]
+    if (count := columns.shape[1]) < FEWEST_STEPS:
+        raise ValueError(f"{count} recorded engine steps: expected at least {FEWEST_STEPS} to fit step costs to")
+    drafts_seen, rows = bool((drafted > 0).any()), running + drafted
+    # The last piece takes the upper half of the rows, since its slope goes on beyond them; a piece that no step lies in
+    # would get a slope from nowhere.
+    knots = [k for k in KNOTS if k == 1 or k < rows.max() / 2]
+    pieces = zip(knots, [*knots[1:], np.inf], strict=True)
+    knots = np.array([k for k, end in pieces if k == 1 or ((rows > k) & (rows <= end)).any()], dtype=np.float64)
+
+    def terms(requests, rows, is_drafting, context) -> list[np.ndarray]:
+        lies_in = [np.clip(rows, k, end) - k for k, end in zip(knots, np.append(knots[1:], np.inf), strict=True)]
+        # Without drafts a token's cost cannot be told from a request's.
+        return [np.ones_like(rows), *lies_in, is_drafting, requests * drafts_seen, requests * context / CONTEXT_UNIT]
+
+    features = np.stack([*terms(running, rows, drafted > 0, context), admitted], axis=1).astype(np.float64)
+    coefficients = _robust(features, step_ms)
+    predicted = features @ coefficients
+    counted = step_ms <= STALL * predicted
+    coefficients *= step_ms[counted].sum() / predicted[counted].sum()
+    error = np.abs(features @ coefficients - step_ms)[counted].mean() / step_ms[counted].mean()
+
+    requests = np.unique(np.append([k for k in KNOTS if k < running.max()], int(running.max())))
+    axes = requests, np.arange(1, LONGEST_DRAFT + 2), np.unique([1, max(1, int(context.max()))])
+    r, m, c = (axis.astype(np.float64) for axis in np.meshgrid(*axes, indexing="ij"))
+    cells = sum(weight * term for weight, term in zip(coefficients, terms(r, r * m, m > 1, c), strict=False))
+    source = f"fitted to {count} recorded engine steps, mean error {error:.0%}"
+    source += f", {(~counted).sum()} stalls left out" if not counted.all() else ""
+    source += "" if drafts_seen else "; no drafts seen: a draft token taken to cost what a request costs"
+    plain = running[(drafted == 0) & (admitted == 0)]
+    plain_from = int(np.percentile(plain, RARE)) if len(plain) else int(running.max())
+    cost = StepCost(*axes, np.maximum(cells, 1e-3), source=source)
+    return FittedCost(cost, float(coefficients[-1]), drafts_seen, plain_from)
+
+
+def _robust(features: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Coefficients of at least 0, by least squares reweighted as Huber does."""
+    scale = np.maximum(np.abs(features).max(axis=0), 1e-12)
+    unit, weights = features / scale, np.ones(len(target))
+    for _ in range(REWEIGHTINGS):
+        root = np.sqrt(weights)
+        found = least_squares_without_negative_terms(unit * root[:, None], target * root)
+        error = np.abs(unit @ found - target)
+        weights = np.minimum(1.0, OUTLIER * max(np.median(error), 1e-9) / np.maximum(error, 1e-9))
+    return found / scale

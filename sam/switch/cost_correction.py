@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sam.jit import compiled
 from sam.switch.step_cost import StepCost
 
 MEMORY_STEPS = 128.0  # steps after which a step has lost most of its weight
@@ -47,93 +46,27 @@ class CostTerms(NamedTuple):
     speculating: float
 
 
-@compiled
-def _solve(matrix, right):
-    """x of matrix x = right, by elimination, which needs no pivots where a matrix is positive definite (Golub and Van
-    Loan, Matrix Computations, section 4.2). numba's own solver needs scipy, and numpy's takes ten times as long."""
-    a, x, size = matrix.copy(), right.copy(), right.size
-    for i in range(size):
-        for j in range(i + 1, size):
-            factor = a[j, i] / a[i, i]
-            a[j, i:] -= factor * a[i, i:]
-            x[j] -= factor * x[i]
-    for i in range(size - 1, -1, -1):
-        for j in range(i + 1, size):
-            x[i] -= a[i, j] * x[j]
-        x[i] /= a[i, i]
-    return x
-
-
-# Plain tuples: numba takes ten microseconds more for NamedTuples that come from Python, half of what a decision takes.
-@compiled
-def _update(sums, prior, step, variance, forget):
-    """Learn from a step.
-
-    Args:
-        sums: changed in place, by term: information (float64 [4, 4], weighted outer products of the features), target
-            (float64 [4], weighted features x extra_ms), coefficients (float64 [4], the terms), and without_table
-            (float64 [4], the terms of the regression without the table).
-        prior: mean and std (float64 [4], milliseconds by term), the least variance of a step's noise, and the share of
-            `per_request` that a draft token adds too.
-        step: requests, draft tokens, and milliseconds beyond the table, as floats.
-        variance: of the steps' noise, milliseconds squared.
-        forget: weight of this step in the variance.
-
-    Returns:
-        The new variance.
-    """
-    information, target, coefficients, without_table = sums
-    prior_mean, prior_std, min_variance, share = prior
-    requests, drafted, extra_ms = step
-    features = np.array([1.0, requests + share * drafted, drafted, 1.0 if drafted > 0 else 0.0])
-    error = extra_ms
-    for i in range(4):
-        error -= features[i] * without_table[i]
-    variance += (error**2 - variance) * forget
-    keep = 1.0 - 1.0 / MEMORY_STEPS
-    for i in range(4):
-        target[i] = keep * target[i] + features[i] * extra_ms
-        for j in range(4):
-            information[i, j] = keep * information[i, j] + features[i] * features[j]
-    with_table, without, right = information.copy(), information.copy(), target.copy()
-    for i in range(4):
-        weight = max(variance, min_variance) / prior_std[i] ** 2
-        weight = min(weight, MAX_FIXED_PRIOR) if i == 0 else weight
-        with_table[i, i] += weight
-        without[i, i] += 1.0
-        right[i] += weight * prior_mean[i]
-    coefficients[:], without_table[:] = _solve(with_table, right), _solve(without, target)
-    if coefficients[3] < 0.0:
-        # Where every step has drafts the steps tell the sum of fixed and speculating, and not which is which: a table
-        # that is far too high would come out as a reward of drafts, plain steps as slow, and all drafts be verified.
-        with_table[3, :], with_table[:, 3], with_table[3, 3], right[3] = 0.0, 0.0, 1.0, 0.0
-        coefficients[:] = _solve(with_table, right)
-    coefficients[2] += share * coefficients[1]
-    return variance
-
-
 class Correction:
     """The milliseconds of a step beyond `step_cost`, learnt as the module says.
 
     Args:
         step_cost: the table.
         forward_only: whether it holds forward passes only, without sampling and drafting.
+
+    Attributes:
+        terms: the learnt terms, in milliseconds.
     """
 
     def __init__(self, step_cost: StepCost, forward_only: bool = False):
         cheapest = float(step_cost.milliseconds.min())
-        mean = np.array([0.0, 0.0, 0.0, UNMEASURED_SPECULATING * cheapest * forward_only])
-        share = UNMEASURED_PER_DRAFT_TOKEN * forward_only
-        self._prior = mean, _prior_std(step_cost), (MIN_NOISE * cheapest) ** 2, share
-        self._coefficients = mean.copy()
-        self._sums = np.zeros((4, 4)), np.zeros(4), self._coefficients, np.zeros(4)
+        self._mean = np.array([0.0, 0.0, 0.0, UNMEASURED_SPECULATING * cheapest * forward_only])
+        self._std, self._min_variance = _prior_std(step_cost), (MIN_NOISE * cheapest) ** 2
+        self._share = UNMEASURED_PER_DRAFT_TOKEN * forward_only  # of `per_request`, that a draft token adds too
+        self.terms = CostTerms(*self._mean.tolist())
+        self._information, self._target = np.zeros((4, 4)), np.zeros(4)  # weighted sums over the steps
+        self._without_table = np.zeros(4)  # terms of the regression that measures the noise
         self._variance, self._steps = 0.0, 0
         self._outliers: list[tuple[float, int, int, float]] = []
-
-    @property
-    def terms(self) -> CostTerms:
-        """The learnt terms, in milliseconds."""
-        return CostTerms(*self._coefficients.tolist())
 
     def observe(self, requests: int, drafted: int, table_ms: float, milliseconds: float) -> bool:
         """Learn from a step that took `milliseconds` where the table says `table_ms`.
@@ -148,16 +81,35 @@ class Correction:
                 return False
             milliseconds, requests, drafted, table_ms = min(self._outliers)
         self._outliers.clear()
+        self._update(np.array([1.0, requests + self._share * drafted, drafted, drafted > 0]), milliseconds - table_ms)
+        return True
+
+    def _update(self, features: np.ndarray, extra_ms: float) -> None:
+        """Learn the terms from a step with these features (float64 [4], by term)."""
         self._steps += 1
         # The first errors are of terms that were not learnt yet: they lose their weight sooner than in a mean.
         forget = max(2.0 / (self._steps + 1), 1.0 / MEMORY_STEPS)
-        step = float(requests), float(drafted), milliseconds - table_ms
-        self._variance = _update(self._sums, self._prior, step, self._variance, forget)
-        return True
+        error = extra_ms - features @ self._without_table
+        self._variance += (error**2 - self._variance) * forget
+        keep = 1.0 - 1.0 / MEMORY_STEPS
+        self._information = keep * self._information + np.outer(features, features)
+        self._target = keep * self._target + extra_ms * features
+        self._without_table = np.linalg.solve(self._information + np.eye(4), self._target)
+        weights = max(self._variance, self._min_variance) / self._std**2
+        weights[0] = min(weights[0], MAX_FIXED_PRIOR)
+        matrix, right = self._information + np.diag(weights), self._target + weights * self._mean
+        terms = np.linalg.solve(matrix, right)
+        if terms[3] < 0.0:
+            # Where every step has drafts the steps tell the sum of fixed and speculating, and not which is which: a
+            # table that is far too high would come out as a reward of drafts, plain steps as slow, and all drafts be
+            # verified.
+            terms = np.append(np.linalg.solve(matrix[:3, :3], right[:3]), 0.0)
+        terms[2] += self._share * terms[1]
+        self.terms = CostTerms(*terms.tolist())
 
     def extra_ms(self, requests: int, drafted: float) -> float:
         """Milliseconds beyond the table of a step with `requests` requests and `drafted` draft tokens."""
-        fixed, per_request, per_draft_token, speculating = self._coefficients.tolist()
+        fixed, per_request, per_draft_token, speculating = self.terms
         return fixed + per_request * requests + per_draft_token * drafted + (speculating if drafted else 0.0)
 
 

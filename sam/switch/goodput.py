@@ -8,7 +8,8 @@ SmartSpec (Liu et al., "Optimizing Speculative Decoding for Serving Large Langua
 2406.14066) introduced goodput as the target. It picks one draft length for all requests of a batch, expects acceptance
 from a moving average of the acceptance rate, and takes T from a linear model that is fitted offline. Here the choice
 is over single tokens, each with a probability of its own from the drafter; T is a table whose error is learnt from the
-steps themselves (sam.switch.cost_correction), and from trials where no draft seems to pay (sam.switch.price_trials);
+steps themselves (sam.switch.cost_correction), also from steps that explore where no draft seems to pay
+(sam.switch.cost_exploration);
 drafting pauses where it does not pay; and under data parallelism T is never less than the time of the fullest other
 rank, which all ranks wait for: drafts are free up to there.
 """
@@ -17,17 +18,16 @@ import numpy as np
 
 from sam.jit import compiled
 from sam.switch.cost_correction import Correction
-from sam.switch.draft_tokens import choose_lengths
-from sam.switch.further_paths import add_rows
+from sam.switch.cost_exploration import CostExploration
+from sam.switch.draft_tokens import add_rows, choose_lengths
 from sam.switch.policy import Plan, StepState
-from sam.switch.price_trials import PriceTrials
 from sam.switch.step_cost import StepCost, linear
 
 CONTEXT_BUCKET = 256  # tokens by which the mean context may grow before costs are looked up again
 # Share by which speculation must raise goodput: below it, noise in the table decides.
 MIN_GAIN_OFF, MIN_GAIN_ON = 0.01, 0.005
 MAX_ACCEPTANCE = 0.99  # no draft token is more likely than this
-# All of the first steps are learnt from, later one every so many milliseconds: an update takes 0.05 ms.
+# All of the first steps are learnt from, later one every so many milliseconds: an update takes 0.1 ms.
 ALWAYS_LEARN_STEPS, LEARN_INTERVAL_MS = 64, 50.0
 MAX_COOL_DOWN_STEPS = 64  # steps without drafting after drafts that were not worth verifying, or were rejected
 MAX_VALID_FOR_STEPS = 15  # of them in which the policy is not asked and learns nothing
@@ -115,8 +115,8 @@ class Goodput:
         self._running = self._observed_steps = self._cool_down = self._declined = self._rejected = 0
         self._chosen_expected = 0.0  # of the drafts last chosen, the tokens expected to be accepted
         self._expected = self._accepted = 0.0  # decaying sums over the steps with drafts
-        self._unlearnt_ms = 0.0  # milliseconds of the steps since one was learnt from
-        self._trials, self._is_trial = PriceTrials(), False
+        self._ms_since_update = 0.0  # milliseconds of the steps since one was learnt from
+        self._exploration, self._is_exploring = CostExploration(), False
         # Observed since the last plain ones.
         self._drafted_steps, self._plain_steps = DRAFTED_STEPS - FIRST_DRAFTED_STEPS, 0
         self._corrected: tuple[tuple[int, int, int], np.ndarray, float] | None = None
@@ -136,7 +136,7 @@ class Goodput:
     def plan(self, state: StepState) -> Plan:
         """Ask for drafts unless speculation cools down or no draft token can pay."""
         self._cool(state.steps_since_plan - 1)
-        self._trials.passed(state.steps_since_plan)
+        self._exploration.count_plain(state.steps_since_plan)
         if state.running != self._running:
             self._running, self._cool_down = state.running, min(self._cool_down, 1)
         if self._drafted_steps >= DRAFTED_STEPS:
@@ -147,7 +147,7 @@ class Goodput:
         if self._cool_down > 0:
             self._cool(1)
             return Plan(0, valid_for_steps=min(self._cool_down, MAX_VALID_FOR_STEPS))
-        floor = self._trials.floor(self._cost(state)[1])
+        floor = self._exploration.min_acceptance(self._cost(state)[1])
         return Plan(self.num_speculative_tokens, floor) if floor < MAX_ACCEPTANCE else Plan(0)
 
     def _cool(self, steps: int) -> None:
@@ -156,21 +156,21 @@ class Goodput:
             self._count("cool_down_steps", steps)
 
     def choose(self, state: StepState, acceptance: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """Choose the draft tokens with the highest goodput; if that is without any, cool down, or try some."""
+        """Choose the draft tokens with the highest goodput; if that is without any, cool down, or explore."""
         min_gain = MIN_GAIN_ON if self._on else MIN_GAIN_OFF
         cost, _ = self._cost(state)
         lengths, _, self._chosen_expected = choose_lengths(acceptance, offsets, state.running, cost, min_gain)
-        self._on, self._is_trial = self._chosen_expected > 0, False
+        self._on, self._is_exploring = self._chosen_expected > 0, False
         if self._on:
             self._declined = 0
-            self._trials.drafted()
+            self._exploration.reset()
             return lengths
         self._count("declined_steps")
         self._cool_down = min(MAX_COOL_DOWN_STEPS, 1 << min(self._declined, 8)) - 1
         self._declined += 1
-        lengths, self._chosen_expected = self._trials.choose(acceptance, offsets, state.running, cost, min_gain)
-        self._is_trial = bool(lengths.any())
-        if self._is_trial:
+        lengths, self._chosen_expected = self._exploration.choose(acceptance, offsets, state.running, cost, min_gain)
+        self._is_exploring = bool(lengths.any())
+        if self._is_exploring:
             self._count("price_trials")
         return lengths
 
@@ -194,10 +194,10 @@ class Goodput:
         if drafted:
             self._check_acceptance(accepted)
         self._observed_steps += 1
-        self._unlearnt_ms += milliseconds
-        is_due = self._observed_steps <= ALWAYS_LEARN_STEPS or self._unlearnt_ms >= LEARN_INTERVAL_MS
+        self._ms_since_update += milliseconds
+        is_due = self._observed_steps <= ALWAYS_LEARN_STEPS or self._ms_since_update >= LEARN_INTERVAL_MS
         is_due |= self._count_plain_steps(drafted)
-        if not is_due and not (self._is_trial and drafted):
+        if not is_due and not (self._is_exploring and drafted):
             return
         if state.prefilling == 0 and state.max_num_tokens_other_dp_ranks <= state.running + drafted:
             table_ms = float(self._table(state)[min(drafted, state.running * self._most_draft_tokens)])
@@ -205,7 +205,7 @@ class Goodput:
             if self._max_ms_other_ranks(state) > table_ms:
                 return
             if self.correction.observe(state.running, drafted, table_ms, milliseconds):
-                self._unlearnt_ms, self._corrected = 0.0, None
+                self._ms_since_update, self._corrected = 0.0, None
 
     def _count_plain_steps(self, drafted: int) -> bool:
         """Count steps without drafts, which alone tell what drafting costs; whether this one was asked for."""

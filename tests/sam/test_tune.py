@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,10 +14,7 @@ from tests.sam.simulate.test_recorded import write_run
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    return {
-        "sam": write_run(folder / "sam", steps=5),
-        "off": write_run(folder / "off", method="off", steps=5),
-    }
+    return {"sam": write_run(folder / "sam", steps=5), "off": write_run(folder / "off", method="off", steps=5)}
 
 
 def test_what_pays_is_recommended_with_its_interval_and_the_override(runs, capsys):
@@ -36,21 +32,17 @@ def test_what_pays_is_recommended_with_its_interval_and_the_override(runs, capsy
     }  # fmt: skip
     routers = {(row["router"], row["chunk"]) for row in result["candidates"]}
     assert routers == {("verl", 0), ("context", 0), ("context", 16)}, "no chunk is longer than the longest response"
-    fastest = result["candidates"][0]["speedup"]
-    assert chosen["speedup"] >= fastest / 1.011
-    assert main(arguments) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == chosen["override"]
+    assert chosen["speedup"] >= result["candidates"][0]["speedup"] / 1.011
     assert chosen["override"].startswith("speculation=sam speculation.policy=")
 
 
 def test_the_interval_is_as_wide_as_the_other_runs_are_badly_simulated(runs, tmp_path, capsys):
     shutil.copytree(runs["off"], tmp_path / "slow")
-    metrics = tmp_path / "slow" / "metrics.jsonl"
+    metrics, found = tmp_path / "slow" / "metrics.jsonl", {}
     rows = [json.loads(line) for line in metrics.read_text().splitlines()[:-1]]
-    for row in rows:
-        row["rollout/seconds"] *= 1.3
-    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = {}
+    metrics.write_text(
+        "".join(json.dumps(row | {"rollout/seconds": 1.3 * row["rollout/seconds"]}) + "\n" for row in rows)
+    )
     for name, other in (("off", runs["off"]), ("slow", tmp_path / "slow")):
         assert main([str(runs["sam"]), "--cost-from", str(other), "--k", "6", "--threshold", "8", "--json"]) == 0
         found[name] = json.loads(capsys.readouterr().out)
@@ -67,35 +59,26 @@ def test_a_run_without_drafts_is_told_so(runs, capsys):
 
 
 def test_of_equally_fast_candidates_the_one_that_wastes_least():
-    def trial(seconds, wasted, threshold):
-        return Trial(Choice(threshold=threshold), np.array([seconds]), wasted, 2.0)
+    def trial(seconds, wasted, threshold, router="verl"):
+        return Trial(Choice(threshold=threshold, router=router), np.array([seconds]), wasted, 2.0)
 
     trials = [trial(10.0, 900, 1), trial(10.05, 100, 2), trial(11.0, 0, 3)]
     assert best(trials).choice.threshold == 2
-    routed = replace(trials[1], choice=Choice(threshold=2, router="context"), seconds=np.array([9.98]), wasted=0)
-    assert best([*trials, routed]).choice.router == "verl", "another router must be worth its while"
-    assert best([*trials, replace(routed, seconds=np.array([9.0]))]).choice.router == "context"
+    assert best([*trials, trial(9.98, 0, 2, "context")]).choice.router == "verl", "it must be worth its while"
+    assert best([*trials, trial(9.0, 0, 2, "context")]).choice.router == "context"
 
 
-def test_intervals_widen_with_the_steps_and_the_error():
+def test_intervals_widen_with_the_error():
     without, with_ = np.array([10.0, 12.0, 11.0]), np.array([5.0, 6.0, 5.5])
     assert gains(without, with_, 0.0) == pytest.approx((2.0, 2.0, 2.0))
-    _, low, high = gains(without, with_, 0.1)
-    assert (low, high) == pytest.approx((2 * np.exp(-0.164), 2 * np.exp(0.164)), rel=0.02)
-    assert gains(without, np.array([5.0, 7.0, 5.5]), 0.0)[1] < 1.9
+    assert gains(without, with_, 0.1)[1:] == pytest.approx((2 * np.exp(-0.164), 2 * np.exp(0.164)), rel=0.02)
 
 
 def test_overrides_are_keys_of_the_recipe():
-    assert override(Choice("threshold", 4, 16)) == (
-        "speculation=sam speculation.policy=threshold speculation.num_speculative_tokens=4 "
-        "speculation.batch_size_threshold=16"
-    )
-    assert override(Choice("goodput", 8)) == (
-        "speculation=sam speculation.policy=goodput speculation.num_speculative_tokens=8"
-    )
-    for chunk, value in ((0, "null"), (2048, "2048")):
-        words = override(Choice("goodput", 8, router="context", chunk=chunk)).split()
-        assert words[-2:] == ["routing=context", f"routing.chunk_tokens={value}"]
+    assert override(Choice("threshold", 4, 16)).endswith("num_speculative_tokens=4 speculation.batch_size_threshold=16")
+    words = override(Choice("goodput", 8, router="context")).split()
+    assert words[:2] == ["speculation=sam", "speculation.policy=goodput"]
+    assert words[-2:] == ["routing=context", "routing.chunk_tokens=null"]
 
 
 def test_mistakes_are_one_line(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Run directories as recipe.main_dapo leaves them, here of rollouts played with known step costs."""
+"""Run directories as recipe.main_dapo leaves them, here of rollouts with known step costs, and what fits them."""
 
 import json
 from functools import partial
@@ -11,9 +11,9 @@ from sam.record.engine_steps import EngineSteps
 from sam.record.responses import Recording
 from sam.replay.baselines import make_drafter
 from sam.simulate.engine import Cluster
-from sam.simulate.lengths import recorded_round
-from sam.simulate.rollout import Choice, Real, simulate
-from sam.simulate.run import RecordedRun, arrivals, fit_runs
+from sam.simulate.rollout import Choice, real, seconds, simulate
+from sam.simulate.run import RecordedRun, arrivals, fit_from_steps, fit_runs
+from sam.simulate.workload import recorded_round
 from sam.switch.step_cost import linear
 
 COST = linear(4.0, 0.0, 0.05)
@@ -33,30 +33,29 @@ def write_run(directory, method="sam", policy="threshold", steps=3, threshold=4,
     for name in ("rollouts", "engine_steps"):
         (directory / name).mkdir(parents=True)
     speculation = {"method": method, "policy": policy, "num_speculative_tokens": k, "batch_size_threshold": threshold,
-                   "hysteresis": 0, "scope": "group"}  # fmt: skip
+                   "scope": "group"}  # fmt: skip
     config = {"speculation": speculation, "actor_rollout_ref": {"rollout": {"max_num_seqs": 12}}}
     (directory / "config.yaml").write_text(yaml.safe_dump(config))
-    choice = Choice("never" if method == "off" else policy, k, threshold)
-    metrics = []
+    choice, metrics = Choice("never" if method == "off" else policy, k, threshold), []
     for step in range(1, steps + 1):
         prompts = [np.array([7, 8, prompt], np.int32) for prompt in range(PROMPTS)]
         samples = [responses(10 * step + prompt) for prompt in range(PROMPTS)]
         work = recorded_round(Recording(prompts, samples))
-        acceptance = Real(partial(make_drafter, "sam"))
-        outcome, played = simulate([work], Cluster(max_num_seqs=12), choice, COST, acceptance, threshold)
-        one_by_one(played[0].timelines[0]).save(directory, step)
+        drafts = real(partial(make_drafter, "sam"))
+        (timelines,) = simulate([work], Cluster(max_num_seqs=12), choice, COST, drafts)
+        one_by_one(timelines[0]).save(directory, step)
         rows = [
             {"prompt": p, "sample": s, "round": 0, "prompt_tokens": prompts[p].tolist(), "response_tokens": r.tolist()}
             for p, group in enumerate(samples)
             for s, r in enumerate(group)
         ]
         (directory / "rollouts" / f"{step}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        metrics.append(json.dumps({"step": step, "rollout/seconds": outcome.seconds + 0.05}) + "\n")
+        metrics.append(json.dumps({"step": step, "rollout/seconds": seconds(timelines) + 0.05}) + "\n")
     (directory / "metrics.jsonl").write_text("".join(metrics) + '{"step": 9, "unfinis')
     return directory
 
 
-def one_by_one(timeline: dict[str, np.ndarray]) -> EngineSteps:
+def one_by_one(timeline: np.ndarray) -> EngineSteps:
     """A timeline as the recorder writes it: a row for each engine step."""
     steps = timeline["steps"]
     spread = np.repeat(np.diff(timeline["end_ms"], prepend=0.0) / steps, steps)
@@ -73,27 +72,32 @@ def test_step_costs_of_a_run_are_those_it_had(tmp_path):
         assert fitted.cost.step_ms(requests, rows, 20)[0] == pytest.approx(4 + 0.05 * rows, rel=0.02)
 
 
-def test_rounds_are_split_at_the_longest_pauses_and_arrivals_read_from_running_requests():
-    starts = np.array([0.0, 0.01, 0.02, 0.5, 0.51, 0.9])
-    steps = EngineSteps(end_s=starts + 0.01, step_ms=np.full(6, 10.0), running=[1, 4, 3, 2, 2, 5])
-    first, second, third = steps.split_rounds(3)
-    assert [part.running.tolist() for part in (first, second, third)] == [[1, 4, 3], [2, 2], [5]]
-    assert arrivals(first, 4) == pytest.approx([0, 10, 10, 10])
-    assert arrivals(second, 2) == pytest.approx([0, 0])
+@pytest.mark.parametrize("drafting", [0.5, 0.0])
+def test_known_costs_come_out_of_noisy_steps_of_which_some_were_held_up(drafting):
+    """4 ms, 0.05 for each row, 0.02 for each request, 1.5 with drafts, 0.3 for each request that comes."""
+    chance = np.random.default_rng(0)
+    running = chance.integers(1, 65, 4000)
+    drafted = np.where(chance.random(4000) < drafting, chance.integers(1, 4 * running + 1), 0)
+    admitted = np.where(chance.random(4000) < 0.05, running, 0)
+    took = 4 + 0.05 * (running + drafted) + 0.02 * running + 1.5 * (drafted > 0) + 0.3 * admitted
+    took = took * (1 + 0.05 * chance.standard_normal(4000)) + np.where(chance.random(4000) < 0.01, 60.0, 0.0)
+    fitted = fit_from_steps(np.array([running, drafted, took, admitted, np.zeros(4000)]))
+    ratio = fitted.cost.step_ms(64, 64, 1)[0] / fitted.cost.step_ms(1, 1, 1)[0]
+    assert ratio == pytest.approx(8.48 / 4.07, rel=0.06) and fitted.drafts_seen == (drafting > 0)
+    total = sum(fitted.cost.step_ms(r, r + d, 1)[0] for r, d in zip(running, drafted, strict=True))
+    assert total + fitted.admit_ms * admitted.sum() == pytest.approx(took.sum(), rel=0.02)
+    with pytest.raises(ValueError, match="3 recorded engine steps: expected at least 20"):
+        fit_from_steps(np.ones((5, 3)))
 
 
-def test_a_run_without_a_finished_step_cannot_be_simulated(tmp_path):
-    copy = write_run(tmp_path / "run", steps=1)
-    (copy / "engine_steps" / "1.npz").unlink()
-    with pytest.raises(ValueError, match="no training step with rollouts/ and engine_steps/ has finished there"):
-        RecordedRun.load(copy)
-    (copy / "config.yaml").write_text("speculation: [")
-    with pytest.raises(ValueError, match="config.yaml: not the config of a run"):
-        RecordedRun.load(copy)
+def test_arrivals_are_read_from_running_requests():
+    starts = np.array([0.0, 0.01, 0.02])
+    steps = EngineSteps(end_s=starts + 0.01, step_ms=np.full(3, 10.0), running=[1, 4, 3])
+    assert arrivals(steps, 4) == pytest.approx([0, 10, 10, 10])
 
 
-def test_a_run_with_a_trained_drafter_teaches_costs_but_is_not_simulated(tmp_path):
-    directory = write_run(tmp_path / "run")
+def test_a_run_that_cannot_be_simulated_is_named(tmp_path):
+    directory = write_run(tmp_path / "run", steps=1)
     config = yaml.safe_load((directory / "config.yaml").read_text())
     config["speculation"] |= {"method": "hybrid", "draft_model": "DIR"}
     (directory / "config.yaml").write_text(yaml.safe_dump(config))
@@ -101,3 +105,9 @@ def test_a_run_with_a_trained_drafter_teaches_costs_but_is_not_simulated(tmp_pat
     assert fit_runs([run])[0].drafts_seen and not run.is_simulated
     with pytest.raises(ValueError, match="trained drafters, as of hybrid, are not simulated"):
         run.choice  # noqa: B018
+    (directory / "engine_steps" / "1.npz").unlink()
+    with pytest.raises(ValueError, match="no training step with rollouts/ and engine_steps/ has finished there"):
+        RecordedRun.load(directory)
+    (directory / "config.yaml").write_text("speculation: [")
+    with pytest.raises(ValueError, match=r"config.yaml: not the config of a run"):
+        RecordedRun.load(directory)

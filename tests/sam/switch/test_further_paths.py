@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sam.switch.further_paths import add_rows
+from sam.switch.draft_tokens import add_rows
 from sam.switch.goodput import Goodput
 from sam.switch.policies import make_policy
 from sam.switch.policy import StepState

@@ -1,12 +1,12 @@
-"""Draft tokens that seem too dear are tried now and then: a table that says far too much is found out, and a right one
-costs next to nothing."""
+"""Draft tokens that seem too expensive are verified now and then: a table that says far too much is found out, and a
+right one costs next to nothing."""
 
 import numpy as np
 import pytest
 
+from sam.switch.cost_exploration import LOSS_SHARE, MAX_LOSS, CostExploration
 from sam.switch.goodput import ALWAYS_LEARN_STEPS, Goodput
 from sam.switch.policy import StepState
-from sam.switch.price_trials import LOSS_SHARE, MAX_LOSS, PriceTrials
 from sam.switch.step_cost import StepCost, linear
 
 K = 4
@@ -81,11 +81,11 @@ def test_a_trial_waits_for_what_it_costs_and_is_cut_where_that_is_much():
     cost = 1.0 + np.arange(9) * np.array([0.5])
 
     def tried(steps, cost=cost):
-        trials = PriceTrials()
-        trials.passed(steps)
-        lengths, expected = trials.choose(acceptance, offsets, 2, cost, 0.01)
+        exploration = CostExploration()
+        exploration.count_plain(steps)
+        lengths, expected = exploration.choose(acceptance, offsets, 2, cost, 0.01)
         assert expected == pytest.approx(0.9 * lengths.sum(), rel=0.01)
-        assert trials.affordable == (0.0 if lengths.any() else min(steps * LOSS_SHARE, MAX_LOSS))
+        assert exploration.affordable == (0.0 if lengths.any() else min(steps * LOSS_SHARE, MAX_LOSS))
         return int(lengths.sum())
 
     whole = int(4.0 / LOSS_SHARE)  # 8 tokens take four steps more
