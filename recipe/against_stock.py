@@ -28,7 +28,7 @@ from sam.bench.environment import HUGE_PAGES
 from sam.bench.settings import MEMORY_ARGUMENTS, RESERVED, STOCK
 from sam.command import run_command
 from sam.config import WITH_DRAFT_MODEL
-from sam.reading import json_object, json_rows, one_line
+from sam.reading import json_object, one_line
 from sam.record.atomic import replacing
 from sam.record.responses import TOKENS
 from sam.record.run_directory import read_responses
@@ -75,13 +75,13 @@ def against_stock(directory: Path, output: Path, rounds: int = ROUNDS) -> Agains
         if code:
             raise ReportError(f"{folder}: not all rounds were measured (exit code {code})")
     result = json_object(folder / "result.json")
-    _, *lines = json_rows(folder / "rounds.jsonl", lambda row, _: row)
+    rows = {row["variant"]: row for row in result["rows"]}
     found = AgainstStock(
         text=text_of(run, steps),
         steps=steps,
         requests=requests,
-        seconds={engine: [line["runs"][engine]["seconds"] for line in lines] for engine in (STOCK, "off", run.name)},
-        rows={row["variant"]: row for row in result["rows"]},
+        seconds={engine: row["by_round"] for engine, row in rows.items()},
+        rows=rows,
         settings=result["settings"],
         date=result["date"],
     )

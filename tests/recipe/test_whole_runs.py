@@ -2,13 +2,11 @@
 
 import json
 
-import numpy as np
 import pytest
 
 from recipe import whole_runs
 from recipe.report.runs import ReportError
-from recipe.whole_runs import ENGINE_MS, THREAD_MS, as_text, read, table
-from sam.record.engine_steps import EngineSteps
+from recipe.whole_runs import as_text, read, table
 
 VARIANTS = ["speculation=suffix", "speculation=sam speculation.scope=history"]
 SECONDS = [[2.0, 4.0], [1.0, 2.0]]  # of the first round, by variant and step; each further round takes as long again
@@ -16,13 +14,12 @@ SECONDS = [[2.0, 4.0], [1.0, 2.0]]  # of the first round, by variant and step; e
 
 def write_run(directory, round_, variant, other=False):
     (directory / "rollouts").mkdir(parents=True)
-    (directory / "engine_steps").mkdir()
     (directory / "config.yaml").write_text(json.dumps({"speculation": {"method": "sam"}}))
     (directory / "versions.json").write_text("{}")
     rows = []
     for step, seconds in enumerate(SECONDS[variant], start=1):
-        row = {"step": step, "rollout/seconds": seconds * round_, "rollout/spec_accept_length": 1.0 + variant + step}
-        rows.append(row | ({ENGINE_MS: 3.0 * step, THREAD_MS: 6.0 * step} if variant else {}))
+        length = 1.0 + variant + step
+        rows.append({"step": step, "rollout/seconds": seconds * round_, "rollout/spec_accept_length": length})
         line = {"prompt": 0, "sample": 0, "prompt_tokens": [1], "response_tokens": [step, int(other)]}
         (directory / "rollouts" / f"{step}.jsonl").write_text(json.dumps(line) + "\n")
     (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -37,23 +34,13 @@ def write_runs(folder, rounds=3, other=None):
     return [[folder / f"round_{r + 1}" / f"variant_{v + 1}" for v in range(2)] for r in range(rounds)]
 
 
-@pytest.fixture
-def engine_steps(monkeypatch):
-    """Each training step's engine steps take 100 ms."""
-    steps = type("Steps", (), {"step_ms": np.full(10, 10.0)})
-    monkeypatch.setattr(EngineSteps, "load", lambda directory, step: steps)
-
-
-def test_a_variant_is_compared_with_the_first_one_of_its_own_round(tmp_path, engine_steps):
+def test_a_variant_is_compared_with_the_first_one_of_its_own_round(tmp_path):
     peer, ours = table(read(write_runs(tmp_path)), VARIANTS)
     assert peer["seconds"] == [6.0, 12.0, 18.0] and ours["seconds"] == [3.0, 6.0, 9.0]
     assert peer["times_as_fast"] == [1.0] * 3 and ours["times_as_fast"] == [2.0] * 3
     assert ours["times_as_fast_by_step"] == [2.0, 2.0]
     assert ours["acceptance_length_by_step"] == [3.0, 4.0]
-    # The counters are a run's until its end: 6 and 12 ms of 200.
-    assert peer["sharing_engine_share"] == [] and ours["sharing_engine_share"] == [0.03] * 3
-    text = "\n".join(as_text([peer, ours]))
-    assert "2.00 (2.00 to 2.00), 3 rounds" in text and "3.00% (3.00% to 3.00%)" in text and "6.00%" in text
+    assert "2.00 (2.00 to 2.00), 3 rounds; by training step 2.00, 2.00" in "\n".join(as_text([peer, ours]))
 
 
 def test_runs_whose_responses_differ_are_refused(tmp_path):
@@ -61,7 +48,7 @@ def test_runs_whose_responses_differ_are_refused(tmp_path):
         read(write_runs(tmp_path, other=(2, 1)))
 
 
-def test_runs_take_turns_and_finished_ones_are_not_repeated(tmp_path, monkeypatch, engine_steps, capsys):
+def test_runs_take_turns_and_finished_ones_are_not_repeated(tmp_path, monkeypatch, capsys):
     commands = []
 
     def train(command):
@@ -72,11 +59,11 @@ def test_runs_take_turns_and_finished_ones_are_not_repeated(tmp_path, monkeypatc
         return type("Ended", (), {"returncode": 0})
 
     monkeypatch.setattr(whole_runs.subprocess, "run", train)
-    arguments = ["--output", str(tmp_path), "--rounds", "2", "--variants", *VARIANTS, "--json", str(tmp_path / "rows")]
+    arguments = ["--output", str(tmp_path), "--rounds", "2", "--variants", *VARIANTS]
     assert whole_runs.main(arguments) == 0
     first_words = [[word for word in command if word.startswith("speculation")][0] for command in commands]
     assert first_words == ["speculation=suffix", "speculation=sam", "speculation=sam", "speculation=suffix"]
-    assert "speculation.scope=history" in commands[1] and len(json.loads((tmp_path / "rows").read_text())) == 2
+    assert "speculation.scope=history" in commands[1] and len(json.loads((tmp_path / "result.json").read_text())) == 2
     assert whole_runs.main(arguments) == 0 and len(commands) == 4
     assert "times as fast as the first variant: 2.00" in capsys.readouterr().out
 
