@@ -140,10 +140,10 @@ def main(arguments: list[str] | None = None) -> int:
             faults = run_engines(settings, groups, file, options)
         except KeyboardInterrupt:
             code = INTERRUPTED
-        for variant, fault in faults.items():
+        for fault in faults.values():
             code = 2
             print(f"error: {fault}", file=sys.stderr)
-            notes.append(f"{variant} was left out: {fault}")
+            notes.append(f"left out: {fault}")
         result = result_of(file.lines.values(), settings, notes, vllm_version())
         write(result, settings, options.output)
         going_on = "\ninterrupted: go on with the same command and --resume" if code == INTERRUPTED else ""
