@@ -56,14 +56,15 @@ class RoundsFile:
     def _load(self, content: bytes) -> None:
         def read(row: dict[str, Any], place: str) -> dict[str, Any]:
             names = ("round", "load", "requests", "runs") if rows else ("settings",)
-            expect(row.keys() >= {*names}, place, f"a row of sam.bench with {', '.join(names)}", sorted(row))
+            is_ours = row.keys() >= {*names} and isinstance(row[names[-1]], dict)
+            expect(is_ours, place, f"a row of sam.bench with {', '.join(names)}", sorted(row))
             rows.append(row)
             return row
 
         rows: list[dict[str, Any]] = []
         for _ in json_rows(self._path, read, is_growing=True):
             pass
-        if not rows or not isinstance(rows[0]["settings"], dict):
+        if not rows:
             raise ReadError(f"{self._path}: not rounds of sam.bench: name another --output")
         if difference := self._settings.difference(rows[0]["settings"]):
             raise ReadError(f"{self._path}: {difference}: use the same settings, or name another --output")
