@@ -28,7 +28,7 @@ from sam.bench.environment import HUGE_PAGES
 from sam.bench.settings import MEMORY_ARGUMENTS, RESERVED, STOCK
 from sam.command import run_command
 from sam.config import WITH_DRAFT_MODEL
-from sam.reading import json_object, json_rows, one_line
+from sam.reading import json_object
 from sam.record.atomic import replacing
 from sam.record.responses import TOKENS
 from sam.record.run_directory import read_responses
@@ -61,8 +61,8 @@ def against_stock(directory: Path, output: Path, rounds: int = ROUNDS) -> Agains
     folder = output / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     steps = spread(run.steps, rounds + 1)  # one more to warm up
-    requests = write_text(run, steps, folder / "text.jsonl")
     try:
+        requests = write_text(run, steps, int(config.actor_rollout_ref.rollout.n), folder / "text.jsonl")
         set_environment(config)
         words = bench_words(config, folder, requests, rounds)
     except ConfigAttributeError as error:
@@ -75,13 +75,13 @@ def against_stock(directory: Path, output: Path, rounds: int = ROUNDS) -> Agains
         if code:
             raise ReportError(f"{folder}: not all rounds were measured (exit code {code})")
     result = json_object(folder / "result.json")
-    _, *lines = json_rows(folder / "rounds.jsonl", lambda row, _: row)
+    rows = {row["variant"]: row for row in result["rows"]}
     found = AgainstStock(
         text=text_of(run, steps),
         steps=steps,
         requests=requests,
-        seconds={engine: [line["runs"][engine]["seconds"] for line in lines] for engine in (STOCK, "off", run.name)},
-        rows={row["variant"]: row for row in result["rows"]},
+        seconds={engine: row["by_round"] for engine, row in rows.items()},
+        rows=rows,
         settings=result["settings"],
         date=result["date"],
     )
@@ -99,10 +99,9 @@ def spread(steps: list[int], count: int) -> list[int]:
     return [steps[i] for i in np.linspace(0, len(steps) - 1, count).round().astype(int)]
 
 
-def write_text(run: Run, steps: list[int], path: Path) -> int:
+def write_text(run: Run, steps: list[int], samples: int, path: Path) -> int:
     """Write the first generation round of each step as one recording, equally many groups of each; returns the requests
     of a round."""
-    samples = samples_of(run.config)
     rounds = [_groups(run, step, samples) for step in steps]
     prompts = min(map(len, rounds))
     if not prompts:
@@ -123,11 +122,6 @@ def _groups(run: Run, step: int, samples: int) -> list[list[dict]]:
     return [group for (number, _), group in groups.items() if number == first and len(group) == samples]
 
 
-def samples_of(config: dict) -> int:
-    with one_line("config.yaml, actor_rollout_ref.rollout.n", "expected a number of responses"):
-        return int(config["actor_rollout_ref"]["rollout"]["n"])
-
-
 def set_environment(config: DictConfig) -> None:
     """The variables that a run's engine has, but for those that the user has set, and that sam.bench sets for each."""
     variables = environment.cpu_variables(config) if config.trainer.device == "cpu" else {}
@@ -139,29 +133,20 @@ def set_environment(config: DictConfig) -> None:
 def bench_words(config: DictConfig, folder: Path, requests: int, rounds: int) -> list[str]:
     """The command line of sam.bench for a run's config. Without seeds, as verl asks vLLM; a round is one batch, as one
     generation round is: the recording has no other texts for more."""
-    rollout = config.actor_rollout_ref.rollout
+    rollout, trained = config.actor_rollout_ref.rollout, []
+    if config.speculation.method in WITH_DRAFT_MODEL:
+        if not (drafter := Path(config.speculation.draft_model)).is_dir():
+            raise ReportError(f"{drafter}: the run drafted with it, and it is not there: put it back")
+        trained = ["--draft-model", str(drafter)]
     return [
         *("--model", str(config.actor_rollout_ref.model.path), "--text", str(folder / "text.jsonl")),
         *("--requests", str(requests), "--samples", str(rollout.n), "--responses", "1"),
         *("--temperature", str(rollout.temperature)),
         *("--variants", STOCK, "off", config.speculation.method),
-        *("--draft-tokens", str(config.speculation.num_speculative_tokens), *drafter_words(config.speculation)),
+        *("--draft-tokens", str(config.speculation.num_speculative_tokens), *trained),
         *("--rounds", str(rounds), "--no-seeds", "--output", str(folder), "--resume"),
         *engine_words(server_arguments(config)),
     ]
-
-
-def drafter_words(speculation: DictConfig) -> list[str]:
-    """Names the run's draft model or head, where it drafts with one.
-
-    Raises:
-        ReportError: that folder is gone.
-    """
-    if speculation.method not in WITH_DRAFT_MODEL:
-        return []
-    if not (folder := Path(speculation.draft_model)).is_dir():
-        raise ReportError(f"{folder}: the run drafted with it, and it is not there: put it back")
-    return ["--draft-model", str(folder)]
 
 
 def engine_words(arguments: dict[str, Any]) -> list[str]:

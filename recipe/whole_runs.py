@@ -18,9 +18,8 @@ from tqdm import tqdm
 
 from recipe.record.run_directory import STATE_FILE, read_json
 from recipe.report.runs import ReportError, Run, compare_responses
+from sam.bench.rounds import turns
 from sam.command import run_command
-
-ENGINE_MS, THREAD_MS = "rollout/drafter/sharing_engine_ms", "rollout/drafter/sharing_thread_ms"
 
 
 def measure(output: Path, variants: list[str], rounds: int, overrides: list[str], config_name: str) -> list[list[Path]]:
@@ -32,22 +31,20 @@ def measure(output: Path, variants: list[str], rounds: int, overrides: list[str]
     Raises:
         ReportError: a run failed.
     """
-    directories = [
-        [output / f"round_{r + 1}" / f"variant_{v + 1}" for v in range(len(variants))] for r in range(rounds)
-    ]
-    order = [(r, (r + v) % len(variants)) for r in range(rounds) for v in range(len(variants))]
-    for r, v in tqdm(order, unit="run", disable=None):
-        directory = directories[r][v]
+    names = {variant: f"variant_{number}" for number, variant in enumerate(variants, start=1)}
+    order = [(round_, variant) for round_ in range(1, rounds + 1) for variant in turns(variants, round_)]
+    for round_, variant in tqdm(order, unit="run", disable=None):
+        directory = output / f"round_{round_}" / names[variant]
         if read_json(directory / STATE_FILE).get("phase") == "finished":
             continue
         command = [
             *(sys.executable, "-m", "recipe.main_dapo", "--config-name", config_name, f"run_dir={directory}"),
-            *(f"trainer.experiment_name={output.name}_{r + 1}_{v + 1}", "trainer.save_freq=-1"),
-            *("trainer.val_before_train=false", "trainer.test_freq=-1", *shlex.split(variants[v]), *overrides),
+            *(f"trainer.experiment_name={output.name}_{round_}_{names[variant]}", "trainer.save_freq=-1"),
+            *("trainer.val_before_train=false", "trainer.test_freq=-1", *shlex.split(variant), *overrides),
         ]
         if code := subprocess.run(command).returncode:
             raise ReportError(f"{directory}: the run ended with exit code {code}, see {directory}/train.log")
-    return directories
+    return [[output / f"round_{round_}" / name for name in names.values()] for round_ in range(1, rounds + 1)]
 
 
 def read(directories: list[list[Path]]) -> list[list[Run]]:
@@ -68,54 +65,40 @@ def read(directories: list[list[Path]]) -> list[list[Run]]:
 
 def table(runs: list[list[Run]], variants: list[str]) -> list[dict]:
     """For each variant its rollouts' seconds by round, how many times as fast as the first variant it was in the same
-    round, its mean acceptance length by training step, and what sharing took of the first replica's engine steps."""
+    round, and by training step the median of that and of the mean acceptance length."""
     rows = []
-    for v, name in enumerate(variants):
-        own = [row[v] for row in runs]
+    for number, name in enumerate(variants):
+        own = [row[number] for row in runs]
         seconds = np.array([[run.metrics[step]["rollout/seconds"] for step in run.steps] for run in own])
         first = np.array([[row[0].metrics[step]["rollout/seconds"] for step in row[0].steps] for row in runs])
-        engine_ms = [sum(float(run.engine_steps(step).step_ms.sum()) for step in run.steps) for run in own]
+        lengths = np.array([[run.metrics[step]["rollout/spec_accept_length"] for step in run.steps] for run in own])
         rows.append(
             {
                 "variant": name,
                 "seconds": seconds.sum(1).tolist(),
                 "times_as_fast": (first.sum(1) / seconds.sum(1)).tolist(),
                 "times_as_fast_by_step": np.median(first / seconds, axis=0).tolist(),
-                "acceptance_length_by_step": [
-                    float(np.median([run.metrics[step]["rollout/spec_accept_length"] for run in own]))
-                    for step in own[0].steps
-                ],
-                "sharing_engine_share": _shares(own, ENGINE_MS, engine_ms),
-                "sharing_thread_share": _shares(own, THREAD_MS, engine_ms),
+                "acceptance_length_by_step": np.median(lengths, axis=0).tolist(),
             }
         )
     return rows
 
 
-def _shares(runs: list[Run], key: str, engine_ms: list[float]) -> list[float]:
-    """Of the first replica's engine steps; empty where nothing was shared. The counter is a run's, until its end."""
-    last = [run.metrics[run.steps[-1]].get(key) for run in runs]
-    return [ms / whole for ms, whole in zip(last, engine_ms, strict=True)] if None not in last else []
-
-
 def as_text(rows: list[dict]) -> Iterator[str]:
     """Lay out `table`'s rows: medians with the range of the rounds."""
     for row in rows:
-        fast = row["times_as_fast"]
+        seconds, fast = (
+            f"{np.median(row[name]):.2f} ({min(row[name]):.2f} to {max(row[name]):.2f})"
+            for name in ("seconds", "times_as_fast")
+        )
+        ratios, lengths = (
+            ", ".join(f"{value:.2f}" for value in row[f"{name}_by_step"])
+            for name in ("times_as_fast", "acceptance_length")
+        )
         yield row["variant"]
-        yield f"  rollout seconds of a run: {_median_and_range(row['seconds'], '{:.2f}')}"
-        yield f"  times as fast as the first variant: {_median_and_range(fast, '{:.2f}')}, {len(fast)} rounds"
-        yield "  the same by training step: " + ", ".join(f"{ratio:.2f}" for ratio in row["times_as_fast_by_step"])
-        lengths = ", ".join(f"{length:.2f}" for length in row["acceptance_length_by_step"])
+        yield f"  rollout seconds of a run: {seconds}"
+        yield f"  times as fast as the first variant: {fast}, {len(row['seconds'])} rounds; by training step {ratios}"
         yield f"  mean acceptance length by training step: {lengths}"
-        if shares := row["sharing_engine_share"]:
-            of_thread = _median_and_range(row["sharing_thread_share"], "{:.2%}")
-            yield f"  sharing on the engine's thread, of its steps' time: {_median_and_range(shares, '{:.2%}')}"
-            yield f"  CPU of sharing's own thread, of the same time: {of_thread}"
-
-
-def _median_and_range(values: list[float], form: str) -> str:
-    return f"{form} ({form} to {form})".format(float(np.median(values)), min(values), max(values))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -126,7 +109,6 @@ def main(arguments: list[str] | None = None) -> int:
         "--variants", nargs="+", required=True, help="overrides of each, in quotes; the first is the peer"
     )
     parser.add_argument("--rounds", type=int, default=5, help="runs of each variant (default 5)")
-    parser.add_argument("--json", type=Path, help="file for the rows")
     parser.add_argument("--overrides", nargs="*", default=[], help="Hydra overrides of every run")
     options = parser.parse_args(arguments)
     if options.rounds < 1 or len(set(options.variants)) < max(2, len(options.variants)):
@@ -135,12 +117,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
 
     def shown() -> Iterator[str]:
-        variants = list(options.variants)
         output = options.output.absolute()
-        directories = measure(output, variants, options.rounds, options.overrides, options.config_name)
-        rows = table(read(directories), variants)
-        if options.json:
-            options.json.write_text(json.dumps(rows, indent=1) + "\n")
+        directories = measure(output, options.variants, options.rounds, options.overrides, options.config_name)
+        rows = table(read(directories), options.variants)
+        (output / "result.json").write_text(json.dumps(rows, indent=1) + "\n")
         yield from as_text(rows)
 
     return run_command(shown, (ValueError,), code=1)

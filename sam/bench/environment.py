@@ -1,6 +1,5 @@
 """Environment variables of the engines' processes: alike for all variants, but for vLLM's plugins."""
 
-import functools
 import os
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, PackageNotFoundError, distributions, version
@@ -26,15 +25,10 @@ def environment_of(variant: str) -> dict[str, str]:
     ours = OURS | (HUGE_PAGES if vllm_version().endswith("+cpu") else {})
     own = ours if not is_stock(variant) else OURS if variant == STOCK_V1 else {}
     environment = OFFLINE | own | dict(os.environ)
-    chosen = os.environ.get("VLLM_PLUGINS")
-    plugins = vllm_plugins(_installed_plugins(), is_stock(variant), None if chosen is None else chosen.split(","))
-    environment.pop("VLLM_PLUGINS", None)
+    chosen = environment.pop("VLLM_PLUGINS", None)
+    found = [plugin for distribution in distributions() for plugin in distribution.entry_points]
+    plugins = vllm_plugins(found, is_stock(variant), None if chosen is None else chosen.split(","))
     return environment if plugins is None else environment | {"VLLM_PLUGINS": ",".join(plugins)}
-
-
-@functools.cache
-def _installed_plugins() -> list[EntryPoint]:
-    return [plugin for distribution in distributions() for plugin in distribution.entry_points]
 
 
 def vllm_plugins(found: Iterable[EntryPoint], stock: bool, chosen: list[str] | None) -> list[str] | None:

@@ -1,22 +1,14 @@
 """Loads: requests that start together, in batches one after another, and their prompts and seeds in each round."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
+
+from sam.bench.prompts import Group
 from sam.bench.settings import Settings
 
 SEEDS_OF_A_LOAD = 1 << 20
 WARM_UP = 0  # the round that is not counted, one batch of each load
-
-
-class Group(NamedTuple):
-    """A prompt and, where the text is forced, the responses that its requests emit, as token ids."""
-
-    prompt: list[int]
-    responses: list[list[int]] | None = None
-
-    def longest_text(self, max_tokens: int) -> int:
-        """Tokens of the prompt and its longest response."""
-        return len(self.prompt) + (max_tokens if self.responses is None else max(map(len, self.responses)))
 
 
 def group_sizes(requests: int, samples: int) -> list[int]:
@@ -40,41 +32,21 @@ def batch_count(requests: int, responses: int) -> int:
     return -(-responses // requests)
 
 
-def groups_before(loads: list[int], samples: int, responses: int, round_: int, number: int = 0) -> int:
-    """Groups taken before load `number` of a round; before round n + 1 all that n rounds and the warm-up need.
-
-    Example:
-        >>> [groups_before([1, 4, 24], samples=8, responses=8, round_=round_) for round_ in (0, 1, 2)]
-        [0, 5, 18]
-    """
-    of_batch = [len(group_sizes(load, samples)) for load in loads]
+def groups_before(settings: Settings, round_: int, number: int = 0) -> int:
+    """Groups taken before load `number` of a round; before round n + 1 all that n rounds and the warm-up need."""
+    loads = settings.requests
+    of_batch = [len(group_sizes(load, settings.samples)) for load in loads]
     if round_ == WARM_UP:
         return sum(of_batch[:number])
-    of_round = [groups * batch_count(load, responses) for groups, load in zip(of_batch, loads, strict=True)]
+    of_round = [count * batch_count(load, settings.responses) for count, load in zip(of_batch, loads, strict=True)]
     return sum(of_batch) + (round_ - 1) * sum(of_round) + sum(of_round[:number])
 
 
-def come_again(settings: Settings, number: int, round_: int, groups: list[Group]) -> bool:
-    """Whether load `number` of a round takes groups that a batch before it has had, since there are no others left."""
-    return groups_before(settings.requests, settings.samples, settings.responses, round_, number + 1) > len(groups)
-
-
-def check_prompts(loads: list[int], samples: int, available: int, source: str) -> None:
-    """Raise ValueError if a batch needs more prompts than there are: the same prompt twice would be a larger group."""
-    needed = len(group_sizes(max(loads), samples))
-    if needed > available:
-        raise ValueError(
-            f"{source}: {available} prompts, {max(loads)} requests of {samples} samples each need {needed}: "
-            "give more prompts, more --samples or fewer --requests"
-        )
-
-
-def batches_of(settings: Settings, number: int, round_: int, groups: list[Group]) -> list[list[dict[str, Any]]]:
+def batches_of(settings: Settings, round_: int, number: int, groups: list[Group]) -> list[list[dict[str, Any]]]:
     """The requests of load `number` in a round, by batch; a batch starts when the one before has ended.
 
-    Every batch, round and load has other groups, while they last, and other seeds, so that no drafter meets a response
-    that it has seen before; when they have run out drafters are told to forget (`come_again`). All variants get the
-    same.
+    Every batch, round and load has other groups and other seeds, so that no drafter meets a response that it has seen
+    before; a recording's groups that come again do so `in_other_tokens`. All variants get the same.
 
     Args:
         round_: from 0, which is the warm-up, where one batch is enough.
@@ -82,34 +54,36 @@ def batches_of(settings: Settings, number: int, round_: int, groups: list[Group]
     Returns:
         `prompt_token_ids`, `seed` (None without seeds) and `response` (to be forced, or None) of each request.
     """
-    loads, samples, responses = settings.requests, settings.samples, settings.responses
-    load, sizes = loads[number], group_sizes(loads[number], samples)
-    first = groups_before(loads, samples, responses, round_, number)
-    seed = (round_ * len(loads) + number) * SEEDS_OF_A_LOAD
+    load, sizes = settings.requests[number], group_sizes(settings.requests[number], settings.samples)
+    place = groups_before(settings, round_, number)
+    seed = (round_ * len(settings.requests) + number) * SEEDS_OF_A_LOAD
     batches = []
-    for batch in range(1 if round_ == WARM_UP else batch_count(load, responses)):
-        places = range(first + batch * len(sizes), first + (batch + 1) * len(sizes))
-        its = [
-            _again(groups[place % len(groups)], place // len(groups), size)
-            for place, size in zip(places, sizes, strict=True)
-        ]
-        batches.append(requests_of(its, sizes, seed + batch * load if settings.seeds else None))
+    for _ in range(1 if round_ == WARM_UP else batch_count(load, settings.responses)):
+        requests: list[dict[str, Any]] = []
+        for size in sizes:
+            prompt, responses = in_other_tokens(groups, place, size)
+            for response in responses[:size] if responses else [None] * size:
+                own = seed + len(requests) if settings.seeds else None
+                requests.append({"prompt_token_ids": prompt, "seed": own, "response": response})
+            place += 1
+        seed += load
+        batches.append(requests)
     return batches
 
 
-def _again(group: Group, times: int, size: int) -> Group:
-    """A group that has come before: its responses begin with those that a batch has not given yet."""
-    if group.responses is None or not times:
+def in_other_tokens(groups: list[Group], place: int, size: int) -> Group:
+    """The group that is `place`-th to come. When all have come they come again, in other tokens: with each token of the
+    recording put in another one's place, all over it, text repeats itself as it did and is new to every drafter.
+
+    Args:
+        size: requests of the group; responses that have not been taken yet come first.
+    """
+    times, number = divmod(place, len(groups))
+    group = groups[number]
+    if not times or group.responses is None:
         return group
-    first = times * size % len(group.responses)
-    return group._replace(responses=group.responses[first:] + group.responses[:first])
-
-
-def requests_of(groups: list[Group], sizes: list[int], seed: int | None) -> list[dict[str, Any]]:
-    """Requests of a batch, `sizes` of each group, with seeds from `seed` on."""
-    requests = []
-    for (prompt, responses), size in zip(groups, sizes, strict=True):
-        for response in responses[:size] if responses else [None] * size:
-            own = None if seed is None else seed + len(requests)
-            requests.append({"prompt_token_ids": prompt, "seed": own, "response": response})
-    return requests
+    known = np.unique(np.concatenate([text for one in groups for text in (one.prompt, *one.responses)]))
+    other = np.random.default_rng(times).permutation(known)
+    prompt, *responses = (other[np.searchsorted(known, text)].tolist() for text in (group.prompt, *group.responses))
+    first = times * size % len(responses)
+    return Group(prompt, responses[first:] + responses[:first])

@@ -1,15 +1,18 @@
-"""Prompts as token ids: from a file or built in, checked against the model before an engine starts."""
+"""What requests are asked, as token ids: prompts from a file or built in, or a recording with the responses to them.
+
+All of it is compared with the model before an engine starts.
+"""
 
 import hashlib
 import itertools
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from sam.bench.loads import Group
-from sam.bench.settings import engine_value
+from sam.bench.settings import engine_arguments
 from sam.config import WITH_DRAFT_MODEL
 from sam.reading import ReadError, expect, json_object, json_rows, one_line, token_ids
+from sam.record.responses import read_recordings
 from sam.record.tokenizer import Tokenizer
 from sam.trained_drafter import wrong_kind
 
@@ -20,33 +23,34 @@ QUESTION = (
 BUILT_IN = "the built-in prompts"
 
 
-def model_config(model: Path) -> dict[str, Any]:
-    """config.json of a model's folder; of models that read pictures too, with the sizes of what writes text.
+class Group(NamedTuple):
+    """A prompt and, where the text is forced, the responses that its requests emit, as token ids."""
+
+    prompt: list[int]
+    responses: list[list[int]] | None = None
+
+
+def vocabulary_of(model: Path) -> int | None:
+    """Tokens that a model knows, by its folder's config.json; None where it does not say.
 
     Raises:
-        ReadError: there is none, or sizes in it are no numbers.
+        ReadError: there is none, or the number is none.
     """
     path = model / "config.json"
     if not path.is_file():
         raise ReadError(f"{model}: no config.json there; expected the folder of a model")
     config = json_object(path)
-    for name in ("text_config", "rope_scaling", "rope_parameters"):
-        expect(isinstance(config.get(name) or {}, dict), f"{path}, {name}", "a JSON object", config.get(name))
-    config |= config.get("text_config") or {}
-    for name in ("vocab_size", "max_position_embeddings"):
-        size = config.get(name)
-        expect(size is None or (type(size) is int and size > 0), f"{path}, {name}", "a number above 0", size)
-    return config
+    of_text = config.get("text_config") or {}  # of models that read pictures too
+    expect(isinstance(of_text, dict), f"{path}, text_config", "a JSON object", of_text)
+    size = of_text.get("vocab_size", config.get("vocab_size"))
+    expect(size is None or (type(size) is int and size > 0), f"{path}, vocab_size", "a number above 0", size)
+    return size
 
 
-def check_draft_model(folder: Path, config: dict[str, Any], variants: list[str]) -> None:
-    """Raise ValueError unless a folder holds what all variants that take one draft with, of the model's vocabulary.
-
-    Args:
-        config: the model's config.json.
-    """
+def check_draft_model(folder: Path, vocabulary: int | None, variants: list[str]) -> None:
+    """Raise ValueError unless a folder holds what all variants that take one draft with, of the model's vocabulary."""
     try:
-        own = model_config(folder)
+        own = vocabulary_of(folder)
     except ValueError as error:
         raise ValueError(f"--draft-model {error}") from error
     for variant in (one for one in variants if one in WITH_DRAFT_MODEL):
@@ -56,10 +60,9 @@ def check_draft_model(folder: Path, config: dict[str, Any], variants: list[str])
                 f"--draft-model {folder}: holds {found}, --variants {variant} expects {expected}: take another folder, "
                 f"or {other} or hybrid among --variants in its place"
             )
-    sizes = [one.get("vocab_size") for one in (own, config)]
-    if sizes[0] != sizes[1]:
+    if own != vocabulary:
         raise ValueError(
-            f"--draft-model {folder}: its vocab_size is {sizes[0]}, the model's is {sizes[1]}: make one for this model"
+            f"--draft-model {folder}: its vocab_size is {own}, the model's is {vocabulary}: make one for this model"
         )
 
 
@@ -69,7 +72,7 @@ def tokenizer_of(model: Path, engine: list[str]) -> Path | None:
     Raises:
         ValueError: they name a folder without a tokenizer.
     """
-    named = engine_value(engine, "tokenizer")
+    named = engine_arguments(engine).get("tokenizer")
     folder = Path(named) if named else model
     if any(folder.glob("*token*")):
         return folder
@@ -93,17 +96,18 @@ def read_prompts(path: Path | None, tokenizer: Path | None, most: int | None = N
 
     def read(row: dict, place: str) -> list[int]:
         if (ids := row.get("prompt_token_ids")) is not None:
+            expect(bool(ids), f"{place}, prompt_token_ids", "at least one token", ids)
             return token_ids(ids, f"{place}, prompt_token_ids").tolist()
         prompt = row.get("prompt")
         if not isinstance(prompt, str | list):
             raise ReadError(f"{place}: neither a text or a chat as prompt nor prompt_token_ids in it")
         if encoder is None:
-            raise ReadError(
-                f"{place}: it is text, and the model's folder has no tokenizer: give --prompts with prompt_token_ids, "
-                "or --text"
-            )
+            remedy = "give --prompts with prompt_token_ids, or --text"
+            raise ReadError(f"{place}: it is text, and the model's folder has no tokenizer: {remedy}")
         place = f"{place}, prompt"
-        return encoder.encode(prompt, place, special=True) if isinstance(prompt, str) else encoder.chat(prompt, place)
+        ids = encoder.encode(prompt, place, special=True) if isinstance(prompt, str) else encoder.chat(prompt, place)
+        expect(bool(ids), place, "at least one token", prompt)
+        return ids
 
     if path is None:
         return [read({"prompt": question(n)}, f"{BUILT_IN}, prompt {n + 1}") for n in range(most)]
@@ -118,28 +122,60 @@ def read_prompts(path: Path | None, tokenizer: Path | None, most: int | None = N
     return prompts
 
 
-def check_texts(groups: list[Group], max_tokens: int, config: dict, engine: list[str], source: str) -> None:
-    """Refuse prompts, or responses to be forced, that the model cannot take.
+def _table(path: Path) -> tuple[list[dict], list[str]]:
+    """The rows of a .parquet file, and their places."""
+    from pyarrow import parquet
+
+    with one_line(str(path), "not a parquet file"):
+        names = [name for name in ("prompt", "prompt_token_ids") if name in parquet.read_schema(path).names]
+        rows = parquet.read_table(path, columns=names).to_pylist()
+    return rows, [f"{path}, row {number}" for number in range(1, len(rows) + 1)]
+
+
+def question(number: int) -> str:
+    """A built-in prompt; all are different."""
+    a, b, c, d, e = 12 + number, 3 + 2 * (number % 50), 8 + number % 7, 14 + number % 11, 5 + number % 13
+    return QUESTION.format(a=a, b=b, c=c, d=d, e=e)
+
+
+def read_groups(
+    path: Path, tokenizer: Path | None, size: int, max_tokens: int | None = None
+) -> tuple[list[Group], list[str]]:
+    """Groups of a recording, those of different prompts first; a prompt with more responses gives several.
 
     Args:
-        config: the model's config.json.
-        engine: vLLM's engine arguments, as words of a command line.
+        path: a recording's file, or a run directory.
+        tokenizer: folder, for recordings of text.
+        size: responses of a group.
+        max_tokens: of a response; what follows is cut off. None: responses are whole.
+
+    Returns:
+        Groups, and what a reader must know of them.
 
     Raises:
-        ValueError: a prompt that is empty or too long, or a token that the model does not know.
+        ValueError: it cannot be read, or has no prompt with enough responses.
     """
-    limit, vocabulary = longest_text(config, engine), config.get("vocab_size")
-    for number, group in enumerate(groups, start=1):
-        if not group.prompt:
-            raise ValueError(f"{source}: prompt {number} is empty")
-        if limit and group.longest_text(max_tokens) > limit:
-            response = group.longest_text(max_tokens) - len(group.prompt)
-            with_response = f"--max-tokens {max_tokens}" if group.responses is None else f"{response} of a response"
-            raise ValueError(
-                f"{source}: prompt {number} has {len(group.prompt)} tokens, with {with_response} that is more than "
-                f"the {limit} that the model takes: shorten it, or set --max-tokens"
-            )
-        for tokens in (group.prompt, *(group.responses or [])) if vocabulary else []:
+    recording = read_recordings(path, None if tokenizer is None else str(tokenizer))
+    pieces: list[tuple[int, Group]] = []
+    largest = short = 0
+    for prompt, its in zip(recording.prompts, recording.responses, strict=True):
+        responses = [response[:max_tokens].tolist() for response in its if len(response)]
+        largest = max(largest, len(responses))
+        short += len(responses) < size
+        for first in range(0, len(responses) - size + 1, size):
+            pieces.append((first, Group(prompt.tolist(), responses[first : first + size])))
+    if not pieces:
+        raise ValueError(
+            f"{path}: its largest group has {largest} responses, --samples needs {size}: set it to {largest} or less"
+        )
+    left_out = f"{short} of {len(recording.prompts)} prompts have fewer than {size} responses and are left out"
+    return [group for _, group in sorted(pieces, key=lambda piece: piece[0])], [left_out] if short else []
+
+
+def check_tokens(groups: list[Group], vocabulary: int | None, source: str) -> None:
+    """Raise ValueError if a prompt, or a response to be forced, has a token that the model does not know."""
+    for number, group in enumerate(groups if vocabulary else [], start=1):
+        for tokens in (group.prompt, *(group.responses or [])):
             if not 0 <= min(tokens) <= max(tokens) < vocabulary:
                 unknown = next(token for token in tokens if not 0 <= token < vocabulary)
                 place = f"prompt {number}" if tokens is group.prompt else f"a response to prompt {number}"
@@ -149,31 +185,6 @@ def check_texts(groups: list[Group], max_tokens: int, config: dict, engine: list
                 )
 
 
-def longest_text(config: dict, engine: list[str]) -> int | None:
-    """Tokens of prompt and response together; None where only vLLM can tell, which checks again."""
-    if (given := engine_value(engine, "max_model_len")) is not None:
-        return int(given) if given.isdigit() else None
-    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    stretched = rope.get("rope_type", rope.get("type", "default")) != "default"
-    return None if stretched else config.get("max_position_embeddings")
-
-
-def digest(groups: list[Group]) -> str:
-    """A name of the tokens."""
-    return hashlib.sha256(json.dumps(groups).encode()).hexdigest()[:16]
-
-
-def question(number: int) -> str:
-    """A built-in prompt; all are different."""
-    a, b, c, d, e = 12 + number, 3 + 2 * (number % 50), 8 + number % 7, 14 + number % 11, 5 + number % 13
-    return QUESTION.format(a=a, b=b, c=c, d=d, e=e)
-
-
-def _table(path: Path) -> tuple[list[dict], list[str]]:
-    """The rows of a .parquet file, and their places."""
-    from pyarrow import parquet
-
-    with one_line(str(path), "not a parquet file"):
-        names = [name for name in ("prompt", "prompt_token_ids") if name in parquet.read_schema(path).names]
-        rows = parquet.read_table(path, columns=names).to_pylist()
-    return rows, [f"{path}, row {number}" for number in range(1, len(rows) + 1)]
+def digest(value: Any) -> str:
+    """A name of token ids."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]

@@ -1,25 +1,37 @@
-"""What a measurement is of: its settings, checked before an engine starts, and the variants that take turns."""
+"""What is measured: the command's options, checked, and what each variant's engine is told.
 
-import importlib.util
+`python -m sam.bench.settings ARGUMENTS` looks at them with Python's standard library alone: scripts/bench_cuda.sh asks
+before anything is installed.
+"""
+
+import argparse
+import difflib
+import itertools
 import re
+import sys
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
+from sam.command import run_command
 from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
 
 STOCK = "stock"
 STOCK_V1 = "stock-v1"  # with vLLM's first model runner, which all that this project installs needs
 # vLLM as it is shipped with one of its own drafters, and its own verification.
-STOCK_DRAFTER = re.compile(r"stock-(ngram|ngram_gpu|suffix)(?:-k([1-9]|[12][0-9]|3[0-2]))?")
-VARIANTS = (STOCK, STOCK_V1, "off", "sam", "ngram", "suffix", *WITH_DRAFT_MODEL)
+STOCK_DRAFTERS = {f"stock-{method}": method for method in ("ngram", "ngram_gpu", "suffix")}
+VARIANTS = (STOCK, STOCK_V1, *STOCK_DRAFTERS, "off", "sam", "ngram", "suffix", *WITH_DRAFT_MODEL)
 # sam with drafts of up to so many tokens in every step, what goodput is measured against; and with so many paths.
 SAM = re.compile(r"sam(?:-k([1-9]|1[0-5]))?(?:-paths([2-8]))?")
 # Set by the variants, so that nobody else may.
 SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
 RESERVED = ("model", *SPECULATION, "additional_config", "worker_extension_cls")
-# Of the memory for all engines together. All of them stay up, beside what else the machine runs.
-MEMORY_SHARE = 0.6
 MEMORY_ARGUMENTS = ("gpu_memory_utilization", "kv_cache_memory_bytes")
+DEFAULT_MAX_TOKENS = 256
+ALIKE = 0.8  # an option of vLLM's engine is less like any of this command's, but for one
+THEIRS = "--seed"
+DESCRIPTION = "Does speculation pay for this model, engine and load, compared with stock vLLM?"
+EPILOG = "Further options, such as --max-model-len 2048, are vLLM's engine's, by its own names, and go to all variants."
 
 
 @dataclass(frozen=True)
@@ -34,8 +46,6 @@ class Settings:
         responses: least responses of a round; a load of fewer requests runs in several batches.
         max_tokens: longest response, in tokens.
         text: name of the recording whose responses are forced, or None.
-        history: name of the recording that every engine emits once before the rounds, or None.
-        has_tokenizer: whether the model has one.
         draft_model: folder of what draft_model, hybrid and eagle3 draft with, or None.
         temperature: of sampling.
         variants: who takes turns, in the order of the first round.
@@ -61,8 +71,6 @@ class Settings:
     seeds: bool
     engine: list[str]
     text: str | None = None
-    history: str | None = None
-    has_tokenizer: bool = True
     draft_model: str | None = None
 
     def __post_init__(self) -> None:
@@ -73,45 +81,64 @@ class Settings:
             raise ValueError(f"--requests {_words(self.requests)}: expected different numbers from 1")
         if not self.temperature >= 0:
             raise ValueError(f"--temperature {self.temperature}: expected 0 or more")
-        check_variants(self.variants, self.draft_model)
+        self._check_variants()
         SpeculationConfig(num_speculative_tokens=self.draft_tokens)
         for name in RESERVED:
-            if name in engine_names(self.engine):
+            if name in engine_arguments(self.engine):
                 raise ValueError(f"--{name.replace('_', '-')}: the variants set it, leave it out")
+
+    def _check_variants(self) -> None:
+        for variant in self.variants:
+            if variant not in VARIANTS and not SAM.fullmatch(variant):
+                known = f"{', '.join(VARIANTS)}, sam-k1 to sam-k15, sam-paths2 to sam-paths8"
+                raise ValueError(f"--variants {variant}: expected some of {known}")
+        if len(set(self.variants)) < len(self.variants):
+            raise ValueError(f"--variants {_words(self.variants)}: one comes twice")
+        if not {STOCK, "off"} & set(self.variants):
+            raise ValueError(f"--variants {_words(self.variants)}: expected stock or off among them, to compare with")
+        needs_one = next((variant for variant in self.variants if variant in WITH_DRAFT_MODEL), None)
+        if needs_one and not self.draft_model:
+            raise ValueError(f"--variants {needs_one}: it needs --draft-model DIR, the folder of a draft model")
+        if self.draft_model and not needs_one:
+            choice = " or ".join(WITH_DRAFT_MODEL)
+            raise ValueError(f"--draft-model {self.draft_model}: no variant drafts with it: add {choice} to --variants")
 
     @property
     def reference(self) -> str:
         """The variant with which the others are compared: stock, or off where stock takes no part."""
         return STOCK if STOCK in self.variants else "off"
 
-    def start(self, variant: str, memory_is_set: bool) -> dict[str, Any]:
-        """What sam.vllm.bench.engine is told to start a variant's engine.
+    @property
+    def starts_at_once(self) -> bool:
+        """Whether engines may start side by side: where vLLM does not find its memory by watching what is free."""
+        return "kv_cache_memory_bytes" in engine_arguments(self.engine)
 
-        Args:
-            memory_is_set: whether an environment variable says how much memory an engine takes.
-        """
-        engine = list(self.engine)
-        if not memory_is_set and not engine_names(engine) & {*MEMORY_ARGUMENTS}:
-            engine += ["--gpu-memory-utilization", str(round(MEMORY_SHARE / len(self.variants), 3))]
-        if not self.has_tokenizer and "skip_tokenizer_init" not in engine_names(engine):
-            engine.append("--skip-tokenizer-init")
-        speculation = None
-        own = None
+    def start(self, variant: str) -> dict[str, Any]:
+        """What sam.vllm.bench.engine.BenchEngine is told to start a variant's engine."""
         if is_stock(variant):
-            own = stock_speculation_of(variant, self.draft_tokens)
+            method = STOCK_DRAFTERS.get(variant)
+            speculation = method and {"method": method, "num_speculative_tokens": self.draft_tokens}
         else:
-            chosen = speculation_of(variant, self.draft_tokens, self.draft_model)
+            chosen = self.speculation(variant)
             if self.text is not None:
                 # No uniform of this engine drew a recording's tokens, so that a draw with one would be any draw.
                 chosen["draft_sample_method"] = "greedy"
             speculation = SpeculationConfig.from_dict(chosen).to_dict()
-        started = {"variant": variant, "model": self.model, "engine": engine, "speculation": speculation}
-        return started | {"stock_speculation": own, "forces_text": self.text is not None}
+        started = {"model": self.model, "engine": self.engine, "forces_text": self.text is not None}
+        return started | {"is_stock": is_stock(variant), "speculation": speculation}
 
-    @property
-    def starts_at_once(self) -> bool:
-        """Whether engines may start side by side: where vLLM does not find its memory by watching what is free."""
-        return "kv_cache_memory_bytes" in engine_names(self.engine)
+    def speculation(self, variant: str) -> dict[str, Any]:
+        """The keys of sam.config.SpeculationConfig that make a variant, which is not stock."""
+        if variant == "off":
+            return {"method": "off"}
+        keys = {"method": variant, "num_speculative_tokens": self.draft_tokens}
+        if sam := SAM.fullmatch(variant):
+            fixed, paths = sam.groups()
+            keys |= {"method": "sam", "policy": "always" if fixed else "goodput"}
+            keys |= {"num_speculative_tokens": int(fixed)} if fixed else {}
+            return keys | ({"paths": int(paths)} if paths else {})
+        trained = {"policy": "goodput", "draft_model": self.draft_model}
+        return keys | (trained if variant in WITH_DRAFT_MODEL else {})
 
     def sampling(self) -> dict[str, Any]:
         """Keywords of vLLM's SamplingParams that all requests share."""
@@ -119,32 +146,10 @@ class Settings:
 
     def difference(self, other: dict[str, Any]) -> str | None:
         """The first setting in which an earlier measurement differs, in words; None where all are equal."""
-        earlier = {"responses": 1} | other  # rounds of earlier versions are one batch
         for name, value in asdict(self).items():
-            if earlier.get(name) != value:
-                return f"{name.replace('_', '-')} was {earlier.get(name)}, now {value}"
+            if other.get(name) != value:
+                return f"{name.replace('_', '-')} was {other.get(name)}, now {value}"
         return None
-
-
-def check_variants(variants: list[str], draft_model: str | None = None) -> None:
-    """Raise ValueError unless the variants are known, have what they need, and one to be compared with."""
-    for variant in variants:
-        if variant not in VARIANTS and not SAM.fullmatch(variant) and not STOCK_DRAFTER.fullmatch(variant):
-            known = f"{', '.join(VARIANTS)}, sam-k1 to sam-k15, sam-paths2 to sam-paths8, stock-ngram_gpu, ..."
-            raise ValueError(f"--variants {variant}: expected some of {known}")
-    if len(set(variants)) < len(variants):
-        raise ValueError(f"--variants {_words(variants)}: one comes twice")
-    if not {STOCK, "off"} & set(variants):
-        raise ValueError(f"--variants {_words(variants)}: expected stock or off among them, to compare with")
-    if any("suffix" in variant for variant in variants) and importlib.util.find_spec("arctic_inference") is None:
-        raise ValueError("--variants suffix: it needs arctic-inference: install the extra `peers`, or leave it out")
-    needs_one = next((variant for variant in variants if variant in WITH_DRAFT_MODEL), None)
-    if needs_one and not draft_model:
-        raise ValueError(f"--variants {needs_one}: it needs --draft-model DIR, the folder of a draft model")
-    if draft_model and not needs_one:
-        raise ValueError(
-            f"--draft-model {draft_model}: no variant drafts with it: add {' or '.join(WITH_DRAFT_MODEL)} to --variants"
-        )
 
 
 def is_stock(variant: str) -> bool:
@@ -152,40 +157,84 @@ def is_stock(variant: str) -> bool:
     return variant.partition("-")[0] == STOCK
 
 
-def stock_speculation_of(variant: str, draft_tokens: int) -> dict[str, Any] | None:
-    """vLLM's `speculative_config` of one of its own drafters, which leaves all else to vLLM; None without drafts."""
-    if not (found := STOCK_DRAFTER.fullmatch(variant)):
-        return None
-    return {"method": found[1], "num_speculative_tokens": int(found[2] or draft_tokens)}
+def engine_arguments(words: list[str]) -> dict[str, str]:
+    """Values of the engine's arguments by name, with underscores, among words of a command line.
 
-
-def speculation_of(variant: str, draft_tokens: int, draft_model: str | None = None) -> dict[str, Any]:
-    """The keys of sam.config.SpeculationConfig that make a variant."""
-    if variant == "off":
-        return {"method": "off"}
-    if sam := SAM.fullmatch(variant):
-        fixed, paths = sam.groups()
-        policy, longest = ("always", int(fixed)) if fixed else ("goodput", draft_tokens)
-        several = {"paths": int(paths)} if paths else {}
-        return {"method": "sam", "policy": policy, **several, "num_speculative_tokens": longest}
-    policy = {"policy": "goodput"} if variant in WITH_DRAFT_MODEL else {}
-    drafter = {"draft_model": draft_model} if variant in WITH_DRAFT_MODEL else {}
-    return {"method": variant, **policy, **drafter, "num_speculative_tokens": draft_tokens}
-
-
-def engine_names(engine: list[str]) -> set[str]:
-    """Names of the engine's arguments among words of a command line, with underscores."""
-    return {word[2:].partition("=")[0].partition(".")[0].replace("-", "_") for word in engine if word.startswith("--")}
-
-
-def engine_value(engine: list[str], name: str) -> str | None:
-    """Value of an engine's argument, as the words say it."""
-    for word, following in zip(engine, [*engine[1:], ""], strict=False):
+    Example:
+        >>> engine_arguments(["--max-model-len", "512", "--enforce-eager", "--hf_overrides.a=9"])
+        {'max_model_len': '512', 'enforce_eager': '', 'hf_overrides': '9'}
+    """
+    found = {}
+    for word, following in itertools.pairwise([*words, "--"]):
         flag, equals, value = word.partition("=")
-        if flag.startswith("--") and flag[2:].replace("-", "_") == name:
-            return value if equals else following
-    return None
+        if flag.startswith("--"):
+            name = flag[2:].partition(".")[0].replace("-", "_")
+            found[name] = value if equals else "" if following.startswith("--") else following
+    return found
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def parse(arguments: list[str] | None) -> tuple[argparse.Namespace, Settings]:
+    """Options of the command, and the settings as far as they are known without the model and its prompts.
+
+    Raises:
+        ValueError: one line.
+    """
+    parser = Parser(prog="python -m sam.bench", description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False)
+    parser.add_argument("--model", type=Path, required=True, help="folder of the model")
+    parser.add_argument("--prompts", type=Path, help=".jsonl or .parquet with prompt or prompt_token_ids; or built in")
+    parser.add_argument("--text", type=Path, help="recording or run directory whose responses all requests emit")
+    parser.add_argument("--requests", type=int, nargs="+", default=[1, 4, 24], help="loads: requests at once")
+    parser.add_argument("--samples", type=int, default=8, help="requests of one prompt")
+    parser.add_argument("--responses", type=int, default=8, help="of a round at least: small loads run several batches")
+    parser.add_argument("--max-tokens", type=int, help="of a response; 256, or with --text all of it")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    variants = "stock off sam ngram suffix draft_model hybrid eagle3; sam-k2: drafts of 2 in every step; sam-paths4"
+    parser.add_argument("--variants", nargs="+", default=["stock", "off", "sam"], help=variants)
+    parser.add_argument("--draft-tokens", type=int, default=8, help="longest draft of a request, 1 to 15")
+    parser.add_argument("--draft-model", type=Path, metavar="DIR", help="of draft_model and hybrid, or eagle3's head")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each load and variant that count")
+    parser.add_argument("--ignore-eos", action="store_true", help="all responses have --max-tokens tokens")
+    seeds = "whether requests carry seeds, so that tokens can be compared; by default unless --text is given"
+    parser.add_argument("--seeds", action=argparse.BooleanOptionalAction, help=seeds)
+    parser.add_argument("--output", type=Path, default=Path("outputs/bench"), help="folder for rounds, logs, result")
+    parser.add_argument("--resume", action="store_true", help="go on where a measurement stopped")
+    options, engine = parser.parse_known_args(arguments)
+    own = {name for action in parser._actions for name in action.option_strings}
+    for word in engine:
+        if word != THEIRS and (close := difflib.get_close_matches(word.partition("=")[0], own, 1, ALIKE)):
+            raise ValueError(f"{word}: did you mean {close[0]}?")
+    if engine and not engine[0].startswith("-"):
+        raise ValueError(f"{engine[0]}: expected an option of sam.bench, or one of vLLM's engine")
+    if not (options.model / "config.json").is_file():
+        raise ValueError(f"{options.model}: no config.json there; expected the folder of a model")
+    if options.rounds < 1:
+        raise ValueError(f"--rounds {options.rounds}: expected 1 or more")
+    if options.text and options.prompts:
+        raise ValueError("--text has its own prompts: leave --prompts out")
+    of_both = ("requests", "samples", "responses", "temperature", "variants", "draft_tokens")
+    return options, Settings(
+        model=str(options.model.resolve()),
+        prompts="",
+        max_tokens=DEFAULT_MAX_TOKENS if options.max_tokens is None else options.max_tokens,
+        ignore_eos=options.ignore_eos or options.text is not None,
+        seeds=options.text is None if options.seeds is None else options.seeds,
+        engine=engine,
+        text=options.text and options.text.resolve().name,
+        draft_model=options.draft_model and str(options.draft_model.resolve()),
+        **{name: getattr(options, name) for name in of_both},
+    )
 
 
 def _words(values: list) -> str:
     return " ".join(map(str, values))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(lambda: parse(None) and []))

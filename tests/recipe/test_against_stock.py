@@ -11,12 +11,16 @@ from recipe.against_stock import main
 from recipe.launch import config
 from recipe.report.runs import Run
 from recipe.report.stock import AgainstStock
-from sam.bench import __main__ as bench
 from sam.bench import rounds
 from sam.bench.engine_process import EngineProcess
 from tests.sam.bench.test_command import FAKE_ENGINE
 
 STEPS = 9
+
+
+def write_fake(monkeypatch, folder, **seconds):
+    fake = {"seconds": {"stock": 3.0, "off": 2.5} | seconds, "folder": str(folder)}
+    monkeypatch.setenv("FAKE", json.dumps(fake))
 
 
 @pytest.fixture
@@ -40,10 +44,9 @@ def run(tmp_path, monkeypatch):
         lines = [json.dumps(row) + "\n" for row in rows[step == 1 :]]
         (directory / "rollouts" / f"{step}.jsonl").write_text("".join(lines))
     program = (sys.executable, str(FAKE_ENGINE))
-    monkeypatch.setattr(bench, "EngineProcess", functools.partial(EngineProcess, program=program))
-    monkeypatch.setattr(rounds, "REST_SECONDS", 0.0)
-    fake = {"seconds": {"stock": 3.0, "off": 2.5, "sam": 2.0}, "leaves": str(tmp_path / "pids")}
-    monkeypatch.setenv("FAKE", json.dumps(fake))
+    monkeypatch.setattr(rounds, "EngineProcess", functools.partial(EngineProcess, program=program))
+    write_fake(monkeypatch, tmp_path, sam=2.0)
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
     for name in ("OMP_NUM_THREADS", "VLLM_LOGGING_LEVEL"):
         monkeypatch.setenv(name, "1")  # and what the command sets is undone
     monkeypatch.setattr("recipe.against_stock.environment.CPU", {})
@@ -69,9 +72,9 @@ def test_engines_emit_the_first_round_of_steps_spread_over_the_run(run, tmp_path
     assert found.settings["seeds"] is False and found.settings["draft_tokens"] == 8
     assert found.settings["responses"] == 1  # a round is a generation round, however small
     assert len({json.dumps(row) for row in rows}) == 8  # no text comes again
-    before = (tmp_path / "pids").read_text()
+    before = (tmp_path / "sam.jsonl").read_text()
     assert main([str(run), "--rounds", "3"]) == 0  # nothing is missing: no engine is started
-    assert (tmp_path / "pids").read_text() == before
+    assert (tmp_path / "sam.jsonl").read_text() == before
 
 
 def test_a_short_run_has_fewer_rounds(run, tmp_path):
@@ -91,7 +94,7 @@ def test_a_trained_drafter_takes_part(method, sign, run, tmp_path, monkeypatch, 
     assert capsys.readouterr().err == f"error: {draft}: the run drafted with it, and it is not there: put it back\n"
     draft.mkdir()
     (draft / "config.json").write_text(json.dumps({"vocab_size": 100} | sign))
-    monkeypatch.setenv("FAKE", json.dumps({"seconds": {"stock": 3.0, "off": 2.5, method: 1.5}}))
+    write_fake(monkeypatch, tmp_path, **{method: 1.5})
     assert main([str(run)]) == 0
     found, note = AgainstStock.load(tmp_path / "runs", Run.load(run))
     assert found.ratio(method) == (2.0, 2.0, 2.0) and found.settings["draft_model"] == str(draft)

@@ -13,6 +13,8 @@ from sam.vllm import runner_hooks
 
 ARGUMENT = "forced_text"  # of SamplingParams.extra_args: number of the request's response
 FREE = -1  # of `ForcedText.lookup`: the sampled token stays
+COUNTS = ("drafted", "accepted", "verify_steps", "verified_tokens", "draft_errors")
+ERRORS = ("draft_errors", "draft_model_errors", "draft_model_invalid_drafts")
 
 
 def sampling_arguments(number: int, response: list[int]) -> dict[str, Any]:
@@ -72,7 +74,7 @@ class ForcedText:
         requests = [self._runner.requests[name] for name in runner_hooks.requests_of_rows(self._runner)]
         numbers = [_number(request.sampling_params) for request in requests]
         # Under asynchronous scheduling the text holds a placeholder for every token under way.
-        positions = [request.num_tokens - runner_hooks.response_start(request) for request in requests]
+        positions = [request.num_tokens - request.num_prompt_tokens for request in requests]
         return np.array(numbers), np.array(positions)
 
     def _around_draw(self, function):
@@ -112,7 +114,7 @@ class ForcedText:
         numbers = on_device([_number(one.sampling_params) for one in requests])
         # The first row of a request is its last scheduled token but the draft; it gives the token behind itself.
         last = runner.positions[runner.query_start_loc.gpu[1 : len(requests) + 1].long() - 1]
-        first = last + 1 - on_device(drafted + [runner_hooks.response_start(one) for one in requests])
+        first = last + 1 - on_device(drafted + [one.num_prompt_tokens for one in requests])
         columns = np.arange(sampled.shape[1])
         places = (first[:, None] + on_device(columns)).clamp(0, self._on_device.shape[1] - 1)
         forced = self._on_device[numbers[:, None], places].to(sampled.dtype)
@@ -155,14 +157,29 @@ class ForcedTextExtension:
         """Let requests emit these responses by number."""
         ForcedText.attach(self.model_runner).set_responses(responses)
 
-    def sam_bench_forget(self) -> None:
-        """Let the drafter forget the responses that have ended."""
-        proposer = getattr(self.model_runner, "drafter", None)
-        if (cache := getattr(proposer, "suffix_cache", None)) is not None:  # vLLM's, of Arctic Inference
-            for request in list(cache.cached_requests):
-                cache.evict_cached_response(request)
-        if hasattr(drafter := getattr(proposer, "drafter", None), "forget"):
-            drafter.forget()
+
+class BenchExtension(ForcedTextExtension):
+    """The same for all variants but stock, with what sam.bench reads from their workers."""
+
+    def sam_bench_attach(self, forces_text: bool) -> dict[str, Any]:
+        """What drafts and verifies; from now on steps are recorded."""
+        from sam.vllm import plugin
+        from sam.vllm.step_recorder import StepRecorder
+
+        status = plugin.installed(self.model_runner)
+        if forces_text:
+            self.sam_force_text([])  # before the recorder, which is to time it too
+        StepRecorder.attach(self.model_runner)
+        return {"drafter": status["drafter"], "verification": status["verification"]}
+
+    def sam_bench_take(self) -> dict[str, int]:
+        """COUNTS of the steps since the last call, and the drafters' errors since the engine started."""
+        from sam.vllm.step_recorder import StepRecorder
+
+        steps = StepRecorder.attach(self.model_runner).take()
+        counted = (steps.drafted, steps.accepted, steps.position_steps, steps.position_emitted)
+        errors = sum(steps.counters.get(name, 0) for name in ERRORS)
+        return dict(zip(COUNTS, [*(int(column.sum()) for column in counted), int(errors)], strict=True))
 
 
 def _number(sampling_params) -> int:

@@ -1,76 +1,57 @@
 """A process that speaks sam.vllm.bench.engine's protocol without an engine.
 
-FAKE (JSON, from the environment): `seconds` by variant; `refuses`, `dies`, or `dies_at_run` a variant; `leaves` a file
-for the id of a process that it leaves running.
+FAKE (JSON, from the environment): `seconds` by variant; `refuses` or `dies` (after a load) a variant; `folder` for
+notes of what it was asked, and of a process that it leaves running.
 """
 
 import json
 import os
 import subprocess
 import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
 
 
-def digest(variant, request):
-    """Stock has its own tokens; all others have the same."""
-    return f"{'stock' if variant == 'stock' else 'ours'} {request['seed']} {request['prompt_token_ids']}"
-
-
-def recorded(stock, seconds, requests):
-    """Ten equal steps."""
-    ends = {"ends": [seconds * (i + 1) / 10 for i in range(10)], "unfinished": [requests] * 9 + [0]}
-    if stock:
-        return ends
-    counts = {"running": requests, "prefilling": 0, "drafted": 3, "accepted": 1, "step_ms": seconds * 100}
-    columns = {name: [value] * 10 for name, value in counts.items()}
-    return ends | {"columns": columns, "followed": [[[], [5]], [[6, 9, 8], [6, 7]], [[8], [8, 4]]]}
-
-
-def run(fake, variant, command, number):
-    requests, stock = command["run"], variant == "stock"
-    seconds = fake["seconds"][variant] * (1 + 0.001 * number)
+def run(variant, seconds, batches, sampling):
+    """Stock has tokens of its own; all others have the same."""
+    requests, of = [request for batch in batches for request in batch], "stock" if variant == "stock" else "ours"
+    counts = {"drafted": 20, "accepted": 10, "verify_steps": 10, "verified_tokens": 20, "draft_errors": 0}
     return {
         "seconds": seconds,
-        "steps": 10,
-        "tokens": len(requests) * command["sampling"]["max_tokens"],
-        "responses": [digest(variant, request) for request in requests],
+        "steps": 10 * len(batches),
+        "tokens": len(requests) * sampling["max_tokens"],
+        "responses": [f"{of} {request['seed']} {request['prompt_token_ids']}" for request in requests],
         "as_recorded": sum(request["response"] is not None for request in requests) or None,
-        "memory_mib": 100.0,
         "asynchronous": False,
-        "drafted": None if stock else 20 * (variant == "sam"),
-        "accepted": None if stock else 10 * (variant == "sam"),
-        "verify_steps": None if stock else 10 * (variant == "sam"),
-        "verified_tokens": None if stock else 20 * (variant == "sam"),
-        "draft_errors": None if stock else 0,
-        "replays": None,
-        **{name: None if stock else 10.0 for name in ("forward_ms", "verify_ms", "draft_ms")},
-        **({"recorded": recorded(stock, seconds, len(requests))} if command["record"] else {}),
+        **(dict.fromkeys(counts) if variant == "stock" else counts),
     }
 
 
 def main():
-    fake, (commands, replies) = json.loads(os.environ["FAKE"]), map(int, sys.argv[1:])
-    if path := fake.get("leaves"):
-        left = subprocess.Popen(["sleep", "600"], pass_fds=(replies,))
-        with open(path, "a") as file:
-            file.write(f"{left.pid}\n")
-
-    def reply(content):
-        os.write(replies, (json.dumps(content) + "\n").encode())
-
-    with os.fdopen(commands) as lines:
-        variant = json.loads(next(lines))["variant"]
+    fake, pipe = json.loads(os.environ["FAKE"]), Connection(int(sys.argv[1]))
+    started, variant = json.loads(pipe.recv_bytes()), "stock"
+    if not started["is_stock"]:
+        keys = started["speculation"]
+        variant = "sam-k2" if keys["policy"] == "always" else keys["method"]
+    assert ("VLLM_USE_V2_MODEL_RUNNER" in os.environ) != started["is_stock"], "stock has none of our variables"
+    left = subprocess.Popen(["sleep", "600"], pass_fds=(pipe.fileno(),))
+    with (Path(fake["folder"]) / f"{variant}.jsonl").open("a") as notes:
         print(f"this is {variant}", flush=True)
         if variant == fake.get("refuses"):
-            reply({"error": "unrecognized arguments: --wings"})
+            pipe.send_bytes(json.dumps({"error": "unrecognized arguments: --wings"}).encode())
             return 1
-        if variant == fake.get("dies"):
-            os._exit(3)
-        reply({"longest_text": fake.get("longest_text", 4096)})
-        for number, line in enumerate(lines):
-            if variant == fake.get("dies_at_run") and number == 2:
+        reply = {"longest_text": fake.get("longest_text", 4096), "has_workers": False}
+        while True:
+            print(json.dumps({"left": left.pid}), file=notes, flush=True)
+            pipe.send_bytes(json.dumps(reply).encode())
+            try:
+                command = json.loads(pipe.recv_bytes())
+            except (EOFError, KeyboardInterrupt):
+                return 0
+            if variant == fake.get("dies") and command["batches"][0][0]["seed"] not in (0, 1 << 20, 2 << 20):
                 os._exit(9)
-            reply(run(fake, variant, json.loads(line), number))
-    return 0
+            print(json.dumps(command), file=notes, flush=True)
+            reply = run(variant, fake["seconds"][variant], **command)
 
 
 if __name__ == "__main__":

@@ -9,40 +9,50 @@ from pathlib import Path
 
 import pytest
 
-from sam.bench import __main__ as command
 from sam.bench import rounds
 from sam.bench.__main__ import main
 from sam.bench.engine_process import EngineProcess
-from sam.bench.prompts import check_draft_model
 
 FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
-HEAD = {"architectures": ["LlamaForCausalLMEagle3"]}  # what an EAGLE3 head's config.json says
+HEAD = {"architectures": ["LlamaForCausalLMEagle3"], "vocab_size": 100}  # what an EAGLE3 head's config.json says
 
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
     """Runs the command on fake engines; returns its exit code."""
-    model, prompts = tmp_path / "model", tmp_path / "prompts.jsonl"
-    model.mkdir()
-    (model / "config.json").write_text(json.dumps({"max_position_embeddings": 64, "vocab_size": 100}))
-    prompts.write_text("".join(json.dumps({"prompt_token_ids": [number, 2]}) + "\n" for number in range(20)))
+    for name in ("model", "engines"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"text_config": {"vocab_size": 100}}))
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt_token_ids": [number, 2]}) + "\n" for number in range(80)))
     program = (sys.executable, str(FAKE_ENGINE))
-    monkeypatch.setattr(command, "EngineProcess", functools.partial(EngineProcess, program=program))
-    monkeypatch.setattr(rounds, "REST_SECONDS", 0.0)
+    monkeypatch.setattr(rounds, "EngineProcess", functools.partial(EngineProcess, program=program))
+    for name in ("VLLM_USE_V2_MODEL_RUNNER", "VLLM_CPU_KVCACHE_SPACE"):
+        monkeypatch.delenv(name, raising=False)
 
-    def run(*arguments, model=model, prompts=prompts, **fake):
-        seconds = {"stock": 1.0, "off": 0.95, "sam": 0.7} | fake.pop("seconds", {})
-        monkeypatch.setenv("FAKE", json.dumps({"seconds": seconds, "leaves": str(tmp_path / "pids"), **fake}))
+    def run(*arguments, prompts=prompts, seconds=(), **fake):
+        times = {"stock": 1.0, "off": 0.95, "sam": 0.7, "sam-k2": 0.8} | dict(seconds)
+        monkeypatch.setenv("FAKE", json.dumps({"seconds": times, "folder": str(tmp_path / "engines"), **fake}))
         asked = ["--prompts", prompts] if prompts else []
-        common = ["--model", model, *asked, "--output", tmp_path / "out", "--max-tokens", 16]
-        return main([*map(str, common), "--requests", "1", "4", *arguments])
+        words = ["--model", tmp_path / "model", *asked, "--output", tmp_path / "out", "--max-tokens", "16"]
+        return main([*map(str, words), "--requests", "1", "4", "--temperature", "1", *arguments])
 
     return run
 
 
+def notes_of(tmp_path, variant):
+    return [json.loads(line) for line in (tmp_path / "engines" / f"{variant}.jsonl").read_text().splitlines()]
+
+
+def asked_of(tmp_path, variant):
+    """The batches of each run that an engine was asked for."""
+    return [note["batches"] for note in notes_of(tmp_path, variant) if "batches" in note]
+
+
 def nothing_is_left(tmp_path):
     """Whether all processes that the engines started are gone, or are within a few seconds."""
-    stats = [Path(f"/proc/{pid}/stat") for pid in (tmp_path / "pids").read_text().split()]
+    pids = {note["left"] for path in (tmp_path / "engines").iterdir() for note in notes_of(tmp_path, path.stem)[:1]}
+    stats = [Path(f"/proc/{pid}/stat") for pid in pids]
     for _ in range(100):
         if not (stats := [stat for stat in stats if stat.is_file() and ") Z " not in stat.read_text()]):
             return True
@@ -55,63 +65,53 @@ def test_a_measurement(bench, tmp_path, capsys):
     text = capsys.readouterr().out
     assert "go: 1.43x (1.43-1.43) at 1 request\ngo: 1.43x (1.43-1.43) at 4 requests\nspeculation=sam " in text
     assert text.count("24 of 24") == 4  # 3 rounds of 8 responses at each load; stock has other tokens
-    assert "batches of a round, one after another: 8 of 1 request, 2 of 4 requests\n" in text
-    assert "prompts.jsonl has 20 prompts or groups, all rounds need 32: some come again" in text
+    assert "batches of a round, one after another: 8 of 1 request, 2 of 4 requests; 8 requests of a prompt" in text
     result = json.loads((tmp_path / "out" / "result.json").read_text())
-    assert result["settings"]["engine"] == ["--dtype", "float32"]
+    assert result["settings"]["engine"][:2] == ["--dtype", "float32"] and result["settings"]["seeds"]
     assert result["verdicts"]["4"]["answer"] == "go" and result["rows"][2]["acceptance_length"] == 2.0
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "bench.html", "off.log", "recorded", "result.json", "rounds.jsonl", "sam.log", "stock.log",
+        "bench.html", "off.log", "result.json", "rounds.jsonl", "sam.log", "stock.log",
     }  # fmt: skip
-    assert (tmp_path / "out" / "sam.log").read_text() == "this is sam\n"
-    recorded = sorted(path.name for path in (tmp_path / "out" / "recorded").iterdir())
-    assert recorded == sorted(f"{load}-{variant}.json" for load in (1, 4) for variant in ("stock", "off", "sam"))
     page = (tmp_path / "out" / "bench.html").read_text()
     assert page.index("go: 1.43x") < page.index("speculation=sam") < page.index("<figure>") < page.index("<table>")
-    assert "title='draft: 9 8 '" in page and page.count("<figure>") == 1 + 1 + 1 + 2
     assert nothing_is_left(tmp_path)
 
 
-def test_forced_text(bench, tmp_path, capsys):
-    recording = tmp_path / "rollouts.jsonl"
-    rows = [{"prompt_tokens": [n], "response_tokens": [n] * (20 + i)} for n in range(3) for i in range(4 if n else 3)]
-    recording.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    forced = ["--text", str(recording), "--samples", "4"]
-    assert bench(*forced, "--rounds", "1", prompts=None) == 0
+def test_all_variants_get_the_same_new_requests_in_every_run(bench, tmp_path):
+    assert bench() == 0
+    runs = asked_of(tmp_path, "stock")
+    assert runs == asked_of(tmp_path, "off") == asked_of(tmp_path, "sam")
+    # Warm-ups of one batch, then by round and load as many batches as give eight responses.
+    assert [[len(batch) for batch in run] for run in runs] == [[1], [4], *[[1] * 8, [4] * 2] * 3]
+    batches = [batch for run in runs for batch in run]
+    prompts = [{tuple(request["prompt_token_ids"]) for request in batch} for batch in batches]
+    assert len(set.union(*prompts)) == sum(map(len, prompts)), "no batch repeats another one's prompt"
+    seeds = [request["seed"] for batch in batches for request in batch]
+    assert len(set(seeds)) == len(seeds)
+
+
+@pytest.fixture
+def recording(tmp_path):
+    """Three prompts, the first with too few responses; of no response a part occurs in another one."""
+    rows = [([n], [[10 * n + 2 * i, 10 * n + 2 * i + 1] * 10 for i in range(4 if n else 3)]) for n in range(3)]
+    lines = [json.dumps({"prompt_tokens": p, "response_tokens": r}) + "\n" for p, its in rows for r in its]
+    (tmp_path / "rollouts.jsonl").write_text("".join(lines))
+    return tmp_path / "rollouts.jsonl"
+
+
+def test_forced_text(bench, tmp_path, capsys, recording):
+    assert bench("--text", str(recording), "--samples", "4", "--rounds", "1", prompts=None) == 0
     text = capsys.readouterr().out
     assert "1 of 3 prompts have fewer than 4 responses and are left out" in text
-    assert "has 2 prompts or groups, all rounds need 12: some come again" in text  # a batch each, and then 8 and 2
+    assert "has 2 groups, all rounds need 12: they come again in other tokens" in text
     assert "all requests emit the responses of rollouts.jsonl" in text and "8 of 8" in text
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["settings"]["max_tokens"] == 16 and result["settings"]["ignore_eos"]  # --max-tokens cuts
-    assert {row["as_recorded"] for row in result["rows"]} == {8}
-    assert not result["settings"]["seeds"]  # they would change no token, and slow stock down on a CPU
-
-
-@pytest.mark.parametrize(
-    "rows, message",
-    [
-        (None, "text.jsonl: no such file"),
-        ([], "no token of a response in it"),
-        ([([1], [])], "no token of a response in it"),
-        ([([1], [2])], "text.jsonl: its largest group has 1 responses, --samples 8 needs 4: set --samples 1 or less"),
-        ([([1], [100])] * 4, "a response to prompt 1 has token 100, the model knows 0 to 99"),
-        ([([1] * 60, [2] * 9)] * 4, "prompt 1 has 60 tokens, with 9 of a response that is more than the 64"),
-    ],
-)
-def test_a_recording_that_does_not_fit(bench, tmp_path, capsys, monkeypatch, rows, message):
-    monkeypatch.setattr(command, "EngineProcess", lambda *_, **__: pytest.fail("an engine was started"))
-    path = tmp_path / "text.jsonl"
-    if rows is not None:
-        path.write_text("".join(json.dumps({"prompt_tokens": p, "response_tokens": r}) + "\n" for p, r in rows))
-    assert bench("--text", str(path), prompts=None) == 2
-    (error,) = capsys.readouterr().err.splitlines()
-    assert message in error
-
-
-def test_text_and_prompts(bench, capsys):
-    assert bench("--text", "x.npz") == 2
-    assert capsys.readouterr().err == "error: --text has its own prompts: leave --prompts out\n"
+    assert {row["as_recorded"] for row in result["rows"]} == {8} and not result["settings"]["seeds"]
+    given = [r["response"] for run in asked_of(tmp_path, "sam") for batch in run for r in batch]
+    assert {len(response) for response in given} == {16} and {len(set(response)) for response in given} == {2}
+    assert given[0] == [10, 11] * 8, "what comes first is the recording's"
+    assert len(given) == 21 and len({tuple(response) for response in given}) > 8, "in other tokens"
 
 
 def test_a_slowed_sam_is_a_no_go(bench, capsys):
@@ -120,178 +120,156 @@ def test_a_slowed_sam_is_a_no_go(bench, capsys):
     assert "no-go: 0.91x (0.91-0.91) at 1 request\nno-go: 0.91x" in text and "\nspeculation=off" in text
 
 
-def test_json_is_all_that_is_printed(bench, capsys):
-    assert bench("--json", "--rounds", "1") == 0
-    assert json.loads(capsys.readouterr().out)["lines"][0].startswith("too noisy to tell")
+def test_a_trained_drafter_takes_part_without_stock(bench, tmp_path, capsys):
+    (tmp_path / "draft").mkdir()
+    (tmp_path / "draft" / "config.json").write_text(json.dumps(HEAD))
+    variants = ["--variants", "off", "eagle3", "hybrid", "--draft-model", str(tmp_path / "draft")]
+    assert bench(*variants, seconds={"eagle3": 0.5, "hybrid": 0.38}) == 0
+    text = capsys.readouterr().out
+    assert "over off" in text and "2.50x (2.50-2.50)" in text and "compared with off, not with stock vLLM" in text
+    assert "hybrid" in (tmp_path / "out" / "bench.html").read_text()
 
 
 def test_more_rounds_later(bench, tmp_path, capsys):
     assert bench("--rounds", "1") == 0
     assert "(--rounds 4 --resume)" in capsys.readouterr().out
+    assert bench("--rounds", "1") == 2 and "is there already: go on with --resume" in capsys.readouterr().err
+    file = tmp_path / "out" / "rounds.jsonl"
+    file.write_text(file.read_text()[:-30])  # killed while it wrote
     assert bench("--rounds", "4", "--resume") == 0
     assert "go: 1.43x" in capsys.readouterr().out
-    assert len((tmp_path / "out" / "rounds.jsonl").read_text().splitlines()) == 1 + 4 * 2
-    before = (tmp_path / "pids").read_text()
+    assert len(file.read_text().splitlines()) == 1 + 4 * 2
+    before = notes_of(tmp_path, "sam")
     assert bench("--rounds", "4", "--resume") == 0  # nothing is missing: no engine is started
-    assert (tmp_path / "pids").read_text() == before
-    capsys.readouterr()
-    for setting in ("samples", "responses"):
-        assert bench("--resume", f"--{setting}", "2") == 2
-        assert f"{setting} was 8, now 2" in capsys.readouterr().err
+    assert notes_of(tmp_path, "sam") == before
+    assert bench("--resume", "--samples", "2") == 2
+    assert "samples was 8, now 2: use the same settings" in capsys.readouterr().err
 
 
 def test_ctrl_c_keeps_what_is_measured(bench, tmp_path, capsys, monkeypatch):
-    class Interrupted(EngineProcess):
-        asked = 0
+    class Interrupted(rounds.EngineProcess.func):
+        replies = 0
 
-        def ask(self, words):
-            Interrupted.asked += 1
-            if Interrupted.asked == 3 + 6 + 24 + 2:  # starts, warm-ups, the first load's round, a batch, and then
+        def reply(self):
+            Interrupted.replies += 1
+            if Interrupted.replies == 3 + 6 + 3 + 2:  # starts, warm-ups, the first load's round, and then
                 raise KeyboardInterrupt
-            return super().ask(words)
+            return super().reply()
 
-    program = command.EngineProcess.keywords["program"]
-    monkeypatch.setattr(command, "EngineProcess", functools.partial(Interrupted, program=program))
+    program = rounds.EngineProcess.keywords["program"]
+    monkeypatch.setattr(rounds, "EngineProcess", functools.partial(Interrupted, program=program))
     assert bench() == 130
     text = capsys.readouterr().out
-    assert "at 1 request" in text and "at 4 requests" not in text and "--resume" in text
-    assert nothing_is_left(tmp_path)
-    assert bench("--resume") == 0
-    assert "go: 1.43x (1.43-1.43) at 4 requests" in capsys.readouterr().out
+    assert "at 1 request" in text and "x at 4 requests" not in text and "--resume" in text and nothing_is_left(tmp_path)
+    assert bench("--resume") == 0 and "go: 1.43x (1.43-1.43) at 4 requests" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    "fake, message",
+    ("fake", "message", "measured"),
     [
-        ({"refuses": "off"}, "off: unrecognized arguments: --wings: see"),
-        ({"dies": "sam"}, "sam: the engine's process ended with code 3: see"),
-        ({"dies_at_run": "off"}, "off: the engine's process ended with code 9: see"),
-        ({"longest_text": 10}, "a prompt with its response has up to 18 tokens, more than the engine takes, 10"),
+        ({"refuses": "sam-k2"}, "sam-k2: unrecognized arguments: --wings: see", 0),
+        ({"dies": "sam-k2"}, "sam-k2: the engine's process ended with code 9: see", 1),
     ],
 )
-def test_an_engine_that_refuses_or_dies_ends_all(bench, tmp_path, capsys, fake, message):
-    assert bench(**fake) == 2
-    error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert len(error) == 1 and message in error[0]
-    if "see" in message:
-        assert f"{tmp_path / 'out'}" in error[0] and error[0].endswith(".log")
-    assert nothing_is_left(tmp_path)
+def test_a_variant_that_fails_is_left_out(bench, tmp_path, capsys, fake, message, measured):
+    words = ["--variants", "stock", "sam", "sam-k2", "--rounds", "2"]
+    assert bench(*words, **fake) == 2
+    text, error = capsys.readouterr()
+    (line,) = [line for line in error.splitlines() if line.startswith("error: ")]
+    assert message in line and line.endswith("sam-k2.log") and f"left out: {message}" in text
+    rows = json.loads((tmp_path / "out" / "result.json").read_text())["rows"]
+    assert {row["rounds"] for row in rows if row["variant"] != "sam-k2"} == {2}
+    assert sum(row["variant"] == "sam-k2" for row in rows) == measured and nothing_is_left(tmp_path)
+    assert bench(*words, "--resume") == 0  # what it missed is measured again with all
+    rows = json.loads((tmp_path / "out" / "result.json").read_text())["rows"]
+    assert [row["rounds"] for row in rows] == [2] * 6
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    ("fake", "message"),
     [
-        (["--variants", "stock", "eagle"], "--variants eagle"),
+        ({"refuses": "stock"}, "stock: unrecognized arguments: --wings: see"),
+        ({"longest_text": 10}, "prompt 1 has 2 tokens and a response of up to 16, more than the 10 that the engine"),
+    ],
+)
+def test_without_the_reference_there_is_nothing_to_compare(bench, tmp_path, capsys, fake, message):
+    assert bench(**fake) == 2
+    (error,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert message in error and nothing_is_left(tmp_path)
+
+
+def refusals(tmp_path, bench):
+    def write(name, *rows):
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(tmp_path / name)
+
+    def folder(name, config):
+        (tmp_path / name).mkdir()
+        return str(Path(write(f"{name}/config.json", config)).parent)
+
+    def text(name, prompt, response, samples=4):
+        rows = [{"prompt_tokens": prompt, "response_tokens": response}] * samples
+        return ["--text", write(name, *rows)]
+
+    head, other = folder("head", HEAD), folder("other", {"vocab_size": 99})
+    return [
+        (["--variants", "stock", "eagle"], "--variants eagle: expected some of stock, stock-v1, "),
+        (["--variants", "off", "sam-k16"], "--variants sam-k16: expected some of "),
+        (["--variants", "off", "off"], "one comes twice"),
+        (["--variants", "sam", "ngram"], "expected stock or off among them, to compare with"),
         (["--variants", "stock", "hybrid"], "--variants hybrid: it needs --draft-model DIR, the folder of a draft"),
+        (["--draft-model", head], "no variant drafts with it: add draft_model or hybrid or eagle3"),
+        (["--variants", "off", "draft_model", "--draft-model", head], "holds an EAGLE3 head, --variants draft_model"),
+        (["--variants", "off", "eagle3", "--draft-model", other], "holds no EAGLE3 head, --variants eagle3 expects"),
+        (["--variants", "off", "hybrid", "--draft-model", other], "its vocab_size is 99, the model's is 100: make one"),
+        (["--variants", "off", "hybrid", "--draft-model", "/nowhere"], "--draft-model /nowhere: no config.json there"),
+        (["--model", "/nowhere"], "/nowhere: no config.json there; expected the folder of a model"),
+        (["--tokenizer=nowhere"], "nowhere: no tokenizer there; expected a folder with one"),
         (["--rounds", "0"], "--rounds 0: expected 1 or more"),
         (["--responses", "0"], "--responses 0: expected 1 or more"),
         (["--requests", "few"], "argument --requests: invalid int value: 'few'"),
-        (["--max-tokens", "63"], "prompt 1 has 2 tokens, with --max-tokens 63 that is more than the 64"),
-        (["--max-model-len", "8"], "more than the 8 that the model takes"),
-        (["--requests", "500"], "20 prompts, 500 requests of 8 samples each need 63"),
+        (["--requests", "4", "4"], "--requests 4 4: expected different numbers from 1"),
+        (["--temperature", "nan"], "--temperature nan: expected 0 or more"),
         (["--draft-tokens", "99"], "num_speculative_tokens=99"),
-        (["oops"], "oops: expected an option"),
-        (["--speculative-config", "{}"], "the variants set it"),
-    ],
-)
-def test_bad_input_is_one_line_before_an_engine_starts(bench, tmp_path, capsys, monkeypatch, arguments, message):
-    monkeypatch.setattr(command, "EngineProcess", lambda *_, **__: pytest.fail("an engine was started"))
-    assert bench("--temperature", "1", *arguments) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and message in error and error.count("\n") == 1
-    assert not (tmp_path / "out").exists()
+        (["--requests", "500"], "80 prompts, all rounds need 252, so that none comes again: give more, or lower"),
+        (["oops"], "oops: expected an option of sam.bench, or one of vLLM's engine"),
+        (["--speculative-config={}"], "--speculative-config: the variants set it, leave it out"),
+        (["--additional_config.x", "1"], "--additional-config: the variants set it, leave it out"),
+        (["--requets", "1"], "--requets: did you mean --requests?"),
+        (["--text", "x.npz"], "--text has its own prompts: leave --prompts out"),
+        (["--prompts", write("a.txt")], "a.txt: expected .jsonl or .parquet"),
+        (["--prompts", write("a.jsonl")], "a.jsonl: no prompts in it"),
+        (["--prompts", write("b.jsonl", {"prompt": "a"})], "line 1: it is text, and the model's folder has no tok"),
+        (["--prompts", write("c.jsonl", {"prompt_token_ids": [1.5]})], "line 1, prompt_token_ids[0]: "),
+        (["--prompts", write("d.jsonl", {"prompt_token_ids": []})], "prompt_token_ids: expected at least one token"),
+        (["--prompts", write("e.jsonl", *[{"prompt_token_ids": [100]}] * 80)], "token 100, the model knows 0 to 99"),
+        (["--text", "/nowhere.npz"], "/nowhere.npz: no such file"),
+        (text("f.jsonl", [1], []), "no token of a response in it"),
+        (text("g.jsonl", [1], [2], 1), "its largest group has 1 responses, --samples needs 4: set it to 1 or less"),
+        (text("h.jsonl", [1], [100]), "a response to prompt 1 has token 100, the model knows 0 to 99: it is of anot"),
+    ]
 
 
-@pytest.mark.parametrize(
-    "config, message",
-    [
-        (None, "no config.json there; expected the folder of a model"),
-        ({"vocab_size": 99}, "its vocab_size is 99, the model's is 100: make one for this model"),
-    ],
-)
-def test_a_draft_model_that_does_not_fit(bench, tmp_path, capsys, monkeypatch, config, message):
-    monkeypatch.setattr(command, "EngineProcess", lambda *_, **__: pytest.fail("an engine was started"))
-    (draft := tmp_path / "draft").mkdir()
-    if config is not None:
-        (draft / "config.json").write_text(json.dumps(config))
-    assert bench("--variants", "off", "hybrid", "--draft-model", str(draft)) == 2
-    assert capsys.readouterr().err == f"error: --draft-model {draft}: {message}\n"
-
-
-@pytest.mark.parametrize(
-    "variants, sign, message",
-    [
-        (["draft_model"], HEAD, "an EAGLE3 head, --variants draft_model expects a draft model: take another folder"),
-        (["eagle3"], {}, "no EAGLE3 head, --variants eagle3 expects a head: take another folder, or draft_model or"),
-        (["hybrid", "draft_model", "eagle3"], HEAD, "an EAGLE3 head, --variants draft_model expects"),
-    ],
-)
-def test_another_kind_of_drafter(bench, tmp_path, capsys, monkeypatch, variants, sign, message):
-    monkeypatch.setattr(command, "EngineProcess", lambda *_, **__: pytest.fail("an engine was started"))
-    (draft := tmp_path / "draft").mkdir()
-    (draft / "config.json").write_text(json.dumps({"vocab_size": 100} | sign))
-    assert bench("--variants", "off", *variants, "--draft-model", str(draft)) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: --draft-model {draft}: holds {message}") and error.count("\n") == 1
-
-
-@pytest.mark.parametrize("variants, sign", [(["eagle3", "hybrid"], HEAD), (["draft_model", "hybrid"], {})])
-def test_the_right_kind_of_drafter(tmp_path, variants, sign):
-    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 100} | sign))
-    check_draft_model(tmp_path, {"vocab_size": 100}, ["off", *variants])
-
-
-def test_a_head_takes_part_to_the_page(bench, tmp_path):
-    (head := tmp_path / "head").mkdir()
-    (head / "config.json").write_text(json.dumps({"vocab_size": 100} | HEAD))
-    assert bench("--variants", "off", "eagle3", "--draft-model", str(head), seconds={"eagle3": 0.5}) == 0
-    assert "eagle3" in (tmp_path / "out" / "bench.html").read_text()
-
-
-def test_a_draft_model_takes_part(bench, tmp_path, capsys):
-    (draft := tmp_path / "draft").mkdir()
-    (draft / "config.json").write_text(json.dumps({"vocab_size": 100}))
-    variants = ["--variants", "off", "sam", "draft_model", "hybrid"]
-    assert bench(*variants, "--draft-model", str(draft), seconds={"draft_model": 0.8, "hybrid": 0.5}) == 0
-    text = capsys.readouterr().out
-    assert "draft_model" in text and text.count("24 of 24") == 8  # identical tokens, off itself included
-    result = json.loads((tmp_path / "out" / "result.json").read_text())
-    assert result["settings"]["draft_model"] == str(draft)
-    ratios = {row["variant"]: row["ratio"] for row in result["rows"] if row["requests"] == 4}
-    assert ratios["hybrid"] > ratios["sam"] > ratios["draft_model"] > ratios["off"]
-    assert "hybrid" in (tmp_path / "out" / "bench.html").read_text()
-
-
-def test_no_model_and_no_prompts(bench, tmp_path, capsys):
-    (tmp_path / "empty.jsonl").write_text("\n")
-    assert bench(model=tmp_path / "nowhere") == bench(prompts=tmp_path / "empty.jsonl") == 2
-    first, second = capsys.readouterr().err.splitlines()
-    assert first.endswith("nowhere: no config.json there; expected the folder of a model")
-    assert second.endswith("empty.jsonl: no prompts in it")
-
-
-def test_suffix_without_its_package(bench, capsys, monkeypatch):
-    find_spec = importlib_find_spec()
-    monkeypatch.setattr(
-        "importlib.util.find_spec", lambda name: None if name == "arctic_inference" else find_spec(name)
-    )
+def test_bad_input_is_one_line_before_an_engine_starts(bench, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(rounds, "EngineProcess", lambda *_, **__: pytest.fail("an engine was started"))
+    for arguments, message in refusals(tmp_path, bench):
+        own = None if "--text" in arguments and arguments[1] != "x.npz" else tmp_path / "prompts.jsonl"
+        assert bench(*arguments, prompts=own) == 2, arguments
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and message in error and error.count("\n") == 1
+    find_spec = sys.modules["importlib.util"].find_spec
+    absent = functools.partial(lambda name, *_: None if name == "arctic_inference" else find_spec(name))
+    monkeypatch.setattr("importlib.util.find_spec", absent)
     assert bench("--variants", "stock", "suffix") == 2
-    assert capsys.readouterr().err == (
-        "error: --variants suffix: it needs arctic-inference: install the extra `peers`, or leave it out\n"
-    )
-
-
-def importlib_find_spec():
-    import importlib.util
-
-    return importlib.util.find_spec
+    assert "--variants suffix: it needs arctic-inference: install the extra `peers`" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_process_that_does_not_answer_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr("sam.bench.engine_process.STOP_SECONDS", 0.1)
-    program = (sys.executable, "-c", "import time; time.sleep(600)")
+    program = (sys.executable, "-c", "import signal, time; signal.signal(2, signal.SIG_IGN); time.sleep(600)")
     engine = EngineProcess("off", tmp_path / "off.log", dict(os.environ), program)
-    pid = engine._process.pid
     engine.stop()
     engine.stop()
-    assert not Path(f"/proc/{pid}").exists()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)

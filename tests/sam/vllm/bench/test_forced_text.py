@@ -1,4 +1,4 @@
-"""Forced text on runners of numpy and torch, without vLLM: scheduled asynchronously, in parts, by vLLM's second one."""
+"""Forced text on runners of numpy and torch, without vLLM: scheduled asynchronously, by vLLM's second one."""
 
 from types import SimpleNamespace
 
@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from sam.vllm.bench.forced_text import FREE, ForcedText, sampling_arguments
-from sam.vllm.runner_hooks import PART
 
 RESPONSES = [[10, 11, 12], [20], [30, 31]]
 
 
-def sampling(number, **said):
+def sampling(number):
     """SamplingParams of a request that emits response `number`; None for a request of its own text."""
-    extra = None if number is None else sampling_arguments(number, RESPONSES[number])["extra_args"] | said
-    return SimpleNamespace(extra_args=extra)
+    return SimpleNamespace(
+        extra_args=None if number is None else sampling_arguments(number, RESPONSES[number])["extra_args"]
+    )
 
 
 def test_a_request_ends_with_its_response():
@@ -76,26 +76,6 @@ def test_drafts_of_stock_stand_up_to_the_first_that_is_not_the_recordings():
     ForcedText.attach(runner).set_responses(RESPONSES)
     tokens = runner._sample(None, drafts).sampled_token_ids
     assert tokens.tolist() == [[11, 12, -1, -1], [20, -1, -1, -1], [30, 31, -1, -1], [5, -1, -1, -1]]
-
-
-def test_a_part_goes_on_where_the_one_before_ended():
-    runner = stock_runner([(0, [11]), (2, [])])
-    runner.requests["0"].sampling_params = sampling(0, **{PART: (3, 3)})  # its prompt ends with the first token
-    ForcedText.attach(runner).set_responses(RESPONSES)
-    assert runner._sample(None, None).sampled_token_ids.tolist() == [[12], [30]]
-
-
-def test_drafts_of_stock_stand_as_far_as_they_are_the_parts_next_tokens():
-    runner = stock_runner([(0, []), (2, [])])
-    runner.speculative_config = object()
-    runner.requests["0"].sampling_params = sampling(0, **{PART: (3, 3)})  # its prompt ends with the first token
-    # Of each request its prompt's last token is scheduled, and a draft of two behind it.
-    runner.positions = torch.tensor([3, 4, 5, 3, 4, 5])
-    runner.query_start_loc = SimpleNamespace(gpu=torch.tensor([0, 3, 6]))
-    drafts = SimpleNamespace(num_draft_tokens=[2, 2], draft_token_ids=torch.tensor([11, 7, 8, 31]))
-    runner._sample = lambda *_: SimpleNamespace(sampled_token_ids=torch.full((2, 3), 99, dtype=torch.int32))
-    ForcedText.attach(runner).set_responses(RESPONSES)
-    assert runner._sample(None, drafts).sampled_token_ids.tolist() == [[11, 12, FREE], [30, FREE, FREE]]
 
 
 def second_runner(counted):
