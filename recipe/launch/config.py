@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from recipe import user_code, values
-from recipe.arguments import CONFIGS, FREE_SECTIONS, misspelt
+from recipe.arguments import CONFIGS, FREE_SECTIONS
 from recipe.launch import routing, sharing
 from sam.config import SpeculationConfig
 from sam.switch.step_cost import StepCost
@@ -36,8 +36,6 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
     if not (CONFIGS / f"{config_name}.yaml").is_file():
         known = ", ".join(sorted(path.stem for path in CONFIGS.glob("dapo_*.yaml")))
         raise ConfigError(f"config {config_name!r} is unknown: expected one of {known} [config.unknown_file]")
-    if said := misspelt(overrides):
-        raise ConfigError(f"{said} [config.override]")
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(CONFIGS), version_base="1.3", job_name=config_name):
@@ -139,8 +137,12 @@ def verl_configs() -> str:
 def _one_line(error: Exception) -> str:
     """Hydra spreads its messages over several lines, the cause first, and of a key that the config lacks it advises a
     `+`, which helps in FREE_SECTIONS alone."""
-    lines = [line.strip() for line in str(error).split("Config search path:")[0].splitlines() if line.strip()]
-    found = re.match("Could not override '(.+)'", lines[0])
+    message = str(error).split("Config search path:")[0]
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    if found := re.search(r"Could not find '(.+)/(.+)'$", message, re.MULTILINE):
+        choices = [line for line in lines[2:] if line != "knobs"]  # which the choices share
+        return f"{found[1]}={found[2]} is unknown: expected one of {', '.join(choices)}"
+    found = re.match("Could not override '(.+)'", message)
     if found is None or found[1].startswith(EXTENSIBLE):
         return "; ".join(lines[:8])
     if not isinstance(cause := error.__cause__, OmegaConfBaseException):
