@@ -7,6 +7,7 @@ recipe.launch.supervisor, which stops everything the run started, however it end
 import argparse
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -14,7 +15,7 @@ from omegaconf import DictConfig
 from recipe.arguments import parse
 from recipe.launch import checkpoints, environment, processes, run_lock, supervisor
 from recipe.launch.config import ConfigError, compose_config
-from recipe.launch.ending import LOG_FILE, Ending, write_last_line
+from recipe.launch.ending import LOG_FILE, write_last_line
 from recipe.launch.progress import LogOnScreen, Progress
 from recipe.launch.scratch import VARIABLE, Scratch
 from recipe.launch.versions import write_versions
@@ -44,9 +45,10 @@ def main(arguments: list[str] | None = None) -> int:
             "do (to train again: another run_dir=, trainer.resume_mode=disable, or remove the directory)"
         )
         return 0
+    run_directory = Path(config.run_dir)
     try:
-        with run_lock.lock(Path(config.run_dir)):
-            return supervise(config, options)
+        with run_lock.lock(run_directory):
+            return supervisor.guard(run_directory, lambda: supervise(config, options))
     except (ConfigError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -65,30 +67,28 @@ def is_finished(config: DictConfig) -> bool:
 def supervise(config: DictConfig, options: argparse.Namespace) -> int:
     """Run this module again as a child and see it through; again from the checkpoint before one that cannot be read."""
     run_directory = Path(config.run_dir)
-    run_directory.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "recipe.main_dapo", "--config-name", options.config_name, *options.overrides]
     phase_limits = {"weight_sync": config.watchdog.weight_sync_seconds}
-    ending = None
-    while ending is None or (config.trainer.resume_mode == "auto" and give_up(config, ending)):
-        first = go_on(config, options.accept_changes)
-        write_versions(run_directory / "versions.json")
+    while True:
+        try:
+            first = go_on(config, options.accept_changes)
+            write_versions(run_directory / "versions.json")
+        except (ConfigError, OSError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
         log, steps = run_directory / LOG_FILE, config.trainer.total_training_steps
         log.touch()
         screen = LogOnScreen(log) if options.verbose else Progress(run_directory, steps, first)
         try:
             ending = supervisor.supervise(command, run_directory, phase_limits, on_poll=screen.update)
         finally:
-            screen.close()
-    write_last_line(run_directory, ending)
-    return ending.code
-
-
-def give_up(config: DictConfig, ending: Ending) -> bool:
-    """Whether a run ended because of a checkpoint that cannot be read, and there is one before it to go on from."""
-    if ending.unreadable is None or not checkpoints.give_up(ending.unreadable, config):
-        return False
-    say(Path(config.run_dir), f"warning: {ending.reason}: going on from the one before")
-    return True
+            with suppress(OSError):  # a terminal that was closed
+                screen.close()
+        is_auto = config.trainer.resume_mode == "auto"
+        if not (is_auto and ending.unreadable and checkpoints.give_up(ending.unreadable)):
+            write_last_line(run_directory, ending)
+            return ending.code
+        say(run_directory, f"warning: {ending.reason}: going on from the one before")
 
 
 def go_on(config: DictConfig, accept_changes: bool) -> int:
@@ -113,13 +113,14 @@ def go_on(config: DictConfig, accept_changes: bool) -> int:
         value = f"run_dir={run_directory} goes on from step {resumed.step}, changed: {', '.join(curve)}"
         raise ConfigError(Problem("run_dir.changed", value))
     keep(run_directory, config, resumed.step if resumed else None)
-    if resumed:
-        for said in resumed.skipped:
-            say(run_directory, f"warning: {said}")
-        say(run_directory, f"resumed from step {resumed.step} of {run_directory if own else resumed.folder.parents[1]}")
-        if changed := [*curve, *others]:
-            say(run_directory, f"changed since then: {', '.join(changed)}")
-    return resumed.step if resumed else 0
+    if resumed is None:
+        return 0
+    for said in resumed.skipped:
+        say(run_directory, f"warning: {said}")
+    say(run_directory, f"resumed from step {resumed.step} of {run_directory if own else resumed.folder.parents[1]}")
+    if changed := [*curve, *others]:
+        say(run_directory, f"changed since then: {', '.join(changed)}")
+    return resumed.step
 
 
 def say(run_directory: Path, line: str) -> None:

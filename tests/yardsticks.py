@@ -101,7 +101,7 @@ def router(_) -> Iterator[tuple[str, str]]:
     chance, starts = np.random.default_rng(0), []
     for _ in range(SCHEDULES):
         sizes = [(int(tokens), int(slots)) for tokens, slots in chance.integers((60, 1), (400, 9), (3, 2))]
-        world = World(int(chance.integers(4, 30)) if chance.random() < 0.5 else None, 1 << 16, sizes)
+        world = World(int(chance.integers(4, 30)) if chance.random() < 0.5 else None, sizes)
         play(world, chance.integers(0, 256, 200, dtype=np.uint8).tobytes())
         world.drain()
         starts.append(world.starts)

@@ -45,52 +45,50 @@ def find(config: DictConfig) -> Resumed | None:
     """
     if config.trainer.resume_mode == "resume_path":
         return _named(config)
-    place = Path(config.trainer.default_local_dir)
-    if config.trainer.resume_mode != "auto" or not (candidates := _candidates(place)):
-        return None
-    skipped = []
-    for step, folder in candidates:
+    place, skipped = Path(config.trainer.default_local_dir), []
+    for step, folder in _candidates(place) if config.trainer.resume_mode == "auto" else ():
         if (problem := damage(folder, config)) is None:
             (place / TRACKER_FILE).write_text(str(step))
             return Resumed(step, folder, tuple(skipped))
         skipped.append(f"{folder} cannot be read: {problem}")
-    if _tracked(place) is None:
+    if not skipped or _tracked(place) is None:
         return None  # the first was never finished
     raise ValueError("; ".join(skipped))
 
 
 def _named(config: DictConfig) -> Resumed:
     folder = Path(config.trainer.resume_from_path or "").absolute()
-    if not (found := re.fullmatch(r"global_step_(\d+)", folder.name)):
+    if not re.fullmatch(r"global_step_\d+", folder.name):
         raise ValueError(f"trainer.resume_from_path={config.trainer.resume_from_path}", "name a folder global_step_N")
     if problem := damage(folder, config):
-        raise ValueError(f"trainer.resume_from_path={folder}: {problem}", go_on_before(folder, config))
-    return Resumed(int(found[1]), folder)
+        raise ValueError(f"trainer.resume_from_path={folder}: {problem}", go_on_before(folder))
+    return Resumed(_step_of(folder), folder)
 
 
-def go_on_before(folder: Path, config: DictConfig | None = None) -> str:
+def go_on_before(folder: Path) -> str:
     """What to do about a checkpoint that cannot be read: go on from the newest before it that can be."""
-    if earlier := _newest_before(folder, config):
+    if earlier := _newest_before(folder):
         return f"go on with trainer.resume_mode=resume_path trainer.resume_from_path={earlier}"
     return "there is none before it: put it back, or begin again with trainer.resume_mode=disable"
 
 
-def give_up(folder: Path, config: DictConfig) -> bool:
+def give_up(folder: Path) -> bool:
     """Let the next start go on from the checkpoint before this one; False where there is none that can be read."""
-    if earlier := _newest_before(folder, config):
-        (folder.parent / TRACKER_FILE).write_text(earlier.name.rpartition("_")[2])
+    if earlier := _newest_before(folder):
+        (folder.parent / TRACKER_FILE).write_text(str(_step_of(earlier)))
     return earlier is not None
 
 
-def _newest_before(folder: Path, config: DictConfig | None) -> Path | None:
-    step = int(folder.name.rpartition("_")[2])
-    earlier = (candidate for number, candidate in _steps(folder.parent) if number < step)
-    return next((candidate for candidate in earlier if damage(candidate, config) is None), None)
+def _newest_before(folder: Path) -> Path | None:
+    earlier = (candidate for step, candidate in _steps(folder.parent) if step < _step_of(folder))
+    return next((candidate for candidate in earlier if damage(candidate) is None), None)
 
 
-def newest(run_directory: Path) -> int | None:
-    """The step of the newest checkpoint that can be read, of those that a run would go on from."""
-    return next((step for step, folder in _candidates(place_of(run_directory)) if damage(folder) is None), None)
+def resumes_after(run_directory: Path) -> int | None:
+    """The step after which the same command would go on; None where it would begin again."""
+    if (config := _kept_config(run_directory)) and config.trainer.get("resume_mode") == "disable":
+        return None
+    return next((step for step, folder in _candidates(_place_of(run_directory)) if damage(folder) is None), None)
 
 
 def origin(config: DictConfig) -> Path | None:
@@ -100,6 +98,12 @@ def origin(config: DictConfig) -> Path | None:
     place = Path(config.trainer.default_local_dir)
     step = _tracked(place) if config.trainer.resume_mode == "auto" else None
     return None if step is None else place / f"global_step_{step}"
+
+
+def origin_of(run_directory: Path) -> Path | None:
+    """The same of the config that a run's directory holds."""
+    config = _kept_config(run_directory)
+    return origin(config) if config else None
 
 
 def damage(folder: Path, config: DictConfig | None = None) -> str | None:
@@ -127,37 +131,41 @@ def _damage_of_file(path: Path, whole: bool) -> str | None:
             return "is empty"
     except zipfile.BadZipFile:
         return "is cut off or damaged"
-    except (OSError, ValueError, EOFError, RuntimeError, NotImplementedError) as error:
+    except (OSError, ValueError, EOFError, RuntimeError) as error:
         return f"cannot be read ({str(error) or type(error).__name__})"
     return None
 
 
 def _missing_ranks(actor: Path, config: DictConfig | None) -> Iterator[str]:
-    if not actor.is_dir() or not any(actor.iterdir()):
+    names = {path.name for path in actor.iterdir()} if actor.is_dir() else set()
+    if not names:
         yield "actor is missing"
-        return
-    found = [match for path in actor.iterdir() if (match := RANK_FILE.fullmatch(path.name))]
-    there = {match[0] for match in found}
+    found = [match for name in sorted(names) if (match := RANK_FILE.fullmatch(name))]
     kinds = {match[1] for match in found}
     if config is not None and found:
-        wanted = config.actor_rollout_ref.actor.checkpoint.load_contents
-        kinds |= {FSDP_FILES[part] for part in wanted if part in FSDP_FILES}
-    for kind in sorted(kinds):
-        for size in {int(match[2]) for match in found}:
-            names = (f"{kind}_world_size_{size}_rank_{rank}.pt" for rank in range(size))
-            yield from (f"actor/{name} is missing" for name in names if name not in there)
+        loaded = config.actor_rollout_ref.actor.checkpoint.load_contents
+        kinds |= {FSDP_FILES[part] for part in loaded if part in FSDP_FILES}
+    for size in {int(match[2]) for match in found}:
+        wanted = (f"{kind}_world_size_{size}_rank_{rank}.pt" for kind in sorted(kinds) for rank in range(size))
+        yield from (f"actor/{name} is missing" for name in wanted if name not in names)
 
 
-def place_of(run_directory: Path) -> Path:
+def _kept_config(run_directory: Path) -> DictConfig | None:
+    with suppress(OSError, ValueError, YAMLError, OmegaConfBaseException):
+        config = OmegaConf.load(run_directory / CONFIG_FILE)
+        return config if isinstance(config, DictConfig) and "trainer" in config else None
+    return None
+
+
+def _place_of(run_directory: Path) -> Path:
     """Where a run's checkpoints are, by the config that its directory holds."""
-    with suppress(OSError, AttributeError, TypeError, YAMLError, OmegaConfBaseException):
-        return Path(OmegaConf.load(run_directory / CONFIG_FILE).trainer.default_local_dir)
-    return run_directory / FOLDER
+    config = _kept_config(run_directory)
+    return Path(config and config.trainer.get("default_local_dir") or run_directory / FOLDER)
 
 
 def last_complete(run_directory: Path) -> int | None:
     """The training step of the checkpoint that verl would resume from."""
-    return _tracked(place_of(run_directory))
+    return _tracked(_place_of(run_directory))
 
 
 def _tracked(place: Path) -> int | None:
@@ -169,7 +177,7 @@ def _tracked(place: Path) -> int | None:
 def remove_unfinished(run_directory: Path, since: float) -> None:
     """Remove checkpoints newer than the last complete one, of those that changed after `since` (seconds, epoch)."""
     last = last_complete(run_directory) or 0
-    for step, folder in _steps(place_of(run_directory)):
+    for step, folder in _steps(_place_of(run_directory)):
         with suppress(OSError):
             if step > last and folder.stat().st_mtime >= since:
                 shutil.rmtree(folder)
@@ -184,8 +192,11 @@ def _candidates(place: Path) -> list[tuple[int, Path]]:
     return found
 
 
+def _step_of(folder: Path) -> int:
+    return int(folder.name.rpartition("_")[2])
+
+
 def _steps(folder: Path) -> list[tuple[int, Path]]:
     """Newest first."""
-    folders = folder.glob("global_step_*")
-    found = [(int(name), folder) for folder in folders if (name := folder.name.rpartition("_")[2]).isdigit()]
-    return sorted(found, reverse=True)
+    folders = [one for one in folder.glob("global_step_*") if one.name.rpartition("_")[2].isdigit()]
+    return sorted(((_step_of(one), one) for one in folders), reverse=True)

@@ -87,16 +87,15 @@ def connect(config: DictConfig, speculation: SpeculationConfig) -> None:
     engine_setting = rollout.engine_kwargs.vllm.get("async_scheduling")
     of_engine = stages, engine_setting, rollout.tensor_model_parallel_size
     asynchronous = speculation.schedules_asynchronously(config.trainer.device, *of_engine)
+    own = speculation.vllm_arguments(asynchronous)
     for key in ("additional_config", "compilation_config", "kv_transfer_config", "speculative_config"):
         users = rollout.engine_kwargs.vllm.get(key) or {}
         with suppress(ValueError):  # vLLM takes JSON too
             users = json.loads(users) if isinstance(users, str) else users
         if not isinstance(users, DictConfig | dict):
             raise ValueError(f"actor_rollout_ref.rollout.engine_kwargs.vllm.{key}={users}: expected a dictionary")
-    for key, value in speculation.vllm_arguments(asynchronous).items():
-        users = rollout.engine_kwargs.vllm.get(key) or {}
-        users = json.loads(users) if isinstance(users, str) else users
-        rollout.engine_kwargs.vllm[key] = {**users, **value}
+        if key in own:
+            rollout.engine_kwargs.vllm[key] = {**users, **own[key]}
     OmegaConf.set_struct(config, True)
 
 
@@ -136,28 +135,20 @@ def verl_configs() -> str:
 
 
 def _one_line(error: Exception) -> str:
-    """Hydra spreads its messages over several lines, the cause first."""
+    """Hydra spreads its messages over several lines, the cause first, and of a key that the config lacks it advises a
+    `+`, which helps in FREE_SECTIONS alone."""
     message = str(error).split("Config search path:")[0]
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     if found := re.search(r"Could not find '(.+)/(.+)'$", message, re.MULTILINE):
         choices = [line for line in lines[2:] if line != "knobs"]  # which the choices share
         return f"{found[1]}={found[2]} is unknown: expected one of {', '.join(choices)}"
-    if (found := re.match("Could not override '(.+)'", message)) and not found[1].startswith(EXTENSIBLE):
-        return _unknown_key(found[1], error.__cause__)
-    return "; ".join(lines[:8])
-
-
-def _unknown_key(key: str, cause: BaseException | None) -> str:
-    """Of a key, or without a cause of a group of choices, that the config lacks. Hydra advises a `+`, which
-    `compose_config` refuses."""
-    if not isinstance(cause, OmegaConfBaseException):
-        return f"{key} is no choice of this config: leave it out"
-    key = cause.full_key or key  # as far as the first part that does not exist
+    found = re.match("Could not override '(.+)'", message)
+    if found is None or found[1].startswith(EXTENSIBLE):
+        return "; ".join(lines[:8])
+    if not isinstance(cause := error.__cause__, OmegaConfBaseException):
+        return f"{found[1]} is no choice of this config: leave it out"
+    key = cause.full_key or found[1]  # as far as the first part that does not exist
     path, dot, name = key.rpartition(".")
     keys = map(str, cause.parent_node) if isinstance(cause.parent_node, DictConfig) else []
-    if nearest := difflib.get_close_matches(name, keys):
-        return f"{key} does not exist: did you mean {' or '.join(path + dot + one for one in nearest)}?"
-    listed = path and CONFIGS / path / "knobs.yaml"
-    if listed and listed.is_file():
-        return f"{key} does not exist: the keys are listed in {listed.relative_to(REPOSITORY)}"
-    return f"{key} does not exist: check its spelling"
+    nearest = [path + dot + one for one in difflib.get_close_matches(name, keys)]
+    return f"{key} does not exist: " + (f"did you mean {' or '.join(nearest)}?" if nearest else "check its spelling")

@@ -9,11 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
 from recipe.launch import checkpoints
 from recipe.record.run_directory import STATE_FILE, VALIDATING, read_json, read_metrics
-from recipe.record.settings import CONFIG_FILE
 
 LOG_FILE = "train.log"
 LONGEST_REASON = 240  # characters
@@ -74,13 +71,14 @@ def failed(code: int, died: str | None, error: dict | None, run_directory: Path)
     free = shutil.disk_usage(folder if folder.exists() else run_directory).free
     # Where the temporary directory is on the same disk, the exception could not be written either.
     if FULL_DISK.search(text) or (not text and not died and free < LEAST_FREE):
-        where = f"the checkpoint of step {steps_done(run_directory) + 1}" if "checkpoint" in text else "a file"
+        where = f"the checkpoint of step {_steps_done(run_directory) + 1}" if "checkpoint" in text else "a file"
         reason = f"no space left on the disk of {folder} ({free / 2**30:.1f} GiB free) for {where}"
         return Ending(code, reason, "free some space")
     if died or (error and is_death(error)):
         reason = f"{died} was killed or crashed" if died else _dead_actor(text)
         return Ending(code, reason, "if nobody killed it, the log says more: often memory")
-    if error and "load_checkpoint" in text and UNREADABLE.search(text) and (folder := _origin(run_directory)):
+    unread = "load_checkpoint" in text and UNREADABLE.search(text)
+    if unread and (folder := checkpoints.origin_of(run_directory)):
         return Ending(code, f"{folder} cannot be read ({_exception(error)})", unreadable=folder)
     if error:
         return Ending(code, _exception(error), "correct the cause")
@@ -98,12 +96,12 @@ def is_death(error: dict) -> bool:
 def last_line(run_directory: Path, ending: Ending) -> str:
     """One line for the screen and the log."""
     log = run_directory / LOG_FILE
-    done = steps_done(run_directory)
+    done = _steps_done(run_directory)
     if ending.reason is None:
         return f"finished after {done} steps; log: {log}; compare it with another run: python -m recipe.report"
     if ending.unreadable:
         again = checkpoints.go_on_before(ending.unreadable)
-    elif (saved := resumes_after(run_directory)) is None:
+    elif (saved := checkpoints.resumes_after(run_directory)) is None:
         again = "the same command starts from the beginning (no checkpoint to go on from)"
     else:
         again = f"the same command goes on after step {saved}"
@@ -124,24 +122,9 @@ def write_last_line(run_directory: Path, ending: Ending) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def steps_done(run_directory: Path) -> int:
+def _steps_done(run_directory: Path) -> int:
     """The last training step with a row in metrics.jsonl."""
     return max(read_metrics(run_directory), default=0)
-
-
-def resumes_after(run_directory: Path) -> int | None:
-    """The step after which the run would go on; None where it would begin again."""
-    with suppress(OSError, ValueError, AttributeError):
-        if OmegaConf.load(run_directory / CONFIG_FILE).trainer.resume_mode == "disable":
-            return None
-    return checkpoints.newest(run_directory)
-
-
-def _origin(run_directory: Path) -> Path | None:
-    """The checkpoint that the run went on from."""
-    with suppress(OSError, ValueError, AttributeError):
-        return checkpoints.origin(OmegaConf.load(run_directory / CONFIG_FILE))
-    return None
 
 
 def role_said(text: str) -> str | None:

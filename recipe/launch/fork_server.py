@@ -91,25 +91,38 @@ def _become(connection: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     header, received, _, _ = socket.recv_fds(connection, 8, MAX_DESCRIPTORS)
     request = json.loads(connection.recv(int.from_bytes(header, "big"), socket.MSG_WAITALL))
-    environment = request["environment"]
+    arguments, environment = request["arguments"], request["environment"]
     if environment.get("RAY_JOB_ID", FIRST_RAY_JOB) != FIRST_RAY_JOB:
         return  # the client starts Python anew
-    connection = _place(connection, received, request["descriptors"])
-    if "-c" in request["arguments"]:
+    # The received descriptors get the numbers that they have in the client, the connection a free one.
+    above = max(request["descriptors"]) + 1
+    own, *parked = (fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, above) for one in (connection.detach(), *received))
+    os.closerange(0, above)
+    for source, target in zip(parked, request["descriptors"], strict=True):
+        os.dup2(source, target)
+        os.close(source)
+    connection = socket.socket(fileno=own)
+    if "-c" in arguments:
         # The library looks for the title's memory beside the environment's, at the first call. Not in Ray's workers,
         # whose own copy would then find nothing.
         setproctitle.getproctitle()
     os.environ.clear()
     os.environ.update(environment)
-    _take_threads(environment)
+    if "torch" in sys.modules and (threads := environment.get("OMP_NUM_THREADS", "")).isdigit():
+        sys.modules["torch"].set_num_threads(int(threads))  # OpenMP and MKL have read ONE_THREAD and do not look again
     os.chdir(request["directory"])
     connection.sendall(os.getpid().to_bytes(8, "big"))
+    _run_for(connection, arguments)
+
+
+def _run_for(connection: socket.socket, arguments: list[str]) -> None:
+    """Run what was asked for, until the client ends."""
     running = threading.Event()
     running.set()
     threading.Thread(target=_die_with, args=(connection, running), daemon=True).start()
     code = 1
     try:
-        _run(request["arguments"])
+        _run(arguments)
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -117,23 +130,6 @@ def _become(connection: socket.socket) -> None:
     finally:
         running.clear()
         connection.sendall((code % 256).to_bytes(8, "big"))
-
-
-def _take_threads(environment: dict[str, str]) -> None:
-    """OpenMP and MKL have read ONE_THREAD when they were loaded, and do not look again."""
-    if "torch" in sys.modules and (threads := environment.get("OMP_NUM_THREADS", "")).isdigit():
-        sys.modules["torch"].set_num_threads(int(threads))
-
-
-def _place(connection: socket.socket, received: list[int], wanted: list[int]) -> socket.socket:
-    """Give the received descriptors the numbers that they have in the client, and the connection a free one."""
-    above = max(wanted) + 1
-    parked = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, above) for one in (connection.detach(), *received)]
-    os.closerange(0, above)
-    for source, target in zip(parked[1:], wanted, strict=True):
-        os.dup2(source, target)
-        os.close(source)
-    return socket.socket(fileno=parked[0])
 
 
 def _die_with(client: socket.socket, running: threading.Event) -> None:

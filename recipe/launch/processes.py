@@ -35,22 +35,18 @@ def descendants(keep: int | None = None) -> list[psutil.Process]:
     return found
 
 
-def stop_descendants() -> None:
-    """Terminate, then kill, every process started below this one, until none is left."""
-    _stop(descendants)
-
-
 def stop_marked(variable: str, value: str) -> None:
-    """The same for this user's processes that were started with an environment variable of this value."""
+    """End this user's processes that were started with an environment variable of this value."""
 
     def marked() -> list[psutil.Process]:
         every = psutil.process_iter(["environ"])
         return [process for process in every if (process.info["environ"] or {}).get(variable) == value]
 
-    _stop(marked)
+    stop(marked)
 
 
-def _stop(find: Callable[[], list[psutil.Process]]) -> None:
+def stop(find: Callable[[], list[psutil.Process]] = descendants) -> None:
+    """Terminate, then kill, until none is found: every process started below this one."""
     deadline = time.monotonic() + TERMINATE_SECONDS
     for sign in (signal.SIGTERM, signal.SIGKILL):
         while found := find():
@@ -63,20 +59,7 @@ def _stop(find: Callable[[], list[psutil.Process]]) -> None:
 
 
 def alive(process: psutil.Process) -> bool:
+    """Whether it runs: a zombie does not."""
     with suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
-
-
-def title(process: psutil.Process) -> str:
-    """The first word of its command line, which Ray and vLLM set with setproctitle; empty for a process that ended."""
-    with suppress(psutil.Error, IndexError):
-        return process.cmdline()[0]
-    return ""
-
-
-def proportional_memory(process: psutil.Process) -> int:
-    """Proportional set size in bytes: pages that several processes share are divided among them."""
-    with suppress(psutil.Error, OSError):
-        return process.memory_full_info().pss
-    return 0

@@ -29,57 +29,42 @@ def progress_bar(**arguments) -> tqdm:
     return tqdm(mininterval=SECONDS_BETWEEN_LINES, file=_Lines(), ncols=0, **arguments)
 
 
-class Warnings:
-    """Follows a log: what this project's loggers add to it, each message once."""
-
-    def __init__(self, log: Path):
-        self.log = log
-        self._read = log.stat().st_size if log.exists() else 0
-        self._seen: set[str] = set()
-
-    def take(self) -> list[str]:
-        """The messages since the last call, with the logger's name before each."""
-        if not self.log.exists():
-            return []
-        with open(self.log, "rb") as file:
-            file.seek(self._read)
-            whole_lines = file.read().rpartition(b"\n")[0]
-        self._read += len(whole_lines)
-        found = [f"{name}: {text}" for name, text in LINE.findall(whole_lines.decode(errors="replace"))]
-        new = [text for text in dict.fromkeys(found) if text not in self._seen]
-        self._seen.update(new)
-        return new
-
-
 class Progress:
     """Follows a run: what it starts, then its metrics.jsonl, one tick per training step, with its most important
-    metrics beside it. Warnings come above it. `first`: the step that a resumed run goes on from."""
+    metrics beside it. What this project's loggers add to the log comes above it, each message once.
+
+    Args:
+        first: the step that a resumed run goes on from.
+    """
 
     def __init__(self, run_directory: Path, total_steps: int | None, first: int = 0):
         self.run_directory, self.first = run_directory, first
-        self._warnings = Warnings(run_directory / LOG_FILE)
-        self._size = self._current_size()
+        self._log_read, self._size = self._size_of(LOG_FILE), self._size_of(METRICS_FILE)
+        self._warned: set[str] = set()
         self._next_line = 0.0
         self._phase = "starting"
         self.bar = progress_bar(total=total_steps, initial=first, unit="step", desc=self._phase, smoothing=0.0)
 
     def update(self) -> None:
         """Show what is new; called a few times a second."""
-        for text in self._warnings.take():
+        for text in self._new_warnings():
             self.bar.write(f"warning: {text}", file=sys.stderr)
         if self._enter(read_json(self.run_directory / STATE_FILE).get("phase", "")):
             return
-        if (size := self._current_size()) != self._size:
+        if (size := self._size_of(METRICS_FILE)) != self._size:
             self._size = size
-            row = self._last_row()
-            self.bar.n = max(self.first, int(row.get("step", 0)))
-            self.bar.set_postfix_str(summary(row), refresh=False)
+            step = max(metrics := read_metrics(self.run_directory), default=0)
+            self.bar.n = max(self.first, step)
+            self.bar.set_postfix_str(summary(metrics.get(step, {})), refresh=False)
         elif not sys.stderr.isatty():
             return  # only on a terminal does its clock go on
-        if self._may_write():
+        now = time.monotonic()
+        if now >= self._next_line or self.bar.n == self.bar.total:
+            self._next_line = now + (1.0 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES)
             self.bar.refresh()
 
     def close(self) -> None:
+        """Leave the last line on the screen."""
         self.bar.close()
 
     def _enter(self, phase: str) -> bool:
@@ -92,21 +77,22 @@ class Progress:
         self.bar.set_description("training" if phase == RUNNING else phase)
         return True
 
-    def _may_write(self) -> bool:
-        now = time.monotonic()
-        last_step = self.bar.total is not None and self.bar.n >= self.bar.total
-        if now < self._next_line and not last_step:
-            return False
-        self._next_line = now + (1.0 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES)
-        return True
+    def _new_warnings(self) -> list[str]:
+        """The messages since the last call, with the logger's name before each."""
+        if self._size_of(LOG_FILE) == self._log_read:
+            return []
+        with open(self.run_directory / LOG_FILE, "rb") as file:
+            file.seek(self._log_read)
+            whole_lines = file.read().rpartition(b"\n")[0]
+        self._log_read += len(whole_lines)
+        found = dict.fromkeys(f"{name}: {text}" for name, text in LINE.findall(whole_lines.decode(errors="replace")))
+        new = [text for text in found if text not in self._warned]
+        self._warned.update(new)
+        return new
 
-    def _current_size(self) -> int:
-        path = self.run_directory / METRICS_FILE
+    def _size_of(self, name: str) -> int:
+        path = self.run_directory / name
         return path.stat().st_size if path.exists() else 0
-
-    def _last_row(self) -> dict:
-        step = max(metrics := read_metrics(self.run_directory), default=0)
-        return {"step": step, **metrics.get(step, {})}
 
 
 def summary(row: dict) -> str:

@@ -14,12 +14,10 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sam.command import run_command
-from sam.record.atomic import replacing
 
 PATCHES = Path(__file__).resolve().parents[2] / "patches"
 
@@ -47,8 +45,9 @@ class Series:
         return self.folder.name
 
     @property
-    def names(self) -> list[str]:
-        return [path.name for path in sorted(self.folder.glob("*.patch"))]
+    def patches(self) -> list[Path]:
+        """In the order in which they apply."""
+        return sorted(self.folder.glob("*.patch"))
 
     @property
     def state(self) -> str:
@@ -99,58 +98,13 @@ def _state_of(path: Path, wanted: dict[str, str]) -> str:
     return {wanted["published"]: "published", wanted["patched"]: "patched"}.get(digest, "edited")
 
 
-def _patched(series: Series, names: set[str], wanted: str) -> dict[str, bytes]:
-    """The files `names` in the state `wanted`, published or patched, by git in a copy of them."""
-    if shutil.which("git") is None:
-        raise PatchError("git is not installed, and applies the patches: install it")
-    backwards = wanted == "published"
-    command = ["git", "apply", "--whitespace=nowarn", *(f"--include={name}" for name in sorted(names))]
-    with tempfile.TemporaryDirectory() as copy:
-        for name in names:
-            (Path(copy) / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(series.root / name, Path(copy) / name)
-        # Above a ceiling git looks for no repository: paths are then relative to the folder.
-        environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(Path(copy).resolve().parent)}
-        for patch in sorted(series.folder.glob("*.patch"), reverse=backwards):
-            full = [*command, *(["--reverse"] if backwards else []), str(patch)]
-            finished = subprocess.run(full, cwd=copy, env=environment, capture_output=True, text=True)
-            if finished.returncode:
-                reason = finished.stderr.strip().splitlines()[-1].removeprefix("error: ")
-                raise PatchError(f"{patch.name}: {reason}; nothing was changed")
-        return {name: (Path(copy) / name).read_bytes() for name in names}
-
-
-def _change(series: Series, wanted: str, before: tuple[str, ...]) -> None:
-    """Bring every file of a series that is in a state of `before` to the state `wanted`: published or patched."""
-    if series.state not in before:
-        raise PatchError(series.problem())
-    contents = _patched(series, {name for name, state in series.states.items() if state != wanted}, wanted)
-    for name, content in contents.items():
-        if hashlib.sha256(content).hexdigest() != series.hashes[name][wanted]:
-            raise PatchError(f"{name}: the patches do not lead to the file in manifest.json; nothing was changed")
-    present = {name: (series.root / name).read_bytes() for name in contents}
-    try:
-        for name, content in contents.items():
-            with replacing(series.root / name) as partial:
-                partial.write_bytes(content)
-                shutil.copymode(series.root / name, partial)
-    except OSError as error:
-        for back, content in present.items():
-            if (series.root / back).read_bytes() != content:
-                (series.root / back).write_bytes(content)
-        raise PatchError(f"{name}: {error.strerror}; everything was put back: make the folder writable") from error
-
-
 def apply(series: Series) -> str:
     """Patch a published tree; a patched one is left as it is. Says what was done.
 
     Raises:
         PatchError: half applied, edited, or another version.
     """
-    if series.state == "patched":
-        return f"{series.distribution} {series.version}: already patched"
-    _change(series, "patched", ("published",))
-    return f"{series.distribution} {series.version}: applied {', '.join(series.names)}"
+    return _change(series, "patched", f"applied {', '.join(path.name for path in series.patches)}")
 
 
 def revert(series: Series) -> str:
@@ -159,10 +113,27 @@ def revert(series: Series) -> str:
     Raises:
         PatchError: edited, or another version.
     """
-    if series.state == "published":
-        return f"{series.distribution} {series.version}: already as published"
-    _change(series, "published", ("patched", "half-applied"))
-    return f"{series.distribution} {series.version}: as published again"
+    return _change(series, "published", "as published again")
+
+
+def _change(series: Series, wanted: str, done: str) -> str:
+    """Bring every file of a series to the state `wanted`; git writes nothing unless all patches fit."""
+    head, backwards = f"{series.distribution} {series.version}", wanted == "published"
+    if series.state == wanted:
+        return f"{head}: already {'as published' if backwards else 'patched'}"
+    if series.state not in (("patched", "half-applied") if backwards else ("published",)):
+        raise PatchError(series.problem())
+    if shutil.which("git") is None:
+        raise PatchError("git is not installed, and applies the patches: install it")
+    included = [f"--include={name}" for name, state in series.states.items() if state != wanted]
+    command = ["git", "apply", "--whitespace=nowarn", *included, *(["--reverse"] if backwards else [])]
+    command += sorted(map(str, series.patches), reverse=backwards)
+    # Above a ceiling git looks for no repository: paths are then relative to the folder.
+    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(series.root.resolve().parent)}
+    finished = subprocess.run(command, cwd=series.root, env=environment, capture_output=True, text=True)
+    if finished.returncode:
+        raise PatchError(f"{finished.stderr.strip().splitlines()[-1].removeprefix('error: ')}; nothing was changed")
+    return f"{head}: {done}"
 
 
 def status(series: Series) -> str:
@@ -170,7 +141,7 @@ def status(series: Series) -> str:
         return f"{series.distribution}: not installed here"
     head = f"{series.distribution} {series.installed} in {series.root}: {series.state}"
     active = "active" if series.state == "patched" else "not active"
-    return "\n".join([head, *(f"  {name}: {active}" for name in series.names)])
+    return "\n".join([head, *(f"  {path.name}: {active}" for path in series.patches)])
 
 
 def check(series: Series) -> str:

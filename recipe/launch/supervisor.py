@@ -1,9 +1,9 @@
 """Runs a command and leaves nothing behind: processes, shared memory, sockets, temporary files.
 
 verl, Ray and vLLM start dozens of processes in sessions of their own, which outlive a killed driver; a vLLM
-process that dies during a weight sync makes verl wait for ever. So the run is started below this process, which
-adopts its orphans (PR_SET_CHILD_SUBREAPER), watches it, and clears up however it ends. recipe.launch.guardian, between
-the two, clears up when this process is killed; recipe.launch.scratch, at the next start, when both were.
+process that dies during a weight sync makes verl wait for ever. So the run is started below a process that adopts its
+orphans (PR_SET_CHILD_SUBREAPER), watches it, and clears up however it ends. That process is forked from the user's
+(`guard`): if one of the two is killed, the other clears up; if both were, the next start does (recipe.launch.scratch).
 """
 
 import json
@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,8 +20,8 @@ from pathlib import Path
 import psutil
 
 from recipe.launch import processes
-from recipe.launch.ending import Ending, failed, is_death, role_of, role_said
-from recipe.launch.scratch import Scratch, remove_abandoned
+from recipe.launch.ending import LOG_FILE, Ending, failed, is_death, role_of, role_said, write_last_line
+from recipe.launch.scratch import VARIABLE, Scratch, remove_abandoned
 from recipe.record.run_directory import STATE_FILE, read_json
 
 POLL_SECONDS = 0.25  # looking at the processes known to be needed
@@ -28,12 +29,51 @@ SCAN_SECONDS = 2.0  # looking for new ones, some thirty, costs a few millisecond
 MEMORY_SECONDS = 5.0
 CONSEQUENCE_SECONDS = 0.5  # an exception that ends the run, later than this after a process died, is a consequence
 GRACE_SECONDS = 8.0  # verl may notice by itself that a process died, and say more about it
+STOPS = (signal.SIGINT, signal.SIGTERM)
+
+
+def guard(run_directory: Path, work: Callable[[], int]) -> int:
+    """Do `work`, which calls `supervise` and returns an exit code, in a forked process that gets this one's signals."""
+    processes.adopt_orphans()
+    sys.stdout.flush()
+    own = os.getpid()
+    if not (forked := os.fork()):
+        os.setsid()
+        signal.signal(signal.SIGTERM, _interrupt)
+        # A shell without job control starts background commands with SIGINT ignored; here it always means to stop.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        code = 1
+        try:
+            processes.terminate_with_parent()
+            code = work() if os.getppid() == own else 137
+        except KeyboardInterrupt:
+            code = 130
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with suppress(OSError):
+                sys.stdout.flush()
+            os._exit(code)
+
+    def pass_on(number, _) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(forked, number)
+
+    before = {number: signal.signal(number, pass_on) for number in STOPS}
+    code = os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1])
+    if code < 0:
+        processes.stop()
+        remove_abandoned(run_directory)
+        write_last_line(run_directory, Ending(128 - code, f"the supervisor (process {forked}) was killed"))
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
 
 
 def supervise(
     command: list[str], run_directory: Path, phase_limits: dict[str, float], on_poll: Callable[[], None] = lambda: None
 ) -> Ending:
-    """Run `command` to its end and clear up after it; calls `on_poll` a few times a second.
+    """Run `command` to its end and clear up after it, below `guard`; calls `on_poll` a few times a second.
 
     It is started with recipe.launch.scratch.VARIABLE naming a private directory that is removed afterwards. Its output
     is appended to train.log in the run directory. A phase in state.json may last as many seconds as `phase_limits` say.
@@ -44,25 +84,25 @@ def supervise(
     processes.adopt_orphans()
     remove_abandoned(run_directory)
     (run_directory / STATE_FILE).unlink(missing_ok=True)
-    scratch = Scratch.create(run_directory)
-    signal.signal(signal.SIGTERM, _raise_interrupt)
-    # A shell without job control starts background commands with SIGINT ignored; here it always means to stop.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    guardian = [sys.executable, "-m", "recipe.launch.guardian", str(os.getpid()), str(scratch.directory)]
-    child = subprocess.Popen([*guardian, str(run_directory), *command], start_new_session=True)
+    parent, scratch = os.getppid(), Scratch.create(run_directory)
+    environment = {**os.environ, VARIABLE: str(scratch.directory)}
+    with open(run_directory / LOG_FILE, "ab") as log:
+        child = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
     watch = Watch(child, run_directory, phase_limits, scratch)
     try:
         return watch.until_end(on_poll)
     except KeyboardInterrupt:
+        if os.getppid() != parent:
+            return Ending(137, f"the supervisor (process {parent}) was killed")
         return Ending(130, "interrupted")
     finally:
-        for sign in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(sign, signal.SIG_IGN)  # a second Ctrl-C must not stop the clearing up
-        processes.stop_descendants()
+        for number in STOPS:
+            signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not stop the clearing up
+        processes.stop()
         scratch.remove()
         watch.write_peak_memory()
+        signal.signal(signal.SIGTERM, _interrupt)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class Watch:
@@ -75,27 +115,31 @@ class Watch:
         self.scratch = scratch
         self.needed: dict[psutil.Process, str] = {}
         self.dead: dict[str, str] = {}  # name by role: what was dead in the first look that found any
-        self._died_at = 0.0  # seconds, epoch
+        self.died_at = 0.0  # seconds, epoch
         self._seen_before: set[psutil.Process] = set()
-        self.peak_memory = 0
+        self._peak_memory = 0
         self._next_scan = self._next_memory = 0.0
 
     def until_end(self, on_poll: Callable[[], None]) -> Ending:
+        """How the child ended, or why waiting for it is hopeless."""
         while (code := self._wait()) is None:
-            on_poll()
+            with suppress(OSError):  # a terminal that was closed
+                on_poll()
             if time.monotonic() >= self._next_scan:
                 self._next_scan = time.monotonic() + SCAN_SECONDS
                 self._scan()
             if reason := self._why_hopeless():
-                return self._failed(1) if self.dead else Ending(1, reason)
-        on_poll()
-        return self._failed(code) if code else Ending(0)
+                return self.failed(1) if self.dead else Ending(1, reason)
+        with suppress(OSError):
+            on_poll()
+        return self.failed(code) if code else Ending(0)
 
-    def _failed(self, code: int) -> Ending:
+    def failed(self, code: int) -> Ending:
+        """The ending of a run that failed, by what died and by the exception that it wrote, whichever was first."""
         error = self.scratch.read_error()
         # Only of a death: at its end a run ends them all.
         dead = self.dead or (self._find_dead() if error and is_death(error) else {})
-        if error and self._died_at > error["at"] - CONSEQUENCE_SECONDS and not is_death(error):
+        if error and self.died_at > error["at"] - CONSEQUENCE_SECONDS and not is_death(error):
             dead = {}  # they ended because of the exception
         died = dead.get(role_said(error["text"]) if error else None) or next(iter(dead.values()), None)
         return failed(code, died, error, self.run_directory)
@@ -112,18 +156,16 @@ class Watch:
         return code if code >= 0 else 128 - code
 
     def _scan(self) -> None:
+        """Look for needed processes, by two looks in a row: what an engine starts bears its title for a moment too,
+        between fork and exec."""
         found = processes.descendants(keep=self.child.pid)
         self.scratch.touch()
-        self._note_needed(found)
-        if time.monotonic() >= self._next_memory:
-            self._next_memory = time.monotonic() + MEMORY_SECONDS
-            self.peak_memory = max(self.peak_memory, sum(map(processes.proportional_memory, found)))
-
-    def _note_needed(self, found: list[psutil.Process]) -> None:
-        """Twice in a row: what an engine starts bears its title for a moment too, between fork and exec."""
-        roles = {process: role for process in found if (role := role_of(processes.title(process)))}
+        roles = {process: role for process in found if (role := role_of(_title(process)))}
         self.needed |= {process: roles[process] for process in roles.keys() & self._seen_before}
         self._seen_before = set(roles)
+        if time.monotonic() >= self._next_memory:
+            self._next_memory = time.monotonic() + MEMORY_SECONDS
+            self._peak_memory = max(self._peak_memory, sum(map(_memory, found)))
 
     def _why_hopeless(self) -> str | None:
         state = read_json(self.run_directory / STATE_FILE)
@@ -134,16 +176,30 @@ class Watch:
         if phase == "finished":
             return None
         if not self.dead and (dead := self._find_dead()):
-            self.dead, self._died_at = dead, time.time()
-        is_over = self.dead and time.time() - self._died_at > GRACE_SECONDS
+            self.dead, self.died_at = dead, time.time()
+        is_over = self.dead and time.time() - self.died_at > GRACE_SECONDS
         return next(iter(self.dead.values())) if is_over else None
 
     def write_peak_memory(self) -> None:
         """Peak of the processes' proportional set sizes (shared pages counted once), in GiB."""
-        content = {"peak_memory_gib": round(self.peak_memory / 2**30, 2)}
+        content = {"peak_memory_gib": round(self._peak_memory / 2**30, 2)}
         with suppress(OSError):  # the disk may be full
             (self.run_directory / "peak_memory.json").write_text(json.dumps(content))
 
 
-def _raise_interrupt(*_) -> None:
+def _title(process: psutil.Process) -> str:
+    """The first word of its command line, which Ray and vLLM set with setproctitle; empty for a process that ended."""
+    with suppress(psutil.Error, IndexError):
+        return process.cmdline()[0]
+    return ""
+
+
+def _memory(process: psutil.Process) -> int:
+    """Proportional set size in bytes: pages that several processes share are divided among them."""
+    with suppress(psutil.Error, OSError):
+        return process.memory_full_info().pss
+    return 0
+
+
+def _interrupt(*_) -> None:
     raise KeyboardInterrupt

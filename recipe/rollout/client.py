@@ -6,9 +6,11 @@ from uuid import uuid4
 import numpy as np
 import ray
 from verl.utils import normalize_token_ids
+from verl.utils.rollout_trace import rollout_trace_op
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
+from recipe.rollout.router import Placement, Request
 from sam.drafting.token_ids import digest
 from sam.vllm.runner_hooks import PART, WAITING
 
@@ -18,6 +20,7 @@ UNDIVIDED = (
     "bad_words", "repetition_detection",
 )  # fmt: skip
 SPECULATION_COUNTS = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
+LEFT_OUT_WHERE_EMPTY = ("audio_data", "mm_processor_kwargs", "priority")
 MOST_FAILURES = 8  # replicas that may die under one response
 
 
@@ -28,75 +31,75 @@ class RoutedClient(LLMServerClient):
     token, so tokens are those of the whole (sam.verify.uniforms). If a replica dies, the response goes on elsewhere.
     """
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self._lb_require_acquire_fields = self._lb_require_release_fields = []  # the router is known
-        self._acquire_with: dict[str, dict[str, Any]] = {}  # what the router is told of each request under way
-        self._server_of: dict[str, str] = {}
-
-    async def _acquire_server(self, request_id: str, *, sampling_params: dict[str, Any], **_):
-        told = self._acquire_with[request_id]
-        self._server_of.pop(request_id, None)
-        acquire = self._load_balancer.acquire_server.remote
-        server_id, server, waiting = await acquire(request_id=request_id, tell_waiting=True, **told)
-        self._server_of[request_id] = server_id
-        if waiting:  # for the switch; the server is given this dictionary next
-            sampling_params["extra_args"] = {**(sampling_params.get("extra_args") or {}), WAITING: waiting}
-        return server_id, server
-
-    def _release_server(self, server_id: str, request_id: str | None = None) -> None:
-        """Done by `generate`: only the last chunk releases."""
-
-    def describe(self, prompt_ids: list[int], sampling_params: dict[str, Any], limit: int) -> dict[str, Any]:
-        """What the router is told of a new request: arguments of ContextRouter.acquire_server."""
-        return {"group": group_of(prompt_ids), "prompt_tokens": len(prompt_ids), "limit": limit}
-
+    @rollout_trace_op
     async def generate(
         self, request_id, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
     ) -> TokenOutput:
         """verl's, in chunks: token ids, log-probabilities, routed experts, counts and the stop reason are joined."""
         prompt_ids = normalize_token_ids(prompt_ids)
+        request = self._request(request_id, prompt_ids, sampling_params)
+        chunk = self.config.routing.chunk_tokens or request.limit
+        if any(sampling_params.get(key) for key in UNDIVIDED):
+            chunk = request.limit
+        joined, ended_after, failures = None, None, 0
+        try:
+            placement = await self._load_balancer.acquire.remote(request)
+            while True:
+                given = joined.token_ids if joined else []
+                parameters = chunk_parameters(sampling_params, len(prompt_ids), len(given), request.limit, chunk)
+                try:
+                    part = await self._ask(placement, request.id, prompt_ids + given, parameters, kwargs)
+                except Exception as death:
+                    failures += 1
+                    if not is_dead(death) or failures > MOST_FAILURES:
+                        raise
+                    placement = await self._go_elsewhere(request.id, placement.server_id, death)
+                    continue
+                joined = part if joined is None else join(joined, part)
+                if part.stop_reason != "length" or len(joined.token_ids) >= request.limit:
+                    break
+                placement = await self._load_balancer.proceed.remote(request.id, len(part.token_ids))
+            if joined.stop_reason != "aborted":
+                ended_after = len(part.token_ids)
+            if joined.stop_reason == "length":
+                joined.stop_reason = "completed"
+            return joined
+        finally:
+            self._load_balancer.release.remote(request.id, ended_after)
+
+    def _request(self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Request:
+        """What the router is told of a response."""
         rollout = self.config.actor_rollout_ref.rollout
         # With full_determinism ids come again with other prompts: they name requests, and no conversations.
         deterministic = rollout.get("full_determinism", False)
         name, conversation = (request_id, uuid4().hex) if deterministic else (uuid4().hex, request_id)
         limit = response_limit(rollout, len(prompt_ids), sampling_params)
-        chunk = self.config.routing.chunk_tokens
-        if chunk is None or chunk >= limit or any(sampling_params.get(key) for key in UNDIVIDED):
-            chunk = limit
-        about = self.describe(prompt_ids, sampling_params, limit)
-        self._acquire_with[name] = {**about, "conversation": conversation}
-        joined, emitted, died, failures = None, None, None, 0
+        return Request(name, group_of(prompt_ids), len(prompt_ids), limit, conversation)
+
+    async def _ask(
+        self, placement: Placement, name: str, prompt_ids: list[int], parameters: dict, kwargs: dict
+    ) -> TokenOutput:
+        """Have a chunk generated, with the arguments that verl's client gives vLLM's server."""
+        if placement.waiting:  # for the switch
+            parameters["extra_args"] = {**(parameters.get("extra_args") or {}), WAITING: placement.waiting}
+        given = {key: value for key, value in kwargs.items() if value or key not in LEFT_OUT_WHERE_EMPTY}
+        given.pop("mm_processor_output", None)  # SGLang's
+        given = {"image_data": None, "video_data": None, **given}
+        output = await placement.server.generate.remote(
+            request_id=self._vllm_request_id(name), prompt_ids=prompt_ids, sampling_params=parameters, **given
+        )
+        for key in ("min_global_steps", "max_global_steps"):
+            output.extra_fields.setdefault(key, output.extra_fields.get("global_steps"))
+        return output
+
+    async def _go_elsewhere(self, name: str, server_id: str, death: Exception) -> Placement:
+        """Where a chunk begins again whose server has died; the death is the error where no server is left."""
         try:
-            while True:
-                given = joined.token_ids if joined else []
-                part_parameters = chunk_parameters(sampling_params, len(prompt_ids), len(given), limit, chunk)
-                try:
-                    part = await super().generate(
-                        name, prompt_ids=prompt_ids + given, sampling_params=part_parameters, **kwargs
-                    )
-                except Exception as error:
-                    if name not in self._server_of:
-                        if died is None or is_dead(error):  # the router's own death
-                            raise
-                        raise died from error  # no replica is left: why is what matters
-                    died, failures = error, failures + 1
-                    if not is_dead(error) or failures > MOST_FAILURES:
-                        raise
-                    self._acquire_with[name] = {"emitted": 0, "failed_server": self._server_of.pop(name)}
-                    continue
-                joined = part if joined is None else join(joined, part)
-                emitted = len(part.token_ids) if part.stop_reason != "aborted" else None
-                if part.stop_reason != "length" or len(joined.token_ids) >= limit:
-                    break
-                self._acquire_with[name], emitted = {"emitted": emitted}, None
-            if joined.stop_reason == "length":
-                joined.stop_reason = "completed"
-            return joined
-        finally:
-            del self._acquire_with[name]
-            server = self._server_of.pop(name, "")
-            self._load_balancer.release_server.remote(server, request_id=name, emitted=emitted)
+            return await self._load_balancer.fail.remote(name, server_id)
+        except Exception as error:
+            if is_dead(error):  # the router's own death
+                raise
+            raise death from error
 
 
 def response_limit(rollout, prompt_tokens: int, sampling_params: dict[str, Any]) -> int:

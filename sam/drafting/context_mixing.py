@@ -8,8 +8,8 @@ Four parts decide on a draft token.
 - The recovery context. Where the text departed from the prediction ("= 12" instead of "= 15"), it often goes on as if
   it had not: the state that the predicted token leads to is followed beside the text, and its continuation joins the
   interpolation. Compressors call this the recovery of a match model.
-- What followed in other prompts' text (sam.drafting.prompt_memory). It joins last; its weight depends on how much of the
-  text it and the group have recognised, and on the evidence.
+- What followed in other prompts' text (sam.drafting.prompt_memory). It joins last; its weight depends on how much of
+  the text it and the group have recognised, and on the evidence.
 - How often earlier drafts were accepted, by which raw probabilities are calibrated (sam.drafting.calibration).
 
 Their weights are learnt (sam.drafting.mixing_weights). Nothing depends on time or on chance: the same calls give the

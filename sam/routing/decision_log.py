@@ -1,4 +1,4 @@
-"""A policy whose events and decisions are written down, and played again from what was written."""
+"""A policy's events and decisions, written down as they come, and played again from what was written."""
 
 import json
 import time
@@ -7,68 +7,55 @@ from dataclasses import asdict
 from pathlib import Path
 
 from sam.routing.meter import Meter
-from sam.routing.policy import ContextPolicy, Placement, RoutingSettings
-
-EVENTS = ("add_replica", "remove_replica", "arrive", "proceed", "finish", "abort")
+from sam.routing.policy import ContextPolicy, RoutingSettings
 
 
-class LoggedPolicy:
-    """A ContextPolicy that appends a JSON line for every event and decision to a file.
+class DecisionLog:
+    """Appends a JSON line for every event and decision of a policy to a file.
 
-    `meter` counts what they come to. A line is [seconds since the epoch, name, arguments ...]; the first is
-    [.., "settings", {..}]. A decision is [.., "decide", settled, [[request, replica, tokens], ..]] and is written where
-    something starts.
+    A line is [seconds since the epoch, name, arguments ...]; the first is [.., "settings", {..}]. A decision is
+    [.., "decide", requests left waiting, [[request, replica, tokens], ..]] and is written where something starts.
+
+    Attributes:
+        meter: counts what they come to.
     """
 
-    def __init__(self, settings: RoutingSettings, path: Path):
-        self.policy = ContextPolicy(settings)
-        self.meter = Meter(self.policy)
+    def __init__(self, policy: ContextPolicy, path: Path):
+        self.meter = Meter(policy)
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8")
-        self._write("settings", asdict(settings))
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._write(time.time(), "settings", asdict(policy.settings))
+        policy.note = self._note
 
-    def event(self, name: str, *arguments) -> object:
-        """Tell the policy of an event: one of EVENTS with the arguments of its method."""
-        result = getattr(self.policy, name)(*arguments)
-        self.meter.event(self._write(name, *arguments), name, arguments[0])
-        return result
-
-    def decide(self, settled: bool) -> list[Placement]:
-        """The policy's decisions."""
-        if placements := self.policy.decide(settled):
-            self.meter.decided(self._write("decide", settled, placements), placements)
-        self._file.flush()
-        return placements
-
-    def take_metrics(self) -> dict[str, float]:
-        """Meter.take of what has happened since the last call."""
-        return self.meter.take(time.time())
-
-    def _write(self, *entry) -> float:
+    def _note(self, *entry) -> None:
         now = time.time()
+        self.meter.note(now, *entry)
+        self._write(now, *entry)
+
+    def _write(self, now: float, *entry) -> None:
         self._file.write(json.dumps([round(now, 4), *entry], separators=(",", ":")) + "\n")
-        return now
 
 
 def replay(lines: Iterable[str]) -> int:
-    """Play a log again; returns the number of placements, all of which were decided again.
+    """Play a log again; returns the number of starts, all of which were decided again.
 
     Raises:
         ValueError: a decision differs from the log's, by line number.
     """
-    policy, placements = ContextPolicy(RoutingSettings()), 0
+    events, starts = {}, 0
     for number, line in enumerate(lines, start=1):
         _, name, *arguments = json.loads(line)
         if name == "settings":  # a run that was resumed begins again
             policy = ContextPolicy(RoutingSettings(**arguments[0]))
+            told = (policy.add_replica, policy.remove_replica, policy.arrive, policy.proceed, policy.finish)
+            events = {event.__name__: event for event in (*told, policy.abort)}
         elif name == "decide":
-            settled, expected = arguments
-            found = [list(placement) for placement in policy.decide(settled)]
-            if found != expected:
-                raise ValueError(f"line {number}: decided {found[:3]} ..., the log has {expected[:3]} ...")
-            placements += len(found)
-        elif name in EVENTS:
-            getattr(policy, name)(*arguments)
+            found = [list(start) for start in policy.decide()]
+            if found != arguments[1]:
+                raise ValueError(f"line {number}: decided {found[:3]} ..., the log has {arguments[1][:3]} ...")
+            starts += len(found)
+        elif name in events:
+            events[name](*arguments)
         else:
-            raise ValueError(f"line {number}: {name!r} is no event: expected one of {', '.join(EVENTS)}")
-    return placements
+            raise ValueError(f"line {number}: {name!r} is no event: expected one of {', '.join(events)}")
+    return starts

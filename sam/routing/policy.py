@@ -6,23 +6,20 @@ is left for the end. The policy knows no clock, no Ray and no engine: it is told
 starts at which replica. Equal events give equal decisions, so that a log of events replays.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sam.routing.lazy_heap import LazyHeap
-from sam.routing.state import Replica, Request
-from sam.routing.waiting import Waiting
+from sam.routing.waiting import Replica, Request, Waiting
 
 MOVE_AT = 2  # times the running requests of the least loaded replica from which a chunk moves there
 MOVE_LEAST = 4  # and running requests more than there
 MOVE_TOKENS = 4  # tokens of context read again for each token expected, up to which a move pays
-# Where an estimate comes from: responses of the group that have finished, or lengths known beforehand alone.
-SOURCES = ("group", "history")
 LASTS = 2  # a response is expected to go on by 1/2 of its length at least (log-normal, sigma 0.8, at thrice its median)
 NEAR = 16  # a sibling's replica is taken while it is at most 1/16 of its slots fuller than the least loaded
 
 
-class Placement(NamedTuple):
+class Start(NamedTuple):
     """A decision: `request` starts a chunk of up to `tokens` tokens at `replica`."""
 
     request: str
@@ -32,21 +29,19 @@ class Placement(NamedTuple):
 
 @dataclass(frozen=True)
 class RoutingSettings:
-    """The `routing` section's numbers.
+    """What a policy is made for.
 
     Attributes:
         chunk_tokens: tokens of a response that are generated before it is routed anew; None: all of them.
-        max_wait: admissions after which a request that waits goes before all others.
         lookahead_tokens: tokens beyond its text that an engine reserves KV cache for, as drafts.
         ahead: requests that a replica is given beyond its slots, once no replica has a free one: they wait in the
             engine, which then fills a slot in the step after it became free, instead of a message's way later.
 
     Raises:
-        ValueError: names the key and what is expected.
+        ValueError: chunk_tokens is out of range; names the key and what is expected.
     """
 
     chunk_tokens: int | None = None
-    max_wait: int = 65536
     lookahead_tokens: int = 0
     ahead: int = 0
 
@@ -54,9 +49,6 @@ class RoutingSettings:
         chunk = self.chunk_tokens
         if chunk is not None and (type(chunk) is not int or chunk < 1):
             raise ValueError(f"routing.chunk_tokens={chunk}: expected an integer of at least 1, or null for no chunks")
-        for name, least in (("max_wait", 1), ("lookahead_tokens", 0), ("ahead", 0)):
-            if type(value := getattr(self, name)) is not int or value < least:
-                raise ValueError(f"routing.{name}={value}: expected an integer of at least {least}")
 
 
 class ContextPolicy:
@@ -66,33 +58,25 @@ class ContextPolicy:
     it waits, it runs a chunk at a replica, or it is gone (:meth:`finish`, :meth:`abort`).
 
     Attributes:
-        counters: admissions; moves and their prefill_tokens; held_by_kv, decisions that waited for KV cache; for each
-            of SOURCES estimates_*, responses that ended with an estimate from there, and estimate_error_*, the sum of
-            their differences from it in tokens.
-        operations: [int], entries of heaps pushed, popped or looked at so far.
+        counters: admissions; moves and their prefill_tokens; held_by_kv, decisions that waited for KV cache; estimates,
+            responses that ended with one, and estimate_error, the sum of their differences from it in tokens.
+        note: called with the name and the arguments of every event before it counts, and with "decide", the number of
+            requests left waiting and the starts after a decision that starts something.
     """
 
     def __init__(self, settings: RoutingSettings):
         self.settings = settings
-        self.operations = [0]
-        self.counters = dict.fromkeys(("admissions", "moves", "prefill_tokens", "held_by_kv"), 0)
-        for source in SOURCES:
-            self.counters |= {f"estimates_{source}": 0, f"estimate_error_{source}": 0}
+        names = ("admissions", "moves", "prefill_tokens", "held_by_kv", "estimates", "estimate_error")
+        self.counters = dict.fromkeys(names, 0)
+        self.note: Callable[..., None] = lambda *_: None
         self._replicas: dict[str, Replica] = {}
-        self._replicas_seen = 0
         self._requests: dict[str, Request] = {}
-        self._waiting = Waiting(settings.max_wait, settings.chunk_tokens is not None, self.operations)
-        self._by_load = LazyHeap(_by_load, self.operations)
+        self._waiting = Waiting(shows_progress=settings.chunk_tokens is not None)
 
     @property
     def waiting(self) -> int:
         """Requests that wait."""
         return len(self._waiting)
-
-    @property
-    def entries(self) -> int:
-        """Entries of all tables: what its memory grows with."""
-        return self._waiting.entries + len(self._by_load) + len(self._requests) + len(self._replicas)
 
     def running(self) -> dict[str, int]:
         """Requests that run at each replica."""
@@ -100,16 +84,8 @@ class ContextPolicy:
 
     def slots(self) -> tuple[int, int]:
         """Slots in which requests run, and all slots."""
-        busy = total = 0
-        for replica in self._replicas.values():
-            busy += min(len(replica.running), replica.slots)
-            total += replica.slots
-        return busy, total
-
-    def where(self, request: str) -> str | None:
-        """The replica at which a request runs; None if it waits, is unknown, or its replica was removed."""
-        found = self._requests.get(request)
-        return found.replica.name if found and found.state == "running" and found.replica else None
+        busy = sum(min(len(replica.running), replica.slots) for replica in self._replicas.values())
+        return busy, sum(replica.slots for replica in self._replicas.values())
 
     def add_replica(self, name: str, kv_tokens: int, slots: int, block_tokens: int = 16) -> None:
         """A replica has come, or has come again.
@@ -120,15 +96,15 @@ class ContextPolicy:
         if kv_tokens < 1 or slots < 1:
             raise ValueError(f"replica {name}: {kv_tokens} tokens of KV cache, {slots} slots: expected 1 or more")
         self.remove_replica(name)
-        sizes = kv_tokens, slots, block_tokens, self.settings.ahead
-        self._replicas[name] = replica = Replica(name, self._replicas_seen, *sizes)
-        self._replicas_seen += 1
-        self._by_load.push(replica, len(self._replicas))
+        self.note("add_replica", name, kv_tokens, slots, block_tokens)
+        self._replicas[name] = Replica(name, kv_tokens, slots, block_tokens, self.settings.ahead)
 
     def remove_replica(self, name: str) -> list[str]:
         """A replica is gone; returns the requests that ran there, which go on with :meth:`proceed`."""
-        if (replica := self._replicas.pop(name, None)) is None:
+        if name not in self._replicas:
             return []
+        self.note("remove_replica", name)
+        replica = self._replicas.pop(name)
         replica.alive, lost = False, sorted(replica.running)
         for request in lost:
             self._requests[request].replica = None
@@ -140,7 +116,6 @@ class ContextPolicy:
         group: str,
         prompt_tokens: int,
         limit: int,
-        generated: int = 0,
         expected: int | None = None,
         near: str | None = None,
     ) -> None:
@@ -149,7 +124,6 @@ class ContextPolicy:
         Args:
             group: name of its prompt.
             limit: most tokens of its response.
-            generated: tokens that it has already.
             expected: tokens that its group's responses are thought to have beforehand, as of an earlier epoch.
             near: the replica that has the KV cache of its prompt, as of a conversation's last turn: the next turn goes
                 on like a response between two chunks.
@@ -159,34 +133,35 @@ class ContextPolicy:
         """
         if name in self._requests:
             raise ValueError(f"request {name} has come twice: it must finish or be aborted first")
+        self.note("arrive", name, group, prompt_tokens, limit, expected, near)
         home = self._waiting.group(group)
         home.members += 1
         if expected is not None:
             self._waiting.expect(home, expected)
-        self._requests[name] = request = Request(name, home, prompt_tokens, limit, generated)
-        request.replica = self._replicas.get(near)
+        self._requests[name] = request = Request(name, home, prompt_tokens, limit, replica=self._replicas.get(near))
         if near is not None:
-            self._pause(request)
-        self._waiting.add(request, self.counters["admissions"])
+            _pause(request)
+        self._waiting.add(request)
 
     def proceed(self, name: str, emitted: int) -> None:
         """The chunk of a running request has ended, after `emitted` tokens, and its response goes on."""
         request = self._requests[name]
+        self.note("proceed", name, emitted)
         self._leave(request)
         request.generated += emitted
         self._waiting.learn(request.group, request.generated, finished=False)
-        self._pause(request)
-        self._waiting.add(request, self.counters["admissions"])
+        _pause(request)
+        self._waiting.add(request)
 
     def finish(self, name: str, emitted: int) -> None:
         """A response is complete, its last chunk after `emitted` tokens; unknown requests are ignored."""
         if (request := self._requests.get(name)) is None:
             return
+        self.note("finish", name, emitted)
         length, group = request.generated + emitted, request.group
         if group.known:
-            source = "group" if group.finished else "history"
-            self.counters[f"estimates_{source}"] += 1
-            self.counters[f"estimate_error_{source}"] += abs(round(group.estimate) - length)
+            self.counters["estimates"] += 1
+            self.counters["estimate_error"] += abs(round(group.estimate) - length)
         self._waiting.learn(group, length, finished=True)
         self._drop(request)
 
@@ -194,30 +169,27 @@ class ContextPolicy:
         """A request is given up, whether it waits or runs; its length says nothing about its group."""
         if (request := self._requests.get(name)) is None:
             return
+        self.note("abort", name)
         if request.group.probe == name:
             request.group.probe = None
         self._drop(request)
         self._waiting.requeue(request.group)
 
-    def decide(self, settled: bool = True) -> list[Placement]:
-        """Start what there is room for, most urgent first.
-
-        Args:
-            settled: whether no more requests are expected for now. If not, only probes and requests between chunks
-                start, so that the first group to come does not take the slots of other groups' probes.
-        """
-        placements = []
-        while (request := self._waiting.next(self.counters["admissions"], settled)) is not None:
-            if (replica := self._choose(request)) is None:
-                break
-            placements.append(self._start(request, replica))
-        return placements
+    def decide(self) -> list[Start]:
+        """Start what there is room for, most urgent first."""
+        starts = []
+        while (request := self._waiting.next()) and (replica := self._choose(request)):
+            starts.append(self._start(request, replica))
+        if starts:
+            self.note("decide", self.waiting, starts)
+        return starts
 
     def _choose(self, request: Request) -> Replica | None:
-        if (least := self._by_load.first()) is None:
+        if not self._replicas:
             return None
+        least = min(self._replicas.values(), key=lambda replica: replica.load)
         need, own, home = self._need(request), request.replica, request.group.home
-        if own is not None and own.fits(need) and not _should_move(request, own, least, self._read_again(request)):
+        if own is not None and own.fits(need) and not _should_move(request, own, least):
             return own
         if home is not None and home.fits(need) and home.load <= least.load + 1 / NEAR:
             if home.has_slot or not least.has_slot:
@@ -227,35 +199,18 @@ class ContextPolicy:
         self.counters["held_by_kv"] += least.has_slot
         return None
 
-    def _pause(self, request: Request) -> None:
-        """Let it wait among those that go on, the longest expected first.
-
-        A response as long as its group's longest so far is that longest itself: without a share of its own length it
-        would go on last of all, and the rollout would end with it.
-        """
-        group, limit, generated = request.group, request.limit, request.generated
-        expected = min(group.longest if group.known else limit, limit)
-        left = max(expected - generated, min(generated // LASTS, limit - generated))
-        request.state, request.priority = "paused", -max(1, left)
-
     def _need(self, request: Request) -> int:
         """Tokens of KV cache to the end of its chunk."""
-        context = request.prompt_tokens + request.generated
-        return context + self._chunk(request) + self.settings.lookahead_tokens
+        return request.context + self._chunk(request) + self.settings.lookahead_tokens
 
     def _chunk(self, request: Request) -> int:
         left = max(1, request.limit - request.generated)
         return min(left, self.settings.chunk_tokens or left)
 
-    @staticmethod
-    def _read_again(request: Request) -> int:
-        """Tokens of its context that another replica computes again."""
-        return request.prompt_tokens + request.generated
-
-    def _start(self, request: Request, replica: Replica) -> Placement:
+    def _start(self, request: Request, replica: Replica) -> Start:
         if request.state == "paused" and request.replica is not replica:
             self.counters["moves"] += 1
-            self.counters["prefill_tokens"] += self._read_again(request)
+            self.counters["prefill_tokens"] += request.context  # which another replica computes again
         group = request.group
         group.probe, group.home = group.probe or request.name, replica
         self._waiting.remove(request, "running")
@@ -263,15 +218,14 @@ class ContextPolicy:
         replica.running.add(request.name)
         replica.reserved += request.reserved
         self.counters["admissions"] += 1
-        self._by_load.push(replica, len(self._replicas))
-        return Placement(request.name, replica.name, self._chunk(request))
+        return Start(request.name, replica.name, self._chunk(request))
 
-    def _leave(self, request: Request) -> None:
+    @staticmethod
+    def _leave(request: Request) -> None:
         """The request no longer runs at its replica, if that is still there."""
         if (replica := request.replica) is not None and replica.alive:
             replica.running.discard(request.name)
             replica.reserved -= request.reserved
-            self._by_load.push(replica, len(self._replicas))
 
     def _drop(self, request: Request) -> None:
         if request.state == "running":
@@ -285,11 +239,20 @@ class ContextPolicy:
             del self._waiting.groups[request.group.name]
 
 
-def _should_move(request: Request, own: Replica, least: Replica, read_again: int) -> bool:
+def _pause(request: Request) -> None:
+    """Let it wait among those that go on, the longest expected first.
+
+    A response as long as its group's longest so far is that longest itself: without a share of its own length it would
+    go on last of all, and the rollout would end with it.
+    """
+    group, limit, generated = request.group, request.limit, request.generated
+    expected = min(group.longest if group.known else limit, limit)
+    left = max(expected - generated, min(generated // LASTS, limit - generated))
+    request.state, request.priority = "paused", -max(1, left)
+
+
+def _should_move(request: Request, own: Replica, least: Replica) -> bool:
     """Whether a request between chunks should leave the replica that has its KV cache for a far emptier one."""
     here, there = len(own.running) + 1, len(least.running) + 1
-    return here >= MOVE_AT * there and here - there >= MOVE_LEAST and read_again <= MOVE_TOKENS * -request.priority
-
-
-def _by_load(replica: Replica) -> tuple | None:
-    return (replica.load, replica.order) if replica.alive else None
+    worth = request.context <= MOVE_TOKENS * -request.priority
+    return here >= MOVE_AT * there and here - there >= MOVE_LEAST and worth

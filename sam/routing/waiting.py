@@ -1,14 +1,15 @@
-"""The requests that wait, and which of them is next."""
+"""Replicas, groups and requests as a routing policy knows them, and which of the waiting requests is next."""
 
+import heapq
 import math
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from sam.routing.lazy_heap import SPARE_ENTRIES, LazyHeap
-from sam.routing.state import Group, Request
-
+SPARE_ENTRIES = 64  # that a heap may have grown by since stale ones were last looked for, beside doubling
 TYPICAL_OF = 1024  # responses over which the typical length is averaged
 # Responses of the typical length that a group's estimate begins with. In recordings lengths vary about twice as much
-# within a prompt as between prompts (sam.simulate.rollout: a correlation of 0.35), which asks for about this weight.
+# within a prompt as between prompts (a correlation of 0.35), which asks for about this weight.
 PRIOR_RESPONSES = 2
 # What is expected of a new response, as a multiple of what one between two chunks is expected to come to, from which it
 # goes first. Where the KV cache is full there is always one between two chunks, and a long group would start last. One
@@ -16,43 +17,172 @@ PRIOR_RESPONSES = 2
 SOONER = 2
 
 
-class Waiting:
-    """Orders waiting requests: overdue ones, those between two chunks unless a new one is expected to be far longer,
-    probes, then the longest expected.
+@dataclass(slots=True, eq=False)
+class Replica:
+    """An engine, its limits, and what the router has put there.
+
+    Attributes:
+        kv_tokens: tokens that its KV cache holds, in blocks of `block_tokens`.
+        slots: requests that run at once (vLLM's max_num_seqs).
+        ahead: requests beyond its slots that it is given to wait there.
+        running: names of the requests that run there, or wait there for a slot.
+        reserved: tokens of KV cache, in whole blocks, that these need to the end of their chunks.
+    """
+
+    name: str
+    kv_tokens: int
+    slots: int
+    block_tokens: int = 16
+    ahead: int = 0
+    running: set[str] = field(default_factory=set)
+    reserved: int = 0
+    alive: bool = True
+
+    def blocks(self, tokens: int) -> int:
+        """`tokens` rounded up to whole blocks, in tokens."""
+        return -(-tokens // self.block_tokens) * self.block_tokens
+
+    def fits(self, tokens: int) -> bool:
+        """Whether a request that needs `tokens` to the end of its chunk has a slot and KV cache; alone it always fits,
+        since vLLM itself refuses a max_model_len that its cache cannot hold."""
+        if not self.alive or len(self.running) >= self.slots + self.ahead:
+            return False
+        return not self.running or self.reserved + self.blocks(tokens) <= self.kv_tokens
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether a request that comes would run at once."""
+        return len(self.running) < self.slots
+
+    @property
+    def load(self) -> float:
+        """The share of its slots or of its KV cache that is taken, whichever is larger."""
+        return max(len(self.running) / self.slots, self.reserved / self.kv_tokens)
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """The requests of one prompt.
+
+    Attributes:
+        order: the order in which groups came.
+        members: requests that have come and not finished.
+        waiting: those that never started, in the order in which they came, and some that were given up.
+        num_waiting: those of them that still wait.
+        longest: tokens of the longest response so far, finished or not; or a length that was known beforehand.
+        known: whether its responses' lengths can be estimated: one has finished, or they were known beforehand.
+        prior: tokens that were expected beforehand; None: as many as of other groups.
+        finished, log_sum: responses that have finished, and the sum of the logarithms of their lengths.
+        estimate: tokens expected of a response, as of the last that finished; without one, `longest`.
+        probe: the request that runs ahead of the others; None before it starts.
+        home: the replica at which its last request started.
+    """
+
+    name: str
+    order: int
+    members: int = 0
+    waiting: deque = field(default_factory=deque)
+    num_waiting: int = 0
+    longest: int = 0
+    known: bool = False
+    prior: int | None = None
+    finished: int = 0
+    log_sum: float = 0.0
+    estimate: float = 0.0
+    probe: str | None = None
+    home: Replica | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One response to generate.
+
+    Attributes:
+        limit: most tokens of the response.
+        generated: tokens that it has.
+        order: the order in which requests began to wait; a request that goes on after a chunk begins again.
+        replica: where it runs, or ran last.
+        reserved: tokens reserved there while it runs.
+        state: new, paused (between chunks or turns), running or gone.
+        priority: that with which a paused request waits: the tokens that it is thought to lack, negative.
+    """
+
+    name: str
+    group: Group
+    prompt_tokens: int
+    limit: int
+    generated: int = 0
+    order: int = 0
+    replica: Replica | None = None
+    reserved: int = 0
+    state: str = "new"
+    priority: int = 0
+
+    @property
+    def context(self) -> int:
+        """Tokens of its prompt and its response so far."""
+        return self.prompt_tokens + self.generated
+
+
+class LazyHeap:
+    """A heap of items in which an entry counts only while its key is the item's current one.
 
     Args:
-        max_wait: admissions after which a request is overdue.
+        key_of: the current key of an item; None while the item is not to be taken.
+    """
+
+    def __init__(self, key_of: Callable[[object], tuple | None]):
+        self._key_of = key_of
+        self._entries: list[tuple] = []
+        self._pushed, self._clean_at = 0, SPARE_ENTRIES
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def push(self, item) -> None:
+        """Enter the item under its current key."""
+        if (key := self._key_of(item)) is None:
+            return
+        self._pushed += 1
+        heapq.heappush(self._entries, (key, self._pushed, item))
+        if len(self._entries) > self._clean_at:
+            self._entries = list({id(one[2]): one for one in self._entries if self._is_current(one)}.values())
+            heapq.heapify(self._entries)
+            self._clean_at = 2 * len(self._entries) + SPARE_ENTRIES
+
+    def first(self):
+        """The item with the smallest key, which stays; None if no item counts."""
+        while self._entries and not self._is_current(self._entries[0]):
+            heapq.heappop(self._entries)
+        return self._entries[0][2] if self._entries else None
+
+    def _is_current(self, entry: tuple) -> bool:
+        return self._key_of(entry[2]) == entry[0]
+
+
+class Waiting:
+    """Orders waiting requests: those between two chunks unless a new one is expected to be far longer, probes, then the
+    longest expected.
+
+    Args:
         shows_progress: whether lengths of unfinished responses become known, at the ends of their chunks.
 
     Attributes:
-        operations: [int], entries of heaps pushed, popped or looked at so far.
         groups: by name, those with requests that have not finished.
-        typical: geometric mean of the last responses' tokens.
     """
 
-    def __init__(self, max_wait: int, shows_progress: bool, operations: list[int]):
-        self._max_wait, self._shows_progress, self.operations = max_wait, shows_progress, operations
+    def __init__(self, shows_progress: bool):
+        self._shows_progress = shows_progress
         self.groups: dict[str, Group] = {}
-        self._typical_log = 0.0
+        self._typical_log = 0.0  # of the geometric mean of the last responses' tokens
         self._num_waiting = self._groups_seen = self._requests_seen = self._responses = 0
-        self._unprobed = LazyHeap(_unprobed, operations)
-        self._known = LazyHeap(lambda group: _longest_first(group, known=True), operations)
-        self._unknown = LazyHeap(lambda group: _longest_first(group, known=False), operations)
-        self._paused = LazyHeap(_paused, operations)
-        self._oldest: deque[tuple[int, Request]] = deque()
+        self._unprobed = LazyHeap(_unprobed)
+        self._known = LazyHeap(lambda group: _longest_first(group, known=True))
+        self._unknown = LazyHeap(lambda group: _longest_first(group, known=False))
+        self._paused = LazyHeap(_paused)
 
     def __len__(self) -> int:
         return self._num_waiting
-
-    @property
-    def typical(self) -> float:
-        return math.exp(self._typical_log)
-
-    @property
-    def entries(self) -> int:
-        """Entries of all tables: what the memory grows with."""
-        heaps = (self._unprobed, self._known, self._unknown, self._paused, self._oldest, self.groups)
-        return sum(map(len, heaps)) + sum(len(group.waiting) for group in self.groups.values())
 
     def group(self, name: str) -> Group:
         """The group of that name, a new one if there is none."""
@@ -61,21 +191,17 @@ class Waiting:
             self._groups_seen += 1
         return self.groups[name]
 
-    def add(self, request: Request, admissions: int) -> None:
-        """A new or paused request begins to wait, after `admissions` in all."""
+    def add(self, request: Request) -> None:
+        """A new or paused request begins to wait."""
         self._requests_seen += 1
-        request.order, request.since = self._requests_seen, admissions
+        request.order = self._requests_seen
         self._num_waiting += 1
-        self._oldest.append((request.order, request))
         if request.state == "paused":
-            self._paused.push(request, self._num_waiting)
+            self._paused.push(request)
         else:
             request.group.waiting.append(request)
             request.group.num_waiting += 1
             self.requeue(request.group)
-        if len(self._oldest) > 2 * self._num_waiting + SPARE_ENTRIES:
-            self.operations[0] += len(self._oldest)
-            self._oldest = deque(entry for entry in self._oldest if _still_waits(entry))
 
     def remove(self, request: Request, state: str) -> None:
         """A request waits no longer: it is running, or gone."""
@@ -85,13 +211,11 @@ class Waiting:
             request.group.num_waiting -= 1
             self.requeue(request.group)
 
-    def next(self, admissions: int, settled: bool) -> Request | None:
-        """The request to start now; None if there is none, or none to start before more have come."""
-        if (overdue := self._overdue(admissions)) is not None:
-            return overdue
+    def next(self) -> Request | None:
+        """The request to start now; None if none waits."""
         between, group = self._paused.first(), self._unprobed.first()
-        if group is None and settled and (group := self._longest_group()) is not None:
-            if between is not None and group.estimate > SOONER * between.expected:
+        if group is None and (group := self._longest_group()) is not None and between is not None:
+            if group.estimate > SOONER * (between.generated - between.priority):
                 return self._first_of(group)
         return between or (self._first_of(group) if group else None)
 
@@ -127,16 +251,7 @@ class Waiting:
     def requeue(self, group: Group) -> None:
         """The group's place may have changed."""
         for heap in (self._unprobed, self._known, self._unknown):
-            heap.push(group, len(self.groups))
-
-    def _overdue(self, admissions: int) -> Request | None:
-        while self._oldest:
-            self.operations[0] += 1
-            if _still_waits(self._oldest[0]):
-                request = self._oldest[0][1]
-                return request if admissions - request.since >= self._max_wait else None
-            self._oldest.popleft()
-        return None
+            heap.push(group)
 
     def _longest_group(self) -> Group | None:
         """The group of which most is expected. One of unknown length comes before those that are typical or short, and,
@@ -144,18 +259,13 @@ class Waiting:
         known, unknown = self._known.first(), self._unknown.first()
         if known is None or unknown is None or not self._shows_progress:
             return unknown or known
-        return known if known.estimate > max(self.typical, unknown.estimate) else unknown
+        return known if known.estimate > max(math.exp(self._typical_log), unknown.estimate) else unknown
 
-    def _first_of(self, group: Group) -> Request:
+    @staticmethod
+    def _first_of(group: Group) -> Request:
         while group.waiting[0].state != "new":
-            self.operations[0] += 1
             group.waiting.popleft()
         return group.waiting[0]
-
-
-def _still_waits(entry: tuple[int, Request]) -> bool:
-    order, request = entry
-    return request.order == order and request.state in ("new", "paused")
 
 
 def _unprobed(group: Group) -> tuple | None:

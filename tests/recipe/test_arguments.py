@@ -43,7 +43,7 @@ def test_the_names_of_keys_are_verls_and_this_projects():
     ("override", "said"),
     [
         ("speculation=sma", "speculation=sma is unknown: expected one of draft_model, eagle3, hybrid, ngram, off, "),
-        ("routing=contxt", "routing=contxt is unknown: expected one of auto, context, verl"),
+        ("routing=contxt", "routing=contxt is unknown: expected one of context, verl"),
         ("speculaton=off", "speculaton does not exist: did you mean speculation?"),
         ("trainer.total_trainin_steps=5", "does not exist: did you mean trainer.total_training_steps?"),
         ("actor_rollout_ref.rolout.n=4", "does not exist: did you mean actor_rollout_ref.rollout.n?"),

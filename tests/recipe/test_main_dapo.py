@@ -68,6 +68,7 @@ def start(tmp_path, monkeypatch, capsys):
 
     def start(*overrides, ends=()):
         endings[:] = ends
+        monkeypatch.setattr(supervisor, "guard", lambda _, work: work())
         monkeypatch.setattr(supervisor, "supervise", supervise)
         code = main(["--config-name", "dapo_tiny_cpu", f"run_dir={run_directory}", *overrides])
         return code, [line for line in capsys.readouterr().err.splitlines() if not line.startswith("starting")]

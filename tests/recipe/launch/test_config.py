@@ -46,40 +46,21 @@ BAD = [
         ["speculation.num_speculative_tokens=0"],
         "speculation.num_speculative_tokens=0: expected an integer from 1 to 15",
     ),
-    (["speculation.num_speculative_tokens=16"], "expected an integer from 1 to 15"),
-    (
-        ["speculation.batch_size_threshold=-1"],
-        "speculation.batch_size_threshold=-1: expected an integer of at least 0",
-    ),
-    (["speculation.scope=galaxy"], "speculation.scope='galaxy': expected one of request, group, history"),
-    (
-        ["speculation.verification=entropy"],
-        "speculation.verification='entropy': expected one of exact, rejection",
-    ),
-    (
-        ["speculation=draft_model", "speculation.draft_model=null"],
-        "speculation.draft_model=None: speculation=draft_model needs one: name its folder",
-    ),
-    (["speculation=hybrid", "speculation.min_match_len=-1"], "speculation.min_match_len=-1: expected an integer"),
     (
         ["speculation=suffix", "speculation.async_scheduling=on"],
         "speculation.async_scheduling=on: vLLM schedules synchronously with speculation.method=suffix",
     ),
-    (["speculation.memory_budget_mib=70000"], "expected an integer from 1 to 65536"),
-    (["routing=foo"], "routing=foo is unknown: expected one of auto, context, verl [config.override]"),
-    (["routing=context", "routing.policy=foo"], "routing.policy='foo': expected one of auto, verl, context"),
+    (["routing=foo"], "routing=foo is unknown: expected one of context, verl [config.override]"),
+    (["routing=context", "routing.policy=foo"], "routing.policy='foo': expected one of verl, context"),
     (
         ["routing=context", "routing.chunk_tokens=0"],
         "routing.chunk_tokens=0: expected an integer of at least 1, or null",
     ),
-    (["routing=context", "routing.chunk_tokens=-16"], "routing.chunk_tokens=-16: expected an integer of at least 1"),
     (["routing.chunk_tokens=16"], "routing.chunk_tokens=16: without routing=context responses are generated whole"),
     (
         ["routing=context", "routing.chunk_tokens=16", "speculation.verification=rejection"],
         "routing.chunk_tokens=16: with speculation.verification=rejection each chunk of a response begins with",
     ),
-    (["routing=context", "routing.max_wait=0"], "routing.max_wait=0: expected an integer of at least 1"),
-    (["routing=context", "routing.settle_ms=-1"], "routing.settle_ms=-1: expected milliseconds, 0 or more"),
     (
         ["routing=context", "actor_rollout_ref.rollout.router_config_path=mine.yaml"],
         "router_config_path=mine.yaml: routing=context brings a router of its own",
@@ -91,33 +72,22 @@ BAD = [
     ),
     (["speculation.corpus=missing.sam"], "missing.sam: no such file; build it with python -m sam.corpus build"),
     (["speculation.corpus=README.md"], "README.md: damaged or not an automaton"),
-    (["speculation.min_extra_match_len=-1"], "speculation.min_extra_match_len=-1: expected an integer of at least 0"),
     (["speculation.step_cost=missing.json"], "speculation.step_cost: missing.json: no such file"),
-    (
-        ["speculation.history_path=x"],
-        "speculation.history_path=x: unused with speculation.scope=group: set the scope to",
-    ),
-    (["speculation.sharing=yes"], "speculation.sharing="),
-    (["speculation.history_epochs=0"], "speculation.history_epochs=0: expected an integer of at least 1"),
-    (["speculation.nonsense=1"], "speculation.nonsense does not exist: the keys are listed in configs/speculation"),
+    (["speculation.nonsense=1"], "speculation.nonsense does not exist: check its spelling [config.override]"),
     (["speculation.num_draft_tokens=3"], "does not exist: did you mean speculation.num_speculative_tokens?"),
     (["speculaton.policy=never"], "speculaton does not exist: did you mean speculation?"),
     (["speculation.policy.name=never"], "speculation.policy.name does not exist"),
-    (["+speculation.nonsense=1"], "speculation.nonsense is unknown"),
-    (["trainer.nonsense=1"], "trainer.nonsense does not exist: check its spelling"),
+    (["trainer.gamma=1"], "trainer.gamma does not exist: check its spelling"),
+    (["+trainer.gamma=1"], "trainer.gamma is unknown to dapo_tiny_cpu and would be ignored"),
     (["device=npu"], "device is no choice of this config: leave it out"),
     # A `+` is what helps here.
     (["actor_rollout_ref.rollout.engine_kwargs.vllm.block_size=16"], "To append to your config use +actor_rollout_ref"),
-    (["+trainer.nonsense=1"], "trainer.nonsense is unknown"),
     (["not an override"], "override"),
     (["data.train_batch_size=0"], "data.train_batch_size=0: expected an integer of at least 1"),
-    (["trainer.n_gpus_per_node=0"], "trainer.n_gpus_per_node=0: expected an integer of at least 1"),
     (["machine.threads=0"], "machine.threads=0: expected an integer of at least 1, or null"),
     (["actor_rollout_ref.rollout.max_num_seqs=1.5"], "max_num_seqs=1.5: expected an integer of at least 1"),
     (["actor_rollout_ref.rollout.temperature=-1"], "rollout.temperature=-1: expected a number above 0: change it"),
     (["watchdog.weight_sync_seconds=abc"], "weight_sync_seconds=abc: expected a number of seconds above 0: change it"),
-    (["watchdog.weight_sync_seconds=0"], "watchdog.weight_sync_seconds=0: expected a number of seconds above 0"),
-    (["watchdog.weight_sync_seconds=null"], "watchdog.weight_sync_seconds=None: expected a number of seconds above 0"),
     (["seed=-5"], "seed=-5: expected an integer from 0 to 4294967295"),
     (
         ["+actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config=3"],
@@ -174,11 +144,6 @@ def test_micro_batches_fit_the_devices(overrides, update, log_prob):
     assert config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu == update
     assert config.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu == log_prob
     assert config.ray_kwargs.ray_init.num_gpus == config.trainer.n_gpus_per_node
-
-
-def test_unknown_config_names_the_known_ones():
-    with pytest.raises(ConfigError, match="expected one of .*dapo_tiny_cpu"):
-        compose_config("dapo_tiny_gpu", [])
 
 
 def test_command_fails_early_without_importing_verl(tmp_path):

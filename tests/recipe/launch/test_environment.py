@@ -3,11 +3,9 @@
 import os
 
 import pytest
-import torch
 from omegaconf import OmegaConf
 
 from recipe.launch import environment
-from sam.config import METHODS
 
 
 @pytest.fixture
@@ -42,16 +40,6 @@ def test_ray_gets_what_verl_gives_it(bare, user):
     assert ours == constants.get_ppo_ray_runtime_env()
 
 
-def test_users_variables_stay(bare, tmp_path):
-    bare.setenv("HOME", str(tmp_path))
-    bare.setenv("TMPDIR", "elsewhere")
-    bare.setenv("OMP_NUM_THREADS", "7")
-    bare.setenv("VERL_PLATFORM", "cpu")
-    environment.prepare(config(tmp_path), tmp_path)
-    assert os.environ["OMP_NUM_THREADS"] == "7"
-    assert os.environ["WANDB_MODE"] == "offline"
-
-
 def test_threads_and_compilation_are_the_configs(tmp_path):
     tiny = environment.cpu_variables(config(tmp_path))
     assert (tiny["OMP_NUM_THREADS"], tiny["TORCHDYNAMO_DISABLE"]) == ("1", "1")
@@ -67,12 +55,6 @@ def test_runs_that_differ_in_speculation_share_a_group_in_wandb(bare, tmp_path):
     assert (sam["WANDB_JOB_TYPE"], off["WANDB_JOB_TYPE"]) == ("sam", "off")
     assert sam["WANDB_TAGS"] == "speculation=sam,verification=exact,k=6,policy=threshold,device=cpu"
     assert off["WANDB_TAGS"] == "speculation=off,verification=exact,device=cpu"
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_runs_whose_drafter_has_a_switch_bear_its_policy(tmp_path, method):
-    tags = environment.wandb_labels(config(tmp_path, method))["WANDB_TAGS"]
-    assert ("policy=threshold" in tags) == (method not in ("off", "ngram", "suffix"))
 
 
 def test_wandbs_variables_reach_the_processes_of_a_ray_that_runs_already(bare, tmp_path):
@@ -105,12 +87,3 @@ def test_home_that_cannot_be_written_is_replaced(bare, tmp_path):
     environment.prepare(config(tmp_path), tmp_path)
     assert os.access(os.environ["HOME"], os.W_OK)
     assert os.environ["XDG_CACHE_HOME"].startswith(os.environ["HOME"])
-
-
-def test_platform_restores_a_checkpoints_random_state():
-    """verl saves the state as the CPU's and restores it as the device's, too."""
-    platform = pytest.importorskip("recipe.tiny.platform")
-    state = torch.get_rng_state()
-    first = torch.rand(3)
-    platform.CpuPlatform.device_module.set_rng_state(state)
-    assert torch.equal(torch.rand(3), first)

@@ -70,12 +70,6 @@ def test_a_forked_process_is_what_its_client_was_started_as(python, tmp_path):
     assert result.returncode == 0
 
 
-def test_a_forked_process_has_the_threads_that_it_was_given(start):
-    python, _ = start("torch")
-    result = run(python, "-c", "import torch; print(torch.get_num_threads())", env={"OMP_NUM_THREADS": "2"})
-    assert result.stdout == "2\n"
-
-
 @pytest.mark.parametrize(
     "code, status, error",
     [
@@ -91,15 +85,6 @@ def test_exit_codes(python, code, status, error):
     result = run(python, "-c", code)
     assert result.returncode == status
     assert result.stderr.endswith(error) and bool(result.stderr) == bool(error)
-
-
-def test_spawned_processes_of_multiprocessing(python):
-    code = (
-        "import multiprocessing, sys; multiprocessing.set_executable(sys.argv[1]);"
-        "process = multiprocessing.get_context('spawn').Process(target=sys.exit, args=(7,));"
-        "process.start(); process.join(); print(process.exitcode)"
-    )
-    assert run(python, "-c", code, str(python)).stdout == "7\n"
 
 
 def test_titles_by_which_the_supervisor_knows_processes(python, tmp_path):
@@ -119,15 +104,6 @@ def test_a_signal_to_the_client_ends_the_forked_process(python, sign):
     assert gone(pid)
     client.wait(timeout=10)
     client.stdout.close()
-
-
-def test_so_does_the_end_of_a_client_that_has_not_read_what_it_was_sent():
-    code = (
-        "import socket, threading; from recipe.launch.fork_server import _die_with;"
-        "running = threading.Event(); running.set(); connection, client = socket.socketpair();"
-        "connection.sendall(bytes(8)); client.close(); _die_with(connection, running)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("why", ["killed", "threads", "job"])

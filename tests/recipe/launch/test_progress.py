@@ -21,12 +21,6 @@ def enter(directory, phase):
     (directory / "state.json").write_text(json.dumps({"phase": phase}))
 
 
-def test_summary_has_what_the_step_has():
-    assert progress.summary(ROW) == "reward +0.25, response 85 tokens, rollout 6.0 s, acceptance length 2.41"
-    assert progress.summary({**ROW, "rollout/spec_drafted_tokens": 0.0}).endswith("rollout 6.0 s")
-    assert progress.summary({"step": 0}) == ""
-
-
 def test_without_a_terminal_whole_lines_come_now_and_then(tmp_path, capsys):
     bar = progress.Progress(tmp_path, total_steps=3)
     for phase in ("starting Ray", "starting the workers", "starting the engines", "weight_sync", "first validation"):
@@ -88,14 +82,3 @@ def test_warnings_come_on_the_screen_once_each(tmp_path, capsys):
     bar.close()
     shown = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("starting:")]
     assert shown == ["warning: sam.vllm.one: no table: é", "warning: recipe.two: failed"]
-
-
-def test_verbose_shows_what_is_appended(tmp_path, capsys):
-    log = tmp_path / "train.log"
-    log.write_text("of an earlier run\n")
-    screen = progress.LogOnScreen(log)
-    with open(log, "a") as file:
-        file.write("of this run\n")
-    screen.update()
-    screen.close()
-    assert capsys.readouterr().out == "of this run\n"

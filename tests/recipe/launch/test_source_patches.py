@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from recipe.launch import source_patches
 from tests.sam.verify.originals import ascend_source
 
 pytestmark = pytest.mark.network  # the published sources
@@ -91,45 +90,6 @@ def test_another_version_is_refused(root):
 def test_a_missing_package_says_so(tmp_path):
     code, said = tool(tmp_path, "apply")
     assert code == 2 and "none of vllm-ascend==0.23.0.post1 is installed here" in said
-
-
-def test_status_names_every_patch(root):
-    tool(root, "apply")
-    code, said = tool(root, "status")
-    names = [path.name for path in (REPOSITORY / "patches" / "vllm_ascend" / VERSION).glob("*.patch")]
-    assert code == 0 and len(names) == 2 and all(f"{name}: active" in said for name in names)
-
-
-def test_a_failure_while_writing_puts_everything_back(root, monkeypatch):
-    before = content(root)
-    (series,) = source_patches.load(root)
-    replaced = []
-
-    def replace(source, target):
-        if replaced:
-            raise OSError(28, "No space left on device")
-        replaced.append(target)
-        shutil.move(source, target)
-
-    monkeypatch.setattr(source_patches.os, "replace", replace)
-    with pytest.raises(source_patches.PatchError, match="No space left on device; everything was put back"):
-        source_patches.apply(series)
-    after = {name: data for name, data in content(root).items() if not name.endswith(".new")}
-    assert after == before
-
-
-def test_a_patch_that_does_not_fit_changes_nothing(root, tmp_path):
-    patches = Path(shutil.copytree(source_patches.PATCHES, tmp_path / "patches"))
-    patch = patches / "vllm_ascend" / VERSION / "0002-rejection-sampler.patch"
-    lines = patch.read_text().splitlines(keepends=True)
-    context = max(number for number, line in enumerate(lines) if line.startswith(" ") and line.strip())
-    lines[context] = " something else\n"
-    patch.write_text("".join(lines))
-    before = content(root)
-    (series,) = source_patches.load(root, patches)
-    with pytest.raises(source_patches.PatchError, match="0002-rejection-sampler.patch: .*nothing was changed"):
-        source_patches.apply(series)
-    assert content(root) == before
 
 
 def test_every_patch_says_what_why_upstream_and_when_it_can_go():

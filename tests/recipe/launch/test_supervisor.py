@@ -1,40 +1,44 @@
-"""However a run ends, nothing of it stays: processes, shared memory, scratch files."""
+"""However a run ends, nothing of it stays: processes, shared memory, scratch files; and one run at a time."""
 
 import json
+import multiprocessing
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections import namedtuple
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from recipe.launch import processes, supervisor
-from recipe.launch.scratch import Scratch, remove_abandoned
+from recipe.launch import run_lock, scratch, supervisor
+from recipe.launch.config import ConfigError
 
 pytestmark = pytest.mark.e2e
 
 SUPERVISE = """
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from recipe.launch.ending import write_last_line
-from recipe.launch.supervisor import supervise
-ending = supervise([sys.executable, "-c", sys.argv[2]], Path(sys.argv[1]), {"weight_sync": 1.0})
-write_last_line(Path(sys.argv[1]), ending)
-sys.exit(ending.code)
+from recipe.launch.run_lock import lock
+from recipe.launch.supervisor import guard, supervise
+directory = Path(sys.argv[1])
+def work():
+    ending = supervise([sys.executable, "-c", sys.argv[2]], directory, {"weight_sync": 1.0})
+    write_last_line(directory, ending)
+    return ending.code
+with lock(directory):
+    code = guard(directory, work)
+sys.exit(code)
 """
 # A child that starts an orphan in a session of its own, leaves shared memory behind, and then does `{then}`.
 CHILD = """
 import os, subprocess, sys, time
 from pathlib import Path
-from types import SimpleNamespace
 orphan = "import os, time; os.setsid(); time.sleep(600)"
 start = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {orphan!r}, '{mark}'])"
 subprocess.Popen([sys.executable, "-c", start]).wait()
@@ -48,9 +52,9 @@ Path("{directory}", "scratch").write_text(os.environ["RECIPE_RUN_SCRATCH"])
 """
 
 
-def start(tmp_path, then):
+def start(tmp_path, then="time.sleep(600)"):
     mark = f"sam{os.getpid()}x{time.monotonic_ns()}"
-    child = CHILD.replace("{mark}", mark).replace("{directory}", str(tmp_path)).replace("{then}", then)
+    child = CHILD.replace("{mark}", mark).replace("{then}", then).replace("{directory}", str(tmp_path))
     process = subprocess.Popen(
         [sys.executable, "-c", SUPERVISE, str(tmp_path), child],
         stderr=subprocess.PIPE,
@@ -74,159 +78,124 @@ def assert_nothing_left(tmp_path, mark):
     assert "printed by the run" in (tmp_path / "train.log").read_text()
 
 
-def last_line(process, tmp_path):
-    """The only one on the screen: where the log is, and how to go on."""
-    (line,) = process.stderr.read().splitlines()
-    assert f"; log: {tmp_path / 'train.log'}; " in line
-    assert (tmp_path / "train.log").read_text().endswith(f" {line}\n")
-    return line
+NEEDED = "subprocess.Popen([{title!r}, '-c', 'import time; time.sleep(7)'], executable=sys.executable); time.sleep(600)"
+HANGS = "Path('{directory}', 'state.json').write_text('{\"phase\": \"weight_sync\", \"since\": 1.0}'); time.sleep(600)"
 
 
 @pytest.mark.parametrize(
-    "then, code, said",
+    ("then", "act", "code", "said"),
     [
-        ("sys.exit(0)", 0, "finished after 0 steps"),
-        ("sys.exit(3)", 3, "error: the run ended with exit code 3"),
-        ("os.kill(os.getpid(), 9)", 137, "error: the run's own process was killed (signal 9)"),
+        ("sys.exit(0)", None, 0, "finished after 0 steps"),
+        ("sys.exit(3)", None, 3, "error: the run ended with exit code 3, while starting"),
+        ("os.kill(os.getpid(), 9)", None, 137, r"error: the run's own process was killed \(signal 9\)"),
+        (HANGS, None, 1, r"error: weight_sync has taken more than 1 s \(watchdog.weight_sync_seconds\), in step 1; "),
+        (NEEDED.format(title="ray::TaskRunner.run"), None, 1, r"error: the trainer \(process \d+\) was killed or "),
+        ("time.sleep(600)", lambda one: one.send_signal(signal.SIGINT), 130, "interrupted, while starting; "),
+        ("time.sleep(600)", lambda one: one.terminate(), 130, "interrupted, while starting; "),
+        # The forked one clears up for the one that started it, and the other way about.
+        ("time.sleep(600)", lambda one: one.kill(), -9, r"error: the supervisor \(process \d+\) was killed"),
+        (
+            "time.sleep(600)",
+            lambda one: one.children()[0].kill(),
+            137,
+            r"error: the supervisor \(process \d+",
+        ),
     ],
 )
-def test_end_and_failure(tmp_path, then, code, said):
+def test_every_ending_is_said_and_leaves_nothing(tmp_path, then, act, code, said):
     process, mark = start(tmp_path, then)
-    assert process.wait(timeout=30) == code
+    if act:
+        act(psutil.Process(process.pid))
+    (line,) = process.stderr.read().splitlines()  # until both processes have ended
+    assert process.wait(timeout=40) == code
+    assert re.match(said, line) and f"; log: {tmp_path / 'train.log'}; " in line
+    assert (tmp_path / "train.log").read_text().endswith(f" {line}\n")
     assert_nothing_left(tmp_path, mark)
-    assert (tmp_path / "peak_memory.json").exists()
-    assert last_line(process, tmp_path).startswith(said)
-
-
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
-def test_interrupt(tmp_path, sign):
-    process, mark = start(tmp_path, "time.sleep(600)")
-    process.send_signal(sign)
-    assert process.wait(timeout=30) == 130
-    assert_nothing_left(tmp_path, mark)
-    assert last_line(process, tmp_path).startswith("interrupted, while starting; ")
-
-
-def test_a_killed_supervisor_is_replaced_by_its_guardian(tmp_path):
-    process, mark = start(tmp_path, "time.sleep(600)")
-    (tmp_path / "running.json").write_text(json.dumps({"pid": process.pid}))
-    process.kill()
-    # Its standard error closes when the guardian has ended too.
-    assert last_line(process, tmp_path).startswith(f"error: the supervisor (process {process.pid}) was killed")
-    assert_nothing_left(tmp_path, mark)
-    assert not (tmp_path / "running.json").exists()
-
-
-def test_a_killed_guardian_is_replaced_by_the_supervisor(tmp_path):
-    process, mark = start(tmp_path, "time.sleep(600)")
-    (guardian,) = psutil.Process(process.pid).children()
-    guardian.kill()
-    assert process.wait(timeout=30) == 137
-    assert_nothing_left(tmp_path, mark)
+    assert run_lock.lock_problem(tmp_path) is None
 
 
 def test_the_next_start_removes_what_both_left_when_killed(tmp_path):
-    process, mark = start(tmp_path, "time.sleep(600)")
-    both = [*psutil.Process(process.pid).children(), psutil.Process(process.pid)]
+    process, mark = start(tmp_path)
+    scratch.remove_abandoned(tmp_path / "another_run")
+    assert Path((tmp_path / "scratch").read_text()).exists() and process.poll() is None, "it goes on"
+    assert f"is used by a run that goes on (process {process.pid}, since " in run_lock.lock_problem(tmp_path)
+    both = [*psutil.Process(process.pid).children(), psutil.Process(process.pid)]  # forked, and the one that forked it
     for one in both:
         one.suspend()  # neither sees the other die
     for one in both:
         one.kill()
-    psutil.wait_procs(both, timeout=10)
-    scratch = Path((tmp_path / "scratch").read_text())
     process.wait(timeout=30)
-    assert scratch.exists() and Path(f"/dev/shm/psm_{mark}").exists()
-    remove_abandoned(tmp_path / "another_run")
+    psutil.wait_procs(both, timeout=10)
+    assert Path((tmp_path / "scratch").read_text()).exists() and Path(f"/dev/shm/psm_{mark}").exists()
+    scratch.remove_abandoned(tmp_path / "another_run")
     assert_nothing_left(tmp_path, mark)
 
 
-def test_a_temporary_directory_that_somebody_emptied_ends_nothing(tmp_path):
-    scratch = Scratch.create(tmp_path)
-    shutil.rmtree(scratch.directory)
-    scratch.touch()
-    scratch.remove()
-    assert not scratch.directory.exists()
+def test_a_lock_keeps_a_second_run_out_and_another_nodes_says_what_to_do(tmp_path):
+    directory = tmp_path / "run"
+    with run_lock.lock(directory):
+        with pytest.raises(ConfigError, match="wait for it, stop it, or choose another run_dir="):
+            with run_lock.lock(directory):
+                pass
+    assert run_lock.lock_problem(directory) is None
+    holder = {"pid": 1, "host": "node7", "started": 1.0, "since": "12:00"}
+    (directory / run_lock.LOCK_FILE).write_text(json.dumps(holder))
+    problem = run_lock.lock_problem(directory)
+    assert "is used by a run on node7 (process 1" in problem and f"remove {directory}/running.json" in problem
+    (directory / run_lock.LOCK_FILE).write_text("{")
+    assert run_lock.lock_problem(directory) is None, "a damaged one is none"
 
 
-def test_a_run_that_goes_on_is_not_removed(tmp_path):
-    process, mark = start(tmp_path, "time.sleep(600)")
-    remove_abandoned(tmp_path / "another_run")
-    assert Path((tmp_path / "scratch").read_text()).exists() and process.poll() is None
-    process.terminate()
-    assert process.wait(timeout=30) == 130
+def acquire(semaphore):
+    """In a process that is spawned, which opens it by its name."""
+    assert semaphore.acquire(timeout=10)
 
 
-def test_hanging_weight_sync(tmp_path):
-    hang = (
-        "Path('{directory}', 'state.json').write_text('{\"phase\": \"weight_sync\", \"since\": 1.0}'); time.sleep(600)"
-    )
-    process, mark = start(tmp_path, hang.replace("{directory}", str(tmp_path)))
-    assert process.wait(timeout=30) == 1
-    assert "weight_sync has taken more than 1 s (watchdog.weight_sync_seconds), in step 1;" in process.stderr.read()
-    assert_nothing_left(tmp_path, mark)
+def test_only_shared_memory_that_no_process_has_mapped_is_removed(tmp_path):
+    made = scratch.Scratch.create(tmp_path)
+    left_behind = Path(f"/dev/shm/psm_left_{time.time_ns()}")
+    left_behind.write_text("of a process that was killed")
+    shared = SharedMemory(create=True, size=16)
+    spawning = multiprocessing.get_context("spawn")
+    semaphore = spawning.Semaphore(1)
+    # Files of other tests beside this one are taken for some that were there before.
+    own = {left_behind, Path("/dev/shm", shared.name), Path(f"/dev/shm/sem.{semaphore._semlock.name.strip('/')}")}
+    before = [str(path) for path in Path("/dev/shm").glob("*") if path not in own]
+    made.owner.write_text(json.dumps({"run_directory": str(tmp_path), "since": 0.0, "shared_memory": before}))
+    made.remove()
+    assert {path for path in own if path.exists()} == own - {left_behind} and not made.directory.exists()
+    made.touch(), made.remove()  # somebody has emptied the temporary directory
+    process = spawning.Process(target=acquire, args=(semaphore,))
+    process.start()
+    process.join()
+    shared.close(), shared.unlink()
+    assert process.exitcode == 0
+
+
+ENGINE, WORKER = "the vLLM engine", "a worker of the trainer"
+GONE = "RuntimeError: every response failed in round 1 of step 3: data_source 'x': a.py:1: EngineDeadError: gone"
 
 
 @pytest.mark.parametrize(
-    "title, role", [("VLLM::EngineCore", "the vLLM engine"), ("ray::TaskRunner.run", "the trainer")]
+    ("text", "after", "said"),
+    [
+        ("ValueError: wrong", -0.2, "ValueError: wrong"),  # processes end because of an exception
+        ("ValueError: wrong", 5.0, f"{WORKER} (process 6) was"),  # one may come from a process that died
+        (GONE, -0.2, f"{ENGINE} (process 7) was"),  # a killed engine fails its requests sooner than a look notices
+    ],
 )
-def test_a_process_that_the_run_needs_died(tmp_path, title, role):
-    needed = "import time; time.sleep(7)"
-    then = f"subprocess.Popen([{title!r}, '-c', {needed!r}], executable=sys.executable); time.sleep(600)"
-    process, mark = start(tmp_path, then)
-    assert process.wait(timeout=40) == 1
-    assert re.match(
-        rf"error: {role} \(process \d+\) was killed or crashed, while starting", last_line(process, tmp_path)
-    )
-    assert_nothing_left(tmp_path, mark)
-
-
-@pytest.mark.parametrize("exception_after, said", [(-0.2, "ValueError: wrong"), (5.0, "the trainer (process 7) was")])
-def test_what_came_first_is_the_cause(tmp_path, exception_after, said):
-    """Processes end because of an exception, and an exception may come from a process that died."""
-    error = {"type": "RayTaskError", "text": "ValueError: wrong", "at": 1000.0 + exception_after}
+def test_what_came_first_is_the_cause(tmp_path, text, after, said):
+    error = {"type": "RayTaskError", "text": text, "at": 1000.0 + after}
     watch = supervisor.Watch(None, tmp_path, {}, SimpleNamespace(read_error=lambda: error))
-    watch.dead, watch._died_at = {"the trainer": "the trainer (process 7)"}, 1000.0
-    assert watch._failed(1).reason.startswith(said)
+    watch.dead, watch.died_at = {WORKER: f"{WORKER} (process 6)", ENGINE: f"{ENGINE} (process 7)"}, 1000.0
+    assert watch.failed(1).reason.startswith(said)
 
 
-class Process:
-    """As psutil's, of one that has ended."""
-
-    def __init__(self, pid: int):
-        self.pid = pid
-
-    def is_running(self) -> bool:
-        return False
-
-
-def test_responses_that_failed_because_of_the_engine_are_a_consequence(tmp_path):
-    """A killed engine fails its requests at once, sooner than a look at the processes may notice it."""
-    text = "RuntimeError: every response failed in round 1 of step 3: data_source 'x': a.py:1: EngineDeadError: gone"
-    error = {"type": "RayTaskError(RuntimeError)", "text": text, "at": 999.8}
+def test_a_death_that_no_look_has_seen_is_named_by_the_exception(tmp_path):
+    gone = subprocess.Popen(["true"])
+    dead = psutil.Process(gone.pid)
+    gone.wait()
     watch = supervisor.Watch(None, tmp_path, {}, SimpleNamespace(read_error=lambda: error))
-    # On a busy machine what ended because of the engine is found dead with it.
-    worker, engine = "a worker of the trainer", "the vLLM engine"
-    watch.dead, watch._died_at = {worker: f"{worker} (process 6)", engine: f"{engine} (process 7)"}, 1000.0
-    assert watch._failed(1).reason.startswith("the vLLM engine (process 7) was")
-    watch.dead, watch.needed = {}, {Process(8): worker, Process(9): engine}
-    assert watch._failed(1).reason.startswith("the vLLM engine (process 9) was"), "the run ended before a look"
-    error["text"] = "RuntimeError: every response failed: ActorDiedError: it died. class_name: SpeculationServer pid: 3"
-    watch.needed[Process(10)] = "a rollout server"
-    assert watch._failed(1).reason.startswith("a rollout server (process 10) was"), "of Ray's lines put into one"
-
-
-def test_a_title_seen_once_is_no_engine(tmp_path, monkeypatch):
-    """A program that an engine starts has the engine's title between fork and exec, and may end a second later."""
-    Process = namedtuple("Process", "pid")
-    forked, engine, living = Process(1), Process(2), {1, 2}
-    monkeypatch.setattr(processes, "title", lambda process: "VLLM::EngineCore")
-    monkeypatch.setattr(processes, "alive", lambda process: process.pid in living)
-    monkeypatch.setattr(supervisor, "GRACE_SECONDS", -1.0)
-    watch = supervisor.Watch(None, tmp_path, {}, None)
-    watch._note_needed([forked, engine])
-    living.remove(1)
-    for _ in range(2):
-        watch._note_needed([engine])
-        assert watch._why_hopeless() is None
-    living.clear()
-    assert watch._why_hopeless() == "the vLLM engine (process 2)"
+    watch.needed = {dead: ENGINE}
+    error = {"type": "RayTaskError", "text": GONE, "at": 1000.0}
+    assert watch.failed(1).reason.startswith(f"{ENGINE} (process {gone.pid}) was")

@@ -23,9 +23,7 @@ def test_a_good_node_is_all_green(node, capsys):
     code, said = said_of(capsys)
     assert code == 0 and "red" not in said and "skip" not in said and "0 problems" in said
     assert "2 nodes x 16 npu devices; rollout: 4 replicas of 8, up to 128 requests each; training: megatron" in said
-    assert (
-        "\nrouting: context, chunks of 4352 tokens (4 replicas, " in said and "\nsharing: 4 replicas see each" in said
-    )
+    assert "\nrouting: verl's balancer (" in said and "\nsharing: 4 replicas see each" in said
     assert "longest responses" in said and "optimizer" in said and "a checkpoint has 427 GiB" in said
     assert "drafter: sam.vllm.ascend.async_proposer.AscendAsyncSamProposer, in place of vllm-ascend" in said
     assert "sampler: sam.vllm.exact_sampler.ExactSampler, put there by the plugin after vllm_ascend" in said

@@ -125,11 +125,6 @@ def test_validation_goes_by_the_rows_of_the_file_whatever_their_index(queue, ind
     assert sorted(validation_seeds([indices[:5], indices[5:]], 3, n=2)) == sorted(wanted)
 
 
-def test_aime_as_published_has_960_different_responses(queue):
-    """Each of 30 problems stands there 32 times, with one index."""
-    assert len(set(validation_seeds([[f"aime-{row % 30}" for row in range(960)]]))) == 960
-
-
 def test_validations_begin_at_the_first_row_again(queue):
     asked = run([(rows([0, 0]), step, True) for step in (1, 1, 2)]).llm_client.asked
     numbered = [(1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (2, 1)]
@@ -140,20 +135,6 @@ def test_training_goes_by_the_prompts_uid_and_sample(queue):
     worker = run([(rows([9, 9], uid=[prompt_uid(4, 6), prompt_uid(4, 7)]), 4, False)], n=2)
     wanted = [sample_seed(RUN_SEED, "train", 4, prompt, sample) for prompt in (6, 7) for sample in (0, 1)]
     assert sorted(asked["seed"] for asked in worker.llm_client.asked) == sorted(wanted)
-
-
-def test_uids_that_verl_draws_go_by_the_order_of_dispatch(queue):
-    asked = run([(rows([9, 9]), 4, False)]).llm_client.asked
-    assert [one["seed"] for one in asked] == [sample_seed(RUN_SEED, "train", 4, row, 0) for row in (0, 1)]
-
-
-def test_an_agent_that_the_data_name_and_a_dataset_without_an_index(queue, monkeypatch):
-    columns = rows([0, 0], agent_name=["other"] * 2)
-    del columns["index"]
-    monkeypatch.setitem(verls._agent_loop_registry, "other", {"_target_": f"{__name__}.Own"})
-    worker = run([(columns, 0, True)])
-    assert len({asked["seed"] for asked in worker.llm_client.asked}) == 2
-    assert [index for _, index, _ in worker.made] == [0, 1]
 
 
 def test_a_response_that_fails_says_what_of(queue):
@@ -244,11 +225,6 @@ def test_requests_of_a_response_share_no_random_numbers():
     assert seeds[0] == seeds[1] == seeds[2] == 11
     assert seeds[5] == seeds[3]  # after the same tokens, drawn anew
     assert len({seeds[0], seeds[3], seeds[4], seeds[6]}) == 4
-
-
-def test_seeds_do_not_depend_on_which_of_two_requests_comes_first():
-    first, second = ask([([0], []), ([1], [5]), ([2], [5])]), ask([([0], []), ([2], [5]), ([1], [5])])
-    assert first[1]["seed"] == second[2]["seed"] and first[2]["seed"] == second[1]["seed"]
 
 
 def test_what_a_loop_sets_stays_and_text_that_nobody_reads_is_not_made():

@@ -1,6 +1,7 @@
 """The client that divides responses: what it asks for, and how it joins what comes."""
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -8,8 +9,9 @@ from omegaconf import OmegaConf
 from ray.exceptions import RayActorError
 from verl.workers.rollout.replica import TokenOutput
 
-from recipe.rollout.client import RoutedClient, chunk_parameters, group_of, response_limit
-from sam.vllm.runner_hooks import PART, WAITING
+from recipe.rollout.client import RoutedClient, group_of
+from recipe.rollout.router import Placement
+from sam.vllm.runner_hooks import WAITING
 
 RESPONSE = list(range(100, 150))
 
@@ -39,16 +41,17 @@ class Server:
 class Router:
     def __init__(self, servers, waiting=()):
         self.servers, self.told, self.released, self.waiting = dict(servers), [], [], list(waiting)
-        self.acquire_server = SimpleNamespace(remote=self._acquire)
-        self.release_server = SimpleNamespace(remote=lambda *a, **k: self.released.append((a, k)))
+        for name in ("acquire", "proceed", "fail"):
+            setattr(self, name, SimpleNamespace(remote=partial(self._place, name)))
+        self.release = SimpleNamespace(remote=lambda name, tokens: self.released.append(tokens))
 
-    async def _acquire(self, request_id, tell_waiting, **told):
-        self.told.append(told)
-        self.servers.pop(told.get("failed_server"), None)
+    async def _place(self, name, *told):
+        self.told.append((name, *told[name != "acquire" :]))
+        if name == "fail":
+            self.servers.pop(told[1])
         if not self.servers:
             raise RuntimeError("No available servers in load balancer")
-        assert tell_waiting
-        return *next(iter(self.servers.items())), self.waiting.pop(0) if self.waiting else 0
+        return Placement(*next(iter(self.servers.items())), self.waiting.pop(0) if self.waiting else 0)
 
 
 ROLLOUT = {"name": "vllm", "max_model_len": 64, "prompt_length": 14, "response_length": 50}
@@ -60,7 +63,6 @@ def generate(chunk, servers=None, prompt=(1, 2, 3), waiting=(), about=None, roll
     router = Router(servers, waiting)
     client = RoutedClient(config, router)
     output = asyncio.run(client.generate("r", prompt_ids=list(prompt), sampling_params=sampling, **about or {}))
-    assert client._acquire_with == client._server_of == {}
     return output, router, [ask for one in servers.values() for ask in one.asked]
 
 
@@ -74,36 +76,26 @@ def test_chunks_are_joined():
     assert [prompt for prompt, _ in asked] == [[1, 2, 3], [1, 2, 3, *RESPONSE[:20]], [1, 2, 3, *RESPONSE[:40]]]
     assert [one["max_tokens"] for _, one in asked] == [20, 20, 10]
     assert [one["seed"] for _, one in asked] == [1, 1, 1]
-    about = {"group": group_of([1, 2, 3]), "prompt_tokens": 3, "limit": 50, "conversation": "r"}
-    assert router.told[0] == about
-    assert router.told[1:] == [{"emitted": 20}, {"emitted": 20}]
-    assert [kept["emitted"] for _, kept in router.released] == [10]
-
-
-def test_a_response_that_ends_with_its_chunk_is_not_asked_for_more():
-    output, _, asked = generate(20, {"a": Server(stop_at=20)})
-    assert len(output.token_ids) == 20 and len(asked) == 1
+    (_, request), *later = router.told
+    assert request[1:] == (group_of([1, 2, 3]), 3, 50, "r") and later == [("proceed", 20), ("proceed", 20)]
+    assert router.released == [10]
 
 
 def test_whole_responses_are_asked_for_as_verl_does():
     _, router, asked = generate(None, seed=1, temperature=0.5)
     assert asked == [([1, 2, 3], {"seed": 1, "temperature": 0.5})]
-    assert [kept["emitted"] for _, kept in router.released] == [50]
+    assert router.released == [50]
 
 
 @pytest.mark.parametrize(
-    "parameters",
-    [{"stop": ["x"]}, {"min_tokens": 30}, {"presence_penalty": 0.5}, {"frequency_penalty": -0.5}, {"bad_words": ["x"]}],
+    ("parameters", "chunks"),
+    [
+        *(({name: value}, 1) for name, value in (("stop", ["x"]), ("min_tokens", 30), ("frequency_penalty", -0.5))),
+        ({"repetition_penalty": 1.2, "presence_penalty": 0.0}, 3),  # vLLM's repetition penalty is of the prompt too
+    ],
 )
-def test_what_reads_the_responses_own_tokens_is_not_divided(parameters):
-    _, _, asked = generate(20, **parameters)
-    assert len(asked) == 1
-
-
-def test_what_reads_the_whole_text_is_divided():
-    """vLLM's repetition penalty is of the prompt too."""
-    _, _, asked = generate(20, repetition_penalty=1.2, presence_penalty=0.0)
-    assert len(asked) == 3
+def test_what_reads_the_responses_own_tokens_is_not_divided(parameters, chunks):
+    assert len(generate(20, **parameters)[2]) == chunks
 
 
 def test_a_dead_replica_costs_its_chunk_only():
@@ -117,28 +109,13 @@ def test_a_dead_replica_costs_its_chunk_only():
     dying.generate.remote = dies
     output, router, _ = generate(20, {"a": dying, "b": other})
     assert output.token_ids == RESPONSE
-    assert router.told[1:] == [{"emitted": 20}, {"emitted": 0, "failed_server": "a"}, {"emitted": 20}]
+    assert router.told[1:] == [("proceed", 20), ("fail", "a"), ("proceed", 20)]
     assert other.asked[0][0] == [1, 2, 3, *RESPONSE[:20]]
 
 
 def test_with_no_replica_left_the_death_is_the_error():
     with pytest.raises(RayActorError):
         generate(20, {"a": Server(fail=1)})
-
-
-def test_limits_are_those_of_verls_server():
-    rollout = OmegaConf.create({"max_model_len": 64, "prompt_length": 14, "response_length": 50})
-    assert response_limit(rollout, 3, {}) == 50
-    assert response_limit(rollout, 30, {}) == 34, "a second turn has what is left"
-    assert response_limit(rollout, 3, {"max_tokens": 500}) == 61
-    assert response_limit(rollout, 3, {"max_new_tokens": 7}) == 7
-
-
-def test_other_arguments_go_along():
-    parameters = {"extra_args": {"other": 1}, "prompt_logprobs": 1, "max_new_tokens": 50}
-    first, second = chunk_parameters(parameters, 3, 0, 50, 20), chunk_parameters(parameters, 3, 20, 50, 20)
-    assert first["extra_args"] == second["extra_args"] == {"other": 1, PART: (3, 50)}
-    assert "prompt_logprobs" in first and "prompt_logprobs" not in second and "max_new_tokens" not in second
 
 
 def test_the_engine_is_told_how_many_wait_behind_a_chunk():
@@ -150,17 +127,22 @@ def test_the_engine_is_told_how_many_wait_behind_a_chunk():
     assert asked[0][1] == {"seed": 1, "extra_args": {WAITING: 7}} and caller == {"seed": 1}
 
 
-def test_every_chunk_has_the_priority_of_its_request():
+def test_every_chunk_has_what_verl_gives_a_request():
     server, found = Server(), []
     answer = server._generate
 
     async def noting(**call):
-        found.append(call.get("priority"))
+        found.append({key: value for key, value in call.items() if key not in ("prompt_ids", "sampling_params")})
         return await answer(**call)
 
     server.generate.remote = noting
-    output, *_ = generate(20, {"a": server}, about={"priority": 3})
-    assert found == [3, 3, 3] and output.token_ids == RESPONSE
+    generate(20, {"a": server}, about={"priority": 3, "image_data": ["x"], "mm_processor_output": None})
+    generate(None, {"a": server}, about={"priority": 0, "audio_data": None})
+    ids = [call.pop("request_id") for call in found]
+    assert len(set(ids)) == 4, "each a vLLM request of its own"
+    assert found == 3 * [{"priority": 3, "image_data": ["x"], "video_data": None}] + [
+        {"image_data": None, "video_data": None}
+    ]
 
 
 def test_an_aborted_chunk_ends_its_response_with_the_tokens_so_far():
@@ -176,27 +158,11 @@ def test_an_aborted_chunk_ends_its_response_with_the_tokens_so_far():
     server.generate.remote = aborts
     output, router, _ = generate(20, {"a": server})
     assert (output.token_ids, output.stop_reason) == (RESPONSE[:20], "aborted")
-    assert [kept["emitted"] for _, kept in router.released] == [None], "its length says nothing about its group"
-
-
-def test_a_response_goes_on_after_a_weight_sync_between_two_chunks():
-    server = Server()
-    answer = server._generate
-
-    async def synced(**call):
-        output = await answer(**call)
-        output.extra_fields["global_steps"] = 3 + len(server.asked)
-        return output
-
-    server.generate.remote = synced
-    output, *_ = generate(20, {"a": server})
-    assert output.token_ids == RESPONSE
-    steps = [output.extra_fields[name] for name in ("min_global_steps", "max_global_steps", "global_steps")]
-    assert steps == [4, 6, 6]
+    assert router.released == [None], "its length says nothing about its group"
 
 
 def test_ids_that_come_again_name_no_conversation():
     """verl's with full_determinism: equal in every round, whatever the prompts."""
     rollout = {**ROLLOUT, "full_determinism": True}
-    told = [generate(None, rollout=rollout)[1].told[0] for _ in range(2)]
-    assert told[0]["conversation"] != told[1]["conversation"]
+    first, second = (generate(None, rollout=rollout)[1].told[0][1] for _ in range(2))
+    assert first.conversation != second.conversation and first.id == second.id == "r"

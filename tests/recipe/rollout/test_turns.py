@@ -20,7 +20,7 @@ from recipe.tiny.tokenizer import build_tokenizer
 from sam.routing.decision_log import replay
 from sam.vllm.runner_hooks import PART
 
-TURNS, CONVERSATIONS, TOKENS, CHUNK = 3, 6, 24, 10
+TURNS, CONVERSATIONS, TOKENS, CHUNK = 3, 12, 24, 10
 
 
 @ToolParser.register("calls_after_every_response")
@@ -85,8 +85,8 @@ def talk(folder, chunk, routed):
     async def play():
         servers = {name: Local(Server(began)) for name in ("a", "b")}
         if routed:
-            settings = {"chunk_tokens": chunk, "max_wait": 1000, "lookahead_tokens": 0, "ahead": 0, "settle_ms": 50}
-            router = ContextRouter(servers, settings | {"log": folder / "routing.jsonl"})
+            settings = {"chunk_tokens": chunk, "lookahead_tokens": 0, "log": folder / "routing.jsonl"}
+            router = ContextRouter(servers, settings)
             client = RoutedClient(config, Local(router))
         else:
             client = LLMServerClient(config, Local(GlobalRequestLoadBalancer(servers)))
@@ -109,7 +109,8 @@ def talk(folder, chunk, routed):
             found = await asyncio.gather(*map(conversation, range(CONVERSATIONS)))
         await asyncio.sleep(0.05)  # the last are being released
         if routed:
-            assert router.get_status()["waiting"] == router.get_total_inflight() == 0
+            status = router.get_status()
+            assert status["waiting"] == 0 and set(status["servers"].values()) == {0}
         return found
 
     found = asyncio.run(play())
@@ -124,6 +125,6 @@ def test_conversations_are_those_of_verls_balancer_and_keep_their_place(tmp_path
     assert len(order) == TURNS * CONVERSATIONS and all(turns == 2 * TURNS for *_, turns in expected)
     found, order = talk(tmp_path / "context", chunk, routed=True)
     assert found == expected
-    # Two slots: the first two conversations have ended before the last ones have begun.
+    # Six at once: the first two conversations have ended before the last ones have begun.
     assert max(i for i, number in enumerate(order) if number in order[:2]) < len(order) - 2 * TURNS, order
     assert replay((tmp_path / "context" / "routing.jsonl").read_text().splitlines()) >= len(order)

@@ -12,13 +12,12 @@ class World:
     """Checks after every event that a replica never holds more than its slots and its KV cache, and no request twice.
 
     Args:
-        chunk_tokens, max_wait: of the policy.
+        chunk_tokens, ahead: of the policy.
         sizes: KV tokens and slots of each replica.
-        ahead: of the policy.
     """
 
-    def __init__(self, chunk_tokens: int | None, max_wait: int, sizes: list[tuple[int, int]], ahead: int = 0):
-        self.policy, self.ahead = ContextPolicy(RoutingSettings(chunk_tokens, max_wait, ahead=ahead)), ahead
+    def __init__(self, chunk_tokens: int | None, sizes: list[tuple[int, int]], ahead: int = 0):
+        self.policy, self.ahead = ContextPolicy(RoutingSettings(chunk_tokens, ahead=ahead)), ahead
         self.sizes = {f"r{i}": size for i, size in enumerate(sizes)}
         self.alive = {}
         self.lengths, self.prompts, self.generated = {}, {}, {}
@@ -62,9 +61,9 @@ class World:
         else:
             self.policy.proceed(name, tokens)
 
-    def decide(self, settled: bool) -> int:
-        placements = self.policy.decide(settled)
-        for request, replica, tokens in placements:
+    def decide(self) -> int:
+        starts = self.policy.decide()
+        for request, replica, tokens in starts:
             assert request not in self.running and request not in self.ended, f"{request} started twice"
             assert replica in self.alive and tokens >= 1
             self.running[request] = replica, tokens
@@ -74,13 +73,13 @@ class World:
             tokens, slots = self.sizes[name]
             assert len(held) <= slots + self.ahead
             assert len(held) == 1 or sum(-(-n // BLOCK) * BLOCK for n in held) <= tokens
-        return len(placements)
+        return len(starts)
 
     def drain(self) -> None:
         """Let every request end; fails if one is left waiting."""
         for name in self.sizes:
             self.revive(name)
-        while self.decide(settled=True) or self.running:
+        while self.decide() or self.running:
             for name in list(self.running):
                 self.end_chunk(name)
         assert self.policy.waiting == 0
@@ -102,4 +101,4 @@ def play(world: World, script: bytes) -> None:
             world.revive(f"r{value % len(world.sizes)}")
         elif kind == 6 and known and (name := known[value % len(known)]) not in world.ended:
             world.abort(name)
-        world.decide(settled=value % 4 > 0)
+        world.decide()
