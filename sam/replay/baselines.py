@@ -15,7 +15,7 @@ from sam.config import SpeculationConfig
 from sam.drafting.drafter import Drafter
 from sam.reading import expect
 from sam.replay.stepwise import StepwiseDrafter
-from sam.vllm.baselines import prompt_lookup
+from sam.vllm.bench.baselines import prompt_lookup
 
 HISTORY_TOKENS = 4 << 20  # with scope=history, enough for any recording here
 NAMES = ("sam", "first-occurrence", "ngram", "suffix", "suffix-any")
