@@ -59,7 +59,7 @@ def connect(config: DictConfig) -> None:
 def _resolve(config: DictConfig) -> None:
     """The recipe's router where there is something to decide, and nobody has brought one.
 
-    On a CPU it loses (docs/experiments/two_replicas.md): its messages take the engines' cores. Numbers that make no
+    On a CPU it loses (docs/results.md): its messages take the engines' cores. Numbers that make no
     sense give verl's: the checks name them.
     """
     routing, own = config.routing, config.actor_rollout_ref.rollout.router_config_path

@@ -5,7 +5,7 @@ Requests come from a published set-up (`--setup`), a log-normal fit (`--log-norm
 responses themselves for recordings and runs, otherwise from the verify steps of another recording. Policies are those
 of sam.switch. All combinations of policies, draft lengths, thresholds, scopes and routings are tried.
 
-Speed-ups are against no speculation with least-loaded routing. docs/simulate.md says what is assumed.
+Speed-ups are against no speculation with least-loaded routing. docs/bench.md says what is assumed.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Sources outside the group: the example of docs/development.md, beside the memory of other prompts."""
+"""Sources outside the group: one that is added, beside the memory of other prompts."""
 
 import json
 import os
@@ -12,6 +12,48 @@ from sam.drafting.drafter import Drafter
 from sam.drafting.registry import SOURCES
 
 ROOT = Path(__file__).parents[3]
+EXAMPLE = '''
+from typing import NamedTuple
+
+import numpy as np
+
+from sam.automaton.store import NONE
+from sam.drafting.origins import OTHER_PROMPT
+from sam.drafting.sequences import token_at
+from sam.drafting.sources import nothing, one_token
+from sam.jit import kernel
+
+
+class LastFollower(NamedTuple):
+    """following: int32 [size], the token that followed each token last; tokens of one remainder share a place."""
+
+    following: np.ndarray
+
+    ORIGIN = OTHER_PROMPT  # what its draft tokens are counted as
+
+    @classmethod
+    def make(cls, budget_bytes):
+        return cls(np.full(budget_bytes // 4, NONE, np.int32))
+
+    def start_version(self, policy_version):
+        pass  # new weights change nothing
+
+    @staticmethod
+    @kernel
+    def recall(source, sequences, slot, num_ahead):
+        end, size = sequences.texts[slot].num_tokens + num_ahead, source.following.size
+        if end == 0 or size == 0:
+            return nothing()
+        token = source.following[token_at(sequences, slot, end - 1) % size]
+        return one_token(token) if token != NONE else nothing()
+
+    @staticmethod
+    @kernel
+    def remember(source, sequences, slot, token):
+        end, size = sequences.texts[slot].num_tokens, source.following.size
+        if end != 0 and size != 0:
+            source.following[token_at(sequences, slot, end - 1) % size] = token
+'''
 # Another prompt said 22 23 24 after 21; the text here goes from 7 to 22, of which only a context of one token is known.
 PLAY = """
 def play(drafter):
@@ -34,16 +76,10 @@ print(json.dumps([len(drafter.learned.mixing), *play(drafter)]))
 """
 
 
-def example() -> str:
-    page = (ROOT / "docs" / "development.md").read_text()
-    (block,) = [part.split("```")[0] for part in page.split("```python")[1:] if "class LastFollower" in part]
-    return block
-
-
 def test_a_source_is_one_class(tmp_path):
     """In a process and with a cache of its own: compiled code is kept by types, and no other process knows this one."""
     script = tmp_path / "example.py"
-    script.write_text(example() + PLAY + SCRIPT)
+    script.write_text(EXAMPLE + PLAY + SCRIPT)
     run = subprocess.run(
         [sys.executable, script],
         env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
