@@ -1,7 +1,7 @@
 # Ascend A3, aarch64: docker build -f docker/ascend-a3.Dockerfile -t sam-rollout-a3 .
 #
 # Not built by anybody yet: where this is developed there is neither a container engine nor an aarch64 machine.
-# docs/containers.md says what was done instead.
+# docs/cluster.md says what was done instead.
 
 # The CANN that vllm-ascend 0.23.0.post1 is released with, and the Python of requirements/ascend.txt (vllm-ascend's own
 # image has 3.12). A tag can be moved, and its digest could not be looked up from here: find it with `docker buildx
@@ -50,7 +50,7 @@ RUN python -m pip install --no-deps --no-build-isolation -e . && \
     python scripts/patch.py apply
 
 # devlib stands in for the driver's libraries, which are mounted when the image runs. fsdp2, because Megatron-LM and
-# MindSpeed, with which the config trains by default, are not in this image (docs/containers.md).
+# MindSpeed, with which the config trains by default, are not in this image (docs/cluster.md).
 RUN source /usr/local/Ascend/ascend-toolkit/set_env.sh && \
     source /usr/local/Ascend/nnal/atb/set_env.sh && \
     export LD_LIBRARY_PATH="$LD_LIBRARY_PATH:/usr/local/Ascend/ascend-toolkit/latest/aarch64-linux/devlib" && \

@@ -1,7 +1,7 @@
 # The quickstart on a CPU, x86-64: docker build -f docker/cpu.Dockerfile -t sam-rollout-cpu .
 #
 # Not built by anybody yet: where this is developed there is no container engine. Its steps were once executed as a
-# script; docs/containers.md says what that shows.
+# script; docs/cluster.md says what that shows.
 
 # A tag can be moved, and its digest could not be looked up from here. To pin it, find it with `docker buildx imagetools
 # inspect` and build with --build-arg PYTHON_IMAGE=python@sha256:...

@@ -1,4 +1,4 @@
-"""The house: who may import whom. The order is docs/architecture.md's, read off the imports of every file.
+"""The house: who may import whom. Read off the imports of every file.
 
 A room may import rooms above it in its list, and its own. `sam` imports neither verl nor recipe, and of `sam` only
 `sam.vllm` imports vLLM.

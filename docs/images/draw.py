@@ -1,7 +1,6 @@
 """Draw the pictures of docs/architecture.md: `python docs/images/draw.py [--output FOLDER]`.
 
-Only matplotlib, numpy and `sam` are needed. The store and the goodput curve are drawn from the code itself: a real
-automaton, and `sam.switch`'s own table and choice.
+Only matplotlib is needed.
 """
 
 import argparse
@@ -11,7 +10,6 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-import numpy as np
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 INK, FRAME, LINE = "#222222", "#8a8a8a", "#444444"
@@ -178,103 +176,7 @@ def draw_engine_step():
     return figure
 
 
-EDGES = ((0, 1, "a 2"), (1, 2, "b 2"), (2, 3, "c 1"), (3, 4, "a 1"), (4, 5, "b 1"), (5, 6, "d 1"))
-EXTRA = ((0, 2, "b 1"), (0, 3, "c 1"), (2, 6, "d 1"), (0, 6, "d 1"))
-LINKS = ((1, 0), (2, 0), (3, 0), (4, 1), (5, 2), (6, 0))
-# In the order in which they are made: a state, or an extra edge.
-NODES = ("0", "1", "2", "0 b", "3", "0 c", "4", "5", "6", "2 d", "0 d")
-
-
-def bow(begin, end, height, **style) -> FancyArrowPatch:
-    """An arrow that leaves the line between its ends by up to half of `height`."""
-    (x, y), (to, _) = begin, end
-    path = plt.matplotlib.path.Path([begin, ((x + to) / 2, y + height), end], [1, 3, 3])
-    return FancyArrowPatch(path=path, arrowstyle="-|>", **style)
-
-
-def draw_store():
-    """The automaton of `a b c a b d`, its nodes in a block, and the blocks of three groups."""
-    figure, axes = canvas(110, 78)
-    at = [(8 + 15 * i, 54) for i in range(7)]
-    axes.text(1, 76, "Automaton of the text  a b c a b d", weight="bold")
-    axes.text(
-        52, 76, "edge: token and count      - - - suffix link: longest suffix seen elsewhere", size=7.8, color="#555555"
-    )
-    for begin, end, text in EDGES:
-        (x, y), (to, _) = at[begin], at[end]
-        arrow(axes, (x + 2.1, y), (to - 2.1, y))
-        axes.text((x + to) / 2, y + 1.3, text, ha="center", size=7.8)
-    for begin, end, text in EXTRA:
-        (x, y), (to, _) = at[begin], at[end]
-        height = 1.0 + 0.19 * (to - x)
-        axes.add_patch(bow((x, y + 2), (to, y + 2), 2 * height, mutation_scale=9, color="#D55E00", lw=1.0))
-        place = (x + to) / 2, y + 2 + height
-        axes.text(*place, text, ha="center", va="center", size=7.8, color="#D55E00", backgroundcolor="white", zorder=3)
-    for begin, end in LINKS:
-        (x, y), (to, _) = at[begin], at[end]
-        depth = 2.0 + 0.10 * (x - to)
-        axes.add_patch(bow((x, y - 2), (to, y - 2), -2 * depth, mutation_scale=7, color="#888888", lw=0.8, ls="--"))
-    for i, (x, y) in enumerate(at):
-        axes.add_patch(plt.Circle((x, y), 2, facecolor="#d5e6f5", edgecolor=FRAME))
-        axes.text(x, y, str(i), ha="center", va="center", weight="bold")
-
-    axes.text(1, 35, "One block: 96 nodes of 32 bytes, enough for 32 tokens of any text", weight="bold")
-    for i, name in enumerate(NODES):
-        fill = "#f9dcc4" if " " in name else "#d5e6f5"
-        axes.add_patch(plt.Rectangle((3 + 7 * i, 28.5), 7, 4.5, facecolor=fill, edgecolor=FRAME, lw=0.8))
-        label = f"edge\n{name}" if " " in name else f"state {name}"
-        axes.text(6.5 + 7 * i, 30.7, label, ha="center", va="center", size=7.4)
-    axes.add_patch(plt.Rectangle((80, 28.5), 27, 4.5, facecolor="none", edgecolor=FRAME, lw=0.8, ls=":"))
-    axes.text(93.5, 30.7, "85 free nodes", ha="center", va="center", size=7.4, color="#555555")
-    nodes = "A state's node holds its first edge; extra edges (orange) have nodes, found by a hash of state and token."
-    axes.text(3, 26.2, nodes, size=7.8)
-
-    axes.text(1, 21, "The store: blocks of all groups", weight="bold")
-    colours = {"A": "#a8d5ba", "B": "#bcd0ee", "C": "#e6e6e6", "": "#ffffff"}
-    blocks = ("A", "B", "A", "C", "B", "A", "dropped", "")
-    for i, name in enumerate(blocks):
-        fill = colours.get(name, "#f5c6bd")
-        axes.add_patch(plt.Rectangle((3 + 13 * i, 12), 11, 5.5, facecolor=fill, edgecolor=FRAME, lw=0.8))
-        axes.text(8.5 + 13 * i, 14.7, name or "untouched", ha="center", va="center", size=7.8)
-    for begin, end, depth in ((0, 2, 0.16), (2, 5, 0.16), (1, 4, 0.28)):
-        arrow(axes, (9 + 13 * begin, 11.9), (8 + 13 * end, 11.9), bend=depth)
-    texts = [
-        "Group A: the samples of one prompt in one automaton. It takes blocks as it grows; they form a chain.",
-        "Group C has no running request: kept for late samples or, with scope=history, later steps; dropped first.",
-    ]
-    for y, text in zip((4.2, 1.8), texts, strict=True):
-        axes.text(3, y, text, size=7.8)
-    return figure
-
-
-def draw_goodput():
-    """Gain in expected tokens per second over draft tokens, and what `sam.switch` chooses."""
-    from sam.switch.goodput import Goodput
-    from sam.switch.policy import StepState
-    from sam.switch.step_cost import StepCost
-
-    table = Path(__file__).parents[2] / "sam" / "simulate" / "step_costs" / "qwen3_32b.json"
-    cost, k, context = StepCost.load(table), 8, 8192.0
-    figure, axes = plt.subplots(figsize=(7.2, 4.0), layout="constrained")
-    for running, colour in zip((4, 16, 64, 128), ("#0072B2", "#009E73", "#E69F00", "#D55E00"), strict=True):
-        likely = np.linspace(0.35, 0.95, running)  # acceptance of each request's draft tokens
-        survival = (likely[:, None] ** np.arange(1, k + 1)).astype(np.float32)
-        brought = np.concatenate([[0.0], np.cumsum(np.sort(survival.ravel())[::-1])])
-        drafts = np.arange(brought.size)
-        goodput = (running + brought) / cost.step_ms(running, running + drafts, context)
-        policy, state = Goodput(k, cost), StepState(running, context=context)
-        chosen = int(policy.choose(state, survival.ravel(), k * np.arange(running + 1)).sum())
-        gain = 100.0 * (goodput / goodput[0] - 1.0)
-        axes.plot(drafts / running, gain, color=colour, label=f"{running} requests, {chosen} drafts chosen")
-        axes.plot(chosen / running, gain[chosen], "o", color=colour, ms=7)
-    axes.axhline(0.0, color="#999999", lw=0.8, ls="--")
-    axes.set_xlabel("draft tokens verified per request, the likeliest of the batch first")
-    axes.set_ylabel("expected tokens per second,\n% over a step without drafts")
-    axes.legend(frameon=False, loc="center right", bbox_to_anchor=(1.0, 0.70))
-    return figure
-
-
-PICTURES = {"processes": draw_processes, "engine_step": draw_engine_step, "store": draw_store, "goodput": draw_goodput}
+PICTURES = {"processes": draw_processes, "engine_step": draw_engine_step}
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,10 +1,10 @@
-"""What preflight can find wrong, each with a code to look it up by in docs/operations.md."""
+"""What preflight can find wrong, each with a code."""
 
 import difflib
 from collections.abc import Iterable
 from typing import Self
 
-# The code, what is wrong, and what to do where the check does not know better; docs/operations.md has it from here.
+# The code, what is wrong, and what to do where the check does not know better.
 TABLE = """\
 agent_loop.unknown | verl knows no such agent loop | name one that the line names
 ascend.graph_mode | vllm-ascend would not start, or replay no graph | set what the line names
@@ -127,7 +127,7 @@ def first_line(error: Exception) -> str:
 
 
 def table() -> str:
-    """The codes as docs/operations.md lists them."""
+    """The codes as a table."""
     rows = [f"| `{code}` | {wrong} | {remedy} |" for code, (wrong, remedy) in CODES.items()]
     return "\n".join(["| code | what is wrong | what to do |", "|---|---|---|", *rows])
 

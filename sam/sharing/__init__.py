@@ -1,1 +1,1 @@
-"""The texts of a prompt's samples, shared between the replicas of a run (docs/sharing.md)."""
+"""The texts of a prompt's samples, shared between the replicas of a run (docs/how_it_works.md)."""

@@ -3,7 +3,7 @@
 Requests come from a published set-up (`--setup`) or a log-normal fit (`--log-normal`), acceptance from verify steps of
 a recording. Policies are those of sam.switch. All combinations of policies, draft lengths, thresholds, scopes, routers
 and chunks are tried. Speed-ups are against no speculation with verl's router. `python -m sam.tune` plays a recorded
-run; docs/simulate.md says what is assumed.
+run; docs/bench.md says what is assumed.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """The requests that are about to take an engine's free slots, as far as whoever sends them has told."""
 
 # Steps with a free slot after which no request is thought to be on its way. On a CPU the way to the router and back
-# took 5 to 9 ms (docs/experiments/routing_bench.md), a few steps of the tiny model.
+# took 5 to 9 ms (7aeeb4c:docs/experiments/routing_bench.md), a few steps of the tiny model.
 PATIENCE_STEPS = 16
 
 

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 # More than ROUND_TO rows of layers with fewer weights are padded to multiples of it. For every shape and number of rows
 # that is new, oneDNN compiles a kernel for 0.15 to 0.6 ms, which such a layer does not earn back: with all numbers of
-# rows that a rollout of the tiny model has, the layers take twice as long (docs/experiments/cpu_linear.md).
+# rows that a rollout of the tiny model has, the layers take twice as long (7aeeb4c:docs/experiments/cpu_linear.md).
 SMALL_WEIGHTS = 100_000
 ROUND_TO = 8
 # Whether the weight is packed. The choice must not depend on times: the two kernels round differently, and all runs

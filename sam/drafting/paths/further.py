@@ -10,8 +10,8 @@ from sam.drafting.paths.forks import grow, make_tree
 from sam.jit import compiled, kernel
 
 # The first own token of a further path is right less often than its probability says, since the calibration learns from
-# drafts only: in 13 to 15 % of the cases where 17 to 20 % are predicted (docs/experiments/several_paths.md). Learning
-# goes on from there, as if that had been seen so many times.
+# drafts only: in 13 to 15 % of the cases where 17 to 20 % are predicted (7aeeb4c:docs/experiments/several_paths.md).
+# Learning goes on from there, as if that had been seen so many times.
 RIGHT_SHARE, TIMES_SEEN = 0.7, 20.0
 MOST_EXPECTED = 500.0  # first tokens expected to be right, after which what was seen earlier counts half
 
