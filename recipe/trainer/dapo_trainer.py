@@ -21,6 +21,7 @@ from recipe.trainer.actor_worker import SessionWorker
 from recipe.trainer.dynamic_sampling import DapoRounds
 from sam.sharing.log import Log
 
+LOG_SECONDS = 60.0  # for the log of shared text to be started
 STOP_SECONDS = 10.0  # that the end of a run waits for engines to end
 
 
@@ -57,7 +58,8 @@ class DapoTrainer(PPOTrainerSync):
         try:
             actor = ray.remote(Log).options(num_cpus=0, max_restarts=-1)  # one that dies starts anew, empty
             self._shared_log, run_id = actor.remote(sharing.needed_mib(self.config) << 20), secrets.token_hex(8)
-            ray.get([server.serve_sharing.remote(self._shared_log, run_id) for server in self._all_servers()])
+            serving = [server.serve_sharing.remote(self._shared_log, run_id) for server in self._all_servers()]
+            ray.get(serving, timeout=LOG_SECONDS)
             ray.get([server.share.remote() for server in self._servers()])
         except Exception as error:
             print(f"speculation.sharing=replicas: no log, drafters see their own replica only: {error!r}", flush=True)

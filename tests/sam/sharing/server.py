@@ -7,19 +7,18 @@ from sam.sharing.link import serve
 
 
 class Server:
-    """Answers at `address` what `answer` (bytes to bytes) says, or never while that is None."""
+    """Answers at `address` by `ask`; without it what `answer` (bytes to bytes) says, or never while that is None."""
 
-    def __init__(self, address, answer):
+    def __init__(self, address, answer=None, ask=None):
         self.answer = answer
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
-        self._server = asyncio.run_coroutine_threadsafe(serve(address, self._ask), self._loop).result(60)
+        self._server = asyncio.run_coroutine_threadsafe(serve(address, ask or self._ask), self._loop).result(60)
 
     async def _ask(self, question):
         if self.answer is None:
             await asyncio.sleep(600)
-        found = self.answer(question)
-        return found if isinstance(found, bytes) else await found
+        return self.answer(question)
 
     def end(self):
         """As if its process ended."""

@@ -49,7 +49,7 @@ def log():
 def engines(log):
     """Two drafters that share, each with its thread and a request of a prompt that no other test has."""
     address = address_of(secrets.token_hex(8), 0)
-    server, made, prompt = Server(address, log.exchange.remote), [], tokens(1, secrets.randbits(16))
+    server, made, prompt = Server(address, ask=log.exchange.remote), [], tokens(1, secrets.randbits(16))
     for name in "ab":
         made.append(SharingDrafter(max_draft_tokens=K))
         client = Client(Link(address).ask)
