@@ -184,6 +184,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, EOFError, ConnectionError):
         return 0
     except Exception as error:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends by itself, and its log says of what
         with contextlib.suppress(OSError):
             pipe.send_bytes(json.dumps({"error": one_line(error)}).encode())
         raise
