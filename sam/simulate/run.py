@@ -212,7 +212,7 @@ def fit_from_steps(columns: np.ndarray) -> FittedCost:
     coefficients *= step_ms[counted].sum() / predicted[counted].sum()
     error = np.abs(features @ coefficients - step_ms)[counted].mean() / step_ms[counted].mean()
 
-    requests = np.unique(np.append([k for k in KNOTS if k < running.max()], int(running.max())))
+    requests = np.array([*(k for k in KNOTS if k < running.max()), int(running.max())])
     axes = requests, np.arange(1, LONGEST_DRAFT + 2), np.unique([1, max(1, int(context.max()))])
     r, m, c = (axis.astype(np.float64) for axis in np.meshgrid(*axes, indexing="ij"))
     cells = sum(weight * term for weight, term in zip(coefficients, terms(r, r * m, m > 1, c), strict=False))

@@ -14,6 +14,8 @@ drafting pauses where it does not pay; and under data parallelism T is never les
 rank, which all ranks wait for: drafts are free up to there.
 """
 
+from functools import lru_cache
+
 import numpy as np
 
 from sam.jit import compiled
@@ -24,6 +26,7 @@ from sam.switch.policy import Plan, StepState
 from sam.switch.step_cost import StepCost, linear
 
 CONTEXT_BUCKET = 256  # tokens by which the mean context may grow before costs are looked up again
+KEPT_LOOK_UPS = 4096
 # Share by which speculation must raise goodput: below it, noise in the table decides.
 MIN_GAIN_OFF, MIN_GAIN_ON = 0.01, 0.005
 MAX_ACCEPTANCE = 0.99  # no draft token is more likely than this
@@ -69,6 +72,10 @@ def correct(table, fixed, per_draft_token, speculating, wait_ms):
     return cost, slope
 
 
+def _bucket(state: StepState) -> int:
+    return int(state.context) // CONTEXT_BUCKET
+
+
 def warm_up() -> None:
     """Compile every kernel, so that no engine step waits for it."""
     policy, state = Goodput(1), StepState(1)
@@ -110,8 +117,7 @@ class Goodput:
         self.correction = Correction(self.step_cost, forward_only=not self.has_table)
         self.counters: dict[str, int] = {}
         self._on = False
-        self._costs: dict[tuple[int, int], np.ndarray] = {}  # by requests and context bucket
-        self._steps: dict[tuple[int, int, int], float] = {}  # by requests, tokens and context bucket
+        self._table, self._step_ms = (lru_cache(KEPT_LOOK_UPS)(one) for one in (self._read_table, self._read_step))
         self._running = self._observed_steps = self._cool_down = self._declined = self._rejected = 0
         self._chosen_expected = 0.0  # of the drafts last chosen, the tokens expected to be accepted
         self._expected = self._accepted = 0.0  # decaying sums over the steps with drafts
@@ -129,8 +135,8 @@ class Goodput:
         """
         self.has_table, self.step_cost = True, step_cost
         self.correction = Correction(step_cost, forward_only)
-        self._costs.clear()
-        self._steps.clear()
+        self._table.cache_clear()
+        self._step_ms.cache_clear()
         self._corrected = None
 
     def plan(self, state: StepState) -> Plan:
@@ -200,7 +206,9 @@ class Goodput:
         if not is_due and not (self._is_exploring and drafted):
             return
         if state.prefilling == 0 and state.max_num_tokens_other_dp_ranks <= state.running + drafted:
-            table_ms = float(self._table(state)[min(drafted, state.running * self._most_draft_tokens)])
+            table_ms = float(
+                self._table(state.running, _bucket(state))[min(drafted, state.running * self._most_draft_tokens)]
+            )
             # Another rank's tokens may be of more requests than this one's, or be drafts to a larger part.
             if self._max_ms_other_ranks(state) > table_ms:
                 return
@@ -234,26 +242,16 @@ class Goodput:
     def _count(self, name: str, steps: int = 1) -> None:
         self.counters[name] = self.counters.get(name, 0) + steps
 
-    def _table(self, state: StepState) -> np.ndarray:
+    def _read_table(self, requests: int, bucket: int) -> np.ndarray:
         """float64 [n + 1]: the table's milliseconds by draft tokens, to the most that there can be."""
-        key = (state.running, int(state.context) // CONTEXT_BUCKET)
-        if key not in self._costs:
-            if len(self._costs) > 4096:
-                self._costs.clear()
-            num_tokens = state.running + np.arange(state.running * self._most_draft_tokens + 1)
-            if self.uniform:
-                num_tokens[1:] = np.maximum(num_tokens[1:], state.running * (self.num_speculative_tokens + 1))
-            self._costs[key] = self._look_up(state.running, num_tokens, key[1])
-        return self._costs[key]
+        num_tokens = requests + np.arange(requests * self._most_draft_tokens + 1)
+        if self.uniform:
+            num_tokens[1:] = np.maximum(num_tokens[1:], requests * (self.num_speculative_tokens + 1))
+        return self._look_up(requests, num_tokens, bucket)
 
-    def _step_ms(self, requests: int, num_tokens: int, state: StepState) -> float:
-        """The table's milliseconds of a step with `requests` requests and `num_tokens` tokens, in `state`'s context."""
-        key = (requests, num_tokens, int(state.context) // CONTEXT_BUCKET)
-        if key not in self._steps:
-            if len(self._steps) > 4096:
-                self._steps.clear()
-            self._steps[key] = float(self._look_up(requests, np.array([num_tokens]), key[2])[0])
-        return self._steps[key]
+    def _read_step(self, requests: int, num_tokens: int, bucket: int) -> float:
+        """The table's milliseconds of a step with `requests` requests and `num_tokens` tokens."""
+        return float(self._look_up(requests, np.array([num_tokens]), bucket)[0])
 
     def _look_up(self, requests: int, num_tokens: np.ndarray, bucket: int) -> np.ndarray:
         """float64 [n]: milliseconds by tokens (int64 [n]), for a context in the middle of its bucket."""
@@ -275,7 +273,7 @@ class Goodput:
         # for something to wait for would go on drafting because the others do. Requests that the table does not reach
         # are left out too: they are its extrapolation, and may be tokens of a prompt.
         requests = min(self._min_requests_other_ranks(state), int(self.step_cost.requests[-1]))
-        table_ms = self._step_ms(requests, requests, state)
+        table_ms = self._step_ms(requests, requests, _bucket(state))
         return max(table_ms + self.correction.extra_ms(requests, 0), 0.1 * table_ms)
 
     def _max_ms_other_ranks(self, state: StepState) -> float:
@@ -284,15 +282,15 @@ class Goodput:
         if num_tokens == 0:
             return 0.0
         counts = (num_tokens, self._min_requests_other_ranks(state))
-        return max(self._step_ms(requests, num_tokens, state) for requests in counts)
+        return max(self._step_ms(requests, num_tokens, _bucket(state)) for requests in counts)
 
     def _cost(self, state: StepState) -> tuple[np.ndarray, float]:
         """`_table`, corrected and at least `_wait_ms`, and the acceptance below which no draft token pays; kept until
         more is learnt."""
-        key = (state.running, int(state.context) // CONTEXT_BUCKET, state.max_num_tokens_other_dp_ranks)
+        key = (state.running, _bucket(state), state.max_num_tokens_other_dp_ranks)
         if self._corrected is None or self._corrected[0] != key:
             terms, fixed = self.correction.terms, self.correction.extra_ms(state.running, 0)
-            table, wait_ms = self._table(state), self._wait_ms(state)
+            table, wait_ms = self._table(*key[:2]), self._wait_ms(state)
             cost, slope = correct(table, fixed, terms.per_draft_token, terms.speculating, wait_ms)
             self._corrected = key, cost, state.running * slope / cost[0]
         return self._corrected[1:]

@@ -137,7 +137,7 @@ def test_a_wrong_table_is_corrected_by_what_steps_take(fixed, each, token):
         policy.observe(StepState(running), drafted, drafted, true * rng.uniform(0.95, 1.05))
     for running in (4, 32):
         expected = fixed + each * running + token * (running + np.arange(4 * running + 1))
-        assert policy._cost(StepState(running))[0] == pytest.approx(expected, rel=0.15)
+        assert policy.step_ms(StepState(running)) == pytest.approx(expected, rel=0.15)
 
 
 def test_what_drafting_costs_at_all_is_not_taken_for_a_price_of_tokens():
@@ -145,7 +145,7 @@ def test_what_drafting_costs_at_all_is_not_taken_for_a_price_of_tokens():
     for _ in range(400):
         drafted = int(rng.integers(6, 9)) * int(rng.random() < 0.8)
         policy.observe(StepState(1), drafted, 0, (5.0 + (0.8 if drafted else 0.0)) * rng.uniform(0.97, 1.03))
-    cost, floor = policy._cost(StepState(1))
+    cost, floor = policy.step_ms(StepState(1)), policy.plan(StepState(1)).min_acceptance
     assert cost[0] == pytest.approx(5.0, rel=0.05) and cost[8] == pytest.approx(5.8, rel=0.05)
     assert cost[8] - cost[1] < 0.3 and floor < 0.01
 

@@ -101,7 +101,7 @@ def test_requests_beyond_the_table_are_not_waited_for():
     cells = np.array([[20.0, 21.0], [24.0, 28.0]])
     table = StepCost(np.array([1, 8]), np.array([1, 4]), np.array([1]), cells[..., None])
     policy = Goodput(3, table)
-    wait = [policy._wait_ms(StepState(1, max_num_tokens_other_dp_ranks=rows)) for rows in (1, 32, 36, 4096)]
+    wait = [policy.step_ms(StepState(1, max_num_tokens_other_dp_ranks=rows))[0] for rows in (1, 32, 36, 4096)]
     assert wait == pytest.approx([20.0, 24.0, 24.0, 24.0])
 
 
@@ -114,7 +114,7 @@ def test_the_wait_is_corrected_as_the_own_cost_is():
         policy.observe(StepState(running), drafted, drafted, 30.0 + running + 0.5 * (running + drafted))
     for running in (4, 4):  # the plain steps that it asks for now and then
         policy.observe(StepState(running), 0, 0, 30.0 + 1.5 * running)
-    assert policy._wait_ms(StepState(4, max_num_tokens_other_dp_ranks=80)) == pytest.approx(60.0, rel=0.05)
+    assert policy.step_ms(StepState(4, max_num_tokens_other_dp_ranks=80))[0] == pytest.approx(60.0, rel=0.05)
     assert chosen(policy, 4, 80, 0.01) == 12
 
 
@@ -125,12 +125,12 @@ def test_no_token_below_the_floor_would_be_verified(seed):
     state = StepState(running, max_num_tokens_other_dp_ranks=elsewhere)
     policy = Goodput(4, linear(10.0, rng.random(), rng.random()))
     policy._on = True
-    plan, (cost, _) = policy.plan(state), policy._cost(state)
+    plan, cost = policy.plan(state), policy.step_ms(state)
     acceptance, offsets = drafts_of(rng, running, 4)
     taken = [acceptance[offsets[i] : offsets[i] + n] for i, n in enumerate(policy.choose(state, acceptance, offsets))]
     assert plan.budget == 4
     assert np.concatenate(taken).min(initial=1.0) >= plan.min_acceptance
-    assert (plan.min_acceptance == 0.0) == (policy._wait_ms(state) >= cost[1])
+    assert (plan.min_acceptance == 0.0) == (cost[1] == cost[0])
     if plan.min_acceptance:  # what the first token adds, as a share of the step without drafts
         assert plan.min_acceptance == pytest.approx(running * (cost[1] / cost[0] - 1.0), rel=1e-3)
 
@@ -158,6 +158,6 @@ def test_only_steps_that_no_other_rank_can_have_held_up_are_learnt_from(
 
 def test_a_new_table_is_waited_by():
     policy, state = Goodput(3, linear(1.0, 0.0, 1.0)), StepState(1, max_num_tokens_other_dp_ranks=16)
-    assert policy._wait_ms(state) == pytest.approx(5.0)
+    assert policy.step_ms(state)[0] == pytest.approx(5.0)
     policy.use_table(linear(2.0, 0.0, 2.0))
-    assert policy._wait_ms(state) == pytest.approx(10.0)
+    assert policy.step_ms(state)[0] == pytest.approx(10.0)
