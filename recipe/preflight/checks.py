@@ -126,7 +126,7 @@ def _run_directory(config: DictConfig) -> Iterator[Problem]:
 
 
 def _versions(config: DictConfig) -> Iterator[Problem]:
-    yield from compatibility.version_problems(config)
+    yield from compatibility.find_problems(config, of_packages=True)
     device, of_cpu = config.trainer.device, versions.engine_of_cpu()
     if device != "npu" and of_cpu is not None and of_cpu is not (device == "cpu"):
         built = "CPUs" if of_cpu else "GPUs"
@@ -254,7 +254,7 @@ CHECKS = (
     Check("training's packages", _training_packages, ("start", "device", "node", "image")),
     Check("Ascend: patches", ascend.patch_problems, ("start", "device", "node", "image", "npu")),
     Check("Ascend: graph mode", ascend.graph_problems, ("start", "image", "npu")),
-    Check("compatibility", compatibility.setting_problems, ("start",)),
+    Check("compatibility", compatibility.find_problems, ("start",)),
     Check("variables", unknown_names.variable_problems, ("start", "node", "image")),
     Check("keys", unknown_names.key_problems, ()),
     Check("keys of ray.init", unknown_names.ray_problems, ()),

@@ -177,17 +177,8 @@ def _version(name: str) -> str | None:
     return ascend.cann_version() if name == "CANN" else versions.installed(name)
 
 
-def setting_problems(config: DictConfig) -> Iterator[Problem]:
-    """Values that the recipe does not run with."""
-    return _problems(config, of_packages=False)
-
-
-def version_problems(config: DictConfig) -> Iterator[Problem]:
-    """Packages that are not there in a version that the recipe runs with."""
-    return _problems(config, of_packages=True)
-
-
-def _problems(config: DictConfig, of_packages: bool) -> Iterator[Problem]:
+def find_problems(config: DictConfig, of_packages: bool = False) -> Iterator[Problem]:
+    """Values that the recipe does not run with, or packages that are not there in a version that it runs with."""
     for row in (row for row in ROWS if row.is_package is of_packages):
         for value in row.found(config):
             if not row.has(value, row.tested + row.untested):

@@ -13,6 +13,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
+from recipe.arguments import FREE_SECTIONS
 from recipe.launch.config import verl_configs
 from recipe.preflight.device_memory import uses_megatron
 from recipe.preflight.problem import Problem, did_you_mean
@@ -24,18 +25,7 @@ OWN = (
 )
 # Whose unknown keys others refuse: dataclasses of verl's, vLLM's argument parser, ray.init; or that are handed on to
 # functions of the recipe's.
-CHECKED_ELSEWHERE = (
-    "actor_rollout_ref.actor",
-    "actor_rollout_ref.model.override_config",
-    "actor_rollout_ref.ref",
-    "actor_rollout_ref.rollout",
-    "data.apply_chat_template_kwargs",
-    "ray_kwargs.ray_init",
-    "reward.reward_kwargs",
-    "reward.custom_reward_function.reward_kwargs",
-    "custom_reward_function.reward_kwargs",  # given to the one above
-    "trainer.v1.sampler.sampler_kwargs",
-)
+CHECKED_ELSEWHERE = (*FREE_SECTIONS, *(f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout")))
 
 PREFIXES = ("HCC", "HCL", "VLLM_", "ASCEND_", "RAY_EXPERIMENTAL_NOSET_", "TASK_QUEUE_", "CPU_AFFINITY_")
 # HCCL's and CANN's documented ones that training and inference set; there is no list of them to be read here.

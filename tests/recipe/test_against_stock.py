@@ -44,8 +44,8 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(rounds, "REST_SECONDS", 0.0)
     fake = {"seconds": {"stock": 3.0, "off": 2.5, "sam": 2.0}, "leaves": str(tmp_path / "pids")}
     monkeypatch.setenv("FAKE", json.dumps(fake))
-    for name in ("OMP_NUM_THREADS", "VLLM_LOGGING_LEVEL"):
-        monkeypatch.setenv(name, "1")  # and what the command sets is undone
+    for name, value in {"OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}.items():
+        monkeypatch.setenv(name, value)  # and what the command sets is undone
     monkeypatch.setattr("recipe.against_stock.environment.CPU", {})
     return directory
 

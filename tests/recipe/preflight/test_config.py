@@ -50,7 +50,7 @@ def problems(assets, *overrides):
 @EVERY_CONFIG
 def test_no_config_of_the_recipes_is_refused(name):
     config = composed(name)
-    for find in (compatibility.setting_problems, unknown_names.key_problems, unknown_names.ray_problems):
+    for find in (compatibility.find_problems, unknown_names.key_problems, unknown_names.ray_problems):
         assert list(find(config)) == []
 
 

@@ -27,20 +27,6 @@ def test_parameters_are_the_published_ones(config, billions):
     assert device_memory.Model.from_config(config).parameters / 1e9 == pytest.approx(billions, abs=0.1)
 
 
-def test_parameters_equal_transformers_count():
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    config = Qwen3Config(
-        vocab_size=300, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=32, tie_word_embeddings=False,
-    )  # fmt: skip
-    with torch.device("meta"):
-        counted = sum(p.numel() for p in Qwen3ForCausalLM(config).parameters())
-    estimated = device_memory.Model.from_config(config.to_dict()).parameters
-    assert abs(counted - estimated) <= 64 + 3 * 2 * 32  # the last norm and those of queries and keys
-
-
 @pytest.fixture
 def model_folder(tmp_path):
     def write(config):
