@@ -64,7 +64,8 @@ def against_stock(directory: Path, output: Path, rounds: int = ROUNDS) -> Agains
     try:
         requests = write_text(run, steps, int(config.actor_rollout_ref.rollout.n), folder / "text.jsonl")
         set_environment(config)
-        words = bench_words(config, folder, requests, rounds)
+        with contextlib.redirect_stdout(sys.stderr):  # verl and vLLM log to stdout
+            words = bench_words(config, folder, requests, rounds)
     except ConfigAttributeError as error:
         raise ReportError(
             f"{directory}: its config.yaml lacks {error.full_key}, it is an older version's: run it again"

@@ -1,5 +1,6 @@
 """The table of all checks, and those that compare values of the config with each other or with installed packages."""
 
+import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -16,15 +17,15 @@ from recipe.preflight import (
     cluster,
     compatibility,
     device_memory,
+    draft_model,
     files,
     machine,
-    speculation,
     unknown_names,
     user_code,
     vllm_command,
 )
 from recipe.preflight.device_memory import device_count, longest_sequence, uses_megatron
-from recipe.preflight.problem import Problem, meant
+from recipe.preflight.problem import Problem, did_you_mean
 
 # Sizes of a replica: vLLM's argument, and the key of verl's rollout section.
 ENGINE_SIZES = {
@@ -32,8 +33,9 @@ ENGINE_SIZES = {
     "data_parallel_size": "data_parallel_size",
     "pipeline_parallel_size": "pipeline_model_parallel_size",
 }
-# vLLM's arguments that keep KV cache outside an engine.
-KV_POOL_KEYS = ("kv_transfer_config", "kv_offloading_size")
+BUFFER = "reward.reward_kwargs.overlong_buffer_cfg"
+UPDATE, DECODED = "actor.ppo_max_token_len_per_gpu", "max_num_seqs x (1 + num_speculative_tokens)"
+VERL_AND_VLLM = "what verl and vLLM say"  # the check of that name
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,7 @@ class Check:
     """A subject to look at: its name in reports, the function that finds problems of a config, and where it is asked.
 
     start: before every run, imports nothing that takes long. node: on every node of a cluster. image: when an image is
-    built. device: not on a machine without the config's device. npu: not for other devices. assets: `find` also takes
-    a directory that is still to be built.
+    built. device: not on a machine without the config's device. npu: not for other devices.
     """
 
     name: str
@@ -53,11 +54,11 @@ class Check:
 def check(config: DictConfig, to_be_built: Path | None = None) -> None:
     """Raise ConfigError with the first problem found, and how many more there are.
 
-    vLLM is asked last: an answer that is not known yet takes 10 s. What lies below `to_be_built` is not looked at, and
-    vLLM is not asked of a drafter that is not there yet.
+    verl and vLLM are asked last: an answer that is not known yet takes 20 s. They are not asked of a drafter that is
+    not there yet. `to_be_built` as in find_problems.
     """
     problems = list(find_problems(config, to_be_built))
-    if not problems and not files.lacks_drafter(config):
+    if not problems and not draft_model.is_missing(config):
         problems = list(vllm_command.find_problems(config))
     _refuse(problems)
 
@@ -74,12 +75,18 @@ def _refuse(problems: list[Problem]) -> None:
 
 
 def find_problems(config: DictConfig, to_be_built: Path | None = None) -> Iterator[Problem]:
-    """What can be said at once, before every run; of keys and their types first, with which the rest calculates."""
+    """What can be said at once, before every run; of keys and their types first, with which the rest calculates.
+
+    Nothing is said of what lies below the directory `to_be_built`, nor of the run's directory then: several runs may be
+    checked at once, each with a directory of its own.
+    """
     if wrong := list(unknown_names.key_problems(config)):
         yield from wrong
         return
-    for one in select(config, "start"):
-        yield from one.find(config, to_be_built) if "assets" in one.scopes else one.find(config)
+    below = [f"{folder}/" for folder in (to_be_built, to_be_built.absolute())] if to_be_built else []
+    for problem in (problem for one in select(config, "start") for problem in one.find(config)):
+        if not any(path in problem.value for path in below) and not (below and problem.code == "run_dir.in_use"):
+            yield problem
 
 
 def select(config: DictConfig, scope: str | None = None) -> list[Check]:
@@ -112,21 +119,18 @@ def find_warnings(config: DictConfig) -> Iterator[str]:
         )
 
 
-def _run_directory(config: DictConfig, to_be_built: Path | None = None) -> Iterator[Problem]:
-    # What is still to be built is checked for several runs at once, each with a directory of its own.
-    if to_be_built is None and (said := run_lock.lock_problem(Path(config.run_dir))):
+def _run_directory(config: DictConfig) -> Iterator[Problem]:
+    if said := run_lock.lock_problem(Path(config.run_dir)):
         value, _, remedy = said.rpartition(": ")
         yield Problem("run_dir.in_use", value, remedy)
 
 
 def _versions(config: DictConfig) -> Iterator[Problem]:
-    yield from compatibility.version_problems(config)
+    yield from compatibility.find_problems(config, of_packages=True)
     device, of_cpu = config.trainer.device, versions.engine_of_cpu()
     if device != "npu" and of_cpu is not None and of_cpu is not (device == "cpu"):
         built = "CPUs" if of_cpu else "GPUs"
         yield Problem("package.engine", f"trainer.device={device}, vLLM of {sys.prefix} is built for {built}")
-    if config.speculation.method == "suffix" and versions.installed("arctic-inference") is None:
-        yield Problem("package.suffix", "arctic-inference is not installed")
 
 
 def _training_packages(config: DictConfig) -> Iterator[Problem]:
@@ -154,25 +158,42 @@ def is_importable(module: str) -> bool:
 
 
 def _batches(config: DictConfig) -> Iterator[Problem]:
-    actor, rollout, devices = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, device_count(config)
-    train, generated, mini = config.data.train_batch_size, config.data.gen_batch_size, actor.ppo_mini_batch_size
-    filtering, responses = config.algorithm.filter_groups.enable, train * rollout.n
-    if train % mini:
-        yield Problem("batch.mini", f"data.train_batch_size={train}, actor.ppo_mini_batch_size={mini}")
-    if generated < train if filtering else train % generated:
-        yield Problem("batch.generation", f"data.gen_batch_size={generated}, data.train_batch_size={train}")
-    if filtering and rollout.n < 2:
-        yield Problem("batch.samples", f"actor_rollout_ref.rollout.n={rollout.n}")
-    if responses % devices:
-        yield Problem("batch.devices", f"train_batch_size x rollout.n = {responses}, {devices} devices")
-        return
+    """Batches, lengths and token budgets that must fit each other."""
+    actor, rollout, data = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.data
+    devices, longest, filtering = device_count(config), longest_sequence(config), config.algorithm.filter_groups.enable
+    train, generated, mini = data.train_batch_size, data.gen_batch_size, actor.ppo_mini_batch_size
+    responses, response, buffer = train * rollout.n, data.max_response_length, OmegaConf.select(config, BUFFER)
+    rest = responses % devices
+    split = "context_parallel_size" if uses_megatron(config) else "ulysses_sequence_parallel_size"
+    update = actor.ppo_max_token_len_per_gpu * (actor.megatron if uses_megatron(config) else actor.fsdp_config)[split]
+    drafted = config.speculation.num_speculative_tokens if config.speculation.method != "off" else 0
+    step, decoded = rollout.max_num_batched_tokens, rollout.max_num_seqs * (1 + drafted)
+    model_key = vllm_command.key_of("max_model_len", config)
+    model = OmegaConf.select(config, model_key)
+    generation_is_wrong = generated < train if filtering else train % generated
+    buffer_is_wrong = buffer.enable and not 0 < buffer.len <= response
+    rows = [
+        ("batch.mini", train % mini, f"data.train_batch_size={train}, actor.ppo_mini_batch_size={mini}"),
+        ("batch.generation", generation_is_wrong, f"data.gen_batch_size={generated}, data.train_batch_size={train}"),
+        ("batch.samples", filtering and rollout.n < 2, f"actor_rollout_ref.rollout.n={rollout.n}"),
+        ("batch.devices", rest, f"train_batch_size x rollout.n = {responses}, {devices} devices"),
+        ("length.model", isinstance(model, int) and model < longest, f"{model_key}={model}, {longest} tokens"),
+        ("length.overlong_buffer", buffer_is_wrong, f"{BUFFER}.len={buffer.len}, data.max_response_length={response}"),
+        (
+            "tokens.update",
+            actor.use_dynamic_bsz and update < longest,
+            f"{UPDATE} x {split} = {update}, {longest} tokens",
+        ),
+        ("tokens.rollout", step < decoded, f"rollout.max_num_batched_tokens={step}, {DECODED} = {decoded}"),
+    ]
     for key, is_dynamic, total in (
         ("actor.ppo_micro_batch_size_per_gpu", actor.use_dynamic_bsz, mini * rollout.n // devices),
         ("rollout.log_prob_micro_batch_size_per_gpu", rollout.log_prob_use_dynamic_bsz, responses // devices),
     ):
         size = OmegaConf.select(config.actor_rollout_ref, key)
-        if size and not is_dynamic and total % size:
-            yield Problem("batch.micro", f"actor_rollout_ref.{key}={size}, {total} responses of a device")
+        is_wrong = size and not is_dynamic and not rest and total % size
+        rows.append(("batch.micro", is_wrong, f"actor_rollout_ref.{key}={size}, {total} responses of a device"))
+    yield from (Problem(code, value) for code, is_wrong, value in rows if is_wrong)
 
 
 def _filter_metric(config: DictConfig) -> Iterator[Problem]:
@@ -183,18 +204,8 @@ def _filter_metric(config: DictConfig) -> Iterator[Problem]:
     known = ("reward", *reward.METRICS, *(("overlong", "overlong_reward") if buffer.enable and buffer.log else ()))
     is_own = config.reward.custom_reward_function.path == f"pkg://{reward.__name__}"
     if config.algorithm.filter_groups.enable and is_own and wanted not in known:
-        remedy = meant(wanted, known) or f"set it to one of {', '.join(known)}"
+        remedy = did_you_mean(wanted, known) or f"set it to one of {', '.join(known)}"
         yield Problem("batch.metric", f"algorithm.filter_groups.metric={wanted}", remedy)
-
-
-def _lengths(config: DictConfig) -> Iterator[Problem]:
-    longest, wanted = longest_sequence(config), vllm_command.server_arguments(config)["max_model_len"]
-    if isinstance(wanted, int) and wanted < longest:
-        yield Problem("length.model", f"{vllm_command.key_of('max_model_len', config)}={wanted}, {longest} tokens")
-    buffer, response = config.reward.reward_kwargs.overlong_buffer_cfg, config.data.max_response_length
-    if buffer.enable and not 0 < buffer.len <= response:
-        value = f"reward.reward_kwargs.overlong_buffer_cfg.len={buffer.len}, data.max_response_length={response}"
-        yield Problem("length.overlong_buffer", value)
 
 
 def _parallel_sizes(config: DictConfig) -> Iterator[Problem]:
@@ -210,91 +221,56 @@ def _parallel_sizes(config: DictConfig) -> Iterator[Problem]:
             yield Problem("parallel.engine_kwargs", value)
     if experts not in (1, tensor * data):
         yield Problem("parallel.expert", f"rollout.expert_parallel_size={experts}, replicas of {tensor * data} devices")
-    if uses_megatron(config):
-        yield from _megatron_sizes(config.actor_rollout_ref.actor.megatron, devices)
-
-
-def _megatron_sizes(sizes: DictConfig, devices: int) -> Iterator[Problem]:
+    if not uses_megatron(config):
+        return
+    sizes = config.actor_rollout_ref.actor.megatron
     pipeline, experts = sizes.pipeline_model_parallel_size, sizes.expert_model_parallel_size
     model, stage = sizes.tensor_model_parallel_size * pipeline * sizes.context_parallel_size, devices // pipeline
     if devices % model:
-        value = f"actor.megatron: tensor x pipeline x context = {model}, {devices} devices"
-        yield Problem("parallel.megatron", value)
+        yield Problem("parallel.megatron", f"actor.megatron: tensor x pipeline x context = {model}, {devices} devices")
     elif stage % experts:
         value = f"actor.megatron.expert_model_parallel_size={experts}, {stage} devices of a pipeline stage"
         yield Problem("parallel.megatron", value)
 
 
-def _kv_pool(config: DictConfig) -> Iterator[Problem]:
-    # A pool knows KV by its tokens, not by the weights that computed it.
-    for name in KV_POOL_KEYS:
-        if (value := config.actor_rollout_ref.rollout.engine_kwargs.vllm.get(name)) is not None:
-            yield Problem("pool.refused", f"{vllm_command.key_of(name, config)}={value}")
-
-
-def _token_budgets(config: DictConfig) -> Iterator[Problem]:
-    actor, rollout, longest = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, longest_sequence(config)
-    name = "context_parallel_size" if uses_megatron(config) else "ulysses_sequence_parallel_size"
-    room = actor.ppo_max_token_len_per_gpu * (actor.megatron if uses_megatron(config) else actor.fsdp_config)[name]
-    if actor.use_dynamic_bsz and room < longest:
-        yield Problem("tokens.update", f"actor.ppo_max_token_len_per_gpu x {name} = {room}, {longest} tokens")
-    drafted = config.speculation.num_speculative_tokens if config.speculation.method != "off" else 0
-    room, needed = rollout.max_num_batched_tokens, rollout.max_num_seqs * (1 + drafted)
-    if room < needed:
-        value = f"rollout.max_num_batched_tokens={room}, max_num_seqs x (1 + num_speculative_tokens) = {needed}"
-        yield Problem("tokens.rollout", value)
-
-
-def _verl(config: DictConfig) -> Iterator[Problem]:
-    from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
-    from verl.utils.config import omega_conf_to_dataclass, validate_config
-
-    try:
-        validate_config(config, need_reference_policy(config), need_critic(config))
-        for part in ("actor", "rollout"):
-            omega_conf_to_dataclass(config.actor_rollout_ref[part])
-        # verl itself looks these up after the first rollout.
-        get_adv_estimator_fn(config.algorithm.adv_estimator)
-        get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
-    except KeyError as error:
-        yield Problem("config.verl", f"{error} is none of the values it knows")
-    except Exception as error:
-        # Hydra says where first and why next, pydantic ends with a link.
-        lines = [line.strip() for line in str(error).splitlines() if line.strip() and "errors.pydantic.dev" not in line]
-        yield Problem("config.verl", " ".join(lines[:3]) or "a dictionary has an unknown key or a wrong type")
+def _plugin(config: DictConfig) -> Iterator[Problem]:
+    """Whether vLLM's processes would load this project's plugin; a patched vllm-ascend calls it by itself."""
+    if config.trainer.device == "npu":
+        return
+    plugins, runner = os.environ.get("VLLM_PLUGINS"), os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "0")
+    if not any(one.name == "sam" for one in importlib.metadata.entry_points(group="vllm.general_plugins")):
+        yield Problem("drafter.plugin", "sam is not registered with vLLM", "pip install --no-deps -e . where vLLM runs")
+    if plugins is not None and "sam" not in plugins.split(","):
+        yield Problem("drafter.plugin", f"VLLM_PLUGINS={plugins}", "add sam to it, or unset it")
+    if runner != "0":
+        yield Problem("drafter.plugin", f"VLLM_USE_V2_MODEL_RUNNER={runner}", "unset it")
 
 
 # Every check; the order is the report's.
 CHECKS = (
     Check("start", cluster.start_problems, ("start", "device")),
-    Check("run directory", _run_directory, ("start", "assets")),
+    Check("run directory", _run_directory, ("start",)),
     Check("versions", _versions, ("start", "device", "node", "image")),
     Check("training's packages", _training_packages, ("start", "device", "node", "image")),
     Check("Ascend: patches", ascend.patch_problems, ("start", "device", "node", "image", "npu")),
-    Check("Ascend: settings", ascend.setting_problems, ("start", "image", "npu")),
     Check("Ascend: graph mode", ascend.graph_problems, ("start", "image", "npu")),
-    Check("compatibility", compatibility.setting_problems, ("start",)),
+    Check("compatibility", compatibility.find_problems, ("start",)),
     Check("variables", unknown_names.variable_problems, ("start", "node", "image")),
     Check("keys", unknown_names.key_problems, ()),
     Check("keys of ray.init", unknown_names.ray_problems, ()),
-    Check("data", files.data_problems, ("start", "node", "assets")),
-    Check("users' code and data", user_code.find_problems, ("start", "node", "assets")),
-    Check("model", files.model_problems, ("start", "node", "assets")),
-    Check("draft model", files.draft_model_problems, ("start", "node", "assets")),
-    Check("history of responses", files.history_problems, ("start", "node", "assets")),
+    Check("data", files.data_problems, ("start", "node")),
+    Check("users' code and data", user_code.find_problems, ("start", "node")),
+    Check("model", files.model_problems, ("start", "node")),
+    Check("draft model", draft_model.find_problems, ("start", "node")),
+    Check("plugin", _plugin, ("start", "device", "node", "image")),
+    Check("history of responses", files.history_problems, ("start", "node")),
     Check("tokenizer", files.tokenizer_problems, ()),
-    Check("batches", _batches, ("start",)),
+    Check("batches, lengths and token budgets", _batches, ("start",)),
     Check("metric of dynamic sampling", _filter_metric, ("start",)),
-    Check("lengths", _lengths, ("start",)),
     Check("parallel sizes", _parallel_sizes, ("start",)),
-    Check("token budgets", _token_budgets, ("start",)),
-    Check("KV pool", _kv_pool, ("start",)),
     Check("memory of a device", device_memory.find_problems, ("start",)),
     Check("memory, disk and ports of this machine", machine.find_problems, ("start", "device", "node")),
-    Check("verl's own validation", _verl, ("image",)),
-    Check("vLLM's arguments", vllm_command.find_problems_here, ("image",)),
-    Check("drafter and sampler", lambda config: speculation.resolve(config)[1], ("device",)),
+    Check(VERL_AND_VLLM, vllm_command.find_problems_here, ("image",)),
     Check("Ray cluster", lambda config: cluster.find_problems(config, node_problems), ()),
     Check("weight sync", machine.weight_sync_problems, ("device", "npu")),
 )

@@ -66,7 +66,10 @@ def answers(host: str, port: int) -> bool:
 
 
 def find_problems(config: DictConfig, node_problems: NodeProblems) -> Iterator[Problem]:
-    """With RAY_ADDRESS set: whether the cluster has the devices, free and on as many nodes, and every node the rest."""
+    """With RAY_ADDRESS set: whether the cluster has the devices, free and on as many nodes, and every node the rest.
+
+    `node_problems` runs on each node.
+    """
     if not (address := os.environ.get("RAY_ADDRESS")):
         return
     # As scripts/ascend_environment.sh has it; Ray 2.60 takes an old token in ~/.ray otherwise.
@@ -81,13 +84,17 @@ def find_problems(config: DictConfig, node_problems: NodeProblems) -> Iterator[P
         return
     try:
         alive = [node for node in ray.nodes() if node["Alive"]]
-        yield from _device_problems(config, alive, ray.available_resources())
-        yield from _by_problem(ask_nodes(config, alive, node_problems))
+        yield from device_problems(config, alive, ray.available_resources())
+        found = ask_nodes(config, alive, node_problems)
+        for problem in dict.fromkeys(problem for problems in found.values() for problem in problems):
+            places = [address for address, problems in found.items() if problem in problems]
+            where = "every node" if len(places) == len(found) > 1 else ", ".join(places)
+            yield Problem(problem.code, f"on {where}: {problem.value}", problem.remedy)
     finally:
         ray.shutdown()
 
 
-def _device_problems(config: DictConfig, nodes: list[dict], available: dict[str, float]) -> Iterator[Problem]:
+def device_problems(config: DictConfig, nodes: list[dict], available: dict[str, float]) -> Iterator[Problem]:
     resource = RESOURCES[config.trainer.device]
     wanted, whole = config.trainer.nnodes, config.trainer.n_gpus_per_node
     counts = [node["Resources"].get(resource, 0) for node in nodes]
@@ -100,7 +107,7 @@ def _device_problems(config: DictConfig, nodes: list[dict], available: dict[str,
 
 
 def ask_nodes(config: DictConfig, nodes: list[dict], node_problems: NodeProblems) -> dict[str, list[Problem]]:
-    """Each node's own problems, by its address; `node_problems` runs there."""
+    """Each node's own problems, by its address."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -115,13 +122,3 @@ def ask_nodes(config: DictConfig, nodes: list[dict], node_problems: NodeProblems
         except Exception as error:
             found[address] = [Problem("ray.node", str(error).strip().splitlines()[-1])]
     return found
-
-
-def _by_problem(found: dict[str, list[Problem]]) -> Iterator[Problem]:
-    places: dict[Problem, list[str]] = {}
-    for address, problems in found.items():
-        for problem in problems:
-            places.setdefault(problem, []).append(address)
-    for problem, addresses in places.items():
-        where = "every node" if len(addresses) == len(found) > 1 else ", ".join(addresses)
-        yield Problem(problem.code, f"on {where}: {problem.value}", problem.remedy)

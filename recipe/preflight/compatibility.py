@@ -13,7 +13,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from recipe.launch import versions
 from recipe.preflight import ascend
-from recipe.preflight.problem import Problem, meant
+from recipe.preflight.problem import Problem, did_you_mean
 from sam.trained_drafter import settings_of
 
 # The feature; its key, after the setting that it only counts with; what tests of this repository run with; what is
@@ -76,11 +76,18 @@ checkpoint engine | actor_rollout_ref.rollout.checkpoint_engine.backend | naive 
 skipped rollouts | skip.rollout_tq.enable | false | | the recipe's sampler waits for responses that are generated
 rounds at once | algorithm.filter_groups.max_inflight_gen_batches | 1 | | rounds of dynamic sampling follow each other
 trainer and rollout together | actor_rollout_ref.hybrid_engine | true | | verl's synchronous trainer has no other way
+KV pool | actor_rollout_ref.rollout.engine_kwargs.vllm.kv_transfer_config | null | | KV of old weights could be read \
+from it
+KV pool in the host's memory | actor_rollout_ref.rollout.engine_kwargs.vllm.kv_offloading_size | null | | KV of old \
+weights could be read from it
+drafter on Ascend | trainer.device=npu: speculation.method | ngram off sam suffix | | vllm-ascend's own draft models \
+have no switch
 column of the data source | data.reward_fn_key | data_source | | verl does not read it
 truncation of prompts | data.truncation | left | error middle right |
 profiler | global_profiler.tool | null | npu nsys precision_debugger torch torch_memory |
 logger | trainer.logger | console wandb | clearml file mlflow rl_insight swanlab tensorboard trackio vemlp_wandb |
 Python | package Python | 3.11.* | 3.12.* |
+Arctic Inference | speculation.method=suffix: package arctic-inference | 0.1.1 | * | install requirements/peers.txt
 verl | package verl | 0.9.1 | |
 vLLM | package vllm | 0.23.0 | |
 Ray | package ray | 2.60.0 | * |
@@ -119,18 +126,17 @@ class Row(NamedTuple):
     def is_package(self) -> bool:
         return self.key.startswith("package ")
 
-    def concerns(self, config: DictConfig) -> bool:
-        key, _, value = self.when.partition("=")
-        return not key or value in _words(OmegaConf.select(config, key))
-
     def found(self, config: DictConfig) -> list[str]:
-        """The key's value as the table writes it, of a list every one."""
+        """The key's value as the table writes it, of a list every one; none where the row does not concern a config."""
+        when, _, needed = self.when.partition("=")
+        if when and needed not in _words(OmegaConf.select(config, when)):
+            return []
         where, _, name = self.key.partition(" ")
         if where == "package":
             return _words(_version(name))
         if where == "config.json":
-            value = settings_of(Path(config.actor_rollout_ref.model.path).expanduser()).get(name)
-            return _words(None if value is None else "there")
+            settings = settings_of(Path(config.actor_rollout_ref.model.path).expanduser())
+            return _words(None if settings.get(name) is None else "there")
         return _words(OmegaConf.select(config, self.key))
 
     def has(self, value: str, known: list[str]) -> bool:
@@ -146,7 +152,7 @@ class Row(NamedTuple):
         if self.is_package:
             found = self.said("is not installed" if value == "null" else value)
             return Problem("package.version", f"{found}, expected {' or '.join(known)}", self.remark or None)
-        expected = (meant(value, known) if len(known) > 1 else None) or f"set it to {' or '.join(known)}"
+        expected = (did_you_mean(value, known) if len(known) > 1 else None) or f"set it to {' or '.join(known)}"
         return Problem("config.refused", self.said(value), "; ".join(filter(None, (self.remark, expected))))
 
 
@@ -171,27 +177,18 @@ def _version(name: str) -> str | None:
     return ascend.cann_version() if name == "CANN" else versions.installed(name)
 
 
-def setting_problems(config: DictConfig) -> Iterator[Problem]:
-    """Values that the recipe does not run with."""
-    return (row.problem(value) for row, value, is_known in _asked(config) if not is_known and not row.is_package)
-
-
-def version_problems(config: DictConfig) -> Iterator[Problem]:
-    """Packages that are not there in a version that the recipe runs with."""
-    return (row.problem(value) for row, value, is_known in _asked(config) if not is_known and row.is_package)
-
-
-def _asked(config: DictConfig) -> Iterator[tuple[Row, str, bool]]:
-    """Every row that concerns a config, every value found, and whether it is not refused."""
-    for row in ROWS:
-        if row.concerns(config):
-            yield from ((row, value, row.has(value, row.tested + row.untested)) for value in row.found(config))
+def find_problems(config: DictConfig, of_packages: bool = False) -> Iterator[Problem]:
+    """Values that the recipe does not run with, or packages that are not there in a version that it runs with."""
+    for row in (row for row in ROWS if row.is_package is of_packages):
+        for value in row.found(config):
+            if not row.has(value, row.tested + row.untested):
+                yield row.problem(value)
 
 
 def find_warnings(config: DictConfig) -> Iterator[str]:
     """One line of all that is taken although no test runs with it."""
-    taken = [row.said(value) for row, value, is_known in _asked(config) if is_known and not row.has(value, row.tested)]
-    if taken:
+    found = [(row, value) for row in ROWS for value in row.found(config) if row.has(value, row.untested)]
+    if taken := [row.said(value) for row, value in found if not row.has(value, row.tested)]:
         yield f"not tested with this recipe: {', '.join(taken)} (docs/compatibility.md)"
 
 

@@ -8,9 +8,7 @@ from typing import Self
 TABLE = """\
 agent_loop.unknown | verl knows no such agent loop | name one that the line names
 ascend.graph_mode | vllm-ascend would not start, or replay no graph | set what the line names
-ascend.lossy | it changes which tokens are sampled | unset it
 ascend.patches | vllm-ascend would not call this project | run python scripts/patch.py apply
-ascend.scheduling | this drafter needs the step's tokens first, vLLM refuses the pair | unset it
 batch.devices | the responses of a step do not divide among the devices | change one
 batch.generation | a round must be able to fill the batch, and divide it without dynamic sampling | change one
 batch.metric | the reward gives no such metric to compare samples by | choose one that it gives
@@ -28,18 +26,11 @@ config.verl | verl refuses the config | correct what it names
 data.missing | no such file | make it with bash scripts/prepare_data.sh, or point the key at your own
 data.source | the recipe's reward does not know it | set reward.custom_reward_function.path to one of your own
 data.wrong_file | verl cannot read it as rows of data_source, messages and reward_model | make it again
-drafter.device | vllm-ascend's own draft model has no switch | choose speculation=sam
-drafter.heads | vLLM's CPU attention plans both models' passes with the target's heads | distil one from the target
-drafter.hidden_size | it reads the target's hidden states | choose a head that was trained for this model
 drafter.kind | that is another kind of drafter | choose the other of draft_model and eagle3, or hybrid
-drafter.layers | expected different layers of the target, from 0 to their number | correct it, or choose another head
-drafter.load | vLLM would not load it | correct what the line names
+drafter.plugin | vLLM would not load this project's plugin, which brings drafter and sampler | correct it
 drafter.missing | there is no draft model | make it with python -m recipe.draft_model, or point the key at your own
-drafter.positions | it has no position for a draft token after the longest prompt | choose another
 drafter.ranks | these ranks cannot run a draft model's passes together | set it to 1, or choose speculation=sam
-drafter.split | tensor-parallel ranks cannot divide it evenly | change the number of ranks, or choose another
-drafter.tokens | vLLM takes no more draft tokens than n_predict, or a multiple | change the number
-drafter.vocabulary | drafts are token ids of the target | choose a draft model with the target's tokenizer
+drafter.unlike | it cannot draft for this model, these prompts or these ranks | choose another, or distil one
 environment.misspelt | nothing reads this variable | correct its name
 history.unusable | it cannot be written, is damaged or of another model | choose another speculation.history_path
 length.model | it is below the longest prompt and response | raise it
@@ -61,13 +52,11 @@ model.tokenizer | the tokenizer does not load | fetch the model again
 package.engine | that engine is another device's | use the script in scripts/: .venv is for the CPU, .venv-cuda for GPUs
 package.flash_attention | flash_attention_2 needs flash-attn, and splitting sequences needs both | set the other
 package.megatron | Megatron's packages are not installed | see docs/cluster.md; training=fsdp2 does without
-package.suffix | speculation=suffix needs it | install requirements/peers.txt
 package.version | this recipe is written for that version | install the pins of requirements/
 parallel.engine_kwargs | verl places its workers by a key of its own | remove it, set that one
 parallel.expert | vLLM spreads experts over 1 or all devices of a replica | set it to one of these
 parallel.megatron | Megatron's parallel sizes do not divide the devices | change one
 parallel.rollout | the rollout's parallel sizes do not divide the devices | change one
-pool.refused | this recipe runs without a KV pool: KV of old weights could be read from it | remove it
 ray.address | expected HOST:PORT of the Ray cluster's head, for example 10.0.0.1:6379 | set or unset it
 ray.address_unset | a Ray cluster runs here and RAY_ADDRESS is not set | use the script in scripts/, or export it
 ray.devices_taken | another run holds the other devices | wait for it or stop it
@@ -116,7 +105,7 @@ class Problem(str):
         return self.code, self.value, self.remedy  # nodes of a cluster send theirs pickled
 
 
-def meant(name: str, known: Iterable[str], alike: float = 0.6) -> str | None:
+def did_you_mean(name: str, known: Iterable[str], alike: float = 0.6) -> str | None:
     """What to do about a name that nothing knows; None: none of the known ones is as much like it."""
     close = difflib.get_close_matches(str(name), list(map(str, known)), 1, alike)
     return f"did you mean {close[0]}?" if close else None

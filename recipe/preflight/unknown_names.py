@@ -6,7 +6,6 @@ import inspect
 import os
 import re
 from collections.abc import Iterator, Mapping
-from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,10 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
+from recipe.arguments import FREE_SECTIONS
 from recipe.launch.config import verl_configs
 from recipe.preflight.device_memory import uses_megatron
-from recipe.preflight.problem import Problem, meant
+from recipe.preflight.problem import Problem, did_you_mean
 
 # This recipe's own.
 OWN = (
@@ -25,20 +25,9 @@ OWN = (
 )
 # Whose unknown keys others refuse: dataclasses of verl's, vLLM's argument parser, ray.init; or that are handed on to
 # functions of the recipe's.
-CHECKED_ELSEWHERE = (
-    "actor_rollout_ref.actor",
-    "actor_rollout_ref.model.override_config",
-    "actor_rollout_ref.ref",
-    "actor_rollout_ref.rollout",
-    "data.apply_chat_template_kwargs",
-    "ray_kwargs.ray_init",
-    "reward.reward_kwargs",
-    "reward.custom_reward_function.reward_kwargs",
-    "custom_reward_function.reward_kwargs",  # given to the one above
-    "trainer.v1.sampler.sampler_kwargs",
-)
+CHECKED_ELSEWHERE = (*FREE_SECTIONS, *(f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout")))
 
-PREFIXES = ("HCCL_", "VLLM_", "ASCEND_", "RAY_EXPERIMENTAL_NOSET_", "TASK_QUEUE_", "CPU_AFFINITY_")
+PREFIXES = ("HCC", "HCL", "VLLM_", "ASCEND_", "RAY_EXPERIMENTAL_NOSET_", "TASK_QUEUE_", "CPU_AFFINITY_")
 # HCCL's and CANN's documented ones that training and inference set; there is no list of them to be read here.
 KNOWN = set(
     """
@@ -52,8 +41,7 @@ KNOWN = set(
     TASK_QUEUE_ENABLE CPU_AFFINITY_CONF
     """.split()
 )
-# difflib's ratios from which a name counts as a misspelling of another, and its beginning as one of a prefix.
-ALIKE, ALIKE_PREFIX = 0.85, 0.8
+ALIKE = 0.85  # difflib's ratio from which a name counts as a misspelling of another
 
 
 def key_problems(config: DictConfig) -> Iterator[Problem]:
@@ -77,7 +65,7 @@ def _unknown(found: dict, known: dict, path: str) -> Iterator[Problem]:
         key = f"{path}{name}"
         if name not in known:
             if not key.startswith(CHECKED_ELSEWHERE):
-                yield Problem("config.unknown_key", key, meant(name, known))
+                yield Problem("config.unknown_key", key, did_you_mean(name, known))
         elif expected := _other_type(value, known[name]):
             yield Problem("config.value", f"{key}={value}", f"expected {expected}")
         elif isinstance(value, dict) and isinstance(known[name], dict) and known[name]:
@@ -105,22 +93,15 @@ def ray_problems(config: DictConfig) -> Iterator[Problem]:
 
     known = inspect.signature(ray.init).parameters
     for name in config.ray_kwargs.ray_init:
-        # Ray's own underscored keywords are not in its signature.
-        if name not in known and not name.startswith("_"):
-            yield Problem("config.ray_init", f"ray_kwargs.ray_init.{name}", meant(name, known))
+        if name not in known and not name.startswith("_"):  # Ray's own underscored keywords are not in its signature
+            yield Problem("config.ray_init", f"ray_kwargs.ray_init.{name}", did_you_mean(name, known))
 
 
 def variable_problems(_: DictConfig | None = None, environment: Mapping[str, str] = os.environ) -> Iterator[Problem]:
-    known = KNOWN | {name for package in ("vllm", "vllm_ascend") for name in _read_by(package)}
-    for name in sorted(environment):
-        alike = (SequenceMatcher(None, name[: len(prefix)], prefix).ratio() for prefix in PREFIXES)
-        if name not in known and max(alike) >= ALIKE_PREFIX and (remedy := meant(name, known, ALIKE)):
+    known = set(KNOWN)
+    for spec in filter(None, map(importlib.util.find_spec, ("vllm", "vllm_ascend"))):  # their envs.py, not imported
+        if spec.origin and (path := Path(spec.origin).with_name("envs.py")).is_file():
+            known.update(re.findall(r'"([A-Z][A-Z0-9_]+)"', path.read_text()))
+    for name in sorted(name for name in environment if name.startswith(PREFIXES) and name not in known):
+        if remedy := did_you_mean(name, known, ALIKE):
             yield Problem("environment.misspelt", name, remedy)
-
-
-def _read_by(package: str) -> set[str]:
-    """Names in a package's envs.py, without importing it."""
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.origin or not (path := Path(spec.origin).with_name("envs.py")).is_file():
-        return set()
-    return set(re.findall(r'"([A-Z][A-Z0-9_]+)"', path.read_text()))

@@ -1,146 +1,239 @@
-"""Asks vLLM, before anything is started, whether it takes the arguments that verl's server would hand to it.
+"""Asks verl and vLLM themselves, before anything is started, whether they take a config, and says it in their words.
 
-`server_arguments` repeats verl's `vLLMHttpServer.launch_server`; a test compares the two. vLLM itself answers
-(recipe.preflight.vllm_refusals), in a process that ends afterwards: importing vLLM takes 8 to 10 s of a core, and the
-process that starts a run must stay light. What it has taken once, with the same model and versions, is not asked again.
+verl validates the config and its `launch_server` writes vLLM's command line; vLLM's parser reads it and, where the
+device and the model are there, builds the engine's config. For a run a process of its own asks: the imports take 15 s
+of a core, and the process that starts a run must stay light. What was taken once is not asked again.
 """
 
+import asyncio
 import contextlib
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.launch import environment, versions
 from recipe.launch.config import REPOSITORY
-from recipe.preflight import vllm_refusals
 from recipe.preflight.problem import Problem
 
-ACCEPTED = REPOSITORY / ".cache" / "vllm_arguments"  # an empty file for all arguments that vLLM takes together
-LIMIT_SECONDS = 120.0
+ACCEPTED = REPOSITORY / ".cache" / "vllm_arguments"  # an empty file for all that verl and vLLM take together
+LIMIT_SECONDS = 180.0
+LONGEST_REASON = 300  # characters; some of vLLM's errors list every attention backend
 ROLLOUT = "actor_rollout_ref.rollout"
-# vLLM's argument, and the key of verl's rollout section that it comes from.
-ROLLOUT_KEYS = {
-    name: name
-    for name in (
-        "dtype", "load_format", "max_model_len", "max_num_seqs", "enable_chunked_prefill", "max_num_batched_tokens",
-        "enable_prefix_caching", "enable_sleep_mode", "logprobs_mode", "enforce_eager", "gpu_memory_utilization",
-        "disable_log_stats", "seed", "quantization", "scheduling_policy",
-    )
-} | {"tensor_parallel_size": "tensor_model_parallel_size"}  # fmt: skip
+# Sections that verl and vLLM are asked of, and what in them changes from run to run or is checked elsewhere.
+ASKED = ("actor_rollout_ref", "algorithm", "critic")
+PASSED_OVER = (
+    *(f"{ROLLOUT}.{name}" for name in ("seed", "agent", "router_config_path", "multi_turn")),
+    f"{ROLLOUT}.engine_kwargs.vllm.additional_config.speculation",
+    "actor_rollout_ref.model.path",  # counts by its config.json
+    "actor_rollout_ref.actor.data_loader_seed",
+)
 
 
 def find_problems(config: DictConfig) -> Iterator[Problem]:
-    """In about 10 s, or at once where the same was found good before. Nothing is said if vLLM cannot be asked."""
-    question = _question(config)
-    good = ACCEPTED / _fingerprint(question)
+    """In about 20 s, or at once where the same was found good before. Nothing is said if they cannot be asked."""
+    good = ACCEPTED / _fingerprint(config)
     if good.is_file():
         return
-    refused = _refusals_by_a_process(question)
-    if refused == []:
+    said = _ask(config)
+    if said == []:
         with contextlib.suppress(OSError):
             good.parent.mkdir(parents=True, exist_ok=True)
             good.touch()
-    yield from _problems(config, refused or [])
+    yield from (Problem(*one) for one in said or [])
 
 
 def find_problems_here(config: DictConfig) -> Iterator[Problem]:
-    """The same within this process, which imports vLLM."""
-    yield from _problems(config, vllm_refusals.refusals(**_question(config)))
+    """The same within this process, which imports verl and vLLM."""
+    try:
+        _validate(config)
+        arguments = server_arguments(config)
+    except Exception as error:  # verl's, Hydra's, and what its dataclasses raise
+        yield Problem("config.verl", _reason(error))
+        return
+    try:
+        engine = engine_arguments(config, arguments)
+        _build(engine, config)
+    except Exception as error:
+        # The argument that the error names, with - or _ or spaces.
+        named = re.search(rf"\b({'|'.join(arguments).replace('_', '[-_ ]')})\b", str(error), re.IGNORECASE)
+        name = re.sub("[- ]", "_", named[0]).lower() if named else None
+        value = f"{key_of(name, config)}={arguments[name]}" if name else f"what {ROLLOUT} hands to vLLM"
+        yield Problem("vllm.arguments", f"{value}: {_reason(error)}")
+
+
+def key_of(argument: str, config: DictConfig) -> str:
+    """The key that a user sets an argument of vLLM's with."""
+    rollout = config.actor_rollout_ref.rollout
+    is_verls = argument in rollout and argument not in rollout.engine_kwargs.vllm
+    return f"{ROLLOUT}.{argument}" if is_verls else f"{ROLLOUT}.engine_kwargs.vllm.{argument}"
+
+
+def _validate(config: DictConfig) -> None:
+    """Raise what verl raises of a config; some of it verl itself would look up after the first rollout."""
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    validate_config(config, need_reference_policy(config), need_critic(config))
+    get_adv_estimator_fn(config.algorithm.adv_estimator)
+    get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
 
 
 def server_arguments(config: DictConfig) -> dict[str, Any]:
-    """vLLM's arguments for the first server of the first replica, by name; None: not given."""
-    # The first is verl's default, which its YAML files leave out.
-    section = {"enable_sleep_mode": True, **OmegaConf.to_container(config.actor_rollout_ref.rollout, resolve=True)}
-    engine = {name: value for name, value in (section["engine_kwargs"].get("vllm") or {}).items() if value is not None}
-    compilation = engine.pop("compilation_config", None) or {}
-    compilation = json.loads(compilation) if isinstance(compilation, str) else dict(compilation)
-    compilation.setdefault("cudagraph_mode", "FULL_AND_PIECEWISE")
-    if section["cudagraph_capture_sizes"]:
-        compilation["cudagraph_capture_sizes"] = section["cudagraph_capture_sizes"]
-    generation = {name: section[name] for name in ("temperature", "top_k", "top_p")}
-    generation |= {"repetition_penalty": 1.0, "max_new_tokens": section["response_length"]}
-    return {
-        **{name: section[key] for name, key in ROLLOUT_KEYS.items()},
-        "skip_tokenizer_init": False,
-        "distributed_executor_backend": "mp",
-        "worker_extension_cls": "recipe.rollout.server.SpeculationWorkerExtension",
-        "trust_remote_code": config.actor_rollout_ref.model.trust_remote_code,
-        "override_generation_config": json.dumps(generation),
-        "hf_overrides": {},
-        "compilation_config": json.dumps(compilation),
-        **engine,
-        **_parallel_arguments(section, config.trainer.n_gpus_per_node),
-    }
+    """vLLM's arguments for the first server of the first replica, by name, as verl makes them; None: not given."""
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.rollout.vllm_rollout import vllm_async_server
 
+    from recipe.rollout.server import SpeculationServer
 
-def _parallel_arguments(section: dict[str, Any], devices: int) -> dict[str, Any]:
-    """`devices`: of one node."""
-    tensor, data = section["tensor_model_parallel_size"], section["data_parallel_size"]
-    nodes = max(1, tensor * data // devices)
-    found: dict[str, Any] = {"enable_expert_parallel": section["expert_parallel_size"] > 1}
-    if data > 1:
-        local = min(tensor * data, devices) // tensor
-        found |= {"data_parallel_size": data, "data_parallel_size_local": local, "data_parallel_start_rank": 0}
-    if nodes > 1:
-        found |= {"master_addr": "127.0.0.1", "master_port": 1, "node_rank": 0, "nnodes": nodes}
-    if data > 1 or nodes > 1:
-        found |= {"data_parallel_address": "127.0.0.1", "data_parallel_rpc_port": 2}
+    model, rollout, trainer = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout, config.trainer
+    ranks = rollout.tensor_model_parallel_size * rollout.data_parallel_size
+    found: dict[str, Any] = {}
+
+    class Server(SpeculationServer):
+        """As launch_server finds it, without Ray and without a start."""
+
+        def __init__(self):
+            self.config = omega_conf_to_dataclass(rollout)
+            self.model_config = SimpleNamespace(
+                local_path=str(model.path), trust_remote_code=model.trust_remote_code, lora=model.get("lora") or {},
+                lora_rank=model.lora_rank,
+            )  # fmt: skip
+            self.replica_rank = self.node_rank = 0
+            self.gpus_per_node = min(ranks, trainer.n_gpus_per_node)
+            self.nnodes = max(1, ranks // trainer.n_gpus_per_node)
+            self.workers = [None] * self.gpus_per_node
+            self._master_address, self._master_port, self._dp_rpc_port = "127.0.0.1", 1, 2
+            self._disaggregation_role = "null"
+
+        def _should_profile(self):
+            return False
+
+        def _apply_quantization(self):  # verl's patches this process
+            return self.config.quantization, {}
+
+    def stop(arguments: dict[str, Any]) -> None:
+        found.update(arguments)
+        raise _Stopped
+
+    original = vllm_async_server.build_cli_args_from_config
+    vllm_async_server.build_cli_args_from_config = stop
+    try:
+        with contextlib.suppress(_Stopped):
+            asyncio.run(Server().launch_server())
+    finally:
+        vllm_async_server.build_cli_args_from_config = original
     return found
 
 
-def _question(config: DictConfig) -> dict[str, Any]:
-    """Without what changes from run to run and is checked elsewhere: the seed, and this project's own settings."""
-    arguments = server_arguments(config)
-    del arguments["seed"]
-    if isinstance(additional := arguments.get("additional_config"), dict):
-        arguments["additional_config"] = {name: value for name, value in additional.items() if name != "speculation"}
-    model = Path(config.actor_rollout_ref.model.path).expanduser().absolute()
-    return {"arguments": arguments, "model": str(model), "device": config.trainer.device}
+class _Stopped(Exception):
+    """Raised where verl would go on to start vLLM."""
 
 
-def _refusals_by_a_process(question: dict[str, Any]) -> list[vllm_refusals.Refusal] | None:
-    """None: vLLM cannot be asked."""
+def engine_arguments(config: DictConfig, arguments: dict[str, Any] | None = None) -> Any:
+    """vLLM's AsyncEngineArgs, read by its server's parser from the command line that verl writes.
+
+    Raises:
+        ValueError: the parser refuses it.
+    """
+    from verl.workers.rollout.vllm_rollout.utils import build_cli_args_from_config
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.openai.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):
+        def error(self, message):
+            raise ValueError(message)
+
+    model = Path(config.actor_rollout_ref.model.path).expanduser()
+    folder = model if model.is_dir() else REPOSITORY  # vLLM would look for a hub's model of that name
+    line = ["--model", str(folder), *build_cli_args_from_config(arguments or server_arguments(config))]
+    return AsyncEngineArgs.from_cli_args(make_arg_parser(Parser()).parse_args(line))
+
+
+def _build(engine: Any, config: DictConfig) -> None:
+    """Raise what vLLM, or this project's plugin in it, refuses when an engine starts."""
+    from vllm.platforms import current_platform
+    from vllm.usage.usage_lib import UsageContext
+
+    from sam.vllm import plugin, ranks
+    from sam.vllm.paths import rows
+
+    plugin.check_lossless(engine)
+    if engine.load_format not in ("auto", "dummy", "safetensors"):
+        from vllm.model_executor.model_loader import get_model_loader
+
+        get_model_loader(engine.create_load_config())
+    has_model = (Path(config.actor_rollout_ref.model.path).expanduser() / "config.json").is_file()
+    if current_platform.device_type != config.trainer.device or not has_model:
+        return
+    made = engine.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+    plugin.check_recurrent_state(made.model_config, getattr(made.speculative_config, "method", None))
+    if made.scheduler_config.async_scheduling and config.speculation.method == "sam":
+        ranks.check_async(made.parallel_config)
+    if config.speculation.paths > 1:
+        rows.check_engine(made)
+
+
+def _reason(error: Exception) -> str:
+    """In one line, in their words: argparse and pydantic say what they expected, Hydra where it was first."""
+    text = " ".join((error.errors()[0]["msg"] if hasattr(error, "errors") else str(error)).split())
+    text = re.sub(r"\[type=.*| For further information visit .*|(Value error|Assertion failed), ", "", text)
+    known = " is none of the values that it knows" if isinstance(error, KeyError) else ""
+    return textwrap.shorten(text, LONGEST_REASON, placeholder="...").strip(" .") + known
+
+
+def _ask(config: DictConfig) -> list[tuple[str, str, str | None]] | None:
+    """Problems' arguments, found by a process of its own; None: it cannot be asked."""
     defaults = environment.OFFLINE | environment.FIRST_MODEL_RUNNER | {"VLLM_LOGGING_LEVEL": "ERROR"}
-    if question["device"] == "cpu":
+    if config.trainer.device == "cpu":
         defaults |= environment.CPU
-    command = [sys.executable, "-m", "recipe.preflight.vllm_refusals", json.dumps(question)]
     try:
         # From this project's folder: the child must find `recipe` as this process did.
         run = subprocess.run(
-            command, env=defaults | os.environ, cwd=REPOSITORY, capture_output=True, text=True, timeout=LIMIT_SECONDS
-        )
+            [sys.executable, "-m", "recipe.preflight.vllm_command"], env=defaults | os.environ, cwd=REPOSITORY,
+            input=OmegaConf.to_yaml(config), capture_output=True, text=True, timeout=LIMIT_SECONDS,
+        )  # fmt: skip
         return json.loads(run.stdout.splitlines()[-1])
     except (subprocess.TimeoutExpired, OSError, IndexError, ValueError):
         return None
 
 
-def _fingerprint(question: dict[str, Any]) -> str:
-    """Of what the answer depends on; the model counts by its config.json."""
-    parts = [json.dumps({**question, "model": None})]
-    parts += [f"{name} {versions.installed(name)}" for name in ("vllm", "vllm-ascend", "transformers")]
+def _fingerprint(config: DictConfig) -> str:
+    """Of what the answer depends on."""
+    asked = OmegaConf.create({name: OmegaConf.to_container(config[name]) for name in ASKED})
+    asked.sizes = [config.data.train_batch_size, config.trainer.n_gpus_per_node, config.trainer.nnodes]
+    asked.device = config.trainer.device
+    for key in PASSED_OVER:
+        if OmegaConf.select(asked, key) is not None:
+            OmegaConf.update(asked, key, None)
+    parts = [OmegaConf.to_yaml(asked, sort_keys=True)]
+    parts += [f"{name} {versions.installed(name)}" for name in ("verl", "vllm", "vllm-ascend", "transformers")]
     parts += sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("VLLM_"))
-    files = Path(question["model"]) / "config.json", Path(vllm_refusals.__file__)
+    files = Path(config.actor_rollout_ref.model.path).expanduser() / "config.json", Path(__file__)
     parts += [file.read_text() if file.is_file() else "" for file in files]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
-def _problems(config: DictConfig, refused: list[vllm_refusals.Refusal]) -> Iterator[Problem]:
-    arguments = server_arguments(config)
-    for name, reason in refused:
-        value = f"{key_of(name, config)}={arguments.get(name)}" if name else f"what {ROLLOUT} hands to vLLM"
-        yield Problem("vllm.arguments", f"{value}: {reason}")
+def main() -> None:
+    """A config as YAML on stdin, one line of JSON on stdout: the arguments of the problems found."""
+    stdout, sys.stdout = sys.stdout, sys.stderr  # verl and vLLM log to stdout
+    from vllm.model_executor.models import registry
+
+    registry._run_in_subprocess = lambda function: function()  # it would import vLLM once more
+    found = find_problems_here(OmegaConf.create(sys.stdin.read()))
+    print(json.dumps([(problem.code, problem.value, problem.remedy) for problem in found]), file=stdout)
 
 
-def key_of(argument: str, config: DictConfig) -> str:
-    """The key that a user sets an argument of vLLM's with."""
-    if argument in config.actor_rollout_ref.rollout.engine_kwargs.vllm or argument not in ROLLOUT_KEYS:
-        return f"{ROLLOUT}.engine_kwargs.vllm.{argument}"
-    return f"{ROLLOUT}.{ROLLOUT_KEYS[argument]}"
+if __name__ == "__main__":
+    main()

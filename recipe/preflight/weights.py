@@ -7,7 +7,6 @@ them with the SHA-256 that `hf download` noted; ModelScope's client compares the
 
 import argparse
 import hashlib
-import math
 import re
 import sys
 from collections.abc import Iterator
@@ -22,60 +21,35 @@ INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
 def find_problems(folder: Path) -> Iterator[Problem]:
-    shards: dict[str, set[str]] = {}
-    total = None
-    if not (folder / INDEX).exists():
-        shards[SINGLE] = set()
-    else:
-        try:
-            total = _read_index(folder / INDEX, shards)
-        except ReadError as error:
-            yield Problem("model.damaged", str(error))
-            return
+    try:
+        shards = _tensors_by_shard(folder / INDEX) if (folder / INDEX).exists() else {SINGLE: set()}
+    except ReadError as error:
+        yield Problem("model.damaged", str(error))
+        return
     if missing := sorted(shard for shard in shards if not (folder / shard).is_file()):
         value = f"{folder}: {len(missing)} of {len(shards)} shards of {INDEX}, the first {missing[0]}"
         yield Problem("model.missing", value if shards[missing[0]] else f"{folder}: neither {INDEX} nor {SINGLE}")
         return
-    sizes: dict[str, int] = {}
-    found = [problem for shard in sorted(shards) for problem in _shard_problems(folder / shard, shards[shard], sizes)]
-    yield from found
-    if not found and total is not None and (there := sum(sizes.values())) != total:
-        yield Problem("model.index", f"{folder}: {there} bytes of tensors, {INDEX} says {total}")
+    for path, tensors in sorted((folder / shard, tensors) for shard, tensors in shards.items()):
+        try:
+            with safe_open(path, "np") as shard:  # compares the file's size with its header's
+                lacking = sorted(tensors - set(shard.keys()))
+        except (SafetensorError, OSError) as error:
+            yield Problem("model.damaged", f"{path}, {path.stat().st_size:,} bytes: {error}")
+            continue
+        if lacking:
+            yield Problem("model.index", f"{path}: {len(lacking)} tensors of {INDEX} are not in it, first {lacking[0]}")
 
 
-def _read_index(path: Path, shards: dict[str, set[str]]) -> int | None:
-    """Adds to `shards` the tensors of each, and returns the bytes of all, if the index says so."""
-    index = json_object(path)
-    weights, about = index.get("weight_map"), index.get("metadata") or {}
+def _tensors_by_shard(path: Path) -> dict[str, set[str]]:
+    """Raises ReadError."""
+    shards: dict[str, set[str]] = {}
+    weights = json_object(path).get("weight_map")
     expect(isinstance(weights, dict) and bool(weights), f"{path}, weight_map", "tensors and their shards", weights)
     for tensor, shard in weights.items():
         expect(isinstance(shard, str) and bool(shard), f"{path}, weight_map, {tensor}", "the name of a shard", shard)
         shards.setdefault(shard, set()).add(tensor)
-    expect(isinstance(about, dict), f"{path}, metadata", "a JSON object", about)
-    total = about.get("total_size")
-    is_whole = total is None or (type(total) in (int, float) and total >= 0 and total == total // 1)
-    expect(is_whole, f"{path}, metadata.total_size", "a number of bytes", total)
-    return total
-
-
-def _shard_problems(path: Path, tensors: set[str], sizes: dict[str, int]) -> Iterator[Problem]:
-    """Also adds to `sizes` the bytes of those tensors. Opening compares the file's size with its header's."""
-    try:
-        with safe_open(path, "np") as shard:
-            missing = sorted(tensors - set(shard.keys()))
-            slices = {name: shard.get_slice(name) for name in tensors.difference(missing)}
-            sizes.update({name: _bytes(one.get_shape(), one.get_dtype()) for name, one in slices.items()})
-    except (SafetensorError, OSError) as error:
-        yield Problem("model.damaged", f"{path}, {path.stat().st_size:,} bytes: {error}")
-        return
-    if missing:
-        yield Problem("model.index", f"{path}: {len(missing)} tensors of {INDEX} are not in it, first {missing[0]}")
-
-
-def _bytes(shape: list[int], dtype: str) -> int:
-    """`dtype` as safetensors names it: F32, BF16, F8_E4M3, BOOL."""
-    bits = re.search(r"\d+", dtype)
-    return math.prod(shape) * (int(bits[0]) if bits else 8) // 8
+    return shards
 
 
 def checksum_problems(folder: Path) -> Iterator[Problem]:

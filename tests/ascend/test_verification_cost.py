@@ -3,7 +3,7 @@
 from functools import partial
 from pathlib import Path
 
-from recipe.preflight.npu import verifiers
+from recipe.preflight import npu_selftest as verifiers
 from sam import verify
 from tests.sam.verify.cost import count_operations
 from tests.sam.verify.originals import load_original

@@ -47,8 +47,8 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(rounds, "EngineProcess", functools.partial(EngineProcess, program=program))
     write_fake(monkeypatch, tmp_path, sam=2.0)
     monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
-    for name in ("OMP_NUM_THREADS", "VLLM_LOGGING_LEVEL"):
-        monkeypatch.setenv(name, "1")  # and what the command sets is undone
+    for name, value in {"OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}.items():
+        monkeypatch.setenv(name, value)  # and what the command sets is undone
     monkeypatch.setattr("recipe.against_stock.environment.CPU", {})
     return directory
 

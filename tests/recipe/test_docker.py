@@ -127,7 +127,7 @@ def test_an_image_is_judged_by_its_packages(monkeypatch, capsys):
     assert image_preflight.main("dapo_qwen3_32b", "training=fsdp2") == 2
     said = capsys.readouterr().out
     assert "[package.version]" in said and "[data.missing]" not in said
-    for name, code in (("verl's own validation", 2), ("batches", 0)):
+    for name, code in ((checks.VERL_AND_VLLM, 2), ("tokenizer", 0)):
         made = [replace(one, find=lambda config, wrong=one.name == name: ["no"] * wrong) for one in checks.CHECKS]
         monkeypatch.setattr(checks, "CHECKS", made)
         assert image_preflight.main("dapo_qwen3_32b") == code

@@ -22,13 +22,12 @@ def validate(config):
     """verl's own checks and dataclasses; then vLLM's AsyncEngineArgs from the arguments that verl hands to it."""
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
-    from recipe.preflight.vllm_command import server_arguments
-    from recipe.preflight.vllm_refusals import engine_arguments
+    from recipe.preflight.vllm_command import engine_arguments
 
     validate_config(config, use_reference_policy=False, use_critic=False)
     omega_conf_to_dataclass(config.actor_rollout_ref.actor)
     omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
-    return engine_arguments(server_arguments(config), config.actor_rollout_ref.model.path)
+    return engine_arguments(config)
 
 
 # What vLLM is told to draft with, by the choice of speculation.

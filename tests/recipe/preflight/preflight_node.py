@@ -121,5 +121,5 @@ def problems(*overrides: str, name: str = "dapo_qwen3_32b") -> list[str]:
         config = compose_config(name, list(overrides))
     except ConfigError as error:
         return [str(error)]
-    found = report.report(config, dry_run=False)["problems"]
-    return [problem for lines in found.values() for problem in lines]
+    found = report.problems_by_check(config)
+    return [problem for lines in found.values() for problem in lines or ()]

@@ -1,6 +1,7 @@
-"""What preflight asks of every node, on a real Ray of one node."""
+"""Where a run may start, on its cluster's head, and what preflight asks of every node, on a real Ray of one node."""
 
 import shutil
+import socket
 import tempfile
 
 import pytest
@@ -8,8 +9,43 @@ import ray
 
 from recipe.launch import versions
 from recipe.launch.config import compose_config
-from recipe.preflight import checks, cluster
+from recipe.preflight import checks, cluster, machine
 from recipe.preflight.problem import Problem
+
+
+def start(*overrides, name="dapo_qwen3_32b"):
+    return [(one.code, one.remedy) for one in cluster.start_problems(compose_config(name, list(overrides)))]
+
+
+@pytest.fixture
+def note(tmp_path, monkeypatch):
+    """Where Ray notes the address of the cluster that this node joined."""
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    (tmp_path / "ray").mkdir()
+    return tmp_path / "ray" / "ray_current_cluster"
+
+
+def test_a_run_starts_on_the_head_of_a_cluster_that_it_was_told_of(note, monkeypatch):
+    assert start("trainer.nnodes=1") == start(name="dapo_tiny_cpu") == []  # a Ray of its own
+    with socket.create_server(("127.0.0.1", 0)) as server:  # where Ray's head would listen
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        note.write_text(address)
+        remedy = f"use the script in scripts/, or export RAY_ADDRESS={address}"
+        assert start() == [("ray.address_unset", remedy)] and cluster.cluster_of_this_node() == address
+        for told in (address, "auto", f"ray://{address}"):
+            monkeypatch.setenv("RAY_ADDRESS", told)
+            assert start() == []
+    assert cluster.cluster_of_this_node() is None  # the note of a Ray that was killed
+    assert start()[0][0] == "ray.no_answer"
+    monkeypatch.delenv("RAY_ADDRESS")
+    assert start()[0][0] == "ray.no_head"
+
+
+def test_this_node_and_others():
+    for host, is_ours in (("127.0.0.1", True), ("localhost", True), ("::1", True), ("198.51.100.7", False)):
+        assert machine.is_free(0, host) is is_ours
+    assert not machine.is_free(0, "no-such-host.invalid") and not machine.is_free(70000)
 
 
 @pytest.fixture(scope="module")
@@ -27,17 +63,13 @@ def head():
 
 
 @pytest.mark.e2e
-def test_a_node_says_what_it_lacks(head):
-    """The functions that run on the node, in a Ray worker of their own."""
+def test_a_node_says_what_it_lacks_and_how_many_dies_are_free(head):
     config = compose_config("dapo_qwen3_32b", [])
     ((address, problems),) = cluster.ask_nodes(config, ray.nodes(), checks.node_problems).items()
     assert address == ray.util.get_node_ip_address()
     codes = [problem.code for problem in problems]
     assert "data.missing" in codes and ("package.version" in codes or versions.installed("vllm-ascend"))
 
-
-@pytest.mark.e2e
-def test_free_dies_are_counted(head):
     @ray.remote(resources={"NPU": 4}, num_cpus=0)
     class Other:
         def ready(self):
@@ -45,37 +77,22 @@ def test_free_dies_are_counted(head):
 
     other = Other.remote()
     ray.get(other.ready.remote())
-    config = compose_config("dapo_qwen3_32b", ["trainer.nnodes=1"])
-    (problem,) = cluster._device_problems(config, ray.nodes(), ray.available_resources())
+    one_node = compose_config("dapo_qwen3_32b", ["trainer.nnodes=1"])
+    (problem,) = cluster.device_problems(one_node, ray.nodes(), ray.available_resources())
     assert problem.code == "ray.devices_taken" and problem.startswith("12 of 16 NPU are free")
     ray.kill(other)
 
 
-def test_the_same_line_of_all_nodes_is_said_once():
+def test_the_same_line_of_all_nodes_is_said_once(monkeypatch):
+    config = compose_config("dapo_qwen3_32b", [])
     first, second = Problem("machine.disk", "a"), Problem("machine.memory", "b")
     found = {"10.0.0.1": [first, second], "10.0.0.2": [first]}
-    said = [(problem.code, problem.value) for problem in cluster._by_problem(found)]
-    assert said == [("machine.disk", "on every node: a"), ("machine.memory", "on 10.0.0.1: b")]
-
-
-def test_a_node_on_which_nothing_can_run(monkeypatch):
-    class Refuses:
-        def options(self, **_):
-            return self
-
-        def remote(self, _):
-            return self
-
-    def get(*_, **__):
-        raise ModuleNotFoundError("No module named 'recipe.preflight'")
-
-    monkeypatch.setattr(ray, "remote", lambda **_: lambda function: Refuses())
-    monkeypatch.setattr(ray, "get", get)
-    node = {"NodeID": "0" * 56, "NodeManagerAddress": "10.0.0.2"}
-    found = cluster.ask_nodes(compose_config("dapo_qwen3_32b", []), [node], checks.node_problems)
-    assert found == {"10.0.0.2": [Problem("ray.node", "No module named 'recipe.preflight'")]}
-
-
-def test_no_cluster_is_asked_without_an_address(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert list(cluster.find_problems(compose_config("dapo_qwen3_32b", []), checks.node_problems)) == []
+    assert list(cluster.find_problems(config, checks.node_problems)) == []  # no cluster is asked
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    monkeypatch.setattr(ray, "init", lambda **_: None)
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"NPU": 16}}] * 2)
+    monkeypatch.setattr(ray, "available_resources", lambda: {"NPU": 32})
+    monkeypatch.setattr(cluster, "ask_nodes", lambda *_: found)
+    said = [(problem.code, problem.value) for problem in cluster.find_problems(config, checks.node_problems)]
+    assert said == [("machine.disk", "on every node: a"), ("machine.memory", "on 10.0.0.1: b")]

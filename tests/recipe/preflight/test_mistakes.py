@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import shutil
-import socket
 
 import psutil
 import pytest
@@ -14,13 +13,16 @@ import ray
 
 from recipe.launch import config as config_module
 from recipe.launch import source_patches, versions
-from recipe.preflight import checks, machine
-from recipe.preflight import cluster as cluster_check
+from recipe.launch.config import compose_config
+from recipe.preflight import ascend, checks, machine
 from recipe.preflight.problem import Problem
-from tests.recipe.preflight.preflight_node import code_of, good_node, join_cluster, problems, write_rows
+from tests.recipe.preflight.preflight_node import code_of, good_node, join_cluster, problems
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 VLLM = f"{ROLLOUT}.engine_kwargs.vllm"
+LOSSY, GRAPH_MODE = f"{VLLM}.additional_config", f"{VLLM}.compilation_config.cudagraph_mode"
+GRAPHS = (f"{ROLLOUT}.enforce_eager=false",)
+NOT_COMPILED, TWO_RANKS = f"+{VLLM}.compilation_config.mode=0", f"{ROLLOUT}.data_parallel_size=2"
 ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 CUDA = ("device=cuda", "training=fsdp2", "trainer.n_gpus_per_node=16", f"{ATTENTION}=flash_attention_2")
 NOT_PATCHED = Problem("ascend.patches", "vllm-ascend 0.23.0.post1 is not patched")
@@ -72,41 +74,21 @@ def not_importable(module, *overrides):
     return spoil
 
 
-def series_in_state(*states):
-    """The patched files in these states, the last one for all that follow."""
-
-    def spoil(node):
-        (series,) = source_patches.load()
-        series.installed = series.version
-        series.states = {name: states[min(at, len(states) - 1)] for at, name in enumerate(series.hashes)}
-        node.set(source_patches, "load", lambda: [series])
-
-    return spoil
+def no_patches(node):
+    (series,) = source_patches.load()
+    series.installed, series.states = series.version, dict.fromkeys(series.hashes, "published")
+    node.set(source_patches, "load", lambda: [series])
 
 
-def free(what, gibibytes, *overrides):
-    def spoil(node):
-        known = machine.free_gib
-        if what == "memory":
-            node.set(machine, "free_memory_gib", lambda: gibibytes)
-        else:
-            is_shared = what == "shared memory"
-            node.set(
-                machine,
-                "free_gib",
-                lambda place: gibibytes if (place == machine.SHARED_MEMORY) == is_shared else known(place),
-            )
-        return overrides
-
-    return spoil
+def free(name, gibibytes, shared=4000.0):
+    """GiB that machine's function of that name finds, in shared memory others."""
+    return lambda node: node.set(
+        machine, name, lambda place=None: shared if place == machine.SHARED_MEMORY else gibibytes
+    )
 
 
 def cluster(dies, free=None, said=None):
     return lambda node: join_cluster(node, dies, free, said)
-
-
-def no_answer(node):
-    node.set(cluster_check, "answers", lambda host, port: False)
 
 
 def ray_refuses(node):
@@ -115,17 +97,6 @@ def ray_refuses(node):
         raise ConnectionError("version mismatch: the cluster has Ray 2.41.0")
 
     node.set(ray, "init", refuse)
-
-
-def old_driver(node):
-    node.monkeypatch.setattr("verl.utils.device.is_support_ipc", lambda: False)
-    return free("shared memory", 20.0)(node)
-
-
-def taken_port(node):
-    listener = socket.create_server(("", 0))
-    node.listener = listener  # open as long as the node lives
-    node.monkeypatch.setenv("HCCL_HOST_SOCKET_PORT_RANGE", str(listener.getsockname()[1]))
 
 
 def a_run_goes_on(node):
@@ -143,60 +114,28 @@ def misspelt_yaml(node):
     node.set(config_module, "CONFIGS", folder)
 
 
-def data_without_a_column(node):
-    write_rows(node.folder / "data" / "dapo_math_17k.parquet", data_source=None)
-
-
-def truncated_shard(node):
-    path = node.model / "model-00002-of-00002.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def index_of_another_model(node):
-    path = node.model / "model.safetensors.index.json"
-    path.write_text(path.read_text().replace('"total_size": 768', '"total_size": 65527752704'))
-
-
 MISTAKES = [
     # What cannot be composed.
     ("a drafter that is not there", config("speculation=eagle"), "config.override"),
-    ("a drafter that no vLLM knows", config("speculation.method=medusa"), "config.value"),
-    ("too many draft tokens", config("speculation.num_speculative_tokens=16"), "config.value"),
-    ("a policy that is not there", config("speculation.policy=sometimes"), "config.value"),
     ("a knob misspelt", config("speculation.num_speculative_token=3"), "config.override"),
     ("a key misspelt", config(f"{ROLLOUT}.max_num_seq=8"), "config.override"),
     ("a key added that nothing reads", config("+trainer.nodes=2"), "config.unknown_key"),
-    ("a training that is not there", config("training=megatron"), "config.override"),
     ("a scale that is not there", config("scale=tiny"), "config.override"),
     # What nothing would read, or verl and vLLM would refuse after minutes.
     ("a key misspelt in a YAML file", misspelt_yaml, "config.unknown_key"),
     ("a Megatron key misspelt", config(f"+{ACTOR}.megatron.tensor_paralel=8"), "config.verl"),
-    ("a name that is a number", config("trainer.experiment_name=32"), "config.value"),
     ("an estimator misspelt", config("algorithm.adv_estimator=grop"), "config.verl"),
     ("a loss misspelt", config(f"{ACTOR}.loss_agg_mode=token"), "config.verl"),
     ("a strategy misspelt", config(f"{ACTOR}.strategy=megatorn"), "config.refused"),
-    ("another engine", config(f"{ROLLOUT}.name=sglang"), "config.refused"),
     ("an argument vLLM lacks", config(f"+{VLLM}.max_number_of_seqs=3"), "vllm.arguments"),
     ("a graph mode misspelt", config(f"{VLLM}.compilation_config.cudagraph_mode=FULLL"), "vllm.arguments"),
-    ("a type vLLM lacks", config(f"{ROLLOUT}.dtype=bf16"), "vllm.arguments"),
     ("an unknown ray.init key", config("+ray_kwargs.ray_init.num_npus=16"), "config.ray_init"),
     # Data and model.
-    ("data that are not there", config("data.train_files=no.parquet"), "data.missing"),
-    ("data without a column", data_without_a_column, "data.wrong_file"),
-    ("data that are a web page", written("data/aime_2024.parquet", "<html>"), "data.wrong_file"),
     ("a hub's name for a folder", variable("MODEL_PATH", "Qwen/Qwen3-32B"), "model.missing"),
     ("no tokenizer settings", without("model/tokenizer_config.json"), "model.missing"),
-    ("no vocabulary", without("model/tokenizer.json"), "model.missing"),
     ("a vocabulary cut off", written("model/tokenizer.json", '{"model": {'), "model.tokenizer"),
     ("a shard missing", without("model/model-00001-of-00002.safetensors"), "model.missing"),
-    ("a shard cut off", truncated_shard, "model.damaged"),
-    ("another model's index", index_of_another_model, "model.index"),
     # Sizes.
-    ("an odd batch", config("data.train_batch_size=31"), "batch.mini"),
-    ("rounds too small", config("data.gen_batch_size=16"), "batch.generation"),
-    ("groups of one", config(f"{ROLLOUT}.n=1"), "batch.samples"),
-    ("a short context", config(f"{ROLLOUT}.max_model_len=20000"), "length.model"),
-    ("a buffer too long", config("reward.reward_kwargs.overlong_buffer_cfg.len=99999"), "length.overlong_buffer"),
     ("TP that divides nothing", config(f"{ROLLOUT}.tensor_model_parallel_size=6"), "parallel.rollout"),
     ("experts on some", config(f"{ROLLOUT}.expert_parallel_size=4"), "parallel.expert"),
     ("another size for vLLM", config(f"+{VLLM}.data_parallel_size=2"), "parallel.engine_kwargs"),
@@ -205,41 +144,37 @@ MISTAKES = [
     ("small steps", config(f"{ROLLOUT}.max_num_batched_tokens=256"), "tokens.rollout"),
     ("no room for the cache", config(f"{ROLLOUT}.tensor_model_parallel_size=1"), "memory.kv_cache"),
     ("no room to train", config(f"{ACTOR}.megatron.tensor_model_parallel_size=1"), "memory.training"),
-    # A KV pool.
-    ("a pool", config(f"+{VLLM}.kv_transfer_config={{kv_connector:AscendStoreConnector}}"), "pool.refused"),
-    ("KV cache in memory of the host", config(f"+{VLLM}.kv_offloading_size=4"), "pool.refused"),
+    # What the recipe does not run with.
+    ("a drafter without a switch", config("speculation=hybrid", "speculation.draft_model=/x"), "config.refused"),
+    ("a pool", config(f"+{VLLM}.kv_transfer_config={{kv_connector:AscendStoreConnector}}"), "config.refused"),
+    ("KV cache in memory of the host", config(f"+{VLLM}.kv_offloading_size=4"), "config.refused"),
     # Packages, patches, settings that change what is sampled.
     ("another vLLM", installed("vllm", "0.24.0"), "package.version"),
-    ("another vllm-ascend", installed("vllm-ascend", "0.18.0"), "package.version"),
-    ("no Arctic Inference", installed("arctic-inference", None, "speculation=suffix"), "package.suffix"),
+    ("no Arctic Inference", installed("arctic-inference", None, "speculation=suffix"), "package.version"),
     ("an old CANN", written("cann/aarch64-linux/ascend_toolkit_install.info", "version=8.3.RC1\n"), "package.version"),
-    ("no patches", series_in_state("published"), "ascend.patches"),
-    ("half the patches", series_in_state("patched", "published"), "ascend.patches"),
+    ("no patches", no_patches, "ascend.patches"),
     ("no Megatron-Bridge", not_importable("megatron.bridge"), "package.megatron"),
     ("no flash-attn", not_importable("flash_attn", *CUDA), "package.flash_attention"),
     ("sequences split without it", config(*CUDA, f"{ATTENTION}=sdpa"), "package.flash_attention"),
-    ("block verification", config(f"+{VLLM}.additional_config.rejection_sampler_config.enable_block_verify=true"),
-     "ascend.lossy"),
-    ("asynchronous scheduling", config(f"+{VLLM}.async_scheduling=true", "speculation=ngram"),
-     "ascend.scheduling"),
+    ("no CANN", variable("ASCEND_HOME_PATH", "/nowhere"), "package.version"),
+    ("another torch-npu", installed("torch-npu", "0.1"), "package.version"),
+    ("block verification", config(f"+{LOSSY}.rejection_sampler_config.enable_block_verify=true"), "vllm.arguments"),
+    ("graphs without compilation", config(*GRAPHS, f"{GRAPH_MODE}=FULL", NOT_COMPILED), "ascend.graph_mode"),
+    ("graphs of parallel ranks", config(*GRAPHS, f"{GRAPH_MODE}=FULL_DECODE_ONLY", TWO_RANKS), "ascend.graph_mode"),
     # Variables.
     ("an HCCL variable misspelt", variable("HCCL_CONECT_TIMEOUT", "1800"), "environment.misspelt"),
-    ("a vLLM variable misspelt", variable("VLLM_LOGING_LEVEL", "INFO"), "environment.misspelt"),
     ("a network card of elsewhere", variable("GLOO_SOCKET_IFNAME", "enp189s0f0"), "machine.network_card"),
     ("Kubernetes' VLLM_PORT", variable("VLLM_PORT", "tcp://10.0.0.1:8000"), "machine.vllm_port"),
-    ("plugins left out", variable("VLLM_PLUGINS", "ascend", *CUDA), "drafter.load"),
-    ("the other model runner", variable("VLLM_USE_V2_MODEL_RUNNER", "1", *CUDA), "drafter.load"),
+    ("plugins left out", variable("VLLM_PLUGINS", "ascend", *CUDA), "drafter.plugin"),
+    ("the other model runner", variable("VLLM_USE_V2_MODEL_RUNNER", "1", *CUDA), "drafter.plugin"),
     # The machine.
-    ("Docker's shared memory", free("shared memory", 0.06), "machine.shared_memory"),
-    ("a full disk", free("disk", 500.0), "machine.disk"),
-    ("too little memory", free("memory", 100.0), "machine.memory"),
-    ("an HCCL port taken", taken_port, "machine.hccl_ports"),
-    ("an old driver", old_driver, "machine.shared_memory"),
+    ("Docker's shared memory", free("free_gib", 4000.0, 0.06), "machine.shared_memory"),
+    ("a full disk", free("free_gib", 500.0), "machine.disk"),
+    ("too little memory", free("free_memory_gib", 100.0), "machine.memory"),
     # Where the run starts.
     ("no Ray", variable("RAY_ADDRESS", None), "ray.no_head"),
     ("not the head", variable("RAY_ADDRESS", "198.51.100.7:6379"), "ray.not_head"),
     ("an address without port", variable("RAY_ADDRESS", "127.0.0.1"), "ray.address"),
-    ("a Ray that has ended", no_answer, "ray.no_answer"),
     ("another Ray", ray_refuses, "ray.refused"),
     ("a node missing", cluster([16]), "ray.nodes_missing"),
     ("another run on the cluster", cluster([16, 16], free=16), "ray.devices_taken"),
@@ -250,7 +185,16 @@ MISTAKES = [
 
 def test_a_good_node_has_no_problem(node):
     assert problems() == []
-    assert problems(*CUDA, name="dapo_qwen3_32b") == []
+    assert problems(*CUDA) == []
+    for mode in ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"):
+        warned = list(
+            ascend.find_warnings(composed := compose_config("dapo_qwen3_32b", [*GRAPHS, f"{GRAPH_MODE}={mode}"]))
+        )
+        assert list(ascend.graph_problems(composed)) == warned == []
+    (warning,) = ascend.find_warnings(
+        compose_config("dapo_qwen3_32b", [*GRAPHS, f"{GRAPH_MODE}=FULL_DECODE_ONLY", "speculation=ngram"])
+    )
+    assert f"set {GRAPH_MODE}=FULL" in warning
 
 
 @pytest.mark.parametrize(("spoil", "code"), [row[1:] for row in MISTAKES], ids=[row[0] for row in MISTAKES])
@@ -265,7 +209,7 @@ def test_a_line_has_the_value_what_is_wrong_and_what_to_do(node):
         "data.train_batch_size=31, actor.ppo_mini_batch_size=32: the batch is not a multiple of the mini-batch: change "
         "one [batch.mini]"
     )
-    free("shared memory", 0.06)(node)
+    free("free_gib", 4000.0, 0.06)(node)
     (line,) = problems()
     assert line.startswith("0.1 GiB are free in /dev/shm, 4.1 are needed (vLLM's queues between ranks 4.1): ")
     assert line.endswith(": start the container with --shm-size=5g or more [machine.shared_memory]")

@@ -1,9 +1,9 @@
 """`python -m recipe.preflight --npu-selftest`: what only a device can show, in about five minutes.
 
-Three parts. Parity: the same requests without speculation, with sam, and with sam and graphs; tokens must be equal
-where logits are. Precision: log-probabilities of tokens decoded one by one against the same tokens verified 1 + k at
-once, the operators' own difference. Timing: engine steps, drafting, and every operation that verification could be
-made of, at a vocabulary of 151,936. Writes report.json and report.md and prints the latter.
+Parity: the same requests without speculation, with sam, and with sam and graphs; tokens must be equal where logits are.
+Precision: log-probabilities of tokens decoded one by one against the same tokens verified 1 + k at once, the operators'
+own difference. Timing: engine steps, drafting, and both ways to verify, at a vocabulary of 151,936. Writes report.json
+and report.md and prints the latter.
 """
 
 import json
@@ -15,9 +15,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import torch
+
+from recipe.launch import source_patches, versions
+from recipe.preflight import ascend
 from recipe.preflight.problem import first_line
+from recipe.tiny.model import ModelSettings, build_model
+from recipe.tiny.tokenizer import build_tokenizer
+from sam import verify
+from sam.verify.uniforms import uniforms
 
 ENGINES = {"off": {"method": "off"}, "sam": {"method": "sam"}, "sam, graph": {"method": "sam", "graph": "FULL"}}
 TIMES = ("step_ms", "forward_ms", "verify_ms", "draft_ms")
@@ -30,11 +40,6 @@ SLOW_VERIFICATION_MS = 2.0
 
 def write_tiny_model(path: Path) -> None:
     """A random Qwen3 with the head size of the real ones, whose greedy text repeats."""
-    import torch
-
-    from recipe.tiny.model import ModelSettings, build_model
-    from recipe.tiny.tokenizer import build_tokenizer
-
     settings = ModelSettings(hidden_size=256, intermediate_size=512, head_dim=128, initializer_range=0.1)
     build_model(settings, build_tokenizer(), seed=3).to(torch.bfloat16).save_pretrained(path)
 
@@ -101,37 +106,71 @@ def compare(off: dict, on: dict) -> dict:
     }
 
 
-def operations(device: str, batch: int = 8) -> dict[str, dict]:
-    """Milliseconds of what verification is or could be made of, [batch x (1 + k), vocabulary]; `error` if it fails."""
-    import torch
+def make_case(batch: int, k: int, vocabulary: int, device: str) -> SimpleNamespace:
+    """Logits like a language model's, drafts of which about 70 % are the likeliest token."""
+    generator = torch.Generator().manual_seed(batch * 100 + k)
+    logits = 3 * torch.randn(batch, k + 1, vocabulary, generator=generator)
+    is_likely = torch.rand(batch, k, generator=generator) < 0.7
+    anything = torch.randint(vocabulary, (batch, k), generator=generator)
+    drafts = torch.where(is_likely, logits[:, :k].argmax(-1), anything).to(device)
+    logits, temperature = logits.to(device), torch.ones(batch, device=device)
+    return SimpleNamespace(
+        batch=batch,
+        k=k,
+        logits=logits.flatten(0, 1),
+        target=logits[:, :k].flatten(0, 1),
+        bonus=logits[:, k],
+        drafts=drafts,
+        ends=(torch.arange(1, batch + 1) * k).to(device),
+        metadata=SimpleNamespace(all_greedy=False, all_random=True, temperature=temperature, generators={}),
+    )
 
-    from recipe.preflight.npu import verifiers
-    from sam import verify
 
-    case = verifiers.make_case(batch, K, QWEN_VOCABULARY, device)
-    logits = case.logits
-    probabilities = logits.softmax(-1)
-    calls = {
-        "exact verification, whole": lambda: verifiers.exact_match(case),
-        "rejection sampling, whole": lambda: verifiers.rejection(verify.rejection_sample, case),
-        "softmax": lambda: logits.softmax(-1),
-        "argmax": lambda: logits.argmax(-1),
-        "cumulative sum, float32": lambda: probabilities.cumsum(-1),
-        "cumulative sum, float64": lambda: probabilities.to(torch.float64).cumsum(-1),
-        "sums of blocks of 512": lambda: probabilities[:, : 296 * 512].unflatten(1, (296, 512)).sum(-1),
-        "exponential noise": lambda: torch.empty_like(logits).exponential_(),
-    }
-    rows = {}
+def exact_match(case: SimpleNamespace) -> torch.Tensor:
+    """Exact match over all logits rows as the engine does it: uniforms on the host, one copy, two calls."""
+    width = case.k + 1
+    rng_keys = torch.arange(case.batch).repeat_interleave(width).numpy()
+    positions = torch.arange(width).repeat(case.batch).numpy()
+    draws = torch.from_numpy(uniforms(rng_keys, positions)).to(case.logits.device, non_blocking=True)
+    sampled = verify.sample_inverse_cdf(case.logits, draws).view(case.batch, width)
+    drafts = torch.full_like(sampled, -2)
+    drafts[:, : case.k] = case.drafts
+    return verify.accept_matching(sampled, drafts)
+
+
+def rejection(rule: Callable, case: SimpleNamespace) -> torch.Tensor:
+    """A `rejection_sample` of vLLM 0.23's signature, with the bonus tokens drawn as vLLM does: an exponential race."""
+    bonus = (case.bonus.softmax(-1) / torch.empty_like(case.bonus).exponential_()).argmax(-1)[:, None].to(torch.int32)
+    counts = [case.k] * case.batch
+    return rule(case.drafts.flatten(), counts, case.k, case.ends, None, case.target, bonus, case.metadata)
+
+
+def verifications(device: str, batch: int = 8) -> dict[str, dict]:
+    """Median milliseconds of both ways to verify, logits [batch x (1 + k), vocabulary]; `error` where one fails."""
+    case, rows = make_case(batch, K, QWEN_VOCABULARY, device), {}
+    calls = {"exact": lambda: exact_match(case), "rejection": lambda: rejection(verify.rejection_sample, case)}
     for name, call in calls.items():
         try:
-            rows[name] = {"median_ms": verifiers.median_ms(call, 10, device)}
+            rows[name] = {"median_ms": _median_ms(call, device)}
         except Exception as error:
             rows[name] = {"error": f"{type(error).__name__}: {first_line(error)}"}
     return rows
 
 
+def _median_ms(call: Callable[[], object], device: str, repeats: int = 10) -> float:
+    """After one call to warm up."""
+    times = []
+    for _ in range(repeats + 1):
+        started = time.perf_counter()
+        call()
+        if device != "cpu":
+            getattr(torch, torch.device(device).type).synchronize()
+        times.append(1e3 * (time.perf_counter() - started))
+    return statistics.median(times[1:])
+
+
 def recommend(rows: dict[str, dict]) -> str:
-    exact, rejection = rows["exact verification, whole"], rows["rejection sampling, whole"].get("median_ms", math.inf)
+    exact, rejection = rows["exact"], rows["rejection"].get("median_ms", math.inf)
     if "error" in exact:
         return f"exact verification does not run here ({exact['error']}): set speculation.verification=rejection"
     if rejection < exact["median_ms"] > SLOW_VERIFICATION_MS:
@@ -145,7 +184,7 @@ def recommend(rows: dict[str, dict]) -> str:
 def _engine_in_process(model: Path, fields: dict) -> dict:
     """An engine keeps its device memory until its process ends."""
     code = (
-        "import json, sys; from recipe.preflight.npu.selftest import run_engine;"
+        "import json, sys; from recipe.preflight.npu_selftest import run_engine;"
         "print('RESULT ' + json.dumps(run_engine(sys.argv[1], **json.loads(sys.argv[2]))))"
     )
     finished = subprocess.run(
@@ -162,9 +201,6 @@ def _engine_in_process(model: Path, fields: dict) -> dict:
 
 def selftest(output: Path, device: str = "npu", **engine) -> dict:
     """Run all parts; what fails is in the report, and the rest goes on. `engine`: further arguments of run_engine."""
-    from recipe.launch import source_patches, versions
-    from recipe.preflight import ascend
-
     output.mkdir(parents=True, exist_ok=True)
     report: dict = {
         "date": time.strftime("%Y-%m-%d %H:%M"),
@@ -183,9 +219,9 @@ def selftest(output: Path, device: str = "npu", **engine) -> dict:
     for name, on in report["engines"].items():
         if name != "off" and "error" not in off and "error" not in on:
             report["parity"][name] = compare(off, on)
-    print("timing what verification is made of", flush=True)
-    report["operations"] = operations(device)
-    report["recommendation"] = recommend(report["operations"])
+    print("timing verification", flush=True)
+    report["verifications"] = verifications(device)
+    report["recommendation"] = recommend(report["verifications"])
     (output / "report.json").write_text(json.dumps(report, indent=1))
     (output / "report.md").write_text(markdown(report))
     return report
@@ -203,7 +239,7 @@ def markdown(report: dict) -> str:
         equal = f"{row['identical']} of {row['responses']} responses identical"
         what = f"log-probabilities of {row['compared_tokens']} tokens, one-token decode against 1+{K} verify"
         lines += ["", f"{name} against off: {equal}; {what}: {differences}."]
-    lines += ["", f"| operation, [{8 * (1 + K)}, {QWEN_VOCABULARY:,}] | ms |", "|---|---|"]
-    for name, row in report["operations"].items():
+    lines += ["", f"| verification, [{8 * (1 + K)}, {QWEN_VOCABULARY:,}] | ms |", "|---|---|"]
+    for name, row in report["verifications"].items():
         lines.append(f"| {name} | {row.get('error') or round(row['median_ms'], 3)} |")
     return "\n".join([*lines, "", report["recommendation"], ""])
