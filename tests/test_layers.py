@@ -22,7 +22,7 @@ SAM = (
     ("vllm",),
     ("replay",),
     ("simulate",),
-    ("profile", "bench", "paths", "tune", "corpus", "compile_kernels"),
+    ("profile", "bench", "tune", "corpus", "compile_kernels"),
 )
 RECIPE = (
     ("seeds", "arguments", "user_code", "values"),

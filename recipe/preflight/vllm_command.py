@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import re
 import subprocess
@@ -25,6 +26,8 @@ from recipe.launch import environment, versions
 from recipe.launch.config import REPOSITORY
 from recipe.preflight.problem import Problem
 
+logger = logging.getLogger(__name__)
+
 ACCEPTED = REPOSITORY / ".cache" / "vllm_arguments"  # an empty file for all that verl and vLLM take together
 LIMIT_SECONDS = 180.0
 LONGEST_REASON = 300  # characters; some of vLLM's errors list every attention backend
@@ -40,7 +43,7 @@ PASSED_OVER = (
 
 
 def find_problems(config: DictConfig) -> Iterator[Problem]:
-    """In about 20 s, or at once where the same was found good before. Nothing is said if they cannot be asked."""
+    """In about 20 s, or at once where the same was found good before. Where they cannot be asked a warning says so."""
     good = ACCEPTED / _fingerprint(config)
     if good.is_file():
         return
@@ -205,7 +208,8 @@ def _ask(config: DictConfig) -> list[tuple[str, str, str | None]] | None:
             input=OmegaConf.to_yaml(config), capture_output=True, text=True, timeout=LIMIT_SECONDS,
         )  # fmt: skip
         return json.loads(run.stdout.splitlines()[-1])
-    except (subprocess.TimeoutExpired, OSError, IndexError, ValueError):
+    except (subprocess.TimeoutExpired, OSError, IndexError, ValueError) as error:
+        logger.warning("verl and vLLM could not be asked beforehand whether they take this config: %r", error)
         return None
 
 
@@ -232,7 +236,7 @@ def main() -> None:
 
     registry._run_in_subprocess = lambda function: function()  # it would import vLLM once more
     found = find_problems_here(OmegaConf.create(sys.stdin.read()))
-    print(json.dumps([(problem.code, problem.value, problem.remedy) for problem in found]), file=stdout)
+    print(json.dumps([(problem.code, problem.value, problem.remedy) for problem in found]), file=stdout, flush=True)
 
 
 if __name__ == "__main__":
