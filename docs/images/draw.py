@@ -71,7 +71,7 @@ TRAINER = "DapoTrainer: verl's trainer, in order\nDapoRounds: dynamic sampling\n
 # Title, lower left corner, width, height, fill, lines.
 PROCESSES = (
     ("supervisor", 2, 65, 25, 7.5, DOOR, "recipe.main_dapo: checks the config,\nends every process of the run"),
-    ("guardian", 33, 65, 17, 7.5, DOOR, "ends them if the\nsupervisor is killed"),
+    ("watcher", 33, 65, 17, 7.5, DOOR, "forked: ends them if the\nsupervisor is killed"),
     ("driver", 54, 65, 18, 7.5, DOOR, "recipe.main_dapo as a\nchild: ray.init"),
     ("run_dir", 79, 65, 29, 7.5, "#ffffff", FILES),
     ("training workers", 3, 46.5, 30, 11, DOOR, WORKERS),
