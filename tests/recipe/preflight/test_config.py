@@ -305,7 +305,8 @@ def test_check_says_all_of_it(assets, capsys):
     arguments = ["--config-name", "dapo_tiny_cpu", "--check", f"assets={assets}", f"run_dir={assets}/run"]
     assert main([*arguments, "trainer.v1.trainer_mode=separate_async"]) == 2
     assert "trainer.v1.trainer_mode=separate_async" in capsys.readouterr().err
-    assert main([*arguments, f"{ACTOR}.use_kl_loss=true"]) == 0
+    micro_batch = "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4"  # which verl itself asks for then
+    assert main([*arguments, f"{ACTOR}.use_kl_loss=true", micro_batch]) == 0
     assert f"warning: not tested with this recipe: {ACTOR}.use_kl_loss=true" in capsys.readouterr().err
 
 
