@@ -64,6 +64,8 @@ class TaskRunner:
                 sys.modules["wandb"].teardown()
 
 
+# Of the error where Ray has waited for its own processes for half a minute, which cannot be set: a busy machine's.
+SLOW_START = "timed out during startup"
 # Arguments that only a Ray started by this process takes.
 OWN_RAY_ONLY = ("num_cpus", "num_gpus", "resources", "include_dashboard", "_temp_dir", "object_store_memory")
 
@@ -87,7 +89,13 @@ def start_ray(config: DictConfig, runtime_env: dict, temporary: str, modules: li
         python = fork_server.start(Path(temporary).parent, modules, env_vars)
         env_vars[fork_server.EXECUTABLE] = str(python)
         runtime_env["py_executable"] = str(python)
-    ray.init(**arguments, runtime_env=runtime_env, **more)
+    try:
+        ray.init(**arguments, runtime_env=runtime_env, **more)
+    except Exception as error:
+        if SLOW_START not in str(error):
+            raise
+        print(f"Ray's own processes took longer than it waits: started once more ({error})", flush=True)
+        ray.init(**arguments, runtime_env=runtime_env, **more)
 
 
 def run_in_ray(config: DictConfig, runtime_env: dict, temporary: str) -> None:
