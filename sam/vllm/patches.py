@@ -14,8 +14,8 @@ class Patch(NamedTuple):
     """What is replaced and why.
 
     Attributes:
-        targets: attributes of `owner`.
         owner: vLLM's class or module; `runner` is the model runner of one engine, GPUModelRunner or NPUModelRunner.
+        targets: attributes of it.
         cause: why vLLM's own does not do, and what goes wrong with it.
         can_go_when: what vLLM has to do before.
     """

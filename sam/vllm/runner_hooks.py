@@ -45,8 +45,11 @@ def capture_drafts_of_any_length(runner) -> None:
 
 def skip_empty_drafts(runner) -> None:
     """Send the scheduler no drafts after a step without any, instead of an empty draft for every request."""
-    taken_if_any = lambda take: take() if runner.drafter.drafted else None  # noqa: E731
-    patches.wrap(runner, "take_draft_token_ids", "skip_empty_drafts", taken_if_any)
+
+    def take_if_any(take):
+        return take() if runner.drafter.drafted else None
+
+    patches.wrap(runner, "take_draft_token_ids", "skip_empty_drafts", take_if_any)
 
 
 def skip_accepted_counts(runner) -> None:
