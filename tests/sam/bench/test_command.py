@@ -267,9 +267,11 @@ def test_bad_input_is_one_line_before_an_engine_starts(bench, tmp_path, capsys, 
 
 def test_a_process_that_does_not_answer_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr("sam.bench.engine_process.STOP_SECONDS", 0.1)
-    program = (sys.executable, "-c", "import signal, time; signal.signal(2, signal.SIG_IGN); time.sleep(600)")
-    engine = EngineProcess("off", tmp_path / "off.log", dict(os.environ), program)
+    deaf = "import os, signal, time; signal.signal(2, signal.SIG_IGN); print(os.getpid(), flush=True); time.sleep(600)"
+    engine = EngineProcess("off", tmp_path / "off.log", dict(os.environ), (sys.executable, "-c", deaf))
+    while not (pid := (tmp_path / "off.log").read_text()).endswith("\n"):
+        time.sleep(0.01)
     engine.stop()
     engine.stop()
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid), 0)
