@@ -38,7 +38,8 @@ def test_every_token_and_log_probability_is_that_of_stock_vllm(found):
     stock, installed = found[False]["behaviours"], found[True]["behaviours"]
     assert len(stock) == 11
     for name, answers in stock.items():
-        # Requests wait until their grammar is compiled, in a thread: which share a step differs from run to run.
+        # Requests wait until their grammar is compiled, in a thread: which share a step differs from run to run, and
+        # with it the last bits of a log-probability.
         read = tokens_of if name == "structured" else list
         assert read(installed[name]) == read(answers), name
     assert stock["lora"] != stock["before lora"]

@@ -1,0 +1,74 @@
+"""`python -m tests.parts`: how large this project is, by part: lines and files of Python, beside the lines decided.
+
+And the commands, knobs and metrics that a user meets. scripts/test.sh prints it, so that CI shows it.
+"""
+
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+# Part, the lines that it may have, and its files by the beginnings of their paths; the longest beginning counts.
+PARTS = (
+    ("drafting", 1500, "sam/automaton sam/drafting sam/corpus sam/jit sam/compile_kernels"),
+    ("verification", 550, "sam/verify sam/vllm/exact_sampler sam/vllm/rejection_sampler sam/vllm/row_classes"),
+    ("switch", 600, "sam/switch"),
+    ("several paths", 500, "sam/drafting/paths sam/vllm/paths"),
+    ("trained drafters", 1150, "sam/trained_drafter sam/vllm/trained recipe/draft_model"),
+    ("vLLM plugin", 2000, "sam/vllm sam/config sam/log sam/reading"),
+    ("sharing", 650, "sam/sharing recipe/launch/sharing"),
+    ("history", 320, "sam/history"),
+    ("routing", 700, "sam/routing recipe/launch/routing recipe/rollout/router"),
+    ("simulator", 900, "sam/simulate sam/tune"),
+    ("benches", 1500, "sam/bench sam/replay sam/profile sam/vllm/bench recipe/against_stock recipe/whole_runs"),
+    ("preflight", 950, "recipe/preflight recipe/user_code recipe/values recipe/arguments"),
+    ("launch", 950, "recipe/launch recipe/main_dapo"),
+    ("trainer, rollout, records", 1150, "recipe/trainer recipe/rollout recipe/record recipe/seeds sam/record"),
+    ("report", 700, "recipe/report sam/page sam/command"),
+    ("models and data", 1350, "recipe/tiny recipe/smollm2 recipe/data recipe/__init__ sam/__init__"),
+)  # fmt: skip
+
+
+def tracked(folder: str) -> list[str]:
+    """Files of Python below a folder, as git knows them."""
+    listed = subprocess.run(["git", "ls-files", f"{folder}/*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [name for name in listed.stdout.split() if (ROOT / name).exists()]
+
+
+def part_of(path: str) -> str | None:
+    """The part that a file belongs to."""
+    fitting = [(len(begin), part) for part, _, begins in PARTS for begin in begins.split() if path.startswith(begin)]
+    return max(fitting)[1] if fitting else None
+
+
+def lines_of(path: str) -> int:
+    return len((ROOT / path).read_text().splitlines())
+
+
+def commands() -> list[str]:
+    """Modules that are made to be run."""
+    own = [name for folder in ("sam", "recipe") for name in tracked(folder)]
+    return [name for name in own if '\nif __name__ == "__main__":' in (ROOT / name).read_text()]
+
+
+def rows_of(page: str) -> int:
+    """Rows of a page's tables that tell of one name."""
+    return len(re.findall(r"^\| `", (ROOT / "docs" / page).read_text(), re.MULTILINE))
+
+
+def table() -> str:
+    """Lines to print."""
+    files = {name: lines_of(name) for folder in ("sam", "recipe") for name in tracked(folder)}
+    lines = [f"{'part':28}{'lines':>8}{'decided':>9}{'files':>7}"]
+    for part, decided, _ in PARTS:
+        own = [count for name, count in files.items() if part_of(name) == part]
+        lines.append(f"{part:28}{sum(own):8,}{decided:9,}{len(own):7}")
+    lines.append(f"{'sum':28}{sum(files.values()):8,}{16000:9,}{len(files):7}")
+    tests = tracked("tests")
+    lines.append(f"{'tests':28}{sum(map(lines_of, tests)):8,}{12000:9,}{len(tests):7}")
+    lines.append(f"commands {len(commands())}, knobs {rows_of('knobs.md')}, metrics {rows_of('metrics.md')}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())
