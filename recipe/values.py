@@ -32,6 +32,7 @@ RANGES = (
         lambda value: isinstance(value, str) and bool(value.strip()),
         "assets data.prompt_key model.path run_dir trainer.default_local_dir",
     ),
+    ("text, or null", lambda value: value is None or isinstance(value, str), "model.custom_chat_template"),
     (
         "true or false",
         lambda value: isinstance(value, bool),

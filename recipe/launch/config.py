@@ -35,13 +35,13 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
     """
     if not (CONFIGS / f"{config_name}.yaml").is_file():
         known = ", ".join(sorted(path.stem for path in CONFIGS.glob("dapo_*.yaml")))
-        raise ConfigError(f"config {config_name!r} is unknown: expected one of {known} [config.unknown_file]")
+        raise ConfigError(f"config {config_name!r} is unknown: expected one of {known} [config.override]")
     GlobalHydra.instance().clear()
     try:
+        _refuse_unknown_additions(config_name, overrides)
         with initialize_config_dir(str(CONFIGS), version_base="1.3", job_name=config_name):
             config = compose(config_name, [f"hydra.searchpath=[{verl_configs()}]", *overrides])
         config.config_name = config_name
-        _refuse_unknown_additions(config_name, overrides)
         values.check(config)
         speculation = SpeculationConfig.from_dict(OmegaConf.to_container(config.speculation, resolve=True))
         _check_files(speculation)
@@ -53,6 +53,9 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
     except ConfigError:
         raise
     except (HydraException, OmegaConfBaseException, ValueError) as error:
+        emptied = [override for override in overrides if override.endswith("=null")]
+        if emptied and ("NoneType" in str(error) or "primitive type" in str(error)):  # a section or a choice
+            raise ConfigError(f"{emptied[0]}: expected keys below it: change it [config.value]") from error
         code = "config.override" if isinstance(error, HydraException | OmegaConfBaseException) else "config.value"
         raise ConfigError(f"{_one_line(error)} [{code}]") from error
     return config
@@ -116,9 +119,11 @@ EXTENSIBLE = tuple(section for section in FREE_SECTIONS if section != "speculati
 
 
 def _refuse_unknown_additions(config_name: str, overrides: list[str]) -> None:
-    """Hydra accepts any new key with `+`; verl would ignore it silently."""
+    """Hydra accepts any new key with `+`, which verl would ignore silently, and leaves out any with `~`."""
     for override in overrides:
-        key = override.lstrip("+").split("=", 1)[0]
+        key = override.lstrip("+~").split("=", 1)[0]
+        if override.startswith("~") and not key.startswith(FREE_SECTIONS):
+            raise ConfigError(f"{override}: a run needs all keys of its config: leave it in the config [config.value]")
         if override.startswith("+") and not key.startswith(FREE_SECTIONS):
             raise ConfigError(
                 f"{key} is unknown to {config_name} and would be ignored: check its spelling [config.unknown_key]"

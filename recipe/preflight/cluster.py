@@ -15,18 +15,17 @@ RESOURCES = {"npu": "NPU", "cuda": "GPU", "cpu": "CPU"}
 NodeProblems = Callable[[dict], list[Problem]]  # from a config's content
 ANSWER_SECONDS = 180.0  # a node imports Ray, reads the headers of all shards from the shared file system
 CONNECT_SECONDS = 5.0  # a head that takes longer to accept a connection is not there
+RESTART = "start the cluster again with scripts/start_ray_cluster.sh, or unset RAY_ADDRESS"
 START = "bash scripts/start_ray_cluster.sh head here, worker HEAD_ADDRESS on the other nodes"
 
 
 def start_problems(config: DictConfig) -> Iterator[Problem]:
     """Whether this node is the head of a Ray that runs; nothing is asked of a run that starts a Ray of its own."""
-    address = os.environ.get("RAY_ADDRESS")
-    if not address:
-        value = f"trainer.nnodes={config.trainer.nnodes}"
-        if config.trainer.nnodes > 1 and (running := cluster_of_this_node()):
-            yield Problem("ray.address_unset", value, f"use the script in scripts/, or export RAY_ADDRESS={running}")
-        elif config.trainer.nnodes > 1:
-            yield Problem("ray.no_head", value, START)
+    if not (address := os.environ.get("RAY_ADDRESS")):
+        if config.trainer.nnodes > 1:
+            running = cluster_of_this_node()
+            remedy = f"use the script in scripts/, or export RAY_ADDRESS={running}" if running else START
+            yield Problem("ray.head", f"RAY_ADDRESS is not set, trainer.nnodes={config.trainer.nnodes}", remedy)
         return
     if address == "auto":
         # Ray then looks for its own processes, which only the cluster's nodes have.
@@ -35,11 +34,13 @@ def start_problems(config: DictConfig) -> Iterator[Problem]:
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
-        yield Problem("ray.address", f"RAY_ADDRESS={address}")
+        yield Problem(
+            "ray.head", f"RAY_ADDRESS={address}, expected HOST:PORT, such as 10.0.0.1:6379", "set or unset it"
+        )
     elif not machine.is_free(0, host.strip("[]")):
-        yield Problem("ray.not_head", f"RAY_ADDRESS={address}, {platform.node()}", f"start the run on {host}")
+        yield Problem("ray.head", f"RAY_ADDRESS={address}, {platform.node()}", f"start the run on {host}")
     elif not answers(host, int(port)):
-        yield Problem("ray.no_answer", f"RAY_ADDRESS={address}", START)
+        yield Problem("ray.head", f"RAY_ADDRESS={address}: nothing answers there", START)
 
 
 def cluster_of_this_node() -> str | None:
@@ -80,7 +81,7 @@ def find_problems(config: DictConfig, node_problems: NodeProblems) -> Iterator[P
     try:
         ray.init(address=address, logging_level="ERROR", log_to_driver=False)
     except Exception as error:
-        yield Problem("ray.refused", f"RAY_ADDRESS={address}: {first_line(error)}")
+        yield Problem("ray.head", f"RAY_ADDRESS={address}: {first_line(error)}", RESTART)
         return
     try:
         alive = [node for node in ray.nodes() if node["Alive"]]
@@ -101,9 +102,11 @@ def device_problems(config: DictConfig, nodes: list[dict], available: dict[str, 
     free = int(available.get(resource, 0))
     if (complete := sum(count >= whole for count in counts)) < wanted:
         there = sorted(map(int, counts), reverse=True)
-        yield Problem("ray.nodes_missing", f"{complete} of {wanted} nodes with {whole} {resource}, found {there}")
+        yield Problem("ray.devices", f"{complete} of {wanted} nodes with {whole} {resource}, found {there}")
     elif free < wanted * whole:
-        yield Problem("ray.devices_taken", f"{free} of {wanted * whole} {resource} are free")
+        yield Problem(
+            "ray.devices", f"{free} of {wanted * whole} {resource} are free", "wait for the other run or stop it"
+        )
 
 
 def ask_nodes(config: DictConfig, nodes: list[dict], node_problems: NodeProblems) -> dict[str, list[Problem]]:

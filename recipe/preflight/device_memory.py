@@ -4,9 +4,9 @@ Communication buffers, fragmentation and CANN's or CUDA's own memory are not in 
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple
 
 from omegaconf import DictConfig
 
@@ -36,107 +36,40 @@ class Model:
     attention: int  # and all else but the feed-forward part, routers included
     feed_forward: int
 
-    @classmethod
-    def from_config(cls, config: dict) -> Self:
-        """Raises KeyError for a config.json without one of the sizes."""
-        hidden, layers, vocabulary = config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]
-        heads, key_value_heads = config["num_attention_heads"], config["num_key_value_heads"]
-        head_size, experts = config.get("head_dim") or hidden // heads, config.get("num_experts", 0)
-        intermediate = config["moe_intermediate_size"] if experts else config["intermediate_size"]
-        sizes = hidden, layers, heads, key_value_heads, head_size, vocabulary, experts
-        embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
-        attention = layers * hidden * (2 * head_size * (heads + key_value_heads) + experts + 2)
-        return cls(*sizes, embeddings, attention, feed_forward=layers * 3 * hidden * intermediate * max(1, experts))
-
     @property
     def parameters(self) -> int:
         return self.embeddings + self.attention + self.feed_forward
 
-    @property
-    def key_value_bytes(self) -> int:
-        """Of one token, over all layers and heads."""
-        return 2 * self.layers * self.key_value_heads * self.head_size * BF16
 
+class Estimates(NamedTuple):
+    """Of one die: GiB of its own, of parts while generating and while updating with nothing offloaded that the update
+    uses, the tokens that the KV cache holds, and whole responses at once."""
 
-@dataclass(frozen=True)
-class Generation:
-    """GiB of one die while generating, the tokens that its KV cache holds, and whole responses at once."""
-
+    device: int
     weights: float
     cache: float
     cache_tokens: int
     longest_responses: float
+    training: dict[str, float]  # of weights, gradients, optimizer, activations
 
 
-@dataclass(frozen=True)
-class Training:
-    """GiB of one die while updating, with nothing offloaded that the update uses."""
-
-    weights: float
-    gradients: float
-    optimizer: float
-    activations: float
-
-    @property
-    def total(self) -> float:
-        return sum(asdict(self).values())
-
-
-def generation(model: Model, tensor: int, experts: int, device_gib: float, share: float, longest: int) -> Generation:
-    """Memory of vLLM on one die.
-
-    Args:
-        tensor: ranks that split attention and, without experts over ranks, everything.
-        experts: ranks that the experts are spread over; 1 for a split like the rest's.
-        share: of the device that vLLM may use.
-        longest: tokens of the longest prompt and response.
-    """
-    split = experts if model.experts and experts > 1 else tensor
-    weights = BF16 * ((model.embeddings + model.attention) / tensor + model.feed_forward / split)
-    cache = max(0.0, share * device_gib * GIB - weights)
-    heads_split = min(tensor, model.key_value_heads)
-    tokens = int(cache / (model.key_value_bytes / heads_split))
-    return Generation(weights / GIB, cache / GIB, tokens, tokens / longest)
-
-
-def megatron(model: Model, dies: int, sizes: dict[str, int], tokens: int) -> Training:
-    """Memory of a Megatron rank with full recomputation and sequence parallelism.
-
-    Args:
-        sizes: tensor, pipeline, context, expert: parallel sizes.
-        tokens: of one micro-batch on one rank, after the split over context ranks.
-    """
-    tensor, pipeline, context = sizes["tensor"], sizes["pipeline"], sizes["context"]
-    data = max(1, dies // (tensor * pipeline * context))
-    common = (model.attention + model.embeddings) / (tensor * pipeline)
-    expert_split = sizes["expert"] * pipeline if model.experts else tensor * pipeline
-    expert_data = max(1, dies // expert_split) if model.experts else data * context
-    feed_forward = model.feed_forward / expert_split
-    own = common + feed_forward
-    optimizer = OPTIMIZER_BYTES * (common / (data * context) + feed_forward / expert_data)
-    kept = tokens / tensor * model.hidden * model.layers / pipeline * BF16
-    one_layer = tokens / tensor * (8 * model.hidden + 6 * model.head_size * model.heads) * BF16
-    logits = 2 * tokens * model.vocabulary / tensor * FP32
-    return Training(BF16 * own / GIB, FP32 * own / GIB, optimizer / GIB, (kept + one_layer + logits) / GIB)
-
-
-def fsdp(model: Model, ranks: int, tokens: int) -> Training:
-    """Memory of an FSDP2 rank with gradient checkpointing; float32 gradients and optimizer, one layer gathered."""
-    share = FP32 * model.parameters / ranks
-    gathered = BF16 * ((model.parameters - model.embeddings) / model.layers + model.embeddings)
-    kept = tokens * model.hidden * (model.layers + 8) * BF16
-    logits = 2 * tokens * model.vocabulary * FP32
-    return Training((share + gathered) / GIB, share / GIB, 2 * share / GIB, (kept + logits) / GIB)
-
-
-def sizes_of(config: DictConfig) -> Model | None:
-    """The model's; None for a CPU and where its config.json is not there or has no sizes."""
+def model_of(config: DictConfig) -> Model | None:
+    """Read config.json; None for a CPU and where it is not there or has no sizes."""
     if config.trainer.device not in DEVICE_GIB:
         return None
+    found = settings_of(Path(config.actor_rollout_ref.model.path).expanduser())
     try:
-        return Model.from_config(settings_of(Path(config.actor_rollout_ref.model.path).expanduser()))
-    except (ValueError, KeyError, TypeError, ZeroDivisionError):
+        hidden, layers, vocabulary = found["hidden_size"], found["num_hidden_layers"], found["vocab_size"]
+        heads, key_value_heads = found["num_attention_heads"], found["num_key_value_heads"]
+        head_size, experts = found.get("head_dim") or hidden // heads, found.get("num_experts", 0)
+        intermediate = found["moe_intermediate_size"] if experts else found["intermediate_size"]
+        embeddings = vocabulary * hidden * (1 if found.get("tie_word_embeddings") else 2)
+        attention = layers * hidden * (2 * head_size * (heads + key_value_heads) + experts + 2)
+        feed_forward = layers * 3 * hidden * intermediate * max(1, experts)
+    except (KeyError, TypeError, ZeroDivisionError):
         return None
+    sizes = hidden, layers, heads, key_value_heads, head_size, vocabulary, experts
+    return Model(*sizes, embeddings, attention, feed_forward)
 
 
 def device_count(config: DictConfig) -> int:
@@ -152,70 +85,100 @@ def uses_megatron(config: DictConfig) -> bool:
     return "megatron" in config.actor_rollout_ref.actor
 
 
+def estimates(config: DictConfig) -> Estimates | None:
+    """None where the sizes are not known."""
+    if (model := model_of(config)) is None:
+        return None
+    rollout, device = config.actor_rollout_ref.rollout, DEVICE_GIB[config.trainer.device]
+    # Tensor-parallel ranks split attention and, without experts over ranks, everything.
+    tensor, experts = rollout.tensor_model_parallel_size, rollout.expert_parallel_size
+    split = experts if model.experts and experts > 1 else tensor
+    weights = BF16 * ((model.embeddings + model.attention) / tensor + model.feed_forward / split)
+    cache = max(0.0, rollout.gpu_memory_utilization * device * GIB - weights)
+    key_value_bytes = 2 * model.layers * model.key_value_heads * model.head_size * BF16  # of a token, over all heads
+    tokens = int(cache / (key_value_bytes / min(tensor, model.key_value_heads)))
+    parts = _megatron(model, config) if uses_megatron(config) else _fsdp(model, config)
+    training = {name: size / GIB for name, size in zip(PARTS, parts, strict=True)}
+    return Estimates(device, weights / GIB, cache / GIB, tokens, tokens / longest_sequence(config), training)
+
+
+PARTS = ("weights", "gradients", "optimizer", "activations")
+
+
+def _megatron(model: Model, config: DictConfig) -> tuple[float, float, float, float]:
+    """Bytes of PARTS on a Megatron rank with full recomputation and sequence parallelism."""
+    actor = config.actor_rollout_ref.actor
+    names = ("tensor_model", "pipeline_model", "context", "expert_model")
+    tensor, pipeline, context, experts = (actor.megatron[f"{name}_parallel_size"] for name in names)
+    tokens = actor.ppo_max_token_len_per_gpu  # of a micro-batch, after the split over context ranks
+    dies = device_count(config)
+    common = (model.attention + model.embeddings) / (tensor * pipeline)
+    expert_split = experts * pipeline if model.experts else tensor * pipeline
+    data = context * max(1, dies // (tensor * pipeline * context))
+    expert_data = max(1, dies // expert_split) if model.experts else data
+    feed_forward = model.feed_forward / expert_split
+    optimizer = OPTIMIZER_BYTES * (common / data + feed_forward / expert_data)
+    kept = tokens / tensor * model.hidden * model.layers / pipeline * BF16
+    one_layer = tokens / tensor * (8 * model.hidden + 6 * model.head_size * model.heads) * BF16
+    logits = 2 * tokens * model.vocabulary / tensor * FP32
+    own = common + feed_forward
+    return BF16 * own, FP32 * own, optimizer, kept + one_layer + logits
+
+
+def _fsdp(model: Model, config: DictConfig) -> tuple[float, float, float, float]:
+    """Bytes of PARTS on an FSDP2 rank, gradients checkpointed; float32 gradients and optimizer, a layer gathered."""
+    tokens, share = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu, FP32 * model.parameters
+    share /= device_count(config)
+    gathered = BF16 * ((model.parameters - model.embeddings) / model.layers + model.embeddings)
+    kept = tokens * model.hidden * (model.layers + 8) * BF16
+    return share + gathered, share, 2 * share, kept + 2 * tokens * model.vocabulary * FP32
+
+
 def checkpoint_gib(config: DictConfig) -> float:
     """Of one checkpoint with weights and optimizer; 0 where the model is not known."""
     # Megatron's weights are bf16 in Hugging Face's format, FSDP2's the float32 ones of the optimizer.
     weights = BF16 if uses_megatron(config) else 0
-    return (weights + OPTIMIZER_BYTES) * model.parameters / GIB if (model := sizes_of(config)) else 0.0
+    return (weights + OPTIMIZER_BYTES) * model.parameters / GIB if (model := model_of(config)) else 0.0
 
 
 def offloaded_gib(config: DictConfig) -> float:
     """Of a machine's memory, for what its devices hand over between updates; 0 where the model is not known."""
     if (found := estimates(config)) is None:
         return 0.0
-    actor, training = config.actor_rollout_ref.actor, found[1]
-    settings = actor.megatron if uses_megatron(config) else actor.fsdp_config
-    # FSDP's weights are a float32 share, as large as its gradients; Training.weights has the gathered layer too.
-    weights = training.weights if uses_megatron(config) else training.gradients
-    one = (weights if settings.param_offload else 0.0) + (training.optimizer if settings.optimizer_offload else 0.0)
-    return one * config.trainer.n_gpus_per_node
+    actor, is_megatron = config.actor_rollout_ref.actor, uses_megatron(config)
+    settings = actor.megatron if is_megatron else actor.fsdp_config
+    # FSDP's weights are a float32 share, as large as its gradients; `weights` has the gathered layer too.
+    weights = found.training["weights" if is_megatron else "gradients"]
+    return config.trainer.n_gpus_per_node * (
+        weights * settings.param_offload + found.training["optimizer"] * settings.optimizer_offload
+    )
 
 
 def largest_tensor_mib(config: DictConfig) -> float:
     """The embedding as training hands it over: bf16 from Megatron, float32 from FSDP2. 0 where it is not known."""
     size = BF16 if uses_megatron(config) else FP32
-    return model.vocabulary * model.hidden * size / 2**20 if (model := sizes_of(config)) else 0.0
-
-
-def estimates(config: DictConfig) -> tuple[Generation, Training, float] | None:
-    """Rollout, training and the device's GiB; None where the sizes are not known."""
-    if (model := sizes_of(config)) is None:
-        return None
-    actor, rollout, device = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.trainer.device
-    ranks = rollout.tensor_model_parallel_size, rollout.expert_parallel_size
-    memory = DEVICE_GIB[device], rollout.gpu_memory_utilization
-    generating = generation(model, *ranks, *memory, longest_sequence(config))
-    dies = device_count(config)
-    if uses_megatron(config):
-        names = ("tensor_model", "pipeline_model", "context", "expert_model")
-        sizes = {name.split("_")[0]: actor.megatron[f"{name}_parallel_size"] for name in names}
-        training = megatron(model, dies, sizes, actor.ppo_max_token_len_per_gpu)
-    else:
-        training = fsdp(model, dies, actor.ppo_max_token_len_per_gpu)
-    return generating, training, DEVICE_GIB[device]
+    return model.vocabulary * model.hidden * size / 2**20 if (model := model_of(config)) else 0.0
 
 
 def find_problems(config: DictConfig) -> Iterator[Problem]:
     if (found := estimates(config)) is None:
         return
-    generating, training, device = found
-    if generating.longest_responses < 1:
-        value = f"{generating.weights:.0f} GiB of weights and a KV cache of {generating.cache_tokens} tokens on a die"
+    if found.longest_responses < 1:
+        value = f"{found.weights:.0f} GiB of weights and a KV cache of {found.cache_tokens} tokens on a die"
         yield Problem("memory.kv_cache", value)
-    if training.total > device:
-        yield Problem("memory.training", f"about {training.total:.0f} GiB on each die of {device}")
+    if (total := sum(found.training.values())) > found.device:
+        yield Problem("memory.training", f"about {total:.0f} GiB on each die of {found.device}")
 
 
 def describe(config: DictConfig) -> str | None:
     """The estimates in three lines."""
     if (found := estimates(config)) is None:
         return None
-    generating, training, device = found
     return (
-        f"rollout, a die of {device} GiB: weights {generating.weights:.1f} GiB, KV cache {generating.cache:.1f} GiB = "
-        f"{generating.cache_tokens:,} tokens = {generating.longest_responses:.1f} longest responses\n"
-        f"training: {', '.join(f'{name} {gib:.1f}' for name, gib in asdict(training).items())} GiB, in all "
-        f"{training.total:.1f}\n"
+        f"rollout, a die of {found.device} GiB: weights {found.weights:.1f} GiB, KV cache {found.cache:.1f} GiB = "
+        f"{found.cache_tokens:,} tokens = {found.longest_responses:.1f} longest responses\n"
+        f"training: {', '.join(f'{name} {gib:.1f}' for name, gib in found.training.items())} GiB, in all "
+        f"{sum(found.training.values()):.1f}\n"
         f"machine: {offloaded_gib(config):.0f} GiB of memory for what is offloaded; a checkpoint has "
         f"{checkpoint_gib(config):.0f} GiB"
     )

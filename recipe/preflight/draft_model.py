@@ -35,7 +35,8 @@ def find_problems(config: DictConfig) -> Iterator[Problem]:
     if is_missing(config):
         yield Problem("drafter.missing", f"{key}: no config.json", _maker(config))
     elif found := wrong_kind(folder, method):
-        yield Problem("drafter.kind", f"{key} holds {found}, speculation={method}")
+        other = "choose the other of draft_model and eagle3, or hybrid"
+        yield Problem("drafter.unlike", f"{key} holds {found}, speculation={method}", other)
     else:
         yield from weights.find_problems(folder)
         if (model / "config.json").is_file():  # one that is missing has a line of its own

@@ -113,23 +113,22 @@ def shared_memory_parts(config: DictConfig) -> dict[str, float]:
 
 def _variables(config: DictConfig) -> Iterator[Problem]:
     """Fixed ports, as verl and vLLM ask the system for the others, and network cards for collectives."""
-    if (vllm := os.environ.get("VLLM_PORT")) is not None and not vllm.isdigit():
-        yield Problem("machine.vllm_port", f"VLLM_PORT={vllm}")
     if config.trainer.nnodes > 1 and not os.environ.get("RAY_ADDRESS"):
         for port in (int(os.environ.get("PORT") or 6379), RAY_CLIENT_PORT):
             if not is_free(port):
-                yield Problem("machine.port", f"port {port}")
+                yield Problem("machine.ports", f"port {port} of a Ray head", "stop what listens there, or set PORT")
     wanted = os.environ.get(HCCL_PORTS, "auto").strip()  # verl sets auto, with which the system chooses
     ranges = [re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part) for part in wanted.split(",")]
     ports = [port for one in ranges if one for port in range(int(one[1]), int(one[2] or one[1]) + 1)]
     if config.trainer.device == "npu" and wanted != "auto" and not (all(ranges) and all(map(is_free, ports))):
-        yield Problem("machine.hccl_ports", f"{HCCL_PORTS}={wanted}")
+        yield Problem("machine.ports", f"{HCCL_PORTS}={wanted}, expected auto, or ranges such as 60000-60050")
     there = sorted(psutil.net_if_addrs())
     for variable in NETWORK_CARDS:
         wanted = os.environ.get(variable, "").strip()
         names = tuple(name for name in wanted.lstrip("=").split(",") if name)  # = is exactly this, ^ none of these
         if names and not wanted.startswith("^") and not any(one.startswith(names) for one in there):
-            yield Problem("machine.network_card", f"{variable}={wanted}", f"set it to one of {', '.join(there)}")
+            value = f"{variable}={wanted}: no such network card on this node"
+            yield Problem("variable.refused", value, f"set it to one of {', '.join(there)}")
 
 
 def is_free(port: int, host: str = "") -> bool:

@@ -22,7 +22,7 @@ from types import SimpleNamespace
 import torch
 
 from recipe.launch import source_patches, versions
-from recipe.preflight import ascend
+from recipe.preflight import compatibility
 from recipe.preflight.problem import first_line
 from recipe.tiny.model import ModelSettings, build_model
 from recipe.tiny.tokenizer import build_tokenizer
@@ -205,7 +205,7 @@ def selftest(output: Path, device: str = "npu", **engine) -> dict:
     report: dict = {
         "date": time.strftime("%Y-%m-%d %H:%M"),
         "versions": {name: versions.installed(name) for name in ("torch", "torch-npu", "vllm", "vllm-ascend")},
-        "cann": ascend.cann_version(),
+        "cann": compatibility.cann_version(),
         "patches": [source_patches.status(series) for series in source_patches.load()],
         "engines": {},
         "parity": {},

@@ -1,8 +1,9 @@
 """Asks verl and vLLM themselves, before anything is started, whether they take a config, and says it in their words.
 
-verl validates the config and its `launch_server` writes vLLM's command line; vLLM's parser reads it and, where the
-device and the model are there, builds the engine's config. For a run a process of its own asks: the imports take 15 s
-of a core, and the process that starts a run must stay light. What was taken once is not asked again.
+verl loads what users bring, validates the config, and its `launch_server` writes vLLM's command line; vLLM's parser
+reads it and, where the device and the model are there, builds the engine's config. For a run a process of its own asks:
+the imports take 15 s of a core, and the process that starts a run must stay light. What was taken once is not asked
+again.
 """
 
 import asyncio
@@ -24,7 +25,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.launch import environment, versions
 from recipe.launch.config import REPOSITORY
+from recipe.preflight import user_code
 from recipe.preflight.problem import Problem
+from recipe.user_code import FILES
 
 logger = logging.getLogger(__name__)
 
@@ -33,9 +36,9 @@ LIMIT_SECONDS = 180.0
 LONGEST_REASON = 300  # characters; some of vLLM's errors list every attention backend
 ROLLOUT = "actor_rollout_ref.rollout"
 # Sections that verl and vLLM are asked of, and what in them changes from run to run or is checked elsewhere.
-ASKED = ("actor_rollout_ref", "algorithm", "critic")
+ASKED = ("actor_rollout_ref", "algorithm", "critic", "reward")
 PASSED_OVER = (
-    *(f"{ROLLOUT}.{name}" for name in ("seed", "agent", "router_config_path", "multi_turn")),
+    *(f"{ROLLOUT}.{name}" for name in ("seed", "router_config_path")),
     f"{ROLLOUT}.engine_kwargs.vllm.additional_config.speculation",
     "actor_rollout_ref.model.path",  # counts by its config.json
     "actor_rollout_ref.actor.data_loader_seed",
@@ -82,14 +85,11 @@ def key_of(argument: str, config: DictConfig) -> str:
 
 
 def _validate(config: DictConfig) -> None:
-    """Raise what verl raises of a config; some of it verl itself would look up after the first rollout."""
-    from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
+    """Raise what verl raises of a config."""
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
     validate_config(config, need_reference_policy(config), need_critic(config))
-    get_adv_estimator_fn(config.algorithm.adv_estimator)
-    get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
 
 
 def server_arguments(config: DictConfig) -> dict[str, Any]:
@@ -202,9 +202,10 @@ def _ask(config: DictConfig) -> list[tuple[str, str, str | None]] | None:
     if config.trainer.device == "cpu":
         defaults |= environment.CPU
     try:
-        # From this project's folder: the child must find `recipe` as this process did.
+        # It must find `recipe`, and what users bring, as this process does.
+        own = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in [str(REPOSITORY), *sys.path])}
         run = subprocess.run(
-            [sys.executable, "-m", "recipe.preflight.vllm_command"], env=defaults | os.environ, cwd=REPOSITORY,
+            [sys.executable, "-m", "recipe.preflight.vllm_command"], env=defaults | os.environ | own,
             input=OmegaConf.to_yaml(config), capture_output=True, text=True, timeout=LIMIT_SECONDS,
         )  # fmt: skip
         return json.loads(run.stdout.splitlines()[-1])
@@ -224,8 +225,9 @@ def _fingerprint(config: DictConfig) -> str:
     parts = [OmegaConf.to_yaml(asked, sort_keys=True)]
     parts += [f"{name} {versions.installed(name)}" for name in ("verl", "vllm", "vllm-ascend", "transformers")]
     parts += sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("VLLM_"))
-    files = Path(config.actor_rollout_ref.model.path).expanduser() / "config.json", Path(__file__)
-    parts += [file.read_text() if file.is_file() else "" for file in files]
+    brought = [str(OmegaConf.select(config, key)) for key in FILES]
+    files = Path(config.actor_rollout_ref.model.path).expanduser() / "config.json", Path(__file__), *map(Path, brought)
+    parts += [*brought, *(str(file.read_bytes()) if file.is_file() else "" for file in files)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
@@ -235,7 +237,8 @@ def main() -> None:
     from vllm.model_executor.models import registry
 
     registry._run_in_subprocess = lambda function: function()  # it would import vLLM once more
-    found = find_problems_here(OmegaConf.create(sys.stdin.read()))
+    config = OmegaConf.create(sys.stdin.read())
+    found = [*user_code.find_problems(config), *find_problems_here(config)]
     print(json.dumps([(problem.code, problem.value, problem.remedy) for problem in found]), file=stdout, flush=True)
 
 

@@ -38,7 +38,8 @@ def find_problems(folder: Path) -> Iterator[Problem]:
             yield Problem("model.damaged", f"{path}, {path.stat().st_size:,} bytes: {error}")
             continue
         if lacking:
-            yield Problem("model.index", f"{path}: {len(lacking)} tensors of {INDEX} are not in it, first {lacking[0]}")
+            value = f"{path}: {len(lacking)} tensors of {INDEX} are not in it, first {lacking[0]}"
+            yield Problem("model.damaged", value, "fetch both again, bash scripts/prepare_model.sh")
 
 
 def _tensors_by_shard(path: Path) -> dict[str, set[str]]:

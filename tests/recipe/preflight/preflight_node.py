@@ -1,5 +1,6 @@
 """A node on which dapo_qwen3_32b would start, made of files and stand-ins: what tests of preflight spoil."""
 
+import copy
 import functools
 import json
 import re
@@ -10,11 +11,13 @@ import numpy
 import pandas
 import pytest
 import ray
+from omegaconf import DictConfig, OmegaConf
 from safetensors.numpy import save_file
 
 from recipe.launch import versions
-from recipe.launch.config import ConfigError, compose_config
-from recipe.preflight import checks, cluster, compatibility, machine, report
+from recipe.launch.config import compose_config
+from recipe.preflight import __main__ as report
+from recipe.preflight import checks, cluster, compatibility, machine
 from recipe.tiny.tokenizer import build_tokenizer
 
 # Qwen3-32B's, as its config.json has them.
@@ -24,11 +27,24 @@ SIZES = {
     "tie_word_embeddings": False,
 }  # fmt: skip
 ASCEND_PACKAGES = {
-    row.key.removeprefix("package "): (row.tested + row.untested)[0]
+    row.key: (row.tested + row.untested)[0]
     for row in compatibility.ROWS
-    if row.is_package and row.when == "trainer.device=npu" and "*" not in str(row)
+    if row.kind == "package" and "trainer.device=npu" in row.when and row.key != "CANN"
 }
 ADDRESS = "127.0.0.1:6379"
+MESSAGES = [{"role": "user", "content": "1 + 1"}]
+CHOICES = ("device=", "routing=", "scale=", "speculation=", "training=")
+
+composed = functools.cache(lambda name, *choices: compose_config(name, list(choices)))  # takes a second or more
+
+
+def config_of(name: str, *overrides: str) -> DictConfig:
+    """A config with overrides; it is composed once for each of its choices, and nothing follows from other keys."""
+    choices = [one for one in overrides if one.startswith(CHOICES)]
+    config = copy.deepcopy(composed(name, *choices))
+    OmegaConf.set_struct(config, False)
+    config.merge_with_dotlist([one.lstrip("+") for one in overrides if one not in choices])
+    return config
 
 
 @dataclass
@@ -43,6 +59,13 @@ class Node:
     def set(self, target, name: str, value) -> None:
         self.monkeypatch.setattr(target, name, value)
 
+    def config(self, *overrides: str, name: str = "dapo_qwen3_32b") -> DictConfig:
+        """With this node's files."""
+        own = [f"actor_rollout_ref.model.path={self.model}"]
+        files = {"train_files": "dapo_math_17k", "val_files": "aime_2024"}
+        own += [f"data.{key}={self.folder}/data/{file}.parquet" for key, file in files.items()]
+        return config_of(name, *own, *overrides)
+
 
 def good_node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     node = Node(folder, monkeypatch)
@@ -51,20 +74,15 @@ def good_node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     toolkit = folder / "cann" / "aarch64-linux"
     toolkit.mkdir(parents=True)
     (toolkit / "ascend_toolkit_install.info").write_text("version=9.0.0\n")
-    for name, value in {
-        "ASCEND_HOME_PATH": folder / "cann",
-        "DATA_DIR": folder / "data",
-        "MODEL_PATH": node.model,
-        "RAY_ADDRESS": ADDRESS,
-    }.items():
-        monkeypatch.setenv(name, str(value))
-    for name in ("VLLM_PLUGINS", "VLLM_PORT", "VLLM_USE_V2_MODEL_RUNNER", "HCCL_HOST_SOCKET_PORT_RANGE"):
+    for name in ("VLLM_PLUGINS", "VLLM_PORT", "VLLM_USE_V2_MODEL_RUNNER", "HCCL_HOST_SOCKET_PORT_RANGE", "MODEL_PATH"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(folder / "cann"))
+    monkeypatch.setenv("RAY_ADDRESS", ADDRESS)
     original = versions.installed
     node.set(versions, "installed", lambda name: ASCEND_PACKAGES.get(name) or original(name))
     node.set(compatibility, "ROWS", [row for row in compatibility.ROWS if row.feature != "torch, CUDA"])
-    node.set(versions, "engine_of_cpu", lambda: None)  # this machine's, not the node's
-    node.set(checks, "is_importable", lambda module: True)
+    node.set(versions, "engine_of_cpu", lambda: False)  # this machine's, not the node's
+    node.set(compatibility, "is_importable", lambda module: True)
     node.set(report, "has_device", lambda device: True)
     node.set(machine, "free_gib", lambda place: 4000.0)
     node.set(machine, "free_memory_gib", lambda: 1500.0)
@@ -77,7 +95,7 @@ def good_node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
 def join_cluster(node: Node, dies: list[int], free: int | None = None, said: dict | None = None) -> None:
     """A Ray cluster of these nodes, with `free` dies and with what preflight says on each."""
     nodes = [{"Alive": True, "Resources": {"NPU": count, "GPU": count}} for count in dies]
-    node.set(ray, "init", functools.wraps(ray.init)(lambda **_: None))  # wraps: its keywords are looked at
+    node.set(ray, "init", lambda **_: None)
     node.set(ray, "nodes", lambda: nodes)
     node.set(ray, "available_resources", lambda: dict.fromkeys(("NPU", "GPU"), sum(dies) if free is None else free))
     node.set(cluster, "ask_nodes", lambda config, alive, node_problems: said or {})
@@ -91,8 +109,8 @@ def write_data(folder: Path) -> None:
 
 def write_rows(path: Path, **columns) -> None:
     """A row as verl reads it, with other columns in place of its own; None leaves one out."""
-    prompt, answer = [{"role": "user", "content": "1 + 1"}], {"style": "rule", "ground_truth": "2"}
-    row = {"data_source": ["math_dapo"], "prompt": [prompt], "reward_model": [answer], **columns}
+    answer = {"style": "rule", "ground_truth": "2"}
+    row = {"data_source": ["math_dapo"], "prompt": [MESSAGES], "reward_model": [answer], **columns}
     pandas.DataFrame({name: values for name, values in row.items() if values is not None}).to_parquet(path)
 
 
@@ -115,11 +133,9 @@ def code_of(line: str) -> str:
     return re.search(r"\[([a-z_.]+)\]$", line)[1]
 
 
-def problems(*overrides: str, name: str = "dapo_qwen3_32b") -> list[str]:
-    """All that preflight says of a config, be it refused when it is composed or found after."""
-    try:
-        config = compose_config(name, list(overrides))
-    except ConfigError as error:
-        return [str(error)]
-    found = report.problems_by_check(config)
-    return [problem for lines in found.values() for problem in lines or ()]
+def problems_of(config: DictConfig) -> list[str]:
+    """What all checks but those of verl, vLLM and the tokenizer say, which take seconds each."""
+    slow = (checks.VERL_AND_VLLM, "users' code", "tokenizer")
+    found = [problem for check in checks.select(config) if check.name not in slow for problem in check.find(config)]
+    assert all("\n" not in problem for problem in found)
+    return found

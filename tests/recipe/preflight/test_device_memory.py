@@ -4,14 +4,11 @@ import json
 
 import pytest
 
-from recipe.launch.config import compose_config
 from recipe.preflight import device_memory
+from tests.recipe.preflight.preflight_node import SIZES as QWEN3_32B
+from tests.recipe.preflight.preflight_node import config_of
 
 # As in the published config.json files.
-QWEN3_32B = {
-    "hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128,
-    "vocab_size": 151936, "intermediate_size": 25600, "tie_word_embeddings": False,
-}  # fmt: skip
 QWEN3_8B = QWEN3_32B | {
     "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "intermediate_size": 12288,
 }  # fmt: skip
@@ -23,8 +20,9 @@ QWEN3_235B = {
 
 
 @pytest.mark.parametrize(("config", "billions"), [(QWEN3_32B, 32.8), (QWEN3_235B, 235.1)])
-def test_parameters_are_the_published_ones(config, billions):
-    assert device_memory.Model.from_config(config).parameters / 1e9 == pytest.approx(billions, abs=0.1)
+def test_parameters_are_the_published_ones(model_folder, config, billions):
+    found = device_memory.model_of(config_of("dapo_qwen3_32b", model_folder(config)))
+    assert found.parameters / 1e9 == pytest.approx(billions, abs=0.1)
 
 
 @pytest.fixture
@@ -47,11 +45,11 @@ def model_folder(tmp_path):
     ],
 )
 def test_the_published_set_ups_fit(model_folder, name, model, overrides):
-    config = compose_config(name, [model_folder(model), *overrides])
+    config = config_of(name, model_folder(model), *overrides)
     assert list(device_memory.find_problems(config)) == []
-    generating, training, device = device_memory.estimates(config)
-    assert generating.weights < 0.9 * device and training.total < device
-    assert generating.longest_responses >= 1
+    found = device_memory.estimates(config)
+    assert found.weights < 0.9 * found.device and sum(found.training.values()) < found.device
+    assert found.longest_responses >= 1
     assert "longest responses" in device_memory.describe(config)
 
 
@@ -65,7 +63,7 @@ def test_the_published_set_ups_fit(model_folder, name, model, overrides):
 )
 def test_bytes_of_a_parameter(model_folder, training, checkpoint, offloaded, embedding):
     """In a checkpoint, in a node's memory, and as it is handed over."""
-    config = compose_config("dapo_qwen3_32b", [model_folder(QWEN3_32B), *training])
+    config = config_of("dapo_qwen3_32b", model_folder(QWEN3_32B), *training)
     assert device_memory.checkpoint_gib(config) * 2**30 == pytest.approx(checkpoint * 32.8e9, rel=0.01)
     assert device_memory.offloaded_gib(config) * 2**30 == pytest.approx(offloaded * 32.8e9, rel=0.01)
     assert device_memory.largest_tensor_mib(config) * 2**20 == embedding * 151936 * 5120
@@ -81,13 +79,13 @@ def test_bytes_of_a_parameter(model_folder, training, checkpoint, offloaded, emb
     ],
 )
 def test_what_does_not_fit_is_found(model_folder, override, code):
-    config = compose_config("dapo_qwen3_32b", [model_folder(QWEN3_32B), override])
+    config = config_of("dapo_qwen3_32b", model_folder(QWEN3_32B), override)
     (problem,) = device_memory.find_problems(config)
     assert problem.code == code
 
 
 def test_no_estimate_without_the_model_or_on_a_cpu():
-    config = compose_config("dapo_qwen3_32b", [])
+    config = config_of("dapo_qwen3_32b", "actor_rollout_ref.model.path=/none")
     assert device_memory.estimates(config) is None
     assert device_memory.checkpoint_gib(config) == device_memory.offloaded_gib(config) == 0
-    assert device_memory.estimates(compose_config("dapo_tiny_cpu", [])) is None
+    assert device_memory.estimates(config_of("dapo_tiny_cpu")) is None

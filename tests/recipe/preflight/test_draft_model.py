@@ -1,15 +1,14 @@
 """Mistakes in the choice of a draft model or an EAGLE3 head: one line each, before a device is taken."""
 
 import json
-from pathlib import Path
 
 import numpy
 import pytest
 from safetensors.numpy import save_file
 
-from recipe.launch.config import compose_config
 from recipe.preflight import checks
 from recipe.preflight.draft_model import find_problems
+from tests.recipe.preflight.preflight_node import composed, config_of
 
 SIZES = {
     "vocab_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "hidden_size": 64,
@@ -27,8 +26,10 @@ def write(folder, **changes):
 
 
 def compose(folder, method, *overrides):
-    own = [f"assets={folder}", f"speculation.draft_model={folder}/draft"]
-    return compose_config("dapo_tiny_cpu", [f"speculation={method}", *own, *overrides])
+    own = [f"assets={folder}", f"actor_rollout_ref.model.path={folder}/model"]
+    own += [f"data.{name}_files={folder}/{name}.parquet" for name in ("train", "val")]
+    draft = (f"speculation={method}", f"speculation.draft_model={folder}/draft")
+    return config_of("dapo_tiny_cpu", *draft, *own, *overrides)
 
 
 def problems(folder, method, *overrides):
@@ -72,9 +73,9 @@ BAD = [
     ("hybrid", HEAD | {"target_hidden_size": 32}, [], "drafter.unlike", "target_hidden_size=32, the model's is 64"),
     ("eagle3", HEAD | {LAYERS: [1, 4, 9]}, [], "drafter.unlike", "[1, 4, 9], expected different ones"),
     ("hybrid", HEAD | {"eagle_config": {LAYERS: [2, 2, 4]}}, [], "drafter.unlike", "the model has 8 layers"),
-    ("eagle3", {"architectures": ["Qwen3ForCausalLM"]}, [], "drafter.kind", "holds no EAGLE3 head, speculation=eagle3"),
-    ("draft_model", HEAD, [], "drafter.kind", "holds an EAGLE3 head, speculation=draft_model"),
-    ("draft_model", {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 96}, [], "drafter.kind", "an EAGLE3"),
+    ("eagle3", {"architectures": ["Qwen3ForCausalLM"]}, [], "drafter.unlike", "no EAGLE3 head, speculation=eagle3"),
+    ("draft_model", HEAD, [], "drafter.unlike", "holds an EAGLE3 head, speculation=draft_model"),
+    ("draft_model", {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 96}, [], "drafter.unlike", "an EAGLE3"),
 ]  # fmt: skip
 
 
@@ -100,20 +101,15 @@ def test_a_missing_one_and_how_to_make_it(model, method, more):
     (found,) = problems(model, method)
     assert found.code == "drafter.missing"
     assert f"make it with python -m recipe.draft_model --assets {model}{more} " in found
-    assert list(find_problems(compose_config("dapo_tiny_cpu", [f"assets={model}"]))) == []  # none is needed
-    config = compose_config("dapo_qwen3_8b_cuda", ["speculation=eagle3", "speculation.draft_model=/no/head"])
+    assert list(find_problems(composed("dapo_tiny_cpu"))) == []  # none is needed
+    config = config_of("dapo_qwen3_8b_cuda", "speculation.method=eagle3", "speculation.draft_model=/no/head")
     assert "point the key at a head that was trained for this model" in next(find_problems(config))
 
 
-@pytest.mark.parametrize("method", ["draft_model", "hybrid", "eagle3"])
-def test_one_below_assets_that_are_still_to_be_built_is_not_looked_for(method, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def codes(config):
-        return {one.code for one in checks.find_problems(config, to_be_built=Path("assets"))}
-
-    assert "drafter.missing" not in codes(compose_config("dapo_tiny_cpu", [f"speculation={method}", "assets=assets"]))
-    assert "drafter.missing" in codes(compose(tmp_path, method, "assets=assets"))
+def test_one_below_assets_that_are_still_to_be_built_is_not_looked_for(tmp_path):
+    for folder, is_said in ((tmp_path, False), (None, True)):
+        found = {one.code for one in checks.find_problems(compose(tmp_path, "hybrid"), to_be_built=folder)}
+        assert ("drafter.missing" in found) == is_said
 
 
 @pytest.mark.parametrize("is_there", [False, True])

@@ -1,25 +1,29 @@
-"""What a machine must have: the numbers behind preflight's lines."""
+"""Where a run may start, and what its machines must have: the numbers behind preflight's lines."""
 
+import shutil
 import socket
+import tempfile
 
 import pytest
+import ray
 
-from recipe.launch.config import compose_config
-from recipe.preflight import machine
+from recipe.launch import versions
+from recipe.preflight import checks, cluster, machine
+from recipe.preflight.problem import Problem
+from tests.recipe.preflight.preflight_node import composed, config_of
 
 
 @pytest.fixture
 def said(monkeypatch):
     """Codes and values of what preflight says of a machine that is good otherwise, with these variables."""
 
-    def find(*overrides, **variables):
-        for name in ("VLLM_PORT", "PORT", "RAY_ADDRESS", machine.HCCL_PORTS, *machine.NETWORK_CARDS):
+    def find(**variables):
+        for name in ("PORT", "RAY_ADDRESS", machine.HCCL_PORTS, *machine.NETWORK_CARDS):
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
             monkeypatch.setenv(name, str(value))
         monkeypatch.setattr(machine, "RAY_CLIENT_PORT", 0)  # whatever runs on this machine
-        config = compose_config("dapo_qwen3_32b", list(overrides))
-        return [(one.code, one.value) for one in machine.find_problems(config)]
+        return [(one.code, one.value) for one in machine.find_problems(composed("dapo_qwen3_32b"))]
 
     monkeypatch.setattr(machine, "free_gib", lambda place: 4000.0)
     monkeypatch.setattr(machine, "free_memory_gib", lambda: 1500.0)
@@ -30,79 +34,137 @@ def said(monkeypatch):
 def test_fixed_ports_must_be_free(said):
     with socket.create_server(("", 0)) as server:
         taken = server.getsockname()[1]
-        assert said(PORT=taken) == [("machine.port", f"port {taken}")]  # of a Ray head that is still to start
+        assert said(PORT=taken) == [("machine.ports", f"port {taken} of a Ray head")]  # that is still to start
         assert said(PORT=taken, RAY_ADDRESS="127.0.0.1:1") == []  # Ray itself has it
         for wanted, is_right in (("auto", True), ("60000-x", False), (f"{taken - 1}-{taken},{taken}", False)):
             found = said(HCCL_HOST_SOCKET_PORT_RANGE=wanted, RAY_ADDRESS="x")
-            assert found == [("machine.hccl_ports", f"{machine.HCCL_PORTS}={wanted}")] * (not is_right)
+            assert [code for code, _ in found] == ["machine.ports"] * (not is_right)
+    for host, is_ours in (("127.0.0.1", True), ("localhost", True), ("::1", True), ("198.51.100.7", False)):
+        assert machine.is_free(0, host) is is_ours
+    assert not machine.is_free(0, "no-such-host.invalid") and not machine.is_free(70000)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "is_wrong"),
-    [("lo", False), ("=lo", False), ("^docker", False), ("", False), ("eth77", True), ("eth77,lo", False)],
-)
-def test_network_cards(said, wanted, is_wrong):
-    found = said(RAY_ADDRESS="x", HCCL_SOCKET_IFNAME=wanted)
-    assert found == [("machine.network_card", f"HCCL_SOCKET_IFNAME={wanted}")] * is_wrong
+def test_network_cards(said):
+    for wanted, is_wrong in (("lo", 0), ("=lo", 0), ("^docker", 0), ("", 0), ("eth77", 1), ("eth77,lo", 0)):
+        found = said(RAY_ADDRESS="x", HCCL_SOCKET_IFNAME=wanted)
+        assert [code for code, _ in found] == ["variable.refused"] * is_wrong, wanted
 
 
 def test_shared_memory_by_what_it_is_for(monkeypatch):
-    cluster = compose_config("dapo_qwen3_32b", [])
+    cluster = composed("dapo_qwen3_32b")
     monkeypatch.setenv("RAY_ADDRESS", "x")
     parts = machine.shared_memory_parts(cluster)  # two engines of eight ranks
     assert parts["vLLM's queues between ranks"] == pytest.approx(2 * (160 + 8 * 240 + 24) / 1024)
     assert parts["Ray's objects"] == parts["verl's weight sync"] == 0
     monkeypatch.delenv("RAY_ADDRESS")
     assert machine.shared_memory_parts(cluster)["Ray's objects"] == pytest.approx(9.3, abs=0.05)
-    parts = machine.shared_memory_parts(compose_config("dapo_tiny_cpu", ["trainer.n_gpus_per_node=2"]))
+    parts = machine.shared_memory_parts(config_of("dapo_tiny_cpu", "trainer.n_gpus_per_node=2"))
     assert sum(parts.values()) == parts["verl's weight sync"] == 2 * 32 / 1024
 
 
-@pytest.mark.parametrize(
-    ("overrides", "count"),
-    [
-        ([], 2),
-        (["trainer.max_actor_ckpt_to_keep=1"], 2),  # the old one goes after the new one is written
-        (["trainer.max_actor_ckpt_to_keep=5"], 5),
-        (["trainer.max_actor_ckpt_to_keep=null"], 10),
-        (["trainer.save_freq=-1"], 0),
-        (["trainer.total_training_steps=5"], 1),
-    ],
-)
-def test_how_many_checkpoints_there_are_at_once(overrides, count):
-    assert machine.checkpoints_at_once(compose_config("dapo_qwen3_32b", overrides)) == count
+def test_how_many_checkpoints_there_are_at_once():
+    for override, count in {
+        "trainer.nnodes=2": 2,
+        "trainer.max_actor_ckpt_to_keep=1": 2,  # the old one goes after the new one is written
+        "trainer.max_actor_ckpt_to_keep=5": 5,
+        "trainer.max_actor_ckpt_to_keep=null": 10,
+        "trainer.save_freq=-1": 0,
+        "trainer.total_training_steps=5": 1,
+    }.items():
+        assert machine.checkpoints_at_once(config_of("dapo_qwen3_32b", override)) == count, override
 
 
 def test_what_a_nodes_memory_holds_at_most(said, monkeypatch):
-    parts = machine.memory_parts(compose_config("dapo_qwen3_32b", []))
+    from sam.automaton import store
+
+    parts = machine.memory_parts(composed("dapo_qwen3_32b"))
     # Two engines of eight dies on a node; the automata of a round of 96 prompts are beyond their budget of 2 GiB each.
     assert parts["drafters' automata"] == 2 * 2.0
-    tiny = machine.memory_parts(compose_config("dapo_tiny_cpu", ["trainer.n_gpus_per_node=2"]))
+    shared = "speculation.sharing=replicas"
+    tiny = machine.memory_parts(config_of("dapo_tiny_cpu", "trainer.n_gpus_per_node=2", shared))
     assert 0.0 < tiny["sharing's log"] < tiny["drafters' automata"] < 0.02
-    off = machine.memory_parts(compose_config("dapo_qwen3_32b", ["speculation=off"]))
-    assert sum(off.values()) == 0.0
+    assert sum(machine.memory_parts(composed("dapo_qwen3_32b", "speculation=off")).values()) == 0.0
     monkeypatch.setattr(machine, "free_memory_gib", lambda: 3.0)
     ((code, value),) = said(RAY_ADDRESS="x")
     assert code == "machine.memory" and "drafters' automata 4.0" in value and "\n" not in value
-
-
-def test_the_bytes_of_an_automatons_token_are_the_stores():
-    from sam.automaton import store
-
     assert machine.AUTOMATON_BYTES == pytest.approx(store.BLOCK_BYTES / store.BLOCK_TOKENS, abs=1)
 
 
 def test_weights_are_handed_over_on_the_device_or_in_shared_memory(monkeypatch):
-    config = compose_config("dapo_qwen3_32b", [])
     monkeypatch.setattr("verl.utils.device.is_support_ipc", lambda: False)
     monkeypatch.setattr(machine, "free_gib", lambda place: 100.0)
     monkeypatch.setattr(machine.device_memory, "largest_tensor_mib", lambda config: 2968.0)
-    (problem,) = machine.weight_sync_problems(config)
+    (problem,) = machine.weight_sync_problems(composed("dapo_qwen3_32b"))
     assert problem.code == "weight_sync.bucket" and "=2048, 2968" in problem.value
 
-    def refuse():
-        raise RuntimeError("Failed to execute npu-smi command")
 
-    monkeypatch.setattr("verl.utils.device.is_support_ipc", refuse)
-    (problem,) = machine.weight_sync_problems(config)
-    assert (problem.code, problem.value) == ("weight_sync.driver", "Failed to execute npu-smi command")
+def start(*overrides, name="dapo_qwen3_32b"):
+    return list(cluster.start_problems(config_of(name, *overrides)))
+
+
+def test_a_run_starts_on_the_head_of_a_cluster_that_it_was_told_of(tmp_path, monkeypatch):
+    note = tmp_path / "ray" / "ray_current_cluster"  # of the address of the cluster that this node joined
+    note.parent.mkdir()
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert start("trainer.nnodes=1") == start(name="dapo_tiny_cpu") == []  # a Ray of its own
+    with socket.create_server(("127.0.0.1", 0)) as server:  # where Ray's head would listen
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        note.write_text(address)
+        assert f"use the script in scripts/, or export RAY_ADDRESS={address}" in start()[0]
+        assert cluster.cluster_of_this_node() == address
+        for told in (address, "auto", f"ray://{address}"):
+            monkeypatch.setenv("RAY_ADDRESS", told)
+            assert start() == []
+    assert cluster.cluster_of_this_node() is None  # the note of a Ray that was killed
+    assert "nothing answers there" in start()[0]
+    monkeypatch.delenv("RAY_ADDRESS")
+    assert "RAY_ADDRESS is not set, trainer.nnodes=2: " in start()[0]
+
+
+@pytest.fixture(scope="module")
+def head():
+    """A head with 16 dies that are none."""
+    folder = tempfile.mkdtemp(prefix="ray-")  # short: Ray's sockets lie below
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # or Ray leaves a token in HOME
+        context = ray.init(num_cpus=1, resources={"NPU": 16}, include_dashboard=False, _temp_dir=folder)
+        yield context.address_info["gcs_address"]
+        ray.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.e2e
+def test_a_node_says_what_it_lacks_and_how_many_dies_are_free(head):
+    config = composed("dapo_qwen3_32b")
+    ((address, problems),) = cluster.ask_nodes(config, ray.nodes(), checks.node_problems).items()
+    assert address == ray.util.get_node_ip_address()
+    codes = [problem.code for problem in problems]
+    assert "data.missing" in codes and ("package.version" in codes or versions.installed("vllm-ascend"))
+
+    @ray.remote(resources={"NPU": 4}, num_cpus=0)
+    class Other:
+        def ready(self):
+            return True
+
+    other = Other.remote()
+    ray.get(other.ready.remote())
+    one_node = config_of("dapo_qwen3_32b", "trainer.nnodes=1")
+    (problem,) = cluster.device_problems(one_node, ray.nodes(), ray.available_resources())
+    assert problem.code == "ray.devices" and problem.startswith("12 of 16 NPU are free")
+    ray.kill(other)
+
+
+def test_the_same_line_of_all_nodes_is_said_once(monkeypatch):
+    config, first, second = composed("dapo_qwen3_32b"), Problem("machine.disk", "a"), Problem("machine.memory", "b")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert list(cluster.find_problems(config, checks.node_problems)) == []  # no cluster is asked
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    monkeypatch.setattr(ray, "init", lambda **_: None)
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"NPU": 16}}] * 2)
+    monkeypatch.setattr(ray, "available_resources", lambda: {"NPU": 32})
+    monkeypatch.setattr(cluster, "ask_nodes", lambda *_: {"10.0.0.1": [first, second], "10.0.0.2": [first]})
+    said = [(problem.code, problem.value) for problem in cluster.find_problems(config, checks.node_problems)]
+    assert said == [("machine.disk", "on every node: a"), ("machine.memory", "on 10.0.0.1: b")]

@@ -2,18 +2,18 @@
 
 import pytest
 
-from recipe.launch.config import compose_config
-from recipe.preflight import checks, report
-from tests.recipe.preflight.preflight_node import good_node
+from recipe.preflight import __main__ as report
+from recipe.preflight import checks
+from recipe.preflight.npu_selftest import recommend, verifications
+from tests.recipe.preflight.preflight_node import composed
+
+SLOW, FAST, BROKEN = {"median_ms": 50.0}, {"median_ms": 5.0}, {"error": "RuntimeError: no kernel"}
 
 
 @pytest.fixture
-def node(tmp_path, monkeypatch):
-    return good_node(tmp_path, monkeypatch)
+def said(capsys, monkeypatch, node):
+    monkeypatch.setattr(report, "compose_config", lambda name, overrides: node.config(*overrides, name=name))
 
-
-@pytest.fixture
-def said(capsys):
     def run(*arguments):
         code = report.main(["--config-name", "dapo_qwen3_32b", *arguments])
         return code, capsys.readouterr().out
@@ -21,7 +21,10 @@ def said(capsys):
     return run
 
 
-def test_a_good_node_is_all_green_and_the_dry_run_has_the_commands(node, said):
+def test_a_good_node_is_all_green_and_the_dry_run_has_the_commands(said, node):
+    """And preflight looks at the cluster that a run would join, by the address that `ray start` wrote down."""
+    node.monkeypatch.delenv("RAY_ADDRESS")
+    node.set(report.cluster, "cluster_of_this_node", lambda: "127.0.0.1:6379")
     code, printed = said("--dry-run")
     assert code == 0 and "red" not in printed and "skip" not in printed and "0 problems" in printed
     assert "2 nodes x 16 npu devices; rollout: 4 replicas of 8, up to 128 requests each; training: megatron" in printed
@@ -33,32 +36,33 @@ def test_a_good_node_is_all_green_and_the_dry_run_has_the_commands(node, said):
 
 
 def test_slots_are_those_of_a_data_parallel_rank():
-    printed = "\n".join(report.describe(compose_config("dapo_qwen3_235b", ["speculation=off"])))
+    printed = "\n".join(report.describe(composed("dapo_qwen3_235b", "speculation=off")))
     assert "rollout: 1 replica of 128, up to 64 requests on each of 32 data-parallel ranks; training" in printed
     assert "\nspeculation: off, exact verification\n" in printed
 
 
-def test_a_problem_is_red_below_its_subject_with_its_mend(node, said):
+def test_a_problem_is_red_below_its_subject_with_its_mend_and_a_laptop_skips_what_needs_the_device(said, node):
+    node.set(report, "has_device", lambda device: False)
+    node.monkeypatch.delenv("RAY_ADDRESS")
+    node.monkeypatch.delenv("ASCEND_HOME_PATH")
+    node.set(checks, "CHECKS", [one for one in checks.CHECKS if one.name != checks.VERL_AND_VLLM])
     (node.folder / "data" / "aime_2024.parquet").unlink()
+    (node.model / "tokenizer.json").write_text('{"model": {')
     code, printed = said()
-    assert code == 2 and "red   data\n        data.val_files=" in printed and printed.endswith("\n1 problem\n")
-    assert "green batches, lengths" in printed
-
-
-def test_a_laptop_skips_what_needs_the_device(node, monkeypatch, said):
-    monkeypatch.setattr(report, "has_device", lambda device: False)
-    monkeypatch.delenv("RAY_ADDRESS")
-    monkeypatch.delenv("ASCEND_HOME_PATH")
-    code, printed = said()
-    assert code == 0 and "0 problems" in printed
+    assert code == 2 and "red   data\n        data.val_files=" in printed and printed.endswith("\n2 problems\n")
+    assert "green batches" in printed and "red   tokenizer\n" in printed and "[model.tokenizer]" in printed
     skipped = [check.name for check in checks.CHECKS if "device" in check.scopes]
     assert len(skipped) >= 5
     for name in skipped:
         assert f"skip  {name}: no device of this config in this machine" in printed
 
 
-def test_preflight_looks_at_the_cluster_that_a_run_would_join(node, monkeypatch, said):
-    """As scripts/ascend_environment.sh does, by the address that `ray start` wrote down."""
-    monkeypatch.delenv("RAY_ADDRESS")
-    monkeypatch.setattr(report.cluster, "cluster_of_this_node", lambda: "127.0.0.1:6379")
-    assert said()[0] == 0
+def test_the_self_test_times_both_verifications_and_recommends_the_faster_one_that_runs():
+    assert all(row["median_ms"] > 0 for row in verifications("cpu", batch=1).values())
+    for exact, rejection, wanted in (
+        (SLOW, FAST, "is faster, but its tokens differ"),
+        (FAST, SLOW, "keep speculation.verification=exact"),
+        (SLOW, BROKEN, "keep speculation.verification=exact"),
+        (BROKEN, FAST, "set speculation.verification=rejection"),
+    ):
+        assert wanted in recommend({"exact": exact, "rejection": rejection})

@@ -56,7 +56,7 @@ def rewrite(model, change):
         (lambda model: (model / INDEX).unlink(), "model.missing"),
         (lambda model: rewrite(model, lambda index: index.update(weight_map=[SHARD])), "model.damaged"),
         (lambda model: rewrite(model, lambda index: index["weight_map"].update(head=None)), "model.damaged"),
-        (lambda model: rewrite(model, lambda index: index["weight_map"].update(head=SHARD)), "model.index"),
+        (lambda model: rewrite(model, lambda index: index["weight_map"].update(head=SHARD)), "model.damaged"),
     ],
 )
 def test_what_is_wrong_is_one_line_with_its_mend(model, capsys, spoil, code):
