@@ -140,5 +140,4 @@ CHECKS = (
     Check("memory, disk and ports of this machine", machine.find_problems, ("start", "device", "node")),
     Check(VERL_AND_VLLM, vllm_command.find_problems_here, ("image",)),
     Check("Ray cluster", lambda config: cluster.find_problems(config, node_problems), ()),
-    Check("weight sync", machine.weight_sync_problems, ("device", "npu")),
 )

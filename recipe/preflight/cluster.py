@@ -1,5 +1,6 @@
 """The Ray cluster that a run would join: whether this node is its head, its devices, and what each node lacks."""
 
+import contextlib
 import os
 import platform
 import socket
@@ -45,25 +46,22 @@ def start_problems(config: DictConfig) -> Iterator[Problem]:
 
 def cluster_of_this_node() -> str | None:
     """HOST:PORT of the cluster that `ray start` made this node join, if its head answers."""
-    host, _, port = (_noted_address() or "").rpartition(":")
-    return f"{host}:{port}" if host and port.isdigit() and answers(host, int(port)) else None
+    host, _, port = (address := _noted_address()).rpartition(":")
+    return address if host and port.isdigit() and answers(host, int(port)) else None
 
 
-def _noted_address() -> str | None:
+def _noted_address() -> str:
     """What `ray start` writes down on every node; `ray stop` removes it."""
     folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
-    try:
-        return (Path(folder) / "ray" / "ray_current_cluster").read_text().strip() or None
-    except OSError:
-        return None
+    with contextlib.suppress(OSError):
+        return (Path(folder) / "ray" / "ray_current_cluster").read_text().strip()
+    return ""
 
 
 def answers(host: str, port: int) -> bool:
-    try:
-        socket.create_connection((host.strip("[]"), port), CONNECT_SECONDS).close()
-    except OSError:
-        return False
-    return True
+    with contextlib.suppress(OSError), socket.create_connection((host.strip("[]"), port), CONNECT_SECONDS):
+        return True
+    return False
 
 
 def find_problems(config: DictConfig, node_problems: NodeProblems) -> Iterator[Problem]:

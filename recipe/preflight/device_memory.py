@@ -154,12 +154,6 @@ def offloaded_gib(config: DictConfig) -> float:
     )
 
 
-def largest_tensor_mib(config: DictConfig) -> float:
-    """The embedding as training hands it over: bf16 from Megatron, float32 from FSDP2. 0 where it is not known."""
-    size = BF16 if uses_megatron(config) else FP32
-    return model.vocabulary * model.hidden * size / 2**20 if (model := model_of(config)) else 0.0
-
-
 def find_problems(config: DictConfig) -> Iterator[Problem]:
     if (found := estimates(config)) is None:
         return

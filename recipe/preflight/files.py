@@ -156,6 +156,8 @@ def tokenizer_problems(config: DictConfig) -> Iterator[Problem]:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+        if template := config.actor_rollout_ref.model.custom_chat_template:
+            tokenizer.chat_template = template
         tokenizer.apply_chat_template([{"role": "user", "content": "1 + 1"}], add_generation_prompt=True)
     except Exception as error:
         yield Problem("model.tokenizer", f"actor_rollout_ref.model.path={model}: {first_line(error)}")

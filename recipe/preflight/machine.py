@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from recipe.launch import sharing
 from recipe.preflight import device_memory
 from recipe.preflight.device_memory import GIB, longest_sequence
-from recipe.preflight.problem import Problem, first_line
+from recipe.preflight.problem import Problem
 
 SHARED_MEMORY = Path("/dev/shm")
 # What one vLLM engine maps (vllm/v1/executor/multiproc_executor.py, vllm/distributed/parallel_state.py): ten chunks of
@@ -39,7 +39,11 @@ def find_problems(config: DictConfig) -> Iterator[Problem]:
     if (free := free_gib(place)) < wanted:
         value = f"{free:.1f} GiB of disk are free below {place}, {wanted:.0f} are needed"
         yield Problem("machine.disk", value + f" for {kept} checkpoints of {one:.0f} GiB" * (one > 0))
-    yield from _too_little_shared_memory(shared_memory_parts(config))
+    wanted = sum((parts := shared_memory_parts(config)).values())
+    if SHARED_MEMORY.is_dir() and (free := free_gib(SHARED_MEMORY)) < wanted:
+        value = f"{free:.1f} GiB are free in {SHARED_MEMORY}, {wanted:.1f} are needed ({described(parts)})"
+        remedy = f"start the container with --shm-size={math.ceil(wanted)}g or more"
+        yield Problem("machine.shared_memory", value, remedy)
     yield from _variables(config)
 
 
@@ -83,14 +87,6 @@ def checkpoints_at_once(config: DictConfig) -> int:
     steps = trainer.total_training_steps
     written = max(1, steps // trainer.save_freq) if steps else math.inf  # verl writes one after the last step too
     return int(min(written, max(2, trainer.max_actor_ckpt_to_keep or 100)))
-
-
-def _too_little_shared_memory(parts: dict[str, float]) -> Iterator[Problem]:
-    wanted = sum(parts.values())
-    if SHARED_MEMORY.is_dir() and (free := free_gib(SHARED_MEMORY)) < wanted:
-        value = f"{free:.1f} GiB are free in {SHARED_MEMORY}, {wanted:.1f} are needed ({described(parts)})"
-        remedy = f"start the container with --shm-size={math.ceil(wanted)}g or more"
-        yield Problem("machine.shared_memory", value, remedy)
 
 
 def shared_memory_parts(config: DictConfig) -> dict[str, float]:
@@ -138,22 +134,3 @@ def is_free(port: int, host: str = "") -> bool:
     except (OSError, OverflowError):
         return False
     return True
-
-
-def weight_sync_problems(config: DictConfig) -> Iterator[Problem]:
-    """Whether this driver hands weights over on the device, as verl finds out: imports verl, calls npu-smi."""
-    from verl.utils.device import is_support_ipc
-
-    try:
-        if is_support_ipc():
-            return
-    except Exception as error:
-        yield Problem("weight_sync.driver", first_line(error))
-        return
-    # An old driver (verl asks for HDK 25.3.rc1) hands them over in shared memory.
-    bucket = config.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes
-    wanted = bucket * config.trainer.n_gpus_per_node / 1024
-    yield from _too_little_shared_memory({"weight sync, which a driver from HDK 25.3.rc1 on does without": wanted})
-    if (largest := device_memory.largest_tensor_mib(config)) > bucket:
-        key = "rollout.checkpoint_engine.update_weights_bucket_megabytes"
-        yield Problem("weight_sync.bucket", f"{key}={bucket}, {largest:.0f} of the largest tensor")

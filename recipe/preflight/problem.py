@@ -42,8 +42,6 @@ size.divides | the first must be a multiple of the second | change one
 size.least | that is less than the run needs | raise it
 variable.refused | processes of the run would stop at it, or not find what they need | unset it
 vllm.arguments | vLLM refuses it | change it
-weight_sync.bucket | the largest tensor must fit in it with this driver | raise it
-weight_sync.driver | verl cannot ask the NPU's driver | check npu-smi info and CANN's set_env.sh
 """
 CODES = {code: (wrong, remedy) for code, wrong, remedy in (line.split(" | ") for line in TABLE.splitlines())}
 

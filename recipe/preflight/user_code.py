@@ -1,7 +1,6 @@
 """Whether what users bring is there: code, as verl itself loads it, agent loops and data sources."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
@@ -15,7 +14,7 @@ OWN_SAMPLER = "pkg://recipe.trainer.dynamic_sampling"
 OWN_MANAGER = "recipe.rollout.agent_loop.SeededManager"
 MANAGER_CLASS = f"{AGENT}.agent_loop_manager_class"
 SAMPLER = "trainer.v1.sampler.custom_sampler.path"
-OBJECTS = ("reward.reward_manager.module.path", SAMPLER)  # that verl loads by this name alone
+CALLED = ("reward.custom_reward_function.path", "reward.reward_manager.module.path", SAMPLER)
 AGENTS = ("single_turn_agent", "tool_agent")  # verl's own
 
 
@@ -23,18 +22,13 @@ def find_problems(config: DictConfig) -> Iterator[Problem]:
     """What verl says when it loads what users bring. Imports verl and runs their files, as processes of a run do."""
     try:
         from verl.tools.function_tool import load_function_tools_from_path
-        from verl.trainer.ppo.reward import get_custom_reward_fn
         from verl.utils.dataset.rl_dataset import get_dataset_class
         from verl.utils.import_utils import import_external_libs, load_class_from_fqn, load_extern_object
     except ImportError:  # verl or a package of its is not here, which compatibility says
         return
-    loads: dict[str, Callable[[Any], object]] = {
-        "reward.custom_reward_function.path": lambda _: get_custom_reward_fn(config),
-        "data.custom_cls.path": lambda _: get_dataset_class(config.data),
-        **{
-            key: lambda path, name=CODE[key]: load_extern_object(path, OmegaConf.select(config, name))
-            for key in OBJECTS
-        },
+    loads: dict[str, Callable[..., object]] = {
+        **dict.fromkeys(CALLED, load_extern_object),
+        "data.custom_cls.path": lambda path, name: get_dataset_class(config.data),
         MANAGER_CLASS: load_class_from_fqn,
         "actor_rollout_ref.model.external_lib": import_external_libs,
         AGENT_LOOPS: lambda path: _load_listed(path, ("name", "_target_")),
@@ -44,12 +38,15 @@ def find_problems(config: DictConfig) -> Iterator[Problem]:
     for key, load in loads.items():
         if not (value := OmegaConf.select(config, key)):
             continue
+        name = [OmegaConf.select(config, CODE[key])] if key in CODE else []
         try:
-            load(list(value) if isinstance(value, ListConfig) else value)
+            found = load(list(value) if isinstance(value, ListConfig) else value, *name)
+            if key in CALLED and not callable(found):
+                raise TypeError(f"{name[0]} is {found!r}, expected a function or class")
         except (Exception, SystemExit) as error:
             cause = error.__cause__ or error  # of verl's "Error loading module"
-            name = f", {CODE[key]}={OmegaConf.select(config, CODE[key])}" if key in CODE else ""
-            yield Problem("code.missing", f"{key}={value}{name}: {type(cause).__name__}: {first_line(cause)}")
+            said = f"{key}={value}" + "".join(f", {CODE[key]}={one}" for one in name)
+            yield Problem("code.missing", f"{said}: {type(cause).__name__}: {first_line(cause)}")
 
 
 def _load_listed(path: str, fields: tuple[str, ...], place: str | None = None) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -32,7 +33,7 @@ from recipe.user_code import FILES
 logger = logging.getLogger(__name__)
 
 ACCEPTED = REPOSITORY / ".cache" / "vllm_arguments"  # an empty file for all that verl and vLLM take together
-LIMIT_SECONDS = 180.0
+LIMIT_SECONDS = 400.0  # of a machine whose cores others use too; 20 are enough on a free one
 LONGEST_REASON = 300  # characters; some of vLLM's errors list every attention backend
 ROLLOUT = "actor_rollout_ref.rollout"
 # Sections that verl and vLLM are asked of, and what in them changes from run to run or is checked elsewhere.
@@ -60,8 +61,11 @@ def find_problems(config: DictConfig) -> Iterator[Problem]:
 
 def find_problems_here(config: DictConfig) -> Iterator[Problem]:
     """The same within this process, which imports verl and vLLM."""
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
     try:
-        _validate(config)
+        validate_config(config, need_reference_policy(config), need_critic(config))
         arguments = server_arguments(config)
     except Exception as error:  # verl's, Hydra's, and what its dataclasses raise
         yield Problem("config.verl", _reason(error))
@@ -84,14 +88,6 @@ def key_of(argument: str, config: DictConfig) -> str:
     return f"{ROLLOUT}.{argument}" if is_verls else f"{ROLLOUT}.engine_kwargs.vllm.{argument}"
 
 
-def _validate(config: DictConfig) -> None:
-    """Raise what verl raises of a config."""
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
-    from verl.utils.config import validate_config
-
-    validate_config(config, need_reference_policy(config), need_critic(config))
-
-
 def server_arguments(config: DictConfig) -> dict[str, Any]:
     """vLLM's arguments for the first server of the first replica, by name, as verl makes them; None: not given."""
     from verl.utils.config import omega_conf_to_dataclass
@@ -101,42 +97,27 @@ def server_arguments(config: DictConfig) -> dict[str, Any]:
 
     model, rollout, trainer = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout, config.trainer
     ranks = rollout.tensor_model_parallel_size * rollout.data_parallel_size
-    found: dict[str, Any] = {}
-
-    class Server(SpeculationServer):
-        """As launch_server finds it, without Ray and without a start."""
-
-        def __init__(self):
-            self.config = omega_conf_to_dataclass(rollout)
-            self.model_config = SimpleNamespace(
-                local_path=str(model.path), trust_remote_code=model.trust_remote_code, lora=model.get("lora") or {},
-                lora_rank=model.lora_rank,
-            )  # fmt: skip
-            self.replica_rank = self.node_rank = 0
-            self.gpus_per_node = min(ranks, trainer.n_gpus_per_node)
-            self.nnodes = max(1, ranks // trainer.n_gpus_per_node)
-            self.workers = [None] * self.gpus_per_node
-            self._master_address, self._master_port, self._dp_rpc_port = "127.0.0.1", 1, 2
-            self._disaggregation_role = "null"
-
-        def _should_profile(self):
-            return False
-
-        def _apply_quantization(self):  # verl's patches this process
-            return self.config.quantization, {}
-
-    def stop(arguments: dict[str, Any]) -> None:
-        found.update(arguments)
-        raise _Stopped
-
-    original = vllm_async_server.build_cli_args_from_config
-    vllm_async_server.build_cli_args_from_config = stop
-    try:
+    lora = {"lora": model.get("lora") or {}, "lora_rank": model.lora_rank}
+    server = object.__new__(SpeculationServer)  # as launch_server finds it, without Ray
+    vars(server).update(
+        config=omega_conf_to_dataclass(rollout),
+        model_config=SimpleNamespace(local_path=str(model.path), trust_remote_code=model.trust_remote_code, **lora),
+        replica_rank=0,
+        node_rank=0,
+        gpus_per_node=(devices := min(ranks, trainer.n_gpus_per_node)),
+        nnodes=max(1, ranks // trainer.n_gpus_per_node),
+        workers=[None] * devices,
+        _master_address="127.0.0.1",
+        _master_port=1,
+        _dp_rpc_port=2,
+        _disaggregation_role="null",
+        _should_profile=lambda: False,
+        _apply_quantization=lambda: (rollout.quantization, {}),  # verl's patches this process
+    )
+    with mock.patch.object(vllm_async_server, "build_cli_args_from_config", side_effect=_Stopped) as called:
         with contextlib.suppress(_Stopped):
-            asyncio.run(Server().launch_server())
-    finally:
-        vllm_async_server.build_cli_args_from_config = original
-    return found
+            asyncio.run(server.launch_server())
+    return dict(called.call_args.args[0])
 
 
 class _Stopped(Exception):
@@ -217,18 +198,17 @@ def _ask(config: DictConfig) -> list[tuple[str, str, str | None]] | None:
 def _fingerprint(config: DictConfig) -> str:
     """Of what the answer depends on."""
     asked = OmegaConf.create({name: OmegaConf.to_container(config[name]) for name in ASKED})
-    asked.sizes = [config.data.train_batch_size, config.trainer.n_gpus_per_node, config.trainer.nnodes]
-    asked.device = config.trainer.device
     for key in PASSED_OVER:
         if OmegaConf.select(asked, key) is not None:
             OmegaConf.update(asked, key, None)
-    parts = [OmegaConf.to_yaml(asked, sort_keys=True)]
-    parts += [f"{name} {versions.installed(name)}" for name in ("verl", "vllm", "vllm-ascend", "transformers")]
-    parts += sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("VLLM_"))
     brought = [str(OmegaConf.select(config, key)) for key in FILES]
+    sizes = config.data.train_batch_size, config.trainer.n_gpus_per_node, config.trainer.nnodes, config.trainer.device
+    packages = [versions.installed(name) for name in ("verl", "vllm", "vllm-ascend", "transformers")]
+    variables = sorted((name, value) for name, value in os.environ.items() if name.startswith("VLLM_"))
     files = Path(config.actor_rollout_ref.model.path).expanduser() / "config.json", Path(__file__), *map(Path, brought)
-    parts += [*brought, *(str(file.read_bytes()) if file.is_file() else "" for file in files)]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    contents = [file.read_bytes() for file in files if file.is_file()]
+    parts = OmegaConf.to_yaml(asked, sort_keys=True), brought, sizes, packages, variables, contents
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
 def main() -> None:

@@ -87,7 +87,6 @@ def good_node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     node.set(machine, "free_gib", lambda place: 4000.0)
     node.set(machine, "free_memory_gib", lambda: 1500.0)
     node.set(cluster, "answers", lambda host, port: True)
-    node.monkeypatch.setattr("verl.utils.device.is_support_ipc", lambda: True)
     join_cluster(node, [16, 16])
     return node
 

@@ -90,14 +90,6 @@ def test_what_a_nodes_memory_holds_at_most(said, monkeypatch):
     assert machine.AUTOMATON_BYTES == pytest.approx(store.BLOCK_BYTES / store.BLOCK_TOKENS, abs=1)
 
 
-def test_weights_are_handed_over_on_the_device_or_in_shared_memory(monkeypatch):
-    monkeypatch.setattr("verl.utils.device.is_support_ipc", lambda: False)
-    monkeypatch.setattr(machine, "free_gib", lambda place: 100.0)
-    monkeypatch.setattr(machine.device_memory, "largest_tensor_mib", lambda config: 2968.0)
-    (problem,) = machine.weight_sync_problems(composed("dapo_qwen3_32b"))
-    assert problem.code == "weight_sync.bucket" and "=2048, 2968" in problem.value
-
-
 def start(*overrides, name="dapo_qwen3_32b"):
     return list(cluster.start_problems(config_of(name, *overrides)))
 

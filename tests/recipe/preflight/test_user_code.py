@@ -117,6 +117,7 @@ def test_a_legacy_key_that_cannot_be_used_is_refused(overrides, said):
         ([f"{REWARD}.path=mine.py"], "AttributeError: Object not found in module: object_name='compute_score'"),
         ([f"{REWARD}.name=scores"], "object_name='scores'"),
         ([f"{REWARD}.path=broken.py"], "SyntaxError: invalid syntax (broken.py, line 2): verl would not find it"),
+        ([f"{REWARD}.path=mine.py", f"{REWARD}.name=__file__"], "expected a function or class"),
         ([f"{REWARD}.path=needs.py"], "No module named 'no_such_package'"),
         (["data.custom_cls.path=/nope.py", "data.custom_cls.name=Data"], "data.custom_cls.path=/nope.py"),
         (["data.custom_cls.path=mine.py", "data.custom_cls.name=Loop"], "must inherit from torch.utils.data.Dataset"),
