@@ -32,21 +32,17 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         config = compose_config(options.config_name, options.overrides)
         checks.check(config, to_be_built=Path(config.assets) if options.check and "assets" in config else None)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    for warning in checks.find_warnings(config):
-        print(f"warning: {warning}", file=sys.stderr)
-    if options.check:
-        return 0
-    if is_finished(config):
-        print(
-            f"{config.run_dir} holds this run, finished after {config.trainer.total_training_steps} steps: nothing to "
-            "do (to train again: another run_dir=, trainer.resume_mode=disable, or remove the directory)"
-        )
-        return 0
-    run_directory = Path(config.run_dir)
-    try:
+        for warning in checks.find_warnings(config):
+            print(f"warning: {warning}", file=sys.stderr)
+        if options.check:
+            return 0
+        run_directory, steps = Path(config.run_dir), config.trainer.total_training_steps
+        if is_finished(config):
+            print(
+                f"{run_directory} holds this run, finished after {steps} steps: nothing to do (to train again: another "
+                "run_dir=, trainer.resume_mode=disable, or remove the directory)"
+            )
+            return 0
         with run_lock.lock(run_directory):
             return supervisor.guard(run_directory, lambda: supervise(config, options))
     except (ConfigError, OSError) as error:
@@ -66,21 +62,21 @@ def is_finished(config: DictConfig) -> bool:
 
 def supervise(config: DictConfig, options: argparse.Namespace) -> int:
     """Run this module again as a child and see it through; again from the checkpoint before one that cannot be read."""
-    run_directory = Path(config.run_dir)
+    run_directory, steps = Path(config.run_dir), config.trainer.total_training_steps
     command = [sys.executable, "-m", "recipe.main_dapo", "--config-name", options.config_name, *options.overrides]
-    phase_limits = {"weight_sync": config.watchdog.weight_sync_seconds}
+    limits = {"weight_sync": config.watchdog.weight_sync_seconds}
     while True:
         try:
-            first = go_on(config, options.accept_changes)
+            resumed = go_on(config, options.accept_changes)
             write_versions(run_directory / "versions.json")
+            (log := run_directory / LOG_FILE).touch()
         except (ConfigError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
-        log, steps = run_directory / LOG_FILE, config.trainer.total_training_steps
-        log.touch()
-        screen = LogOnScreen(log) if options.verbose else Progress(run_directory, steps, first)
+        step, origin = (resumed.step, resumed.folder) if resumed else (0, None)
+        screen = LogOnScreen(log) if options.verbose else Progress(run_directory, steps, step)
         try:
-            ending = supervisor.supervise(command, run_directory, phase_limits, on_poll=screen.update)
+            ending = supervisor.supervise(command, run_directory, limits, origin, screen.update)
         finally:
             with suppress(OSError):  # a terminal that was closed
                 screen.close()
@@ -91,8 +87,8 @@ def supervise(config: DictConfig, options: argparse.Namespace) -> int:
         say(run_directory, f"warning: {ending.reason}: going on from the one before")
 
 
-def go_on(config: DictConfig, accept_changes: bool) -> int:
-    """Say where a run goes on and with what other settings, and keep the config; returns the step, 0 of a new run.
+def go_on(config: DictConfig, accept_changes: bool) -> checkpoints.Resumed | None:
+    """Say where a run goes on and with what other settings, and keep the config; None of a new run.
 
     Raises:
         ConfigError: no checkpoint can be read, or settings make another curve and were not accepted.
@@ -113,14 +109,14 @@ def go_on(config: DictConfig, accept_changes: bool) -> int:
         value = f"run_dir={run_directory} goes on from step {resumed.step}, changed: {', '.join(curve)}"
         raise ConfigError(Problem("run_dir.changed", value))
     keep(run_directory, config, resumed.step if resumed else None)
-    if resumed is None:
-        return 0
-    for said in resumed.skipped:
-        say(run_directory, f"warning: {said}")
-    say(run_directory, f"resumed from step {resumed.step} of {run_directory if own else resumed.folder.parents[1]}")
+    environment.name_wandb_run(run_directory, goes_on=own)
+    if resumed:
+        for said in resumed.skipped:
+            say(run_directory, f"warning: {said}")
+        say(run_directory, f"resumed from step {resumed.step} of {run_directory if own else resumed.folder.parents[1]}")
     if changed := [*curve, *others]:
         say(run_directory, f"changed since then: {', '.join(changed)}")
-    return resumed.step
+    return resumed
 
 
 def say(run_directory: Path, line: str) -> None:

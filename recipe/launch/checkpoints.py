@@ -43,10 +43,16 @@ def find(config: DictConfig) -> Resumed | None:
         ValueError: the checkpoint that was named cannot be read, or none can; what is wrong, and where it is known the
             remedy.
     """
-    if config.trainer.resume_mode == "resume_path":
-        return _named(config)
-    place, skipped = Path(config.trainer.default_local_dir), []
-    for step, folder in _candidates(place) if config.trainer.resume_mode == "auto" else ():
+    trainer = config.trainer
+    if trainer.resume_mode == "resume_path":
+        folder = Path(trainer.resume_from_path or "").absolute()
+        if not re.fullmatch(r"global_step_\d+", folder.name):
+            raise ValueError(f"trainer.resume_from_path={trainer.resume_from_path}", "name a folder global_step_N")
+        if problem := damage(folder, config):
+            raise ValueError(f"trainer.resume_from_path={folder}: {problem}", go_on_before(folder))
+        return Resumed(_step_of(folder), folder)
+    place, skipped = Path(trainer.default_local_dir), []
+    for step, folder in _candidates(place) if trainer.resume_mode == "auto" else ():
         if (problem := damage(folder, config)) is None:
             (place / TRACKER_FILE).write_text(str(step))
             return Resumed(step, folder, tuple(skipped))
@@ -54,15 +60,6 @@ def find(config: DictConfig) -> Resumed | None:
     if not skipped or _tracked(place) is None:
         return None  # the first was never finished
     raise ValueError("; ".join(skipped))
-
-
-def _named(config: DictConfig) -> Resumed:
-    folder = Path(config.trainer.resume_from_path or "").absolute()
-    if not re.fullmatch(r"global_step_\d+", folder.name):
-        raise ValueError(f"trainer.resume_from_path={config.trainer.resume_from_path}", "name a folder global_step_N")
-    if problem := damage(folder, config):
-        raise ValueError(f"trainer.resume_from_path={folder}: {problem}", go_on_before(folder))
-    return Resumed(_step_of(folder), folder)
 
 
 def go_on_before(folder: Path) -> str:
@@ -86,24 +83,9 @@ def _newest_before(folder: Path) -> Path | None:
 
 def resumes_after(run_directory: Path) -> int | None:
     """The step after which the same command would go on; None where it would begin again."""
-    if (config := _kept_config(run_directory)) and config.trainer.get("resume_mode") == "disable":
-        return None
-    return next((step for step, folder in _candidates(_place_of(run_directory)) if damage(folder) is None), None)
-
-
-def origin(config: DictConfig) -> Path | None:
-    """The folder that verl loads, once `find` has looked; None where a run begins."""
-    if config.trainer.resume_mode == "resume_path":
-        return Path(config.trainer.resume_from_path).absolute()
-    place = Path(config.trainer.default_local_dir)
-    step = _tracked(place) if config.trainer.resume_mode == "auto" else None
-    return None if step is None else place / f"global_step_{step}"
-
-
-def origin_of(run_directory: Path) -> Path | None:
-    """The same of the config that a run's directory holds."""
-    config = _kept_config(run_directory)
-    return origin(config) if config else None
+    place, resumes = _kept(run_directory)
+    found = (step for step, folder in _candidates(place) if damage(folder) is None)
+    return next(found, None) if resumes else None
 
 
 def damage(folder: Path, config: DictConfig | None = None) -> str | None:
@@ -150,22 +132,17 @@ def _missing_ranks(actor: Path, config: DictConfig | None) -> Iterator[str]:
         yield from (f"actor/{name} is missing" for name in wanted if name not in names)
 
 
-def _kept_config(run_directory: Path) -> DictConfig | None:
-    with suppress(OSError, ValueError, YAMLError, OmegaConfBaseException):
-        config = OmegaConf.load(run_directory / CONFIG_FILE)
-        return config if isinstance(config, DictConfig) and "trainer" in config else None
-    return None
-
-
-def _place_of(run_directory: Path) -> Path:
-    """Where a run's checkpoints are, by the config that its directory holds."""
-    config = _kept_config(run_directory)
-    return Path(config and config.trainer.get("default_local_dir") or run_directory / FOLDER)
+def _kept(run_directory: Path) -> tuple[Path, bool]:
+    """Where a run's checkpoints are, and whether it resumes, by the config that its directory holds."""
+    with suppress(OSError, ValueError, YAMLError, OmegaConfBaseException, AttributeError):
+        trainer = OmegaConf.load(run_directory / CONFIG_FILE).trainer
+        return Path(trainer.get("default_local_dir") or run_directory / FOLDER), trainer.get("resume_mode") != "disable"
+    return run_directory / FOLDER, True
 
 
 def last_complete(run_directory: Path) -> int | None:
     """The training step of the checkpoint that verl would resume from."""
-    return _tracked(_place_of(run_directory))
+    return _tracked(_kept(run_directory)[0])
 
 
 def _tracked(place: Path) -> int | None:
@@ -177,7 +154,7 @@ def _tracked(place: Path) -> int | None:
 def remove_unfinished(run_directory: Path, since: float) -> None:
     """Remove checkpoints newer than the last complete one, of those that changed after `since` (seconds, epoch)."""
     last = last_complete(run_directory) or 0
-    for step, folder in _steps(_place_of(run_directory)):
+    for step, folder in _steps(_kept(run_directory)[0]):
         with suppress(OSError):
             if step > last and folder.stat().st_mtime >= since:
                 shutil.rmtree(folder)

@@ -60,11 +60,11 @@ class Ending:
     unreadable: Path | None = None
 
 
-def failed(code: int, died: str | None, error: dict | None, run_directory: Path) -> Ending:
+def failed(code: int, died: str | None, error: dict | None, run_directory: Path, origin: Path | None = None) -> Ending:
     """The ending of a run that failed with an exit code, above 128 when a signal ended it.
 
     `died` is the process that died first of those that a run needs, where one was seen before the exception; `error`
-    the type and text of the exception that ended the run, where one was written.
+    the type and text of the exception that ended the run, where one was written; `origin` the checkpoint that it loads.
     """
     text = error["text"] if error else ""
     folder = run_directory / checkpoints.FOLDER
@@ -77,9 +77,8 @@ def failed(code: int, died: str | None, error: dict | None, run_directory: Path)
     if died or (error and is_death(error)):
         reason = f"{died} was killed or crashed" if died else _dead_actor(text)
         return Ending(code, reason, "if nobody killed it, the log says more: often memory")
-    unread = "load_checkpoint" in text and UNREADABLE.search(text)
-    if unread and (folder := checkpoints.origin_of(run_directory)):
-        return Ending(code, f"{folder} cannot be read ({_exception(error)})", unreadable=folder)
+    if origin and "load_checkpoint" in text and UNREADABLE.search(text):
+        return Ending(code, f"{origin} cannot be read ({_exception(error)})", unreadable=origin)
     if error:
         return Ending(code, _exception(error), "correct the cause")
     if code > 128:

@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 
 from omegaconf import DictConfig
 
-from recipe.launch import checkpoints
 from sam.bench.environment import HUGE_PAGES
 from sam.config import WITH_DRAFT_MODEL
 
@@ -23,6 +22,16 @@ OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "WANDB_SILENT": "true",
+}
+
+# Seconds, and milliseconds, that Ray's processes wait for each other when they start, by default 5 to 60 s: on a busy
+# machine they take longer, and a run would end with "The current node timed out during startup".
+PATIENT = {
+    "RAY_raylet_start_wait_time_s": "300",
+    "RAY_gcs_server_port_wait_time_s": "300",
+    "RAY_gcs_rpc_server_connect_timeout_s": "60",
+    "RAY_agent_register_timeout_ms": "300000",
+    "RAY_worker_register_timeout_seconds": "300",
 }
 
 # vLLM 0.23 would run dense Qwen3 on CUDA with its second model runner, whose sampler sam.vllm does not replace.
@@ -114,14 +123,11 @@ def wandb_labels(config: DictConfig) -> dict[str, str]:
     }
 
 
-def wandb_run(config: DictConfig) -> dict[str, str]:
-    """Variables with which a resumed run goes on in wandb where it stopped; one that begins is a new one there."""
-    path, origin = Path(config.run_dir) / WANDB_RUN_FILE, checkpoints.origin(config)
-    goes_on = origin is not None and origin.is_relative_to(Path(config.trainer.default_local_dir)) and path.exists()
-    name = path.read_text().strip() if goes_on else secrets.token_hex(4)
-    with suppress(OSError):  # a full disk
-        path.write_text(os.environ.get("WANDB_RUN_ID", name) + "\n")
-    return {"WANDB_RUN_ID": name, "WANDB_RESUME": "allow"}
+def name_wandb_run(run_directory: Path, goes_on: bool) -> None:
+    """Note the id by which wandb knows a run: of one that goes on, the id that it had."""
+    path = run_directory / WANDB_RUN_FILE
+    if not (goes_on and path.exists()):
+        path.write_text(os.environ.get("WANDB_RUN_ID", secrets.token_hex(4)) + "\n")
 
 
 def cpu_variables(config: DictConfig) -> dict[str, str]:
@@ -139,11 +145,11 @@ def prepare(config: DictConfig, scratch_directory: Path) -> None:
         config: the composed config; wandb keeps its offline run in its run_dir.
         scratch_directory: private to this run, removed after it: sockets, locks, compiled kernels.
     """
-    defaults = OFFLINE | FIRST_MODEL_RUNNER | wandb_labels(config) | wandb_run(config)
-    scratch = str(scratch_directory)
-    os.environ["TMPDIR"] = scratch
-    defaults["VLLM_RPC_BASE_PATH"] = scratch
-    defaults["WANDB_DIR"] = str(config.run_dir)
+    defaults = OFFLINE | PATIENT | FIRST_MODEL_RUNNER | wandb_labels(config)
+    os.environ["TMPDIR"] = defaults["VLLM_RPC_BASE_PATH"] = str(scratch_directory)
+    defaults |= {"WANDB_DIR": str(config.run_dir), "WANDB_RESUME": "allow"}
+    with suppress(OSError):
+        defaults["WANDB_RUN_ID"] = (Path(config.run_dir) / WANDB_RUN_FILE).read_text().strip()
     if not has_wandb_key():
         defaults["WANDB_MODE"] = "offline"
     defaults.update(_writable_homes(scratch_directory))

@@ -1,8 +1,7 @@
 """Patches of installed packages: what scripts/patch.py does, and what preflight asks.
 
-`patches/PACKAGE/VERSION/` holds numbered unified diffs and `manifest.json` with the SHA-256 of every file before and
-after all of them. A package is patched all or nothing: its files are all as published or all as patched, or the tool
-says what is wrong and changes nothing.
+`patches/PACKAGE/VERSION/` holds numbered diffs and `manifest.json` with the SHA-256 of every file before and after all
+of them. A package is patched all or nothing: git writes nothing unless every diff fits.
 """
 
 import argparse
@@ -11,7 +10,6 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -31,6 +29,7 @@ class Series:
     """The patches of one package version and the tree they apply to.
 
     root: the folder that holds the package, usually site-packages. installed: its version, None if it is not there.
+    states: of each file, published, patched or edited.
     """
 
     folder: Path
@@ -52,44 +51,37 @@ class Series:
     @property
     def state(self) -> str:
         """absent, wrong version, published, patched, half-applied or edited."""
-        if self.installed is None:
-            return "absent"
         if self.installed != self.version:
-            return "wrong version"
+            return "wrong version" if self.installed else "absent"
         found = set(self.states.values())
-        if "edited" in found:
-            return "edited"
-        return found.pop() if len(found) == 1 else "half-applied"
+        return "edited" if "edited" in found else found.pop() if len(found) == 1 else "half-applied"
 
     def problem(self) -> str | None:
         """Why the series is not active, in one line with its fix; None if it is, or if the package is absent."""
-        reinstall = f"reinstall {self.distribution}=={self.version}, then python scripts/patch.py apply"
+        name = f"{self.distribution} {self.version}"
+        package = f"{self.distribution}=={self.version}"
         edited = ", ".join(sorted(name for name, state in self.states.items() if state == "edited"))
         return {
-            "absent": None,
-            "patched": None,
-            "published": f"{self.distribution} {self.version} is not patched: run python scripts/patch.py apply",
-            "half-applied": f"{self.distribution} {self.version} is half patched: run python scripts/patch.py revert, "
-            "then apply",
+            "published": f"{name} is not patched: run python scripts/patch.py apply",
+            "half-applied": f"{name} is half patched: run python scripts/patch.py revert, then apply",
             "wrong version": f"{self.distribution} {self.installed} is installed, the patches are for {self.version}: "
-            f"install {self.distribution}=={self.version}",
-            "edited": f"{edited} is neither as published nor as patched: keep your changes elsewhere and {reinstall}",
-        }[self.state]
+            f"install {package}",
+            "edited": f"{edited} is neither as published nor as patched: keep your changes elsewhere and reinstall "
+            f"{package}, then python scripts/patch.py apply",
+        }.get(self.state)
 
 
-def load(root: Path | None = None, patches: Path = PATCHES) -> list[Series]:
-    """Every series in `patches`, compared with the packages below `root` (the interpreter's own by default)."""
+def load(root: Path | None = None) -> list[Series]:
+    """Every series of `patches/`, compared with the packages below `root` (the interpreter's own by default)."""
     series = []
-    for manifest in sorted(patches.glob("*/*/manifest.json")):
-        content = json.loads(manifest.read_text())
-        distribution, spec = content["distribution"], importlib.util.find_spec(manifest.parent.parent.name)
+    for manifest in sorted(PATCHES.glob("*/*/manifest.json")):
+        content, spec = json.loads(manifest.read_text()), importlib.util.find_spec(manifest.parent.parent.name)
         where = root or (Path(spec.origin).parent.parent if spec and spec.origin else None)
-        found = importlib.metadata.distributions(name=distribution, path=[str(where)]) if where else ()
+        found = importlib.metadata.distributions(name=content["distribution"], path=[str(where)]) if where else ()
         installed = next((one.version for one in found), None)
-        one = Series(manifest.parent, distribution, content["files"], where, installed)
+        series.append(one := Series(manifest.parent, content["distribution"], content["files"], where, installed))
         if installed == one.version:
             one.states = {name: _state_of(where / name, wanted) for name, wanted in one.hashes.items()}
-        series.append(one)
     return series
 
 
@@ -98,58 +90,39 @@ def _state_of(path: Path, wanted: dict[str, str]) -> str:
     return {wanted["published"]: "published", wanted["patched"]: "patched"}.get(digest, "edited")
 
 
-def apply(series: Series) -> str:
-    """Patch a published tree; a patched one is left as it is. Says what was done.
+def change(series: Series, wanted: str) -> str:
+    """Bring every file to the state `wanted`, patched or published, and say what was done.
 
     Raises:
-        PatchError: half applied, edited, or another version.
+        PatchError: edited, another version, half applied and to be patched, or git says no.
     """
-    return _change(series, "patched", f"applied {', '.join(path.name for path in series.patches)}")
-
-
-def revert(series: Series) -> str:
-    """Bring a patched or half-patched tree back to the published bytes. Says what was done.
-
-    Raises:
-        PatchError: edited, or another version.
-    """
-    return _change(series, "published", "as published again")
-
-
-def _change(series: Series, wanted: str, done: str) -> str:
-    """Bring every file of a series to the state `wanted`; git writes nothing unless all patches fit."""
-    head, backwards = f"{series.distribution} {series.version}", wanted == "published"
+    head, done = f"{series.distribution} {series.version}", "patched" if wanted == "patched" else "as published"
     if series.state == wanted:
-        return f"{head}: already {'as published' if backwards else 'patched'}"
-    if series.state not in (("patched", "half-applied") if backwards else ("published",)):
+        return f"{head}: already {done}"
+    if series.state not in (("published",) if wanted == "patched" else ("patched", "half-applied")):
         raise PatchError(series.problem())
-    if shutil.which("git") is None:
-        raise PatchError("git is not installed, and applies the patches: install it")
     included = [f"--include={name}" for name, state in series.states.items() if state != wanted]
-    command = ["git", "apply", "--whitespace=nowarn", *included, *(["--reverse"] if backwards else [])]
-    command += sorted(map(str, series.patches), reverse=backwards)
+    command = ["git", "apply", "--whitespace=nowarn", *included, *(["--reverse"] * (wanted == "published"))]
+    command += sorted(map(str, series.patches), reverse=wanted == "published")
     # Above a ceiling git looks for no repository: paths are then relative to the folder.
     environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(series.root.resolve().parent)}
-    finished = subprocess.run(command, cwd=series.root, env=environment, capture_output=True, text=True)
+    try:
+        finished = subprocess.run(command, cwd=series.root, env=environment, capture_output=True, text=True)
+    except FileNotFoundError as error:
+        raise PatchError("git is not installed, and applies the patches: install it") from error
     if finished.returncode:
         raise PatchError(f"{finished.stderr.strip().splitlines()[-1].removeprefix('error: ')}; nothing was changed")
-    return f"{head}: {done}"
+    return f"{head}: {done} ({', '.join(path.name for path in series.patches)})"
 
 
 def status(series: Series) -> str:
-    if series.state == "absent":
-        return f"{series.distribution}: not installed here"
-    head = f"{series.distribution} {series.installed} in {series.root}: {series.state}"
-    active = "active" if series.state == "patched" else "not active"
-    return "\n".join([head, *(f"  {path.name}: {active}" for path in series.patches)])
+    """The state of a package, in one line."""
+    where = f" {series.installed} in {series.root}" if series.installed else ""
+    return f"{series.distribution}{where}: {series.state} ({', '.join(path.name for path in series.patches)})"
 
 
 def check(series: Series) -> str:
-    """Say that a series is active.
-
-    Raises:
-        PatchError: it is not.
-    """
+    """Say that a series is active, or raise PatchError."""
     if problem := series.problem():
         raise PatchError(problem)
     return f"{series.distribution} {series.version}: patched"
@@ -162,13 +135,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, help="folder that holds the packages (default: this interpreter's)")
     options = parser.parse_args(arguments)
     every = load(options.root)
-    if options.command == "status":
-        print("\n".join(map(status, every)))
-        return 0
-    present = [series for series in every if series.state != "absent"]
+    present = every if options.command == "status" else [series for series in every if series.state != "absent"]
     if not present:
         names = ", ".join(f"{series.distribution}=={series.version}" for series in every)
         print(f"error: none of {names} is installed here: run this with the Python that has it", file=sys.stderr)
         return 2
-    act = {"check": check, "apply": apply, "revert": revert}[options.command]
+    act = {
+        "status": status,
+        "check": check,
+        "apply": lambda series: change(series, "patched"),
+        "revert": lambda series: change(series, "published"),
+    }[options.command]
     return run_command(lambda: map(act, present), (PatchError,), code=1)

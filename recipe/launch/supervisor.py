@@ -71,12 +71,17 @@ def guard(run_directory: Path, work: Callable[[], int]) -> int:
 
 
 def supervise(
-    command: list[str], run_directory: Path, phase_limits: dict[str, float], on_poll: Callable[[], None] = lambda: None
+    command: list[str],
+    run_directory: Path,
+    phase_limits: dict[str, float],
+    origin: Path | None = None,
+    on_poll: Callable[[], None] = lambda: None,
 ) -> Ending:
     """Run `command` to its end and clear up after it, below `guard`; calls `on_poll` a few times a second.
 
     It is started with recipe.launch.scratch.VARIABLE naming a private directory that is removed afterwards. Its output
     is appended to train.log in the run directory. A phase in state.json may last as many seconds as `phase_limits` say.
+    `origin` is the checkpoint that it loads.
 
     Returns:
         How it ended, with the command's exit code; 130 after Ctrl-C, 1 when the watchdog stopped it.
@@ -88,7 +93,7 @@ def supervise(
     environment = {**os.environ, VARIABLE: str(scratch.directory)}
     with open(run_directory / LOG_FILE, "ab") as log:
         child = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-    watch = Watch(child, run_directory, phase_limits, scratch)
+    watch = Watch(child, run_directory, phase_limits, scratch, origin)
     try:
         return watch.until_end(on_poll)
     except KeyboardInterrupt:
@@ -108,11 +113,9 @@ def supervise(
 class Watch:
     """Waits for the child; ends the wait when the run can only hang."""
 
-    def __init__(self, child: subprocess.Popen, run_directory: Path, phase_limits: dict[str, float], scratch: Scratch):
-        self.child = child
-        self.run_directory = run_directory
-        self.phase_limits = phase_limits
-        self.scratch = scratch
+    def __init__(self, child, run_directory: Path, phase_limits: dict[str, float], scratch: Scratch, origin=None):
+        self.child, self.run_directory, self.phase_limits = child, run_directory, phase_limits
+        self.scratch, self.origin = scratch, origin
         self.needed: dict[psutil.Process, str] = {}
         self.dead: dict[str, str] = {}  # name by role: what was dead in the first look that found any
         self.died_at = 0.0  # seconds, epoch
@@ -142,7 +145,7 @@ class Watch:
         if error and self.died_at > error["at"] - CONSEQUENCE_SECONDS and not is_death(error):
             dead = {}  # they ended because of the exception
         died = dead.get(role_said(error["text"]) if error else None) or next(iter(dead.values()), None)
-        return failed(code, died, error, self.run_directory)
+        return failed(code, died, error, self.run_directory, self.origin)
 
     def _find_dead(self) -> dict[str, str]:
         dead = [(role, process.pid) for process, role in self.needed.items() if not processes.alive(process)]

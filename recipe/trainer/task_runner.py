@@ -64,8 +64,6 @@ class TaskRunner:
                 sys.modules["wandb"].teardown()
 
 
-# Of the error where Ray has waited for its own processes for half a minute, which cannot be set: a busy machine's.
-SLOW_START = "timed out during startup"
 # Arguments that only a Ray started by this process takes.
 OWN_RAY_ONLY = ("num_cpus", "num_gpus", "resources", "include_dashboard", "_temp_dir", "object_store_memory")
 
@@ -78,27 +76,16 @@ def ray_arguments(config: DictConfig, temporary: str) -> dict:
     return {**arguments, "_temp_dir": temporary}
 
 
-def start_ray(config: DictConfig, runtime_env: dict, temporary: str, modules: list[str], **more) -> None:
-    """Connect to Ray as the config and RAY_ADDRESS say, or start it; on a CPU its processes are forked from one that
-    has imported `modules`. `more`: further arguments of ray.init."""
+def run_in_ray(config: DictConfig, runtime_env: dict, temporary: str) -> None:
+    """Train in Ray, connected to as the config and RAY_ADDRESS say, or started here; on a CPU its processes are forked
+    from one that has imported IMPORTED_ONCE."""
     arguments = ray_arguments(config, temporary)
     own = {key: value for key, value in (arguments.pop("runtime_env", None) or {}).items() if value is not None}
     env_vars = {**runtime_env["env_vars"], **(own.get("env_vars") or {})}
     runtime_env = {**runtime_env, **own, "env_vars": env_vars}
     if config.trainer.device == "cpu" and not os.environ.get("RAY_ADDRESS"):
-        python = fork_server.start(Path(temporary).parent, modules, env_vars)
+        python = fork_server.start(Path(temporary).parent, IMPORTED_ONCE, env_vars)
         env_vars[fork_server.EXECUTABLE] = str(python)
         runtime_env["py_executable"] = str(python)
-    try:
-        ray.init(**arguments, runtime_env=runtime_env, **more)
-    except Exception as error:
-        if SLOW_START not in str(error):
-            raise
-        print(f"Ray's own processes took longer than it waits: started once more ({error})", flush=True)
-        ray.init(**arguments, runtime_env=runtime_env, **more)
-
-
-def run_in_ray(config: DictConfig, runtime_env: dict, temporary: str) -> None:
-    """Train in Ray."""
-    start_ray(config, runtime_env, temporary, IMPORTED_ONCE)
+    ray.init(**arguments, runtime_env=runtime_env)
     ray.get(TaskRunner.remote().run.remote(config))

@@ -27,7 +27,7 @@ def tree(folder: Path, wanted: str) -> Path:
     shutil.unpack_archive(ascend_source(REPOSITORY / ".cache" / "peers"), folder / "source")
     shutil.move(next((folder / "source").iterdir()) / "tests", folder / "tests")
     (series,) = source_patches.load(folder)
-    (source_patches.revert if wanted == "published" else source_patches.apply)(series)
+    source_patches.change(series, wanted)
     return folder
 
 

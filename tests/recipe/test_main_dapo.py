@@ -5,8 +5,7 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.launch import environment, run_lock, supervisor
-from recipe.launch.config import compose_config
+from recipe.launch import run_lock, supervisor
 from recipe.launch.ending import Ending
 from recipe.main_dapo import is_finished, main
 from recipe.preflight import checks
@@ -121,20 +120,18 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_gone_on_from(start)
 
 
 def test_wandb_goes_on_in_the_same_run(start, monkeypatch):
-    for name in ("WANDB_RUN_ID", "WANDB_RESUME"):
-        monkeypatch.delenv(name, raising=False)
-    config = compose_config("dapo_tiny_cpu", [f"run_dir={start.directory}"])
-    first = environment.wandb_run(config)
-    assert environment.wandb_run(config) != first, "began again: nothing to go on from"
-    second = environment.wandb_run(config)
-    checkpoint(start.directory, 3)
-    assert environment.wandb_run(config) == second == {**second, "WANDB_RESUME": "allow"}
-    named = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={start.directory}/checkpoints/global_step_3"]
-    assert environment.wandb_run(compose_config("dapo_tiny_cpu", [f"run_dir={start.directory}", *named])) == second
-    (start.directory.parent / "fork").mkdir()
-    fork = compose_config("dapo_tiny_cpu", [f"run_dir={start.directory.parent}/fork", *named])
-    assert environment.wandb_run(fork)["WANDB_RUN_ID"] != second["WANDB_RUN_ID"]
+    def named(*overrides):
+        monkeypatch.delenv("WANDB_RUN_ID", raising=False)
+        assert start(*overrides)[0] == 0
+        return (start.directory / "wandb_run_id").read_text()
+
+    first, second = named(), named()
+    assert first != second, "began again: nothing to go on from"
+    folder = checkpoint(start.directory, 3)
+    assert named() == second
+    assert named("trainer.resume_mode=resume_path", f"trainer.resume_from_path={folder}") == second
+    fork = f"trainer.default_local_dir={start.directory.parent}/fork"
+    assert named("trainer.resume_mode=resume_path", f"trainer.resume_from_path={folder}", fork) != second
     monkeypatch.setenv("WANDB_RUN_ID", "mine")
-    disable = compose_config("dapo_tiny_cpu", [f"run_dir={start.directory}", "trainer.resume_mode=disable"])
-    environment.wandb_run(disable)
+    start("trainer.resume_mode=disable")
     assert (start.directory / "wandb_run_id").read_text() == "mine\n"

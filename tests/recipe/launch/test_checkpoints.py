@@ -122,9 +122,8 @@ def test_checkpoints_may_lie_elsewhere(tmp_path):
 def test_a_checkpoint_that_only_its_reader_finds_damaged_is_named_and_given_up(tmp_path):
     """torch reads pickles, which no table of contents tells about."""
     before, newest = checkpoint(tmp_path, 3), checkpoint(tmp_path, 6)
-    OmegaConf.save(config(tmp_path), tmp_path / "config.yaml")
     text = "  File worker.py, line 3, in load_checkpoint\n_pickle.UnpicklingError: invalid load key, '\\x00'.\n"
-    ending = failed(1, None, {"type": "RayTaskError", "text": text}, tmp_path)
+    ending = failed(1, None, {"type": "RayTaskError", "text": text}, tmp_path, newest)
     line = last_line(tmp_path, ending)
     assert line.startswith(f"error: {newest} cannot be read (_pickle.UnpicklingError: invalid load key, ")
     assert line.endswith(f"; go on with trainer.resume_mode=resume_path trainer.resume_from_path={before}")

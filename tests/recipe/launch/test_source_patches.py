@@ -52,7 +52,7 @@ SAMPLER = "vllm_ascend/sample/rejection_sampler.py"
 def test_apply_break_revert_apply(root, published):
     assert tool(root, "check")[0] == 1
     code, said = tool(root, "apply")
-    assert code == 0 and "applied 0001-custom-class-proposers.patch, 0002-" in said
+    assert code == 0 and "patched (0001-custom-class-proposers.patch, 0002-" in said
     patched = content(root)
     assert tool(root, "apply") == (0, "vllm-ascend 0.23.0.post1: already patched\n")
     assert tool(root, "check") == (0, "vllm-ascend 0.23.0.post1: patched\n")
