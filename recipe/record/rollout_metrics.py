@@ -44,7 +44,7 @@ class RolloutRecord:
             **{f"rollout/{name}_ms_per_step": value for name, value in milliseconds.items()},
             "rollout/other_ms_per_step": max(0.0, other),
         }
-        values |= self._acceptance() | self._timeline() | self._rounds(rounds) | self._graphs() | self._sources()
+        values |= self._acceptance() | self._rounds(rounds) | self._graphs() | self._sources()
         if tail_threshold is not None:
             values |= self._tail(tail_threshold)
         return values | {f"rollout/drafter/{name}": float(value) for name, value in self.replicas[0].counters.items()}
@@ -114,14 +114,6 @@ class RolloutRecord:
             if of_it:
                 values[f"rollout/spec_source_accept_rate/{source}"] = right / of_it
         return values
-
-    def _timeline(self) -> dict[str, float]:
-        """Requests running after each tenth of the first replica's rollout time."""
-        ends = np.cumsum(self.replicas[0].step_ms)
-        if not len(ends):
-            return {}
-        running = self.replicas[0].running[np.searchsorted(ends, ends[-1] * np.arange(1, 10) / 10)]
-        return {f"rollout/running_requests/at_{10 * (i + 1)}_percent": float(n) for i, n in enumerate(running)}
 
 
 def routing_metrics(figures: dict[str, float]) -> dict[str, float]:

@@ -56,12 +56,6 @@ def test_steps_that_replayed_a_graph_are_told_by_phase():
     assert names[0] not in metrics and metrics[names[1]] == 1.0
 
 
-def test_timeline_is_over_time_not_over_steps():
-    metrics = metrics_of(record())
-    timeline = [metrics[f"rollout/running_requests/at_{percent}_percent"] for percent in range(10, 100, 10)]
-    assert timeline == [4, 4, 2, 2, 2, 1, 1, 1, 1]
-
-
 def test_tail_is_the_mean_of_the_replicas_and_its_share_of_their_time():
     metrics = metrics_of(record(milliseconds=(10.0, 10.0, 10.0, 10.0)), record(), tail_threshold=2)
     assert metrics["rollout/tail_seconds"] == pytest.approx((0.02 + 0.08) / 2)
