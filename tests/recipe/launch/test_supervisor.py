@@ -24,15 +24,16 @@ SUPERVISE = """
 import sys
 from pathlib import Path
 from recipe.launch.ending import write_last_line
+from recipe.launch import supervisor
 from recipe.launch.run_lock import lock
-from recipe.launch.supervisor import guard, supervise
+supervisor.SCAN_SECONDS, supervisor.GRACE_SECONDS = 0.1, 1.0
 directory = Path(sys.argv[1])
 def work():
-    ending = supervise([sys.executable, "-c", sys.argv[2]], directory, {"weight_sync": 1.0})
+    ending = supervisor.supervise([sys.executable, "-c", sys.argv[2]], directory, {"weight_sync": 1.0})
     write_last_line(directory, ending)
     return ending.code
 with lock(directory):
-    code = guard(directory, work)
+    code = supervisor.guard(directory, work)
 sys.exit(code)
 """
 # A child that starts an orphan in a session of its own, leaves shared memory behind, and then does `{then}`.
@@ -78,7 +79,7 @@ def assert_nothing_left(tmp_path, mark):
     assert "printed by the run" in (tmp_path / "train.log").read_text()
 
 
-NEEDED = "subprocess.Popen([{title!r}, '-c', 'import time; time.sleep(7)'], executable=sys.executable); time.sleep(600)"
+NEEDED = "subprocess.Popen([{title!r}, '-c', 'import time; time.sleep(2)'], executable=sys.executable); time.sleep(600)"
 HANGS = "Path('{directory}', 'state.json').write_text('{\"phase\": \"weight_sync\", \"since\": 1.0}'); time.sleep(600)"
 
 
