@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from recipe.launch import run_lock
 from recipe.launch.config import compose_config
 from recipe.trainer.task_runner import ray_arguments
 from tests.recipe.preflight.preflight_node import write_model
@@ -131,21 +130,6 @@ def test_without_ray_a_run_of_two_nodes_says_what_to_start(real_python, tmp_path
 def test_on_a_worker_a_run_names_the_node_to_start_it_on(real_python, tmp_path):
     error = refusal(note_of_ray(real_python, tmp_path, "198.51.100.7:6379"))
     assert "RAY_ADDRESS=198.51.100.7:6379" in error and "start the run on 198.51.100.7 [ray.not_head]" in error
-
-
-def test_after_ray_has_ended_a_run_says_so(real_python, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-    error = refusal({**real_python, "RAY_ADDRESS": address})
-    assert error.startswith(f"error: RAY_ADDRESS={address}: ") and "[ray.no_answer]" in error
-
-
-def test_a_second_run_in_a_directory_says_so(real_python, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as head, run_lock.lock(tmp_path / "run"):
-        environment = {**real_python, "RAY_ADDRESS": f"127.0.0.1:{head.getsockname()[1]}"}
-        error = refusal(environment, f"run_dir={tmp_path}/run")
-    assert f"run_dir={tmp_path}/run is used by a run that goes on (process {os.getpid()}, since " in error
-    assert "wait for it, stop it, or choose another run_dir= [run_dir.in_use]" in error
 
 
 def test_ray_head_and_worker(stand_in):

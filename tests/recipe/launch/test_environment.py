@@ -87,3 +87,11 @@ def test_home_that_cannot_be_written_is_replaced(bare, tmp_path):
     environment.prepare(config(tmp_path), tmp_path)
     assert os.access(os.environ["HOME"], os.W_OK)
     assert os.environ["XDG_CACHE_HOME"].startswith(os.environ["HOME"])
+
+
+def test_ray_waits_for_its_own_processes_as_long_as_a_busy_machine_takes(bare, tmp_path):
+    bare.setenv("TMPDIR", "elsewhere")
+    bare.setenv("RAY_worker_register_timeout_seconds", "7")
+    environment.prepare(config(tmp_path), tmp_path)
+    assert os.environ["RAY_raylet_start_wait_time_s"] == "300"
+    assert os.environ["RAY_worker_register_timeout_seconds"] == "7", "the user's stays"

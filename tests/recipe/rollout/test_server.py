@@ -1,13 +1,11 @@
 """The rollout server's worker, where an engine shares its cores with the servers."""
 
-import asyncio
 import os
 import threading
-from types import SimpleNamespace
 
 import torch
 
-from recipe.rollout.server import ENGINE_NICE, SpeculationServer, yield_to_control_plane
+from recipe.rollout.server import ENGINE_NICE, yield_to_control_plane
 
 
 def priority_after(calls: int, threads: int, monkeypatch, before: int = 0) -> int:
@@ -34,17 +32,3 @@ def test_an_engine_of_one_thread_yields(monkeypatch):
     assert priority_after(2, 1, monkeypatch) == max(own, ENGINE_NICE)
     assert priority_after(1, 1, monkeypatch, before=15) == 15, "never forward"
     assert priority_after(1, 2, monkeypatch) == own
-
-
-def test_the_thread_that_shares_text_is_started_before_the_engines_yields():
-    """Threads begin with the priority of the one that starts them."""
-    calls = []
-
-    async def collective_rpc(name, args=()):
-        calls.append(name)
-
-    server = object.__new__(SpeculationServer)
-    server.engine = SimpleNamespace(collective_rpc=collective_rpc)
-    server._sharing_address = "address"
-    asyncio.run(server.share())
-    assert calls == ["sam_share", "sam_yield"]

@@ -1,4 +1,4 @@
-"""What the trainer does around verl's: the end of a run, without Ray."""
+"""What the trainer does around verl's, without Ray."""
 
 from types import SimpleNamespace
 
@@ -21,40 +21,6 @@ class Calls:
 
         call.remote = call
         return call
-
-
-@pytest.fixture
-def seen(monkeypatch):
-    """Names of what is called, in order."""
-    names = []
-    monkeypatch.setattr(module.PPOTrainerSync, "fit", lambda *_: names.append("fit"))
-    monkeypatch.setattr(module.ray, "get", lambda answers, timeout: names.append(len(answers)))
-    return names
-
-
-ENGINES_END = ["end_engine", "end_engine", 2]
-
-
-def make_trainer(seen):
-    trainer = object.__new__(DapoTrainer)
-    trainer.record, trainer.global_steps = Calls(seen), 0
-    replicas = [SimpleNamespace(servers=[Calls(seen)])] * 2
-    trainer.llm_server_manager = SimpleNamespace(get_replicas=lambda: replicas)
-    return trainer
-
-
-def test_the_engines_end_before_their_servers_and_the_log_that_they_share(seen):
-    make_trainer(seen).fit(None)
-    assert seen == ["start", "fit", "finish", *ENGINES_END]
-
-
-def test_an_engine_that_does_not_answer_is_no_failure_of_a_run_that_has_finished(seen, monkeypatch):
-    def fail(*_, **__):
-        raise TimeoutError
-
-    monkeypatch.setattr(module.ray, "get", fail)
-    make_trainer(seen).fit(None)
-    assert seen[:3] == ["start", "fit", "finish"]
 
 
 @pytest.mark.parametrize("own", [True, False])

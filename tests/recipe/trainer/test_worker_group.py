@@ -39,27 +39,6 @@ def test_no_socket_that_asks_for_any_port_is_given_one_of_them():
             assert other.getsockname()[1] >= lowest
 
 
-@pytest.fixture
-def arguments(monkeypatch):
-    """What verl's class is given, in order; nothing is started."""
-    seen = []
-
-    def init(self, *_, **kwargs):
-        seen.append(kwargs)
-        self._master_addr, self._master_port = "192.0.2.1", "20001"
-
-    monkeypatch.setattr(worker_group.RayWorkerGroup, "__init__", init)
-    return seen
-
-
-def test_verls_class_is_told_and_the_log_says_where(arguments, capsys):
-    WorkerGroup(resource_pool=None, device_name="cpu")
-    WorkerGroup(master_port_range=[1, 2])
-    assert arguments[0].keys() == {"resource_pool", "device_name", "master_port_range"}
-    assert arguments[1] == {"master_port_range": [1, 2]}
-    assert "training workers meet at 192.0.2.1:20001\n" in capsys.readouterr().out
-
-
 def test_verls_trainers_make_their_groups_of_it(monkeypatch):
     monkeypatch.setattr(trainer_base, "RayWorkerGroup", worker_group.RayWorkerGroup)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Users' files, thousands of them spoilt: what is read is what another reading gives, or one line says why not."""
+"""Users' files, hundreds of them spoilt: what is read is what another reading gives, or one line says why not."""
 
 import io
 import json
