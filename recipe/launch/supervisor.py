@@ -26,7 +26,7 @@ from recipe.record.run_directory import STATE_FILE, read_json
 
 POLL_SECONDS = 0.25  # looking at the processes known to be needed
 SCAN_SECONDS = 2.0  # looking for new ones, some thirty, costs a few milliseconds
-MEMORY_SECONDS = 5.0
+MEMORY_SECONDS = 30.0  # a look takes half a second of CPU and more: the kernel walks the pages of some thirty processes
 CONSEQUENCE_SECONDS = 0.5  # an exception that ends the run, later than this after a process died, is a consequence
 GRACE_SECONDS = 8.0  # verl may notice by itself that a process died, and say more about it
 STOPS = (signal.SIGINT, signal.SIGTERM)
