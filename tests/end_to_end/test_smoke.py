@@ -1,50 +1,48 @@
-"""The cluster's configs at scale=smoke: the same keys and code for one step of training on a CPU."""
+"""The cluster's configs at scale=smoke: the same keys and code on a CPU. One trains for all, and its server dies."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 import sam.simulate
+from recipe.launch.config import compose_config
+from recipe.record.settings import differences
+from tests.end_to_end.runs import MINUTES, kill, leaves_nothing, log_of, metrics, outside, start, wait_for_step
 
-pytestmark = pytest.mark.e2e
-
-MINUTES = 60.0
+CONFIGS = ("dapo_qwen3_32b", "dapo_qwen3_32b_128die", "dapo_qwen3_235b")
+NUMBERS = {"num_speculative_tokens", "batch_size_threshold", "max_num_seqs"}  # in which they differ
+NAMES = {"config_name", "run_dir", "experiment_name", "default_local_dir"}
 # Step costs of another engine, which goodput cannot use: a worker of the engine says so.
 FOREIGN_TABLE = Path(sam.simulate.__file__).parent / "step_costs" / "qwen3_32b.json"
 
 
-def start(assets, folder, name, *overrides):
-    command = [
-        *(sys.executable, "-m", "recipe.main_dapo", "--config-name", name),
-        *(f"run_dir={folder / name}", f"assets={assets}", "scale=smoke", *overrides),
-        *("algorithm.filter_groups.enable=false", "data.gen_batch_size=4"),  # the model is hardly ever right
-        "speculation.batch_size_threshold=16",  # nor do its responses end one by one: they all run to the last token
-    ]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+def test_what_one_config_does_at_this_scale_the_others_do_too():
+    first, *others = (OmegaConf.to_container(compose_config(name, ["scale=smoke"])) for name in CONFIGS)
+    for other in others:
+        assert {key.rpartition(".")[2] for key in differences(first, other)} <= NUMBERS | NAMES
 
 
-def end(process, folder, name):
-    _, screen = process.communicate(timeout=14 * MINUTES)
-    log = (folder / name / "train.log").read_text()
-    assert process.returncode == 0, (screen[-1000:], log[-3000:])
-    (row,) = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
-    assert row["step"] == 1 and row["actor/grad_norm"] >= 0
-    return row, log, screen
-
-
-def test_every_cluster_config_trains_a_step(assets, tmp_path):
-    """Two at a time: each takes 8 GiB."""
-    names = ("dapo_qwen3_32b", "dapo_qwen3_32b_128die", "dapo_qwen3_235b")
-    foreign = ("speculation.policy=goodput", f"speculation.step_cost={FOREIGN_TABLE}")
-    first, second = start(assets, tmp_path, names[0], *foreign), start(assets, tmp_path, names[1])
-    ended = [end(first, tmp_path, names[0]), end(second, tmp_path, names[1])]
-    ended.append(end(start(assets, tmp_path, names[2]), tmp_path, names[2]))
-    for row, _, _ in ended:
-        assert row["rollout/spec_drafted_tokens"] > 0
-    _, log, screen = ended[0]
+@pytest.mark.e2e
+def test_a_cluster_config_trains_and_the_death_of_its_server_ends_it(assets, tmp_path):
+    run_directory, before = tmp_path / "run", outside(tmp_path)
+    run = start(
+        assets,
+        run_directory,
+        *("scale=smoke", "trainer.total_training_steps=2", "algorithm.filter_groups.enable=false"),
+        *("data.gen_batch_size=4", "speculation.batch_size_threshold=16"),  # its responses all run to the last token
+        *("speculation.policy=goodput", f"speculation.step_cost={FOREIGN_TABLE}"),
+        config=CONFIGS[0],
+    )
+    wait_for_step(run, run_directory, 1)
+    kill(run, "ray::SpeculationServer")
+    _, screen = run.communicate(timeout=2 * MINUTES)
+    assert run.returncode == 1, (screen, log_of(run_directory)[-3000:])
+    last = screen.splitlines()[-1]
+    assert last.startswith("error: a rollout server (process ") and ", in step 2; " in last
+    assert last.endswith("the same command starts from the beginning (no checkpoint to go on from)")
+    assert leaves_nothing(run_directory, before), outside(run_directory) - before
+    (row,) = metrics(run_directory)
+    assert row["step"] == 1 and row["actor/grad_norm"] >= 0 and row["rollout/spec_drafted_tokens"] > 0
     warned = "speculation.policy=threshold instead of goodput"
-    assert log.count(warned) == screen.count(warned) == 1, "in a process that has imported vLLM's API server"
+    assert log_of(run_directory).count(warned) == screen.count(warned) == 1, "in a process with vLLM's API server"
