@@ -24,10 +24,9 @@ OFFLINE = {
     "WANDB_SILENT": "true",
 }
 
-# Seconds, and milliseconds, that Ray's processes wait for each other when they start, by default 5 to 60 s: on a busy
-# machine they take longer, and a run would end with "The current node timed out during startup".
+# How long Ray's processes wait for each other when they start, by default 5 to 60 s: on a busy machine it takes longer.
+# Not all of it can be set (start_ray of recipe.trainer.task_runner).
 PATIENT = {
-    "RAY_raylet_start_wait_time_s": "300",
     "RAY_gcs_server_port_wait_time_s": "300",
     "RAY_gcs_rpc_server_connect_timeout_s": "60",
     "RAY_agent_register_timeout_ms": "300000",

@@ -64,6 +64,9 @@ class TaskRunner:
                 sys.modules["wandb"].teardown()
 
 
+# Of the error where Ray's raylet has ended: it waits 15 s for its agents, two Python processes, which cannot be set.
+SLOW_START = "timed out during startup"
+STARTS = 4
 # Arguments that only a Ray started by this process takes.
 OWN_RAY_ONLY = ("num_cpus", "num_gpus", "resources", "include_dashboard", "_temp_dir", "object_store_memory")
 
@@ -74,6 +77,18 @@ def ray_arguments(config: DictConfig, temporary: str) -> dict:
     if os.environ.get("RAY_ADDRESS"):
         return {name: value for name, value in arguments.items() if name not in OWN_RAY_ONLY}
     return {**arguments, "_temp_dir": temporary}
+
+
+def start_ray(**arguments) -> None:
+    """ray.init, up to STARTS times where Ray's own processes are slower than it waits: a busy machine's."""
+    for left in reversed(range(STARTS)):
+        try:
+            ray.init(**arguments)
+            return
+        except Exception as error:
+            if SLOW_START not in str(error) or not left:
+                raise
+            print(f"Ray's own processes took longer than it waits: started once more ({error})", flush=True)
 
 
 def run_in_ray(config: DictConfig, runtime_env: dict, temporary: str) -> None:
@@ -87,5 +102,5 @@ def run_in_ray(config: DictConfig, runtime_env: dict, temporary: str) -> None:
         python = fork_server.start(Path(temporary).parent, IMPORTED_ONCE, env_vars)
         env_vars[fork_server.EXECUTABLE] = str(python)
         runtime_env["py_executable"] = str(python)
-    ray.init(**arguments, runtime_env=runtime_env)
+    start_ray(**arguments, runtime_env=runtime_env)
     ray.get(TaskRunner.remote().run.remote(config))

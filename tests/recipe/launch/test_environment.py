@@ -93,5 +93,5 @@ def test_ray_waits_for_its_own_processes_as_long_as_a_busy_machine_takes(bare, t
     bare.setenv("TMPDIR", "elsewhere")
     bare.setenv("RAY_worker_register_timeout_seconds", "7")
     environment.prepare(config(tmp_path), tmp_path)
-    assert os.environ["RAY_raylet_start_wait_time_s"] == "300"
+    assert os.environ["RAY_agent_register_timeout_ms"] == "300000"
     assert os.environ["RAY_worker_register_timeout_seconds"] == "7", "the user's stays"
