@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sam.reading import ReadError
 
 EACH = settings(
-    max_examples=300,
+    max_examples=2000,
     deadline=None,
     derandomize=True,
     database=None,
