@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from sam.vllm.bench.engine import check_length
 from sam.vllm.bench.forced_text import FREE, ForcedText, sampling_arguments
 
 RESPONSES = [[10, 11, 12], [20], [30, 31]]
@@ -116,3 +117,9 @@ def test_a_prompt_in_pieces():
         num_scheduled_tokens=np.array([2]),
     )  # fmt: skip
     runner.sample(None, batch, None)  # of another length than the prompt: no error, the token is dropped
+
+
+def test_a_text_that_the_engine_would_cut_is_refused():
+    check_length(2, 16, 18)
+    with pytest.raises(ValueError, match="2 tokens and a response of up to 16, more than the 10 that the engine takes"):
+        check_length(2, 16, 10)
