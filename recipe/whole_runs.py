@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from recipe.record.run_directory import STATE_FILE, read_json
 from recipe.report.runs import ReportError, Run, compare_responses
+from sam.bench.result import compared, times
 from sam.bench.rounds import turns
 from sam.command import run_command
 
@@ -64,20 +65,22 @@ def read(directories: list[list[Path]]) -> list[list[Run]]:
 
 
 def table(runs: list[list[Run]], variants: list[str]) -> list[dict]:
-    """For each variant its rollouts' seconds by round, how many times as fast as the first variant it was in the same
-    round, and by training step the median of that and of the mean acceptance length."""
-    rows = []
+    """For each variant its rollouts' seconds by round, what sam.bench has of these `compared` with the first variant's
+    in the same round, and by training step the medians of the ratio and of the mean acceptance length."""
+
+    def column(number: int, key: str) -> np.ndarray:
+        """float [rounds, steps] of a variant."""
+        return np.array([row[number].column(key, row[number].steps) for row in runs])
+
+    rows, first = [], column(0, "rollout/seconds")
     for number, name in enumerate(variants):
-        own = [row[number] for row in runs]
-        seconds = np.array([[run.metrics[step]["rollout/seconds"] for step in run.steps] for run in own])
-        first = np.array([[row[0].metrics[step]["rollout/seconds"] for step in row[0].steps] for row in runs])
-        lengths = np.array([[run.metrics[step]["rollout/spec_accept_length"] for step in run.steps] for run in own])
+        seconds, lengths = column(number, "rollout/seconds"), column(number, "rollout/spec_accept_length")
         rows.append(
             {
                 "variant": name,
                 "seconds": seconds.sum(1).tolist(),
-                "times_as_fast": (first.sum(1) / seconds.sum(1)).tolist(),
-                "times_as_fast_by_step": np.median(first / seconds, axis=0).tolist(),
+                **compared(seconds.sum(1).tolist(), first.sum(1).tolist()),
+                "ratio_by_step": np.median(first / seconds, axis=0).tolist(),
                 "acceptance_length_by_step": np.median(lengths, axis=0).tolist(),
             }
         )
@@ -87,17 +90,13 @@ def table(runs: list[list[Run]], variants: list[str]) -> list[dict]:
 def as_text(rows: list[dict]) -> Iterator[str]:
     """Lay out `table`'s rows: medians with the range of the rounds."""
     for row in rows:
-        seconds, fast = (
-            f"{np.median(row[name]):.2f} ({min(row[name]):.2f} to {max(row[name]):.2f})"
-            for name in ("seconds", "times_as_fast")
-        )
+        of = row["seconds"]
         ratios, lengths = (
-            ", ".join(f"{value:.2f}" for value in row[f"{name}_by_step"])
-            for name in ("times_as_fast", "acceptance_length")
+            ", ".join(f"{value:.2f}" for value in row[f"{name}_by_step"]) for name in ("ratio", "acceptance_length")
         )
         yield row["variant"]
-        yield f"  rollout seconds of a run: {seconds}"
-        yield f"  times as fast as the first variant: {fast}, {len(row['seconds'])} rounds; by training step {ratios}"
+        yield f"  rollout seconds of a run: {np.median(of):.2f} ({min(of):.2f} to {max(of):.2f})"
+        yield f"  over the first variant: {times(row)}, {len(of)} rounds: {row['answer']}; by training step {ratios}"
         yield f"  mean acceptance length by training step: {lengths}"
 
 

@@ -56,10 +56,10 @@ def test_runs_take_turns_and_are_compared_with_the_first_of_their_round(compare,
     assert "speculation.scope=history" in started[1]
     text = capsys.readouterr().out
     assert "rollout seconds of a run: 6.00 (3.00 to 9.00)" in text
-    assert "2.00 (2.00 to 2.00), 3 rounds; by training step 2.00, 2.00" in text
+    assert "over the first variant: 2.00x (2.00-2.00), 3 rounds: go; by training step 2.00, 2.00" in text
     peer, ours = json.loads((tmp_path / "result.json").read_text())
     assert peer["seconds"] == [6.0, 12.0, 18.0] and ours["seconds"] == [3.0, 6.0, 9.0]
-    assert peer["times_as_fast"] == [1.0] * 3 and ours["acceptance_length_by_step"] == [3.0, 4.0]
+    assert peer["ratio"] == 1.0 and ours["acceptance_length_by_step"] == [3.0, 4.0]
     assert compare("--variants", *VARIANTS) == (0, []), "finished runs are not repeated"
 
 

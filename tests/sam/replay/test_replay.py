@@ -169,23 +169,22 @@ def npz(tmp_path):
     return path
 
 
-def test_command_prints_one_object_for_each_file_and_drafter(npz, tmp_path, capsys, pictures):
-    more = ["--json", "--plot", str(tmp_path / "positions.png")]
-    assert main(["--traces", str(npz), "--drafter", "sam", "first-occurrence", *more]) == 0
+def test_command_prints_one_object_for_each_file_and_drafter(npz, capsys):
+    assert main(["--traces", str(npz), "--drafter", "sam", "first-occurrence", "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(row["drafter"], row["tokens"]) for row in rows] == [("sam", 10), ("first-occurrence", 10)]
     wanted = "scope k steps mean_acceptance_length acceptance_rate acceptance_per_position us_per_token bytes_per_token"
-    assert set(wanted.split()) <= set(rows[0]) and rows[0]["by_position"][0][0] == 0
-    assert [line.split()[1] for line in table(rows).splitlines()] == ["drafter", "sam", "first-occurrence"]
-    (axes,) = pictures[0].axes
-    assert [min(line.get_ydata()) >= 1.0 for line in axes.lines] == [True, True]
+    assert set(wanted.split()) <= set(rows[0])
+    lines = [line.split() for line in table(rows).splitlines()]
+    assert [line[1] for line in lines] == ["drafter", "sam", "first-occurrence"]
+    assert {len(line) for line in lines} == {9} and lines[2][5] == "-"
 
 
 def test_a_recording_of_one_epoch_is_refused(npz, tmp_path, capsys):
     for name in ("trace", "same"):
-        assert main(["--traces", str(tmp_path / f"{name}.npz"), "--no-cost", "--epochs"]) == 2
+        assert main(["--traces", str(tmp_path / f"{name}.npz"), "--epochs"]) == 2
         assert "expected two or more in response_epoch" in capsys.readouterr().err.splitlines()[-1]
-    assert main(["--traces", str(tmp_path / "two.npz"), "--no-cost", "--epochs", "--json"]) == 0
+    assert main(["--traces", str(tmp_path / "two.npz"), "--epochs", "--json"]) == 0
     row = json.loads(capsys.readouterr().out)
     assert (row["tokens"], row["epochs"], row["replicas"], row["delay"]) == (5, "forgotten", 1, None)
     two, none = (read_recording(path) for path in (tmp_path / "two.npz", npz))
@@ -199,7 +198,7 @@ def test_corpus_of_the_recording_itself_leaves_little_to_verify(tmp_path, capsys
     assert build_corpus(["build", str(trace), "-o", str(corpus)]) == 0
     capsys.readouterr()
     for more in ([], ["--corpus", str(corpus)]):
-        assert main(["--traces", str(trace), "--no-cost", "--json", "--scope", "request", *more]) == 0
+        assert main(["--traces", str(trace), "--json", "--scope", "request", *more]) == 0
         lengths.append(json.loads(capsys.readouterr().out)["mean_acceptance_length"])
     assert lengths[0] < 1.2 < 3 < lengths[1]
 
@@ -219,7 +218,7 @@ def test_corpus_of_the_recording_itself_leaves_little_to_verify(tmp_path, capsys
 def test_what_is_wrong_is_one_line(npz, flags, message, capsys, monkeypatch):
     monkeypatch.chdir(npz.parent)
     try:
-        code = main(["--traces", str(npz), "--no-cost", *flags])
+        code = main(["--traces", str(npz), *flags])
     except SystemExit as ended:
         code = ended.code
     assert code == 2 and message in capsys.readouterr().err.splitlines()[-1]
