@@ -87,10 +87,10 @@ def row_of(requests: int, variant: str, rounds: list[dict[str, dict]], settings:
     Returns:
         Medians over the rounds of `seconds`, `tokens_per_s`, `step_ms` (milliseconds of a step) and `steps`;
         `by_round`: seconds of each; `acceptance_length` over all rounds, `drafted` and `accepted` tokens of all rounds,
-        None for stock; over the reference `compared`, and `all_rounds`: of all rounds' seconds; `as_recorded`:
-        responses equal to the recording's, None where no text is forced; `identical` of `responses` that equal those of
-        `off`, None without it or without seeds; `tokens_ratio`: its tokens over the reference's; `draft_errors`;
-        `asynchronous`: whether the engine schedules asynchronously.
+        None for stock; over the reference `compared`; `as_recorded`: responses equal to the recording's, None where no
+        text is forced; `identical` of `responses` that equal those of `off`, None without it or without seeds;
+        `tokens_ratio`: its tokens over the reference's; `draft_errors`; `asynchronous`: whether the engine schedules
+        asynchronously.
     """
     runs, base = [one[variant] for one in rounds], [one[settings.reference] for one in rounds]
 
@@ -115,7 +115,6 @@ def row_of(requests: int, variant: str, rounds: list[dict[str, dict]], settings:
         "acceptance_length": verify_steps and round(verified / verify_steps, 3) if verify_steps != 0 else 1.0,
         **{name: whole(name) for name in ("drafted", "accepted", "draft_errors", "as_recorded")},
         **compared(seconds, [run["seconds"] for run in base]),
-        "all_rounds": round(whole("seconds", base) / sum(seconds), 3),
         "identical": _identical(rounds, variant, settings),
         "responses": sum(len(run["responses"]) for run in runs),
         "tokens_ratio": round(whole("tokens") / max(1, whole("tokens", base)), 3),
@@ -189,7 +188,7 @@ def table_of(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Header and cells of the table, for the screen and for a page."""
     is_forced = result["settings"]["text"] is not None
     header = ["requests", "variant", "seconds", "tokens/s", "ms/step", "steps", "length", "drafted", "accepted"]
-    header += [f"over {result['reference']}", "all", "as recorded" if is_forced else "identical to off"]
+    header += [f"over {result['reference']}", "as recorded" if is_forced else "identical to off"]
     cells = []
     for row in result["rows"]:
         same = row["as_recorded"] if is_forced else row["identical"]
@@ -198,7 +197,7 @@ def table_of(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
             f"{row['step_ms']:.2f}", f"{row['steps']:.0f}",
             "-" if (length := row["acceptance_length"]) is None else f"{length:.2f}",
             *("-" if (count := row[name]) is None else str(count) for name in ("drafted", "accepted")),
-            times(row), f"{row['all_rounds']:.2f}x", "-" if same is None else f"{same} of {row['responses']}",
+            times(row), "-" if same is None else f"{same} of {row['responses']}",
         ])  # fmt: skip
     return header, cells
 

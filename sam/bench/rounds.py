@@ -11,17 +11,17 @@ from sam.bench.environment import environment_of
 from sam.bench.loads import WARM_UP, batches_of
 from sam.bench.prompts import Group
 from sam.bench.settings import Settings
-from sam.reading import expect, json_rows
+from sam.reading import json_object, one_line
 from sam.record.atomic import replacing
 
 Place = tuple[int, int]  # a round, from 1, and a load's number
 
 
 class RoundsFile:
-    """rounds.jsonl: what is measured, then a line for each load of each round; of one measured again the last holds.
+    """rounds.json: what is measured, and each load of each round.
 
     Attributes:
-        lines: by round and number of the load: `round`, `load`, `requests`, and `runs` by variant.
+        lines: by round and number of the load: `round`, `load`, and `runs` by variant.
 
     Raises:
         ValueError: the file is there and the settings do not go on with it, or it is of another measurement.
@@ -29,39 +29,28 @@ class RoundsFile:
 
     def __init__(self, settings: Settings, digest: str):
         """`digest`: of all prompts, and of the responses that are forced."""
-        self._path, self._settings = settings.output / "rounds.jsonl", settings
+        self._path = path = settings.output / "rounds.json"
+        self._settings = settings
+        self._own = settings.of_measurement() | {"prompts": digest}
         self.lines: dict[Place, dict[str, Any]] = {}
-        own = settings.of_measurement() | {"prompts": digest}
-        if self._path.exists():
-            if not settings.resume and self._path.read_bytes().count(b"\n") > 1:
-                raise ValueError(f"{self._path} is there already: go on with --resume, or name another --output")
-            self._read(own)
+        if path.exists():
+            if not settings.resume:
+                raise ValueError(f"{path} is there already: go on with --resume, or name another --output")
+            found = json_object(path)
+            with one_line(str(path), "not rounds of sam.bench: name another --output"):
+                was = found["settings"]
+                self.lines = {(line["round"], line["load"]): line for line in found["rounds"] if line["runs"]}
+            for name, value in self._own.items():
+                if was.get(name) != value:
+                    change = f"{name.replace('_', '-')} was {was.get(name)}, now {value}"
+                    raise ValueError(f"{path}: {change}: use the same settings, or name another --output")
         settings.output.mkdir(parents=True, exist_ok=True)
-        with replacing(self._path) as partial:  # without half a line, of when the machine stopped
-            partial.write_text("".join(json.dumps(row) + "\n" for row in ({"settings": own}, *self.lines.values())))
 
-    def _read(self, own: dict[str, Any]) -> None:
-        def read(row: dict[str, Any], place: str) -> None:
-            if "settings" in row:
-                for name, value in own.items():
-                    if (was := row["settings"].get(name)) != value:
-                        change = f"{name.replace('_', '-')} was {was}, now {value}"
-                        raise ValueError(f"{self._path}: {change}: use the same settings, or name another --output")
-                return
-            is_ours = row.keys() >= {"round", "load", "requests"} and isinstance(row.get("runs"), dict)
-            expect(is_ours, place, "a row of sam.bench with round, load, requests, runs", sorted(row))
-            self.lines[row["round"], row["load"]] = row
-
-        for _ in json_rows(self._path, read, is_growing=True):
-            pass
-
-    def append(self, place: Place, runs: dict[str, dict[str, Any]]) -> None:
-        """Keep what was measured of a load in a round, on disk at once."""
-        round_, load = place
-        line = {"round": round_, "load": load, "requests": self._settings.requests[load], "runs": runs}
-        with self._path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-        self.lines[place] = line
+    def add(self, place: Place, runs: dict[str, dict[str, Any]]) -> None:
+        """Keep what was measured of a load in a round, on disk at once; of one measured again the last holds."""
+        self.lines[place] = {"round": place[0], "load": place[1], "runs": runs}
+        with replacing(self._path) as partial:
+            partial.write_text(json.dumps({"settings": self._own, "rounds": list(self.lines.values())}))
 
     def missing(self, variants: list[str]) -> list[Place]:
         """Places that lack one of the variants, in their order."""
@@ -110,7 +99,7 @@ class Engines:
                     for _ in self._runs(variants, WARM_UP, load, bar):
                         pass
                 for round_, load in file.missing(list(self._engines)):
-                    file.append((round_, load), dict(self._runs(turns(variants, round_), round_, load, bar)))
+                    file.add((round_, load), dict(self._runs(turns(variants, round_), round_, load, bar)))
                 bar.set_description("ending the engines")
         finally:
             stop_all(self._engines.values())
