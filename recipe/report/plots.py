@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -20,26 +19,18 @@ SPARE_COLORS = ("#0072B2", "#CC79A7", "#56B4E9", "#B2182B", "#F0E442")  # Okabe 
 DASHES = {"off": "--", "ngram": "-.", "suffix": ":"}
 SIZE, WIDE = (4.8, 3.0), (6.6, 3.1)  # inches; the first picture is as wide as two
 POINTS = 120  # of a curve over time
-SHARE = "rollout/spec_source_share/"
 # Parts of the page, in reading order; the pictures of FIRST stand below the answer without a heading.
 FIRST, TIME, ACCEPTANCE, TRAINING = "", "Where the time went", "Acceptance", "Training"
-
-
-class Drawing(NamedTuple):
-    """What is drawn: the runs, colour, dashes and label of each by its name, and the figures of summary.json."""
-
-    runs: list[Run]
-    styles: dict[str, dict[str, str]]
-    summary: dict
+Labels = tuple[str, str] | None  # of the axes; None: there is nothing to see
 
 
 def draw_all(runs: list[Run], summary: dict) -> dict[str, list[Picture]]:
-    """What the runs have recorded, by part of the page."""
-    drawing, found = Drawing(runs, styles_of([run.name for run in runs]), summary), {}
+    """What the runs have recorded, by part of the page; `summary` as summary.json has it."""
+    styles, found = [style_of(run.name, number) for number, run in enumerate(runs)], {}
     for part, title, caption, draw in PICTURES:
         figure = new_figure(*(SIZE if found else WIDE))
         axes = figure.subplots()
-        if (labels := draw(axes, drawing)) is not None:
+        if (labels := draw(axes, list(zip(runs, styles, strict=True)), summary)) is not None:
             axes.set_xlabel(labels[0], fontsize=9)
             axes.set_ylabel(labels[1], fontsize=9)
             axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
@@ -51,18 +42,10 @@ def draw_all(runs: list[Run], summary: dict) -> dict[str, list[Picture]]:
     return found
 
 
-def styles_of(names: list[str]) -> dict[str, dict[str, str]]:
-    """A method's own colour for its first run, a colour of its own for every other run.
-
-    Example:
-        >>> styles = styles_of(["sam", "off", "sam 2"])
-        >>> len({style["color"] for style in styles.values()})
-        3
-    """
-    others = [name for name in names if name not in COLORS]
-    colors = COLORS | {name: SPARE_COLORS[i % len(SPARE_COLORS)] for i, name in enumerate(others)}
-    dashes = {name: DASHES.get(name.split()[0], "-") for name in names}  # a second run of a method is "sam 2"
-    return {name: {"label": name, "color": colors[name], "linestyle": dashes[name]} for name in names}
+def style_of(name: str, number: int) -> dict[str, str]:
+    """Label, dashes and colour of run `number`: its method's own, or a spare one for a second run, "sam 2"."""
+    color = COLORS.get(name, SPARE_COLORS[number % len(SPARE_COLORS)])
+    return {"label": name, "color": color, "linestyle": DASHES.get(name.split()[0], "-")}
 
 
 def over_time(steps: EngineSteps, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -77,27 +60,26 @@ def over_time(steps: EngineSteps, name: str) -> tuple[np.ndarray, np.ndarray]:
     return edges[1:] / 1e3, np.diff(np.interp(edges, ends, sums)) / np.diff(edges)
 
 
-def _drafts(axes, drawing: Drawing) -> tuple[str, str] | None:
-    first = drawing.runs[0]
+def _drafts(axes, runs: list[tuple[Run, dict]], _) -> Labels:
+    first = runs[0][0]
     if not first.recorded:
         return None
     ordered = sorted(first.steps, key=lambda step: first.metrics[step][first.rollout_key])
     steps = first.recorded[step := ordered[len(ordered) // 2]]
     axes.fill_between(*over_time(steps, "drafted"), color="#D55E00", alpha=0.35, label="draft tokens verified, a step")
     axes.fill_between(*over_time(steps, "accepted"), color="#009E73", alpha=0.8, label="accepted, a step")
-    for run in drawing.runs:
+    for run, style in runs:
         if step in run.recorded:
-            style = drawing.styles[run.name] | {"color": "#222222", "label": f"running requests, {run.name}"}
+            style = style | {"color": "#222222", "label": f"running requests, {run.name}"}
             axes.plot(*over_time(run.recorded[step], "running"), **style)
     axes.set_ylim(0)
     return f"seconds of rollout in training step {step}", "running requests, or tokens"
 
 
-def _curve(curve: Curve, axes, drawing: Drawing) -> tuple[str, str] | None:
-    having = [run for run in drawing.runs if run.series(curve.key)[0]]
+def _curve(curve: Curve, axes, runs: list[tuple[Run, dict]], _) -> Labels:
+    having = [(run, style) for run, style in runs if run.series(curve.key)[0]]
     # The last run is drawn thin and on top, so that equal curves are seen to be several.
-    for number, run in enumerate(having):
-        style = drawing.styles[run.name]
+    for number, (run, style) in enumerate(having):
         axes.plot(*run.series(curve.key), linewidth=max(1.2, 5 - 2 * number), marker=".", **style)
         for key in sorted({key for row in run.metrics.values() for key in row}) if curve == ACCURACY else ():
             if key.startswith("val-core/") and "/acc/mean" in key:
@@ -106,61 +88,39 @@ def _curve(curve: Curve, axes, drawing: Drawing) -> tuple[str, str] | None:
     return ("training step", curve.unit) if having else None
 
 
-def _rollout_time(axes, drawing: Drawing) -> tuple[str, str]:
-    found = {name: [its["rollout"], its["tail"]] for name, its in drawing.summary["seconds"].items()}
-    count = 1 if any(None in values for values in found.values()) else 2
+def _rollout_time(axes, runs: list[tuple[Run, dict]], summary: dict) -> Labels:
+    found = [list(summary["seconds"][run.name].values())[:2] for run, _ in runs]
+    count = 1 if any(None in seconds for seconds in found) else 2
     positions, width = np.arange(count), 0.8 / len(found)
-    for index, (name, values) in enumerate(found.items()):
-        style = {"label": name, "color": drawing.styles[name]["color"]}
-        bars = axes.bar(positions + index * width, values[:count], width * 0.92, **style)
+    for number, ((run, style), seconds) in enumerate(zip(runs, found, strict=True)):
+        place = positions + number * width
+        bars = axes.bar(place, seconds[:count], width * 0.92, label=run.name, color=style["color"])
         axes.bar_label(bars, fmt="%.1f", padding=2, fontsize=8)
-    names = ["rollout", f"its tail (at most {drawing.summary['tail_threshold']} running)"]
+    names = ["rollout", f"its tail (at most {summary['tail_threshold']} running)"]
     axes.set_xticks(positions + width * (len(found) - 1) / 2, names[:count])
     axes.margins(y=0.12)
     return "", "seconds, all steps"
 
 
-def _by_position(axes, drawing: Drawing) -> tuple[str, str] | None:
-    for run in drawing.runs:
+def _by_position(axes, runs: list[tuple[Run, dict]], _) -> Labels:
+    for run, style in runs:
         steps = list(run.recorded.values())
         verified, emitted = (sum(getattr(one, f"position_{name}") for one in steps) for name in ("steps", "emitted"))
         if np.any(used := verified > 0):
             starts = np.arange(len(verified)) * steps[0].position_bin
-            axes.plot(starts[used], emitted[used] / verified[used], marker="o", **drawing.styles[run.name])
+            axes.plot(starts[used], emitted[used] / verified[used], marker="o", **style)
     drawn = bool(axes.lines)
     axes.axhline(1.0, color="grey", linewidth=0.8)
     return ("position in the response (tokens)", "mean acceptance length") if drawn else None
 
 
-def _sources(axes, drawing: Drawing) -> tuple[str, str] | None:
-    metrics = drawing.runs[0].metrics
-    steps = [step for step, row in sorted(metrics.items()) if any(key.startswith(SHARE) for key in row)]
-    keys = sorted({key for step in steps for key, value in metrics[step].items() if key.startswith(SHARE) and value})
-    below = np.zeros(len(steps))
-    for key in keys:
-        share = np.array([metrics[step].get(key, 0.0) for step in steps])
-        axes.bar(steps, share, 0.85, bottom=below, label=key.removeprefix(SHARE).replace("_", " "))
-        below += share
-    axes.set_ylim(0, 1.4)  # room for the legend
-    return ("training step", "share of draft tokens") if keys else None
-
-
-def _of(part: str, *curves: Curve) -> list[tuple[str, str, str, Callable]]:
+def _of(part: str, *curves: Curve) -> list[tuple[str, str, str, Callable[..., Labels]]]:
     return [(part, one.name[0].upper() + one.name[1:], one.caption, partial(_curve, one)) for one in curves]
 
 
-GRAPHS = (
-    Curve("graphs, steps with drafts", "rollout/graph_share/with_drafts", "share", "Steps that replayed a graph."),
-    Curve("graphs, other steps", "rollout/graph_share/without_drafts", "share", "Steps that replayed a graph."),
-)
-ACCEPTED = (
-    Curve("over training", "rollout/spec_accept_length", "mean acceptance length", "1 is no gain."),
-    Curve(
-        "the draft model over training", "rollout/spec_draft_model_accept_rate", "accepted / drafted", "Of its tokens."
-    ),
-)
-# Part of the page, title, caption, and what draws on axes and says what these show; None: nothing is recorded.
-PICTURES: list[tuple[str, str, str, Callable]] = [
+ACCEPTED = Curve("over training", "rollout/spec_accept_length", "mean acceptance length", "1 is no gain.")
+# Part of the page, title, caption, and what draws runs with their styles on axes.
+PICTURES: list[tuple[str, str, str, Callable[..., Labels]]] = [
     (
         FIRST,
         "Running requests, and the drafts verified and accepted",
@@ -170,9 +130,7 @@ PICTURES: list[tuple[str, str, str, Callable]] = [
     ),
     *_of(FIRST, REWARD, LENGTH, ACCURACY),
     (TIME, "Rollout in all of verl", "Measured in the server, summed over the steps.", _rollout_time),
-    *_of(TIME, *GRAPHS),
-    *_of(ACCEPTANCE, *ACCEPTED),
+    *_of(ACCEPTANCE, ACCEPTED),
     (ACCEPTANCE, "By position in the response", "Tokens per verify step of a request.", _by_position),
-    (ACCEPTANCE, "Where drafts came from", "Draft tokens of the first run, of one prompt in 32.", _sources),
     *_of(TRAINING, *LEARNT),
 ]

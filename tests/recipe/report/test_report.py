@@ -102,16 +102,6 @@ def test_the_page_gives_the_answer_first(report, tmp_path):
     assert "note: Stock vLLM was not measured: python -m recipe.against_stock " in printed
 
 
-def test_what_only_some_runs_record_is_drawn_where_they_do(runs, report):
-    def record(row):
-        row |= {"rollout/spec_source_share/own": 0.5, "rollout/spec_source_share/earlier": 0.5}
-        row |= {"rollout/graph_share/with_drafts": 0.9, "rollout/spec_draft_model_accept_rate": 0.4}
-
-    change_metrics(runs[0], record)
-    more = {"Where drafts came from", "Graphs, steps with drafts", "The draft model over training"}
-    assert more <= set(pictures(report()[1]))
-
-
 ROUNDS = {"stock": [3.0, 6.0, 3.0, 3.4], "off": [3.0, 7.5, 3.0, 3.4], "sam": [2.0, 4.0, 1.5, 2.0]}
 LOST = {"stock": [1.0, 1.0, 1.0], "off": [1.0, 1.0, 1.0], "sam": [2.0, 2.0, 2.0]}
 
