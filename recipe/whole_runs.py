@@ -6,6 +6,7 @@ the same tokens, which is checked.
 """
 
 import argparse
+import itertools
 import json
 import shlex
 import subprocess
@@ -55,49 +56,43 @@ def read(directories: list[list[Path]]) -> list[list[Run]]:
         ReportError: a run has other steps or responses than the first one, or has not recorded them.
     """
     runs = [[Run.load(directory) for directory in row] for row in directories]
-    for run in (run for row in runs for run in row):
-        compared = compare_responses(run, runs[0][0])
-        counts = {step: compared.get(step, (0, 0)) for step in runs[0][0].steps}
-        wrong = [step for step, (same, of) in counts.items() if not same or same < of]
-        if run.steps != runs[0][0].steps or wrong:
-            raise ReportError(f"{run.source}: other steps or responses than {runs[0][0].source}, first {wrong[:1]}")
+    first = runs[0][0]
+    for run in itertools.chain(*runs):
+        same = compare_responses(run, first)
+        wrong = [step for step in first.steps if not (counts := same.get(step)) or counts[0] < max(1, counts[1])]
+        if run.steps != first.steps or wrong:
+            raise ReportError(f"{run.source}: other steps or responses than {first.source}, first {wrong[:1]}")
     return runs
 
 
 def table(runs: list[list[Run]], variants: list[str]) -> list[dict]:
     """For each variant its rollouts' seconds by round, what sam.bench has of these `compared` with the first variant's
-    in the same round, and by training step the medians of the ratio and of the mean acceptance length."""
-
-    def column(number: int, key: str) -> np.ndarray:
-        """float [rounds, steps] of a variant."""
-        return np.array([row[number].column(key, row[number].steps) for row in runs])
-
-    rows, first = [], column(0, "rollout/seconds")
-    for number, name in enumerate(variants):
-        seconds, lengths = column(number, "rollout/seconds"), column(number, "rollout/spec_accept_length")
+    in the same round, and the mean acceptance length by round."""
+    rows: list[dict] = []
+    for number, variant in enumerate(variants):
+        own = [row[number] for row in runs]
+        seconds = [run.seconds(run.steps) for run in own]
+        against = compared(seconds, rows[0]["seconds"] if rows else seconds)
         rows.append(
             {
-                "variant": name,
-                "seconds": seconds.sum(1).tolist(),
-                **compared(seconds.sum(1).tolist(), first.sum(1).tolist()),
-                "ratio_by_step": np.median(first / seconds, axis=0).tolist(),
-                "acceptance_length_by_step": np.median(lengths, axis=0).tolist(),
+                "variant": variant,
+                "seconds": seconds,
+                **against,
+                "acceptance_length": [run.acceptance()[0] for run in own],
             }
         )
     return rows
 
 
 def as_text(rows: list[dict]) -> Iterator[str]:
-    """Lay out `table`'s rows: medians with the range of the rounds."""
+    """Lay out `table`'s rows: medians, and the range of the rounds."""
     for row in rows:
-        of = row["seconds"]
-        ratios, lengths = (
-            ", ".join(f"{value:.2f}" for value in row[f"{name}_by_step"]) for name in ("ratio", "acceptance_length")
-        )
+        of, lengths = row["seconds"], [length for length in row["acceptance_length"] if length is not None]
         yield row["variant"]
         yield f"  rollout seconds of a run: {np.median(of):.2f} ({min(of):.2f} to {max(of):.2f})"
-        yield f"  over the first variant: {times(row)}, {len(of)} rounds: {row['answer']}; by training step {ratios}"
-        yield f"  mean acceptance length by training step: {lengths}"
+        yield f"  over the first variant: {times(row)}, {len(of)} rounds: {row['answer']}"
+        if lengths:
+            yield f"  mean acceptance length: {np.median(lengths):.2f}"
 
 
 def main(arguments: list[str] | None = None) -> int:
