@@ -66,7 +66,7 @@ def as_html(runs: list[Run], summary: dict, against: dict | None) -> str:
         "What differs between the two configs": (("key", "first", "second"), [(k, *v) for k, v in differing]),
         "Versions": (("package", "version"), list(first.versions.items())),
     }
-    sections = [Section(part, pictures) for part, pictures in draw_all(runs, summary).items()]
+    sections = [Section(part, pictures) for part, pictures in draw_all(runs).items()]
     sections += [Section(title, table=table) for title, table in tables.items() if table[1]]
     return page(TITLE, figures.answer(summary, against), sections)
 

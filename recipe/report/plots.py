@@ -20,17 +20,17 @@ DASHES = {"off": "--", "ngram": "-.", "suffix": ":"}
 SIZE, WIDE = (4.8, 3.0), (6.6, 3.1)  # inches; the first picture is as wide as two
 POINTS = 120  # of a curve over time
 # Parts of the page, in reading order; the pictures of FIRST stand below the answer without a heading.
-FIRST, TIME, ACCEPTANCE, TRAINING = "", "Where the time went", "Acceptance", "Training"
+FIRST, ACCEPTANCE, TRAINING = "", "Acceptance", "Training"
 Labels = tuple[str, str] | None  # of the axes; None: there is nothing to see
 
 
-def draw_all(runs: list[Run], summary: dict) -> dict[str, list[Picture]]:
-    """What the runs have recorded, by part of the page; `summary` as summary.json has it."""
+def draw_all(runs: list[Run]) -> dict[str, list[Picture]]:
+    """What the runs have recorded, by part of the page."""
     styles, found = [style_of(run.name, number) for number, run in enumerate(runs)], {}
     for part, title, caption, draw in PICTURES:
         figure = new_figure(*(SIZE if found else WIDE))
         axes = figure.subplots()
-        if (labels := draw(axes, list(zip(runs, styles, strict=True)), summary)) is not None:
+        if (labels := draw(axes, list(zip(runs, styles, strict=True)))) is not None:
             axes.set_xlabel(labels[0], fontsize=9)
             axes.set_ylabel(labels[1], fontsize=9)
             axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
@@ -60,7 +60,7 @@ def over_time(steps: EngineSteps, name: str) -> tuple[np.ndarray, np.ndarray]:
     return edges[1:] / 1e3, np.diff(np.interp(edges, ends, sums)) / np.diff(edges)
 
 
-def _drafts(axes, runs: list[tuple[Run, dict]], _) -> Labels:
+def _drafts(axes, runs: list[tuple[Run, dict]]) -> Labels:
     first = runs[0][0]
     if not first.recorded:
         return None
@@ -76,7 +76,7 @@ def _drafts(axes, runs: list[tuple[Run, dict]], _) -> Labels:
     return f"seconds of rollout in training step {step}", "running requests, or tokens"
 
 
-def _curve(curve: Curve, axes, runs: list[tuple[Run, dict]], _) -> Labels:
+def _curve(curve: Curve, axes, runs: list[tuple[Run, dict]]) -> Labels:
     having = [(run, style) for run, style in runs if run.series(curve.key)[0]]
     # The last run is drawn thin and on top, so that equal curves are seen to be several.
     for number, (run, style) in enumerate(having):
@@ -88,21 +88,7 @@ def _curve(curve: Curve, axes, runs: list[tuple[Run, dict]], _) -> Labels:
     return ("training step", curve.unit) if having else None
 
 
-def _rollout_time(axes, runs: list[tuple[Run, dict]], summary: dict) -> Labels:
-    found = [list(summary["seconds"][run.name].values())[:2] for run, _ in runs]
-    count = 1 if any(None in seconds for seconds in found) else 2
-    positions, width = np.arange(count), 0.8 / len(found)
-    for number, ((run, style), seconds) in enumerate(zip(runs, found, strict=True)):
-        place = positions + number * width
-        bars = axes.bar(place, seconds[:count], width * 0.92, label=run.name, color=style["color"])
-        axes.bar_label(bars, fmt="%.1f", padding=2, fontsize=8)
-    names = ["rollout", f"its tail (at most {summary['tail_threshold']} running)"]
-    axes.set_xticks(positions + width * (len(found) - 1) / 2, names[:count])
-    axes.margins(y=0.12)
-    return "", "seconds, all steps"
-
-
-def _by_position(axes, runs: list[tuple[Run, dict]], _) -> Labels:
+def _by_position(axes, runs: list[tuple[Run, dict]]) -> Labels:
     for run, style in runs:
         steps = list(run.recorded.values())
         verified, emitted = (sum(getattr(one, f"position_{name}") for one in steps) for name in ("steps", "emitted"))
@@ -129,7 +115,6 @@ PICTURES: list[tuple[str, str, str, Callable[..., Labels]]] = [
         _drafts,
     ),
     *_of(FIRST, REWARD, LENGTH, ACCURACY),
-    (TIME, "Rollout in all of verl", "Measured in the server, summed over the steps.", _rollout_time),
     *_of(ACCEPTANCE, ACCEPTED),
     (ACCEPTANCE, "By position in the response", "Tokens per verify step of a request.", _by_position),
     *_of(TRAINING, *LEARNT),

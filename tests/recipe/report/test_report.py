@@ -96,7 +96,7 @@ def test_the_page_gives_the_answer_first(report, tmp_path):
     assert "23 of 24 responses identical, token for token" in page and "<td>speculation.method</td>" in page
     assert pictures(page) == [
         "Running requests, and the drafts verified and accepted", "Reward", "Response length", "Accuracy",
-        "Rollout in all of verl", "Over training", "By position in the response", "Entropy", "Gradient norm",
+        "Over training", "By position in the response", "Entropy", "Gradient norm",
     ]  # fmt: skip
     assert "sam synchronously, off asynchronously" in printed and printed.splitlines()[-1].endswith("report.html")
     assert "note: Stock vLLM was not measured: python -m recipe.against_stock " in printed
