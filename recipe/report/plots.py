@@ -4,10 +4,10 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from recipe.report.figures import ACCURACY, LEARNT, LENGTH, REWARD, Curve
 from recipe.report.runs import Run
-from sam.command import new_figure
 from sam.page import Picture, picture
 from sam.record.engine_steps import EngineSteps
 
@@ -28,7 +28,7 @@ def draw_all(runs: list[Run]) -> dict[str, list[Picture]]:
     """What the runs have recorded, by part of the page."""
     styles, found = [style_of(run.name, number) for number, run in enumerate(runs)], {}
     for part, title, caption, draw in PICTURES:
-        figure = new_figure(*(SIZE if found else WIDE))
+        figure = Figure(figsize=SIZE if found else WIDE, layout="constrained")
         axes = figure.subplots()
         if (labels := draw(axes, list(zip(runs, styles, strict=True)))) is not None:
             axes.set_xlabel(labels[0], fontsize=9)

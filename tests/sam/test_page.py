@@ -39,15 +39,9 @@ def test_the_answer_comes_first_and_texts_are_escaped():
 
 
 def test_a_picture_is_inside_the_page():
-    pytest.importorskip("matplotlib")
-    from sam.command import new_figure
-
-    def draw(values):
-        figure = new_figure(3, 2)
-        figure.subplots().plot(values)
-        return picture(figure, "it's a line", "what it shows")
-
-    text = page("t", [], [Section("", [draw([1, 2])])])
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    figure.subplots().plot([1, 2])
+    text = page("t", [], [Section("", [picture(figure, "it's a line", "what it shows")])])
     (source,) = read(text).fetched
     kind, encoded = source.split(",")
     assert kind == "data:image/svg+xml;base64" and b"<svg " in base64.b64decode(encoded)
