@@ -91,26 +91,23 @@ def spread(steps: list[int], count: int) -> list[int]:
 
 
 def write_text(run: Run, steps: list[int], samples: int, path: Path) -> int:
-    """Write the first generation round of each step as one recording, equally many groups of each; returns the requests
-    of a round."""
-    rounds = [_groups(run, step, samples) for step in steps]
+    """Write the first generation round of each step as one recording, equally many groups of each, those that have all
+    their responses; returns the requests of a round."""
+    rounds: list[list[list[dict]]] = []
+    for step in steps:
+        groups: dict[int, list[dict]] = {}
+        responses = read_responses(run.directory, step)
+        first = min(row.round for row in responses)
+        for row in (row for row in responses if row.round == first):
+            groups.setdefault(row.prompt, []).append({name: getattr(row, name).tolist() for name in TOKENS})
+        rounds.append([group for group in groups.values() if len(group) == samples])
     prompts = min(map(len, rounds))
     if not prompts:
         raise ReportError(f"{run.source}: no prompt with {samples} responses in a step of {steps}")
-    lines = [json.dumps(row) + "\n" for groups in rounds for group in groups[:prompts] for row in group]
     with replacing(path) as partial:
-        partial.write_text("".join(lines))
+        rows = (row for groups in rounds for group in groups[:prompts] for row in group)
+        partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return prompts * samples
-
-
-def _groups(run: Run, step: int, samples: int) -> list[list[dict]]:
-    """The prompts of a step's first generation round that have all their responses."""
-    groups: dict[tuple, list[dict]] = {}
-    for row in read_responses(run.directory, step):
-        texts = {name: getattr(row, name).tolist() for name in TOKENS}
-        groups.setdefault((row.round, row.prompt), []).append(texts)
-    first = min((number for number, _ in groups), default=0)
-    return [group for (number, _), group in groups.items() if number == first and len(group) == samples]
 
 
 def set_environment(config: DictConfig) -> None:
