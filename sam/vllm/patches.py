@@ -127,7 +127,7 @@ PATCHES = {
         "vLLM reports steps.",
     ),
     # Asynchronous scheduling.
-    "follow_switch": Patch(
+    "schedule_wanted_drafts": Patch(
         "AsyncScheduler",
         "update_from_output _update_after_schedule",
         "placeholders for a whole draft of every request are scheduled in every step: where nothing is drafted, each "
@@ -145,7 +145,7 @@ PATCHES = {
         "the following steps are lost.",
         "vLLM counts outputs there.",
     ),
-    "skip_ngram_tensors": Patch(
+    "skip_ngram_gpu_tensors": Patch(
         "vllm.v1.worker.gpu_model_runner",
         "update_ngram_gpu_tensors_incremental",
         "every new request's text and all lengths are copied to the device in each step for NgramProposerGPU's "
@@ -249,6 +249,16 @@ def wrap(owner: Any, attribute: str, name: str, wrapper: Callable) -> None:
 
     wrapped._sam = getattr(original, "_sam", frozenset()) | {name}
     put(owner, attribute, name, wrapped)
+
+
+def before(owner: Any, attribute: str, name: str, action: Callable) -> None:
+    """Call `action` with a method's first argument beforehand."""
+
+    def acting(original, first, *arguments, **keywords):
+        action(first)
+        return original(first, *arguments, **keywords)
+
+    wrap(owner, attribute, name, acting)
 
 
 def put(owner: Any, attribute: str, name: str, value: Any) -> None:

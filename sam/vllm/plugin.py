@@ -53,7 +53,7 @@ def _get_scheduler_cls(original, scheduler_config):
     if scheduler_config.async_scheduling:
         from sam.vllm import async_hooks
 
-        async_hooks.follow_switch(scheduler_class)
+        async_hooks.schedule_wanted_drafts(scheduler_class)
         async_hooks.discard_stale_drafts(scheduler_class)
     return scheduler_class
 
@@ -80,7 +80,7 @@ def _open_doors(vllm_config, config: SpeculationConfig) -> None:
     if method == "ngram_gpu":
         from sam.vllm import async_hooks
 
-        async_hooks.open_ngram_gpu(_async_proposer)
+        async_hooks.substitute_ngram_gpu_proposer(_async_proposer)
     elif config.method in WITH_DRAFT_MODEL and not current_platform.is_out_of_tree():
         from sam.vllm.trained.doors import open_doors
 

@@ -7,7 +7,6 @@ apart.
 """
 
 from collections.abc import Sequence
-from typing import Self
 
 from sam.vllm import patches
 
@@ -55,39 +54,17 @@ def check_async(parallel) -> None:
     )
 
 
-class DraftChannel:
-    """Carries the drafts of the first tensor-parallel rank to the others, before the step that verifies them.
+def tensor_parallel_group(runner):
+    """vLLM's GroupCoordinator of the ranks that verify the first one's drafts; None if there is one rank.
 
-    One message for each step in which the scheduler left room for drafts, none in others: all ranks are given the same
-    scheduler output, so that they agree on which steps these are without a word. It travels as Python's objects do
-    between vLLM's ranks, through shared memory (another machine: a socket). No device takes part.
-
-    Args:
-        group: the GroupCoordinator of the tensor-parallel ranks, as `get_tp_group` gives it.
+    It carries the drafts before the step that verifies them: one `broadcast_object` for each step in which the
+    scheduler left room for drafts, none in others. All ranks are given the same scheduler output, so that they agree on
+    which steps these are without a word. It travels as Python's objects do between vLLM's ranks, through shared memory
+    (another machine: a socket). No device takes part.
     """
+    from vllm.distributed.parallel_state import get_tp_group
 
-    def __init__(self, group):
-        self._group = group
-
-    @classmethod
-    def of(cls, runner) -> Self | None:
-        """That of a model runner; None if it has no other tensor-parallel rank."""
-        from vllm.distributed.parallel_state import get_tp_group
-
-        return cls(get_tp_group()) if runner.vllm_config.parallel_config.tensor_parallel_size > 1 else None
-
-    def share(self, drafts: dict[str, list[int]]) -> dict[str, list[int]]:
-        """The first rank's drafts, by request.
-
-        Args:
-            drafts: this rank's; the requests, and their order, are the same on all ranks.
-        """
-        shared = self._group.broadcast_object(list(drafts.values()))
-        return dict(zip(drafts, shared, strict=True))
-
-    def share_plan(self, paths: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
-        """The first rank's further paths, by request; other ranks' are not looked at."""
-        return self._group.broadcast_object(paths)
+    return get_tp_group() if runner.vllm_config.parallel_config.tensor_parallel_size > 1 else None
 
 
 def keep_other_ranks_tokens(runner) -> None:

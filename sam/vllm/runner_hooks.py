@@ -1,12 +1,9 @@
-"""What drafts that need no KV cache ask and change of vLLM's model runner, and what requests say to drafters."""
+"""What drafts that need no KV cache change of vLLM's model runner."""
 
 from dataclasses import replace
 
 from sam.vllm import patches
-
-# Keys of SamplingParams.extra_args, for drafters and their history alone: no token depends on them.
-PART = "sam_part"  # of a part of a response: tokens of the response's own prompt, and that it may have at most
-WAITING = "sam_waiting"  # how many requests wait behind this one for a slot; none where it says nothing
+from sam.vllm.hints import RequestHints
 
 
 def draft_near_max_model_len(runner) -> None:
@@ -47,7 +44,7 @@ def skip_empty_drafts(runner) -> None:
     """Send the scheduler no drafts after a step without any, instead of an empty draft for every request."""
 
     def take_if_any(take):
-        return take() if runner.drafter.drafted else None
+        return take() if runner.drafter.last.drafted else None
 
     patches.wrap(runner, "take_draft_token_ids", "skip_empty_drafts", take_if_any)
 
@@ -66,7 +63,7 @@ def requests_of_rows(runner) -> list[str]:
 def add_path_rows(runner) -> None:
     """Let further paths take part in the steps of a model runner that is scheduled synchronously."""
     give_own_counts(runner)
-    before(runner, "_update_states", "add_path_rows", runner.sam_paths.before_step)
+    patches.before(runner, "_update_states", "add_path_rows", runner.sam_paths.before_step)
 
 
 def give_own_counts(runner) -> None:
@@ -80,53 +77,14 @@ def give_own_counts(runner) -> None:
     patches.wrap(runner, "execute_model", "own_counts", with_own_counts)
 
 
-def before(runner, attribute: str, name: str, action) -> None:
-    """Call `action` with a method's first argument beforehand."""
-
-    def acting(original, first, *arguments, **keywords):
-        action(first)
-        return original(first, *arguments, **keywords)
-
-    patches.wrap(runner, attribute, name, acting)
-
-
 def note_waiting(runner) -> None:
     """Tell the drafter, whenever requests come, how many wait behind the last of them."""
 
     def note(scheduler_output):
         if new := scheduler_output.scheduled_new_reqs:
-            runner.drafter.awaited.tell(int(_said(new[-1]).get(WAITING, 0)))
+            runner.drafter.awaited.tell(RequestHints.of(new[-1].sampling_params).waiting or 0)
 
-    before(runner, "_update_states", "note_waiting", note)
-
-
-def _said(request) -> dict:
-    """What a request says of itself, which no token depends on: SamplingParams.extra_args."""
-    return getattr(getattr(request, "sampling_params", None), "extra_args", None) or {}
-
-
-def response_start(state) -> int:
-    """Tokens of a request's text before its response, by vLLM's state of it: of a part, those of the first part."""
-    return min(_said(state).get(PART, (state.num_prompt_tokens,))[0], state.num_prompt_tokens)
-
-
-def response_of(state) -> list[int]:
-    """The tokens of a request's response: those that its prompt ends with, if it is a part, and its own."""
-    start = response_start(state)
-    given = state.prompt_token_ids[start:] if start < state.num_prompt_tokens else []
-    return [*given, *state.output_token_ids]
-
-
-def is_continued(state) -> bool:
-    """Whether the response of a request that is gone goes on in another one, by vLLM's state of it: it has all its
-    tokens, none that ends a response, and fewer than the response may have."""
-    if not (said := _said(state).get(PART)):
-        return False
-    parameters, limit = state.sampling_params, said[1]
-    most = parameters.max_tokens
-    tokens = state.output_token_ids[:most]  # drafts behind the end may have been verified too
-    is_cut = len(tokens) == most and min(tokens) >= 0 and parameters.all_stop_token_ids.isdisjoint(tokens)
-    return is_cut and state.num_prompt_tokens - response_start(state) + most < limit
+    patches.before(runner, "_update_states", "note_waiting", note)
 
 
 def fill_last_placeholder(runner) -> None:

@@ -61,7 +61,7 @@ class PathRows:
         self._runner, self.counters = runner, counters
         counters.update(dict.fromkeys(COUNTERS, 0))
         self._blocks = ExtraBlocks(runner, MOST_ROWS, longest + 1)
-        self._channel = ranks.DraftChannel.of(runner)
+        self._group = ranks.tensor_parallel_group(runner)
         self.planned: dict[str, list[list[int]]] = {}
         self.rows: dict[str, Row] = {}
 
@@ -96,8 +96,8 @@ class PathRows:
         planned, self.planned = self.planned, {}
         if not scheduled.scheduled_spec_decode_tokens:
             return
-        if self._channel:
-            planned = self._channel.share_plan(planned)
+        if self._group:  # the first rank's
+            planned = self._group.broadcast_object(planned)
         try:
             rows = dict(self._fitting(scheduled, planned))
             new = [self._as_request(name, row) for name, row in rows.items()]

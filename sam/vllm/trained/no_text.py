@@ -12,7 +12,8 @@ class NoText:
     Example:
         >>> drafter = NoText()
         >>> drafter.start("a", np.array([5, 6]))
-        >>> drafter.step(["a"], np.array([7]), np.array([0, 1]), np.array([3])).token_ids
+        >>> drafter.append(["a"], np.array([7]), np.array([0, 1]))
+        >>> drafter.draft(["a"], np.array([3])).token_ids
         array([], dtype=int32)
         >>> drafter.num_tokens("a")
         3
@@ -34,9 +35,8 @@ class NoText:
         for request_id, count in zip(request_ids, np.diff(offsets).tolist(), strict=True):
             self._lengths[request_id] += count
 
-    def step(self, request_ids, token_ids, offsets, budgets, min_acceptance: float = 0.0) -> Drafts:
-        """Count new tokens, and draft none."""
-        self.append(request_ids, token_ids, offsets)
+    def draft(self, request_ids, budgets, min_acceptance: float = 0.0) -> Drafts:
+        """Draft nothing."""
         nothing = np.zeros(len(request_ids), np.int32)
         return Drafts(nothing[:0], np.zeros(len(request_ids) + 1, np.int64), np.zeros(0, np.float32), nothing)
 

@@ -111,7 +111,7 @@ def test_a_fault_in_a_row_costs_rows_and_changes_no_token(model, off, one_path, 
 
 def test_a_fault_in_planning_costs_drafts_and_changes_no_token(model, off):
     def observe(runner):
-        runner.drafter._planner.plan = None
+        runner.drafter.planner.plan = None
 
     found = run(model, 4, observe=observe)
     assert_same(found, off)

@@ -1,7 +1,5 @@
 """The asynchronous proposer without an engine: counts, drafts and tokens that arrive late."""
 
-import cProfile
-import pstats
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -10,7 +8,7 @@ import pytest
 import torch
 
 from sam.vllm import async_hooks
-from sam.vllm.proposer import MAX_STEPS_BEHIND
+from sam.vllm.tracked_requests import MAX_STEPS_BEHIND
 from tests.sam.vllm.model_runner import LENGTH
 
 ROWS = 4
@@ -56,8 +54,9 @@ def make(requests, rows=ROWS, **parallel):
     states = {}
     for row, (name, (prompt, output)) in enumerate(requests.items()):
         states[name] = SimpleNamespace(
-            prompt_token_ids=prompt, num_prompt_tokens=len(prompt), output_token_ids=list(output), prev_num_draft_len=3
-        )
+            prompt_token_ids=prompt, num_prompt_tokens=len(prompt), output_token_ids=list(output), prev_num_draft_len=3,
+            sampling_params=None,
+        )  # fmt: skip
         batch.token_ids_cpu[row, : len(prompt) + len(output)] = prompt + output
     mask = SimpleNamespace(np=np.zeros(rows, bool))
     proposer._runner = SimpleNamespace(input_batch=batch, requests=states, discard_request_mask=mask)
@@ -90,7 +89,7 @@ def test_placeholders_become_drafts_or_go():
     proposer.before_step(step)
     assert step.scheduled_spec_decode_tokens == proposer.verifying == {"a": [7, 8], "b": [6]}
     assert step.num_scheduled_tokens == {"a": 3, "b": 2, "c": 1} and step.total_num_scheduled_tokens == 6
-    assert proposer.drafted == 3
+    assert proposer.last.drafted == 3
     taken = proposer.take_draft_token_ids()
     assert (taken.req_ids, taken.draft_token_ids) == (["a", "b"], [[7, 8], [6]])
 
@@ -142,22 +141,6 @@ def test_tokens_that_arrive_late_wait_for_nobody_and_nobody_waits_for_them():
     assert proposer._runner.requests["b"].output_token_ids == [] and proposer.counters["draft_errors"] == 0
 
 
-def test_writing_tokens_down_takes_a_few_calls_a_row():
-    rows, width = 256, 4
-    proposer = make({f"request {row}": ([1, 2], [3, -1]) for row in range(rows)}, rows=rows)
-    sampled = [[5, 6, -1, -1]] * rows
-    from sam.vllm.async_proposer import SampledStep
-
-    step = SampledStep(
-        list(proposer._runner.requests), np.full(rows, 3), np.ones(rows, bool), torch.tensor(sampled), None
-    )
-    with cProfile.Profile() as calls:
-        proposer._write(step, step.sampled(), is_last=True)
-    assert pstats.Stats(calls).total_calls < width * rows
-    batch = proposer._runner.input_batch
-    assert (batch.token_ids_cpu[:, 2:6] == [3, 5, 6, -7]).all() and (batch.num_tokens_no_spec == 5).all()
-
-
 def test_tokens_of_a_preempted_request_are_the_schedulers():
     proposer = make({"a": ([1], [2, -1])})
     proposer.policy.plan = lambda state: SimpleNamespace(budget=0, valid_for_steps=0)
@@ -202,7 +185,7 @@ def test_the_scheduler_leaves_room_only_while_drafts_are_to_come():
                 self.requests[name].spec_token_ids = self._spec_token_placeholders
 
     for _ in range(2):
-        async_hooks.follow_switch(Scheduler)
+        async_hooks.schedule_wanted_drafts(Scheduler)
     scheduler = Scheduler()
     for name, what in {"a": {}, "prompt": {"is_prefill_chunk": True}, "json": {"use_structured_output": True}}.items():
         scheduler.add(name, **what)
