@@ -17,7 +17,7 @@ from sam import verify
 from sam.verify.transfer import sent
 from sam.verify.uniforms import rng_key, uniforms
 from sam.vllm import runner_hooks
-from sam.vllm.rejection_sampler import gather_logprobs, known_sampling
+from sam.vllm.rejection_sampler import gather_logprobs, known_step
 
 NO_DRAFT = -2  # equal to no token and not to the placeholder
 
@@ -69,8 +69,6 @@ class ExactSampler:
         self._rng_keys: dict[str, int] = {}
         self._invalid_rows = torch.zeros((), dtype=torch.int64, device=runner.device)
         self.calls = 0
-        self._temperature: torch.Tensor | None = None  # that was last looked at
-        self._temperature_is_one = False
 
     @property
     def invalid_rows(self) -> int:
@@ -108,13 +106,12 @@ class ExactSampler:
         processed = logits if _is_plain(metadata) else self._masked_and_penalised(logits.clone(), metadata, drafts)
         if metadata.all_greedy:
             return processed
+        temperature = rows.spread(metadata.temperature)[:, None]
+        if not metadata.all_random:
+            temperature = torch.where(temperature == verify.GREEDY, 1.0, temperature)
         is_read_later = processed is logits and self._reads_raw_logits(metadata)
-        if is_read_later or not self._is_one(metadata.temperature):
-            temperature = rows.spread(metadata.temperature)
-            if not metadata.all_random:
-                temperature = torch.where(temperature == verify.GREEDY, 1.0, temperature)
-            # As vLLM's own sampler, in place: another copy of the logits takes as long as drawing from them.
-            processed = processed / temperature[:, None] if is_read_later else processed.div_(temperature[:, None])
+        # As vLLM's own sampler, in place: another copy of the logits takes as long as drawing from them.
+        processed = processed / temperature if is_read_later else processed.div_(temperature)
         # Min-p: vLLM refuses it with a speculative_config, so there is one row for each request.
         for processor in metadata.logitsprocs.argmax_invariant:
             processed = processor.apply(processed)
@@ -124,17 +121,6 @@ class ExactSampler:
         # vllm-ascend's sampler brings its own function: vLLM's Triton kernel is not for that device.
         constrain = getattr(self.runner.sampler.topk_topp_sampler, "apply_top_k_top_p", apply_top_k_top_p)
         return constrain(processed, top_k, top_p)
-
-    def _is_one(self, temperature: torch.Tensor) -> bool:
-        """Whether every request's temperature is 1, as in most rollouts: there is nothing to divide by.
-
-        Looked at once for each tensor: vLLM makes another one whenever its batch changes.
-        """
-        if temperature is not self._temperature:
-            on_host = getattr(self.runner.input_batch, "temperature_cpu", None)
-            self._temperature = temperature
-            self._temperature_is_one = on_host is not None and bool((on_host[: len(temperature)] == 1.0).all())
-        return self._temperature_is_one
 
     def _masked_and_penalised(self, logits, metadata, drafts) -> torch.Tensor:
         """`logits` is changed in place."""
@@ -284,28 +270,18 @@ def self_check(runner) -> None:
             "use vLLM 0.23.0"
         )
     kept = runner.input_batch, runner.requests
+    drafts, logits, metadata, expected = known_step(runner.device)
+    draw = float(uniforms(np.array([rng_key(1, 0, "c")]), np.array([5]))[0])
+    expected = [*expected, [2 if draw < 0.5 else 7, -1, -1]]
+    request = SimpleNamespace(sampling_params=SimpleNamespace(seed=1), num_tokens=5)
     try:
-        runner.input_batch, runner.requests, drafts, logits, expected = _known_step(runner.device)
+        runner.requests = dict.fromkeys("abc", request)
+        runner.input_batch = SimpleNamespace(
+            req_ids=list("abc"), generators={}, sampling_metadata=metadata, update_async_output_token_ids=lambda: None
+        )
         found = runner._sample(logits, drafts).sampled_token_ids.tolist()
     finally:
         runner.input_batch, runner.requests = kept
     runner._sample.forget()
     if found != expected:
         raise RuntimeError(f"exact verification's self-check: known logits gave {found}, expected {expected}")
-
-
-def _known_step(device):
-    """A step of three requests: a draft rejected at its second token, none, and one that the uniform decides."""
-    sampling = SimpleNamespace(seed=1)
-    requests = {name: SimpleNamespace(sampling_params=sampling, num_tokens=5) for name in "abc"}
-    metadata = known_sampling(3, device)
-    batch = SimpleNamespace(
-        req_ids=list("abc"), generators={}, sampling_metadata=metadata, update_async_output_token_ids=lambda: None
-    )
-    drafts = SimpleNamespace(num_draft_tokens=[2, 0, 0], draft_token_ids=torch.tensor([3, 4], device=device))
-    logits = torch.full((5, 8), -torch.inf)
-    logits[range(4), [3, 5, 1, 6]] = 0.0  # drawn whatever the uniform
-    logits[4, [2, 7]] = 0.0
-    draw = float(uniforms(np.array([rng_key(1, 0, "c")]), np.array([5]))[0])
-    expected = [[3, 5, -1], [6, -1, -1], [2 if draw < 0.5 else 7, -1, -1]]
-    return batch, requests, drafts, logits.to(device), expected

@@ -6,8 +6,6 @@ The token counts that they exchange for it are kept here; no collective is added
 apart.
 """
 
-from collections.abc import Sequence
-
 from sam.vllm import patches
 
 NUM_TOKENS_ACROSS_DP = 3  # its place in the tuple that the model runner's method returns, vLLM 0.23
@@ -82,23 +80,20 @@ def keep_other_ranks_tokens(runner) -> None:
         result = determine(*args, **kwargs)
         try:
             across = result[NUM_TOKENS_ACROSS_DP].tolist()
-            own = padded(runner, kwargs["num_tokens"] if "num_tokens" in kwargs else args[0])
+            own = _padded(runner, kwargs["num_tokens"] if "num_tokens" in kwargs else args[0])
         except (AttributeError, IndexError, TypeError):  # the ranks agreed on nothing, or another vLLM
             across, own = [], 0
-        runner.sam_max_num_tokens_other_dp_ranks = max_num_tokens_other(across, config.data_parallel_rank, own)
+        rank = config.data_parallel_rank
+        largest = max((num_tokens for other, num_tokens in enumerate(across) if other != rank), default=0)
+        # Padded to the largest, or not exchanged at all (vllm-ascend, where it can do without): all are this rank's.
+        is_own = bool(across) and largest == across[rank] and largest <= own
+        runner.sam_max_num_tokens_other_dp_ranks = 0 if is_own else largest
         return result
 
     patches.wrap(runner, name, "keep_other_ranks_tokens", determine_and_keep)
 
 
-def max_num_tokens_other(across: Sequence[int], rank: int, own: int) -> int:
-    """The largest of `across` without this rank's; `own` is this rank's token count before the exchange, padded."""
-    largest = max((num_tokens for other, num_tokens in enumerate(across) if other != rank), default=0)
-    # Padded to the largest, or not exchanged at all (vllm-ascend, where it can do without): all have this rank's own.
-    return 0 if across and largest == across[rank] and largest <= own else largest
-
-
-def padded(runner, num_tokens: int) -> int:
+def _padded(runner, num_tokens: int) -> int:
     """`num_tokens` padded as vLLM pads a rank's batch: for sequence parallelism, then to the next captured graph."""
     num_tokens = getattr(runner, "_pad_for_sequence_parallelism", int)(num_tokens)
     compilation = getattr(runner.vllm_config, "compilation_config", None)

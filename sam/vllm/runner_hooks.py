@@ -1,16 +1,32 @@
 """What drafts that need no KV cache change of vLLM's model runner."""
 
+import functools
 from dataclasses import replace
 
 from sam.vllm import patches
 from sam.vllm.hints import RequestHints
 
 
-def draft_near_max_model_len(runner) -> None:
-    """Let requests be drafted for while another one is near the longest length."""
+def install(runner) -> None:
+    """Change what a bound drafter asks for, but for what sam.vllm.async_hooks does under asynchronous scheduling."""
+    from vllm.platforms import current_platform
+
     if hasattr(runner, "effective_drafter_max_model_len"):
         most = runner.max_model_len + runner.num_spec_tokens
         patches.put(runner, "effective_drafter_max_model_len", "draft_near_max_model_len", most)
+    patches.put(runner, "num_accepted_tokens_event", "skip_accepted_counts", None)
+    patches.before(runner, "_update_states", "note_waiting", functools.partial(_note_waiting, runner))
+    if not getattr(runner, "use_async_scheduling", False):
+        take_if_any = lambda take: take() if runner.drafter.last.drafted else None  # noqa: E731
+        patches.wrap(runner, "take_draft_token_ids", "skip_empty_drafts", take_if_any)
+    if current_platform.is_cuda():
+        capture_drafts_of_any_length(runner)
+
+
+def _note_waiting(runner, scheduler_output) -> None:
+    """Tell the drafter, whenever requests come, how many wait behind the last of them."""
+    if new := scheduler_output.scheduled_new_reqs:
+        runner.drafter.awaited.tell(RequestHints.of(new[-1].sampling_params).waiting or 0)
 
 
 def capture_drafts_of_any_length(runner) -> None:
@@ -40,20 +56,6 @@ def capture_drafts_of_any_length(runner) -> None:
     patches.wrap(runner, "_check_and_update_cudagraph_mode", name, resolve_as_full)
 
 
-def skip_empty_drafts(runner) -> None:
-    """Send the scheduler no drafts after a step without any, instead of an empty draft for every request."""
-
-    def take_if_any(take):
-        return take() if runner.drafter.last.drafted else None
-
-    patches.wrap(runner, "take_draft_token_ids", "skip_empty_drafts", take_if_any)
-
-
-def skip_accepted_counts(runner) -> None:
-    """Copy no counts of accepted tokens to the device."""
-    patches.put(runner, "num_accepted_tokens_event", "skip_accepted_counts", None)
-
-
 def requests_of_rows(runner) -> list[str]:
     """The request that each row of the batch belongs to: further paths have rows of their own."""
     ids, paths = runner.input_batch.req_ids, getattr(runner, "sam_paths", None)
@@ -75,16 +77,6 @@ def give_own_counts(runner) -> None:
         return execute_model(replace(scheduler_output, **copies), *arguments, **keywords)
 
     patches.wrap(runner, "execute_model", "own_counts", with_own_counts)
-
-
-def note_waiting(runner) -> None:
-    """Tell the drafter, whenever requests come, how many wait behind the last of them."""
-
-    def note(scheduler_output):
-        if new := scheduler_output.scheduled_new_reqs:
-            runner.drafter.awaited.tell(RequestHints.of(new[-1].sampling_params).waiting or 0)
-
-    patches.before(runner, "_update_states", "note_waiting", note)
 
 
 def fill_last_placeholder(runner) -> None:

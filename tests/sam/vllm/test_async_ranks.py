@@ -69,30 +69,6 @@ def test_all_ranks_verify_the_first_ones_drafts_from_the_same_tokens(sampled, ar
     assert second.counters["tracked_requests"] == 0 and second._pending == deque()
 
 
-def test_without_room_for_drafts_nobody_waits_and_nothing_is_sent():
-    first, second = two_ranks(REQUESTS)
-    for proposer in (first, second):
-        proposer.policy.plan = None
-        output = output_of([[2], [5]], arrived=False)
-        for _ in range(3):
-            proposer.after_step(output)
-            proposer.before_step(scheduled({}, Cached([], [], [])))
-        assert output.async_copy_ready_event.waits == proposer._group.calls == 0
-        assert proposer._runner.input_batch.prev_sampled_token_ids == "on the device"
-
-
-def test_a_fault_in_drafting_is_sent_as_no_drafts():
-    first, second = two_ranks(REQUESTS)
-    first.drafter.draft, first.last.plan = None, Plan(3)
-    step, other = step_with_room(), step_with_room()
-    for proposer, scheduler_output in ((first, step), (second, other)):
-        proposer.after_step(output_of([[2], [5]]))
-        proposer.before_step(scheduler_output)
-    assert first.counters["draft_errors"] == 1 and first.verifying == second.verifying == {}
-    assert vars(step) == vars(other) and step.total_num_scheduled_tokens == 2
-    assert second._runner.input_batch.prev_sampled_token_ids == "on the device", "its next step needs no more"
-
-
 def test_a_rank_whose_copy_failed_takes_the_tokens_from_the_device():
     first, second = two_ranks(REQUESTS)
     output = output_of([[2], [5]])

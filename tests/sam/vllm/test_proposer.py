@@ -10,9 +10,9 @@ from sam.drafting.shape import FILLER
 from sam.switch.awaited_requests import PATIENCE_STEPS
 from sam.switch.policies import Threshold
 from sam.switch.step_cost import linear
+from sam.vllm import runner_hooks
 from sam.vllm.hints import RequestHints
 from sam.vllm.ranks import keep_other_ranks_tokens
-from sam.vllm.runner_hooks import note_waiting
 from sam.vllm.tracked_requests import MAX_STEPS_BEHIND
 from tests.sam.vllm.model_runner import LENGTH, make_proposer
 
@@ -180,8 +180,8 @@ def test_a_table_of_another_engine_leaves_the_threshold(tmp_path, monkeypatch):
 def test_no_drafts_while_a_router_is_about_to_fill_the_batch_and_drafts_when_nobody_comes():
     proposer = make_proposer(policy="threshold", batch_size_threshold=4)
     runner = proposer.runner
-    runner.drafter, runner._update_states = proposer, lambda scheduled: None
-    note_waiting(runner)
+    runner.drafter, runner._update_states, runner.take_draft_token_ids = proposer, lambda scheduled: None, None
+    runner_hooks.install(runner)
 
     def comes(**last):
         new = [SimpleNamespace(sampling_params=asking(**hints)) for hints in ({"waiting": 3}, last)]
