@@ -31,7 +31,7 @@ class _Rows:
     offset: np.ndarray  # int64 [rows], position within the request
     start: np.ndarray  # int64 [requests], first row of each request
 
-    def spread(self, values):
+    def repeat(self, values):
         """[requests] of numpy or torch to [rows]: each request's value for each of its rows."""
         if len(self.request) == len(self.counts):
             return values
@@ -40,7 +40,7 @@ class _Rows:
 
     @classmethod
     @functools.lru_cache(maxsize=8)  # a batch keeps its size for many steps
-    def one_each(cls, requests: int) -> Self:
+    def plain_decode(cls, requests: int) -> Self:
         """Rows of a step without drafts."""
         each = np.arange(requests)
         return cls(np.ones_like(each), each, np.zeros_like(each), each)
@@ -49,7 +49,7 @@ class _Rows:
     def of(cls, num_draft_tokens, requests: int) -> Self:
         """Rows of a step with `num_draft_tokens` (int [requests], or None for no drafts)."""
         if num_draft_tokens is None:
-            return cls.one_each(requests)
+            return cls.plain_decode(requests)
         counts = 1 + np.asarray(num_draft_tokens, dtype=np.int64)
         request = np.repeat(np.arange(requests), counts)
         start = np.cumsum(counts) - counts
@@ -106,7 +106,7 @@ class ExactSampler:
         processed = logits if _is_plain(metadata) else self._masked_and_penalised(logits.clone(), metadata, drafts)
         if metadata.all_greedy:
             return processed
-        temperature = rows.spread(metadata.temperature)[:, None]
+        temperature = rows.repeat(metadata.temperature)[:, None]
         if not metadata.all_random:
             temperature = torch.where(temperature == verify.GREEDY, 1.0, temperature)
         is_read_later = processed is logits and self._reads_raw_logits(metadata)
@@ -117,7 +117,7 @@ class ExactSampler:
             processed = processor.apply(processed)
         if metadata.top_k is None and metadata.top_p is None:
             return processed
-        top_k, top_p = (x if x is None else rows.spread(x) for x in (metadata.top_k, metadata.top_p))
+        top_k, top_p = (x if x is None else rows.repeat(x) for x in (metadata.top_k, metadata.top_p))
         # vllm-ascend's sampler brings its own function: vLLM's Triton kernel is not for that device.
         constrain = getattr(self.runner.sampler.topk_topp_sampler, "apply_top_k_top_p", apply_top_k_top_p)
         return constrain(processed, top_k, top_p)
@@ -140,11 +140,11 @@ class ExactSampler:
         if metadata.all_greedy:
             return processed.argmax(-1)
         rng_keys, positions = self._identity()
-        draws = sent(uniforms(rows.spread(rng_keys), rows.spread(positions) + rows.offset), processed.device)
+        draws = sent(uniforms(rows.repeat(rng_keys), rows.repeat(positions) + rows.offset), processed.device)
         tokens = verify.sample_inverse_cdf(processed, draws, self._invalid_rows)
         if metadata.all_random:
             return tokens
-        greedy = rows.spread(metadata.temperature) == verify.GREEDY
+        greedy = rows.repeat(metadata.temperature) == verify.GREEDY
         return torch.where(greedy, processed.argmax(-1), tokens)
 
     def _identity(self) -> tuple[np.ndarray, np.ndarray]:
@@ -185,23 +185,23 @@ class ExactSampler:
 
     def _verified(self, tokens, listed, rows: _Rows, width: int, draft_token_ids) -> SamplerOutput:
         device = tokens.device
-        kept, drawn_in = self._kept(tokens, rows, width, draft_token_ids)
+        kept, source_rows = self._accepted(tokens, rows, width, draft_token_ids)
         if listed is not None:
             # vLLM filters a [requests x width] list by the placeholders; rows beyond a request's own are dropped there.
-            index = sent(rows.start, device)[drawn_in] + torch.arange(width, device=device)
+            index = sent(rows.start, device)[source_rows] + torch.arange(width, device=device)
             index = index.clamp(max=len(rows.request) - 1).ravel()
             columns = listed.logprob_token_ids, listed.logprobs, listed.selected_token_ranks
             listed = LogprobsTensors(*(column[index] for column in columns))
         return SamplerOutput(sampled_token_ids=kept, logprobs_tensors=listed)
 
-    def _kept(self, tokens, rows: _Rows, width: int, draft_token_ids) -> tuple[torch.Tensor, torch.Tensor]:
+    def _accepted(self, tokens, rows: _Rows, width: int, draft_token_ids) -> tuple[torch.Tensor, torch.Tensor]:
         """Each request's tokens, int32 [requests, width], and the batch's row that each was drawn in."""
         device, paths = tokens.device, getattr(self.runner, "sam_paths", None)
-        drawn_in = torch.arange(len(rows.counts), device=device)[:, None]
+        source_rows = torch.arange(len(rows.counts), device=device)[:, None]
         has_paths = paths is not None and paths.rows
         if device.type == "cpu" and not has_paths:
             kept = verify.accept_on_host(tokens.numpy(), draft_token_ids.to(torch.int64).numpy(), rows.counts)
-            return torch.from_numpy(kept), drawn_in
+            return torch.from_numpy(kept), source_rows
         places = np.stack([rows.request, rows.offset])
         request, offset = sent(places, device)
         of_draft = sent(places[:, rows.offset < rows.counts[rows.request] - 1], device)
@@ -210,7 +210,7 @@ class ExactSampler:
         sampled[request, offset] = tokens
         drafts[of_draft[0], of_draft[1]] = draft_token_ids.to(torch.int64)
         kept = verify.accept_matching(sampled, drafts)
-        return kept, paths.follow(sampled, drafts, kept) if has_paths else drawn_in
+        return kept, paths.follow(sampled, drafts, kept) if has_paths else source_rows
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from sam.vllm import row_classes
-from sam.vllm.row_classes import RowClass, cancelling, find_row_class, known_or_found, multiply
+from sam.vllm.row_classes import RowClass, find_row_class, known_or_found, multiply, rounding_sensitive
 
 WEIGHT = torch.randn(8, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -69,9 +69,9 @@ def test_the_order_of_sums_shows_in_bfloat16():
         return int((adding_in(forward, weight)(rows) != adding_in(backward, weight)(rows)).sum())
 
     plain = [torch.randn(n, 64, generator=torch.Generator().manual_seed(n)).bfloat16() for n in (256, 8)]
-    weight = cancelling(8, 64, torch.bfloat16, seed=1, sign=-1)
+    weight = rounding_sensitive(8, 64, torch.bfloat16, seed=1, sign=-1)
     assert differ(*plain) == 0
-    assert differ(cancelling(256, 64, torch.bfloat16, seed=0), weight) > 500
+    assert differ(rounding_sensitive(256, 64, torch.bfloat16, seed=0), weight) > 500
 
     def kernel(rows):
         return adding_in(backward if len(rows) == 18 else forward, weight)(rows)
