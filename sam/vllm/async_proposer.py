@@ -18,7 +18,7 @@ tokens where drafts are verified, and before the first that are.
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,19 +30,12 @@ from sam.vllm.proposer import SamProposer
 from sam.vllm.tracked_requests import MAX_STEPS_BEHIND
 
 
-@dataclass
-class SampledTokens:
-    """A step's tokens on the host.
+class SampledTokens(NamedTuple):
+    """A step's tokens on the host."""
 
-    Attributes:
-        padded: int [rows, 1 + longest draft], each row padded with -1.
-        counts: int [rows], tokens of each row; 0 for a row that is still in its prompt.
-        lists: the tokens of each row.
-    """
-
-    padded: np.ndarray
-    counts: np.ndarray
-    lists: list[list[int]]
+    padded: np.ndarray  # int [rows, 1 + longest draft], each row padded with -1
+    counts: np.ndarray  # int [rows], tokens of each row; 0 for a row that is still in its prompt
+    lists: list[list[int]]  # the tokens of each row
 
 
 @dataclass

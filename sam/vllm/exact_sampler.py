@@ -109,7 +109,7 @@ class ExactSampler:
         temperature = rows.repeat(metadata.temperature)[:, None]
         if not metadata.all_random:
             temperature = torch.where(temperature == verify.GREEDY, 1.0, temperature)
-        is_read_later = processed is logits and self._reads_raw_logits(metadata)
+        is_read_later = processed is logits and (self._logprobs_mode(metadata) or "").startswith("raw")
         # As vLLM's own sampler, in place: another copy of the logits takes as long as drawing from them.
         processed = processed / temperature if is_read_later else processed.div_(temperature)
         # Min-p: vLLM refuses it with a speculative_config, so there is one row for each request.
@@ -166,19 +166,17 @@ class ExactSampler:
             rng_keys[row], positions[row] = key, request.num_tokens
         return rng_keys, positions
 
-    def _logprobs_mode(self) -> str:
+    def _logprobs_mode(self, metadata) -> str | None:
+        """What log-probabilities are asked for; None if none are."""
+        if metadata.max_num_logprobs is None and not metadata.logprob_token_ids:
+            return None
         # The engine's setting: vllm-ascend's own sampler does not know it and always gives raw ones.
         return getattr(self.runner.model_config, "logprobs_mode", self.runner.sampler.logprobs_mode)
 
-    def _reads_raw_logits(self, metadata) -> bool:
-        """Whether log-probabilities are asked for of the logits as the model gave them."""
-        asked = metadata.max_num_logprobs is not None or metadata.logprob_token_ids
-        return bool(asked) and not self._logprobs_mode().startswith("processed")
-
     def _logprobs(self, logits, processed, tokens, rows: _Rows, metadata) -> LogprobsTensors | None:
-        if metadata.max_num_logprobs is None and not metadata.logprob_token_ids:
+        sampler, mode = self.runner.sampler, self._logprobs_mode(metadata)
+        if mode is None:
             return None
-        sampler, mode = self.runner.sampler, self._logprobs_mode()
         source = processed if mode.startswith("processed") else logits
         values = source if mode.endswith("logits") else sampler.compute_logprobs(source)
         return gather_logprobs(sampler, values, tokens, rows.request.tolist(), metadata)
