@@ -81,7 +81,7 @@ def test_a_request_that_cannot_be_tracked_is_forgotten(make):
     proposer = make()
     proposer.runner.add("a", [])
     proposer.runner.step(proposer, ["a"], {"a": [3]})
-    assert proposer.counters["untracked_requests"] == 1 and not proposer.tracked.history._running
+    assert proposer.counters["untracked_requests"] == 1 and not proposer.tracked.history._keys
 
 
 def test_a_history_that_cannot_be_written_changes_no_draft(tmp_path):
