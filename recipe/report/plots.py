@@ -17,7 +17,6 @@ SPARE_COLORS = ("#0072B2", "#CC79A7", "#56B4E9", "#B2182B", "#F0E442")  # Okabe 
 DASHES = {"off": "--", "ngram": "-.", "suffix": ":"}
 SIZE, WIDE = (4.8, 3.0), (6.6, 3.1)  # inches; the first picture is as wide as two
 POINTS = 120  # of a curve over time
-SHARE = "rollout/spec_source_share/"
 # Parts of the page, in reading order; the pictures of FIRST stand below the answer without a heading.
 FIRST, TIME, ACCEPTANCE, TRAINING = "", "Where the time went", "Acceptance", "Training"
 
@@ -138,19 +137,6 @@ def _by_position(axes, drawing: Drawing) -> bool:
     return drawn and _named(axes, "position in the response (tokens)", "mean acceptance length")
 
 
-def _sources(axes, drawing: Drawing) -> bool:
-    metrics = drawing.runs[0].metrics
-    steps = [step for step, row in sorted(metrics.items()) if any(key.startswith(SHARE) for key in row)]
-    keys = sorted({key for step in steps for key, value in metrics[step].items() if key.startswith(SHARE) and value})
-    below = np.zeros(len(steps))
-    for key in keys:
-        share = np.array([metrics[step].get(key, 0.0) for step in steps])
-        axes.bar(steps, share, 0.85, bottom=below, label=key.removeprefix(SHARE).replace("_", " "))
-        below += share
-    axes.set_ylim(0, 1.4)  # room for the legend
-    return bool(keys) and _named(axes, "training step", "share of draft tokens")
-
-
 def _identical(axes, drawing: Drawing) -> bool:
     counts = drawing.summary["identical_by_step"]
     shares = [same / total if total else 0.0 for same, total in counts.values()]
@@ -192,7 +178,6 @@ PICTURES = [
     *_of(TIME, *GRAPHS),
     *_of(ACCEPTANCE, *ACCEPTED),
     Picture(ACCEPTANCE, "By position in the response", "Tokens per verify step of a request.", _by_position),
-    Picture(ACCEPTANCE, "Where drafts came from", "Draft tokens of the first run, of one prompt in 32.", _sources),
     *_of(TRAINING, *LEARNT),
     Picture(TRAINING, "Identical responses", "The same token for token in the first two runs.", _identical),
 ]

@@ -50,13 +50,12 @@ def save_corpus(store: Store, path: Path) -> None:
         groups=store.groups[:blocks],
         blocks=store.blocks[:blocks],
         counters=store.counters,
-        writers=store.writers,
     )
     partial = path.with_name(path.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     # As bytes: .npy has no name for a type with overlapping fields.
-    contents = {name: array.view(np.uint8) for name, array in used._asdict().items() if name != "writers"}
+    contents = {name: array.view(np.uint8) for name, array in used._asdict().items()}
     for name, content in contents.items():
         np.save(partial / f"{name}.npy", content)
     checksums = {name: zlib.crc32(content) for name, content in contents.items()}
@@ -80,12 +79,8 @@ def load_corpus(path: Path) -> Store:
         header = json_object(path / HEADER)
         if header["format"] != FORMAT:
             raise ValueError(f"format {header['format']}")
-        expected = empty_corpus()._asdict()
-        writers = expected.pop("writers")  # nobody asks who wrote a corpus
-        arrays = {
-            name: _map(path / f"{name}.npy", array.dtype, header["crc32"][name]) for name, array in expected.items()
-        }
-        return Store(**arrays, writers=writers)
+        types = {name: array.dtype for name, array in empty_corpus()._asdict().items()}
+        return Store(**{name: _map(path / f"{name}.npy", types[name], header["crc32"][name]) for name in types})
     except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
         raise ValueError(
             f"{path}: damaged or not an automaton; build it again with python -m sam.corpus build"

@@ -259,16 +259,12 @@ class AsyncDrafting(SamProposer):
             del scheduled[name]
         scheduled.update(self.verifying)
         self.last.drafted = sum(map(len, self.verifying.values()))
-        if self.planner:
-            self._runner.sam_paths.before_step(scheduler_output)
+        if self.paths:
+            self.paths.before_step(scheduler_output)
 
     def weights_updated(self) -> None:
         self.read_awaited(is_timed=False)
         super().weights_updated()
-
-    def take_sources(self) -> np.ndarray:
-        self.read_awaited(is_timed=False)
-        return super().take_sources()
 
     def _open_paths(self, runner) -> None:
         """`before_step` calls it."""

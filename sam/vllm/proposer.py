@@ -12,10 +12,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from sam.config import SpeculationConfig
-from sam.drafting import origins, shape
+from sam.drafting import shape
 from sam.drafting.drafter import Drafter
 from sam.drafting.drafts import Drafts
-from sam.drafting.paths import further
 from sam.history.client import HistoryClient
 from sam.record.engine_steps import accepted_tokens
 from sam.sharing.client import Client
@@ -26,7 +25,6 @@ from sam.switch.awaited_requests import AwaitedRequests
 from sam.switch.policies import make_policy
 from sam.switch.policy import Plan, StepState
 from sam.vllm import patches, ranks, runner_hooks, warmup_cost
-from sam.vllm.paths.planning import PathPlanner
 from sam.vllm.paths.rows import PathRows, check_engine
 from sam.vllm.tracked_requests import TrackedBatch, TrackedRequests
 
@@ -72,7 +70,7 @@ class SamProposer:
     `counters["draft_errors"]` and logged once.
     """
 
-    planner: PathPlanner | None = None  # of further paths, with speculation.paths
+    paths: PathRows | None = None  # rows of further paths, with speculation.paths
 
     def __init__(self, vllm_config):
         config = self._effective(SpeculationConfig.from_vllm(vllm_config) or SpeculationConfig())
@@ -112,10 +110,8 @@ class SamProposer:
         self.is_drafting_rank = ranks.is_drafting_rank(runner)
         if config.paths > 1:
             check_engine(runner.vllm_config)
-            further.warm_up(self.drafter)
-            runner.sam_paths = PathRows(runner, self.num_speculative_tokens, self.counters)
-            whole = self.num_speculative_tokens if self.is_uniform else 0
-            self.planner = PathPlanner(self.drafter, runner.sam_paths, config.paths, whole)
+            of_rows = config.paths, self.num_speculative_tokens, self.is_uniform, self.counters
+            self.paths = runner.sam_paths = PathRows(runner, self.drafter, *of_rows)
             self._open_paths(runner)
         if history and self.is_drafting_rank:
             history.start()
@@ -145,10 +141,6 @@ class SamProposer:
             except Exception:
                 self._count_error()
             self.tracked.history.weights_updated()
-
-    def take_sources(self) -> np.ndarray:
-        """int64 [SOURCES, 2], draft tokens by source since the last call: compared with the text, and accepted."""
-        return origins.take(self.drafter.learned.by_source)
 
     def load_model(self, *_args, **_kwargs) -> None:
         """Compile the kernels; vLLM calls it once. There is no model to load.
@@ -204,8 +196,6 @@ class SamProposer:
         if (known := self._known_lengths(lengths)) is None:
             return None
         batch = self.tracked.update(now, emitted, known, texts)
-        if batch and self.planner:
-            self.planner.learn(batch.ids, batch.new_tokens, batch.offsets)
         if not batch or not plan.budget:
             return None
         budgets = np.clip(self.max_model_len - 1 - batch.lengths, 0, plan.budget).astype(np.int32)
@@ -244,18 +234,18 @@ class SamProposer:
             return
         last = replace(last, max_num_tokens_other_dp_ranks=state.max_num_tokens_other_dp_ranks)
         accepted = accepted_tokens(sum(emitted), verified=len(emitted) - self._num_path_rows())
-        drafted = self.last.drafted + (self._runner.sam_paths.num_tokens if self.planner else 0)
+        drafted = self.last.drafted + (self.paths.num_tokens if self.paths else 0)
         self.policy.observe(last, drafted, accepted, (now - self.last.began) * 1e3)
 
     def _batch_ids(self) -> list[str]:
         """The requests of the batch."""
         ids = self._runner.input_batch.req_ids
         # Rows of paths that come and go change the order of the others.
-        return sorted(set(ids) - self._runner.sam_paths.rows.keys()) if self.planner else ids.copy()
+        return sorted(set(ids) - self.paths.rows.keys()) if self.paths else ids.copy()
 
     def _num_path_rows(self) -> int:
         """Rows of the batch that are further paths, and no requests."""
-        return len(self._runner.sam_paths.rows) if self.planner else 0
+        return len(self.paths.rows) if self.paths else 0
 
     def _known_lengths(self, lengths: np.ndarray) -> np.ndarray | None:
         """int [rows], tokens of each row that are on the host; None if they are too few to draft from."""
@@ -278,7 +268,7 @@ class SamProposer:
         self.last.is_on = bool(lengths.any()) or not len(drafts.acceptance)
         flat, ends = tokens.tolist(), (offsets[:-1] + lengths).tolist()
         cut = [flat[begin:end] for begin, end in zip(offsets[:-1].tolist(), ends, strict=True)]
-        return self.planner.plan(self.policy, state, batch.ids, cut, budgets) if self.planner and any(cut) else cut
+        return self.paths.plan(self.policy, state, batch.ids, cut, budgets) if self.paths and any(cut) else cut
 
     def _placed(self, emitted, lengths: np.ndarray, batch: TrackedBatch, cut: list[list[int]]) -> list[list[int]]:
         """Drafts in the rows of the batch, all equally long where the engine's graphs ask for it."""
@@ -286,7 +276,7 @@ class SamProposer:
         for row, draft in zip(batch.rows, cut, strict=True):
             drafts[row] = draft
         if self.is_uniform:
-            others = self._runner.sam_paths.rows if self.planner else ()
+            others = self.paths.rows if self.paths else ()
             rows = [row for row, name in enumerate(self._runner.input_batch.req_ids) if name not in others]
             room, k = self.max_model_len - 1 - lengths, self.num_speculative_tokens
             self.counters["filled_draft_tokens"] += shape.fill_up(drafts, emitted, room, k, rows)

@@ -61,8 +61,8 @@ class StepRecorder:
 
     def take(self) -> EngineSteps:
         """The engine steps since the last call."""
-        take_sources = self._of_drafter("take_sources")
-        by_source = take_sources().T if take_sources else ((), ())
+        if read_awaited := self._of_drafter("read_awaited"):
+            read_awaited(is_timed=False)
         counters = dict(self._of_drafter("counters", {}))
         totals = {name: counters.get(name, 0) for name in DRAFT_MODEL_TOKENS}
         steps = EngineSteps(
@@ -71,8 +71,6 @@ class StepRecorder:
             position_emitted=self._position_emitted,
             drafted_at=self._drafted_at,
             accepted_at=self._accepted_at,
-            source_drafted=by_source[0],
-            source_accepted=by_source[1],
             asynchronous=getattr(self._runner, "use_async_scheduling", False),
             has_graphs=self._has_graphs,
             preemptions=self._preemptions,

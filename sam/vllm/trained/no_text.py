@@ -3,7 +3,6 @@
 import numpy as np
 
 from sam.drafting.drafts import Drafts
-from sam.drafting.mixing_weights import make_learned
 
 
 class NoText:
@@ -21,7 +20,6 @@ class NoText:
 
     def __init__(self):
         self.counters: dict[str, int] = {}
-        self.learned = make_learned()  # nothing, ever
         self._lengths: dict[str, int] = {}
 
     def start(self, request_id: str, prompt_token_ids: np.ndarray, policy_version: int = 0) -> None:

@@ -103,11 +103,10 @@ def test_the_page_gives_the_answer_first(report, tmp_path):
 
 def test_what_only_some_runs_record_is_drawn_where_they_do(runs, report):
     def record(row):
-        row |= {"rollout/spec_source_share/own": 0.5, "rollout/spec_source_share/earlier": 0.5}
         row |= {"rollout/graph_share/with_drafts": 0.9, "rollout/spec_draft_model_accept_rate": 0.4}
 
     change_metrics(runs[0], record)
-    more = {"Where drafts came from", "Graphs, steps with drafts", "The draft model over training"}
+    more = {"Graphs, steps with drafts", "The draft model over training"}
     assert more <= set(pictures(report()[1]))
 
 
