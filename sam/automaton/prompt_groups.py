@@ -24,10 +24,9 @@ def _path_matches(store, root, tokens, end):
 
 @dataclass
 class Group:
-    """What is known of a group: the hash and the last state of its prompt, its requests, and their newest policy."""
+    """What is known of a group: the hash of its prompt, its requests, and their newest policy."""
 
     key: int
-    prompt_end: int = NONE
     users: int = 0
     version: int = 0
 
@@ -37,10 +36,14 @@ class Groups:
 
     A group is idle when no request uses it. Idle groups stay, up to `kept_tokens` tokens in all, those that wrote with
     an older policy leaving first, then those idle for longest. `on_drop` is called with each group that leaves.
+
+    Attributes:
+        prompt_end: for each group the state in which its prompt ends, of whom appends it.
     """
 
     def __init__(self, store: Store, kept_tokens: int, on_drop: Callable[[int], None]):
         self.store, self.kept_tokens, self._on_drop = store, kept_tokens, on_drop
+        self.prompt_end: dict[int, int] = {}
         self._groups: dict[int, Group] = {}
         self._by_key: dict[int, list[int]] = {}
         self._idle: dict[int, dict[int, int]] = {}  # by version: tokens of each, those idle for longest first
@@ -64,14 +67,10 @@ class Groups:
         """The state of the empty text."""
         return int(self.store.groups[group]["first_block"]) * BLOCK_NODES
 
-    def prompt_end(self, group: int) -> int:
-        """The state in which the prompt ends."""
-        return self._groups[group].prompt_end
-
     def find(self, prompt: np.ndarray) -> int:
         """The group of `prompt`, or NONE. A hash names the candidates, the automaton itself decides."""
         for group in self._by_key.get(hash(prompt.tobytes()), ()):
-            if _path_matches(self.store, self.root(group), prompt, self.prompt_end(group)):
+            if _path_matches(self.store, self.root(group), prompt, self.prompt_end[group]):
                 return group
         return NONE
 
@@ -84,10 +83,6 @@ class Groups:
         self._groups[group] = Group(hash(prompt.tobytes()))
         self._by_key.setdefault(self._groups[group].key, []).append(group)
         return group
-
-    def set_prompt_end(self, group: int, state: int) -> None:
-        """The prompt has been appended."""
-        self._groups[group].prompt_end = state
 
     def join(self, group: int, version: int) -> None:
         """One more request uses the group."""
@@ -128,6 +123,7 @@ class Groups:
         self._by_key[key].remove(group)
         if not self._by_key[key]:
             del self._by_key[key]
+        self.prompt_end.pop(group, None)
         drop_group(self.store, group)
         self._free.append(group)
         self._on_drop(group)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from sam.automaton import store
-from sam.automaton.corpus_file import empty_corpus, load_corpus
+from sam.automaton.corpus_file import corpus_of, load_corpus
 from sam.automaton.prompt_groups import Groups
 from sam.automaton.store import NONE, blocks_for
 from sam.config import SCOPES, SpeculationConfig
@@ -75,7 +75,7 @@ class Drafter:
         self.store = store.make_store((memory_budget_bytes - held) // store.BLOCK_BYTES)
         kept_tokens = {"request": 0, "group": GRACE_TOKENS, "history": history_tokens}[scope]
         self.groups = Groups(self.store, kept_tokens, self._group_dropped)
-        self.corpus = load_corpus(corpus) if corpus else empty_corpus()
+        self.corpus = load_corpus(corpus) if corpus else corpus_of()
         self.learned = make_learned()
         self.sequences = make_sequences(SLOTS, max_draft_tokens)
         self._slots: dict[str, int] = {}
@@ -120,7 +120,7 @@ class Drafter:
             return
         self.groups.join(group, policy_version)
         self._group_of[slot] = group
-        start_sequence(self.sequences, slot, group, self.groups.prompt_end(group), prompt, tag)
+        start_sequence(self.sequences, slot, group, self.groups.prompt_end[group], prompt, tag)
         batch.follow_corpus(self.corpus, self.sequences, slot, prompt, 0, prompt.size)
 
     def _free_slot(self) -> int:
@@ -139,7 +139,7 @@ class Drafter:
         group = self.groups.add(prompt)
         if group != NONE:
             start_sequence(self.sequences, batch.PROMPT_SLOT, group, self.groups.root(group), prompt[:0], tag)
-            self.groups.set_prompt_end(group, self._append_to_prompt_slot(prompt))
+            self.groups.prompt_end[group] = self._append_to_prompt_slot(prompt)
         return group
 
     def _append_to_prompt_slot(self, tokens: np.ndarray) -> int:
@@ -227,7 +227,7 @@ class Drafter:
         group = self.groups.find(prompt)
         if group == NONE or self.groups.free_blocks < needed:
             return False
-        begin = self.groups.prompt_end(group) if is_start else self.groups.root(group)
+        begin = self.groups.prompt_end[group] if is_start else self.groups.root(group)
         known = prompt if is_start else prompt[:0]
         start_sequence(self.sequences, batch.PROMPT_SLOT, group, begin, known, prompt_tag(prompt))
         self.groups.join(group, 0)

@@ -147,7 +147,7 @@ class SharingDrafter(Drafter):
         shared = self._shared[group]
         if (slot := shared.slots.get(piece.name)) is None:
             slot = shared.slots[piece.name] = self._free_slot()
-            end = self.groups.prompt_end(group)
+            end = self.groups.prompt_end[group]
             start_sequence(self.sequences, slot, group, end, shared.last_tokens, shared.prompt_tag)
         return slot
 

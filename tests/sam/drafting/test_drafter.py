@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sam.automaton import store
-from sam.automaton.corpus_file import add_text, empty_corpus, save_corpus
+from sam.automaton.corpus_file import corpus_of, save_corpus
 from sam.drafting.drafter import SLOTS, Drafter
 from tests.sam.brute_force import check_blocks
 from tests.sam.stepping import step
@@ -185,9 +185,7 @@ def test_hash_collisions_of_prompts_are_told_apart(monkeypatch):
 
 def test_a_static_corpus_is_drafted_from_where_its_match_is_longer(tmp_path):
     text = np.random.default_rng(0).integers(1000, size=200).astype(np.int32)
-    corpus = empty_corpus(1 << 20)
-    add_text(corpus, text)
-    save_corpus(corpus, tmp_path / "corpus.sam")
+    save_corpus(corpus_of([text], len(text)), tmp_path / "corpus.sam")
     with_corpus = Drafter(max_draft_tokens=K, corpus=tmp_path / "corpus.sam", min_extra_match_len=5)
     without = Drafter(max_draft_tokens=K)
     for drafter in (with_corpus, without):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sam.automaton.corpus_file import add_text, empty_corpus, save_corpus
+from sam.automaton.corpus_file import corpus_of, save_corpus
 from sam.drafting.shape import FILLER
 from sam.switch.awaited_requests import PATIENCE_STEPS
 from sam.switch.policies import Threshold
@@ -143,9 +143,7 @@ def test_history_outlives_the_step_and_old_policies_leave_first():
 
 
 def test_corpus_is_drafted_from(tmp_path):
-    corpus = empty_corpus(1 << 20)
-    add_text(corpus, np.arange(30, dtype=np.int32))
-    save_corpus(corpus, tmp_path / "corpus.sam")
+    save_corpus(corpus_of([np.arange(30, dtype=np.int32)], 30), tmp_path / "corpus.sam")
     proposer = make_proposer(corpus=str(tmp_path / "corpus.sam"), min_extra_match_len=2)
     proposer.runner.add("a", [3, 4, 5])
     assert proposer.runner.step(proposer, ["a"], {"a": [6]})["a"] == [7, 8, 9]
