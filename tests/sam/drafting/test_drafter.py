@@ -6,7 +6,6 @@ import pytest
 from sam.automaton import store
 from sam.automaton.corpus_file import corpus_of, save_corpus
 from sam.drafting.drafter import SLOTS, Drafter
-from tests.sam.brute_force import check_blocks
 from tests.sam.stepping import step
 
 K = 3
@@ -145,31 +144,6 @@ def test_more_requests_than_slots_at_first():
         drafter.start(request, tokens(i % 50, 1, 2, 3, 1, 2))
     drafts = drafter.draft(ids, np.full(len(ids), 1))
     assert drafts.token_ids.tolist() == [3] * len(ids)
-
-
-@pytest.mark.statistical
-def test_nothing_leaks_over_100_000_requests():
-    drafter = Drafter(max_draft_tokens=K, scope="history", history_tokens=2000, memory_budget_bytes=1 << 19)
-    rng = np.random.default_rng(0)
-    prompts = rng.integers(50, size=(300, 4)).astype(np.int32)
-    live = []
-    for index in range(100_000):
-        drafter.start(str(index), prompts[index % 300])
-        live.append(str(index))
-        if index % 10 == 0:
-            step(drafter, live, rng.integers(50, size=len(live)), np.arange(len(live) + 1), np.full(len(live), K))
-        if len(live) > 20:
-            drafter.finish(live.pop(int(rng.integers(20))))
-    assert len(drafter._slots) == len(live) <= 21
-    assert len(drafter.sequences.texts) == SLOTS
-    assert len(drafter.groups) <= 300
-    assert drafter.nbytes <= 1 << 19
-    for request in live:
-        drafter.finish(request)
-    while drafter.groups.evict():
-        pass
-    assert drafter.nbytes == len(drafter.groups) == len(drafter._slots) == len(drafter._group_of) == 0
-    check_blocks(drafter.store, [])
 
 
 def test_hash_collisions_of_prompts_are_told_apart(monkeypatch):

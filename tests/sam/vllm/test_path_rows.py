@@ -126,36 +126,6 @@ def test_a_path_is_cut_to_the_draft_that_the_scheduler_made_room_for():
     assert [row.tokens for row in made.rows.values()] == [[8]]
 
 
-def test_a_fault_leaves_the_step_as_it_is(monkeypatch):
-    made, _, counters = path_rows()
-    monkeypatch.setattr(made, "_as_request", None)
-    made.planned = {"a": [[8, 5, 6]]}
-    step = scheduled({"a": [7, 5, 6]})
-    made.before_step(step)
-    assert counters["path_errors"] == 1 and not made.rows and step.total_num_scheduled_tokens == 4
-
-
-@pytest.mark.parametrize("tokens, taken", [([8, 5, 6, 1], [BLOCKS, BLOCKS + 1]), ([7, 5, 1], [9, 11])])
-def test_the_request_gets_the_tokens_and_blocks_of_the_path_that_agrees(tokens, taken):
-    """Its own are [3, 9, 11]; the row's two hold their numbers, as a forward pass would have filled them."""
-    made, runner, _ = path_rows()
-    made.planned = {"a": [[8, 5, 6]]}
-    made.before_step(scheduled({"a": [7, 5, 6]}))
-    (name,) = made.rows
-    runner.kv_caches[0][BLOCKS] = BLOCKS
-    runner.input_batch.req_id_to_index[name] = 1
-    drafts = torch.tensor([[7, 5, 6, -2], [8, 5, 6, -2]])
-    drawn = {0: [7, 5, 1, 0], 1: [8, 5, 6, 1]} if tokens[0] == 7 else {0: [8, 2, 2, 2], 1: [8, 5, 6, 1]}
-    if tokens[0] == 7:
-        drawn[1][0] = 7
-    sampled = torch.tensor([drawn[0], drawn[1]])
-    kept = torch.zeros(2, 4, dtype=torch.int32)
-    source = made.follow(sampled, drafts, kept)
-    assert kept[0].tolist() == tokens + [-1] * (4 - len(tokens)) and kept[1].tolist() == [-1] * 4
-    assert runner.kv_caches[0][[9, 11], 0].tolist() == taken
-    assert source[0].tolist()[:3] == ([0, 0, 0] if tokens[0] == 7 else [0, 1, 1])
-
-
 def test_the_cache_has_room_for_all_rows_and_vllm_is_told_of_none():
     made, runner, _ = path_rows()
     config = cache_config()
@@ -221,22 +191,11 @@ def test_the_longest_path_is_given_to_vllm_and_the_others_become_rows():
     assert {3, 5, 7} <= {path[0] for path in [given, *made.planned["a"]]}
 
 
-def test_equally_long_paths_leave_the_draft_in_its_place():
-    made, draft = planner()
-    assert plan(made, draft) == draft and len(made.planned["a"]) == 3
-
-
 @pytest.mark.parametrize("drafted, parameters", [(0, {}), (3, {"min_tokens": 3})])
 def test_requests_without_a_draft_or_that_may_have_no_rows_get_none(drafted, parameters):
     """Else goodput would expect tokens of rows that nobody verifies."""
     made, draft = planner(**parameters)
     assert plan(made, draft[:drafted]) == draft[:drafted] and not made.planned
-
-
-def test_rows_of_a_uniform_step_are_filled_up():
-    made, draft = planner(is_uniform=True)
-    plan(made, draft[:1], longest=1)
-    assert made.planned["a"] and all(len(path) == 3 for path in made.planned["a"])
 
 
 def test_no_more_rows_are_planned_than_have_blocks(monkeypatch):
