@@ -206,8 +206,8 @@ def test_no_drafts_while_a_router_is_about_to_fill_the_batch_and_drafts_when_nob
 def test_without_drafts_the_drafter_is_called_now_and_then_and_misses_nothing():
     proposer = make_proposer(policy="threshold", batch_size_threshold=1)
     runner, appended = proposer.runner, []
-    append = proposer.drafter._append
-    proposer.drafter._append = lambda *arguments: (appended.append(len(arguments[1])), append(*arguments))
+    append = proposer.drafter.append
+    proposer.drafter.append = lambda *arguments: (appended.append(len(arguments[1])), append(*arguments))
     runner.add("a", [1, 2])
     runner.add("c", [1, 2])
     for token in range(MAX_STEPS_BEHIND + 5):
