@@ -11,7 +11,7 @@ import pytest
 
 from sam.switch.awaited_requests import PATIENCE_STEPS
 from sam.switch.step_cost import StepCost
-from sam.vllm.runner_hooks import WAITING
+from sam.vllm.hints import RequestHints
 from tests.sam.engine.tiny_engine import SAM, generate, save_model
 
 pytestmark = pytest.mark.engine
@@ -49,7 +49,7 @@ def test_no_drafts_while_requests_that_wait_elsewhere_are_about_to_fill_the_batc
     """And drafts again when nobody comes; what a request says of them changes no token."""
     proposers, running = [], len(PROMPTS)
     plain = [{"max_tokens": 80, "seed": seed, "ignore_eos": True} for seed in range(running)]
-    told = [{**settings, "extra_args": {WAITING: 100}} for settings in plain]
+    told = [{**settings, "extra_args": RequestHints(waiting=100).extra_args()} for settings in plain]
 
     def run(settings, slots):
         observe = lambda runner: proposers.append(runner.drafter)  # noqa: E731
