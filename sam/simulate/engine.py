@@ -9,7 +9,6 @@ import numpy as np
 
 from sam.routing.policy import ContextPolicy, RoutingSettings
 from sam.simulate.workload import Round
-from sam.switch.interpolation import interpolate
 from sam.switch.policy import Plan, Policy, StepState
 from sam.switch.step_cost import StepCost
 
@@ -192,7 +191,7 @@ class Engine:
     """
 
     def __init__(self, replicas: list[Replica], cost: StepCost, admit_ms: float):
-        self.replicas, self._grid, self._admit_ms = replicas, cost.grid, admit_ms
+        self.replicas, self._cost, self._admit_ms = replicas, cost, admit_ms
         self.clock = 0.0
         self.timeline: list[tuple] = []
 
@@ -220,7 +219,7 @@ class Engine:
         for replica, context in zip(busy, contexts, strict=True):
             replica.step(steps)
             work = float(len(replica.running)), float(replica.num_tokens), context
-            milliseconds = max(milliseconds, interpolate(self._grid, *work))
+            milliseconds = max(milliseconds, float(self._cost.step_ms(*work)[0]))
         self.clock += milliseconds * steps + self._admit_ms * admitted
         for replica, most in zip(busy, num_tokens_others(busy), strict=True):
             replica.end_step(milliseconds, steps == 1 and not admitted, most)

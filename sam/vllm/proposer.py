@@ -23,9 +23,9 @@ from sam.sharing.client import INTERVAL_SECONDS, Client
 from sam.sharing.drafter import SharingDrafter, make_drafter
 from sam.sharing.link import Link
 from sam.switch import goodput
-from sam.switch.awaited_requests import AwaitedRequests
 from sam.switch.policies import make_policy
 from sam.switch.policy import Policy, StepState
+from sam.switch.queued_requests import QueuedRequests
 from sam.vllm import patches, ranks, runner_hooks, warmup_cost
 from sam.vllm.paths.planning import PathPlanner
 from sam.vllm.paths.rows import PathRows, check_engine
@@ -54,7 +54,7 @@ class SamProposer:
         self.is_uniform = shape.is_uniform(config.draft_shape, graph_mode and graph_mode.name)
         self.num_paths = config.paths
         self.policy = self._make_policy(config, vllm_config)
-        self.awaited = AwaitedRequests(vllm_config.scheduler_config.max_num_seqs)
+        self.awaited = QueuedRequests(vllm_config.scheduler_config.max_num_seqs)
         self._sharing_seconds = INTERVAL_SECONDS
         self.drafter = self._make_drafter(config)
         # One dictionary with the drafter's own: everything in it goes to the metrics.
@@ -89,8 +89,9 @@ class SamProposer:
 
     def _make_policy(self, config: SpeculationConfig, vllm_config) -> Policy:
         name, table = warmup_cost.policy_and_table(config, vllm_config)
-        rest = config.hysteresis, table, warmup_cost.graph_sizes(vllm_config), self.is_uniform, config.paths
-        return make_policy(name, self.num_speculative_tokens, config.batch_size_threshold, *rest)
+        sizes = warmup_cost.graph_sizes(vllm_config)
+        goodput = {"step_cost": table, "graph_sizes": sizes, "uniform": self.is_uniform, "paths": config.paths}
+        return make_policy(name, self.num_speculative_tokens, config.batch_size_threshold, **goodput)
 
     def bind(self, runner) -> None:
         """Give the proposer its model runner: vLLM calls `propose` without request ids."""
@@ -299,7 +300,7 @@ class SamProposer:
             # Of the step that has just ended.
             max_num_tokens_other_dp_ranks=getattr(self._runner, "sam_max_num_tokens_other_dp_ranks", 0),
             steps_since_plan=steps,
-            awaited=self.awaited.count(running, steps),
+            awaited=self.awaited.expected(running, steps),
         )
 
     def _observe(self, now: float, state: StepState, emitted: list[int]) -> None:

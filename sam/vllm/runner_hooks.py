@@ -95,7 +95,7 @@ def note_waiting(runner) -> None:
 
     def note(scheduler_output):
         if new := scheduler_output.scheduled_new_reqs:
-            runner.drafter.awaited.tell(int(_said(new[-1]).get(WAITING, 0)))
+            runner.drafter.awaited.update(int(_said(new[-1]).get(WAITING, 0)))
 
     before(runner, "_update_states", "note_waiting", note)
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from sam.switch.draft_tokens import BINS, choose_lengths
-from sam.switch.goodput import ALWAYS_LEARN_STEPS, LEARN_INTERVAL_MS, MAX_COOL_DOWN_STEPS, Goodput
+from sam.switch.expected_cost import ALWAYS_LEARN_STEPS, LEARN_INTERVAL_MS
+from sam.switch.goodput import MAX_PAUSE_STEPS, Goodput
 from sam.switch.policy import StepState
 from sam.switch.step_cost import StepCost, linear
 
@@ -78,8 +79,8 @@ def test_drafts_that_do_not_pay_are_asked_for_less_and_less():
         if asked[-1]:
             policy.choose(state, np.full(200, 0.6, np.float32), np.arange(201))
     assert asked[:2] == [1, 1] and sum(asked) < 12
-    assert policy.counters["cool_down_steps"] == 100 - sum(asked)
-    assert max(len(list(run)) for on, run in itertools.groupby(asked) if not on) < MAX_COOL_DOWN_STEPS
+    assert policy.counters["paused_steps"] == 100 - sum(asked)
+    assert max(len(list(run)) for on, run in itertools.groupby(asked) if not on) < MAX_PAUSE_STEPS
 
 
 def test_drafting_pauses_after_misses():
@@ -152,7 +153,7 @@ def test_what_drafting_costs_at_all_is_not_taken_for_a_price_of_tokens():
 
 def test_later_steps_teach_now_and_then():
     policy, taught = Goodput(2, linear(1.0, 0.0, 0.1)), []
-    policy.correction.observe = lambda *step: taught.append(step) or True
+    policy.cost.correction.observe = lambda *step: taught.append(step) or True
     for _ in range(ALWAYS_LEARN_STEPS):
         policy.observe(StepState(4), 0, 0, 1.5)
     assert len(taught) == ALWAYS_LEARN_STEPS
@@ -166,8 +167,8 @@ def test_later_steps_teach_now_and_then():
 
 def test_a_step_that_was_held_up_is_no_lesson():
     policy, taught = Goodput(2, linear(1.0, 0.0, 0.1)), []
-    observe = policy.correction.observe
-    policy.correction.observe = lambda *step: taught.append(observe(*step)) or taught[-1]
+    observe = policy.cost.correction.observe
+    policy.cost.correction.observe = lambda *step: taught.append(observe(*step)) or taught[-1]
     for _ in range(ALWAYS_LEARN_STEPS):
         policy.observe(StepState(4), 0, 0, 1.5)
     for _ in range(5):

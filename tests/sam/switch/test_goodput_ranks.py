@@ -54,7 +54,7 @@ def test_no_choice_of_prefixes_is_better_for_a_rank_that_waits(seed):
         return (running + kept) / max(wait, table.step_ms(running, running + sum(lengths), 0)[0])
 
     policy = Goodput(4, table)
-    policy._on = True  # no gain is too small
+    policy._is_on = True  # no gain is too small
     lengths = policy.choose(StepState(running, max_num_tokens_other_dp_ranks=elsewhere), acceptance, offsets)
     best = max(map(goodput_of, itertools.product(*(range(n + 1) for n in np.diff(offsets)))))
     assert goodput_of(lengths) == pytest.approx(best, rel=1e-6)
@@ -124,7 +124,7 @@ def test_no_token_below_the_floor_would_be_verified(seed):
     running, elsewhere = int(rng.integers(1, 12)), int(rng.integers(0, 120))
     state = StepState(running, max_num_tokens_other_dp_ranks=elsewhere)
     policy = Goodput(4, linear(10.0, rng.random(), rng.random()))
-    policy._on = True
+    policy._is_on = True
     plan, cost = policy.plan(state), policy.step_ms(state)
     acceptance, offsets = drafts_of(rng, running, 4)
     taken = [acceptance[offsets[i] : offsets[i] + n] for i, n in enumerate(policy.choose(state, acceptance, offsets))]
@@ -153,7 +153,7 @@ def test_only_steps_that_no_other_rank_can_have_held_up_are_learnt_from(
 ):
     policy = Goodput(3, table)
     policy.observe(StepState(running, max_num_tokens_other_dp_ranks=rows_elsewhere), drafted, drafted, 45.0)
-    assert any(policy.correction.terms) == learns
+    assert any(policy.cost.correction.terms) == learns
 
 
 def test_a_new_table_is_waited_by():

@@ -56,17 +56,17 @@ def test_a_policy_is_not_asked_while_its_answer_holds_but_at_once_when_the_batch
     assert proposer.counters["skipped_steps"] == 10
 
 
-def test_goodput_holds_for_its_cool_down_and_counts_the_steps_in_which_nobody_asked():
+def test_goodput_holds_for_its_pause_and_counts_the_steps_in_which_nobody_asked():
     asked_in_each, held = make_policy("goodput", 3, 0), make_policy("goodput", 3, 0)
     for policy in (asked_in_each, held):
         policy.plan(StepState(4))
-        policy._cool_down = 20
+        policy._pause.steps = 20
     while asked_in_each.plan(StepState(4)).budget == 0:
         pass
     steps, asked = 1, 0
     while (answer := held.plan(StepState(4, steps_since_plan=steps))).budget == 0:
         steps, asked = 1 + answer.valid_for_steps, asked + 1
-    assert held.counters == asked_in_each.counters == {"cool_down_steps": 20}
+    assert held.counters == asked_in_each.counters == {"paused_steps": 20}
     assert asked == 2, "in the first step and after fifteen more"
 
 
