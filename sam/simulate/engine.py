@@ -239,14 +239,13 @@ def play(
     cluster: Cluster,
     router: Assigned | Routed,
     cost: StepCost,
-    policies: list[Policy],
-    drafts: list,
+    parts: list[tuple[Policy, object]],
     progress: Callable[[int], object] | None = None,
 ) -> list[np.ndarray]:
     """Play a round to its end.
 
     Args:
-        policies, drafts: of each replica.
+        parts: policy and drafts of each replica.
         progress: called with the tokens generated since the last call.
 
     Returns:
@@ -256,10 +255,9 @@ def play(
         RuntimeError: the router has left requests waiting.
     """
     generated, targets = np.zeros((2, len(work)), dtype=np.int64)
-    shared = work, generated, targets, cluster.max_num_seqs
-    replicas = [Replica(*shared, *parts) for parts in zip(policies, drafts, strict=True)]
-    parts = [replicas] if cluster.dp_synchronous else [[replica] for replica in replicas]
-    engines = [Engine(part, cost, cluster.admit_ms) for part in parts]
+    replicas = [Replica(work, generated, targets, cluster.max_num_seqs, *part) for part in parts]
+    ranks = [replicas] if cluster.dp_synchronous else [[replica] for replica in replicas]
+    engines = [Engine(one, cost, cluster.admit_ms) for one in ranks]
     arriving = deque(np.argsort(work.arrivals, kind="stable").tolist())
     # The engine whose step ends first goes on first: a drafter that several share sees tokens in the order of time, and
     # a router knows what has ended. `idle` are those that no step ends of.

@@ -32,13 +32,11 @@ def correct(table, fixed, per_draft_token, speculating, wait_ms):
         float64 [n + 1], corrected milliseconds; and the least that a draft token adds, without the term `speculating`.
     """
     cost, slope = np.empty_like(table), np.inf
-    for drafted in range(table.size):
-        once = speculating if drafted > 0 else 0.0
-        corrected = table[drafted] + fixed + per_draft_token * drafted + once
-        cost[drafted] = max(corrected, 0.1 * table[drafted], wait_ms)
-        if drafted > 0:
-            cost[drafted] = max(cost[drafted], cost[drafted - 1])
-            slope = min(slope, max(0.0, cost[drafted] - cost[0] - max(0.0, speculating)) / drafted)
+    cost[0] = max(table[0] + fixed, 0.1 * table[0], wait_ms)
+    for drafted in range(1, table.size):
+        corrected = table[drafted] + fixed + per_draft_token * drafted + speculating
+        cost[drafted] = max(corrected, 0.1 * table[drafted], cost[drafted - 1])
+        slope = min(slope, max(0.0, cost[drafted] - cost[0] - speculating) / drafted)
     return cost, slope
 
 

@@ -107,7 +107,8 @@ class Goodput(Policy):
         self.num_speculative_tokens, self.uniform = num_speculative_tokens, uniform
         rest = {"graph_sizes": graph_sizes, "uniform": uniform, "paths": paths}
         self._cost_of = partial(ExpectedCost, num_speculative_tokens=num_speculative_tokens, **rest)
-        self.use_table(step_cost or linear(1.0, 0.0, 1 / 64, source="a guess: 64 tokens double a step"), not step_cost)
+        guess = linear(1.0, 0.0, 1 / 64, source="a guess: 64 tokens double a step")
+        self.use_table(step_cost or guess, forward_only=step_cost is None)
         self.has_table = step_cost is not None
         self._pause, self._exploration = Pause(), CostExploration()
         self._is_on, self._running = False, 0
