@@ -21,9 +21,9 @@ from sam.sharing.client import Client
 from sam.sharing.drafter import SharingDrafter, make_drafter
 from sam.sharing.link import Link
 from sam.switch import goodput
-from sam.switch.awaited_requests import AwaitedRequests
 from sam.switch.policies import make_policy
 from sam.switch.policy import Plan, StepState
+from sam.switch.queued_requests import QueuedRequests
 from sam.vllm import patches, ranks, runner_hooks, warmup_cost
 from sam.vllm.paths.rows import PathRows, check_engine
 from sam.vllm.tracked_requests import TrackedBatch, TrackedRequests
@@ -79,9 +79,10 @@ class SamProposer:
         graph_mode = warmup_cost.graph_mode(vllm_config)
         self.is_uniform = shape.is_uniform(config.draft_shape, graph_mode and graph_mode.name)
         policy, table = warmup_cost.policy_and_table(config, vllm_config)
-        graphs = warmup_cost.graph_sizes(vllm_config), self.is_uniform, config.paths
-        self.policy = make_policy(policy, k, config.batch_size_threshold, config.hysteresis, table, *graphs)
-        self.awaited = AwaitedRequests(vllm_config.scheduler_config.max_num_seqs)
+        graphs = {"graph_sizes": warmup_cost.graph_sizes(vllm_config), "uniform": self.is_uniform}
+        goodput_only = {"step_cost": table, "paths": config.paths, **graphs}
+        self.policy = make_policy(policy, k, config.batch_size_threshold, **goodput_only)
+        self.awaited = QueuedRequests(vllm_config.scheduler_config.max_num_seqs)
         self.drafter = self._make_drafter(config)
         # One dictionary with the drafter's own: everything in it goes to the metrics.
         self.counters = self.policy.counters = self.drafter.counters
@@ -217,7 +218,7 @@ class SamProposer:
             # Of the step that has just ended.
             max_num_tokens_other_dp_ranks=getattr(self._runner, "sam_max_num_tokens_other_dp_ranks", 0),
             steps_since_plan=last.steps + 1,
-            awaited=self.awaited.count(rows - others, last.steps + 1),
+            awaited=self.awaited.expected(rows - others, last.steps + 1),
         )
         self._observe(now, state, emitted)
         plan = self.policy.plan(state)

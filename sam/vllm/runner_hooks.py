@@ -26,7 +26,7 @@ def install(runner) -> None:
 def _note_waiting(runner, scheduler_output) -> None:
     """Tell the drafter, whenever requests come, how many wait behind the last of them."""
     if new := scheduler_output.scheduled_new_reqs:
-        runner.drafter.awaited.tell(RequestHints.of(new[-1].sampling_params).waiting or 0)
+        runner.drafter.awaited.update(RequestHints.of(new[-1].sampling_params).waiting or 0)
 
 
 def capture_drafts_of_any_length(runner) -> None:

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from sam.switch.awaited_requests import PATIENCE_STEPS
+from sam.switch.queued_requests import PATIENCE_STEPS
 from sam.switch.step_cost import StepCost
 from sam.vllm.hints import RequestHints
 from tests.sam.engine.tiny_engine import SAM, generate, save_model
@@ -33,10 +33,10 @@ def test_the_same_tokens_with_a_table_measured_at_warm_up(model, tmp_path):
     )
     assert on.tokens == off.tokens and on.logprobs == off.logprobs
     (policy,) = policies
-    assert policy.has_table and policy.step_cost.source == "forward passes at warm-up"
-    assert policy.step_cost.tokens_per_request.tolist() == [1, 2, 3, 4]
+    assert policy.has_table and policy.cost.step_cost.source == "forward passes at warm-up"
+    assert policy.cost.step_cost.tokens_per_request.tolist() == [1, 2, 3, 4]
     # What the forward passes lack was learnt: scheduling and sampling take time in every step.
-    assert policy.correction.extra_ms(len(PROMPTS), 0) > 0
+    assert policy.cost.correction.extra_ms(len(PROMPTS), 0) > 0
     # Whether that table lets it draft is up to the machine's load; where draft tokens cost nothing, it does.
     free = StepCost(np.array([1, 8]), np.array([1, 4]), np.array([64]), np.full((2, 2, 1), 50.0))
     free.save(tmp_path / "free.json")

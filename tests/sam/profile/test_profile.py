@@ -9,7 +9,8 @@ import pytest
 from sam.profile import grid
 from sam.profile.__main__ import main
 from sam.profile.grid import PAUSES_S, ROUNDS, Grid, measure_cells
-from sam.switch.step_cost import StepCost, least_squares_without_negative_terms
+from sam.simulate.run import least_squares_without_negative_terms
+from sam.switch.step_cost import StepCost
 from tests.sam.simulate.test_recorded import COST, write_run
 
 GRID = Grid(requests=[1, 4, 6], drafts=[0, 2, 5], context=[64, 512])

@@ -78,7 +78,7 @@ def steps(proposer, verdicts):
     trials.are_needed = True
     for allowed in verdicts:
         trials.step = lambda *_unused, allowed=allowed: allowed
-        proposer.last.valid_for_steps = proposer.policy._cool_down = 0
+        proposer.last.valid_for_steps = proposer.policy._pause.steps = 0
         proposer.asked.clear()
         proposer._runner.step(proposer, ["a"], {"a": [7]})
         found.append(list(proposer.asked))
