@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tqdm import tqdm
@@ -10,7 +11,7 @@ from sam.bench.engine_process import EngineError, EngineProcess, stop_all
 from sam.bench.environment import environment_of
 from sam.bench.loads import WARM_UP, batches_of
 from sam.bench.prompts import Group
-from sam.bench.settings import Settings
+from sam.bench.settings import Settings, engine_arguments
 from sam.reading import json_object, one_line
 from sam.record.atomic import replacing
 
@@ -105,13 +106,19 @@ class Engines:
             stop_all(self._engines.values())
 
     def _start(self, bar: tqdm) -> None:
-        """One after the other: vLLM finds its memory by watching what is free."""
-        for variant in self._settings.variants:
-            bar.set_description(f"starting {variant}")
-            log = self._settings.output / f"{variant}.log"
-            self._engines[variant] = EngineProcess(variant, log, environment_of(variant))
-            self._ask(variant, self._settings.start(variant))
-            bar.update()
+        """One after the other, since vLLM finds its memory by watching what is free; side by side where it is told."""
+        variants, is_told = self._settings.variants, "kv_cache_memory_bytes" in engine_arguments(self._settings.engine)
+        for together in [variants] if is_told else [[variant] for variant in variants]:
+            bar.set_description(f"starting {', '.join(together)}")
+            for variant in together:
+                log = self._settings.output / f"{variant}.log"
+                self._engines[variant] = EngineProcess(variant, log, environment_of(variant))
+            starts = ThreadPoolExecutor(len(together))
+            try:
+                for _ in starts.map(self._ask, together, map(self._settings.start, together)):
+                    bar.update()
+            finally:
+                starts.shutdown(wait=False)  # where this is interrupted, what is asked ends with its engine
 
     def _runs(self, variants: list[str], round_: int, load: int, bar: tqdm) -> Iterator[tuple[str, dict[str, Any]]]:
         """Variant and run of those whose engines are up, as sam.vllm.bench.engine.BenchEngine.run returns it."""

@@ -57,7 +57,7 @@ def spoil(name: str, content: bytes, cuts, path, new) -> bytes:
     return "\n".join(json.dumps(row) for row in rows).encode() + b"\n"
 
 
-@settings(EACH, max_examples=400)
+@settings(EACH, max_examples=5000)
 @given(name=st.sampled_from(FILES), cuts=st.lists(CUTS, max_size=2), path=PATHS, new=VALUES)
 def test_a_report_says_what_it_leaves_out(pair, baseline, name, cuts, path, new):
     (file := pair[0] / name).write_bytes(spoil(name, before := file.read_bytes(), cuts, path, new))
@@ -75,7 +75,7 @@ def test_a_report_says_what_it_leaves_out(pair, baseline, name, cuts, path, new)
         file.write_bytes(before)
 
 
-@settings(EACH, max_examples=150)
+@settings(EACH, max_examples=500)
 @given(name=st.sampled_from(FILES[:2] + FILES[4:]), cuts=st.lists(CUTS, max_size=2), path=PATHS, new=VALUES)
 def test_a_simulation_takes_a_run_whole_or_not_at_all(pair, name, cuts, path, new):
     (file := pair[0] / name).write_bytes(spoil(name, before := file.read_bytes(), cuts, path, new))

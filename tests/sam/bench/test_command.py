@@ -101,7 +101,8 @@ def recording(tmp_path):
 
 
 def test_forced_text(bench, tmp_path, capsys, recording):
-    assert bench("--text", str(recording), "--samples", "4", "--rounds", "1", prompts=None) == 0
+    at_once = ("--kv-cache-memory-bytes", "1000000")  # engines start side by side
+    assert bench("--text", str(recording), "--samples", "4", "--rounds", "1", *at_once, prompts=None) == 0
     text = capsys.readouterr().out
     assert "1 of 3 prompts have fewer than 4 responses and are left out" in text
     assert "has 2 groups, all rounds need 12: they come again in other tokens" in text
