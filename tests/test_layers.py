@@ -207,6 +207,7 @@ def test_what_is_too_large_is_seen(tmp_path):
 # What replaces something of vLLM beside the list, and why. Files of sam/vllm/bench follow an engine that is measured.
 BESIDE_THE_LIST = {
     "sam/vllm/exact_sampler.py: one.logits_slice": "stop_behind_drafts, put back within the step",
+    "sam/vllm/rejection_sampler.py: sampler.gather_logprobs": "for one call",
     "sam/vllm/async_hooks.py: setattr": "of a step's output",
     "sam/vllm/ascend/graphs.py: dispatcher.uniform_decode_query_len": "of a dispatcher of its own",
 }
@@ -230,7 +231,7 @@ def test_what_is_replaced_of_vllm_stands_in_one_list():
     from sam.vllm.patches import PATCHES
 
     attributes = {name for patch in PATCHES.values() for name in patch.targets.split()}
-    attributes |= {"init_device", "get_scheduler_cls"}
+    attributes |= {"gather_logprobs", "init_device", "get_scheduler_cls"}
     paths = [path for path in files("sam") if "sam/vllm/" in str(path) and path.name != "patches.py"]
     found = set().union(*(replaced_beside_the_list(path, attributes) for path in paths if "/bench/" not in str(path)))
     assert found == BESIDE_THE_LIST.keys()

@@ -64,6 +64,12 @@ PATCHES = {
         "each token's temperature, top-k and top-p stay uninitialised.",
         "both are mended; the recipe's own rejection sampler is what verification=rejection asks for.",
     ),
+    "give_named_logprobs": Patch(
+        "runner.rejection_sampler",
+        "forward",
+        "vLLM's rejection sampler answers `logprob_token_ids` in steps without drafts only.",
+        "it does so in all.",
+    ),
     "stop_behind_drafts": Patch(
         "MinTokensLogitsProcessor of a step",
         "logits_slice",

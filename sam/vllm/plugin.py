@@ -200,6 +200,7 @@ def install(runner) -> None:
     if config.verification == "rejection" and runner.speculative_config is not None:
         module = sys.modules[type(runner.rejection_sampler).__module__]
         rejection_sampler.install(module)
+        rejection_sampler.give_named_logprobs(runner.rejection_sampler)
         rejection_sampler.self_check(runner, module)
 
 

@@ -1,6 +1,7 @@
 """Rejection sampling in vLLM's rejection sampler, for steps with drafts; what both samplers need."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -43,6 +44,29 @@ def install(module) -> None:
         names = "rejection_sample", "expand_batch_to_tokens", "sample_recovered_tokens"
         for name, function in zip(names, functions, strict=True):
             patches.put(module, name, "verify_by_rejection", function)
+
+
+def give_named_logprobs(rejection_sampler) -> None:
+    """Let a runner's rejection sampler answer `logprob_token_ids`, which vLLM's knows in steps without drafts only.
+
+    Its rows are as many of each request. Doing so twice changes nothing.
+    """
+    sampler = rejection_sampler.sampler
+
+    def with_named_logprobs(forward, drafts, draft_probs, logits, metadata):
+        if not metadata.logprob_token_ids:
+            return forward(drafts, draft_probs, logits, metadata)
+
+        def gather(values, _most, tokens):
+            requests = np.repeat(np.arange(len(drafts.num_draft_tokens)), len(tokens) // len(drafts.num_draft_tokens))
+            del sampler.gather_logprobs  # this function
+            return gather_logprobs(sampler, values, tokens, requests.tolist(), metadata)
+
+        sampler.gather_logprobs = gather
+        asked = replace(metadata, logprob_token_ids=None, max_num_logprobs=metadata.max_num_logprobs or 0)
+        return forward(drafts, draft_probs, logits, asked)
+
+    patches.wrap(rejection_sampler, "forward", "give_named_logprobs", with_named_logprobs)
 
 
 def self_check(runner, module) -> None:

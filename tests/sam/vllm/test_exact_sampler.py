@@ -152,7 +152,14 @@ def test_a_request_gets_the_log_probabilities_that_it_asks_for_whatever_is_draft
             assert step == pytest.approx(other, abs=1e-4)
 
 
-def assert_asked(result) -> None:
+def test_so_does_it_with_rejection_sampling(model):
+    """As to tokens by name: to others in their batch vLLM's sampler gives the same in steps without drafts."""
+    on = run(model, SAM, sampling=lambda row: asked(row // 2 * 2), verification="rejection")
+    assert on.accepted > 50
+    assert_asked(on, lambda row: asked(row // 2 * 2))
+
+
+def assert_asked(result, asked=asked) -> None:
     for row, (tokens, entries) in enumerate(zip(result.tokens, result.entries, strict=True)):
         wanted = asked(row)
         assert len(entries) == (len(tokens) if any(wanted.values()) else 0)

@@ -171,6 +171,13 @@ def test_rejection_self_check_sees_a_sampler_that_verifies_elsewhere():
         rejection_sampler.self_check(*rejection_runner(elsewhere))
 
 
+def test_rejection_self_check_sees_wrong_tokens(monkeypatch):
+    model_runner, module = rejection_runner(through)
+    monkeypatch.setattr(verify, "rejection_sample", lambda drafts, *_, **__: torch.zeros(3, 3, dtype=torch.int32))
+    with pytest.raises(RuntimeError, match="known logits gave"):
+        rejection_sampler.self_check(model_runner, module)
+
+
 @pytest.mark.parametrize(
     ("additional", "method", "message"),
     [
@@ -243,3 +250,10 @@ def test_the_host_waits_for_no_device(monkeypatch, counts, mixed):
     with Waits() as waits:
         output = sampler(logits, step)
     assert waits.found == [] and output.sampled_token_ids.shape == (4, 4 if counts else 1)
+
+
+def test_a_wait_would_be_seen():
+    values = torch.arange(4)
+    with Waits() as waits:
+        values.to("meta"), values[values > 1], values.sum().item()
+    assert sorted(waits.found) == ["_local_scalar_dense", "_to_copy", "nonzero"]

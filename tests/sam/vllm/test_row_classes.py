@@ -1,3 +1,6 @@
+import json
+import threading
+
 import pytest
 import torch
 
@@ -121,3 +124,17 @@ def test_a_file_that_cannot_be_used_costs_a_comparison_only(cache_file, content)
     for _ in range(2):
         assert known_or_found("packed 8x16", lambda: found.append(1) or RowClass(2, 64)) == RowClass(2, 64)
     assert len(found) == 1
+
+
+def test_what_several_write_at_the_same_time_is_kept(cache_file, monkeypatch):
+    def write(name):
+        for row in range(20):
+            known_or_found(f"{name} {row}", lambda: RowClass(2, 64))
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lines = [json.loads(line) for line in cache_file.read_text().splitlines()]
+    assert len({key for key, _ in lines}) == 40 and all(row_class == [2, 64] for _, row_class in lines)
