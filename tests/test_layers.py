@@ -152,6 +152,7 @@ LARGER = {
     "sam/verify/rejection.py: rejection_sample: 72 lines": "of them 40 of documentation",
     "sam/vllm/ascend/sampling.py: expand_triton: 7 parameters": "vllm-ascend's signature",
     "sam/vllm/ascend/sampling.py: sample_recovered_tokens: 12 parameters": "vllm-ascend's signature",
+    "sam/vllm/cpu_linear.py: CpuLinear: 14 attributes": "each call would have to look them up",
     "sam/vllm/step_recorder.py: StepRecorder: 18 attributes": "the columns of the steps that it records",
     "sam/vllm/trained/async_proposer.py: keep_on_device: 8 parameters": "vLLM's arrays of a step",
     "sam/vllm/trained/proposer.py: _replaced: 7 parameters": "of two drafters",

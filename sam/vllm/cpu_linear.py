@@ -14,11 +14,13 @@ import logging
 import os
 import sys
 import weakref
+from types import SimpleNamespace
 
 import torch
 from vllm import _custom_ops as ops
 from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.layers import utils
+from vllm.model_executor.layers.linear import LinearBase
 
 from sam.config import SpeculationConfig
 from sam.vllm import patches, row_classes
@@ -39,6 +41,8 @@ KERNELS_KEPT = 32
 # torch's own kernel gets so many rows even where fewer agree: threads can change after the comparison, and the numbers
 # that agree with them: on an AMD EPYC from 4 rows on with one thread, from 12 on with two.
 LEAST_ROWS = 32
+# Up to so many rows what they are padded with is kept.
+SMALL_COUNT = 32
 # Where no two numbers of rows agree.
 LAST_RESORT = RowClass(32, 2048)
 ANY_ROWS = RowClass(0, sys.maxsize)
@@ -77,6 +81,8 @@ def pack_after_loads(runner) -> None:
     """
     for owner, name in ((runner.model, "load_weights"), (runner, "reload_weights")):
         patches.wrap(owner, name, "pack_after_loads", _load_and_forget)
+    for name in ("execute_model", "_dummy_run"):
+        patches.wrap(runner, name, "pack_after_loads", _pack_and_run)
 
 
 def _load_and_forget(load, *arguments, **keywords):
@@ -85,6 +91,15 @@ def _load_and_forget(load, *arguments, **keywords):
     finally:
         for linear in list(_linears.values()):
             linear.forget()
+
+
+def _pack_and_run(run, *arguments, **keywords):
+    """Graphs read packed weights."""
+    while _old:
+        linear = _old.pop()
+        if (layer := linear.layer()) is not None:
+            linear.pack(layer.weight)
+    return run(*arguments, **keywords)
 
 
 class CpuLinear:
@@ -99,34 +114,68 @@ class CpuLinear:
         engine = get_current_vllm_config_or_none()
         config = engine and SpeculationConfig.from_vllm(engine)
         mode = config.batch_invariant if config else "auto"
-        self.shape, self.dtype = tuple(weight.shape), weight.dtype
+        self.shape, self.dtype, self.layer = tuple(weight.shape), weight.dtype, weakref.ref(layer)
         if mode == "off":
             self.packed, self.row_class = _can_pack(weight), ANY_ROWS
         else:
             self.packed, self.row_class = _kernel_and_row_class(self.shape, weight.dtype, has_bias, mode)
         self.multiple = ROUND_TO if self.packed and weight.numel() < SMALL_WEIGHTS and mode != "off" else 1
-        self._pack = None  # of the weight, made at the first use after a load
+        # Graphs may call vLLM's kernel as vLLM does, on padded rows. Not layers of a vocabulary: an embedding is packed
+        # only if it is used as a head too, which is outside of graphs.
+        most = engine.scheduler_config.max_num_batched_tokens if engine else sys.maxsize
+        is_whole = -(-most // self.multiple) * self.multiple <= self.row_class.largest
+        self.is_direct = self.packed and is_whole and isinstance(layer, LinearBase)
+        self._pack, self._is_old = None, True
         with torch.inference_mode(False):
-            self._key = torch.tensor(next(_numbers))  # a tensor, so that compiled graphs take it as an input
+            # Tensors, so that compiled graphs take them as inputs.
+            self._address, self._key = torch.tensor(0), torch.tensor(next(_numbers))
+        self._padding: dict[int, torch.Tensor] = {}  # of up to SMALL_COUNT rows
+        if self.packed:
+            self._onednn_mm = torch.ops._C.onednn_mm.default
+            for count in range(1, min(SMALL_COUNT, self.row_class.largest) + 1):
+                missing = row_classes.padded(count, self.row_class, self.multiple) - count
+                self._padding[count] = torch.zeros(missing, self.shape[1], dtype=self.dtype) if missing else _NO_ROWS
+        self._in_graphs = SimpleNamespace(n=self.shape[0], k=self.shape[1], handler_tensor=self._address)
         _linears[int(self._key)] = self
 
     def fits(self, weight: torch.Tensor) -> bool:
-        """Whether it is of such a weight."""
         return (tuple(weight.shape), weight.dtype) == (self.shape, self.dtype)
 
     def forget(self) -> None:
         """Pack again at the next use."""
-        self._pack = None
+        self._is_old = True
+        if self.is_direct:
+            _old.append(self)
+
+    def pack(self, weight: torch.Tensor) -> None:
+        self._pack, self._is_old = _pack(weight), False
+        self._address.copy_(self._pack.handler_tensor)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        if torch.compiler.is_compiling():
-            return torch.ops.sam.cpu_linear(x, weight, bias, self._key)
-        return self.multiply(x, weight, bias)
+        if not torch.compiler.is_compiling():
+            return self.multiply(x, weight, bias)
+        if self.is_direct:
+            return self._multiply_in_graph(x, bias)
+        return torch.ops.sam.cpu_linear(x, weight, bias, self._key)
+
+    def _multiply_in_graph(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        count, least = x.shape[0], self.row_class.smallest
+        if least <= 1 and self.multiple == 1:
+            return ops.onednn_mm(self._in_graphs, x, bias)
+        # Graphs are traced as if there were two rows or more, and a maximum of two would be dropped.
+        rows = torch.sym_max(-(-count // self.multiple) * self.multiple, max(least, 3))
+        return ops.onednn_mm(self._in_graphs, torch.nn.functional.pad(x, (0, 0, 0, rows - count)), bias)[:count]
 
     def multiply(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [..., inner], weight [columns, inner], bias [columns]; returns [..., columns]."""
-        if self.packed and self._pack is None:
-            self._pack = _pack(weight)
+        if self.packed and self._is_old:
+            self.pack(weight)
+        if x.dim() == 2 and (padding := self._padding.get(x.shape[0])) is not None and x.is_contiguous():
+            # As below, and as ops.onednn_mm: a small layer would take half its time in their Python.
+            rows = x if padding is _NO_ROWS else torch.cat((x, padding))
+            result = rows.new_empty(rows.shape[0], self.shape[0])
+            self._onednn_mm(result, rows, bias, self._address)
+            return result if padding is _NO_ROWS else result[: x.shape[0]]
         rows = x.reshape(-1, self.shape[1]).contiguous()
         result = row_classes.multiply(_product(self._pack, weight, bias), rows, self.row_class, self.multiple)
         return result if x.dim() == 2 else result.reshape(*x.shape[:-1], self.shape[0])
@@ -191,7 +240,9 @@ def _product(pack, weight: torch.Tensor, bias: torch.Tensor | None) -> row_class
 
 
 _vllms = utils.dispatch_cpu_unquantized_gemm
+_NO_ROWS = torch.empty(0)
 _numbers = itertools.count()
+_old: "list[CpuLinear]" = []  # to be packed before a graph runs
 _linears: "weakref.WeakValueDictionary[int, CpuLinear]" = weakref.WeakValueDictionary()
 
 

@@ -210,7 +210,7 @@ PATCHES = {
     ),
     "pack_after_loads": Patch(
         "runner, runner.model",
-        "load_weights reload_weights",
+        "load_weights reload_weights execute_model _dummy_run",
         "the packed weights of multiply_invariantly have to follow the model's.",
         "as above.",
     ),

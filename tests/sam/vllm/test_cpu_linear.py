@@ -44,6 +44,7 @@ def set_mode(mode, drafter=None):
         arguments = SpeculationConfig(batch_invariant=mode).vllm_arguments()
         config = SimpleNamespace(
             additional_config=arguments["additional_config"],
+            scheduler_config=SimpleNamespace(max_num_batched_tokens=4096),
             speculative_config=SimpleNamespace(method=drafter),
         )
         patch.setattr(cpu_linear, "get_current_vllm_config_or_none", lambda: config)
@@ -111,6 +112,14 @@ def test_small_layers_have_few_numbers_of_rows_and_few_are_padded(shape, differe
     assert rows.called == different
 
 
+@pytest.mark.parametrize(
+    "x", [random(192, 1152)[:, 576:], random(2, 6, 576), random(0, 576)], ids=["strided", "more dimensions", "no rows"]
+)
+def test_inputs_of_any_form(x):
+    layer = make_layer()
+    torch.testing.assert_close(apply(layer, x), torch.nn.functional.linear(x, layer.weight))
+
+
 def write_data(layer, new):
     layer.weight.data.copy_(new)
 
@@ -140,7 +149,8 @@ def test_new_weights_count_after_attach(write, packed, monkeypatch):
 
 def make_runner(load_weights, reload_weights):
     model = SimpleNamespace(load_weights=load_weights)
-    return SimpleNamespace(model=model, reload_weights=reload_weights)
+    nothing = {"execute_model": lambda: None, "_dummy_run": lambda: None}
+    return SimpleNamespace(model=model, reload_weights=reload_weights, **nothing)
 
 
 def test_a_weight_is_packed_once_for_each_load(monkeypatch):
@@ -237,23 +247,11 @@ def cannot_pack(weight):
     raise RuntimeError("could not create a primitive")
 
 
-@torch._dynamo.config.patch(disable=False)
-@pytest.mark.parametrize("packed", [True, False], ids=["packed", "plain"])
-def test_compiled_graphs_follow_the_weight(packed, monkeypatch):
-    cpu_linear._define_operator()
-    monkeypatch.setattr(cpu_linear, "PREFERENCE", (packed, not packed))
-    layer = make_layer()
-    compiled = torch.compile(lambda x: apply(layer, x) * 2, backend="aot_eager", fullgraph=True, dynamic=True)
-    packs, pack = [], cpu_linear._pack
-    monkeypatch.setattr(cpu_linear, "_pack", lambda weight: packs.append(1) or pack(weight))
-    for seed in (5, 6):
-        layer.weight.data.copy_(random(192, 576, seed=seed))
-        cpu_linear.attach(layer)
-        for rows in (1, 5, 40):
-            x = random(rows, 576, seed=7)
-            with torch.inference_mode():
-                assert torch.equal(compiled(x), apply(layer, x) * 2)
-    assert len(packs) == (2 if packed else 0)
+def test_off_without_such_a_kernel_is_torchs_own(monkeypatch):
+    monkeypatch.setattr(cpu_linear, "_pack", cannot_pack)
+    with set_mode("off"):
+        layer, x = make_layer(), random(3, 576)
+    assert torch.equal(apply(layer, x), torch.nn.functional.linear(x, layer.weight))
 
 
 STRICT = """
