@@ -29,6 +29,7 @@ MAX_WAITING = 8192  # responses to write, and prompts to read; further ones are 
 FLUSH_RESPONSES, FLUSH_SECONDS = 256, 0.5  # of a transaction: at most, and the pause after one
 RETRY_SECONDS = 30.0  # after a failure
 MAX_TOKENS_A_STEP = 2048  # appended to the drafter in a step, about a millisecond's work
+MAX_SEEN = 1 << 20  # digests, of some 80 bytes each
 MAX_WAITING_TOKENS = 1 << 22  # that have been read and wait for the engine: nothing more is read then
 
 COUNTERS = (
@@ -63,7 +64,9 @@ class HistoryClient:
         self._sync, self._base = 0, None  # weight syncs of this process; newest version in the file before
         self._keys: dict[str, bytes] = {}  # of the requests that run
         self._finished: queue.Queue[tuple[bytes, int, Sequence[int]]] = queue.Queue(MAX_WAITING)
-        self._asked: queue.Queue[np.ndarray] = queue.Queue(MAX_WAITING)  # prompts
+        # A prompt, and whether the drafter has no text of it.
+        self._asked: queue.Queue[tuple[np.ndarray, bool]] = queue.Queue(MAX_WAITING)
+        self._seen: set[bytes] = set()  # digests of responses that this process has written or read
         # Prompt, response or the rest of it, and whether it follows the prompt.
         self._found: deque[tuple[np.ndarray, np.ndarray, bool]] = deque()
         self._stopped = threading.Event()
@@ -96,13 +99,15 @@ class HistoryClient:
         self._sync += 1
 
     def request_started(self, request_id: str, prompt: np.ndarray, drafter: Drafter) -> None:
-        """Ask for responses to int32 [length] `prompt`, if the drafter, which does not follow the request yet, has no
-        text of it."""
+        """Ask for responses to int32 [length] `prompt`, unless its requests run here already: all of them, or what
+        others have written, if the drafter, which does not follow the request yet, has text of the prompt."""
         prompt = np.array(prompt, np.int32)
-        self._keys[request_id] = digest(prompt)
+        key = digest(prompt)
+        is_running = key in self._keys.values()
+        self._keys[request_id] = key
         try:
-            if drafter.groups.find(prompt) == NONE:
-                self._asked.put_nowait(prompt)
+            if not is_running:
+                self._asked.put_nowait((prompt, drafter.groups.find(prompt) == NONE))
         except queue.Full:
             self._count_error("more prompts than can be read")
 
@@ -160,6 +165,7 @@ class HistoryClient:
             known = np.array(list(itertools.takewhile(lambda token: token >= 0, tokens)), np.int32)
             if len(known) > 1:  # nothing follows a single token
                 responses.append((prompt, self._base + sync, known))
+                self._see(digest(known))
         try:
             database.add(connection, responses, *self.bounds)
         except sqlite3.Error:
@@ -174,18 +180,25 @@ class HistoryClient:
                 self._stopped.wait(0.05)
                 continue
             with contextlib.suppress(queue.Empty):
-                self._answer(self._asked.get(timeout=FLUSH_SECONDS))
+                self._answer(*self._asked.get(timeout=FLUSH_SECONDS))
                 self._asked.task_done()
 
-    def _answer(self, prompt: np.ndarray) -> None:
+    def _answer(self, prompt: np.ndarray, is_new: bool) -> None:
         """Find a prompt's responses, those of the newest weights first, since a step takes a part."""
         rows, key = [], digest(prompt)
         database.read_files(
             self.folder, self.written_in, lambda opened: rows.extend(database.read(opened, key)), self._count_error
         )
-        for _, tokens in sorted(rows, key=lambda row: -row[0]):
+        rows = [row for row in rows if is_new or row[1] not in self._seen]
+        for _, known, tokens in sorted(rows, key=lambda row: -row[0]):
+            self._see(known)
             if tokens is None:
                 self._count_error("a response is damaged")
             else:
                 self._found.append((prompt, tokens, True))
-        self.counters["history_found_prompts"] += any(tokens is not None for _, tokens in rows)
+        self.counters["history_found_prompts"] += any(tokens is not None for *_, tokens in rows)
+
+    def _see(self, response: bytes) -> None:
+        if len(self._seen) >= MAX_SEEN:
+            self._seen.clear()  # what is then read again is drafted from twice
+        self._seen.add(response)

@@ -172,9 +172,9 @@ def add(
             connection.execute(DROP_OLDEST, (tokens,))
 
 
-def read(connection: sqlite3.Connection, prompt: bytes) -> Iterator[tuple[int, np.ndarray | None]]:
-    """A prompt's responses: version and int32 [length] tokens, None for damaged ones, since SQLite does not look."""
+def read(connection: sqlite3.Connection, prompt: bytes) -> Iterator[tuple[int, bytes, np.ndarray | None]]:
+    """A prompt's responses: version, digest, and int32 [length] tokens, None for damaged ones: SQLite does not look."""
     query = "SELECT CAST(version AS INTEGER), digest, CAST(tokens AS BLOB) FROM responses WHERE prompt = ?"
     for version, known, blob in connection.execute(query, (prompt,)):
         tokens = np.frombuffer(blob[: len(blob) // 4 * 4], np.int32).copy()
-        yield version, tokens if digest(tokens) == known else None
+        yield version, known, tokens if digest(tokens) == known else None

@@ -120,14 +120,18 @@ def test_responses_of_two_runs_have_rising_versions(open_client, tmp_path):
     assert kept(tmp_path / "history", PROMPTS[0]) == [[4, 5, 6]], "the second run's is newer"
 
 
-def test_a_group_in_memory_is_asked_for_no_more_and_a_dropped_one_gets_what_others_wrote(open_client):
+def test_a_group_in_memory_gets_what_others_wrote_since_and_a_dropped_one_all(open_client):
     here, there, drafter = open_client(), open_client(), make_drafter()
     write(here, [1, 2, 3], drafter=drafter)
     write(there, [4, 5])
-    assert visit(here, drafter, "a") == 0, "its own text is in the group already"
+    assert visit(here, drafter, "a") == 2
+    write(here, [1, 1, 1, 1], drafter=drafter)
+    assert visit(here, drafter, "b") == 0, "its own text is in the group already"
+    write(there, [6, 7])
+    assert visit(here, drafter, "c") == 2 and visit(here, drafter, "d") == 0
     while drafter.groups.evict():
         pass
-    assert visit(here, drafter, "b") == 5, "a new group: all there is"
+    assert visit(here, drafter, "e") == 11, "a new group: all there is"
 
 
 def test_the_prompt_is_asked_for_once_while_its_requests_run(open_client):
