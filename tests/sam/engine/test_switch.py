@@ -87,4 +87,4 @@ def test_profile_writes_a_table_that_goodput_loads(model, tmp_path):
         model, PROMPTS[:1], settings, SAM, policy="goodput", step_cost=str(output),
         observe=lambda runner: policies.append(runner.drafter.policy),
     )  # fmt: skip
-    assert policies[0].step_cost.source == table.source
+    assert policies[0].cost.step_cost.source == table.source
