@@ -119,7 +119,7 @@ def test_a_fault_in_planning_costs_drafts_and_changes_no_token(model, off):
 
 
 def test_goodput_prices_rows(model, off, tmp_path):
-    """Where a token costs nothing rows are added, where it is dear none."""
+    """Where a token costs nothing rows are added, where it is dear few; goodput learns from the clock, too."""
     from sam.switch.step_cost import linear
 
     rows = {}
@@ -128,4 +128,4 @@ def test_goodput_prices_rows(model, off, tmp_path):
         found = run(model, 4, policy="goodput", step_cost=str(tmp_path / name))
         assert_same(found, off)
         rows[name] = found.counters["path_rows"]
-    assert rows["free"] > 20 > rows["dear"]
+    assert rows["free"] > max(10, 2 * rows["dear"]), rows
