@@ -59,7 +59,8 @@ def imports_of(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
-                found.add(inner if (ROOT / (inner.replace(".", "/") + ".py")).is_file() else node.module)
+                place = ROOT / inner.replace(".", "/")
+                found.add(inner if place.with_suffix(".py").is_file() or place.is_dir() else node.module)
     return found
 
 

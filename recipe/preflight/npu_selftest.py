@@ -56,7 +56,7 @@ def run_engine(
     compilation = {"cudagraph_mode": graph, **({} if compiled else {"mode": 0})}
     options = {"compilation_config": compilation} if graph else {"enforce_eager": True}
     if method == "sam":
-        options["speculative_config"] = {"model": "sam.vllm.proposer.SamProposer", "num_speculative_tokens": K}
+        options["speculative_config"] = {"model": "sam.SamProposer", "num_speculative_tokens": K}
     llm = LLM(
         model,
         skip_tokenizer_init=True,

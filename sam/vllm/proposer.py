@@ -1,6 +1,6 @@
 """vLLM's `custom_class` proposer: the model runner's batch in, draft tokens out.
 
-Selected by `speculative_config={"model": "sam.vllm.proposer.SamProposer", "num_speculative_tokens": k}`;
+Selected by `speculative_config={"model": "sam.SamProposer", "num_speculative_tokens": k}`;
 its settings come from `additional_config["speculation"]` (sam.config.SpeculationConfig).
 """
 
