@@ -32,6 +32,8 @@ TOOL = {
     },
 }
 
+NAMED = {"type": "function", "function": {"name": "calculate"}}
+
 
 class Server:
     """A server of the tiny model that `save_model` made, on a port of its own."""
@@ -116,10 +118,10 @@ def answers(reply) -> list:
         {},
         {"logprobs": True, "top_logprobs": 3},
         {"stop": ["7", "ab", "\n"]},
-        {"tools": [TOOL], "tool_choice": "required", "extra_body": {}},
-        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "calculate"}}, "extra_body": {}},
+        {"tools": [TOOL], "tool_choice": "required", "max_tokens": 150, "extra_body": {}},
+        {"tools": [TOOL], "tool_choice": NAMED, "extra_body": {}},
         {"presence_penalty": 1.5, "frequency_penalty": 0.5},
-        {"logit_bias": {"20": 5.0}, "extra_body": {"min_tokens": 10}},
+        {"extra_body": {"min_tokens": 10, "repetition_penalty": 1.1}},
         {"response_format": {"type": "json_object"}, "extra_body": {}},
     ],
     ids=lambda settings: ",".join(settings) or "plain",
