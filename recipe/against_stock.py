@@ -28,9 +28,8 @@ from sam.bench.result import times
 from sam.bench.settings import RESERVED, STOCK
 from sam.command import run_command
 from sam.config import WITH_DRAFT_MODEL
-from sam.record.atomic import replacing
-from sam.record.responses import TOKENS
-from sam.record.run_directory import read_responses
+from sam.record import replacing
+from sam.record.responses import TOKENS, read_responses
 
 ROUNDS = 5
 FOLDER = "against_stock"  # of the output; what sam.bench leaves

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from recipe.arguments import Parser
 from sam.command import run_command
 from sam.reading import ReadError, expect, json_object, one_line
-from sam.record.atomic import replacing
+from sam.record import replacing
 from sam.record.tokenizer import checked_chat
 
 if TYPE_CHECKING:

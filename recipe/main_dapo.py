@@ -21,8 +21,7 @@ from recipe.launch.scratch import VARIABLE, Scratch
 from recipe.launch.versions import write_versions
 from recipe.preflight import checks
 from recipe.preflight.problem import Problem
-from recipe.record.run_directory import STARTING_RAY, STATE_FILE, RunRecord, read_json
-from recipe.record.settings import changes, keep
+from recipe.record import STARTING_RAY, STATE_FILE, RunRecord, changes, keep, read_json
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -131,7 +130,7 @@ def run(config: DictConfig, scratch: Scratch) -> int:
     processes.terminate_with_parent()
     RunRecord(Path(config.run_dir)).enter(STARTING_RAY)
     environment.prepare(config, scratch.directory)
-    from recipe.trainer.task_runner import run_in_ray
+    from recipe.trainer import run_in_ray
 
     try:
         run_in_ray(config, environment.ray_runtime_env(), str(scratch.directory / "ray"))

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from recipe.record.run_directory import STATE_FILE, read_json
+from recipe.record import STATE_FILE, read_json
 from recipe.report.runs import ReportError, Run, compare_responses
 from sam.bench.result import compared, times
 from sam.bench.rounds import turns

@@ -24,7 +24,7 @@ from pathlib import Path
 from recipe.draft_model import acceptance
 from recipe.draft_model.distil import DistilSettings, TrainingSettings, distil, sample_responses
 from recipe.draft_model.eagle3 import HeadSettings, train_head
-from recipe.record.built_folder import Contents, build_once
+from recipe.record import Contents, build_once
 from sam.bench.prompts import read_prompts
 from sam.command import run_command
 from sam.reading import json_object, one_line

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from recipe.record.settings import CONFIG_FILE
+from recipe.record import CONFIG_FILE
 
 FOLDER = "checkpoints"
 TRACKER_FILE = "latest_checkpointed_iteration.txt"

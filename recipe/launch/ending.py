@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recipe.launch import checkpoints
-from recipe.record.run_directory import STATE_FILE, VALIDATING, read_json, read_metrics
+from recipe.record import STATE_FILE, VALIDATING, read_json, read_metrics
 
 LOG_FILE = "train.log"
 LONGEST_REASON = 240  # characters

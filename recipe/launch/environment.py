@@ -25,7 +25,7 @@ OFFLINE = {
 }
 
 # How long Ray's processes wait for each other when they start, by default 5 to 60 s: on a busy machine it takes longer.
-# Not all of it can be set (start_ray of recipe.trainer.task_runner).
+# Not all of it can be set (start_ray of recipe.trainer).
 PATIENT = {
     "RAY_gcs_server_port_wait_time_s": "300",
     "RAY_gcs_rpc_server_connect_timeout_s": "60",

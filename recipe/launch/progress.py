@@ -8,7 +8,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from recipe.launch.ending import LOG_FILE
-from recipe.record.run_directory import METRICS_FILE, RUNNING, STATE_FILE, VALIDATING, read_json, read_metrics
+from recipe.record import METRICS_FILE, RUNNING, STATE_FILE, VALIDATING, read_json, read_metrics
 from sam.log import LINE
 
 SECONDS_BETWEEN_LINES = 30.0  # where the screen is a pipe or a file

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from recipe.launch.config import ConfigError
-from recipe.record.run_directory import LOCK_FILE, read_json
+from recipe.record import LOCK_FILE, read_json
 
 
 def lock_problem(run_directory: Path) -> str | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from recipe.launch import checkpoints, processes
-from recipe.record.run_directory import read_json
+from recipe.record import read_json
 
 VARIABLE = "RECIPE_RUN_SCRATCH"  # names the folder to the process that does the run
 PREFIX = "sam-"
@@ -56,7 +56,7 @@ class Scratch:
             for partial in (*run_directory.glob("*.partial*"), *run_directory.glob("*/*.partial*")):
                 partial.unlink(missing_ok=True)
             _remove_shared_memory(set(owner["shared_memory"]), self.owner.stat().st_mtime + PREVIOUS_RUN_SECONDS)
-        # verl's own (recipe.rollout.weight_sync), always in /tmp: a run killed in a weight sync leaves them there.
+        # verl's own (recipe.trainer.workers), always in /tmp: a run killed in a weight sync leaves them there.
         for session in self.directory.glob("ray/session_2*"):
             for socket in Path("/tmp").glob(f"rl-colocate-zmq-*{session.name.removeprefix('session_')}*"):
                 socket.unlink(missing_ok=True)

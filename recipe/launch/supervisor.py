@@ -22,7 +22,7 @@ import psutil
 from recipe.launch import processes
 from recipe.launch.ending import LOG_FILE, Ending, failed, is_death, role_of, role_said, write_last_line
 from recipe.launch.scratch import VARIABLE, Scratch, remove_abandoned
-from recipe.record.run_directory import STATE_FILE, read_json
+from recipe.record import STATE_FILE, read_json
 
 POLL_SECONDS = 0.25  # looking at the processes known to be needed
 SCAN_SECONDS = 2.0  # looking for new ones, some thirty, costs a few milliseconds

@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from recipe.record.settings import differences
+from recipe.record import differences
 from recipe.report import figures, stock
 from recipe.report.runs import Run, load_run, make_comparable
 from sam.bench.result import table_of

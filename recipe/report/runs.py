@@ -18,7 +18,7 @@ import numpy as np
 from recipe.launch.environment import has_wandb_key
 from sam.reading import ReadError, expect, json_object
 from sam.record.engine_steps import EngineSteps
-from sam.record.run_directory import (
+from sam.record.responses import (
     METRICS_FILE,
     Response,
     finite,

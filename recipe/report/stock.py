@@ -13,7 +13,7 @@ from sam.bench.result import compared, table_of
 from sam.bench.settings import STOCK
 from sam.config import WITH_DRAFT_MODEL
 from sam.reading import ReadError, json_object, one_line
-from sam.record.run_directory import responses_path
+from sam.record.responses import responses_path
 
 FILE = "stock.json"
 POLICY = "goodput"  # of sam.bench's engines with sam or a trained drafter

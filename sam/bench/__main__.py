@@ -30,7 +30,7 @@ from sam.bench.result import as_page, as_text, result_of
 from sam.bench.rounds import Engines, RoundsFile
 from sam.bench.settings import DEFAULT_MAX_TOKENS, Settings, engine_arguments, parse
 from sam.command import run_command
-from sam.record.atomic import replacing
+from sam.record import replacing
 
 INTERRUPTED = 130  # exit code, as a shell has it for Ctrl-C
 MEMORY_ARGUMENTS = {"gpu_memory_utilization", "kv_cache_memory_bytes"}

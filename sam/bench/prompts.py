@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from sam.bench.settings import engine_arguments
 from sam.reading import ReadError, expect, json_object, json_rows, one_line, token_ids
-from sam.record.responses import read_recordings
+from sam.record.responses import read_recording
 from sam.record.tokenizer import Tokenizer
 from sam.trained_drafter import wrong_kind
 
@@ -152,7 +152,7 @@ def read_groups(
     Raises:
         ValueError: it cannot be read, or has no prompt with enough responses.
     """
-    recording = read_recordings(path, None if tokenizer is None else str(tokenizer))
+    recording = read_recording(path, None if tokenizer is None else str(tokenizer))
     pieces: list[tuple[int, Group]] = []
     largest = short = 0
     for prompt, its in zip(recording.prompts, recording.responses, strict=True):

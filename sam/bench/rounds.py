@@ -13,7 +13,7 @@ from sam.bench.loads import WARM_UP, batches_of
 from sam.bench.prompts import Group
 from sam.bench.settings import Settings, engine_arguments
 from sam.reading import json_object, one_line
-from sam.record.atomic import replacing
+from sam.record import replacing
 
 Place = tuple[int, int]  # a round, from 1, and a load's number
 

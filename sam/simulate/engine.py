@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sam.routing.policy import ContextPolicy, RoutingSettings
+from sam.routing import ContextPolicy, RoutingSettings
 from sam.simulate.workload import Round
 from sam.switch.policy import Plan, Policy, StepState
 from sam.switch.step_cost import StepCost

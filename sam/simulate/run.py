@@ -9,7 +9,7 @@ import numpy as np
 
 from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
 from sam.reading import ReadError, expect, one_line
-from sam.record import run_directory
+from sam.record import responses as run_directory
 from sam.record.engine_steps import EngineSteps
 from sam.record.responses import by_prompt
 from sam.simulate.engine import Cluster

@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 
 from sam.reading import json_object, one_line
-from sam.record.atomic import replacing
+from sam.record import replacing
 
 HOW_TO_MEASURE = "measure it again with python -m sam.profile"
 AXES = ("requests", "tokens_per_request", "context")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from recipe.launch.config import compose_config
-from recipe.trainer.task_runner import ray_arguments
+from recipe.trainer import ray_arguments
 from tests.recipe.preflight.preflight_node import write_model
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from recipe.record.built_folder import Contents
+from recipe.record import Contents
 
 
 def test_settings_sources_and_versions_decide(tmp_path):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from recipe.record.rollout_metrics import RolloutRecord
+from recipe.record import RolloutRecord
 from sam.record.engine_steps import EngineSteps
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from recipe.record.run_directory import RunRecord, read_json, read_metrics
+from recipe.record import RunRecord, read_json, read_metrics
 
 
 def test_a_line_written_by_halves_is_passed_over_and_gone_after_a_resume(tmp_path):

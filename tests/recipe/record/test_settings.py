@@ -4,7 +4,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from recipe.launch.config import compose_config
-from recipe.record.settings import changes, keep
+from recipe.record import changes, keep
 
 
 def compose(*overrides):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipe.record.settings import differences
+from recipe.record import differences
 from recipe.report import figures
 from recipe.report.__main__ import main
 from recipe.report.runs import Run, make_comparable

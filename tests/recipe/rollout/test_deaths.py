@@ -74,7 +74,7 @@ async def generate(client, number: int) -> list[int]:
 
 
 def test_a_killed_servers_chunks_go_on_elsewhere_with_the_same_tokens(cluster, tmp_path):
-    from sam.routing.decision_log import replay
+    from tests.sam.routing.schedule import replay
 
     servers, router, client = start(tmp_path)
     pid = ray.get(servers["a"].pid.remote())

@@ -10,7 +10,7 @@ from recipe.rollout.client import group_of
 from recipe.rollout.router import ACTOR_CLASS, AHEAD, ContextRouter, Request, kv_remark, write_config
 from sam.drafting.drafter import Drafter
 from sam.history.client import HistoryClient
-from sam.routing.decision_log import replay
+from tests.sam.routing.schedule import replay
 
 LIMITS = {"kv_tokens": 4096, "block_tokens": 16, "slots": 2, "max_model_len": 512}
 ROOM = LIMITS["slots"] + AHEAD

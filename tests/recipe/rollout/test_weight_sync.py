@@ -8,8 +8,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.rollout.vllm_rollout import vllm_rollout
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
-from recipe.rollout.weight_sync import job_and_session, with_session
-from recipe.trainer.actor_worker import SessionWorker
+from recipe.trainer.workers import SessionWorker, job_and_session, with_session
 
 SESSIONS = ("session_2026-11-22_19-13-18_000001_25747", "session_2026-11-22_19-13-18_000002_25748")
 

@@ -7,7 +7,7 @@ import pytest
 from verl.trainer.ppo.v1 import trainer_base
 
 from recipe.trainer import worker_group
-from recipe.trainer.worker_group import FIRST, KERNELS_RANGE, ROOM, WorkerGroup, master_port_range
+from recipe.trainer.workers import FIRST, KERNELS_RANGE, ROOM, WorkerGroup, master_port_range
 
 
 def kernel_gives(monkeypatch, tmp_path, text):
