@@ -21,16 +21,6 @@ from sam.vllm.plugin import check_installed, scheduling_remark
 ENGINE_NICE = 10  # of 19; at 0 a replica's server waits 0.2 s for a core when the engines take all of them
 
 
-def yield_to_control_plane() -> None:
-    """Let servers, router and client run before this thread, an engine's: while they wait for a core, slots stay empty.
-
-    Only for an engine of one compute thread: others would be left at the priority they have, and wait for this one.
-    Doing so twice changes nothing.
-    """
-    if torch.get_num_threads() == 1:
-        os.setpriority(os.PRIO_PROCESS, 0, max(ENGINE_NICE, os.getpriority(os.PRIO_PROCESS, 0)))
-
-
 class SpeculationWorkerExtension(vLLMColocateWorkerExtension):
     """Mixed into vLLM's worker; its methods are called through `collective_rpc`."""
 
@@ -49,10 +39,13 @@ class SpeculationWorkerExtension(vLLMColocateWorkerExtension):
             drafter.share(address)
 
     def sam_yield(self) -> None:
-        """On a CPU, once the threads are started that help this one: they would wait for a core as it does from now on,
-        and all that time hold the interpreter that this one needs."""
-        if self.device.type == "cpu":
-            yield_to_control_plane()
+        """On a CPU let servers, router and client run before an engine: while they wait for a core, slots stay empty.
+
+        Once the threads are started that help this one, the engine's: they would wait for a core as it does from now
+        on, and hold the interpreter meanwhile. And only where it computes alone: others would wait for this one.
+        """
+        if self.device.type == "cpu" and torch.get_num_threads() == 1:
+            os.setpriority(os.PRIO_PROCESS, 0, max(ENGINE_NICE, os.getpriority(os.PRIO_PROCESS, 0)))
 
     def update_weights_from_ipc(self, *args, **kwargs):
         """verl's, and tells the drafter that the weights are new."""

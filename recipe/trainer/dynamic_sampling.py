@@ -38,13 +38,6 @@ class Trajectory:
     metrics: dict[str, float]
     kept: bool = False
 
-    def row(self, run_seed: int, step: int) -> dict[str, Any]:
-        """As rollouts/<step>.jsonl has it."""
-        prompt = parse_prompt_uid(self.uid)[1]
-        numbers = {"prompt": prompt, "seed": sample_seed(run_seed, "train", step, prompt, self.sample)}
-        kept = {name: value for name, value in vars(self).items() if name not in ("uid", "metrics")}
-        return kept | numbers | {"acc": self.metrics.get("acc", 0.0)}
-
 
 @dataclass
 class SampledStep:
@@ -58,7 +51,17 @@ class SampledStep:
     failure: str | None = None  # of the last round
     trajectories: list[Trajectory] = field(default_factory=list)
 
-    def rollout_metrics(self) -> dict[str, float]:
+    def rows(self, run_seed: int, step: int) -> list[dict[str, Any]]:
+        """As rollouts/<step>.jsonl has them, of the training step `step`."""
+        rows = []
+        for one in self.trajectories:
+            prompt = parse_prompt_uid(one.uid)[1]
+            row = {name: value for name, value in vars(one).items() if name not in ("uid", "metrics")}
+            row |= {"prompt": prompt, "seed": sample_seed(run_seed, "train", step, prompt, one.sample)}
+            rows.append(row | {"acc": one.metrics.get("acc", 0.0)})
+        return rows
+
+    def metrics(self) -> dict[str, float]:
         """Counts, and means over all responses, kept or dropped."""
         counts = ("rounds", "dropped_groups", "failed_groups", "failed_responses", "surplus_groups")
         values = {f"rollout/{name}": getattr(self, name) for name in counts}
@@ -116,7 +119,7 @@ class DapoRounds(ReplayBuffer):
         for trajectory in step.trajectories:
             trajectory.kept = trajectory.uid in chosen
         self._clear_groups(partition_id, seen - chosen)
-        return self._take(partition_id, kept[:batch_size]), step.rollout_metrics()
+        return self._take(partition_id, kept[:batch_size]), step.metrics()
 
     def _groups_with_signal(self, step: SampledStep, partition_id: str, uids: list[str]) -> list[str]:
         """Add a round's responses and counts to the step; returns the groups that may be trained on."""

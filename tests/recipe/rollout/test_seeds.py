@@ -8,20 +8,7 @@ def test_every_part_of_the_identity_changes_the_seed():
     changed = [(1, "train", 1, 2, 3), (0, "validation", 1, 2, 3), (0, "train", 2, 2, 3), (0, "train", 1, 3, 3)]
     seeds = {sample_seed(*identity) for identity in [base, *changed, (0, "train", 1, 2, 4)]}
     assert len(seeds) == 6 and all(0 <= seed < 2**63 for seed in seeds)
-
-
-def test_seeds_do_not_collide_over_a_run():
-    seeds = {
-        sample_seed(0, "train", step, prompt, sample)
-        for step in range(20)
-        for prompt in range(64)
-        for sample in range(16)
-    }
-    assert len(seeds) == 20 * 64 * 16
-
-
-def test_seed_is_the_same_on_every_machine():
-    assert sample_seed(0, "train", 1, 2, 3) == 8678129737287521143
+    assert sample_seed(*base) == 8678129737287521143, "the same on every machine"
 
 
 def test_uids_sort_in_dispatch_order_and_parse_back():
