@@ -48,7 +48,7 @@ class RoutedClient(LLMServerClient):
                 given = joined.token_ids if joined else []
                 parameters = chunk_parameters(sampling_params, request, len(given), chunk)
                 try:
-                    part = await self._ask(placement, request.id, prompt_ids + given, parameters, kwargs)
+                    part = await self._ask(placement, request_id, prompt_ids + given, parameters, kwargs)
                 except Exception as death:
                     failures += 1
                     if not is_dead(death) or failures > MOST_FAILURES:
@@ -70,14 +70,13 @@ class RoutedClient(LLMServerClient):
     def _request(self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Request:
         """What the router is told of a response."""
         rollout = self.config.actor_rollout_ref.rollout
-        # With full_determinism ids come again with other prompts: they name requests, and no conversations.
-        deterministic = rollout.get("full_determinism", False)
-        name, conversation = (request_id, uuid4().hex) if deterministic else (uuid4().hex, request_id)
+        # With full_determinism ids come again with other prompts: they name no conversations.
+        conversation = uuid4().hex if rollout.get("full_determinism", False) else request_id
         limit = response_limit(rollout, len(prompt_ids), sampling_params)
-        return Request(name, group_of(prompt_ids), len(prompt_ids), limit, conversation)
+        return Request(uuid4().hex, group_of(prompt_ids), len(prompt_ids), limit, conversation)
 
     async def _ask(
-        self, placement: Placement, name: str, prompt_ids: list[int], parameters: dict, kwargs: dict
+        self, placement: Placement, request_id: str, prompt_ids: list[int], parameters: dict, kwargs: dict
     ) -> TokenOutput:
         """Have a chunk generated, with the arguments that verl's client gives vLLM's server."""
         if placement.waiting:  # for the switch
@@ -86,7 +85,7 @@ class RoutedClient(LLMServerClient):
         given.pop("mm_processor_output", None)  # SGLang's
         given = {"image_data": None, "video_data": None, **given}
         output = await placement.server.generate.remote(
-            request_id=self._vllm_request_id(name), prompt_ids=prompt_ids, sampling_params=parameters, **given
+            request_id=self._vllm_request_id(request_id), prompt_ids=prompt_ids, sampling_params=parameters, **given
         )
         for key in ("min_global_steps", "max_global_steps"):
             output.extra_fields.setdefault(key, output.extra_fields.get("global_steps"))
