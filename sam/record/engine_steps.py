@@ -130,7 +130,12 @@ class EngineSteps:
     def load(cls, run_directory: Path, step: int) -> Self:
         """Read the file of a training step; ReadError if it is not there, or no file of `save`'s."""
         path = cls.path(run_directory, step)
-        return cls.from_bytes(content_of(path), str(path))
+        steps = cls.from_bytes(content_of(path), str(path))
+        for name in KINDS:
+            column = np.atleast_1d(getattr(steps, name))
+            wrong = column[~(np.isfinite(column) & (column >= 0))]
+            expect(not wrong.size, f"{path}, {name}", "numbers from 0", wrong[:1].tolist())
+        return steps
 
     @property
     def start_s(self) -> np.ndarray:
@@ -192,7 +197,7 @@ def _checked(array: np.ndarray, name: str, place: str) -> np.ndarray | int | flo
     expect(array.dtype.kind in "biuf" or not array.size, f"{place}, {name}", "numbers", array.dtype.name)
     with np.errstate(all="ignore"):
         found = array.astype(dtype)
-        same = np.isclose(found, array) if found.dtype.kind == "f" else found == array
-    for wrong in array[~(same & np.isfinite(found) & (found >= 0))].ravel()[:1]:
-        expect(False, f"{place}, {name}", f"numbers from 0 that fit {np.dtype(dtype).name}", wrong.item())
+        same = np.isclose(found, array, equal_nan=True) if found.dtype.kind == "f" else found == array
+    for wrong in array[~same].ravel()[:1]:
+        expect(False, f"{place}, {name}", f"numbers that fit {np.dtype(dtype).name}", wrong.item())
     return found if dimensions else found.item()

@@ -25,10 +25,10 @@ def test_what_is_saved_is_loaded(tmp_path):
 @pytest.mark.parametrize(
     "arrays, said",
     [
-        ({"running": np.array([2**40, 1])}, "running: expected numbers from 0 that fit int32, got 1099511627776"),
-        ({"drafted": np.array([0.5, 1])}, "drafted: expected numbers from 0 that fit int32, got 0.5"),
-        ({"forward_ms": np.array([np.nan, 1])}, "forward_ms: expected numbers from 0 that fit float32, got nan"),
-        ({"accepted": np.array([-1, 1])}, "accepted: expected numbers from 0 that fit int32, got -1"),
+        ({"running": np.array([2**40, 1])}, "running: expected numbers that fit int32, got 1099511627776"),
+        ({"drafted": np.array([0.5, 1])}, "drafted: expected numbers that fit int32, got 0.5"),
+        ({"forward_ms": np.array([np.nan, 1])}, "forward_ms: expected numbers from 0, got .nan"),
+        ({"accepted": np.array([-1, 1])}, "accepted: expected numbers from 0, got .-1"),
         ({"running": np.array([1])}, "not engine steps .*'running': 1.*"),
         ({"drafted_at": np.array([1])}, "expected drafted_at and accepted_at of one length"),
         ({"counter_kv": np.array([1, 2])}, "counter_kv: expected an array of 0 dimensions"),
