@@ -47,13 +47,6 @@ class SpeculationWorkerExtension(vLLMColocateWorkerExtension):
         if self.device.type == "cpu" and torch.get_num_threads() == 1:
             os.setpriority(os.PRIO_PROCESS, 0, max(ENGINE_NICE, os.getpriority(os.PRIO_PROCESS, 0)))
 
-    def update_weights_from_ipc(self, *args, **kwargs):
-        """verl's, and tells the drafter that the weights are new."""
-        result = super().update_weights_from_ipc(*args, **kwargs)
-        if hasattr(drafter := getattr(self.model_runner, "drafter", None), "weights_updated"):
-            drafter.weights_updated()
-        return result
-
     def sam_take_record(self) -> bytes:
         """The engine steps since the last call, as EngineSteps.to_bytes."""
         return self.sam_recorder.take().to_bytes()
