@@ -3,7 +3,7 @@
 verl, Ray and vLLM start dozens of processes in sessions of their own, which outlive a killed driver; a vLLM
 process that dies during a weight sync makes verl wait for ever. So the run is started below a process that adopts its
 orphans (PR_SET_CHILD_SUBREAPER), watches it, and clears up however it ends. That process is forked from the user's
-(`guard`): if one of the two is killed, the other clears up; if both were, the next start does (recipe.launch.scratch).
+(`guard`): if one of the two is killed, the other clears up; if both were, the next start in that directory does.
 """
 
 import json
@@ -19,40 +19,48 @@ from pathlib import Path
 
 import psutil
 
-from recipe.launch import processes
-from recipe.launch.ending import LOG_FILE, Ending, failed, is_death, role_of, role_said, write_last_line
-from recipe.launch.scratch import VARIABLE, Scratch, remove_abandoned
-from recipe.record.run_directory import STATE_FILE, read_json
+from recipe.launch import resources
+from recipe.launch.ending import ERROR_FILE, LOG_FILE, Ending, failed, is_death, role_of, who_died, write_last_line
+from recipe.record.run_directory import LOCK_FILE, STATE_FILE, read_json
 
 POLL_SECONDS = 0.25  # looking at the processes known to be needed
 SCAN_SECONDS = 2.0  # looking for new ones, some thirty, costs a few milliseconds
 MEMORY_SECONDS = 30.0  # a look takes half a second of CPU and more: the kernel walks the pages of some thirty processes
-CONSEQUENCE_SECONDS = 0.5  # an exception that ends the run, later than this after a process died, is a consequence
 GRACE_SECONDS = 8.0  # verl may notice by itself that a process died, and say more about it
-STOPS = (signal.SIGINT, signal.SIGTERM)
-# Not one of these: of a parent with several threads the kernel may tell while the last of them still ends, and until
-# then the parent is the parent.
-ORPHANED = signal.SIGUSR1
 
 
 class Orphaned(KeyboardInterrupt):
     """The process that the user started was killed."""
 
 
+def _orphaned(*_) -> None:
+    raise Orphaned
+
+
+STOPS = (signal.SIGINT, signal.SIGTERM)
+# Not one of these: of a parent with several threads the kernel may tell while the last of them still ends, and until
+# then the parent is the parent.
+ORPHANED = signal.SIGUSR1
+# A shell without job control starts background commands with SIGINT ignored; here it always means to stop.
+HANDLERS = {**dict.fromkeys(STOPS, signal.default_int_handler), ORPHANED: _orphaned}
+
+
+def _handle_signals(ignore: bool = False) -> None:
+    for number, handler in HANDLERS.items():
+        signal.signal(number, signal.SIG_IGN if ignore else handler)
+
+
 def guard(run_directory: Path, work: Callable[[], int]) -> int:
     """Do `work`, which calls `supervise` and returns an exit code, in a forked process that gets this one's signals."""
-    processes.adopt_orphans()
+    resources.adopt_orphans()
     sys.stdout.flush()
     own = os.getpid()
     if not (forked := os.fork()):
         os.setsid()
-        signal.signal(signal.SIGTERM, _interrupt)
-        # A shell without job control starts background commands with SIGINT ignored; here it always means to stop.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(ORPHANED, _orphaned)
+        _handle_signals()
         code = 1
         try:
-            processes.terminate_with_parent(ORPHANED)
+            resources.terminate_with_parent(ORPHANED)
             code = work() if os.getppid() == own else 137
         except KeyboardInterrupt:
             code = 130
@@ -67,15 +75,15 @@ def guard(run_directory: Path, work: Callable[[], int]) -> int:
         with suppress(ProcessLookupError):
             os.kill(forked, number)
 
-    before = {number: signal.signal(number, pass_on) for number in STOPS}
+    for number in STOPS:
+        signal.signal(number, pass_on)
     code = os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1])
-    if code < 0:
-        processes.stop()
-        remove_abandoned(run_directory)
-        write_last_line(run_directory, Ending(128 - code, f"the supervisor (process {forked}) was killed"))
-    for number, handler in before.items():
-        signal.signal(number, handler)
-    return code if code >= 0 else 128 - code
+    if code >= 0:
+        return code
+    resources.stop()
+    resources.release(run_directory, read_json(run_directory / LOCK_FILE))
+    write_last_line(run_directory, Ending(128 - code, f"the supervisor (process {forked}) was killed"))
+    return 128 - code
 
 
 def supervise(
@@ -87,101 +95,73 @@ def supervise(
 ) -> Ending:
     """Run `command` to its end and clear up after it, below `guard`; calls `on_poll` a few times a second.
 
-    It is started with recipe.launch.scratch.VARIABLE naming a private directory that is removed afterwards. Its output
-    is appended to train.log in the run directory. A phase in state.json may last as many seconds as `phase_limits` say.
-    `origin` is the checkpoint that it loads.
+    The environment variable recipe.launch.resources.VARIABLE names a private folder to it; its output is appended to
+    train.log. A phase in state.json may last `phase_limits` seconds. `origin` is the checkpoint that it loads.
 
     Returns:
         How it ended, with the command's exit code; 130 after Ctrl-C, 1 when the watchdog stopped it.
     """
-    processes.adopt_orphans()
-    remove_abandoned(run_directory)
+    resources.adopt_orphans()
     (run_directory / STATE_FILE).unlink(missing_ok=True)
-    parent, scratch = os.getppid(), Scratch.create(run_directory)
-    environment = {**os.environ, VARIABLE: str(scratch.directory)}
-    watch = None
+    parent, held, watch = os.getppid(), resources.claim(run_directory), Watch(run_directory, phase_limits)
+    environment = {**os.environ, resources.VARIABLE: held["folder"]}
+    hopeless = None
     try:
         with open(run_directory / LOG_FILE, "ab") as log:
             child = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-        watch = Watch(child, run_directory, phase_limits, scratch, origin)
-        return watch.until_end(on_poll)
+        while (code := _exit_code(child)) is None and not (hopeless := watch.why_hopeless()):
+            with suppress(OSError):  # a terminal that was closed
+                on_poll()
+        with suppress(OSError):
+            on_poll()
+        if code == 0:
+            return Ending(0)
+        if hopeless and not watch.dead:
+            return Ending(1, hopeless)
+        error = read_json(Path(held["folder"], ERROR_FILE)) or None
+        # Only of a death: at its end a run ends them all.
+        dead = watch.dead or (watch.find_dead() if error and is_death(error) else {})
+        return failed(code or 1, who_died(dead, watch.died_at, error), error, run_directory, origin)
     except Orphaned:
         return Ending(137, f"the supervisor (process {parent}) was killed")
     except KeyboardInterrupt:
         return Ending(130, "interrupted")
     finally:
-        for number in (*STOPS, ORPHANED):
-            signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not stop the clearing up
-        processes.stop()
-        scratch.remove()
-        if watch:
-            watch.write_peak_memory()
-        signal.signal(signal.SIGTERM, _interrupt)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(ORPHANED, _orphaned)
+        _handle_signals(ignore=True)  # a second Ctrl-C must not stop the clearing up
+        resources.stop()
+        resources.release(run_directory, held)
+        watch.write_peak_memory()
+        _handle_signals()
+
+
+def _exit_code(child: subprocess.Popen) -> int | None:
+    """Wait for a poll's time; above 128 when a signal ended it."""
+    with suppress(subprocess.TimeoutExpired):
+        code = child.wait(timeout=POLL_SECONDS)
+        return code if code >= 0 else 128 - code
+    return None
 
 
 class Watch:
-    """Waits for the child; ends the wait when the run can only hang."""
+    """Looks whether a run can only hang: a process that it needs has died, or a phase takes too long.
 
-    def __init__(self, child, run_directory: Path, phase_limits: dict[str, float], scratch: Scratch, origin=None):
-        self.child, self.run_directory, self.phase_limits = child, run_directory, phase_limits
-        self.scratch, self.origin = scratch, origin
+    dead: what the first look that found any has found, names by role; died_at: when, in seconds since the epoch.
+    """
+
+    def __init__(self, run_directory: Path, phase_limits: dict[str, float]):
+        self.run_directory, self.phase_limits = run_directory, phase_limits
         self.needed: dict[psutil.Process, str] = {}
-        self.dead: dict[str, str] = {}  # name by role: what was dead in the first look that found any
-        self.died_at = 0.0  # seconds, epoch
+        self.dead: dict[str, str] = {}
+        self.died_at = 0.0
         self._seen_before: set[psutil.Process] = set()
-        self._peak_memory = 0
+        self._peak_memory = 0  # bytes
         self._next_scan = self._next_memory = 0.0
 
-    def until_end(self, on_poll: Callable[[], None]) -> Ending:
-        """How the child ended, or why waiting for it is hopeless."""
-        while (code := self._wait()) is None:
-            with suppress(OSError):  # a terminal that was closed
-                on_poll()
-            if time.monotonic() >= self._next_scan:
-                self._next_scan = time.monotonic() + SCAN_SECONDS
-                self._scan()
-            if reason := self._why_hopeless():
-                return self.failed(1) if self.dead else Ending(1, reason)
-        with suppress(OSError):
-            on_poll()
-        return self.failed(code) if code else Ending(0)
-
-    def failed(self, code: int) -> Ending:
-        """The ending of a run that failed, by what died and by the exception that it wrote, whichever was first."""
-        error = self.scratch.read_error()
-        # Only of a death: at its end a run ends them all.
-        dead = self.dead or (self._find_dead() if error and is_death(error) else {})
-        if error and self.died_at > error["at"] - CONSEQUENCE_SECONDS and not is_death(error):
-            dead = {}  # they ended because of the exception
-        died = dead.get(role_said(error["text"]) if error else None) or next(iter(dead.values()), None)
-        return failed(code, died, error, self.run_directory, self.origin)
-
-    def _find_dead(self) -> dict[str, str]:
-        dead = [(role, process.pid) for process, role in self.needed.items() if not processes.alive(process)]
-        return {role: f"{role} (process {pid})" for role, pid in dead}
-
-    def _wait(self) -> int | None:
-        try:
-            code = self.child.wait(timeout=POLL_SECONDS)
-        except subprocess.TimeoutExpired:
-            return None
-        return code if code >= 0 else 128 - code
-
-    def _scan(self) -> None:
-        """Look for needed processes, by two looks in a row: what an engine starts bears its title for a moment too,
-        between fork and exec."""
-        found = processes.descendants(keep=self.child.pid)
-        self.scratch.touch()
-        roles = {process: role for process in found if (role := role_of(_title(process)))}
-        self.needed |= {process: roles[process] for process in roles.keys() & self._seen_before}
-        self._seen_before = set(roles)
-        if time.monotonic() >= self._next_memory:
-            self._next_memory = time.monotonic() + MEMORY_SECONDS
-            self._peak_memory = max(self._peak_memory, sum(map(_memory, found)))
-
-    def _why_hopeless(self) -> str | None:
+    def why_hopeless(self) -> str | None:
+        """One look, a few times a second; why waiting has no sense, if it has none."""
+        if time.monotonic() >= self._next_scan:
+            self._next_scan = time.monotonic() + SCAN_SECONDS
+            self._scan()
         state = read_json(self.run_directory / STATE_FILE)
         phase, since = state.get("phase"), state.get("since", time.time())
         limit = self.phase_limits.get(phase)
@@ -189,10 +169,28 @@ class Watch:
             return f"{phase} has taken more than {limit:.0f} s (watchdog.{phase}_seconds)"
         if phase == "finished":
             return None
-        if not self.dead and (dead := self._find_dead()):
+        if not self.dead and (dead := self.find_dead()):
             self.dead, self.died_at = dead, time.time()
         is_over = self.dead and time.time() - self.died_at > GRACE_SECONDS
         return next(iter(self.dead.values())) if is_over else None
+
+    def find_dead(self) -> dict[str, str]:
+        """The needed processes that have ended, a name by role."""
+        dead = [(role, process.pid) for process, role in self.needed.items() if not resources.is_alive(process)]
+        return {role: f"{role} (process {pid})" for role, pid in dead}
+
+    def _scan(self) -> None:
+        """Look for needed processes, by two looks in a row: what an engine starts bears its title for a moment too,
+        between fork and exec."""
+        with suppress(OSError):
+            os.utime(self.run_directory / LOCK_FILE)  # for recipe.launch.resources.release
+        found = resources.descendants()
+        roles = {process: role for process in found if (role := role_of(_title(process)))}
+        self.needed |= {process: roles[process] for process in roles.keys() & self._seen_before}
+        self._seen_before = set(roles)
+        if time.monotonic() >= self._next_memory:
+            self._next_memory = time.monotonic() + MEMORY_SECONDS
+            self._peak_memory = max(self._peak_memory, sum(map(_memory, found)))
 
     def write_peak_memory(self) -> None:
         """Peak of the processes' proportional set sizes (shared pages counted once), in GiB."""
@@ -213,11 +211,3 @@ def _memory(process: psutil.Process) -> int:
     with suppress(psutil.Error, OSError):
         return process.memory_full_info().pss
     return 0
-
-
-def _interrupt(*_) -> None:
-    raise KeyboardInterrupt
-
-
-def _orphaned(*_) -> None:
-    raise Orphaned

@@ -5,7 +5,7 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.launch import run_lock, supervisor
+from recipe.launch import resources, supervisor
 from recipe.launch.ending import Ending
 from recipe.main_dapo import is_finished, main
 from recipe.preflight import checks
@@ -49,7 +49,7 @@ def test_mistakes_end_with_one_line(capsys):
 
 def test_a_second_run_in_the_same_directory_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(checks, "check", lambda *_, **__: None)
-    with run_lock.lock(tmp_path / "run"):
+    with resources.lock(tmp_path / "run"):
         assert main(["--config-name", "dapo_tiny_cpu", f"run_dir={tmp_path / 'run'}"]) == 2
     assert "is used by a run that goes on" in capsys.readouterr().err
     assert not (tmp_path / "run" / "config.yaml").exists()

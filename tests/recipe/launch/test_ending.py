@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from recipe.launch import checkpoints
-from recipe.launch.ending import Ending, failed, last_line
-from recipe.launch.scratch import Scratch
+from recipe.launch.ending import ERROR_FILE, Ending, failed, last_line, who_died, write_error
+from recipe.record.run_directory import read_json
 
 DEAD_ACTOR = """ray::TaskRunner.run() (pid=1, ip=10.0.0.1)
 ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.
@@ -65,18 +65,34 @@ def test_reason(tmp_path, code, died, error, said):
     assert (ending.code, ending.reason) == (code, said)
 
 
+ENGINE, WORKER = "the vLLM engine", "a worker of the trainer"
+GONE = "RuntimeError: every response failed in round 1 of step 3: data_source 'x': a.py:1: EngineDeadError: gone"
+
+
+@pytest.mark.parametrize(
+    ("text", "after", "first"),
+    [
+        ("ValueError: wrong", -0.2, None),  # processes end because of an exception
+        ("ValueError: wrong", 5.0, f"{WORKER} (process 6)"),  # one may come from a process that died
+        (GONE, -0.2, f"{ENGINE} (process 7)"),  # a killed engine fails its requests sooner than a look notices
+    ],
+)
+def test_what_came_first_is_the_cause(text, after, first):
+    dead = {WORKER: f"{WORKER} (process 6)", ENGINE: f"{ENGINE} (process 7)"}
+    assert who_died(dead, 1000.0, {"type": "RayTaskError", "text": text, "at": 1000.0 + after}) == first
+
+
 @pytest.mark.parametrize("large", [False, True])
 def test_full_disk(tmp_path, large):
     """The kernel answers every write to /dev/full as a full disk does; torch then says it in its own words."""
-    scratch = Scratch(tmp_path)
 
     def save_checkpoint():
         torch.save(torch.zeros(10**6 if large else 1), "/dev/full")
 
     with pytest.raises(RuntimeError) as raised:
         save_checkpoint()
-    scratch.write_error(raised.value)
-    ending = failed(1, None, scratch.read_error(), tmp_path)
+    write_error(tmp_path, raised.value)
+    ending = failed(1, None, read_json(tmp_path / ERROR_FILE), tmp_path)
     assert ending.reason.startswith(f"no space left on the disk of {tmp_path / 'checkpoints'} (")
     assert ending.reason.endswith(" GiB free) for the checkpoint of step 1")
 

@@ -11,8 +11,7 @@ from recipe.launch import environment
 @pytest.fixture
 def bare(monkeypatch):
     before = dict(os.environ)
-    forwarded = (*environment.FORWARDED_IF_SET, *environment.FORWARDED_TO_WANDB)
-    for name in (*environment.RAY_WORKERS, *environment.FORWARDED_SWITCHES, *forwarded):
+    for name in (*environment.RAY_WORKERS, *environment.FORWARDED):
         monkeypatch.delenv(name, raising=False)
     yield monkeypatch
     os.environ.clear()  # what `prepare` has set
