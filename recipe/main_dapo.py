@@ -13,7 +13,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from recipe.arguments import parse
-from recipe.launch import checkpoints, environment, resources, supervisor
+from recipe.launch import checkpoints, environment, supervisor
 from recipe.launch.config import ConfigError, compose_config
 from recipe.launch.ending import LOG_FILE, write_error, write_last_line
 from recipe.launch.progress import LogOnScreen, Progress
@@ -26,7 +26,7 @@ from recipe.record.settings import changes, keep
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
-    if folder := os.environ.get(resources.VARIABLE):
+    if folder := os.environ.get(supervisor.VARIABLE):
         run(compose_config(options.config_name, options.overrides), Path(folder))
         return 0
     try:
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
                 "run_dir=, trainer.resume_mode=disable, or remove the directory)"
             )
             return 0
-        with resources.lock(run_directory):
+        with supervisor.lock(run_directory):
             return supervisor.guard(run_directory, lambda: supervise(config, options))
     except (ConfigError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -55,8 +55,8 @@ def is_finished(config: DictConfig) -> bool:
     directory, steps = Path(config.run_dir), config.trainer.total_training_steps
     if config.trainer.resume_mode != "auto" or steps is None:
         return False
-    phase = read_json(directory / STATE_FILE).get("phase")
-    return phase == "finished" and (checkpoints.last_complete(directory) or 0) >= steps
+    has_ended = read_json(directory / STATE_FILE).get("phase") == "finished"
+    return has_ended and (checkpoints.resumes_after(directory) or 0) >= steps
 
 
 def supervise(config: DictConfig, options: argparse.Namespace) -> int:
@@ -125,7 +125,7 @@ def say(run_directory: Path, line: str) -> None:
 
 def run(config: DictConfig, folder: Path) -> None:
     """The run itself, with its private folder. Ray is imported only here, after the environment is set."""
-    resources.terminate_with_parent()
+    supervisor.terminate_with_parent()
     RunRecord(Path(config.run_dir)).enter(STARTING_RAY)
     environment.prepare(config, folder)
     from recipe.trainer.task_runner import run_in_ray

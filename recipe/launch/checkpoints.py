@@ -20,7 +20,8 @@ TRACKER_FILE = "latest_checkpointed_iteration.txt"
 LAST_FILE = "data.pt"  # the last that verl writes into a checkpoint
 # A checkpoint of up to so many bytes is read to the end, in seconds; of larger ones the tables of contents.
 WHOLE_BYTES = 4 << 30
-RANK_FILE = re.compile(r"(.+)_world_size_(\d+)_rank_(\d+)\.pt")
+RANK_NAME = "actor/{}_world_size_{}_rank_{}.pt"
+RANK_FILE = re.compile(RANK_NAME.format("(.+)", r"(\d+)", r"\d+"))
 FSDP_FILES = {"model": "model", "optimizer": "optim", "extra": "extra_state"}  # by verl's load_contents
 
 
@@ -30,8 +31,7 @@ def find(config: DictConfig) -> tuple[int, Path | None, list[str]]:
     (0, None, []) where it begins. With resume_mode=auto verl's tracker then says so too.
 
     Raises:
-        ValueError: the checkpoint that was named cannot be read, or none can; what is wrong, and where it is known the
-            remedy.
+        ValueError: the checkpoint that was named cannot be read, or none can; what is wrong, and perhaps the remedy.
     """
     trainer = config.trainer
     if trainer.resume_mode == "resume_path":
@@ -72,11 +72,6 @@ def resumes_after(run_directory: Path) -> int | None:
     return _step_of(newest) if resumes and newest else None
 
 
-def last_complete(run_directory: Path) -> int | None:
-    """The training step of the checkpoint that verl would resume from."""
-    return _tracked(_kept(run_directory)[0])
-
-
 def remove_unfinished(run_directory: Path, since: float) -> None:
     """Remove checkpoints newer than the last complete one, of those that changed after `since` (seconds, epoch)."""
     place = _kept(run_directory)[0]
@@ -87,10 +82,7 @@ def remove_unfinished(run_directory: Path, since: float) -> None:
 
 
 def damage(folder: Path, config: DictConfig | None = None) -> str | None:
-    """What is missing in a checkpoint or cut off, in a few words; None where nothing is seen.
-
-    `config`: which parts are loaded, and so have to be there.
-    """
+    """What is missing in a checkpoint or cut off; None where nothing is seen. `config` says which parts are loaded."""
     if not (folder / LAST_FILE).is_file():
         return f"{LAST_FILE if folder.is_dir() else 'the folder'} is missing"
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and "huggingface" not in path.parts]
@@ -98,14 +90,16 @@ def damage(folder: Path, config: DictConfig | None = None) -> str | None:
     for path in files:
         if said := _damage_of_file(path, whole):
             return f"{path.relative_to(folder)} {said}"
-    names = {path.name for path in files if path.parent.name == "actor"}
+    names = {path.relative_to(folder).as_posix() for path in files if path.is_relative_to(folder / "actor")}
+    if not names:
+        return "actor is missing"
     # FSDP writes one file of each kind and rank.
     found = [match for name in names if (match := RANK_FILE.fullmatch(name))]
     loaded = config.actor_rollout_ref.actor.checkpoint.load_contents if config is not None else ()
     kinds = {match[1] for match in found} | {FSDP_FILES[part] for part in loaded if part in FSDP_FILES}
     sizes = {int(match[2]) for match in found}
-    wanted = {f"{kind}_world_size_{size}_rank_{rank}.pt" for kind in kinds for size in sizes for rank in range(size)}
-    return f"actor/{min(wanted - names)} is missing" if wanted - names else None
+    wanted = {RANK_NAME.format(kind, size, rank) for kind in kinds for size in sizes for rank in range(size)}
+    return f"{min(wanted - names)} is missing" if wanted - names else None
 
 
 def _damage_of_file(path: Path, whole: bool) -> str | None:

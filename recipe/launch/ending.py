@@ -47,9 +47,8 @@ EXCEPTION_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception)\b(?!\().*", re.M
 class Ending:
     """How a run ended.
 
-    code: the exit code of the command. reason: in one line; None after a run that finished.
-    advice: what to do before the run is started again; empty when nothing is needed.
-    unreadable: the checkpoint from which the run could not go on.
+    code: the command's exit code. reason: one line; None after a run that finished. advice: what to do before the run
+    is started again. unreadable: the checkpoint from which it could not go on.
     """
 
     code: int
@@ -94,8 +93,7 @@ def failed(code: int, died: str | None, error: dict | None, run_directory: Path,
 
     `died` is the process whose death ended it; `error` what `write_error` wrote; `origin` the checkpoint that it loads.
     """
-    text = error["text"] if error else ""
-    folder = run_directory / checkpoints.FOLDER
+    text, folder = error["text"] if error else "", run_directory / checkpoints.FOLDER
     free = shutil.disk_usage(folder if folder.exists() else run_directory).free
     # Where the temporary directory is on the same disk, the exception could not be written either.
     if FULL_DISK.search(text) or (not text and not died and free < LEAST_FREE):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.launch import environment, resources, versions
+from recipe.launch import environment, supervisor, versions
 from recipe.launch.config import ConfigError
 from recipe.preflight import (
     cluster,
@@ -105,7 +105,7 @@ def find_warnings(config: DictConfig) -> Iterator[str]:
 
 
 def _run_directory(config: DictConfig) -> Iterator[Problem]:
-    if said := resources.lock_problem(Path(config.run_dir)):
+    if said := supervisor.lock_problem(Path(config.run_dir)):
         value, _, remedy = said.rpartition(": ")
         yield Problem("run_dir.in_use", value, remedy)
 

@@ -9,6 +9,7 @@ import torch
 from recipe.launch import checkpoints
 from recipe.launch.ending import ERROR_FILE, Ending, failed, last_line, who_died, write_error
 from recipe.record.run_directory import read_json
+from tests.recipe.launch.test_checkpoints import checkpoint
 
 DEAD_ACTOR = """ray::TaskRunner.run() (pid=1, ip=10.0.0.1)
 ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.
@@ -35,15 +36,6 @@ The above exception was the direct cause of the following exception:
 ray::RewardLoopWorker.__init__() (pid=2, ip=10.0.0.1)
 RuntimeError: Error loading module from module_path='/my/reward.py'
 """
-
-
-def checkpoint(run_directory, step, complete=True):
-    folder = run_directory / "checkpoints" / f"global_step_{step}"
-    (folder / "actor").mkdir(parents=True)
-    if complete:
-        for name in ("data", "actor/model_world_size_1_rank_0"):
-            torch.save({"numbers": torch.arange(1000)}, folder / f"{name}.pt")
-    return folder
 
 
 @pytest.mark.parametrize(
@@ -106,7 +98,6 @@ def test_last_line_says_how_to_go_on(tmp_path):
     (tmp_path / "state.json").write_text('{"phase": "running"}')
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
     checkpoint(tmp_path, 1)
-    (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
     line = last_line(tmp_path, Ending(1, "it rained"))
     assert ", in step 3; " in line and line.endswith("; the same command goes on after step 1")
     (tmp_path / "config.yaml").write_text("trainer: {resume_mode: disable}")
@@ -114,10 +105,8 @@ def test_last_line_says_how_to_go_on(tmp_path):
 
 
 def test_only_this_run_s_unfinished_checkpoints_are_removed(tmp_path):
-    copied = checkpoint(tmp_path, 9)
+    copied, unfinished, kept = (checkpoint(tmp_path, step) for step in (9, 2, 1))
     since = time.time() - 60
     os.utime(copied, (since - 1, since - 1))
-    kept, unfinished = checkpoint(tmp_path, 1), checkpoint(tmp_path, 2, complete=False)
-    (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
     checkpoints.remove_unfinished(tmp_path, since)
     assert kept.exists() and copied.exists() and not unfinished.exists()

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from recipe.launch import resources
+from recipe.launch import supervisor
 from recipe.launch.config import ConfigError
 
 pytestmark = pytest.mark.e2e
@@ -24,7 +24,7 @@ import sys, threading, time
 from pathlib import Path
 from recipe.launch.ending import write_last_line
 from recipe.launch import supervisor
-from recipe.launch.resources import lock
+from recipe.launch.supervisor import lock
 supervisor.SCAN_SECONDS, supervisor.GRACE_SECONDS = 0.1, 1.0
 directory = Path(sys.argv[1])
 def work():
@@ -113,12 +113,12 @@ def test_every_ending_is_said_and_leaves_nothing(tmp_path, then, act, code, said
     assert re.match(said, line) and f"; log: {tmp_path / 'train.log'}; " in line
     assert (tmp_path / "train.log").read_text().endswith(f" {line}\n")
     assert_nothing_left(tmp_path, mark)
-    assert resources.lock_problem(tmp_path) is None
+    assert supervisor.lock_problem(tmp_path) is None
 
 
 def test_the_next_start_removes_what_both_left_when_killed(tmp_path):
     process, mark = start(tmp_path)
-    assert f"is used by a run that goes on (process {process.pid}, since " in resources.lock_problem(tmp_path)
+    assert f"is used by a run that goes on (process {process.pid}, since " in supervisor.lock_problem(tmp_path)
     both = [*psutil.Process(process.pid).children(), psutil.Process(process.pid)]  # forked, and the one that forked it
     for one in both:
         one.suspend()  # neither sees the other die
@@ -127,23 +127,23 @@ def test_the_next_start_removes_what_both_left_when_killed(tmp_path):
     process.wait(timeout=30)
     psutil.wait_procs(both, timeout=10)
     assert Path((tmp_path / "scratch").read_text()).exists() and Path(f"/dev/shm/psm_{mark}").exists()
-    with resources.lock(tmp_path):
+    with supervisor.lock(tmp_path):
         assert_nothing_left(tmp_path, mark)
 
 
 def test_a_lock_keeps_a_second_run_out_and_another_nodes_says_what_to_do(tmp_path):
     directory = tmp_path / "run"
-    with resources.lock(directory):
+    with supervisor.lock(directory):
         with pytest.raises(ConfigError, match="wait for it, stop it, or choose another run_dir="):
-            with resources.lock(directory):
+            with supervisor.lock(directory):
                 pass
-    assert resources.lock_problem(directory) is None
+    assert supervisor.lock_problem(directory) is None
     holder = {"pid": 1, "host": "node7", "started": 1.0, "since": "12:00"}
-    (directory / resources.LOCK_FILE).write_text(json.dumps(holder))
-    problem = resources.lock_problem(directory)
+    (directory / supervisor.LOCK_FILE).write_text(json.dumps(holder))
+    problem = supervisor.lock_problem(directory)
     assert "is used by a run on node7 (process 1" in problem and f"remove {directory}/running.json" in problem
-    (directory / resources.LOCK_FILE).write_text("{")
-    assert resources.lock_problem(directory) is None, "a damaged one is none"
+    (directory / supervisor.LOCK_FILE).write_text("{")
+    assert supervisor.lock_problem(directory) is None, "a damaged one is none"
 
 
 def acquire(semaphore):
@@ -152,7 +152,7 @@ def acquire(semaphore):
 
 
 def test_only_shared_memory_that_no_process_has_mapped_is_removed(tmp_path):
-    held = resources.claim(tmp_path)
+    held = supervisor._claim(tmp_path)
     left_behind = Path(f"/dev/shm/psm_left_{time.time_ns()}")
     left_behind.write_text("of a process that was killed")
     shared = SharedMemory(create=True, size=16)
@@ -161,9 +161,9 @@ def test_only_shared_memory_that_no_process_has_mapped_is_removed(tmp_path):
     # Files of other tests beside this one are taken for some that were there before.
     own = {left_behind, Path("/dev/shm", shared.name), Path(f"/dev/shm/sem.{semaphore._semlock.name.strip('/')}")}
     before = [str(path) for path in Path("/dev/shm").glob("*") if path not in own]
-    resources.release(tmp_path, {**held, "shared_memory": before})
+    supervisor._release(tmp_path, {**held, "shared_memory": before})
     assert {path for path in own if path.exists()} == own - {left_behind} and not Path(held["folder"]).exists()
-    resources.release(tmp_path, held)  # somebody has emptied the temporary directory
+    supervisor._release(tmp_path, held)  # somebody has emptied the temporary directory
     process = spawning.Process(target=acquire, args=(semaphore,))
     process.start()
     process.join()
