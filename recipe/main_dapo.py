@@ -38,10 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         run_directory, steps = Path(config.run_dir), config.trainer.total_training_steps
         if is_finished(config):
-            print(
-                f"{run_directory} holds this run, finished after {steps} steps: nothing to do (to train again: another "
-                "run_dir=, trainer.resume_mode=disable, or remove the directory)"
-            )
+            again = "to train again: another run_dir=, trainer.resume_mode=disable, or remove the directory"
+            print(f"{run_directory} holds this run, finished after {steps} steps: nothing to do ({again})")
             return 0
         with supervisor.lock(run_directory):
             return supervisor.guard(run_directory, lambda: supervise(config, options))
@@ -86,8 +84,7 @@ def supervise(config: DictConfig, options: argparse.Namespace) -> int:
 
 
 def go_on(config: DictConfig, accept_changes: bool) -> tuple[int, Path | None]:
-    """Say where a run goes on and with what other settings, and keep the config; returns the step after which, 0 of a
-    new run, and the checkpoint.
+    """Say after which step and from which folder a run goes on, with what other settings, and keep its config.
 
     Raises:
         ConfigError: no checkpoint can be read, or settings make another curve and were not accepted.

@@ -45,8 +45,8 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
         values.check(config)
         speculation = SpeculationConfig.from_dict(OmegaConf.to_container(config.speculation, resolve=True))
         _check_files(speculation)
-        connect(config, speculation)
         with open_dict(config):
+            connect(config, speculation)
             user_code.connect(config, overrides)
         routing.connect(config)
         OmegaConf.resolve(config)
@@ -77,7 +77,6 @@ OmegaConf.register_new_resolver("micro_batch", micro_batch, replace=True)
 def connect(config: DictConfig, speculation: SpeculationConfig) -> None:
     """Point verl's keys at the recipe's code; everything else is in the YAML files."""
     rollout = config.actor_rollout_ref.rollout
-    OmegaConf.set_struct(config, False)
     config.run_dir = str(Path(config.run_dir).absolute())
     if speculation.method in sharing.METHODS and speculation.scope == "history":
         folder = speculation.history_path or Path(config.run_dir) / "history"
@@ -99,7 +98,6 @@ def connect(config: DictConfig, speculation: SpeculationConfig) -> None:
             raise ValueError(f"actor_rollout_ref.rollout.engine_kwargs.vllm.{key}={users}: expected a dictionary")
         if key in own:
             rollout.engine_kwargs.vllm[key] = {**users, **own[key]}
-    OmegaConf.set_struct(config, True)
 
 
 def _check_files(speculation: SpeculationConfig) -> None:
@@ -124,8 +122,8 @@ def _refuse_unknown_additions(config_name: str, overrides: list[str]) -> None:
         if override.startswith("~") and not key.startswith(FREE_SECTIONS):
             raise ConfigError(f"{override}: a run needs all keys of its config: leave it in the config [config.value]")
         if override.startswith("+") and not key.startswith(FREE_SECTIONS):
-            unknown = f"{key} is unknown to {config_name} and would be ignored"
-            raise ConfigError(f"{unknown}: check its spelling [config.unknown_key]")
+            said = f"{key} is unknown to {config_name} and would be ignored: check its spelling"
+            raise ConfigError(f"{said} [config.unknown_key]")
 
 
 def verl_configs() -> str:
@@ -137,8 +135,7 @@ def verl_configs() -> str:
 
 
 def _one_line(error: Exception) -> str:
-    """Hydra spreads its messages over several lines, the cause first, and of a key that the config lacks it advises a
-    `+`, which helps in FREE_SECTIONS alone."""
+    """Hydra's messages have several lines, the cause first, and advise a `+`, which helps in FREE_SECTIONS alone."""
     message = str(error).split("Config search path:")[0]
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     if found := re.search(r"Could not find '(.+)/(.+)'$", message, re.MULTILINE):

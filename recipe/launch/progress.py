@@ -38,16 +38,14 @@ def progress_bar(**arguments) -> tqdm:
 
 class Progress:
     """Follows a run: what it starts, then its metrics.jsonl, one tick per training step, with its most important
-    metrics beside it. What this project's loggers add to the log comes above it, each message once.
-
-    Args:
-        first: the step that a resumed run goes on from.
+    metrics beside it. What this project's loggers add to the log comes above it, each message once. `first`: the step
+    that a resumed run goes on from.
     """
 
     def __init__(self, run_directory: Path, total_steps: int | None, first: int = 0):
         self.run_directory, self.first = run_directory, first
         self._log_read, self._size = self._size_of(LOG_FILE), self._size_of(METRICS_FILE)
-        self._warned: set[str] = set()
+        self._warned: set[tuple[str, str]] = set()
         self._phase = "starting"
         self.bar = progress_bar(
             total=total_steps, initial=first, unit="step", desc=self._phase, smoothing=0.0, miniters=1
@@ -55,8 +53,7 @@ class Progress:
 
     def update(self) -> None:
         """Show what is new; called a few times a second."""
-        for text in self._new_warnings():
-            self.bar.write(f"warning: {text}", file=sys.stderr)
+        self._show_warnings()
         self._enter(read_json(self.run_directory / STATE_FILE).get("phase", ""))
         if (size := self._size_of(METRICS_FILE)) != self._size:
             self._size = size
@@ -82,18 +79,18 @@ class Progress:
             self.bar.start_t, self.bar.last_print_t = time.time(), 0.0  # the first step is shown at once
         self.bar.set_description("training" if phase == RUNNING else phase)
 
-    def _new_warnings(self) -> list[str]:
+    def _show_warnings(self) -> None:
         """The messages since the last call, with the logger's name before each."""
         if self._size_of(LOG_FILE) == self._log_read:
-            return []
+            return
         with open(self.run_directory / LOG_FILE, "rb") as file:
             file.seek(self._log_read)
             whole_lines = file.read().rpartition(b"\n")[0]
         self._log_read += len(whole_lines)
-        found = dict.fromkeys(f"{name}: {text}" for name, text in LINE.findall(whole_lines.decode(errors="replace")))
-        new = [text for text in found if text not in self._warned]
-        self._warned.update(new)
-        return new
+        for said in LINE.findall(whole_lines.decode(errors="replace")):
+            if said not in self._warned:
+                self._warned.add(said)
+                self.bar.write(f"warning: {': '.join(said)}", file=sys.stderr)
 
     def _size_of(self, name: str) -> int:
         path = self.run_directory / name

@@ -116,16 +116,17 @@ def test_every_ending_is_said_and_leaves_nothing(tmp_path, then, act, code, said
     assert supervisor.lock_problem(tmp_path) is None
 
 
-def test_the_next_start_removes_what_both_left_when_killed(tmp_path):
+@pytest.mark.parametrize("both", [True, False])
+def test_the_next_start_removes_what_is_left_or_waits_for_who_does(tmp_path, both):
     process, mark = start(tmp_path)
     assert f"is used by a run that goes on (process {process.pid}, since " in supervisor.lock_problem(tmp_path)
-    both = [*psutil.Process(process.pid).children(), psutil.Process(process.pid)]  # forked, and the one that forked it
-    for one in both:
+    killed = [*psutil.Process(process.pid).children() * both, psutil.Process(process.pid)]  # forked, and who forked it
+    for one in killed:
         one.suspend()  # neither sees the other die
-    for one in both:
+    for one in killed:
         one.kill()
     process.wait(timeout=30)
-    psutil.wait_procs(both, timeout=10)
+    psutil.wait_procs(killed, timeout=10)
     assert Path((tmp_path / "scratch").read_text()).exists() and Path(f"/dev/shm/psm_{mark}").exists()
     with supervisor.lock(tmp_path):
         assert_nothing_left(tmp_path, mark)
