@@ -90,7 +90,7 @@ class Patches:
     def problem(self) -> str | None:
         """Why the patches are not active, in one line with its fix; None if they are."""
         wanted, state = f"vllm-ascend=={PATCHES.name}", self.state
-        edited = ", ".join(str(hunk.path.relative_to(self.root)) for hunk in self.hunks if hunk.state == "edited")
+        edited = ", ".join({str(hunk.path.relative_to(self.root)): 0 for hunk in self.hunks if hunk.state == "edited"})
         return {
             "absent": f"{wanted} is not installed here: run this with the Python that has it",
             "published": f"{wanted} is not patched: run python scripts/patch.py apply",
