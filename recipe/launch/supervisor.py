@@ -161,9 +161,9 @@ def supervise(
     """
     _adopt_orphans()
     (run_directory / STATE_FILE).unlink(missing_ok=True)
-    parent, held, watch = os.getppid(), _claim(run_directory), Watch(run_directory, phase_limits)
-    hopeless = None
+    parent, watch, held, hopeless = os.getppid(), Watch(run_directory, phase_limits), {}, None
     try:
+        held = _claim(run_directory)
         with open(run_directory / LOG_FILE, "ab") as log:
             environment = {**os.environ, VARIABLE: held["folder"]}
             child = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
