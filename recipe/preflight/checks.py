@@ -7,7 +7,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.launch import environment, run_lock, source_patches
+from recipe.launch import environment, supervisor, versions
 from recipe.launch.config import ConfigError
 from recipe.preflight import (
     cluster,
@@ -105,16 +105,15 @@ def find_warnings(config: DictConfig) -> Iterator[str]:
 
 
 def _run_directory(config: DictConfig) -> Iterator[Problem]:
-    if said := run_lock.lock_problem(Path(config.run_dir)):
+    if said := supervisor.lock_problem(Path(config.run_dir)):
         value, _, remedy = said.rpartition(": ")
         yield Problem("run_dir.in_use", value, remedy)
 
 
 def _patches(_: DictConfig) -> Iterator[Problem]:
-    for series in source_patches.load():
-        if series.state != "absent" and (said := series.problem()):
-            value, _, remedy = said.partition(": ")
-            yield Problem("ascend.patches", value, remedy)
+    if (patches := versions.Patches()).state != "absent" and (said := patches.problem()):
+        value, _, remedy = said.partition(": ")
+        yield Problem("ascend.patches", value, remedy)
 
 
 # Every check; the order is the report's.

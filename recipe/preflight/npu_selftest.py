@@ -21,7 +21,7 @@ from types import SimpleNamespace
 
 import torch
 
-from recipe.launch import source_patches, versions
+from recipe.launch import versions
 from recipe.preflight import compatibility
 from recipe.preflight.problem import first_line
 from recipe.tiny.model import ModelSettings, build_model
@@ -206,7 +206,7 @@ def selftest(output: Path, device: str = "npu", **engine) -> dict:
         "date": time.strftime("%Y-%m-%d %H:%M"),
         "versions": {name: versions.installed(name) for name in ("torch", "torch-npu", "vllm", "vllm-ascend")},
         "cann": compatibility.cann_version(),
-        "patches": [source_patches.status(series) for series in source_patches.load()],
+        "patches": [versions.Patches().status()],
         "engines": {},
         "parity": {},
     }

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import ray
 
-from recipe.launch import source_patches, versions
+from recipe.launch import versions
 from recipe.preflight import compatibility, machine
 from recipe.preflight.problem import CODES, Problem
 from tests.recipe.preflight.preflight_node import code_of, config_of, join_cluster, problems_of
@@ -62,9 +62,7 @@ def not_importable(module, *overrides):
 
 
 def no_patches(node):
-    (series,) = source_patches.load()
-    series.installed, series.states = series.version, dict.fromkeys(series.hashes, "published")
-    node.set(source_patches, "load", lambda: [series])
+    node.set(versions.Patches, "state", "published")
 
 
 def free(name, gibibytes, shared=4000.0):
