@@ -12,6 +12,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from recipe import preflight
 from recipe.arguments import parse
 from recipe.launch import checkpoints, environment, processes, run_lock, supervisor
 from recipe.launch.config import ConfigError, compose_config
@@ -19,8 +20,6 @@ from recipe.launch.ending import LOG_FILE, write_last_line
 from recipe.launch.progress import LogOnScreen, Progress
 from recipe.launch.scratch import VARIABLE, Scratch
 from recipe.launch.versions import write_versions
-from recipe.preflight import checks
-from recipe.preflight.problem import Problem
 from recipe.record.run_directory import STARTING_RAY, STATE_FILE, RunRecord, read_json
 from recipe.record.settings import changes, keep
 
@@ -31,8 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
         return run(compose_config(options.config_name, options.overrides), Scratch(Path(os.environ[VARIABLE])))
     try:
         config = compose_config(options.config_name, options.overrides)
-        checks.check(config, to_be_built=Path(config.assets) if options.check and "assets" in config else None)
-        for warning in checks.find_warnings(config):
+        preflight.check(config, to_be_built=Path(config.assets) if options.check and "assets" in config else None)
+        for warning in preflight.find_warnings(config):
             print(f"warning: {warning}", file=sys.stderr)
         if options.check:
             return 0
@@ -97,7 +96,9 @@ def go_on(config: DictConfig, accept_changes: bool) -> checkpoints.Resumed | Non
     try:
         resumed = checkpoints.find(config)
     except ValueError as error:
-        raise ConfigError(Problem("run_dir.checkpoint", *error.args)) from error
+        value, remedy = (*error.args, "put it back, or begin again with trainer.resume_mode=disable")[:2]
+        said = f"{value}: no whole checkpoint to go on from: {remedy} [run_dir.checkpoint]"
+        raise ConfigError(said) from error
     curve, others = [], []
     own = resumed is not None and resumed.folder.is_relative_to(Path(config.trainer.default_local_dir))
     if own:
@@ -106,8 +107,9 @@ def go_on(config: DictConfig, accept_changes: bool) -> checkpoints.Resumed | Non
         except ValueError as error:
             curve = [str(error)]
     if curve and not accept_changes:
-        value = f"run_dir={run_directory} goes on from step {resumed.step}, changed: {', '.join(curve)}"
-        raise ConfigError(Problem("run_dir.changed", value))
+        said = f"run_dir={run_directory} goes on from step {resumed.step}, changed: {', '.join(curve)}"
+        remedy = "set it as it was, choose another run_dir=, or add --accept-changes"
+        raise ConfigError(f"{said}: it would be another curve: {remedy} [run_dir.changed]")
     keep(run_directory, config, resumed.step if resumed else None)
     environment.name_wandb_run(run_directory, goes_on=own)
     if resumed:

@@ -5,10 +5,10 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
+from recipe import preflight
 from recipe.launch import run_lock, supervisor
 from recipe.launch.ending import Ending
 from recipe.main_dapo import is_finished, main
-from recipe.preflight import checks
 from tests.recipe.launch.test_checkpoints import MODEL, TRACKER, checkpoint, cut
 
 
@@ -48,7 +48,7 @@ def test_mistakes_end_with_one_line(capsys):
 
 
 def test_a_second_run_in_the_same_directory_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(checks, "check", lambda *_, **__: None)
+    monkeypatch.setattr(preflight, "check", lambda *_, **__: None)
     with run_lock.lock(tmp_path / "run"):
         assert main(["--config-name", "dapo_tiny_cpu", f"run_dir={tmp_path / 'run'}"]) == 2
     assert "is used by a run that goes on" in capsys.readouterr().err
@@ -58,7 +58,7 @@ def test_a_second_run_in_the_same_directory_is_refused(tmp_path, monkeypatch, ca
 @pytest.fixture
 def start(tmp_path, monkeypatch, capsys):
     """Starts a run whose training is over at once; returns the exit code and what the screen said before it."""
-    monkeypatch.setattr(checks, "check", lambda *_, **__: None)
+    monkeypatch.setattr(preflight, "check", lambda *_, **__: None)
     run_directory, endings = tmp_path / "run", []
     (run_directory / "checkpoints").mkdir(parents=True)
 
