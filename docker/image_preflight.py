@@ -2,7 +2,7 @@
 
 An image is built on another machine than it runs on, without an NPU and without data. So the subjects that an image
 consists of are checked, among them the installed packages, which preflight itself would skip without an NPU; the
-others (data, memory, shared memory, ports) are what preflight finds out where the image runs.
+others (data, memory, shared memory) are what preflight finds out where the image runs.
 """
 
 import contextlib

@@ -43,10 +43,9 @@ def _row(line: str) -> Row:
     feature, place, tested, untested, remark = (cell.strip() for cell in line.split("|")[1:-1])
     place, _, when = place.rstrip(")").partition(" (")
     kind, _, key = place.rpartition(" ")
-    values = [re.findall("`(.+?)`", cell) for cell in (tested, untested)]
-    return Row(
-        feature, kind if kind or "." in key else "package", key, when.split(" & ") if when else [], *values, remark
-    )
+    kind = kind or ("" if "." in key else "package")
+    known = (re.findall("`(.+?)`", cell) for cell in (tested, untested))
+    return Row(feature, kind, key, when.split(" & ") if when else [], *known, remark)
 
 
 ROWS = [_row(line) for line in PAGE.read_text().splitlines() if line.startswith("| ")][1:]

@@ -263,8 +263,7 @@ START = "bash scripts/start_ray_cluster.sh head here, worker HEAD_ADDRESS on the
 
 def start(config: DictConfig) -> Iterator[str]:
     """Whether this node is the head of a Ray that runs; nothing is asked of a run that starts a Ray of its own."""
-    said = f"RAY_ADDRESS={(address := os.environ.get('RAY_ADDRESS'))}"
-    if not address:
+    if not (address := os.environ.get("RAY_ADDRESS")):
         if config.trainer.nnodes > 1:
             running = cluster_of_this_node()
             remedy = f"use the script in scripts/, or export RAY_ADDRESS={running}" if running else START
@@ -275,7 +274,7 @@ def start(config: DictConfig) -> Iterator[str]:
         address = _noted_address() or address
     if address in ("auto", "local"):
         return
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+    said, (host, _, port) = f"RAY_ADDRESS={address}", address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         yield f"{said}: expected HOST:PORT, such as 10.0.0.1:6379: set or unset it [ray.head]"
     elif not is_here(host):

@@ -282,8 +282,8 @@ def model(config: DictConfig) -> Iterator[str]:
         ("critic.model.path", has_critic, "config.json"),
         ("reward.reward_model.model_path", config.reward.reward_model.enable, "config.json"),
     ):
-        name = OmegaConf.select(config, key)
-        if is_read and (name or needed) and not (Path(str(name)).expanduser() / needed).exists():
+        name, is_there = OmegaConf.select(config, key), Path.is_file if needed else Path.is_dir
+        if is_read and (name or needed) and not is_there(Path(str(name)).expanduser() / needed):
             remedy = f"point {key} at the folder of a model" if needed else f"correct {key}"
             yield f"{key}={name}: no {needed or 'such folder'}: {remedy} [model.missing]"
     folder, key = model_of(config), f"{MODEL}.path"
@@ -354,7 +354,7 @@ def _shards(folder: Path) -> dict[str, set[str]]:
 
 def _checksums(folder: Path, again: str) -> Iterator[str]:
     notes = sorted((folder / ".cache" / "huggingface" / "download").glob("*.metadata"))
-    noted = {folder / note.name.removesuffix(".metadata"): note.read_text().split("\n")[1] for note in notes}
+    noted = {folder / note.name.removesuffix(".metadata"): f"{note.read_text()}\n".split("\n")[1] for note in notes}
     noted = {path: digest for path, digest in noted.items() if re.fullmatch("[0-9a-f]{64}", digest) and path.is_file()}
     if not noted:
         yield f"{folder}: no checksums there: only `hf download` leaves them [model.checksum]"

@@ -68,13 +68,19 @@ class Node:
         return config_of(name, *own, *overrides)
 
 
+def write_files(folder: Path) -> None:
+    """Data, a model and CANN's version."""
+    for name in ("data", "cann/aarch64-linux"):
+        (folder / name).mkdir(parents=True)
+    for name in ("dapo_math_17k", "aime_2024"):
+        write_rows(folder / "data" / f"{name}.parquet")
+    write_model(folder / "model")
+    (folder / "cann" / "aarch64-linux" / "ascend_toolkit_install.info").write_text("version=9.0.0\n")
+
+
 def good_node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    """A node whose files lie in `folder`."""
     node = Node(folder, monkeypatch)
-    write_data(folder / "data")
-    write_model(node.model)
-    toolkit = folder / "cann" / "aarch64-linux"
-    toolkit.mkdir(parents=True)
-    (toolkit / "ascend_toolkit_install.info").write_text("version=9.0.0\n")
     for name in ("VLLM_PLUGINS", "VLLM_PORT", "VLLM_USE_V2_MODEL_RUNNER", "HCCL_HOST_SOCKET_PORT_RANGE", "MODEL_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ASCEND_HOME_PATH", str(folder / "cann"))
@@ -99,12 +105,6 @@ def join_cluster(node: Node, dies: list[int], free: int | None = None, said: dic
     node.set(ray, "nodes", lambda: nodes)
     node.set(ray, "available_resources", lambda: dict.fromkeys(("NPU", "GPU"), sum(dies) if free is None else free))
     node.set(machine, "ask_nodes", lambda config, alive, of_node: said or {})
-
-
-def write_data(folder: Path) -> None:
-    folder.mkdir()
-    for name in ("dapo_math_17k", "aime_2024"):
-        write_rows(folder / f"{name}.parquet")
 
 
 def write_rows(path: Path, **columns) -> None:

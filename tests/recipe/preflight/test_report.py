@@ -5,10 +5,10 @@ import pytest
 from recipe import preflight
 from recipe.preflight import __main__ as report
 from recipe.preflight import machine, vllm_command
-from recipe.preflight.npu_selftest import recommend
+from recipe.preflight.npu_selftest import recommend, verifications
 from tests.recipe.preflight.preflight_node import composed
 
-SLOW, FAST, BROKEN = {"verify_ms": 50.0}, {"verify_ms": 5.0}, {"error": "RuntimeError: no kernel"}
+SLOW, FAST, BROKEN = {"median_ms": 50.0}, {"median_ms": 5.0}, {"error": "RuntimeError: no kernel"}
 
 
 @pytest.fixture
@@ -58,11 +58,12 @@ def test_a_problem_is_red_below_its_subject_with_its_mend_and_a_laptop_skips_wha
         assert f"skip  {name}: no device of this config in this machine" in printed
 
 
-def test_the_self_test_recommends_the_faster_verification_that_runs():
+def test_the_self_test_times_both_verifications_and_recommends_the_faster_one_that_runs():
+    assert all(row["median_ms"] > 0 for row in verifications("cpu", batch=1).values())
     for exact, rejection, wanted in (
         (SLOW, FAST, "is faster, but its tokens differ"),
         (FAST, SLOW, "keep speculation.verification=exact"),
         (SLOW, BROKEN, "keep speculation.verification=exact"),
         (BROKEN, FAST, "set speculation.verification=rejection"),
     ):
-        assert wanted in recommend(exact, rejection)
+        assert wanted in recommend({"exact": exact, "rejection": rejection})
