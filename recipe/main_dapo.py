@@ -12,14 +12,13 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from recipe import preflight
 from recipe.arguments import parse
 from recipe.launch import checkpoints, environment, supervisor
 from recipe.launch.config import ConfigError, compose_config
 from recipe.launch.ending import LOG_FILE, write_error, write_last_line
 from recipe.launch.progress import LogOnScreen, Progress
 from recipe.launch.versions import write_versions
-from recipe.preflight import checks
-from recipe.preflight.problem import Problem
 from recipe.record import STARTING_RAY, STATE_FILE, RunRecord, changes, keep, read_json
 
 
@@ -30,8 +29,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     try:
         config = compose_config(options.config_name, options.overrides)
-        checks.check(config, to_be_built=Path(config.assets) if options.check and "assets" in config else None)
-        for warning in checks.find_warnings(config):
+        preflight.check(config, to_be_built=Path(config.assets) if options.check and "assets" in config else None)
+        for warning in preflight.find_warnings(config):
             print(f"warning: {warning}", file=sys.stderr)
         if options.check:
             return 0
@@ -92,15 +91,18 @@ def go_on(config: DictConfig, accept_changes: bool) -> tuple[int, Path | None]:
     try:
         step, folder, skipped = checkpoints.find(config)
     except ValueError as error:
-        raise ConfigError(Problem("run_dir.checkpoint", *error.args)) from error
+        value, remedy = (*error.args, "put it back, or begin again with trainer.resume_mode=disable")[:2]
+        said = f"{value}: no whole checkpoint to go on from: {remedy} [run_dir.checkpoint]"
+        raise ConfigError(said) from error
     if own := folder is not None and folder.is_relative_to(Path(config.trainer.default_local_dir)):
         try:
             curve, others = changes(run_directory, config)
         except ValueError as error:
             curve = [str(error)]
     if curve and not accept_changes:
-        value = f"run_dir={run_directory} goes on from step {step}, changed: {', '.join(curve)}"
-        raise ConfigError(Problem("run_dir.changed", value))
+        said = f"run_dir={run_directory} goes on from step {step}, changed: {', '.join(curve)}"
+        remedy = "set it as it was, choose another run_dir=, or add --accept-changes"
+        raise ConfigError(f"{said}: it would be another curve: {remedy} [run_dir.changed]")
     keep(run_directory, config, step if folder else None)
     environment.name_wandb_run(run_directory, goes_on=own)
     for said in skipped:

@@ -14,8 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from recipe import user_code, values
-from recipe.arguments import CONFIGS, FREE_SECTIONS
+from recipe.arguments import CONFIGS, FREE_SECTIONS, check_values, connect_users_code
 from recipe.launch import routing, sharing
 from sam.config import SpeculationConfig
 from sam.switch.step_cost import StepCost
@@ -42,12 +41,12 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
         with initialize_config_dir(str(CONFIGS), version_base="1.3", job_name=config_name):
             config = compose(config_name, [f"hydra.searchpath=[{verl_configs()}]", *overrides])
         config.config_name = config_name
-        values.check(config)
+        check_values(config)
         speculation = SpeculationConfig.from_dict(OmegaConf.to_container(config.speculation, resolve=True))
         _check_files(speculation)
         with open_dict(config):
             connect(config, speculation)
-            user_code.connect(config, overrides)
+            connect_users_code(config, overrides)
         routing.connect(config)
         OmegaConf.resolve(config)
     except ConfigError:

@@ -5,10 +5,10 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
+from recipe import preflight
 from recipe.launch import supervisor
 from recipe.launch.ending import Ending
 from recipe.main_dapo import is_finished, main
-from recipe.preflight import checks
 from tests.recipe.launch.test_checkpoints import MODEL, TRACKER, checkpoint, cut
 
 
@@ -32,7 +32,7 @@ def test_finished_means_ended_with_its_last_checkpoint(tmp_path, phase, saved, s
 
 
 def test_a_second_run_in_the_same_directory_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(checks, "check", lambda *_, **__: None)
+    monkeypatch.setattr(preflight, "check", lambda *_, **__: None)
     with supervisor.lock(tmp_path / "run"):
         assert main(["--config-name", "dapo_tiny_cpu", f"run_dir={tmp_path / 'run'}"]) == 2
     assert "is used by a run that goes on" in capsys.readouterr().err
@@ -42,7 +42,7 @@ def test_a_second_run_in_the_same_directory_is_refused(tmp_path, monkeypatch, ca
 @pytest.fixture
 def start(tmp_path, monkeypatch, capsys):
     """Starts a run whose training is over at once; returns the exit code and what the screen said before it."""
-    monkeypatch.setattr(checks, "check", lambda *_, **__: None)
+    monkeypatch.setattr(preflight, "check", lambda *_, **__: None)
     run_directory, endings = tmp_path / "run", []
     (run_directory / "checkpoints").mkdir(parents=True)
 

@@ -87,7 +87,7 @@ BAD = [
     (["machine.threads=0"], "machine.threads=0: expected an integer of at least 1, or null"),
     (["actor_rollout_ref.rollout.max_num_seqs=1.5"], "max_num_seqs=1.5: expected an integer of at least 1"),
     (["actor_rollout_ref.rollout.temperature=-1"], "rollout.temperature=-1: expected a number above 0: change it"),
-    (["watchdog.weight_sync_seconds=abc"], "weight_sync_seconds=abc: expected a number of seconds above 0: change it"),
+    (["watchdog.weight_sync_seconds=abc"], "weight_sync_seconds=abc: expected a number above 0: change it"),
     (["seed=-5"], "seed=-5: expected an integer from 0 to 4294967295"),
     (
         ["+actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config=3"],
