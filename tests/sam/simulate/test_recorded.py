@@ -10,8 +10,7 @@ import yaml
 from sam.record.engine_steps import EngineSteps
 from sam.record.responses import Recording
 from sam.replay.baselines import make_drafter
-from sam.simulate.engine import Cluster
-from sam.simulate.rollout import Choice, real, seconds, simulate
+from sam.simulate.rollout import Choice, Cluster, real, seconds, simulate
 from sam.simulate.run import RecordedRun, arrivals, fit_from_steps, fit_runs
 from sam.simulate.workload import recorded_round
 from sam.switch.step_cost import linear
@@ -43,7 +42,7 @@ def write_run(directory, method="sam", policy="threshold", steps=3, threshold=4,
         work = recorded_round(Recording(prompts, samples))
         drafts = real(partial(make_drafter, "sam"))
         (timelines,) = simulate([work], Cluster(max_num_seqs=12), choice, COST, drafts)
-        one_by_one(timelines[0]).save(directory, step)
+        of_steps(timelines[0]).save(directory, step)
         rows = [
             {"prompt": p, "sample": s, "round": 0, "prompt_tokens": prompts[p].tolist(), "response_tokens": r.tolist()}
             for p, group in enumerate(samples)
@@ -55,13 +54,11 @@ def write_run(directory, method="sam", policy="threshold", steps=3, threshold=4,
     return directory
 
 
-def one_by_one(timeline: np.ndarray) -> EngineSteps:
-    """A timeline as the recorder writes it: a row for each engine step."""
-    steps = timeline["steps"]
-    spread = np.repeat(np.diff(timeline["end_ms"], prepend=0.0) / steps, steps)
-    counts = {name: np.repeat(timeline[name] // steps, steps) for name in ("drafted", "accepted", "emitted")}
-    ends = 100.0 + np.cumsum(spread) / 1e3
-    return EngineSteps(end_s=ends, step_ms=spread, running=np.repeat(timeline["running"], steps), **counts)
+def of_steps(timeline: np.ndarray) -> EngineSteps:
+    """A timeline as the recorder writes it."""
+    counts = {name: timeline[name] for name in ("running", "drafted", "accepted", "emitted")}
+    end_ms = timeline["end_ms"]
+    return EngineSteps(end_s=100.0 + end_ms / 1e3, step_ms=np.diff(end_ms, prepend=0.0), **counts)
 
 
 def test_step_costs_of_a_run_are_those_it_had(tmp_path):
