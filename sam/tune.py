@@ -9,9 +9,10 @@ steps, widened by the error of the simulation in a training step.
 import argparse
 import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -29,8 +30,7 @@ RESAMPLES, INTERVAL = 4000, (5, 95)
 AS_FAST = 0.01  # candidates within this share of the fastest count as equally fast
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(NamedTuple):
     """A candidate, its seconds in each training step (float64 [n]), and the draft tokens it wasted in all of them."""
 
     choice: Choice

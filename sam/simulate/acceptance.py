@@ -7,9 +7,9 @@ same position, whatever the policy did before.
 """
 
 import json
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -28,22 +28,14 @@ CELL = np.dtype([("start", np.int64), ("size", np.int64)])  # the records of a c
 PERCENT = 100  # probabilities are kept in hundredths
 
 
-@dataclass(frozen=True)
-class Acceptance:
-    """Verify steps of all cells, by level of siblings and then by range of positions.
+class Acceptance(NamedTuple):
+    """Verify steps of all cells, by level of siblings and then by range of positions."""
 
-    Attributes:
-        siblings: int64 [levels], samples of the prompt that the drafter sees, rising from 1.
-        cells: CELL [levels, ranges], the records of each cell.
-        acceptance: float32 [records, k], cumulative acceptance probabilities, falling; 0 beyond a draft's end.
-        drafted, accepted: int64 [records], tokens of the draft, and those accepted.
-    """
-
-    siblings: np.ndarray
-    cells: np.ndarray
-    acceptance: np.ndarray
-    drafted: np.ndarray
-    accepted: np.ndarray
+    siblings: np.ndarray  # int64 [levels], samples of the prompt that the drafter sees, rising from 1
+    cells: np.ndarray  # CELL [levels, ranges], the records of each cell
+    acceptance: np.ndarray  # float32 [records, k], cumulative probabilities, falling; 0 beyond a draft's end
+    drafted: np.ndarray  # int64 [records], tokens of the draft
+    accepted: np.ndarray  # int64 [records], of these
 
 
 @cache
@@ -160,7 +152,11 @@ class DrawnDrafts:
             The drafts' cumulative acceptance probabilities, float32 [total], and offsets, int64 [requests + 1].
         """
         table, self._known[requests] = self._table, generated
-        levels = np.searchsorted(self._edges, self._count_siblings(requests), side="right")
+        members = self._members[self._prompts[requests]]
+        late = np.where(self._replica_of[members] == self._replica_of[requests][:, None], 0, self._delay)
+        shares = np.maximum(0, self._known[members] - late) / np.maximum(1, self._known[requests])[:, None]
+        others = np.where(members == requests[:, None], 0.0, np.minimum(1.0, shares)).sum(axis=1)
+        levels = np.searchsorted(self._edges, 1.0 + others, side="right")
         cell = table.cells[levels, np.searchsorted(EDGES, generated, side="right") - 1]
         number = _random(requests, generated, self._seed) % cell["size"].astype(np.uint64)
         self._records = cell["start"] + number.astype(np.int64)
@@ -168,14 +164,6 @@ class DrawnDrafts:
         # They fall within a draft.
         kept = (np.arange(acceptance.shape[1]) < longest[:, None]) & (acceptance >= min_acceptance)
         return acceptance[kept], np.append(0, np.cumsum(kept.sum(axis=1)))
-
-    def _count_siblings(self, requests: np.ndarray) -> np.ndarray:
-        """float64 [requests]: samples of each one's prompt that its drafter sees, itself included, shorter ones in
-        part."""
-        members = self._members[self._prompts[requests]]
-        late = np.where(self._replica_of[members] == self._replica_of[requests][:, None], 0, self._delay)
-        shares = np.maximum(0, self._known[members] - late) / np.maximum(1, self._known[requests])[:, None]
-        return 1.0 + np.where(members == requests[:, None], 0.0, np.minimum(1.0, shares)).sum(axis=1)
 
     def verify(self, lengths: np.ndarray) -> np.ndarray:
         """int64 [requests]: tokens accepted of the first `lengths` tokens of each draft just made."""
@@ -195,8 +183,7 @@ class RealDrafts:
 
     Args:
         drafter: sam.drafting.drafter.Drafter or one of sam.replay.baselines.
-        recorded: a round with its texts.
-        number: the round's, in a rollout of several.
+        number: of the recorded round, in a rollout of several.
     """
 
     def __init__(self, drafter, recorded: Round, number: int = 0):

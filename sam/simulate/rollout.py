@@ -24,21 +24,21 @@ from sam.switch.step_cost import StepCost
 
 SCOPES, ROUTERS = ("request", "group", "shared"), ("verl", "context")
 SIGMA, CORRELATION, CAP, SAMPLES = 0.6, 0.35, 34816, 16
-# Of a step: when it ended, requests of the largest replica, whether any speculated, draft tokens, those accepted,
-# requests that had any, and tokens generated.
+# A step with drafts, or a series of steps without: when it ended, how many steps, requests of the largest replica,
+# whether any speculated, draft tokens, those accepted, requests that had any, and tokens generated.
 COUNTS = ("drafted", "accepted", "verified", "emitted")
-STEPS = np.dtype([("end_ms", "f8"), ("running", "i8"), ("switched_on", "?"), *((name, "i8") for name in COUNTS)])
+STEPS = np.dtype([
+    ("end_ms", "f8"), ("steps", "i8"), ("running", "i8"), ("switched_on", "?"), *((name, "i8") for name in COUNTS)
+])  # fmt: skip
+MOST_STEPS = 64  # without drafts that are played at once: costs are all but linear in so few tokens of context
 NO_BOUND = 1 << 60  # of a replica's KV cache
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The settings to choose for a rollout, as in configs/speculation/knobs.yaml.
+    """The settings to choose for a rollout: policy, draft tokens and threshold as in configs/speculation/knobs.yaml.
 
     Attributes:
-        policy: one of sam.config.POLICIES.
-        k: draft tokens of a request.
-        threshold: running requests, used by threshold.
         scope: one of SCOPES, whose text a drafter sees: the request's, also that of its prompt's other samples on the
             replica, or of all of them.
         router: one of ROUTERS, which says where requests run.
@@ -57,8 +57,9 @@ class Choice:
     @property
     def label(self) -> str:
         """Name in tables."""
-        number = f" {self.threshold}" if self.policy == "threshold" else ""
-        return f"{self.policy}{number}, k {self.k}" if self.policy != "never" else "off"
+        if self.policy == "never":
+            return "off"
+        return f"{self.policy}{f' {self.threshold}' if self.policy == 'threshold' else ''}, k {self.k}"
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,9 @@ class Cluster:
     """The machines that a rollout runs on.
 
     Attributes:
-        replicas: number of inference replicas.
         max_num_seqs: requests that run at once on a replica; the others wait, first come first served.
         dp_synchronous: whether the replicas are data-parallel ranks of one engine, in which every step waits for the
-            slowest rank, as expert parallelism needs it; otherwise each runs on its own.
+            slowest rank; otherwise each runs on its own.
         admit_ms: milliseconds that a new request adds to its first step, in which its prompt is read.
     """
 
@@ -105,45 +105,30 @@ def load_step_cost(name: str) -> StepCost:
     return StepCost.load(shipped.get(name, path))
 
 
-class Router:
-    """Says where requests run: the recipe's router or verl's balancer, which sends each request to its replica when it
-    arrives, to wait there.
+class Balancer:
+    """verl's: each request waits at its replica (int64 [requests]); what is asked of the recipe's ContextPolicy."""
 
-    Args:
-        replica_of: int64 [requests], where verl's balancer sends them.
-        chunk: tokens after which a request comes back to the recipe's router, 0 for never; None: verl's balancer.
-    """
+    def __init__(self, replica_of: np.ndarray):
+        self._replica_of, self._new = replica_of, []
 
-    def __init__(self, work: Round, cluster: Cluster, replica_of: np.ndarray, chunk: int | None):
-        self._work, self._replica_of, self._new = work, replica_of, []
-        self._policy = None if chunk is None else ContextPolicy(RoutingSettings(chunk or None))
-        for replica in range(cluster.replicas if self._policy else 0):
-            self._policy.add_replica(str(replica), NO_BOUND, cluster.max_num_seqs, block_tokens=1)
-        self._known = np.zeros(len(work), dtype=np.int64)  # tokens that the policy knows each to have
+    def arrive(self, name: str, prompt: str, prompt_tokens: int, limit: int) -> None:
+        self._new.append((name, str(self._replica_of[int(name)]), NO_BOUND))
 
-    def arrive(self, request: int) -> None:
-        """A request has arrived."""
-        if not self._policy:
-            self._new.append(request)
-            return
-        prompt, tokens = str(self._work.prompts[request]), int(self._work.prompt_tokens[request])
-        self._policy.arrive(str(request), prompt, tokens, int(self._work.lengths.max()))
+    def finish(self, name: str, emitted: int) -> None: ...
 
-    def end(self, request: int, generated: int) -> None:
-        """A request has reached its target, with `generated` tokens."""
-        if self._policy:
-            emitted, self._known[request] = generated - int(self._known[request]), generated
-            is_complete = generated >= self._work.lengths[request]
-            (self._policy.finish if is_complete else self._policy.proceed)(str(request), emitted)
+    def decide(self) -> list[tuple[str, str, int]]:
+        new, self._new = self._new, []
+        return new
 
-    def decide(self, generated: np.ndarray) -> list[tuple[int, int, int]]:
-        """What starts now, of requests with `generated` tokens (int64 [requests]): request, replica, and tokens at
-        which it ends or comes back."""
-        lengths, starts = self._work.lengths, [(i, self._replica_of[i], NO_BOUND) for i in self._new]
-        if self._policy:
-            starts = [(int(name), int(replica), tokens) for name, replica, tokens in self._policy.decide()]
-        self._new = []
-        return [(i, int(at), min(int(generated[i]) + tokens, int(lengths[i]))) for i, at, tokens in starts]
+
+def make_router(choice: Choice, cluster: Cluster, replica_of: np.ndarray) -> ContextPolicy | Balancer:
+    """The recipe's router, or verl's balancer, which sends requests to `replica_of` (int64 [requests])."""
+    if choice.router == "verl":
+        return Balancer(replica_of)
+    router = ContextPolicy(RoutingSettings(choice.chunk or None))
+    for replica in range(cluster.replicas):
+        router.add_replica(str(replica), NO_BOUND, cluster.max_num_seqs, block_tokens=1)
+    return router
 
 
 class Replica:
@@ -152,14 +137,11 @@ class Replica:
     Args:
         generated, targets: int64 [requests of the round], shared by all replicas: tokens that each has, and at which
             its chunk ends.
-        slots: requests that run at once.
-        drafts: as sam.simulate.acceptance.DrawnDrafts.
 
     Attributes:
         running: int64 [n], requests in the batch, in the order in which they came.
         ended: requests that have reached their targets since the list was last cleared.
-        counts: COUNTS of the last step.
-        num_tokens: tokens of the last step, drafts included.
+        counts, num_tokens: COUNTS of the last step, and its tokens, drafts included.
     """
 
     def __init__(self, work: Round, generated, targets, slots: int, policy: Policy, drafts):
@@ -178,18 +160,25 @@ class Replica:
         self.running, self._fresh = np.append(self.running, new).astype(np.int64), len(new)
         return len(new)
 
-    def step(self, cost: StepCost, num_tokens_other: int) -> float:
-        """Plan, unless the last plan is valid, draft, verify and advance; returns the milliseconds of this rank alone.
-
-        Args:
-            num_tokens_other: of the largest batch of the other ranks in the step before.
-        """
-        running, before = self.running, self._generated[self.running]
-        context = float((self._work.prompt_tokens[running] + before).mean())
-        if len(running) != self._state.running or self._steps > self._plan.valid_for_steps:
-            self._state = StepState(len(running), self._fresh, context, num_tokens_other, max(1, self._steps))
+    def plan(self, num_tokens_other: int) -> int:
+        """Ask the policy for a plan unless its last one is valid; returns the steps that are sure to have no drafts.
+        `num_tokens_other`: of the largest batch of the other ranks in the step before."""
+        if len(self.running) != self._state.running or self._steps > self._plan.valid_for_steps:
+            context = float((self._work.prompt_tokens[self.running] + self._generated[self.running]).mean())
+            self._state = StepState(len(self.running), self._fresh, context, num_tokens_other, max(1, self._steps))
             self._plan, self._steps = self._policy.plan(self._state), 0
-        tokens, counts, self.switch_on = np.ones(len(running), np.int64), (0, 0, 0), False
+        return 0 if self._plan.budget else 1 + self._plan.valid_for_steps - self._steps
+
+    def until_end(self) -> int:
+        """Tokens until the first running request reaches its target."""
+        return int((self._targets[self.running] - self._generated[self.running]).min())
+
+    def step(self, cost: StepCost, steps: int) -> float:
+        """Draft, verify and advance by a step, or by `steps` steps without drafts; returns the milliseconds of each for
+        this rank alone."""
+        running, before = self.running, self._generated[self.running]
+        context = float((self._work.prompt_tokens[running] + before).mean()) + (steps - 1) / 2  # of the middle step
+        tokens, counts, self.switch_on = np.full(len(running), steps), (0, 0, 0), False
         if self._plan.budget and self._fresh < len(running):
             budgets = np.where(before > 0, self._plan.budget, 0)
             acceptance, offsets = self._drafts.draft(running, before, budgets, self._plan.min_acceptance)
@@ -201,15 +190,12 @@ class Replica:
             self.switch_on = counts[0] > 0 or not len(acceptance)
         self._generated[running] += tokens
         self.counts, self.num_tokens = (*counts, int(tokens.sum())), len(running) + counts[0]
-        self._steps += 1
+        self._steps += steps
         return float(cost.step_ms(float(len(running)), float(self.num_tokens), context)[0])
 
     def end_step(self, milliseconds: float, is_observed: bool, num_tokens_other: int) -> None:
-        """Show the step's tokens to the drafter and its time to the policy, and let go of what has ended.
-
-        Args:
-            num_tokens_other: of the largest batch of the other ranks in this step.
-        """
+        """Show the step's tokens to the drafter and its time to the policy, with the tokens of the other ranks' largest
+        batch in it, and let go of what has ended."""
         running, generated = self.running, self._generated[self.running]
         self._drafts.append(running, generated)
         if is_observed and not self._plan.valid_for_steps:
@@ -227,8 +213,7 @@ class Engine:
     """Replicas that step together: one, or all ranks of a data-parallel synchronous cluster.
 
     Attributes:
-        clock: milliseconds since the round began.
-        timeline: rows of STEPS.
+        clock, timeline: milliseconds since the round began, and rows of STEPS.
     """
 
     def __init__(self, replicas: list[Replica], cost: StepCost, admit_ms: float):
@@ -239,17 +224,20 @@ class Engine:
         """Whether any request runs or waits."""
         return any(len(replica.running) or replica.queue for replica in self.replicas)
 
-    def advance(self) -> int:
-        """Play a step; returns the tokens that were generated."""
+    def advance(self, may_jump: bool) -> int:
+        """Play one step or, if it may jump, all steps without drafts until something changes; returns the tokens."""
         admitted = sum(replica.admit() for replica in self.replicas)
         busy = [replica for replica in self.replicas if len(replica.running)]
-        largest, others = max(len(replica.running) for replica in busy), num_tokens_others(busy)
-        milliseconds = max(replica.step(self._cost, most) for replica, most in zip(busy, others, strict=True))
-        self.clock += milliseconds + self._admit_ms * admitted
+        quiet, steps = [rank.plan(most) for rank, most in zip(busy, num_tokens_others(busy), strict=True)], 1
+        if may_jump and not admitted and all(quiet):
+            steps = min(MOST_STEPS, *quiet, *(replica.until_end() for replica in busy))
+        largest = max(len(replica.running) for replica in busy)
+        milliseconds = max(replica.step(self._cost, steps) for replica in busy)
+        self.clock += milliseconds * steps + self._admit_ms * admitted
         for replica, most in zip(busy, num_tokens_others(busy), strict=True):
-            replica.end_step(milliseconds, not admitted, most)
+            replica.end_step(milliseconds, steps == 1 and not admitted, most)
         counts = np.sum([replica.counts for replica in busy], axis=0).tolist()
-        self.timeline.append((self.clock, largest, any(replica.switch_on for replica in busy), *counts))
+        self.timeline.append((self.clock, steps, largest, any(replica.switch_on for replica in busy), *counts))
         return counts[-1]
 
 
@@ -258,10 +246,11 @@ def num_tokens_others(replicas: list[Replica]) -> list[int]:
     return [max((one.num_tokens for one in replicas if one is not rank), default=0) for rank in replicas]
 
 
-def play(work: Round, cluster: Cluster, router: Router, cost: StepCost, parts, progress) -> list[np.ndarray]:
+def play(work: Round, cluster: Cluster, router, cost: StepCost, parts, progress) -> list[np.ndarray]:
     """Play a round to its end; returns STEPS [rows] of each engine.
 
     Args:
+        router: of `make_router`.
         parts: list of (Policy, drafts), of each replica.
         progress: called with the tokens generated since the last call.
 
@@ -269,9 +258,10 @@ def play(work: Round, cluster: Cluster, router: Router, cost: StepCost, parts, p
         RuntimeError: the router has left requests waiting.
     """
     generated, targets = np.zeros((2, len(work)), dtype=np.int64)
+    routed = np.zeros(len(work), dtype=np.int64)  # tokens that the router knows each to have
     replicas = [Replica(work, generated, targets, cluster.max_num_seqs, *part) for part in parts]
     ranks = [replicas] if cluster.dp_synchronous else [[replica] for replica in replicas]
-    engines = [Engine(one, cost, cluster.admit_ms) for one in ranks]
+    engines, limit = [Engine(one, cost, cluster.admit_ms) for one in ranks], int(work.lengths.max())
     arriving = deque(np.argsort(work.arrivals, kind="stable").tolist())
     # The engine whose step ends first goes on first: a drafter that several share sees tokens in the order of time, and
     # a router knows what has ended. `idle` are those that no step ends of.
@@ -280,19 +270,22 @@ def play(work: Round, cluster: Cluster, router: Router, cost: StepCost, parts, p
     while ends or arriving:
         now = min(ends[0][0] if ends else np.inf, work.arrivals[arriving[0]] if arriving else np.inf)
         while arriving and work.arrivals[arriving[0]] <= now:
-            router.arrive(arriving.popleft())
+            i = arriving.popleft()
+            router.arrive(str(i), str(work.prompts[i]), int(work.prompt_tokens[i]), limit)
         if ends and ends[0][0] <= now:
             idle.add(ended := heapq.heappop(ends)[1])
             for replica in engines[ended].replicas:
-                for request in replica.ended:
-                    router.end(request, int(generated[request]))
+                for i in replica.ended:
+                    end = router.finish if generated[i] >= work.lengths[i] else router.proceed
+                    end(str(i), int(generated[i] - routed[i]))
+                    routed[i] = generated[i]
                 replica.ended.clear()
-        for request, replica, target in router.decide(generated):
-            targets[request] = target
-            replicas[replica].queue.append(request)
+        for name, replica, tokens in router.decide():
+            targets[int(name)] = min(generated[int(name)] + tokens, work.lengths[int(name)])
+            replicas[int(replica)].queue.append(int(name))
         for i in sorted(i for i in idle if engines[i].has_work()):
             engines[i].clock = max(engines[i].clock, now)
-            progress(engines[i].advance())
+            progress(engines[i].advance(may_jump=not arriving))
             idle.discard(i)
             heapq.heappush(ends, (engines[i].clock, i))
     if (generated < work.lengths).any():
@@ -345,7 +338,7 @@ def simulate(
     played, count = [], 1 if choice.scope == "shared" else cluster.replicas
     for number, work in enumerate(rounds):
         replica_of = assign(len(work), cluster.replicas, seed=number)
-        router = Router(work, cluster, replica_of, None if choice.router == "verl" else choice.chunk)
+        router = make_router(choice, cluster, replica_of)
         made = [drafts(work, choice, replica_of, which, number) for which in range(count)]
         made *= cluster.replicas // count
         parts = [(make_policy(choice.policy, choice.k, choice.threshold, step_cost=cost), one) for one in made]
@@ -368,11 +361,12 @@ def summarize(played: list[list[np.ndarray]]) -> dict[str, float]:
     """
     steps = np.concatenate([timeline for timelines in played for timeline in timelines])
     drafted, accepted, verified, emitted = (int(steps[name].sum()) for name in COUNTS)
+    count = int(steps["steps"].sum())
     return {
         "seconds": sum(map(seconds, played)),
         "tokens": emitted,
-        "engine_steps": len(steps),
-        "switched_on": float(steps["switched_on"].sum()) / max(1, len(steps)),
+        "engine_steps": count,
+        "switched_on": int(steps["steps"][steps["switched_on"]].sum()) / max(1, count),
         "drafted": drafted,
         "accepted": accepted,
         "accept_length": 1.0 + accepted / max(1, verified),

@@ -42,7 +42,7 @@ def write_run(directory, method="sam", policy="threshold", steps=3, threshold=4,
         work = recorded_round(Recording(prompts, samples))
         drafts = real(partial(make_drafter, "sam"))
         (timelines,) = simulate([work], Cluster(max_num_seqs=12), choice, COST, drafts)
-        of_steps(timelines[0]).save(directory, step)
+        one_by_one(timelines[0]).save(directory, step)
         rows = [
             {"prompt": p, "sample": s, "round": 0, "prompt_tokens": prompts[p].tolist(), "response_tokens": r.tolist()}
             for p, group in enumerate(samples)
@@ -54,11 +54,13 @@ def write_run(directory, method="sam", policy="threshold", steps=3, threshold=4,
     return directory
 
 
-def of_steps(timeline: np.ndarray) -> EngineSteps:
-    """A timeline as the recorder writes it."""
-    counts = {name: timeline[name] for name in ("running", "drafted", "accepted", "emitted")}
-    end_ms = timeline["end_ms"]
-    return EngineSteps(end_s=100.0 + end_ms / 1e3, step_ms=np.diff(end_ms, prepend=0.0), **counts)
+def one_by_one(timeline: np.ndarray) -> EngineSteps:
+    """A timeline as the recorder writes it: a row for each engine step."""
+    steps = timeline["steps"]
+    spread = np.repeat(np.diff(timeline["end_ms"], prepend=0.0) / steps, steps)
+    counts = {name: np.repeat(timeline[name] // steps, steps) for name in ("drafted", "accepted", "emitted")}
+    ends = 100.0 + np.cumsum(spread) / 1e3
+    return EngineSteps(end_s=ends, step_ms=spread, running=np.repeat(timeline["running"], steps), **counts)
 
 
 def test_step_costs_of_a_run_are_those_it_had(tmp_path):

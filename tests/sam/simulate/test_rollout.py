@@ -59,8 +59,9 @@ def test_requests_come_when_they_arrive():
 
 def test_the_threshold_switches_on_with_the_step_after_the_first_response():
     outcome, played = play(work(3, 8), "threshold", threshold=1)
+    on = played[0][0]["switched_on"]
+    assert played[0][0]["steps"][~on].sum() == 3 and played[0][0]["running"][on].tolist() == [1, 1]
     # Of 5 tokens left the first step brings 4, the second one: its draft's other tokens are wasted.
-    assert played[0][0]["switched_on"].tolist() == [False] * 3 + [True] * 2
     assert (outcome["drafted"], outcome["accepted"], outcome["wasted"]) == (6, 4, 2)
     assert outcome["seconds"] == pytest.approx((3 * 12 + 14 + 14) / 1e3) and outcome["switched_on"] == 2 / 5
     assert play(work(4), "always", drafts=accepting((2, 0)))[0]["seconds"] == pytest.approx((11 + 3 * 13) / 1e3)
@@ -85,10 +86,10 @@ def test_ranks_are_told_the_most_rows_of_another_ones_last_step(monkeypatch):
     assert outcome["seconds"] == pytest.approx((12 + 18 + 18) / 1e3)
 
 
-def test_a_long_rollout_is_the_sum_of_its_steps():
+def test_jumps_are_the_sum_of_their_steps():
     cells = 10 + np.array([1, 64])[:, None, None] * (0.1 * np.array([1, 4])[:, None] + np.array([0.0, 2.0, 3.0]))
     cost = StepCost(np.array([1, 64]), np.array([1, 4]), np.array([1, 400, 4000]), cells)
-    rounds = log_normal(150, 800, 0.8, 0.5, (6, 4))
+    rounds = log_normal(600, 3000, 0.8, 0.5, (6, 4))
     outcome, _ = play(rounds, cost=cost, cluster={"max_num_seqs": 5})
     done, queue, running, total = np.zeros(24, int), list(range(24)), [], 0.0
     while queue or running:
@@ -97,7 +98,7 @@ def test_a_long_rollout_is_the_sum_of_its_steps():
         total += float(cost.step_ms(len(running), len(running), 128 + done[running].mean())[0])
         done[running] += 1
         running = [i for i in running if done[i] < rounds.lengths[i]]
-    assert outcome["seconds"] == pytest.approx(total / 1e3) and outcome["tokens"] == rounds.num_tokens
+    assert outcome["seconds"] == pytest.approx(total / 1e3, rel=2e-3) and outcome["tokens"] == rounds.num_tokens
 
 
 @pytest.mark.parametrize("router", ROUTERS)

@@ -38,9 +38,9 @@ def test_a_sweep_of_drawn_lengths(cost, capsys):
 
 
 def test_a_published_setup_can_be_changed(capsys):
-    arguments = ("--setup", "qwen3_32b", "--prompts", 1, "--replicas", 2, "--policy", "threshold", "--threshold", 4)
+    arguments = ("--setup", "qwen3_32b", "--prompts", 4, "--replicas", 2, "--policy", "threshold", "--threshold", 4)
     report = result(capsys, *arguments, "--scope", "group", "shared", "--router", "context", "--delay", 64)
-    assert (report["replicas"], report["requests"]) == (2, 16)
+    assert (report["replicas"], report["requests"]) == (2, 64)
     rows = [(row["scope"], row["router"], row["delay"]) for row in report["rows"]]
     assert rows == [("request", "verl", 0), ("group", "context", 0), ("shared", "context", 64)]
     assert report["step_cost"] == "FITTED TO PUBLISHED FIGURES, NOT MEASURED"
