@@ -59,12 +59,8 @@ def choose_steps(run: RecordedRun, count: int | None) -> RecordedRun:
 def play(
     run: RecordedRun, choices: list[Choice], fitted: FittedCost, idle_ms: float, drafter: str | None = "sam"
 ) -> list[Trial]:
-    """Simulate a run's rollouts with each of `choices`, drafting on its own responses, with a progress bar.
-
-    Args:
-        idle_ms: milliseconds of a round in which no engine step runs.
-        drafter: one of sam.replay.baselines.NAMES; None: the run's own.
-    """
+    """Simulate a run's rollouts, of which `idle_ms` a round are in no engine step, with each of `choices`, drafting on
+    its own responses. `drafter`: one of sam.replay.baselines.NAMES; None: the run's own."""
     pairs = [(work, step) for step in run.seconds for work, _ in run.rounds(step)]
     rounds, of_step = [work for work, _ in pairs], np.array([step for _, step in pairs])
     own = "sam" if run.speculation.method == "off" else run.speculation.method
@@ -81,11 +77,9 @@ def play(
 
 
 def gains(without: np.ndarray, with_: np.ndarray, error: float, seed: int = 0) -> tuple[float, float, float]:
-    """Speed-up, and the ends of its interval over resampled training steps.
+    """Speed-up, and the ends of its interval over resampled training steps, of which seconds are given (float [n]).
 
-    Args:
-        without, with_: float [training steps], seconds without speculation and with it.
-        error: standard deviation of the logarithm of simulated over measured seconds.
+    `error`: standard deviation of the logarithm of simulated over measured seconds.
     """
     chance = np.random.default_rng(seed)
     rows = chance.integers(len(without), size=(RESAMPLES, len(without)))

@@ -28,16 +28,11 @@ STALL = 20.0  # times the fitted milliseconds, beyond which a step was held up b
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A run directory of recipe.main_dapo.
-
-    Attributes:
-        config: the run's config.yaml.
-        seconds: training step -> its rollout's seconds, for the steps whose responses and engine steps are there.
-    """
+    """A run directory of recipe.main_dapo."""
 
     directory: Path
-    config: dict
-    seconds: dict[int, float]
+    config: dict  # its config.yaml
+    seconds: dict[int, float]  # of the rollout of each training step whose responses and engine steps are there
 
     @classmethod
     def load(cls, directory: Path) -> Self:
@@ -99,14 +94,12 @@ class RecordedRun:
         return Cluster(max(ranks, engines), slots, dp_synchronous=ranks > 1, admit_ms=admit_ms)
 
     def _number(self, section: dict, key: str, default: int = 1) -> int:
-        value = default if section.get(key) is None else section[key]
-        place = f"{self.directory / run_directory.CONFIG_FILE}, {key}"
-        expect(type(value) is int and value > 0, place, "a number above 0", value)
-        return value
+        value, place = section.get(key), f"{self.directory / run_directory.CONFIG_FILE}, {key}"
+        expect(value is None or (type(value) is int and value > 0), place, "a number above 0", value)
+        return default if value is None else value
 
     def rounds(self, step: int) -> list[tuple[Round, EngineSteps]]:
-        """Read a training step's rounds of generation with the arrivals that its first replica saw, and that one's
-        engine steps."""
+        """A training step's rounds of generation, with the arrivals and the engine steps of its first replica."""
         rows = run_directory.read_responses(self.directory, step)
         numbers = sorted({row.round for row in rows})
         parts = EngineSteps.load(self.directory, step).split_rounds(len(numbers))
@@ -134,27 +127,17 @@ def arrivals(steps: EngineSteps, requests: int) -> np.ndarray:
 
 
 class FittedCost(NamedTuple):
-    """A table fitted to recorded steps; the sum of its costs over them is the recorded sum.
-
-    Attributes:
-        admit_ms: milliseconds that a new request adds to its first step.
-        drafts_seen: whether any step verified drafts; if not, a draft token is taken to cost as much as a request.
-        plain_from: fewest requests of a step without drafts, once all have come: for fewer, its cost is a guess.
-    """
+    """A table fitted to recorded steps; the sum of its costs over them is the recorded sum."""
 
     cost: StepCost
-    admit_ms: float
-    drafts_seen: bool
-    plain_from: int
+    admit_ms: float  # that a new request adds to its first step
+    drafts_seen: bool  # whether any step verified drafts; if not, a draft token is taken to cost as much as a request
+    plain_from: int  # fewest requests of a step without drafts, once all have come: for fewer, its cost is a guess
 
 
 def fit_runs(runs: list[RecordedRun]) -> tuple[FittedCost, float]:
     """Fit step costs to all recorded engine steps of runs of one machine; returns also the milliseconds of a round in
-    which no engine step runs.
-
-    Raises:
-        ValueError: too few steps.
-    """
+    which no engine step runs."""
     parts, idle = [], 0.0
     for run in runs:
         cluster = run.cluster()

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from sam.switch.expected_cost import ALWAYS_LEARN_STEPS, LEARN_INTERVAL_MS
+from sam.switch.expected_cost import ALWAYS_LEARN_STEPS
 from sam.switch.policies import LOSS_SHARE, MAX_PAUSE_STEPS, Goodput, add_rows, choose_lengths
 from sam.switch.policy import StepState
 from sam.switch.step_cost import StepCost, linear
@@ -37,12 +37,6 @@ def test_no_choice_of_prefixes_is_better(seed):
     assert goodput_of(lengths, acceptance, offsets, requests, cost) == pytest.approx(best, rel=1e-6)
     assert gain == pytest.approx(best * cost[0] / requests - 1.0, abs=1e-6)
     assert brought == pytest.approx(sum(acceptance[offsets[i] : offsets[i] + n].sum() for i, n in enumerate(lengths)))
-
-
-def test_a_gain_below_the_bar_is_not_taken():
-    acceptance, offsets, cost = np.array([0.5], np.float32), np.array([0, 1]), np.array([1.0, 1.45])
-    assert choose_lengths(acceptance, offsets, 1, cost, 0.0)[0].tolist() == [1]
-    assert choose_lengths(acceptance, offsets, 1, cost, 0.1)[0].tolist() == [0]
 
 
 def test_steps_are_filled_up_to_a_captured_graph():
@@ -112,32 +106,6 @@ def test_a_wrong_table_is_corrected_by_what_steps_take(fixed, each, token):
     for running in (4, 32):
         expected = fixed + each * running + token * (running + np.arange(4 * running + 1))
         assert policy.step_ms(StepState(running)) == pytest.approx(expected, rel=0.15)
-
-
-def test_what_drafting_costs_at_all_is_not_taken_for_a_price_of_tokens():
-    policy, rng = Goodput(8, linear(2.0, 0.0, 0.0)), np.random.default_rng(0)
-    for _ in range(400):
-        drafted = int(rng.integers(6, 9)) * int(rng.random() < 0.8)
-        policy.observe(StepState(1), drafted, 0, (5.0 + (0.8 if drafted else 0.0)) * rng.uniform(0.97, 1.03))
-    cost, floor = policy.step_ms(StepState(1)), policy.plan(StepState(1)).min_acceptance
-    assert cost[0] == pytest.approx(5.0, rel=0.05) and cost[8] == pytest.approx(5.8, rel=0.05)
-    assert cost[8] - cost[1] < 0.3 and floor < 0.01
-
-
-def test_later_steps_teach_now_and_then():
-    policy, taught = Goodput(2, linear(1.0, 0.0, 0.1)), []
-    policy.cost.correction.observe = lambda *step: taught.append(step) or True
-    # At last steps so long that a lesson is nothing beside them.
-    rounds = (
-        (ALWAYS_LEARN_STEPS, 1.5, ALWAYS_LEARN_STEPS),
-        (10, LEARN_INTERVAL_MS / 5, 2),
-        (10, LEARN_INTERVAL_MS, 10),
-    )
-    for steps, milliseconds, lessons in rounds:
-        taught.clear()
-        for _ in range(steps):
-            policy.observe(StepState(4), 0, 0, milliseconds)
-        assert len(taught) == lessons
 
 
 def test_the_same_steps_give_the_same_decisions():
