@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from sam.config import SpeculationConfig
-from sam.routing.policy import ContextPolicy, RoutingSettings
+from sam.routing import ContextPolicy, RoutingSettings
 from sam.simulate.acceptance import SHIPPED, Acceptance, DrawnDrafts, RealDrafts
 from sam.simulate.workload import Round
 from sam.switch.policies import make_policy
