@@ -147,7 +147,7 @@ LARGER = {
     "sam/history/client.py: HistoryClient: 13 attributes": "the queues to and from its threads are among them",
     "sam/replay/round_robin.py: replay_group: 9 parameters": "an engine's settings, without an engine",
     "sam/sharing/client.py: Client: 14 attributes": "of a thread and its owner",
-    "sam/simulate/engine.py: Replica: 16 attributes": "a replica's whole state",
+    "sam/simulate/rollout.py: Replica: 16 attributes": "a replica's whole state",
     "sam/switch/draft_passes.py: plan_passes: 8 parameters": "of two drafters",
     "sam/verify/rejection.py: sample_recovered_tokens: 9 parameters": "vLLM's signature",
     "sam/verify/rejection.py: rejection_sample: 12 parameters": "vLLM's signature",

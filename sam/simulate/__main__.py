@@ -21,14 +21,14 @@ from sam.config import POLICIES
 from sam.record.responses import join, read_recording
 from sam.simulate import rollout
 from sam.simulate.acceptance import measure, shipped_acceptance
-from sam.simulate.engine import Cluster
-from sam.simulate.rollout import ROUTERS, SCOPES, SETUPS, Choice
-from sam.simulate.workload import LogNormal
+from sam.simulate.rollout import ROUTERS, SCOPES, SETUPS, Choice, Cluster
+from sam.simulate.workload import log_normal
 
-ROW = (
-    "{label:22} {scope:>7} {router:>7} {chunk:>6} {delay:>6} {seconds:9.1f} {tail_seconds:8.1f} "
-    "{speedup:8.3f} {tail_speedup:6.3f} {switched_on:5.2f} {accept_length:7.3f} {wasted:>10}"
-)
+# Columns of the table, and how they are laid out.
+COLUMNS = {
+    "label": "22", "scope": ">7", "router": ">7", "chunk": ">6", "delay": ">6", "seconds": ">9.1f", "speedup": ">8.3f",
+    "switched_on": ">11.2f", "accept_length": ">13.3f", "wasted": ">10",
+}  # fmt: skip
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -74,59 +74,47 @@ def grid(options: argparse.Namespace) -> list[Choice]:
 
 def run(options: argparse.Namespace) -> dict:
     """Simulate a choice without speculation and then all choices; returns the report that `--json` prints."""
-    setup = SETUPS[options.setup] if options.setup else rollout.SetUp(Cluster(), 96, Choice.k, Choice.threshold)
     if not (named := options.step_cost or options.setup):
         raise ValueError(f"--step-cost is missing: a file, or one of {', '.join(SETUPS)}")
-    cost = rollout.load_step_cost(named)
+    cost, own = rollout.load_step_cost(named), (Cluster(), 96, Choice.k, Choice.threshold)
+    cluster, prompts, k, threshold = SETUPS.get(options.setup, own)
+    lengths = options.log_normal
     if options.setup:
         mean = rollout.load_step_cost(options.setup).fingerprint["mean_response_tokens"]
-        lengths = LogNormal(int(mean), rollout.CAP, rollout.SIGMA, rollout.CORRELATION)
-    else:
-        mean, cap, sigma, correlation = options.log_normal
-        lengths = LogNormal(mean, int(cap), sigma, correlation)
+        lengths = int(mean), rollout.CAP, rollout.SIGMA, rollout.CORRELATION
     asked = {"replicas": options.replicas, "max_num_seqs": options.max_num_seqs, "dp_synchronous": options.lock_step}
-    cluster = replace(setup.cluster, **{name: value for name, value in asked.items() if value is not None})
-    work = lengths.draw(options.prompts or setup.prompts, options.samples, rollout.PROMPT_TOKENS)
-    options.k, options.threshold = options.k or [setup.k], options.threshold or [setup.threshold]
-    tail = options.threshold[0] if len(options.threshold) == 1 else setup.threshold
+    cluster = replace(cluster, **{name: value for name, value in asked.items() if value is not None})
+    work = log_normal(*lengths, (options.prompts or prompts, options.samples))
+    options.k, options.threshold = options.k or [k], options.threshold or [threshold]
     choices = [Choice("never", options.k[0], scope="request"), *grid(options)]
     report = {
         "scenario": options.setup or "log-normal", "requests": len(work), "tokens": work.num_tokens,
         "replicas": cluster.replicas, "lock_step": cluster.dp_synchronous, "max_num_seqs": cluster.max_num_seqs,
-        "step_cost": cost.source, "tail_threshold": tail, "rows": [],
+        "step_cost": cost.source, "rows": [],
     }  # fmt: skip
-    drafts, base = rollout.drawn(acceptance(options)), None
+    table_of, base = shipped_acceptance, None  # of a draft length
+    if options.acceptance:
+        recording = join([read_recording(path) for path in options.acceptance])
+        table_of = cache(lambda k: measure(recording, k))
+    drafts = rollout.drawn(table_of)
     with tqdm(total=work.num_tokens * len(choices), unit="tok", mininterval=2.0, disable=None) as bar:
         for choice in choices:
-            played = rollout.simulate([work], cluster, choice, cost, drafts, bar.update)
-            outcome = rollout.summarize(played, tail)
-            base = base or outcome
-            gain, in_tail = (
-                round(base[name] / outcome[name], 4) if outcome[name] else 1.0 for name in ("seconds", "tail_seconds")
-            )
-            row = {"label": choice.label, **asdict(choice), "speedup": gain, "tail_speedup": in_tail}
-            report["rows"].append(row | outcome)
+            outcome = rollout.summarize(rollout.simulate([work], cluster, choice, cost, drafts, bar.update))
+            base = base or outcome["seconds"]
+            speedup = round(base / outcome["seconds"], 4)
+            report["rows"].append({"label": choice.label, **asdict(choice), "speedup": speedup, **outcome})
     return report
-
-
-def acceptance(options: argparse.Namespace):
-    """Return what gives the table of a draft length: one measured on recordings, or a shipped one."""
-    if not options.acceptance:
-        return shipped_acceptance
-    recording = join([read_recording(path) for path in options.acceptance])
-    return cache(lambda k: measure(recording, k))
 
 
 def table(report: dict) -> str:
     """Lay out a report as text, one line for each choice."""
-    lines = [
-        f"{report['requests']} requests, {report['tokens']} tokens, {report['replicas']} replicas"
-        f"{' in lock-step' if report['lock_step'] else ''}, tail from {report['tail_threshold']} running requests",
+    lock_step = " in lock-step" if report["lock_step"] else ""
+    return "\n".join([
+        f"{report['requests']} requests, {report['tokens']} tokens, {report['replicas']} replicas{lock_step}",
         f"step costs: {report['step_cost']}",
-        f"{'policy':22} {'scope':>7} {'router':>7} {'chunk':>6} {'delay':>6} {'seconds':>9} "
-        f"{'tail s':>8} {'speed-up':>8} {'tail':>6} {'on':>5} {'length':>7} {'wasted':>10}",
-    ]
-    return "\n".join([*lines, *map(ROW.format_map, report["rows"])])
+        " ".join(f"{name:{layout.split('.')[0]}}" for name, layout in COLUMNS.items()),
+        *(" ".join(f"{row[name]:{layout}}" for name, layout in COLUMNS.items()) for row in report["rows"]),
+    ])  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:

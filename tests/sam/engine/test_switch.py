@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from sam.switch.queued_requests import PATIENCE_STEPS
+from sam.switch.policy import PATIENCE_STEPS
 from sam.switch.step_cost import StepCost
 from sam.vllm.hints import RequestHints
 from tests.sam.engine.tiny_engine import SAM, generate, save_model

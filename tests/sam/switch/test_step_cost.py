@@ -1,11 +1,19 @@
 """Step-cost tables: looked up between and beyond their points, and refused where they cannot be true."""
 
+import doctest
 import json
 
 import numpy as np
 import pytest
 
+from sam.switch import draft_passes, step_cost
 from sam.switch.step_cost import StepCost, linear
+
+
+@pytest.mark.parametrize("module", [step_cost, draft_passes])
+def test_examples_run(module):
+    failed, attempted = doctest.testmod(module)
+    assert attempted and not failed
 
 
 def make(**changed):
