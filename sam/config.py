@@ -6,6 +6,8 @@ from typing import Any, Self
 
 from sam.trained_drafter import is_eagle3_head
 
+# Weights in huge pages, of vLLM's CPU engine: steps that memory bounds take about 5 % less time. Stock does not ask.
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 METHODS = ("sam", "off", "ngram", "suffix", "draft_model", "hybrid", "eagle3")
 WITH_DRAFT_MODEL = ("draft_model", "hybrid", "eagle3")
 SCHEDULED_AHEAD = ("sam", *WITH_DRAFT_MODEL)  # methods that draft under asynchronous scheduling too

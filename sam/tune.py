@@ -17,7 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 from sam.command import run_command
-from sam.replay.baselines import make_drafter
+from sam.replay import make_drafter
 from sam.simulate import rollout
 from sam.simulate.rollout import Choice
 from sam.simulate.run import FittedCost, RecordedRun, fit_runs
@@ -65,7 +65,7 @@ def play(
 
     Args:
         idle_ms: milliseconds of a round in which no engine step runs.
-        drafter: one of sam.replay.baselines.NAMES; None: the run's own.
+        drafter: one of sam.replay.NAMES; None: the run's own.
     """
     pairs = [(work, step) for step in run.seconds for work, _ in run.rounds(step)]
     rounds, of_step = [work for work, _ in pairs], np.array([step for _, step in pairs])

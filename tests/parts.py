@@ -20,7 +20,7 @@ PARTS = (
     ("history", 320, "sam/history"),
     ("routing", 700, "sam/routing recipe/launch/routing recipe/rollout/router"),
     ("simulator", 900, "sam/simulate sam/tune"),
-    ("benches", 1500, "sam/bench sam/replay sam/profile sam/vllm/bench recipe/against_stock recipe/whole_runs"),
+    ("benches", 1500, "sam/bench sam/replay sam/profile sam/vllm/bench recipe/bench"),
     ("preflight", 950, "recipe/preflight recipe/user_code recipe/values recipe/arguments"),
     ("launch", 950, "recipe/launch recipe/main_dapo"),
     ("trainer, rollout, records", 1150, "recipe/trainer recipe/rollout recipe/record recipe/seeds sam/record"),

@@ -74,7 +74,7 @@ def test_the_scripts_for_a_cpu_start_what_the_readme_says(tmp_path):
 
     quickstart = said("quickstart.sh")
     assert quickstart.index("speculation=sam run_dir=") < quickstart.index("speculation=off run_dir=")
-    assert "python -m recipe.against_stock outputs/quickstart/sam --output outputs/quickstart\n" in quickstart
+    assert "python -m recipe.bench --run outputs/quickstart/sam --output outputs/quickstart\n" in quickstart
     assert "python -m recipe.report outputs/quickstart/sam outputs/quickstart/off" in quickstart
     assert "--config-name dapo_tiny_cpu speculation=off" in said("run_dapo_tiny_cpu.sh", "speculation=off")
     smollm2 = said("run_dapo_smollm2_cpu.sh", "speculation=off")

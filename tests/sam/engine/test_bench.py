@@ -1,4 +1,4 @@
-"""`python -m sam.bench` on real engines, each in a process of its own: stock vLLM, off, sam and a draft model."""
+"""`sam bench` on real engines, each in a process of its own: stock vLLM, off, sam and a draft model."""
 
 import functools
 import json
@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sam.bench import rounds
-from sam.bench.__main__ import main
-from sam.bench.engine_process import EngineProcess
+from recipe.bench import main
+from sam.bench import engines
+from sam.bench.engines import EngineProcess
 from tests.sam.engine.tiny_engine import VOCABULARY, save_model
 
 pytestmark = pytest.mark.engine
@@ -73,7 +73,7 @@ def test_a_draft_model_alone_and_beside_sam(bench, tmp_path):
 def test_forced_text_on_a_config_alone_and_a_slowed_sam(bench, tmp_path, capsys, monkeypatch):
     """Random weights, no tokenizer, and a drafter that sleeps: real text is emitted, and sam does not pay."""
     slowed = (sys.executable, str(Path(__file__).with_name("slowed_engine.py")))
-    monkeypatch.setattr(rounds, "EngineProcess", functools.partial(EngineProcess, program=slowed))
+    monkeypatch.setattr(engines, "EngineProcess", functools.partial(EngineProcess, program=slowed))
     (tmp_path / "config alone").mkdir()
     shutil.copy(tmp_path / "model" / "config.json", tmp_path / "config alone")
     chance = np.random.default_rng(0)
