@@ -286,7 +286,3 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted: the same command goes on", file=sys.stderr)
         return INTERRUPTED
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,10 +9,11 @@ INTERRUPTED = 130  # exit code, as a shell has it for Ctrl-C
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises ValueError, one line, in place of ending the process."""
+    """A parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
+        print(f"error: {message}", file=sys.stderr)
+        sys.exit(2)
 
 
 def run_command(

@@ -16,7 +16,6 @@ of them and one drafts, on one replica. Prints one JSON object for each file and
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -453,7 +452,3 @@ def main(arguments: list[str] | None = None) -> int:
         return map(json.dumps, run(options)) if options.json else table(run(options))
 
     return run_command(shown)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""`python -m sam.tune RUN_DIR`: recommends policy, k, threshold, router and chunk from a recorded run.
+"""`sam tune RUN_DIR`: recommends policy, k, threshold, router and chunk from a recorded run.
 
 Step costs are fitted to the run's engine steps (better: to those of a run with speculation and one without, which
 `--cost-from` adds). Its rollouts are then simulated with every candidate, drafting on its responses (sam.simulate), and
@@ -8,7 +8,6 @@ steps, widened by the error of the simulation in a training step.
 
 import argparse
 import json
-import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,13 +15,14 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from sam.command import run_command
+from sam.command import Parser, run_command
 from sam.replay import make_drafter
-from sam.simulate import rollout
+from sam.simulate import rollout, setups
 from sam.simulate.rollout import Choice
 from sam.simulate.run import FittedCost, RecordedRun, fit_runs
 
 DRAFT_LENGTHS, THRESHOLDS = (2, 3, 4, 6, 8), (4, 8, 16, 32, 64, 128, 256)
+SET_UP = ("--setup", "--log-normal")  # what a simulation without a run begins with
 CHUNKS = (0, 64, 512, 2048, 8192)  # tokens; 0: whole responses
 TOKENS = 1_000_000  # of responses to simulate with every candidate, if that leaves two training steps
 RESAMPLES, INTERVAL = 4000, (5, 95)
@@ -184,8 +184,11 @@ def text(result: dict, shown: int = 8) -> str:
     return "\n".join([*lines, *(line for line, is_said in cautions.items() if is_said), "", chosen["override"]])
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m sam.tune", description=__doc__.splitlines()[0])
+def main(arguments: list[str]) -> int:
+    if any(word.partition("=")[0] in SET_UP for word in arguments):
+        return setups.main(arguments)
+    epilog = "`sam tune --setup NAME`, or --log-normal, simulates a set-up under several settings: with --help more"
+    parser = Parser(prog="sam tune", description=__doc__.splitlines()[0], epilog=epilog)
     parser.add_argument("run", type=Path, help="run directory of recipe.main_dapo")
     parser.add_argument("--k", nargs="+", type=int, default=list(DRAFT_LENGTHS), help="draft lengths to try")
     parser.add_argument("--threshold", nargs="+", type=int, default=list(THRESHOLDS), help="thresholds to try")
@@ -200,7 +203,3 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--k and --steps: expected 1 or more; --threshold and --chunk: 0 or more")
     show = json.dumps if options.json else text
     return run_command(lambda: show(tune(options)))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -38,6 +38,7 @@ RECIPE = (
     ("report",),
     ("main_dapo",),
     ("bench",),
+    ("command_line",),
 )
 OUTSIDE = {"verl", "recipe", "vllm", "vllm_ascend", "sam"}
 

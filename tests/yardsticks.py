@@ -113,8 +113,8 @@ def steps(options) -> Iterator[tuple[str, dict]]:
         for requests in (1, 4, 24):
             with tempfile.TemporaryDirectory() as folder:
                 load = f"--requests {requests} --responses {requests} --rounds {REPEATS} --max-tokens 128"
-                command = f"-m recipe.bench --model {ROOT / model} {load} --variants stock off sam-k3 --output {folder}"
-                subprocess.run([sys.executable, *command.split()], check=True, cwd=ROOT)
+                bench = f"bench --model {ROOT / model} {load} --variants stock off sam-k3 --output {folder}"
+                subprocess.run([sys.executable, "-m", "recipe.command_line", *bench.split()], check=True, cwd=ROOT)
                 rows = json.loads((Path(folder) / "result.json").read_text())["rows"]
             stock = next(row for row in rows if row["variant"] == "stock")
             for row in rows:

@@ -56,7 +56,7 @@ def _ranks(rollout: DictConfig, target: dict) -> Iterator[Problem]:
 def _maker(config: DictConfig) -> str | None:
     is_head = config.speculation.method == "eagle3"
     if "assets" in config:
-        return f"make it with python -m recipe.draft_model --assets {config.assets}" + " --kind eagle3" * is_head
+        return f"make it with sam distil --assets {config.assets}" + " --kind eagle3" * is_head
     return "point the key at a head that was trained for this model" if is_head else None
 
 

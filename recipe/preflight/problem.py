@@ -17,7 +17,7 @@ config.verl | verl refuses the config | correct what it names
 data.missing | no such file | make it with bash scripts/prepare_data.sh, or point the key at your own
 data.source | the recipe's reward does not know it | set reward.custom_reward_function.path to one of your own
 data.wrong_file | verl cannot read it as rows of data_source, messages and reward_model | make it again
-drafter.missing | there is no draft model | make it with python -m recipe.draft_model, or point the key at your own
+drafter.missing | there is no draft model | make it with sam distil, or point the key at your own
 drafter.ranks | these ranks cannot run a draft model's passes together | set it to 1, or choose speculation=sam
 drafter.unlike | it cannot draft for this model, these prompts or these ranks | choose another, or distil one
 history.unusable | it cannot be written, is damaged or of another model | choose another speculation.history_path

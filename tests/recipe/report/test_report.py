@@ -6,8 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from recipe.report.__main__ import main
 from recipe.report.figures import PHASE_HEADER, agreement, phases
+from recipe.report.page import main
 from recipe.report.runs import STOCK_FILE, Run, text_of
 from sam.bench.result import compared
 

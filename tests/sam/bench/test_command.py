@@ -35,7 +35,10 @@ def bench(tmp_path, monkeypatch):
         monkeypatch.setenv("FAKE", json.dumps({"seconds": times, "folder": str(tmp_path / "engines"), **fake}))
         asked = ["--prompts", prompts] if prompts else []
         words = ["--model", tmp_path / "model", *asked, "--output", tmp_path / "out", "--max-tokens", "16"]
-        return main([*map(str, words), "--requests", "1", "4", "--temperature", "1", *arguments])
+        try:
+            return main([*map(str, words), "--requests", "1", "4", "--temperature", "1", *arguments])
+        except SystemExit as ended:
+            return ended.code
 
     return run
 

@@ -1,26 +1,24 @@
-"""`python -m recipe.report RUN_SAM RUN_OFF [RUN ...]`: two runs compared, on one HTML page and as JSON.
+"""`sam report RUN_SAM RUN_OFF [RUN ...]`: two runs compared, on one HTML page and as JSON.
 
 The first run speculates, the second is the baseline; more runs are peers shown beside them. A run is a run directory,
 or entity/project/run_id of a wandb server.
 """
 
-import argparse
 import json
-import sys
 from pathlib import Path
 
 from recipe.record.settings import differences
 from recipe.report import figures
 from recipe.report.runs import Run, load_run, load_stock, make_comparable, stock_summary
 from sam.bench.result import table_of
-from sam.command import run_command
+from sam.command import Parser, run_command
 from sam.page import Section, page
 
 TITLE = "Does speculation pay?"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m recipe.report", description=__doc__.splitlines()[0])
+    parser = Parser(prog="sam report", description=__doc__.splitlines()[0])
     parser.add_argument(
         "runs",
         nargs="+",
@@ -67,7 +65,3 @@ def as_html(runs: list[Run], summary: dict, against: dict | None) -> str:
     sections = [Section(part, pictures) for part, pictures in figures.draw_all(runs).items()]
     sections += [Section(title, table=table) for title, table in tables.items() if table[1]]
     return page(TITLE, figures.answer(summary, against), sections)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
