@@ -1,17 +1,12 @@
 """`sam replay --traces FILES --drafter sam --scope group --k 3`: how drafters do on recorded responses.
 
 All samples of a prompt start together. In every round each of them drafts, has its draft compared with the recorded
-tokens, and advances by the accepted tokens and the bonus token. A drafter sees a sample's prompt and tokens, and the
-accepted tokens of the samples that share it. Within a round the samples go round robin, so that the second sample's
-drafter has seen the first one's new tokens.
-
-With `--replicas N` a prompt's samples are spread round robin over N replicas, each with a drafter of its own. With
-`--sharing` they see each other's tokens, which arrive when the sample has generated `--delay` more. With `--epochs` a
-recording of several epochs is replayed epoch by epoch, and the first one is not counted; drafters remember earlier ones
-with `--scope history`, and are new in each epoch otherwise.
+tokens, and advances by the accepted tokens and the bonus token; one after the other, so that the second sample's
+drafter has seen the first one's new tokens. With `--epochs` drafters remember earlier epochs with `--scope history`,
+and are new in each otherwise.
 
 Cost is measured in a second pass, as an engine would pay it: up to 256 requests run at once, one call appends for all
-of them and one drafts, on one replica. Prints one JSON object for each file and drafter, or a table.
+of them and one drafts, on one replica.
 """
 
 import argparse
@@ -89,10 +84,10 @@ class Stepwise:
         buffer, used = self._texts[request_id]
         return buffer[:used]
 
-    def start(self, request_id: str, prompt: np.ndarray, policy_version: int = 0) -> None:
+    def start(self, request_id, prompt, policy_version=0):
         self._texts[request_id] = np.array(prompt, dtype=np.int32), len(prompt)
 
-    def append(self, request_ids, token_ids, offsets) -> None:
+    def append(self, request_ids, token_ids, offsets):
         for row, request_id in enumerate(request_ids):
             self.add(request_id, token_ids[offsets[row] : offsets[row + 1]])
 
@@ -104,13 +99,13 @@ class Stepwise:
         buffer[used : used + len(tokens)] = tokens
         self._texts[request_id] = buffer, used + len(tokens)
 
-    def draft(self, request_ids, budgets) -> Drafts:
+    def draft(self, request_ids, budgets):
         pairs = zip(request_ids, budgets.tolist(), strict=True)
         drafts = [np.asarray(self.propose(name, budget), dtype=np.int32) for name, budget in pairs]
         bounds, flat = np.cumsum([0, *map(len, drafts)]), np.concatenate([np.empty(0, np.int32), *drafts])
         return Drafts(flat, bounds, np.ones(len(flat), np.float32), np.zeros(len(drafts), np.int32))
 
-    def finish(self, request_id: str) -> None:
+    def finish(self, request_id):
         del self._texts[request_id]
 
 
@@ -218,8 +213,6 @@ class Request:
 
 class Replay:
     """Verify steps of recorded responses, as an engine that speculates would have generated them, and their counts.
-
-    A replica is a drafter: samples may be spread over several, which see the tokens of samples elsewhere late or never.
 
     Args:
         draft_length: draft tokens of a sample in a step.

@@ -38,12 +38,12 @@ LEARNT = (
 )
 COMPARED = (REWARD, ACCURACY, LENGTH, *LEARNT)
 
-COLORS = {
-    "off": "#999999", "sam": "#009E73", "ngram": "#D55E00", "suffix": "#E69F00", "draft_model": "#8C510A",
-    "hybrid": "#6A3D9A", "eagle3": "#882255",
+LOOK = {
+    "font.size": 8, "axes.titlesize": 10, "axes.titleweight": "bold", "axes.titlelocation": "left",
+    "axes.labelsize": 9, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
 }  # fmt: skip
-SPARE_COLORS = ("#0072B2", "#CC79A7", "#56B4E9", "#B2182B", "#F0E442")  # Okabe and Ito's, for a method's second run
-DASHES = {"off": "--", "ngram": "-.", "suffix": ":"}
+COLORS = ("#009E73", "#999999", "#D55E00", "#E69F00", "#0072B2", "#CC79A7")  # of the runs, in turn; Okabe and Ito's
+DASHES = ("-", "--", "-.", ":")
 SIZE, WIDE = (4.8, 3.0), (6.6, 3.1)  # inches; the first picture is as wide as two
 POINTS = 120  # of a curve over time
 # Parts of the page with pictures; those of FIRST stand below the answer without a heading.
@@ -249,36 +249,28 @@ def phases(first: Run, second: Run) -> list[tuple]:
 
 def draw_all(runs: list[Run]) -> dict[str, list[Picture]]:
     """What the runs have recorded, by part of the page."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    styles, found = [style_of(run.name, number) for number, run in enumerate(runs)], {}
-    for part, title, caption, draw in PICTURES:
-        figure = Figure(figsize=SIZE if found else WIDE, layout="constrained")
-        axes = figure.subplots()
-        if (labels := draw(axes, list(zip(runs, styles, strict=True)))) is not None:
-            axes.set_xlabel(labels[0], fontsize=9)
-            axes.set_ylabel(labels[1], fontsize=9)
-            axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
-            axes.spines[["top", "right"]].set_visible(False)
-            axes.tick_params(labelsize=8)
-            if axes.get_legend_handles_labels()[0]:
-                axes.legend(frameon=False, fontsize=8)
-            found.setdefault(part, []).append(picture(figure, title, caption))
+    found: dict[str, list[Picture]] = {}
+    styled = [
+        (run, {"label": run.name, "color": COLORS[n % len(COLORS)], "linestyle": DASHES[n % len(DASHES)]})
+        for n, run in enumerate(runs)
+    ]
+    with rc_context(LOOK):
+        for part, title, caption, draw in PICTURES:
+            figure = Figure(figsize=SIZE if found else WIDE, layout="constrained")
+            axes = figure.subplots()
+            if (labels := draw(axes, styled)) is not None:
+                axes.set(xlabel=labels[0], ylabel=labels[1], title=title)
+                if axes.get_legend_handles_labels()[0]:
+                    axes.legend()
+                found.setdefault(part, []).append(picture(figure, title, caption))
     return found
 
 
-def style_of(name: str, number: int) -> dict[str, str]:
-    """Label, dashes and colour of run `number`: its method's own, or a spare one for a second run, "sam 2"."""
-    color = COLORS.get(name, SPARE_COLORS[number % len(SPARE_COLORS)])
-    return {"label": name, "color": color, "linestyle": DASHES.get(name.split()[0], "-")}
-
-
 def over_time(steps: EngineSteps, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """A column as means over equal spans of time, weighed by the steps' duration.
-
-    Returns:
-        float [POINTS], seconds at the spans' ends, and the means.
-    """
+    """Ends of equal spans of time, float [POINTS] seconds, and a column's means in them by the steps' duration."""
     milliseconds = steps.step_ms.astype(np.float64)
     ends, sums = (np.cumsum([0.0, *values]) for values in (milliseconds, getattr(steps, name) * milliseconds))
     edges = np.linspace(0.0, ends[-1], POINTS + 1)

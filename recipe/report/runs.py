@@ -3,9 +3,8 @@
 A run of a server has neither engine steps nor responses; figures that need them are None then. wandb 0.31 has no public
 reader of its own files: a run directory has the same figures in metrics.jsonl.
 
-`sam bench --run` leaves stock.json: engines in turns on a run's recorded text, stock vLLM among them. It is the result
-of sam.bench and, of the run, `steps`: whose text was emitted, in turn, the first one's to warm up; and `text`:
-`text_of` these.
+`sam bench --run` leaves stock.json: the result of engines that took turns on a run's recorded text, stock vLLM among
+them, with the `steps` whose text they emitted, the first one's to warm up, and `text`: `text_of` these.
 """
 
 import hashlib

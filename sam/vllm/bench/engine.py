@@ -86,12 +86,11 @@ class BenchEngine:
             sampling: keywords of SamplingParams that all share.
 
         Returns:
-            seconds: from a batch's first request's arrival to its last one's end, of all batches.
-            steps: engine steps. tokens: of all responses. responses: a digest of each one's tokens.
-            as_recorded: responses that are the given ones; None where none were given.
-            asynchronous: whether the engine schedules a step before the one before it has ended.
-            drafted, accepted: draft tokens. verify_steps, verified_tokens: steps in which a request verified drafts,
-                and tokens that these emitted. draft_errors. All None for stock.
+            `seconds` from a batch's first request's arrival to its last one's end, of all batches; engine `steps`;
+            `tokens`; `responses`: a digest of each one's tokens; `as_recorded`: how many are the given ones, or None;
+            `asynchronous`: whether a step is scheduled before the one before it has ended; and COUNTS: tokens
+            `drafted` and `accepted`, `verify_steps` in which a request verified drafts and `verified_tokens` that these
+            emitted, `draft_errors`; None for stock.
 
         Raises:
             ValueError: a text is longer than the engine takes. RuntimeError: a response is not the given one.
@@ -176,18 +175,17 @@ def check_length(prompt: int, response: int, longest: int) -> None:
 
 
 class FixedDrafts:
-    """A drafter for vLLM's `custom_class` that drafts `length` tokens for every request, right or wrong."""
+    """A drafter for vLLM's `custom_class` that drafts `length` tokens for every request, right or wrong: those that
+    follow its last one by number."""
 
     length = 0
 
     def __init__(self, vllm_config):
         self.vocabulary = vllm_config.model_config.get_vocab_size()
 
-    def load_model(self, *_args, **_kwargs) -> None:
-        """Nothing to load; vLLM calls it."""
+    def load_model(self, *_args, **_kwargs) -> None: ...
 
     def propose(self, sampled_token_ids, num_tokens_no_spec, token_ids_cpu, slot_mappings=None) -> list[list[int]]:
-        """Draft tokens that follow each request's last one by number."""
         return [
             [(tokens[-1] + 1 + i) % self.vocabulary for i in range(FixedDrafts.length)] if tokens else []
             for tokens in sampled_token_ids
@@ -198,13 +196,11 @@ class ProfilingExtension:
     """Mixed into vLLM's worker; its methods are called through `collective_rpc`."""
 
     def sam_fingerprint(self) -> dict[str, str | int]:
-        """sam.vllm.warmup_cost.fingerprint of the worker's engine."""
         from sam.vllm.warmup_cost import fingerprint
 
         return fingerprint(self.model_runner.vllm_config)
 
     def sam_draft(self, length: int) -> None:
-        """Draft `length` tokens for every request from now on."""
         FixedDrafts.length = length
 
     def sam_take_steps(self) -> list[tuple[int, int, float]]:
