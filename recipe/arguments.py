@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from sam.command import Parser
 from sam.config import CHOICES
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
@@ -27,18 +28,10 @@ FREE_SECTIONS = (
 )
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def error(self, message: str):
-        print(f"error: {message}", file=sys.stderr)
-        sys.exit(2)
-
-
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The options of a run; ends the process after --help and wrong ones."""
     parser = Parser(
-        prog="python -m recipe.main_dapo",
+        prog="sam run",
         description="One DAPO run.",
         epilog="The screen shows a line of progress and, at the end, how the run ended. All output of verl, vLLM and "
         "Ray is appended to train.log in run_dir.",

@@ -1,4 +1,4 @@
-"""`python -m sam.tune RUN_DIR`: recommends policy, k, threshold, router and chunk from a recorded run.
+"""`sam tune RUN_DIR`: recommends policy, k, threshold, router and chunk from a recorded run.
 
 Step costs are fitted to the run's engine steps (better: to those of a run with speculation and one without, which
 `--cost-from` adds). Its rollouts are then simulated with every candidate, drafting on its responses (sam.simulate), and
@@ -8,7 +8,6 @@ steps, widened by the error of the simulation in a training step.
 
 import argparse
 import json
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,13 +16,14 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from sam.command import run_command
-from sam.replay.baselines import make_drafter
-from sam.simulate import rollout
+from sam.command import Parser, run_command
+from sam.replay import make_drafter
+from sam.simulate import rollout, setups
 from sam.simulate.rollout import Choice
 from sam.simulate.run import FittedCost, RecordedRun, fit_runs
 
 DRAFT_LENGTHS, THRESHOLDS = (2, 3, 4, 6, 8), (4, 8, 16, 32, 64, 128, 256)
+SET_UP = ("--setup", "--log-normal")  # what a simulation without a run begins with
 CHUNKS = (0, 64, 512, 2048, 8192)  # tokens; 0: whole responses
 TOKENS = 1_000_000  # of responses to simulate with every candidate, if that leaves two training steps
 RESAMPLES, INTERVAL = 4000, (5, 95)
@@ -60,7 +60,7 @@ def play(
     run: RecordedRun, choices: list[Choice], fitted: FittedCost, idle_ms: float, drafter: str | None = "sam"
 ) -> list[Trial]:
     """Simulate a run's rollouts, of which `idle_ms` a round are in no engine step, with each of `choices`, drafting on
-    its own responses. `drafter`: one of sam.replay.baselines.NAMES; None: the run's own."""
+    its own responses. `drafter`: one of sam.replay.NAMES; None: the run's own."""
     pairs = [(work, step) for step in run.seconds for work, _ in run.rounds(step)]
     rounds, of_step = [work for work, _ in pairs], np.array([step for _, step in pairs])
     own = "sam" if run.speculation.method == "off" else run.speculation.method
@@ -176,8 +176,11 @@ def text(result: dict, shown: int = 8) -> str:
     ])  # fmt: skip
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m sam.tune", description=__doc__.splitlines()[0])
+def main(arguments: list[str]) -> int:
+    if any(word.partition("=")[0] in SET_UP for word in arguments):
+        return setups.main(arguments)
+    epilog = "`sam tune --setup NAME`, or --log-normal, simulates a set-up under several settings: with --help more"
+    parser = Parser(prog="sam tune", description=__doc__.splitlines()[0], epilog=epilog)
     parser.add_argument("run", type=Path, help="run directory of recipe.main_dapo")
     parser.add_argument("--k", nargs="+", type=int, default=DRAFT_LENGTHS, help="draft lengths to try")
     parser.add_argument("--threshold", nargs="+", type=int, default=THRESHOLDS, help="thresholds to try")
@@ -192,7 +195,3 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--k and --steps: expected 1 or more; --threshold and --chunk: 0 or more")
     show = json.dumps if options.json else text
     return run_command(lambda: show(tune(options)))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

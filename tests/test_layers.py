@@ -36,8 +36,9 @@ RECIPE = (
     ("trainer",),
     ("preflight",),
     ("report",),
-    ("main_dapo", "against_stock"),
-    ("whole_runs",),
+    ("main_dapo",),
+    ("bench",),
+    ("command_line",),
 )
 OUTSIDE = {"verl", "recipe", "vllm", "vllm_ascend", "sam"}
 
@@ -145,7 +146,6 @@ LARGER = {
     "sam/drafting/drafter.py: Drafter: 13 attributes": "the arrays of its kernels are among them",
     "sam/drafting/drafter.py: __init__: 7 parameters": "each is a knob",
     "sam/history/client.py: HistoryClient: 13 attributes": "the queues to and from its threads are among them",
-    "sam/replay/round_robin.py: replay_group: 9 parameters": "an engine's settings, without an engine",
     "sam/sharing/client.py: Client: 14 attributes": "of a thread and its owner",
     "sam/simulate/rollout.py: Replica: 16 attributes": "a replica's whole state",
     "sam/switch/draft_passes.py: plan_passes: 8 parameters": "of two drafters",

@@ -119,7 +119,7 @@ def _said(folder: Path) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Read the command line, make the drafter."""
-    parser = argparse.ArgumentParser(prog="python -m recipe.draft_model", description=__doc__)
+    parser = argparse.ArgumentParser(prog="sam distil", description=__doc__)
     parser.add_argument("--assets", type=Path, required=True, help="folder with model/ and train.parquet")
     parser.add_argument("--kind", choices=KINDS, default="draft_model", help="default %(default)s")
     usual = TrainingSettings()

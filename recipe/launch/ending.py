@@ -128,7 +128,7 @@ def last_line(run_directory: Path, ending: Ending) -> str:
     """One line for the screen and the log."""
     log, done = run_directory / LOG_FILE, _steps_done(run_directory)
     if ending.reason is None:
-        return f"finished after {done} steps; log: {log}; compare it with another run: python -m recipe.report"
+        return f"finished after {done} steps; log: {log}; compare it with another run: sam report"
     if ending.unreadable:
         again = checkpoints.go_on_before(ending.unreadable)
     elif (saved := checkpoints.resumes_after(run_directory)) is None:

@@ -11,8 +11,7 @@ from urllib.parse import urlsplit
 
 from omegaconf import DictConfig
 
-from sam.bench.environment import HUGE_PAGES
-from sam.config import WITH_DRAFT_MODEL
+from sam.config import HUGE_PAGES, WITH_DRAFT_MODEL
 
 # No counting of usage, no looking for updates: runs must work, and behave the same, without network.
 OFFLINE = {

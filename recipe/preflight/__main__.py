@@ -84,7 +84,7 @@ def weights(folder: Path, with_checksums: bool) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """0: nothing is wrong. 2: something is, or the config cannot be composed."""
-    parser = argparse.ArgumentParser(prog="python -m recipe.preflight", description=__doc__)
+    parser = argparse.ArgumentParser(prog="sam doctor", description=__doc__)
     parser.add_argument("--config-name", help="a file of configs/ without .yaml")
     parser.add_argument("--dry-run", action="store_true", help="also print the commands that would run")
     parser.add_argument("--weights", type=Path, help="in place of a config: whether this model's weights are all there")

@@ -420,7 +420,7 @@ def draft_model(config: DictConfig) -> Iterator[str]:
     if lacks_drafter(config):
         is_head = speculation.method == "eagle3"
         own = "a head that was trained for this model" if is_head else "your own, or make it with recipe.draft_model"
-        made = f"make it with python -m recipe.draft_model --assets {config.get('assets')}" + " --kind eagle3" * is_head
+        made = f"make it with sam distil --assets {config.get('assets')}" + " --kind eagle3" * is_head
         remedy = made if "assets" in config else f"point the key at {own}"
         yield f"{key}: no config.json: {remedy} [drafter.missing]"
     elif found := wrong_kind(folder, method):

@@ -16,8 +16,7 @@ from tqdm import tqdm
 
 from sam.drafting.drafter import Drafter
 from sam.record.responses import Recording
-from sam.replay.baselines import make_drafter
-from sam.replay.round_robin import Replay, replay_group
+from sam.replay import Replay, make_drafter
 from sam.simulate.workload import Round
 
 SHIPPED = Path(__file__).parent / "step_costs"
@@ -55,8 +54,8 @@ def shipped_acceptance(k: int) -> Acceptance:
 class _Collector(Replay):
     """The verify steps of a replay by range of positions, each as in a shipped file: [accepted, percent, ...]."""
 
-    def __init__(self, draft_length: int):
-        super().__init__(draft_length)
+    def __init__(self, *settings):
+        super().__init__(*settings)
         self.cells: list[list[list]] = [[] for _ in EDGES]
 
     def count(self, position: int, acceptance: np.ndarray, accepted: int, advanced: int) -> None:
@@ -79,12 +78,12 @@ def measure(recording: Recording, k: int) -> Acceptance:
     cells, total = [], recording.num_tokens * len(levels)
     with tqdm(total=total, unit="tok", desc=f"drafting, k {k}", mininterval=2.0, disable=None) as bar:
         for siblings in levels:
-            collector = _Collector(k)
+            collector = _Collector(k, "engine", None, bar.update)
             for prompt, samples in zip(recording.prompts, recording.responses, strict=True):
                 for first in range(0, len(samples), siblings):
                     # All samples at every level, so that levels differ in nothing else.
                     drafter, part = make_drafter("sam", "group", k), samples[first : first + siblings]
-                    replay_group(collector, [drafter], str(first), prompt, part, "engine", bar.update)
+                    collector.group([drafter], str(first), prompt, part)
             cells += collector.cells
     return _from_cells(cells, levels, k, MIN_RECORDS)
 
@@ -182,7 +181,7 @@ class RealDrafts:
     """As `DrawnDrafts`, with a drafter that follows the recorded responses as the simulated engine advances.
 
     Args:
-        drafter: sam.drafting.drafter.Drafter or one of sam.replay.baselines.
+        drafter: sam.drafting.drafter.Drafter or one of sam.replay.
         number: of the recorded round, in a rollout of several.
     """
 

@@ -11,7 +11,7 @@ import numpy as np
 from sam.reading import json_object, one_line
 from sam.record import replacing
 
-HOW_TO_MEASURE = "measure it again with python -m sam.profile"
+HOW_TO_MEASURE = "measure it again with sam profile"
 AXES = ("requests", "tokens_per_request", "context")
 LARGEST_RATIO = 1e5  # between two cells of one table: beyond it one of them is in another unit
 NOISE = 0.2  # share by which a step may come out faster than one with less work, fewer requests or fewer tokens
@@ -90,7 +90,7 @@ class StepCost:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a table that `save` or `python -m sam.profile` wrote.
+        """Read a table that `save` or `sam profile` wrote.
 
         Raises:
             ValueError: no such file, not a table, or a table whose milliseconds cannot be true.

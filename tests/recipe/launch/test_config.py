@@ -70,7 +70,7 @@ BAD = [
         ["actor_rollout_ref.rollout.router_config_path=configs/routing/verl.yaml"],
         "configs/routing/verl.yaml: its router_class None is not in an installed module",
     ),
-    (["speculation.corpus=missing.sam"], "missing.sam: no such file; build it with python -m sam.corpus build"),
+    (["speculation.corpus=missing.sam"], "missing.sam: no such file; build it with sam corpus build"),
     (["speculation.corpus=README.md"], "README.md: damaged or not an automaton"),
     (["speculation.step_cost=missing.json"], "speculation.step_cost: missing.json: no such file"),
     (["speculation.nonsense=1"], "speculation.nonsense does not exist: check its spelling [config.override]"),

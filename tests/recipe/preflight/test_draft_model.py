@@ -99,7 +99,7 @@ def test_damaged_weights_and_data_parallel_ranks_of_experts(model):
 def test_a_missing_one_and_how_to_make_it(model, method, more):
     (found,) = problems(model, method)
     assert "[drafter.missing]" in found
-    assert f"make it with python -m recipe.draft_model --assets {model}{more} " in found
+    assert f"make it with sam distil --assets {model}{more} " in found
     assert list(find_problems(composed("dapo_tiny_cpu"))) == []  # none is needed
     config = config_of("dapo_qwen3_8b_cuda", "speculation.method=eagle3", "speculation.draft_model=/no/head")
     assert "point the key at a head that was trained for this model" in next(find_problems(config))

@@ -9,7 +9,7 @@ import yaml
 
 from sam.record.engine_steps import EngineSteps
 from sam.record.responses import Recording
-from sam.replay.baselines import make_drafter
+from sam.replay import make_drafter
 from sam.simulate.rollout import Choice, Cluster, real, seconds, simulate
 from sam.simulate.run import RecordedRun, arrivals, fit_from_steps, fit_runs
 from sam.simulate.workload import recorded_round

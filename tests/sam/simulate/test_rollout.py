@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sam.record.responses import Recording
-from sam.replay.baselines import make_drafter
+from sam.replay import make_drafter
 from sam.simulate.acceptance import CELL, Acceptance, DrawnDrafts, measure
 from sam.simulate.rollout import ROUTERS, SETUPS, Choice, Cluster, drawn, load_step_cost, real, simulate, summarize
 from sam.simulate.workload import Round, log_normal, recorded_round

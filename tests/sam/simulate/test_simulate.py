@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from sam.simulate.__main__ import main
 from sam.switch.step_cost import linear
+from sam.tune import main
 from tests.sam.simulate.test_recorded import write_run
 
 LENGTHS = ("--log-normal", "300", "1500", "0.6", "0.4", "--prompts", "6", "--samples", "4")

@@ -125,7 +125,7 @@ def test_what_cannot_be_true_is_refused(changed, message):
 @pytest.mark.parametrize(
     "content, message",
     [
-        (None, "no such file; measure it again with python -m sam.profile"),
+        (None, "no such file; measure it again with sam profile"),
         ("{}", "not a step-cost table"),
         ("nonsense", "not JSON"),
         (json.dumps({"requests": [], "tokens_per_request": [1], "context": [1], "milliseconds": [],

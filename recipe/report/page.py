@@ -1,26 +1,24 @@
-"""`python -m recipe.report RUN_SAM RUN_OFF [RUN ...]`: two runs compared, on one HTML page and as JSON.
+"""`sam report RUN_SAM RUN_OFF [RUN ...]`: two runs compared, on one HTML page and as JSON.
 
 The first run speculates, the second is the baseline; more runs are peers shown beside them. A run is a run directory,
 or entity/project/run_id of a wandb server.
 """
 
-import argparse
 import json
-import sys
 from pathlib import Path
 
 from recipe.record import differences
-from recipe.report import figures, stock
-from recipe.report.runs import Run, load_run, make_comparable
+from recipe.report import figures
+from recipe.report.runs import Run, load_run, load_stock, make_comparable, stock_summary
 from sam.bench.result import table_of
-from sam.command import run_command
+from sam.command import Parser, run_command
 from sam.page import Section, page
 
 TITLE = "Does speculation pay?"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m recipe.report", description=__doc__.splitlines()[0])
+    parser = Parser(prog="sam report", description=__doc__.splitlines()[0])
     parser.add_argument(
         "runs",
         nargs="+",
@@ -41,8 +39,8 @@ def report(sources: list[str], output: Path | None) -> str:
     runs = [load_run(source) for source in sources]
     make_comparable(runs)
     output = output or (runs[0].directory.parent if runs[0].directory else Path("outputs/report"))
-    against, note = stock.load(output, runs[0])
-    summary = figures.summarize(runs) | {"stock": against and stock.summary(against), "stock_note": note}
+    against, note = load_stock(output, runs[0])
+    summary = figures.summarize(runs) | {"stock": against and stock_summary(against), "stock_note": note}
     output.mkdir(parents=True, exist_ok=True)
     (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     (output / "report.html").write_text(as_html(runs, summary, against))
@@ -53,8 +51,6 @@ def report(sources: list[str], output: Path | None) -> str:
 
 def as_html(runs: list[Run], summary: dict, against: dict | None) -> str:
     """The page: the answer, the pictures, then the tables that have rows."""
-    from recipe.report.plots import draw_all  # loads matplotlib
-
     first, second = runs[:2]
     differing = differences(first.config, second.config).items()
     tables = {
@@ -66,10 +62,6 @@ def as_html(runs: list[Run], summary: dict, against: dict | None) -> str:
         "What differs between the two configs": (("key", "first", "second"), [(k, *v) for k, v in differing]),
         "Versions": (("package", "version"), list(first.versions.items())),
     }
-    sections = [Section(part, pictures) for part, pictures in draw_all(runs).items()]
+    sections = [Section(part, pictures) for part, pictures in figures.draw_all(runs).items()]
     sections += [Section(title, table=table) for title, table in tables.items() if table[1]]
     return page(TITLE, figures.answer(summary, against), sections)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,22 +1,21 @@
-"""`python -m sam.simulate`: simulates how long a rollout takes with and without speculation, event by event.
+"""`sam tune --setup NAME`: simulates how long a rollout takes with and without speculation, event by event.
 
 Requests come from a published set-up (`--setup`) or a log-normal fit (`--log-normal`), acceptance from verify steps of
 a recording. Policies are those of sam.switch. All combinations of policies, draft lengths, thresholds, scopes, routers
-and chunks are tried. Speed-ups are against no speculation with verl's router. `python -m sam.tune` plays a recorded
+and chunks are tried. Speed-ups are against no speculation with verl's router. `sam tune RUN_DIR` plays a recorded
 run; docs/bench.md says what is assumed.
 """
 
 import argparse
 import itertools
 import json
-import sys
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 
 from tqdm import tqdm
 
-from sam.command import run_command
+from sam.command import Parser, run_command
 from sam.config import POLICIES
 from sam.record.responses import join, read_recording
 from sam.simulate import rollout
@@ -33,7 +32,7 @@ COLUMNS = {
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Parse and check the command line."""
-    parser = argparse.ArgumentParser(prog="python -m sam.simulate", description=__doc__.splitlines()[0])
+    parser = Parser(prog="sam tune", description=__doc__.splitlines()[0])
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--setup", choices=tuple(SETUPS), help="published set-up, its step costs FITTED")
     source.add_argument("--log-normal", nargs=4, type=float, metavar=("MEAN", "CAP", "SIGMA", "CORRELATION"))
@@ -121,7 +120,3 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     show = json.dumps if options.json else table
     return run_command(lambda: show(run(options)))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
