@@ -4,10 +4,10 @@ import doctest
 
 import pytest
 
-from sam.switch import draft_passes, policy, step_cost
+from sam.switch import policy, step_cost
 
 
-@pytest.mark.parametrize("module", [policy, step_cost, draft_passes])
+@pytest.mark.parametrize("module", [policy, step_cost])
 def test_examples_run(module):
     failed, attempted = doctest.testmod(module)
     assert attempted and not failed
