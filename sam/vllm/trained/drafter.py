@@ -192,23 +192,22 @@ class TrainedDrafter:
         self.coming: ComingDrafts | None = None
         self.counters.update(dict.fromkeys(COUNTERS, 0))
         self._errors_in_a_row = 0
-        self._steps_at_sync: int | None = 0  # in which it ran; None once it was said that it was left off
+        self._at_sync: tuple[int, int] | None = 0, 0  # steps and rests; None once it was said that it was left off
         self._milliseconds = 0.0  # of drafting, within the step under way
         # float32 [passes, vocabulary] that each draft was drawn from which the next step verifies as drawn.
         self._drawn: dict[str, torch.Tensor] = {}
 
     def weights_updated(self) -> None:
         """The target has new weights: the draft model is tried again."""
-        steps = self.counters["draft_model_steps"]
-        if self._steps_at_sync == steps > 0 and self.counters["draft_model_rests"]:
+        steps, rests = self.counters["draft_model_steps"], self.counters["draft_model_rests"]
+        if self._at_sync and steps == self._at_sync[0] > 0 and rests > self._at_sync[1]:
+            self._at_sync = None
             logger.warning(
                 "the draft model was left off for a whole rollout: of its tokens %s are accepted by position, which "
                 "does not pay for its passes (said once; it is tried again after every weight sync)",
                 ", ".join(f"{share:.0%}" for share in self.acceptance.shares),
             )
-            self._steps_at_sync = None
-        elif self._steps_at_sync is not None:
-            self._steps_at_sync = steps
+        self._at_sync = self._at_sync and (steps, rests)
         self._errors_in_a_row, self.coming = 0, None
         self.acceptance.weights_updated()
         self.passes.restore()
