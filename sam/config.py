@@ -55,8 +55,6 @@ class SpeculationConfig:
         draft_model: folder of the draft model or head; needed by draft_model, hybrid and eagle3, unused by others.
         draft_sample_method: what a draft model's or head's tokens are: greedy (the likeliest) or probabilistic (draws
             from its distribution, which verification makes use of).
-        min_match_len: hybrid takes sam's draft where its match has so many tokens or more, as SAM-Decoding does; None:
-            where it expects more accepted tokens of it.
         num_speculative_tokens: longest draft of a request, 1 to 15 tokens.
         paths: of draft tokens that sam verifies for a request at most, 1 to 8; each further one is a row of the batch.
         policy: when sam drafts: threshold, goodput, always or never.
@@ -100,7 +98,6 @@ class SpeculationConfig:
     method: str = "sam"
     draft_model: str | None = None
     draft_sample_method: str = "probabilistic"
-    min_match_len: int | None = None
     num_speculative_tokens: int = 3
     paths: int = 1
     policy: str = "threshold"
@@ -148,8 +145,6 @@ class SpeculationConfig:
             raise ValueError(
                 f"speculation.draft_model={self.draft_model}: speculation={self.method} needs one: name its folder"
             )
-        if (value := self.min_match_len) is not None and (type(value) is not int or value < 0):
-            raise ValueError(f"speculation.min_match_len={value!r}: expected an integer of at least 0, or null")
         if self.paths > 1 and self.method not in ("sam", "off"):
             raise ValueError(
                 f"speculation.paths={self.paths}: speculation={self.method} drafts one path: set paths to 1, or "

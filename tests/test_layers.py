@@ -148,7 +148,6 @@ LARGER = {
     "sam/history/client.py: HistoryClient: 13 attributes": "the queues to and from its threads are among them",
     "sam/sharing/client.py: Client: 14 attributes": "of a thread and its owner",
     "sam/simulate/rollout.py: Replica: 16 attributes": "a replica's whole state",
-    "sam/switch/draft_passes.py: plan_passes: 8 parameters": "of two drafters",
     "sam/verify/rejection.py: sample_recovered_tokens: 9 parameters": "vLLM's signature",
     "sam/verify/rejection.py: rejection_sample: 12 parameters": "vLLM's signature",
     "sam/verify/rejection.py: rejection_sample: 72 lines": "of them 40 of documentation",
@@ -156,8 +155,6 @@ LARGER = {
     "sam/vllm/ascend/sampling.py: sample_recovered_tokens: 12 parameters": "vllm-ascend's signature",
     "sam/vllm/cpu_linear.py: CpuLinear: 14 attributes": "each call would have to look them up",
     "sam/vllm/step_recorder.py: StepRecorder: 18 attributes": "the columns of the steps that it records",
-    "sam/vllm/trained/async_proposer.py: keep_on_device: 8 parameters": "vLLM's arrays of a step",
-    "sam/vllm/trained/proposer.py: _replaced: 7 parameters": "of two drafters",
 }
 
 

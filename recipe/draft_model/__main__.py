@@ -17,13 +17,11 @@ import hashlib
 import json
 import shutil
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from recipe.draft_model import acceptance
-from recipe.draft_model.distil import DistilSettings, TrainingSettings, distil, sample_responses
-from recipe.draft_model.eagle3 import HeadSettings, train_head
+from recipe.draft_model import distil, eagle3
+from recipe.draft_model.distil import Settings
 from recipe.record import Contents, build_once
 from sam.bench.prompts import read_prompts
 from sam.command import run_command
@@ -31,39 +29,17 @@ from sam.reading import json_object, one_line
 from sam.record.tokenizer import Tokenizer
 
 ACCEPTANCE = "acceptance.json"
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of trained drafter.
-
-    Attributes:
-        name: in messages.
-        folder: beside the target's.
-        settings: type of its settings.
-        train: of the target, examples, settings and a folder for what is done, the drafter and its losses.
-        drafted: of the target and the drafter, what `acceptance.by_position` takes.
-        source: the file that makes it.
-    """
-
-    name: str
-    folder: str
-    settings: type[TrainingSettings]
-    train: Callable
-    drafted: Callable
-    source: str
-
-
-KINDS = {
-    "draft_model": Kind(
-        *("draft model", "draft_model", DistilSettings, distil),
-        *(lambda target, student: acceptance.of_draft_model(student), "distil.py"),
-    ),
-    "eagle3": Kind("EAGLE3 head", "eagle3_head", HeadSettings, train_head, acceptance.of_head, "eagle3.py"),
+KINDS = {"draft_model": distil.Student, "eagle3": eagle3.Head}
+OPTIONS = {
+    "layers": "of the draft model",
+    "unroll": "passes a head is trained on",
+    "prompts": "to answer, a tenth held out",
+    "steps": "optimizer steps",
+    "seed": "of responses and batches",
 }
 
 
-def prepare_drafter(kind: Kind, assets: Path, settings: TrainingSettings) -> bool:
+def prepare_drafter(kind: type[distil.Student | eagle3.Head], assets: Path, settings: Settings) -> bool:
     """Puts a drafter for assets/model into assets, unless it is there; says whether it did.
 
     Raises:
@@ -73,38 +49,31 @@ def prepare_drafter(kind: Kind, assets: Path, settings: TrainingSettings) -> boo
     for path in (target / "config.json", prompts):
         if not path.is_file():
             raise ValueError(f"no {path}: make model and data first, or name their folder with --assets")
-    weights = {path.name: _digest(path) for path in sorted(target.glob("*.safetensors"))}
-    contents = Contents(
-        kind.name,
-        asdict(settings) | {"target": weights},
-        [Path(__file__).with_name(name) for name in sorted({"__main__.py", "distil.py", kind.source})],
-        packages=("torch", "transformers"),
-    )
+    weights = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(target.glob("*.safetensors"))
+    }
+    sources = [Path(module.__file__) for module in (distil, eagle3)]
+    contents = Contents(kind.name, asdict(settings) | {"target": weights}, sources, packages=("torch", "transformers"))
     progress = assets / f".distilling_{contents.digest()[:16]}"
     built = build_once(assets / kind.folder, contents, lambda folder: _build(kind, folder, progress, assets, settings))
     shutil.rmtree(progress, ignore_errors=True)
     return built
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _build(kind: Kind, folder: Path, progress: Path, assets: Path, settings: TrainingSettings) -> None:
-    # transformers takes seconds to import: only after everything that may be wrong was looked at.
+def _build(kind, folder: Path, progress: Path, assets: Path, settings: Settings) -> None:
     from transformers import AutoModelForCausalLM
 
     from recipe.tiny.warm_start import deterministic
 
     progress.mkdir(exist_ok=True)
-    target = AutoModelForCausalLM.from_pretrained(assets / "model", local_files_only=True).float()
+    target = AutoModelForCausalLM.from_pretrained(assets / "model", local_files_only=True).float().eval()
     prompts = read_prompts(assets / "train.parquet", assets / "model", settings.prompts)
     with deterministic(settings.threads):
-        examples = sample_responses(target, prompts, settings, progress)
+        examples = distil.sample_responses(target, prompts, settings, progress)
         trained = len(examples) - max(1, len(prompts) // 10) * settings.samples
-        drafter, _ = kind.train(target, examples[:trained], settings, progress)
-        shares = acceptance.by_position(kind.drafted(target, drafter), examples[trained:])
+        drafter = kind(target, settings)
+        distil.train(target, drafter, examples[:trained], settings, progress)
+        shares = distil.acceptance(target, drafter, examples[trained:])
     drafter.save_pretrained(folder)
     Tokenizer(assets / "model").whole.save_pretrained(folder)
     (folder / ACCEPTANCE).write_text(json.dumps({"responses": len(examples) - trained, "by_position": shares}) + "\n")
@@ -122,26 +91,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="sam distil", description=__doc__)
     parser.add_argument("--assets", type=Path, required=True, help="folder with model/ and train.parquet")
     parser.add_argument("--kind", choices=KINDS, default="draft_model", help="default %(default)s")
-    usual = TrainingSettings()
-    parser.add_argument("--layers", type=int, help=f"of the draft model (default {DistilSettings.layers})")
-    parser.add_argument("--unroll", type=int, help=f"passes a head is trained on (default {HeadSettings.unroll})")
-    parser.add_argument("--prompts", type=int, help=f"to answer, a tenth held out (default {usual.prompts})")
-    parser.add_argument("--steps", type=int, help=f"optimizer steps (default {usual.steps})")
-    parser.add_argument("--seed", type=int, help=f"of responses and batches (default {usual.seed})")
+    for name, meaning in OPTIONS.items():
+        parser.add_argument(f"--{name}", type=int, help=f"{meaning} (default {getattr(Settings, name)})")
     options = parser.parse_args(arguments)
     kind = KINDS[options.kind]
-    names = ("layers", "unroll", "prompts", "steps", "seed")
-    chosen = {name: value for name in names if (value := getattr(options, name)) is not None}
-    known = {field.name for field in fields(kind.settings)}
+    chosen = {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
     for name, value in chosen.items():
-        if name not in known:
+        if name == kind.unused:
             parser.error(f"--{name} is {value}: unused with --kind {options.kind}: leave it out")
         if value < (least := {"seed": 0, "prompts": 2}.get(name, 1)):
             parser.error(f"--{name} is {value}: expected at least {least}")
 
     def command() -> str:
         folder = options.assets.absolute() / kind.folder
-        built = prepare_drafter(kind, options.assets.absolute(), kind.settings(**chosen))
+        built = prepare_drafter(kind, options.assets.absolute(), replace(kind.defaults, **chosen))
         return f"{kind.name} {'built' if built else 'found'} in {folder}: {_said(folder)}"
 
     return run_command(command)

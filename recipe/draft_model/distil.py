@@ -1,14 +1,15 @@
-"""Distils a draft model of a few layers from a target's own responses.
+"""Distils a draft model of a few layers from a target's own responses; what training a head shares with that.
 
 The student is the target with fewer layers, begun with the target's weights, and learns the target's distribution of
-every response token (Hinton et al., 2015: the cross-entropy to the teacher's probabilities). Drafts are greedy, and are
-accepted with the target's probability of that token.
+every response token (Hinton et al., 2015: the cross-entropy to the teacher's probabilities).
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,52 +21,31 @@ from recipe.launch.progress import progress_bar
 
 WIDTH = 128  # the tiny model's; Adam's rate falls as 1 / width (Yang et al., Tensor Programs V, arXiv:2203.03466)
 MOST_LOGITS = 1 << 25  # numbers in a step's logits
-STATE = "state.pt"  # model, optimizer and steps done, beside the responses
-RESPONSES = "responses.pt"
-
-
-@dataclass(frozen=True)
-class TrainingSettings:
-    """How a trained drafter is made, of either kind.
-
-    Attributes:
-        prompts: prompts answered, each `samples` times, by at most `response_tokens` tokens; the responses to the last
-            tenth of them are held out.
-        steps: optimizer steps, each on `sequences` responses.
-        learning_rate: peak for states of up to WIDTH numbers, less for wider ones in proportion; it falls linearly to a
-            tenth.
-        save_steps: steps after which training can go on from where it was stopped.
-        threads: CPU threads; results repeat exactly for a given count.
-    """
-
-    prompts: int = 96
-    samples: int = 4
-    response_tokens: int = 256
-    steps: int = 300
-    sequences: int = 12
-    learning_rate: float = 2e-3
-    save_steps: int = 50
-    threads: int = 2
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class DistilSettings(TrainingSettings):
-    """How a draft model is made.
-
-    Attributes:
-        layers: of the draft model, from 1 to the target's.
-    """
-
-    layers: int = 1
-
-
+POSITIONS = 8  # of a draft, of which acceptance is said
+STATE, RESPONSES = "state.pt", "responses.pt"  # of a stopped call: model, optimizer and steps done; what was answered
 Example = tuple[list[int], list[int]]
 """Token ids of a prompt and of a response."""
 
 
+@dataclass(frozen=True)
+class Settings:
+    """How a trained drafter is made."""
+
+    prompts: int = 96  # answered, each `samples` times; the responses to the last tenth of them are held out
+    samples: int = 4
+    response_tokens: int = 256  # of a response at most
+    steps: int = 300  # of the optimizer, each on `sequences` responses
+    sequences: int = 12
+    learning_rate: float = 2e-3  # peak for states of up to WIDTH numbers, less for wider ones in proportion
+    save_steps: int = 50  # after which training can go on from where it was stopped
+    threads: int = 2  # of the CPU; results repeat exactly for a given count
+    seed: int = 0
+    layers: int = 1  # of a draft model, from 1 to the target's
+    unroll: int = 5  # passes of a draft that a head is trained on, each on the output of the one before
+
+
 def sample_responses(
-    target: PreTrainedModel, prompts: list[list[int]], settings: TrainingSettings, folder: Path
+    target: PreTrainedModel, prompts: list[list[int]], settings: Settings, folder: Path
 ) -> list[Example]:
     """Draw the target's responses at temperature 1; those of an earlier call that are in `folder` are taken from there.
 
@@ -87,17 +67,15 @@ def sample_responses(
     return done
 
 
-def _answer(target: PreTrainedModel, prompts: list[list[int]], settings: TrainingSettings, seed: int) -> list[Example]:
+def _answer(target: PreTrainedModel, prompts: list[list[int]], settings: Settings, seed: int) -> list[Example]:
     longest, ends = max(map(len, prompts)), target.generation_config.eos_token_id
     ends = {ends} if isinstance(ends, int) else set(ends or ())
     padding = next(iter(ends), 0)
-    ids = torch.tensor([[padding] * (longest - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     with torch.random.fork_rng(devices=[]), torch.inference_mode():
         torch.manual_seed(seed)
         texts = target.generate(
-            input_ids=ids,
-            attention_mask=mask,
+            input_ids=torch.tensor([[padding] * (longest - len(prompt)) + prompt for prompt in prompts]),
+            attention_mask=torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]),
             do_sample=True,
             temperature=1.0,
             top_k=0,
@@ -113,117 +91,104 @@ def _answer(target: PreTrainedModel, prompts: list[list[int]], settings: Trainin
     return examples
 
 
-def student_of(target: PreTrainedModel, layers: int) -> PreTrainedModel:
-    """The target with its first `layers` layers only; embeddings, norm and output layer are the target's.
+class Student(torch.nn.Module):
+    """The target with its first layers only; embeddings, norm and output layer are the target's.
 
     Raises:
         ValueError: the target has fewer layers.
     """
-    if not 1 <= layers <= target.config.num_hidden_layers:
-        raise ValueError(f"layers={layers}: expected 1 to {target.config.num_hidden_layers}, the target's")
-    config = copy.deepcopy(target.config)
-    config.num_hidden_layers = layers
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:layers]
-    student = type(target)(config).to(target.dtype)
-    student.load_state_dict(target.state_dict(), strict=False)
-    student.generation_config = target.generation_config
-    return student
+
+    name, folder, defaults, unused = "draft model", "draft_model", Settings(unroll=1), "unroll"
+    layers_read = ()
+
+    def __init__(self, target: PreTrainedModel, settings: Settings):
+        super().__init__()
+        layers, config = settings.layers, copy.deepcopy(target.config)
+        if not 1 <= layers <= config.num_hidden_layers:
+            raise ValueError(f"layers={layers}: expected 1 to {config.num_hidden_layers}, the target's")
+        config.num_hidden_layers, self.config = layers, config
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:layers]
+        self.model = type(target)(config).to(target.dtype)
+        self.model.load_state_dict(target.state_dict(), strict=False)
+        self.model.generation_config = target.generation_config
+        self.lm_head, self.save_pretrained = self.model.lm_head, self.model.save_pretrained
+
+    def forward(self, ids: torch.Tensor, _states: torch.Tensor, passes: int) -> list[torch.Tensor]:
+        """As Head's; a language model's token depends on the text alone, wherever in a draft it comes."""
+        return [self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state] * passes
 
 
-def distil(
-    target: PreTrainedModel,
-    examples: list[Example],
-    settings: DistilSettings,
-    folder: Path,
-    stop_after: Callable[[int], bool] = lambda step: False,
-) -> tuple[PreTrainedModel, list[float]]:
-    """Train a draft model; what an earlier call in `folder` has done is not done again.
+@torch.no_grad()
+def states_of(target: PreTrainedModel, layers: Iterable[int], ids: torch.Tensor) -> torch.Tensor:
+    """The inputs of a target's `layers`, where one more than there are stands for its norm, and what the norm gives.
 
     Args:
-        stop_after: raise KeyboardInterrupt after a step, for tests of going on.
+        ids: int64 [texts, tokens].
 
     Returns:
-        The student, and the mean cross-entropy to the target in each step of this call, in nats a token.
+        [texts, tokens, (layers + 1) x hidden size].
     """
-    student = student_of(target, settings.layers)
-    states_of = _target_states(target)
+    states, modules = [], [*target.base_model.layers, target.base_model.norm]
+    with ExitStack() as hooks:
+        for layer in layers:
+            hook = modules[layer].register_forward_pre_hook(lambda _, inputs: states.append(inputs[0]))
+            hooks.callback(hook.remove)
+        last = target.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    return torch.cat([*states, last], dim=-1)
 
-    def loss_of(batch: list[Example]) -> torch.Tensor:
-        ids, trained = padded(batch)
-        of_target = states_of(batch)
-        own = student.base_model(input_ids=ids, use_cache=False).last_hidden_state[trained]
+
+def loss_of(target, drafter, batch: list[Example], read: list[torch.Tensor], passes: int) -> torch.Tensor:
+    """A drafter's mean cross-entropy to the target, in nats a response token and pass of a draft.
+
+    Args:
+        read: of each text what `states_of` gives.
+    """
+    ids, before_response = padded(batch)
+    states, losses = pad_sequence(read, True), []
+    for pass_, own in enumerate(drafter(ids, states, passes)):
+        places = (before_response & (torch.arange(ids.shape[1]) > pass_)).flatten().nonzero()[:, 0]
         # A wide vocabulary's logits would take more than all layers: of so many tokens, spread over the batch, some do.
-        most = max(1, MOST_LOGITS // student.config.vocab_size)
-        chosen = torch.linspace(0, len(own) - 1, min(len(own), most)).long()
+        most = min(len(places), max(1, MOST_LOGITS // target.config.vocab_size))
+        chosen = places[torch.linspace(0, len(places) - 1, most).long()]
         with torch.no_grad():
-            wanted = softmax(target.get_output_embeddings()(of_target[chosen]), dim=-1)
-        found = log_softmax(student.get_output_embeddings()(own[chosen]), dim=-1)
-        return -(wanted * found).sum(-1).mean()
-
-    return student, train(student, loss_of, examples, settings, folder, stop_after)
-
-
-def _target_states(target: PreTrainedModel) -> Callable[[list[Example]], torch.Tensor]:
-    """A function of examples that gives what the target's logits of their response tokens are computed from.
-
-    Its result is [tokens, hidden size], in the order of `padded`. Every example is read once: they come again and
-    again, and a pass of the target takes longer than all else of a step.
-    """
-    target.eval()
-    known: dict[int, torch.Tensor] = {}
-
-    @torch.no_grad()
-    def states_of(batch: list[Example]) -> torch.Tensor:
-        for example in batch:
-            if id(example) not in known:
-                # Alone: beside others its last bits depend on them, and training that goes on would end elsewhere.
-                ids, trained = padded([example])
-                states = target.base_model(input_ids=ids, use_cache=False).last_hidden_state
-                known[id(example)] = states[trained]
-        return torch.cat([known[id(example)] for example in batch])
-
-    return states_of
+            last = states.flatten(0, 1)[chosen, -target.config.hidden_size :]
+            wanted = softmax(target.lm_head(last), dim=-1)
+        found = log_softmax(drafter.lm_head(own.flatten(0, 1)[chosen]), dim=-1)
+        losses.append(-(wanted * found).sum(-1).mean())
+    return torch.stack(losses).mean()
 
 
-def train(
-    student: torch.nn.Module,
-    loss_of: Callable[[list[Example]], torch.Tensor],
-    examples: list[Example],
-    settings: TrainingSettings,
-    folder: Path,
-    stop_after: Callable[[int], bool] = lambda step: False,
-) -> list[float]:
-    """Train `student`, from where an earlier call in `folder` was stopped; the loss of each step of this call."""
-    peak = settings.learning_rate * min(1.0, WIDTH / student.config.hidden_size)
-    optimizer = torch.optim.AdamW([one for one in student.parameters() if one.requires_grad], lr=peak, weight_decay=0.0)
-    first = _resume(folder / STATE, student, optimizer)
-    losses = []
-    student.train()
+def train(target, drafter, examples: list[Example], settings: Settings, folder: Path) -> list[float]:
+    """Train a drafter, from where an earlier call in `folder` was stopped; the loss of each step of this call."""
+    peak, first, losses = settings.learning_rate * min(1.0, WIDTH / drafter.config.hidden_size), 0, []
+    optimizer = torch.optim.AdamW(drafter.parameters(), lr=peak, weight_decay=0.0)
+    if (folder / STATE).is_file():
+        weights, state, first = torch.load(folder / STATE, weights_only=True)
+        drafter.load_state_dict(weights)
+        optimizer.load_state_dict(state)
+    # Once, as a pass of the target takes longer than all else; and one by one: beside others a text's last bits depend
+    # on them, and training that goes on would end elsewhere.
+    read = [states_of(target, drafter.layers_read, padded([example])[0])[0] for example in examples]
+    drafter.train()
     with progress_bar(total=settings.steps, desc="distilling") as progress:
         progress.update(first)
         for step in range(first, settings.steps):
-            for group in optimizer.param_groups:
-                group["lr"] = peak * (1.0 - 0.9 * step / settings.steps)
-            loss = loss_of(_batch(examples, settings, step))
+            optimizer.param_groups[0]["lr"] = peak * (1.0 - 0.9 * step / settings.steps)
+            chosen = np.random.default_rng([settings.seed, step]).integers(len(examples), size=settings.sequences)
+            batch = [examples[i] for i in chosen], [read[i] for i in chosen]
+            loss = loss_of(target, drafter, *batch, settings.unroll)
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
+            torch.nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             losses.append(loss.item())
             progress.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
             progress.update()
             if (step + 1) % settings.save_steps == 0:
-                _save((student.state_dict(), optimizer.state_dict(), step + 1), folder / STATE)
-            if stop_after(step):
-                raise KeyboardInterrupt
-    student.eval()
+                _save((drafter.state_dict(), optimizer.state_dict(), step + 1), folder / STATE)
+    drafter.eval()
     return losses
-
-
-def _batch(examples: list[Example], settings: TrainingSettings, step: int) -> list[Example]:
-    chosen = np.random.default_rng([settings.seed, step]).integers(len(examples), size=settings.sequences)
-    return [examples[i] for i in chosen]
 
 
 def padded(batch: list[Example]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -239,18 +204,27 @@ def padded(batch: list[Example]) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, before_response
 
 
-def _resume(path: Path, student, optimizer) -> int:
-    """Steps that are done."""
-    if not path.is_file():
-        return 0
-    weights, state, steps = torch.load(path, weights_only=True)
-    student.load_state_dict(weights)
-    optimizer.load_state_dict(state)
-    return steps
+@torch.no_grad()
+def acceptance(target: PreTrainedModel, drafter: torch.nn.Module, examples: Iterable[Example]) -> list[float]:
+    """Share accepted at each position of a draft, of those accepted up to there; a draft begins before every token.
+
+    A draft is accepted as far as it equals the response, so that the text before a draft token is the response's, and
+    all drafts are read off whole texts.
+    """
+    accepted, tried = torch.zeros(POSITIONS), torch.zeros(POSITIONS)
+    for example in examples:
+        ids, before_response = padded([example])
+        alive = before_response[:, :-1]  # by the token after which a draft begins
+        for position, states in enumerate(drafter(ids, states_of(target, drafter.layers_read, ids), POSITIONS)):
+            tokens = drafter.lm_head(states).argmax(-1)
+            alive = alive[:, : ids.shape[1] - 1 - position] & before_response[:, position:-1]
+            tried[position] += alive.sum()
+            alive = alive & (tokens[:, position:-1] == ids[:, position + 1 :])
+            accepted[position] += alive.sum()
+    return (accepted / tried.clamp(min=1)).tolist()
 
 
-def _save(content, path: Path) -> None:
+def _save(content: Any, path: Path) -> None:
     """Whole or not at all."""
-    written = path.with_suffix(".new")
-    torch.save(content, written)
+    torch.save(content, written := path.with_suffix(".new"))
     written.replace(path)

@@ -81,9 +81,9 @@ class AsyncDrafting(SamProposer):
 
     reads_late = True
 
-    def __init__(self, vllm_config, *of_a_model, **of_its_own):
+    def __init__(self, vllm_config):
         ranks.check_async(vllm_config.parallel_config)
-        super().__init__(vllm_config, *of_a_model, **of_its_own)
+        super().__init__(vllm_config)
         self.counters.update(dict.fromkeys(async_hooks.COUNTERS, 0))
         self.verifying: dict[str, list[int]] = {}
         self.accepted: dict[str, list[int]] = {}

@@ -177,14 +177,11 @@ PATCHES = {
         "runner", "initialize_kv_cache", "rows of further paths write into blocks beyond the scheduler's.", "as above."
     ),
     # Trained drafters.
-    "draft_probabilities": Patch(
+    "draft_with_model": Patch(
         "runner",
         "_get_spec_decode_draft_probs propose_draft_token_ids",
         "vLLM's draft models draft in every step and for all requests; the switch and hybrid drafts do not.",
         "vLLM lets a drafter of the user's have a KV cache.",
-    ),
-    "draft_near_end": Patch(
-        "runner", "effective_drafter_max_model_len", "as draft_near_max_model_len, of EAGLE-3.", "as there."
     ),
     # Graphs.
     "capture_drafts_of_any_length": Patch(

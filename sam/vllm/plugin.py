@@ -91,7 +91,7 @@ def _open_doors(vllm_config, config: SpeculationConfig) -> None:
 
         async_hooks.substitute_ngram_gpu_proposer(_async_proposer)
     elif config.method in WITH_DRAFT_MODEL and not current_platform.is_out_of_tree():
-        from sam.vllm.trained.doors import open_doors
+        from sam.vllm.trained.proposer import open_doors
 
         open_doors()
     if current_platform.is_cpu():

@@ -92,9 +92,7 @@ def measure_at_warm_up(runner) -> None:
     def prepare_and_measure(prepare, *args, **kwargs):
         result = prepare(*args, **kwargs)
         try:
-            # A draft model's passes are timed by themselves: vLLM runs them with the target's.
-            with getattr(runner.drafter, "timing_target", contextlib.nullcontext)():
-                policy.use_table(_coarse(runner), forward_only=True)
+            policy.use_table(_coarse(runner), forward_only=True)
             getattr(runner.drafter, "measure_passes", lambda: None)()
         except Exception as error:
             logger.warning("no step costs measured at warm-up (%s): they are learnt from the first steps", error)

@@ -3,7 +3,7 @@
 import pytest
 
 from recipe.draft_model.__main__ import KINDS, prepare_drafter
-from recipe.draft_model.eagle3 import HeadSettings
+from recipe.draft_model.distil import Settings
 from recipe.report.runs import Run, compare_responses
 from tests.end_to_end.runs import SHORT, end, start
 
@@ -20,7 +20,7 @@ def train(assets, folder, method, *overrides):
 
 def test_a_head_trains_the_same_policy(assets, tmp_path):
     head = KINDS["eagle3"]
-    prepare_drafter(head, assets, HeadSettings(prompts=24, samples=2, response_tokens=96, steps=60))
+    prepare_drafter(head, assets, Settings(prompts=24, samples=2, response_tokens=96, steps=60))
     off = train(assets, tmp_path, "off")
     folder = f"speculation.draft_model={assets / head.folder}"
     for method in ("eagle3", "hybrid"):

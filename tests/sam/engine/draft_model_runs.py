@@ -11,7 +11,7 @@ from sam.drafting.position_acceptance import PositionAcceptance
 from sam.switch.policies import Goodput
 from sam.switch.policy import Plan
 from sam.vllm.step_recorder import StepRecorder
-from sam.vllm.trained import proposer
+from sam.vllm.trained import drafter as trained
 from tests.sam.engine.tiny_engine import generate
 
 K, TOKENS = 3, 60
@@ -40,14 +40,9 @@ def drafter_of(llm):
     return runner_of(llm).drafter
 
 
-def forget(drafter):
-    """Let sam, of hybrid, know no response: it leaves the draft model the more to do."""
-    text = drafter.drafter
-    if hasattr(text, "groups"):
-        text.groups.kept_tokens = 0
-        while text.groups.evict():
-            pass
-        text.memory.entries.view(np.uint8)[:] = 0
+def prefer_model(drafter):
+    """Let hybrid draft with the model for every request that has room."""
+    drafter.trained.acceptance.expected = lambda names: np.ones((len(names), K))
 
 
 def again(llm, prompts=PROMPTS):
@@ -79,62 +74,29 @@ class Sometimes:
 def recorded(llm, pattern, prompts=PROMPTS):
     """Tokens; every draft by the text before it; and counters, with drafts in some steps."""
     drafter, drafts, missed = drafter_of(llm), {}, []
-    original, kept, before = drafter.draft, drafter.policy, dict(drafter.counters)
+    before = dict(drafter.counters)
+    run_passes = drafter.trained.run_passes
 
-    def draft(names, rows, lengths, missing, texts, count):
-        found = original(names, rows, lengths, missing, texts, count)
-        for row, length, tokens in zip(rows, lengths, found[0], strict=True):
-            drafts[tuple(texts[row, :length].tolist())] = tokens  # of the device, read at the end
+    def draft(batch, missing, count):
+        found = run_passes(batch, missing, count)
+        for row, length, tokens in zip(batch.rows, batch.lengths, found.tokens, strict=True):
+            drafts[tuple(batch.texts[row, :length].tolist())] = tokens  # of the device, read at the end
         missed.extend(missing.tolist())
         return found
 
-    drafter.draft, drafter.policy = draft, Sometimes(pattern)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drafter.trained, "run_passes", draft)
+        patch.setattr(drafter, "policy", Sometimes(pattern))
         tokens = again(llm, prompts)
-    finally:
-        drafter.policy = kept
-        del drafter.draft
     drafts = {text: draft.tolist() for text, draft in drafts.items()}
     counters = {name: value - before[name] for name, value in drafter.counters.items()}
     return SimpleNamespace(tokens=tokens, drafts=drafts, missed=missed, counters=counters)
 
 
-def resting(llm):
-    """Tokens, counters, and calls of what a plan of passes needs, while they rest after a trial in every step."""
-    drafter, calls = drafter_of(llm), []
-    before, kept = dict(drafter.counters), drafter.policy
-    drafter.policy = Goodput(K)
-    drafter.policy.counters = drafter.counters
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drafter.pass_cost.trials, "are_needed", True)
-        patch.setattr(drafter.pass_cost.trials, "step", lambda *_unused: False)
-        for owner, name in (
-            (drafter, "missing"),
-            (drafter.acceptance, "expected"),
-            (drafter.acceptance, "keep_only"),
-            (drafter.written, "written"),
-            (drafter.written, "keep_only"),
-            (proposer, "plan_passes"),
-        ):
-            patch.setattr(owner, name, lambda *_unused, name=name: calls.append(name))
-        tokens = again(llm)
-    drafter.policy = kept
-    counters = {name: value - before.get(name, 0) for name, value in drafter.counters.items()}
-    return SimpleNamespace(tokens=tokens, counters=counters, calls=calls)
-
-
-def rested(llm, pattern):
-    """As `recorded` with drafts in every step, of which passes may only be made in those of `pattern`, of every ten."""
-    steps = iter(range(1 << 20))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(proposer, "may_pay", lambda *_unused: next(steps) % 10 in pattern)
-        return recorded(llm, range(10))
-
-
 def broken(llm, how):
-    """Tokens and counters while the draft model does `how` in every pass."""
+    """Tokens, counters and what is said while the draft model does `how` in every pass."""
     drafter, said = drafter_of(llm), []
-    forget(drafter)
+    prefer_model(drafter)
     drafter.counters |= dict.fromkeys(FAULTS.values(), 0)  # so that it is said here
     before, model = dict(drafter.counters), drafter.model
     compute = model.compute_logits
@@ -151,10 +113,10 @@ def broken(llm, how):
     model.compute_logits = compute_logits
     try:
         with pytest.MonkeyPatch.context() as patch:  # other tests may have changed the level of the real one
-            patch.setattr(proposer, "logger", logger)
+            patch.setattr(trained, "logger", logger)
             tokens = again(llm)
     finally:
-        del model.compute_logits
+        del model.compute_logits, drafter.trained.acceptance.expected
         drafter.weights_updated()
     counters = {name: value - before[name] for name, value in drafter.counters.items()}
     return SimpleNamespace(tokens=tokens, counters=counters, said=said)
@@ -163,21 +125,19 @@ def broken(llm, how):
 def left_off(llm):
     """Counters and what is said while goodput knows that none of the draft model's tokens is accepted, in two rollouts,
     each with a weight sync behind it; the first has weights of which nothing is known yet."""
-    drafter, said, kept = drafter_of(llm), [], (drafter_of(llm).policy, drafter_of(llm).acceptance)
-    counters = []
+    drafter, said, counters = drafter_of(llm), [], []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(proposer, "logger", SimpleNamespace(warning=lambda text, *given: said.append(text % given)))
-        patch.setattr(proposer._warn_left_off, "said", False, raising=False)
+        patch.setattr(trained, "logger", SimpleNamespace(warning=lambda text, *given: said.append(text % given)))
         drafter.weights_updated()
         for _ in range(2):
-            drafter.policy, drafter.acceptance = Goodput(K), PositionAcceptance(K)
+            patch.setattr(drafter, "policy", Goodput(K))
+            patch.setattr(drafter.trained, "acceptance", PositionAcceptance(K))
             drafter.policy.counters = drafter.counters
-            drafter.acceptance._all[0] = 1e6  # observed, none of it accepted
+            drafter.trained.acceptance._all[0] = 1e6  # observed, none of it accepted
             before = dict(drafter.counters)
             again(llm)
             counters.append({name: value - before.get(name, 0) for name, value in drafter.counters.items()})
             drafter.weights_updated()
-    drafter.policy, drafter.acceptance = kept
     return SimpleNamespace(counters=counters, said=said)
 
 
@@ -188,29 +148,34 @@ FAULTS = {
 }
 
 
+def load_format_of(llm):
+    """How the drafter's weights are loaded where verl asks the target to be filled with random numbers."""
+    drafter = drafter_of(llm)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drafter.vllm_config.load_config, "load_format", "dummy")
+        return drafter._create_draft_vllm_config().load_config.load_format
+
+
 def run(target, draft, method, **engine_arguments):
     seen = SimpleNamespace()
 
     def then(llm):
         drafter = drafter_of(llm)
         seen.invalid_at_first = drafter.counters["draft_model_invalid_drafts"]
-        with pytest.MonkeyPatch.context() as patch:  # as verl asks the target to be loaded
-            patch.setattr(drafter.vllm_config.load_config, "load_format", "dummy")
-            seen.load_format = drafter._create_draft_vllm_config().load_config.load_format
+        seen.load_format = load_format_of(llm)
         seen.always = recorded(llm, range(10))
         seen.paused = recorded(llm, (3, 4, 9))
         seen.never = recorded(llm, ())
-        seen.rested = rested(llm, (3, 4, 9))
         drafter.weights_updated()  # no draft waits to be compared
-        seen.resting = resting(llm)
         recorder = StepRecorder.attach(runner_of(llm))
         recorder.take()
         totals = dict(drafter.counters)
-        forget(drafter)
+        prefer_model(drafter)
         again(llm)
         seen.steps = recorder.take()
         seen.more = {name: value - totals.get(name, 0) for name, value in drafter.counters.items()}
         seen.no_steps = recorder.take()
+        del drafter.trained.acceptance.expected
         seen.left_off = left_off(llm)
         seen.broken = {how: broken(llm, how) for how in FAULTS}
 

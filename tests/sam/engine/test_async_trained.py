@@ -16,6 +16,7 @@ from tests.sam.engine.draft_model_runs import (
     again,
     broken,
     drafter_of,
+    prefer_model,
     recorded,
     runner_of,
     save_draft_model,
@@ -54,8 +55,6 @@ def off(target):
 
 def ask(target, folder, method, asynchronous, then):
     settings = {"method": method, "draft_model": folder, "policy": "always", "cross_prompt": False}
-    if method == "hybrid":
-        settings["min_match_len"] = 4  # as much for the draft model as for sam
     config = SpeculationConfig(num_speculative_tokens=K, **settings)
     asked = config.vllm_arguments(asynchronous)["speculative_config"]
     engine = ASYNC if asynchronous else SMALL
@@ -81,7 +80,7 @@ def waits_of(llm, pattern):
     Before it prepares a step's inputs vLLM waits for those of the step before, speculation or not.
     """
     runner, steps, reads = runner_of(llm), [], []
-    drafter, in_passes = runner.drafter, []
+    trained, in_passes = runner.drafter.trained, []
 
     def counted(name):
         function = getattr(runner, name)
@@ -96,7 +95,7 @@ def waits_of(llm, pattern):
 
         return call
 
-    run = drafter._run
+    run = trained._draft
 
     def marked(*arguments):
         in_passes.append(True)
@@ -108,7 +107,7 @@ def waits_of(llm, pattern):
     with pytest.MonkeyPatch.context() as patch:
         for name in ("execute_model", "sample_tokens"):
             patch.setattr(runner, name, counted(name))
-        patch.setattr(drafter, "_run", marked)
+        patch.setattr(trained, "_draft", marked)
         for name in ("cpu", "item", "tolist"):
             patch.setattr(torch.Tensor, name, counting(getattr(torch.Tensor, name), in_passes, reads))
         found = recorded(llm, pattern)
@@ -124,6 +123,8 @@ def results(target, folders):
         found = Found()
 
         def then(llm):
+            if method == "hybrid":
+                prefer_model(drafter_of(llm))
             found.paused, found.always, found.never = (waits_of(llm, steps) for steps in (STEPS, range(10), ()))
             found.broken = broken(llm, "raises")
             found.after = again(llm)
@@ -181,12 +182,12 @@ def test_drafts_are_those_of_the_synchronous_engine(target, folders, results, me
 
 
 def test_states_that_do_not_come_fail_nothing(target, folders, off, monkeypatch):
-    from sam.vllm.trained.eagle import EaglePasses
+    from sam.vllm.trained.passes import EaglePasses
 
     def fail(*_unused):
         raise RuntimeError("broken on purpose")
 
-    monkeypatch.setattr(EaglePasses, "keep_states_later", fail)
+    monkeypatch.setattr(EaglePasses, "keep_states", fail)
     counters = {}
     made = ask(target, folders["eagle3"], "eagle3", True, lambda llm: counters.update(drafter_of(llm).counters))
     assert made.tokens == off and counters["draft_model_errors"] > 0 and counters["draft_errors"] == 0

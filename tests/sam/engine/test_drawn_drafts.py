@@ -114,15 +114,19 @@ def check_distribution(models, drawn):
 
 def test_drafts_with_wrong_probabilities_would_be_seen(models, monkeypatch):
     """A control: the same test of drafts that claim to come from another distribution."""
-    from sam.vllm.trained import sampling
+    from sam.vllm.trained import passes
 
-    choose = sampling.DrawnDrafts.choose
+    drawn_drafts = passes.drawn_drafts
 
-    def wrong(self, logits, pass_):
-        found = choose(self, logits, pass_)
-        flat = torch.full_like(found.probabilities, 1.0 / VOCABULARY)
-        return found._replace(probabilities=flat)
+    def wrong(*arguments):
+        choose = drawn_drafts(*arguments)
 
-    monkeypatch.setattr(sampling.DrawnDrafts, "choose", wrong)
+        def choose_wrong(logits, pass_):
+            found = choose(logits, pass_)
+            return found._replace(probabilities=torch.full_like(found.probabilities, 1.0 / VOCABULARY))
+
+        return choose_wrong
+
+    monkeypatch.setattr(passes, "drawn_drafts", wrong)
     with pytest.raises(AssertionError):
         test_rejection_sampling_with_the_drafts_probabilities_is_lossless(models, "draft_model")

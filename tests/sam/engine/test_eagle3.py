@@ -17,6 +17,8 @@ from tests.sam.engine.draft_model_runs import (
     broken,
     drafter_of,
     left_off,
+    load_format_of,
+    prefer_model,
     recorded,
     runner_of,
 )
@@ -40,23 +42,23 @@ def run(target, head, then, method="eagle3"):
 
 def fit(llm, head):
     """Fit the head to the text of one rollout."""
-    drafter, seen = drafter_of(llm), {}
-    draft, model = drafter.draft, drafter.model
-    compute = model.compute_logits
+    trained, seen, model = drafter_of(llm).trained, {}, drafter_of(llm).model
+    draft, compute = trained.run_passes, model.compute_logits
 
-    def recording_draft(names, rows, lengths, missing, texts, count):
+    def recording_draft(batch, missing, count):
         fresh = []
         model.compute_logits = lambda hidden: (fresh.append(hidden.clone()), compute(hidden))[1]
-        found = draft(names, rows, lengths, missing, texts, count)
-        for row, length, state in zip(rows, lengths.tolist(), fresh[0], strict=True):
-            seen[tuple(texts[row, :length].tolist())] = state
+        found = draft(batch, missing, count)
+        for row, length, state in zip(batch.rows, batch.lengths, fresh[0], strict=True):
+            seen[tuple(batch.texts[row, :length].tolist())] = state
         return found
 
-    drafter.draft = recording_draft
+    trained.run_passes = recording_draft
     try:
         tokens = again(llm)
     finally:
-        del drafter.draft, model.compute_logits
+        trained.run_passes = draft
+        del model.compute_logits
     after = {}
     for prompt, response in zip(PROMPTS, tokens, strict=True):
         for length, token in enumerate(response):
@@ -67,15 +69,14 @@ def fit(llm, head):
 
 def kept_weights(llm):
     """Names of the weights kept for a sleep, and of those that a sleep would have lost for good."""
-    drafter = drafter_of(llm)
-    drafter.keep_weights(runner_of(llm).model)
+    drafter, passes = drafter_of(llm), drafter_of(llm).trained.passes
+    passes.keep_weights(runner_of(llm).model)
     before = {name: value.clone() for name, value in drafter.model.state_dict().items()}
-    for name in drafter._kept_weights:
+    for name in passes._kept_weights:
         drafter.model.state_dict()[name].zero_()
     drafter.weights_updated()
     lost = [name for name, value in drafter.model.state_dict().items() if not torch.equal(value, before[name])]
-    kept = set(drafter._kept_weights)
-    drafter._kept_weights = {}
+    kept, passes._kept_weights = set(passes._kept_weights), {}
     return SimpleNamespace(kept=kept, lost=lost)
 
 
@@ -86,10 +87,7 @@ def results(tmp_path_factory):
     save_head(target, head)
 
     def then(llm):
-        drafter = drafter_of(llm)
-        with pytest.MonkeyPatch.context() as patch:  # as verl asks the target to be loaded
-            patch.setattr(drafter.vllm_config.load_config, "load_format", "dummy")
-            seen.load_format = drafter._create_draft_vllm_config().load_config.load_format
+        seen.load_format = load_format_of(llm)
         seen.always = recorded(llm, range(10))
         seen.paused = recorded(llm, (3, 4, 9))
         seen.never = recorded(llm, ())
@@ -100,9 +98,9 @@ def results(tmp_path_factory):
 
     def beside_sam(llm):
         hybrid.always, hybrid.paused, hybrid.never = (recorded(llm, pattern) for pattern in (range(10), (3, 4, 9), ()))
-        drafter_of(llm).min_match_len = 1000  # no match is so long: the head drafts for all, after the steps it missed
-        hybrid.by_match = recorded(llm, (3, 4, 9))
-        drafter_of(llm).min_match_len = None
+        prefer_model(drafter_of(llm))  # for all, after the steps it missed
+        hybrid.for_all = recorded(llm, (3, 4, 9))
+        del drafter_of(llm).trained.acceptance.expected
         hybrid.left_off = left_off(llm)
         hybrid.broken = {how: broken(llm, how) for how in FAULTS}
 
@@ -157,17 +155,17 @@ def test_states_are_kept_beside_a_request_without_room_for_a_draft(results):
 def test_hybrid_drafts_with_the_head_and_with_sam(results):
     hybrid, off = results.methods["hybrid"], results.off
     assert hybrid.first.installed["drafter"] == "Eagle3Proposer" and hybrid.first.preemptions > 0
-    for one in (hybrid.first, hybrid.always, hybrid.paused, hybrid.never, hybrid.by_match):
+    for one in (hybrid.first, hybrid.always, hybrid.paused, hybrid.never, hybrid.for_all):
         assert one.tokens == off.tokens
     assert hybrid.first.logprobs == off.logprobs
     assert 0 < len(hybrid.always.drafts) < len(results.always.drafts)  # the others are sam's
-    for one in (hybrid.always, hybrid.paused, hybrid.by_match):
+    for one in (hybrid.always, hybrid.paused, hybrid.for_all):
         assert one.counters["draft_errors"] == one.counters["draft_model_errors"] == 0
     reference = ReferenceHead(results.target, results.head)
-    texts = list(hybrid.by_match.drafts)[::5]
-    assert len(texts) > 20 and max(hybrid.by_match.missed) > 5
+    texts = list(hybrid.for_all.drafts)[::5]
+    assert len(texts) > 20 and max(hybrid.for_all.missed) > 5
     with torch.no_grad():
-        assert [hybrid.by_match.drafts[text] for text in texts] == [reference.draft(list(text), K) for text in texts]
+        assert [hybrid.for_all.drafts[text] for text in texts] == [reference.draft(list(text), K) for text in texts]
 
 
 @METHODS

@@ -3,7 +3,7 @@
 from collections import Counter
 from datetime import timedelta
 
-from tests.sam.engine.draft_model_runs import Sometimes, forget
+from tests.sam.engine.draft_model_runs import Sometimes, prefer_model
 
 
 class Ranks:
@@ -14,7 +14,7 @@ class Ranks:
         from vllm.distributed.parallel_state import get_tp_group
 
         drafter, group = self.model_runner.drafter, get_tp_group()
-        broadcast, forward, propose = group.broadcast_object, drafter._forward, drafter.propose
+        broadcast, passes, propose = group.broadcast_object, drafter.trained.passes, drafter.propose
         self.counted = Counter()
 
         def counting(name, function):
@@ -25,17 +25,16 @@ class Ranks:
             return call
 
         group.broadcast_object = counting("messages", broadcast)
-        drafter._forward = counting("passes", forward)
+        passes._forward = counting("passes", passes._forward)
         drafter.propose = counting("steps", propose)
 
     def draft(self, pattern) -> None:
-        """Draft in the steps that `pattern` names, of every ten; sam has forgotten all responses."""
-        forget(self.model_runner.drafter)
+        """Draft in the steps that `pattern` names, of every ten; hybrid with the model."""
+        prefer_model(self.model_runner.drafter)
         self.model_runner.drafter.policy = Sometimes(pattern)
 
     def break_passes(self) -> None:
         """Let each pass raise, on all ranks."""
-        forget(self.model_runner.drafter)
         self.model_runner.drafter.model.compute_logits = None
 
     def break_one(self, seconds: float) -> None:
@@ -49,7 +48,7 @@ class Ranks:
 
         ranks.COMMON_FAULT = timedelta(seconds=seconds)
         if get_tp_group().rank_in_group == 1:
-            self.model_runner.drafter._forward = fail
+            self.model_runner.drafter.trained.passes._forward = fail
 
     def take(self) -> tuple[dict[str, int], dict[str, int]]:
         """Counters of the drafter, and what was counted since the last call."""

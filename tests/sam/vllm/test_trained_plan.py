@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from sam.drafting.drafts import Drafts
-from sam.switch.draft_passes import PassCost, may_pay, plan_passes
 from sam.switch.policies import Goodput, make_policy
 from sam.switch.policy import StepState
 from sam.switch.step_cost import linear
+from sam.vllm.trained.drafter import PassCost, plan_passes
 
 K = 3
 
@@ -19,12 +19,12 @@ def drafts(*acceptance):
     return Drafts(np.zeros(len(flat), np.int32), offsets, flat, np.array([len(one) for one in acceptance], np.int32))
 
 
-def plan(others, expected, pass_ms=0.1, policy=None, missing=None, rule=None):
+def plan(others, expected, pass_ms=0.1, policy=None, missing=None):
     requests = len(others)
     cost = PassCost(np.array([1, 101]), np.array([pass_ms, 2 * pass_ms]))
     missing = np.ones(requests, np.int64) if missing is None else missing
     policy = policy or Goodput(K, linear(10.0, 0.0, 1 / 64))
-    return plan_passes(policy, StepState(requests), drafts(*others), np.array(expected), missing, cost, K, rule)
+    return plan_passes(policy, StepState(requests), drafts(*others), np.array(expected), missing, cost)
 
 
 GOOD, BAD = [0.9, 0.8, 0.7], [0.02, 0.0, 0.0]
@@ -71,49 +71,3 @@ def test_no_pass_when_no_request_wants_one():
 def test_without_step_costs_as_many_passes_as_there_are():
     found = plan([[], []], [BAD, [0.0] * K], policy=make_policy("always", K, 0), pass_ms=1e6)
     assert found.count == K and found.wanted.tolist() == [True, False]  # the second has no room
-
-
-def test_the_published_rule_asks_for_no_expectation():
-    others = [[0.1, 0.1], [0.99, 0.99]]
-    found = plan(others, [GOOD, GOOD], policy=make_policy("always", K, 0), rule=np.array([False, True]))
-    assert found.wanted.tolist() == [False, True]
-
-
-def test_what_goes_to_missed_text_is_told_apart():
-    missing = np.array([100_000])
-    found = plan([[]], [GOOD], missing=missing)
-    usual = plan([[]], [GOOD])
-    assert usual.reading == 0.0 and found.reading == pytest.approx(found.milliseconds - usual.milliseconds)
-
-
-def share_with_passes(with_ms, without_ms, steps=6000, requests=2, other=(0.01,)):
-    """Of the last half of steps that take so long with passes and without, and bring two tokens either way."""
-    cost, policy = PassCost(np.array([1, 101]), np.array([0.1, 0.2])), Goodput(K, linear(10.0, 0.0, 1 / 64))
-    expected, now, made = np.array([GOOD] * requests), 0.0, []
-    for step in range(steps):
-        state, others = StepState(requests, context=2.0 * step), drafts(*[other] * requests)
-        count = 0
-        if may_pay(policy, state, others, cost, now):
-            count = plan_passes(policy, state, others, expected, np.ones(requests, np.int64), cost, K).count
-        now += (with_ms if count else without_ms) / 1e3
-        made.append(count > 0)
-    return np.mean(made[steps // 2 :])
-
-
-def test_passes_that_make_the_engine_slower_are_only_tried():
-    """Whatever is expected of them: their steps were planned to pay."""
-    assert 0.0 < share_with_passes(with_ms=13.0, without_ms=10.0) < 0.02
-
-
-def test_without_another_source_goodput_alone_decides():
-    assert share_with_passes(with_ms=13.0, without_ms=10.0, other=()) == 1.0
-
-
-def test_passes_that_make_the_engine_faster_are_made_but_in_trials():
-    assert 0.98 < share_with_passes(with_ms=10.0, without_ms=11.0) < 1.0
-
-
-def test_a_policy_without_step_costs_is_not_tried():
-    cost = PassCost(np.array([1, 101]), np.array([0.1, 0.2]))
-    always = make_policy("always", K, 0)
-    assert all(may_pay(always, StepState(1, context=float(i)), drafts([0.5]), cost, 1.0 * i) for i in range(200))
