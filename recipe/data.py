@@ -151,3 +151,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     names = options.names or SOURCES
     return run_command(lambda: (prepare(name, options.output, options.folder) for name in names))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

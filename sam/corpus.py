@@ -6,6 +6,7 @@ the group's by a margin. Inputs are recordings as `sam.replay` reads them, or JS
 """
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,3 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
         yield f"use it with speculation.corpus={options.output.resolve()}"
 
     return run_command(built)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

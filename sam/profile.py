@@ -12,6 +12,7 @@ import argparse
 import json
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -176,3 +177,7 @@ def main(arguments: list[str] | None = None) -> int:
         yield f"use it with speculation.policy=goodput speculation.step_cost={options.output.resolve()}"
 
     return run_command(shown, errors=(RuntimeError, ValueError, OSError))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

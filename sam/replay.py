@@ -11,6 +11,7 @@ of them and one drafts, on one replica.
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -445,3 +446,7 @@ def main(arguments: list[str] | None = None) -> int:
         return map(json.dumps, run(options)) if options.json else table(run(options))
 
     return run_command(shown)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

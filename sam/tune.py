@@ -8,6 +8,7 @@ steps, widened by the error of the simulation in a training step.
 
 import argparse
 import json
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -195,3 +196,7 @@ def main(arguments: list[str]) -> int:
         parser.error("--k and --steps: expected 1 or more; --threshold and --chunk: 0 or more")
     show = json.dumps if options.json else text
     return run_command(lambda: show(tune(options)))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -7,6 +7,8 @@ import re
 import subprocess
 from pathlib import Path
 
+from recipe.command_line import COMMANDS
+
 ROOT = Path(__file__).resolve().parents[1]
 # Part, the lines that it may have, and its files by the beginnings of their paths; the longest beginning counts.
 PARTS = (
@@ -46,9 +48,11 @@ def lines_of(path: str) -> int:
 
 
 def commands() -> list[str]:
-    """Modules that are made to be run."""
+    """Those of `sam`, and further modules that are made to be run."""
     own = [name for folder in ("sam", "recipe") for name in tracked(folder)]
-    return [name for name in own if '\nif __name__ == "__main__":' in (ROOT / name).read_text()]
+    run = [name for name in own if '\nif __name__ == "__main__":' in (ROOT / name).read_text()]
+    of_sam = {module.replace(".", "/") + ".py" for module, _ in COMMANDS.values()}
+    return [*COMMANDS, *(name for name in run if name not in of_sam and name != "recipe/command_line.py")]
 
 
 def rows_of(page: str) -> int:
