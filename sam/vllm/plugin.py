@@ -6,6 +6,7 @@ from typing import Any
 from sam.config import SCHEDULED_AHEAD, WITH_DRAFT_MODEL, SpeculationConfig
 from sam.log import show_warnings
 from sam.vllm import patches
+from sam.vllm.v2 import engine as second_runner
 
 # vLLM's names of drafters after whose steps one without drafts may follow.
 MAY_PAUSE = ("custom_class", "ngram", "ngram_gpu", "suffix", "draft_model", "eagle3")
@@ -35,6 +36,9 @@ def _init_device(original, wrapper) -> None:
         return
     check_lossless(vllm_config)
     check_recurrent_state(vllm_config.model_config, getattr(vllm_config.speculative_config, "method", None))
+    if second_runner.is_second_runner(vllm_config):
+        second_runner.init_device(original, wrapper, config)
+        return
     _open_doors(vllm_config, config)
     original(wrapper)
     runner = wrapper.worker.model_runner
@@ -49,8 +53,11 @@ def _init_device(original, wrapper) -> None:
 
 def _get_scheduler_cls(original, scheduler_config):
     """The wires of asynchronous scheduling; without a drafter of ours they do nothing."""
+    from vllm.v1.core.sched.output import SchedulerOutput
+
     scheduler_class = original(scheduler_config)
-    if scheduler_config.async_scheduling:
+    # Where the scheduler says how many tokens are drafted, the switch goes by that (sam.vllm.v2.scheduler).
+    if scheduler_config.async_scheduling and not hasattr(SchedulerOutput, "num_spec_tokens_to_schedule"):
         from sam.vllm import async_hooks
 
         async_hooks.follow_switch(scheduler_class)
@@ -230,6 +237,8 @@ def check_scheduling(runner, config: SpeculationConfig) -> None:
 def installed(runner) -> dict[str, Any]:
     """What this model runner uses: drafter, verification, whether it is scheduled asynchronously; sampled steps, rows
     without a distribution."""
+    if second_runner.is_second_runner(getattr(runner, "vllm_config", None)):
+        return second_runner.installed(runner)
     from sam.vllm import rejection_sampler
     from sam.vllm.exact_sampler import ExactSampler
 
@@ -261,7 +270,8 @@ def check_installed(wanted: SpeculationConfig, status: dict[str, Any]) -> None:
     expected = {"drafter": drafters[method], "verification": wanted.verification}
     for part, name in expected.items():
         # vllm-ascend's classes carry its name in front.
-        if (status.get(part) or "").removeprefix("Ascend") != (name or ""):
+        found = (status.get(part) or "").removeprefix("Ascend")
+        if found != (name or "") and (found, wanted.method) != ("SamSpeculator", "sam"):
             raise RuntimeError(
                 f"rollout worker has {part} {status.get(part)}, expected {name} for speculation="
                 f"{wanted.method}: is the project installed where vLLM runs (pip install -e .)?"
