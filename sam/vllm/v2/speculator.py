@@ -128,6 +128,7 @@ class SamSpeculator(BaseSpeculator):
         """int64 [rows, k]."""
         lasts = np.maximum(step.counts - 1, 0)
         drafts = np.repeat(step.tokens[np.arange(len(lasts)), lasts, None].astype(np.int64), self._k, axis=1)
+        drafts[step.counts == 0] = 0  # what stands in these rows need not be a token
         if rows := self._requests.rows_of(step):
             ids = [step.request_ids[row] for row in rows]
             room = self._max_model_len - 1 - self._requests.lengths(ids)
