@@ -1,4 +1,4 @@
-"""Everything of vLLM and vllm-ascend, 0.23 if nothing else is said, that this project replaces, why, and when it can go.
+"""Everything of vLLM and vllm-ascend, 0.23 unless said, that this project replaces, why, and when it can go.
 
 `PATCHES` is the whole list: `wrap` and `put` replace nothing that does not stand in it, and nothing else replaces
 anything (tests/test_layers.py). An engine for which no `speculation` is configured keeps vLLM's own but for the first

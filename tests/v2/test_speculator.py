@@ -1,4 +1,4 @@
-"""The speculator's contract with the runner, without an engine: what it drafts, when it waits, and that it never fails."""
+"""The speculator's contract with the runner, without an engine: what it drafts, when it waits; that it never fails."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""The switch, in vLLM's scheduler: it tells the next step's placeholders, and thereby what the runner drafts and computes.
+"""The switch, in vLLM's scheduler: it tells the next step's placeholders, and so what the runner drafts and computes.
 
 Given to vLLM as its `scheduler_cls` (sam.vllm.v2.engine.engine_arguments).
 """

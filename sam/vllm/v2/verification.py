@@ -1,7 +1,7 @@
 """Exact verification: the runner's own sampler draws every row, and drafts stand while they equal what it drew.
 
-Its noise is keyed by a request's seed and the token's absolute position, so that a row draws the same token in whichever
-step it is computed: the tokens are those of the engine without drafts.
+Its noise is keyed by a request's seed and the token's absolute position, so that a row draws the same token in
+whichever step it is computed: the tokens are those of the engine without drafts.
 """
 
 import torch
