@@ -86,8 +86,10 @@ def scheduler_of(llm):
 def answers(llm, requests, after_step=None) -> Run:
     """The answers to (name, prompt, settings of SamplingParams); `after_step` is called with llm and the step."""
     from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
 
     common = {"temperature": 1.0, "ignore_eos": True, "detokenize": False, "max_tokens": 24}
+    common["output_kind"] = RequestOutputKind.FINAL_ONLY
     for row, (name, prompt, settings) in enumerate(requests):
         parameters = SamplingParams(**common | {"seed": row} | settings)
         llm.llm_engine.add_request(name, {"prompt_token_ids": prompt}, parameters)
