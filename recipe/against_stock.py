@@ -21,14 +21,13 @@ from omegaconf.errors import ConfigAttributeError
 from recipe.launch import environment
 from recipe.preflight.vllm_command import server_arguments
 from recipe.report.runs import ReportError, Run
-from recipe.report.stock import AgainstStock, text_of, times
-from sam.bench.__main__ import INTERRUPTED
-from sam.bench.__main__ import main as run_bench
+from recipe.report.stock import FILE, rows_of, text_of
+from sam.bench.__main__ import INTERRUPTED, MEMORY_ARGUMENTS, measure
 from sam.bench.environment import HUGE_PAGES
-from sam.bench.settings import MEMORY_ARGUMENTS, RESERVED, STOCK
+from sam.bench.result import times
+from sam.bench.settings import RESERVED, STOCK
 from sam.command import run_command
 from sam.config import WITH_DRAFT_MODEL
-from sam.reading import json_object
 from sam.record.atomic import replacing
 from sam.record.responses import TOKENS
 from sam.record.run_directory import read_responses
@@ -42,7 +41,7 @@ NOT_OF_THE_ENGINE = {
 }  # fmt: skip
 
 
-def against_stock(directory: Path, output: Path, rounds: int = ROUNDS) -> AgainstStock:
+def against_stock(directory: Path, output: Path, rounds: int = ROUNDS) -> dict[str, Any]:
     """Measure what is missing of `rounds` rounds, fewer in a short run, and write stock.json into `output`.
 
     Raises:
@@ -70,23 +69,14 @@ def against_stock(directory: Path, output: Path, rounds: int = ROUNDS) -> Agains
         raise ReportError(
             f"{directory}: its config.yaml lacks {error.full_key}, it is an older version's: run it again"
         ) from None
-    with (folder / "table.txt").open("w") as table, contextlib.redirect_stdout(table):
-        if (code := run_bench(words)) == INTERRUPTED:
-            raise KeyboardInterrupt
-        if code:
-            raise ReportError(f"{folder}: not all rounds were measured (exit code {code})")
-    result = json_object(folder / "result.json")
-    rows = {row["variant"]: row for row in result["rows"]}
-    found = AgainstStock(
-        text=text_of(run, steps),
-        steps=steps,
-        requests=requests,
-        seconds={engine: row["by_round"] for engine, row in rows.items()},
-        rows=rows,
-        settings=result["settings"],
-        date=result["date"],
-    )
-    found.save(output)
+    result, code = measure(words)
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
+    if code:
+        raise ReportError(f"{folder}: not all rounds were measured")
+    found = {"text": text_of(run, steps), "steps": steps, **result}
+    with replacing(output / FILE) as partial:
+        partial.write_text(json.dumps(found, indent=1) + "\n")
     return found
 
 
@@ -101,26 +91,23 @@ def spread(steps: list[int], count: int) -> list[int]:
 
 
 def write_text(run: Run, steps: list[int], samples: int, path: Path) -> int:
-    """Write the first generation round of each step as one recording, equally many groups of each; returns the requests
-    of a round."""
-    rounds = [_groups(run, step, samples) for step in steps]
+    """Write the first generation round of each step as one recording, equally many groups of each, those that have all
+    their responses; returns the requests of a round."""
+    rounds: list[list[list[dict]]] = []
+    for step in steps:
+        groups: dict[int, list[dict]] = {}
+        responses = read_responses(run.directory, step)
+        first = min(row.round for row in responses)
+        for row in (row for row in responses if row.round == first):
+            groups.setdefault(row.prompt, []).append({name: getattr(row, name).tolist() for name in TOKENS})
+        rounds.append([group for group in groups.values() if len(group) == samples])
     prompts = min(map(len, rounds))
     if not prompts:
         raise ReportError(f"{run.source}: no prompt with {samples} responses in a step of {steps}")
-    lines = [json.dumps(row) + "\n" for groups in rounds for group in groups[:prompts] for row in group]
     with replacing(path) as partial:
-        partial.write_text("".join(lines))
+        rows = (row for groups in rounds for group in groups[:prompts] for row in group)
+        partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return prompts * samples
-
-
-def _groups(run: Run, step: int, samples: int) -> list[list[dict]]:
-    """The prompts of a step's first generation round that have all their responses."""
-    groups: dict[tuple, list[dict]] = {}
-    for row in read_responses(run.directory, step):
-        texts = {name: getattr(row, name).tolist() for name in TOKENS}
-        groups.setdefault((row.round, row.prompt), []).append(texts)
-    first = min((number for number, _ in groups), default=0)
-    return [group for (number, _), group in groups.items() if number == first and len(group) == samples]
 
 
 def set_environment(config: DictConfig) -> None:
@@ -169,16 +156,12 @@ def engine_words(arguments: dict[str, Any]) -> list[str]:
     return words
 
 
-def measured(found: AgainstStock) -> str:
+def measured(found: dict[str, Any]) -> str:
     """One line for the screen."""
-    parts = [f"stock vLLM {found.rows[STOCK]['seconds']:.2f} s a round"]
-    parts += [
-        f"{engine} {found.rows[engine]['seconds']:.2f} s, {times(found.ratio(engine))}"
-        for engine in found.seconds
-        if engine != STOCK
-    ]
-    rounds = f"{len(found.seconds[STOCK])} rounds of {found.requests} requests that emit the run's own text"
-    return f"engine alone: {'; '.join(parts)} ({rounds})"
+    rows = rows_of(found)
+    stock, others = rows.pop(STOCK), [f"{name} {row['seconds']:.2f} s, {times(row)}" for name, row in rows.items()]
+    rounds = f"{stock['rounds']} rounds of {stock['requests']} requests that emit the run's own text"
+    return f"engine alone: stock vLLM {stock['seconds']:.2f} s a round; {'; '.join(others)} ({rounds})"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -187,9 +170,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help="where to write stock.json; by default beside the run")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="runs of each engine that count")
     options = parser.parse_args(arguments)
-    output = options.output or options.run.resolve().parent
+
+    def shown() -> str:
+        return measured(against_stock(options.run, options.output or options.run.resolve().parent, options.rounds))
+
     try:
-        return run_command(lambda: measured(against_stock(options.run, output, options.rounds)))
+        return run_command(shown, errors=(ValueError, OSError, RuntimeError))
     except KeyboardInterrupt:
         print("interrupted: the same command goes on", file=sys.stderr)
         return INTERRUPTED

@@ -1,11 +1,12 @@
 """`python -m recipe.whole_runs`: compares settings in whole training runs of verl that take turns, round by round.
 
-For policies, methods, sharing, numbers of replicas. Each round has one run of every variant, another one first in
-each; a variant's seconds are divided by the first one's of the same round. Sampling is exact: all runs must generate
-the same tokens, which is checked.
+For policies, methods, sharing, routers, numbers of replicas. Each round has one run of every variant, another one first
+in each; a variant's seconds are compared with the first one's of the same round. Sampling is exact: all runs must
+generate the same tokens, which is checked.
 """
 
 import argparse
+import itertools
 import json
 import shlex
 import subprocess
@@ -18,87 +19,61 @@ from tqdm import tqdm
 
 from recipe.record.run_directory import STATE_FILE, read_json
 from recipe.report.runs import ReportError, Run, compare_responses
+from sam.bench.result import compared, times
 from sam.bench.rounds import turns
 from sam.command import run_command
 
 
-def measure(output: Path, variants: list[str], rounds: int, overrides: list[str], config_name: str) -> list[list[Path]]:
-    """Train each variant once a round.
-
-    Returns:
-        The run directories by round and variant; finished runs are not repeated.
+def measure(options: argparse.Namespace) -> list[list[Run]]:
+    """Train each variant once a round, but for runs that are finished; returns the runs by round and variant.
 
     Raises:
-        ReportError: a run failed.
+        ReportError: a run failed, has other steps or responses than the first one, or has not recorded them.
     """
-    names = {variant: f"variant_{number}" for number, variant in enumerate(variants, start=1)}
-    order = [(round_, variant) for round_ in range(1, rounds + 1) for variant in turns(variants, round_)]
-    for round_, variant in tqdm(order, unit="run", disable=None):
-        directory = output / f"round_{round_}" / names[variant]
+    output, names = options.output.absolute(), [f"variant_{n}" for n in range(1, len(options.variants) + 1)]
+    rounds = range(1, options.rounds + 1)
+    order = [(output / f"round_{round_}" / name, name) for round_ in rounds for name in turns(names, round_)]
+    for directory, name in tqdm(order, unit="run", disable=None):
         if read_json(directory / STATE_FILE).get("phase") == "finished":
             continue
         command = [
-            *(sys.executable, "-m", "recipe.main_dapo", "--config-name", config_name, f"run_dir={directory}"),
-            *(f"trainer.experiment_name={output.name}_{round_}_{names[variant]}", "trainer.save_freq=-1"),
-            *("trainer.val_before_train=false", "trainer.test_freq=-1", *shlex.split(variant), *overrides),
+            *(sys.executable, "-m", "recipe.main_dapo", "--config-name", options.config_name, f"run_dir={directory}"),
+            *(f"trainer.experiment_name={output.name}_{directory.parent.name}_{name}", "trainer.save_freq=-1"),
+            *("trainer.val_before_train=false", "trainer.test_freq=-1"),
+            *(*shlex.split(options.variants[names.index(name)]), *options.overrides),
         ]
         if code := subprocess.run(command).returncode:
             raise ReportError(f"{directory}: the run ended with exit code {code}, see {directory}/train.log")
-    return [[output / f"round_{round_}" / name for name in names.values()] for round_ in range(1, rounds + 1)]
-
-
-def read(directories: list[list[Path]]) -> list[list[Run]]:
-    """The runs by round and variant.
-
-    Raises:
-        ReportError: a run has other steps or responses than the first one, or has not recorded them.
-    """
-    runs = [[Run.load(directory) for directory in row] for row in directories]
-    for run in (run for row in runs for run in row):
-        compared = compare_responses(run, runs[0][0])
-        counts = {step: compared.get(step, (0, 0)) for step in runs[0][0].steps}
-        wrong = [step for step, (same, of) in counts.items() if not same or same < of]
-        if run.steps != runs[0][0].steps or wrong:
-            raise ReportError(f"{run.source}: other steps or responses than {runs[0][0].source}, first {wrong[:1]}")
+    runs = [[Run.load(output / f"round_{round_}" / name) for name in names] for round_ in rounds]
+    first = runs[0][0]
+    for run in itertools.chain(*runs):
+        same = compare_responses(run, first)
+        wrong = [step for step in first.steps if not (counts := same.get(step)) or counts[0] < max(1, counts[1])]
+        if run.steps != first.steps or wrong:
+            raise ReportError(f"{run.source}: other steps or responses than {first.source}, first {wrong[:1]}")
     return runs
 
 
 def table(runs: list[list[Run]], variants: list[str]) -> list[dict]:
-    """For each variant its rollouts' seconds by round, how many times as fast as the first variant it was in the same
-    round, and by training step the median of that and of the mean acceptance length."""
-    rows = []
-    for number, name in enumerate(variants):
-        own = [row[number] for row in runs]
-        seconds = np.array([[run.metrics[step]["rollout/seconds"] for step in run.steps] for run in own])
-        first = np.array([[row[0].metrics[step]["rollout/seconds"] for step in row[0].steps] for row in runs])
-        lengths = np.array([[run.metrics[step]["rollout/spec_accept_length"] for step in run.steps] for run in own])
-        rows.append(
-            {
-                "variant": name,
-                "seconds": seconds.sum(1).tolist(),
-                "times_as_fast": (first.sum(1) / seconds.sum(1)).tolist(),
-                "times_as_fast_by_step": np.median(first / seconds, axis=0).tolist(),
-                "acceptance_length_by_step": np.median(lengths, axis=0).tolist(),
-            }
-        )
+    """For each variant its rollouts' seconds by round, what sam.bench has of these `compared` with the first variant's
+    in the same round, and the mean acceptance length by round."""
+    rows: list[dict] = []
+    for variant, *own in zip(variants, *runs, strict=True):
+        seconds, lengths = [run.seconds(run.steps) for run in own], [run.acceptance()[0] for run in own]
+        against = compared(seconds, rows[0]["seconds"] if rows else seconds)
+        rows.append({"variant": variant, "seconds": seconds, **against, "acceptance_length": lengths})
     return rows
 
 
 def as_text(rows: list[dict]) -> Iterator[str]:
-    """Lay out `table`'s rows: medians with the range of the rounds."""
+    """Lay out `table`'s rows: medians, and the range of the rounds."""
     for row in rows:
-        seconds, fast = (
-            f"{np.median(row[name]):.2f} ({min(row[name]):.2f} to {max(row[name]):.2f})"
-            for name in ("seconds", "times_as_fast")
-        )
-        ratios, lengths = (
-            ", ".join(f"{value:.2f}" for value in row[f"{name}_by_step"])
-            for name in ("times_as_fast", "acceptance_length")
-        )
+        of, lengths = row["seconds"], [length for length in row["acceptance_length"] if length is not None]
         yield row["variant"]
-        yield f"  rollout seconds of a run: {seconds}"
-        yield f"  times as fast as the first variant: {fast}, {len(row['seconds'])} rounds; by training step {ratios}"
-        yield f"  mean acceptance length by training step: {lengths}"
+        yield f"  rollout seconds of a run: {np.median(of):.2f} ({min(of):.2f} to {max(of):.2f})"
+        yield f"  over the first variant: {times(row)}, {len(of)} rounds: {row['answer']}"
+        if lengths:
+            yield f"  mean acceptance length: {np.median(lengths):.2f}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -117,10 +92,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
 
     def shown() -> Iterator[str]:
-        output = options.output.absolute()
-        directories = measure(output, options.variants, options.rounds, options.overrides, options.config_name)
-        rows = table(read(directories), options.variants)
-        (output / "result.json").write_text(json.dumps(rows, indent=1) + "\n")
+        rows = table(measure(options), options.variants)
+        (options.output / "result.json").write_text(json.dumps(rows, indent=1) + "\n")
         yield from as_text(rows)
 
     return run_command(shown, (ValueError,), code=1)

@@ -19,16 +19,3 @@ def run_command(
         print(f"error: {' '.join(str(error).splitlines())}", file=sys.stderr)
         return code
     return 0
-
-
-def new_figure(width: float, height: float):
-    """An empty matplotlib figure for `--plot`, in inches.
-
-    Raises:
-        ValueError: matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ValueError("--plot needs matplotlib: install requirements/cpu.txt, or leave it out") from error
-    return Figure(figsize=(width, height), layout="constrained")

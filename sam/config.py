@@ -33,7 +33,6 @@ CHOICES = {
 RANGES = {
     "num_speculative_tokens": (1, 15),
     "batch_size_threshold": (0, None),
-    "hysteresis": (0, None),
     "history_tokens": (0, None),
     "history_epochs": (1, None),
     "memory_budget_mib": (1, 65536),
@@ -60,7 +59,6 @@ class SpeculationConfig:
         paths: of draft tokens that sam verifies for a request at most, 1 to 8; each further one is a row of the batch.
         policy: when sam drafts: threshold, goodput, always or never.
         batch_size_threshold: running requests at or below which `threshold` drafts, 0 or more.
-        hysteresis: running requests above batch_size_threshold at which `threshold` stops again, 0 or more.
         step_cost: file of step costs in milliseconds for `goodput`; None: measured when the engine starts.
         scope: whose text is drafted from: request (its own), group (a prompt's samples) or history (earlier steps too).
         history_tokens: tokens of finished groups that `history` keeps, in memory and in a machine's file, 0 or more.
@@ -105,7 +103,6 @@ class SpeculationConfig:
     paths: int = 1
     policy: str = "threshold"
     batch_size_threshold: int = 8
-    hysteresis: int = 0
     step_cost: str | None = None
     scope: str = "group"
     history_tokens: int = 2_000_000

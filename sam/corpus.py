@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from sam.automaton.corpus_file import add_text, empty_corpus, save_corpus
+from sam.automaton.corpus_file import corpus_of, save_corpus
 from sam.automaton.store import BLOCK_BYTES, blocks_for
 from sam.command import run_command
 from sam.reading import ReadError, json_rows, token_ids
@@ -50,12 +50,7 @@ def build(inputs: list[Path], output: Path, tokenizer: str | None = None) -> int
     needed, available = blocks_for(total) * BLOCK_BYTES, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > available:
         raise ValueError(f"{total} tokens need {needed >> 20} MiB of memory, this machine has {available >> 20}")
-    store = empty_corpus(needed)
-    with tqdm(total=total, unit="tok", desc=output.name) as bar:
-        for text in texts:
-            add_text(store, text)
-            bar.update(len(text))
-    save_corpus(store, output)
+    save_corpus(corpus_of(tqdm(texts, unit="text", desc=output.name), total), output)
     return total
 
 

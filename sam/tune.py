@@ -78,7 +78,7 @@ def play(
             seconds = np.array([rollout.seconds(one) + idle_ms / 1e3 for one in played])
             by_step = np.array([seconds[of_step == step].sum() for step in run.seconds])
             outcome = rollout.summarize(played, tail_threshold=choice.threshold)
-            trials.append(Trial(choice, by_step, outcome.wasted, outcome.accept_length))
+            trials.append(Trial(choice, by_step, outcome["wasted"], outcome["accept_length"]))
     return trials
 
 

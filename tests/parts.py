@@ -13,7 +13,7 @@ PARTS = (
     ("drafting", 1500, "sam/automaton sam/drafting sam/corpus sam/jit sam/compile_kernels"),
     ("verification", 550, "sam/verify sam/vllm/exact_sampler sam/vllm/rejection_sampler sam/vllm/row_classes"),
     ("switch", 600, "sam/switch"),
-    ("several paths", 500, "sam/drafting/paths sam/vllm/paths"),
+    ("several paths", 500, "sam/drafting/further_paths sam/vllm/paths"),
     ("trained drafters", 1150, "sam/trained_drafter sam/vllm/trained recipe/draft_model"),
     ("vLLM plugin", 2000, "sam/vllm sam/config sam/log sam/reading"),
     ("sharing", 650, "sam/sharing recipe/launch/sharing"),

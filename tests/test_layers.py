@@ -5,6 +5,7 @@ A room may import rooms above it in its list, and its own. `sam` imports neither
 """
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -136,11 +137,79 @@ def test_no_folder_is_crowded(package):
     assert crowded == {}
 
 
+MOST_LINES = {"file": 500, "function": 60}
+MOST = {"parameters": 6, "attributes": 12}
+# Kernels are called with arrays alone, and records have a field for each column: neither is bound by MOST.
+LARGER = {
+    "sam/drafting/drafter.py: Drafter: 13 attributes": "the arrays of its kernels are among them",
+    "sam/drafting/drafter.py: __init__: 7 parameters": "each is a knob",
+    "sam/history/client.py: HistoryClient: 13 attributes": "the queues to and from its threads are among them",
+    "sam/replay/round_robin.py: replay_group: 9 parameters": "an engine's settings, without an engine",
+    "sam/sharing/client.py: Client: 14 attributes": "of a thread and its owner",
+    "sam/simulate/engine.py: Replica: 16 attributes": "a replica's whole state",
+    "sam/switch/draft_passes.py: plan_passes: 8 parameters": "of two drafters",
+    "sam/verify/rejection.py: sample_recovered_tokens: 9 parameters": "vLLM's signature",
+    "sam/verify/rejection.py: rejection_sample: 12 parameters": "vLLM's signature",
+    "sam/verify/rejection.py: rejection_sample: 72 lines": "of them 40 of documentation",
+    "sam/vllm/ascend/sampling.py: expand_triton: 7 parameters": "vllm-ascend's signature",
+    "sam/vllm/ascend/sampling.py: sample_recovered_tokens: 12 parameters": "vllm-ascend's signature",
+    "sam/vllm/cpu_linear.py: CpuLinear: 14 attributes": "each call would have to look them up",
+    "sam/vllm/step_recorder.py: StepRecorder: 18 attributes": "the columns of the steps that it records",
+    "sam/vllm/trained/async_proposer.py: keep_on_device: 8 parameters": "vLLM's arrays of a step",
+    "sam/vllm/trained/proposer.py: _replaced: 7 parameters": "of two drafters",
+}
+
+
+def is_record(node: ast.ClassDef) -> bool:
+    """Whether it is a dataclass or a named tuple: fields, and nothing that it goes through."""
+    return any("dataclass" in ast.unparse(one) for one in node.decorator_list) or "NamedTuple" in map(
+        ast.unparse, node.bases
+    )
+
+
+def sizes(path: Path) -> Iterator[str]:
+    """What of a file is larger than a reader should meet."""
+    tree = ast.parse(path.read_text())
+    if (lines := len(path.read_text().splitlines())) > MOST_LINES["file"]:
+        yield f"{lines} lines"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            given = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            parameters = len([name for name in given if name not in ("self", "cls")])
+            is_kernel = any(name in ast.unparse(one) for one in node.decorator_list for name in ("compiled", "kernel"))
+            if parameters > MOST["parameters"] and not is_kernel:
+                yield f"{node.name}: {parameters} parameters"
+            if (lines := node.end_lineno - node.lineno + 1) > MOST_LINES["function"]:
+                yield f"{node.name}: {lines} lines"
+        elif isinstance(node, ast.ClassDef) and not is_record(node):
+            stored = {
+                one.attr
+                for one in ast.walk(node)
+                if isinstance(one, ast.Attribute)
+                and isinstance(one.ctx, ast.Store)
+                and ast.unparse(one.value) == "self"
+            }
+            if len(stored) > MOST["attributes"]:
+                yield f"{node.name}: {len(stored)} attributes"
+
+
+@pytest.mark.parametrize("package", ["sam", "recipe"])
+def test_nothing_is_larger_than_a_reader_should_meet(package):
+    found = {f"{path.relative_to(ROOT)}: {size}" for path in files(package) for size in sizes(path)}
+    assert found == {name for name in LARGER if name.startswith(f"{package}/")}
+
+
+def test_what_is_too_large_is_seen(tmp_path):
+    body = "".join(f"        self.a{place} = {place}\n" for place in range(61))
+    (tmp_path / "large.py").write_text(f"class Large:\n    def grow(self, a, b, c, d, e, f, g):\n{body}" + "\n" * 500)
+    found = list(sizes(tmp_path / "large.py"))
+    assert found == ["563 lines", "Large: 61 attributes", "grow: 7 parameters", "grow: 62 lines"]
+
+
 # What replaces something of vLLM beside the list, and why. Files of sam/vllm/bench follow an engine that is measured.
 BESIDE_THE_LIST = {
     "sam/vllm/exact_sampler.py: one.logits_slice": "stop_behind_drafts, put back within the step",
     "sam/vllm/rejection_sampler.py: sampler.gather_logprobs": "for one call",
-    "sam/vllm/step_recorder.py: setattr": "of its own",
     "sam/vllm/async_hooks.py: setattr": "of a step's output",
     "sam/vllm/ascend/graphs.py: dispatcher.uniform_decode_query_len": "of a dispatcher of its own",
 }

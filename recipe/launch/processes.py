@@ -18,9 +18,9 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def terminate_with_parent() -> None:
-    """Let the kernel send SIGTERM to this process when its parent dies, even by SIGKILL."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+def terminate_with_parent(sign: int = signal.SIGTERM) -> None:
+    """Let the kernel send a signal to this process when its parent dies, even by SIGKILL."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(sign), 0, 0, 0)
 
 
 def descendants(keep: int | None = None) -> list[psutil.Process]:

@@ -30,6 +30,13 @@ MEMORY_SECONDS = 30.0  # a look takes half a second of CPU and more: the kernel 
 CONSEQUENCE_SECONDS = 0.5  # an exception that ends the run, later than this after a process died, is a consequence
 GRACE_SECONDS = 8.0  # verl may notice by itself that a process died, and say more about it
 STOPS = (signal.SIGINT, signal.SIGTERM)
+# Not one of these: of a parent with several threads the kernel may tell while the last of them still ends, and until
+# then the parent is the parent.
+ORPHANED = signal.SIGUSR1
+
+
+class Orphaned(KeyboardInterrupt):
+    """The process that the user started was killed."""
 
 
 def guard(run_directory: Path, work: Callable[[], int]) -> int:
@@ -42,9 +49,10 @@ def guard(run_directory: Path, work: Callable[[], int]) -> int:
         signal.signal(signal.SIGTERM, _interrupt)
         # A shell without job control starts background commands with SIGINT ignored; here it always means to stop.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(ORPHANED, _orphaned)
         code = 1
         try:
-            processes.terminate_with_parent()
+            processes.terminate_with_parent(ORPHANED)
             code = work() if os.getppid() == own else 137
         except KeyboardInterrupt:
             code = 130
@@ -91,23 +99,26 @@ def supervise(
     (run_directory / STATE_FILE).unlink(missing_ok=True)
     parent, scratch = os.getppid(), Scratch.create(run_directory)
     environment = {**os.environ, VARIABLE: str(scratch.directory)}
-    with open(run_directory / LOG_FILE, "ab") as log:
-        child = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-    watch = Watch(child, run_directory, phase_limits, scratch, origin)
+    watch = None
     try:
+        with open(run_directory / LOG_FILE, "ab") as log:
+            child = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        watch = Watch(child, run_directory, phase_limits, scratch, origin)
         return watch.until_end(on_poll)
+    except Orphaned:
+        return Ending(137, f"the supervisor (process {parent}) was killed")
     except KeyboardInterrupt:
-        if os.getppid() != parent:
-            return Ending(137, f"the supervisor (process {parent}) was killed")
         return Ending(130, "interrupted")
     finally:
-        for number in STOPS:
+        for number in (*STOPS, ORPHANED):
             signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not stop the clearing up
         processes.stop()
         scratch.remove()
-        watch.write_peak_memory()
+        if watch:
+            watch.write_peak_memory()
         signal.signal(signal.SIGTERM, _interrupt)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(ORPHANED, _orphaned)
 
 
 class Watch:
@@ -206,3 +217,7 @@ def _memory(process: psutil.Process) -> int:
 
 def _interrupt(*_) -> None:
     raise KeyboardInterrupt
+
+
+def _orphaned(*_) -> None:
+    raise Orphaned

@@ -169,6 +169,11 @@ class Row(NamedTuple):
     def is_of_machine(self) -> bool:
         return self.kind in OF_MACHINE
 
+    @property
+    def place(self) -> str:
+        """The key, after what it is of, which of packages and of the config's own keys goes without saying."""
+        return self.key if self.kind in ("", "package") else f"{self.kind} {self.key}"
+
     def found(self, config: DictConfig) -> list[str]:
         """The key's value as the table writes it, of a list every one; none where the row does not concern a config."""
         for one in filter(None, self.when.split(" & ")):
@@ -188,8 +193,9 @@ class Row(NamedTuple):
         return not is_missing and any(fnmatchcase(value, one) for one in known)
 
     def said(self, value: str) -> str:
-        sign = "=" if self.kind in ("", "config.json", "variable") else " "
-        return f"{self.key}{sign}{value}"
+        if self.kind == "config.json":
+            return f"{self.place}={value}"
+        return f"{self.key}{'=' if self.kind in ('', 'variable') else ' '}{value}"
 
     def problem(self, value: str) -> Problem:
         known = self.tested + self.untested
@@ -280,7 +286,7 @@ def page() -> str:
     """docs/compatibility.md."""
     lines = []
     for row in ROWS:
-        key = f"{row.key} ({row.when})" if row.when else row.key
+        key = f"{row.place} ({row.when})" if row.when else row.place
         cells = [" ".join(f"`{value}`" for value in values) for values in (row.tested, row.untested)]
         lines.append(f"| {row.feature} | {key} | {' | '.join(cells)} | {row.remark} |")
     return PAGE + "\n".join(lines) + "\n"

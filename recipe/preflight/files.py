@@ -136,10 +136,10 @@ def history_problems(config: DictConfig) -> Iterator[Problem]:
     """Whether responses can be kept where the config says, and those that are there are this model's."""
     if (folder := config.speculation.history_path) is None:
         return
-    from sam.history import database, fingerprint  # only where there is a history
+    from sam.history import database  # only where there is a history
 
     model = Path(config.actor_rollout_ref.model.path).expanduser()
-    written_in = fingerprint.fingerprint(str(model)) if model.is_dir() else None
+    written_in = database.fingerprint(str(model)) if model.is_dir() else None
     try:
         database.check_folder(Path(folder), written_in)
     except database.HistoryError as error:

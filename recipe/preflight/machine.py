@@ -22,7 +22,7 @@ SHARED_MEMORY = Path("/dev/shm")
 ENGINE_MIB, RANK_MIB, GROUP_MIB = 160, 240, 24
 RAY_BYTES = 10**10  # from here on Ray keeps its objects in shared memory, below on disk (REQUIRE_SHM_SIZE_THRESHOLD)
 RAY_CLIENT_PORT = 10001
-AUTOMATON_BYTES = 108  # of a token: sam.automaton.store's blocks, which numba makes slow to import
+AUTOMATON_BYTES = 102  # of a token: sam.automaton.store's blocks, which numba makes slow to import
 HCCL_PORTS = "HCCL_HOST_SOCKET_PORT_RANGE"
 NETWORK_CARDS = ("GLOO_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 

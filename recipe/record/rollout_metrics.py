@@ -5,7 +5,6 @@ from typing import Self
 
 import numpy as np
 
-from sam.drafting.origins import SOURCES
 from sam.record.engine_steps import EngineSteps
 
 
@@ -44,7 +43,7 @@ class RolloutRecord:
             **{f"rollout/{name}_ms_per_step": value for name, value in milliseconds.items()},
             "rollout/other_ms_per_step": max(0.0, other),
         }
-        values |= self._acceptance() | self._rounds(rounds) | self._graphs() | self._sources()
+        values |= self._acceptance() | self._rounds(rounds) | self._graphs()
         if tail_threshold is not None:
             values |= self._tail(tail_threshold)
         return values | {f"rollout/drafter/{name}": float(value) for name, value in self.replicas[0].counters.items()}
@@ -101,19 +100,6 @@ class RolloutRecord:
         values = {f"rollout/round_seconds/{number}": value for number, value in enumerate(slowest, start=1)}
         mean = sum(self.replica_seconds) / len(self.replica_seconds)
         return {**values, "rollout/round_seconds/replica_mean": mean / rounds}
-
-    def _sources(self) -> dict[str, float]:
-        """Where draft tokens came from, of those that the drafters have counted."""
-        counted = [(part.source_drafted, part.source_accepted) for part in self.replicas if len(part.source_drafted)]
-        drafted, accepted = np.sum(counted, axis=0) if counted else np.zeros((2, 0), np.int64)
-        if not (total := float(drafted.sum())):
-            return {}
-        values = {"rollout/spec_source_tokens": total}
-        for source, of_it, right in zip(SOURCES, drafted.tolist(), accepted.tolist(), strict=True):
-            values[f"rollout/spec_source_share/{source}"] = of_it / total
-            if of_it:
-                values[f"rollout/spec_source_accept_rate/{source}"] = right / of_it
-        return values
 
 
 def routing_metrics(figures: dict[str, float]) -> dict[str, float]:

@@ -11,18 +11,12 @@ from pathlib import Path
 
 from recipe.record.settings import differences
 from recipe.report import figures, stock
-from recipe.report.figures import answer, facts, remarks, summarize
 from recipe.report.runs import Run, load_run, make_comparable
-from recipe.report.stock import AgainstStock
-from sam import page
+from sam.bench.result import table_of
 from sam.command import run_command
+from sam.page import Section, page
 
 TITLE = "Does speculation pay?"
-# The first picture is as wide as two, where there is room for two.
-STYLE = """
-.grid{margin-top:2rem}
-@media(min-width:46rem){.answer+.grid figure:first-child{grid-column:span 2;max-width:none}}
-"""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,8 +24,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "runs",
         nargs="+",
-        help="speculating, baseline, peers; each a run directory, or entity/project/run_id "
-        " or the address of a run on a wandb server",
+        help="speculating, baseline, peers; each a run directory, or entity/project/run_id or the address of a run on "
+        "a wandb server",
     )
     parser.add_argument(
         "--output", type=Path, help="where to write; by default the first run directory's parent, or outputs/report"
@@ -47,34 +41,34 @@ def report(sources: list[str], output: Path | None) -> str:
     runs = [load_run(source) for source in sources]
     make_comparable(runs)
     output = output or (runs[0].directory.parent if runs[0].directory else Path("outputs/report"))
-    against, note = AgainstStock.load(output, runs[0])
-    summary = summarize(runs) | {"stock": against and against.summary(), "stock_note": note}
+    against, note = stock.load(output, runs[0])
+    summary = figures.summarize(runs) | {"stock": against and stock.summary(against), "stock_note": note}
     output.mkdir(parents=True, exist_ok=True)
     (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     (output / "report.html").write_text(as_html(runs, summary, against))
-    values = [f"{name:<24}{value}" for name, value in facts(summary)]
-    notes = (f"note: {line}" for line in remarks(runs, summary))
-    return "\n".join([*answer(summary), *values, *notes, f"report: {output / 'report.html'}"])
+    values = [f"{name:<24}{value}" for name, value in figures.facts(summary)]
+    notes = (f"note: {line}" for line in figures.remarks(runs, summary))
+    return "\n".join([*figures.answer(summary, against), *values, *notes, f"report: {output / 'report.html'}"])
 
 
-def as_html(runs: list[Run], summary: dict, against: AgainstStock | None) -> str:
+def as_html(runs: list[Run], summary: dict, against: dict | None) -> str:
     """The page: the answer, the pictures, then the tables that have rows."""
     from recipe.report.plots import draw_all  # loads matplotlib
 
     first, second = runs[:2]
     differing = differences(first.config, second.config).items()
     tables = {
-        "Figures": (("figure", "value"), facts(summary)),
-        "What to know of these figures": (("note",), [(line,) for line in remarks(runs, summary)]),
-        "Engines alone, on the recorded text": (stock.HEADER, against.table() if against else []),
+        "Figures": (("figure", "value"), figures.facts(summary)),
+        "What to know of these figures": (("note",), [(line,) for line in figures.remarks(runs, summary)]),
+        "Engines alone, on the recorded text": table_of(against) if against else ((), ()),
         "Whether the curves agree": (figures.AGREEMENT_HEADER, figures.agreement(first, second)),
         "Seconds of each phase": (figures.PHASE_HEADER, figures.phases(first, second)),
         "What differs between the two configs": (("key", "first", "second"), [(k, *v) for k, v in differing]),
         "Versions": (("package", "version"), list(first.versions.items())),
     }
-    sections = [(part, page.side_by_side(charts)) for part, charts in draw_all(runs, summary).items()]
-    sections += [(title, page.table(header, rows)) for title, (header, rows) in tables.items() if rows]
-    return page.page(TITLE, sections, answer(summary), STYLE)
+    sections = [Section(part, pictures) for part, pictures in draw_all(runs).items()]
+    sections += [Section(title, table=table) for title, table in tables.items() if table[1]]
+    return page(TITLE, figures.answer(summary, against), sections)
 
 
 if __name__ == "__main__":

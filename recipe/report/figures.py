@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from recipe.report import stock
 from recipe.report.runs import ROLLOUT_SECONDS, TAIL_SECONDS, Run, common_steps, compare_responses, left_out
-from recipe.report.stock import MEASURE, times
-from sam.bench.verdict import GO
+from sam.bench.result import GO, times
 from sam.reading import expect, json_object
 
 NOT_RECORDED = "not recorded"
@@ -46,13 +46,16 @@ PHASE_HEADER = (
 def summarize(runs: list[Run]) -> dict:
     """The figures of summary.json; the first run speculates, the second is the baseline. None is: not recorded."""
     first, second = runs[:2]
-    steps, threshold = common_steps(first, second), first.speculation("batch_size_threshold")
+    steps, threshold = common_steps(first, second), first.threshold()
     identical = compare_responses(first, second)
     accept_length, accept_rate = first.acceptance()
-    tails = [run.tail_seconds(steps, threshold) for run in runs[:2]]
+
+    def tail_seconds(run: Run, steps: list[int]) -> float | None:
+        return run.seconds(steps, TAIL_SECONDS) if threshold is not None and run.threshold() == threshold else None
+
     return {
-        "rollout_speedup_total": second.seconds(steps) / first.seconds(steps) if first.seconds(steps) else None,
-        "rollout_speedup_tail": tails[1] / tails[0] if tails[0] and tails[1] is not None else None,
+        "rollout_speedup_total": _over(second.seconds(steps), first.seconds(steps)),
+        "rollout_speedup_tail": _over(tail_seconds(second, steps), tail_seconds(first, steps)),
         "accept_length": accept_length,
         "accept_rate": accept_rate,
         "reward_gain_sam": _gain(first),
@@ -65,7 +68,7 @@ def summarize(runs: list[Run]) -> dict:
         "seconds": {
             run.name: {
                 "rollout": run.seconds(run.steps),
-                "tail": run.tail_seconds(run.steps, threshold),
+                "tail": tail_seconds(run, run.steps),
                 "training": float(sum(run.series("timing_s/step")[1])),
             }
             for run in runs
@@ -78,6 +81,10 @@ def summarize(runs: list[Run]) -> dict:
             row[0]: dict(zip(AGREEMENT_HEADER[1:], row[1:], strict=True)) for row in agreement(first, second)
         },
     }
+
+
+def _over(theirs: float | None, its: float | None) -> float | None:
+    return theirs / its if its and theirs is not None else None
 
 
 def _gain(run: Run) -> float | None:
@@ -96,24 +103,25 @@ def _peak_memory(runs: list[Run]) -> float | None:
     return max(peaks, default=None)
 
 
-def answer(summary: dict) -> list[str]:
-    """What the report says, in a few lines; the first is the headline."""
-    stock, (first, second) = summary["stock"], list(summary["seconds"])[:2]
+def answer(summary: dict, against: dict | None) -> list[str]:
+    """What the report says, in a few lines; the first is the headline. `against`: what stock.json holds, or None."""
+    first, second = list(summary["seconds"])[:2]
     seconds = [summary["seconds"][name]["rollout"] for name in (second, first)]
     in_verl = f"{_figure(summary, '{:.2f}x', 'rollout_speedup_total')} speculation={second}"
-    of_steps = f"({seconds[0]:.1f} s to {seconds[1]:.1f} s in {summary['steps']} steps)"
-    if stock:
-        method = next(iter(set(stock["over_stock"]) - {"off"}))
-        doubt = "" if stock["verdict"] == GO else f": {stock['verdict']}"
+    in_verl += f" ({seconds[0]:.1f} s to {seconds[1]:.1f} s in {summary['steps']} steps)"
+    if against:
+        method, rows = stock.method_of(against), stock.rows_of(against)
+        row = rows[method]
+        doubt = "" if row["answer"] == GO else f": {row['answer']}"
         lines = [
-            f"Rollout {times(stock['over_stock'][method])} as fast as stock vLLM{doubt}",
+            f"Rollout {times(row)} as fast as stock vLLM{doubt}",
             f"Engines alone, the same text: stock, off and {method} take turns at emitting this run's recorded "
-            f"responses ({stock['rounds']} rounds of {stock['requests']} requests); without drafts (off) "
-            f"{times(stock['over_stock']['off'])}.",
-            f"In all of verl, where stock vLLM cannot train on a CPU: {in_verl} {of_steps}.",
+            f"responses ({row['rounds']} rounds of {row['requests']} requests); without drafts (off) "
+            f"{times(rows['off'])}.",
+            f"In all of verl, where stock vLLM cannot train on a CPU: {in_verl}.",
         ]
     else:
-        lines = [f"Rollout {in_verl} {of_steps}", f"Stock vLLM was not measured ({MEASURE})."]
+        lines = [f"Rollout {in_verl}", f"Stock vLLM was not measured ({stock.MEASURE})."]
     same = _figure(summary, "{} of {}", "identical_responses", "total_responses")
     with_both = f" responses identical, token for token, with speculation={first} and {second}."
     lines.append("Identical responses: not recorded." if same == NOT_RECORDED else same + with_both)
@@ -149,14 +157,13 @@ def remarks(runs: list[Run], summary: dict) -> list[str]:
     """A line for each part that is left out or read in another way than usual, and why."""
     sources = ", ".join(run.source for run in runs if not run.recorded)  # reading them may add a remark
     lines = [remark for run in runs for remark in run.remarks]
-    if summary["stock_note"]:
-        lines.append(summary["stock_note"])
+    lines += [summary["stock_note"]] if summary["stock_note"] else []
     if sources:
         lines.append(f"no engine steps in {sources}: running requests over time and acceptance by position left out")
     if sources := ", ".join(run.source for run in runs[:2] if not run.has_responses):
         lines.append(f"no responses in {sources}: identical responses left out")
     if summary["rollout_speedup_tail"] is None:
-        lines.append("the tail is left out: neither rollout/tail_seconds nor engine steps in both runs, or no tail")
+        lines.append(f"the tail is left out: not {TAIL_SECONDS} of one batch_size_threshold in both runs, or no tail")
     if runs[0].rollout_key != ROLLOUT_SECONDS[0]:
         lines.append(f"rollout time is verl's {runs[0].rollout_key}: {ROLLOUT_SECONDS[0]} is not in all runs")
     if runs[0].name == "off":
@@ -206,7 +213,7 @@ def phases(first: Run, second: Run) -> list[tuple]:
     own. The published tables give (second - first) / first: 4159 s to 3793 s are their -9.6 %, of the second 8.8 %.
     """
     names = {first.rollout_key: "rollout"}
-    if len({run.speculation("batch_size_threshold") for run in (first, second)}) == 1:  # else tails are not the same
+    if first.threshold() == second.threshold():  # else tails are not the same
         names[TAIL_SECONDS] = "tail of the rollout"
     for key in {key for run in (first, second) for row in run.metrics.values() for key in row}:
         phase, _, name = key.rpartition("/")

@@ -121,17 +121,20 @@ class Run:
         return sorted(step for step, row in self.metrics.items() if self.rollout_key in row)
 
     @cached_property
-    def recorded(self) -> list[EngineSteps]:
-        """The engine steps of all training steps; none, and a remark, where they cannot be read or added up."""
+    def recorded(self) -> dict[int, EngineSteps]:
+        """The first replica's engine steps by training step; none, and a remark, where they do not fit together."""
+        found: dict[int, EngineSteps] = {}
         with left_out(self.remarks):
-            found = {step: self.engine_steps(step) for step in self.steps} if self._has_files(EngineSteps.path) else {}
-            bins = [(len(one.position_steps), one.position_bin) for one in found.values()]
-            for (step, one), its in zip(found.items(), bins, strict=True):
-                place = str(EngineSteps.path(self.directory, step))
+            for step in self.steps if self._has_files(EngineSteps.path) else ():
+                one, place = EngineSteps.load(self.directory, step), str(EngineSteps.path(self.directory, step))
                 expect(len(one) > 0, place, "engine steps", "none")
-                expect(its == bins[0], place, f"bins of responses as in the first step, {bins[0]}", its)
-            return list(found.values())
-        return []
+                first, its = (
+                    (len(of.position_steps), of.position_bin) for of in (next(iter(found.values()), one), one)
+                )
+                expect(its == first, place, f"bins of responses as in the first step, {first}", its)
+                found[step] = one
+            return found
+        return {}
 
     @property
     def has_responses(self) -> bool:
@@ -141,20 +144,16 @@ class Run:
     def _has_files(self, path: Callable[[Path, int], Path]) -> bool:
         return self.directory is not None and all(path(self.directory, step).is_file() for step in self.steps)
 
-    def engine_steps(self, step: int) -> EngineSteps:
-        """Those of the first replica in a training step, read from the run directory."""
-        return EngineSteps.load(self.directory, step)
-
     def responses(self, step: int) -> list[Response]:
         """Those of a step; none, and a remark, where they cannot be read."""
         with left_out(self.remarks):
             return read_responses(self.directory, step)
         return []
 
-    def speculation(self, key: str) -> int | None:
-        """A number of the config's `speculation` section; None where the run's config has none."""
-        value = (self.config.get("speculation") or {}).get(key)
-        expect(value is None or type(value) is int, f"{self.source}, speculation.{key}", "a whole number", value)
+    def threshold(self) -> int | None:
+        """Running requests at or below which a rollout is in its tail; None where the run's config has none."""
+        value = (self.config.get("speculation") or {}).get(name := "batch_size_threshold")
+        expect(value is None or type(value) is int, f"{self.source}, speculation.{name}", "a whole number", value)
         return value
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
@@ -170,22 +169,10 @@ class Run:
         """Whether all steps have all of these figures."""
         return all(key in self.metrics[step] for key in keys for step in steps)
 
-    def seconds(self, steps: list[int]) -> float:
-        """Of the rollouts of these steps."""
-        return float(self.column(self.rollout_key, steps).sum())
-
-    def tail_seconds(self, steps: list[int], threshold: int | None) -> float | None:
-        """Seconds of `steps` with at most `threshold` requests running; None if unknown.
-
-        The run's own metrics are means of all replicas, the engine steps on disk are the first replica's.
-        """
-        if threshold is None:
-            return None
-        if threshold == self.speculation("batch_size_threshold") and self.has([TAIL_SECONDS], steps):
-            return float(self.column(TAIL_SECONDS, steps).sum())
-        recorded = dict(zip(self.steps, self.recorded, strict=False))
-        parts = [recorded[step] for step in steps if step in recorded]
-        return sum(float(part.step_ms[part.in_tail(threshold)].sum()) for part in parts) / 1e3 if parts else None
+    def seconds(self, steps: list[int], key: str | None = None) -> float | None:
+        """Sum over these steps of the rollout's seconds, or of another figure; None where a step has none."""
+        key = key or self.rollout_key
+        return float(self.column(key, steps).sum()) if self.has([key], steps) else None
 
     def acceptance(self) -> tuple[float | None, float | None]:
         """Mean acceptance length (accepted plus bonus, per verify step of a request) and acceptance rate."""
@@ -217,16 +204,16 @@ def load_run(source: str) -> Run:
     matches = [match for address in ADDRESSES if (match := address.fullmatch(source))]
     if path.exists() or not matches or source.startswith((".", "/")):
         raise ReportError(f"{source}: no {METRICS_FILE} there; {EXPECTED}: check the path")
-    return _load_online(source, "/".join(matches[0].groups()))
-
-
-def _load_online(source: str, address: str) -> Run:
-    """A run on a wandb server, through wandb's public API; `address` is entity/project/run_id."""
     if not has_wandb_key():
         raise ReportError(
             f"{source}: no such folder, and no key to look for a run of that name on a wandb server; {EXPECTED}: check "
             "the path, or set WANDB_API_KEY or run `wandb login`"
         )
+    return _load_online(source, "/".join(matches[0].groups()))
+
+
+def _load_online(source: str, address: str) -> Run:
+    """A run on a wandb server, through wandb's public API; `address` is entity/project/run_id."""
     import wandb
 
     url = urlsplit(source)
@@ -256,15 +243,14 @@ def make_comparable(runs: list[Run]) -> None:
         names.append(run.name)
         if (count := names.count(run.name)) > 1:
             run.name = f"{run.name} {count}"
-    for key in ROLLOUT_SECONDS:
-        if all(run.series(key)[0] for run in runs):
-            for run in runs:
-                run.rollout_key = key
-            return
-    raise ReportError(
-        f"{' and '.join(run.source for run in runs)}: no measure of rollout time in common; expected "
-        f"{' or '.join(ROLLOUT_SECONDS)} in all of them: compare runs of verl's V1 trainer"
-    )
+    key = next((key for key in ROLLOUT_SECONDS if all(run.series(key)[0] for run in runs)), None)
+    if key is None:
+        raise ReportError(
+            f"{' and '.join(run.source for run in runs)}: no measure of rollout time in common; expected "
+            f"{' or '.join(ROLLOUT_SECONDS)} in all of them: compare runs of verl's V1 trainer"
+        )
+    for run in runs:
+        run.rollout_key = key
 
 
 def common_steps(first: Run, second: Run) -> list[int]:

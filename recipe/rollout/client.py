@@ -12,7 +12,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from recipe.rollout.router import Placement, Request
 from sam.drafting.token_ids import digest
-from sam.vllm.runner_hooks import PART, WAITING
+from sam.vllm.hints import RequestHints
 
 # Sampling parameters that read the response's tokens so far, which an engine takes for the prompt's in a later chunk.
 UNDIVIDED = (
@@ -81,7 +81,7 @@ class RoutedClient(LLMServerClient):
     ) -> TokenOutput:
         """Have a chunk generated, with the arguments that verl's client gives vLLM's server."""
         if placement.waiting:  # for the switch
-            parameters["extra_args"] = {**(parameters.get("extra_args") or {}), WAITING: placement.waiting}
+            parameters["extra_args"] = with_hints(parameters, waiting=placement.waiting)
         given = {key: value for key, value in kwargs.items() if value or key not in LEFT_OUT_WHERE_EMPTY}
         given.pop("mm_processor_output", None)  # SGLang's
         given = {"image_data": None, "video_data": None, **given}
@@ -120,8 +120,13 @@ def chunk_parameters(
     dropped = ("max_new_tokens", *(["prompt_logprobs"] if generated else []))
     parameters = {key: value for key, value in sampling_params.items() if key not in dropped}
     parameters["max_tokens"] = min(chunk, limit - generated)
-    parameters["extra_args"] = {**(sampling_params.get("extra_args") or {}), PART: (prompt_tokens, limit)}
+    parameters["extra_args"] = with_hints(sampling_params, prompt_tokens=prompt_tokens, response_limit=limit)
     return parameters
+
+
+def with_hints(sampling_params: dict[str, Any], **hints: int) -> dict[str, Any]:
+    """A request's extra arguments, with hints to the drafters of its engine."""
+    return {**(sampling_params.get("extra_args") or {}), **RequestHints(**hints).extra_args()}
 
 
 def group_of(prompt_ids: list[int]) -> str:

@@ -15,8 +15,8 @@ from recipe.launch import fork_server
 from recipe.rollout.weight_sync import job_and_session
 from sam.config import SpeculationConfig
 from sam.sharing import link
+from sam.vllm.hints import RequestHints
 from sam.vllm.plugin import check_installed, scheduling_remark
-from sam.vllm.runner_hooks import PART
 
 ENGINE_NICE = 10  # of 19; at 0 a replica's server waits 0.2 s for a core when the engines take all of them
 
@@ -106,7 +106,7 @@ class SpeculationServer(vLLMHttpServer):
 
         @functools.wraps(generate)
         async def noting(prompt, sampling_params, request_id: str, **kwargs):
-            is_chunk = PART in (sampling_params.extra_args or {})
+            is_chunk = RequestHints.of(sampling_params).response_limit is not None
             async for output in generate(prompt, sampling_params, request_id, **kwargs):
                 if is_chunk and output.finished and output.outputs[0].finish_reason == "length":
                     self._ended_by_length.add(request_id)

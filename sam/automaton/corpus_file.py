@@ -3,11 +3,12 @@
 import json
 import shutil
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
-from sam.automaton.store import BLOCK_BYTES, BLOCK_NODES, Store, add_group, make_store, reserve
+from sam.automaton.store import BLOCK_NODES, Store, add_group, blocks_for, make_store, reserve
 from sam.automaton.suffix_automaton import extend_all
 from sam.reading import json_object
 
@@ -15,23 +16,14 @@ FORMAT = 2  # 1 was a single file
 HEADER = "header.json"
 
 
-def empty_corpus(memory_budget_bytes: int = BLOCK_BYTES) -> Store:
-    """A store with one automaton, group 0, whose root is node 0."""
-    store = make_store(memory_budget_bytes // BLOCK_BYTES)
-    add_group(store, 0)
+def corpus_of(texts: Iterable[np.ndarray] = (), num_tokens: int = 0) -> Store:
+    """A store with one automaton, group 0, whose root is node 0, of `texts` (int32 [length]) with so many tokens."""
+    store = make_store(blocks_for(num_tokens))
+    root = add_group(store, 0)
+    reserve(store, 0, num_tokens)
+    for text in texts:
+        extend_all(store, 0, root, text)
     return store
-
-
-def add_text(store: Store, token_ids: np.ndarray) -> None:
-    """Add a text (int32 [length]) to a corpus.
-
-    Raises:
-        ValueError: the memory budget is spent.
-    """
-    if not reserve(store, 0, len(token_ids)):
-        budget = len(store.blocks) * BLOCK_BYTES
-        raise ValueError(f"{len(token_ids)} more tokens do not fit into the memory budget of {budget} bytes")
-    extend_all(store, 0, 0, token_ids)
 
 
 def save_corpus(store: Store, path: Path) -> None:
@@ -50,13 +42,12 @@ def save_corpus(store: Store, path: Path) -> None:
         groups=store.groups[:blocks],
         blocks=store.blocks[:blocks],
         counters=store.counters,
-        writers=store.writers,
     )
     partial = path.with_name(path.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     # As bytes: .npy has no name for a type with overlapping fields.
-    contents = {name: array.view(np.uint8) for name, array in used._asdict().items() if name != "writers"}
+    contents = {name: array.view(np.uint8) for name, array in used._asdict().items()}
     for name, content in contents.items():
         np.save(partial / f"{name}.npy", content)
     checksums = {name: zlib.crc32(content) for name, content in contents.items()}
@@ -80,12 +71,8 @@ def load_corpus(path: Path) -> Store:
         header = json_object(path / HEADER)
         if header["format"] != FORMAT:
             raise ValueError(f"format {header['format']}")
-        expected = empty_corpus()._asdict()
-        writers = expected.pop("writers")  # nobody asks who wrote a corpus
-        arrays = {
-            name: _map(path / f"{name}.npy", array.dtype, header["crc32"][name]) for name, array in expected.items()
-        }
-        return Store(**arrays, writers=writers)
+        types = {name: array.dtype for name, array in corpus_of()._asdict().items()}
+        return Store(**{name: _map(path / f"{name}.npy", types[name], header["crc32"][name]) for name in types})
     except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
         raise ValueError(
             f"{path}: damaged or not an automaton; build it again with python -m sam.corpus build"

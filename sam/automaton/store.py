@@ -62,10 +62,7 @@ _COUNTER_FIELDS = (
 )
 COUNTERS = np.dtype([(name, "i8") for name in _COUNTER_FIELDS], align=True)
 
-WRITER = np.dtype(np.uint16)
-NOBODY = np.iinfo(WRITER).max  # wrote a state that has only been made
-
-BLOCK_BYTES = BLOCK_NODES * (NODE.itemsize + WRITER.itemsize) + 4 * BLOCK_TOKENS + GROUP.itemsize + BLOCK.itemsize
+BLOCK_BYTES = BLOCK_NODES * NODE.itemsize + 4 * BLOCK_TOKENS + GROUP.itemsize + BLOCK.itemsize
 
 
 class Store(NamedTuple):
@@ -77,8 +74,6 @@ class Store(NamedTuple):
         groups: GROUP [blocks].
         blocks: BLOCK [blocks], the neighbours of each in its group.
         counters: COUNTERS [1].
-        writers: WRITER [blocks * BLOCK_NODES], for each state who wrote its text, in the code of whoever appends; a
-            state that is split off has that of the whole. Of size 0 where nobody asks.
     """
 
     nodes: np.ndarray
@@ -86,10 +81,9 @@ class Store(NamedTuple):
     groups: np.ndarray
     blocks: np.ndarray
     counters: np.ndarray
-    writers: np.ndarray
 
 
-def make_store(blocks: int, has_writers: bool = False) -> Store:
+def make_store(blocks: int) -> Store:
     """An empty store. Its memory is reserved and not touched.
 
     Raises:
@@ -107,7 +101,6 @@ def make_store(blocks: int, has_writers: bool = False) -> Store:
         groups=np.zeros(blocks, dtype=GROUP),
         blocks=np.zeros(blocks, dtype=BLOCK),
         counters=np.zeros(1, dtype=COUNTERS),
-        writers=np.empty(blocks * BLOCK_NODES if has_writers else 0, dtype=WRITER),
     )
     store.hash_buckets[0] = NONE
     store.counters["num_buckets"] = store.counters["base_buckets"] = 1
@@ -137,8 +130,6 @@ def _take_block(store):
         node = store.nodes[i]  # all of it: what memory held before must not reach a saved file
         node.length = node.link = node.total_count = node.argmax_edge = node.token = node.target = node.count = 0
         node.first_extra_edge = NONE
-        if store.writers.size:
-            store.writers[i] = NOBODY
     store.blocks[block].next = store.blocks[block].previous = NONE
     counters.num_used_blocks += 1
     return block

@@ -34,8 +34,6 @@ def _clone(store, group, original, length):
             argmax_edge = copy
         edge = np.int64(nodes[edge].first_extra_edge if edge == original else nodes[edge].next_edge)
     nodes[clone].argmax_edge = argmax_edge
-    if store.writers.size:
-        store.writers[clone] = store.writers[original]
     nodes[original].link = clone
     return clone
 

@@ -5,7 +5,6 @@ vLLM as it is shipped, without this project's plugin. Words that are not this co
 engine, by vLLM's own names, such as --max-model-len 2048 or --enforce-eager, and go to all variants.
 """
 
-import argparse
 import importlib.util
 import json
 import os
@@ -13,8 +12,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from sam.bench.environment import MEMORY, vllm_version
 from sam.bench.loads import group_sizes, groups_before
@@ -29,101 +26,88 @@ from sam.bench.prompts import (
     tokenizer_of,
     vocabulary_of,
 )
-from sam.bench.report import as_page, as_text, result_of
+from sam.bench.result import as_page, as_text, result_of
 from sam.bench.rounds import Engines, RoundsFile
-from sam.bench.settings import MEMORY_ARGUMENTS, Settings, engine_arguments, parse
+from sam.bench.settings import DEFAULT_MAX_TOKENS, Settings, engine_arguments, parse
 from sam.command import run_command
-from sam.config import WITH_DRAFT_MODEL
 from sam.record.atomic import replacing
 
 INTERRUPTED = 130  # exit code, as a shell has it for Ctrl-C
+MEMORY_ARGUMENTS = {"gpu_memory_utilization", "kv_cache_memory_bytes"}
 MEMORY_SHARE = 0.6  # of the memory for all engines together: they stay up, beside what else the machine runs
 
 
-def prepare(options: argparse.Namespace, settings: Settings) -> tuple[Settings, list[Group], list[str]]:
+def prepare(settings: Settings) -> tuple[Settings, list[Group], list[str]]:
     """Whole settings, groups and what to know of these, checked: all that can be wrong without an engine.
 
     Raises:
         ValueError: one line.
     """
-    of_cpu, vocabulary = vllm_version().endswith("+cpu"), vocabulary_of(options.model)
+    of_cpu, vocabulary = vllm_version().endswith("+cpu"), vocabulary_of(settings.model)
     if "suffix" in " ".join(settings.variants) and importlib.util.find_spec("arctic_inference") is None:
         raise ValueError("--variants suffix: it needs arctic-inference: install the extra `peers`, or leave it out")
-    if options.draft_model is not None:
-        check_draft_model(options.draft_model, vocabulary, settings.variants)
-    tokenizer = tokenizer_of(options.model, settings.engine)
-    groups, notes = read_input(options, settings, tokenizer)
-    source = options.text or options.prompts
-    check_tokens(groups, vocabulary, str(source or BUILT_IN))
+    if settings.draft_model is not None:
+        check_draft_model(settings.draft_model, vocabulary, settings.trained)
+    tokenizer = tokenizer_of(settings.model, settings.engine)
+    if settings.text is None and settings.max_tokens is None:
+        settings = replace(settings, max_tokens=DEFAULT_MAX_TOKENS)
+    groups, notes = read_input(settings, tokenizer)
+    check_tokens(groups, vocabulary, str(settings.text or settings.prompts or BUILT_IN))
     if of_cpu and any(Path("/dev").glob("nvidia[0-9]*")):
         notes.append("this vLLM is built for CPUs, and the machine has a GPU: bash scripts/bench_cuda.sh measures that")
     engine, given = list(settings.engine), engine_arguments(settings.engine)
-    if MEMORY not in os.environ and not given.keys() & {*MEMORY_ARGUMENTS}:
+    if MEMORY not in os.environ and not given.keys() & MEMORY_ARGUMENTS:
         engine += ["--gpu-memory-utilization", str(round(MEMORY_SHARE / len(settings.variants), 3))]
     if tokenizer is None and "skip_tokenizer_init" not in given:
         engine.append("--skip-tokenizer-init")
-    longest = settings.max_tokens
-    if options.text:
-        longest = max(len(response) for group in groups for response in group.responses)
-    # Built-in prompts are as many as rounds need: more rounds are no other measurement.
-    name = digest(groups) if source else BUILT_IN
-    return replace(settings, prompts=name, max_tokens=longest, engine=engine), groups, notes
+    longest = max((len(text) for group in groups for text in group.responses or []), default=settings.max_tokens)
+    return replace(settings, max_tokens=longest, engine=engine), groups, notes
 
 
-def read_input(
-    options: argparse.Namespace, settings: Settings, tokenizer: Path | None
-) -> tuple[list[Group], list[str]]:
+def read_input(settings: Settings, tokenizer: Path | None) -> tuple[list[Group], list[str]]:
     """Groups, and what to know of them."""
-    needed = groups_before(settings, options.rounds + 1)
-    if not options.text:
-        prompts = read_prompts(options.prompts, tokenizer, None if options.prompts else needed)
+    needed = groups_before(settings, settings.rounds + 1)
+    if not settings.text:
+        prompts = read_prompts(settings.prompts, tokenizer, None if settings.prompts else needed)
         if len(prompts) < needed:
             raise ValueError(
-                f"{options.prompts}: {len(prompts)} prompts, all rounds need {needed}, so that none comes again: give "
+                f"{settings.prompts}: {len(prompts)} prompts, all rounds need {needed}, so that none comes again: give "
                 "more, or lower --rounds, --responses or --requests"
             )
         return [Group(prompt) for prompt in prompts], []
     size = max(group_sizes(max(settings.requests), settings.samples))
-    groups, notes = read_groups(options.text, tokenizer, size, options.max_tokens)
+    groups, notes = read_groups(settings.text, tokenizer, size, settings.max_tokens)
     if len(groups) < needed:
-        again = f"{options.text} has {len(groups)} groups, all rounds need {needed}: they come again in other tokens"
-        trained = any(variant in WITH_DRAFT_MODEL for variant in settings.variants)
-        notes.append(f"{again}, which a trained drafter has not learnt: lower --rounds" if trained else again)
+        again = f"{settings.text} has {len(groups)} groups, all rounds need {needed}: they come again in other tokens"
+        notes.append(f"{again}, which a trained drafter has not learnt: lower --rounds" if settings.trained else again)
     return groups, notes
 
 
-def run_engines(
-    settings: Settings, groups: list[Group], file: RoundsFile, options: argparse.Namespace
-) -> dict[str, str]:
-    """Measure what is missing; returns the faults of the variants that could not be, by variant.
+def measure(arguments: list[str] | None) -> tuple[dict[str, Any], int]:
+    """What `main` does without a screen; returns result.json's content and the exit code.
 
     Raises:
-        EngineError: the engine with which the others are compared refused or ended.
+        ValueError: bad input. EngineError: the engine with which the others are compared refused or ended.
     """
-    if not (places := file.missing(options.rounds, settings.variants)):
-        return {}
-    runs = 1 + len(places) + len({load for _, load in places})
-    with tqdm(total=len(settings.variants) * runs, unit="run", disable=None) as bar:
-
-        def advance(what: str) -> None:
-            bar.set_description(what)
-            bar.update()
-
-        bar.set_description("starting engines")
-        with Engines(settings, groups, options.output, advance) as engines:
-            engines.start()
-            engines.measure(file, options.rounds)
-            bar.set_description("ending the engines")
-        return engines.faults
-
-
-def write(result: dict[str, Any], settings: Settings, output: Path) -> None:
-    """result.json and bench.html."""
-    with replacing(output / "result.json") as partial:
+    settings, groups, notes = prepare(parse(arguments))
+    # Built-in prompts are as many as rounds need: more rounds are no other measurement.
+    file = RoundsFile(settings, digest(groups) if settings.text or settings.prompts else BUILT_IN)
+    engines, code = Engines(settings, groups), 0
+    try:
+        engines.measure(file)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    for fault in engines.faults.values():
+        code = code or 2
+        print(f"error: {fault}", file=sys.stderr)
+        notes.append(f"left out: {fault}")
+    result = result_of(file.lines.values(), settings, notes, vllm_version())
+    with replacing(settings.output / "result.json") as partial:
         partial.write_text(json.dumps(result, indent=1) + "\n")
     if result["rows"]:
-        with replacing(output / "bench.html") as partial:
-            partial.write_text(as_page(result, settings))
+        with replacing(settings.output / "bench.html") as partial:
+            partial.write_text(as_page(result))
+    return result, code
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -131,23 +115,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     def bench() -> str:
         nonlocal code
-        settings, groups, notes = prepare(*(given := parse(arguments)))
-        options, _ = given
-        options.output.mkdir(parents=True, exist_ok=True)
-        file = RoundsFile(options.output / "rounds.jsonl", settings, options.resume)
-        faults: dict[str, str] = {}
-        try:
-            faults = run_engines(settings, groups, file, options)
-        except KeyboardInterrupt:
-            code = INTERRUPTED
-        for fault in faults.values():
-            code = 2
-            print(f"error: {fault}", file=sys.stderr)
-            notes.append(f"left out: {fault}")
-        result = result_of(file.lines.values(), settings, notes, vllm_version())
-        write(result, settings, options.output)
+        result, code = measure(arguments)
         going_on = "\ninterrupted: go on with the same command and --resume" if code == INTERRUPTED else ""
-        return as_text(result, settings) + going_on
+        return as_text(result) + going_on
 
     return run_command(bench, errors=(ValueError, OSError, RuntimeError)) or code
 

@@ -44,22 +44,13 @@ class EngineProcess:
             )  # fmt: skip
 
     def ask(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Send a command and wait for its reply; raises what `reply` raises."""
-        self.tell(command)
-        return self.reply()
-
-    def tell(self, command: dict[str, Any]) -> None:
-        """Send a command; its reply is to be had from `reply`."""
-        with contextlib.suppress(ConnectionError):  # `reply` says how it ended
-            self._pipe.send_bytes(json.dumps(command).encode())
-
-    def reply(self) -> dict[str, Any]:
-        """Wait for the reply to the earliest command that has none yet.
+        """Send a command and wait for its reply.
 
         Raises:
             EngineError: the engine refused, or its process ended.
         """
         try:
+            self._pipe.send_bytes(json.dumps(command).encode())
             while not self._pipe.poll(LOOK_SECONDS):
                 if self._process.poll() is not None and not self._pipe.poll():
                     raise EOFError  # a process that it left behind holds the pipe open

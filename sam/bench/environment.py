@@ -32,19 +32,14 @@ def environment_of(variant: str) -> dict[str, str]:
 
 
 def vllm_plugins(found: Iterable[EntryPoint], stock: bool, chosen: list[str] | None) -> list[str] | None:
-    """Names of the plugins that vLLM is to load; None for all.
+    """Names of the plugins that vLLM is to load of those `found`, as the user has `chosen`; None for all.
 
     vLLM has one list for all groups, platforms too. Stock gets all but this project's; an empty list loads none.
-
-    Args:
-        found: entry points of all groups.
-        chosen: what the user chose; None for all.
     """
     plugins = [plugin for plugin in found if plugin.group.startswith("vllm.")]
     ours = {plugin.name for plugin in plugins if plugin.value.startswith("sam.")}
     if stock:
-        names = {plugin.name for plugin in plugins} if chosen is None else set(chosen)
-        return sorted(names - ours)
+        return sorted(({plugin.name for plugin in plugins} if chosen is None else {*chosen}) - ours)
     return None if chosen is None else sorted({*chosen, *ours})
 
 

@@ -1,5 +1,6 @@
 """Loads: requests that start together, in batches one after another, and their prompts and seeds in each round."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -48,26 +49,20 @@ def batches_of(settings: Settings, round_: int, number: int, groups: list[Group]
     Every batch, round and load has other groups and other seeds, so that no drafter meets a response that it has seen
     before; a recording's groups that come again do so `in_other_tokens`. All variants get the same.
 
-    Args:
-        round_: from 0, which is the warm-up, where one batch is enough.
-
     Returns:
         `prompt_token_ids`, `seed` (None without seeds) and `response` (to be forced, or None) of each request.
     """
-    load, sizes = settings.requests[number], group_sizes(settings.requests[number], settings.samples)
-    place = groups_before(settings, round_, number)
-    seed = (round_ * len(settings.requests) + number) * SEEDS_OF_A_LOAD
-    batches = []
+    load, place = settings.requests[number], groups_before(settings, round_, number)
+    seeds = itertools.count((round_ * len(settings.requests) + number) * SEEDS_OF_A_LOAD)
+    batches: list[list[dict[str, Any]]] = []
     for _ in range(1 if round_ == WARM_UP else batch_count(load, settings.responses)):
-        requests: list[dict[str, Any]] = []
-        for size in sizes:
+        batches.append([])
+        for size in group_sizes(load, settings.samples):
             prompt, responses = in_other_tokens(groups, place, size)
-            for response in responses[:size] if responses else [None] * size:
-                own = seed + len(requests) if settings.seeds else None
-                requests.append({"prompt_token_ids": prompt, "seed": own, "response": response})
             place += 1
-        seed += load
-        batches.append(requests)
+            for response in (responses or [None] * size)[:size]:
+                seed = next(seeds) if settings.seeds else None
+                batches[-1].append({"prompt_token_ids": prompt, "seed": seed, "response": response})
     return batches
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sam.bench.settings import engine_arguments
-from sam.config import WITH_DRAFT_MODEL
 from sam.reading import ReadError, expect, json_object, json_rows, one_line, token_ids
 from sam.record.responses import read_recordings
 from sam.record.tokenizer import Tokenizer
@@ -48,17 +47,16 @@ def vocabulary_of(model: Path) -> int | None:
 
 
 def check_draft_model(folder: Path, vocabulary: int | None, variants: list[str]) -> None:
-    """Raise ValueError unless a folder holds what all variants that take one draft with, of the model's vocabulary."""
+    """Raise ValueError unless a folder holds what all these variants draft with, of the model's vocabulary."""
     try:
         own = vocabulary_of(folder)
     except ValueError as error:
         raise ValueError(f"--draft-model {error}") from error
-    for variant in (one for one in variants if one in WITH_DRAFT_MODEL):
+    for variant in variants:
         if found := wrong_kind(folder, variant):
-            expected, other = ("a draft model", "eagle3") if variant == "draft_model" else ("a head", "draft_model")
             raise ValueError(
-                f"--draft-model {folder}: holds {found}, --variants {variant} expects {expected}: take another folder, "
-                f"or {other} or hybrid among --variants in its place"
+                f"--draft-model {folder}: holds {found}, --variants {variant} drafts with the other kind: take another "
+                "folder, or hybrid, which takes both"
             )
     if own != vocabulary:
         raise ValueError(
@@ -115,21 +113,20 @@ def read_prompts(path: Path | None, tokenizer: Path | None, most: int | None = N
         raise ReadError(f"{path}: expected .jsonl or .parquet")
     if not path.is_file():
         raise ReadError(f"{path}: no such file")
-    rows = json_rows(path, read) if path.suffix == ".jsonl" else map(read, *_table(path))
+    rows = json_rows(path, read) if path.suffix == ".jsonl" else itertools.starmap(read, _table(path))
     prompts = list(itertools.islice(rows, most))
-    if not prompts:
-        raise ReadError(f"{path}: no prompts in it")
+    expect(bool(prompts), str(path), "prompts in it", "none")
     return prompts
 
 
-def _table(path: Path) -> tuple[list[dict], list[str]]:
-    """The rows of a .parquet file, and their places."""
+def _table(path: Path) -> list[tuple[dict, str]]:
+    """The rows of a .parquet file, with their places."""
     from pyarrow import parquet
 
     with one_line(str(path), "not a parquet file"):
         names = [name for name in ("prompt", "prompt_token_ids") if name in parquet.read_schema(path).names]
         rows = parquet.read_table(path, columns=names).to_pylist()
-    return rows, [f"{path}, row {number}" for number in range(1, len(rows) + 1)]
+    return [(row, f"{path}, row {number}") for number, row in enumerate(rows, start=1)]
 
 
 def question(number: int) -> str:

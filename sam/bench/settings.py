@@ -9,7 +9,7 @@ import difflib
 import itertools
 import re
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,7 +26,6 @@ SAM = re.compile(r"sam(?:-k([1-9]|1[0-5]))?(?:-paths([2-8]))?")
 # Set by the variants, so that nobody else may.
 SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
 RESERVED = ("model", *SPECULATION, "additional_config", "worker_extension_cls")
-MEMORY_ARGUMENTS = ("gpu_memory_utilization", "kv_cache_memory_bytes")
 DEFAULT_MAX_TOKENS = 256
 ALIKE = 0.8  # an option of vLLM's engine is less like any of this command's, but for one
 THEIRS = "--seed"
@@ -36,51 +35,43 @@ EPILOG = "Further options, such as --max-model-len 2048, are vLLM's engine's, by
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a measurement; it goes on (`--resume`) only with equal ones.
-
-    Attributes:
-        model: folder of the model.
-        prompts: digest of the prompts' tokens, and of those of forced responses.
-        requests: loads, in requests that start together.
-        samples: requests of one prompt.
-        responses: least responses of a round; a load of fewer requests runs in several batches.
-        max_tokens: longest response, in tokens.
-        text: name of the recording whose responses are forced, or None.
-        draft_model: folder of what draft_model, hybrid and eagle3 draft with, or None.
-        temperature: of sampling.
-        variants: who takes turns, in the order of the first round.
-        draft_tokens: longest draft of a request, in tokens, of all variants that draft.
-        ignore_eos: whether all responses have max_tokens.
-        seeds: whether requests carry seeds.
-        engine: further arguments of vLLM's engine, as words of a command line.
+    """The command's options by their names, as `parser` explains them, and `engine`: further arguments of vLLM's
+    engine, as words of a command line.
 
     Raises:
         ValueError: a value that cannot be measured with; one line.
     """
 
-    model: str
-    prompts: str
+    model: Path
+    prompts: Path | None
+    text: Path | None
     requests: list[int]
     samples: int
     responses: int
-    max_tokens: int
+    max_tokens: int | None
     temperature: float
     variants: list[str]
     draft_tokens: int
+    draft_model: Path | None
+    rounds: int
     ignore_eos: bool
     seeds: bool
+    output: Path
+    resume: bool
     engine: list[str]
-    text: str | None = None
-    draft_model: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("samples", "responses", "max_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: expected 1 or more")
+        for name in ("samples", "responses", "rounds", "max_tokens"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"--{name.replace('_', '-')} {value}: expected 1 or more")
         if min(self.requests) < 1 or len(set(self.requests)) < len(self.requests):
             raise ValueError(f"--requests {_words(self.requests)}: expected different numbers from 1")
         if not self.temperature >= 0:
             raise ValueError(f"--temperature {self.temperature}: expected 0 or more")
+        if self.text and self.prompts:
+            raise ValueError("--text has its own prompts: leave --prompts out")
+        if not (self.model / "config.json").is_file():
+            raise ValueError(f"{self.model}: no config.json there; expected the folder of a model")
         self._check_variants()
         SpeculationConfig(num_speculative_tokens=self.draft_tokens)
         for name in RESERVED:
@@ -96,22 +87,27 @@ class Settings:
             raise ValueError(f"--variants {_words(self.variants)}: one comes twice")
         if not {STOCK, "off"} & set(self.variants):
             raise ValueError(f"--variants {_words(self.variants)}: expected stock or off among them, to compare with")
-        needs_one = next((variant for variant in self.variants if variant in WITH_DRAFT_MODEL), None)
-        if needs_one and not self.draft_model:
-            raise ValueError(f"--variants {needs_one}: it needs --draft-model DIR, the folder of a draft model")
-        if self.draft_model and not needs_one:
+        if self.trained and not self.draft_model:
+            raise ValueError(f"--variants {self.trained[0]}: it needs --draft-model DIR, the folder of a draft model")
+        if self.draft_model and not self.trained:
             choice = " or ".join(WITH_DRAFT_MODEL)
             raise ValueError(f"--draft-model {self.draft_model}: no variant drafts with it: add {choice} to --variants")
+
+    @property
+    def trained(self) -> list[str]:
+        """The variants that draft with `draft_model`."""
+        return [variant for variant in self.variants if variant in WITH_DRAFT_MODEL]
 
     @property
     def reference(self) -> str:
         """The variant with which the others are compared: stock, or off where stock takes no part."""
         return STOCK if STOCK in self.variants else "off"
 
-    @property
-    def starts_at_once(self) -> bool:
-        """Whether engines may start side by side: where vLLM does not find its memory by watching what is free."""
-        return "kv_cache_memory_bytes" in engine_arguments(self.engine)
+    def of_measurement(self) -> dict[str, Any]:
+        """What a measurement must have in common with the one that it goes on with (`--resume`), as JSON holds it."""
+        own = {name: value for name, value in vars(self).items() if name not in ("rounds", "output", "resume")}
+        own["text"] = self.text and self.text.resolve().name
+        return {name: str(value) if isinstance(value, Path) else value for name, value in own.items()}
 
     def start(self, variant: str) -> dict[str, Any]:
         """What sam.vllm.bench.engine.BenchEngine is told to start a variant's engine."""
@@ -119,37 +115,22 @@ class Settings:
             method = STOCK_DRAFTERS.get(variant)
             speculation = method and {"method": method, "num_speculative_tokens": self.draft_tokens}
         else:
-            chosen = self.speculation(variant)
-            if self.text is not None:
-                # No uniform of this engine drew a recording's tokens, so that a draw with one would be any draw.
-                chosen["draft_sample_method"] = "greedy"
-            speculation = SpeculationConfig.from_dict(chosen).to_dict()
-        started = {"model": self.model, "engine": self.engine, "forces_text": self.text is not None}
+            speculation = SpeculationConfig.from_dict(self._speculation(variant)).to_dict()
+        started = {"model": str(self.model), "engine": self.engine, "forces_text": self.text is not None}
         return started | {"is_stock": is_stock(variant), "speculation": speculation}
 
-    def speculation(self, variant: str) -> dict[str, Any]:
-        """The keys of sam.config.SpeculationConfig that make a variant, which is not stock."""
+    def _speculation(self, variant: str) -> dict[str, Any]:
         if variant == "off":
             return {"method": "off"}
-        keys = {"method": variant, "num_speculative_tokens": self.draft_tokens}
+        keys: dict[str, Any] = {"method": variant, "num_speculative_tokens": self.draft_tokens}
+        if self.text is not None:
+            # No uniform of this engine drew a recording's tokens, so that a draw with one would be any draw.
+            keys["draft_sample_method"] = "greedy"
         if sam := SAM.fullmatch(variant):
             fixed, paths = sam.groups()
-            keys |= {"method": "sam", "policy": "always" if fixed else "goodput"}
-            keys |= {"num_speculative_tokens": int(fixed)} if fixed else {}
-            return keys | ({"paths": int(paths)} if paths else {})
-        trained = {"policy": "goodput", "draft_model": self.draft_model}
-        return keys | (trained if variant in WITH_DRAFT_MODEL else {})
-
-    def sampling(self) -> dict[str, Any]:
-        """Keywords of vLLM's SamplingParams that all requests share."""
-        return {"temperature": self.temperature, "max_tokens": self.max_tokens, "ignore_eos": self.ignore_eos}
-
-    def difference(self, other: dict[str, Any]) -> str | None:
-        """The first setting in which an earlier measurement differs, in words; None where all are equal."""
-        for name, value in asdict(self).items():
-            if other.get(name) != value:
-                return f"{name.replace('_', '-')} was {other.get(name)}, now {value}"
-        return None
+            keys |= {"method": "sam", "policy": "goodput", "paths": int(paths or 1)}
+            return keys | ({"policy": "always", "num_speculative_tokens": int(fixed)} if fixed else {})
+        return keys | ({"policy": "goodput", "draft_model": str(self.draft_model)} if variant in self.trained else {})
 
 
 def is_stock(variant: str) -> bool:
@@ -180,56 +161,51 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(message)
 
 
-def parse(arguments: list[str] | None) -> tuple[argparse.Namespace, Settings]:
-    """Options of the command, and the settings as far as they are known without the model and its prompts.
+def parser() -> Parser:
+    """The command's own options."""
+    found = Parser(prog="python -m sam.bench", description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False)
+    found.add_argument("--model", type=Path, required=True, help="folder of the model")
+    found.add_argument("--prompts", type=Path, help=".jsonl or .parquet with prompt or prompt_token_ids; or built in")
+    found.add_argument("--text", type=Path, help="recording or run directory whose responses all requests emit")
+    found.add_argument(
+        "--requests", type=int, nargs="+", default=[1, 4, 24], help="loads: requests that start together"
+    )
+    found.add_argument("--samples", type=int, default=8, help="requests of one prompt")
+    found.add_argument("--responses", type=int, default=8, help="of a round at least: small loads run several batches")
+    found.add_argument("--max-tokens", type=int, help=f"of a response; {DEFAULT_MAX_TOKENS}, or with --text all of it")
+    found.add_argument("--temperature", type=float, default=1.0)
+    variants = "stock off sam ngram suffix draft_model hybrid eagle3; sam-k2: drafts of 2 in every step; sam-paths4"
+    found.add_argument("--variants", nargs="+", default=[STOCK, "off", "sam"], help=variants)
+    found.add_argument("--draft-tokens", type=int, default=8, help="longest draft of a request, 1 to 15")
+    found.add_argument("--draft-model", type=Path, metavar="DIR", help="of draft_model and hybrid, or eagle3's head")
+    found.add_argument("--rounds", type=int, default=3, help="runs of each load and variant that count")
+    found.add_argument("--ignore-eos", action="store_true", help="all responses have --max-tokens tokens")
+    seeds = "whether requests carry seeds, so that tokens can be compared; by default unless --text is given"
+    found.add_argument("--seeds", action=argparse.BooleanOptionalAction, help=seeds)
+    found.add_argument("--output", type=Path, default=Path("outputs/bench"), help="folder for rounds, logs, result")
+    found.add_argument("--resume", action="store_true", help="go on where a measurement stopped")
+    return found
+
+
+def parse(arguments: list[str] | None) -> Settings:
+    """Settings as far as they are known without the model and its prompts.
 
     Raises:
         ValueError: one line.
     """
-    parser = Parser(prog="python -m sam.bench", description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False)
-    parser.add_argument("--model", type=Path, required=True, help="folder of the model")
-    parser.add_argument("--prompts", type=Path, help=".jsonl or .parquet with prompt or prompt_token_ids; or built in")
-    parser.add_argument("--text", type=Path, help="recording or run directory whose responses all requests emit")
-    parser.add_argument("--requests", type=int, nargs="+", default=[1, 4, 24], help="loads: requests at once")
-    parser.add_argument("--samples", type=int, default=8, help="requests of one prompt")
-    parser.add_argument("--responses", type=int, default=8, help="of a round at least: small loads run several batches")
-    parser.add_argument("--max-tokens", type=int, help="of a response; 256, or with --text all of it")
-    parser.add_argument("--temperature", type=float, default=1.0)
-    variants = "stock off sam ngram suffix draft_model hybrid eagle3; sam-k2: drafts of 2 in every step; sam-paths4"
-    parser.add_argument("--variants", nargs="+", default=["stock", "off", "sam"], help=variants)
-    parser.add_argument("--draft-tokens", type=int, default=8, help="longest draft of a request, 1 to 15")
-    parser.add_argument("--draft-model", type=Path, metavar="DIR", help="of draft_model and hybrid, or eagle3's head")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each load and variant that count")
-    parser.add_argument("--ignore-eos", action="store_true", help="all responses have --max-tokens tokens")
-    seeds = "whether requests carry seeds, so that tokens can be compared; by default unless --text is given"
-    parser.add_argument("--seeds", action=argparse.BooleanOptionalAction, help=seeds)
-    parser.add_argument("--output", type=Path, default=Path("outputs/bench"), help="folder for rounds, logs, result")
-    parser.add_argument("--resume", action="store_true", help="go on where a measurement stopped")
-    options, engine = parser.parse_known_args(arguments)
-    own = {name for action in parser._actions for name in action.option_strings}
+    known = parser()
+    options, engine = known.parse_known_args(arguments)
+    own = {name for action in known._actions for name in action.option_strings}
     for word in engine:
         if word != THEIRS and (close := difflib.get_close_matches(word.partition("=")[0], own, 1, ALIKE)):
             raise ValueError(f"{word}: did you mean {close[0]}?")
     if engine and not engine[0].startswith("-"):
         raise ValueError(f"{engine[0]}: expected an option of sam.bench, or one of vLLM's engine")
-    if not (options.model / "config.json").is_file():
-        raise ValueError(f"{options.model}: no config.json there; expected the folder of a model")
-    if options.rounds < 1:
-        raise ValueError(f"--rounds {options.rounds}: expected 1 or more")
-    if options.text and options.prompts:
-        raise ValueError("--text has its own prompts: leave --prompts out")
-    of_both = ("requests", "samples", "responses", "temperature", "variants", "draft_tokens")
-    return options, Settings(
-        model=str(options.model.resolve()),
-        prompts="",
-        max_tokens=DEFAULT_MAX_TOKENS if options.max_tokens is None else options.max_tokens,
-        ignore_eos=options.ignore_eos or options.text is not None,
-        seeds=options.text is None if options.seeds is None else options.seeds,
-        engine=engine,
-        text=options.text and options.text.resolve().name,
-        draft_model=options.draft_model and str(options.draft_model.resolve()),
-        **{name: getattr(options, name) for name in of_both},
-    )
+    options.seeds = options.text is None if options.seeds is None else options.seeds
+    options.ignore_eos |= options.text is not None
+    for name in ("model", "draft_model"):
+        setattr(options, name, getattr(options, name) and getattr(options, name).absolute())
+    return Settings(**vars(options), engine=engine)
 
 
 def _words(values: list) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from sam.automaton.edge_table import NONE, find
 from sam.automaton.store import reserve
 from sam.automaton.suffix_automaton import extend
-from sam.drafting import context_mixing, origins
+from sam.drafting import context_mixing
 from sam.drafting.calibration import CORPUS_TABLE, add_draft_token, start_draft, update_calibration
 from sam.drafting.prompt_memory import nothing, recall, remember
 from sam.drafting.sequences import RECENT_TOKENS
@@ -25,7 +25,7 @@ def append(store, memory, learned, sequences, slot, tokens, first, last):
 
     How far the memory of other prompts is right is learnt from responses: most prompts begin as others do.
     """
-    update_calibration(learned, sequences, slot, tokens, first, last)
+    update_calibration(learned.acceptance, sequences, slot, tokens, first, last)
     text = sequences.texts[slot]
     for i in range(first, last):
         token = np.int64(tokens[i])
@@ -35,7 +35,6 @@ def append(store, memory, learned, sequences, slot, tokens, first, last):
         sequences.recent_tokens[slot, text.num_tokens % RECENT_TOKENS] = token
         text.end = extend(store, text.group, text.end, token)
         text.num_tokens += 1
-        origins.write(store, text)
 
 
 @kernel
@@ -70,7 +69,6 @@ def draft_from_corpus(corpus, learned, sequences, slot, budget, min_acceptance):
         probability *= best.count / nodes[state].total_count
         if not add_draft_token(learned.acceptance, sequences, slot, best.token, probability, min_acceptance):
             break
-        sequences.draft_sources[slot, text.num_drafted - 1] = origins.CORPUS
         state = np.int64(best.target)
     return text.corpus_match_len
 
@@ -121,30 +119,9 @@ def _append_or_lose(store, corpus, memory, learned, sequences, slot, tokens, fir
 
 
 @compiled_for_threads
-def append_siblings(store, memory, learned, sequences, slots, positions, tokens, offsets):
-    """Append text of requests that run elsewhere, and learn from it as from text that is written here.
-
-    Args:
-        slots: int64 [pieces], none twice; negative ones are left out.
-        positions: int64 [pieces], place of each piece in its response; one that does not go on where the slot's text
-            ends is left out.
-
-    Returns:
-        The number of tokens appended. A slot for which no block is free loses its group.
-    """
-    appended = 0
-    for i in range(slots.size):
-        if slots[i] < 0 or offsets[i] == offsets[i + 1]:
-            continue
-        text, count = sequences.texts[slots[i]], offsets[i + 1] - offsets[i]
-        if text.group == NONE or text.num_tokens - text.num_prompt_tokens != positions[i]:
-            continue
-        if not reserve(store, text.group, count):
-            text.group = NONE
-            continue
-        append(store, memory, learned, sequences, slots[i], tokens, offsets[i], offsets[i + 1])
-        appended += count
-    return appended
+def append_elsewhere(store, corpus, memory, learned, sequences, slots, tokens, offsets):
+    """As `append_all`; the engine's thread goes on meanwhile."""
+    return append_all(store, corpus, memory, learned, sequences, slots, tokens, offsets)
 
 
 @compiled

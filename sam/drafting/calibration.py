@@ -11,7 +11,6 @@ Drafts that were not verified count like the others: their tokens are compared w
 
 import numpy as np
 
-from sam.drafting.origins import UNCOUNTED
 from sam.jit import kernel
 
 POSITIONS, PROBABILITIES = 4, 20  # bins of a table
@@ -73,18 +72,14 @@ def add_draft_token(acceptance, sequences, slot, token, probability, min_accepta
 
 
 @kernel
-def update_calibration(learned, sequences, slot, tokens, first, last):
+def update_calibration(acceptance, sequences, slot, tokens, first, last):
     """Count which tokens of the last draft the text's new tokens, tokens[first:last], accepted."""
-    text, acceptance = sequences.texts[slot], learned.acceptance
-    accepted = True
+    text, accepted = sequences.texts[slot], True
     for i in range(text.num_drafted):
         if accepted and first + i == last:
             break  # the text was cut short: whether this one would have been accepted is not known
         accepted = accepted and sequences.draft_tokens[slot, i] == tokens[first + i]
-        index, source = sequences.draft_bins[slot, i], sequences.draft_sources[slot, i]
-        if text.writer != UNCOUNTED:
-            learned.by_source[source, 0] += 1
-            learned.by_source[source, 1] += accepted
+        index = sequences.draft_bins[slot, i]
         _count(acceptance[text.draft_table, index], accepted, 1.0, FORGET)
         expected = (index % PROBABILITIES + 0.5) / PROBABILITIES
         _count(acceptance[text.draft_table, ALL], accepted, expected, OVERALL_FORGET)

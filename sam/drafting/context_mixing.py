@@ -21,7 +21,6 @@ from typing import NamedTuple
 import numpy as np
 
 from sam.automaton.edge_table import NONE, find
-from sam.drafting import origins
 from sam.drafting.calibration import GROUP_TABLE, add_draft_token, start_draft
 from sam.drafting.mixing_weights import (
     AGE_BUCKETS,
@@ -175,24 +174,6 @@ def predict(store, mixing, contexts, match_len, recalled):
 
 
 @kernel
-def source_of(store, mixing, text, contexts, match_len, recalled, token):
-    """Where a draft token comes from: the source of the context that gave most of its probability."""
-    most, state = 0.0, np.int64(NONE)
-    for context in contexts:
-        if context.state != NONE:
-            weight = mixing[context.weight_index].weight
-            part = weight * _share(store, context.state, token)
-            most *= 1.0 - weight
-            if part > most:
-                most, state = part, np.int64(context.state)
-    if recalled.total != 0:
-        weight = mixing[memory_weight(recalled, match_len)].weight
-        if weight * share_of(recalled, token) > most * (1.0 - weight):
-            return np.int64(origins.OTHER_PROMPT)
-    return origins.source_after(store, text, state, token)
-
-
-@kernel
 def learn(store, mixing, text, recalled, token):
     """Learn from `token`, which follows the text and is not yet appended.
 
@@ -264,9 +245,6 @@ def draft(store, memory, learned, sequences, slot, budget, min_acceptance):
             break
         if text.num_drafted == 1:
             first_match_len = match_len
-        if text.writer != origins.UNCOUNTED:
-            source = source_of(store, mixing, text, contexts, match_len, recalled, token)
-            sequences.draft_sources[slot, text.num_drafted - 1] = source
         state, length = advance(store, state, length, token)
         edge = find(store, recovery_state, token) if has_recovery else NONE
         recovery_state = np.int64(store.nodes[edge].target) if edge != NONE else NONE

@@ -1,17 +1,17 @@
 """Follows the requests of an engine, each in the automaton of its group, and drafts for them."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from sam.automaton import store
-from sam.automaton.corpus_file import empty_corpus, load_corpus
+from sam.automaton.corpus_file import corpus_of, load_corpus
 from sam.automaton.prompt_groups import Groups
 from sam.automaton.store import NONE, blocks_for
 from sam.config import SCOPES, SpeculationConfig
-from sam.drafting import batch, origins
+from sam.drafting import batch
 from sam.drafting.drafts import Drafts
 from sam.drafting.mixing_weights import make_learned
 from sam.drafting.prompt_memory import BUDGET_SHARE, make_memory, prompt_tag
@@ -36,10 +36,22 @@ class Drafter:
         corpus: file of `python -m sam.corpus build`, drafted from too.
         min_extra_match_len: the corpus is drafted from where its match is longer than the group's by more tokens.
         cross_prompt: draft from what other prompts' texts had in common lately, too.
-        count_every: of one prompt in so many draft tokens are counted by their source, in `learned.by_source`; 0: none.
 
     Raises:
         ValueError: a setting out of its range, or a corpus that cannot be read.
+
+    Example:
+        >>> drafter = Drafter(max_draft_tokens=3)
+        >>> drafter.start("a", np.array([5, 6, 7, 8]))
+        >>> drafter.start("b", np.array([5, 6, 7, 8]))
+        >>> drafter.append(["a", "b"], np.array([5, 6, 9]), offsets=[0, 2, 3])
+        >>> drafts = drafter.draft(["a", "b"], budgets=[3, 1])
+        >>> drafts.token_ids, drafts.offsets
+        (array([7, 8, 5, 6], dtype=int32), array([0, 3, 4]))
+        >>> drafts.acceptance.round(2)
+        array([0.73, 0.48, 0.2 , 0.38], dtype=float32)
+        >>> drafts.match_lengths
+        array([2, 0], dtype=int32)
     """
 
     def __init__(
@@ -52,26 +64,23 @@ class Drafter:
         corpus: Path | None = None,
         min_extra_match_len: int = SpeculationConfig.min_extra_match_len,
         cross_prompt: bool = SpeculationConfig.cross_prompt,
-        count_every: int = origins.COUNT_EVERY,
     ):
         if max_draft_tokens < 1:
             raise ValueError(f"max_draft_tokens={max_draft_tokens}: expected at least 1")
         if scope not in SCOPES:
             raise ValueError(f"scope={scope!r}: expected one of {', '.join(SCOPES)}")
         self.max_draft_tokens, self.scope, self.min_extra_match_len = max_draft_tokens, scope, min_extra_match_len
-        self._memory_bytes = memory_budget_bytes // BUDGET_SHARE if cross_prompt else 0
-        self.memory = make_memory(self._memory_bytes)
+        self.memory = make_memory(memory_budget_bytes // BUDGET_SHARE if cross_prompt else 0)
         held = sum(array.nbytes for array in self.memory)
-        blocks = (memory_budget_bytes - held) // store.BLOCK_BYTES
-        self.store = store.make_store(blocks, count_every > 0)
-        kept_tokens = history_tokens if scope == "history" else 0 if scope == "request" else GRACE_TOKENS
-        self.groups = Groups(self.store, kept_tokens, self._group_dropped, count_every)
-        self.corpus = load_corpus(corpus) if corpus else empty_corpus()
+        self.store = store.make_store((memory_budget_bytes - held) // store.BLOCK_BYTES)
+        kept_tokens = {"request": 0, "group": GRACE_TOKENS, "history": history_tokens}[scope]
+        self.groups = Groups(self.store, kept_tokens, self._group_dropped)
+        self.corpus = load_corpus(corpus) if corpus else corpus_of()
         self.learned = make_learned()
         self.sequences = make_sequences(SLOTS, max_draft_tokens)
         self._slots: dict[str, int] = {}
-        self._free_slots = list(range(SLOTS - 1, 0, -1))
-        self._group_of: dict[int, int] = {}
+        self._free_slots = list(range(SLOTS - 1, batch.PROMPT_SLOT, -1))
+        self._group_of: dict[int, int] = {}  # by slot
         self.counters = {"overflow_requests": 0, "evicted_groups": 0}
 
     @property
@@ -107,12 +116,11 @@ class Drafter:
         slot = self._slots[request_id] = self._free_slot()
         if group == NONE:
             self.counters["overflow_requests"] += 1
-            start_sequence(self.sequences, slot, NONE, 0, prompt, tag, origins.UNCOUNTED, 0)
+            start_sequence(self.sequences, slot, NONE, 0, prompt, tag)
             return
         self.groups.join(group, policy_version)
         self._group_of[slot] = group
-        writer, end = origins.new_writer(self.groups, group, origins.HERE), self.groups.prompt_end[group]
-        start_sequence(self.sequences, slot, group, end, prompt, tag, *writer)
+        start_sequence(self.sequences, slot, group, self.groups.prompt_end[group], prompt, tag)
         batch.follow_corpus(self.corpus, self.sequences, slot, prompt, 0, prompt.size)
 
     def _free_slot(self) -> int:
@@ -130,64 +138,55 @@ class Drafter:
         self._free_blocks(blocks_for(prompt.size))
         group = self.groups.add(prompt)
         if group != NONE:
-            slot = batch.PROMPT_SLOT
-            writer = origins.new_writer(self.groups, group, origins.OWN)
-            start_sequence(self.sequences, slot, group, self.groups.root(group), prompt[:0], tag, *writer)
-            batch.append(self.store, self.memory, self.learned, self.sequences, slot, prompt, 0, prompt.size)
-            self.groups.prompt_end[group] = int(self.sequences.texts[slot]["end"])
+            start_sequence(self.sequences, batch.PROMPT_SLOT, group, self.groups.root(group), prompt[:0], tag)
+            self.groups.prompt_end[group] = self._append_to_prompt_slot(prompt)
         return group
 
+    def _append_to_prompt_slot(self, tokens: np.ndarray) -> int:
+        """Append text of no request; returns the state in which it ends."""
+        offsets = np.array([0, tokens.size])
+        self._append_all(batch.append_all, np.array([batch.PROMPT_SLOT]), tokens, offsets)
+        return int(self.sequences.texts[batch.PROMPT_SLOT]["end"])
+
     def append(self, request_ids: Sequence[str], token_ids: np.ndarray, offsets: np.ndarray) -> None:
-        """As `step`, without drafts."""
-        self._append(self.slots_of(request_ids), token_ids, offsets)
-
-    def draft(self, request_ids: Sequence[str], budgets: np.ndarray, min_acceptance: float = 0.0) -> Drafts:
-        """As `step`, with nothing to append."""
-        return self._draft(self.slots_of(request_ids), budgets, min_acceptance)
-
-    def step(self, request_ids, token_ids, offsets, budgets, min_acceptance: float = 0.0) -> Drafts:
-        """Append each request's new tokens, then draft up to its budget: siblings see each other's tokens.
+        """Append each request's new tokens.
 
         Args:
             request_ids: of the batch.
             token_ids: int32 [total], the requests' new tokens, one request after the other.
             offsets: int64 [batch + 1], where each request's begin.
-            budgets: int32 [batch], draft tokens at most.
-            min_acceptance: drafts end before a token whose cumulative acceptance probability is lower.
 
         Raises:
-            ValueError: a request that is not followed, anything but token ids, or lengths that do not agree.
+            ValueError: a request that is not followed, anything but token ids, or offsets that do not fit them.
         """
         slots = self.slots_of(request_ids)
-        self._append(slots, token_ids, offsets)
-        return self._draft(slots, budgets, min_acceptance)
-
-    def slots_of(self, request_ids: Sequence[str]) -> np.ndarray:
-        """int64 [batch], each request's place in `sequences`; ValueError if one is not followed."""
-        try:
-            return np.array([self._slots[request_id] for request_id in request_ids], dtype=np.int64)
-        except KeyError as error:
-            raise ValueError(f"request {error.args[0]!r} is not followed: start it first") from None
-
-    def _append(self, slots: np.ndarray, token_ids, offsets) -> None:
         # The kernel looks for negative tokens itself; anything but int32 goes the long way.
         tokens = np.asarray(token_ids)
-        tokens = tokens if tokens.dtype == np.int32 else check_token_ids(tokens, "step")
+        tokens = tokens if tokens.dtype == np.int32 else check_token_ids(tokens, "append")
         # Beyond what is reserved: a group may take further blocks in the middle of a token.
         spare = len(self.store.blocks) // SPARE_SHARE
         self._free_blocks(len(slots) + len(tokens) // store.BLOCK_TOKENS + spare)
-        arguments = (self.store, self.corpus, self.memory, self.learned, self.sequences)
-        with self._abandons_torn_group():
-            lost = batch.append_all(*arguments, slots, tokens, np.asarray(offsets, np.int64))
+        lost = self._append_all(batch.append_all, slots, tokens, np.asarray(offsets, np.int64))
         if lost == batch.NEGATIVE_TOKEN:
-            check_token_ids(tokens, "step")
+            check_token_ids(tokens, "append")
         if lost == batch.BAD_OFFSETS:
             raise ValueError(
                 f"offsets {np.asarray(offsets)[:8]}: expected {len(slots) + 1}, rising from 0 to {len(tokens)}"
             )
         self.counters["overflow_requests"] += lost
 
-    def _draft(self, slots: np.ndarray, budgets: np.ndarray, min_acceptance: float) -> Drafts:
+    def draft(self, request_ids: Sequence[str], budgets: np.ndarray, min_acceptance: float = 0.0) -> Drafts:
+        """Draft for each request from all that has been appended.
+
+        Args:
+            request_ids: of the batch.
+            budgets: int32 [batch], draft tokens at most.
+            min_acceptance: drafts end before a token whose cumulative acceptance probability is lower.
+
+        Raises:
+            ValueError: a request that is not followed, or budgets that are not as many.
+        """
+        slots = self.slots_of(request_ids)
         if len(budgets) != len(slots):
             raise ValueError(f"{len(budgets)} budgets for {len(slots)} requests: expected one for each")
         arguments = (self.store, self.corpus, self.memory, self.learned, self.sequences)
@@ -206,16 +205,11 @@ class Drafter:
         self._free_slots.append(slot)
         group = self._group_of.pop(slot, NONE)
         if group != NONE:
-            dropped = self.groups.leave(group)
-            self.counters["evicted_groups"] += dropped if self.scope != "request" else 0
+            self._leave(group)
 
-    def forget(self) -> None:
-        """From now on keep no text of finished requests, and nothing of other prompts' text so far."""
-        self.groups.kept_tokens = 0
-        while self.groups.evict():
-            pass
-        for array, unseen in zip(self.memory, make_memory(self._memory_bytes), strict=True):
-            np.copyto(array, unseen)
+    def _leave(self, group: int) -> None:
+        dropped = self.groups.leave(group)
+        self.counters["evicted_groups"] += dropped if self.scope != "request" else 0
 
     def append_earlier(self, prompt: np.ndarray, token_ids: np.ndarray, is_start: bool = True) -> bool:
         """Append text of an earlier response to a prompt, to be drafted from; requests that run have memory first.
@@ -233,33 +227,29 @@ class Drafter:
         group = self.groups.find(prompt)
         if group == NONE or self.groups.free_blocks < needed:
             return False
-        self.groups.reserve(group, token_ids.size)
-        slot, tag = batch.PROMPT_SLOT, prompt_tag(prompt)
-        writer = origins.new_writer(self.groups, group, origins.EARLIER)
         begin = self.groups.prompt_end[group] if is_start else self.groups.root(group)
-        start_sequence(self.sequences, slot, group, begin, prompt if is_start else prompt[:0], tag, *writer)
-        with self._abandons_torn_group():
-            batch.append(self.store, self.memory, self.learned, self.sequences, slot, token_ids, 0, token_ids.size)
+        known = prompt if is_start else prompt[:0]
+        start_sequence(self.sequences, batch.PROMPT_SLOT, group, begin, known, prompt_tag(prompt))
+        self.groups.join(group, 0)
+        self._append_to_prompt_slot(token_ids)
+        self._leave(group)
         return True
 
-    @contextlib.contextmanager
-    def _abandons_torn_group(self) -> Iterator[None]:
-        """Around whatever appends: a group that memory was short for in the middle of a token is left for good, since
-        its automaton is not one any more, and walking it might not end. Tokens that come behind are then missing, which
-        `lengths` tells."""
+    def _append_all(self, append, slots: np.ndarray, tokens: np.ndarray, offsets: np.ndarray) -> int:
+        """What `append`, of `batch`, returns. Where memory is short for a group in the middle of a token the group is
+        left for good, since its automaton is not one any more, and walking it might not end. Tokens that come behind
+        are then missing, which `lengths` tells."""
         try:
-            yield
+            return append(self.store, self.corpus, self.memory, self.learned, self.sequences, slots, tokens, offsets)
         except MemoryError:
-            self._abandon(int(self.store.counters[0]["torn_group"]))
+            group, texts = int(self.store.counters[0]["torn_group"]), self.sequences.texts
+            texts["group"][texts["group"] == group] = NONE
+            users = [slot for slot, its in self._group_of.items() if its == group]
+            self.counters["overflow_requests"] += len(users)
+            for slot in users:
+                del self._group_of[slot]
+            self.groups.drop(group)
             raise
-
-    def _abandon(self, group: int) -> None:
-        for slot in [slot for slot, its in self._group_of.items() if its == group]:
-            del self._group_of[slot]
-            self.counters["overflow_requests"] += 1
-        texts = self.sequences.texts
-        texts["group"][texts["group"] == group] = NONE
-        self.groups.abandon(group)
 
     def reading(self) -> contextlib.AbstractContextManager:
         """To be held while anything but this class reads what it holds."""
@@ -267,6 +257,13 @@ class Drafter:
 
     def _group_dropped(self, group: int) -> None:
         """A hook: the group's blocks are given back."""
+
+    def slots_of(self, request_ids: Sequence[str]) -> np.ndarray:
+        """int64 [batch], each request's place in `sequences`; ValueError if one is not followed."""
+        try:
+            return np.array([self._slots[request_id] for request_id in request_ids], dtype=np.int64)
+        except KeyError as error:
+            raise ValueError(f"request {error.args[0]!r} is not followed: start it first") from None
 
     def lengths(self, request_ids: Sequence[str]) -> np.ndarray:
         """int64 [batch], tokens of each request that have been appended, the prompt's included."""
@@ -284,11 +281,11 @@ class Drafter:
     def warm_up(self) -> None:
         """Compile every kernel, so that no step waits for it."""
         other = Drafter(max_draft_tokens=self.max_draft_tokens, memory_budget_bytes=1 << 20)
+        prompt, tokens = np.array([1, 2, 1], np.int32), np.arange(100, dtype=np.int32) % 7
         for name in ("a", "b"):
-            other.start(name, np.array([1, 2, 1], dtype=np.int32))
-        tokens, budgets = np.arange(100, dtype=np.int32) % 7, np.full(2, self.max_draft_tokens)
-        other.step(["a", "b"], tokens, np.array([0, 50, 100]), budgets)
-        other.append_earlier(np.array([1, 2, 1], dtype=np.int32), tokens)
+            other.start(name, prompt)
+        other.append(["a", "b"], tokens, np.array([0, 50, 100]))
+        other.draft(["a", "b"], np.full(2, self.max_draft_tokens))
         for name in ("a", "b"):
             other.finish(name)
         other.groups.evict()

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from sam.drafting.calibration import make_acceptance
-from sam.drafting.origins import make_counts
 from sam.drafting.prompt_memory import STRENGTHS
 from sam.jit import kernel
 
@@ -33,12 +32,10 @@ class Learned(NamedTuple):
     Attributes:
         mixing: MIXING [contexts], the weights of contexts.
         acceptance: ACCEPTANCE [2, bins + 1], the tables of sam.drafting.calibration.
-        by_source: int64 [SOURCES, 2], as sam.drafting.origins counts.
     """
 
     mixing: np.ndarray
     acceptance: np.ndarray
-    by_source: np.ndarray
 
 
 def make_learned() -> Learned:
@@ -47,7 +44,7 @@ def make_learned() -> Learned:
     mixing["weight"][:FIRST_RECOVERY] = SUFFIX_WEIGHT
     mixing["weight"][FIRST_RECOVERY:FIRST_OF_MEMORY] = RECOVERY_WEIGHT
     mixing["weight"][FIRST_OF_MEMORY:] = MEMORY_WEIGHT
-    return Learned(mixing, make_acceptance(), make_counts())
+    return Learned(mixing, make_acceptance())
 
 
 @kernel

@@ -5,7 +5,6 @@ from typing import NamedTuple
 import numpy as np
 
 from sam.automaton.store import NONE
-from sam.drafting.origins import UNCOUNTED
 from sam.jit import kernel
 
 RECENT_TOKENS = 8  # of a text that sources outside the group see
@@ -23,8 +22,6 @@ _SEQUENCE_FIELDS = (
     "num_drafted",  # tokens of the last draft, while it is not settled
     "draft_table",  # that the last draft counts in
     "prompt_tag",  # 16 bits of a hash of the prompt
-    "writer",  # sam.drafting.origins; UNCOUNTED: its group is not counted
-    "first_writer",  # number of its group's first text of the same weights
 )
 SEQUENCE = np.dtype([(name, "i8") for name in _SEQUENCE_FIELDS], align=True)
 
@@ -37,7 +34,6 @@ class Sequences(NamedTuple):
         draft_tokens: int32 [slots, max_draft_tokens].
         draft_bins: int32 [slots, max_draft_tokens], bins of the tokens' raw probabilities.
         draft_acceptance: float64 [slots, max_draft_tokens], cumulative acceptance probabilities.
-        draft_sources: int8 [slots, max_draft_tokens], where the tokens come from.
         recent_tokens: int32 [slots, RECENT_TOKENS], that at a text's position p in column p % RECENT_TOKENS.
     """
 
@@ -45,24 +41,22 @@ class Sequences(NamedTuple):
     draft_tokens: np.ndarray
     draft_bins: np.ndarray
     draft_acceptance: np.ndarray
-    draft_sources: np.ndarray
     recent_tokens: np.ndarray
 
 
 def make_sequences(slots: int, max_draft_tokens: int) -> Sequences:
     """Slots without a text."""
     shape = slots, max_draft_tokens
-    drafts = [np.zeros(shape, dtype) for dtype in (np.int32, np.int32, np.float64, np.int8)]
+    drafts = [np.zeros(shape, dtype) for dtype in (np.int32, np.int32, np.float64)]
     return Sequences(np.zeros(slots, SEQUENCE), *drafts, np.zeros((slots, RECENT_TOKENS), np.int32))
 
 
 @kernel
-def start_sequence(sequences, slot, group, end, prompt, prompt_tag, writer=UNCOUNTED, first_writer=0):
-    """Give the slot to a new text that begins with `prompt` (int32 [length]), of a writer of its group."""
+def start_sequence(sequences, slot, group, end, prompt, prompt_tag):
+    """Give the slot to a new text that begins with `prompt` (int32 [length])."""
     text = sequences.texts[slot]
     text.group, text.end, text.num_tokens, text.prompt_tag = group, end, prompt.size, prompt_tag
     text.num_prompt_tokens = prompt.size
-    text.writer, text.first_writer = writer, first_writer
     text.recovery_state = NONE
     text.corpus_state = text.corpus_match_len = text.num_drafted = 0
     for position in range(max(0, prompt.size - RECENT_TOKENS), prompt.size):

@@ -3,17 +3,17 @@
 What fails here costs drafts from earlier steps and nothing else: it is counted, warned of once, and tried again later.
 """
 
+import contextlib
 import itertools
 import logging
 import queue
-import secrets
 import sqlite3
 import threading
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self
 
 import numpy as np
 
@@ -22,18 +22,15 @@ from sam.config import SpeculationConfig
 from sam.drafting.drafter import Drafter
 from sam.drafting.token_ids import digest
 from sam.history import database
-from sam.history.fingerprint import fingerprint
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 MAX_WAITING = 8192  # responses to write, and prompts to read; further ones are lost
 FLUSH_RESPONSES, FLUSH_SECONDS = 256, 0.5  # of a transaction: at most, and the pause after one
 RETRY_SECONDS = 30.0  # after a failure
 MAX_TOKENS_A_STEP = 2048  # appended to the drafter in a step, about a millisecond's work
+MAX_SEEN = 1 << 20  # digests, of some 80 bytes each
 MAX_WAITING_TOKENS = 1 << 22  # that have been read and wait for the engine: nothing more is read then
-READ_PROMPTS = 64  # with one connection
-MAX_KNOWN_PROMPTS = 1 << 17  # of which is remembered how far they have been read
 
 COUNTERS = (
     "history_written_responses",
@@ -52,28 +49,26 @@ class HistoryClient:
 
     Args:
         folder: of the history.
-        fingerprint: as sam.history.fingerprint gives it.
+        written_in: as `database.fingerprint` gives it.
         tokens: that this machine's file may hold.
         epochs: versions of the weights of which a prompt's responses are kept.
         counters: where COUNTERS are counted.
     """
 
     def __init__(
-        self, folder: Path, fingerprint: dict[str, str], tokens: int, epochs: int, counters: dict | None = None
+        self, folder: Path, written_in: dict[str, str], tokens: int, epochs: int, counters: dict | None = None
     ):
-        self.folder, self.fingerprint, self.bounds = folder, fingerprint, (tokens, epochs)
+        self.folder, self.written_in, self.bounds = folder, written_in, (tokens, epochs)
         self.counters = counters if counters is not None else {}
         self.counters.update(dict.fromkeys(COUNTERS, 0))
-        self._writer, self._sync = secrets.randbits(62), 0
-        self._base: int | None = None  # newest version in the files when this process began to write
+        self._sync, self._base = 0, None  # weight syncs of this process; newest version in the file before
         self._keys: dict[str, bytes] = {}  # of the requests that run
-        self._running: Counter[bytes] = Counter()  # requests of each prompt
         self._finished: queue.Queue[tuple[bytes, int, Sequence[int]]] = queue.Queue(MAX_WAITING)
-        # Digest, prompt, and whether the drafter has no text of it.
-        self._asked: queue.Queue[tuple[bytes, np.ndarray, bool]] = queue.Queue(MAX_WAITING)
+        # A prompt, and whether the drafter has no text of it.
+        self._asked: queue.Queue[tuple[np.ndarray, bool]] = queue.Queue(MAX_WAITING)
+        self._seen: set[bytes] = set()  # digests of responses that this process has written or read
         # Prompt, response or the rest of it, and whether it follows the prompt.
         self._found: deque[tuple[np.ndarray, np.ndarray, bool]] = deque()
-        self._read_up_to: dict[bytes, dict[Path, int]] = {}
         self._stopped = threading.Event()
         self._threads = [
             threading.Thread(target=self._work, args=(work,), name=f"sam-history-{work.__name__}", daemon=True)
@@ -85,8 +80,8 @@ class HistoryClient:
         """For an engine's drafter; None without a folder. `model_config` is vLLM's, whose `model` is read."""
         if config.history_path is None:
             return None
-        written_in, bounds = fingerprint(str(model_config.model)), (config.history_tokens, config.history_epochs)
-        return cls(Path(config.history_path), written_in, *bounds, counters)
+        written_in = database.fingerprint(str(model_config.model))
+        return cls(Path(config.history_path), written_in, config.history_tokens, config.history_epochs, counters)
 
     def start(self) -> None:
         """Begin to read and write."""
@@ -104,26 +99,22 @@ class HistoryClient:
         self._sync += 1
 
     def request_started(self, request_id: str, prompt: np.ndarray, drafter: Drafter) -> None:
-        """Ask for earlier responses to int32 [length] `prompt`, unless its requests run here already.
-
-        To be called before the drafter follows the request: whether it knows the prompt decides what it lacks.
-        """
+        """Ask for responses to int32 [length] `prompt`, unless its requests run here already: all of them, or what
+        others have written, if the drafter, which does not follow the request yet, has text of the prompt."""
         prompt = np.array(prompt, np.int32)
-        key = self._keys[request_id] = digest(prompt)
-        self._running[key] += 1
-        if self._running[key] == 1:
-            try:
-                self._asked.put_nowait((key, prompt, drafter.groups.find(prompt) == NONE))
-            except queue.Full:
-                self._count_error("more prompts than can be read")
+        key = digest(prompt)
+        is_running = key in self._keys.values()
+        self._keys[request_id] = key
+        try:
+            if not is_running:
+                self._asked.put_nowait((prompt, drafter.groups.find(prompt) == NONE))
+        except queue.Full:
+            self._count_error("more prompts than can be read")
 
     def request_finished(self, request_id: str, tokens: Sequence[int]) -> None:
         """Keep a response: all of its token ids, which nobody changes any more; it may end in negative placeholders."""
         if (key := self._keys.pop(request_id, None)) is None:
             return
-        self._running[key] -= 1
-        if not self._running[key]:
-            del self._running[key]
         try:
             self._finished.put_nowait((key, self._sync, tokens))
         except queue.Full:
@@ -146,22 +137,21 @@ class HistoryClient:
             try:
                 return work()
             except Exception as error:  # a thread that ends would lose all that comes
-                self._count_error(f"{error}")
+                self._count_error(error)
                 if self._stopped.wait(RETRY_SECONDS):
                     return
 
-    def _count_error(self, failure: str) -> None:
+    def _count_error(self, failure: Exception | str) -> None:
         if self.counters["history_errors"] == 0:
             logger.warning("history of responses: %s; drafting goes on without (logged once, then counted)", failure)
         self.counters["history_errors"] += 1
 
     def write(self) -> None:
         """Write what is handed over until the client stops. Raises what SQLite raises, and HistoryError."""
-        with closing(database.open_to_write(database.own_file(self.folder), self.fingerprint)) as connection:
+        with closing(database.open_file(database.own_file(self.folder), self.written_in, to_write=True)) as connection:
             if self._base is None:
                 newest = "SELECT coalesce(max(CAST(version AS INTEGER)), 0) FROM responses"
-                found = self._of_files(lambda _, opened: opened.execute(newest).fetchone()[0])
-                self._base = max(found, default=0)
+                (self._base,) = connection.execute(newest).fetchone()
             while not (self._stopped.is_set() and self._finished.empty()):
                 batch = [self._finished.get_nowait() for _ in range(min(FLUSH_RESPONSES, self._finished.qsize()))]
                 if batch:
@@ -169,17 +159,15 @@ class HistoryClient:
                 if self._finished.qsize() < FLUSH_RESPONSES:
                     self._stopped.wait(FLUSH_SECONDS)
 
-    def _of_files(self, read: Callable[[Path, sqlite3.Connection], T]) -> list[T]:
-        return database.read_files(self.folder, self.fingerprint, read, lambda error: self._count_error(f"{error}"))
-
     def _write(self, connection: sqlite3.Connection, batch: list[tuple[bytes, int, Sequence[int]]]) -> None:
         responses = []
         for prompt, sync, tokens in batch:
             known = np.array(list(itertools.takewhile(lambda token: token >= 0, tokens)), np.int32)
             if len(known) > 1:  # nothing follows a single token
                 responses.append((prompt, self._base + sync, known))
+                self._see(digest(known))
         try:
-            database.add(connection, responses, self._writer, *self.bounds)
+            database.add(connection, responses, *self.bounds)
         except sqlite3.Error:
             self.counters["history_lost_responses"] += len(responses)
             raise
@@ -191,41 +179,26 @@ class HistoryClient:
             if sum(len(tokens) for _, tokens, _ in list(self._found)) > MAX_WAITING_TOKENS:
                 self._stopped.wait(0.05)
                 continue
-            try:
-                asked = [self._asked.get(timeout=FLUSH_SECONDS)]
-            except queue.Empty:
-                continue
-            asked += [self._asked.get_nowait() for _ in range(min(READ_PROMPTS, self._asked.qsize()))]
-            self._answer(asked)
-            for _ in asked:
+            with contextlib.suppress(queue.Empty):
+                self._answer(*self._asked.get(timeout=FLUSH_SECONDS))
                 self._asked.task_done()
 
-    def _answer(self, asked: list[tuple[bytes, np.ndarray, bool]]) -> None:
-        if len(self._read_up_to) > MAX_KNOWN_PROMPTS:
-            self._read_up_to.clear()
-        for key, _, is_new in asked:
-            if is_new:
-                self._read_up_to.pop(key, None)
-        rows: list[list[tuple]] = [[] for _ in asked]
-
-        def read(file: Path, connection: sqlite3.Connection) -> None:
-            """All of a file, or what other processes have written since the prompt was last read."""
-            for (key, _, is_new), found in zip(asked, rows, strict=True):
-                ids = self._read_up_to.setdefault(key, {})
-                new = list(database.read(connection, key, ids.get(file, 0), None if is_new else self._writer))
-                ids[file] = max([ids.get(file, 0), *(number for number, *_ in new)])
-                found += new
-
-        self._of_files(read)
-        for (_, prompt, _), found in zip(asked, rows, strict=True):
-            self._put_found(prompt, found)
-
-    def _put_found(self, prompt: np.ndarray, rows: list[tuple[int, int, np.ndarray | None]]) -> None:
-        """Those of the newest weights first: a step takes a part."""
-        kept = sorted({version for _, version, _ in rows})[-self.bounds[1] :]
-        for number, version, tokens in sorted(rows, key=lambda row: -row[1]):
+    def _answer(self, prompt: np.ndarray, is_new: bool) -> None:
+        """Find a prompt's responses, those of the newest weights first, since a step takes a part."""
+        rows, key = [], digest(prompt)
+        database.read_files(
+            self.folder, self.written_in, lambda opened: rows.extend(database.read(opened, key)), self._count_error
+        )
+        rows = [row for row in rows if is_new or row[1] not in self._seen]
+        for _, known, tokens in sorted(rows, key=lambda row: -row[0]):
+            self._see(known)
             if tokens is None:
-                self._count_error(f"response {number} is damaged")
-            elif version in kept:
+                self._count_error("a response is damaged")
+            else:
                 self._found.append((prompt, tokens, True))
         self.counters["history_found_prompts"] += any(tokens is not None for *_, tokens in rows)
+
+    def _see(self, response: bytes) -> None:
+        if len(self._seen) >= MAX_SEEN:
+            self._seen.clear()  # what is then read again is drafted from twice
+        self._seen.add(response)

@@ -1,8 +1,8 @@
 """How long earlier responses to a prompt were, for who plans a rollout before any of its responses has finished."""
 
-import itertools
 import logging
 import math
+from collections import defaultdict
 from pathlib import Path
 
 from sam.history.database import read_files
@@ -19,23 +19,16 @@ QUERY = (
 class ResponseLengths:
     """The geometric mean of the responses to each prompt that the newest weights gave, of all files of a history.
 
-    Engines write every response that ends, whether its group is trained on or dropped, so the means are of all. Equal
-    responses of a prompt count once, those of a single token not at all: the file does not keep them.
-
-    One thread may refresh while another asks: nobody who asks waits for a file.
-
-    Args:
-        path: the folder of the history, which need not exist yet.
+    Equal responses count once, those of a single token not at all: the file does not keep them. One thread may refresh
+    while another asks: nobody who asks waits for a file.
 
     Attributes:
         errors: files that could not be read; the first is warned of.
     """
 
-    def __init__(self, path: Path):
-        self._path = path
+    def __init__(self, folder: Path):
+        self._folder, self._newest, self.errors = folder, 0, 0
         self._known: dict[str, tuple[int, float]] = {}  # by prompt: the version of the weights, tokens
-        self._newest = 0
-        self.errors = 0
 
     def __len__(self) -> int:
         return len(self._known)
@@ -49,10 +42,13 @@ class ResponseLengths:
     def refresh(self) -> None:
         """Read what was written since the last call; files that cannot be read are counted and left out."""
         # Not only newer weights: the last responses of a step are written a moment after those of the next begin.
-        since, logs = self._newest - 1, {}
-        parts = read_files(self._path, None, lambda _, opened: opened.execute(QUERY, (since,)).fetchall(), self._failed)
-        for prompt, version, num_tokens in itertools.chain(*parts):
-            logs.setdefault((prompt, version), []).append(math.log(num_tokens))
+        since, logs = self._newest - 1, defaultdict(list)
+
+        def read(connection) -> None:
+            for prompt, version, num_tokens in connection.execute(QUERY, (since,)).fetchall():
+                logs[prompt, version].append(math.log(num_tokens))
+
+        read_files(self._folder, None, read, self._failed)
         for (prompt, version), found in logs.items():
             if version >= self._known.get(prompt, (0, 0.0))[0]:
                 self._known[prompt] = version, math.exp(sum(found) / len(found))

@@ -41,7 +41,7 @@ def fit_recorded(directories: list[Path]) -> StepCost:
 
 def measure(options: argparse.Namespace) -> StepCost:
     """Measure the grid on an engine, with a progress bar."""
-    from sam.vllm.profiled_engine import ProfiledEngine
+    from sam.vllm.bench.profiled_engine import ProfiledEngine
 
     grid = Grid(options.requests, options.drafts, options.context)
     # Axes that no table can have are refused before minutes are spent on them.

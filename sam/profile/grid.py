@@ -50,7 +50,7 @@ def measure_cells(engine, grid: Grid) -> np.ndarray:
     """Measure all cells; those slower than one with more work are measured again, at most len(PAUSES_S) times.
 
     Args:
-        engine: sam.vllm.profiled_engine.ProfiledEngine, or another one with its `start`, `steps` and `stop`.
+        engine: sam.vllm.bench.profiled_engine.ProfiledEngine, or another one with its `start`, `steps` and `stop`.
 
     Returns:
         float64 [n, m, c], milliseconds of a step; `Grid.table` refuses those that still contradict each other.

@@ -14,7 +14,7 @@ POSITION_BIN = 32  # tokens of a response per bin of the acceptance-by-position 
 SHORTEST_PAUSE = 1e-3  # seconds between generation rounds; the recorder itself rounds to a millionth of that
 # Totals of a drafter with a draft model, of which a rollout's own part is kept.
 DRAFT_MODEL_TOKENS = ("draft_model_drafted_tokens", "draft_model_accepted_tokens")
-HISTOGRAMS = ("position_steps", "position_emitted", "drafted_at", "accepted_at", "source_drafted", "source_accepted")
+HISTOGRAMS = ("position_steps", "position_emitted", "drafted_at", "accepted_at")
 # The columns, in the order of the fields.
 PER_STEP = {
     "end_s": np.float64,
@@ -61,9 +61,6 @@ class EngineSteps:
         position_bin: tokens in a bin.
         drafted_at: int64 [num_speculative_tokens], drafts verified that were longer than the index.
         accepted_at: int64 [num_speculative_tokens], of these, the drafts whose token at the index was accepted.
-        source_drafted: int64 [sources], draft tokens by sam.drafting.origins.SOURCES that were compared with the text,
-            verified or not, of one prompt in origins.COUNT_EVERY; empty with other drafters.
-        source_accepted: int64 [sources], of these, the tokens that were right.
         draft_model_drafted_tokens: int, tokens of the draft model in this rollout, verified or not; 0 without one.
         draft_model_accepted_tokens: int, of these, the tokens that the text has too.
         asynchronous: whether vLLM scheduled a step before it knew the tokens of the one before.
@@ -101,8 +98,6 @@ class EngineSteps:
     position_bin: int = POSITION_BIN
     drafted_at: np.ndarray = ()
     accepted_at: np.ndarray = ()
-    source_drafted: np.ndarray = ()
-    source_accepted: np.ndarray = ()
     draft_model_drafted_tokens: int = 0
     draft_model_accepted_tokens: int = 0
     asynchronous: bool = False

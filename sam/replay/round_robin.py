@@ -11,7 +11,6 @@ import numpy as np
 
 from sam.record.responses import Recording
 
-POSITION_BIN = 512  # tokens of a response per point of the acceptance-by-position table
 PROBABILITY_BINS = 10
 ORDERS = ("turns", "engine")  # samples within a round: round robin, each seeing the one before, or all at once
 # Samples of several epochs: all at once; epoch by epoch, the first one not counted; so, with new drafters each time.
@@ -19,14 +18,13 @@ EPOCHS = ("together", "kept", "forgotten")
 
 
 class Replay:
-    """Counts of one replay; by position in the draft, by tenth of the probability, and by position in the response."""
+    """Counts of one replay; by position in the draft, and by tenth of the probability."""
 
-    def __init__(self, draft_length: int, position_bin: int = POSITION_BIN):
-        self.draft_length, self.position_bin = draft_length, position_bin
+    def __init__(self, draft_length: int):
+        self.draft_length = draft_length
         self.tokens = self.steps = self.drafted = self.accepted = 0
         self.accepted_at, self.drafted_at = np.zeros((2, draft_length), dtype=np.int64)
         self.by_probability = np.zeros((PROBABILITY_BINS, 3))  # drafts, sum of their probabilities, accepted
-        self.by_position: dict[int, list[int]] = {}  # tokens and steps
 
     def count(self, position: int, acceptance: np.ndarray, accepted: int, advanced: int) -> None:
         """Count a verify step at response position `position`; `acceptance` are its drafts' probabilities."""
@@ -37,9 +35,6 @@ class Replay:
         self.accepted += accepted
         self.drafted_at[:drafted] += 1
         self.accepted_at[:accepted] += 1
-        sums = self.by_position.setdefault(position // self.position_bin, [0, 0])
-        sums[0] += advanced
-        sums[1] += 1
         for i, probability in enumerate(acceptance.tolist()):
             row = self.by_probability[min(PROBABILITY_BINS - 1, int(PROBABILITY_BINS * probability))]
             row += (1, probability, i < accepted)
@@ -59,10 +54,6 @@ class Replay:
     def calibration(self) -> list[tuple[float, float]]:
         """(predicted probability, observed acceptance) of each tenth of the predictions that has drafts."""
         return [(float(p / n), float(o / n)) for n, p, o in self.by_probability if n]
-
-    def positions(self) -> list[tuple[int, float]]:
-        """(first response position of the bin, mean acceptance length in it)."""
-        return [(b * self.position_bin, tokens / steps) for b, (tokens, steps) in sorted(self.by_position.items())]
 
 
 class Request:
@@ -103,41 +94,28 @@ class Request:
         return self.response[seen : self.seen_elsewhere]
 
 
-def replay(
-    recording: Recording,
-    make,
-    draft_length: int,
-    order: str = "turns",
-    progress=None,
-    position_bin: int = POSITION_BIN,
-    replicas: int = 1,
-    delay: int | None = None,
-    epochs: str = "together",
-) -> Replay:
+def replay(recording: Recording, make, draft_length: int, replicas: int = 1, epochs: str = "together", **how) -> Replay:
     """Replay all prompts, one after the other.
 
     Args:
         recording: prompts with their responses.
         make: makes a drafter (start, append, draft, finish as sam.drafting.drafter.Drafter), once for each replica.
         draft_length: draft tokens of a sample in a step.
-        order: one of ORDERS.
-        progress: called with the tokens advanced since the last call.
-        position_bin: tokens of a response per point of `Replay.positions`.
         replicas: over which the samples of a prompt are spread, round robin.
-        delay: of `replay_group`.
         epochs: one of EPOCHS.
+        how: `order`, `progress` and `delay` of `replay_group`.
 
     Raises:
         ValueError: the recording has fewer than two epochs, and they are not taken together.
     """
-    result = Replay(draft_length, position_bin)
+    result = Replay(draft_length)
     parts = [recording] if epochs == "together" else recording.by_epoch()
     for epoch, part in enumerate(parts):
         if epoch == 0 or epochs == "forgotten":
             drafters = [make() for _ in range(replicas)]
-        counts = Replay(draft_length, position_bin) if epoch == 0 and len(parts) > 1 else result
+        counts = Replay(draft_length) if epoch == 0 and len(parts) > 1 else result
         for index, (prompt, responses) in enumerate(zip(part.prompts, part.responses, strict=True)):
-            replay_group(counts, drafters, str(index), prompt, responses, order, progress, delay, epoch)
+            replay_group(counts, drafters, str(index), prompt, responses, policy_version=epoch, **how)
     return result
 
 
@@ -147,7 +125,7 @@ def replay_group(
     name: str,
     prompt: np.ndarray,
     responses: list[np.ndarray],
-    order: str,
+    order: str = "turns",
     progress=None,
     delay: int | None = None,
     policy_version: int = 0,
@@ -159,6 +137,8 @@ def replay_group(
 
     Args:
         drafters: one for each replica.
+        order: one of ORDERS.
+        progress: called with the tokens advanced since the last call.
         delay: tokens that a sample generates after a token before the other replicas' drafters have seen that one;
             None: they never do.
     """

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import numpy as np
 from sam.automaton import store
 from sam.automaton.store import NONE
 from sam.config import SpeculationConfig
-from sam.drafting import batch, origins
+from sam.drafting import batch
 from sam.drafting.drafter import Drafter
 from sam.drafting.sequences import RECENT_TOKENS, start_sequence
 from sam.drafting.token_ids import digest
@@ -99,19 +99,20 @@ class SharingDrafter(Drafter):
             self._tell("finish", self._slots.get(request_id, -1))
             super().finish(request_id)
 
-    append = _in_turn(Drafter.append)
     draft = _in_turn(Drafter.draft)
-    step = _in_turn(Drafter.step)
     append_earlier = _in_turn(Drafter.append_earlier)
 
     def reading(self) -> contextlib.AbstractContextManager:
         """To be held while anything but this class reads what it holds: the client's thread waits."""
         return self._turn()
 
-    def _append(self, slots: np.ndarray, token_ids, offsets) -> None:
-        positions = self.sequences.texts["num_tokens"][slots]
-        super()._append(slots, token_ids, offsets)
-        self._tell("append", slots, positions, np.asarray(token_ids), np.asarray(offsets))
+    def append(self, request_ids: Sequence[str], token_ids: np.ndarray, offsets: np.ndarray) -> None:
+        """Append each request's new tokens, and share them; arguments and errors as of Drafter.append."""
+        with self._turn():
+            slots = self.slots_of(request_ids)
+            positions = self.sequences.texts["num_tokens"][slots]
+            super().append(request_ids, token_ids, offsets)
+            self._tell("append", slots, positions, np.asarray(token_ids), np.asarray(offsets))
 
     def append_arrived(self, part: list[Piece]) -> int:
         """Append text of requests elsewhere, and learn from it as from that of requests here; for the client's thread.
@@ -122,18 +123,22 @@ class SharingDrafter(Drafter):
         Returns:
             Tokens appended.
         """
-        tokens = np.concatenate([piece.tokens for piece in part])
-        positions = np.array([piece.position for piece in part], np.int64)
-        offsets = np.cumsum([0, *(len(piece.tokens) for piece in part)])
-        needed = len(part) + len(tokens) // store.BLOCK_TOKENS + len(self.store.blocks) // 8
+        size = sum(len(piece.tokens) for piece in part)
+        needed = len(part) + size // store.BLOCK_TOKENS + len(self.store.blocks) // 8
         with self._lock:
             self._free_blocks(needed)
             if self.groups.free_blocks < needed:
                 return 0
-            slots = np.array([self._slot_elsewhere(piece) for piece in part], np.int64)
-            arguments = self.store, self.memory, self.learned, self.sequences
-            with self._abandons_torn_group():
-                return batch.append_siblings(*arguments, slots, positions, tokens, offsets)
+            return sum(map(self._append_piece, part))
+
+    def _append_piece(self, piece: Piece) -> int:
+        """Returns the number of tokens appended."""
+        slot, size = self._slot_elsewhere(piece), len(piece.tokens)
+        text = self.sequences.texts[slot]
+        if slot < 0 or text["group"] == NONE or text["num_tokens"] - text["num_prompt_tokens"] != piece.position:
+            return 0
+        tokens, offsets = np.array(piece.tokens, np.int32), np.array([0, size])
+        return 0 if self._append_all(batch.append_elsewhere, np.array([slot]), tokens, offsets) else size
 
     def _slot_elsewhere(self, piece: Piece) -> int:
         """Of a response elsewhere, which keeps it until its group is dropped; -1 if that is not followed here."""
@@ -142,8 +147,8 @@ class SharingDrafter(Drafter):
         shared = self._shared[group]
         if (slot := shared.slots.get(piece.name)) is None:
             slot = shared.slots[piece.name] = self._free_slot()
-            writer, end = origins.new_writer(self.groups, group, origins.ELSEWHERE), self.groups.prompt_end[group]
-            start_sequence(self.sequences, slot, group, end, shared.last_tokens, shared.prompt_tag, *writer)
+            end = self.groups.prompt_end[group]
+            start_sequence(self.sequences, slot, group, end, shared.last_tokens, shared.prompt_tag)
         return slot
 
     def _group_dropped(self, group: int) -> None:

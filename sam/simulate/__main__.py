@@ -20,7 +20,7 @@ from sam.command import run_command
 from sam.config import POLICIES
 from sam.record.responses import join, read_recording
 from sam.simulate import rollout
-from sam.simulate.acceptance import Acceptance, measure
+from sam.simulate.acceptance import measure, shipped_acceptance
 from sam.simulate.engine import Cluster
 from sam.simulate.rollout import ROUTERS, SCOPES, SETUPS, Choice
 from sam.simulate.workload import LogNormal
@@ -38,11 +38,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     source.add_argument("--setup", choices=tuple(SETUPS), help="published set-up, its step costs FITTED")
     source.add_argument("--log-normal", nargs=4, type=float, metavar=("MEAN", "CAP", "SIGMA", "CORRELATION"))
     parser.add_argument("--step-cost", help="table: a file, or the name of a shipped one")
-    parser.add_argument("--acceptance", nargs="+", type=Path, help="recordings to draft on, or a table made of them")
-    parser.add_argument("--save-acceptance", type=Path, help="file for the table made of --acceptance, with one --k")
+    parser.add_argument("--acceptance", nargs="+", type=Path, help="recordings to draft on")
     parser.add_argument("--prompts", type=int, help="of a round")
     parser.add_argument("--samples", type=int, default=rollout.SAMPLES, help="of each prompt")
-    parser.add_argument("--seeds", type=int, default=1, help="rounds, played one after the other (default 1)")
     parser.add_argument("--replicas", type=int)
     parser.add_argument("--max-num-seqs", type=int, help="requests that run at once on a replica")
     parser.add_argument("--lock-step", action=argparse.BooleanOptionalAction, help="replicas wait for each other")
@@ -53,16 +51,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--router", nargs="+", choices=ROUTERS, default=["verl"], help="who decides where requests run")
     parser.add_argument("--chunk", nargs="+", type=int, default=[0], help="tokens, not of verl's router; 0: no chunks")
     parser.add_argument("--delay", type=int, default=0, help="tokens by which shared text is late (default 0)")
-    parser.add_argument("--tail", type=int, help="running requests from which the tail counts (default: the threshold)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = parser.parse_args(arguments)
-    for name, least in {"prompts": 1, "samples": 1, "seeds": 1, "k": 1, "threshold": 0, "chunk": 0, "delay": 0}.items():
+    for name, least in {"prompts": 1, "samples": 1, "k": 1, "threshold": 0, "chunk": 0, "delay": 0}.items():
         given = getattr(options, name)
         if given is not None and (lowest := min(given if isinstance(given, list) else [given])) < least:
             parser.error(f"--{name} {lowest}: expected {least} or more")
-    is_recorded = options.acceptance and options.acceptance[0].suffix != ".json"
-    if options.save_acceptance and not (is_recorded and options.k and len(options.k) == 1):
-        parser.error("--save-acceptance: expected --acceptance with recordings, and one --k")
     return options
 
 
@@ -92,49 +86,35 @@ def run(options: argparse.Namespace) -> dict:
         lengths = LogNormal(mean, int(cap), sigma, correlation)
     asked = {"replicas": options.replicas, "max_num_seqs": options.max_num_seqs, "dp_synchronous": options.lock_step}
     cluster = replace(setup.cluster, **{name: value for name, value in asked.items() if value is not None})
-    size = options.prompts or setup.prompts, options.samples, rollout.PROMPT_TOKENS
-    rounds = [lengths.draw(*size, seed) for seed in range(options.seeds)]
+    work = lengths.draw(options.prompts or setup.prompts, options.samples, rollout.PROMPT_TOKENS)
     options.k, options.threshold = options.k or [setup.k], options.threshold or [setup.threshold]
-    tail = options.tail or (options.threshold[0] if len(options.threshold) == 1 else setup.threshold)
-    tokens, choices = sum(work.num_tokens for work in rounds), grid(options)
+    tail = options.threshold[0] if len(options.threshold) == 1 else setup.threshold
+    choices = [Choice("never", options.k[0], scope="request"), *grid(options)]
     report = {
-        "scenario": options.setup or "log-normal", "requests": sum(map(len, rounds)), "tokens": tokens,
+        "scenario": options.setup or "log-normal", "requests": len(work), "tokens": work.num_tokens,
         "replicas": cluster.replicas, "lock_step": cluster.dp_synchronous, "max_num_seqs": cluster.max_num_seqs,
         "step_cost": cost.source, "tail_threshold": tail, "rows": [],
     }  # fmt: skip
     drafts, base = rollout.drawn(acceptance(options)), None
-    with tqdm(total=tokens * (1 + len(choices)), unit="tok", mininterval=2.0, disable=None) as bar:
-        for choice in [Choice("never", options.k[0], scope="request"), *choices]:
-            played = rollout.simulate(rounds, cluster, choice, cost, drafts, bar.update)
+    with tqdm(total=work.num_tokens * len(choices), unit="tok", mininterval=2.0, disable=None) as bar:
+        for choice in choices:
+            played = rollout.simulate([work], cluster, choice, cost, drafts, bar.update)
             outcome = rollout.summarize(played, tail)
             base = base or outcome
-            gain = round(base.seconds / outcome.seconds, 4)
-            in_tail = round(base.tail_seconds / outcome.tail_seconds, 4) if outcome.tail_seconds else 1.0
+            gain, in_tail = (
+                round(base[name] / outcome[name], 4) if outcome[name] else 1.0 for name in ("seconds", "tail_seconds")
+            )
             row = {"label": choice.label, **asdict(choice), "speedup": gain, "tail_speedup": in_tail}
-            report["rows"].append(row | outcome.rounded())
+            report["rows"].append(row | outcome)
     return report
 
 
 def acceptance(options: argparse.Namespace):
-    """Return what gives the table of a draft length: the one named, one measured on recordings, or a shipped one."""
-    paths = options.acceptance
-
-    @cache
-    def table(k: int) -> Acceptance:
-        if not paths:
-            return rollout.shipped_acceptance(k)
-        if paths[0].suffix != ".json":
-            recording = join([read_recording(path) for path in paths])
-            measured = measure(recording, k, f"sam, k {k}, on {', '.join(path.stem for path in paths)}")
-            if options.save_acceptance:
-                measured.save(options.save_acceptance)
-            return measured
-        loaded = Acceptance.load(paths[0])
-        if loaded.acceptance.shape[1] != k:
-            raise ValueError(f"{paths[0]}: drafts of {loaded.acceptance.shape[1]} tokens, not {k}: name a recording")
-        return loaded
-
-    return table
+    """Return what gives the table of a draft length: one measured on recordings, or a shipped one."""
+    if not options.acceptance:
+        return shipped_acceptance
+    recording = join([read_recording(path) for path in options.acceptance])
+    return cache(lambda k: measure(recording, k))
 
 
 def table(report: dict) -> str:

@@ -8,25 +8,23 @@ did before. Recorded responses can be drafted on themselves instead (`RealDrafts
 
 import json
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 from tqdm import tqdm
 
 from sam.drafting.drafter import Drafter
-from sam.jit import compiled
-from sam.reading import json_object, one_line
 from sam.record.responses import Recording
 from sam.replay.baselines import make_drafter
 from sam.replay.round_robin import Replay, replay_group
 from sam.simulate.workload import Round
 
+SHIPPED = Path(__file__).parent / "step_costs"
 SIBLINGS = (1, 2, 4, 8, 16)
 POSITIONS = (0, 256, 512, 1024, 2048, 4096, 8192)  # tokens, where ranges begin; the last one has no end
 EDGES = np.array(POSITIONS)
 MIN_RECORDS = 200  # of a cell; with fewer it repeats the range before it
-SAVED_RECORDS = 128  # of a cell at most
 CELL = np.dtype([("start", np.int64), ("size", np.int64)])  # the records of a cell
 PERCENT = 100  # probabilities are kept in hundredths
 
@@ -41,7 +39,6 @@ class Acceptance:
         acceptance: float32 [records, k], cumulative acceptance probabilities, falling; 0 beyond a draft's end.
         drafted: int64 [records], tokens of the draft.
         accepted: int64 [records], accepted tokens of the draft.
-        source: recording and drafter.
     """
 
     siblings: np.ndarray
@@ -49,34 +46,21 @@ class Acceptance:
     acceptance: np.ndarray
     drafted: np.ndarray
     accepted: np.ndarray
-    source: str = ""
 
-    def save(self, path: Path) -> None:
-        """Write the table as JSON, at most SAVED_RECORDS of each cell: every n-th in order of acceptance."""
-        cells = []
-        for start, size in self.cells.ravel().tolist():
-            order, count = np.arange(start, start + size), min(SAVED_RECORDS, size)
-            order = order[np.lexsort((self.acceptance[order, 0], self.drafted[order], self.accepted[order]))]
-            chosen = order[((np.arange(count) + 0.5) * size / count).astype(np.int64)].tolist()
-            percent = np.rint(PERCENT * self.acceptance).astype(int)
-            cells.append([[int(self.accepted[i]), *percent[i, : self.drafted[i]].tolist()] for i in chosen])
-        content = {"source": self.source, "k": self.acceptance.shape[1], "siblings": self.siblings.tolist()}
-        body = ",\n".join(json.dumps(cell, separators=(",", ":")) for cell in cells)
-        path.write_text(f'{json.dumps(content)[:-1]}, "positions": {list(POSITIONS)}, "cells": [\n{body}\n]}}\n')
 
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read a table that `save` wrote.
+@cache
+def shipped_acceptance(k: int) -> Acceptance:
+    """Read sam's table that this package ships for a draft length: of each cell every n-th record, by acceptance.
 
-        Raises:
-            ValueError: no such file, or not such a table.
-        """
-        with one_line(str(path), "not a table of acceptance"):
-            content = json_object(path)
-            if tuple(content["positions"]) != POSITIONS:
-                raise ValueError(f"positions {content['positions']}, expected {list(POSITIONS)}")
-            cells = [[(row[1:], row[0]) for row in cell] for cell in content["cells"]]
-            return _from_cells(cells, content["siblings"], content["k"], content["source"], min_records=1)
+    Raises:
+        ValueError: there is none.
+    """
+    path = SHIPPED / f"acceptance_sam_k{k}.json"
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file; name a recording to draft on with --acceptance")
+    content = json.loads(path.read_text())
+    cells = [[(row[1:], row[0]) for row in cell] for cell in content["cells"]]
+    return _from_cells(cells, content["siblings"], k, min_records=1)
 
 
 class _Collector(Replay):
@@ -91,9 +75,15 @@ class _Collector(Replay):
         self.cells[np.searchsorted(EDGES, position, side="right") - 1].append((np.rint(PERCENT * acceptance), accepted))
 
 
-def measure(recording: Recording, k: int, source: str = "") -> Acceptance:
+def measure(recording: Recording, k: int) -> Acceptance:
     """Draft up to `k` tokens with sam on a recording, for all samples of a prompt at once as an engine does, for each
-    number of siblings."""
+    number of siblings.
+
+    Raises:
+        ValueError: a recording without tokens.
+    """
+    if not recording.num_tokens:
+        raise ValueError("the recording holds no response: there is nothing to draft on")
     most = max(len(samples) for samples in recording.responses)
     levels = [n for i, n in enumerate(SIBLINGS) if i == 0 or SIBLINGS[i - 1] < most]
     cells: list[list[tuple[np.ndarray, int]]] = []
@@ -107,13 +97,11 @@ def measure(recording: Recording, k: int, source: str = "") -> Acceptance:
                     drafter, part = make_drafter("sam", "group", k), samples[first : first + siblings]
                     replay_group(collector, [drafter], str(first), prompt, part, "engine", bar.update)
             cells += collector.cells
-    return _from_cells(cells, levels, k, source, MIN_RECORDS)
+    return _from_cells(cells, levels, k, MIN_RECORDS)
 
 
-def _from_cells(cells, siblings, k: int, source: str, min_records: int) -> Acceptance:
+def _from_cells(cells, siblings, k: int, min_records: int) -> Acceptance:
     shape = (len(siblings), len(POSITIONS))
-    if len(cells) != shape[0] * shape[1] or not any(cells):
-        raise ValueError(f"{len(cells)} cells of verify steps, of them {sum(map(bool, cells))} with any")
     places = np.zeros(shape, CELL)
     records: list[tuple[np.ndarray, int]] = []
     for level in range(shape[0]):
@@ -130,61 +118,55 @@ def _from_cells(cells, siblings, k: int, source: str, min_records: int) -> Accep
     for i, (percent, _) in enumerate(records):
         acceptance[i, : len(percent)] = np.asarray(percent) / PERCENT
     drafted, accepted = np.array([(len(percent), accepted) for percent, accepted in records]).T
-    return Acceptance(np.array(siblings), places, acceptance, drafted, accepted, source)
+    return Acceptance(np.array(siblings), places, acceptance, drafted, accepted)
 
 
-@compiled
-def draw_records(requests, generated, levels, cells, seed):
+def draw_records(
+    requests: np.ndarray, generated: np.ndarray, levels: np.ndarray, cells: np.ndarray, seed: int
+) -> np.ndarray:
     """Draw a record for each request, always the same one at the same position (by the finisher of SplitMix64).
 
     Args:
         requests: int64 [n], numbers of the requests.
         generated: int64 [n], tokens of each.
-        levels: int64 [all requests], their levels of siblings.
+        levels: int64 [n], their levels of siblings.
         cells: CELL [levels, ranges].
-        seed: int.
 
     Returns:
         int64 [n].
     """
-    records = np.empty(requests.size, np.int64)
-    for i in range(requests.size):
-        x = np.uint64(requests[i]) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(generated[i])
-        x += np.uint64(seed) << np.uint64(40)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        x ^= x >> np.uint64(31)
-        cell = cells[levels[requests[i]], np.searchsorted(EDGES, generated[i], side="right") - 1]
-        records[i] = cell.start + np.int64((x >> np.uint64(11)) % np.uint64(cell.size))
-    return records
-
-
-@compiled
-def _read_drafts(records, acceptance, drafted, budgets, least):
-    """Probabilities and offsets of the records' drafts, each cut to its budget and before a token below `least`."""
-    offsets = np.zeros(records.size + 1, np.int64)
-    kept = np.empty(records.size * acceptance.shape[1], np.float32)
-    end = 0
-    for i in range(records.size):
-        for j in range(min(budgets[i], drafted[records[i]])):
-            if acceptance[records[i], j] < least:
-                break
-            kept[end] = acceptance[records[i], j]
-            end += 1
-        offsets[i + 1] = end
-    return kept[:end], offsets
+    x = requests.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + generated.astype(np.uint64)
+    x += np.uint64(seed << 40)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    cell = cells[levels, np.searchsorted(EDGES, generated, side="right") - 1]
+    return cell["start"] + ((x >> np.uint64(11)) % cell["size"].astype(np.uint64)).astype(np.int64)
 
 
 class DrawnDrafts:
-    """Drafts of a replica, drawn from a table of verify steps; requests are known by their numbers in the round.
+    """Drafts of a replica, drawn from a table of verify steps at the level of the text that a request's group has there
+    at the time; requests are known by their numbers in the round.
+
+    A sibling counts by its text as a share of the request's own, at most as one: the table's siblings grow together.
 
     Args:
-        levels: int64 [requests], the table's level of siblings for each request of the round.
+        prompts: int64 [requests], number of each one's prompt.
+        replica_of: int64 [requests], where each runs.
+        delay: tokens by which text is late in other replicas.
         seed: another seed draws other records.
     """
 
-    def __init__(self, table: Acceptance, levels: np.ndarray, seed: int = 0):
-        self._table, self._levels, self._seed = table, levels, seed
+    def __init__(self, table: Acceptance, prompts: np.ndarray, replica_of: np.ndarray, delay: int = 0, seed: int = 0):
+        self._table, self._seed = table, seed
+        self._prompts, self._replica_of, self._delay = prompts, np.append(replica_of, -1), delay
+        self._known = np.zeros(len(prompts) + 1, np.int64)  # tokens of each seen here; the last is of nobody
+        # Requests of each prompt, filled up with nobody.
+        self._members = np.full((int(prompts.max()) + 1, int(np.bincount(prompts).max())), len(prompts))
+        order = np.argsort(prompts, kind="stable")
+        begins = np.searchsorted(prompts[order], prompts[order])
+        self._members[prompts[order], np.arange(len(prompts)) - begins] = order
+        self._edges = np.sqrt(table.siblings[1:] * table.siblings[:-1])
         self._records = np.zeros(1, np.int64)
 
     def start(self, request: int) -> None:
@@ -195,6 +177,7 @@ class DrawnDrafts:
 
     def append(self, requests: np.ndarray, generated: np.ndarray) -> None:
         """Show the drafter the new tokens of each request, which has `generated` tokens in all."""
+        self._known[requests] = generated
 
     def draft(
         self, requests: np.ndarray, generated: np.ndarray, budgets: np.ndarray, min_acceptance: float
@@ -204,62 +187,25 @@ class DrawnDrafts:
         Returns:
             The drafts' cumulative acceptance probabilities, float32 [total], and offsets, int64 [requests + 1].
         """
-        table = self._table
-        self._records = draw_records(requests, generated, self._levels, table.cells, self._seed)
-        return _read_drafts(self._records, table.acceptance, table.drafted, budgets, min_acceptance)
+        table, self._known[requests] = self._table, generated
+        levels = np.searchsorted(self._edges, self._count_siblings(requests), side="right")
+        self._records = draw_records(requests, generated, levels, table.cells, self._seed)
+        acceptance, longest = table.acceptance[self._records], np.minimum(budgets, table.drafted[self._records])
+        # They fall within a draft.
+        kept = (np.arange(acceptance.shape[1]) < longest[:, None]) & (acceptance >= min_acceptance)
+        return acceptance[kept], np.append(0, np.cumsum(kept.sum(axis=1)))
+
+    def _count_siblings(self, requests: np.ndarray) -> np.ndarray:
+        """float64 [requests]: samples of each one's prompt that its drafter sees, itself included, shorter ones in
+        part."""
+        members = self._members[self._prompts[requests]]
+        late = np.where(self._replica_of[members] == self._replica_of[requests][:, None], 0, self._delay)
+        shares = np.maximum(0, self._known[members] - late) / np.maximum(1, self._known[requests])[:, None]
+        return 1.0 + np.where(members == requests[:, None], 0.0, np.minimum(1.0, shares)).sum(axis=1)
 
     def verify(self, lengths: np.ndarray) -> np.ndarray:
         """int64 [requests]: tokens accepted of the first `lengths` tokens of each draft just made."""
         return np.minimum(lengths, self._table.accepted[self._records])
-
-
-class GroupDrafts(DrawnDrafts):
-    """As `DrawnDrafts`, with the level of the text that a request's group has there at the time.
-
-    A sibling counts by its text as a share of the request's own, at most as one: the table's siblings grow together.
-
-    Args:
-        prompts: int64 [requests], number of each one's prompt.
-        replica_of: int64 [requests], where each runs; `delay`: tokens by which text is late elsewhere.
-    """
-
-    def __init__(self, table: Acceptance, prompts: np.ndarray, replica_of: np.ndarray, delay: int = 0, seed: int = 0):
-        super().__init__(table, np.zeros(len(prompts), np.int64), seed)
-        members = np.argsort(prompts, kind="stable")
-        begins = np.searchsorted(prompts[members], np.arange(int(prompts.max(initial=0)) + 2))
-        self._known = np.zeros(len(prompts), np.int64)
-        self._group = prompts, replica_of, members, begins
-        self._delay, self._edges = delay, np.sqrt(table.siblings[1:] * table.siblings[:-1])
-
-    def append(self, requests, generated):
-        self._known[requests] = generated
-
-    def draft(self, requests, generated, budgets, min_acceptance):
-        self._known[requests] = generated
-        siblings = _count_siblings(requests, self._known, *self._group, self._delay)
-        self._levels[requests] = np.searchsorted(self._edges, siblings, side="right")
-        return super().draft(requests, generated, budgets, min_acceptance)
-
-
-@compiled
-def _count_siblings(requests, known, prompts, replica_of, members, begins, delay):
-    """float64 [n]: samples of each request's prompt that its drafter sees, itself included, shorter ones in part.
-
-    Args:
-        requests: int64 [n].
-        known, prompts, replica_of: int64 [all requests], tokens of each seen here, its prompt, and where it runs.
-        members, begins: requests ordered by prompt, and where each prompt's begin.
-        delay: tokens by which the text of another replica's requests is late.
-    """
-    count = np.ones(requests.size)
-    for i in range(requests.size):
-        prompt, own = prompts[requests[i]], max(1, known[requests[i]])
-        for place in range(begins[prompt], begins[prompt + 1]):
-            other = members[place]
-            if other != requests[i]:
-                late = delay if replica_of[other] != replica_of[requests[i]] else 0
-                count[i] += min(1.0, max(0, known[other] - late) / own)
-    return count
 
 
 class RealDrafts:

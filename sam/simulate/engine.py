@@ -9,7 +9,6 @@ import numpy as np
 
 from sam.routing.policy import ContextPolicy, RoutingSettings
 from sam.simulate.workload import Round
-from sam.switch.interpolation import interpolate
 from sam.switch.policy import Plan, Policy, StepState
 from sam.switch.step_cost import StepCost
 
@@ -192,7 +191,7 @@ class Engine:
     """
 
     def __init__(self, replicas: list[Replica], cost: StepCost, admit_ms: float):
-        self.replicas, self._grid, self._admit_ms = replicas, cost.grid, admit_ms
+        self.replicas, self._cost, self._admit_ms = replicas, cost, admit_ms
         self.clock = 0.0
         self.timeline: list[tuple] = []
 
@@ -220,7 +219,7 @@ class Engine:
         for replica, context in zip(busy, contexts, strict=True):
             replica.step(steps)
             work = float(len(replica.running)), float(replica.num_tokens), context
-            milliseconds = max(milliseconds, interpolate(self._grid, *work))
+            milliseconds = max(milliseconds, float(self._cost.step_ms(*work)[0]))
         self.clock += milliseconds * steps + self._admit_ms * admitted
         for replica, most in zip(busy, num_tokens_others(busy), strict=True):
             replica.end_step(milliseconds, steps == 1 and not admitted, most)
@@ -240,14 +239,13 @@ def play(
     cluster: Cluster,
     router: Assigned | Routed,
     cost: StepCost,
-    policies: list[Policy],
-    drafts: list,
+    parts: list[tuple[Policy, object]],
     progress: Callable[[int], object] | None = None,
 ) -> list[np.ndarray]:
     """Play a round to its end.
 
     Args:
-        policies, drafts: of each replica.
+        parts: policy and drafts of each replica.
         progress: called with the tokens generated since the last call.
 
     Returns:
@@ -257,10 +255,9 @@ def play(
         RuntimeError: the router has left requests waiting.
     """
     generated, targets = np.zeros((2, len(work)), dtype=np.int64)
-    shared = work, generated, targets, cluster.max_num_seqs
-    replicas = [Replica(*shared, *parts) for parts in zip(policies, drafts, strict=True)]
-    parts = [replicas] if cluster.dp_synchronous else [[replica] for replica in replicas]
-    engines = [Engine(part, cost, cluster.admit_ms) for part in parts]
+    replicas = [Replica(work, generated, targets, cluster.max_num_seqs, *part) for part in parts]
+    ranks = [replicas] if cluster.dp_synchronous else [[replica] for replica in replicas]
+    engines = [Engine(one, cost, cluster.admit_ms) for one in ranks]
     arriving = deque(np.argsort(work.arrivals, kind="stable").tolist())
     # The engine whose step ends first goes on first: a drafter that several share sees tokens in the order of time, and
     # a router knows what has ended. `idle` are those that no step ends of.

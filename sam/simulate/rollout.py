@@ -7,22 +7,20 @@ recordings of long chains of thought. docs/experiments/published_setups.md has h
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from functools import cache
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from sam.config import SpeculationConfig
 from sam.record.engine_steps import EngineSteps
-from sam.simulate.acceptance import Acceptance, DrawnDrafts, GroupDrafts, RealDrafts
+from sam.simulate.acceptance import SHIPPED, Acceptance, DrawnDrafts, RealDrafts
 from sam.simulate.engine import Assigned, Cluster, Routed, play
 from sam.simulate.workload import Round
 from sam.switch.policies import make_policy
 from sam.switch.step_cost import StepCost
 
 SCOPES, ROUTERS = ("request", "group", "shared"), ("verl", "context")
-SHIPPED = Path(__file__).parent / "step_costs"
 SIGMA, CORRELATION, CAP, PROMPT_TOKENS, SAMPLES = 0.6, 0.35, 34816, 128, 16
 
 
@@ -89,36 +87,6 @@ def load_step_cost(name: str) -> StepCost:
     raise ValueError(f"step cost {name!r}: neither a file nor one of {', '.join(known)}")
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """A rollout's results, summed over its rounds, which run one after the other.
-
-    Attributes:
-        seconds: seconds of the slowest engine.
-        tail_seconds: seconds of the slowest engine from when its running requests stay at or below the threshold.
-        tokens: generated tokens.
-        engine_steps: steps of all engines.
-        switched_on: share of the engine steps that drafted.
-        drafted, accepted: draft tokens verified, and those accepted.
-        accept_length: mean accepted tokens and bonus token of a verified draft.
-        wasted: draft tokens that were verified and not accepted.
-    """
-
-    seconds: float
-    tail_seconds: float
-    tokens: int
-    engine_steps: int
-    switched_on: float
-    drafted: int
-    accepted: int
-    accept_length: float
-    wasted: int
-
-    def rounded(self) -> dict:
-        """Return the fields, floats rounded to four digits."""
-        return {key: round(value, 4) if isinstance(value, float) else value for key, value in asdict(self).items()}
-
-
 # Makes the drafts of each replica, of a round, the settings, the replica of each request, their number, the round's.
 Drafts = Callable[[Round, Choice, np.ndarray, int, int], list]
 
@@ -127,12 +95,10 @@ def drawn(table: Callable[[int], Acceptance]) -> Drafts:
     """Draw drafts from tables; `table` gives that of a draft length."""
 
     def make(work: Round, choice: Choice, replica_of: np.ndarray, replicas: int, number: int) -> list:
-        if choice.scope == "request":
-            return [DrawnDrafts(table(choice.k), np.zeros(len(work), np.int64), number)] * replicas
-        one = work.prompts, replica_of, choice.delay, number
-        if choice.scope == "shared":
-            return [GroupDrafts(table(choice.k), *one)] * replicas
-        return [GroupDrafts(table(choice.k), *one) for _ in range(replicas)]
+        prompts = np.arange(len(work)) if choice.scope == "request" else work.prompts
+        count = 1 if choice.scope == "shared" else replicas
+        one = table(choice.k), prompts, replica_of, choice.delay, number
+        return [DrawnDrafts(*one) for _ in range(count)] * (replicas // count)
 
     return make
 
@@ -170,12 +136,10 @@ def simulate(
     played = []
     for number, work in enumerate(rounds):
         replica_of = assign(len(work), cluster.replicas, seed=number)
-        policies = [
-            make_policy(choice.policy, choice.k, choice.threshold, step_cost=cost) for _ in range(cluster.replicas)
-        ]
         router = Assigned(work, replica_of) if choice.router == "verl" else Routed(work, cluster, choice.chunk)
         made = drafts(work, choice, replica_of, cluster.replicas, number)
-        played.append(play(work, cluster, router, cost, policies, made, progress))
+        parts = [(make_policy(choice.policy, choice.k, choice.threshold, step_cost=cost), one) for one in made]
+        played.append(play(work, cluster, router, cost, parts, progress))
     return played
 
 
@@ -184,42 +148,36 @@ def seconds(timelines: list[np.ndarray]) -> float:
     return max(float(timeline["end_ms"].max(initial=0.0)) for timeline in timelines) / 1e3
 
 
-def summarize(played: list[list[np.ndarray]], tail_threshold: int) -> Outcome:
-    """Sum up what `simulate` returned.
+def summarize(played: list[list[np.ndarray]], tail_threshold: int) -> dict[str, float]:
+    """Sum up what `simulate` returned, rounds one after the other.
 
     Args:
         tail_threshold: running requests at which the tail begins, with any policy.
+
+    Returns:
+        seconds: of the slowest engine of each round; tail_seconds: of these, those from when its running requests stay
+        at or below the threshold; tokens: generated; engine_steps; switched_on: share of them that drafted; drafted,
+        accepted: draft tokens; accept_length: accepted tokens and bonus token of a verified draft; wasted: draft tokens
+        that were verified and not accepted.
     """
     steps = np.concatenate([timeline for timelines in played for timeline in timelines])
     drafted, accepted, verified = (int(steps[name].sum()) for name in ("drafted", "accepted", "verified"))
     slowest = (max(timelines, key=lambda one: one["end_ms"].max(initial=0.0)) for timelines in played)
-    return Outcome(
-        seconds=sum(map(seconds, played)),
-        tail_seconds=sum(tail_seconds(timeline, tail_threshold) for timeline in slowest),
-        tokens=int(steps["emitted"].sum()),
-        engine_steps=(count := int(steps["steps"].sum())),
-        switched_on=int(steps["steps"][steps["switched_on"]].sum()) / max(1, count),
-        drafted=drafted,
-        accepted=accepted,
-        accept_length=1.0 + accepted / max(1, verified),
-        wasted=drafted - accepted,
-    )
+    count = int(steps["steps"].sum())
+    return {
+        "seconds": sum(map(seconds, played)),
+        "tail_seconds": sum(tail_seconds(timeline, tail_threshold) for timeline in slowest),
+        "tokens": int(steps["emitted"].sum()),
+        "engine_steps": count,
+        "switched_on": int(steps["steps"][steps["switched_on"]].sum()) / max(1, count),
+        "drafted": drafted,
+        "accepted": accepted,
+        "accept_length": 1.0 + accepted / max(1, verified),
+        "wasted": drafted - accepted,
+    }
 
 
 def tail_seconds(timeline: np.ndarray, threshold: int) -> float:
     """Return the seconds of the steps in the tail, by the rule of recorded engine steps."""
     in_tail = EngineSteps(running=timeline["running"]).in_tail(threshold)
     return float(np.diff(timeline["end_ms"], prepend=0.0)[in_tail].sum() / 1e3)
-
-
-@cache
-def shipped_acceptance(k: int) -> Acceptance:
-    """Load sam's table that this package ships for a draft length.
-
-    Raises:
-        ValueError: there is none.
-    """
-    path = SHIPPED / f"acceptance_sam_k{k}.json"
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file; name a recording to draft on with --acceptance")
-    return Acceptance.load(path)

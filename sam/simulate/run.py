@@ -15,7 +15,7 @@ from sam.record.responses import by_prompt
 from sam.simulate.engine import Cluster
 from sam.simulate.rollout import Choice
 from sam.simulate.workload import Round, recorded_round
-from sam.switch.step_cost import StepCost, least_squares_without_negative_terms
+from sam.switch.step_cost import StepCost
 
 FEWEST_STEPS = 20
 KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
@@ -223,6 +223,22 @@ def fit_from_steps(columns: np.ndarray) -> FittedCost:
     plain_from = int(np.percentile(plain, RARE)) if len(plain) else int(running.max())
     cost = StepCost(*axes, np.maximum(cells, 1e-3), source=source)
     return FittedCost(cost, float(coefficients[-1]), drafts_seen, plain_from)
+
+
+def least_squares_without_negative_terms(columns: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """float64 [terms]: least squares of `columns` (float [n, terms]) in which the most negative term is left out until
+    none is negative.
+
+    Not the optimum of non-negative least squares (Lawson and Hanson, Solving Least Squares Problems, chapter 23), which
+    may take a term back; the few terms of a step's cost are all positive but for noise.
+    """
+    used, result = list(range(columns.shape[1])), np.zeros(columns.shape[1])
+    while True:
+        terms = np.linalg.lstsq(columns[:, used], target, rcond=None)[0]
+        if len(used) == 1 or terms.min() >= 0:
+            result[used] = np.maximum(terms, 0.0)
+            return result
+        del used[int(np.argmin(terms))]
 
 
 def _robust(features: np.ndarray, target: np.ndarray) -> np.ndarray:

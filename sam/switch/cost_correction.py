@@ -6,8 +6,8 @@ No table of forward passes holds scheduling, drafting and sampling, and machines
 Bayesian linear regression with exponential forgetting (Bishop, Pattern Recognition and Machine Learning, section 3.3;
 Haykin, Adaptive Filter Theory, chapter 10): the table is the prior mean, and weighs the more the noisier the steps are.
 With a prior of fixed weight a busy machine's noise would come out as a price of draft tokens: fewer would be verified,
-and from few the price is learnt even worse. The noise is measured by a second regression without the table as its
-prior, which a wrong table cannot mislead.
+and from few the price is learnt even worse. The noise is what no terms explain, whatever the prior: a wrong table is no
+noise.
 """
 
 from typing import NamedTuple
@@ -63,9 +63,8 @@ class Correction:
         self._std, self._min_variance = _prior_std(step_cost), (MIN_NOISE * cheapest) ** 2
         self._share = UNMEASURED_PER_DRAFT_TOKEN * forward_only  # of `per_request`, that a draft token adds too
         self.terms = CostTerms(*self._mean.tolist())
-        self._information, self._target = np.zeros((4, 4)), np.zeros(4)  # weighted sums over the steps
-        self._without_table = np.zeros(4)  # terms of the regression that measures the noise
-        self._variance, self._steps = 0.0, 0
+        # Weighted sums over the steps, of products of the four features and the milliseconds beyond the table.
+        self._sums = np.zeros((5, 5))
         self._outliers: list[tuple[float, int, int, float]] = []
 
     def observe(self, requests: int, drafted: int, table_ms: float, milliseconds: float) -> bool:
@@ -81,23 +80,18 @@ class Correction:
                 return False
             milliseconds, requests, drafted, table_ms = min(self._outliers)
         self._outliers.clear()
-        self._update(np.array([1.0, requests + self._share * drafted, drafted, drafted > 0]), milliseconds - table_ms)
+        step = np.array([1.0, requests + self._share * drafted, drafted, drafted > 0, milliseconds - table_ms])
+        self._sums = (1.0 - 1.0 / MEMORY_STEPS) * self._sums + np.outer(step, step)
+        self.terms = self._fit()
         return True
 
-    def _update(self, features: np.ndarray, extra_ms: float) -> None:
-        """Learn the terms from a step with these features (float64 [4], by term)."""
-        self._steps += 1
-        # The first errors are of terms that were not learnt yet: they lose their weight sooner than in a mean.
-        forget = max(2.0 / (self._steps + 1), 1.0 / MEMORY_STEPS)
-        error = extra_ms - features @ self._without_table
-        self._variance += (error**2 - self._variance) * forget
-        keep = 1.0 - 1.0 / MEMORY_STEPS
-        self._information = keep * self._information + np.outer(features, features)
-        self._target = keep * self._target + extra_ms * features
-        self._without_table = np.linalg.solve(self._information + np.eye(4), self._target)
-        weights = max(self._variance, self._min_variance) / self._std**2
+    def _fit(self) -> CostTerms:
+        information, target, squares = self._sums[:4, :4], self._sums[:4, 4], self._sums[4, 4]
+        steps = self._sums[0, 0]
+        unexplained = squares - target @ np.linalg.solve(information + np.eye(4), target)
+        weights = max(unexplained / steps, self._min_variance) / self._std**2
         weights[0] = min(weights[0], MAX_FIXED_PRIOR)
-        matrix, right = self._information + np.diag(weights), self._target + weights * self._mean
+        matrix, right = information + np.diag(weights), target + weights * self._mean
         terms = np.linalg.solve(matrix, right)
         if terms[3] < 0.0:
             # Where every step has drafts the steps tell the sum of fixed and speculating, and not which is which: a
@@ -105,7 +99,7 @@ class Correction:
             # verified.
             terms = np.append(np.linalg.solve(matrix[:3, :3], right[:3]), 0.0)
         terms[2] += self._share * terms[1]
-        self.terms = CostTerms(*terms.tolist())
+        return CostTerms(*terms.tolist())
 
     def extra_ms(self, requests: int, drafted: float) -> float:
         """Milliseconds beyond the table of a step with `requests` requests and `drafted` draft tokens."""

@@ -1,7 +1,6 @@
 """The interface between an engine and a policy: a StepState goes in, a Plan comes out."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -20,7 +19,7 @@ class StepState:
             that of the step itself. 0 if no other rank is known to have more than this one.
         steps_since_plan: int, engine steps since the last call of `plan`, this one included.
         awaited: int, requests that wait outside the engine and are about to take its free slots
-            (sam.switch.awaited_requests).
+            (sam.switch.queued_requests).
 
     Example:
         >>> StepState(running=8, context=512.0)  # doctest: +NORMALIZE_WHITESPACE
@@ -61,18 +60,19 @@ class Plan:
     valid_for_steps: int = 0
 
 
-class Policy(Protocol):
-    """Decides in every engine step how many draft tokens are verified.
+class Policy:
+    """Decides in every engine step how many draft tokens are verified: here all that `plan` asks for.
 
     Attributes:
         counters: counts of the policy's own, which the metrics report.
     """
 
-    counters: dict[str, int]
+    def __init__(self):
+        self.counters: dict[str, int] = {}
 
     def plan(self, state: StepState) -> Plan:
         """Say before drafting which drafts the step can use."""
-        ...
+        raise NotImplementedError
 
     def choose(self, state: StepState, acceptance: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """Say after drafting how many tokens of each draft to verify; called only if the plan has a budget.
@@ -84,7 +84,7 @@ class Policy(Protocol):
         Returns:
             int64 [drafts], tokens of each.
         """
-        ...
+        return np.diff(offsets)
 
     def choose_paths(
         self, state: StepState, drafted: int, acceptance: np.ndarray, offsets: np.ndarray, overhead: np.ndarray
@@ -100,8 +100,11 @@ class Policy(Protocol):
         Returns:
             int64 [paths], own tokens of each.
         """
-        ...
+        return np.diff(offsets)
 
     def observe(self, state: StepState, drafted: int, accepted: int, milliseconds: float) -> None:
         """Learn from the finished step of `state`: draft tokens verified, draft tokens accepted, and its duration."""
-        ...
+
+    def count(self, name: str, steps: int = 1) -> None:
+        """Add to a counter."""
+        self.counters[name] = self.counters.get(name, 0) + steps

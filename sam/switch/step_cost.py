@@ -1,18 +1,15 @@
 """Step costs: milliseconds of an engine step by requests, tokens per request and context; checked, saved, looked up."""
 
 import json
+from bisect import bisect_left
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 
 from sam.reading import json_object, one_line
 from sam.record.atomic import replacing
-
-if TYPE_CHECKING:
-    from sam.switch.interpolation import Grid
 
 HOW_TO_MEASURE = "measure it again with python -m sam.profile"
 AXES = ("requests", "tokens_per_request", "context")
@@ -128,14 +125,6 @@ class StepCost:
                     f"{HOW_TO_MEASURE}"
                 )
 
-    @cached_property
-    def grid(self) -> "Grid":
-        """The table as `sam.switch.interpolation` reads it."""
-        from sam.switch.interpolation import Grid
-
-        axes = (getattr(self, name).astype(np.float64) for name in AXES)
-        return Grid(*axes, np.ascontiguousarray(self.milliseconds))
-
     def step_ms(self, requests: float, num_tokens: np.ndarray | float, context: float) -> np.ndarray:
         """Look up the milliseconds of steps.
 
@@ -147,33 +136,27 @@ class StepCost:
         Returns:
             float64 [n].
         """
-        from sam.switch.interpolation import interpolate_each
+        requests = max(1.0, requests)
+        i, above, u = _locate(self.requests, requests)
+        c, beyond, w = _locate(self.context, context)
+        row = self.milliseconds[i] + u * (self.milliseconds[above] - self.milliseconds[i])  # [m, c]
+        line = row[:, c] + w * (row[:, beyond] - row[:, c])
+        per_request, axis = np.atleast_1d(num_tokens) / requests, self.tokens_per_request
+        costs = np.interp(per_request, axis, line)
+        if len(axis) > 1:
+            slope = (line[-1] - line[-2]) / (axis[-1] - axis[-2])
+            costs += slope * np.maximum(0.0, per_request - axis[-1])
+        return costs * max(1.0, requests / self.requests[-1])
 
-        num_tokens = np.atleast_1d(np.asarray(num_tokens, dtype=np.float64))
-        return interpolate_each(self.grid, float(requests), num_tokens, float(context))
 
-
-def least_squares_without_negative_terms(columns: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Least squares in which the most negative term is left out until none is negative.
-
-    Not the optimum of non-negative least squares (Lawson and Hanson, Solving Least Squares Problems, chapter 23), which
-    may take a term back; the few terms of a step's cost are all positive but for noise.
-
-    Args:
-        columns: float [n, terms].
-        target: float [n].
-
-    Returns:
-        float64 [terms], none negative.
-    """
-    used = list(range(columns.shape[1]))
-    terms = np.linalg.lstsq(columns, target, rcond=None)[0]
-    while len(used) > 1 and terms.min() < 0:
-        del used[int(np.argmin(terms))]
-        terms = np.linalg.lstsq(columns[:, used], target, rcond=None)[0]
-    result = np.zeros(columns.shape[1])
-    result[used] = np.maximum(terms, 0.0)
-    return result
+def _locate(axis: np.ndarray, value: float) -> tuple[int, int, float]:
+    """The points below and above `value` and the share of the way between them; held at both ends."""
+    above = bisect_left(axis, value)
+    if above == 0 or above == len(axis):
+        end = min(above, len(axis) - 1)
+        return end, end, 0.0
+    low = axis[above - 1]
+    return above - 1, above, float((value - low) / (axis[above] - low))
 
 
 def linear(fixed_ms: float, per_request_ms: float, per_token_ms: float, **description) -> StepCost:

@@ -9,7 +9,7 @@ COUNTERS = ("waited_steps", "late_steps")  # of an AsyncDrafting, beside a SamPr
 PLACEHOLDERS = "sam_placeholders"  # attribute of a step's output: drafts for which the scheduler is to leave room
 
 
-def open_ngram_gpu(proposer_class) -> None:
+def substitute_ngram_gpu_proposer(proposer_class) -> None:
     """Make vLLM's NgramProposerGPU, or vllm-ascend's, what `proposer_class(it)` gives where speculation asks for `sam`;
     engines without speculation keep vLLM's own drafter."""
     from vllm.v1.spec_decode.ngram_proposer_gpu import NgramProposerGPU
@@ -22,7 +22,7 @@ def open_ngram_gpu(proposer_class) -> None:
     patches.wrap(NgramProposerGPU, "__new__", "make_sam_async", make)
 
 
-def skip_ngram_tensors() -> None:
+def skip_ngram_gpu_tensors() -> None:
     """Keep no texts on the device for a model runner of ours, which has a tensor without columns there."""
     from vllm.v1.worker import gpu_model_runner
 
@@ -30,10 +30,10 @@ def skip_ngram_tensors() -> None:
         if token_ids_gpu_tensor.shape[1]:
             original(input_batch, token_ids_gpu_tensor, *arguments, **keywords)
 
-    patches.wrap(gpu_model_runner, "update_ngram_gpu_tensors_incremental", "skip_ngram_tensors", update)
+    patches.wrap(gpu_model_runner, "update_ngram_gpu_tensors_incremental", "skip_ngram_gpu_tensors", update)
 
 
-def follow_switch(scheduler_class) -> None:
+def schedule_wanted_drafts(scheduler_class) -> None:
     """Let the scheduler leave room for drafts only while some are to come."""
 
     def update_from_output(original, self, scheduler_output, model_runner_output):
@@ -54,8 +54,8 @@ def follow_switch(scheduler_class) -> None:
                 if (request := self.requests[request_id]).use_structured_output:
                     request.spec_token_ids = []
 
-    patches.wrap(scheduler_class, "update_from_output", "follow_switch", update_from_output)
-    patches.wrap(scheduler_class, "_update_after_schedule", "follow_switch", update_after_schedule)
+    patches.wrap(scheduler_class, "update_from_output", "schedule_wanted_drafts", update_from_output)
+    patches.wrap(scheduler_class, "_update_after_schedule", "schedule_wanted_drafts", update_after_schedule)
 
 
 def discard_stale_drafts(scheduler_class) -> None:
@@ -99,14 +99,14 @@ def install(runner, proposer) -> None:
     if runner.speculative_config.use_ngram_gpu():
         runner._num_valid_draft_tokens_cpu.fill_(runner.num_spec_tokens)  # before_step has trimmed already
         put("token_ids_gpu_tensor", value=runner.token_ids_gpu_tensor[:, :0].clone())
-        skip_ngram_tensors()
+        skip_ngram_gpu_tensors()
     else:
         runner_hooks.give_own_counts(runner)
     put("_copy_valid_sampled_token_count", value=functools.partial(_keep_sampled_tokens, runner))
     put("take_draft_token_ids", value=proposer.take_draft_token_ids)
     fill = lambda _logits: runner_hooks.fill_last_placeholder(runner)  # noqa: E731
-    runner_hooks.before(runner, "_update_states", "draft_on_host", proposer.before_step)
-    runner_hooks.before(runner, "_sample", "draft_on_host", fill)
+    patches.before(runner, "_update_states", "draft_on_host", proposer.before_step)
+    patches.before(runner, "_sample", "draft_on_host", fill)
     patches.wrap(runner, "sample_tokens", "draft_on_host", functools.partial(_draft_after_sampling, proposer))
 
 

@@ -18,7 +18,7 @@ tokens where drafts are verified, and before the first that are.
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,8 +26,16 @@ from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.spec_decode.ngram_proposer_gpu import NgramProposerGPU
 
 from sam.vllm import async_hooks, ranks
-from sam.vllm.proposer import MAX_STEPS_BEHIND, SamProposer
-from sam.vllm.tracked_requests import is_token
+from sam.vllm.proposer import SamProposer
+from sam.vllm.tracked_requests import MAX_STEPS_BEHIND
+
+
+class SampledTokens(NamedTuple):
+    """A step's tokens on the host."""
+
+    padded: np.ndarray  # int [rows, 1 + longest draft], each row padded with -1
+    counts: np.ndarray  # int [rows], tokens of each row; 0 for a row that is still in its prompt
+    lists: list[list[int]]  # the tokens of each row
 
 
 @dataclass
@@ -38,7 +46,7 @@ class SampledStep:
         request_ids: one for each row of the batch.
         starts: int32 [rows], place of each row's first token in its text, the prompt's tokens counted.
         emits: bool [rows], False for a row that is still in its prompt.
-        tokens: int [rows, 1 + longest draft] on the host, each row filled up with -1; valid once `copied` is over.
+        tokens: int [rows, 1 + longest draft] on the host, each row padded with -1; valid once `copied` is over.
         copied: the event of that copy, vLLM's own.
     """
 
@@ -48,27 +56,17 @@ class SampledStep:
     tokens: torch.Tensor
     copied: Any
 
-    def sampled(self, tokens: torch.Tensor | None = None) -> "SampledTokens":
+    @property
+    def had_drafts(self) -> bool:
+        """Whether it verified drafts: what became of them has to be known before the next step."""
+        return self.tokens.shape[-1] > 1
+
+    def sampled(self, tokens: torch.Tensor | None = None) -> SampledTokens:
         """What came out, of `tokens` if they came another way."""
-        filled = (self.tokens if tokens is None else tokens).numpy()
-        counts = (filled >= 0).sum(axis=1) * self.emits
-        lists = [row[:count] for row, count in zip(filled.tolist(), counts.tolist(), strict=True)]
-        return SampledTokens(filled, counts, lists)
-
-
-@dataclass
-class SampledTokens:
-    """A step's tokens on the host.
-
-    Attributes:
-        filled: int [rows, 1 + longest draft], each row filled up with -1.
-        counts: int [rows], tokens of each row; 0 for a row that is still in its prompt.
-        lists: the tokens of each row.
-    """
-
-    filled: np.ndarray
-    counts: np.ndarray
-    lists: list[list[int]]
+        padded = (self.tokens if tokens is None else tokens).numpy()
+        counts = (padded >= 0).sum(axis=1) * self.emits
+        lists = [row[:count] for row, count in zip(padded.tolist(), counts.tolist(), strict=True)]
+        return SampledTokens(padded, counts, lists)
 
 
 class AsyncDrafting(SamProposer):
@@ -76,6 +74,8 @@ class AsyncDrafting(SamProposer):
 
     Attributes:
         reads_late: whether a step's tokens are waited for where the next one begins, not where the step ends.
+        verifying: drafts of the step under way, by request.
+        accepted: tokens that came out for them.
         on_read: called when the tokens of a step that was waited for are known; of a StepRecorder.
     """
 
@@ -85,19 +85,19 @@ class AsyncDrafting(SamProposer):
         ranks.check_async(vllm_config.parallel_config)
         super().__init__(vllm_config, *of_a_model, **of_its_own)
         self.counters.update(dict.fromkeys(async_hooks.COUNTERS, 0))
-        self.verifying: dict[str, list[int]] = {}  # drafts of the step under way, by request
-        self.accepted: dict[str, list[int]] = {}  # tokens that came out for them
-        self._drafts: dict[str, list[int]] = {}  # of the next step
-        self._pending: deque[SampledStep] = deque()  # without drafts, and not taken from vLLM's copy yet
-        self._had_placeholders = self._waited = self._waited_before = False
-        self._channel: ranks.DraftChannel | None = None  # to or from other ranks
-        self._unread: tuple[SampledStep, Any] | None = None  # the last step and its output, where another rank drafts
-        self._awaited: tuple[SampledStep, Any] | None = None  # the same where this rank drafts, until it is waited for
+        self.verifying: dict[str, list[int]] = {}
+        self.accepted: dict[str, list[int]] = {}
         self.on_read: Callable[[], None] | None = None
+        self._drafts: dict[str, list[int]] = {}  # of the next step
+        self._unread: tuple[SampledStep, Any] | None = None  # the last step and its output, until it is waited for
+        self._pending: deque[SampledStep] = deque()  # steps without drafts, not taken from vLLM's copy yet
+        self._had_placeholders = False
+        self._waits = self._waited = False  # whether the last step is one that is waited for, and the one before it
+        self._group: Any = None  # of the ranks that verify the first one's drafts
 
     def bind(self, runner) -> None:
         super().bind(runner)
-        self._channel = ranks.DraftChannel.of(runner)
+        self._group = ranks.tensor_parallel_group(runner)
         async_hooks.install(runner, self)
 
     def after_step(self, output) -> None:
@@ -109,25 +109,25 @@ class AsyncDrafting(SamProposer):
         batch, rows = self._runner.input_batch, self._runner.input_batch.num_reqs
         emits = ~self._runner.discard_request_mask.np[:rows]
         starts = batch.num_tokens_no_spec[:rows] - emits  # vLLM has counted one token for each
-        copy = output.sampled_token_ids_cpu
-        step = SampledStep(batch.req_ids.copy(), starts, emits, copy, output.async_copy_ready_event)
-        if not self._is_heard:
+        tokens, copied = output.sampled_token_ids_cpu, output.async_copy_ready_event
+        step = SampledStep(batch.req_ids.copy(), starts, emits, tokens, copied)
+        if not self.is_drafting_rank:
             self._unread = step, output
             self.verifying = {}  # what came out for them is known a step later: no recorder of this rank asks
             return
         self._drafts, self.accepted = {}, {}
-        self._waited = copy.shape[-1] > 1 or self.wants_drafts
-        if not self._waited:
+        self._waits = step.had_drafts or self.wants_drafts
+        if not self._waits:
             self._take_step(step, None)
             return
-        self._awaited = step, output
+        self._unread = step, output
         if not self.reads_late:
             self.read_awaited()
 
     @property
     def is_awaiting(self) -> bool:
         """Whether the last step's tokens, and what they say about its drafts, are still to be read."""
-        return self._awaited is not None
+        return self.is_drafting_rank and self._unread is not None
 
     def read_awaited(self, is_timed: bool = True) -> None:
         """Wait for the last step's tokens, if it is one that is waited for, learn them and draft; may be called again.
@@ -135,12 +135,12 @@ class AsyncDrafting(SamProposer):
         Args:
             is_timed: False where the engine may have been idle since that step.
         """
-        if self._awaited is None:
+        if not self.is_awaiting:
             return
-        (step, output), self._awaited = self._awaited, None
+        (step, output), self._unread = self._unread, None
         if not is_timed:
-            self._last, self._valid_for_steps = None, 0
-        self._take_step(step, self._wait(step, output, is_needed=step.tokens.shape[-1] > 1))
+            self.last.state, self.last.valid_for_steps = None, 0
+        self._take_step(step, self._wait(step, output, is_needed=step.had_drafts))
         if self.on_read:
             self.on_read()
 
@@ -154,11 +154,13 @@ class AsyncDrafting(SamProposer):
         else:
             self._write(step, sampled, is_last=True)
             self.accepted = dict(zip(step.request_ids, sampled.lists, strict=True))
-        self._drafts = self._draft(step.request_ids, (sampled.counts if sampled else step.emits).tolist())
+        emitted = (sampled.counts if sampled else step.emits).tolist()
+        drafts = self._propose(emitted, batch.num_tokens_no_spec, batch.token_ids_cpu)
+        self._drafts = {name: draft for name, draft in zip(step.request_ids, drafts, strict=True) if draft}
         if sampled or self._drafts:
             # All tokens are on the host: the next step takes its input from there, drafts included.
             batch.prev_sampled_token_ids = None
-        self._waited_before = self._waited
+        self._waited = self._waits
 
     def _wait(self, step: SampledStep, output, is_needed: bool) -> SampledTokens | None:
         """The one wait of a step with drafts; None if the copy failed and the tokens are not needed."""
@@ -171,35 +173,20 @@ class AsyncDrafting(SamProposer):
             # How many drafts were accepted must be known. If this fails too the device is lost, to vLLM as well.
             return step.sampled(output._sampled_token_ids.cpu()) if is_needed else None
 
-    def _draft(self, request_ids: list[str], emitted: list[int]) -> dict[str, list[int]]:
-        try:
-            batch = self._runner.input_batch
-            if not self._waited and self._plan_holds(len(emitted)):
-                self._skip(emitted, batch.num_tokens_no_spec, batch.token_ids_cpu)
-                return {}
-            drafts = self._propose(emitted, batch.num_tokens_no_spec, batch.token_ids_cpu)
-            for draft in drafts:
-                if len(draft) > self.num_speculative_tokens or not all(type(t) is int and is_token(t) for t in draft):
-                    raise ValueError(f"a draft of {draft}: expected at most {self.num_speculative_tokens} token ids")
-            return {name: draft for name, draft in zip(request_ids, drafts, strict=True) if draft}
-        except Exception:
-            self._count_error()
-            return {}
-
     def _observe(self, now: float, state, emitted: list[int]) -> None:
         # Between a step that waited for the device and one that did not lies more or less than one step's time. And one
         # that waited and had no drafts is neither a step with drafts nor a plain one, which waits for nobody.
-        if self._waited == self._waited_before and (self.drafted or not self._waited):
+        if self._waits == self._waited and (self.last.drafted or not self._waits):
             super()._observe(now, state, emitted)
 
-    def _known_lengths(self, num_tokens_no_spec) -> np.ndarray | None:
+    def _known_lengths(self, lengths: np.ndarray) -> np.ndarray | None:
         self._take_arrived()
         if not self._pending:
-            return num_tokens_no_spec
+            return lengths
         if self.wants_drafts:  # asked for in this step; the next one waits
             self.counters["late_steps"] += 1
             return None
-        known, row_of = num_tokens_no_spec.copy(), self._runner.input_batch.req_id_to_index
+        known, row_of = lengths.copy(), self._runner.input_batch.req_id_to_index
         for step in self._pending:
             for request_id, start in zip(step.request_ids, step.starts.tolist(), strict=True):
                 if (row := row_of.get(request_id)) is not None:
@@ -237,9 +224,9 @@ class AsyncDrafting(SamProposer):
                     output[place : place + 1] = tokens
                 rows[index] = row_of(request_id, -1)
         counts = np.where(rows < 0, 0, sampled.counts)
-        of, offset = np.nonzero(np.arange(sampled.filled.shape[1]) < counts[:, None])
+        of, offset = np.nonzero(np.arange(sampled.padded.shape[1]) < counts[:, None])
         to = rows[of], step.starts[of] + offset
-        values = sampled.filled[of, offset]
+        values = sampled.padded[of, offset]
         if is_last:
             batch.is_token_ids[to] = True
             written = counts > 0
@@ -257,33 +244,27 @@ class AsyncDrafting(SamProposer):
         # No request goes on from the step before: the engine was idle in between.
         self.read_awaited(is_timed=bool(scheduler_output.scheduled_cached_reqs.req_ids))
         scheduled = scheduler_output.scheduled_spec_decode_tokens
-        drafts = {name: self._drafts.get(name, [])[: len(room)] for name, room in scheduled.items()}
-        if drafts and self._channel:
-            drafts = self._channel.share(drafts)
-        self._catch_up(any(drafts.values()))
+        drafts = [self._drafts.get(name, [])[: len(room)] for name, room in scheduled.items()]
+        if drafts and self._group:  # the requests, and their order, are the same on all ranks
+            drafts = self._group.broadcast_object(drafts)
+        self._catch_up(any(drafts))
         if self._had_placeholders:
             self._correct_counts(scheduler_output)
         self._had_placeholders = bool(scheduled)
-        self.verifying = {}
-        for request_id, draft in drafts.items():
-            missing = len(scheduled[request_id]) - len(draft)
-            scheduler_output.num_scheduled_tokens[request_id] -= missing
+        self.verifying = {name: draft for name, draft in zip(scheduled, drafts, strict=True) if draft}
+        for name, room in list(scheduled.items()):
+            missing = len(room) - len(self.verifying.get(name, ()))
+            scheduler_output.num_scheduled_tokens[name] -= missing
             scheduler_output.total_num_scheduled_tokens -= missing
-            if draft:
-                scheduled[request_id] = self.verifying[request_id] = draft
-            else:
-                del scheduled[request_id]
-        self.drafted = sum(map(len, self.verifying.values()))
+            del scheduled[name]
+        scheduled.update(self.verifying)
+        self.last.drafted = sum(map(len, self.verifying.values()))
         if self.paths:
             self.paths.before_step(scheduler_output)
 
     def weights_updated(self) -> None:
         self.read_awaited(is_timed=False)
         super().weights_updated()
-
-    def take_sources(self) -> np.ndarray:
-        self.read_awaited(is_timed=False)
-        return super().take_sources()
 
     def _open_paths(self, runner) -> None:
         """`before_step` calls it."""
@@ -293,7 +274,7 @@ class AsyncDrafting(SamProposer):
         if self._unread is None:
             return
         (step, output), self._unread = self._unread, None
-        if has_drafts or step.tokens.shape[-1] > 1:
+        if has_drafts or step.had_drafts:
             self._write(step, self._wait(step, output, is_needed=True), is_last=True)
             self._runner.input_batch.prev_sampled_token_ids = None
 

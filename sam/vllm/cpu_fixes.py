@@ -5,18 +5,20 @@ import os
 import numba
 import torch
 
+from sam.config import SpeculationConfig
 from sam.vllm import patches
 
 
-def install_invariant_attention() -> None:
-    """Make attention's sums independent of the batch.
-
-    Root cause: vLLM's CPU attention divides a long context among threads when the batch leaves some idle, and adds
-    the parts up; how it divides depends on the other requests. Symptom: log-probabilities differ by some 1e-6 between
-    batches, and about one response of 200 tokens in a thousand by a token. vLLM's own switch turns that off; vLLM reads
-    it after the model is loaded. Can go when it is off by default.
-    """
-    os.environ["VLLM_CPU_ATTN_SPLIT_KV"] = "0"
+def install(runner, config: SpeculationConfig) -> None:
+    """Put all but the first of these into a model runner."""
+    keep_unread_generators(runner)
+    keep_threads(runner)
+    if config.batch_invariant != "off":
+        # Attention's sums do not depend on the batch. Root cause: vLLM's CPU attention divides a long context among
+        # threads when the batch leaves some idle, and adds the parts up. Symptom: log-probabilities differ by some 1e-6
+        # between batches, and about one response of 200 tokens in a thousand by a token. vLLM reads its own switch
+        # after the model is loaded. Can go when it is off by default.
+        os.environ["VLLM_CPU_ATTN_SPLIT_KV"] = "0"
 
 
 def install_rejection_sampler() -> None:

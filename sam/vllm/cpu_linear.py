@@ -209,7 +209,7 @@ def _kernel_and_row_class(
 def _compare(packed: bool, shape: tuple[int, int], dtype: torch.dtype, has_bias: bool) -> RowClass | None:
     """`row_classes.find_row_class` of a kernel with weights for it, with a bias too where the layer has one."""
     with torch.inference_mode():
-        weight = row_classes.cancelling(*shape, dtype, seed=1, sign=-1)
+        weight = row_classes.rounding_sensitive(*shape, dtype, seed=1, sign=-1)
         biases = [None, weight[:, 0] * 2.0**-24] if has_bias else [None]
         try:
             pack = _pack(weight) if packed else None

@@ -17,7 +17,7 @@ from sam import verify
 from sam.verify.transfer import sent
 from sam.verify.uniforms import rng_key, uniforms
 from sam.vllm import runner_hooks
-from sam.vllm.rejection_sampler import gather_logprobs, known_sampling
+from sam.vllm.rejection_sampler import gather_logprobs, known_step
 
 NO_DRAFT = -2  # equal to no token and not to the placeholder
 
@@ -31,7 +31,7 @@ class _Rows:
     offset: np.ndarray  # int64 [rows], position within the request
     start: np.ndarray  # int64 [requests], first row of each request
 
-    def spread(self, values):
+    def repeat(self, values):
         """[requests] of numpy or torch to [rows]: each request's value for each of its rows."""
         if len(self.request) == len(self.counts):
             return values
@@ -40,7 +40,7 @@ class _Rows:
 
     @classmethod
     @functools.lru_cache(maxsize=8)  # a batch keeps its size for many steps
-    def one_each(cls, requests: int) -> Self:
+    def plain_decode(cls, requests: int) -> Self:
         """Rows of a step without drafts."""
         each = np.arange(requests)
         return cls(np.ones_like(each), each, np.zeros_like(each), each)
@@ -49,7 +49,7 @@ class _Rows:
     def of(cls, num_draft_tokens, requests: int) -> Self:
         """Rows of a step with `num_draft_tokens` (int [requests], or None for no drafts)."""
         if num_draft_tokens is None:
-            return cls.one_each(requests)
+            return cls.plain_decode(requests)
         counts = 1 + np.asarray(num_draft_tokens, dtype=np.int64)
         request = np.repeat(np.arange(requests), counts)
         start = np.cumsum(counts) - counts
@@ -69,8 +69,6 @@ class ExactSampler:
         self._rng_keys: dict[str, int] = {}
         self._invalid_rows = torch.zeros((), dtype=torch.int64, device=runner.device)
         self.calls = 0
-        self._temperature: torch.Tensor | None = None  # that was last looked at
-        self._temperature_is_one = False
 
     @property
     def invalid_rows(self) -> int:
@@ -108,33 +106,21 @@ class ExactSampler:
         processed = logits if _is_plain(metadata) else self._masked_and_penalised(logits.clone(), metadata, drafts)
         if metadata.all_greedy:
             return processed
-        is_read_later = processed is logits and self._reads_raw_logits(metadata)
-        if is_read_later or not self._is_one(metadata.temperature):
-            temperature = rows.spread(metadata.temperature)
-            if not metadata.all_random:
-                temperature = torch.where(temperature == verify.GREEDY, 1.0, temperature)
-            # As vLLM's own sampler, in place: another copy of the logits takes as long as drawing from them.
-            processed = processed / temperature[:, None] if is_read_later else processed.div_(temperature[:, None])
+        temperature = rows.repeat(metadata.temperature)[:, None]
+        if not metadata.all_random:
+            temperature = torch.where(temperature == verify.GREEDY, 1.0, temperature)
+        is_read_later = processed is logits and (self._logprobs_mode(metadata) or "").startswith("raw")
+        # As vLLM's own sampler, in place: another copy of the logits takes as long as drawing from them.
+        processed = processed / temperature if is_read_later else processed.div_(temperature)
         # Min-p: vLLM refuses it with a speculative_config, so there is one row for each request.
         for processor in metadata.logitsprocs.argmax_invariant:
             processed = processor.apply(processed)
         if metadata.top_k is None and metadata.top_p is None:
             return processed
-        top_k, top_p = (x if x is None else rows.spread(x) for x in (metadata.top_k, metadata.top_p))
+        top_k, top_p = (x if x is None else rows.repeat(x) for x in (metadata.top_k, metadata.top_p))
         # vllm-ascend's sampler brings its own function: vLLM's Triton kernel is not for that device.
         constrain = getattr(self.runner.sampler.topk_topp_sampler, "apply_top_k_top_p", apply_top_k_top_p)
         return constrain(processed, top_k, top_p)
-
-    def _is_one(self, temperature: torch.Tensor) -> bool:
-        """Whether every request's temperature is 1, as in most rollouts: there is nothing to divide by.
-
-        Looked at once for each tensor: vLLM makes another one whenever its batch changes.
-        """
-        if temperature is not self._temperature:
-            on_host = getattr(self.runner.input_batch, "temperature_cpu", None)
-            self._temperature = temperature
-            self._temperature_is_one = on_host is not None and bool((on_host[: len(temperature)] == 1.0).all())
-        return self._temperature_is_one
 
     def _masked_and_penalised(self, logits, metadata, drafts) -> torch.Tensor:
         """`logits` is changed in place."""
@@ -154,11 +140,11 @@ class ExactSampler:
         if metadata.all_greedy:
             return processed.argmax(-1)
         rng_keys, positions = self._identity()
-        draws = sent(uniforms(rows.spread(rng_keys), rows.spread(positions) + rows.offset), processed.device)
+        draws = sent(uniforms(rows.repeat(rng_keys), rows.repeat(positions) + rows.offset), processed.device)
         tokens = verify.sample_inverse_cdf(processed, draws, self._invalid_rows)
         if metadata.all_random:
             return tokens
-        greedy = rows.spread(metadata.temperature) == verify.GREEDY
+        greedy = rows.repeat(metadata.temperature) == verify.GREEDY
         return torch.where(greedy, processed.argmax(-1), tokens)
 
     def _identity(self) -> tuple[np.ndarray, np.ndarray]:
@@ -180,42 +166,40 @@ class ExactSampler:
             rng_keys[row], positions[row] = key, request.num_tokens
         return rng_keys, positions
 
-    def _logprobs_mode(self) -> str:
+    def _logprobs_mode(self, metadata) -> str | None:
+        """What log-probabilities are asked for; None if none are."""
+        if metadata.max_num_logprobs is None and not metadata.logprob_token_ids:
+            return None
         # The engine's setting: vllm-ascend's own sampler does not know it and always gives raw ones.
         return getattr(self.runner.model_config, "logprobs_mode", self.runner.sampler.logprobs_mode)
 
-    def _reads_raw_logits(self, metadata) -> bool:
-        """Whether log-probabilities are asked for of the logits as the model gave them."""
-        asked = metadata.max_num_logprobs is not None or metadata.logprob_token_ids
-        return bool(asked) and not self._logprobs_mode().startswith("processed")
-
     def _logprobs(self, logits, processed, tokens, rows: _Rows, metadata) -> LogprobsTensors | None:
-        if metadata.max_num_logprobs is None and not metadata.logprob_token_ids:
+        sampler, mode = self.runner.sampler, self._logprobs_mode(metadata)
+        if mode is None:
             return None
-        sampler, mode = self.runner.sampler, self._logprobs_mode()
         source = processed if mode.startswith("processed") else logits
         values = source if mode.endswith("logits") else sampler.compute_logprobs(source)
         return gather_logprobs(sampler, values, tokens, rows.request.tolist(), metadata)
 
     def _verified(self, tokens, listed, rows: _Rows, width: int, draft_token_ids) -> SamplerOutput:
         device = tokens.device
-        kept, drawn_in = self._kept(tokens, rows, width, draft_token_ids)
+        kept, source_rows = self._accepted(tokens, rows, width, draft_token_ids)
         if listed is not None:
             # vLLM filters a [requests x width] list by the placeholders; rows beyond a request's own are dropped there.
-            index = sent(rows.start, device)[drawn_in] + torch.arange(width, device=device)
+            index = sent(rows.start, device)[source_rows] + torch.arange(width, device=device)
             index = index.clamp(max=len(rows.request) - 1).ravel()
             columns = listed.logprob_token_ids, listed.logprobs, listed.selected_token_ranks
             listed = LogprobsTensors(*(column[index] for column in columns))
         return SamplerOutput(sampled_token_ids=kept, logprobs_tensors=listed)
 
-    def _kept(self, tokens, rows: _Rows, width: int, draft_token_ids) -> tuple[torch.Tensor, torch.Tensor]:
+    def _accepted(self, tokens, rows: _Rows, width: int, draft_token_ids) -> tuple[torch.Tensor, torch.Tensor]:
         """Each request's tokens, int32 [requests, width], and the batch's row that each was drawn in."""
         device, paths = tokens.device, getattr(self.runner, "sam_paths", None)
-        drawn_in = torch.arange(len(rows.counts), device=device)[:, None]
+        source_rows = torch.arange(len(rows.counts), device=device)[:, None]
         has_paths = paths is not None and paths.rows
         if device.type == "cpu" and not has_paths:
             kept = verify.accept_on_host(tokens.numpy(), draft_token_ids.to(torch.int64).numpy(), rows.counts)
-            return torch.from_numpy(kept), drawn_in
+            return torch.from_numpy(kept), source_rows
         places = np.stack([rows.request, rows.offset])
         request, offset = sent(places, device)
         of_draft = sent(places[:, rows.offset < rows.counts[rows.request] - 1], device)
@@ -224,7 +208,7 @@ class ExactSampler:
         sampled[request, offset] = tokens
         drafts[of_draft[0], of_draft[1]] = draft_token_ids.to(torch.int64)
         kept = verify.accept_matching(sampled, drafts)
-        return kept, paths.follow(sampled, drafts, kept) if has_paths else drawn_in
+        return kept, paths.follow(sampled, drafts, kept) if has_paths else source_rows
 
 
 @contextlib.contextmanager
@@ -284,28 +268,18 @@ def self_check(runner) -> None:
             "use vLLM 0.23.0"
         )
     kept = runner.input_batch, runner.requests
+    drafts, logits, metadata, expected = known_step(runner.device)
+    draw = float(uniforms(np.array([rng_key(1, 0, "c")]), np.array([5]))[0])
+    expected = [*expected, [2 if draw < 0.5 else 7, -1, -1]]
+    request = SimpleNamespace(sampling_params=SimpleNamespace(seed=1), num_tokens=5)
     try:
-        runner.input_batch, runner.requests, drafts, logits, expected = _known_step(runner.device)
+        runner.requests = dict.fromkeys("abc", request)
+        runner.input_batch = SimpleNamespace(
+            req_ids=list("abc"), generators={}, sampling_metadata=metadata, update_async_output_token_ids=lambda: None
+        )
         found = runner._sample(logits, drafts).sampled_token_ids.tolist()
     finally:
         runner.input_batch, runner.requests = kept
     runner._sample.forget()
     if found != expected:
         raise RuntimeError(f"exact verification's self-check: known logits gave {found}, expected {expected}")
-
-
-def _known_step(device):
-    """A step of three requests: a draft rejected at its second token, none, and one that the uniform decides."""
-    sampling = SimpleNamespace(seed=1)
-    requests = {name: SimpleNamespace(sampling_params=sampling, num_tokens=5) for name in "abc"}
-    metadata = known_sampling(3, device)
-    batch = SimpleNamespace(
-        req_ids=list("abc"), generators={}, sampling_metadata=metadata, update_async_output_token_ids=lambda: None
-    )
-    drafts = SimpleNamespace(num_draft_tokens=[2, 0, 0], draft_token_ids=torch.tensor([3, 4], device=device))
-    logits = torch.full((5, 8), -torch.inf)
-    logits[range(4), [3, 5, 1, 6]] = 0.0  # drawn whatever the uniform
-    logits[4, [2, 7]] = 0.0
-    draw = float(uniforms(np.array([rng_key(1, 0, "c")]), np.array([5]))[0])
-    expected = [[3, 5, -1], [6, -1, -1], [2 if draw < 0.5 else 7, -1, -1]]
-    return batch, requests, drafts, logits.to(device), expected

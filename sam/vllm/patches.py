@@ -37,9 +37,7 @@ PATCHES = {
     "find_scheduler": Patch(
         "vllm.config.SchedulerConfig", "get_scheduler_cls", "as above, of the scheduler.", "as above."
     ),
-    "install": Patch(
-        "runner", "load_model", "the drafter and the samplers need a model runner that has its model.", "as above."
-    ),
+    "install": Patch("runner", "load_model", "drafter and samplers need a model runner with its model.", "as above."),
     "make_sam_async": Patch(
         "vllm.v1.spec_decode.ngram_proposer_gpu.NgramProposerGPU",
         "__new__",
@@ -50,8 +48,8 @@ PATCHES = {
     "make_trained": Patch(
         "vllm.v1.spec_decode: draft_model.DraftModelProposer, eagle.EagleProposer",
         "__new__",
-        "vLLM takes no other class for a drafter with a model, and its own run in every step, since they read the "
-        "step's tokens only: nothing can switch them off.",
+        "vLLM takes no other class for a drafter with a model; its own read the step's tokens only, so that they have "
+        "to run in every step, and nothing can switch them off.",
         "vLLM lets a drafter of the user's have a KV cache.",
     ),
     # Verification.
@@ -61,9 +59,9 @@ PATCHES = {
     "verify_by_rejection": Patch(
         "module of vLLM's rejection sampler, or vllm-ascend's",
         "rejection_sample expand_batch_to_tokens sample_recovered_tokens",
-        "a slow device loop in vllm-ascend; and on a CPU, in 0.23 and 0.24, vllm/utils/cpu_triton_utils.py does not "
-        "know the kernels' `USE_FP64_GUMBEL` (TypeError at warm-up), and its `expand_kernel` writes into an int64 "
-        "copy, so that each token's temperature, top-k and top-p stay uninitialised.",
+        "a slow device loop in vllm-ascend; on a CPU (0.23, 0.24) vllm/utils/cpu_triton_utils.py does not know the "
+        "kernels' `USE_FP64_GUMBEL` (TypeError at warm-up), and its `expand_kernel` writes into an int64 copy, so that "
+        "each token's temperature, top-k and top-p stay uninitialised.",
         "both are mended; the recipe's own rejection sampler is what verification=rejection asks for.",
     ),
     "give_named_logprobs": Patch(
@@ -83,16 +81,15 @@ PATCHES = {
     "draft_near_max_model_len": Patch(
         "runner",
         "effective_drafter_max_model_len",
-        "`_input_fits_in_drafter` asks whether the longest request leaves room for a whole draft, since a draft model "
-        "would run out of positions; if not, nobody is drafted for, and zeros are verified. Ours gives each request "
-        "as many as fit.",
+        "`_input_fits_in_drafter` asks whether the longest request leaves room for a whole draft, as a draft model "
+        "needs it; if not, nobody is drafted for, and zeros are verified. Ours gives each request as many as fit.",
         "vLLM asks that of draft models only.",
     ),
     "skip_empty_drafts": Patch(
         "runner",
         "take_draft_token_ids",
-        "the scheduler is handed a list for every request after every step, though it has emptied a request's drafts "
-        "when it scheduled them: a call through the executor and a loop over all requests in steps without drafts.",
+        "after every step, also one without drafts, the scheduler is sent a list for every request, which it has "
+        "emptied itself: a call through the executor and a loop over all requests.",
         "vLLM sends nothing where nothing was drafted.",
     ),
     "skip_accepted_counts": Patch(
@@ -127,13 +124,12 @@ PATCHES = {
         "vLLM reports steps.",
     ),
     # Asynchronous scheduling.
-    "follow_switch": Patch(
+    "schedule_wanted_drafts": Patch(
         "AsyncScheduler",
         "update_from_output _update_after_schedule",
-        "placeholders for a whole draft of every request are scheduled in every step: where nothing is drafted, each "
-        "takes that much of the step's token budget and of the KV cache, and all counts have to be corrected. Requests "
-        "with structured outputs get none, since the scheduler's bitmask has a line for every placeholder, also for "
-        "those that the worker trims (so with vLLM's own ngram_gpu).",
+        "every step has placeholders for a whole draft of every request: where nothing is drafted, they take token "
+        "budget and KV cache, and all counts have to be corrected. Requests with structured outputs get none, since "
+        "the scheduler's bitmask has a line for every placeholder, also for those that the worker trims.",
         "`SchedulerOutput.num_spec_tokens_to_schedule` is there (later vLLM).",
     ),
     "discard_stale_drafts": Patch(
@@ -145,27 +141,27 @@ PATCHES = {
         "the following steps are lost.",
         "vLLM counts outputs there.",
     ),
-    "skip_ngram_tensors": Patch(
+    "skip_ngram_gpu_tensors": Patch(
         "vllm.v1.worker.gpu_model_runner",
         "update_ngram_gpu_tensors_incremental",
-        "every new request's text and all lengths are copied to the device in each step for NgramProposerGPU's "
-        "kernel; ours reads them on the host.",
+        "new texts and all lengths are copied to the device in each step for NgramProposerGPU's kernel; ours reads "
+        "them on the host.",
         "asynchronous scheduling takes a drafter of the user's.",
     ),
     "draft_on_host": Patch(
         "runner",
         "use_async_spec_decode token_ids_gpu_tensor _copy_valid_sampled_token_count take_draft_token_ids "
         "_update_states _sample sample_tokens propose_draft_token_ids _prepare_input_ids",
-        "vLLM's asynchronous drafters run on the device, and the host corrects its counts a step late. Ours drafts "
-        "from the copy of a step's tokens, and puts true counts and drafts into the next step before it begins. A "
-        "trained drafter's passes, too, begin when tokens are known; its drafts are filled in on the device.",
+        "vLLM's asynchronous drafters run on the device, and the host corrects its counts a step late. Ours draft "
+        "from the copy of a step's tokens, and put true counts and drafts into the next step before it begins; what a "
+        "trained drafter's passes draft is filled in on the device.",
         "asynchronous scheduling takes a drafter of the user's.",
     ),
     "own_counts": Patch(
         "runner",
         "execute_model",
-        "only for ngram_gpu is the model runner given dictionaries of its own of what is scheduled: in an engine of "
-        "one process the scheduler's own would be trimmed, and its counts of drafts be wrong.",
+        "only for ngram_gpu has the model runner its own dictionaries of what is scheduled: in an engine of one "
+        "process the scheduler's would be trimmed.",
         "vLLM copies them for every drafter.",
     ),
     # Several paths of a request, speculation.paths above 1.
@@ -187,10 +183,9 @@ PATCHES = {
     "capture_drafts_of_any_length": Patch(
         "runner",
         "uniform_decode_query_len _check_and_update_cudagraph_mode",
-        "with k speculative tokens whole graphs are captured for steps in which every request has 1 + k tokens; all "
-        "others, those without drafts too, run layer by layer, each attention launched by the host (Qwen3-8B on an "
-        "H200: 8 to 14 ms in place of 5). Where attention takes any lengths in a graph (FlashAttention 3), a graph of "
-        "n tokens serves all steps of n tokens.",
+        "with k speculative tokens whole graphs are captured for steps of 1 + k tokens a request; all others, those "
+        "without drafts too, run layer by layer (Qwen3-8B on an H200: 8 to 14 ms in place of 5). Where attention takes "
+        "any lengths in a graph (FlashAttention 3), a graph of n tokens serves all steps of n tokens.",
         "vLLM captures decode graphs for several lengths.",
     ),
     "plain_decode_graphs": Patch(
@@ -249,8 +244,7 @@ PATCHES = {
         "runner",
         "_bookkeeping_sync",
         "it winds the generator of a request whose prompt is not complete back by `set_offset`, which CPU generators "
-        "do not have: NotImplementedError ends the engine. Here such a generator stays where it is: the noise is fresh "
-        "either way.",
+        "do not have: NotImplementedError ends the engine. Here it stays where it is: the noise is fresh either way.",
         "vLLM checks the generator's device there.",
     ),
 }
@@ -275,6 +269,16 @@ def wrap(owner: Any, attribute: str, name: str, wrapper: Callable) -> None:
 
     wrapped._sam = getattr(original, "_sam", frozenset()) | {name}
     put(owner, attribute, name, wrapped)
+
+
+def before(owner: Any, attribute: str, name: str, action: Callable) -> None:
+    """Call `action` with a method's first argument beforehand."""
+
+    def acting(original, first, *arguments, **keywords):
+        action(first)
+        return original(first, *arguments, **keywords)
+
+    wrap(owner, attribute, name, acting)
 
 
 def put(owner: Any, attribute: str, name: str, value: Any) -> None:

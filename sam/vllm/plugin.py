@@ -10,6 +10,15 @@ from sam.vllm.v2 import engine as second_runner
 
 # vLLM's names of drafters after whose steps one without drafts may follow.
 MAY_PAUSE = ("custom_class", "ngram", "ngram_gpu", "suffix", "draft_model", "eagle3")
+# Classes of drafters; under asynchronous scheduling those of this project have `Async` in front.
+DRAFTERS = {
+    "sam": "SamProposer",
+    "ngram": "NgramProposer",
+    "suffix": "SuffixDecodingProposer",
+    "off": "",
+    "draft_model": "TrainedProposer",
+    "eagle3": "Eagle3Proposer",
+}
 # What models call their other layers.
 WITHOUT_STATE = {"attention", "full_attention", "sliding_attention", "chunked_attention", "moe", "mlp"}
 
@@ -60,7 +69,7 @@ def _get_scheduler_cls(original, scheduler_config):
     if scheduler_config.async_scheduling and not hasattr(SchedulerOutput, "num_spec_tokens_to_schedule"):
         from sam.vllm import async_hooks
 
-        async_hooks.follow_switch(scheduler_class)
+        async_hooks.schedule_wanted_drafts(scheduler_class)
         async_hooks.discard_stale_drafts(scheduler_class)
     return scheduler_class
 
@@ -87,7 +96,7 @@ def _open_doors(vllm_config, config: SpeculationConfig) -> None:
     if method == "ngram_gpu":
         from sam.vllm import async_hooks
 
-        async_hooks.open_ngram_gpu(_async_proposer)
+        async_hooks.substitute_ngram_gpu_proposer(_async_proposer)
     elif config.method in WITH_DRAFT_MODEL and not current_platform.is_out_of_tree():
         from sam.vllm.trained.doors import open_doors
 
@@ -120,17 +129,15 @@ def check_lossless(vllm_config) -> None:
     if method != "standard":
         raise ValueError(f"rejection_sample_method={method} changes what is sampled: set it to standard")
     # vllm-ascend's; its defaults are off.
-    ascend_sampler = additional.get("rejection_sampler_config") or {}
-    if str(additional.get("enable_reduce_sample", False)).lower() not in ("false", "0"):
-        raise ValueError(
-            f"enable_reduce_sample={additional['enable_reduce_sample']} leaves each rank a part of the vocabulary: "
-            "unset it, sam.verify samples from the whole"
-        )
-    for switch in ("enable_block_verify", "enable_entropy_verify"):
-        if str(ascend_sampler.get(switch, False)).lower() not in ("false", "0"):
-            raise ValueError(
-                f"rejection_sampler_config.{switch}={ascend_sampler[switch]} changes what is sampled: unset it"
-            )
+    sampler = additional.get("rejection_sampler_config") or {}
+    switches = {
+        "enable_reduce_sample": (additional, "leaves each rank a part of the vocabulary, sam.verify samples from all"),
+        "rejection_sampler_config.enable_block_verify": (sampler, "changes what is sampled"),
+        "rejection_sampler_config.enable_entropy_verify": (sampler, "changes what is sampled"),
+    }
+    for name, (section, reason) in switches.items():
+        if str(value := section.get(name.split(".")[-1], False)).lower() not in ("false", "0"):
+            raise ValueError(f"{name}={value} {reason}: unset it")
 
 
 def check_recurrent_state(model_config, method: str | None) -> None:
@@ -170,19 +177,15 @@ def install(runner) -> None:
     from vllm import envs
     from vllm.platforms import current_platform
 
-    from sam.vllm import rejection_sampler, runner_hooks, warmup_cost
+    from sam.vllm import ranks, rejection_sampler, runner_hooks, warmup_cost
     from sam.vllm.exact_sampler import ExactSampler, self_check
-    from sam.vllm.ranks import keep_other_ranks_tokens
 
     config = SpeculationConfig.from_vllm(runner.vllm_config)
     if current_platform.is_cpu():
         from sam.vllm import cpu_fixes, cpu_linear
 
         cpu_linear.pack_after_loads(runner)
-        cpu_fixes.keep_unread_generators(runner)
-        cpu_fixes.keep_threads(runner)
-        if config.batch_invariant != "off":
-            cpu_fixes.install_invariant_attention()
+        cpu_fixes.install(runner, config)
     elif config.batch_invariant == "on" and not envs.VLLM_BATCH_INVARIANT:
         raise ValueError(
             "speculation.batch_invariant=on: on this device only vLLM's own mode has such kernels: set "
@@ -191,19 +194,13 @@ def install(runner) -> None:
     check_scheduling(runner, config)
     if hasattr(getattr(runner, "drafter", None), "bind"):
         runner.drafter.bind(runner)
-        runner_hooks.draft_near_max_model_len(runner)
-        runner_hooks.skip_accepted_counts(runner)
-        if not getattr(runner, "use_async_scheduling", False):
-            runner_hooks.skip_empty_drafts(runner)
+        runner_hooks.install(runner)
+        warmup_cost.measure_at_warm_up(runner)
+        ranks.keep_other_ranks_tokens(runner)
         if current_platform.is_out_of_tree():
             from sam.vllm.ascend import graphs
 
             graphs.install(runner)
-        elif current_platform.is_cuda():
-            runner_hooks.capture_drafts_of_any_length(runner)
-        runner_hooks.note_waiting(runner)
-        warmup_cost.measure_at_warm_up(runner)
-        keep_other_ranks_tokens(runner)
     if config.verification == "exact" and not isinstance(getattr(runner, "_sample", None), ExactSampler):
         patches.put(runner, "_sample", "sample_exactly", ExactSampler(runner))
         self_check(runner)
@@ -239,41 +236,37 @@ def installed(runner) -> dict[str, Any]:
     without a distribution."""
     if second_runner.is_second_runner(getattr(runner, "vllm_config", None)):
         return second_runner.installed(runner)
-    from sam.vllm import rejection_sampler
     from sam.vllm.exact_sampler import ExactSampler
+    from sam.vllm.rejection_sampler import RejectionVerification
 
     drafter = getattr(runner, "drafter", None)
-    sampler = getattr(runner, "rejection_sampler", None)
-    module = sys.modules[type(sampler).__module__]
-    function = runner._sample if isinstance(runner._sample, ExactSampler) else getattr(module, "rejection_sample", None)
-    ours = isinstance(function, ExactSampler | rejection_sampler.RejectionVerification)
+    is_exact = isinstance(runner._sample, ExactSampler)
+    module = sys.modules[type(getattr(runner, "rejection_sampler", None)).__module__]
+    function = runner._sample if is_exact else getattr(module, "rejection_sample", None)
+    is_ours = is_exact or isinstance(function, RejectionVerification)
     return {
         "drafter": type(drafter).__name__ if drafter is not None else None,
-        "verification": "exact" if isinstance(function, ExactSampler) else "rejection",
+        "verification": "exact" if is_exact else "rejection",
         "asynchronous": bool(getattr(runner, "use_async_scheduling", False)),
-        **({"sampled_steps": function.calls, "invalid_rows": function.invalid_rows} if ours else {}),
+        **({"sampled_steps": function.calls, "invalid_rows": function.invalid_rows} if is_ours else {}),
     }
 
 
 def check_installed(wanted: SpeculationConfig, status: dict[str, Any]) -> None:
     """Raise RuntimeError unless a worker, whose `installed` is `status`, drafts and verifies as the config asks."""
-    asynchronous = "Async" if _is_asynchronous(wanted, status) else ""
-    drafters = {
-        "sam": f"{asynchronous}SamProposer",
-        "ngram": "NgramProposer",
-        "suffix": "SuffixDecodingProposer",
-        "off": None,
-        "draft_model": f"{asynchronous}TrainedProposer",
-        "eagle3": f"{asynchronous}Eagle3Proposer",
-    }
     method = wanted.trained_method() if wanted.method in WITH_DRAFT_MODEL else wanted.method
-    expected = {"drafter": drafters[method], "verification": wanted.verification}
-    for part, name in expected.items():
-        # vllm-ascend's classes carry its name in front.
-        found = (status.get(part) or "").removeprefix("Ascend")
-        if found != (name or "") and (found, wanted.method) != ("SamSpeculator", "sam"):
+    has = (status.get("drafter") or "").removeprefix("Ascend")  # vllm-ascend's classes carry its name in front
+    is_ahead = has.startswith("Async") if wanted.async_scheduling == "auto" else wanted.async_scheduling == "on"
+    expected = ("Async" if is_ahead and method in SCHEDULED_AHEAD else "") + DRAFTERS[method]
+    if has == second_runner.DRAFTER and method == "sam":  # one class, however it is scheduled
+        expected = has
+    for part, name, found in (
+        ("drafter", expected, has),
+        ("verification", wanted.verification, status.get("verification")),
+    ):
+        if found != name:
             raise RuntimeError(
-                f"rollout worker has {part} {status.get(part)}, expected {name} for speculation="
+                f"rollout worker has {part} {status.get(part)}, expected {name or None} for speculation="
                 f"{wanted.method}: is the project installed where vLLM runs (pip install -e .)?"
             )
 
@@ -291,10 +284,3 @@ def scheduling_remark(wanted: SpeculationConfig, status: dict[str, Any]) -> str 
     can = wanted.method in SCHEDULED_AHEAD
     why = f"async_scheduling={wanted.async_scheduling}" if can else "vLLM does not combine the two"
     return f"speculation={wanted.method} costs asynchronous scheduling, which vLLM has without speculation ({why})"
-
-
-def _is_asynchronous(wanted: SpeculationConfig, status: dict[str, Any]) -> bool:
-    """Whether the drafter has to be the asynchronous one; where vLLM chooses, it is what the worker has."""
-    if wanted.async_scheduling == "auto":
-        return (status.get("drafter") or "").removeprefix("Ascend").startswith("Async")
-    return wanted.async_scheduling == "on"

@@ -6,9 +6,6 @@ The token counts that they exchange for it are kept here; no collective is added
 apart.
 """
 
-from collections.abc import Sequence
-from typing import Self
-
 from sam.vllm import patches
 
 NUM_TOKENS_ACROSS_DP = 3  # its place in the tuple that the model runner's method returns, vLLM 0.23
@@ -55,39 +52,17 @@ def check_async(parallel) -> None:
     )
 
 
-class DraftChannel:
-    """Carries the drafts of the first tensor-parallel rank to the others, before the step that verifies them.
+def tensor_parallel_group(runner):
+    """vLLM's GroupCoordinator of the ranks that verify the first one's drafts; None if there is one rank.
 
-    One message for each step in which the scheduler left room for drafts, none in others: all ranks are given the same
-    scheduler output, so that they agree on which steps these are without a word. It travels as Python's objects do
-    between vLLM's ranks, through shared memory (another machine: a socket). No device takes part.
-
-    Args:
-        group: the GroupCoordinator of the tensor-parallel ranks, as `get_tp_group` gives it.
+    It carries the drafts before the step that verifies them: one `broadcast_object` for each step in which the
+    scheduler left room for drafts, none in others. All ranks are given the same scheduler output, so that they agree on
+    which steps these are without a word. It travels as Python's objects do between vLLM's ranks, through shared memory
+    (another machine: a socket). No device takes part.
     """
+    from vllm.distributed.parallel_state import get_tp_group
 
-    def __init__(self, group):
-        self._group = group
-
-    @classmethod
-    def of(cls, runner) -> Self | None:
-        """That of a model runner; None if it has no other tensor-parallel rank."""
-        from vllm.distributed.parallel_state import get_tp_group
-
-        return cls(get_tp_group()) if runner.vllm_config.parallel_config.tensor_parallel_size > 1 else None
-
-    def share(self, drafts: dict[str, list[int]]) -> dict[str, list[int]]:
-        """The first rank's drafts, by request.
-
-        Args:
-            drafts: this rank's; the requests, and their order, are the same on all ranks.
-        """
-        shared = self._group.broadcast_object(list(drafts.values()))
-        return dict(zip(drafts, shared, strict=True))
-
-    def share_plan(self, paths: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
-        """The first rank's further paths, by request; other ranks' are not looked at."""
-        return self._group.broadcast_object(paths)
+    return get_tp_group() if runner.vllm_config.parallel_config.tensor_parallel_size > 1 else None
 
 
 def keep_other_ranks_tokens(runner) -> None:
@@ -105,23 +80,20 @@ def keep_other_ranks_tokens(runner) -> None:
         result = determine(*args, **kwargs)
         try:
             across = result[NUM_TOKENS_ACROSS_DP].tolist()
-            own = padded(runner, kwargs["num_tokens"] if "num_tokens" in kwargs else args[0])
+            own = _padded(runner, kwargs["num_tokens"] if "num_tokens" in kwargs else args[0])
         except (AttributeError, IndexError, TypeError):  # the ranks agreed on nothing, or another vLLM
             across, own = [], 0
-        runner.sam_max_num_tokens_other_dp_ranks = max_num_tokens_other(across, config.data_parallel_rank, own)
+        rank = config.data_parallel_rank
+        largest = max((num_tokens for other, num_tokens in enumerate(across) if other != rank), default=0)
+        # Padded to the largest, or not exchanged at all (vllm-ascend, where it can do without): all are this rank's.
+        is_own = bool(across) and largest == across[rank] and largest <= own
+        runner.sam_max_num_tokens_other_dp_ranks = 0 if is_own else largest
         return result
 
     patches.wrap(runner, name, "keep_other_ranks_tokens", determine_and_keep)
 
 
-def max_num_tokens_other(across: Sequence[int], rank: int, own: int) -> int:
-    """The largest of `across` without this rank's; `own` is this rank's token count before the exchange, padded."""
-    largest = max((num_tokens for other, num_tokens in enumerate(across) if other != rank), default=0)
-    # Padded to the largest, or not exchanged at all (vllm-ascend, where it can do without): all have this rank's own.
-    return 0 if across and largest == across[rank] and largest <= own else largest
-
-
-def padded(runner, num_tokens: int) -> int:
+def _padded(runner, num_tokens: int) -> int:
     """`num_tokens` padded as vLLM pads a rank's batch: for sequence parallelism, then to the next captured graph."""
     num_tokens = getattr(runner, "_pad_for_sequence_parallelism", int)(num_tokens)
     compilation = getattr(runner.vllm_config, "compilation_config", None)

@@ -77,8 +77,8 @@ def self_check(runner, module) -> None:
     """
     verification = module.rejection_sample
     calls = verification.calls
-    logits, metadata, sampling, expected = _known_step(runner.device)
-    found = runner.rejection_sampler(metadata, None, logits, sampling).sampled_token_ids.tolist()
+    drafts, logits, metadata, expected = known_step(runner.device)
+    found = runner.rejection_sampler(drafts, None, logits, metadata).sampled_token_ids.tolist()[:2]
     called = verification.calls - calls
     verification.forget()
     if not called:
@@ -90,35 +90,34 @@ def self_check(runner, module) -> None:
         raise RuntimeError(f"rejection sampling's self-check: known logits gave {found}, expected {expected}")
 
 
-def _known_step(device):
-    """A step of two requests: one whose second draft is rejected, one without drafts."""
+def known_step(device):
+    """A step of three requests for a self-check: a draft rejected at its second token, no draft, and two tokens as
+    likely as each other.
+
+    Returns:
+        vLLM's SpecDecodeMetadata, float32 [5, 8] logits, SamplingMetadata, and the tokens of the first two requests.
+    """
+    from vllm.v1.sample.logits_processor import LogitsProcessors
+    from vllm.v1.sample.metadata import SamplingMetadata
 
     def integers(*values):
         return torch.tensor(values, dtype=torch.int32, device=device)
 
     # SpecDecodeMetadata's fields, without its class: vLLM's and vllm-ascend's samplers read no others.
-    metadata = SimpleNamespace(
+    drafts = SimpleNamespace(
         draft_token_ids=integers(3, 4),
-        num_draft_tokens=[2, 0],
+        num_draft_tokens=[2, 0, 0],
         max_spec_len=2,
-        cu_num_draft_tokens=integers(2, 2),
-        cu_num_sampled_tokens=integers(3, 4),
+        cu_num_draft_tokens=integers(2, 2, 2),
+        cu_num_sampled_tokens=integers(3, 4, 5),
         target_logits_indices=integers(0, 1),
-        bonus_logits_indices=integers(2, 3),
+        bonus_logits_indices=integers(2, 3, 4),
     )
     # Not minus infinity: vllm-ascend replaces it by the smallest float, which temperature turns back.
-    logits = torch.full((4, 8), -1e4)
-    logits[range(4), [3, 5, 1, 6]] = 0.0
-    return logits.to(device), metadata, known_sampling(2, device), [[3, 5, -1], [6, -1, -1]]
-
-
-def known_sampling(requests: int, device):
-    """vLLM's sampling metadata of a self-check's step: temperature 0.5, and nothing else that changes logits."""
-    from vllm.v1.sample.logits_processor import LogitsProcessors
-    from vllm.v1.sample.metadata import SamplingMetadata
-
-    none = torch.zeros(requests, device=device)
-    return SamplingMetadata(
+    logits = torch.full((5, 8), -1e4)
+    logits[range(4), [3, 5, 1, 6]] = logits[4, 2] = logits[4, 7] = 0.0
+    none = torch.zeros(3, device=device)
+    metadata = SamplingMetadata(
         temperature=none + 0.5,
         all_greedy=False,
         all_random=True,
@@ -131,11 +130,12 @@ def known_sampling(requests: int, device):
         frequency_penalties=none,
         presence_penalties=none,
         repetition_penalties=none,
-        output_token_ids=[[] for _ in range(requests)],
+        output_token_ids=[[], [], []],
         allowed_token_ids_mask=None,
         bad_words_token_ids={},
         logitsprocs=LogitsProcessors(),
     )
+    return drafts, logits.to(device), metadata, [[3, 5, -1], [6, -1, -1]]
 
 
 def gather_logprobs(sampler, values, tokens, requests: Sequence[int], metadata) -> LogprobsTensors | None:

@@ -57,7 +57,7 @@ def multiply(product: Product, rows: torch.Tensor, row_class: RowClass, multiple
     return product(torch.nn.functional.pad(rows, (0, 0, 0, wanted - count)))[:count]
 
 
-def cancelling(rows: int, inner: int, dtype: torch.dtype, seed: int, sign: int = 1) -> torch.Tensor:
+def rounding_sensitive(rows: int, inner: int, dtype: torch.dtype, seed: int, sign: int = 1) -> torch.Tensor:
     """[rows, inner] normal numbers whose second half is the first, shuffled, times `sign`.
 
     Products of such rows with rows of the other sign sum up to zero. What comes out is rounding alone, and shows in
@@ -76,12 +76,12 @@ def find_row_class(products: Sequence[Product], columns: int, inner: int, dtype:
     """The numbers of rows around 64 that agree with blocks of 64 rows; None if blocks do not agree among themselves.
 
     Args:
-        products: functions of [rows, inner] with results [rows, columns], by weights that are `cancelling` with sign
-            -1, and a bias no larger than their rounding; the class holds for each.
+        products: functions of [rows, inner] with results [rows, columns], by weights that are `rounding_sensitive`
+            with sign -1, and a bias no larger than their rounding; the class holds for each.
     """
     affordable = max(BLOCK, int(MOST_OPERATIONS / (2 * columns * inner)))
     counts = [count for count in COUNTS if count <= affordable]
-    inputs = cancelling((counts[-1] // BLOCK + 2) * BLOCK, inner, dtype, seed=0)
+    inputs = rounding_sensitive((counts[-1] // BLOCK + 2) * BLOCK, inner, dtype, seed=0)
     expected = [torch.cat([product(piece) for piece in inputs.split(BLOCK)]) for product in products]
 
     def agrees(count: int) -> bool:

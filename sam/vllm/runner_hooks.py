@@ -1,19 +1,32 @@
-"""What drafts that need no KV cache ask and change of vLLM's model runner, and what requests say to drafters."""
+"""What drafts that need no KV cache change of vLLM's model runner."""
 
+import functools
 from dataclasses import replace
 
 from sam.vllm import patches
-
-# Keys of SamplingParams.extra_args, for drafters and their history alone: no token depends on them.
-PART = "sam_part"  # of a part of a response: tokens of the response's own prompt, and that it may have at most
-WAITING = "sam_waiting"  # how many requests wait behind this one for a slot; none where it says nothing
+from sam.vllm.hints import RequestHints
 
 
-def draft_near_max_model_len(runner) -> None:
-    """Let requests be drafted for while another one is near the longest length."""
+def install(runner) -> None:
+    """Change what a bound drafter asks for, but for what sam.vllm.async_hooks does under asynchronous scheduling."""
+    from vllm.platforms import current_platform
+
     if hasattr(runner, "effective_drafter_max_model_len"):
         most = runner.max_model_len + runner.num_spec_tokens
         patches.put(runner, "effective_drafter_max_model_len", "draft_near_max_model_len", most)
+    patches.put(runner, "num_accepted_tokens_event", "skip_accepted_counts", None)
+    patches.before(runner, "_update_states", "note_waiting", functools.partial(_note_waiting, runner))
+    if not getattr(runner, "use_async_scheduling", False):
+        take_if_any = lambda take: take() if runner.drafter.last.drafted else None  # noqa: E731
+        patches.wrap(runner, "take_draft_token_ids", "skip_empty_drafts", take_if_any)
+    if current_platform.is_cuda():
+        capture_drafts_of_any_length(runner)
+
+
+def _note_waiting(runner, scheduler_output) -> None:
+    """Tell the drafter, whenever requests come, how many wait behind the last of them."""
+    if new := scheduler_output.scheduled_new_reqs:
+        runner.drafter.awaited.update(RequestHints.of(new[-1].sampling_params).waiting or 0)
 
 
 def capture_drafts_of_any_length(runner) -> None:
@@ -43,20 +56,6 @@ def capture_drafts_of_any_length(runner) -> None:
     patches.wrap(runner, "_check_and_update_cudagraph_mode", name, resolve_as_full)
 
 
-def skip_empty_drafts(runner) -> None:
-    """Send the scheduler no drafts after a step without any, instead of an empty draft for every request."""
-
-    def take_if_any(take):
-        return take() if runner.drafter.drafted else None
-
-    patches.wrap(runner, "take_draft_token_ids", "skip_empty_drafts", take_if_any)
-
-
-def skip_accepted_counts(runner) -> None:
-    """Copy no counts of accepted tokens to the device."""
-    patches.put(runner, "num_accepted_tokens_event", "skip_accepted_counts", None)
-
-
 def requests_of_rows(runner) -> list[str]:
     """The request that each row of the batch belongs to: further paths have rows of their own."""
     ids, paths = runner.input_batch.req_ids, getattr(runner, "sam_paths", None)
@@ -66,7 +65,7 @@ def requests_of_rows(runner) -> list[str]:
 def add_path_rows(runner) -> None:
     """Let further paths take part in the steps of a model runner that is scheduled synchronously."""
     give_own_counts(runner)
-    before(runner, "_update_states", "add_path_rows", runner.sam_paths.before_step)
+    patches.before(runner, "_update_states", "add_path_rows", runner.sam_paths.before_step)
 
 
 def give_own_counts(runner) -> None:
@@ -78,55 +77,6 @@ def give_own_counts(runner) -> None:
         return execute_model(replace(scheduler_output, **copies), *arguments, **keywords)
 
     patches.wrap(runner, "execute_model", "own_counts", with_own_counts)
-
-
-def before(runner, attribute: str, name: str, action) -> None:
-    """Call `action` with a method's first argument beforehand."""
-
-    def acting(original, first, *arguments, **keywords):
-        action(first)
-        return original(first, *arguments, **keywords)
-
-    patches.wrap(runner, attribute, name, acting)
-
-
-def note_waiting(runner) -> None:
-    """Tell the drafter, whenever requests come, how many wait behind the last of them."""
-
-    def note(scheduler_output):
-        if new := scheduler_output.scheduled_new_reqs:
-            runner.drafter.awaited.tell(int(_said(new[-1]).get(WAITING, 0)))
-
-    before(runner, "_update_states", "note_waiting", note)
-
-
-def _said(request) -> dict:
-    """What a request says of itself, which no token depends on: SamplingParams.extra_args."""
-    return getattr(getattr(request, "sampling_params", None), "extra_args", None) or {}
-
-
-def response_start(state) -> int:
-    """Tokens of a request's text before its response, by vLLM's state of it: of a part, those of the first part."""
-    return min(_said(state).get(PART, (state.num_prompt_tokens,))[0], state.num_prompt_tokens)
-
-
-def response_of(state) -> list[int]:
-    """The tokens of a request's response: those that its prompt ends with, if it is a part, and its own."""
-    start = response_start(state)
-    given = state.prompt_token_ids[start:] if start < state.num_prompt_tokens else []
-    return [*given, *state.output_token_ids]
-
-
-def is_continued(state) -> bool:
-    """Whether the response of a request that is gone goes on in another one, by vLLM's state of it: it has all its
-    tokens, none that ends a response, and fewer than the response may have."""
-    if not (said := _said(state).get(PART)):
-        return False
-    parameters, limit = state.sampling_params, said[1]
-    most = parameters.max_tokens
-    tokens = state.output_token_ids[:most]  # drafts behind the end may have been verified too
-    is_cut = len(tokens) == most and min(tokens) >= 0 and parameters.all_stop_token_ids.isdisjoint(tokens)
-    return is_cut and state.num_prompt_tokens - response_start(state) + most < limit
 
 
 def fill_last_placeholder(runner) -> None:

@@ -6,7 +6,7 @@ who drafted.
 
 import functools
 import time
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from vllm.config import CUDAGraphMode
@@ -14,7 +14,7 @@ from vllm.forward_context import get_forward_context
 
 from sam.record.engine_steps import DRAFT_MODEL_TOKENS, POSITION_BIN, EngineSteps, accepted_tokens
 from sam.vllm import patches, warmup_cost
-from sam.vllm.runner_hooks import response_start
+from sam.vllm.hints import response_start
 
 
 class StepRecorder:
@@ -31,11 +31,10 @@ class StepRecorder:
         self._positions = config.model_config.max_model_len // POSITION_BIN + 1
         self._draft_length = speculative.num_speculative_tokens if speculative else 0
         self._has_graphs = warmup_cost.has_graphs(config)
+        self._scheduled = self._is_on = None
         self._last_end = self._start = 0.0
-        self._idle = True
-        self._forward = self._verify = self._draft = 0.0
-        self._replayed = False
-        self._scheduled = self._switch_on = None
+        self._idle, self._replayed = True, False
+        self._stages = {"forward": 0.0, "verify": 0.0, "draft": 0.0}  # seconds, of the step under way
         self._taken = dict.fromkeys(DRAFT_MODEL_TOKENS, 0)  # the drafter's totals when steps were last taken
         self._clear()
 
@@ -47,8 +46,8 @@ class StepRecorder:
         recorder = runner._sam_step_recorder = cls(runner)
         around = {
             "execute_model": recorder._execute_model,
-            "_sample": functools.partial(recorder._timed, "_verify"),
-            "propose_draft_token_ids": functools.partial(recorder._timed, "_draft"),
+            "_sample": functools.partial(recorder._timed, "verify"),
+            "propose_draft_token_ids": functools.partial(recorder._timed, "draft"),
             "sample_tokens": recorder._sample_tokens,
             **({"_model_forward": recorder._model_forward} if recorder._has_graphs else {}),
         }
@@ -56,11 +55,15 @@ class StepRecorder:
             patches.wrap(runner, attribute, "record_steps", wrapper)
         return recorder
 
+    def _of_drafter(self, attribute: str, default: Any = None) -> Any:
+        """Of this project's drafter; the default with another one or none."""
+        return getattr(getattr(self._runner, "drafter", None), attribute, default)
+
     def take(self) -> EngineSteps:
         """The engine steps since the last call."""
-        drafter = getattr(self._runner, "drafter", None)
-        by_source = drafter.take_sources().T if hasattr(drafter, "take_sources") else ((), ())
-        counters = dict(getattr(drafter, "counters", {}))
+        if read_awaited := self._of_drafter("read_awaited"):
+            read_awaited(is_timed=False)
+        counters = dict(self._of_drafter("counters", {}))
         totals = {name: counters.get(name, 0) for name in DRAFT_MODEL_TOKENS}
         steps = EngineSteps(
             *zip(*self._rows, strict=True),
@@ -68,8 +71,6 @@ class StepRecorder:
             position_emitted=self._position_emitted,
             drafted_at=self._drafted_at,
             accepted_at=self._accepted_at,
-            source_drafted=by_source[0],
-            source_accepted=by_source[1],
             asynchronous=getattr(self._runner, "use_async_scheduling", False),
             has_graphs=self._has_graphs,
             preemptions=self._preemptions,
@@ -86,20 +87,19 @@ class StepRecorder:
         self._position_steps, self._position_emitted = np.zeros((2, self._positions), dtype=np.int64)
         self._drafted_at, self._accepted_at = np.zeros((2, self._draft_length), dtype=np.int64)
 
-    def _timed(self, attribute: str, function, *args, **kwargs):
+    def _timed(self, stage: str, function, *args, **kwargs):
         started = time.perf_counter()
         try:
             return function(*args, **kwargs)
         finally:
-            setattr(self, attribute, getattr(self, attribute) + time.perf_counter() - started)
+            self._stages[stage] += time.perf_counter() - started
 
     def _execute_model(self, function, scheduler_output, *args, **kwargs):
         self._start = time.perf_counter()
         self._scheduled = scheduler_output
         self._preemptions += len(getattr(scheduler_output, "preempted_req_ids", None) or ())
-        self._switch_on = getattr(getattr(self._runner, "drafter", None), "switch_on", None)
-        result = function(scheduler_output, *args, **kwargs)
-        self._forward = time.perf_counter() - self._start
+        self._is_on = getattr(self._of_drafter("last"), "is_on", None)
+        result = self._timed("forward", function, scheduler_output, *args, **kwargs)
         # No request goes on from the step before: the time between the two steps was idle.
         if scheduler_output.total_num_scheduled_tokens == 0 or not scheduler_output.scheduled_cached_reqs.req_ids:
             self._idle = True
@@ -115,77 +115,52 @@ class StepRecorder:
         output = function(*args, **kwargs)
         is_whole = hasattr(output, "sampled_token_ids") or hasattr(output, "get_output")
         if self._scheduled is not None and is_whole:
-            finish = self._ended(self._scheduled, output)
-            drafter = getattr(self._runner, "drafter", None)
-            if getattr(drafter, "is_awaiting", False):
-                drafter.on_read = finish
+            record = functools.partial(self._record, self._scheduled, output, self._timing())
+            if self._of_drafter("is_awaiting"):  # what came out is known later
+                self._runner.drafter.on_read = record
             else:
-                finish()
+                record()
         self._scheduled = None
         return output
 
-    def _ended(self, scheduled, output):
-        """Note when a step ended; what it returns adds the step, once it is known what came out."""
+    def _timing(self) -> tuple[float, float, bool | None, list[float], bool]:
+        """Of the step that ends now: seconds, milliseconds, whether drafting was on, its stages' milliseconds, whether
+        it replayed a graph."""
         now = time.perf_counter()
         milliseconds = (now - (self._start if self._idle else self._last_end)) * 1e3
-        stages = self._forward * 1e3, self._verify * 1e3, self._draft * 1e3
-        measured = milliseconds, self._switch_on, *stages, self._replayed
+        timing = now, milliseconds, self._is_on, [1e3 * seconds for seconds in self._stages.values()], self._replayed
         self._last_end, self._idle, self._replayed = now, False, False
-        self._forward = self._verify = self._draft = 0.0
-        return functools.partial(self._record, scheduled, output, now, *measured)
+        self._stages = dict.fromkeys(self._stages, 0.0)
+        return timing
 
-    def _record(self, scheduled, output, now, milliseconds, switch_on, *rest) -> None:
-        """Add a step.
-
-        Args:
-            now: when it ended, in seconds.
-            rest: milliseconds of its stages, and whether it replayed a graph.
-        """
-        drafter = getattr(self._runner, "drafter", None)
-        if getattr(drafter, "on_read", None) is not None:
-            drafter.on_read = None
+    def _record(self, scheduled, output, timing) -> None:
+        """Add a step."""
+        now, milliseconds, is_on, stages, replayed = timing
+        if self._of_drafter("on_read") is not None:
+            self._runner.drafter.on_read = None
         running = len(scheduled.num_scheduled_tokens)
-        drafts, tokens_of = self._verified(scheduled, output)
-        accepted = drafted = 0
         if (sampled := getattr(output, "sampled_token_ids", None)) is None:
-            # Asynchronous scheduling: every row that has its whole prompt gives one token, but for accepted drafts.
+            # Asynchronous scheduling: tokens are on the device. Every row that has its whole prompt gives one, but for
+            # accepted drafts, which a drafter on the host knows.
+            drafts, tokens_of = self._of_drafter("verifying", {}), self._of_drafter("accepted", {})
             prefilling = sum(self._is_prefilling(*row) for row in scheduled.num_scheduled_tokens.items())
             emitted = running - prefilling + sum(len(tokens_of[request_id]) - 1 for request_id in drafts)
         else:
-            rows = [sampled[output.req_id_to_index[name]] for name in scheduled.num_scheduled_tokens]
-            prefilling = sum(not tokens for tokens in rows)
-            emitted = sum(map(len, rows))
+            drafts = scheduled.scheduled_spec_decode_tokens
+            tokens_of = {name: sampled[output.req_id_to_index[name]] for name in scheduled.num_scheduled_tokens}
+            prefilling = sum(not tokens for tokens in tokens_of.values())
+            emitted = sum(map(len, tokens_of.values()))
+        accepted = drafted = 0
         for request_id, draft in drafts.items():
             if tokens := tokens_of[request_id]:
                 drafted += len(draft)
                 accepted += self._record_request(request_id, len(draft), len(tokens))
         if (paths := getattr(self._runner, "sam_paths", None)) is not None:
             drafted += paths.num_draft_tokens
-        row = (
-            now,
-            milliseconds,
-            running,
-            prefilling,
-            drafted,
-            accepted,
-            emitted,
-            # Drafters without a switch are on where they drafted.
-            bool(drafts) if switch_on is None else switch_on,
-            *rest,
-        )
-        self._rows.append(row)
-
-    def _verified(self, scheduled, output) -> tuple[dict, dict]:
-        """Drafts that the step verified, and the tokens that came out, by request.
-
-        Under asynchronous scheduling the tokens are still on the device: only a drafter on the host knows them, if
-        there were drafts.
-        """
-        if (sampled := getattr(output, "sampled_token_ids", None)) is None:
-            drafter = getattr(self._runner, "drafter", None)
-            return getattr(drafter, "verifying", {}), getattr(drafter, "accepted", {})
-        drafts = scheduled.scheduled_spec_decode_tokens
-        return drafts, {request_id: sampled[output.req_id_to_index[request_id]] for request_id in drafts}
+        # Drafters without a switch are on where they drafted.
+        is_on = bool(drafts) if is_on is None else is_on
+        counts = running, prefilling, drafted, accepted, emitted
+        self._rows.append((now, milliseconds, *counts, is_on, *stages, replayed))
 
     def _is_prefilling(self, request_id: str, tokens: int) -> bool:
         request = self._runner.requests[request_id]

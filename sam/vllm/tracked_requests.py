@@ -1,25 +1,49 @@
-"""Which requests of a model runner the drafter follows, and the tokens that it lacks."""
+"""The requests of a model runner that the drafter follows, and the tokens that it is given."""
 
 import itertools
 import logging
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sam.drafting.drafter import Drafter
 from sam.history.client import HistoryClient
-from sam.vllm.runner_hooks import is_continued, response_of, response_start
+from sam.sharing.client import INTERVAL_SECONDS
+from sam.vllm.hints import is_continued, response_of, response_start
 
 logger = logging.getLogger(__name__)
 
+# Steps without drafts after which the drafter is given the tokens of all of them at once.
+MAX_STEPS_BEHIND = 32
+
+
+class TrackedBatch(NamedTuple):
+    """The rows of a step that can be drafted for.
+
+    Attributes:
+        rows: of the model runner's batch.
+        ids: their requests.
+        lengths: int [rows], tokens of each text that the host knows.
+        texts: int32 [batch, max_model_len], those of the whole batch.
+        new_tokens, offsets: int32 [total] and int64 [rows + 1], what the drafter lacked of each.
+    """
+
+    rows: list[int]
+    ids: list[str]
+    lengths: np.ndarray
+    texts: np.ndarray
+    new_tokens: np.ndarray
+    offsets: np.ndarray
+
 
 def is_token(token_id: int) -> bool:
-    """Whether it is one, not a placeholder of a token that the host does not know yet."""
+    """Whether it is a token id, not the placeholder of a token that the host does not know yet."""
     return token_id >= 0
 
 
 class TrackedRequests:
-    """Starts and finishes requests in the drafter, and in the history where there is one.
+    """Starts, updates and finishes requests in the drafter, and in the history where there is one.
 
     Args:
         runner: vLLM's model runner.
@@ -30,52 +54,74 @@ class TrackedRequests:
         states: vLLM's state of each tracked request. vLLM forgets a finished request before the drafter may have seen
             its last tokens: its state is kept here.
         untracked: requests that get no drafts.
+        shares_at: seconds from which on new text is to be sent to other replicas.
     """
 
     def __init__(self, runner, drafter: Drafter, history: HistoryClient | None, counters: dict[str, int]):
-        self._runner, self._drafter, self._history, self._counters = runner, drafter, history, counters
+        self._runner, self._drafter, self.history, self._counters = runner, drafter, history, counters
         self.states: dict[str, Any] = {}
         self.untracked: set[str] = set()
+        self.shares_at = math.inf
+        self._steps_behind = 0  # since the last update
 
-    def batch(self, emitted: list[int], num_tokens_no_spec, token_ids_cpu) -> tuple[list[int], list[str], tuple]:
-        """Rows that can be drafted for, their request ids, and the tokens and offsets that the drafter lacks."""
+    def is_due(self, now: float) -> bool:
+        """Whether a step without drafts, at `now` seconds, updates the drafter too. To be asked once a step."""
+        self._steps_behind += 1
+        return self._steps_behind >= MAX_STEPS_BEHIND or now >= self.shares_at
+
+    def update(self, now: float, emitted: list[int], lengths: np.ndarray, texts: np.ndarray) -> TrackedBatch | None:
+        """Follow the batch's requests, finish those that are gone, and append new tokens.
+
+        Args:
+            now: seconds.
+            emitted: tokens that each row's step brought; 0 in its prompt.
+            lengths: int [rows], tokens of each text that the host knows.
+            texts: int32 [rows, max_model_len].
+
+        Returns:
+            The rows to draft for; None without any.
+        """
+        self._steps_behind = 0
+        if self.shares_at < math.inf:
+            self.shares_at = now + INTERVAL_SECONDS
         self.release_finished()
+        if self.history:
+            self.history.deliver(self._drafter)
         request_ids = self._runner.input_batch.req_ids
         sampled = [row for row, tokens in enumerate(emitted) if tokens]
-        rows = [r for r in sampled if request_ids[r] in self.states or self._track(r, request_ids[r], token_ids_cpu)]
+        rows = [r for r in sampled if request_ids[r] in self.states or self._track(r, request_ids[r], texts)]
+        if not rows:
+            return None
         ids = [request_ids[row] for row in rows]
-        return rows, ids, self._new_tokens(rows, ids, num_tokens_no_spec, token_ids_cpu) if rows else ()
+        # This step's tokens, or more after a preemption or steps in which the drafter was not called.
+        known, ends = self._drafter.lengths(ids), lengths[rows]
+        offsets = np.concatenate([[0], np.cumsum(np.maximum(ends - known, 0))])
+        spans = zip(rows, known.tolist(), ends.tolist(), strict=True)
+        new = np.concatenate([texts[row, start:end] for row, start, end in spans]).astype(np.int32, copy=False)
+        self._drafter.append(ids, new, offsets)
+        return TrackedBatch(rows, ids, ends, texts, new, offsets)
 
-    def _track(self, row: int, request_id: str, token_ids_cpu) -> bool:
+    def _track(self, row: int, request_id: str, texts: np.ndarray) -> bool:
         """Track the request of a row from now on; False if its prompt cannot be tracked."""
         if request_id in self.untracked:
             return False
         state = self._runner.requests[request_id]
-        prompt = token_ids_cpu[row, : response_start(state)]
+        prompt = texts[row, : response_start(state)]
         try:
-            if self._history:
-                self._history.request_started(request_id, prompt, self._drafter)
+            if self.history:
+                self.history.request_started(request_id, prompt, self._drafter)
             self._drafter.start(request_id, prompt, self._counters["policy_version"])
         except ValueError as error:
             if self._counters["untracked_requests"] == 0:
                 logger.warning("no drafts for a request: %s (logged once, then counted)", error)
             self._counters["untracked_requests"] += 1
             self.untracked.add(request_id)
-            if self._history:
-                self._history.request_finished(request_id, [])
+            if self.history:
+                self.history.request_finished(request_id, [])
             return False
         self.states[request_id] = state
         self._counters["tracked_requests"] += 1
         return True
-
-    def _new_tokens(self, rows, ids, num_tokens_no_spec, token_ids_cpu) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens the drafter has not seen: this step's, or more after a preemption or a step it missed."""
-        known, ends = self._drafter.lengths(ids), num_tokens_no_spec[rows]
-        offsets = np.zeros(len(rows) + 1, dtype=np.int64)
-        np.cumsum(np.maximum(ends - known, 0), out=offsets[1:])
-        spans = zip(rows, known.tolist(), ends.tolist(), strict=True)
-        pieces = [token_ids_cpu[row, start:end] for row, start, end in spans]
-        return np.concatenate(pieces).astype(np.int32, copy=False), offsets
 
     def release_finished(self) -> None:
         """Preempted requests leave the batch but stay in `runner.requests`; finished and aborted leave both."""
@@ -83,7 +129,7 @@ class TrackedRequests:
             state = self.states.pop(request_id)
             response = response_of(state)
             unseen = self._drafter.num_tokens(request_id) - response_start(state)
-            # Under asynchronous scheduling an aborted request may end in placeholders, which are negative.
+            # Under asynchronous scheduling an aborted request may end in placeholders.
             if last := list(itertools.takewhile(is_token, response[unseen:])):
                 self._drafter.append([request_id], np.array(last, dtype=np.int32), np.array([0, len(last)]))
             # The text of a part is kept with the response's last part, which begins with it.
@@ -100,5 +146,5 @@ class TrackedRequests:
     def _finish(self, request_id: str, response: list[int]) -> None:
         """Let drafter and history know that a request's text has ended; without a response nothing is kept."""
         self._drafter.finish(request_id)
-        if self._history:
-            self._history.request_finished(request_id, response)
+        if self.history:
+            self.history.request_finished(request_id, response)

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,11 +38,9 @@ def fingerprint(vllm_config) -> dict[str, str | int]:
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return "cpu"
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = re.findall(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.M)
     return f"cpu: {names[0]}, {len(names)} threads" if names else "cpu"
 
 
@@ -140,19 +139,16 @@ def measured(
     Raises:
         ValueError: a pass takes so long that there are fewer than two.
     """
-    began, seconds = time.perf_counter(), {}
+    ends, seconds = time.perf_counter() + BUDGET_SECONDS, {}
 
     def timed(size: int) -> float:
         started = time.perf_counter()
         forward_pass(size)
         return time.perf_counter() - started
 
-    def left() -> float:
-        return BUDGET_SECONDS - (time.perf_counter() - began)
-
     per_token = timed(1)
     for size in [*(size for size in SIZES if size < most), most]:
-        if not agreed(int(4 * per_token * size < left())):
+        if not agreed(int(time.perf_counter() + 4 * per_token * size < ends)):
             break
         forward_pass(size)  # the first of a size may compile or allocate
         seconds[size] = timed(size)
@@ -160,7 +156,7 @@ def measured(
     if len(seconds) < min(2, most):
         raise ValueError(f"a pass of few tokens takes {per_token:.1f} s")
     for _ in range(WARM_UP_REPEATS - 1):
-        fit = int(np.searchsorted(np.cumsum(list(seconds.values())), left()))
+        fit = int(np.searchsorted(np.cumsum(list(seconds.values())), ends - time.perf_counter()))
         for size in list(seconds)[: agreed(fit)]:
             seconds[size] = min(seconds[size], timed(size))
     rising = np.minimum.accumulate(list(seconds.values())[::-1])[::-1]
@@ -170,12 +166,10 @@ def measured(
 def _forward_pass(runner, size: int) -> None:
     from vllm.distributed.parallel_state import get_pp_group
 
-    padded = size
-    if has_graphs(runner.vllm_config):
-        # vllm-ascend's dummy run pads tokens and requests to a graph of whole steps, but not what it counts of each.
-        sizes = runner.vllm_config.compilation_config.cudagraph_capture_sizes or ()
-        padded = min((graph for graph in sizes if graph >= size), default=size)
-    hidden = runner._dummy_run(padded)
+    config = runner.vllm_config
+    graphs = (config.compilation_config.cudagraph_capture_sizes or ()) if has_graphs(config) else ()
+    # vllm-ascend's dummy run pads tokens and requests to a graph of whole steps, but not what it counts of each.
+    hidden = runner._dummy_run(min((graph for graph in graphs if graph >= size), default=size))
     if get_pp_group().is_last_rank:
         # Each token of a step with drafts has its logits. vllm-ascend's returns all hidden states alone.
         runner.model.compute_logits((hidden[0] if isinstance(hidden, tuple) else hidden)[:size])

@@ -175,7 +175,7 @@ def count_tokens(runner) -> Counter:
             for row in rows
             if row in runner.requests
         )
-        if getattr(runner.drafter, "switch_on", None) is False and decoding and not prefilling:
+        if not getattr(getattr(runner.drafter, "last", None), "is_on", True) and decoding and not prefilling:
             counts["scheduled_while_off"] += scheduled.total_num_scheduled_tokens
             counts["rows_while_off"] += len(rows)
             counts["drafted_while_off"] += sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))

@@ -129,7 +129,7 @@ def test_with_speculation_two_replicas_draft_from_what_both_write(runs):
     (sam, _), (off, _) = runs["sam"], runs["verl"]
     for step in range(1, STEPS + 1):
         # The engine steps on disk are the first replica's, the metrics are of both.
-        first = float(sam.engine_steps(step).emitted.sum())
+        first = float(sam.recorded[step].emitted.sum())
         assert 0 < first < sam.metrics[step]["rollout/tokens"]
     assert sum(row.get("rollout/spec_accepted_tokens", 0) for row in sam.metrics.values()) > 0
     # Each has found what the other wrote in the epoch before, in the file that both write to.

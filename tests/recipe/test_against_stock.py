@@ -9,8 +9,8 @@ from omegaconf import OmegaConf
 
 from recipe.against_stock import main
 from recipe.launch import config
+from recipe.report import stock
 from recipe.report.runs import Run
-from recipe.report.stock import AgainstStock
 from sam.bench import rounds
 from sam.bench.engine_process import EngineProcess
 from tests.sam.bench.test_command import FAKE_ENGINE
@@ -58,19 +58,21 @@ def test_engines_emit_the_first_round_of_steps_spread_over_the_run(run, tmp_path
     printed = capsys.readouterr().out
     assert printed.startswith("engine alone: stock vLLM 3.0")
     assert "off 2.50 s, 1.20x (1.20-1.20); sam 2.00 s, 1.50x (1.50-1.50) (3 rounds of 2 requests" in printed
-    found, note = AgainstStock.load(tmp_path / "runs", Run.load(run))
-    assert note == "" and found.steps == [1, 4, 6, 9] and list(found.seconds) == ["stock", "off", "sam"]
-    assert found.ratio("sam", "off") == (1.25, 1.25, 1.25)
+    found, note = stock.load(tmp_path / "runs", Run.load(run))
+    assert note == "" and found["steps"] == [1, 4, 6, 9]
+    assert list(stock.rows_of(found)) == ["stock", "off", "sam"]
+    assert stock.summary(found)["sam_over_off"] == [1.25, 1.25, 1.25]
     folder = tmp_path / "runs" / "against_stock"
     rows = [json.loads(line) for line in (folder / "text.jsonl").read_text().splitlines()]
     # One whole group of the first step's first round, so one of every step's.
     assert [row["prompt_tokens"] for row in rows] == [[1, 1], [1, 1], [4, 0], [4, 0], [6, 0], [6, 0], [9, 0], [9, 0]]
     assert rows[0]["response_tokens"] == [1, 0, 1]
-    engine = found.settings["engine"]
+    settings = found["settings"]
+    engine = settings["engine"]
     assert engine[engine.index("--max-model-len") + 1] == "640" and "--enforce-eager" in engine
     assert "--seed" not in engine and "--load-format" not in engine and "dummy" not in engine
-    assert found.settings["seeds"] is False and found.settings["draft_tokens"] == 8
-    assert found.settings["responses"] == 1  # a round is a generation round, however small
+    assert settings["seeds"] is False and settings["draft_tokens"] == 8
+    assert settings["responses"] == 1  # a round is a generation round, however small
     assert len({json.dumps(row) for row in rows}) == 8  # no text comes again
     before = (tmp_path / "sam.jsonl").read_text()
     assert main([str(run), "--rounds", "3"]) == 0  # nothing is missing: no engine is started
@@ -81,8 +83,8 @@ def test_a_short_run_has_fewer_rounds(run, tmp_path):
     metrics = (run / "metrics.jsonl").read_text().splitlines()
     (run / "metrics.jsonl").write_text("\n".join(metrics[:3]))
     assert main([str(run)]) == 0
-    found, _ = AgainstStock.load(tmp_path / "runs", Run.load(run))
-    assert found.steps == [1, 2, 3] and len(found.seconds["stock"]) == 2
+    found, _ = stock.load(tmp_path / "runs", Run.load(run))
+    assert found["steps"] == [1, 2, 3] and stock.summary(found)["rounds"] == 2
 
 
 @pytest.mark.parametrize("method, sign", [("hybrid", {}), ("eagle3", {"draft_vocab_size": 100})])
@@ -96,8 +98,8 @@ def test_a_trained_drafter_takes_part(method, sign, run, tmp_path, monkeypatch, 
     (draft / "config.json").write_text(json.dumps({"vocab_size": 100} | sign))
     write_fake(monkeypatch, tmp_path, **{method: 1.5})
     assert main([str(run)]) == 0
-    found, note = AgainstStock.load(tmp_path / "runs", Run.load(run))
-    assert found.ratio(method) == (2.0, 2.0, 2.0) and found.settings["draft_model"] == str(draft)
+    found, note = stock.load(tmp_path / "runs", Run.load(run))
+    assert stock.summary(found)["over_stock"][method] == [2.0] * 3 and found["settings"]["draft_model"] == str(draft)
     assert note == "engines alone drafted with policy=goodput, the run with policy=threshold"
 
 

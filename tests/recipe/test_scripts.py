@@ -123,13 +123,13 @@ def refusal(environment, *overrides):
 
 def test_without_ray_a_run_of_two_nodes_says_what_to_start(real_python, tmp_path):
     error = refusal({**real_python, "RAY_TMPDIR": str(tmp_path)})
-    assert error.startswith("error: trainer.nnodes=2: ") and "[ray.no_head]" in error
+    assert error.startswith("error: RAY_ADDRESS is not set, trainer.nnodes=2: ") and "[ray.head]" in error
     assert "bash scripts/start_ray_cluster.sh head here, worker HEAD_ADDRESS on the other nodes" in error
 
 
 def test_on_a_worker_a_run_names_the_node_to_start_it_on(real_python, tmp_path):
     error = refusal(note_of_ray(real_python, tmp_path, "198.51.100.7:6379"))
-    assert "RAY_ADDRESS=198.51.100.7:6379" in error and "start the run on 198.51.100.7 [ray.not_head]" in error
+    assert "RAY_ADDRESS=198.51.100.7:6379" in error and "start the run on 198.51.100.7 [ray.head]" in error
 
 
 def test_ray_head_and_worker(stand_in):

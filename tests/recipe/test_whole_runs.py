@@ -21,7 +21,9 @@ def write_run(directory, other):
     rows = []
     for step, seconds in enumerate(SECONDS[variant - 1], start=1):
         length = float(variant + step)
-        rows.append({"step": step, "rollout/seconds": seconds * round_, "rollout/spec_accept_length": length})
+        counts = {f"rollout/spec_{name}": 1.0 for name in ("verify_steps", "accepted_tokens", "drafted_tokens")}
+        counts["rollout/spec_accept_length"] = length
+        rows.append({"step": step, "rollout/seconds": seconds * round_, **counts})
         line = {"prompt": 0, "sample": 0, "prompt_tokens": [1], "response_tokens": [step, int(other)]}
         (directory / "rollouts" / f"{step}.jsonl").write_text(json.dumps(line) + "\n")
     (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -56,10 +58,10 @@ def test_runs_take_turns_and_are_compared_with_the_first_of_their_round(compare,
     assert "speculation.scope=history" in started[1]
     text = capsys.readouterr().out
     assert "rollout seconds of a run: 6.00 (3.00 to 9.00)" in text
-    assert "2.00 (2.00 to 2.00), 3 rounds; by training step 2.00, 2.00" in text
+    assert "over the first variant: 2.00x (2.00-2.00), 3 rounds: go\n  mean acceptance length: 3.50\n" in text
     peer, ours = json.loads((tmp_path / "result.json").read_text())
     assert peer["seconds"] == [6.0, 12.0, 18.0] and ours["seconds"] == [3.0, 6.0, 9.0]
-    assert peer["times_as_fast"] == [1.0] * 3 and ours["acceptance_length_by_step"] == [3.0, 4.0]
+    assert peer["ratio"] == 1.0 and ours["acceptance_length"] == [3.5] * 3
     assert compare("--variants", *VARIANTS) == (0, []), "finished runs are not repeated"
 
 

@@ -21,6 +21,8 @@ from sam.config import SpeculationConfig
 from sam.vllm.bench.forced_text import COUNTS, sampling_arguments
 
 LONGEST_LINE = 400  # characters of an error
+# A worker process of vLLM's goes on polling for a second after its last step, and would take a core from the next.
+REST_SECONDS = 1.5
 
 
 class BenchEngine:
@@ -66,11 +68,6 @@ class BenchEngine:
             raise RuntimeError("this project's plugin was loaded into stock vLLM")
         print("the engine is ready", flush=True)
 
-    def about(self) -> dict[str, Any]:
-        """Tokens of prompt and response together, and whether the engine has processes of its own."""
-        longest_text = self._llm.model_config.max_model_len
-        return {"longest_text": longest_text, "has_workers": bool(multiprocessing.active_children())}
-
     def run(self, batches: list[list[dict[str, Any]]], sampling: dict[str, Any]) -> dict[str, Any]:
         """Run batches one after another; the requests of a batch start together.
 
@@ -87,8 +84,10 @@ class BenchEngine:
                 and tokens that these emitted. draft_errors. All None for stock.
 
         Raises:
-            RuntimeError: a response is not the given one.
+            ValueError: a text is longer than the engine takes. RuntimeError: a response is not the given one.
         """
+        if multiprocessing.active_children():
+            time.sleep(REST_SECONDS)
         before = self._take()
         runs = [self._run_batch(batch, sampling) for batch in batches]
         responses = [response for _, _, its in runs for response in its]
@@ -118,6 +117,7 @@ class BenchEngine:
         for number, request in enumerate(batch):
             own = sampling_arguments(number, given[number]) if self._forces_text else {}
             parameters = SamplingParams(**common | {"seed": request["seed"]} | own)
+            check_length(len(request["prompt_token_ids"]), parameters.max_tokens, self._llm.model_config.max_model_len)
             self._runs += 1
             requests.append((str(self._runs), {"prompt_token_ids": request["prompt_token_ids"]}, parameters))
         self._llm.reset_prefix_cache()
@@ -156,15 +156,18 @@ def _engine_arguments(words: list[str]):
     return EngineArgs.from_cli_args(EngineArgs.add_cli_args(Parser()).parse_args(words))
 
 
+def check_length(prompt: int, response: int, longest: int) -> None:
+    """Raise ValueError if a prompt with its response is longer than the engine takes, in tokens."""
+    if prompt + response > longest:
+        raise ValueError(
+            f"a prompt has {prompt} tokens and a response of up to {response}, more than the {longest} that the engine "
+            "takes: set --max-tokens or --max-model-len"
+        )
+
+
 def digest(tokens: list[int]) -> str:
     """A name of a response's tokens."""
     return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16]
-
-
-def one_line(error: BaseException) -> str:
-    """An error's text in one line."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= LONGEST_LINE else text[:LONGEST_LINE] + " ..."
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -173,20 +176,18 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     engine = None
     try:
+        engine = BenchEngine(**json.loads(pipe.recv_bytes()))
+        pipe.send_bytes(b"{}")
         while True:
-            command = json.loads(pipe.recv_bytes())
-            if engine is None:
-                engine = BenchEngine(**command)
-                reply = engine.about()
-            else:
-                reply = engine.run(**command)
+            reply = engine.run(**json.loads(pipe.recv_bytes()))
             pipe.send_bytes(json.dumps(reply).encode())
     except (KeyboardInterrupt, EOFError, ConnectionError):
         return 0
     except Exception as error:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends by itself, and its log says of what
+        line = " ".join(str(error).split()) or type(error).__name__
         with contextlib.suppress(OSError):
-            pipe.send_bytes(json.dumps({"error": one_line(error)}).encode())
+            pipe.send_bytes(json.dumps({"error": line[:LONGEST_LINE]}).encode())
         raise
     finally:
         if engine is not None:

@@ -2,23 +2,27 @@
 
 vLLM verifies one path of a request. A further one is put into the worker's own copy of what was scheduled, as a new
 request: its prompt is the request's text, its blocks are the request's up to the last whole one and then blocks of its
-own (sam.vllm.paths.blocks), into which the request's last, partly filled one is copied. All of vLLM's steps from there
-on take it for a request with drafts. When tokens have been drawn, sam.verify.paths follows the path that agrees with
-them; the request gets its tokens, and the blocks that it wrote; the row gets none, and ends with the next step.
+own, into which the request's last, partly filled one is copied. All of vLLM's steps from there on take it for a request
+with drafts. When tokens have been drawn, sam.verify.paths follows the path that agrees with them; the request gets its
+tokens, and the blocks that it wrote; the row gets none, and ends with the next step.
 """
 
 import logging
 from collections.abc import Iterator
 from copy import copy
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from sam import verify
+from sam.drafting.drafter import Drafter
+from sam.drafting.further_paths import further_paths
+from sam.drafting.shape import FILLER
+from sam.switch.policy import Policy, StepState
 from sam.verify.transfer import sent
-from sam.vllm import ranks
-from sam.vllm.paths.blocks import ExtraBlocks
+from sam.vllm import patches, ranks
 
 logger = logging.getLogger(__name__)
 
@@ -32,43 +36,71 @@ class Row(NamedTuple):
 
     Attributes:
         owner: request id.
+        draft: the request's own.
         start: tokens of its text before the last one, from which the row begins.
         tokens: the path.
         blocks: numbers of the row's own blocks.
     """
 
     owner: str
+    draft: list[int]
     start: int
     tokens: list[int]
     blocks: list[int]
 
 
 class PathRows:
-    """Puts rows of further paths into each step of a model runner, and takes what they bring.
+    """Plans rows of further paths, puts them into each step of a model runner, and takes what they bring.
+
+    It is asked at three places of a step: `plan` when drafts have been chosen, `before_step` when what was scheduled
+    comes to the model runner, `follow` when tokens have been drawn.
 
     Args:
-        runner: vLLM's.
+        runner: vLLM's; its `initialize_kv_cache` is wrapped, so this has to come before it is called.
+        drafter: that drafts for its requests.
+        paths: of a request at most, its draft included.
         longest: draft tokens of a path.
+        is_uniform: whether every row has as many.
         counters: of the drafter; COUNTERS are added: rows, their draft tokens, steps of a request that went on along a
             further path, and steps in which making rows failed.
 
     Attributes:
-        planned: paths of the next step, by request; set by the drafter.
+        planned: paths of the next step, by request.
         rows: of the step under way, by the name that each has as a request.
     """
 
-    def __init__(self, runner, longest: int, counters: dict[str, int]):
-        self._runner, self.counters = runner, counters
+    def __init__(self, runner, drafter: Drafter, paths: int, longest: int, is_uniform: bool, counters: dict[str, int]):
+        self._runner, self._drafter, self._paths, self.counters = runner, drafter, paths, counters
+        self._longest, self._whole = longest, longest if is_uniform else 0
         counters.update(dict.fromkeys(COUNTERS, 0))
-        self._blocks = ExtraBlocks(runner, MOST_ROWS, longest + 1)
-        self._channel = ranks.DraftChannel.of(runner)
+        self._group = ranks.tensor_parallel_group(runner)
+        self._block_size = self._num_blocks = 0  # tokens of a block; blocks of vLLM and of rows
+        self._own_blocks: list[list[int]] = []  # of each row
         self.planned: dict[str, list[list[int]]] = {}
         self.rows: dict[str, Row] = {}
+        patches.wrap(runner, "initialize_kv_cache", "add_path_blocks", self._with_room)
+        further_paths(drafter, [], np.zeros(0), 2)  # compiled, so that no step waits for it
+
+    def _with_room(self, initialize, config, *arguments, **keywords):
+        """Give vLLM's KVCacheConfig more blocks, of which the scheduler does not know."""
+        check_cache(config)
+        self._block_size = config.kv_cache_groups[0].kv_cache_spec.block_size
+        each = -(-(self._longest + 1) // self._block_size) + 1  # they may begin anywhere in a block
+        self._num_blocks = config.num_blocks + MOST_ROWS * each
+        first = range(config.num_blocks, self._num_blocks, each)
+        self._own_blocks = [list(range(start, start + each)) for start in first]
+        tensors = [
+            replace(one, size=one.size // config.num_blocks * self._num_blocks) for one in config.kv_cache_tensors
+        ]
+        more = sum(new.size - old.size for new, old in zip(tensors, config.kv_cache_tensors, strict=True))
+        logger.info("further paths: %d blocks of KV cache beside vLLM's, %.0f MiB", MOST_ROWS * each, more / 2**20)
+        config = replace(config, num_blocks=self._num_blocks, kv_cache_tensors=tensors)
+        return initialize(config, *arguments, **keywords)
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the rows of the step under way."""
-        return sum(1 + len(row.tokens) for row in self.rows.values())
+        return len(self.rows) + self.num_draft_tokens
 
     @property
     def num_draft_tokens(self) -> int:
@@ -80,9 +112,36 @@ class PathRows:
         row = self.rows.get(request_id)
         return request_id if row is None else row.owner
 
-    def takes(self, request_id: str) -> bool:
-        """Whether a request may have rows."""
-        return is_plain(self._runner.requests[request_id])
+    def plan(self, policy: Policy, state: StepState, ids: list[str], drafts: list[list[int]], longest) -> list:
+        """Plan rows for the next step.
+
+        Args:
+            policy: that chose the drafts.
+            drafts: of each request, as chosen.
+            longest: int [requests], tokens that a path may have.
+
+        Returns:
+            The drafts to give to vLLM: of a request with rows its longest path, since no row may be longer.
+        """
+        takes = [
+            len(draft) > 0 and is_plain(self._runner.requests[name]) for name, draft in zip(ids, drafts, strict=True)
+        ]
+        grown = further_paths(self._drafter, ids, np.where(takes, longest, 0), self._paths)
+        own, offsets = grown.own()
+        drafted = state.running * self._whole or sum(map(len, drafts))
+        taken = policy.choose_paths(state, drafted, own, offsets, grown.shared + 1)
+        chosen = np.flatnonzero(taken)
+        likeliest = chosen[np.argsort(-own[offsets[chosen]], kind="stable")][:MOST_ROWS]
+        paths: dict[int, list[list[int]]] = {}
+        for i in np.sort(likeliest).tolist():
+            tokens = grown.tokens[i, : grown.shared[i] + taken[i]].tolist()
+            paths.setdefault(int(grown.request[i]), []).append(tokens)
+        given = list(drafts)
+        for i, further in paths.items():
+            # Of equally long ones the draft comes first.
+            given[i], *rest = sorted([list(drafts[i]), *further], key=len, reverse=True)
+            self.planned[ids[i]] = [path + [FILLER] * (self._whole - len(path)) for path in rest]
+        return given
 
     def before_step(self, scheduled) -> None:
         """End the rows of the step before, and add those that are planned; the same on all ranks.
@@ -91,13 +150,14 @@ class PathRows:
             scheduled: vLLM's SchedulerOutput, a copy of the model runner's own, drafts included.
         """
         if self.rows:
+            self._count_wins()
             scheduled.finished_req_ids = {*scheduled.finished_req_ids, *self.rows}
         self.rows = {}
         planned, self.planned = self.planned, {}
         if not scheduled.scheduled_spec_decode_tokens:
             return
-        if self._channel:
-            planned = self._channel.share_plan(planned)
+        if self._group:  # the first rank's
+            planned = self._group.broadcast_object(planned)
         try:
             rows = dict(self._fitting(scheduled, planned))
             new = [self._as_request(name, row) for name, row in rows.items()]
@@ -109,12 +169,20 @@ class PathRows:
         if rows:
             self._add(scheduled, rows, new)
 
+    def _count_wins(self) -> None:
+        """Of the step before: requests whose text has not gone on along their own draft."""
+        batch = self._runner.input_batch
+        for owner, draft, start in {(row.owner, tuple(row.draft), row.start) for row in self.rows.values()}:
+            if (index := batch.req_id_to_index.get(owner)) is not None:
+                accepted = batch.token_ids_cpu[index, start + 1 : batch.num_tokens_no_spec[index] - 1].tolist()
+                self.counters["path_wins"] += accepted != list(draft[: len(accepted)])
+
     def _fitting(self, scheduled, planned: dict[str, list[list[int]]]) -> Iterator[tuple[str, Row]]:
         """The planned rows that there is room for, and that say something else than the request's own draft."""
         runner, cached = self._runner, scheduled.scheduled_cached_reqs
         computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         free_tokens = runner.max_num_tokens - scheduled.total_num_scheduled_tokens
-        free_rows = min(len(self._blocks.of_row), runner.max_num_reqs - len(scheduled.num_scheduled_tokens))
+        free_rows = min(len(self._own_blocks), runner.max_num_reqs - len(scheduled.num_scheduled_tokens))
         used = 0
         for owner, paths in planned.items():
             draft, start = scheduled.scheduled_spec_decode_tokens.get(owner), computed.get(owner)
@@ -122,14 +190,14 @@ class PathRows:
                 continue
             if owner not in runner.input_batch.req_id_to_index or runner.requests[owner].num_tokens != start + 1:
                 continue  # not all of its text is known here
-            if not self.takes(owner):
+            if not is_plain(runner.requests[owner]):
                 continue
             for path in paths:
                 # Not longer than the request's own draft: the scheduler has made room for that many tokens.
                 tokens = path[: len(draft)]
                 if tokens == draft[: len(tokens)] or used == free_rows or free_tokens < len(tokens) + 1:
                     continue
-                yield f"{owner}-path-{used}", Row(owner, start, tokens, self._blocks.of_row[used])
+                yield f"{owner}-path-{used}", Row(owner, draft, start, tokens, self._own_blocks[used])
                 used, free_tokens = used + 1, free_tokens - len(tokens) - 1
 
     def _as_request(self, name: str, row: Row):
@@ -137,7 +205,7 @@ class PathRows:
         from vllm.v1.core.sched.output import NewRequestData
 
         runner, state = self._runner, self._runner.requests[row.owner]
-        index, whole = runner.input_batch.req_id_to_index[row.owner], row.start // self._blocks.block_size
+        index, whole = runner.input_batch.req_id_to_index[row.owner], row.start // self._block_size
         # An array: as a list a long text would take milliseconds.
         text = runner.input_batch.token_ids_cpu[index, : row.start + 1].copy()
         # Under asynchronous scheduling a rank that does not draft has placeholders for earlier tokens, which are
@@ -151,15 +219,15 @@ class PathRows:
             mm_features=[],
             sampling_params=parameters,
             pooling_params=None,
-            block_ids=([*state.block_ids[0][:whole], *row.blocks[: self._num_blocks(row)]],),
+            block_ids=([*state.block_ids[0][:whole], *self._blocks_of(row)],),
             num_computed_tokens=row.start,
             lora_request=state.lora_request,
         )
 
-    def _num_blocks(self, row: Row) -> int:
-        """Blocks from the one that the row begins in to the one that it ends in."""
-        size = self._blocks.block_size
-        return (row.start + len(row.tokens)) // size - row.start // size + 1
+    def _blocks_of(self, row: Row) -> list[int]:
+        """Its own blocks from the one that it begins in to the one that it ends in."""
+        size = self._block_size
+        return row.blocks[: (row.start + len(row.tokens)) // size - row.start // size + 1]
 
     def _add(self, scheduled, rows: dict[str, Row], new: list) -> None:
         scheduled.scheduled_new_reqs = [*scheduled.scheduled_new_reqs, *new]
@@ -168,17 +236,28 @@ class PathRows:
             scheduled.num_scheduled_tokens[name] = 1 + len(row.tokens)
             scheduled.total_num_scheduled_tokens += 1 + len(row.tokens)
             scheduled.scheduled_spec_decode_tokens[name] = row.tokens
-            if row.start % self._blocks.block_size:
-                place = row.start // self._blocks.block_size
+            place, rest = divmod(row.start, self._block_size)
+            if rest:
                 begun.append((self._runner.requests[row.owner].block_ids[0][place], row.blocks[0]))
         self.rows = rows
-        self._copy(begun)
+        self._copy_begun(begun)
         self.counters["path_rows"] += len(rows)
-        self.counters["path_tokens"] += sum(len(row.tokens) for row in rows.values())
+        self.counters["path_tokens"] += self.num_draft_tokens
 
-    def _copy(self, pairs: list[tuple[int, int]]) -> None:
-        source, target = sent(torch.tensor(pairs or [(0, 0)]), self._runner.device).T
-        self._blocks.copy(source[: len(pairs)], target[: len(pairs)])
+    def _copy_begun(self, pairs: list[tuple[int, int]]) -> None:
+        if pairs:
+            self._copy(*sent(torch.tensor(pairs), self._runner.device).T)
+
+    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy blocks, in all layers; int64 [n], numbers of blocks on the cache's device, no target twice."""
+        for caches in self._runner.kv_caches:
+            for cache in caches if isinstance(caches, list | tuple) else [caches]:
+                # Attention kernels may have smaller blocks than the scheduler, and layouts of their own.
+                dimension = next(d for d, size in enumerate(cache.shape) if size and size % self._num_blocks == 0)
+                parts = cache.shape[dimension] // self._num_blocks
+                part = torch.arange(parts, device=cache.device)
+                to, of = ((blocks[:, None] * parts + part).ravel() for blocks in (target, source))
+                cache.index_copy_(dimension, to, cache.index_select(dimension, of))
 
     def follow(self, sampled: torch.Tensor, drafts: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
         """Give requests with rows the tokens of the path that agrees, and their rows none.
@@ -194,9 +273,8 @@ class PathRows:
         of: dict[str, list[str]] = {}
         for name, row in self.rows.items():
             of.setdefault(row.owner, [row.owner]).append(name)
-        widest = max(map(len, of.values()))
         places = [[batch.req_id_to_index[name] for name in names] for names in of.values()]
-        table = sent(torch.tensor([[*line, *[-1] * (widest - len(line))] for line in places]), device)
+        table = sent(_table(places, lambda line: -1), device)
         followed = verify.follow_paths(sampled, drafts, table)
         source = torch.arange(len(sampled), device=device)[:, None].repeat(1, sampled.shape[1])
         kept[sent(torch.tensor([place for line in places for place in line[1:]]), device)] = verify.PLACEHOLDER
@@ -210,47 +288,46 @@ class PathRows:
         No step waits for the device to tell which: where a request went on along its own draft, its blocks are copied
         onto themselves.
         """
-        if last.device.type == "cpu":
-            left = [(names, place) for names, place in zip(of, last.tolist(), strict=True) if place]
-            of, last = [names for names, _ in left], torch.tensor([place for _, place in left])
-        targets, choices, requests = [], [], []
+        choices, requests = [], []  # of each block of a request: its own, and that of each row
         for number, (owner, *names) in enumerate(of):
-            own = self._runner.requests[owner].block_ids[0]
-            first = self.rows[names[0]].start // self._blocks.block_size
-            for i in range(max(self._num_blocks(self.rows[name]) for name in names)):
-                blocks = [self.rows[name].blocks[i] if i < self._num_blocks(self.rows[name]) else own[first + i]
-                          for name in names]  # fmt: skip
-                targets.append(own[first + i])
-                choices.append([own[first + i], *blocks])
+            blocks = [self._blocks_of(self.rows[name]) for name in names]
+            first = self.rows[names[0]].start // self._block_size
+            for i in range(max(map(len, blocks))):
+                own = self._runner.requests[owner].block_ids[0][first + i]
+                choices.append([own, *(row[i] if i < len(row) else own for row in blocks)])
                 requests.append(number)
-        if not targets:
-            return
-        widest = max(map(len, choices))
-        table = sent(torch.tensor([[*line, *line[:1] * (widest - len(line))] for line in choices]), last.device)
+        table = sent(_table(choices, lambda line: line[0]), last.device)
         taken = last[sent(torch.tensor(requests), last.device)]
-        source = table[torch.arange(len(table), device=last.device), taken]
-        self._blocks.copy(source, table[:, 0])
+        self._copy(table[torch.arange(len(table), device=last.device), taken], table[:, 0])
+
+
+def _table(lines: list[list[int]], filler) -> torch.Tensor:
+    """int64 [lines, longest], each line filled up with what `filler` says of it."""
+    widest = max(map(len, lines))
+    return torch.tensor([[*line, *[filler(line)] * (widest - len(line))] for line in lines])
+
+
+def check_cache(config) -> None:
+    """Raise ValueError unless one group of full attention layers is all that the KV cache has."""
+    kinds = [type(group.kv_cache_spec).__name__ for group in config.kv_cache_groups]
+    if len(kinds) != 1 or kinds[0] not in ("FullAttentionSpec", "MLAAttentionSpec"):
+        raise ValueError(
+            f"speculation.paths: this model's KV cache is of {', '.join(kinds) or 'no kind'}, rows of further paths "
+            "need one of full attention only: set speculation.paths=1"
+        )
 
 
 def check_engine(vllm_config) -> None:
-    """Refuse an engine whose batches have a meaning beyond the rows that vLLM's model runner computes.
-
-    Raises:
-        ValueError: names the setting and what to set instead.
-    """
-    parallel, obstacle = vllm_config.parallel_config, None
-    for key in UNDIVIDED:
-        if (size := getattr(parallel, key, 1)) > 1:
-            obstacle = f"{key}={size}"
-    if getattr(parallel, "enable_dbo", False):
-        obstacle = "enable_dbo=True"
-    if getattr(vllm_config, "kv_transfer_config", None) is not None:
-        obstacle = "a KV connector (kv_transfer_config)"
-    if getattr(vllm_config.model_config, "enable_return_routed_experts", False):
-        obstacle = "enable_return_routed_experts=True"
-    if parallel.tensor_parallel_size > 1 and parallel.distributed_executor_backend == "external_launcher":
-        obstacle = "distributed_executor_backend=external_launcher"
-    if obstacle:
+    """Raise ValueError for an engine whose batches have a meaning beyond the rows that its model runner computes."""
+    parallel = vllm_config.parallel_config
+    obstacles = {f"{key}={size}": size > 1 for key in UNDIVIDED if (size := getattr(parallel, key, 1))} | {
+        "enable_dbo=True": getattr(parallel, "enable_dbo", False),
+        "a KV connector (kv_transfer_config)": getattr(vllm_config, "kv_transfer_config", None) is not None,
+        "enable_return_routed_experts=True": getattr(vllm_config.model_config, "enable_return_routed_experts", False),
+        "distributed_executor_backend=external_launcher": parallel.tensor_parallel_size > 1
+        and parallel.distributed_executor_backend == "external_launcher",
+    }
+    if obstacle := next((name for name, is_there in obstacles.items() if is_there), None):
         raise ValueError(f"speculation.paths: rows of further paths do not go with {obstacle}: set speculation.paths=1")
 
 

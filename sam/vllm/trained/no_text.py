@@ -3,7 +3,6 @@
 import numpy as np
 
 from sam.drafting.drafts import Drafts
-from sam.drafting.mixing_weights import make_learned
 
 
 class NoText:
@@ -12,7 +11,8 @@ class NoText:
     Example:
         >>> drafter = NoText()
         >>> drafter.start("a", np.array([5, 6]))
-        >>> drafter.step(["a"], np.array([7]), np.array([0, 1]), np.array([3])).token_ids
+        >>> drafter.append(["a"], np.array([7]), np.array([0, 1]))
+        >>> drafter.draft(["a"], np.array([3])).token_ids
         array([], dtype=int32)
         >>> drafter.num_tokens("a")
         3
@@ -20,7 +20,6 @@ class NoText:
 
     def __init__(self):
         self.counters: dict[str, int] = {}
-        self.learned = make_learned()  # nothing, ever
         self._lengths: dict[str, int] = {}
 
     def start(self, request_id: str, prompt_token_ids: np.ndarray, policy_version: int = 0) -> None:
@@ -34,9 +33,8 @@ class NoText:
         for request_id, count in zip(request_ids, np.diff(offsets).tolist(), strict=True):
             self._lengths[request_id] += count
 
-    def step(self, request_ids, token_ids, offsets, budgets, min_acceptance: float = 0.0) -> Drafts:
-        """Count new tokens, and draft none."""
-        self.append(request_ids, token_ids, offsets)
+    def draft(self, request_ids, budgets, min_acceptance: float = 0.0) -> Drafts:
+        """Draft nothing."""
         nothing = np.zeros(len(request_ids), np.int32)
         return Drafts(nothing[:0], np.zeros(len(request_ids) + 1, np.int64), np.zeros(0, np.float32), nothing)
 

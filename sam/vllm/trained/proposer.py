@@ -119,20 +119,20 @@ class SwitchedDraftModel(FirstRankDecides):
 
     def _observe(self, now, state, emitted) -> None:
         """The time of the draft model's passes is its own, not the step's."""
-        self._began += self._drafting_ms / 1e3
+        self.last.began += self._drafting_ms / 1e3
         self._drafting_ms = 0.0
         SamProposer._observe(self, now, state, emitted)
 
-    def _combine(self, state, plan, rows, ids, known, token_ids_cpu, proposed: Drafts) -> Drafts:
+    def _combine(self, plan, batch, proposed: Drafts) -> Drafts:
         """Of sam's drafts those that the draft model's replace, where that pays."""
-        self._learn(rows, ids, known, token_ids_cpu)
+        self._learn(batch)
         self._drawn = None
-        if plan.budget == 0 or self._errors_in_a_row >= MAX_ERRORS:
+        if self._errors_in_a_row >= MAX_ERRORS:
             self._has_rested = True
             return proposed
         began = time.perf_counter()
         try:
-            return self._replaced(state, plan, rows, ids, known[rows], token_ids_cpu, proposed)
+            return self._replaced(self.last.state, plan, batch.rows, batch.ids, batch.lengths, batch.texts, proposed)
         except Exception:
             self._errors_in_a_row += 1
             self.count_model_error()
@@ -146,13 +146,13 @@ class SwitchedDraftModel(FirstRankDecides):
         if self.counters["draft_model_errors"] == 1:
             logger.exception("the draft model failed; drafts go on without it (logged once, then counted)")
 
-    def _learn(self, rows, ids, known, token_ids_cpu) -> None:
+    def _learn(self, batch) -> None:
         """Compare the last drafts with the text; nothing to do while the draft model rests."""
         if not self.acceptance.is_waiting:
             return
-        for row, name in zip(rows, ids, strict=True):
+        for row, name, length in zip(batch.rows, batch.ids, batch.lengths, strict=True):
             if self.acceptance.has_draft(name):
-                right = self.acceptance.compare(name, token_ids_cpu[row, : known[row]].tolist())
+                right = self.acceptance.compare(name, batch.texts[row, :length].tolist())
                 self.counters["draft_model_accepted_tokens"] += right
         self._forget(self._runner.requests)
 

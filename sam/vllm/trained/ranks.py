@@ -11,12 +11,12 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Self
 
 import numpy as np
 
-from sam.vllm.proposer import SamProposer
+from sam.switch.policy import StepState
+from sam.vllm.proposer import SamProposer, StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -120,16 +120,16 @@ class FirstRankDecides(SamProposer):
         given = sampled_token_ids, num_tokens_no_spec, token_ids_cpu
         if self._group is None:
             return super().propose(*given)
-        if not self._is_heard:
+        if not self.is_drafting_rank:
             self._follow(len(sampled_token_ids), num_tokens_no_spec, token_ids_cpu)
             return [[] for _ in sampled_token_ids]
-        self._is_told = self._plan_holds(len(sampled_token_ids))
+        self._is_told = self.last.holds(len(sampled_token_ids))
         try:
             return super().propose(*given)
         finally:  # whatever went wrong: the others wait
             if not self._is_told:
-                running = self._last.running if self._last else 0
-                self._tell(Order(quiet_steps=self._valid_for_steps, running=running))
+                running = self.last.state.running if self.last.state else 0
+                self._tell(Order(quiet_steps=self.last.valid_for_steps, running=running))
 
     def run_passes(self, request_ids, rows: list[int], lengths, missing: np.ndarray, texts, passes: int):
         """`draft`, with these arguments, on all ranks at once; the first rank calls it."""
@@ -145,11 +145,11 @@ class FirstRankDecides(SamProposer):
         self._group.broadcast_object(order.encode())
 
     def _follow(self, running: int, num_tokens_no_spec, token_ids_cpu) -> None:
-        if self._plan_holds(running):
-            self._valid_for_steps -= 1
+        if self.last.holds(running):
+            self.last.valid_for_steps -= 1
             return
         order = Order.decode(self._group.broadcast_object())
-        self._valid_for_steps, self._last = order.quiet_steps, SimpleNamespace(running=order.running)
+        self.last = StepResult(StepState(order.running), valid_for_steps=order.quiet_steps)
         if order.passes == 0:
             return
         try:

@@ -6,6 +6,7 @@ from typing import Any
 from sam.config import SpeculationConfig
 from sam.vllm import patches
 
+DRAFTER = "SamSpeculator"
 # First that is known, first that is not.
 VERSIONS = ((0, 32), (0, 34))
 SCHEDULERS = {False: "sam.vllm.v2.scheduler.SamScheduler", True: "sam.vllm.v2.scheduler.SamAsyncScheduler"}

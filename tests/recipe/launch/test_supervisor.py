@@ -21,7 +21,7 @@ from recipe.launch.config import ConfigError
 pytestmark = pytest.mark.e2e
 
 SUPERVISE = """
-import sys
+import sys, threading, time
 from pathlib import Path
 from recipe.launch.ending import write_last_line
 from recipe.launch import supervisor
@@ -32,6 +32,8 @@ def work():
     ending = supervisor.supervise([sys.executable, "-c", sys.argv[2]], directory, {"weight_sync": 1.0})
     write_last_line(directory, ending)
     return ending.code
+for _ in range(16):  # as numpy's: they end one after the other when the process is killed
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 with lock(directory):
     code = supervisor.guard(directory, work)
 sys.exit(code)

@@ -13,8 +13,7 @@ from recipe.launch.config import CONFIGS, ConfigError
 from recipe.main_dapo import main
 from recipe.preflight import __main__ as report
 from recipe.preflight import checks, compatibility, sizes
-from sam.history.database import open_to_write, own_file
-from sam.history.fingerprint import fingerprint
+from sam.history.database import fingerprint, open_file, own_file
 from tests.recipe.preflight.preflight_node import MESSAGES, composed, config_of, write_rows
 
 ROOT = Path(__file__).parents[3]
@@ -227,9 +226,9 @@ def test_a_history_of_another_tokenizer_or_in_a_place_that_cannot_be_written(ass
 
     history = assets / "history"
     assert found(history) == [] and not history.exists()
-    open_to_write(own_file(history), fingerprint(str(assets / "model"))).close()
+    open_file(own_file(history), fingerprint(str(assets / "model")), to_write=True).close()
     assert found(history) == []
-    open_to_write(own_file(assets / "other"), {"tokenizer": "of another", "model": "x"}).close()
+    open_file(own_file(assets / "other"), {"tokenizer": "of another", "model": "x"}, to_write=True).close()
     for name, said in {"other": "a history of tokenizer of another", "train.parquet": "no folder"}.items():
         (problem,) = found(assets / name)
         assert problem.code == "history.unusable" and said in problem and "speculation.history_path: " in problem

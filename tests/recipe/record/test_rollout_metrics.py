@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from recipe.record.rollout_metrics import RolloutRecord
-from sam.drafting.origins import SOURCES
 from sam.record.engine_steps import EngineSteps
 
 
@@ -15,7 +14,6 @@ def record(milliseconds=(10.0, 10.0, 30.0, 50.0), pauses=(0.0, 0.0, 0.0, 0.0), s
         end_s=ends, step_ms=milliseconds, running=[4, 4, 2, 1], drafted=[0, 0, 6, 3], accepted=[0, 0, 2, 1],
         emitted=[4, 4, 4, 2], position_steps=[2, 1], position_emitted=[4, 2], drafted_at=[3, 3, 3],
         accepted_at=[2, 1, 0], replayed=[True, False, True, True], has_graphs=has_graphs,
-        source_drafted=[4, 2, 1, 1, 1, 1], source_accepted=[3, 0, 1, 1, 0, 1],
         draft_model_drafted_tokens=10, draft_model_accepted_tokens=5, counters={"draft_errors": 0},
     )  # fmt: skip
     return steps.to_bytes(), seconds
@@ -33,15 +31,13 @@ def test_metrics_add_up_over_the_replicas_that_record_them():
     metrics = metrics_of(record(), plain(asynchronous=True), record())
     expected = {
         "tokens": 28, "spec_accept_rate": 6 / 18, "spec_accept_length": 2.0, "spec_accept_rate/position_2": 1 / 3,
-        "drafter/draft_errors": 0, "spec_source_tokens": 20, "spec_source_share/own": 8 / 20,
-        "spec_source_accept_rate/own": 3 / 4, "spec_source_accept_rate/sibling_here": 0.0,
+        "drafter/draft_errors": 0,
         "spec_draft_model_tokens": 20, "spec_draft_model_accept_rate": 0.5, "asynchronous_scheduling": 0.0,
     }  # fmt: skip
     assert {name: metrics[f"rollout/{name}"] for name in expected} == pytest.approx(expected)
-    assert sum(metrics[f"rollout/spec_source_share/{source}"] for source in SOURCES) == pytest.approx(1.0)
     alone = metrics_of(plain(asynchronous=True))
     assert alone["rollout/asynchronous_scheduling"] == 1.0
-    assert not any("source" in name or "draft_model" in name or "tail" in name for name in alone)
+    assert not any("draft_model" in name or "tail" in name for name in alone)
     alone = metrics_of(record())
     assert alone["rollout/other_ms_per_step"] == alone["rollout/step_ms_per_step"] == 25.0
 

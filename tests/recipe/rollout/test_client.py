@@ -11,7 +11,6 @@ from verl.workers.rollout.replica import TokenOutput
 
 from recipe.rollout.client import RoutedClient, group_of
 from recipe.rollout.router import Placement
-from sam.vllm.runner_hooks import WAITING
 
 RESPONSE = list(range(100, 150))
 
@@ -121,10 +120,10 @@ def test_with_no_replica_left_the_death_is_the_error():
 def test_the_engine_is_told_how_many_wait_behind_a_chunk():
     output, _, asked = generate(20, waiting=(7, 0, 2))
     assert output.token_ids == RESPONSE
-    assert [one["extra_args"].get(WAITING) for _, one in asked] == [7, None, 2]
+    assert [one["extra_args"].get("sam_waiting") for _, one in asked] == [7, None, 2]
     caller = {"seed": 1}
     _, _, asked = generate(None, waiting=(7,), **caller)
-    assert asked[0][1] == {"seed": 1, "extra_args": {WAITING: 7}} and caller == {"seed": 1}
+    assert asked[0][1] == {"seed": 1, "extra_args": {"sam_waiting": 7}} and caller == {"seed": 1}
 
 
 def test_every_chunk_has_what_verl_gives_a_request():

@@ -18,7 +18,6 @@ from recipe.rollout.client import RoutedClient
 from recipe.rollout.router import ContextRouter
 from recipe.tiny.tokenizer import build_tokenizer
 from sam.routing.decision_log import replay
-from sam.vllm.runner_hooks import PART
 
 TURNS, CONVERSATIONS, TOKENS, CHUNK = 3, 12, 24, 10
 
@@ -54,7 +53,7 @@ class Server:
         self._began = began
 
     async def generate(self, request_id, prompt_ids, sampling_params, **_):
-        own, _ = (sampling_params.get("extra_args") or {}).get(PART, (len(prompt_ids), 0))
+        own = (sampling_params.get("extra_args") or {}).get("sam_prompt_tokens", len(prompt_ids))
         prompt, given = prompt_ids[:own], len(prompt_ids) - own
         if not given:
             self._began.append(tuple(prompt))

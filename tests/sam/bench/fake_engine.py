@@ -40,7 +40,7 @@ def main():
         if variant == fake.get("refuses"):
             pipe.send_bytes(json.dumps({"error": "unrecognized arguments: --wings"}).encode())
             return 1
-        reply = {"longest_text": fake.get("longest_text", 4096), "has_workers": False}
+        reply = {}
         while True:
             print(json.dumps({"left": left.pid}), file=notes, flush=True)
             pipe.send_bytes(json.dumps(reply).encode())

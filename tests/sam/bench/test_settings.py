@@ -2,41 +2,40 @@
 
 from types import SimpleNamespace
 
+import pytest
+
 from sam.bench.environment import HUGE_PAGES, environment_of, vllm_plugins
-from sam.bench.settings import Settings
+from sam.bench.settings import parse
 from sam.config import SpeculationConfig
 
-COMMON = {
-    "model": "/model", "prompts": "digest", "requests": [1, 8], "samples": 4, "responses": 4, "max_tokens": 16,
-    "temperature": 1.0, "variants": ["stock", "off", "sam"], "draft_tokens": 8, "ignore_eos": False, "seeds": True,
-    "engine": ["--dtype", "float32"],
-}  # fmt: skip
+ENGINE = ["--dtype", "float32"]
 
 
-def settings(**changed) -> Settings:
-    return Settings(**COMMON | changed)
+@pytest.fixture
+def settings(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    return lambda *words: parse(["--model", str(tmp_path), *words, *ENGINE])
 
 
-def test_stock_gets_nothing_of_this_project():
-    common = {"model": "/model", "engine": ["--dtype", "float32"], "is_stock": True, "forces_text": False}
+def test_stock_gets_nothing_of_this_project(settings, tmp_path):
+    common = {"model": str(tmp_path), "engine": ENGINE, "is_stock": True, "forces_text": False}
     assert settings().start("stock") == settings().start("stock-v1") == common | {"speculation": None}
     own = {"method": "ngram_gpu", "num_speculative_tokens": 8}
-    assert settings(text="a.npz").start("stock-ngram_gpu") == common | {"speculation": own, "forces_text": True}
+    assert settings("--text", "a").start("stock-ngram_gpu") == common | {"speculation": own, "forces_text": True}
 
 
-def test_the_others_get_whole_settings_of_speculation():
-    def speculation(variant, **changed):
-        found = SpeculationConfig.from_dict(settings(**changed).start(variant)["speculation"])
+def test_the_others_get_whole_settings_of_speculation(settings):
+    def speculation(variant, *words):
+        found = SpeculationConfig.from_dict(settings(*words).start(variant)["speculation"])
         assert found.verification == "exact"
-        return found.method, found.policy, found.num_speculative_tokens, found.paths
+        return found.method, found.policy, found.num_speculative_tokens, found.paths, found.draft_model
 
     assert speculation("off")[0] == "off" and speculation("ngram")[0] == "ngram"
-    assert speculation("sam") == ("sam", "goodput", 8, 1) and speculation("sam-k2") == ("sam", "always", 2, 1)
-    assert speculation("sam-paths4") == ("sam", "goodput", 8, 4)
-    assert speculation("sam-k2-paths3") == ("sam", "always", 2, 3)
-    trained = {"variants": ["off", "hybrid"], "draft_model": "/draft"}
-    assert speculation("hybrid", **trained) == ("hybrid", "goodput", 8, 1)
-    assert settings(**trained).start("hybrid")["speculation"]["draft_model"] == "/draft"
+    assert speculation("sam")[:4] == ("sam", "goodput", 8, 1) and speculation("sam-k2")[:3] == ("sam", "always", 2)
+    assert speculation("sam-paths4")[:4] == ("sam", "goodput", 8, 4)
+    assert speculation("sam-k2-paths3")[:4] == ("sam", "always", 2, 3)
+    trained = ["--variants", "off", "hybrid", "--draft-model", "/draft"]
+    assert speculation("hybrid", *trained) == ("hybrid", "goodput", 8, 1, "/draft")
 
 
 def test_stock_loads_every_plugin_but_ours():

@@ -6,8 +6,8 @@ import pytest
 from sam.drafting import calibration
 from sam.drafting.calibration import ALL, CORPUS_TABLE, GROUP_TABLE, OVERALL_FORGET, OVERALL_PRIOR, PRIOR
 from sam.drafting.drafter import Drafter
-from sam.drafting.mixing_weights import make_learned
 from sam.drafting.sequences import make_sequences
+from tests.sam.stepping import step
 
 LONGEST = 4
 
@@ -24,8 +24,7 @@ def settle(tables, drafts, tokens, table=GROUP_TABLE):
     for position, (token, index) in enumerate(drafts):
         sequences.draft_tokens[0, position], sequences.draft_bins[0, position] = token, index
     sequences.texts["num_drafted"] = len(drafts)
-    learned = make_learned()._replace(acceptance=tables)
-    calibration.update_calibration(learned, sequences, 0, np.array(tokens, np.int32), 0, len(tokens))
+    calibration.update_calibration(tables, sequences, 0, np.array(tokens, np.int32), 0, len(tokens))
     assert sequences.texts[0]["num_drafted"] == 0
 
 
@@ -75,7 +74,7 @@ def test_drafts_that_failed_elsewhere_lower_a_bin_that_has_seen_none(tables):
 
 def drafted(drafter, name, tokens):
     """Acceptance probability of every draft that is made while a request goes on with `tokens`, one a step."""
-    steps = (drafter.step([name], np.array([token], np.int32), [0, 1], [LONGEST]) for token in tokens)
+    steps = (step(drafter, [name], np.array([token], np.int32), [0, 1], [LONGEST]) for token in tokens)
     return np.concatenate([drafts.acceptance for drafts in steps])
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from sam.automaton import store
-from sam.automaton.corpus_file import add_text, empty_corpus, save_corpus
+from sam.automaton.corpus_file import corpus_of, save_corpus
 from sam.drafting.drafter import SLOTS, Drafter
-from tests.sam.brute_force import check_blocks
+from tests.sam.stepping import step
 
 K = 3
 
@@ -72,27 +72,6 @@ def test_scope_request_shares_nothing():
     append(drafter, "a", 7, 8, 9)
     append(drafter, "b", 7, 8)
     assert draft(drafter, "b") == []
-
-
-def test_batched_step_is_append_then_draft():
-    one, other = Drafter(max_draft_tokens=K), Drafter(max_draft_tokens=K)
-    rng = np.random.default_rng(0)
-    ids = [f"{prompt}/{sample}" for prompt in range(3) for sample in range(4)]
-    for drafter in (one, other):
-        for request in ids:
-            drafter.start(request, tokens(int(request[0]), 1, 2))
-    for _ in range(50):
-        lengths = rng.integers(0, 3, len(ids))
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        new = rng.integers(0, 4, offsets[-1]).astype(np.int32)
-        budgets = rng.integers(0, K + 1, len(ids)).astype(np.int32)
-        together = one.step(ids, new, offsets, budgets)
-        other.append(ids, new, offsets)
-        apart = other.draft(ids, budgets)
-        assert together.token_ids.tolist() == apart.token_ids.tolist()
-        assert together.offsets.tolist() == apart.offsets.tolist()
-        assert (np.diff(together.offsets) <= budgets).all()
-        assert ((together.acceptance > 0) & (together.acceptance <= 1)).all()
 
 
 def test_a_duplicate_is_drafted_to_its_end_and_its_acceptance_is_learnt():
@@ -167,31 +146,6 @@ def test_more_requests_than_slots_at_first():
     assert drafts.token_ids.tolist() == [3] * len(ids)
 
 
-@pytest.mark.statistical
-def test_nothing_leaks_over_100_000_requests():
-    drafter = Drafter(max_draft_tokens=K, scope="history", history_tokens=2000, memory_budget_bytes=1 << 19)
-    rng = np.random.default_rng(0)
-    prompts = rng.integers(50, size=(300, 4)).astype(np.int32)
-    live = []
-    for index in range(100_000):
-        drafter.start(str(index), prompts[index % 300])
-        live.append(str(index))
-        if index % 10 == 0:
-            drafter.step(live, rng.integers(50, size=len(live)), np.arange(len(live) + 1), np.full(len(live), K))
-        if len(live) > 20:
-            drafter.finish(live.pop(int(rng.integers(20))))
-    assert len(drafter._slots) == len(live) <= 21
-    assert len(drafter.sequences.texts) == SLOTS
-    assert len(drafter.groups) <= 300 and len(drafter.groups._heap) <= 2 * 300 + 64
-    assert drafter.nbytes <= 1 << 19
-    for request in live:
-        drafter.finish(request)
-    while drafter.groups.evict():
-        pass
-    assert drafter.nbytes == len(drafter.groups) == len(drafter._slots) == len(drafter._group_of) == 0
-    check_blocks(drafter.store, [])
-
-
 def test_hash_collisions_of_prompts_are_told_apart(monkeypatch):
     monkeypatch.setattr("sam.automaton.prompt_groups.hash", lambda _: 1, raising=False)
     drafter = Drafter(max_draft_tokens=K)
@@ -205,9 +159,7 @@ def test_hash_collisions_of_prompts_are_told_apart(monkeypatch):
 
 def test_a_static_corpus_is_drafted_from_where_its_match_is_longer(tmp_path):
     text = np.random.default_rng(0).integers(1000, size=200).astype(np.int32)
-    corpus = empty_corpus(1 << 20)
-    add_text(corpus, text)
-    save_corpus(corpus, tmp_path / "corpus.sam")
+    save_corpus(corpus_of([text], len(text)), tmp_path / "corpus.sam")
     with_corpus = Drafter(max_draft_tokens=K, corpus=tmp_path / "corpus.sam", min_extra_match_len=5)
     without = Drafter(max_draft_tokens=K)
     for drafter in (with_corpus, without):
@@ -268,29 +220,5 @@ def test_drafts_end_where_they_are_unlikely_to_be_accepted():
     assert len(whole.token_ids) == 4 and (np.diff(whole.acceptance) < 0).all()
     for kept in range(5):
         floor = float(whole.acceptance[kept]) + 1e-6 if kept < 4 else 0.0
-        cut = drafter.step(["a"], tokens(), np.zeros(2, np.int64), np.array([4], np.int32), min_acceptance=floor)
+        cut = step(drafter, ["a"], tokens(), np.zeros(2, np.int64), np.array([4], np.int32), min_acceptance=floor)
         assert cut.token_ids.tolist() == whole.token_ids[:kept].tolist()
-
-
-def test_a_drafter_that_was_told_to_forget_keeps_nothing_of_finished_requests():
-    drafter, text = Drafter(max_draft_tokens=K), list(range(100, 140))
-    prompt, others = tokens(1, 2, 3), tokens(4, 5, 6)
-
-    def drafted_after(request, its):
-        """Of a request that writes the same text once more."""
-        drafter.start(request, its)
-        append(drafter, request, *text[:20])
-        drafts = draft(drafter, request)
-        append(drafter, request, *text[20:])
-        return drafts
-
-    assert drafted_after("first", prompt) == []
-    drafter.finish("first")
-    assert drafted_after("second", prompt) == text[20:23] == drafted_after("other prompt", others)
-    drafter.finish("second")
-    drafter.forget()
-    assert draft(drafter, "other prompt", 0) == [] and len(drafter.groups) == 1, "the one whose request runs"
-    assert drafted_after("third", prompt) == []
-    drafter.finish("third")
-    drafter.finish("other prompt")
-    assert len(drafter.groups) == 0

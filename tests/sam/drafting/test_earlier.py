@@ -3,12 +3,13 @@
 import numpy as np
 
 from sam.drafting.drafter import Drafter
+from tests.sam.stepping import step
 
 PROMPT = np.array([1, 2], np.int32)
 
 
 def draft(drafter, request, tokens):
-    made = drafter.step([request], np.array(tokens, np.int32), np.array([0, len(tokens)]), np.array([3]))
+    made = step(drafter, [request], np.array(tokens, np.int32), np.array([0, len(tokens)]), np.array([3]))
     return made.token_ids.tolist()
 
 

@@ -45,24 +45,6 @@ class Texts:
         return (ORDERS[found.strength], counted) if found.total else None
 
 
-def test_a_token_counts_once_for_all_samples_of_a_prompt_and_not_for_their_own():
-    texts = Texts()
-    for slot, prompt_tag in enumerate((7, 7, 8)):
-        texts.start(slot, prompt_tag)
-        texts.write(slot, 1, 2)
-    texts.write(0, 3)
-    texts.write(1, 3)
-    assert texts.recall(2) == (2, {3: 1})
-    texts.start(1, 7)
-    texts.write(1, 1, 2)
-    assert texts.recall(1) is None, "what only samples of this prompt have said"
-    texts.write(2, 4)
-    assert texts.recall(1) == (2, {4: 1})
-    texts.start(3, 9)
-    texts.write(3, 1, 2)
-    assert texts.recall(3) == (2, {3: 1, 4: 1})
-
-
 def test_the_longest_known_context_decides_also_within_a_draft():
     texts = Texts()
     texts.start(0, 7)
@@ -244,12 +226,3 @@ def test_a_memory_that_misleads_costs_next_to_nothing():
         groups.append(samples)
     recording = Recording([tokens(1000 + i) for i in range(12)], groups)
     assert mean_acceptance_length(recording, True) > 0.99 * mean_acceptance_length(recording, False)
-
-
-def test_what_the_memory_holds_is_a_function_of_the_calls():
-    recording = tool_recording(np.random.default_rng(1), prompts=5, samples=2)
-    drafters = [make_drafter("sam", "group", K) for _ in range(2)]
-    for drafter in drafters:
-        replay(recording, lambda drafter=drafter: drafter, K)
-    first, second = (drafter.memory.entries.view(np.uint8) for drafter in drafters)
-    assert first.any() and np.array_equal(first, second)

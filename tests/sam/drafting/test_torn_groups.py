@@ -7,6 +7,7 @@ from sam.automaton.store import BLOCK_BYTES, NONE, add_group, blocks_for, make_s
 from sam.automaton.suffix_automaton import extend_all
 from sam.drafting.drafter import Drafter
 from tests.sam.brute_force import BruteForce, check_automaton, check_blocks
+from tests.sam.stepping import step
 
 PROMPT = [7] * 60
 SAMPLES = [[100 + sample, *range(200 + sample, 240 + sample)] for sample in range(8)]
@@ -54,7 +55,7 @@ class Samples:
             offsets = np.cumsum([0, *map(len, pieces)])
             try:
                 tokens = np.array(sum(pieces, []), np.int32)
-                self.drafted += len(self.drafter.step(names, tokens, offsets, np.full(len(names), 3)).token_ids)
+                self.drafted += len(step(self.drafter, names, tokens, offsets, np.full(len(names), 3)).token_ids)
             except MemoryError:
                 self.errors += 1
         for request in ids:
@@ -67,7 +68,7 @@ def test_with_memory_it_goes_on(seed):
     samples = Samples(drafter, seed)
     samples.write("a")
     assert samples.errors == 0 and samples.drafted > 0 and drafter.counters["overflow_requests"] == 0
-    check_blocks(drafter.store, list(drafter.groups._hash))
+    check_blocks(drafter.store, list(drafter.groups._groups))
 
 
 def test_without_memory_the_group_is_left_and_the_next_one_drafts():
@@ -85,5 +86,5 @@ def test_without_memory_the_group_is_left_and_the_next_one_drafts():
             assert drafter.groups.find(np.array(PROMPT, np.int32)) == NONE and drafter.nbytes == 0
             drafter.start("b", np.array([1, 2, 3, 1, 2], np.int32))
             assert drafter.draft(["b"], np.array([3])).token_ids.tolist() == [3, 1, 2]
-            check_blocks(drafter.store, list(drafter.groups._hash))
+            check_blocks(drafter.store, list(drafter.groups._groups))
     assert torn > 10

@@ -38,16 +38,6 @@ def test_it_agrees_with_a_cache_that_keeps_every_token():
     assert found > 30
 
 
-def test_a_block_of_another_text_is_not_taken():
-    notes = WrittenBlocks(SIZE)
-    notes.written("a", text(1, 2, 3, 4, 5), np.array([3, 1]))
-    notes.note("a", 0, 5, np.array([3, 1]))
-    assert notes.written("b", text(1, 2, 3, 4, 6), np.array([3, 2])) == 4
-    notes.written("c", text(8, 9), np.array([3]))
-    notes.note("c", 0, 2, np.array([3]))  # the first block went to another request
-    assert notes.written("a", text(1, 2, 3, 4, 5), np.array([3, 1])) == 0
-
-
 @pytest.mark.parametrize("forget", ["clear", "keep_only"])
 def test_forgetting(forget):
     notes = WrittenBlocks(SIZE)

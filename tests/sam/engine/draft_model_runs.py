@@ -42,8 +42,12 @@ def drafter_of(llm):
 
 def forget(drafter):
     """Let sam, of hybrid, know no response: it leaves the draft model the more to do."""
-    if hasattr(drafter.drafter, "forget"):
-        drafter.drafter.forget()
+    text = drafter.drafter
+    if hasattr(text, "groups"):
+        text.groups.kept_tokens = 0
+        while text.groups.evict():
+            pass
+        text.memory.entries.view(np.uint8)[:] = 0
 
 
 def again(llm, prompts=PROMPTS):

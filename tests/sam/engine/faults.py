@@ -8,7 +8,7 @@ import numpy as np
 
 
 def drafting_raises(proposer) -> None:
-    proposer.drafter.step = None
+    proposer.drafter.draft = None
 
 
 def drafts_have_another_shape(proposer) -> None:
@@ -28,13 +28,13 @@ def the_copy_of_verified_tokens_fails(proposer) -> None:
 
 
 def _change_drafts(proposer, change: Callable[[np.ndarray], np.ndarray]) -> None:
-    step = proposer.drafter.step
+    draft = proposer.drafter.draft
 
     def broken(*arguments):
-        drafts = step(*arguments)
+        drafts = draft(*arguments)
         return replace(drafts, token_ids=change(drafts.token_ids))
 
-    proposer.drafter.step = broken
+    proposer.drafter.draft = broken
 
 
 def _fail_to_wait(proposer, where: Callable[[bool], bool]) -> None:

@@ -65,7 +65,7 @@ class Ranks:
         self._slow_rank = slow_rank
 
     def break_drafting(self) -> None:
-        self.model_runner.drafter.drafter.step = None
+        self.model_runner.drafter.drafter.draft = None
 
     def take(self) -> tuple[dict[str, int], list[dict[str, int]], str]:
         """Counters of the drafter, what each step since the last call took, and the drafter's class."""

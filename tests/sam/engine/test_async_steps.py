@@ -98,7 +98,7 @@ def test_without_drafts_text_is_shared_from_vllms_own_copy(model, counted_off, m
     off, expected = counted_off
     clients, sent_at, sent = [], [], Counter()
     monkeypatch.setattr(Client, "start", lambda self: clients.append(self))
-    monkeypatch.setattr(AsyncSamProposer, "_make_drafter", shared_at_once(AsyncSamProposer._make_drafter))
+    monkeypatch.setattr("sam.vllm.tracked_requests.INTERVAL_SECONDS", 0.0)
 
     def share(runner, steps):
         runner.drafter.share("no address")
@@ -117,16 +117,6 @@ def test_without_drafts_text_is_shared_from_vllms_own_copy(model, counted_off, m
     assert sum(map(len, off.tokens)) - 3 * len(PROMPTS) <= sent["tokens"] <= sum(map(len, off.tokens))
     gaps = [later - earlier for earlier, later in zip(sent_at, sent_at[1:], strict=False)]
     assert max(gaps) <= 2 and len(set(sent_at)) > len(found) - 10
-
-
-def shared_at_once(make_drafter):
-    """`make_drafter` of a proposer whose sharing interval is always over."""
-
-    def made(proposer, config):
-        proposer._sharing_seconds = 0.0
-        return make_drafter(proposer, config)
-
-    return made
 
 
 def test_with_drafts_a_step_waits_once_and_copies_twice(model, off, monkeypatch):

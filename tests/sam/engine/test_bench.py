@@ -22,9 +22,8 @@ ENGINE += ["--kv-cache-memory-bytes", str(256 << 20)]  # other tests run beside 
 
 
 @pytest.fixture
-def bench(tmp_path, monkeypatch):
+def bench(tmp_path):
     """Runs the command on a tiny model; returns its exit code and its rows by variant and load."""
-    monkeypatch.setattr(rounds, "REST_SECONDS", 0.0)  # these engines have no worker process
     save_model(tmp_path / "model", sharpness=12.0)
     chance = np.random.default_rng(0)
     rows = [{"prompt_token_ids": chance.integers(0, VOCABULARY, 8).tolist()} for _ in range(9)]

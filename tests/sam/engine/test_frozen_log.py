@@ -11,7 +11,6 @@ import time
 import numpy as np
 import pytest
 
-from sam.drafting import origins
 from sam.sharing import client, link
 from sam.sharing.drafter import SharingDrafter
 from sam.sharing.log import Log
@@ -85,12 +84,15 @@ def test_a_frozen_log_changes_no_token_and_is_read_from_when_it_answers_again(tm
         respond_until(reader, EARLIER, plain, lambda: counters["sharing_errors"] >= errors + 4)
         assert counters["sharing_received_tokens"] == 2
         server.answer = log.exchange
-        # What the sibling wrote meanwhile arrives, and is drafted from and accepted: it is the later response.
+        # What the sibling wrote meanwhile arrives, and is drafted from: it is the later response.
         fetched = 2 + len(later)
         respond_until(reader, EARLIER, plain, lambda: counters["sharing_received_tokens"] >= fetched)
-        reader.runner.drafter.take_sources()
-        accepted = lambda: reader.runner.drafter.take_sources()[origins.ELSEWHERE, 1]  # noqa: E731
-        respond_until(reader, LATER, later, lambda: accepted() > 0)
+        drafter = reader.runner.drafter.drafter
+        drafter.start("of the later one", np.array(PROMPT, np.int32))
+        drafter.append(["of the later one"], np.array(later[:8], np.int32), np.array([0, 8]))
+        assert drafter.draft(["of the later one"], np.array([3])).token_ids.tolist() == list(later[8:11])
+        drafter.finish("of the later one")
+        respond_until(reader, LATER, later, lambda: True)
         assert counters["draft_errors"] == 0
 
     with caplog.at_level(logging.WARNING, logger=client.logger.name):

@@ -97,7 +97,7 @@ def test_blocks_that_are_not_handed_over_would_be_seen(model, off, monkeypatch):
 
 
 def test_blocks_that_a_row_does_not_begin_with_would_be_seen(model, off, monkeypatch):
-    monkeypatch.setattr(PathRows, "_copy", lambda *_: None)
+    monkeypatch.setattr(PathRows, "_copy_begun", lambda *_: None)
     assert run(model, 4).tokens != off.tokens
 
 
@@ -111,7 +111,7 @@ def test_a_fault_in_a_row_costs_rows_and_changes_no_token(model, off, one_path, 
 
 def test_a_fault_in_planning_costs_drafts_and_changes_no_token(model, off):
     def observe(runner):
-        runner.drafter._planner.plan = None
+        runner.sam_paths.plan = None
 
     found = run(model, 4, observe=observe)
     assert_same(found, off)
@@ -119,7 +119,7 @@ def test_a_fault_in_planning_costs_drafts_and_changes_no_token(model, off):
 
 
 def test_goodput_prices_rows(model, off, tmp_path):
-    """Where a token costs nothing rows are added, where it is dear none."""
+    """Where a token costs nothing rows are added, where it is dear few; goodput learns from the clock, too."""
     from sam.switch.step_cost import linear
 
     rows = {}
@@ -128,4 +128,4 @@ def test_goodput_prices_rows(model, off, tmp_path):
         found = run(model, 4, policy="goodput", step_cost=str(tmp_path / name))
         assert_same(found, off)
         rows[name] = found.counters["path_rows"]
-    assert rows["free"] > 20 > rows["dear"]
+    assert rows["free"] > max(10, 2 * rows["dear"]), rows

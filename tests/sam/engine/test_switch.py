@@ -9,9 +9,9 @@ import sys
 import numpy as np
 import pytest
 
-from sam.switch.awaited_requests import PATIENCE_STEPS
+from sam.switch.queued_requests import PATIENCE_STEPS
 from sam.switch.step_cost import StepCost
-from sam.vllm.runner_hooks import WAITING
+from sam.vllm.hints import RequestHints
 from tests.sam.engine.tiny_engine import SAM, generate, save_model
 
 pytestmark = pytest.mark.engine
@@ -33,10 +33,10 @@ def test_the_same_tokens_with_a_table_measured_at_warm_up(model, tmp_path):
     )
     assert on.tokens == off.tokens and on.logprobs == off.logprobs
     (policy,) = policies
-    assert policy.has_table and policy.step_cost.source == "forward passes at warm-up"
-    assert policy.step_cost.tokens_per_request.tolist() == [1, 2, 3, 4]
+    assert policy.has_table and policy.cost.step_cost.source == "forward passes at warm-up"
+    assert policy.cost.step_cost.tokens_per_request.tolist() == [1, 2, 3, 4]
     # What the forward passes lack was learnt: scheduling and sampling take time in every step.
-    assert policy.correction.extra_ms(len(PROMPTS), 0) > 0
+    assert policy.cost.correction.extra_ms(len(PROMPTS), 0) > 0
     # Whether that table lets it draft is up to the machine's load; where draft tokens cost nothing, it does.
     free = StepCost(np.array([1, 8]), np.array([1, 4]), np.array([64]), np.full((2, 2, 1), 50.0))
     free.save(tmp_path / "free.json")
@@ -49,7 +49,7 @@ def test_no_drafts_while_requests_that_wait_elsewhere_are_about_to_fill_the_batc
     """And drafts again when nobody comes; what a request says of them changes no token."""
     proposers, running = [], len(PROMPTS)
     plain = [{"max_tokens": 80, "seed": seed, "ignore_eos": True} for seed in range(running)]
-    told = [{**settings, "extra_args": {WAITING: 100}} for settings in plain]
+    told = [{**settings, "extra_args": RequestHints(waiting=100).extra_args()} for settings in plain]
 
     def run(settings, slots):
         observe = lambda runner: proposers.append(runner.drafter)  # noqa: E731
@@ -87,4 +87,4 @@ def test_profile_writes_a_table_that_goodput_loads(model, tmp_path):
         model, PROMPTS[:1], settings, SAM, policy="goodput", step_cost=str(output),
         observe=lambda runner: policies.append(runner.drafter.policy),
     )  # fmt: skip
-    assert policies[0].step_cost.source == table.source
+    assert policies[0].cost.step_cost.source == table.source

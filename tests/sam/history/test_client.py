@@ -11,6 +11,7 @@ from sam.history import client as client_module
 from sam.history import database
 from sam.history.client import MAX_TOKENS_A_STEP, HistoryClient
 from tests.sam.history.kept import kept
+from tests.sam.stepping import step
 
 WRITTEN_IN = {"tokenizer": "1f", "model": "qwen3"}
 K = 3
@@ -81,7 +82,7 @@ def draft_all(drafter, client, group, texts, name):
             piece = text[done : done + new]
             if client:
                 client.deliver(drafter)
-            draft = drafter.step([request], piece, np.array([0, len(piece)]), np.array([K])).token_ids.tolist()
+            draft = step(drafter, [request], piece, np.array([0, len(piece)]), np.array([K])).token_ids.tolist()
             done, steps = done + new, steps + 1
         drafter.finish(request)
         if client:
@@ -140,7 +141,7 @@ def test_the_prompt_is_asked_for_once_while_its_requests_run(open_client):
         ask(client, drafter, request)
     client.deliver(drafter)
     assert client.counters["history_appended_tokens"] == 3
-    drafts = drafter.step(["a", "b"], np.array([1, 2]), np.arange(3), np.full(2, K))
+    drafts = step(drafter, ["a", "b"], np.array([1, 2]), np.arange(3), np.full(2, K))
     assert drafts.token_ids.tolist() == [2, 3, 3]
 
 
@@ -155,20 +156,20 @@ def test_a_step_takes_a_bounded_number_of_tokens(open_client):
         appended.append(client.counters["history_appended_tokens"])
     assert appended == [MAX_TOKENS_A_STEP, 2 * MAX_TOKENS_A_STEP, len(text), len(text)]
     for place in (0, MAX_TOKENS_A_STEP + 10):
-        drafts = drafter.step(["a"], np.array(text[place : place + 4], np.int32), np.array([0, 4]), np.array([K]))
+        drafts = step(drafter, ["a"], np.array(text[place : place + 4], np.int32), np.array([0, 4]), np.array([K]))
         assert drafts.token_ids.tolist() == text[place + 4 : place + 4 + K]
 
 
 def test_a_full_disk_warns_once_and_the_run_goes_on(open_client, monkeypatch, caplog, tmp_path):
     monkeypatch.setattr(client_module, "RETRY_SECONDS", 0.01)
-    pages, open_to_write = [40], database.open_to_write
+    pages, open_file = [40], database.open_file
 
-    def open_on_a_small_disk(*arguments):
-        connection = open_to_write(*arguments)
+    def open_on_a_small_disk(*arguments, **named):
+        connection = open_file(*arguments, **named)
         connection.execute(f"PRAGMA max_page_count = {pages[0]}")
         return connection
 
-    monkeypatch.setattr(database, "open_to_write", open_on_a_small_disk)
+    monkeypatch.setattr(database, "open_file", open_on_a_small_disk)
     client, drafter = open_client(), make_drafter()
     with caplog.at_level(logging.WARNING):
         write(client, [1, 2, 3])

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from sam.drafting.token_ids import digest
-from sam.history.database import HistoryError, add, check_folder, open_to_read, open_to_write, own_file
-from sam.history.fingerprint import fingerprint
+from sam.history.database import HistoryError, add, check_folder, fingerprint, open_file, own_file
 from tests.sam.history.kept import kept
 
 WRITTEN_IN = {"tokenizer": "1f", "model": "qwen3"}
@@ -23,9 +22,9 @@ ROOT = Path(__file__).parents[3]
 
 def write(folder, rows, tokens=MANY, epochs=9):
     """`rows` of (prompt, version, response)."""
-    with closing(open_to_write(own_file(folder), WRITTEN_IN)) as connection:
+    with closing(open_file(own_file(folder), WRITTEN_IN, to_write=True)) as connection:
         responses = [(digest(np.array(prompt)), version, np.array(text, np.int32)) for prompt, version, text in rows]
-        add(connection, responses, 1, tokens, epochs)
+        add(connection, responses, tokens, epochs)
 
 
 def change(folder, statement, *values):
@@ -79,7 +78,7 @@ def test_a_damaged_response_is_left_out(tmp_path):
 FOREIGN = {
     "tokenizer": "of tokenizer 1f, this run has 2e: choose another",
     "model": "of model qwen3, this run has 2e: choose another",
-    "format": "of format 1, expected 2: remove it",
+    "format": "of format 1, expected 3: remove it",
     "tables": "no such table: meta.* remove the file",
     "content": "file is not a database: .* remove the file",
     "folder": "name a folder that can be written",
@@ -102,21 +101,21 @@ def test_a_foreign_or_damaged_file_is_one_line(tmp_path, wrong):
         change(folder, "DROP TABLE meta")
     elif wrong == "content":
         own_file(folder).write_text("something else, long enough to be looked at" * 100)
-    for use in (check_folder, lambda _, found: open_to_write(own_file(folder), found)):
+    for use in (check_folder, lambda _, found: open_file(own_file(folder), found, to_write=True)):
         with pytest.raises(HistoryError, match=FOREIGN[wrong]) as caught:
             use(folder, own)
         assert "\n" not in str(caught.value)
     if wrong != "folder":
         with pytest.raises(HistoryError, match=FOREIGN[wrong]):
-            open_to_read(own_file(folder), own)
+            open_file(own_file(folder), own)
 
 
 def write_for_ever(folder, writer):
     """A process that says how many responses it has committed."""
-    with closing(open_to_write(own_file(Path(folder)), WRITTEN_IN)) as connection:
+    with closing(open_file(own_file(Path(folder)), WRITTEN_IN, to_write=True)) as connection:
         for number in range(0, 1 << 30, 8):
             texts = [np.full(500, writer * 10**6 + number + i, np.int32) for i in range(8)]
-            add(connection, [(digest(np.array(PROMPT)), 1, text) for text in texts], writer, MANY, 9)
+            add(connection, [(digest(np.array(PROMPT)), 1, text) for text in texts], MANY, 9)
             print(number + 8, flush=True)
 
 

@@ -18,8 +18,8 @@ def add(folder, version, lengths, file="another.sqlite", prompt=0, first=0):
     """Responses of these lengths, no two equal; those of one `first` are equal from call to call."""
     texts = [np.arange(first + i, first + i + length, dtype=np.int32) for i, length in enumerate(lengths)]
     responses = [(digest(PROMPTS[prompt]), version, text) for text in texts]
-    with closing(database.open_to_write(folder / file, {"tokenizer": "1f", "model": "qwen3"})) as connection:
-        database.add(connection, responses, writer=1, tokens=1 << 40, epochs=9)
+    with closing(database.open_file(folder / file, {"tokenizer": "1f", "model": "qwen3"}, to_write=True)) as connection:
+        database.add(connection, responses, tokens=1 << 40, epochs=9)
 
 
 def expected(lengths):

@@ -9,7 +9,8 @@ import pytest
 from sam.profile import grid
 from sam.profile.__main__ import main
 from sam.profile.grid import PAUSES_S, ROUNDS, Grid, measure_cells
-from sam.switch.step_cost import StepCost, least_squares_without_negative_terms
+from sam.simulate.run import least_squares_without_negative_terms
+from sam.switch.step_cost import StepCost
 from tests.sam.simulate.test_recorded import COST, write_run
 
 GRID = Grid(requests=[1, 4, 6], drafts=[0, 2, 5], context=[64, 512])
@@ -137,7 +138,9 @@ def test_of_one_recorded_run_it_says_what_is_a_guess(tmp_path):
     ],
 )
 def test_what_is_wrong_is_one_line_before_an_engine_is_made(monkeypatch, tmp_path, capsys, arguments, message):
-    monkeypatch.setattr("sam.vllm.profiled_engine.ProfiledEngine", lambda *_, **__: pytest.fail("an engine was made"))
+    monkeypatch.setattr(
+        "sam.vllm.bench.profiled_engine.ProfiledEngine", lambda *_, **__: pytest.fail("an engine was made")
+    )
     monkeypatch.chdir(tmp_path)
     assert main([*arguments, "--output", "cost.json"]) == 2
     assert message in capsys.readouterr().err.splitlines()[-1] and not (tmp_path / "cost.json").exists()

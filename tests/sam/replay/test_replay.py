@@ -11,7 +11,6 @@ from sam.drafting.drafts import Drafts
 from sam.record.responses import Recording, join, read_recording
 from sam.replay.__main__ import main, table
 from sam.replay.baselines import make_drafter
-from sam.replay.cost import measure_cost
 from sam.replay.round_robin import replay
 
 K = 3
@@ -96,15 +95,6 @@ def test_first_occurrence_follows_the_first_of_two_continuations():
     assert drafter.draft(["a"], np.array([K])).token_ids.tolist() == [3, 4, 5]
 
 
-def test_cost_pass_plays_every_response_to_its_end():
-    rng = np.random.default_rng(0)
-    samples = [[np.array(random_walk(rng, int(rng.integers(1, 40))), np.int32) for _ in range(3)] for _ in range(150)]
-    many, advanced, told = Recording([np.array([i], np.int32) for i in range(150)], samples), [], Told()
-    cost = measure_cost(many, lambda: told, K, advanced.append)
-    assert sum(advanced) == many.num_tokens == sum(map(len, told.seen.values()))
-    assert set(cost) == {"draft_us_per_step", "us_per_token", "bytes_per_token"}
-
-
 def watch(responses, **how):
     """A drafter for each replica, after a replay of responses of these lengths."""
     made = []
@@ -113,17 +103,12 @@ def watch(responses, **how):
 
 
 @pytest.mark.parametrize("order", ["turns", "engine"])
-@pytest.mark.parametrize("delay", [0, 3])
-def test_tokens_of_siblings_elsewhere_arrive_late_by_the_delay(order, delay):
-    first, second = watch([8, 8], replicas=2, delay=delay, order=order)
+def test_tokens_of_siblings_elsewhere_arrive_late_by_the_delay(order):
+    first, second = watch([8, 8], replicas=2, delay=3, order=order)
     later = 1 if order == "turns" else 0  # taking turns, the second replica has the first one's new token already
-    assert [known["0/1"] for known in first.known] == [max(0, done - delay) for done in range(8)]
-    assert [known["0/0"] for known in second.known] == [max(0, done + later - delay) for done in range(8)]
-    assert first.seen == second.seen == {"0/0": [*range(8)], "0/1": [*range(8)]}
-
-
-def test_the_end_of_a_finished_sibling_arrives_a_token_a_round():
-    first, _ = watch([10, 2], replicas=2, delay=4)
+    assert [known["0/1"] for known in first.known] == [max(0, done - 3) for done in range(8)]
+    assert [known["0/0"] for known in second.known] == [max(0, done + later - 3) for done in range(8)]
+    first, _ = watch([10, 2], replicas=2, delay=4)  # the end of one that has finished arrives a token a round
     assert [known["0/1"] for known in first.known] == [0, 0, 0, 0, 1, 2, 2, 2, 2, 2]
 
 
@@ -169,23 +154,22 @@ def npz(tmp_path):
     return path
 
 
-def test_command_prints_one_object_for_each_file_and_drafter(npz, tmp_path, capsys, pictures):
-    more = ["--json", "--plot", str(tmp_path / "positions.png")]
-    assert main(["--traces", str(npz), "--drafter", "sam", "first-occurrence", *more]) == 0
+def test_command_prints_one_object_for_each_file_and_drafter(npz, capsys):
+    assert main(["--traces", str(npz), "--drafter", "sam", "first-occurrence", "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(row["drafter"], row["tokens"]) for row in rows] == [("sam", 10), ("first-occurrence", 10)]
     wanted = "scope k steps mean_acceptance_length acceptance_rate acceptance_per_position us_per_token bytes_per_token"
-    assert set(wanted.split()) <= set(rows[0]) and rows[0]["by_position"][0][0] == 0
-    assert [line.split()[1] for line in table(rows).splitlines()] == ["drafter", "sam", "first-occurrence"]
-    (axes,) = pictures[0].axes
-    assert [min(line.get_ydata()) >= 1.0 for line in axes.lines] == [True, True]
+    assert set(wanted.split()) <= set(rows[0])
+    lines = [line.split() for line in table(rows).splitlines()]
+    assert [line[1] for line in lines] == ["drafter", "sam", "first-occurrence"]
+    assert {len(line) for line in lines} == {9} and lines[2][5] == "-"
 
 
 def test_a_recording_of_one_epoch_is_refused(npz, tmp_path, capsys):
     for name in ("trace", "same"):
-        assert main(["--traces", str(tmp_path / f"{name}.npz"), "--no-cost", "--epochs"]) == 2
+        assert main(["--traces", str(tmp_path / f"{name}.npz"), "--epochs"]) == 2
         assert "expected two or more in response_epoch" in capsys.readouterr().err.splitlines()[-1]
-    assert main(["--traces", str(tmp_path / "two.npz"), "--no-cost", "--epochs", "--json"]) == 0
+    assert main(["--traces", str(tmp_path / "two.npz"), "--epochs", "--json"]) == 0
     row = json.loads(capsys.readouterr().out)
     assert (row["tokens"], row["epochs"], row["replicas"], row["delay"]) == (5, "forgotten", 1, None)
     two, none = (read_recording(path) for path in (tmp_path / "two.npz", npz))
@@ -199,7 +183,7 @@ def test_corpus_of_the_recording_itself_leaves_little_to_verify(tmp_path, capsys
     assert build_corpus(["build", str(trace), "-o", str(corpus)]) == 0
     capsys.readouterr()
     for more in ([], ["--corpus", str(corpus)]):
-        assert main(["--traces", str(trace), "--no-cost", "--json", "--scope", "request", *more]) == 0
+        assert main(["--traces", str(trace), "--json", "--scope", "request", *more]) == 0
         lengths.append(json.loads(capsys.readouterr().out)["mean_acceptance_length"])
     assert lengths[0] < 1.2 < 3 < lengths[1]
 
@@ -219,7 +203,7 @@ def test_corpus_of_the_recording_itself_leaves_little_to_verify(tmp_path, capsys
 def test_what_is_wrong_is_one_line(npz, flags, message, capsys, monkeypatch):
     monkeypatch.chdir(npz.parent)
     try:
-        code = main(["--traces", str(npz), "--no-cost", *flags])
+        code = main(["--traces", str(npz), *flags])
     except SystemExit as ended:
         code = ended.code
     assert code == 2 and message in capsys.readouterr().err.splitlines()[-1]

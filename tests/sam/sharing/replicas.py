@@ -3,6 +3,7 @@
 import numpy as np
 
 from sam.sharing.drafter import SharingDrafter
+from tests.sam import stepping
 from tests.sam.sharing.channel import Channel, make_client, tokens
 
 K = 3
@@ -28,5 +29,5 @@ class Replicas:
 
 
 def step(drafter, request, *text, budget=K):
-    drafts = drafter.step([request], tokens(*text), np.array([0, len(text)]), np.array([budget], np.int32))
+    drafts = stepping.step(drafter, [request], tokens(*text), np.array([0, len(text)]), np.array([budget], np.int32))
     return drafts.token_ids.tolist()

@@ -9,6 +9,7 @@ import pytest
 from sam.drafting.drafter import Drafter
 from sam.sharing import drafter as module
 from sam.sharing.log import PIECE_TOKENS, Log
+from tests.sam import stepping
 from tests.sam.brute_force import check_blocks
 from tests.sam.sharing.channel import tokens
 from tests.sam.sharing.replicas import K, Replicas, step
@@ -23,7 +24,7 @@ def received(drafter):
 
 
 def check_all_given_back(drafter):
-    check_blocks(drafter.store, list(drafter.groups._hash))
+    check_blocks(drafter.store, list(drafter.groups._groups))
     while drafter.groups.evict():
         pass
     assert drafter.nbytes == 0
@@ -56,7 +57,7 @@ def test_text_from_elsewhere_teaches_what_text_from_here_does(prompt_tokens):
             own, other = (phrases[rng.integers(12)][: rng.integers(1, 7)] for _ in "ab")
             step(there, "b", *other, budget=0)
             replicas.exchange()
-            found = here.step(["a"], own, np.array([0, len(own)]), np.array([K]))
+            found = stepping.step(here, ["a"], own, np.array([0, len(own)]), np.array([K]))
             for request, text in (("b", other), ("a", own)):
                 alone.append([request], text, np.array([0, len(text)]))
             expected = alone.draft(["a"], np.array([K]))
@@ -112,7 +113,7 @@ def test_fuzz_under_memory_pressure_and_outages(seed):
         else:
             counts = rng.integers(0, 4, size=len(mine))
             text = rng.integers(5, size=int(counts.sum())).astype(np.int32)
-            drafts = drafter.step(mine, text, np.cumsum([0, *counts]), np.full(len(mine), K))
+            drafts = stepping.step(drafter, mine, text, np.cumsum([0, *counts]), np.full(len(mine), K))
             assert np.isin(drafts.token_ids, range(5)).all()
             assert (np.diff(drafts.offsets) <= K).all()
     for drafter, mine in zip(replicas.drafters, running, strict=True):
@@ -129,7 +130,7 @@ def test_a_step_waits_for_one_part_at_most_which_is_counted(monkeypatch):
         drafter.start("a", tokens(1))
     text, order = list(range(3 * PIECE_TOKENS)), []
     step(there, "a", *text, budget=0)
-    append, began = module.batch.append_siblings, threading.Event()
+    append, began = module.batch.append_elsewhere, threading.Event()
 
     def slow(*arguments):  # while a part is appended
         order.append("part")
@@ -137,7 +138,7 @@ def test_a_step_waits_for_one_part_at_most_which_is_counted(monkeypatch):
         time.sleep(0.1)
         return append(*arguments)
 
-    monkeypatch.setattr(module.batch, "append_siblings", slow)
+    monkeypatch.setattr(module.batch, "append_elsewhere", slow)
     there.client.exchange()
     exchange = threading.Thread(target=replicas.exchange)
     exchange.start()

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from sam.switch.draft_tokens import BINS, choose_lengths
-from sam.switch.goodput import ALWAYS_LEARN_STEPS, LEARN_INTERVAL_MS, MAX_COOL_DOWN_STEPS, Goodput
+from sam.switch.expected_cost import ALWAYS_LEARN_STEPS, LEARN_INTERVAL_MS
+from sam.switch.goodput import MAX_PAUSE_STEPS, Goodput
 from sam.switch.policy import StepState
 from sam.switch.step_cost import StepCost, linear
 
@@ -25,7 +26,7 @@ def goodput_of(lengths, acceptance, offsets, requests, cost):
     return (requests + kept) / cost[sum(lengths)]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(12))
 def test_no_choice_of_prefixes_is_better(seed):
     rng = np.random.default_rng(seed)
     requests = int(rng.integers(1, 5))
@@ -78,22 +79,8 @@ def test_drafts_that_do_not_pay_are_asked_for_less_and_less():
         if asked[-1]:
             policy.choose(state, np.full(200, 0.6, np.float32), np.arange(201))
     assert asked[:2] == [1, 1] and sum(asked) < 12
-    assert policy.counters["cool_down_steps"] == 100 - sum(asked)
-    assert max(len(list(run)) for on, run in itertools.groupby(asked) if not on) < MAX_COOL_DOWN_STEPS
-
-
-def test_drafting_pauses_after_misses():
-    policy = Goodput(4, linear(63.0, 0.0, 1.0))
-    verified = 0
-    for _ in range(60):
-        state = StepState(2)
-        if policy.plan(state).budget == 0:
-            policy.observe(state, 0, 0, 65.0)
-            continue
-        drafted = int(policy.choose(state, np.full(8, 0.9, np.float32), np.array([0, 4, 8])).sum())
-        policy.observe(state, drafted, 0, 65.0 + drafted)
-        verified += 1
-    assert 0 < verified < 10
+    assert policy.counters["paused_steps"] == 100 - sum(asked)
+    assert max(len(list(run)) for on, run in itertools.groupby(asked) if not on) < MAX_PAUSE_STEPS
 
 
 def steps_that_draft(acceptance: float, steps: int) -> int:
@@ -152,7 +139,7 @@ def test_what_drafting_costs_at_all_is_not_taken_for_a_price_of_tokens():
 
 def test_later_steps_teach_now_and_then():
     policy, taught = Goodput(2, linear(1.0, 0.0, 0.1)), []
-    policy.correction.observe = lambda *step: taught.append(step) or True
+    policy.cost.correction.observe = lambda *step: taught.append(step) or True
     for _ in range(ALWAYS_LEARN_STEPS):
         policy.observe(StepState(4), 0, 0, 1.5)
     assert len(taught) == ALWAYS_LEARN_STEPS
@@ -162,19 +149,6 @@ def test_later_steps_teach_now_and_then():
     for _ in range(10):
         policy.observe(StepState(4), 0, 0, LEARN_INTERVAL_MS)  # so long that a lesson is nothing beside it
     assert len(taught) == ALWAYS_LEARN_STEPS + 12
-
-
-def test_a_step_that_was_held_up_is_no_lesson():
-    policy, taught = Goodput(2, linear(1.0, 0.0, 0.1)), []
-    observe = policy.correction.observe
-    policy.correction.observe = lambda *step: taught.append(observe(*step)) or taught[-1]
-    for _ in range(ALWAYS_LEARN_STEPS):
-        policy.observe(StepState(4), 0, 0, 1.5)
-    for _ in range(5):
-        policy.observe(StepState(4), 0, 0, 10 * LEARN_INTERVAL_MS)
-        policy.observe(StepState(4), 0, 0, 1.5)
-        policy.observe(StepState(4), 0, 0, 1.5)
-    assert taught[ALWAYS_LEARN_STEPS:] == [False, True] * 5
 
 
 def test_the_same_steps_give_the_same_decisions():

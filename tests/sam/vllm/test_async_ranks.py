@@ -5,7 +5,7 @@ from collections import deque
 import numpy as np
 import pytest
 
-from sam.vllm.ranks import DraftChannel
+from sam.switch.policy import Plan
 from tests.sam.vllm.test_async_proposer import Cached, make, output_of, scheduled
 
 
@@ -28,8 +28,8 @@ def two_ranks(requests):
     messages = deque()
     first, second = make(requests, tensor_parallel_size=2), make(requests, tensor_parallel_size=2)
     for proposer in (first, second):
-        proposer._is_heard = proposer is first
-        proposer._channel = DraftChannel(Group(messages, proposer is first))
+        proposer.is_drafting_rank = proposer is first
+        proposer._group = Group(messages, proposer is first)
     return first, second
 
 
@@ -51,7 +51,7 @@ def step_with_room():
 def test_all_ranks_verify_the_first_ones_drafts_from_the_same_tokens(sampled, arrived):
     first, second = two_ranks(REQUESTS)
     second.drafter.start("other text", np.arange(9, dtype=np.int32), 0)
-    first.wants_drafts = True
+    first.last.plan = Plan(3)
     outputs = [output_of(sampled), output_of(sampled, arrived)]
     steps = [step_with_room(), step_with_room()]
     for proposer, output in zip((first, second), outputs, strict=True):
@@ -63,34 +63,10 @@ def test_all_ranks_verify_the_first_ones_drafts_from_the_same_tokens(sampled, ar
     assert first.verifying == second.verifying and first.verifying["a"]
     assert vars(steps[0]) == vars(steps[1])
     assert [output.async_copy_ready_event.waits for output in outputs] == [1, 1]
-    assert first._channel._group.calls == second._channel._group.calls == 1
+    assert first._group.calls == second._group.calls == 1
     assert states_of(first) == states_of(second)
     assert second._runner.input_batch.prev_sampled_token_ids is None
     assert second.counters["tracked_requests"] == 0 and second._pending == deque()
-
-
-def test_without_room_for_drafts_nobody_waits_and_nothing_is_sent():
-    first, second = two_ranks(REQUESTS)
-    for proposer in (first, second):
-        proposer.policy.plan = None
-        output = output_of([[2], [5]], arrived=False)
-        for _ in range(3):
-            proposer.after_step(output)
-            proposer.before_step(scheduled({}, Cached([], [], [])))
-        assert output.async_copy_ready_event.waits == proposer._channel._group.calls == 0
-        assert proposer._runner.input_batch.prev_sampled_token_ids == "on the device"
-
-
-def test_a_fault_in_drafting_is_sent_as_no_drafts():
-    first, second = two_ranks(REQUESTS)
-    first.drafter.step, first.wants_drafts = None, True
-    step, other = step_with_room(), step_with_room()
-    for proposer, scheduler_output in ((first, step), (second, other)):
-        proposer.after_step(output_of([[2], [5]]))
-        proposer.before_step(scheduler_output)
-    assert first.counters["draft_errors"] == 1 and first.verifying == second.verifying == {}
-    assert vars(step) == vars(other) and step.total_num_scheduled_tokens == 2
-    assert second._runner.input_batch.prev_sampled_token_ids == "on the device", "its next step needs no more"
 
 
 def test_a_rank_whose_copy_failed_takes_the_tokens_from_the_device():
@@ -98,7 +74,7 @@ def test_a_rank_whose_copy_failed_takes_the_tokens_from_the_device():
     output = output_of([[2], [5]])
     output.async_copy_ready_event.synchronize = None
     output._sampled_token_ids = output.sampled_token_ids_cpu
-    first.wants_drafts = True
+    first.last.plan = Plan(3)
     first.after_step(output_of([[2], [5]]))
     second.after_step(output)
     for proposer in (first, second):

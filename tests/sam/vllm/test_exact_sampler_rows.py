@@ -15,7 +15,7 @@ VOCABULARY = 50
 
 
 def runner(requests: int, mode: str = "raw_logprobs", temperature: float = 0.7) -> SimpleNamespace:
-    metadata = exact_sampler._known_step("cpu")[0].sampling_metadata
+    *_, metadata, _ = rejection_sampler.known_step("cpu")
     metadata.temperature = torch.full((requests,), temperature)
     metadata.max_num_logprobs = 3
     names = [str(row) for row in range(requests)]
@@ -173,7 +173,7 @@ def test_rejection_self_check_sees_a_sampler_that_verifies_elsewhere():
 
 def test_rejection_self_check_sees_wrong_tokens(monkeypatch):
     model_runner, module = rejection_runner(through)
-    monkeypatch.setattr(verify, "rejection_sample", lambda drafts, *_, **__: torch.zeros(2, 3, dtype=torch.int32))
+    monkeypatch.setattr(verify, "rejection_sample", lambda drafts, *_, **__: torch.zeros(3, 3, dtype=torch.int32))
     with pytest.raises(RuntimeError, match="known logits gave"):
         rejection_sampler.self_check(model_runner, module)
 

@@ -10,10 +10,11 @@ from vllm import SamplingParams
 from sam.drafting.drafter import Drafter
 from sam.switch.policies import make_policy
 from sam.switch.policy import StepState
-from sam.vllm.paths import blocks, rows
-from sam.vllm.paths.planning import PathPlanner
+from sam.vllm.paths import rows
+from tests.sam.stepping import step
 
 BLOCK, BLOCKS = 4, 20
+REPEATED = [1, 2, 3, 4, 1, 2, 5, 6, 1, 2, 7, 8, 1, 2]
 TEXT = [5, 6, 7, 5, 6, 8, 5, 6]  # the last token is not computed
 
 
@@ -37,6 +38,7 @@ class Runner:
             tokens[row, : len(TEXT)] = (one.prompt_token_ids + one.output_token_ids)[: len(TEXT)]
         place = {name: row for row, name in enumerate(requests)}
         self.input_batch = SimpleNamespace(token_ids_cpu=tokens, req_id_to_index=place, req_ids=list(requests))
+        self.input_batch.num_tokens_no_spec = np.full(8, len(TEXT))
         self.given = None
 
     def initialize_kv_cache(self, config):
@@ -54,7 +56,7 @@ def cache_config(*kinds):
 
 def path_rows(**requests):
     runner, counters = Runner(**(requests or {"a": state()})), {}
-    made = rows.PathRows(runner, 3, counters)
+    made = rows.PathRows(runner, Drafter(max_draft_tokens=3), 4, 3, False, counters)
     runner.initialize_kv_cache(cache_config())
     return made, runner, counters
 
@@ -124,40 +126,10 @@ def test_a_path_is_cut_to_the_draft_that_the_scheduler_made_room_for():
     assert [row.tokens for row in made.rows.values()] == [[8]]
 
 
-def test_a_fault_leaves_the_step_as_it_is(monkeypatch):
-    made, _, counters = path_rows()
-    monkeypatch.setattr(made, "_as_request", None)
-    made.planned = {"a": [[8, 5, 6]]}
-    step = scheduled({"a": [7, 5, 6]})
-    made.before_step(step)
-    assert counters["path_errors"] == 1 and not made.rows and step.total_num_scheduled_tokens == 4
-
-
-@pytest.mark.parametrize("tokens, taken", [([8, 5, 6, 1], [BLOCKS, BLOCKS + 1]), ([7, 5, 1], [9, 11])])
-def test_the_request_gets_the_tokens_and_blocks_of_the_path_that_agrees(tokens, taken):
-    """Its own are [3, 9, 11]; the row's two hold their numbers, as a forward pass would have filled them."""
-    made, runner, _ = path_rows()
-    made.planned = {"a": [[8, 5, 6]]}
-    made.before_step(scheduled({"a": [7, 5, 6]}))
-    (name,) = made.rows
-    runner.kv_caches[0][BLOCKS] = BLOCKS
-    runner.input_batch.req_id_to_index[name] = 1
-    drafts = torch.tensor([[7, 5, 6, -2], [8, 5, 6, -2]])
-    drawn = {0: [7, 5, 1, 0], 1: [8, 5, 6, 1]} if tokens[0] == 7 else {0: [8, 2, 2, 2], 1: [8, 5, 6, 1]}
-    if tokens[0] == 7:
-        drawn[1][0] = 7
-    sampled = torch.tensor([drawn[0], drawn[1]])
-    kept = torch.zeros(2, 4, dtype=torch.int32)
-    source = made.follow(sampled, drafts, kept)
-    assert kept[0].tolist() == tokens + [-1] * (4 - len(tokens)) and kept[1].tolist() == [-1] * 4
-    assert runner.kv_caches[0][[9, 11], 0].tolist() == taken
-    assert source[0].tolist()[:3] == ([0, 0, 0] if tokens[0] == 7 else [0, 1, 1])
-
-
 def test_the_cache_has_room_for_all_rows_and_vllm_is_told_of_none():
     made, runner, _ = path_rows()
     config = cache_config()
-    each = made._blocks.of_row
+    each = made._own_blocks
     assert len(each) == rows.MOST_ROWS and sum(each, []) == list(range(BLOCKS, runner.given.num_blocks))
     assert runner.given.kv_cache_tensors[0].size * BLOCKS == config.kv_cache_tensors[0].size * runner.given.num_blocks
     assert config.num_blocks == BLOCKS
@@ -168,13 +140,13 @@ def test_kernels_with_smaller_blocks_and_other_layouts():
     total = runner.given.num_blocks
     keys = torch.arange(2 * total * 2).reshape(2, 2 * total, 1).clone()  # [keys and values, half blocks, tokens]
     runner.kv_caches = [(keys,)]
-    made._blocks.copy(torch.tensor([3]), torch.tensor([5]))
+    made._copy(torch.tensor([3]), torch.tensor([5]))
     assert keys[:, 10:12].tolist() == keys[:, 6:8].tolist() and keys[0, 12, 0] == 12
 
 
 def test_a_cache_of_several_groups_is_refused():
     with pytest.raises(ValueError, match=r"full attention only: set speculation.paths=1"):
-        blocks.check_cache(cache_config("full", "sliding"))
+        rows.check_cache(cache_config("full", "sliding"))
 
 
 @pytest.mark.parametrize(
@@ -197,65 +169,48 @@ def test_engines_without_such_rows_are_refused_in_one_line(settings, said):
     assert "set speculation.paths=1" in str(error.value) and "\n" not in str(error.value)
 
 
-def planner(text, k=3, paths=4, whole=0):
-    drafter = Drafter(max_draft_tokens=k)
+def planner(text=REPEATED, is_uniform=False, **parameters):
+    """Rows of a drafter that has drafted for one request, and its draft."""
+    drafter = Drafter(max_draft_tokens=3)
     drafter.start("a", np.array(text[:-1], np.int32))
-    proposed = drafter.step(["a"], np.array(text[-1:], np.int32), np.array([0, 1]), np.array([k]))
-    counters = dict.fromkeys(rows.COUNTERS, 0)
-    kept = SimpleNamespace(planned={}, rows={}, counters=counters, takes=lambda _name: True)
-    return PathPlanner(drafter, kept, paths, whole), kept, proposed.token_ids.tolist()
+    proposed = step(drafter, ["a"], np.array(text[-1:], np.int32), np.array([0, 1]), np.array([3]))
+    made = rows.PathRows(Runner(a=state(text, **parameters)), drafter, 4, 3, is_uniform, {})
+    return made, proposed.token_ids.tolist()
 
 
-REPEATED = [1, 2, 3, 4, 1, 2, 5, 6, 1, 2, 7, 8, 1, 2]
+def plan(made, draft, longest=3):
+    (given,) = made.plan(make_policy("always", 3, 0), StepState(1), ["a"], [draft], np.array([longest]))
+    return given
 
 
 def test_the_longest_path_is_given_to_vllm_and_the_others_become_rows():
-    made, kept, draft = planner(REPEATED)
-    (given,) = made.plan(make_policy("always", 3, 0), StepState(1), ["a"], [draft[:1]], np.array([3]))
-    assert len(given) == 3 and draft[:1] in kept.planned["a"]
-    assert all(len(path) <= 3 for path in kept.planned["a"])
-    firsts = {path[0] for path in [given, *kept.planned["a"]]}
-    assert {3, 5, 7} <= firsts
+    made, draft = planner()
+    given = plan(made, draft[:1])
+    assert len(given) == 3 and draft[:1] in made.planned["a"]
+    assert all(len(path) <= 3 for path in made.planned["a"])
+    assert {3, 5, 7} <= {path[0] for path in [given, *made.planned["a"]]}
 
 
-def test_equally_long_paths_leave_the_draft_in_its_place():
-    made, kept, draft = planner(REPEATED)
-    (given,) = made.plan(make_policy("always", 3, 0), StepState(1), ["a"], [draft], np.array([3]))
-    assert given == draft and len(kept.planned["a"]) == 3
-
-
-def test_requests_without_a_draft_get_no_rows():
-    made, kept, _ = planner(REPEATED)
-    assert made.plan(make_policy("always", 3, 0), StepState(1), ["a"], [[]], np.array([3])) == [[]]
-    assert not kept.planned
-
-
-def test_requests_that_may_have_no_rows_are_not_planned_for():
+@pytest.mark.parametrize("drafted, parameters", [(0, {}), (3, {"min_tokens": 3})])
+def test_requests_without_a_draft_or_that_may_have_no_rows_get_none(drafted, parameters):
     """Else goodput would expect tokens of rows that nobody verifies."""
-    made, kept, draft = planner(REPEATED)
-    kept.takes = lambda _name: False
-    assert made.plan(make_policy("always", 3, 0), StepState(1), ["a"], [draft], np.array([3])) == [draft]
-    assert not kept.planned
-
-
-def test_rows_of_a_uniform_step_are_filled_up():
-    made, kept, draft = planner(REPEATED, whole=3)
-    made.plan(make_policy("always", 3, 0), StepState(1), ["a"], [draft[:1]], np.array([1]))
-    assert kept.planned["a"] and all(len(path) == 3 for path in kept.planned["a"])
+    made, draft = planner(**parameters)
+    assert plan(made, draft[:drafted]) == draft[:drafted] and not made.planned
 
 
 def test_no_more_rows_are_planned_than_have_blocks(monkeypatch):
-    monkeypatch.setattr("sam.vllm.paths.planning.MOST_ROWS", 1)
-    made, kept, draft = planner(REPEATED)
-    made.plan(make_policy("always", 3, 0), StepState(1), ["a"], [draft], np.array([3]))
-    assert len(kept.planned["a"]) == 1
+    monkeypatch.setattr(rows, "MOST_ROWS", 1)
+    made, draft = planner()
+    plan(made, draft)
+    assert len(made.planned["a"]) == 1
 
 
-@pytest.mark.parametrize("came, wins", [([5, 6, 9], 1), ([3, 9], 0), ([9], 0)])
+@pytest.mark.parametrize("came, wins", [([8, 5, 9], 1), ([7, 9], 0), ([9], 0)])
 def test_a_request_that_went_on_along_a_further_path_is_counted(came, wins):
-    made, kept, draft = planner(REPEATED)
-    made.plan(make_policy("always", 3, 0), StepState(1), ["a"], [[3, 4]], np.array([3]))
-    kept.rows = {"a-path-0": rows.Row("a", 13, [5, 6], [20])}
-    made._drafts = {"a": [3, 4]}
-    made.learn(["a"], np.array(came, np.int32), np.array([0, len(came)]))
-    assert kept.counters["path_wins"] == wins
+    made, runner, counters = path_rows()
+    made.planned = {"a": [[8, 5, 6]]}
+    made.before_step(scheduled({"a": [7, 5, 6]}))
+    runner.input_batch.token_ids_cpu[0, len(TEXT) : len(TEXT) + len(came)] = came
+    runner.input_batch.num_tokens_no_spec[0] = len(TEXT) + len(came)
+    made.before_step(scheduled({}))
+    assert counters["path_wins"] == wins

@@ -5,13 +5,21 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sam.automaton.corpus_file import add_text, empty_corpus, save_corpus
+from sam.automaton.corpus_file import corpus_of, save_corpus
 from sam.drafting.shape import FILLER
-from sam.switch.awaited_requests import PATIENCE_STEPS
 from sam.switch.policies import Threshold
+from sam.switch.queued_requests import PATIENCE_STEPS
 from sam.switch.step_cost import linear
-from sam.vllm.runner_hooks import PART, WAITING, note_waiting
+from sam.vllm import runner_hooks
+from sam.vllm.hints import RequestHints
+from sam.vllm.ranks import keep_other_ranks_tokens
+from sam.vllm.tracked_requests import MAX_STEPS_BEHIND
 from tests.sam.vllm.model_runner import LENGTH, make_proposer
+
+
+def asking(**hints):
+    """The sampling parameters of a request with these hints."""
+    return SimpleNamespace(extra_args=RequestHints(**hints).extra_args())
 
 
 @pytest.fixture
@@ -20,7 +28,7 @@ def proposer():
 
 
 def test_rows_change_and_drafts_stay_with_their_requests(proposer):
-    runner = proposer._runner
+    runner = proposer.runner
     runner.add("a", [1, 2])
     runner.add("b", [5, 6])
     runner.step(proposer, ["a", "b"], {"a": [3, 1], "b": [7, 5]})
@@ -28,7 +36,7 @@ def test_rows_change_and_drafts_stay_with_their_requests(proposer):
 
 
 def test_preempted_request_returns_with_tokens_it_was_not_followed_for(proposer):
-    runner = proposer._runner
+    runner = proposer.runner
     for name, prompt in {"a": [1, 2], "b": [9]}.items():
         runner.add(name, prompt)
     runner.step(proposer, ["a", "b"], {"a": [3], "b": [8]})
@@ -41,28 +49,27 @@ def test_preempted_request_returns_with_tokens_it_was_not_followed_for(proposer)
 
 
 def test_finished_and_aborted_requests_are_released_and_still_help_their_siblings(proposer):
-    runner = proposer._runner
+    runner = proposer.runner
     for name in "ab":
         runner.add(name, [1, 2])
     runner.step(proposer, ["a", "b"], {"a": [3, 4, 5], "b": [6]})
     del runner.requests["a"], runner.requests["b"]
     runner.add("c", [1, 2])
     drafts = runner.step(proposer, ["c"], {"c": [3]})
-    assert set(proposer.tracked.states) == {"c"} and "a" not in proposer.drafter._slots
+    assert set(proposer.tracked.states) == {"c"}
     assert drafts["c"] == [4, 5]
 
 
 def test_a_part_of_a_response_belongs_to_the_group_of_the_responses_own_prompt(proposer):
-    runner = proposer._runner
-    for name, prompt in {"a": [1, 2], "b": [1, 2, 3]}.items():
-        runner.add(name, prompt)
-    runner.requests["b"].sampling_params = SimpleNamespace(extra_args={PART: (2, 20)})
+    runner = proposer.runner
+    runner.add("a", [1, 2])
+    runner.add("b", [1, 2, 3], asking(prompt_tokens=2, response_limit=20))
     drafts = runner.step(proposer, ["a", "b"], {"a": [3, 4, 5], "b": [4]})
     assert drafts["b"] == [5] and len(proposer.drafter.groups) == 1
 
 
 def test_row_in_its_prompt_gets_no_drafts(proposer):
-    runner = proposer._runner
+    runner = proposer.runner
     runner.add("a", [1, 2, 1])
     runner.add("b", [1, 2, 1, 2])
     drafts = runner.step(proposer, ["a", "b"], {"b": [1]})
@@ -70,7 +77,7 @@ def test_row_in_its_prompt_gets_no_drafts(proposer):
 
 
 def test_drafts_never_reach_beyond_the_models_length(proposer):
-    runner = proposer._runner
+    runner = proposer.runner
     runner.add("a", [1, 2] * 30)
     for length, room in ((61, 2), (62, 1), (63, 0)):
         assert len(runner.step(proposer, ["a"], {"a": [1 if length % 2 else 2]})["a"]) <= room
@@ -78,22 +85,22 @@ def test_drafts_never_reach_beyond_the_models_length(proposer):
 
 def test_uniform_drafts_are_whole_for_every_request_or_for_none():
     proposer = make_proposer(draft_shape="uniform")
-    runner = proposer._runner
+    runner = proposer.runner
     runner.add("a", [1, 2, 3, 1, 2])
     runner.add("b", [9])
     drafts = runner.step(proposer, ["a", "b"], {"a": [3], "b": [8]})
     assert drafts == {"a": [1, 2, 3], "b": [FILLER] * 3}
-    assert proposer.drafted == 6 and proposer.counters["filled_draft_tokens"] == 3
+    assert proposer.last.drafted == 6 and proposer.counters["filled_draft_tokens"] == 3
     runner.texts["b"] += [7] * (LENGTH - 5)  # no room for three tokens
     assert runner.step(proposer, ["a", "b"], {"a": [1], "b": [7]}) == {"a": [], "b": []}
-    assert proposer.drafted == 0 and proposer.counters["filled_draft_tokens"] == 3
+    assert proposer.last.drafted == 0 and proposer.counters["filled_draft_tokens"] == 3
 
 
 def test_fault_is_counted_and_the_step_goes_on(proposer, monkeypatch):
-    runner, said = proposer._runner, []
+    runner, said = proposer.runner, []
     monkeypatch.setattr("sam.vllm.proposer.logger.exception", said.append)
     runner.add("a", [1, 2, 1])
-    proposer.drafter.step = None
+    proposer.drafter.draft = None
     for _ in range(3):
         assert runner.step(proposer, ["a"], {"a": [2]}) == {"a": []}
     assert proposer.counters["draft_errors"] == 3
@@ -101,7 +108,7 @@ def test_fault_is_counted_and_the_step_goes_on(proposer, monkeypatch):
 
 
 def test_request_that_cannot_be_followed_gets_no_drafts_and_the_others_do(proposer, monkeypatch):
-    runner, start = proposer._runner, proposer.drafter.start
+    runner, start = proposer.runner, proposer.drafter.start
 
     def start_short(request_id, prompt, policy_version):
         if len(prompt) > 10:
@@ -122,7 +129,7 @@ def test_request_that_cannot_be_followed_gets_no_drafts_and_the_others_do(propos
 
 def test_history_outlives_the_step_and_old_policies_leave_first():
     proposer = make_proposer(scope="history", history_tokens=10)
-    runner = proposer._runner
+    runner = proposer.runner
     for version, name in enumerate(("old", "new")):
         runner.add(name, [7 + version, 1])
         runner.step(proposer, [name], {name: [2, 3, 4]})
@@ -136,24 +143,22 @@ def test_history_outlives_the_step_and_old_policies_leave_first():
 
 
 def test_corpus_is_drafted_from(tmp_path):
-    corpus = empty_corpus(1 << 20)
-    add_text(corpus, np.arange(30, dtype=np.int32))
-    save_corpus(corpus, tmp_path / "corpus.sam")
+    save_corpus(corpus_of([np.arange(30, dtype=np.int32)], 30), tmp_path / "corpus.sam")
     proposer = make_proposer(corpus=str(tmp_path / "corpus.sam"), min_extra_match_len=2)
-    proposer._runner.add("a", [3, 4, 5])
-    assert proposer._runner.step(proposer, ["a"], {"a": [6]})["a"] == [7, 8, 9]
+    proposer.runner.add("a", [3, 4, 5])
+    assert proposer.runner.step(proposer, ["a"], {"a": [6]})["a"] == [7, 8, 9]
 
 
 def test_goodput_verifies_what_pays_and_learns_what_steps_take():
     proposer = make_proposer(policy="goodput")
-    runner = proposer._runner
+    runner = proposer.runner
     runner.add("a", [1, 2, 3, 1, 2])
     runner.step(proposer, ["a"], {"a": [3]})
     assert runner.step(proposer, ["a"], {"a": [1]})["a"], "the guess of step costs lets one request draft"
-    assert proposer.switch_on and proposer.drafted > 0
+    assert proposer.last.is_on and proposer.last.drafted > 0
     proposer.policy.use_table(linear(0.001, 0.0, 1.0))
     assert runner.step(proposer, ["a"], {"a": [2, 3, 1]}) == {"a": []}
-    assert not proposer.switch_on and proposer.counters["draft_errors"] == 0
+    assert not proposer.last.is_on and proposer.counters["draft_errors"] == 0
     assert proposer.counters["skipped_steps"] == 1
 
 
@@ -172,12 +177,12 @@ def test_a_table_of_another_engine_leaves_the_threshold(tmp_path, monkeypatch):
 
 def test_no_drafts_while_a_router_is_about_to_fill_the_batch_and_drafts_when_nobody_comes():
     proposer = make_proposer(policy="threshold", batch_size_threshold=4)
-    runner = proposer._runner
-    runner.drafter, runner._update_states = proposer, lambda scheduled: None
-    note_waiting(runner)
+    runner = proposer.runner
+    runner.drafter, runner._update_states, runner.take_draft_token_ids = proposer, lambda scheduled: None, None
+    runner_hooks.install(runner)
 
-    def comes(**extra):
-        new = [SimpleNamespace(sampling_params=SimpleNamespace(extra_args=said)) for said in ({WAITING: 3}, extra)]
+    def comes(**last):
+        new = [SimpleNamespace(sampling_params=asking(**hints)) for hints in ({"waiting": 3}, last)]
         runner._update_states(SimpleNamespace(scheduled_new_reqs=new))
 
     for name in "abcdefgh":
@@ -187,12 +192,105 @@ def test_no_drafts_while_a_router_is_about_to_fill_the_batch_and_drafts_when_nob
         return sum(map(len, runner.step(proposer, batch, dict.fromkeys(batch, [1])).values()))
 
     assert drafts("abcd") > 0, "nothing has been told: as with verl's balancer"
-    comes(**{WAITING: 9})
+    comes(waiting=9)
     assert drafts("abcdefgh") == drafts("abcd") == 0
     assert [drafts("abcd") > 0 for _ in range(PATIENCE_STEPS)] == [False] * (PATIENCE_STEPS - 1) + [True]
-    comes(**{WAITING: 9})
+    comes(waiting=9)
     runner._update_states(SimpleNamespace(scheduled_new_reqs=[]))
     assert drafts("abcd") == 0
     comes()
     assert drafts("abcd") > 0
     assert proposer.counters["awaited_steps"] == PATIENCE_STEPS + 1 and proposer.counters["draft_errors"] == 0
+
+
+def test_without_drafts_the_drafter_is_called_now_and_then_and_misses_nothing():
+    proposer = make_proposer(policy="threshold", batch_size_threshold=1)
+    runner, appended = proposer.runner, []
+    append = proposer.drafter.append
+    proposer.drafter.append = lambda *arguments: (appended.append(len(arguments[1])), append(*arguments))
+    runner.add("a", [1, 2])
+    runner.add("c", [1, 2])
+    for token in range(MAX_STEPS_BEHIND + 5):
+        new = [3 + token % 3]
+        assert runner.step(proposer, ["a", "c"], {"a": new, "c": new}) == {"a": [], "c": []}
+    assert appended == [2 * MAX_STEPS_BEHIND] and proposer.counters["skipped_steps"] == MAX_STEPS_BEHIND + 5
+    finished = runner.texts["a"]
+    runner.requests.clear()
+    runner.add("b", [1, 2])
+    assert runner.step(proposer, ["b"], {"b": [3]})["b"] == finished[3:6]
+    assert appended[1:] == [5, 5, 1], "what the finished requests had written since, and the new one"
+    assert set(proposer.tracked.states) == {"b"} and proposer.counters["draft_errors"] == 0
+
+
+def test_a_policy_is_not_asked_while_its_answer_holds_but_at_once_when_the_batch_changes():
+    proposer = make_proposer(policy="threshold", batch_size_threshold=1)
+    runner, asked = proposer.runner, []
+    plan = proposer.policy.plan
+    proposer.policy.plan = lambda state: (asked.append(state.steps_since_plan), plan(state))[1]
+    for name in "abc":
+        runner.add(name, [1, 2])
+    for _ in range(9):
+        runner.step(proposer, ["a", "b", "c"], {"a": [3], "b": [3], "c": [3]})
+    assert asked == [1]
+    runner.step(proposer, ["a", "b"], {"a": [3], "b": [3]})
+    assert asked == [1, 9]
+    runner.step(proposer, ["a"], {"a": [3]})
+    assert asked == [1, 9, 1] and runner.step(proposer, ["a"], {"a": [3]})["a"] and asked == [1, 9, 1, 1]
+    assert proposer.counters["skipped_steps"] == 10
+
+
+def test_a_step_is_shown_to_the_policy_only_if_it_is_the_one_that_was_planned():
+    proposer, seen = make_proposer(), []
+    proposer.policy.observe = lambda state, drafted, accepted, ms: seen.append((state.running, drafted, accepted))
+    runner = proposer.runner
+    runner.add("a", [1, 2, 1, 2])
+    runner.step(proposer, ["a"], {"a": [1]})  # its prompt's step
+    assert len(runner.step(proposer, ["a"], {"a": [2, 1]})["a"]) == 3
+    assert seen == [(1, 3, 1)]
+    runner.add("b", [5])
+    runner.step(proposer, ["a", "b"], {"a": [2], "b": [6]})  # another one has come
+    runner.step(proposer, ["a", "b"], {"a": [1, 2], "b": []})
+    runner.add("c", [1, 2, 1, 2])
+    runner.step(proposer, ["a", "c"], {"a": [1, 2], "c": [1]})  # one took the place of another
+    assert seen == [(1, 3, 1)]
+    runner.step(proposer, ["a", "c"], {"a": [1], "c": [2]})
+    assert len(seen) == 2
+
+
+def test_a_step_is_planned_by_the_other_ranks_tokens_before_it_and_learnt_from_by_its_own():
+    proposer, planned, seen = make_proposer(), [], []
+    plan = proposer.policy.plan
+    proposer.policy.plan = lambda state: (planned.append(state.max_num_tokens_other_dp_ranks), plan(state))[1]
+    proposer.policy.observe = lambda state, drafted, accepted, ms: seen.append(state.max_num_tokens_other_dp_ranks)
+    runner = proposer.runner
+    runner.add("a", [1, 2, 1, 2])
+    for rows, tokens in ((7, [1]), (11, [2, 1]), (5, [2, 1])):
+        runner.sam_max_num_tokens_other_dp_ranks = rows
+        runner.step(proposer, ["a"], {"a": tokens})
+    assert planned == [7, 11, 5] and seen == [11, 5]
+
+
+@pytest.mark.parametrize(
+    ("across", "tokens", "largest"),
+    [
+        ([24, 24, 24], 24, 0),  # padded to this rank's own, or nobody has said anything
+        ([24, 24, 24], 18, 0),  # 20 with sequence parallelism, and then the graph of 24: its own
+        ([36, 36, 36], 33, 0),  # the same without a graph so large
+        ([24, 24, 24], 13, 24),  # its own are 16: another one has 24
+        ([48, 48, 48], 33, 48),  # no graph is so large
+        ([5, 24, 12], 24, 12),
+        ([5, 24, 40], 24, 40),
+        (None, 24, 0),  # the ranks agreed on nothing
+    ],
+)
+def test_a_rank_does_not_take_its_own_rows_for_those_of_others(across, tokens, largest):
+    config = SimpleNamespace(
+        parallel_config=SimpleNamespace(data_parallel_size=3, data_parallel_rank=1),
+        compilation_config=SimpleNamespace(cudagraph_capture_sizes=[8, 16, 24, 32]),
+    )
+    runner = SimpleNamespace(vllm_config=config, _pad_for_sequence_parallelism=lambda rows: -(-rows // 4) * 4)
+    agreed = across and SimpleNamespace(tolist=lambda: across)
+    runner._determine_batch_execution_and_padding = lambda num_tokens: (0, 1, 2, agreed, 4)
+    keep_other_ranks_tokens(runner)
+    assert runner._determine_batch_execution_and_padding(num_tokens=tokens) == (0, 1, 2, agreed, 4)
+    assert runner.sam_max_num_tokens_other_dp_ranks == largest

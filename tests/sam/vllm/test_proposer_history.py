@@ -2,7 +2,7 @@
 
 import pytest
 
-from sam.vllm.runner_hooks import PART
+from sam.vllm.hints import RequestHints
 from tests.sam.history.kept import kept as kept_in
 from tests.sam.vllm.model_runner import make_proposer
 
@@ -17,7 +17,7 @@ def make(tmp_path, monkeypatch):
 
     yield one
     for proposer in made:
-        proposer.history.stop()
+        proposer.tracked.history.stop()
 
 
 def kept(tmp_path, prompt):
@@ -26,12 +26,12 @@ def kept(tmp_path, prompt):
 
 def test_the_last_responses_of_a_rollout_are_kept_at_the_weight_sync(make, tmp_path):
     proposer = make()
-    runner = proposer._runner
+    runner = proposer.runner
     runner.add("a", [1, 2])
     runner.step(proposer, ["a"], {"a": [3, 4, 5]})
     runner.requests.clear()  # it has ended, and no step follows
     proposer.weights_updated()
-    proposer.history.stop()
+    proposer.tracked.history.stop()
     assert kept(tmp_path, [1, 2]) == [3, 4, 5] and proposer.counters["draft_errors"] == 0
 
 
@@ -51,38 +51,37 @@ def test_of_a_response_in_parts_the_whole_is_kept_once(make, tmp_path, output, l
     from vllm import SamplingParams
 
     proposer = make()
-    runner = proposer._runner
-    runner.add("a", [1, 2, 3])
-    parameters = SamplingParams(max_tokens=3, stop_token_ids=[2], extra_args={PART: (2, limit)})
-    runner.requests["a"].sampling_params = parameters
+    runner = proposer.runner
+    hints = RequestHints(prompt_tokens=2, response_limit=limit)
+    runner.add("a", [1, 2, 3], SamplingParams(max_tokens=3, stop_token_ids=[2], extra_args=hints.extra_args()))
     runner.step(proposer, ["a"], {"a": output})
     runner.requests.clear()
     proposer.weights_updated()
-    proposer.history.stop()
+    proposer.tracked.history.stop()
     assert kept(tmp_path, [1, 2]) == written and proposer.counters["draft_errors"] == 0
 
 
 def test_a_new_process_drafts_what_an_earlier_one_wrote(make):
     first = make()
-    first._runner.add("a", [1, 2])
-    first._runner.step(first, ["a"], {"a": [3, 4, 5, 6]})
-    first._runner.requests.clear()
+    first.runner.add("a", [1, 2])
+    first.runner.step(first, ["a"], {"a": [3, 4, 5, 6]})
+    first.runner.requests.clear()
     first.weights_updated()
-    first.history.stop()
+    first.tracked.history.stop()
     proposer = make()
-    runner = proposer._runner
+    runner = proposer.runner
     runner.add("b", [1, 2])
     assert runner.step(proposer, ["b"], {"b": [9]})["b"] == []
-    proposer.history._asked.join()
+    proposer.tracked.history._asked.join()
     runner.step(proposer, ["b"], {"b": [8]})
     assert runner.step(proposer, ["b"], {"b": [3]})["b"] == [4, 5, 6]
 
 
 def test_a_request_that_cannot_be_tracked_is_forgotten(make):
     proposer = make()
-    proposer._runner.add("a", [])
-    proposer._runner.step(proposer, ["a"], {"a": [3]})
-    assert proposer.counters["untracked_requests"] == 1 and not proposer.history._running
+    proposer.runner.add("a", [])
+    proposer.runner.step(proposer, ["a"], {"a": [3]})
+    assert proposer.counters["untracked_requests"] == 1 and not proposer.tracked.history._keys
 
 
 def test_a_history_that_cannot_be_written_changes_no_draft(tmp_path):
@@ -90,7 +89,7 @@ def test_a_history_that_cannot_be_written_changes_no_draft(tmp_path):
     drafts = []
     for settings in ({}, {"scope": "history", "history_path": str(tmp_path / "file" / "history")}):
         proposer = make_proposer(**settings)
-        proposer._runner.add("a", [1, 2])
-        drafts.append([proposer._runner.step(proposer, ["a"], {"a": [token]}) for token in (3, 1, 2, 3)])
+        proposer.runner.add("a", [1, 2])
+        drafts.append([proposer.runner.step(proposer, ["a"], {"a": [token]}) for token in (3, 1, 2, 3)])
     assert drafts[0] == drafts[1] and proposer.counters["draft_errors"] == 0
-    proposer.history.stop()
+    proposer.tracked.history.stop()

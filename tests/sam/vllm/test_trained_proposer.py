@@ -41,6 +41,7 @@ class MadeUp(MadeUpPasses, trained.SwitchedDraftModel):
             speculative_config=SimpleNamespace(num_speculative_tokens=3),
             scheduler_config=SimpleNamespace(max_num_seqs=8),
             model_config=SimpleNamespace(max_model_len=LENGTH, model="a model"),
+            parallel_config=SimpleNamespace(tensor_parallel_size=1, distributed_executor_backend="uni"),
         )
         SamProposer.__init__(self, config)
         self.draft_model_config = SimpleNamespace(max_model_len=LENGTH)
@@ -48,7 +49,7 @@ class MadeUp(MadeUpPasses, trained.SwitchedDraftModel):
         self.pass_cost = PassCost(np.array([1, 101]), np.array([0.01, 0.02]))
         self.pass_cost.observe = self.policy.observe = lambda *_unused: None  # no clock
         self.asked = []
-        self.bind(Runner())
+        self.bind(Runner(config))
         expected = self.acceptance.expected
 
         def counted(ids):
@@ -77,7 +78,7 @@ def steps(proposer, verdicts):
     trials.are_needed = True
     for allowed in verdicts:
         trials.step = lambda *_unused, allowed=allowed: allowed
-        proposer._valid_for_steps = proposer.policy._cool_down = 0
+        proposer.last.valid_for_steps = proposer.policy._pause.steps = 0
         proposer.asked.clear()
         proposer._runner.step(proposer, ["a"], {"a": [7]})
         found.append(list(proposer.asked))

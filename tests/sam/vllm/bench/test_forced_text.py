@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from sam.vllm.bench.forced_text import FREE, ForcedText, sampling_arguments
+from sam.vllm.bench.engine import check_length
+from sam.vllm.bench.forced_text import ForcedText, sampling_arguments
 
 RESPONSES = [[10, 11, 12], [20], [30, 31]]
 
@@ -16,22 +17,6 @@ def sampling(number):
     return SimpleNamespace(
         extra_args=None if number is None else sampling_arguments(number, RESPONSES[number])["extra_args"]
     )
-
-
-def test_a_request_ends_with_its_response():
-    assert sampling_arguments(2, [7, 8]) == {
-        "extra_args": {"forced_text": 2},
-        "max_tokens": 2,
-        "ignore_eos": True,
-    }
-
-
-def test_positions_and_what_lies_behind():
-    forced = ForcedText(None)
-    assert forced.lookup(np.array([0, -1]), np.array([0, 5])).tolist() == [FREE, FREE]
-    forced.set_responses(RESPONSES)
-    numbers, positions = np.array([0, 0, 1, 1, 2, -1]), np.array([0, 2, 0, 1, 900, 0])
-    assert forced.lookup(numbers, positions).tolist() == [10, 12, 20, FREE, FREE, FREE]
 
 
 def stock_runner(requests):
@@ -89,30 +74,25 @@ def second_runner(counted):
     return runner
 
 
-@pytest.mark.parametrize("finished, last", [([], 30), (["c"], 99)])
-def test_the_second_model_runner(finished, last):
+def test_the_second_model_runner():
     counted = []
     runner = second_runner(counted)
     ForcedText.attach(runner).set_responses(RESPONSES)
     new = [SimpleNamespace(req_id=name, sampling_params=sampling(n)) for n, name in enumerate("abc")]
     runner.add_requests(SimpleNamespace(scheduled_new_reqs=new, finished_req_ids=[]))
-    runner.add_requests(SimpleNamespace(scheduled_new_reqs=[], finished_req_ids=finished))
+    runner.add_requests(SimpleNamespace(scheduled_new_reqs=[], finished_req_ids=["c"]))
     batch = SimpleNamespace(
         req_ids=["b", "a", "c"],
         idx_mapping_np=np.array([2, 0, 1]),
-        num_computed_tokens_np=np.array([0, 5, 2]),
-        num_scheduled_tokens=np.array([5, 1, 4]),
+        num_computed_tokens_np=np.array([0, 5, 0]),
+        num_scheduled_tokens=np.array([5, 1, 4]),  # the last one's prompt comes in pieces, its token is dropped
     )
-    output, sampled, rejected = runner.sample(None, batch, None)
-    assert output.sampled_token_ids.tolist() == [[20], [12], [last]] and counted == [3, 0]
-    assert (sampled, rejected) == ("sampled", "rejected")
+    output, *counts = runner.sample(None, batch, None)
+    assert output.sampled_token_ids.tolist() == [[20], [12], [99]] and counted == [3, 0]
+    assert counts == ["sampled", "rejected"]
 
 
-def test_a_prompt_in_pieces():
-    runner = second_runner([])
-    ForcedText.attach(runner).set_responses(RESPONSES)
-    batch = SimpleNamespace(
-        req_ids=["a"], idx_mapping_np=np.array([1]), num_computed_tokens_np=np.array([0]),
-        num_scheduled_tokens=np.array([2]),
-    )  # fmt: skip
-    runner.sample(None, batch, None)  # of another length than the prompt: no error, the token is dropped
+def test_a_text_that_the_engine_would_cut_is_refused():
+    check_length(2, 16, 18)
+    with pytest.raises(ValueError, match="2 tokens and a response of up to 16, more than the 10 that the engine takes"):
+        check_length(2, 16, 10)

@@ -1,6 +1,6 @@
-"""The measured rounds as a result: rows, verdicts, warnings and settings to paste, as text and as a page."""
+"""The measured rounds as a result: rows with a verdict, warnings and settings to paste, as text and as a page."""
 
-import importlib.util
+import math
 from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
@@ -8,18 +8,42 @@ from typing import Any
 
 import numpy as np
 
-from sam.bench.charts import ratios
 from sam.bench.loads import batch_count
 from sam.bench.settings import STOCK, Settings, is_stock
-from sam.bench.verdict import GO, NO_GO, NOISY, Verdict, decide, in_requests, median_interval
-from sam.page import chart, page, paragraph, table, verbatim
+from sam.page import Section, page
 
+WORTHWHILE = 1.02  # ratio to stock from which speculation pays; less is not worth a setting
+FEWEST_ROUNDS = 3  # a range of fewer says nothing about noise
+MORE_ROUNDS = 3
+GO, NO_GO, NOISY = "go", "no-go", "too noisy to tell"
 SAME_WORK = 0.05  # share by which the tokens of two variants may differ before a reader is warned
-HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
 STOCK_SAMPLES = (
     "stock samples with vLLM's own generators: other tokens of the same distribution, unless T is 0; on a CPU seeds "
     "slow it down: compare with --no-seeds too"
 )
+
+
+def median_interval(values: list[float]) -> list[float]:
+    """Median, and the narrowest two values around it between which the true median lies with 95 %: the range, up to
+    eight values (order statistics: Conover, Practical Nonparametric Statistics, chapter 3.2)."""
+    count, outside, beyond = len(values), 0, 0.0
+    while (beyond := beyond + math.comb(count, outside) / 2**count) <= 0.025:
+        outside += 1
+    ordered, outside = sorted(values), max(0, outside - 1)
+    return [round(float(v), 3) for v in (np.median(values), ordered[outside], ordered[count - 1 - outside])]
+
+
+def compared(seconds: list[float], reference: list[float]) -> dict[str, Any]:
+    """`ratio`, `low`, `high`: of the reference's seconds over the others' in the same round, as `median_interval`; and
+    `answer`: GO if the whole interval lies above WORTHWHILE, NO_GO if none of it does, otherwise NOISY.
+
+    Example:
+        >>> compared([1.0, 1.0, 1.0], [1.31, 1.38, 1.44])
+        {'ratio': 1.38, 'low': 1.31, 'high': 1.44, 'answer': 'go'}
+    """
+    ratio, low, high = median_interval([theirs / its for its, theirs in zip(seconds, reference, strict=True)])
+    answer = NOISY if len(seconds) < FEWEST_ROUNDS or low <= WORTHWHILE < high else GO if low > WORTHWHILE else NO_GO
+    return {"ratio": ratio, "low": low, "high": high, "answer": answer}
 
 
 def result_of(lines: Iterable[dict[str, Any]], settings: Settings, notes: list[str], vllm: str) -> dict[str, Any]:
@@ -31,25 +55,25 @@ def result_of(lines: Iterable[dict[str, Any]], settings: Settings, notes: list[s
         vllm: its version.
 
     Returns:
-        `date`, `vllm`, `settings`, `rows` (see `row_of`), `verdicts` by load, their `lines` in words, `recommended`
-        settings to paste, and `warnings`.
+        `date`, `vllm`, `settings`, what was `measured` in words, `reference`, `rows` (see `row_of`), the verdicts of
+        sam in `lines`, `recommended` settings to paste, and `warnings`.
     """
-    rows, verdicts = [], {}
-    for load, requests in enumerate(settings.requests):
+    rows = []
+    for load in range(len(settings.requests)):
         rounds = [line["runs"] for line in lines if line["load"] == load]
         for variant in settings.variants:
             if its_rounds := [runs for runs in rounds if variant in runs]:
-                rows.append(row_of(requests, variant, its_rounds, settings))
-                if variant == "sam":
-                    verdicts[requests] = decide(_ratios(its_rounds, settings.reference, variant))
+                rows.append(row_of(settings.requests[load], variant, its_rounds, settings))
+    verdicts = {row["requests"]: row for row in rows if row["variant"] == "sam"}
     return {
         "date": str(date.today()),
         "vllm": vllm,
-        "settings": vars(settings),
+        "settings": settings.of_measurement(),
+        "measured": what_was_measured(settings),
+        "reference": settings.reference,
         "rows": rows,
-        "verdicts": {str(requests): vars(verdict) for requests, verdict in verdicts.items()},
-        "lines": [verdict.line(requests) for requests, verdict in verdicts.items()],
-        "recommended": recommendation(verdicts, settings),
+        "lines": [verdict_line(row) for row in verdicts.values()],
+        "recommended": recommendation({load: row["answer"] for load, row in verdicts.items()}, settings.draft_tokens),
         "warnings": [*notes, *warnings_of(rows, settings)],
     }
 
@@ -63,14 +87,12 @@ def row_of(requests: int, variant: str, rounds: list[dict[str, dict]], settings:
     Returns:
         Medians over the rounds of `seconds`, `tokens_per_s`, `step_ms` (milliseconds of a step) and `steps`;
         `by_round`: seconds of each; `acceptance_length` over all rounds, `drafted` and `accepted` tokens of all rounds,
-        None for stock; `ratio`, `low`, `high`: seconds of the reference in the same round over the variant's, as
-        sam.bench.verdict.median_interval; `all_rounds`: the same of all rounds' seconds; `as_recorded`: responses equal
-        to the recording's, None where no text is forced; `identical` of `responses` that equal those of `off`, None
-        without it or without seeds; `tokens_ratio`: its tokens over the reference's; `draft_errors`; `asynchronous`:
-        whether the engine schedules asynchronously.
+        None for stock; over the reference `compared`; `as_recorded`: responses equal to the recording's, None where no
+        text is forced; `identical` of `responses` that equal those of `off`, None without it or without seeds;
+        `tokens_ratio`: its tokens over the reference's; `draft_errors`; `asynchronous`: whether the engine schedules
+        asynchronously.
     """
     runs, base = [one[variant] for one in rounds], [one[settings.reference] for one in rounds]
-    ratio, low, high = median_interval(_ratios(rounds, settings.reference, variant))
 
     def middle(values: Iterable[float], digits: int) -> float:
         return round(float(np.median(list(values))), digits)
@@ -80,30 +102,24 @@ def row_of(requests: int, variant: str, rounds: list[dict[str, dict]], settings:
         return None if None in values else sum(values)
 
     verified, verify_steps = whole("verified_tokens"), whole("verify_steps")
+    seconds = [run["seconds"] for run in runs]
     return {
         "requests": requests,
         "variant": variant,
         "rounds": len(rounds),
-        "seconds": middle((run["seconds"] for run in runs), 3),
-        "by_round": [run["seconds"] for run in runs],
+        "seconds": middle(seconds, 3),
+        "by_round": seconds,
         "tokens_per_s": middle((run["tokens"] / run["seconds"] for run in runs), 1),
         "step_ms": middle((1e3 * run["seconds"] / run["steps"] for run in runs), 3),
         "steps": middle((run["steps"] for run in runs), 1),
         "acceptance_length": verify_steps and round(verified / verify_steps, 3) if verify_steps != 0 else 1.0,
-        **{name: whole(name) for name in ("drafted", "accepted", "draft_errors")},
-        "ratio": ratio, "low": low, "high": high,
-        "all_rounds": round(whole("seconds", base) / whole("seconds"), 3),
+        **{name: whole(name) for name in ("drafted", "accepted", "draft_errors", "as_recorded")},
+        **compared(seconds, [run["seconds"] for run in base]),
         "identical": _identical(rounds, variant, settings),
-        "as_recorded": whole("as_recorded"),
         "responses": sum(len(run["responses"]) for run in runs),
         "tokens_ratio": round(whole("tokens") / max(1, whole("tokens", base)), 3),
         "asynchronous": runs[-1]["asynchronous"],
-    }  # fmt: skip
-
-
-def _ratios(rounds: list[dict[str, dict]], reference: str, variant: str) -> list[float]:
-    """Seconds of the reference over the variant's, round by round."""
-    return [one[reference]["seconds"] / one[variant]["seconds"] for one in rounds]
+    }
 
 
 def _identical(rounds: list[dict[str, dict]], variant: str, settings: Settings) -> int | None:
@@ -113,12 +129,26 @@ def _identical(rounds: list[dict[str, dict]], variant: str, settings: Settings) 
     return sum(a == b for mine, theirs in pairs for a, b in zip(mine, theirs, strict=True))
 
 
-def recommendation(verdicts: dict[int, Verdict], settings: Settings) -> str:
-    """Settings to paste behind a run script of the recipe, and why."""
-    answers = {requests: verdict.answer for requests, verdict in verdicts.items()}
+def verdict_line(row: dict[str, Any]) -> str:
+    """The answer about a load in one line.
+
+    Example:
+        >>> verdict_line({"requests": 1, "rounds": 3} | compared([1.0, 1.0, 1.0], [0.9, 1.2, 1.1]))
+        'too noisy to tell: 0.90x-1.20x at 1 request, 3 more rounds (--rounds 6 --resume)'
+    """
+    at = f"at {in_requests(row['requests'])}"
+    if row["answer"] != NOISY:
+        return f"{row['answer']}: {times(row)} {at}"
+    more = max(MORE_ROUNDS, FEWEST_ROUNDS - row["rounds"])
+    interval = f"{row['low']:.2f}x-{row['high']:.2f}x"
+    return f"{NOISY}: {interval} {at}, {more} more rounds (--rounds {row['rounds'] + more} --resume)"
+
+
+def recommendation(answers: dict[int, str], draft_tokens: int) -> str:
+    """Settings to paste behind a run script of the recipe, and why; by each load's answer."""
     if not answers:
         return ""
-    if all(answer == NO_GO for answer in answers.values()):
+    if set(answers.values()) == {NO_GO}:
         return "speculation=off   # no load gains"
     if GO not in answers.values():
         return "no recommendation yet: no load is sure to gain"
@@ -126,7 +156,7 @@ def recommendation(verdicts: dict[int, Verdict], settings: Settings) -> str:
     for answer, words in ((NO_GO, "loses"), (NOISY, "is not known")):
         if loads := [str(requests) for requests, its in answers.items() if its == answer]:
             but.append(f"{words} at {', '.join(loads)}")
-    keys = f"speculation.policy=goodput speculation.num_speculative_tokens={settings.draft_tokens}"
+    keys = f"speculation.policy=goodput speculation.num_speculative_tokens={draft_tokens}"
     return f"speculation=sam {keys}" + (f"   # {' and '.join(but)}" if but else "")
 
 
@@ -154,32 +184,41 @@ def warnings_of(rows: list[dict[str, Any]], settings: Settings) -> list[str]:
     return found
 
 
-def cells_of(rows: list[dict[str, Any]], settings: Settings) -> tuple[list[str], list[list[str]]]:
-    """Header and cells of the table, for the screen and the page."""
+def table_of(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Header and cells of the table, for the screen and for a page."""
+    is_forced = result["settings"]["text"] is not None
     header = ["requests", "variant", "seconds", "tokens/s", "ms/step", "steps", "length", "drafted", "accepted"]
-    header += [f"over {settings.reference}", "all", "as recorded" if settings.text else "identical to off"]
+    header += [f"over {result['reference']}", "as recorded" if is_forced else "identical to off"]
     cells = []
-    for row in rows:
-        same = row["as_recorded"] if settings.text else row["identical"]
+    for row in result["rows"]:
+        same = row["as_recorded"] if is_forced else row["identical"]
         cells.append([
             str(row["requests"]), row["variant"], f"{row['seconds']:.2f}", f"{row['tokens_per_s']:.1f}",
             f"{row['step_ms']:.2f}", f"{row['steps']:.0f}",
             "-" if (length := row["acceptance_length"]) is None else f"{length:.2f}",
             *("-" if (count := row[name]) is None else str(count) for name in ("drafted", "accepted")),
-            f"{row['ratio']:.2f}x ({row['low']:.2f}-{row['high']:.2f})", f"{row['all_rounds']:.2f}x",
-            "-" if same is None else f"{same} of {row['responses']}",
+            times(row), "-" if same is None else f"{same} of {row['responses']}",
         ])  # fmt: skip
     return header, cells
 
 
-def as_text(result: dict[str, Any], settings: Settings) -> str:
+def times(compared: dict[str, Any]) -> str:
+    """A ratio and its range, for a reader."""
+    return "{ratio:.2f}x ({low:.2f}-{high:.2f})".format(**compared)
+
+
+def in_requests(count: int) -> str:
+    """A load in words."""
+    return "1 request" if count == 1 else f"{count} requests"
+
+
+def as_text(result: dict[str, Any]) -> str:
     """The result for a screen: rows, what to know of them, the verdicts, and settings to paste."""
-    if not result["rows"]:
-        return "\n".join(["nothing is measured yet", *(f"warning: {warning}" for warning in result["warnings"])])
-    header, cells = cells_of(result["rows"], settings)
-    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
-    lines = ["  ".join(map(str.rjust, row, widths)) for row in (header, *cells)]
-    lines += what_was_measured(settings)
+    lines = ["nothing is measured yet"]
+    if result["rows"]:
+        header, cells = table_of(result)
+        widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
+        lines = ["  ".join(map(str.rjust, row, widths)) for row in (header, *cells)] + result["measured"]
     lines += [f"warning: {warning}" for warning in result["warnings"]]
     return "\n".join([*lines, *result["lines"], result["recommended"]]).rstrip()
 
@@ -191,7 +230,7 @@ def what_was_measured(settings: Settings) -> list[str]:
     seeds = "all requests carry seeds" if settings.seeds else "no request carries a seed"
     lines = [f"batches of a round, one after another: {batches}; {settings.samples} requests of a prompt; {seeds}"]
     if settings.text:
-        lines.append(f"all requests emit the responses of {settings.text}, whatever the logits say")
+        lines.append(f"all requests emit the responses of {settings.text.name}, whatever the logits say")
     elif STOCK in settings.variants and settings.seeds:
         lines.append(STOCK_SAMPLES)
     if settings.reference != STOCK:
@@ -199,25 +238,15 @@ def what_was_measured(settings: Settings) -> list[str]:
     return lines
 
 
-def as_page(result: dict[str, Any], settings: Settings) -> str:
-    """bench.html: the answer first, then a picture, where there is matplotlib to draw it, and the table."""
-    rows, figure = result["rows"], ""
-    if HAS_MATPLOTLIB and len(settings.variants) > 1:
-        caption = f"Median and range over the rounds; {settings.reference} is the line at 1."
-        figure = chart(ratios(rows, settings), "speed by load", caption)
-    measured = [
-        f"model {settings.model}",
-        f"vLLM {result['vllm']}, {' '.join(settings.engine) or 'no further arguments'}",
-        f"temperature {settings.temperature}, responses of at most {settings.max_tokens} tokens, drafts of at most "
-        f"{settings.draft_tokens}",
-        *what_was_measured(settings),
+def as_page(result: dict[str, Any]) -> str:
+    """bench.html: the answer first, then the table."""
+    settings = result["settings"]
+    conditions = [
+        ("vLLM", f"{result['vllm']}, {' '.join(settings['engine'])}"),
+        *((name, settings[name]) for name in ("model", "temperature", "max_tokens", "draft_tokens")),
+        *(("measured", line) for line in result["measured"]),
+        *(("warning", line) for line in result["warnings"]),
     ]
-    sections = [
-        ("", verbatim(result["recommended"]) if result["recommended"] else ""),
-        ("", "".join(paragraph(f"Note: {warning}.") for warning in result["warnings"])),
-        ("Speed", figure),
-        ("Table", table(*cells_of(rows, settings))),
-        ("What was measured", verbatim("\n".join(measured))),
-    ]
-    title = f"Does speculation pay? {Path(settings.model).name}, {result['date']}"
-    return page(title, [one for one in sections if one[1]], result["lines"] or ["No verdict: sam takes no part."])
+    sections = [Section("Speed", table=table_of(result)), Section("Conditions", table=(("what", "value"), conditions))]
+    title = f"Does speculation pay? {Path(settings['model']).name}, {result['date']}"
+    return page(title, [*(result["lines"] or ["No verdict: sam takes no part."]), result["recommended"]], sections)

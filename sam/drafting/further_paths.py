@@ -1,12 +1,10 @@
-"""Several paths of draft tokens for one text: a tree grown from the automaton, always by its most probable edge.
+"""Further paths of a text beside its draft: a tree grown from the automaton, always by its most probable edge.
 
 As Prim's algorithm grows a spanning tree, and as Seer (arXiv 2511.14617) and SAM-Decoding (Hu et al., 2024) choose
 their paths: of all edges that leave the tree, the one with the highest cumulative probability is added, until the tree
 has as many tokens as may be verified. A token's edges are its continuations in the contexts of
 sam.drafting.context_mixing and in the memory of other prompts, the likeliest first, so that a tree with one leaf is the
 draft of the product.
-
-sam.drafting.paths.further makes rows of a batch of it, since no engine that this project patches verifies trees.
 """
 
 from typing import NamedTuple
@@ -16,11 +14,15 @@ import numpy as np
 from sam.automaton.edge_table import NONE, find
 from sam.drafting.calibration import GROUP_TABLE, acceptance_probability, bin_of
 from sam.drafting.context_mixing import advance, find_contexts, predict, probability_of
+from sam.drafting.drafter import Drafter
 from sam.drafting.prompt_memory import CANDIDATES, recall, share_of
 from sam.drafting.sequences import RECENT_TOKENS, Sequences, make_sequences
-from sam.jit import kernel
+from sam.jit import compiled, kernel
 
 MIN_SHARE = 0.02  # of a context's continuations, below which one is no candidate for a path of its own
+# The first own token of a further path is right less often than its probability says, since the calibration learns from
+# drafts only: in 13 to 15 % of the cases where 17 to 20 % are predicted (7aeeb4c:docs/experiments/several_paths.md).
+RIGHT_SHARE = 0.7
 
 _NODE_INTEGERS = ("token", "parent", "path", "depth", "children", "state", "length")
 _RECOVERY = ("recovery_state", "recovery_match_len", "age")
@@ -105,28 +107,24 @@ def _add_edges(store, memory, learned, tree, at, paths):
     recalled = _recall(memory, tree, at)
     if match_len == 0 and contexts.recovery.state == NONE and recalled.total == 0:
         return
-    token, probability = predict(store, mixing, contexts, match_len, recalled)
-    _add_edge(tree, at, token, node.probability * probability)
+    token, most = predict(store, mixing, contexts, match_len, recalled)
+    _add_edge(tree, at, token, node.probability * most)
     if paths == 1:
         return
     for i in range(CANDIDATES if recalled.total != 0 else 0):
         token = np.int64(recalled.tokens[i])
         if share_of(recalled, token) >= MIN_SHARE and not _has_edge(tree, first, token):
-            p = min(probability, probability_of(store, mixing, contexts, match_len, recalled, token))
-            _insert_edge(tree, first, paths, at, token, node.probability * p)
+            p = probability_of(store, mixing, contexts, match_len, recalled, token)
+            _insert_edge(tree, first, paths, at, token, node.probability * min(most, p))
     for context in contexts:
-        if context.state == NONE:
-            continue
-        state = np.int64(context.state)
-        edge, total = state, store.nodes[state].total_count
+        state, edge = np.int64(context.state), np.int64(context.state)
         while edge != NONE:
-            token, share = np.int64(store.nodes[edge].token), store.nodes[edge].count / total
-            following = store.nodes[edge].first_extra_edge if edge == state else store.nodes[edge].next_edge
-            edge = np.int64(following)
+            token, share = np.int64(store.nodes[edge].token), store.nodes[edge].count / store.nodes[state].total_count
             if share >= MIN_SHARE and not _has_edge(tree, first, token):
                 # No more likely than the first, which stays the product's also where all contexts' seconds agree.
-                p = min(probability, probability_of(store, mixing, contexts, match_len, recalled, token))
-                _insert_edge(tree, first, paths, at, token, node.probability * p)
+                p = probability_of(store, mixing, contexts, match_len, recalled, token)
+                _insert_edge(tree, first, paths, at, token, node.probability * min(most, p))
+            edge = np.int64(store.nodes[edge].first_extra_edge if edge == state else store.nodes[edge].next_edge)
 
 
 @kernel
@@ -181,3 +179,89 @@ def _add_node(store, memory, learned, tree, at, paths):
     edge.token = NONE
     sizes[0] += 1
     _add_edges(store, memory, learned, tree, sizes[0] - 1, paths)
+
+
+class FurtherPaths(NamedTuple):
+    """Paths beside the drafts of a batch, those of a request in the order in which its tree grew.
+
+    Attributes:
+        request: int64 [n], place in the batch of each path's request, rising.
+        tokens: int32 [n, depth], from the end of the text on.
+        lengths: int64 [n], tokens of each path.
+        shared: int64 [n], tokens at its beginning that an earlier path or the draft has too.
+        acceptance: float32 [n, depth], cumulative acceptance probabilities.
+    """
+
+    request: np.ndarray
+    tokens: np.ndarray
+    lengths: np.ndarray
+    shared: np.ndarray
+    acceptance: np.ndarray
+
+    def own(self) -> tuple[np.ndarray, np.ndarray]:
+        """float32 [total], probabilities of the paths' own tokens, and int64 [n + 1], where each path's begin."""
+        depth = np.arange(self.tokens.shape[1])
+        is_own = (depth >= self.shared[:, None]) & (depth < self.lengths[:, None])
+        offsets = np.concatenate([[0], is_own.sum(axis=1).cumsum()])
+        return (RIGHT_SHARE * self.acceptance[is_own]).astype(np.float32), offsets
+
+
+def further_paths(drafter: Drafter, request_ids: list[str], depths: np.ndarray, paths: int) -> FurtherPaths:
+    """Grow a tree for each request, of up to `paths` leaves, and take all of its paths but the likeliest.
+
+    Args:
+        drafter: that has drafted for these requests, and been given nothing since.
+        depths: int64 [batch], tokens of a path at most; 0: no paths.
+        paths: leaves, the draft's included.
+
+    Example:
+        >>> drafter = Drafter(max_draft_tokens=2)
+        >>> drafter.start("a", np.array([1, 2, 3, 1, 2, 4, 1, 2, 3, 5]))
+        >>> drafter.append(["a"], np.array([1, 2]), offsets=[0, 2])
+        >>> drafter.draft(["a"], budgets=[2]).token_ids
+        array([3, 1], dtype=int32)
+        >>> found = further_paths(drafter, ["a"], np.array([2]), paths=2)
+        >>> found.tokens, found.shared
+        (array([[4, 1]], dtype=int32), array([0]))
+    """
+    slots, depths = drafter.slots_of(request_ids), np.asarray(depths, np.int64)
+    most, deepest = len(slots) * (paths - 1), max(1, int(depths.max(initial=0)))
+    found = FurtherPaths(
+        np.zeros(most, np.int64), np.zeros((most, deepest), np.int32), np.zeros(most, np.int64),
+        np.zeros(most, np.int64), np.zeros((most, deepest), np.float32),
+    )  # fmt: skip
+    tree = make_tree(paths, paths * deepest)
+    with drafter.reading():
+        read = drafter.store, drafter.memory, drafter.learned, drafter.sequences
+        count = _grow_all(*read, slots, depths, tree, paths, found)
+    return FurtherPaths(*(array[:count] for array in found))
+
+
+@compiled
+def _grow_all(store, memory, learned, sequences, slots, depths, tree, paths, found):
+    count = 0
+    for i in range(slots.size):
+        if depths[i] > 0 and sequences.texts[slots[i]].group != NONE:
+            grow(store, memory, learned, sequences, slots[i], tree, paths, paths * depths[i], depths[i])
+            count = _take_paths(tree, i, found, count)
+    return count
+
+
+@kernel
+def _take_paths(tree, request, found, count):
+    """Add the tree's paths but the first to those `found`; returns their number."""
+    for path in range(1, tree.sizes[2]):
+        leaf, first = NONE, NONE
+        for i in range(1, tree.sizes[0]):
+            if tree.nodes[i].path == path:
+                leaf = i
+                first = i if first == NONE else first
+        found.request[count], found.lengths[count] = request, tree.nodes[leaf].depth
+        found.shared[count] = tree.nodes[first].depth - 1
+        while leaf > 0:
+            node = tree.nodes[leaf]
+            found.tokens[count, node.depth - 1] = node.token
+            found.acceptance[count, node.depth - 1] = node.acceptance
+            leaf = node.parent
+        count += 1
+    return count

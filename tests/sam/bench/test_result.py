@@ -2,7 +2,7 @@
 
 import pytest
 
-from sam.bench.verdict import GO, NO_GO, NOISY, decide, median_interval
+from sam.bench.result import GO, NO_GO, NOISY, compared, median_interval
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from sam.bench.verdict import GO, NO_GO, NOISY, decide, median_interval
     ],
 )
 def test_the_rule(ratios, answer):
-    assert decide(ratios).answer == answer
+    assert compared([1.0] * len(ratios), ratios)["answer"] == answer
 
 
 def test_interval_of_a_median_is_the_range_of_few_values_and_narrower_of_many():

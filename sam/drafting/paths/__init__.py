@@ -1,1 +1,0 @@
-"""Further paths of a text beside its draft."""

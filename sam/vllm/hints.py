@@ -1,0 +1,62 @@
+"""What a request tells the drafters of its engine, in SamplingParams.extra_args: no token depends on it."""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+PREFIX = "sam_"  # of the keys
+
+
+@dataclass(frozen=True)
+class RequestHints:
+    """The hints of one request; None where it gives none.
+
+    Attributes:
+        prompt_tokens: of a request that continues a response or may be continued by another one, tokens of the
+            response's own prompt.
+        response_limit: tokens that this response may have at most.
+        waiting: requests that wait behind this one for a slot of the engine.
+
+    Example:
+        >>> RequestHints(waiting=3).extra_args()
+        {'sam_waiting': 3}
+    """
+
+    prompt_tokens: int | None = None
+    response_limit: int | None = None
+    waiting: int | None = None
+
+    def extra_args(self) -> dict[str, int]:
+        """As a request carries them."""
+        return {PREFIX + name: value for name, value in vars(self).items() if value is not None}
+
+    @classmethod
+    def of(cls, sampling_params: Any) -> Self:
+        """Those that vLLM's SamplingParams carry; none of a request without them."""
+        given = getattr(sampling_params, "extra_args", None) or {}
+        return cls(*(given.get(PREFIX + name) for name in cls.__dataclass_fields__))
+
+
+def response_start(state) -> int:
+    """Tokens of a request's text before its response, by vLLM's state of it: of a continued one, of the first part."""
+    prompt_tokens = RequestHints.of(state.sampling_params).prompt_tokens
+    return state.num_prompt_tokens if prompt_tokens is None else min(prompt_tokens, state.num_prompt_tokens)
+
+
+def response_of(state) -> list[int]:
+    """The tokens of a request's response: those that its prompt ends with, if it continues one, and its own."""
+    start = response_start(state)
+    given = state.prompt_token_ids[start:] if start < state.num_prompt_tokens else []
+    return [*given, *state.output_token_ids]
+
+
+def is_continued(state) -> bool:
+    """Whether the response of a request that is gone goes on in another one: it has all the tokens that it asked for,
+    none that ends a response, and fewer than the response may have."""
+    limit = RequestHints.of(state.sampling_params).response_limit
+    if limit is None:
+        return False
+    parameters = state.sampling_params
+    tokens = state.output_token_ids[: parameters.max_tokens]  # drafts behind the end may have been verified too
+    is_cut = len(tokens) == parameters.max_tokens and min(tokens) >= 0
+    is_cut = is_cut and parameters.all_stop_token_ids.isdisjoint(tokens)
+    return is_cut and state.num_prompt_tokens - response_start(state) + len(tokens) < limit
