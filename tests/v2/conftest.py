@@ -29,11 +29,38 @@ else:
         driver, compiler = Driver, None
 
     triton.backends.backends["cpu"] = Backend
+    from triton.runtime import interpreter
+
+    class Builder(interpreter.InterpreterBuilder):
+        """Takes masks of whole numbers, as compiled kernels do."""
+
+        def create_masked_load(self, ptrs, mask, *rest):
+            return super().create_masked_load(ptrs, _of_booleans(mask), *rest)
+
+        def create_masked_store(self, ptrs, value, mask, *rest):
+            return super().create_masked_store(ptrs, value, _of_booleans(mask), *rest)
+
+    def _of_booleans(mask):
+        return interpreter.TensorHandle(mask.data.astype(bool), interpreter.tl.int1)
+
+    interpreter.interpreter_builder.__class__ = Builder
     import vllm.v1.worker.cpu.shm  # noqa: F401  (before anything of the runner: what the CPU worker replaces there)
     from vllm.v1.sample.ops import topk_topp_sampler
 
     # The interpreter does not know `.to` of the integers in its kernel: PyTorch's path, for stock vLLM too.
     topk_topp_sampler.HAS_TRITON = False
+
+    from vllm.platforms.cpu import CpuPlatform
+
+    _check = CpuPlatform.check_and_update_config.__func__
+
+    def _check_but_keep_scheduling(cls, config):
+        """The platform turns asynchronous scheduling off, whatever is asked."""
+        asked = config.scheduler_config.async_scheduling
+        _check(cls, config)
+        config.scheduler_config.async_scheduling = asked
+
+    CpuPlatform.check_and_update_config = classmethod(_check_but_keep_scheduling)
 
 
 @pytest.fixture(scope="session")

@@ -53,12 +53,14 @@ class Run:
 
 
 @contextlib.contextmanager
-def engine(model, method: str | None, speculation: dict[str, Any] | None = None, **arguments):
+def engine(
+    model, method: str | None, speculation: dict[str, Any] | None = None, asynchronous: bool = False, **arguments
+):
     """vLLM's LLM; without a method vLLM's own, with nothing of this project's in its config."""
     ours = {}
     if method:
         config = SpeculationConfig(method=method, **{"policy": "always"} | (speculation or {}))
-        ours = engine_arguments(config, asynchronous=False)
+        ours = engine_arguments(config, asynchronous)
     with started(
         **{
             "model": model.path,
@@ -68,6 +70,7 @@ def engine(model, method: str | None, speculation: dict[str, Any] | None = None,
             "seed": 0,
             "max_num_seqs": 16,
             "disable_log_stats": False,
+            "async_scheduling": asynchronous,
             **ours,
             **arguments,
         }
@@ -79,6 +82,10 @@ def runner_of(llm):
     return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
 
 
+def config_of(llm) -> SpeculationConfig:
+    return SpeculationConfig.from_vllm(runner_of(llm).vllm_config)
+
+
 def scheduler_of(llm):
     return llm.llm_engine.engine_core.engine_core.scheduler
 
@@ -88,7 +95,7 @@ def answers(llm, requests, after_step=None) -> Run:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    common = {"temperature": 1.0, "ignore_eos": True, "detokenize": False, "max_tokens": 24}
+    common = {"temperature": 1.0, "ignore_eos": True, "detokenize": False, "max_tokens": 16}
     common["output_kind"] = RequestOutputKind.FINAL_ONLY
     for row, (name, prompt, settings) in enumerate(requests):
         parameters = SamplingParams(**common | {"seed": row} | settings)

@@ -22,7 +22,7 @@ class Decoder:
 
     def __init__(self, settings, k, vocabulary=64, logprobs_mode="raw_logprobs", same_prompt=False):
         from vllm import SamplingParams
-        from vllm.config import SpeculativeConfig, VllmConfig
+        from vllm.config import VllmConfig
         from vllm.v1.worker.gpu.sample.sampler import Sampler
         from vllm.v1.worker.gpu.states import RequestState
 
@@ -35,10 +35,7 @@ class Decoder:
         self.sampler = Sampler(
             VllmConfig(), self.number, vocabulary, device, self.states, logprobs_mode, num_speculative_tokens=k + 1
         )
-        config = SpeculativeConfig(
-            method="ngram_gpu", num_speculative_tokens=k, prompt_lookup_min=1, prompt_lookup_max=2
-        )
-        self.verification = ExactVerification(self.sampler, config, device)
+        self.verification = ExactVerification(self.sampler, k, device)
         self.indices, self.accepted, self.logprobs = [], 0, {}
         for row, own in enumerate(settings):
             parameters = SamplingParams(**{"temperature": 1.0, "max_tokens": POSITIONS} | own)

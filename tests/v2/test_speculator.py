@@ -1,5 +1,6 @@
 """The speculator's contract with the runner, without an engine: what it drafts, when it waits; that it never fails."""
 
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,8 +10,10 @@ import torch
 pytest.importorskip("vllm.v1.worker.gpu.spec_decode.speculator")
 
 from sam.config import SpeculationConfig
+from sam.sharing.client import Client
 from sam.vllm.v2 import engine
 from sam.vllm.v2.speculator import SamSpeculator
+from tests.sam.sharing.channel import Channel
 
 K = 3
 
@@ -25,7 +28,7 @@ class Event:
 def config(**speculation):
     return SimpleNamespace(
         additional_config={"speculation": {"method": "sam", "policy": "always", **speculation}},
-        model_config=SimpleNamespace(max_model_len=32),
+        model_config=SimpleNamespace(max_model_len=32, model="none", enforce_eager=True),
         speculative_config=SimpleNamespace(num_speculative_tokens=K, method="ngram_gpu", model="ngram_gpu"),
         scheduler_config=SimpleNamespace(max_num_seqs=4, async_scheduling=False, scheduler_cls=None),
         parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=1),
@@ -52,8 +55,11 @@ def propose(speculator, tokens, budget=K, **flags):
 
 
 def schedule(speculator, **prompts):
-    new = [SimpleNamespace(req_id=name, prefill_token_ids=text, prompt_len=len(text)) for name, text in prompts.items()]
-    speculator.schedule(SimpleNamespace(scheduled_new_reqs=new, finished_req_ids=set()))
+    new = [
+        SimpleNamespace(req_id=name, prefill_token_ids=text, prompt_len=len(text), sampling_params=None)
+        for name, text in prompts.items()
+    ]
+    speculator.schedule(SimpleNamespace(scheduled_new_reqs=new, finished_req_ids=set(), num_scheduled_tokens=prompts))
 
 
 def test_drafts_come_from_siblings_and_rows_without_are_filled_up(speculator):
@@ -97,10 +103,48 @@ def test_no_draft_goes_beyond_max_model_len(speculator):
     assert drafts == [[1] * K] and speculator.counters["draft_errors"] == 0
 
 
+def test_siblings_in_another_replica_are_drafted_from(monkeypatch):
+    channel = Channel()
+    monkeypatch.setattr("sam.vllm.v2.speculator.Link", lambda address: channel)
+    monkeypatch.setattr(Client, "start", lambda self: None)
+    writer, reader = (SamSpeculator(config(sharing="replicas"), torch.device("cpu")) for _ in range(2))
+    for one in (writer, reader):
+        one.share("address")
+        schedule(one, a=[1, 2, 3])
+    propose(writer, {"a": [4, 5, 6, 7]}, budget=0)  # text leaves while nobody drafts, too
+    propose(reader, {"a": []}, budget=0)
+    for one in (writer, reader):
+        one.drafter.client.exchange()
+    assert propose(reader, {"a": [4]})[0] == [[5, 6, 7]]
+    assert reader.counters["sharing_received_tokens"] == 4
+
+
+def test_a_history_is_written_and_read(tmp_path, model):
+    lasting = config(scope="history", history_path=str(tmp_path))
+    lasting.model_config.model = model.path
+    writer = SamSpeculator(lasting, torch.device("cpu"))
+    schedule(writer, a=[1, 2, 3])
+    propose(writer, {"a": [4, 5, 6, 7]})
+    writer.schedule(SimpleNamespace(scheduled_new_reqs=[], finished_req_ids={"a"}, num_scheduled_tokens={}))
+    writer.weights_updated()
+    until(lambda: writer.counters["history_written_responses"] == 1)
+    reader = SamSpeculator(lasting, torch.device("cpu"))
+    schedule(reader, b=[1, 2, 3])
+    propose(reader, {"b": []})
+    until(lambda: reader.counters["history_found_prompts"] == 1)
+    assert propose(reader, {"b": [4]})[0] == [[5, 6, 7]]
+
+
+def until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 REFUSED = {
     "speculation=ngram": {"method": "ngram"},
     "speculation.paths=2": {"paths": 2},
-    "speculation.policy=goodput": {"policy": "goodput"},
     "scheduler_cls=None": {"policy": "threshold"},
 }
 

@@ -17,7 +17,23 @@ def engine_arguments(config: SpeculationConfig, asynchronous: bool) -> dict[str,
     arguments = config.vllm_arguments(asynchronous=True)  # by the door of ngram_gpu, whichever way it is scheduled
     if config.method == "sam":
         arguments["scheduler_cls"] = SCHEDULERS[asynchronous]
+        if lengths := _lengths_by_requests(config):
+            arguments["speculative_config"]["num_speculative_tokens_per_batch_size"] = lengths
     return arguments
+
+
+def _lengths_by_requests(config: SpeculationConfig) -> list[tuple[int, int, int]] | None:
+    """vLLM's table of draft lengths, of which it captures a graph each: first requests, last, draft tokens; None for a
+    single length. Which is drafted in a step the scheduler says."""
+    k, threshold = config.num_speculative_tokens, config.batch_size_threshold
+    match config.policy:
+        case "always":
+            return None
+        case "goodput":
+            return [(1 + i, 1 + i, k - i) for i in range(k + 1)]
+        case "threshold" if threshold > 0:
+            return [(1, threshold, k), (threshold + 1, threshold + 1, 0)]
+    return [(1, 1, 0)]
 
 
 def is_second_runner(vllm_config) -> bool:
@@ -43,6 +59,7 @@ def init_device(original, wrapper, config: SpeculationConfig) -> None:
     patches.wrap(runner, "add_requests", "note_requests", _note_requests(runner.speculator))
     patches.wrap(model_runner, "AsyncOutput", "keep_output", _keep_output)
     _SPECULATORS[id(runner.output_copy_stream)] = runner.speculator
+    runner.drafter = runner.speculator  # by the first runner's name, for who shares text and says that weights are new
     if config.verification == "exact":
         patches.wrap(runner, "load_model", "install", _load_and_verify_exactly(runner))
 
@@ -80,7 +97,7 @@ def _load_and_verify_exactly(runner):
         original(*arguments, **keywords)
         from sam.vllm.v2.verification import ExactVerification
 
-        verification = ExactVerification(runner.sampler, runner.speculative_config, runner.device)
+        verification = ExactVerification(runner.sampler, runner.num_speculative_steps, runner.device)
         patches.put(runner, "rejection_sampler", "verify_exactly", verification)
 
     return load_model
@@ -117,11 +134,10 @@ def check_engine(vllm_config, config: SpeculationConfig) -> None:
     wanted = {
         "speculation": (config.method, "sam"),
         "speculation.paths": (config.paths, 1),
-        "speculation.history_path": (config.history_path, None),
-        "speculation.sharing": ("replicas" if config.sharing == "replicas" else "none", "none"),
         "tensor_parallel_size": (parallel.tensor_parallel_size, 1),
         "pipeline_parallel_size": (parallel.pipeline_parallel_size, 1),
         "data_parallel_size": (parallel.data_parallel_size, 1),
+        "return_sampling_mask": (getattr(vllm_config.model_config, "return_sampling_mask", False), False),
         "watermark_config": (getattr(vllm_config, "watermark_config", None), None),
         "speculative_config.method": (vllm_config.speculative_config.method, "ngram_gpu"),
     }
@@ -131,10 +147,6 @@ def check_engine(vllm_config, config: SpeculationConfig) -> None:
                 f"{key}={value}: with vLLM's second model runner expected {expected} so far: set it so, or "
                 "VLLM_USE_V2_MODEL_RUNNER=0"
             )
-    if config.policy == "goodput":
-        raise ValueError(
-            "speculation.policy=goodput: with vLLM's second model runner expected threshold, always or never so far"
-        )
     name = SCHEDULERS[bool(scheduler.async_scheduling)]
     if scheduler.scheduler_cls != name and config.policy != "always":
         raise ValueError(

@@ -10,14 +10,15 @@ from vllm.v1.worker.gpu.async_utils import AsyncOutput
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from sam.config import SpeculationConfig
-from sam.sharing.drafter import make_drafter
+from sam.history.client import HistoryClient
+from sam.sharing.client import Client
+from sam.sharing.drafter import SharingDrafter, make_drafter
+from sam.sharing.link import Link
 from sam.vllm.v2 import followed_requests
 from sam.vllm.v2.followed_requests import FollowedRequests, Step
 
 logger = logging.getLogger(__name__)
 
-# Steps without drafts whose tokens are left unread; one call then appends them together.
-MAX_STEPS_BEHIND = 32
 STEPS_UNDER_WAY = 3  # whose copies may not have ended; vLLM schedules two at once
 COUNTERS = (*followed_requests.COUNTERS, "draft_errors", "skipped_steps", "waits", "filled_draft_tokens")
 
@@ -39,18 +40,40 @@ class SamSpeculator(BaseSpeculator):
         self._device = device
         self._max_model_len = vllm_config.model_config.max_model_len
         self._k = vllm_config.speculative_config.num_speculative_tokens
-        self.drafter = make_drafter(SpeculationConfig.from_vllm(vllm_config), self._k)
+        config = SpeculationConfig.from_vllm(vllm_config)
+        self.drafter = make_drafter(config, self._k)
         self.counters = self.drafter.counters
         self.counters.update(dict.fromkeys(COUNTERS, 0))
-        self._requests = FollowedRequests(self.drafter, self.counters)
+        history = HistoryClient.of_engine(config, vllm_config.model_config, self.counters)
+        self._requests = FollowedRequests(self.drafter, self.counters, history)
         self._output: AsyncOutput | None = None
-        # What is returned where nothing is drafted; token ids, since the runner may compute placeholders from them.
+        # What is returned where nothing is drafted and nothing verified: the runner may write -1 into it.
         self._nothing = torch.zeros(
             (vllm_config.scheduler_config.max_num_seqs, self._k), dtype=torch.int64, device=device
         )
         started = time.perf_counter()
         self.drafter.warm_up()
         logger.info("drafter compiled in %.1f s", time.perf_counter() - started)
+        if history:
+            history.start()
+
+    def share(self, address: str) -> None:
+        """Exchange text with the drafters of other replicas, as sam.vllm.proposer.SamProposer.share."""
+        if isinstance(self.drafter, SharingDrafter):
+            client = Client(Link(address).ask)
+            self.drafter.share(client)
+            client.start()
+            self._requests.shares_at = 0.0
+
+    def weights_updated(self) -> None:
+        """Count a weight sync: history evicts responses of older weights first."""
+        self.counters["policy_version"] += 1
+        if self._requests.history:
+            try:
+                self._requests.read(time.perf_counter())
+            except Exception:
+                self._count_error()
+            self._requests.history.weights_updated()
 
     def init_cudagraph_manager(self, cudagraph_mode) -> None:
         """There is no graph to make."""
@@ -59,9 +82,11 @@ class SamSpeculator(BaseSpeculator):
         """There is no graph to capture."""
 
     def schedule(self, scheduler_output) -> None:
-        """Called before the runner adds a step's new requests."""
+        """Called before the runner adds a step's new requests; where nothing is computed, the last ones have ended."""
         try:
             self._requests.schedule(scheduler_output)
+            if not scheduler_output.num_scheduled_tokens:
+                self._requests.read(time.perf_counter())
         except Exception:
             self._count_error()
 
@@ -70,29 +95,13 @@ class SamSpeculator(BaseSpeculator):
         self._output = output
 
     def propose(
-        self,
-        input_batch,
-        attn_metadata,
-        slot_mappings,
-        last_hidden_states,
-        aux_hidden_states,
-        num_sampled,
-        num_rejected,
-        last_sampled,
-        next_prefill_tokens,
-        temperature,
-        seeds,
-        dp_sync_state=None,
-        dummy_run: bool = False,
-        skip_attn_for_dummy_run: bool = False,
-        mm_inputs=None,
-        is_profile: bool = False,
-        num_speculative_tokens: int | None = None,
+        self, input_batch, *_, dummy_run=False, is_profile=False, num_speculative_tokens: int | None = None, **__
     ) -> torch.Tensor:
         """Draft for every row of the batch.
 
         Args:
-            input_batch: vLLM's, of which request ids are read.
+            input_batch: vLLM's, of which request ids are read; of vLLM's other arguments none is needed.
+            dummy_run, is_profile: touch nothing.
             num_speculative_tokens: tokens of each draft that the next step verifies; 0 switches drafting off, and the
                 host waits for nothing.
 
@@ -105,18 +114,18 @@ class SamSpeculator(BaseSpeculator):
             return self._nothing[:rows]
         budget = self._k if num_speculative_tokens is None else num_speculative_tokens
         try:
-            step = self._end_step(input_batch.req_ids)
+            step, now = self._end_step(input_batch.req_ids), time.perf_counter()
             if budget == 0:
                 self.counters["skipped_steps"] += 1
-                if self.counters["skipped_steps"] % MAX_STEPS_BEHIND == 0:
-                    self._requests.read(STEPS_UNDER_WAY)
+                if self._requests.is_due(now):
+                    self._requests.read(now, STEPS_UNDER_WAY)
                 return self._nothing[:rows]
             self.counters["waits"] += 1
-            self._requests.read()
+            self._requests.read(now)
             return async_tensor_h2d(self._draft(step, budget), device=self._device)
         except Exception:
             self._count_error()
-            return self._nothing[:rows]
+            return torch.zeros_like(self._nothing[:rows])  # token ids, for what the next step computes all the same
 
     def _end_step(self, request_ids: list[str]) -> Step:
         output, self._output = self._output, None

@@ -4,44 +4,58 @@ Its noise is keyed by a request's seed and the token's absolute position, so tha
 whichever step it is computed: the tokens are those of the engine without drafts.
 """
 
+from dataclasses import replace
+
 import torch
-from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
+from vllm.v1.worker.gpu.input_batch import InputBatch, get_num_sampled_and_rejected
+from vllm.v1.worker.gpu.sample.output import SamplerOutput
+from vllm.v1.worker.gpu.sample.sampler import Sampler
 
 
-class ExactVerification(RejectionSampler):
-    """In place of the runner's rejection sampler, whose logprobs, chunks and masks it keeps."""
+class ExactVerification:
+    """In place of the runner's rejection sampler.
 
-    def __init__(self, sampler, speculative_config, device: torch.device):
-        super().__init__(sampler, speculative_config, device)
-        self._places = torch.arange(self.num_speculative_steps + 1, device=device)
+    Log-probabilities are the sampler's own, of named tokens too. Unlike vLLM's rejection sampler it does not go through
+    a large batch in pieces.
 
-    def _verify(
+    Args:
+        sampler: the runner's.
+        k: draft tokens of a request at most.
+    """
+
+    enable_adaptive_verification = False
+
+    def __init__(self, sampler: Sampler, k: int, device: torch.device):
+        self.sampler = sampler
+        self._places = torch.arange(k + 1, device=device)
+
+    def __call__(
         self,
-        logits,
-        draft_logits,
-        draft_sampled,
-        pos,
-        cu_num_logits,
-        idx_mapping,
-        idx_mapping_np,
-        expanded_idx_mapping,
-        expanded_local_pos,
-        seq_lens_upper_bound_np,
-        verify_draft_sampled,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Processed logits, and what `accept_equal` gives; arguments and results as in vLLM's own."""
-        drawn, processed_logits = self.sampler.sample(
-            logits,
-            expanded_idx_mapping,
-            idx_mapping,
-            idx_mapping_np,
-            pos,
-            draft_sampled,
-            expanded_local_pos,
-            seq_lens_upper_bound_np,
-            return_logprobs=self.sampler.get_logprobs_dims(idx_mapping_np) is not None,
+        logits: torch.Tensor,
+        input_batch: InputBatch,
+        draft_logits: torch.Tensor | None = None,
+        invalid_drafts: torch.Tensor | None = None,
+    ) -> SamplerOutput:
+        """The tokens of a step with drafts; arguments and results as of vLLM's own.
+
+        Args:
+            logits: [rows, vocabulary], a row for each request's last token and each draft token.
+            invalid_drafts: bool [rows], drafts that a grammar forbids.
+        """
+        output = self.sampler(logits, input_batch)
+        inputs = input_batch.input_ids[input_batch.logits_indices]
+        if invalid_drafts is not None:
+            inputs = inputs.masked_fill(invalid_drafts, -1)
+        drawn = output.sampled_token_ids[:, 0]
+        tokens, kept = accept_equal(drawn, inputs, input_batch.cu_num_logits, self._places)
+        num_sampled, num_rejected = get_num_sampled_and_rejected(
+            kept,
+            input_batch.seq_lens,
+            input_batch.cu_num_logits,
+            input_batch.idx_mapping,
+            self.sampler.req_states.prefill_len.gpu,
         )
-        return processed_logits, *accept_equal(drawn, verify_draft_sampled, cu_num_logits, self._places)
+        return replace(output, sampled_token_ids=tokens, num_sampled=num_sampled, num_rejected=num_rejected)
 
 
 def accept_equal(

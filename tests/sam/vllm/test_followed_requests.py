@@ -25,7 +25,10 @@ def followed():
 
 
 def scheduled(new=(), finished=()):
-    listed = [SimpleNamespace(req_id=name, prefill_token_ids=text, prompt_len=length) for name, text, length in new]
+    listed = [
+        SimpleNamespace(req_id=name, prefill_token_ids=text, prompt_len=length, sampling_params=None)
+        for name, text, length in new
+    ]
     return SimpleNamespace(scheduled_new_reqs=listed, finished_req_ids=set(finished))
 
 
@@ -40,12 +43,12 @@ def step(**tokens):
 def test_requests_are_followed_from_their_prompt_to_their_end(followed):
     followed.schedule(scheduled(new=[("a", [1, 2, 3], 3), ("b", [1, 2, 3], 3)]))
     followed.end_step(step(a=[4, 5], b=[]))  # b is in its prompt
-    followed.read()
+    followed.read(0.0)
     assert followed.drafter.lengths(["a", "b"]).tolist() == [5, 3]
     followed.schedule(scheduled(finished=["a"]))
     last = step(b=[4])
     followed.end_step(last)
-    followed.read()
+    followed.read(0.0)
     assert followed.rows_of(last) == [0] and followed.lengths(["b"]).tolist() == [4]
     # Drafts come from the sibling's text.
     assert followed.drafter.draft(["b"], np.array([1])).token_ids.tolist() == [5]
@@ -59,9 +62,9 @@ def test_steps_under_way_are_not_waited_for(followed):
     steps = [step(a=[token]) for token in range(4)]
     for one in steps:
         followed.end_step(one)
-    followed.read(except_steps=3)
+    followed.read(0.0, except_steps=3)
     assert [one.copied.waits for one in steps] == [1, 0, 0, 0]
-    followed.read()
+    followed.read(0.0)
     assert [one.copied.waits for one in steps] == [1, 1, 1, 1]
     assert followed.drafter.lengths(["a"]).tolist() == [7]
 
@@ -71,28 +74,28 @@ def test_a_preempted_request_comes_back_with_its_text(followed):
     followed.end_step(step(a=[4, 5]))
     followed.schedule(scheduled(new=[("a", [1, 2, 3, 4], 3)]))  # the step's last token was thrown away
     followed.end_step(step(a=[5, 6]))
-    followed.read()
+    followed.read(0.0)
     assert followed.drafter.lengths(["a"]).tolist() == [6] and followed.lengths(["a"]).tolist() == [6]
     followed.schedule(scheduled(new=[("a", [1, 2, 3, 4, 5, 6, 7, 8], 3)]))  # and here one was missed
-    followed.read()
+    followed.read(0.0)
     assert followed.drafter.lengths(["a"]).tolist() == [8]
 
 
 def test_a_request_of_whose_text_a_fault_lost_a_part_gets_no_drafts(followed, monkeypatch):
     followed.schedule(scheduled(new=[("a", [1, 2, 3], 3), ("b", [7, 2, 3], 3)]))
-    followed.read()
+    followed.read(0.0)
     followed.end_step(step(a=[4]))
     with monkeypatch.context() as patched:
         patched.setattr(followed.drafter, "append", None)
         with pytest.raises(TypeError):
-            followed.read()
+            followed.read(0.0)
     last = step(a=[5], b=[4])
     followed.end_step(last)
-    followed.read()
+    followed.read(0.0)
     assert followed.rows_of(last) == [1] and followed.drafter.lengths(["b"]).tolist() == [4]
 
 
 def test_requests_that_cannot_be_followed_are_counted(followed):
     followed.schedule(scheduled(new=[("a", [-5, 2], 2), ("_warmup_0_", [1], 1)]))
-    followed.read()
+    followed.read(0.0)
     assert followed.counted["untracked_requests"] == 1  # the negative token; the warm-up is no request
