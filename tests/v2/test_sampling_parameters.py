@@ -19,6 +19,7 @@ CASES = {
     "stop_tokens": {"stop_token_ids": list(range(0, 300, 12))},
     "logprobs": {"logprobs": 3},
     "greedy_logprobs": {"temperature": 0.0, "logprobs": 0},
+    "named_logprobs": {"logprob_token_ids": [3, 40, 200]},
     "prompt_logprobs": {"prompt_logprobs": 1},
     "stop_string": {"stop": ["7 w1"], "detokenize": True},
     "stop_string_kept": {"stop": ["3 w2"], "detokenize": True, "include_stop_str_in_output": True},
