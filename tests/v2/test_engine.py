@@ -59,7 +59,7 @@ class Watch:
             llm.llm_engine.abort_request(ABORTED[step])
         if step == FORCED_PREEMPTION:
             assert llm.llm_engine.reset_prefix_cache(reset_running_requests=True)
-        counts = self._counts(getattr(runner_of(llm).speculator, "counters", {}).get("waits", 0))
+        counts = self._counts(getattr(runner_of(llm).speculator, "counters", {}).get("waited_steps", 0))
         self.steps.append(tuple((counts - self._before).tolist()))
         self._before = counts
 
@@ -123,7 +123,9 @@ def test_steps_without_drafts_wait_for_nothing_and_copy_nothing(squeezed, stock)
     assert sum(drafting.values()) > 5 and sum(idle.values()) > 5
     assert max(waits for waits, _, _ in kinds) <= max(waits for waits, _, _ in stock.steps)
     assert all(copies == 0 for _, copies, _ in idle) and all(copies == 1 for _, copies, _ in drafting)
-    assert run.counters["skipped_steps"] >= sum(idle.values()) and run.counters["waits"] == sum(drafting.values())
+    assert run.counters["skipped_steps"] >= sum(idle.values()) and run.counters["waited_steps"] == sum(
+        drafting.values()
+    )
 
 
 def test_a_fault_in_drafting_costs_drafts_and_nothing_else(squeezed, stock, caplog):

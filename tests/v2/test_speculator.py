@@ -67,7 +67,7 @@ def test_drafts_come_from_siblings_and_rows_without_are_filled_up(speculator):
     propose(speculator, {"a": [4, 5, 6], "b": [], "c": []})
     drafts, event = propose(speculator, {"a": [7], "b": [4], "c": []})
     assert drafts[1] == [5, 6, 7]
-    assert event.waits == 1 and speculator.counters["waits"] == 2
+    assert event.waits == 1 and speculator.counters["waited_steps"] == 2
     assert speculator.counters["draft_errors"] == 0
 
 

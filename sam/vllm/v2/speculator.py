@@ -20,7 +20,7 @@ from sam.vllm.v2.followed_requests import FollowedRequests, Step
 logger = logging.getLogger(__name__)
 
 STEPS_UNDER_WAY = 3  # whose copies may not have ended; vLLM schedules two at once
-COUNTERS = (*followed_requests.COUNTERS, "draft_errors", "skipped_steps", "waits", "filled_draft_tokens")
+COUNTERS = (*followed_requests.COUNTERS, "draft_errors", "skipped_steps", "waited_steps", "filled_draft_tokens")
 
 
 class SamSpeculator(BaseSpeculator):
@@ -120,7 +120,7 @@ class SamSpeculator(BaseSpeculator):
                 if self._requests.is_due(now):
                     self._requests.read(now, STEPS_UNDER_WAY)
                 return self._nothing[:rows]
-            self.counters["waits"] += 1
+            self.counters["waited_steps"] += 1
             self._requests.read(now)
             return async_tensor_h2d(self._draft(step, budget), device=self._device)
         except Exception:
