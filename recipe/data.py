@@ -1,4 +1,4 @@
-"""`python -m recipe.data --output DIR [NAMES]`: the math data sets in verl's parquet format, one row per problem.
+"""`sam data --output DIR [NAMES]`: the math data sets in verl's parquet format, one row per problem.
 
 Published files come from the Hugging Face hub, or with --from FOLDER from there. Each output has its checksum in
 DIR/manifest.json; a second call makes only what is missing or differs.
@@ -14,10 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from recipe.arguments import Parser
-from sam.command import run_command
+from sam.command import Parser, run_command
 from sam.reading import ReadError, expect, json_object, one_line
-from sam.record.atomic import replacing
+from sam.record import replacing
 from sam.record.tokenizer import checked_chat
 
 if TYPE_CHECKING:
@@ -142,7 +141,7 @@ def _digest(path: Path) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = Parser(prog="python -m recipe.data", description=__doc__)
+    parser = Parser(prog="sam data", description=__doc__)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(SOURCES)} (default: all)")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--from", dest="folder", type=Path, help="folder with the published files")
@@ -152,7 +151,3 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     names = options.names or SOURCES
     return run_command(lambda: (prepare(name, options.output, options.folder) for name in names))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -12,38 +12,34 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from recipe import preflight
 from recipe.arguments import parse
-from recipe.launch import checkpoints, environment, processes, run_lock, supervisor
+from recipe.launch import checkpoints, environment, supervisor
 from recipe.launch.config import ConfigError, compose_config
-from recipe.launch.ending import LOG_FILE, write_last_line
+from recipe.launch.ending import LOG_FILE, write_error, write_last_line
 from recipe.launch.progress import LogOnScreen, Progress
-from recipe.launch.scratch import VARIABLE, Scratch
 from recipe.launch.versions import write_versions
-from recipe.preflight import checks
-from recipe.preflight.problem import Problem
-from recipe.record.run_directory import STARTING_RAY, STATE_FILE, RunRecord, read_json
-from recipe.record.settings import changes, keep
+from recipe.record import STARTING_RAY, STATE_FILE, RunRecord, changes, keep, read_json
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
-    if VARIABLE in os.environ:
-        return run(compose_config(options.config_name, options.overrides), Scratch(Path(os.environ[VARIABLE])))
+    if folder := os.environ.get(supervisor.VARIABLE):
+        run(compose_config(options.config_name, options.overrides), Path(folder))
+        return 0
     try:
         config = compose_config(options.config_name, options.overrides)
-        checks.check(config, to_be_built=Path(config.assets) if options.check and "assets" in config else None)
-        for warning in checks.find_warnings(config):
+        preflight.check(config, to_be_built=Path(config.assets) if options.check and "assets" in config else None)
+        for warning in preflight.find_warnings(config):
             print(f"warning: {warning}", file=sys.stderr)
         if options.check:
             return 0
         run_directory, steps = Path(config.run_dir), config.trainer.total_training_steps
         if is_finished(config):
-            print(
-                f"{run_directory} holds this run, finished after {steps} steps: nothing to do (to train again: another "
-                "run_dir=, trainer.resume_mode=disable, or remove the directory)"
-            )
+            again = "to train again: another run_dir=, trainer.resume_mode=disable, or remove the directory"
+            print(f"{run_directory} holds this run, finished after {steps} steps: nothing to do ({again})")
             return 0
-        with run_lock.lock(run_directory):
+        with supervisor.lock(run_directory):
             return supervisor.guard(run_directory, lambda: supervise(config, options))
     except (ConfigError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -52,12 +48,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 def is_finished(config: DictConfig) -> bool:
     """Whether the run that would be resumed has its last checkpoint and its end already."""
-    directory = Path(config.run_dir)
-    steps = config.trainer.total_training_steps
+    directory, steps = Path(config.run_dir), config.trainer.total_training_steps
     if config.trainer.resume_mode != "auto" or steps is None:
         return False
-    phase = read_json(directory / STATE_FILE).get("phase")
-    return phase == "finished" and (checkpoints.last_complete(directory) or 0) >= steps
+    has_ended = read_json(directory / STATE_FILE).get("phase") == "finished"
+    return has_ended and (checkpoints.resumes_after(directory) or 0) >= steps
 
 
 def supervise(config: DictConfig, options: argparse.Namespace) -> int:
@@ -67,13 +62,12 @@ def supervise(config: DictConfig, options: argparse.Namespace) -> int:
     limits = {"weight_sync": config.watchdog.weight_sync_seconds}
     while True:
         try:
-            resumed = go_on(config, options.accept_changes)
+            step, origin = go_on(config, options.accept_changes)
             write_versions(run_directory / "versions.json")
             (log := run_directory / LOG_FILE).touch()
         except (ConfigError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
-        step, origin = (resumed.step, resumed.folder) if resumed else (0, None)
         screen = LogOnScreen(log) if options.verbose else Progress(run_directory, steps, step)
         try:
             ending = supervisor.supervise(command, run_directory, limits, origin, screen.update)
@@ -87,36 +81,37 @@ def supervise(config: DictConfig, options: argparse.Namespace) -> int:
         say(run_directory, f"warning: {ending.reason}: going on from the one before")
 
 
-def go_on(config: DictConfig, accept_changes: bool) -> checkpoints.Resumed | None:
-    """Say where a run goes on and with what other settings, and keep the config; None of a new run.
+def go_on(config: DictConfig, accept_changes: bool) -> tuple[int, Path | None]:
+    """Say after which step and from which folder a run goes on, with what other settings, and keep its config.
 
     Raises:
         ConfigError: no checkpoint can be read, or settings make another curve and were not accepted.
     """
-    run_directory = Path(config.run_dir)
+    run_directory, curve, others = Path(config.run_dir), [], []
     try:
-        resumed = checkpoints.find(config)
+        step, folder, skipped = checkpoints.find(config)
     except ValueError as error:
-        raise ConfigError(Problem("run_dir.checkpoint", *error.args)) from error
-    curve, others = [], []
-    own = resumed is not None and resumed.folder.is_relative_to(Path(config.trainer.default_local_dir))
-    if own:
+        value, remedy = (*error.args, "put it back, or begin again with trainer.resume_mode=disable")[:2]
+        said = f"{value}: no whole checkpoint to go on from: {remedy} [run_dir.checkpoint]"
+        raise ConfigError(said) from error
+    if own := folder is not None and folder.is_relative_to(Path(config.trainer.default_local_dir)):
         try:
             curve, others = changes(run_directory, config)
         except ValueError as error:
             curve = [str(error)]
     if curve and not accept_changes:
-        value = f"run_dir={run_directory} goes on from step {resumed.step}, changed: {', '.join(curve)}"
-        raise ConfigError(Problem("run_dir.changed", value))
-    keep(run_directory, config, resumed.step if resumed else None)
+        said = f"run_dir={run_directory} goes on from step {step}, changed: {', '.join(curve)}"
+        remedy = "set it as it was, choose another run_dir=, or add --accept-changes"
+        raise ConfigError(f"{said}: it would be another curve: {remedy} [run_dir.changed]")
+    keep(run_directory, config, step if folder else None)
     environment.name_wandb_run(run_directory, goes_on=own)
-    if resumed:
-        for said in resumed.skipped:
-            say(run_directory, f"warning: {said}")
-        say(run_directory, f"resumed from step {resumed.step} of {run_directory if own else resumed.folder.parents[1]}")
+    for said in skipped:
+        say(run_directory, f"warning: {said}")
+    if folder:
+        say(run_directory, f"resumed from step {step} of {run_directory if own else folder.parents[1]}")
     if changed := [*curve, *others]:
         say(run_directory, f"changed since then: {', '.join(changed)}")
-    return resumed
+    return step, folder
 
 
 def say(run_directory: Path, line: str) -> None:
@@ -126,19 +121,18 @@ def say(run_directory: Path, line: str) -> None:
         log.write(line + "\n")
 
 
-def run(config: DictConfig, scratch: Scratch) -> int:
-    """The run itself. Ray is imported only here, after the environment is set."""
-    processes.terminate_with_parent()
+def run(config: DictConfig, folder: Path) -> None:
+    """The run itself, with its private folder. Ray is imported only here, after the environment is set."""
+    supervisor.terminate_with_parent()
     RunRecord(Path(config.run_dir)).enter(STARTING_RAY)
-    environment.prepare(config, scratch.directory)
-    from recipe.trainer.task_runner import run_in_ray
+    environment.prepare(config, folder)
+    from recipe.trainer import run_in_ray
 
     try:
-        run_in_ray(config, environment.ray_runtime_env(), str(scratch.directory / "ray"))
+        run_in_ray(config, environment.ray_runtime_env(), str(folder / "ray"))
     except Exception as error:
-        scratch.write_error(error)
+        write_error(folder, error)
         raise
-    return 0
 
 
 if __name__ == "__main__":

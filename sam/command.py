@@ -1,21 +1,47 @@
-"""What the commands of this package share."""
+"""What the commands of this package share: how they parse, what they print, and how they end."""
 
+import argparse
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn
+
+INTERRUPTED = 130  # exit code, as a shell has it for Ctrl-C
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"error: {message}", file=sys.stderr)
+        sys.exit(2)
 
 
 def run_command(
-    command: Callable[[], str | Iterable[str]], errors: tuple = (ValueError, OSError), code: int = 2
+    command: Callable[[], int | str | Iterable[str]], errors: tuple = (ValueError, OSError), code: int = 2
 ) -> int:
-    """Print the text that `command` returns, or its texts one by one; returns the exit code.
+    """Print the text that `command` returns, or its texts one by one; returns the exit code, or `command`'s own.
 
     Errors of the kinds `errors` are the user's to mend: one line, and exit code `code`.
     """
     try:
         said = command()
+        if isinstance(said, int):
+            return said
         for text in [said] if isinstance(said, str) else said:
             print(text, flush=True)
     except errors as error:
         print(f"error: {' '.join(str(error).splitlines())}", file=sys.stderr)
         return code
     return 0
+
+
+def laid_out(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of a table, its columns as wide as they must be.
+
+    Example:
+        >>> laid_out(["engine", "s"], [["off", "12"]])
+        ['engine   s', '   off  12']
+    """
+    table = [header, *rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join(map(str.rjust, row, widths)) for row in table]

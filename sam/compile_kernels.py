@@ -4,12 +4,12 @@ An engine compiles what it does not find there before its first step, which take
 """
 
 from sam.drafting.drafter import Drafter
-from sam.switch import goodput
+from sam.switch import policies
 
 
 def main() -> None:
     Drafter(max_draft_tokens=1, memory_budget_bytes=1 << 20).warm_up()
-    goodput.warm_up()
+    policies.warm_up()
 
 
 if __name__ == "__main__":

@@ -1,13 +1,11 @@
-"""`python -m sam.corpus build INPUT -o corpus.sam`: a static automaton of texts known beforehand.
+"""`sam corpus build INPUT -o corpus.sam`: a static automaton of texts known beforehand.
 
 As in SAM-Decoding (Hu et al., 2024): rollouts of an earlier run, for example. A drafter maps the file into memory,
 shares it with the other processes of the machine, never changes it, and drafts from it where its match is longer than
 the group's by a margin. Inputs are recordings as `sam.replay` reads them, or JSONL rows with token ids under `tokens`.
 """
 
-import argparse
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from tqdm import tqdm
 
 from sam.automaton.corpus_file import corpus_of, save_corpus
 from sam.automaton.store import BLOCK_BYTES, blocks_for
-from sam.command import run_command
+from sam.command import Parser, run_command
 from sam.reading import ReadError, json_rows, token_ids
 from sam.record.responses import read_recording
 
@@ -55,7 +53,7 @@ def build(inputs: list[Path], output: Path, tokenizer: str | None = None) -> int
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m sam.corpus", description=__doc__.splitlines()[0])
+    parser = Parser(prog="sam corpus", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(required=True)
     command = commands.add_parser("build", help="build an automaton from texts")
     command.add_argument("inputs", nargs="+", type=Path, help=".jsonl or .npz")
@@ -70,7 +68,3 @@ def main(arguments: list[str] | None = None) -> int:
         yield f"use it with speculation.corpus={options.output.resolve()}"
 
     return run_command(built)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""`python -m sam.tune RUN_DIR`: recommends policy, k, threshold, router and chunk from a recorded run.
+"""`sam tune RUN_DIR`: recommends policy, k, threshold, router and chunk from a recorded run.
 
 Step costs are fitted to the run's engine steps (better: to those of a run with speculation and one without, which
 `--cost-from` adds). Its rollouts are then simulated with every candidate, drafting on its responses (sam.simulate), and
@@ -8,29 +8,29 @@ steps, widened by the error of the simulation in a training step.
 
 import argparse
 import json
-import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
-from sam.command import run_command
-from sam.replay.baselines import make_drafter
-from sam.simulate import rollout
+from sam.command import Parser, run_command
+from sam.replay import make_drafter
+from sam.simulate import rollout, setups
 from sam.simulate.rollout import Choice
 from sam.simulate.run import FittedCost, RecordedRun, fit_runs
 
 DRAFT_LENGTHS, THRESHOLDS = (2, 3, 4, 6, 8), (4, 8, 16, 32, 64, 128, 256)
+SET_UP = ("--setup", "--log-normal")  # what a simulation without a run begins with
 CHUNKS = (0, 64, 512, 2048, 8192)  # tokens; 0: whole responses
 TOKENS = 1_000_000  # of responses to simulate with every candidate, if that leaves two training steps
 RESAMPLES, INTERVAL = 4000, (5, 95)
 AS_FAST = 0.01  # candidates within this share of the fastest count as equally fast
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(NamedTuple):
     """A candidate, its seconds in each training step (float64 [n]), and the draft tokens it wasted in all of them."""
 
     choice: Choice
@@ -44,16 +44,14 @@ def candidates(run: RecordedRun, most_running: int, ks: list[int], thresholds: l
     reached = [threshold for threshold in thresholds if threshold < most_running]
     reached += [threshold for threshold in thresholds if threshold >= most_running][:1]
     switched = [replace(run.choice, policy="threshold", k=k, threshold=t) for k in ks for t in reached]
-    adaptive = [replace(run.choice, policy="goodput", k=k) for k in ks if k >= min(4, max(ks))]
-    return switched + adaptive
+    return switched + [replace(run.choice, policy="goodput", k=k) for k in ks if k >= min(4, max(ks))]
 
 
 def choose_steps(run: RecordedRun, count: int | None) -> RecordedRun:
     """The run with `count` of its training steps, evenly spread; None: enough steps for TOKENS tokens."""
     steps = list(run.seconds)
     if count is None:
-        tokens = sum(work.num_tokens for work, _ in run.rounds(steps[0]))
-        count = max(2, TOKENS // max(1, tokens))
+        count = max(2, TOKENS // max(1, sum(work.num_tokens for work, _ in run.rounds(steps[0]))))
     kept = np.unique(np.linspace(0, len(steps) - 1, min(count, len(steps))).round().astype(int))
     return replace(run, seconds={steps[i]: run.seconds[steps[i]] for i in kept})
 
@@ -61,12 +59,8 @@ def choose_steps(run: RecordedRun, count: int | None) -> RecordedRun:
 def play(
     run: RecordedRun, choices: list[Choice], fitted: FittedCost, idle_ms: float, drafter: str | None = "sam"
 ) -> list[Trial]:
-    """Simulate a run's rollouts with each of `choices`, drafting on its own responses, with a progress bar.
-
-    Args:
-        idle_ms: milliseconds of a round in which no engine step runs.
-        drafter: one of sam.replay.baselines.NAMES; None: the run's own.
-    """
+    """Simulate a run's rollouts, of which `idle_ms` a round are in no engine step, with each of `choices`, drafting on
+    its own responses. `drafter`: one of sam.replay.NAMES; None: the run's own."""
     pairs = [(work, step) for step in run.seconds for work, _ in run.rounds(step)]
     rounds, of_step = [work for work, _ in pairs], np.array([step for _, step in pairs])
     own = "sam" if run.speculation.method == "off" else run.speculation.method
@@ -77,18 +71,15 @@ def play(
             played = rollout.simulate(rounds, cluster, choice, fitted.cost, drafts, bar.update)
             seconds = np.array([rollout.seconds(one) + idle_ms / 1e3 for one in played])
             by_step = np.array([seconds[of_step == step].sum() for step in run.seconds])
-            outcome = rollout.summarize(played, tail_threshold=choice.threshold)
+            outcome = rollout.summarize(played)
             trials.append(Trial(choice, by_step, outcome["wasted"], outcome["accept_length"]))
     return trials
 
 
 def gains(without: np.ndarray, with_: np.ndarray, error: float, seed: int = 0) -> tuple[float, float, float]:
-    """Speed-up, and the ends of its interval over resampled training steps.
+    """Speed-up, and the ends of its interval over resampled training steps, of which seconds are given (float [n]).
 
-    Args:
-        without, with_: float [training steps], seconds without speculation and with it.
-        error: standard deviation of the logarithm of simulated over measured seconds.
-        seed: seed of the resampling.
+    `error`: standard deviation of the logarithm of simulated over measured seconds.
     """
     chance = np.random.default_rng(seed)
     rows = chance.integers(len(without), size=(RESAMPLES, len(without)))
@@ -106,10 +97,9 @@ def best(trials: list[Trial]) -> Trial:
 
 def override(choice: Choice) -> str:
     """Write a candidate as overrides for the command line of the recipe."""
-    keys = {"policy": choice.policy, "num_speculative_tokens": choice.k}
+    words = ["speculation=sam", f"speculation.policy={choice.policy}", f"speculation.num_speculative_tokens={choice.k}"]
     if choice.policy == "threshold":
-        keys["batch_size_threshold"] = choice.threshold
-    words = ["speculation=sam", *(f"speculation.{key}={value}" for key, value in keys.items())]
+        words.append(f"speculation.batch_size_threshold={choice.threshold}")
     if choice.router != "verl":
         words += [f"routing={choice.router}", f"routing.chunk_tokens={choice.chunk or 'null'}"]
     return " ".join(words)
@@ -125,8 +115,8 @@ def tune(options: argparse.Namespace) -> dict:
     choices = [replace(run.choice, policy="never"), *candidates(run, most, options.k, options.threshold)]
     without, *trials = play(run, choices, fitted, idle_ms)
     # A chunk as long as the longest response is none.
-    chunks = [chunk for chunk in options.chunk if chunk < max(int(work.lengths.max()) for work, _ in rounds)]
-    routed = [replace(best(trials).choice, router="context", chunk=chunk) for chunk in chunks]
+    longest, fastest = max(int(work.lengths.max()) for work, _ in rounds), best(trials).choice
+    routed = [replace(fastest, router="context", chunk=chunk) for chunk in options.chunk if chunk < longest]
     trials += play(run, routed, fitted, idle_ms)
     chosen = best(trials)
     checked = [run, *(choose_steps(other, options.steps) for other in others if other.is_simulated)]
@@ -162,15 +152,7 @@ def text(result: dict, shown: int = 8) -> str:
         "{policy:20} {router:>7} {chunk:>5} speed-up {speedup:.3f}, acceptance length "
         "{accept_length:.2f}, {wasted} draft tokens wasted"
     )
-    chosen, (low, high) = result["recommended"], result["recommended"]["interval"]
-    lines = [
-        *map(row.format_map, result["candidates"][:shown]),
-        f"step costs: {result['step_cost']}",
-        f"the run itself: {result['measured_seconds']:.1f} s measured, {result['simulated_seconds']:.1f} s simulated "
-        f"({result['simulated_error']:+.1%}), {len(result['training_steps'])} training steps",
-        f"expected of the rollout: {chosen['speedup']:.2f}x ({low:.2f} to {high:.2f} in nine of ten resamplings), "
-        "against speculation=off",
-    ]
+    chosen, steps = result["recommended"], len(result["training_steps"])
     cautions = {
         "the router's messages and its CPU are not simulated: measure it before you keep it":
             chosen["pays"] and chosen["router"] != "verl",
@@ -178,18 +160,31 @@ def text(result: dict, shown: int = 8) -> str:
             not result["drafts_seen"],
         f"no steps without drafts of under {result['plain_steps_from']} requests: what they take is a guess; add a run "
         "without speculation with --cost-from": result["plain_steps_from"] > 4,
-        "fewer than five training steps: the interval is too narrow to be trusted": len(result["training_steps"]) < 5,
+        "fewer than five training steps: the interval is too narrow to be trusted": steps < 5,
         "speculation does not pay for certain here": not chosen["pays"],
     }  # fmt: skip
-    return "\n".join([*lines, *(line for line, is_said in cautions.items() if is_said), "", chosen["override"]])
+    return "\n".join([
+        *map(row.format_map, result["candidates"][:shown]),
+        f"step costs: {result['step_cost']}",
+        f"the run itself: {result['measured_seconds']:.1f} s measured, {result['simulated_seconds']:.1f} s simulated "
+        f"({result['simulated_error']:+.1%}), {steps} training steps",
+        "expected of the rollout: {:.2f}x ({:.2f} to {:.2f} in nine of ten resamplings), against "
+        "speculation=off".format(chosen["speedup"], *chosen["interval"]),
+        *(line for line, is_said in cautions.items() if is_said),
+        "",
+        chosen["override"],
+    ])  # fmt: skip
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m sam.tune", description=__doc__.splitlines()[0])
+def main(arguments: list[str]) -> int:
+    if any(word.partition("=")[0] in SET_UP for word in arguments):
+        return setups.main(arguments)
+    epilog = "`sam tune --setup NAME`, or --log-normal, simulates a set-up under several settings: with --help more"
+    parser = Parser(prog="sam tune", description=__doc__.splitlines()[0], epilog=epilog)
     parser.add_argument("run", type=Path, help="run directory of recipe.main_dapo")
-    parser.add_argument("--k", nargs="+", type=int, default=list(DRAFT_LENGTHS), help="draft lengths to try")
-    parser.add_argument("--threshold", nargs="+", type=int, default=list(THRESHOLDS), help="thresholds to try")
-    parser.add_argument("--chunk", nargs="+", type=int, default=list(CHUNKS), help="tokens of a chunk to try with the "
+    parser.add_argument("--k", nargs="+", type=int, default=DRAFT_LENGTHS, help="draft lengths to try")
+    parser.add_argument("--threshold", nargs="+", type=int, default=THRESHOLDS, help="thresholds to try")
+    parser.add_argument("--chunk", nargs="+", type=int, default=CHUNKS, help="tokens of a chunk to try with the "
         "recipe's router; 0: whole responses")  # fmt: skip
     parser.add_argument("--steps", type=int, help=f"training steps to play (default: enough for {TOKENS} tokens)")
     parser.add_argument("--cost-from", nargs="+", type=Path, default=[], help="more runs to fit step costs to")
@@ -200,7 +195,3 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--k and --steps: expected 1 or more; --threshold and --chunk: 0 or more")
     show = json.dumps if options.json else text
     return run_command(lambda: show(tune(options)))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

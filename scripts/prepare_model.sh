@@ -38,5 +38,5 @@ for name in "$@"; do
     case "$name" in */*) repository="$name" ;; *) repository="Qwen/$name" ;; esac
     folder="${MODELS_DIR:-models}/${repository##*/}"
     fetch "$repository" "$folder"
-    "$python" -m recipe.preflight.weights "$folder" ${CHECKSUMS:+--checksums}
+    "$python" -m recipe.preflight --weights "$folder" ${CHECKSUMS:+--checksums}
 done

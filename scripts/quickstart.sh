@@ -33,5 +33,5 @@ wait
 train sam "$@"
 train off "$@"
 # A report without stock vLLM is better than none; Ctrl-C ends all.
-python -m recipe.against_stock "$OUTPUT/sam" --output "$OUTPUT" || [ $? -ne 130 ]
-exec python -m recipe.report "$OUTPUT/sam" "$OUTPUT/off" --output "$OUTPUT"
+python -m recipe.command_line bench --run "$OUTPUT/sam" --output "$OUTPUT" || [ $? -ne 130 ]
+exec python -m recipe.command_line report "$OUTPUT/sam" "$OUTPUT/off" --output "$OUTPUT"

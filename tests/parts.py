@@ -21,11 +21,11 @@ PARTS = (
     ("history", 320, "sam/history"),
     ("routing", 700, "sam/routing recipe/launch/routing recipe/rollout/router"),
     ("simulator", 900, "sam/simulate sam/tune"),
-    ("benches", 1500, "sam/bench sam/replay sam/profile sam/vllm/bench recipe/against_stock recipe/whole_runs"),
-    ("preflight", 950, "recipe/preflight recipe/user_code recipe/values recipe/arguments"),
+    ("benches", 1500, "sam/bench sam/replay sam/profile sam/vllm/bench recipe/bench"),
+    ("preflight", 950, "recipe/preflight recipe/arguments"),
     ("launch", 950, "recipe/launch recipe/main_dapo"),
-    ("trainer, rollout, records", 1150, "recipe/trainer recipe/rollout recipe/record recipe/seeds sam/record"),
-    ("report", 700, "recipe/report sam/page sam/command"),
+    ("trainer, rollout, records", 1150, "recipe/trainer recipe/rollout recipe/record sam/record"),
+    ("report", 700, "recipe/report sam/page sam/command recipe/command_line"),
     ("models and data", 1350, "recipe/tiny recipe/smollm2 recipe/data recipe/__init__ sam/__init__"),
 )  # fmt: skip
 

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from recipe.command_line import COMMANDS as COMMANDS_OF_SAM
+from recipe.record import ON_DISK_ONLY
+
 ROOT = Path(__file__).parents[1]
 PAGES = {str(page.relative_to(ROOT)): page.read_text() for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
 # Its commands are those of the commits that it names.
@@ -56,7 +59,8 @@ def commands_of(text: str) -> set[tuple[str, ...]]:
         lines += block.replace("\\\n", " ").splitlines()
     parts = [part for line in lines for part in re.split(r"\s&&\s", line)]
     found = [re.sub(r"^\s*([A-Z_]+=\S*\s+)*", "", part) for part in parts]
-    ours = [part for part in found if re.match(r"python (-m (sam|recipe|tests)\.|docs/|scripts/)|bash scripts/", part)]
+    of_ours = r"sam [a-z]|python (-m (sam|recipe|tests)\.|docs/|scripts/)|bash scripts/"
+    ours = [part for part in found if re.match(of_ours, part)]
     return {tuple(shlex.split(part, comments=True)) for part in ours}
 
 
@@ -64,19 +68,20 @@ COMMANDS = sorted({(page, *words) for page, text in OF_TODAY.items() for words i
 
 
 def program_of(words: tuple[str, ...]) -> Path:
-    if words[1] != "-m":
+    if words[0] != "sam" and words[1] != "-m":
         return ROOT / words[1]
-    path = ROOT / words[2].replace(".", "/")
-    return path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+    name = COMMANDS_OF_SAM[words[1]][0] if words[0] == "sam" else words[2]
+    return (ROOT / name.replace(".", "/")).with_suffix(".py")
 
 
 @functools.cache
 def options_of(program: Path) -> set[str]:
-    """Options of a program's parser, from its own source, its folder's, and that of what it imports to parse."""
-    files = list(program.parent.glob("*.py") if program.name == "__main__.py" else [program])
-    for module in re.findall(r"^from ((?:sam|recipe)[\w.]*) import", program.read_text(), flags=re.M):
+    """Options of a program's parser, from its own source, and that of what it imports to parse."""
+    files = [program]
+    for module, names in re.findall(r"^from ((?:sam|recipe)[\w.]*) import (.+)", program.read_text(), flags=re.M):
         path = ROOT / module.replace(".", "/")
-        files += [file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()]
+        places = [path.with_suffix(".py"), *(path / f"{name}.py" for name in ("__init__", *names.split(", ")))]
+        files += [file for file in places if file.is_file()]
     known = {"--help"}
     for node in (node for file in files for node in ast.walk(ast.parse(file.read_text()))):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
@@ -86,7 +91,7 @@ def options_of(program: Path) -> set[str]:
 
 @functools.cache
 def options_of_vllm() -> set[str]:
-    """Of vLLM's engine arguments, which sam.bench hands on, read without importing vLLM."""
+    """Of vLLM's engine arguments, which `sam bench` hands on, read without importing vLLM."""
     source = Path(importlib.util.find_spec("vllm").submodule_search_locations[0]) / "engine" / "arg_utils.py"
     (arguments,) = [node for node in ast.parse(source.read_text()).body if getattr(node, "name", "") == "EngineArgs"]
     names = [node.target.id.replace("_", "-") for node in arguments.body if isinstance(node, ast.AnnAssign)]
@@ -98,9 +103,9 @@ def test_commands_exist_and_know_their_options():
     for page, *words in COMMANDS:
         program = program_of(tuple(words))
         assert program.is_file(), f"{page}: {' '.join(words)}: no {program.relative_to(ROOT)}"
-        for option in (word for word in words[3:] if word.startswith("--") and words[0] == "python"):
-            known = options_of(program) | (options_of_vllm() if words[2] == "sam.bench" else set())
-            assert option in known, f"{page}: {' '.join(words[1:3])} does not know {option}"
+        for option in (word for word in words[2:] if word.startswith("--") and words[0] != "bash"):
+            known = options_of(program) | (options_of_vllm() if words[:2] == ["sam", "bench"] else set())
+            assert option in known, f"{page}: {' '.join(words[:3])} does not know {option}"
 
 
 def test_overrides_compose():
@@ -134,4 +139,5 @@ def test_metrics_page_names_what_the_code_counts():
     logged = set(re.findall(r'"(rollout/[\w/]*\w)"', code))
     for names in re.findall(r"\bCOUNTERS\b[^=\n]*= [({]([^)}]*)", code):
         logged |= {f"rollout/drafter/{name}" for name in re.findall(r'"(\w+)"', names)}
-    assert {name for name in logged - rows if name not in ("rollout/round_seconds",)} == set()
+    on_disk_only = {f"rollout/drafter/{name}" for name in ON_DISK_ONLY}
+    assert logged - rows - on_disk_only - {"rollout/round_seconds"} == set() and not rows & on_disk_only

@@ -26,7 +26,7 @@ SAM = (
     ("profile", "bench", "tune", "corpus", "compile_kernels"),
 )
 RECIPE = (
-    ("seeds", "arguments", "user_code", "values"),
+    ("arguments",),
     ("tiny.task", "tiny.tokenizer", "tiny.platform", "smollm2.task", "smollm2.model"),
     ("record", "tiny.model"),
     ("launch",),
@@ -36,8 +36,9 @@ RECIPE = (
     ("trainer",),
     ("preflight",),
     ("report",),
-    ("main_dapo", "against_stock"),
-    ("whole_runs",),
+    ("main_dapo",),
+    ("bench",),
+    ("command_line",),
 )
 OUTSIDE = {"verl", "recipe", "vllm", "vllm_ascend", "sam"}
 
@@ -59,7 +60,8 @@ def imports_of(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
-                found.add(inner if (ROOT / (inner.replace(".", "/") + ".py")).is_file() else node.module)
+                place = ROOT / inner.replace(".", "/")
+                found.add(inner if place.with_suffix(".py").is_file() or place.is_dir() else node.module)
     return found
 
 
@@ -144,9 +146,8 @@ LARGER = {
     "sam/drafting/drafter.py: Drafter: 13 attributes": "the arrays of its kernels are among them",
     "sam/drafting/drafter.py: __init__: 7 parameters": "each is a knob",
     "sam/history/client.py: HistoryClient: 13 attributes": "the queues to and from its threads are among them",
-    "sam/replay/round_robin.py: replay_group: 9 parameters": "an engine's settings, without an engine",
     "sam/sharing/client.py: Client: 14 attributes": "of a thread and its owner",
-    "sam/simulate/engine.py: Replica: 16 attributes": "a replica's whole state",
+    "sam/simulate/rollout.py: Replica: 16 attributes": "a replica's whole state",
     "sam/switch/draft_passes.py: plan_passes: 8 parameters": "of two drafters",
     "sam/verify/rejection.py: sample_recovered_tokens: 9 parameters": "vLLM's signature",
     "sam/verify/rejection.py: rejection_sample: 12 parameters": "vLLM's signature",

@@ -53,9 +53,8 @@ def tokens(_) -> Iterator[tuple[str, str]]:
 def replay(options) -> Iterator[tuple[str, dict]]:
     """Costs are medians of some passes."""
     from sam.record.responses import read_recording
-    from sam.replay.baselines import make_drafter
-    from sam.replay.cost import measure_cost
-    from sam.replay.round_robin import replay as replayed
+    from sam.replay import make_drafter, measure_cost
+    from sam.replay import replay as replayed
 
     for path in sorted(options.traces.glob("*.npz")):
         recording = read_recording(path)
@@ -109,13 +108,13 @@ def router(_) -> Iterator[tuple[str, str]]:
 
 
 def steps(options) -> Iterator[tuple[str, dict]]:
-    """By sam.bench: stock vLLM's engine and this project's beside each other, so that a busy machine slows both."""
+    """By `sam bench`: stock vLLM's engine and this project's beside each other, so that a busy machine slows both."""
     for name, model in MODELS.items():
         for requests in (1, 4, 24):
             with tempfile.TemporaryDirectory() as folder:
                 load = f"--requests {requests} --responses {requests} --rounds {REPEATS} --max-tokens 128"
-                command = f"-m sam.bench --model {ROOT / model} {load} --variants stock off sam-k3 --output {folder}"
-                subprocess.run([sys.executable, *command.split()], check=True, cwd=ROOT)
+                bench = f"bench --model {ROOT / model} {load} --variants stock off sam-k3 --output {folder}"
+                subprocess.run([sys.executable, "-m", "recipe.command_line", *bench.split()], check=True, cwd=ROOT)
                 rows = json.loads((Path(folder) / "result.json").read_text())["rows"]
             stock = next(row for row in rows if row["variant"] == "stock")
             for row in rows:

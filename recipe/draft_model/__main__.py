@@ -24,7 +24,7 @@ from pathlib import Path
 from recipe.draft_model import acceptance
 from recipe.draft_model.distil import DistilSettings, TrainingSettings, distil, sample_responses
 from recipe.draft_model.eagle3 import HeadSettings, train_head
-from recipe.record.built_folder import Contents, build_once
+from recipe.record import Contents, build_once
 from sam.bench.prompts import read_prompts
 from sam.command import run_command
 from sam.reading import json_object, one_line
@@ -119,7 +119,7 @@ def _said(folder: Path) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Read the command line, make the drafter."""
-    parser = argparse.ArgumentParser(prog="python -m recipe.draft_model", description=__doc__)
+    parser = argparse.ArgumentParser(prog="sam distil", description=__doc__)
     parser.add_argument("--assets", type=Path, required=True, help="folder with model/ and train.parquet")
     parser.add_argument("--kind", choices=KINDS, default="draft_model", help="default %(default)s")
     usual = TrainingSettings()

@@ -7,41 +7,31 @@ import json
 import re
 import shutil
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
-from recipe.record.settings import CONFIG_FILE
+from recipe.record import CONFIG_FILE
 
 FOLDER = "checkpoints"
 TRACKER_FILE = "latest_checkpointed_iteration.txt"
 LAST_FILE = "data.pt"  # the last that verl writes into a checkpoint
 # A checkpoint of up to so many bytes is read to the end, in seconds; of larger ones the tables of contents.
 WHOLE_BYTES = 4 << 30
-RANK_FILE = re.compile(r"(.+)_world_size_(\d+)_rank_(\d+)\.pt")
+RANK_NAME = "actor/{}_world_size_{}_rank_{}.pt"
+RANK_FILE = re.compile(RANK_NAME.format("(.+)", r"(\d+)", r"\d+"))
 FSDP_FILES = {"model": "model", "optimizer": "optim", "extra": "extra_state"}  # by verl's load_contents
 
 
-@dataclass(frozen=True)
-class Resumed:
-    """Where a run goes on: after `step`, from `folder`. `skipped`: of newer checkpoints, why they cannot be read."""
+def find(config: DictConfig) -> tuple[int, Path | None, list[str]]:
+    """Where a run of this config goes on: after which step, from which folder, and why newer ones cannot be read.
 
-    step: int
-    folder: Path
-    skipped: tuple[str, ...] = ()
-
-
-def find(config: DictConfig) -> Resumed | None:
-    """Where a run of this config goes on; None where it begins. With resume_mode=auto verl's tracker then says so too.
+    (0, None, []) where it begins. With resume_mode=auto verl's tracker then says so too.
 
     Raises:
-        ValueError: the checkpoint that was named cannot be read, or none can; what is wrong, and where it is known the
-            remedy.
+        ValueError: the checkpoint that was named cannot be read, or none can; what is wrong, and perhaps the remedy.
     """
     trainer = config.trainer
     if trainer.resume_mode == "resume_path":
@@ -50,16 +40,15 @@ def find(config: DictConfig) -> Resumed | None:
             raise ValueError(f"trainer.resume_from_path={trainer.resume_from_path}", "name a folder global_step_N")
         if problem := damage(folder, config):
             raise ValueError(f"trainer.resume_from_path={folder}: {problem}", go_on_before(folder))
-        return Resumed(_step_of(folder), folder)
-    place, skipped = Path(trainer.default_local_dir), []
-    for step, folder in _candidates(place) if trainer.resume_mode == "auto" else ():
-        if (problem := damage(folder, config)) is None:
-            (place / TRACKER_FILE).write_text(str(step))
-            return Resumed(step, folder, tuple(skipped))
-        skipped.append(f"{folder} cannot be read: {problem}")
-    if not skipped or _tracked(place) is None:
-        return None  # the first was never finished
-    raise ValueError("; ".join(skipped))
+        return _step_of(folder), folder, []
+    place = Path(trainer.default_local_dir)
+    folder, skipped = _newest(_candidates(place), config) if trainer.resume_mode == "auto" else (None, [])
+    if folder:
+        (place / TRACKER_FILE).write_text(str(_step_of(folder)))
+        return _step_of(folder), folder, skipped
+    if skipped and _tracked(place) is not None:  # else the first was never finished
+        raise ValueError("; ".join(skipped))
+    return 0, None, []
 
 
 def go_on_before(folder: Path) -> str:
@@ -76,29 +65,41 @@ def give_up(folder: Path) -> bool:
     return earlier is not None
 
 
-def _newest_before(folder: Path) -> Path | None:
-    earlier = (candidate for step, candidate in _steps(folder.parent) if step < _step_of(folder))
-    return next((candidate for candidate in earlier if damage(candidate) is None), None)
-
-
 def resumes_after(run_directory: Path) -> int | None:
     """The step after which the same command would go on; None where it would begin again."""
     place, resumes = _kept(run_directory)
-    found = (step for step, folder in _candidates(place) if damage(folder) is None)
-    return next(found, None) if resumes else None
+    newest, _ = _newest(_candidates(place))
+    return _step_of(newest) if resumes and newest else None
+
+
+def remove_unfinished(run_directory: Path, since: float) -> None:
+    """Remove checkpoints newer than the last complete one, of those that changed after `since` (seconds, epoch)."""
+    place = _kept(run_directory)[0]
+    for folder in _folders(place):
+        with suppress(OSError):
+            if _step_of(folder) > (_tracked(place) or 0) and folder.stat().st_mtime >= since:
+                shutil.rmtree(folder)
 
 
 def damage(folder: Path, config: DictConfig | None = None) -> str | None:
-    """What is missing in a checkpoint or cut off, in a few words; None where nothing is seen.
-
-    `config`: which parts are loaded, and so have to be there.
-    """
+    """What is missing in a checkpoint or cut off; None where nothing is seen. `config` says which parts are loaded."""
     if not (folder / LAST_FILE).is_file():
         return f"{LAST_FILE if folder.is_dir() else 'the folder'} is missing"
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and "huggingface" not in path.parts]
     whole = sum(path.stat().st_size for path in files) <= WHOLE_BYTES
-    found = (f"{path.relative_to(folder)} {said}" for path in files if (said := _damage_of_file(path, whole)))
-    return next(found, None) or next(_missing_ranks(folder / "actor", config), None)
+    for path in files:
+        if said := _damage_of_file(path, whole):
+            return f"{path.relative_to(folder)} {said}"
+    names = {path.relative_to(folder).as_posix() for path in files if path.is_relative_to(folder / "actor")}
+    if not names:
+        return "actor is missing"
+    # FSDP writes one file of each kind and rank.
+    found = [match for name in names if (match := RANK_FILE.fullmatch(name))]
+    loaded = config.actor_rollout_ref.actor.checkpoint.load_contents if config is not None else ()
+    kinds = {match[1] for match in found} | {FSDP_FILES[part] for part in loaded if part in FSDP_FILES}
+    sizes = {int(match[2]) for match in found}
+    wanted = {RANK_NAME.format(kind, size, rank) for kind in kinds for size in sizes for rank in range(size)}
+    return f"{min(wanted - names)} is missing" if wanted - names else None
 
 
 def _damage_of_file(path: Path, whole: bool) -> str | None:
@@ -118,31 +119,12 @@ def _damage_of_file(path: Path, whole: bool) -> str | None:
     return None
 
 
-def _missing_ranks(actor: Path, config: DictConfig | None) -> Iterator[str]:
-    names = {path.name for path in actor.iterdir()} if actor.is_dir() else set()
-    if not names:
-        yield "actor is missing"
-    found = [match for name in sorted(names) if (match := RANK_FILE.fullmatch(name))]
-    kinds = {match[1] for match in found}
-    if config is not None and found:
-        loaded = config.actor_rollout_ref.actor.checkpoint.load_contents
-        kinds |= {FSDP_FILES[part] for part in loaded if part in FSDP_FILES}
-    for size in {int(match[2]) for match in found}:
-        wanted = (f"{kind}_world_size_{size}_rank_{rank}.pt" for kind in sorted(kinds) for rank in range(size))
-        yield from (f"actor/{name} is missing" for name in wanted if name not in names)
-
-
 def _kept(run_directory: Path) -> tuple[Path, bool]:
     """Where a run's checkpoints are, and whether it resumes, by the config that its directory holds."""
-    with suppress(OSError, ValueError, YAMLError, OmegaConfBaseException, AttributeError):
+    with suppress(Exception):  # YAML's and OmegaConf's, which share no class
         trainer = OmegaConf.load(run_directory / CONFIG_FILE).trainer
         return Path(trainer.get("default_local_dir") or run_directory / FOLDER), trainer.get("resume_mode") != "disable"
     return run_directory / FOLDER, True
-
-
-def last_complete(run_directory: Path) -> int | None:
-    """The training step of the checkpoint that verl would resume from."""
-    return _tracked(_kept(run_directory)[0])
 
 
 def _tracked(place: Path) -> int | None:
@@ -151,29 +133,33 @@ def _tracked(place: Path) -> int | None:
     return None
 
 
-def remove_unfinished(run_directory: Path, since: float) -> None:
-    """Remove checkpoints newer than the last complete one, of those that changed after `since` (seconds, epoch)."""
-    last = last_complete(run_directory) or 0
-    for step, folder in _steps(_kept(run_directory)[0]):
-        with suppress(OSError):
-            if step > last and folder.stat().st_mtime >= since:
-                shutil.rmtree(folder)
+def _newest(folders: Iterable[Path], config: DictConfig | None = None) -> tuple[Path | None, list[str]]:
+    """The first that can be read, and why those before it cannot."""
+    skipped = []
+    for folder in folders:
+        if (problem := damage(folder, config)) is None:
+            return folder, skipped
+        skipped.append(f"{folder} cannot be read: {problem}")
+    return None, skipped
 
 
-def _candidates(place: Path) -> list[tuple[int, Path]]:
+def _newest_before(folder: Path) -> Path | None:
+    return _newest(one for one in _folders(folder.parent) if _step_of(one) < _step_of(folder))[0]
+
+
+def _candidates(place: Path) -> list[Path]:
     """The one that the tracker names, and those before it; all where a full disk or a copy left no tracker."""
-    last = _tracked(place)
-    found = [one for one in _steps(place) if last is None or one[0] <= last]
-    if last is not None and last not in dict(found):
-        found.insert(0, (last, place / f"global_step_{last}"))
-    return found
+    last, found = _tracked(place), _folders(place)
+    if last is None:
+        return found
+    return [place / f"global_step_{last}", *(one for one in found if _step_of(one) < last)]
+
+
+def _folders(place: Path) -> list[Path]:
+    """Newest first."""
+    folders = [one for one in place.glob("global_step_*") if one.name.rpartition("_")[2].isdigit()]
+    return sorted(folders, key=_step_of, reverse=True)
 
 
 def _step_of(folder: Path) -> int:
     return int(folder.name.rpartition("_")[2])
-
-
-def _steps(folder: Path) -> list[tuple[int, Path]]:
-    """Newest first."""
-    folders = [one for one in folder.glob("global_step_*") if one.name.rpartition("_")[2].isdigit()]
-    return sorted(((_step_of(one), one) for one in folders), reverse=True)

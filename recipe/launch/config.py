@@ -14,8 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from recipe import user_code, values
-from recipe.arguments import CONFIGS, FREE_SECTIONS
+from recipe.arguments import CONFIGS, FREE_SECTIONS, check_values, connect_users_code
 from recipe.launch import routing, sharing
 from sam.config import SpeculationConfig
 from sam.switch.step_cost import StepCost
@@ -42,12 +41,12 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
         with initialize_config_dir(str(CONFIGS), version_base="1.3", job_name=config_name):
             config = compose(config_name, [f"hydra.searchpath=[{verl_configs()}]", *overrides])
         config.config_name = config_name
-        values.check(config)
+        check_values(config)
         speculation = SpeculationConfig.from_dict(OmegaConf.to_container(config.speculation, resolve=True))
         _check_files(speculation)
-        connect(config, speculation)
         with open_dict(config):
-            user_code.connect(config, overrides)
+            connect(config, speculation)
+            connect_users_code(config, overrides)
         routing.connect(config)
         OmegaConf.resolve(config)
     except ConfigError:
@@ -77,7 +76,6 @@ OmegaConf.register_new_resolver("micro_batch", micro_batch, replace=True)
 def connect(config: DictConfig, speculation: SpeculationConfig) -> None:
     """Point verl's keys at the recipe's code; everything else is in the YAML files."""
     rollout = config.actor_rollout_ref.rollout
-    OmegaConf.set_struct(config, False)
     config.run_dir = str(Path(config.run_dir).absolute())
     if speculation.method in sharing.METHODS and speculation.scope == "history":
         folder = speculation.history_path or Path(config.run_dir) / "history"
@@ -99,23 +97,21 @@ def connect(config: DictConfig, speculation: SpeculationConfig) -> None:
             raise ValueError(f"actor_rollout_ref.rollout.engine_kwargs.vllm.{key}={users}: expected a dictionary")
         if key in own:
             rollout.engine_kwargs.vllm[key] = {**users, **own[key]}
-    OmegaConf.set_struct(config, True)
 
 
 def _check_files(speculation: SpeculationConfig) -> None:
     """Raise ValueError unless the files that speculation names can be read."""
+    key = "corpus"
     try:
-        if (key := "corpus") and speculation.corpus is not None:
+        if speculation.corpus is not None:
             from sam.automaton.corpus_file import load_corpus  # numba takes a second to import, few runs have a corpus
 
             load_corpus(Path(speculation.corpus))
-        if (key := "step_cost") and speculation.step_cost is not None:
+        key = "step_cost"
+        if speculation.step_cost is not None:
             StepCost.load(Path(speculation.step_cost))
     except ValueError as error:
         raise ValueError(f"speculation.{key}: {error}") from error
-
-
-EXTENSIBLE = tuple(section for section in FREE_SECTIONS if section != "speculation")  # whose keys are known here
 
 
 def _refuse_unknown_additions(config_name: str, overrides: list[str]) -> None:
@@ -125,30 +121,27 @@ def _refuse_unknown_additions(config_name: str, overrides: list[str]) -> None:
         if override.startswith("~") and not key.startswith(FREE_SECTIONS):
             raise ConfigError(f"{override}: a run needs all keys of its config: leave it in the config [config.value]")
         if override.startswith("+") and not key.startswith(FREE_SECTIONS):
-            raise ConfigError(
-                f"{key} is unknown to {config_name} and would be ignored: check its spelling [config.unknown_key]"
-            )
+            said = f"{key} is unknown to {config_name} and would be ignored: check its spelling"
+            raise ConfigError(f"{said} [config.unknown_key]")
 
 
 def verl_configs() -> str:
     spec = importlib.util.find_spec("verl")
     if spec is None or not spec.submodule_search_locations:
-        raise ConfigError(
-            "verl is not installed: run bash scripts/test.sh or install requirements/*.txt [package.version]"
-        )
+        install = "run bash scripts/test.sh or install requirements/*.txt"
+        raise ConfigError(f"verl is not installed: {install} [package.version]")
     return f"file://{Path(spec.submodule_search_locations[0]) / 'trainer' / 'config'}"
 
 
 def _one_line(error: Exception) -> str:
-    """Hydra spreads its messages over several lines, the cause first, and of a key that the config lacks it advises a
-    `+`, which helps in FREE_SECTIONS alone."""
+    """Hydra's messages have several lines, the cause first, and advise a `+`, which helps in FREE_SECTIONS alone."""
     message = str(error).split("Config search path:")[0]
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     if found := re.search(r"Could not find '(.+)/(.+)'$", message, re.MULTILINE):
         choices = [line for line in lines[2:] if line != "knobs"]  # which the choices share
         return f"{found[1]}={found[2]} is unknown: expected one of {', '.join(choices)}"
     found = re.match("Could not override '(.+)'", message)
-    if found is None or found[1].startswith(EXTENSIBLE):
+    if found is None or (found[1].startswith(FREE_SECTIONS) and not found[1].startswith("speculation")):
         return "; ".join(lines[:8])
     if not isinstance(cause := error.__cause__, OmegaConfBaseException):
         return f"{found[1]} is no choice of this config: leave it out"

@@ -11,8 +11,7 @@ from urllib.parse import urlsplit
 
 from omegaconf import DictConfig
 
-from sam.bench.environment import HUGE_PAGES
-from sam.config import WITH_DRAFT_MODEL
+from sam.config import HUGE_PAGES, WITH_DRAFT_MODEL
 
 # No counting of usage, no looking for updates: runs must work, and behave the same, without network.
 OFFLINE = {
@@ -23,23 +22,19 @@ OFFLINE = {
     "TRANSFORMERS_OFFLINE": "1",
     "WANDB_SILENT": "true",
 }
-
 # How long Ray's processes wait for each other when they start, by default 5 to 60 s: on a busy machine it takes longer.
-# Not all of it can be set (start_ray of recipe.trainer.task_runner).
+# Not all of it can be set (start_ray of recipe.trainer).
 PATIENT = {
     "RAY_gcs_server_port_wait_time_s": "300",
     "RAY_gcs_rpc_server_connect_timeout_s": "60",
     "RAY_agent_register_timeout_ms": "300000",
     "RAY_worker_register_timeout_seconds": "300",
 }
-
 # vLLM 0.23 would run dense Qwen3 on CUDA with its second model runner, whose sampler sam.vllm does not replace.
 FIRST_MODEL_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
-
 CPU = HUGE_PAGES | {
-    # The platform of recipe.tiny.platform.
+    # The platform of recipe.tiny.platform; verl registers its FSDP engines for cuda and npu only.
     "VERL_PLATFORM": "cpu",
-    # verl registers its FSDP engines for cuda and npu only; this is its own override.
     "VERL_ENGINE_DEVICE": "cuda",
     # GiB of KV cache: 32 k tokens of the tiny model need 0.2.
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -60,53 +55,43 @@ CPU = HUGE_PAGES | {
     "RAY_COLOR_PREFIX": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-
-
-# What verl gives every Ray process (verl/trainer/constants_ppo.py); here, because importing that imports all of verl.
-# A test compares. None overrides what the user has set.
+# What verl gives every Ray process (verl/trainer/constants_ppo.py) unless the user has set it; here, because importing
+# that imports all of verl. A test compares.
 RAY_WORKERS = {
     "TOKENIZERS_PARALLELISM": "true",
     "NCCL_DEBUG": "WARN",
     "VLLM_LOGGING_LEVEL": "WARN",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "true",
-    # Corrupted caches: https://github.com/vllm-project/vllm/issues/31199
     "VLLM_DISABLE_COMPILE_CACHE": "1",
-    # Several processes on one NPU.
     "HCCL_HOST_SOCKET_PORT_RANGE": "auto",
     "HCCL_NPU_SOCKET_PORT_RANGE": "auto",
     "HSA_NO_SCRATCH_RECLAIM": "1",
+    "VERL_FULL_DETERMINISM": "0",
+    "VLLM_BATCH_INVARIANT": "0",
+    "VERL_RL_INSIGHT_ENABLE": "0",
 }
-# Read when the processes start; verl forwards them from the driver.
-FORWARDED_SWITCHES = ("VERL_FULL_DETERMINISM", "VLLM_BATCH_INVARIANT", "VERL_RL_INSIGHT_ENABLE")
-FORWARDED_IF_SET = (
-    "PYTHONHASHSEED",
-    "CUBLAS_WORKSPACE_CONFIG",
-    "FLASH_ATTENTION_DETERMINISTIC",
-    "NCCL_DETERMINISTIC",
-    "NCCL_ALGO",
-)
-# verl calls wandb in a Ray actor. The processes of a Ray that runs already do not inherit what this one has; the key is
-# not among these, since a runtime_env can be read in Ray's dashboard and logs.
+# What a Ray that runs already does not inherit from here: verl's, and wandb's, which verl calls in a Ray actor. Not its
+# key: a runtime_env can be read in Ray's dashboard and logs.
+FORWARDED = (
+    "VERL_FULL_DETERMINISM VLLM_BATCH_INVARIANT VERL_RL_INSIGHT_ENABLE "
+    "PYTHONHASHSEED CUBLAS_WORKSPACE_CONFIG FLASH_ATTENTION_DETERMINISTIC NCCL_DETERMINISTIC NCCL_ALGO "
+    "WANDB_RUN_ID WANDB_RESUME WANDB_RUN_GROUP WANDB_JOB_TYPE WANDB_TAGS WANDB_DIR WANDB_MODE WANDB_ENTITY "
+    "WANDB_BASE_URL WANDB_SILENT VLLM_USE_V2_MODEL_RUNNER"
+).split()
 WANDB_RUN_FILE = "wandb_run_id"  # in run_dir
-WANDB_SETTINGS = ("RUN_ID", "RESUME", "RUN_GROUP", "JOB_TYPE", "TAGS", "DIR", "MODE", "ENTITY", "BASE_URL", "SILENT")
-FORWARDED_TO_WANDB = tuple(f"WANDB_{name}" for name in WANDB_SETTINGS)
 
 
 def ray_runtime_env() -> dict:
     """Ray's `runtime_env` of a run: verl's own variables for all its processes, and wandb's."""
-    env_vars = {name: value for name, value in RAY_WORKERS.items() if name not in os.environ}
-    env_vars.update({name: os.environ.get(name, value) for name, value in FIRST_MODEL_RUNNER.items()})
-    env_vars.update({name: os.environ.get(name, "0") for name in FORWARDED_SWITCHES})
-    forwarded = (*FORWARDED_IF_SET, *FORWARDED_TO_WANDB)
-    env_vars.update({name: os.environ[name] for name in forwarded if name in os.environ})
-    return {"env_vars": {**env_vars, "TRANSFER_QUEUE_ENABLE": "1"}, "working_dir": None}
+    own = {name: value for name, value in (RAY_WORKERS | FIRST_MODEL_RUNNER).items() if name not in os.environ}
+    forwarded = {name: os.environ[name] for name in FORWARDED if name in os.environ}
+    return {"env_vars": {**own, **forwarded, "TRANSFER_QUEUE_ENABLE": "1"}, "working_dir": None}
 
 
 def wandb_labels(config: DictConfig) -> dict[str, str]:
-    """Variables with which wandb shows runs that differ in speculation together, and says how they differ.
+    """Variables with which wandb shows runs of one config and seed together, and says how they differ in speculation.
 
-    verl passes wandb.init a project and a name only; the rest wandb reads from its environment. Runs of one config and
-    seed share a group. Draft length and policy are tags of runs that draft by them only.
+    verl passes wandb.init a project and a name only; the rest wandb reads from its environment.
     """
     speculation = config.speculation
     tags = {"speculation": speculation.method, "verification": speculation.verification}
@@ -129,6 +114,18 @@ def name_wandb_run(run_directory: Path, goes_on: bool) -> None:
         path.write_text(os.environ.get("WANDB_RUN_ID", secrets.token_hex(4)) + "\n")
 
 
+def has_wandb_key() -> bool:
+    """Whether wandb would find a key without asking: in WANDB_API_KEY, or where `wandb login` leaves it."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    # wandb 0.31 logs in to forge.coreweave.com, earlier ones to wandb.ai; an own server is named by WANDB_BASE_URL.
+    hosts = ["wandb", "coreweave.com", urlsplit(os.environ.get("WANDB_BASE_URL", "")).netloc]
+    with suppress(OSError):
+        text = Path(os.environ.get("NETRC", "~/.netrc")).expanduser().read_text()
+        return any(host and host in text for host in hosts)
+    return False
+
+
 def cpu_variables(config: DictConfig) -> dict[str, str]:
     """CPU, with the threads of `machine.threads`, and with compiled engines where rollout.enforce_eager is off."""
     variables = {**CPU, "OMP_NUM_THREADS": str(config.machine.threads or len(os.sched_getaffinity(0)))}
@@ -137,50 +134,24 @@ def cpu_variables(config: DictConfig) -> dict[str, str]:
     return variables
 
 
-def prepare(config: DictConfig, scratch_directory: Path) -> None:
-    """Set the variables for a run.
-
-    Args:
-        config: the composed config; wandb keeps its offline run in its run_dir.
-        scratch_directory: private to this run, removed after it: sockets, locks, compiled kernels.
-    """
+def prepare(config: DictConfig, folder: Path) -> None:
+    """Set the variables for a run; its private `folder` is for sockets, locks, compiled kernels."""
     defaults = OFFLINE | PATIENT | FIRST_MODEL_RUNNER | wandb_labels(config)
-    os.environ["TMPDIR"] = defaults["VLLM_RPC_BASE_PATH"] = str(scratch_directory)
+    os.environ["TMPDIR"] = defaults["VLLM_RPC_BASE_PATH"] = str(folder)
     defaults |= {"WANDB_DIR": str(config.run_dir), "WANDB_RESUME": "allow"}
     with suppress(OSError):
         defaults["WANDB_RUN_ID"] = (Path(config.run_dir) / WANDB_RUN_FILE).read_text().strip()
     if not has_wandb_key():
         defaults["WANDB_MODE"] = "offline"
-    defaults.update(_writable_homes(scratch_directory))
+    if not os.access(Path.home(), os.W_OK):  # below it libraries keep things
+        (home := folder / "home").mkdir(exist_ok=True)
+        os.environ["HOME"] = str(home)
+        defaults |= {"XDG_CACHE_HOME": str(home / ".cache"), "XDG_CONFIG_HOME": str(home / ".config")}
     if config.trainer.device == "cpu":
-        defaults.update(cpu_variables(config))
         # Ray would keep its token in HOME; this run's own reaches all its processes, forked early ones too.
-        defaults |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        defaults |= cpu_variables(config) | token
         if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
             del os.environ["CUDA_VISIBLE_DEVICES"]  # Ray refuses num_gpus=1 when it is set and empty
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
-
-
-def has_wandb_key() -> bool:
-    """Whether wandb would find a key without asking: in WANDB_API_KEY, or where `wandb login` leaves it."""
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    # wandb 0.31 logs in to forge.coreweave.com, earlier ones to wandb.ai; an own server is named by WANDB_BASE_URL.
-    hosts = ["wandb", "coreweave.com", urlsplit(os.environ.get("WANDB_BASE_URL", "")).netloc]
-    netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
-    with suppress(OSError):
-        text = netrc.read_text()
-        return any(host and host in text for host in hosts)
-    return False
-
-
-def _writable_homes(scratch: Path) -> dict[str, str]:
-    """Homes for what libraries keep below HOME, when HOME cannot be written."""
-    home = Path.home()
-    if os.access(home, os.W_OK):
-        return {}
-    private = scratch / "home"
-    private.mkdir(exist_ok=True)
-    os.environ["HOME"] = str(private)
-    return {"XDG_CACHE_HOME": str(private / ".cache"), "XDG_CONFIG_HOME": str(private / ".config")}

@@ -8,10 +8,17 @@ from pathlib import Path
 from tqdm import tqdm
 
 from recipe.launch.ending import LOG_FILE
-from recipe.record.run_directory import METRICS_FILE, RUNNING, STATE_FILE, VALIDATING, read_json, read_metrics
+from recipe.record import METRICS_FILE, RUNNING, STATE_FILE, VALIDATING, read_json, read_metrics
 from sam.log import LINE
 
 SECONDS_BETWEEN_LINES = 30.0  # where the screen is a pipe or a file
+# Of a step's metrics.
+SHOWN = {
+    "rollout/reward_all/mean": "reward {:+.2f}",
+    "response_length/mean": "response {:.0f} tokens",
+    "rollout/seconds": "rollout {:.1f} s",
+    "rollout/spec_accept_length": "acceptance length {:.2f}",
+}
 
 
 class _Lines(io.TextIOBase):
@@ -31,81 +38,63 @@ def progress_bar(**arguments) -> tqdm:
 
 class Progress:
     """Follows a run: what it starts, then its metrics.jsonl, one tick per training step, with its most important
-    metrics beside it. What this project's loggers add to the log comes above it, each message once.
-
-    Args:
-        first: the step that a resumed run goes on from.
+    metrics beside it. What this project's loggers add to the log comes above it, each message once. `first`: the step
+    that a resumed run goes on from.
     """
 
     def __init__(self, run_directory: Path, total_steps: int | None, first: int = 0):
         self.run_directory, self.first = run_directory, first
         self._log_read, self._size = self._size_of(LOG_FILE), self._size_of(METRICS_FILE)
-        self._warned: set[str] = set()
-        self._next_line = 0.0
+        self._warned: set[tuple[str, str]] = set()
         self._phase = "starting"
-        self.bar = progress_bar(total=total_steps, initial=first, unit="step", desc=self._phase, smoothing=0.0)
+        self.bar = progress_bar(
+            total=total_steps, initial=first, unit="step", desc=self._phase, smoothing=0.0, miniters=1
+        )
 
     def update(self) -> None:
         """Show what is new; called a few times a second."""
-        for text in self._new_warnings():
-            self.bar.write(f"warning: {text}", file=sys.stderr)
-        if self._enter(read_json(self.run_directory / STATE_FILE).get("phase", "")):
-            return
+        self._show_warnings()
+        self._enter(read_json(self.run_directory / STATE_FILE).get("phase", ""))
         if (size := self._size_of(METRICS_FILE)) != self._size:
             self._size = size
             step = max(metrics := read_metrics(self.run_directory), default=0)
-            self.bar.n = max(self.first, step)
-            self.bar.set_postfix_str(summary(metrics.get(step, {})), refresh=False)
-        elif not sys.stderr.isatty():
-            return  # only on a terminal does its clock go on
-        now = time.monotonic()
-        if now >= self._next_line or self.bar.n == self.bar.total:
-            self._next_line = now + (1.0 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES)
-            self.bar.refresh()
+            row = metrics.get(step, {})
+            drafted = row.get("rollout/spec_drafted_tokens")
+            named = [key for key in SHOWN if key in row and (drafted or key != "rollout/spec_accept_length")]
+            self.bar.set_postfix_str(", ".join(SHOWN[key].format(row[key]) for key in named), refresh=False)
+            self.bar.update(max(self.first, step) - self.bar.n)
+        elif sys.stderr.isatty():
+            self.bar.refresh()  # its clock goes on
 
     def close(self) -> None:
         """Leave the last line on the screen."""
         self.bar.close()
 
-    def _enter(self, phase: str) -> bool:
+    def _enter(self, phase: str) -> None:
         """Show a phase that begins. The clock of the steps, from which their estimate comes, begins with training."""
         if phase == self._phase or not (phase.startswith("starting") or phase in (VALIDATING, RUNNING)):
-            return False
+            return
         self._phase = phase
         if phase == RUNNING:
-            self.bar.start_t = self.bar.last_print_t = time.time()
+            self.bar.start_t, self.bar.last_print_t = time.time(), 0.0  # the first step is shown at once
         self.bar.set_description("training" if phase == RUNNING else phase)
-        return True
 
-    def _new_warnings(self) -> list[str]:
+    def _show_warnings(self) -> None:
         """The messages since the last call, with the logger's name before each."""
         if self._size_of(LOG_FILE) == self._log_read:
-            return []
+            return
         with open(self.run_directory / LOG_FILE, "rb") as file:
             file.seek(self._log_read)
             whole_lines = file.read().rpartition(b"\n")[0]
         self._log_read += len(whole_lines)
-        found = dict.fromkeys(f"{name}: {text}" for name, text in LINE.findall(whole_lines.decode(errors="replace")))
-        new = [text for text in found if text not in self._warned]
-        self._warned.update(new)
-        return new
+        for said in LINE.findall(whole_lines.decode(errors="replace")):
+            if said not in self._warned:
+                self._warned.add(said)
+                self.bar.write(f"warning: {': '.join(said)}", file=sys.stderr)
 
     def _size_of(self, name: str) -> int:
         path = self.run_directory / name
         return path.stat().st_size if path.exists() else 0
-
-
-def summary(row: dict) -> str:
-    """A step's metrics in one line, those that it has."""
-    shown = {
-        "rollout/reward_all/mean": "reward {:+.2f}",
-        "response_length/mean": "response {:.0f} tokens",
-        "rollout/seconds": "rollout {:.1f} s",
-        "rollout/spec_accept_length": "acceptance length {:.2f}",
-    }
-    if not row.get("rollout/spec_drafted_tokens"):
-        del shown["rollout/spec_accept_length"]
-    return ", ".join(text.format(row[key]) for key, text in shown.items() if key in row)
 
 
 class LogOnScreen:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from sam.routing.policy import RoutingSettings
+from sam.routing import RoutingSettings
 
 POLICIES = ("verl", "context")
 ROUTER_FILE = "router.yaml"
@@ -14,11 +14,7 @@ ROUTER_KEY = "actor_rollout_ref.rollout.router_config_path"
 
 
 def connect(config: DictConfig) -> None:
-    """Check the `routing` section, and point verl's key at the router's file, which the trainer writes.
-
-    Raises:
-        ValueError: names the key, its value and what is expected.
-    """
+    """Check the `routing` section (ValueError), and point verl's key at the router's file, which the trainer writes."""
     routing, rollout = config.routing, config.actor_rollout_ref.rollout
     if routing.policy not in POLICIES:
         raise ValueError(f"routing.policy={routing.policy!r}: expected one of {', '.join(POLICIES)}")

@@ -21,21 +21,21 @@ from types import SimpleNamespace
 
 import torch
 
-from recipe.launch import source_patches, versions
+from recipe.launch import versions
 from recipe.preflight import compatibility
-from recipe.preflight.problem import first_line
+from recipe.preflight.machine import first_line
 from recipe.tiny.model import ModelSettings, build_model
 from recipe.tiny.tokenizer import build_tokenizer
 from sam import verify
 from sam.verify.uniforms import uniforms
 
-ENGINES = {"off": {"method": "off"}, "sam": {"method": "sam"}, "sam, graph": {"method": "sam", "graph": "FULL"}}
+ENGINES = {"off": (False, None), "sam": (True, None), "sam, graph": (True, "FULL")}  # whether it drafts, its graphs
 TIMES = ("step_ms", "forward_ms", "verify_ms", "draft_ms")
-ENGINE_ROW = "{step_ms:.2f} | {forward_ms:.2f} | {verify_ms:.2f} | {draft_ms:.2f} | {accepted} of {drafted}"
 QWEN_VOCABULARY = 151_936
 REQUESTS, LENGTH, K = 16, 128, 3
 # Verification may take this share of a decode step of about 20 ms before another rule is recommended.
 SLOW_VERIFICATION_MS = 2.0
+CODE = "import sys; from recipe.preflight import npu_selftest; npu_selftest.run_engine(*sys.argv[1:])"
 
 
 def write_tiny_model(path: Path) -> None:
@@ -44,23 +44,23 @@ def write_tiny_model(path: Path) -> None:
     build_model(settings, build_tokenizer(), seed=3).to(torch.bfloat16).save_pretrained(path)
 
 
-def run_engine(
-    model: str, method: str, graph: str | None = None, compiled: bool = True, dtype: str = "bfloat16"
-) -> dict:
-    """Generate in this process: half of the requests greedy, half sampled with seeds."""
+def run_engine(model: str, device: str, name: str) -> None:
+    """Generate in this process, half of the requests greedy, half sampled with seeds; prints a row of the report."""
     from vllm import LLM, SamplingParams
 
     from sam.vllm.plugin import installed
     from sam.vllm.step_recorder import StepRecorder
 
-    compilation = {"cudagraph_mode": graph, **({} if compiled else {"mode": 0})}
-    options = {"compilation_config": compilation} if graph else {"enforce_eager": True}
-    if method == "sam":
-        options["speculative_config"] = {"model": "sam.vllm.proposer.SamProposer", "num_speculative_tokens": K}
+    drafts, graph = ENGINES[name]
+    options: dict = {"enforce_eager": True}
+    if graph:
+        options = {"compilation_config": {"cudagraph_mode": graph} | ({"mode": 0} if device == "cpu" else {})}
+    if drafts:
+        options["speculative_config"] = {"model": "sam.SamProposer", "num_speculative_tokens": K}
     llm = LLM(
         model,
         skip_tokenizer_init=True,
-        dtype=dtype,
+        dtype="float32" if device == "cpu" else "bfloat16",
         seed=0,
         max_model_len=512,
         max_num_seqs=REQUESTS,
@@ -69,14 +69,13 @@ def run_engine(
         **options,
     )
     runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-    recorder = StepRecorder.attach(runner)
-    chance, vocabulary = random.Random(0), runner.model_config.get_vocab_size()
-    prompts = [{"prompt_token_ids": [chance.randrange(vocabulary) for _ in range(8)] * 2} for _ in range(REQUESTS)]
+    recorder, chance, vocabulary = StepRecorder.attach(runner), random.Random(0), runner.model_config.get_vocab_size()
+    texts = [[chance.randrange(vocabulary) for _ in range(8)] * 2 for _ in range(REQUESTS)]
     common = {"max_tokens": LENGTH, "ignore_eos": True, "detokenize": False, "logprobs": 0}
     parameters = [SamplingParams(temperature=0.0 if row % 2 else 0.5, seed=row, **common) for row in range(REQUESTS)]
-    outputs = [output.outputs[0] for output in llm.generate(prompts, parameters, use_tqdm=True)]
-    steps = recorder.take()
-    return {
+    answers = llm.generate([{"prompt_token_ids": text} for text in texts], parameters, use_tqdm=True)
+    outputs, steps = [answer.outputs[0] for answer in answers], recorder.take()
+    row = {
         "status": installed(runner),
         "tokens": [list(output.token_ids) for output in outputs],
         "logprobs": [
@@ -86,6 +85,21 @@ def run_engine(
         **{name: int(getattr(steps, name).sum()) for name in ("drafted", "accepted", "emitted")},
         **{name: float(statistics.median(getattr(steps, name))) for name in TIMES},
     }
+    print("RESULT " + json.dumps(row))
+
+
+def engine_in_process(model: Path, device: str, name: str) -> dict:
+    """An engine keeps its device memory until its process ends."""
+    finished = subprocess.run(
+        [sys.executable, "-c", CODE, str(model), device, name],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "0"},
+    )
+    for line in finished.stdout.splitlines():
+        if line.startswith("RESULT "):
+            return json.loads(line.removeprefix("RESULT "))
+    return {"error": f"the engine's process ended with code {finished.returncode}; its messages are above"}
 
 
 def compare(off: dict, on: dict) -> dict:
@@ -106,50 +120,30 @@ def compare(off: dict, on: dict) -> dict:
     }
 
 
-def make_case(batch: int, k: int, vocabulary: int, device: str) -> SimpleNamespace:
-    """Logits like a language model's, drafts of which about 70 % are the likeliest token."""
-    generator = torch.Generator().manual_seed(batch * 100 + k)
-    logits = 3 * torch.randn(batch, k + 1, vocabulary, generator=generator)
-    is_likely = torch.rand(batch, k, generator=generator) < 0.7
-    anything = torch.randint(vocabulary, (batch, k), generator=generator)
-    drafts = torch.where(is_likely, logits[:, :k].argmax(-1), anything).to(device)
-    logits, temperature = logits.to(device), torch.ones(batch, device=device)
-    return SimpleNamespace(
-        batch=batch,
-        k=k,
-        logits=logits.flatten(0, 1),
-        target=logits[:, :k].flatten(0, 1),
-        bonus=logits[:, k],
-        drafts=drafts,
-        ends=(torch.arange(1, batch + 1) * k).to(device),
-        metadata=SimpleNamespace(all_greedy=False, all_random=True, temperature=temperature, generators={}),
-    )
-
-
-def exact_match(case: SimpleNamespace) -> torch.Tensor:
-    """Exact match over all logits rows as the engine does it: uniforms on the host, one copy, two calls."""
-    width = case.k + 1
-    rng_keys = torch.arange(case.batch).repeat_interleave(width).numpy()
-    positions = torch.arange(width).repeat(case.batch).numpy()
-    draws = torch.from_numpy(uniforms(rng_keys, positions)).to(case.logits.device, non_blocking=True)
-    sampled = verify.sample_inverse_cdf(case.logits, draws).view(case.batch, width)
-    drafts = torch.full_like(sampled, -2)
-    drafts[:, : case.k] = case.drafts
-    return verify.accept_matching(sampled, drafts)
-
-
-def rejection(rule: Callable, case: SimpleNamespace) -> torch.Tensor:
-    """A `rejection_sample` of vLLM 0.23's signature, with the bonus tokens drawn as vLLM does: an exponential race."""
-    bonus = (case.bonus.softmax(-1) / torch.empty_like(case.bonus).exponential_()).argmax(-1)[:, None].to(torch.int32)
-    counts = [case.k] * case.batch
-    return rule(case.drafts.flatten(), counts, case.k, case.ends, None, case.target, bonus, case.metadata)
-
-
 def verifications(device: str, batch: int = 8) -> dict[str, dict]:
-    """Median milliseconds of both ways to verify, logits [batch x (1 + k), vocabulary]; `error` where one fails."""
-    case, rows = make_case(batch, K, QWEN_VOCABULARY, device), {}
-    calls = {"exact": lambda: exact_match(case), "rejection": lambda: rejection(verify.rejection_sample, case)}
-    for name, call in calls.items():
+    """Median milliseconds of both ways to verify, logits [batch x (1 + K), vocabulary]; `error` where one fails."""
+    logits = 3 * torch.randn(batch, K + 1, QWEN_VOCABULARY, generator=torch.Generator().manual_seed(0)).to(device)
+    drafts = torch.nn.functional.pad(logits[:, :K].argmax(-1), (0, 1), value=-2)
+    temperature, ends = torch.ones(batch, device=device), (torch.arange(1, batch + 1) * K).to(device)
+    metadata = SimpleNamespace(all_greedy=False, all_random=True, temperature=temperature, generators={})
+    keys = torch.arange(batch).repeat_interleave(K + 1).numpy()
+    positions = torch.arange(K + 1).repeat(batch).numpy()
+
+    def exact() -> torch.Tensor:
+        """As the engine does it: uniforms on the host, one copy, two calls."""
+        draws = torch.from_numpy(uniforms(keys, positions)).to(device, non_blocking=True)
+        sampled = verify.sample_inverse_cdf(logits.flatten(0, 1), draws).view(batch, K + 1)
+        return verify.accept_matching(sampled, drafts)
+
+    def rejection() -> torch.Tensor:
+        """The bonus tokens drawn as vLLM does: an exponential race."""
+        race = logits[:, K].softmax(-1) / torch.empty_like(logits[:, K]).exponential_()
+        bonus, target = race.argmax(-1)[:, None].to(torch.int32), logits[:, :K].flatten(0, 1)
+        drafted = drafts[:, :K].flatten()
+        return verify.rejection_sample(drafted, [K] * batch, K, ends, None, target, bonus, metadata)
+
+    rows = {}
+    for name, call in (("exact", exact), ("rejection", rejection)):
         try:
             rows[name] = {"median_ms": _median_ms(call, device)}
         except Exception as error:
@@ -157,10 +151,10 @@ def verifications(device: str, batch: int = 8) -> dict[str, dict]:
     return rows
 
 
-def _median_ms(call: Callable[[], object], device: str, repeats: int = 10) -> float:
-    """After one call to warm up."""
+def _median_ms(call: Callable[[], object], device: str) -> float:
+    """Of ten calls after one to warm up."""
     times = []
-    for _ in range(repeats + 1):
+    for _ in range(11):
         started = time.perf_counter()
         call()
         if device != "cpu":
@@ -181,50 +175,32 @@ def recommend(rows: dict[str, dict]) -> str:
     return f"keep speculation.verification=exact: {exact['median_ms']:.2f} ms for 8 requests"
 
 
-def _engine_in_process(model: Path, fields: dict) -> dict:
-    """An engine keeps its device memory until its process ends."""
-    code = (
-        "import json, sys; from recipe.preflight.npu_selftest import run_engine;"
-        "print('RESULT ' + json.dumps(run_engine(sys.argv[1], **json.loads(sys.argv[2]))))"
-    )
-    finished = subprocess.run(
-        [sys.executable, "-c", code, str(model), json.dumps(fields)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "0"},
-    )
-    lines = [line for line in finished.stdout.splitlines() if line.startswith("RESULT ")]
-    if not lines:
-        return {"error": f"the engine's process ended with code {finished.returncode}; its messages are above"}
-    return json.loads(lines[-1].removeprefix("RESULT "))
-
-
-def selftest(output: Path, device: str = "npu", **engine) -> dict:
-    """Run all parts; what fails is in the report, and the rest goes on. `engine`: further arguments of run_engine."""
+def selftest(output: Path, device: str) -> int:
+    """Run all engines; what fails is in the report, and the rest goes on. 1: one of them failed."""
     output.mkdir(parents=True, exist_ok=True)
-    report: dict = {
+    engines: dict[str, dict] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        write_tiny_model(Path(folder))
+        for number, name in enumerate(ENGINES, start=1):
+            print(f"{number}/{len(ENGINES)}: generating with {name}", flush=True)
+            engines[name] = engine_in_process(Path(folder), device, name)
+    compared = [name for name in engines if name != "off" and "error" not in engines["off"] | engines[name]]
+    print("timing verification", flush=True)
+    rows = verifications(device)
+    report = {
         "date": time.strftime("%Y-%m-%d %H:%M"),
         "versions": {name: versions.installed(name) for name in ("torch", "torch-npu", "vllm", "vllm-ascend")},
         "cann": compatibility.cann_version(),
-        "patches": [source_patches.status(series) for series in source_patches.load()],
-        "engines": {},
-        "parity": {},
+        "patches": [versions.Patches().status()],
+        "engines": engines,
+        "parity": {name: compare(engines["off"], engines[name]) for name in compared},
+        "verifications": rows,
+        "recommendation": recommend(rows),
     }
-    with tempfile.TemporaryDirectory() as folder:
-        write_tiny_model(model := Path(folder))
-        for number, (name, fields) in enumerate(ENGINES.items(), start=1):
-            print(f"{number}/{len(ENGINES)}: generating with {name}", flush=True)
-            report["engines"][name] = _engine_in_process(model, {**fields, **engine})
-    off = report["engines"]["off"]
-    for name, on in report["engines"].items():
-        if name != "off" and "error" not in off and "error" not in on:
-            report["parity"][name] = compare(off, on)
-    print("timing verification", flush=True)
-    report["verifications"] = verifications(device)
-    report["recommendation"] = recommend(report["verifications"])
     (output / "report.json").write_text(json.dumps(report, indent=1))
-    (output / "report.md").write_text(markdown(report))
-    return report
+    (output / "report.md").write_text(text := markdown(report))
+    print(text)
+    return int(any("error" in row for row in engines.values()))
 
 
 def markdown(report: dict) -> str:
@@ -232,7 +208,8 @@ def markdown(report: dict) -> str:
     lines += ["```", *report["patches"], "```", "", "| engine | step ms | forward | verify | draft | accepted |"]
     lines += ["|---|---|---|---|---|---|"]
     for name, row in report["engines"].items():
-        lines.append(f"| {name} | {('{error}' if 'error' in row else ENGINE_ROW).format_map(row)} |")
+        times = "" if "error" in row else " | ".join(f"{row[time]:.2f}" for time in TIMES)
+        lines.append(f"| {name} | " + (row.get("error") or f"{times} | {row['accepted']} of {row['drafted']}") + " |")
     for name, row in report["parity"].items():
         names = {"median": "median", "99": "99 %", "max": "largest"}
         differences = ", ".join(f"{name} {row[f'logprob_difference_{key}']:.1e}" for key, name in names.items())

@@ -22,31 +22,24 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from recipe.arguments import AGENT, AGENT_LOOPS, CODE, CONFIGS, FILES, TOOLS, TURNS
 from recipe.launch import environment, versions
-from recipe.launch.config import REPOSITORY
-from recipe.preflight import user_code
-from recipe.preflight.problem import Problem
-from recipe.user_code import FILES
+from recipe.preflight.machine import first_line
+from recipe.preflight.settings import MODEL, ROLLOUT, entries, key_of, model_of
 
 logger = logging.getLogger(__name__)
 
+REPOSITORY = CONFIGS.parent
 ACCEPTED = REPOSITORY / ".cache" / "vllm_arguments"  # an empty file for all that verl and vLLM take together
 LIMIT_SECONDS = 400.0  # of a machine whose cores others use too; 20 are enough on a free one
 LONGEST_REASON = 300  # characters; some of vLLM's errors list every attention backend
-ROLLOUT = "actor_rollout_ref.rollout"
-# Sections that verl and vLLM are asked of, and what in them changes from run to run or is checked elsewhere.
-ASKED = ("actor_rollout_ref", "algorithm", "critic", "reward")
-PASSED_OVER = (
-    *(f"{ROLLOUT}.{name}" for name in ("seed", "router_config_path")),
-    f"{ROLLOUT}.engine_kwargs.vllm.additional_config.speculation",
-    "actor_rollout_ref.model.path",  # counts by its config.json
-    "actor_rollout_ref.actor.data_loader_seed",
-)
+ASK = "from recipe.preflight import vllm_command; vllm_command.main()"
+CALLED = tuple(key for key in CODE if key != "data.custom_cls.path")
 
 
-def find_problems(config: DictConfig) -> Iterator[Problem]:
+def taken_by_verl_and_vllm(config: DictConfig) -> Iterator[str]:
     """In about 20 s, or at once where the same was found good before. Where they cannot be asked a warning says so."""
     good = ACCEPTED / _fingerprint(config)
     if good.is_file():
@@ -56,11 +49,11 @@ def find_problems(config: DictConfig) -> Iterator[Problem]:
         with contextlib.suppress(OSError):
             good.parent.mkdir(parents=True, exist_ok=True)
             good.touch()
-    yield from (Problem(*one) for one in said or [])
+    yield from said or []
 
 
-def find_problems_here(config: DictConfig) -> Iterator[Problem]:
-    """The same within this process, which imports verl and vLLM."""
+def what_verl_and_vllm_say(config: DictConfig) -> Iterator[str]:
+    """The same within this process, which imports verl and vLLM; without users' code."""
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
@@ -68,24 +61,16 @@ def find_problems_here(config: DictConfig) -> Iterator[Problem]:
         validate_config(config, need_reference_policy(config), need_critic(config))
         arguments = server_arguments(config)
     except Exception as error:  # verl's, Hydra's, and what its dataclasses raise
-        yield Problem("config.verl", _reason(error))
+        yield f"{_reason(error)}: verl refuses the config: correct what it names [config.verl]"
         return
     try:
-        engine = engine_arguments(config, arguments)
-        _build(engine, config)
+        _build(engine_arguments(config, arguments), config)
     except Exception as error:
         # The argument that the error names, with - or _ or spaces.
         named = re.search(rf"\b({'|'.join(arguments).replace('_', '[-_ ]')})\b", str(error), re.IGNORECASE)
         name = re.sub("[- ]", "_", named[0]).lower() if named else None
         value = f"{key_of(name, config)}={arguments[name]}" if name else f"what {ROLLOUT} hands to vLLM"
-        yield Problem("vllm.arguments", f"{value}: {_reason(error)}")
-
-
-def key_of(argument: str, config: DictConfig) -> str:
-    """The key that a user sets an argument of vLLM's with."""
-    rollout = config.actor_rollout_ref.rollout
-    is_verls = argument in rollout and argument not in rollout.engine_kwargs.vllm
-    return f"{ROLLOUT}.{argument}" if is_verls else f"{ROLLOUT}.engine_kwargs.vllm.{argument}"
+        yield f"{value}: {_reason(error)}: vLLM refuses it: change it [vllm.arguments]"
 
 
 def server_arguments(config: DictConfig) -> dict[str, Any]:
@@ -114,14 +99,11 @@ def server_arguments(config: DictConfig) -> dict[str, Any]:
         _should_profile=lambda: False,
         _apply_quantization=lambda: (rollout.quantization, {}),  # verl's patches this process
     )
-    with mock.patch.object(vllm_async_server, "build_cli_args_from_config", side_effect=_Stopped) as called:
-        with contextlib.suppress(_Stopped):
-            asyncio.run(server.launch_server())
+    # What comes after would start vLLM.
+    stop = mock.patch.object(vllm_async_server, "build_cli_args_from_config", side_effect=InterruptedError)
+    with stop as called, contextlib.suppress(InterruptedError):
+        asyncio.run(server.launch_server())
     return dict(called.call_args.args[0])
-
-
-class _Stopped(Exception):
-    """Raised where verl would go on to start vLLM."""
 
 
 def engine_arguments(config: DictConfig, arguments: dict[str, Any] | None = None) -> Any:
@@ -139,8 +121,7 @@ def engine_arguments(config: DictConfig, arguments: dict[str, Any] | None = None
         def error(self, message):
             raise ValueError(message)
 
-    model = Path(config.actor_rollout_ref.model.path).expanduser()
-    folder = model if model.is_dir() else REPOSITORY  # vLLM would look for a hub's model of that name
+    folder = model if (model := model_of(config)).is_dir() else REPOSITORY  # vLLM would look for a hub's of that name
     line = ["--model", str(folder), *build_cli_args_from_config(arguments or server_arguments(config))]
     return AsyncEngineArgs.from_cli_args(make_arg_parser(Parser()).parse_args(line))
 
@@ -158,8 +139,7 @@ def _build(engine: Any, config: DictConfig) -> None:
         from vllm.model_executor.model_loader import get_model_loader
 
         get_model_loader(engine.create_load_config())
-    has_model = (Path(config.actor_rollout_ref.model.path).expanduser() / "config.json").is_file()
-    if current_platform.device_type != config.trainer.device or not has_model:
+    if current_platform.device_type != config.trainer.device or not (model_of(config) / "config.json").is_file():
         return
     made = engine.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
     plugin.check_recurrent_state(made.model_config, getattr(made.speculative_config, "method", None))
@@ -177,17 +157,50 @@ def _reason(error: Exception) -> str:
     return textwrap.shorten(text, LONGEST_REASON, placeholder="...").strip(" .") + known
 
 
-def _ask(config: DictConfig) -> list[tuple[str, str, str | None]] | None:
-    """Problems' arguments, found by a process of its own; None: it cannot be asked."""
+def users_code(config: DictConfig) -> Iterator[str]:
+    """What verl says when it loads what users bring. Imports verl and runs their files, as processes of a run do."""
+    try:
+        from hydra.utils import get_object
+        from verl.tools.function_tool import load_function_tools_from_path
+        from verl.utils.dataset.rl_dataset import get_dataset_class
+        from verl.utils.import_utils import import_external_libs, load_class_from_fqn, load_extern_object
+    except ImportError:  # verl or a package of its is not here, which compatibility says
+        return
+    loads = {
+        **dict.fromkeys(CALLED, load_extern_object),
+        "data.custom_cls.path": lambda path, name: get_dataset_class(config.data),
+        f"{AGENT}.agent_loop_manager_class": load_class_from_fqn,
+        f"{MODEL}.external_lib": import_external_libs,
+        AGENT_LOOPS: lambda path: [get_object(target) for _, target in entries(path, "", "name", "_target_")],
+        TOOLS: lambda path: [get_object(name) for (name,) in entries(path, "tools", "class_name")],
+        f"{TURNS}.function_tool_path": load_function_tools_from_path,
+    }
+    for key, load in loads.items():
+        if not (value := OmegaConf.select(config, key)):
+            continue
+        name = [OmegaConf.select(config, CODE[key])] if key in CODE else []
+        try:
+            found = load(list(value) if isinstance(value, ListConfig) else value, *name)
+            if key in CALLED and not callable(found):
+                raise TypeError(f"{name[0]} is {found!r}, expected a function or class")
+        except (Exception, SystemExit) as error:
+            cause = error.__cause__ or error  # of verl's "Error loading module"
+            said = f"{key}={value}" + "".join(f", {CODE[key]}={one}" for one in name)
+            wrong = f"{type(cause).__name__}: {first_line(cause)}: verl would not find it"
+            yield f"{said}: {wrong}: correct what the line names [code.missing]"
+
+
+def _ask(config: DictConfig) -> list[str] | None:
+    """The lines that a process of its own finds; None: it cannot be asked."""
     defaults = environment.OFFLINE | environment.FIRST_MODEL_RUNNER | {"VLLM_LOGGING_LEVEL": "ERROR"}
     if config.trainer.device == "cpu":
         defaults |= environment.CPU
+    # It must find `recipe`, and what users bring, as this process does.
+    own = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in [str(REPOSITORY), *sys.path])}
     try:
-        # It must find `recipe`, and what users bring, as this process does.
-        own = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in [str(REPOSITORY), *sys.path])}
         run = subprocess.run(
-            [sys.executable, "-m", "recipe.preflight.vllm_command"], env=defaults | os.environ | own,
-            input=OmegaConf.to_yaml(config), capture_output=True, text=True, timeout=LIMIT_SECONDS,
+            [sys.executable, "-c", ASK], env=defaults | os.environ | own, input=OmegaConf.to_yaml(config),
+            capture_output=True, text=True, timeout=LIMIT_SECONDS,
         )  # fmt: skip
         return json.loads(run.stdout.splitlines()[-1])
     except (subprocess.TimeoutExpired, OSError, IndexError, ValueError) as error:
@@ -197,30 +210,34 @@ def _ask(config: DictConfig) -> list[tuple[str, str, str | None]] | None:
 
 def _fingerprint(config: DictConfig) -> str:
     """Of what the answer depends on."""
-    asked = OmegaConf.create({name: OmegaConf.to_container(config[name]) for name in ASKED})
-    for key in PASSED_OVER:
-        if OmegaConf.select(asked, key) is not None:
-            OmegaConf.update(asked, key, None)
+    asked = {
+        name: OmegaConf.to_container(config[name]) for name in ("actor_rollout_ref", "algorithm", "critic", "reward")
+    }
+    actor, rollout, model = (asked["actor_rollout_ref"][name] for name in ("actor", "rollout", "model"))
+    # What changes from run to run or is checked elsewhere; a model counts by its config.json.
+    for section, key in (
+        (rollout, "seed"),
+        (rollout, "router_config_path"),
+        (actor, "data_loader_seed"),
+        (model, "path"),
+    ):
+        section.pop(key, None)
+    rollout["engine_kwargs"]["vllm"].get("additional_config", {}).pop("speculation", None)
     brought = [str(OmegaConf.select(config, key)) for key in FILES]
     sizes = config.data.train_batch_size, config.trainer.n_gpus_per_node, config.trainer.nnodes, config.trainer.device
     packages = [versions.installed(name) for name in ("verl", "vllm", "vllm-ascend", "transformers")]
     variables = sorted((name, value) for name, value in os.environ.items() if name.startswith("VLLM_"))
-    files = Path(config.actor_rollout_ref.model.path).expanduser() / "config.json", Path(__file__), *map(Path, brought)
+    files = model_of(config) / "config.json", Path(__file__), *map(Path, brought)
     contents = [file.read_bytes() for file in files if file.is_file()]
-    parts = OmegaConf.to_yaml(asked, sort_keys=True), brought, sizes, packages, variables, contents
+    parts = json.dumps(asked, sort_keys=True), brought, sizes, packages, variables, contents
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
 def main() -> None:
-    """A config as YAML on stdin, one line of JSON on stdout: the arguments of the problems found."""
+    """A config as YAML on stdin; on stdout the problems found, one line of JSON."""
     stdout, sys.stdout = sys.stdout, sys.stderr  # verl and vLLM log to stdout
     from vllm.model_executor.models import registry
 
     registry._run_in_subprocess = lambda function: function()  # it would import vLLM once more
     config = OmegaConf.create(sys.stdin.read())
-    found = [*user_code.find_problems(config), *find_problems_here(config)]
-    print(json.dumps([(problem.code, problem.value, problem.remedy) for problem in found]), file=stdout, flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    print(json.dumps([*users_code(config), *what_verl_and_vllm_say(config)]), file=stdout, flush=True)

@@ -1,13 +1,17 @@
-"""The report's figures: summary.json, the answer in words, and the tables."""
+"""The report's figures: summary.json, the answer in words, the tables and the pictures."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from recipe.report import stock
+from recipe.report import runs as read
 from recipe.report.runs import ROLLOUT_SECONDS, TAIL_SECONDS, Run, common_steps, compare_responses, left_out
 from sam.bench.result import GO, times
+from sam.page import Picture, picture
 from sam.reading import expect, json_object
+from sam.record.engine_steps import EngineSteps
 
 NOT_RECORDED = "not recorded"
 STEPS_AT_AN_END = 3  # the reward's gain is that of the last steps' mean over the first steps'
@@ -33,6 +37,18 @@ LEARNT = (
     Curve("gradient norm", "actor/grad_norm", "gradient norm", "Before clipping."),
 )
 COMPARED = (REWARD, ACCURACY, LENGTH, *LEARNT)
+
+LOOK = {
+    "font.size": 8, "axes.titlesize": 10, "axes.titleweight": "bold", "axes.titlelocation": "left",
+    "axes.labelsize": 9, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
+}  # fmt: skip
+COLORS = ("#009E73", "#999999", "#D55E00", "#E69F00", "#0072B2", "#CC79A7")  # of the runs, in turn; Okabe and Ito's
+DASHES = ("-", "--", "-.", ":")
+SIZE, WIDE = (4.8, 3.0), (6.6, 3.1)  # inches; the first picture is as wide as two
+POINTS = 120  # of a curve over time
+# Parts of the page with pictures; those of FIRST stand below the answer without a heading.
+FIRST, ACCEPTANCE, TRAINING = "", "Acceptance", "Training"
+Labels = tuple[str, str] | None  # of the axes; None: there is nothing to see
 
 AGREEMENT_HEADER = (
     "curve", "steps", "first, mean", "second, mean", "difference, mean ± standard error", "largest in a step", "p",
@@ -110,7 +126,7 @@ def answer(summary: dict, against: dict | None) -> list[str]:
     in_verl = f"{_figure(summary, '{:.2f}x', 'rollout_speedup_total')} speculation={second}"
     in_verl += f" ({seconds[0]:.1f} s to {seconds[1]:.1f} s in {summary['steps']} steps)"
     if against:
-        method, rows = stock.method_of(against), stock.rows_of(against)
+        method, rows = read.method_of(against), read.rows_of(against)
         row = rows[method]
         doubt = "" if row["answer"] == GO else f": {row['answer']}"
         lines = [
@@ -121,7 +137,7 @@ def answer(summary: dict, against: dict | None) -> list[str]:
             f"In all of verl, where stock vLLM cannot train on a CPU: {in_verl}.",
         ]
     else:
-        lines = [f"Rollout {in_verl}", f"Stock vLLM was not measured ({stock.MEASURE})."]
+        lines = [f"Rollout {in_verl}", f"Stock vLLM was not measured ({read.MEASURE})."]
     same = _figure(summary, "{} of {}", "identical_responses", "total_responses")
     with_both = f" responses identical, token for token, with speculation={first} and {second}."
     lines.append("Identical responses: not recorded." if same == NOT_RECORDED else same + with_both)
@@ -186,7 +202,7 @@ def sign_flip_p_value(differences: np.ndarray) -> float:
 
 def _pairs(first: Run, second: Run, key: str) -> np.ndarray:
     """float [steps, 2]: the values of the training steps that both runs have."""
-    steps = [step for step in common_steps(first, second) if all(run.has([key], [step]) for run in (first, second))]
+    steps = [step for step in common_steps(first, second) if all(key in run.metrics[step] for run in (first, second))]
     return np.stack([first.column(key, steps), second.column(key, steps)], axis=1).reshape(-1, 2)
 
 
@@ -229,3 +245,94 @@ def phases(first: Run, second: Run) -> list[tuple]:
             saved = (f"{100 * (off - on) / whole:.2f} %" if whole else "" for whole in (off, on))
             rows.append((off, (name, len(pairs), f"{on:.2f}", f"{off:.2f}", *saved)))
     return [row for _, row in sorted(rows, key=lambda pair: -pair[0])]
+
+
+def draw_all(runs: list[Run]) -> dict[str, list[Picture]]:
+    """What the runs have recorded, by part of the page."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    found: dict[str, list[Picture]] = {}
+    styled = [
+        (run, {"label": run.name, "color": COLORS[n % len(COLORS)], "linestyle": DASHES[n % len(DASHES)]})
+        for n, run in enumerate(runs)
+    ]
+    with rc_context(LOOK):
+        for part, title, caption, draw in PICTURES:
+            figure = Figure(figsize=SIZE if found else WIDE, layout="constrained")
+            axes = figure.subplots()
+            if (labels := draw(axes, styled)) is not None:
+                axes.set(xlabel=labels[0], ylabel=labels[1], title=title)
+                if axes.get_legend_handles_labels()[0]:
+                    axes.legend()
+                found.setdefault(part, []).append(picture(figure, title, caption))
+    return found
+
+
+def over_time(steps: EngineSteps, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Ends of equal spans of time, float [POINTS] seconds, and a column's means in them by the steps' duration."""
+    milliseconds = steps.step_ms.astype(np.float64)
+    ends, sums = (np.cumsum([0.0, *values]) for values in (milliseconds, getattr(steps, name) * milliseconds))
+    edges = np.linspace(0.0, ends[-1], POINTS + 1)
+    return edges[1:] / 1e3, np.diff(np.interp(edges, ends, sums)) / np.diff(edges)
+
+
+def _drafts(axes, runs: list[tuple[Run, dict]]) -> Labels:
+    first = runs[0][0]
+    if not first.recorded:
+        return None
+    ordered = sorted(first.steps, key=lambda step: first.metrics[step][first.rollout_key])
+    steps = first.recorded[step := ordered[len(ordered) // 2]]
+    axes.fill_between(*over_time(steps, "drafted"), color="#D55E00", alpha=0.35, label="draft tokens verified, a step")
+    axes.fill_between(*over_time(steps, "accepted"), color="#009E73", alpha=0.8, label="accepted, a step")
+    for run, style in runs:
+        if step in run.recorded:
+            style = style | {"color": "#222222", "label": f"running requests, {run.name}"}
+            axes.plot(*over_time(run.recorded[step], "running"), **style)
+    axes.set_ylim(0)
+    return f"seconds of rollout in training step {step}", "running requests, or tokens"
+
+
+def _curve(curve: Curve, axes, runs: list[tuple[Run, dict]]) -> Labels:
+    having = [(run, style) for run, style in runs if run.series(curve.key)[0]]
+    # The last run is drawn thin and on top, so that equal curves are seen to be several.
+    for number, (run, style) in enumerate(having):
+        axes.plot(*run.series(curve.key), linewidth=max(1.2, 5 - 2 * number), marker=".", **style)
+        for key in sorted({key for row in run.metrics.values() for key in row}) if curve == ACCURACY else ():
+            if key.startswith("val-core/") and "/acc/mean" in key:
+                circles = style | {"label": f"{run.name}, validation", "linestyle": ""}
+                axes.plot(*run.series(key), "o", markersize=6, markerfacecolor="none", **circles)
+    return ("training step", curve.unit) if having else None
+
+
+def _by_position(axes, runs: list[tuple[Run, dict]]) -> Labels:
+    for run, style in runs:
+        steps = list(run.recorded.values())
+        verified, emitted = (sum(getattr(one, f"position_{name}") for one in steps) for name in ("steps", "emitted"))
+        if np.any(used := verified > 0):
+            starts = np.arange(len(verified)) * steps[0].position_bin
+            axes.plot(starts[used], emitted[used] / verified[used], marker="o", **style)
+    drawn = bool(axes.lines)
+    axes.axhline(1.0, color="grey", linewidth=0.8)
+    return ("position in the response (tokens)", "mean acceptance length") if drawn else None
+
+
+def _of(part: str, *curves: Curve) -> list[tuple[str, str, str, Callable[..., Labels]]]:
+    return [(part, one.name[0].upper() + one.name[1:], one.caption, partial(_curve, one)) for one in curves]
+
+
+ACCEPTED = Curve("over training", "rollout/spec_accept_length", "mean acceptance length", "1 is no gain.")
+# Part of the page, title, caption, and what draws runs with their styles on axes.
+PICTURES: list[tuple[str, str, str, Callable[..., Labels]]] = [
+    (
+        FIRST,
+        "Running requests, and the drafts verified and accepted",
+        "A rollout of median length: requests that ran and, in each of the first run's engine steps, the draft tokens "
+        "that the switch let through and those of them that were accepted.",
+        _drafts,
+    ),
+    *_of(FIRST, REWARD, LENGTH, ACCURACY),
+    *_of(ACCEPTANCE, ACCEPTED),
+    (ACCEPTANCE, "By position in the response", "Tokens per verify step of a request.", _by_position),
+    *_of(TRAINING, *LEARNT),
+]

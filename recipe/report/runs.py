@@ -1,24 +1,31 @@
-"""Reads the runs that are compared: run directories of recipe.main_dapo, and runs on a wandb server.
+"""Reads what is compared: run directories of recipe.main_dapo, runs on a wandb server, and stock.json.
 
 A run of a server has neither engine steps nor responses; figures that need them are None then. wandb 0.31 has no public
 reader of its own files: a run directory has the same figures in metrics.jsonl.
+
+`sam bench --run` leaves stock.json: the result of engines that took turns on a run's recorded text, stock vLLM among
+them, with the `steps` whose text they emitted, the first one's to warm up, and `text`: `text_of` these.
 """
 
+import hashlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import numpy as np
 
 from recipe.launch.environment import has_wandb_key
-from sam.reading import ReadError, expect, json_object
+from sam.bench.result import compared, table_of
+from sam.bench.settings import STOCK
+from sam.config import WITH_DRAFT_MODEL
+from sam.reading import ReadError, expect, json_object, one_line
 from sam.record.engine_steps import EngineSteps
-from sam.record.run_directory import (
+from sam.record.responses import (
     METRICS_FILE,
     Response,
     finite,
@@ -43,6 +50,9 @@ ADDRESSES = (
 )
 HOSTED = ("wandb.ai", "coreweave.com")  # where wandb's own client goes without being told
 NOT_JSON = ("NaN", "Infinity", "-Infinity")
+STOCK_FILE = "stock.json"
+POLICY = "goodput"  # of sam.bench's engines with sam or a trained drafter
+MEASURE = "sam bench --run"
 
 
 class ReportError(ReadError):
@@ -161,33 +171,30 @@ class Run:
         points = {step: row[key] for step, row in sorted(self.metrics.items()) if key in row}
         return list(points), list(points.values())
 
-    def column(self, key: str, steps: list[int]) -> np.ndarray:
-        """float [steps] of a figure that all of them have."""
-        return np.array([self.metrics[step][key] for step in steps])
-
-    def has(self, keys: Iterable[str], steps: list[int]) -> bool:
-        """Whether all steps have all of these figures."""
-        return all(key in self.metrics[step] for key in keys for step in steps)
+    def column(self, key: str, steps: list[int]) -> np.ndarray | None:
+        """float [steps] of a figure; None where a step has none."""
+        values = [self.metrics[step].get(key) for step in steps]
+        return None if None in values else np.array(values)
 
     def seconds(self, steps: list[int], key: str | None = None) -> float | None:
         """Sum over these steps of the rollout's seconds, or of another figure; None where a step has none."""
-        key = key or self.rollout_key
-        return float(self.column(key, steps).sum()) if self.has([key], steps) else None
+        column = self.column(key or self.rollout_key, steps)
+        return None if column is None else float(column.sum())
 
     def acceptance(self) -> tuple[float | None, float | None]:
         """Mean acceptance length (accepted plus bonus, per verify step of a request) and acceptance rate."""
         names = ("accept_length", "verify_steps", "accepted_tokens", "drafted_tokens")
-        if not self.has(keys := [f"rollout/spec_{name}" for name in names], self.steps):
+        length, *columns = (self.column(f"rollout/spec_{name}", self.steps) for name in names)
+        if any(column is None for column in (length, *columns)):
             return None, None
-        length, *columns = (self.column(key, self.steps) for key in keys)
         verified, accepted, drafted = (float(column.sum()) for column in columns)
         emitted = float((length * columns[0]).sum())
         return (emitted / verified if verified else 1.0), (accepted / drafted if drafted else 0.0)
 
     def is_asynchronous(self) -> bool | None:
         """Whether its engines scheduled asynchronously in all steps; None if that is not recorded."""
-        key = "rollout/asynchronous_scheduling"
-        return bool(self.column(key, self.steps).all()) if self.has([key], self.steps) else None
+        column = self.column("rollout/asynchronous_scheduling", self.steps)
+        return None if column is None else bool(column.all())
 
 
 def load_run(source: str) -> Run:
@@ -281,3 +288,61 @@ def compare_responses(one: Run, other: Run) -> dict[int, tuple[int, int]]:
             common = mine.keys() & theirs.keys()
             result[step] = (sum(np.array_equal(mine[key], theirs[key]) for key in common), len(common))
     return result
+
+
+def load_stock(directory: Path, run: Run) -> tuple[dict[str, Any] | None, str]:
+    """What stock.json says of the run, and what to know of that; None where there is none or of another text."""
+    path = directory / STOCK_FILE
+    if not path.is_file():
+        where = f"{run.source} --output {directory}" if run.directory else "RUN --output DIR"
+        return None, f"Stock vLLM was not measured: {MEASURE} {where}, then this report again"
+    try:
+        with one_line(str(path), f"not what {MEASURE} writes"):
+            found = json_object(path)
+            table_of(found), stock_summary(found)
+            is_its_text = text_of(run, found["steps"]) == found["text"]
+    except ReadError as error:
+        return None, f"{error}: left out, measure again with {MEASURE}"
+    if not is_its_text:
+        return None, f"{path} is of another run's text and left out: measure again with {MEASURE}"
+    policy = (run.config.get("speculation") or {}).get("policy")
+    if method_of(found) in ("sam", *WITH_DRAFT_MODEL) and policy != POLICY:
+        return found, f"engines alone drafted with policy={POLICY}, the run with policy={policy}"
+    return found, ""
+
+
+def rows_of(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The rows of the table by engine: stock, off and the run's method."""
+    return {row["variant"]: row for row in found["rows"]}
+
+
+def method_of(found: dict[str, Any]) -> str:
+    """The engine that drafts."""
+    return next(engine for engine in rows_of(found) if engine not in (STOCK, "off"))
+
+
+def stock_summary(found: dict[str, Any]) -> dict[str, Any]:
+    """For summary.json; ratios are median, least and greatest."""
+    rows, method = rows_of(found), method_of(found)
+    over_off = compared(rows[method]["by_round"], rows["off"]["by_round"])
+    return {
+        "rounds": rows[STOCK]["rounds"],
+        "requests": rows[STOCK]["requests"],
+        "seconds": {engine: row["seconds"] for engine, row in rows.items()},
+        "over_stock": {engine: _ratio(row) for engine, row in rows.items() if engine != STOCK},
+        f"{method}_over_off": _ratio(over_off),
+        "verdict": rows[method]["answer"],
+        "date": found["date"],
+    }
+
+
+def _ratio(row: dict[str, Any]) -> list[float]:
+    return [row[name] for name in ("ratio", "low", "high")]
+
+
+def text_of(run: Run, steps: list[int]) -> str:
+    """A name of the responses that a run recorded in these steps; empty where it has not."""
+    paths = [responses_path(run.directory, step) for step in steps] if run.directory else []
+    if not paths or not all(path.is_file() for path in paths):
+        return ""
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths)).hexdigest()[:16]

@@ -5,6 +5,7 @@ import re
 import traceback
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.replica import TokenOutput
 
-from recipe.seeds import further_seed, parse_prompt_uid, sample_seed
+from recipe.rollout import further_seed, parse_prompt_uid, sample_seed
 
 ROW = "__row__"  # which prompt of its step or validation a prompt is
 FAILURE = "failure_said"  # tag of a prompt one of whose responses failed
@@ -40,7 +41,7 @@ class SeededManager(AgentLoopManagerTQ):
             self._numbered, self._rows = now, 0
         rows = list(range(self._rows, self._rows + len(prompts)))
         self._rows += len(prompts)
-        for key in {ROW, *({"index"} - set(prompts.keys()))}:  # of a user's dataset, which verl's worker reads
+        for key in {ROW, *({"index"} - set(prompts.keys()))}:  # a user's dataset may lack the index that verl reads
             tu.assign_non_tensor_stack(prompts, key, rows)
         super().generate_sequences(prompts)
 
@@ -66,11 +67,9 @@ class SeededWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     async def _compute_score(self, outputs: list, kwargs: dict[str, Any]) -> None:
         """verl's, which would train on a reward that is no number."""
         await super()._compute_score(outputs, kwargs)
-        score = outputs[-1].reward_score
-        try:
+        score, is_number = outputs[-1].reward_score, False
+        with suppress(TypeError, ValueError):
             is_number = not isinstance(score, str) and np.isfinite(np.asarray(score, dtype=float)).all()
-        except (TypeError, ValueError):
-            is_number = False
         if not is_number:
             raise ValueError(f"the reward is {score!r}, expected a finite number")
 

@@ -46,16 +46,16 @@ class RoutedClient(LLMServerClient):
             placement = await self._load_balancer.acquire.remote(request)
             while True:
                 given = joined.token_ids if joined else []
-                parameters = chunk_parameters(sampling_params, len(prompt_ids), len(given), request.limit, chunk)
+                parameters = chunk_parameters(sampling_params, request, len(given), chunk)
                 try:
-                    part = await self._ask(placement, request.id, prompt_ids + given, parameters, kwargs)
+                    part = await self._ask(placement, request_id, prompt_ids + given, parameters, kwargs)
                 except Exception as death:
                     failures += 1
                     if not is_dead(death) or failures > MOST_FAILURES:
                         raise
                     placement = await self._go_elsewhere(request.id, placement.server_id, death)
                     continue
-                joined = part if joined is None else join(joined, part)
+                joined = join(joined, part)
                 if part.stop_reason != "length" or len(joined.token_ids) >= request.limit:
                     break
                 placement = await self._load_balancer.proceed.remote(request.id, len(part.token_ids))
@@ -70,23 +70,22 @@ class RoutedClient(LLMServerClient):
     def _request(self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Request:
         """What the router is told of a response."""
         rollout = self.config.actor_rollout_ref.rollout
-        # With full_determinism ids come again with other prompts: they name requests, and no conversations.
-        deterministic = rollout.get("full_determinism", False)
-        name, conversation = (request_id, uuid4().hex) if deterministic else (uuid4().hex, request_id)
+        # With full_determinism ids come again with other prompts: they name no conversations.
+        conversation = uuid4().hex if rollout.get("full_determinism", False) else request_id
         limit = response_limit(rollout, len(prompt_ids), sampling_params)
-        return Request(name, group_of(prompt_ids), len(prompt_ids), limit, conversation)
+        return Request(uuid4().hex, group_of(prompt_ids), len(prompt_ids), limit, conversation)
 
     async def _ask(
-        self, placement: Placement, name: str, prompt_ids: list[int], parameters: dict, kwargs: dict
+        self, placement: Placement, request_id: str, prompt_ids: list[int], parameters: dict, kwargs: dict
     ) -> TokenOutput:
         """Have a chunk generated, with the arguments that verl's client gives vLLM's server."""
         if placement.waiting:  # for the switch
-            parameters["extra_args"] = with_hints(parameters, waiting=placement.waiting)
+            parameters = with_hints(parameters, waiting=placement.waiting)
         given = {key: value for key, value in kwargs.items() if value or key not in LEFT_OUT_WHERE_EMPTY}
         given.pop("mm_processor_output", None)  # SGLang's
         given = {"image_data": None, "video_data": None, **given}
         output = await placement.server.generate.remote(
-            request_id=self._vllm_request_id(name), prompt_ids=prompt_ids, sampling_params=parameters, **given
+            request_id=self._vllm_request_id(request_id), prompt_ids=prompt_ids, sampling_params=parameters, **given
         )
         for key in ("min_global_steps", "max_global_steps"):
             output.extra_fields.setdefault(key, output.extra_fields.get("global_steps"))
@@ -111,22 +110,19 @@ def response_limit(rollout, prompt_tokens: int, sampling_params: dict[str, Any])
     return max(1, min(asked, longest - prompt_tokens))
 
 
-def chunk_parameters(
-    sampling_params: dict[str, Any], prompt_tokens: int, generated: int, limit: int, chunk: int
-) -> dict[str, Any]:
+def chunk_parameters(sampling_params: dict[str, Any], request: Request, generated: int, chunk: int) -> dict[str, Any]:
     """The sampling parameters of the chunk after `generated` tokens; those of a whole response stay as they are."""
-    if chunk >= limit and not generated:
+    if chunk >= request.limit and not generated:
         return dict(sampling_params)
     dropped = ("max_new_tokens", *(["prompt_logprobs"] if generated else []))
     parameters = {key: value for key, value in sampling_params.items() if key not in dropped}
-    parameters["max_tokens"] = min(chunk, limit - generated)
-    parameters["extra_args"] = with_hints(sampling_params, prompt_tokens=prompt_tokens, response_limit=limit)
-    return parameters
+    parameters["max_tokens"] = min(chunk, request.limit - generated)
+    return with_hints(parameters, prompt_tokens=request.prompt_tokens, response_limit=request.limit)
 
 
-def with_hints(sampling_params: dict[str, Any], **hints: int) -> dict[str, Any]:
-    """A request's extra arguments, with hints to the drafters of its engine."""
-    return {**(sampling_params.get("extra_args") or {}), **RequestHints(**hints).extra_args()}
+def with_hints(parameters: dict[str, Any], **hints: int) -> dict[str, Any]:
+    """Sampling parameters with hints to the drafters of the engine."""
+    return {**parameters, "extra_args": {**(parameters.get("extra_args") or {}), **RequestHints(**hints).extra_args()}}
 
 
 def group_of(prompt_ids: list[int]) -> str:
@@ -140,25 +136,20 @@ def is_dead(error: Exception) -> bool:
     return isinstance(error, ray.exceptions.RayActorError) or "EngineDeadError" in names
 
 
-def join(first: TokenOutput, part: TokenOutput) -> TokenOutput:
-    """`first` and the chunk after it as one output, as verl's FullyAsyncLLMServerClient joins them."""
-    extra, later = dict(first.extra_fields), part.extra_fields
-    extra["global_steps"] = later.get("global_steps")
-    extra["max_global_steps"] = later.get("max_global_steps")
-    for count in SPECULATION_COUNTS:
-        if count in later:
-            extra[count] = extra.get(count, 0) + later[count]
-    experts = first.routed_experts
+def join(joined: TokenOutput | None, part: TokenOutput) -> TokenOutput:
+    """The output of all chunks so far, `part` the last, as verl's FullyAsyncLLMServerClient joins them."""
+    if joined is None:
+        return part
     if part.routed_experts is not None and part.token_ids:
-        new = part.routed_experts[-len(part.token_ids) :]
-        experts = part.routed_experts if experts is None else np.concatenate([experts, new])
-    with_log_probs = first.log_probs is not None and part.log_probs is not None
-    counted = [count for count in (first.num_preempted, part.num_preempted) if count is not None]
-    return TokenOutput(
-        token_ids=[*first.token_ids, *part.token_ids],
-        log_probs=[*first.log_probs, *part.log_probs] if with_log_probs else None,
-        routed_experts=experts,
-        stop_reason=part.stop_reason,
-        num_preempted=sum(counted) if counted else None,
-        extra_fields=extra,
-    )
+        known, new = joined.routed_experts, part.routed_experts[-len(part.token_ids) :]
+        joined.routed_experts = part.routed_experts if known is None else np.concatenate([known, new])
+    with_log_probs = joined.log_probs is not None and part.log_probs is not None
+    joined.log_probs = [*joined.log_probs, *part.log_probs] if with_log_probs else None
+    joined.token_ids = [*joined.token_ids, *part.token_ids]
+    joined.stop_reason = part.stop_reason
+    counted = [count for count in (joined.num_preempted, part.num_preempted) if count is not None]
+    joined.num_preempted = sum(counted) if counted else None
+    extra, later = joined.extra_fields, part.extra_fields
+    extra |= {key: later.get(key) for key in ("global_steps", "max_global_steps")}
+    extra |= {count: extra.get(count, 0) + later[count] for count in SPECULATION_COUNTS if count in later}
+    return joined

@@ -5,7 +5,9 @@ are those of recipe.rollout.client, not of verl's own client.
 """
 
 import asyncio
+import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +16,7 @@ from cachetools import LRUCache
 from omegaconf import DictConfig, OmegaConf
 
 from sam.history.lengths import ResponseLengths
-from sam.routing.decision_log import DecisionLog
-from sam.routing.policy import ContextPolicy, RoutingSettings
+from sam.routing import ContextPolicy, RoutingSettings
 
 LOG_FILE = "routing.jsonl"
 ACTOR_CLASS = f"{__name__}.ContextRouterActor"
@@ -27,18 +28,13 @@ NO_SERVERS = "No available servers in load balancer"  # verl's words
 
 
 class Request(NamedTuple):
-    """A response to generate.
+    """A response to generate."""
 
-    id: no other request has it while this one is here. group: equal for all samples of a prompt. limit: most tokens of
-    the response. conversation: equal for all turns of an agent loop; the next turn goes before new requests, and back
-    to its replica if there is room.
-    """
-
-    id: str
-    group: str
+    id: str  # no other request has it while this one is here
+    group: str  # equal for all samples of a prompt
     prompt_tokens: int
-    limit: int
-    conversation: str
+    limit: int  # most tokens of the response
+    conversation: str  # of all turns of an agent loop: the next one goes before new requests, and back to its replica
 
 
 class Placement(NamedTuple):
@@ -50,9 +46,7 @@ class Placement(NamedTuple):
 
 
 def write_config(config: DictConfig) -> None:
-    """Write the file that `rollout.router_config_path` names, if the recipe's router is to be used."""
-    if config.routing.policy != "context":
-        return
+    """Write the file that `rollout.router_config_path` names, for a run with routing=context."""
     path = Path(config.actor_rollout_ref.rollout.router_config_path)
     path.parent.mkdir(parents=True, exist_ok=True)
     settings = {
@@ -65,15 +59,41 @@ def write_config(config: DictConfig) -> None:
     OmegaConf.save(OmegaConf.create(settings), path)
 
 
+class DecisionLog:
+    """Appends every event and decision of a policy to a file, and says what they come to.
+
+    A line is [seconds since the epoch, name, arguments ...]; the first is [.., "settings", {..}]. A decision is
+    [.., "decide", requests left waiting, [[request, replica, tokens], ..]] and is written where something starts.
+    """
+
+    def __init__(self, policy: ContextPolicy, path: Path):
+        self._policy = policy
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._counted, self._most_waiting = dict(policy.counters), 0
+        policy.note = self._note
+        self._note("settings", asdict(policy.settings))
+
+    def _note(self, *entry) -> None:
+        self._most_waiting = max(self._most_waiting, self._policy.waiting)
+        self._file.write(json.dumps([round(time.time(), 4), *entry], separators=(",", ":")) + "\n")
+
+    def take(self) -> dict[str, float]:
+        """Metrics since the last call: ContextPolicy.counters, and waiting_max, most requests that waited."""
+        values = {name: count - self._counted[name] for name, count in self._policy.counters.items()}
+        values["waiting_max"] = max(self._most_waiting, self._policy.waiting)
+        self._counted, self._most_waiting = dict(self._policy.counters), 0
+        return {f"rollout/routing/{name}": float(value) for name, value in values.items()}
+
+
 class ContextRouter:
-    """Holds requests and hands out servers as sam.routing.policy.ContextPolicy decides.
+    """Holds requests and hands out servers as sam.routing.ContextPolicy decides.
 
     A request is acquired, proceeds after each chunk but the last, or fails with its server, and is released.
 
     Args:
         servers: server id -> actor handle of recipe.rollout.server.SpeculationServer.
-        config: the file's content: chunk_tokens, lookahead_tokens, log, and history, the folder of the history of
-            responses where there is one.
+        config: as `write_config` writes it.
     """
 
     def __init__(self, servers: dict[str, Any], config: dict[str, Any]):
@@ -83,57 +103,45 @@ class ContextRouter:
         self._lengths = ResponseLengths(Path(folder)) if (folder := config.get("history")) else None
         self._servers = dict(servers)
         self._measuring, self._measured = asyncio.Lock(), False
-        # By the policy's name of a request, its number: short in the log, and equal when a run repeats.
-        self._waiting: dict[str, asyncio.Future[Placement]] = {}
-        self._active: dict[str, tuple[str, str]] = {}  # by id: that name, conversation
-        self._requests_seen = 0
+        self._waiting: dict[str, asyncio.Future[Placement]] = {}  # by request
+        self._conversations: dict[str, str] = {}  # of the requests that are here
         self._last_server = LRUCache(maxsize=CONVERSATIONS)  # of each conversation
 
     async def acquire(self, request: Request) -> Placement:
-        """Wait until a request may start.
-
-        Raises:
-            RuntimeError: there is no server.
-        """
+        """Wait until a request may start; RuntimeError if there is no server."""
         await self._measure_servers()
-        name = str(self._requests_seen)
-        self._requests_seen += 1
-        self._active[request.id] = name, request.conversation
+        self._conversations[request.id] = request.conversation
         expected = self._lengths.expected(request.group) if self._lengths is not None else None
         near = self._last_server.get(request.conversation)
-        self._policy.arrive(name, request.group, request.prompt_tokens, request.limit, expected, near)
+        self._policy.arrive(request.id, request.group, request.prompt_tokens, request.limit, expected, near)
         return await self._place(request.id)
 
     async def proceed(self, id: str, tokens: int) -> Placement:
-        """Wait until a request may go on, whose chunk has ended after `tokens` tokens; raises as `acquire`."""
-        self._policy.proceed(self._active[id][0], tokens)
+        """Wait until a request may go on, whose chunk has ended after `tokens` tokens."""
+        self._policy.proceed(id, tokens)
         return await self._place(id)
 
     async def fail(self, id: str, server: str) -> Placement:
-        """Drop a server that has died under a request's chunk, and wait until that may begin again elsewhere; raises as
-        `acquire`."""
+        """Drop a server that has died under a request's chunk, and wait until that may begin again elsewhere."""
         if self._servers.pop(server, None) is not None:
             self._policy.remove_replica(server)
         if not self._servers:  # who waits is told
-            for name, future in self._waiting.items():
-                self._policy.abort(name)
+            for waiting, future in self._waiting.items():
+                self._policy.abort(waiting)
                 if not future.done():
                     future.set_exception(RuntimeError(NO_SERVERS))
             self._waiting.clear()
         return await self.proceed(id, 0)
 
     def release(self, id: str, tokens: int | None) -> None:
-        """A response is complete, its last chunk after `tokens` tokens; None: it failed, or was given up while it ran
-        or waited."""
-        if (found := self._active.pop(id, None)) is None:
-            return
-        name, _ = found
-        if (future := self._waiting.pop(name, None)) is not None:
+        """Let a complete response go, its last chunk after `tokens` tokens; None: it failed or was given up."""
+        self._conversations.pop(id, None)
+        if (future := self._waiting.pop(id, None)) is not None:
             future.cancel()  # or its call would stay, and the actor takes no end of calls
         if tokens is None:
-            self._policy.abort(name)
+            self._policy.abort(id)
         else:
-            self._policy.finish(name, tokens)
+            self._policy.finish(id, tokens)
         self._start_waiting()
 
     def get_status(self) -> dict[str, Any]:
@@ -141,8 +149,8 @@ class ContextRouter:
         return {"servers": self._policy.running(), "waiting": self._policy.waiting, **self._policy.counters}
 
     def take_metrics(self) -> dict[str, float]:
-        """Figures of what was routed since the last call, as sam.routing.meter.Meter.take names them."""
-        return self._log.meter.take(time.time())
+        """As DecisionLog.take."""
+        return self._log.take()
 
     async def read_history(self) -> None:
         """Learn how long responses of earlier steps were. Requests do not wait for it: those that come before it ends
@@ -153,46 +161,40 @@ class ContextRouter:
     async def _place(self, id: str) -> Placement:
         if not self._servers:
             raise RuntimeError(NO_SERVERS)
-        name, conversation = self._active[id]
-        self._waiting[name] = future = asyncio.get_running_loop().create_future()
+        self._waiting[id] = future = asyncio.get_running_loop().create_future()
         self._start_waiting()
         placement = await future
-        self._last_server[conversation] = placement.server_id
+        self._last_server[self._conversations[id]] = placement.server_id
         return placement._replace(waiting=self._policy.waiting)
 
     def _start_waiting(self) -> None:
-        for name, server, _ in self._policy.decide():
-            future = self._waiting.pop(name)
+        for id, server, _ in self._policy.decide():
+            future = self._waiting.pop(id)
             if not future.done():
                 future.set_result(Placement(server, self._servers[server], 0))
 
     async def _measure_servers(self) -> None:
-        """Ask the servers once what their engines hold."""
+        """Ask the servers once what their engines hold; say where an engine is given fewer requests than it has slots,
+        as the longest response of each must fit."""
         async with self._measuring:
             if self._measured:
                 return
             found = await asyncio.gather(*(handle.routing_limits.remote() for handle in self._servers.values()))
             for server, limits in zip(self._servers, found, strict=True):
                 self._policy.add_replica(server, limits["kv_tokens"], limits["slots"], limits["block_tokens"])
-            if found and (remark := kv_remark(found[0], self._policy.settings.chunk_tokens)):
+            if found and self._policy.settings.chunk_tokens is None and (remark := kv_remark(**found[0])):
                 print(remark, flush=True)
             self._measured = True
 
 
-def kv_remark(limits: dict[str, int], chunk_tokens: int | None) -> str | None:
-    """What to say of a replica that is given fewer requests than it has slots, as each one's longest response must fit.
-
-    Args:
-        limits: as recipe.rollout.server.SpeculationServer.routing_limits.
-        chunk_tokens: None: responses are generated whole.
-    """
-    fit = limits["kv_tokens"] // limits["max_model_len"]
-    if chunk_tokens is not None or fit >= limits["slots"]:
+def kv_remark(kv_tokens: int, slots: int, max_model_len: int, **_) -> str | None:
+    """What to say of a replica, by its `routing_limits`, whose KV cache does not hold whole responses in all slots."""
+    if (fit := kv_tokens // max_model_len) >= slots:
         return None
     return (
-        f"routing=context: a replica's KV cache of {limits['kv_tokens']} tokens holds {fit} of its {limits['slots']} "
-        f"requests at full length ({limits['max_model_len']} tokens), and no more are started: set "
-        "routing.chunk_tokens, for example to an eighth of data.max_response_length"
+        f"routing=context: a replica's KV cache of {kv_tokens} tokens holds {fit} of its {slots} requests at full "
+        f"length ({max_model_len} tokens), and no more are started: set routing.chunk_tokens, for example to an eighth "
+        "of data.max_response_length"
     )
 
 

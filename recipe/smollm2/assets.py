@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas
 
-from recipe.record.built_folder import Contents, build_once
+from recipe.record import Contents, build_once
 from recipe.smollm2.task import TASKS, draw_rows
 from sam.command import run_command
 

@@ -18,7 +18,7 @@ from random import Random
 
 import pandas
 
-from recipe.record.built_folder import Contents, build_once
+from recipe.record import Contents, build_once
 from recipe.tiny.model import ModelSettings, build_model
 from recipe.tiny.task import Problem, TaskSettings, as_row, draw_problems
 from recipe.tiny.tokenizer import build_tokenizer

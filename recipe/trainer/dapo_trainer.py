@@ -12,13 +12,12 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from recipe.launch import routing, sharing
-from recipe.record.rollout_metrics import RolloutRecord, routing_metrics
-from recipe.record.run_directory import RUNNING, STARTING_ENGINES, STARTING_WORKERS, VALIDATING, RunRecord
-from recipe.rollout import router
+from recipe.record import RUNNING, STARTING_ENGINES, STARTING_WORKERS, VALIDATING, RunRecord, rollout_metrics
+from recipe.rollout import prompt_uid, router
 from recipe.rollout.client import RoutedClient
-from recipe.seeds import prompt_uid
-from recipe.trainer.actor_worker import SessionWorker
 from recipe.trainer.dynamic_sampling import DapoRounds
+from recipe.trainer.workers import SessionWorker
+from sam.record.engine_steps import EngineSteps
 from sam.sharing.log import Log
 
 LOG_SECONDS = 60.0  # for the log of shared text to be started
@@ -31,10 +30,22 @@ class DapoTrainer(PPOTrainerSync):
     def __init__(self, config):
         super().__init__(config)
         self.record = RunRecord(Path(config.run_dir))
+        self._is_routed = config.routing.policy == "context"
         self._prompts_dispatched = 0
         self._training = False
         self._shared_log = None  # an actor ends when nobody holds its handle
         self._rollout_metrics: dict[str, float] = {}
+
+    def _setup(self):
+        self.record.enter(STARTING_WORKERS)
+        RolloutReplicaRegistry.register("vllm", self._replica_class)  # what verl starts for rollout.name=vllm
+        if self._is_routed:
+            router.write_config(self.config)
+        super()._setup()
+        print(f"routing: {routing.describe(self.config)}", flush=True)
+        print(f"speculation.sharing: {sharing.describe(self.config)}", flush=True)
+        if self.config.speculation.sharing == "replicas":
+            self._share_between_replicas()
 
     def _replica_class(self) -> type:
         """Imported when the servers start, not before the workers do: vLLM takes seconds."""
@@ -42,16 +53,6 @@ class DapoTrainer(PPOTrainerSync):
 
         self.record.enter(STARTING_ENGINES)
         return SpeculationReplica
-
-    def _setup(self):
-        self.record.enter(STARTING_WORKERS)
-        RolloutReplicaRegistry.register("vllm", self._replica_class)  # what verl starts for rollout.name=vllm
-        router.write_config(self.config)
-        super()._setup()
-        print(f"routing: {routing.describe(self.config)}", flush=True)
-        print(f"speculation.sharing: {sharing.describe(self.config)}", flush=True)
-        if self.config.speculation.sharing == "replicas":
-            self._share_between_replicas()
 
     def _share_between_replicas(self) -> None:
         """Start the log and tell every replica; without it the run drafts from its own replicas' text."""
@@ -64,21 +65,48 @@ class DapoTrainer(PPOTrainerSync):
         except Exception as error:
             print(f"speculation.sharing=replicas: no log, drafters see their own replica only: {error!r}", flush=True)
 
-    def _end_engines(self) -> None:
-        """Before their servers end with this process, and the log of shared text: an engine that is still there calls
-        that a failure."""
-        with suppress(Exception):
-            ray.get([server.end_engine.remote() for server in self._all_servers()], timeout=STOP_SECONDS)
-
     def get_llm_client(self):
         """verl's, or the one that tells the recipe's router how long responses are."""
-        routed = self.config.routing.policy == "context"
-        return self.llm_server_manager.get_client(client_cls=RoutedClient if routed else None)
+        return self.llm_server_manager.get_client(client_cls=RoutedClient if self._is_routed else None)
 
     def _init_resource_pool_mgr(self):
         super()._init_resource_pool_mgr()
         for role in {Role.ActorRollout, Role.ActorRolloutRef} & self.role_worker_mapping.keys():
             self.role_worker_mapping[role] = ray.remote(SessionWorker)
+
+    def fit(self, agent_loop_manager):
+        """Train; the run's record says when it has finished, and how many seconds this process trained.
+
+        Engines end before their servers, which end with this process, and before the log of shared text: an engine that
+        is still there calls that a failure.
+        """
+        started = time.time()
+        self.record.start(self.global_steps + 1)
+        super().fit(agent_loop_manager)
+        self.record.enter("finished", fit_seconds=time.time() - started)
+        with suppress(Exception):
+            ray.get([server.end_engine.remote() for server in self._all_servers()], timeout=STOP_SECONDS)
+
+    def on_init_end(self):
+        """verl's first weight sync, marked as a phase for the supervisor."""
+        validates = self.config.trainer.get("val_before_train", True)
+        with self.record.phase("weight_sync", then=VALIDATING if validates else RUNNING):
+            super().on_init_end()
+
+    def on_train_begin(self):
+        """Steps begin, after the first validation."""
+        self.record.enter(RUNNING)
+        super().on_train_begin()
+
+    def on_step_begin(self):
+        """Number the step's prompts from 0."""
+        self._training = True
+        self._prompts_dispatched = 0
+        self._collect_rollout()  # forgets what validation left
+        self._take_routing()
+        if self._is_routed:
+            self.llm_server_manager.global_load_balancer.read_history.remote()
+        super().on_step_begin()
 
     def _add_batch_to_generate(self):
         """A whole round of dynamic sampling at once, not train_batch_size prompts and then the rest."""
@@ -94,43 +122,22 @@ class DapoTrainer(PPOTrainerSync):
         tu.assign_non_tensor_stack(batch, "uid", uids)
         return super()._submit_batch_to_rollout(batch)
 
-    def on_step_begin(self):
-        """Number the step's prompts from 0."""
-        self._training = True
-        self._prompts_dispatched = 0
-        self._collect_rollout()  # forgets what validation left
-        self._take_routing()
-        if self.config.routing.policy == "context":
-            self.llm_server_manager.global_load_balancer.read_history.remote()
-        super().on_step_begin()
-
     def on_sample_end(self):
         """Write the step's responses and engine steps to disk, and keep its rollout metrics."""
-        engine_record, rounds = self._collect_rollout(), 1
+        (replicas, seconds), rounds = self._collect_rollout(), 1
         if isinstance(self.replay_buffer, DapoRounds):
-            rounds = (step := self.replay_buffer.last_step).rounds
-            self.record.write_rollouts(self.global_steps, step, self.config.actor_rollout_ref.rollout.seed)
-        self.record.write_engine_steps(self.global_steps, engine_record)
+            step, seed = self.replay_buffer.last_step, self.config.actor_rollout_ref.rollout.seed
+            rounds = step.rounds
+            self.record.write_rollouts(self.global_steps, step.rows(seed, self.global_steps))
+        replicas[0].save(self.record.directory, self.global_steps)
         threshold = int(self.config.speculation.batch_size_threshold)
-        self._rollout_metrics = engine_record.metrics(threshold, rounds)
-        self._rollout_metrics |= self._take_routing()
+        self._rollout_metrics = rollout_metrics(replicas, seconds, threshold, rounds) | self._take_routing()
         super().on_sample_end()
 
     def on_step_end(self):
         """verl's weight sync, marked as a phase for the supervisor."""
         with self.record.phase("weight_sync"):
             super().on_step_end()
-
-    def on_init_end(self):
-        """verl's first weight sync, marked as a phase for the supervisor."""
-        validates = self.config.trainer.get("val_before_train", True)
-        with self.record.phase("weight_sync", then=VALIDATING if validates else RUNNING):
-            super().on_init_end()
-
-    def on_train_begin(self):
-        """Steps begin, after the first validation."""
-        self.record.enter(RUNNING)
-        super().on_train_begin()
 
     def _compute_metrics(self, batch, metrics, timing_raw, global_steps, epoch):
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
@@ -143,23 +150,14 @@ class DapoTrainer(PPOTrainerSync):
             self.record.append_metrics(self.global_steps, metrics)
         return metrics
 
-    def fit(self, agent_loop_manager):
-        """Train; the run's record says when it has finished, and how many seconds this process trained."""
-        started = time.time()
-        self.record.start(self.global_steps + 1)
-        super().fit(agent_loop_manager)
-        self.record.finish(time.time() - started)
-        self._end_engines()
+    def _collect_rollout(self) -> tuple[list[EngineSteps], list[float]]:
+        """Every replica's engine steps and busy seconds since the last call."""
+        parts = ray.get([server.take_rollout_record.remote() for server in self._servers()])
+        return [EngineSteps.from_bytes(content) for content, _ in parts], [seconds for _, seconds in parts]
 
     def _take_routing(self) -> dict[str, float]:
-        """What the recipe's router did since the last call, as metrics."""
-        if self.config.routing.policy != "context":
-            return {}
-        figures = ray.get(self.llm_server_manager.global_load_balancer.take_metrics.remote())
-        return routing_metrics(figures)
-
-    def _collect_rollout(self) -> RolloutRecord:
-        return RolloutRecord.merge(ray.get([server.take_rollout_record.remote() for server in self._servers()]))
+        """Metrics of what the recipe's router did since the last call."""
+        return ray.get(self.llm_server_manager.global_load_balancer.take_metrics.remote()) if self._is_routed else {}
 
     def _all_servers(self) -> list:
         """Those of every machine of every replica."""

@@ -12,11 +12,13 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import fmean
+from typing import Any
 
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
+from recipe.rollout import parse_prompt_uid, sample_seed
 from recipe.rollout.agent_loop import FAILURE
 
 POLL_SECONDS = 0.05
@@ -49,6 +51,25 @@ class SampledStep:
     failure: str | None = None  # of the last round
     trajectories: list[Trajectory] = field(default_factory=list)
 
+    def rows(self, run_seed: int, step: int) -> list[dict[str, Any]]:
+        """As rollouts/<step>.jsonl has them, of the training step `step`."""
+        rows = []
+        for one in self.trajectories:
+            prompt = parse_prompt_uid(one.uid)[1]
+            row = {name: value for name, value in vars(one).items() if name not in ("uid", "metrics")}
+            row |= {"prompt": prompt, "seed": sample_seed(run_seed, "train", step, prompt, one.sample)}
+            rows.append(row | {"acc": one.metrics.get("acc", 0.0)})
+        return rows
+
+    def metrics(self) -> dict[str, float]:
+        """Counts, and means over all responses, kept or dropped."""
+        counts = ("rounds", "dropped_groups", "failed_groups", "failed_responses", "surplus_groups")
+        values = {f"rollout/{name}": getattr(self, name) for name in counts}
+        values["rollout/reward_all/mean"] = fmean(one.reward for one in self.trajectories)
+        if right := [one.metrics["acc"] for one in self.trajectories if "acc" in one.metrics]:
+            values["rollout/acc_all/mean"] = fmean(right)
+        return values
+
 
 class DapoRounds(ReplayBuffer):
     """Rounds of dynamic sampling. `sampler_kwargs` hold gen_batch_size, n (the samples of a prompt),
@@ -75,60 +96,47 @@ class DapoRounds(ReplayBuffer):
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
         """Return the trajectories of the first `batch_size` groups with signal, and the rounds' metrics."""
         if partition_id == "val":
-            self._wait_for_groups(partition_id, batch_size)
-            uids = sorted(self._terminal_groups(partition_id))[:batch_size]
+            uids = self._wait_for_groups(partition_id, batch_size)[:batch_size]
             self._say_failures(partition_id, uids, f"the validation at step {global_steps}")
             return self._take(partition_id, uids), {}
 
-        step = SampledStep()
-        self.last_step = step
+        step = self.last_step = SampledStep()
         # The trainer has dispatched the first round before it calls us.
         dispatched, kept, seen = self.prompts_per_round(batch_size), [], set()
         while True:
-            self._wait_for_groups(partition_id, dispatched)
-            new = sorted(self._terminal_groups(partition_id) - seen)
+            new = [uid for uid in self._wait_for_groups(partition_id, dispatched) if uid not in seen]
             seen.update(new)
             step.failure = self._say_failures(partition_id, new, f"round {step.rounds + 1} of step {global_steps}")
-            groups = self._read_groups(partition_id, new, step.rounds)
+            kept += self._groups_with_signal(step, partition_id, new)
             step.rounds += 1
-            for uid in new:
-                step.trajectories.extend(groups[uid])
-                scored = len({trajectory.sample for trajectory in groups[uid]})
-                failed = uid in self.failure_keys[partition_id]
-                step.failed_responses += failed * max(0, self.samples - scored)
-                if scored < 1 + failed:
-                    step.failed_groups += 1
-                elif not self.enabled or self._has_signal(groups[uid]):
-                    kept.append(uid)
-                else:
-                    step.dropped_groups += 1
             if len(kept) >= batch_size:
                 break
             self._check_rounds_left(step, len(kept), batch_size, global_steps)
             self.refill_fn(self.round_size)
             dispatched += self.round_size
-        return self._finish(step, partition_id, seen, kept, batch_size)
-
-    def _finish(self, step: SampledStep, partition_id: str, seen: set[str], kept: list[str], batch_size: int):
         chosen = set(kept[:batch_size])
         step.surplus_groups = len(kept) - len(chosen)
         for trajectory in step.trajectories:
             trajectory.kept = trajectory.uid in chosen
-        metrics = {
-            "rollout/rounds": step.rounds,
-            "rollout/dropped_groups": step.dropped_groups,
-            "rollout/failed_groups": step.failed_groups,
-            "rollout/failed_responses": step.failed_responses,
-            "rollout/surplus_groups": step.surplus_groups,
-            "rollout/reward_all/mean": fmean(trajectory.reward for trajectory in step.trajectories),
-        }
-        if right := [trajectory.metrics["acc"] for trajectory in step.trajectories if "acc" in trajectory.metrics]:
-            metrics |= {"rollout/acc_all/mean": fmean(right)}
         self._clear_groups(partition_id, seen - chosen)
-        return self._take(partition_id, kept[:batch_size]), metrics
+        return self._take(partition_id, kept[:batch_size]), step.metrics()
 
-    def _has_signal(self, group: list[Trajectory]) -> bool:
-        return len({self._metric_of(trajectory) for trajectory in group}) > 1
+    def _groups_with_signal(self, step: SampledStep, partition_id: str, uids: list[str]) -> list[str]:
+        """Add a round's responses and counts to the step; returns the groups that may be trained on."""
+        kept, groups = [], self._read_groups(partition_id, uids, step.rounds)
+        for uid in uids:
+            group = groups[uid]
+            step.trajectories.extend(group)
+            scored = len({trajectory.sample for trajectory in group})
+            failed = uid in self.failure_keys[partition_id]
+            step.failed_responses += failed * max(0, self.samples - scored)
+            if scored < 1 + failed:
+                step.failed_groups += 1
+            elif not self.enabled or len({self._metric_of(trajectory) for trajectory in group}) > 1:
+                kept.append(uid)
+            else:
+                step.dropped_groups += 1
+        return kept
 
     def _metric_of(self, trajectory: Trajectory) -> float:
         known = {"reward": trajectory.reward, **trajectory.metrics}
@@ -156,25 +164,25 @@ class DapoRounds(ReplayBuffer):
         if not failed:
             return None
         first = tq.kv_list()[partition_id][failed[0]].get(FAILURE, "train.log has the exception")
-        if not self._trajectory_keys(partition_id, set(uids)):
+        if not self._trajectory_keys(partition_id, uids):
             raise RuntimeError(f"every response failed in {when}: {first}")
         said = f"responses failed in {when}, to {len(failed)} of {len(uids)} prompts: {first}"
         print(said, flush=True) if self._has_warned else logger.warning(said)
         self._has_warned = True
         return first
 
-    def _terminal_groups(self, partition_id: str) -> set[str]:
-        return self.finished_keys[partition_id] | self.failure_keys[partition_id]
-
-    def _wait_for_groups(self, partition_id: str, count: int) -> None:
-        self._sync_metadata_from_transfer_queue()
-        while len(self._terminal_groups(partition_id)) < count:
-            time.sleep(self.poll_interval)
+    def _wait_for_groups(self, partition_id: str, count: int) -> list[str]:
+        """Wait until so many groups have ended, failed ones among them; returns all that have, in dispatch order."""
+        while True:
             self._sync_metadata_from_transfer_queue()
+            ended = self.finished_keys[partition_id] | self.failure_keys[partition_id]
+            if len(ended) >= count:
+                return sorted(ended)
+            time.sleep(self.poll_interval)
 
     def _read_groups(self, partition_id: str, uids: list[str], round_index: int) -> dict[str, list[Trajectory]]:
         groups: dict[str, list[Trajectory]] = {uid: [] for uid in uids}
-        keys = self._trajectory_keys(partition_id, set(uids))
+        keys = self._trajectory_keys(partition_id, uids)
         if not keys:
             return groups
         fields = ["prompts", "responses", "rm_scores", "extra_fields"]
@@ -188,14 +196,14 @@ class DapoRounds(ReplayBuffer):
             groups[uid].append(Trajectory(uid, int(sample), round_index, *tokens, float(scores.sum()), metrics))
         return groups
 
-    def _trajectory_keys(self, partition_id: str, uids: set[str]) -> list[str]:
-        keys = [key for key in self.partitions[partition_id] if key.split("_")[0] in uids]
-        return sorted(keys, key=_dispatch_order)
+    def _trajectory_keys(self, partition_id: str, uids: list[str]) -> list[str]:
+        keys, wanted = self.partitions[partition_id], set(uids)
+        return sorted((key for key in keys if key.split("_")[0] in wanted), key=_dispatch_order)
 
     def _take(self, partition_id: str, uids: list[str]) -> KVBatchMeta:
         """The groups' trajectories in dispatch order; their prompts leave the queue."""
         tq.kv_clear(partition_id=partition_id, keys=list(uids))
-        keys = self._trajectory_keys(partition_id, set(uids))
+        keys = self._trajectory_keys(partition_id, uids)
         tags = [self.partitions[partition_id][key] for key in keys]
         return KVBatchMeta(partition_id=partition_id, keys=keys, tags=tags)
 

@@ -13,7 +13,7 @@ MATH_SOURCES = ("math_dapo", "math", "math_dapo_reasoning")
 def compute_score(
     data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any] | None = None, **kwargs: Any
 ) -> dict[str, float | str]:
-    """Scores one response's text, without special tokens. `extra_info` and `kwargs` are what verl passes besides.
+    """Score one response's text, without special tokens. `extra_info` and `kwargs` are what verl passes besides.
 
     Returns:
         score: +1.0 or -1.0; acc: 1.0 or 0.0; pred: the answer found in the response, empty if there is none.
@@ -32,20 +32,20 @@ def knows(data_source: str) -> bool:
 
 
 def _judge(data_source: str, solution: str, ground_truth: str) -> tuple[bool, str]:
+    if not knows(data_source):
+        known = ", ".join((tiny_task.DATA_SOURCE, f"{smollm2_task.SOURCE_PREFIX}...", *MATH_SOURCES, "aime...", GSM8K))
+        raise ValueError(f"data_source is {data_source!r}: expected one of {known}; name one of these in the data")
     if data_source == tiny_task.DATA_SOURCE:
         return tiny_task.score_solution(solution, ground_truth)
     if data_source.startswith(smollm2_task.SOURCE_PREFIX):
         return smollm2_task.score_solution(solution, ground_truth)
     # verl is imported where it is needed: it takes seconds to load.
-    if data_source in MATH_SOURCES or data_source.startswith("aime"):
-        from verl.utils.reward_score import math_dapo
-
-        result = math_dapo.compute_score(solution, ground_truth)
-        return bool(result["acc"]), "" if result["pred"] in (None, "[INVALID]") else str(result["pred"])
     if data_source == GSM8K:
         from verl.utils.reward_score import gsm8k
 
         predicted = gsm8k.extract_solution(solution)
         return gsm8k.compute_score(solution, ground_truth) == 1.0, predicted or ""
-    known = ", ".join((tiny_task.DATA_SOURCE, f"{smollm2_task.SOURCE_PREFIX}...", *MATH_SOURCES, "aime...", GSM8K))
-    raise ValueError(f"data_source is {data_source!r}: expected one of {known}; name one of these in the data")
+    from verl.utils.reward_score import math_dapo
+
+    result = math_dapo.compute_score(solution, ground_truth)
+    return bool(result["acc"]), "" if result["pred"] in (None, "[INVALID]") else str(result["pred"])

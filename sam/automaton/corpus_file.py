@@ -66,7 +66,7 @@ def load_corpus(path: Path) -> Store:
         ValueError: no such path, not one of `save_corpus`, or a damaged one.
     """
     if not path.exists():
-        raise ValueError(f"{path}: no such file; build it with python -m sam.corpus build")
+        raise ValueError(f"{path}: no such file; build it with sam corpus build")
     try:
         header = json_object(path / HEADER)
         if header["format"] != FORMAT:
@@ -74,9 +74,7 @@ def load_corpus(path: Path) -> Store:
         types = {name: array.dtype for name, array in corpus_of()._asdict().items()}
         return Store(**{name: _map(path / f"{name}.npy", types[name], header["crc32"][name]) for name in types})
     except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
-        raise ValueError(
-            f"{path}: damaged or not an automaton; build it again with python -m sam.corpus build"
-        ) from error
+        raise ValueError(f"{path}: damaged or not an automaton; build it again with sam corpus build") from error
 
 
 def _map(path: Path, dtype: np.dtype, checksum: int) -> np.ndarray:

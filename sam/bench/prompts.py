@@ -1,4 +1,5 @@
-"""What requests are asked, as token ids: prompts from a file or built in, or a recording with the responses to them.
+"""What requests are asked, as token ids, and which of them start together: prompts from a file or built in, or a
+recording with the responses to them.
 
 All of it is compared with the model before an engine starts.
 """
@@ -9,9 +10,11 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sam.bench.settings import engine_arguments
+import numpy as np
+
+from sam.bench.settings import Settings, engine_arguments
 from sam.reading import ReadError, expect, json_object, json_rows, one_line, token_ids
-from sam.record.responses import read_recordings
+from sam.record.responses import read_recording
 from sam.record.tokenizer import Tokenizer
 from sam.trained_drafter import wrong_kind
 
@@ -20,6 +23,9 @@ QUESTION = (
     "How many screws does the workshop need in {e} days? Think step by step.\n"
 )
 BUILT_IN = "the built-in prompts"
+SEEDS_OF_A_LOAD = 1 << 20
+WARM_UP = 0  # the round that is not counted, one batch of each load
+Place = tuple[int, int]  # a round, from 1, and a load's number
 
 
 class Group(NamedTuple):
@@ -138,21 +144,17 @@ def question(number: int) -> str:
 def read_groups(
     path: Path, tokenizer: Path | None, size: int, max_tokens: int | None = None
 ) -> tuple[list[Group], list[str]]:
-    """Groups of a recording, those of different prompts first; a prompt with more responses gives several.
+    """Groups of `size` responses of a recording, those of different prompts first, and what to know of them.
 
     Args:
         path: a recording's file, or a run directory.
         tokenizer: folder, for recordings of text.
-        size: responses of a group.
         max_tokens: of a response; what follows is cut off. None: responses are whole.
-
-    Returns:
-        Groups, and what a reader must know of them.
 
     Raises:
         ValueError: it cannot be read, or has no prompt with enough responses.
     """
-    recording = read_recordings(path, None if tokenizer is None else str(tokenizer))
+    recording = read_recording(path, None if tokenizer is None else str(tokenizer))
     pieces: list[tuple[int, Group]] = []
     largest = short = 0
     for prompt, its in zip(recording.prompts, recording.responses, strict=True):
@@ -180,6 +182,77 @@ def check_tokens(groups: list[Group], vocabulary: int | None, source: str) -> No
                     f"{source}: {place} has token {unknown}, the model knows 0 to {vocabulary - 1}: it is of another "
                     "tokenizer than the model"
                 )
+
+
+def read_input(settings: Settings, tokenizer: Path | None) -> tuple[list[Group], list[str]]:
+    """The groups of a measurement, and what to know of them."""
+    needed = sum(len(batch) for batches in planned(settings).values() for batch in batches)
+    if not settings.text:
+        prompts = read_prompts(settings.prompts, tokenizer, None if settings.prompts else needed)
+        if len(prompts) < needed:
+            raise ValueError(
+                f"{settings.prompts}: {len(prompts)} prompts, all rounds need {needed}, so that none comes again: give "
+                "more, or lower --rounds, --responses or --requests"
+            )
+        return [Group(prompt) for prompt in prompts], []
+    size = min(settings.samples, max(settings.requests))
+    groups, notes = read_groups(settings.text, tokenizer, size, settings.max_tokens)
+    if len(groups) < needed:
+        again = f"{settings.text} has {len(groups)} groups, all rounds need {needed}: they come again in other tokens"
+        notes.append(f"{again}, which a trained drafter has not learnt: lower --rounds" if settings.trained else again)
+    return groups, notes
+
+
+def planned(settings: Settings) -> dict[Place, list[list[tuple[int, int]]]]:
+    """Of each round and load its batches: for each group which one it is, from 0, and its requests.
+
+    A prompt has `samples` requests, the last one of a batch what is left; a counted round as many batches as give
+    `responses`.
+    """
+    number, places = itertools.count(), {}
+    for round_ in range(settings.rounds + 1):
+        for load, requests in enumerate(settings.requests):
+            batches = 1 if round_ == WARM_UP else -(-settings.responses // requests)
+            sizes = [min(settings.samples, requests - done) for done in range(0, requests, settings.samples)]
+            places[round_, load] = [[(next(number), size) for size in sizes] for _ in range(batches)]
+    return places
+
+
+def batches_of(settings: Settings, place: Place, groups: list[Group]) -> list[list[dict[str, Any]]]:
+    """The requests of a load in a round, by batch: `prompt_token_ids`, `seed` and `response` (to be forced) of each.
+
+    Every batch, round and load has other groups and other seeds, so that no drafter meets a response that it has seen
+    before; a recording's groups that come again do so `in_other_tokens`. All variants get the same.
+    """
+    round_, load = place
+    seeds = itertools.count((round_ * len(settings.requests) + load) * SEEDS_OF_A_LOAD)
+    batches: list[list[dict[str, Any]]] = []
+    for batch in planned(settings)[place]:
+        batches.append([])
+        for number, size in batch:
+            prompt, responses = in_other_tokens(groups, number, size)
+            for response in (responses or [None] * size)[:size]:
+                seed = next(seeds) if settings.seeds else None
+                batches[-1].append({"prompt_token_ids": prompt, "seed": seed, "response": response})
+    return batches
+
+
+def in_other_tokens(groups: list[Group], place: int, size: int) -> Group:
+    """The group that is `place`-th to come. When all have come they come again, in other tokens: with each token of the
+    recording put in another one's place, all over it, text repeats itself as it did and is new to every drafter.
+
+    Args:
+        size: requests of the group; responses that have not been taken yet come first.
+    """
+    times, number = divmod(place, len(groups))
+    group = groups[number]
+    if not times or group.responses is None:
+        return group
+    known = np.unique(np.concatenate([text for one in groups for text in (one.prompt, *one.responses)]))
+    other = np.random.default_rng(times).permutation(known)
+    prompt, *responses = (other[np.searchsorted(known, text)].tolist() for text in (group.prompt, *group.responses))
+    first = times * size % len(responses)
+    return Group(prompt, responses[first:] + responses[:first])
 
 
 def digest(value: Any) -> str:

@@ -1,6 +1,8 @@
 """The measured rounds as a result: rows with a verdict, warnings and settings to paste, as text and as a page."""
 
+import json
 import math
+import sys
 from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
@@ -8,19 +10,53 @@ from typing import Any
 
 import numpy as np
 
-from sam.bench.loads import batch_count
+from sam.bench.engines import Engines, RoundsFile, prepare, vllm_version
+from sam.bench.prompts import BUILT_IN, digest, planned
 from sam.bench.settings import STOCK, Settings, is_stock
+from sam.command import INTERRUPTED, laid_out
 from sam.page import Section, page
+from sam.record import replacing
 
 WORTHWHILE = 1.02  # ratio to stock from which speculation pays; less is not worth a setting
-FEWEST_ROUNDS = 3  # a range of fewer says nothing about noise
-MORE_ROUNDS = 3
+FEWEST_ROUNDS = MORE_ROUNDS = 3  # a range of fewer says nothing about noise
 GO, NO_GO, NOISY = "go", "no-go", "too noisy to tell"
 SAME_WORK = 0.05  # share by which the tokens of two variants may differ before a reader is warned
 STOCK_SAMPLES = (
     "stock samples with vLLM's own generators: other tokens of the same distribution, unless T is 0; on a CPU seeds "
     "slow it down: compare with --no-seeds too"
 )
+
+
+def measure(settings: Settings) -> tuple[dict[str, Any], int]:
+    """Measure what is missing; write result.json and bench.html, and return result.json's content and the exit code.
+
+    Raises:
+        ValueError: bad input. EngineError: the engine with which the others are compared refused or ended.
+    """
+    groups, notes = prepare(settings)
+    # Built-in prompts are as many as rounds need: more rounds are no other measurement.
+    file = RoundsFile(settings, digest(groups) if settings.text or settings.prompts else BUILT_IN)
+    engines, code = Engines(settings, groups), 0
+    try:
+        engines.measure(file)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    for fault in engines.faults.values():
+        code = code or 2
+        print(f"error: {fault}", file=sys.stderr)
+        notes.append(f"left out: {fault}")
+    result = result_of(list(file.lines.values()), settings, notes)
+    with replacing(settings.output / "result.json") as partial:
+        partial.write_text(json.dumps(result, indent=1) + "\n")
+    if result["rows"]:
+        with replacing(settings.output / "bench.html") as partial:
+            partial.write_text(as_page(result))
+    return result, code
+
+
+def middle(values: Iterable[float], digits: int) -> float:
+    """The median, rounded."""
+    return round(float(np.median(list(values))), digits)
 
 
 def median_interval(values: list[float]) -> list[float]:
@@ -46,28 +82,28 @@ def compared(seconds: list[float], reference: list[float]) -> dict[str, Any]:
     return {"ratio": ratio, "low": low, "high": high, "answer": answer}
 
 
-def result_of(lines: Iterable[dict[str, Any]], settings: Settings, notes: list[str], vllm: str) -> dict[str, Any]:
-    """What is measured so far, as result.json has it.
+def times(compared: dict[str, Any]) -> str:
+    """A ratio and its range, for a reader."""
+    return "{ratio:.2f}x ({low:.2f}-{high:.2f})".format(**compared)
 
-    Args:
-        lines: of sam.bench.rounds.RoundsFile.
-        notes: what to know of the input.
-        vllm: its version.
 
-    Returns:
-        `date`, `vllm`, `settings`, what was `measured` in words, `reference`, `rows` (see `row_of`), the verdicts of
-        sam in `lines`, `recommended` settings to paste, and `warnings`.
-    """
+def in_requests(count: int) -> str:
+    """A load in words."""
+    return "1 request" if count == 1 else f"{count} requests"
+
+
+def result_of(lines: list[dict[str, Any]], settings: Settings, notes: list[str]) -> dict[str, Any]:
+    """What is measured so far, as result.json has it; `lines` of RoundsFile, `notes`: what to know of the input."""
     rows = []
-    for load in range(len(settings.requests)):
+    for load, requests in enumerate(settings.requests):
         rounds = [line["runs"] for line in lines if line["load"] == load]
         for variant in settings.variants:
             if its_rounds := [runs for runs in rounds if variant in runs]:
-                rows.append(row_of(settings.requests[load], variant, its_rounds, settings))
+                rows.append(row_of(requests, variant, its_rounds, settings))
     verdicts = {row["requests"]: row for row in rows if row["variant"] == "sam"}
     return {
         "date": str(date.today()),
-        "vllm": vllm,
+        "vllm": vllm_version(),
         "settings": settings.of_measurement(),
         "measured": what_was_measured(settings),
         "reference": settings.reference,
@@ -79,29 +115,25 @@ def result_of(lines: Iterable[dict[str, Any]], settings: Settings, notes: list[s
 
 
 def row_of(requests: int, variant: str, rounds: list[dict[str, dict]], settings: Settings) -> dict[str, Any]:
-    """One load and variant.
-
-    Args:
-        rounds: of each round the runs by variant, as sam.vllm.bench.engine.BenchEngine.run returns them.
+    """One load and variant, of the runs of each round by variant, as sam.vllm.bench.engine.BenchEngine.run has them.
 
     Returns:
         Medians over the rounds of `seconds`, `tokens_per_s`, `step_ms` (milliseconds of a step) and `steps`;
-        `by_round`: seconds of each; `acceptance_length` over all rounds, `drafted` and `accepted` tokens of all rounds,
-        None for stock; over the reference `compared`; `as_recorded`: responses equal to the recording's, None where no
-        text is forced; `identical` of `responses` that equal those of `off`, None without it or without seeds;
-        `tokens_ratio`: its tokens over the reference's; `draft_errors`; `asynchronous`: whether the engine schedules
-        asynchronously.
+        `by_round`: seconds of each; `acceptance_length`, `drafted` and `accepted` tokens of all rounds, None for stock;
+        over the reference `compared`; `as_recorded`: responses equal to the recording's, None where no text is forced;
+        `identical` of `responses` that equal those of `off`, None without it or without seeds; `tokens_ratio`: its
+        tokens over the reference's; `draft_errors`; `asynchronous`: whether the engine schedules asynchronously.
     """
     runs, base = [one[variant] for one in rounds], [one[settings.reference] for one in rounds]
-
-    def middle(values: Iterable[float], digits: int) -> float:
-        return round(float(np.median(list(values))), digits)
 
     def whole(name: str, of: list[dict] = runs) -> Any:
         values = [run[name] for run in of]
         return None if None in values else sum(values)
 
-    verified, verify_steps = whole("verified_tokens"), whole("verify_steps")
+    verified, verify_steps, identical = whole("verified_tokens"), whole("verify_steps"), None
+    if all("off" in one for one in rounds) and (settings.seeds or settings.temperature == 0):
+        pairs = [zip(one[variant]["responses"], one["off"]["responses"], strict=True) for one in rounds]
+        identical = sum(mine == theirs for pair in pairs for mine, theirs in pair)
     seconds = [run["seconds"] for run in runs]
     return {
         "requests": requests,
@@ -115,18 +147,11 @@ def row_of(requests: int, variant: str, rounds: list[dict[str, dict]], settings:
         "acceptance_length": verify_steps and round(verified / verify_steps, 3) if verify_steps != 0 else 1.0,
         **{name: whole(name) for name in ("drafted", "accepted", "draft_errors", "as_recorded")},
         **compared(seconds, [run["seconds"] for run in base]),
-        "identical": _identical(rounds, variant, settings),
+        "identical": identical,
         "responses": sum(len(run["responses"]) for run in runs),
         "tokens_ratio": round(whole("tokens") / max(1, whole("tokens", base)), 3),
         "asynchronous": runs[-1]["asynchronous"],
     }
-
-
-def _identical(rounds: list[dict[str, dict]], variant: str, settings: Settings) -> int | None:
-    if not all("off" in one for one in rounds) or not (settings.seeds or settings.temperature == 0):
-        return None
-    pairs = [(one[variant]["responses"], one["off"]["responses"]) for one in rounds]
-    return sum(a == b for mine, theirs in pairs for a, b in zip(mine, theirs, strict=True))
 
 
 def verdict_line(row: dict[str, Any]) -> str:
@@ -139,8 +164,7 @@ def verdict_line(row: dict[str, Any]) -> str:
     at = f"at {in_requests(row['requests'])}"
     if row["answer"] != NOISY:
         return f"{row['answer']}: {times(row)} {at}"
-    more = max(MORE_ROUNDS, FEWEST_ROUNDS - row["rounds"])
-    interval = f"{row['low']:.2f}x-{row['high']:.2f}x"
+    more, interval = max(MORE_ROUNDS, FEWEST_ROUNDS - row["rounds"]), f"{row['low']:.2f}x-{row['high']:.2f}x"
     return f"{NOISY}: {interval} {at}, {more} more rounds (--rounds {row['rounds'] + more} --resume)"
 
 
@@ -175,13 +199,23 @@ def warnings_of(rows: list[dict[str, Any]], settings: Settings) -> list[str]:
                 "of the same work: use --ignore-eos or more rounds"
             )
     asynchronous = {row["variant"]: row["asynchronous"] for row in rows}
-    if asynchronous.get(STOCK):
-        found += [
-            f"{variant} schedules step by step, stock asynchronously: vLLM does not combine that with its drafter"
-            for variant, its in asynchronous.items()
-            if not its and not is_stock(variant)
-        ]
-    return found
+    synchronous = [variant for variant, its in asynchronous.items() if not its and not is_stock(variant)]
+    behind = "schedules step by step, stock asynchronously: vLLM does not combine that with its drafter"
+    return found + [f"{variant} {behind}" for variant in synchronous if asynchronous.get(STOCK)]
+
+
+def what_was_measured(settings: Settings) -> list[str]:
+    """Loads, sampling and reference, in words."""
+    counts = [len(batches) for (round_, _), batches in planned(settings).items() if round_ == 1]
+    loads = zip(counts, settings.requests, strict=True)
+    batches = ", ".join(f"{count} of {in_requests(load)}" for count, load in loads)
+    seeds = "all requests carry seeds" if settings.seeds else "no request carries a seed"
+    lines = [f"batches of a round, one after another: {batches}; {settings.samples} requests of a prompt; {seeds}"]
+    if settings.text:
+        lines.append(f"all requests emit the responses of {settings.text.name}, whatever the logits say")
+    elif STOCK in settings.variants and settings.seeds:
+        lines.append(STOCK_SAMPLES)
+    return lines if settings.reference == STOCK else [*lines, "compared with off, not with stock vLLM"]
 
 
 def table_of(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -202,40 +236,11 @@ def table_of(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     return header, cells
 
 
-def times(compared: dict[str, Any]) -> str:
-    """A ratio and its range, for a reader."""
-    return "{ratio:.2f}x ({low:.2f}-{high:.2f})".format(**compared)
-
-
-def in_requests(count: int) -> str:
-    """A load in words."""
-    return "1 request" if count == 1 else f"{count} requests"
-
-
 def as_text(result: dict[str, Any]) -> str:
     """The result for a screen: rows, what to know of them, the verdicts, and settings to paste."""
-    lines = ["nothing is measured yet"]
-    if result["rows"]:
-        header, cells = table_of(result)
-        widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
-        lines = ["  ".join(map(str.rjust, row, widths)) for row in (header, *cells)] + result["measured"]
+    lines = laid_out(*table_of(result)) + result["measured"] if result["rows"] else ["nothing is measured yet"]
     lines += [f"warning: {warning}" for warning in result["warnings"]]
     return "\n".join([*lines, *result["lines"], result["recommended"]]).rstrip()
-
-
-def what_was_measured(settings: Settings) -> list[str]:
-    """Loads, sampling and reference, in words."""
-    counts = ((batch_count(load, settings.responses), load) for load in settings.requests)
-    batches = ", ".join(f"{count} of {in_requests(load)}" for count, load in counts)
-    seeds = "all requests carry seeds" if settings.seeds else "no request carries a seed"
-    lines = [f"batches of a round, one after another: {batches}; {settings.samples} requests of a prompt; {seeds}"]
-    if settings.text:
-        lines.append(f"all requests emit the responses of {settings.text.name}, whatever the logits say")
-    elif STOCK in settings.variants and settings.seeds:
-        lines.append(STOCK_SAMPLES)
-    if settings.reference != STOCK:
-        lines.append("compared with off, not with stock vLLM")
-    return lines
 
 
 def as_page(result: dict[str, Any]) -> str:

@@ -1,19 +1,16 @@
-"""What is measured: the command's options, checked, and what each variant's engine is told.
+"""What is measured: the options of `sam bench --model DIR`, checked, and what each variant's engine is told.
 
-`python -m sam.bench.settings ARGUMENTS` looks at them with Python's standard library alone: scripts/bench_cuda.sh asks
-before anything is installed.
+With Python's standard library alone: scripts/bench_cuda.sh asks before anything is installed.
 """
 
 import argparse
 import difflib
 import itertools
 import re
-import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from sam.command import run_command
+from sam.command import Parser
 from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
 
 STOCK = "stock"
@@ -24,43 +21,23 @@ VARIANTS = (STOCK, STOCK_V1, *STOCK_DRAFTERS, "off", "sam", "ngram", "suffix", *
 # sam with drafts of up to so many tokens in every step, what goodput is measured against; and with so many paths.
 SAM = re.compile(r"sam(?:-k([1-9]|1[0-5]))?(?:-paths([2-8]))?")
 # Set by the variants, so that nobody else may.
-SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
-RESERVED = ("model", *SPECULATION, "additional_config", "worker_extension_cls")
+RESERVED = ("model", "speculative_config", "spec_method", "spec_model", "spec_tokens", "additional_config",
+            "worker_extension_cls")  # fmt: skip
 DEFAULT_MAX_TOKENS = 256
 ALIKE = 0.8  # an option of vLLM's engine is less like any of this command's, but for one
 THEIRS = "--seed"
-DESCRIPTION = "Does speculation pay for this model, engine and load, compared with stock vLLM?"
-EPILOG = "Further options, such as --max-model-len 2048, are vLLM's engine's, by its own names, and go to all variants."
+EPILOG = (
+    "Further options, such as --max-model-len 2048, are vLLM's engine's, by its own names, and go to all variants. "
+    "`sam bench --run RUN` measures engines on the text of a recorded run, `sam bench --config-name NAME` whole runs."
+)
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(argparse.Namespace):
     """The command's options by their names, as `parser` explains them, and `engine`: further arguments of vLLM's
-    engine, as words of a command line.
+    engine, as words of a command line."""
 
-    Raises:
-        ValueError: a value that cannot be measured with; one line.
-    """
-
-    model: Path
-    prompts: Path | None
-    text: Path | None
-    requests: list[int]
-    samples: int
-    responses: int
-    max_tokens: int | None
-    temperature: float
-    variants: list[str]
-    draft_tokens: int
-    draft_model: Path | None
-    rounds: int
-    ignore_eos: bool
-    seeds: bool
-    output: Path
-    resume: bool
-    engine: list[str]
-
-    def __post_init__(self) -> None:
+    def validate(self) -> None:
+        """Raise ValueError, one line, for a value that cannot be measured with."""
         for name in ("samples", "responses", "rounds", "max_tokens"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"--{name.replace('_', '-')} {value}: expected 1 or more")
@@ -105,7 +82,7 @@ class Settings:
 
     def of_measurement(self) -> dict[str, Any]:
         """What a measurement must have in common with the one that it goes on with (`--resume`), as JSON holds it."""
-        own = {name: value for name, value in vars(self).items() if name not in ("rounds", "output", "resume")}
+        own = {name: value for name, value in vars(self).items() if name not in ("rounds", "output", "resume", "check")}
         own["text"] = self.text and self.text.resolve().name
         return {name: str(value) if isinstance(value, Path) else value for name, value in own.items()}
 
@@ -154,16 +131,10 @@ def engine_arguments(words: list[str]) -> dict[str, str]:
     return found
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
-
-
 def parser() -> Parser:
     """The command's own options."""
-    found = Parser(prog="python -m sam.bench", description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False)
+    description = "Does speculation pay for this model, engine and load, compared with stock vLLM?"
+    found = Parser(prog="sam bench", description=description, epilog=EPILOG, allow_abbrev=False)
     found.add_argument("--model", type=Path, required=True, help="folder of the model")
     found.add_argument("--prompts", type=Path, help=".jsonl or .parquet with prompt or prompt_token_ids; or built in")
     found.add_argument("--text", type=Path, help="recording or run directory whose responses all requests emit")
@@ -184,33 +155,32 @@ def parser() -> Parser:
     found.add_argument("--seeds", action=argparse.BooleanOptionalAction, help=seeds)
     found.add_argument("--output", type=Path, default=Path("outputs/bench"), help="folder for rounds, logs, result")
     found.add_argument("--resume", action="store_true", help="go on where a measurement stopped")
+    found.add_argument("--check", action="store_true", help="look at these words only, and measure nothing")
     return found
 
 
-def parse(arguments: list[str] | None) -> Settings:
+def parse(arguments: list[str]) -> Settings:
     """Settings as far as they are known without the model and its prompts.
 
     Raises:
         ValueError: one line.
     """
     known = parser()
-    options, engine = known.parse_known_args(arguments)
+    settings, engine = known.parse_known_args(arguments, Settings())
     own = {name for action in known._actions for name in action.option_strings}
     for word in engine:
         if word != THEIRS and (close := difflib.get_close_matches(word.partition("=")[0], own, 1, ALIKE)):
             raise ValueError(f"{word}: did you mean {close[0]}?")
     if engine and not engine[0].startswith("-"):
-        raise ValueError(f"{engine[0]}: expected an option of sam.bench, or one of vLLM's engine")
-    options.seeds = options.text is None if options.seeds is None else options.seeds
-    options.ignore_eos |= options.text is not None
+        raise ValueError(f"{engine[0]}: expected an option of sam bench, or one of vLLM's engine")
+    settings.engine = engine
+    settings.seeds = settings.text is None if settings.seeds is None else settings.seeds
+    settings.ignore_eos |= settings.text is not None
     for name in ("model", "draft_model"):
-        setattr(options, name, getattr(options, name) and getattr(options, name).absolute())
-    return Settings(**vars(options), engine=engine)
+        setattr(settings, name, getattr(settings, name) and getattr(settings, name).absolute())
+    settings.validate()
+    return settings
 
 
 def _words(values: list) -> str:
     return " ".join(map(str, values))
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(lambda: parse(None) and []))

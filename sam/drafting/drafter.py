@@ -33,7 +33,7 @@ class Drafter:
             oldest.
         memory_budget_bytes: bound of all automata and of the memory of other prompts; finished groups go first, then
             requests get no drafts.
-        corpus: file of `python -m sam.corpus build`, drafted from too.
+        corpus: file of `sam corpus build`, drafted from too.
         min_extra_match_len: the corpus is drafted from where its match is longer than the group's by more tokens.
         cross_prompt: draft from what other prompts' texts had in common lately, too.
 

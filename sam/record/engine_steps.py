@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 
 from sam.reading import content_of, expect, npz_arrays, one_line
-from sam.record.atomic import replacing
+from sam.record import replacing
 
 POSITION_BIN = 32  # tokens of a response per bin of the acceptance-by-position histograms
 SHORTEST_PAUSE = 1e-3  # seconds between generation rounds; the recorder itself rounds to a millionth of that
@@ -41,37 +41,9 @@ def accepted_tokens(emitted: int, verified: int) -> int:
 
 @dataclass(eq=False)
 class EngineSteps:
-    """A replica's engine steps in the rollout of one training step, in order.
+    """A replica's engine steps in the rollout of one training step, in order: arrays of the dtypes in KINDS.
 
-    Attributes:
-        end_s: float64 [steps], seconds on the engine process's clock at which the step ended.
-        step_ms: float32 [steps], milliseconds since the step before ended; after a pause, since this one began.
-        running: int32 [steps], requests in the batch.
-        prefilling: int32 [steps], those of them whose prompt was not complete.
-        drafted: int32 [steps], draft tokens verified.
-        accepted: int32 [steps], draft tokens accepted.
-        emitted: int32 [steps], tokens emitted.
-        drafting: bool [steps], whether the policy let requests speculate.
-        forward_ms: float32 [steps], milliseconds of the model's forward pass.
-        verify_ms: float32 [steps], milliseconds of sampling and verification.
-        draft_ms: float32 [steps], milliseconds of drafting.
-        replayed: bool [steps], whether the forward pass replayed a graph, whole or in pieces.
-        position_steps: int64 [bins], verifications by position in the response.
-        position_emitted: int64 [bins], tokens that these emitted.
-        position_bin: tokens in a bin.
-        drafted_at: int64 [num_speculative_tokens], drafts verified that were longer than the index.
-        accepted_at: int64 [num_speculative_tokens], of these, the drafts whose token at the index was accepted.
-        draft_model_drafted_tokens: int, tokens of the draft model in this rollout, verified or not; 0 without one.
-        draft_model_accepted_tokens: int, of these, the tokens that the text has too.
-        asynchronous: whether vLLM scheduled a step before it knew the tokens of the one before.
-        has_graphs: whether the engine has graphs to replay; False also where that was not recorded.
-        preemptions: requests that the scheduler turned out because the KV cache was full.
-        counters: the drafter's totals since the engine started, by name.
-
-    Columns that are left out are zeros; `end_s` is then that of steps without pauses.
-
-    Raises:
-        ValueError: columns of different lengths.
+    Columns that are left out are zeros, `end_s` that of steps without pauses; ValueError if their lengths differ.
 
     Example:
         >>> steps = EngineSteps(step_ms=[10, 10, 30], running=[4, 2, 1], drafted=[0, 6, 3], accepted=[0, 2, 1])
@@ -81,29 +53,29 @@ class EngineSteps:
         [0, 6, 3]
     """
 
-    end_s: np.ndarray | None = None
-    step_ms: np.ndarray | None = None
-    running: np.ndarray | None = None
-    prefilling: np.ndarray | None = None
-    drafted: np.ndarray | None = None
-    accepted: np.ndarray | None = None
-    emitted: np.ndarray | None = None
-    drafting: np.ndarray | None = None
-    forward_ms: np.ndarray | None = None
-    verify_ms: np.ndarray | None = None
-    draft_ms: np.ndarray | None = None
-    replayed: np.ndarray | None = None
-    position_steps: np.ndarray = ()
-    position_emitted: np.ndarray = ()
-    position_bin: int = POSITION_BIN
-    drafted_at: np.ndarray = ()
-    accepted_at: np.ndarray = ()
-    draft_model_drafted_tokens: int = 0
-    draft_model_accepted_tokens: int = 0
-    asynchronous: bool = False
-    has_graphs: bool = False
-    preemptions: int = 0
-    counters: dict[str, int] = field(default_factory=dict)
+    end_s: np.ndarray | None = None  # seconds on the engine process's clock at which the step ended
+    step_ms: np.ndarray | None = None  # milliseconds since the step before ended; after a pause, since this one began
+    running: np.ndarray | None = None  # requests in the batch
+    prefilling: np.ndarray | None = None  # those of them whose prompt was not complete
+    drafted: np.ndarray | None = None  # draft tokens verified
+    accepted: np.ndarray | None = None  # draft tokens accepted
+    emitted: np.ndarray | None = None  # tokens emitted
+    drafting: np.ndarray | None = None  # whether the policy let requests speculate
+    forward_ms: np.ndarray | None = None  # milliseconds of the model's forward pass
+    verify_ms: np.ndarray | None = None  # of sampling and verification
+    draft_ms: np.ndarray | None = None  # of drafting
+    replayed: np.ndarray | None = None  # whether the forward pass replayed a graph, whole or in pieces
+    position_steps: np.ndarray = ()  # [bins], verifications by position in the response
+    position_emitted: np.ndarray = ()  # [bins], tokens that these emitted
+    position_bin: int = POSITION_BIN  # tokens in a bin
+    drafted_at: np.ndarray = ()  # [num_speculative_tokens], drafts verified that were longer than the index
+    accepted_at: np.ndarray = ()  # of these, the drafts whose token at the index was accepted
+    draft_model_drafted_tokens: int = 0  # tokens of the draft model in this rollout, verified or not; 0 without one
+    draft_model_accepted_tokens: int = 0  # of these, the tokens that the text has too
+    asynchronous: bool = False  # whether vLLM scheduled a step before it knew the tokens of the one before
+    has_graphs: bool = False  # whether the engine has graphs to replay; False also where that was not recorded
+    preemptions: int = 0  # requests that the scheduler turned out because the KV cache was full
+    counters: dict[str, int] = field(default_factory=dict)  # the drafter's totals since the engine started
 
     def __post_init__(self) -> None:
         given = {name: len(value) for name in PER_STEP if (value := getattr(self, name)) is not None}
@@ -129,17 +101,15 @@ class EngineSteps:
 
     @classmethod
     def from_bytes(cls, content: bytes, place: str = "engine steps") -> Self:
-        """Read what `to_bytes` gave; arrays that are no field are left out.
-
-        Raises:
-            ReadError: it begins with `place`, and says what is not as `to_bytes` writes it.
-        """
-        arrays = npz_arrays(content, place)
-        counters = {name: arrays.pop(name) for name in list(arrays) if name.startswith("counter_")}
-        values = {name: _checked(arrays[name], name, place) for name in KINDS.keys() & arrays.keys()}
-        counters = {name.removeprefix("counter_"): _checked(value, name, place) for name, value in counters.items()}
+        """Read what `to_bytes` gave; arrays that are no field are left out. ReadErrors begin with `place`."""
+        found = {
+            name: _checked(value, name, place)
+            for name, value in npz_arrays(content, place).items()
+            if name in KINDS or name.startswith("counter_")
+        }
+        counters = {name.removeprefix("counter_"): found.pop(name) for name in list(found) if name not in KINDS}
         with one_line(place, "not engine steps"):
-            steps = cls(**values, counters=counters)
+            steps = cls(**found, counters=counters)
         for one, other in zip(HISTOGRAMS[::2], HISTOGRAMS[1::2], strict=True):
             lengths = len(getattr(steps, one)), len(getattr(steps, other))
             expect(lengths[0] == lengths[1], place, f"{one} and {other} of one length", lengths)
@@ -158,15 +128,11 @@ class EngineSteps:
 
     @classmethod
     def load(cls, run_directory: Path, step: int) -> Self:
-        """Read the file of a training step.
-
-        Raises:
-            ReadError: it is not there, or no file of `save`'s.
-        """
+        """Read the file of a training step; ReadError if it is not there, or no file of `save`'s."""
         path = cls.path(run_directory, step)
         steps = cls.from_bytes(content_of(path), str(path))
-        for name in (*PER_STEP, *HISTOGRAMS):
-            column = getattr(steps, name)
+        for name in KINDS:
+            column = np.atleast_1d(getattr(steps, name))
             wrong = column[~(np.isfinite(column) & (column >= 0))]
             expect(not wrong.size, f"{path}, {name}", "numbers from 0", wrong[:1].tolist())
         return steps
@@ -183,12 +149,7 @@ class EngineSteps:
 
     def replays(self) -> dict[str, tuple[int, int]] | None:
         """Steps that replayed a graph and all steps, by phase: `with_drafts` to verify, and `without_drafts`. None for
-        an engine without graphs.
-
-        Example:
-            >>> EngineSteps(drafted=[0, 6, 3], replayed=[1, 1, 0], has_graphs=True).replays()
-            {'with_drafts': (1, 2), 'without_drafts': (1, 1)}
-        """
+        an engine without graphs."""
         if not self.has_graphs:
             return None
         phases = {"with_drafts": self.drafted > 0, "without_drafts": self.drafted == 0}
@@ -229,18 +190,14 @@ class EngineSteps:
         return tail
 
 
-def _checked(array: np.ndarray, name: str, place: str) -> np.ndarray | int:
+def _checked(array: np.ndarray, name: str, place: str) -> np.ndarray | int | float:
     """An array of a file as its field's, or as a counter's, if that changes no value: a conversion of numpy's wraps."""
-    dimensions, dtype = KINDS.get(name, (0, np.int64))
+    dimensions, dtype = KINDS.get(name, (0, array.dtype))
     expect(array.ndim == dimensions, f"{place}, {name}", f"an array of {dimensions} dimensions", array.shape)
-    if not array.size:
-        return np.zeros(0, dtype)
-    expect(array.dtype.kind in "biuf", f"{place}, {name}", "numbers", array.dtype.name)
-    if name not in KINDS:
-        return array.item()
+    expect(array.dtype.kind in "biuf" or not array.size, f"{place}, {name}", "numbers", array.dtype.name)
     with np.errstate(all="ignore"):
         found = array.astype(dtype)
-        same = np.isclose(found, array, equal_nan=True) if np.issubdtype(dtype, np.floating) else found == array
+        same = np.isclose(found, array, equal_nan=True) if found.dtype.kind == "f" else found == array
     for wrong in array[~same].ravel()[:1]:
         expect(False, f"{place}, {name}", f"numbers that fit {np.dtype(dtype).name}", wrong.item())
-    return found if dimensions else int(found)
+    return found if dimensions else found.item()

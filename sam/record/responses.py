@@ -1,32 +1,39 @@
-"""Recorded rollouts: prompts and their responses as token ids."""
+"""Recorded responses as token ids, and the config and metrics of the run directory (recipe.main_dapo's) they lie in."""
 
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from sam.reading import LARGEST_TOKEN, ReadError, expect, json_rows, npz_arrays, token_ids, whole_numbers
+from sam.reading import (
+    LARGEST_TOKEN,
+    ReadError,
+    content_of,
+    expect,
+    json_rows,
+    npz_arrays,
+    one_line,
+    token_ids,
+    whole_numbers,
+)
 from sam.record.tokenizer import Tokenizer
 
+CONFIG_FILE, METRICS_FILE = "config.yaml", "metrics.jsonl"
+LARGEST = 1e300  # of a figure, so that sums of figures are finite too
 ARRAYS = ("prompt_tokens", "prompt_offsets", "response_tokens", "response_offsets", "response_prompt")
 TOKENS, TEXT = ("prompt_tokens", "response_tokens"), ("input", "output")  # rows of this project, and of verl's dumps
 
 
 @dataclass(frozen=True)
 class Recording:
-    """Responses grouped by prompt.
+    """Responses grouped by prompt."""
 
-    Attributes:
-        prompts: int32 arrays.
-        responses: for each prompt its samples, int32 arrays.
-        epochs: for each prompt the epochs in which its samples were generated; None: not recorded.
-    """
-
-    prompts: list[np.ndarray]
-    responses: list[list[np.ndarray]]
-    epochs: list[list[int]] | None = None
+    prompts: list[np.ndarray]  # int32 [tokens]
+    responses: list[list[np.ndarray]]  # for each prompt its samples, int32 [tokens]
+    epochs: list[list[int]] | None = None  # in which these were generated; None: not recorded
 
     @property
     def num_tokens(self) -> int:
@@ -34,11 +41,7 @@ class Recording:
         return sum(len(response) for samples in self.responses for response in samples)
 
     def by_epoch(self) -> list["Recording"]:
-        """A recording for each epoch, the earliest first, all of them with all prompts.
-
-        Raises:
-            ValueError: no epochs are recorded, or only one.
-        """
+        """A recording for each epoch, the earliest first, all of them with all prompts; ValueError without two."""
         numbers = sorted({epoch for epochs in self.epochs or [] for epoch in epochs})
         if len(numbers) < 2:
             raise ValueError(f"{len(numbers)} epochs in this recording: expected two or more in response_epoch")
@@ -56,32 +59,27 @@ def join(recordings: list[Recording]) -> Recording:
     return Recording(prompts, responses, epochs if len(epochs) == len(prompts) else None)
 
 
-def read_recordings(path: Path, tokenizer: str | None = None) -> Recording:
-    """`read_recording` of a file, or of all steps of a run directory of this project, in their order.
-
-    Raises:
-        ReadError: as `read_recording`, or a folder without rollouts.
-    """
-    if not path.is_dir():
-        return read_recording(path, tokenizer)
-    steps = sorted((path / "rollouts").glob("*.jsonl"), key=lambda file: (len(file.name), file.name))
-    if not steps:
-        raise ReadError(f"{path}: no rollouts/*.jsonl in this folder; expected a run directory or a recording's file")
-    return join([read_recording(step, tokenizer) for step in steps])
+def by_prompt(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> Recording:
+    """A recording of prompts and responses, int32 [length]; those of the same prompt are its samples."""
+    groups: dict[bytes, tuple[np.ndarray, list[np.ndarray]]] = {}
+    for prompt, response in pairs:
+        groups.setdefault(prompt.tobytes(), (prompt, []))[1].append(response)
+    return Recording([prompt for prompt, _ in groups.values()], [samples for _, samples in groups.values()])
 
 
 def read_recording(path: Path, tokenizer: str | None = None) -> Recording:
-    """Read a .npz of arrays (`ARRAYS`), this project's rollouts/<step>.jsonl, or a dump of verl's rollout_data_dir.
+    """Read recorded responses; ReadError where there are none.
 
     Args:
-        path: .npz, which may have `response_epoch` (int32 [responses]) too, or .jsonl.
+        path: a .npz of arrays (`ARRAYS`, and perhaps `response_epoch`, int32 [responses]), this project's
+            rollouts/<step>.jsonl, a dump of verl's rollout_data_dir, or a run directory of this project with all steps.
         tokenizer: folder or name; only verl's dumps, which hold text, need it.
-
-    Raises:
-        ReadError: no such file, a folder, another format, a dump of text without a tokenizer, or no response in it.
     """
     if path.is_dir():
-        raise ReadError(f"{path}: a folder; expected files, such as {path}/*.npz or {path}/*.jsonl")
+        steps = sorted((path / "rollouts").glob("*.jsonl"), key=lambda file: (len(file.name), file.name))
+        if not steps:
+            raise ReadError(f"{path}: no rollouts/*.jsonl in this folder; expected a run directory or a file")
+        return join([read_recording(step, tokenizer) for step in steps])
     if not path.is_file():
         raise ReadError(f"{path}: no such file")
     if path.suffix not in (".npz", ".jsonl"):
@@ -99,11 +97,13 @@ def _from_arrays(path: Path) -> Recording:
     for name in ARRAYS:
         expect(name in arrays, str(path), f"the arrays {', '.join(ARRAYS)}", sorted(arrays))
     prompts, pieces = _texts(arrays, "prompt", path), _texts(arrays, "response", path)
-    numbers = whole_numbers(arrays["response_prompt"], len(prompts) - 1, f"{path}, response_prompt")
-    expect(len(numbers) == len(pieces), f"{path}, response_prompt", f"{len(pieces)} numbers of prompts", len(numbers))
     has_epochs = "response_epoch" in arrays
-    recorded = arrays["response_epoch"] if has_epochs else np.zeros(len(pieces), np.int32)
-    recorded = whole_numbers(recorded, 2**31 - 1, f"{path}, response_epoch")
+    arrays.setdefault("response_epoch", np.zeros(len(pieces), np.int32))
+    numbers, recorded = (
+        whole_numbers(arrays[name], most, f"{path}, {name}")
+        for name, most in (("response_prompt", len(prompts) - 1), ("response_epoch", 2**31 - 1))
+    )
+    expect(len(numbers) == len(pieces), f"{path}, response_prompt", f"{len(pieces)} numbers of prompts", len(numbers))
     expect(len(recorded) == len(pieces), f"{path}, response_epoch", f"{len(pieces)} epochs", len(recorded))
     responses: list[list[np.ndarray]] = [[] for _ in prompts]
     epochs: list[list[int]] = [[] for _ in prompts]
@@ -141,9 +141,75 @@ def _pairs(path: Path, tokenizer: str | None) -> Iterator[tuple[np.ndarray, np.n
     return json_rows(path, read)
 
 
-def by_prompt(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> Recording:
-    """A recording of prompts and responses, int32 [length]; those of the same prompt are its samples."""
-    groups: dict[bytes, tuple[np.ndarray, list[np.ndarray]]] = {}
-    for prompt, response in pairs:
-        groups.setdefault(prompt.tobytes(), (prompt, []))[1].append(response)
-    return Recording([prompt for prompt, _ in groups.values()], [samples for _, samples in groups.values()])
+class Response(NamedTuple):
+    """A recorded response: its prompt's number in the training step, its sample's, the generation round, and tokens."""
+
+    prompt: int
+    sample: int
+    round: int
+    prompt_tokens: np.ndarray
+    response_tokens: np.ndarray
+
+
+def responses_path(directory: Path, step: int) -> Path:
+    """The file of a training step's responses."""
+    return directory / "rollouts" / f"{step}.jsonl"
+
+
+def read_responses(directory: Path, step: int) -> list[Response]:
+    """The responses of a training step, in dispatch order; ReadError if one cannot be read, or is there twice."""
+    seen: set[tuple[int, int]] = set()
+
+    def read(row: dict[str, Any], place: str) -> Response:
+        numbers = [row.get("prompt"), row.get("sample"), row.get("round", 0)]
+        expect(all(type(n) is int for n in numbers), place, "whole numbers as prompt, sample and round", numbers)
+        expect(tuple(numbers[:2]) not in seen, place, "every prompt and sample once", numbers)
+        seen.add(tuple(numbers[:2]))
+        return Response(*numbers, *(token_ids(row.get(name), f"{place}, {name}") for name in TOKENS))
+
+    responses = list(json_rows(path := responses_path(directory, step), read))
+    expect(bool(responses), str(path), "a row for each response", "none")
+    return responses
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """The settings of config.yaml, those of `speculation` among them; ReadError if there are none."""
+    with one_line(path := f"{directory / CONFIG_FILE}", "PyYAML is not installed, requirements/cpu.txt has it"):
+        import yaml
+    content = content_of(directory / CONFIG_FILE)
+    with one_line(path, "not the config of a run of recipe.main_dapo"):
+        config = yaml.safe_load(content)
+    expect(isinstance(config, dict), path, "a run's config", config)
+    section = config.get("speculation")
+    is_section = isinstance(section, dict) and isinstance(section.get("method"), str)
+    expect(is_section, f"{path}, speculation", "settings with a method", section)
+    return config
+
+
+def read_metrics(directory: Path, left_out: list[str] | None = None) -> dict[int, dict[str, float]]:
+    """Training step to its figures in metrics.jsonl; those that are no finite numbers are not recorded.
+
+    Rows that cannot be read, which a full disk leaves, are a ReadError, or a line in `left_out`. Half a last line is no
+    row: the run goes on.
+    """
+    metrics: dict[int, dict[str, float]] = {}
+
+    def read(row: dict[str, Any], place: str) -> None:
+        step = row.pop("step", None)
+        expect(type(step) is int and step >= 0, f"{place}, step", "a training step", step)
+        for key, value in row.items():
+            expect(type(value) in (int, float), f"{place}, {key}", "a number", value)
+        known, row = metrics.setdefault(step, {}), finite(row)
+        # A run that is resumed validates again before it trains.
+        for key in sorted(key for key in known.keys() & row.keys() if not key.startswith("val-")):
+            expected = f"{known[key]} as in an earlier row of the step"
+            expect(known[key] == row[key], f"{place}, {key}", expected, row[key])
+        known |= row
+
+    list(json_rows(directory / METRICS_FILE, read, left_out, is_growing=True))
+    return metrics
+
+
+def finite(row: dict[str, float]) -> dict[str, float]:
+    """The figures that are finite numbers: a mean of nothing is not a number, and not recorded."""
+    return {key: float(value) for key, value in row.items() if abs(value) < LARGEST}

@@ -8,15 +8,10 @@ from sam.reading import expect, json_object, one_line
 
 
 class Tokenizer:
-    """Turns text and chats into token ids, and back.
+    """Turns text and chats into token ids; a ReadError says which `place` has a text that the files refuse.
 
-    Text goes through tokenizer.json alone where there is one: transformers takes seconds to import.
-
-    Args:
-        source: a model's folder, or a name that transformers knows.
-
-    Raises:
-        ReadError: the files cannot be read, or refuse a text; `place` of the methods says which.
+    Text goes through tokenizer.json alone where there is one: transformers takes seconds to import. `source` is a
+    model's folder, or a name that transformers knows.
     """
 
     def __init__(self, source: Path | str):
@@ -70,11 +65,7 @@ class Tokenizer:
 
 
 def checked_chat(messages: Any, place: str) -> list[dict]:
-    """The messages of a chat, each with a role and with content or calls of tools.
-
-    Raises:
-        ReadError: they are something else.
-    """
+    """The messages of a chat, each with a role and with content or calls of tools; ReadError if they are not."""
     expect(isinstance(messages, list) and bool(messages), place, "a chat, a list of messages", messages)
     for number, message in enumerate(messages):
         is_message = isinstance(message, dict) and isinstance(role := message.get("role"), str) and bool(role)

@@ -1,1 +1,1 @@
-"""A rollout's timeline from response lengths, acceptance and step costs: `python -m sam.simulate`, docs/bench.md."""
+"""A rollout's timeline from response lengths, acceptance and step costs: `sam tune`, docs/bench.md."""

@@ -1,51 +1,40 @@
-"""Acceptance of draft tokens: a table of verify steps, recorded while drafting on recorded responses, and drafts.
+"""Acceptance of draft tokens: drawn from a table of verify steps, or of drafts on the recorded responses themselves.
 
 A cell of the table is a number of siblings whose text the drafter sees and a range of response positions. Its records
-are verify steps: the draft's cumulative acceptance probabilities and the number of its tokens that were accepted. A
-simulated request draws a record for each of its steps, always the same one at the same position, whatever the policy
-did before. Recorded responses can be drafted on themselves instead (`RealDrafts`).
+are verify steps, recorded while drafting on responses: the draft's cumulative acceptance probabilities and the number
+of its tokens that were accepted. A simulated request draws a record for each of its steps, always the same one at the
+same position, whatever the policy did before.
 """
 
 import json
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
 from sam.drafting.drafter import Drafter
 from sam.record.responses import Recording
-from sam.replay.baselines import make_drafter
-from sam.replay.round_robin import Replay, replay_group
+from sam.replay import Replay, make_drafter
 from sam.simulate.workload import Round
 
 SHIPPED = Path(__file__).parent / "step_costs"
 SIBLINGS = (1, 2, 4, 8, 16)
-POSITIONS = (0, 256, 512, 1024, 2048, 4096, 8192)  # tokens, where ranges begin; the last one has no end
-EDGES = np.array(POSITIONS)
+EDGES = np.array((0, 256, 512, 1024, 2048, 4096, 8192))  # tokens, where ranges begin; the last one has no end
 MIN_RECORDS = 200  # of a cell; with fewer it repeats the range before it
 CELL = np.dtype([("start", np.int64), ("size", np.int64)])  # the records of a cell
 PERCENT = 100  # probabilities are kept in hundredths
 
 
-@dataclass(frozen=True)
-class Acceptance:
-    """Verify steps of all cells, by level of siblings and then by range of positions.
+class Acceptance(NamedTuple):
+    """Verify steps of all cells, by level of siblings and then by range of positions."""
 
-    Attributes:
-        siblings: int64 [levels], samples of the prompt that the drafter sees, rising from 1.
-        cells: CELL [levels, ranges], the records of each cell.
-        acceptance: float32 [records, k], cumulative acceptance probabilities, falling; 0 beyond a draft's end.
-        drafted: int64 [records], tokens of the draft.
-        accepted: int64 [records], accepted tokens of the draft.
-    """
-
-    siblings: np.ndarray
-    cells: np.ndarray
-    acceptance: np.ndarray
-    drafted: np.ndarray
-    accepted: np.ndarray
+    siblings: np.ndarray  # int64 [levels], samples of the prompt that the drafter sees, rising from 1
+    cells: np.ndarray  # CELL [levels, ranges], the records of each cell
+    acceptance: np.ndarray  # float32 [records, k], cumulative probabilities, falling; 0 beyond a draft's end
+    drafted: np.ndarray  # int64 [records], tokens of the draft
+    accepted: np.ndarray  # int64 [records], of these
 
 
 @cache
@@ -59,20 +48,20 @@ def shipped_acceptance(k: int) -> Acceptance:
     if not path.is_file():
         raise ValueError(f"{path}: no such file; name a recording to draft on with --acceptance")
     content = json.loads(path.read_text())
-    cells = [[(row[1:], row[0]) for row in cell] for cell in content["cells"]]
-    return _from_cells(cells, content["siblings"], k, min_records=1)
+    return _from_cells(content["cells"], content["siblings"], k, min_records=1)
 
 
 class _Collector(Replay):
-    """Collects the verify steps of a replay by range of positions."""
+    """The verify steps of a replay by range of positions, each as in a shipped file: [accepted, percent, ...]."""
 
-    def __init__(self, draft_length: int):
-        super().__init__(draft_length)
-        self.cells: list[list[tuple[np.ndarray, int]]] = [[] for _ in POSITIONS]
+    def __init__(self, *settings):
+        super().__init__(*settings)
+        self.cells: list[list[list]] = [[] for _ in EDGES]
 
     def count(self, position: int, acceptance: np.ndarray, accepted: int, advanced: int) -> None:
         self.tokens += advanced
-        self.cells[np.searchsorted(EDGES, position, side="right") - 1].append((np.rint(PERCENT * acceptance), accepted))
+        record = [accepted, *np.rint(PERCENT * acceptance)]
+        self.cells[np.searchsorted(EDGES, position, side="right") - 1].append(record)
 
 
 def measure(recording: Recording, k: int) -> Acceptance:
@@ -84,64 +73,38 @@ def measure(recording: Recording, k: int) -> Acceptance:
     """
     if not recording.num_tokens:
         raise ValueError("the recording holds no response: there is nothing to draft on")
-    most = max(len(samples) for samples in recording.responses)
+    most = max(map(len, recording.responses))
     levels = [n for i, n in enumerate(SIBLINGS) if i == 0 or SIBLINGS[i - 1] < most]
-    cells: list[list[tuple[np.ndarray, int]]] = []
-    total = recording.num_tokens * len(levels)
+    cells, total = [], recording.num_tokens * len(levels)
     with tqdm(total=total, unit="tok", desc=f"drafting, k {k}", mininterval=2.0, disable=None) as bar:
         for siblings in levels:
-            collector = _Collector(k)
+            collector = _Collector(k, "engine", None, bar.update)
             for prompt, samples in zip(recording.prompts, recording.responses, strict=True):
                 for first in range(0, len(samples), siblings):
                     # All samples at every level, so that levels differ in nothing else.
                     drafter, part = make_drafter("sam", "group", k), samples[first : first + siblings]
-                    replay_group(collector, [drafter], str(first), prompt, part, "engine", bar.update)
+                    collector.group([drafter], str(first), prompt, part)
             cells += collector.cells
     return _from_cells(cells, levels, k, MIN_RECORDS)
 
 
-def _from_cells(cells, siblings, k: int, min_records: int) -> Acceptance:
-    shape = (len(siblings), len(POSITIONS))
-    places = np.zeros(shape, CELL)
-    records: list[tuple[np.ndarray, int]] = []
-    for level in range(shape[0]):
-        ranges = cells[level * shape[1] : (level + 1) * shape[1]]
+def _from_cells(cells: list[list[list]], siblings: list[int], k: int, min_records: int) -> Acceptance:
+    places, records = np.zeros((len(siblings), len(EDGES)), CELL), []
+    for level, row in enumerate(places):
+        ranges = cells[level * len(EDGES) : (level + 1) * len(EDGES)]
         first = next((cell for cell in ranges if len(cell) >= min_records), max(ranges, key=len))
         for i, cell in enumerate(ranges):
             if len(cell) < min_records and i:
-                places[level, i] = places[level, i - 1]
+                row[i] = row[i - 1]
                 continue
             cell = cell if len(cell) >= min_records else first
-            places[level, i] = len(records), len(cell)
+            row[i] = len(records), len(cell)
             records += cell
     acceptance = np.zeros((len(records), k), np.float32)
-    for i, (percent, _) in enumerate(records):
+    for i, (_, *percent) in enumerate(records):
         acceptance[i, : len(percent)] = np.asarray(percent) / PERCENT
-    drafted, accepted = np.array([(len(percent), accepted) for percent, accepted in records]).T
+    drafted, accepted = np.array([(len(record) - 1, record[0]) for record in records]).T
     return Acceptance(np.array(siblings), places, acceptance, drafted, accepted)
-
-
-def draw_records(
-    requests: np.ndarray, generated: np.ndarray, levels: np.ndarray, cells: np.ndarray, seed: int
-) -> np.ndarray:
-    """Draw a record for each request, always the same one at the same position (by the finisher of SplitMix64).
-
-    Args:
-        requests: int64 [n], numbers of the requests.
-        generated: int64 [n], tokens of each.
-        levels: int64 [n], their levels of siblings.
-        cells: CELL [levels, ranges].
-
-    Returns:
-        int64 [n].
-    """
-    x = requests.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + generated.astype(np.uint64)
-    x += np.uint64(seed << 40)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    x ^= x >> np.uint64(31)
-    cell = cells[levels, np.searchsorted(EDGES, generated, side="right") - 1]
-    return cell["start"] + ((x >> np.uint64(11)) % cell["size"].astype(np.uint64)).astype(np.int64)
 
 
 class DrawnDrafts:
@@ -188,45 +151,52 @@ class DrawnDrafts:
             The drafts' cumulative acceptance probabilities, float32 [total], and offsets, int64 [requests + 1].
         """
         table, self._known[requests] = self._table, generated
-        levels = np.searchsorted(self._edges, self._count_siblings(requests), side="right")
-        self._records = draw_records(requests, generated, levels, table.cells, self._seed)
+        members = self._members[self._prompts[requests]]
+        late = np.where(self._replica_of[members] == self._replica_of[requests][:, None], 0, self._delay)
+        shares = np.maximum(0, self._known[members] - late) / np.maximum(1, self._known[requests])[:, None]
+        others = np.where(members == requests[:, None], 0.0, np.minimum(1.0, shares)).sum(axis=1)
+        levels = np.searchsorted(self._edges, 1.0 + others, side="right")
+        cell = table.cells[levels, np.searchsorted(EDGES, generated, side="right") - 1]
+        number = _random(requests, generated, self._seed) % cell["size"].astype(np.uint64)
+        self._records = cell["start"] + number.astype(np.int64)
         acceptance, longest = table.acceptance[self._records], np.minimum(budgets, table.drafted[self._records])
         # They fall within a draft.
         kept = (np.arange(acceptance.shape[1]) < longest[:, None]) & (acceptance >= min_acceptance)
         return acceptance[kept], np.append(0, np.cumsum(kept.sum(axis=1)))
-
-    def _count_siblings(self, requests: np.ndarray) -> np.ndarray:
-        """float64 [requests]: samples of each one's prompt that its drafter sees, itself included, shorter ones in
-        part."""
-        members = self._members[self._prompts[requests]]
-        late = np.where(self._replica_of[members] == self._replica_of[requests][:, None], 0, self._delay)
-        shares = np.maximum(0, self._known[members] - late) / np.maximum(1, self._known[requests])[:, None]
-        return 1.0 + np.where(members == requests[:, None], 0.0, np.minimum(1.0, shares)).sum(axis=1)
 
     def verify(self, lengths: np.ndarray) -> np.ndarray:
         """int64 [requests]: tokens accepted of the first `lengths` tokens of each draft just made."""
         return np.minimum(lengths, self._table.accepted[self._records])
 
 
+def _random(requests: np.ndarray, generated: np.ndarray, seed: int) -> np.ndarray:
+    """uint64 [n]: a number for each request at each of its positions, by the finisher of SplitMix64."""
+    x = requests.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + generated.astype(np.uint64) + np.uint64(seed << 40)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (x ^ (x >> np.uint64(31))) >> np.uint64(11)
+
+
 class RealDrafts:
     """As `DrawnDrafts`, with a drafter that follows the recorded responses as the simulated engine advances.
 
     Args:
-        drafter: sam.drafting.drafter.Drafter or one of sam.replay.baselines.
-        recorded: a round with its texts.
-        number: the round's, in a rollout of several.
+        drafter: sam.drafting.drafter.Drafter or one of sam.replay.
+        number: of the recorded round, in a rollout of several.
     """
 
     def __init__(self, drafter, recorded: Round, number: int = 0):
         self._drafter, self._round = drafter, recorded
         self._names = [f"{number}/{i}" for i in range(len(recorded))]
         self._shown = np.zeros(len(recorded), dtype=np.int64)
-        self._takes_min_acceptance = isinstance(drafter, Drafter)
         self._last: tuple = ()
 
     def start(self, request: int) -> None:
         self._drafter.start(self._names[request], self._round.prompt_texts[self._round.prompts[request]])
         self._shown[request] = 0  # a drafter that goes on with a response is shown all of it
+
+    def finish(self, request: int) -> None:
+        self._drafter.finish(self._names[request])
 
     def append(self, requests, generated):
         rows = zip(requests.tolist(), self._shown[requests].tolist(), generated.tolist(), strict=True)
@@ -236,7 +206,7 @@ class RealDrafts:
         self._shown[requests] = generated
 
     def draft(self, requests, generated, budgets, min_acceptance):
-        least = (min_acceptance,) if self._takes_min_acceptance else ()
+        least = (min_acceptance,) if isinstance(self._drafter, Drafter) else ()
         drafts = self._drafter.draft([self._names[i] for i in requests.tolist()], budgets.astype(np.int32), *least)
         self._last = drafts, requests.tolist(), generated.tolist()
         return drafts.acceptance, drafts.offsets
@@ -245,11 +215,7 @@ class RealDrafts:
         drafts, requests, generated = self._last
         accepted = np.zeros(len(lengths), np.int64)
         for row, (request, begin, length) in enumerate(zip(requests, generated, lengths.tolist(), strict=True)):
-            text = self._round.responses[request][begin : begin + length]
-            first = drafts.offsets[row]
+            text, first = self._round.responses[request][begin : begin + length], drafts.offsets[row]
             wrong = np.flatnonzero(drafts.token_ids[first : first + len(text)] != text)
             accepted[row] = wrong[0] if len(wrong) else len(text)
         return accepted
-
-    def finish(self, request: int) -> None:
-        self._drafter.finish(self._names[request])

@@ -1,37 +1,44 @@
-"""Rollouts of one or several rounds under chosen settings, their results, and published set-ups to play.
+"""Rollouts played event by event under chosen settings: routed, queued, drafted, verified, to the last token.
 
-The set-ups are cann-recipes-train's (llm_rl/qwen3, docs/llm_rl/sam_decoding.md): sizes, k and thresholds are known.
-Their tables of step costs are fitted to published seconds, not measured; those named `cautious` cost in every context
-what the published tails' 20,480 tokens do. Lengths are log-normal, as wide and as alike within a prompt as in
-recordings of long chains of thought. docs/experiments/published_setups.md has how all that was found.
+The published set-ups are cann-recipes-train's (llm_rl/qwen3, docs/llm_rl/sam_decoding.md): sizes, k and thresholds are
+known. Their tables of step costs are fitted to published seconds, not measured; those named `cautious` cost in every
+context what the published tails' 20,480 tokens do. Lengths are log-normal, as wide and as alike within a prompt as in
+recordings of long chains of thought.
 """
 
+import heapq
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from sam.config import SpeculationConfig
-from sam.record.engine_steps import EngineSteps
+from sam.routing import ContextPolicy, RoutingSettings
 from sam.simulate.acceptance import SHIPPED, Acceptance, DrawnDrafts, RealDrafts
-from sam.simulate.engine import Assigned, Cluster, Routed, play
 from sam.simulate.workload import Round
 from sam.switch.policies import make_policy
+from sam.switch.policy import Plan, Policy, StepState
 from sam.switch.step_cost import StepCost
 
 SCOPES, ROUTERS = ("request", "group", "shared"), ("verl", "context")
-SIGMA, CORRELATION, CAP, PROMPT_TOKENS, SAMPLES = 0.6, 0.35, 34816, 128, 16
+SIGMA, CORRELATION, CAP, SAMPLES = 0.6, 0.35, 34816, 16
+# A step with drafts, or a series of steps without: when it ended, how many steps, requests of the largest replica,
+# whether any speculated, draft tokens, those accepted, requests that had any, and tokens generated.
+COUNTS = ("drafted", "accepted", "verified", "emitted")
+STEPS = np.dtype([
+    ("end_ms", "f8"), ("steps", "i8"), ("running", "i8"), ("switched_on", "?"), *((name, "i8") for name in COUNTS)
+])  # fmt: skip
+MOST_STEPS = 64  # without drafts that are played at once: costs are all but linear in so few tokens of context
+NO_BOUND = 1 << 60  # of a replica's KV cache
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The settings to choose for a rollout, as in configs/speculation/knobs.yaml.
+    """The settings to choose for a rollout: policy, draft tokens and threshold as in configs/speculation/knobs.yaml.
 
     Attributes:
-        policy: one of sam.config.POLICIES.
-        k: draft tokens of a request.
-        threshold: running requests, used by threshold.
         scope: one of SCOPES, whose text a drafter sees: the request's, also that of its prompt's other samples on the
             replica, or of all of them.
         router: one of ROUTERS, which says where requests run.
@@ -50,25 +57,39 @@ class Choice:
     @property
     def label(self) -> str:
         """Name in tables."""
-        number = f" {self.threshold}" if self.policy == "threshold" else ""
-        return f"{self.policy}{number}, k {self.k}" if self.policy != "never" else "off"
+        if self.policy == "never":
+            return "off"
+        return f"{self.policy}{f' {self.threshold}' if self.policy == 'threshold' else ''}, k {self.k}"
 
 
 @dataclass(frozen=True)
-class SetUp:
-    """A published set-up."""
+class Cluster:
+    """The machines that a rollout runs on.
 
-    cluster: Cluster
-    prompts: int
-    k: int
-    threshold: int
+    Attributes:
+        max_num_seqs: requests that run at once on a replica; the others wait, first come first served.
+        dp_synchronous: whether the replicas are data-parallel ranks of one engine, in which every step waits for the
+            slowest rank; otherwise each runs on its own.
+        admit_ms: milliseconds that a new request adds to its first step, in which its prompt is read.
+    """
+
+    replicas: int = 1
+    max_num_seqs: int = 128
+    dp_synchronous: bool = False
+    admit_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("replicas", 1), ("max_num_seqs", 1), ("admit_ms", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)}: expected at least {least}")
 
 
+# Published set-ups: machines, prompts of a round, draft tokens, threshold.
 SETUPS = {
-    "qwen3_32b": SetUp(Cluster(replicas=4, max_num_seqs=128), 96, 3, 8),  # 32 dies, TP8
-    "qwen3_32b_128die": SetUp(Cluster(replicas=16, max_num_seqs=256), 1536, 4, 4),  # TP8
+    "qwen3_32b": (Cluster(replicas=4, max_num_seqs=128), 96, 3, 8),  # 32 dies, TP8
+    "qwen3_32b_128die": (Cluster(replicas=16, max_num_seqs=256), 1536, 4, 4),  # TP8
     # 128 dies, TP4 EP128: 32 data-parallel ranks, synchronous.
-    "qwen3_235b": SetUp(Cluster(replicas=32, max_num_seqs=64, dp_synchronous=True), 128, 3, 8),
+    "qwen3_235b": (Cluster(replicas=32, max_num_seqs=64, dp_synchronous=True), 128, 3, 8),
 }
 
 
@@ -78,46 +99,227 @@ def load_step_cost(name: str) -> StepCost:
     Raises:
         ValueError: no such file or name, or not a table.
     """
-    path, shipped = Path(name), SHIPPED / f"{name}.json"
-    if path.suffix == ".json" or path.exists():
-        return StepCost.load(path)
-    if shipped.is_file():
-        return StepCost.load(shipped)
-    known = sorted(one.stem for one in SHIPPED.glob("*.json") if not one.stem.startswith("acceptance"))
-    raise ValueError(f"step cost {name!r}: neither a file nor one of {', '.join(known)}")
+    path, shipped = Path(name), {one.stem: one for one in sorted(SHIPPED.glob("qwen*.json"))}
+    if path.suffix != ".json" and not path.exists() and name not in shipped:
+        raise ValueError(f"step cost {name!r}: neither a file nor one of {', '.join(shipped)}")
+    return StepCost.load(shipped.get(name, path))
 
 
-# Makes the drafts of each replica, of a round, the settings, the replica of each request, their number, the round's.
-Drafts = Callable[[Round, Choice, np.ndarray, int, int], list]
+class Balancer:
+    """verl's: each request waits at its replica (int64 [requests]); what is asked of the recipe's ContextPolicy."""
+
+    def __init__(self, replica_of: np.ndarray):
+        self._replica_of, self._new = replica_of, []
+
+    def arrive(self, name: str, prompt: str, prompt_tokens: int, limit: int) -> None:
+        self._new.append((name, str(self._replica_of[int(name)]), NO_BOUND))
+
+    def finish(self, name: str, emitted: int) -> None: ...
+
+    def decide(self) -> list[tuple[str, str, int]]:
+        new, self._new = self._new, []
+        return new
+
+
+def make_router(choice: Choice, cluster: Cluster, replica_of: np.ndarray) -> ContextPolicy | Balancer:
+    """The recipe's router, or verl's balancer, which sends requests to `replica_of` (int64 [requests])."""
+    if choice.router == "verl":
+        return Balancer(replica_of)
+    router = ContextPolicy(RoutingSettings(choice.chunk or None))
+    for replica in range(cluster.replicas):
+        router.add_replica(str(replica), NO_BOUND, cluster.max_num_seqs, block_tokens=1)
+    return router
+
+
+class Replica:
+    """One data-parallel rank of an engine, or a whole engine: its queue, its batch, its policy and its drafts.
+
+    Args:
+        generated, targets: int64 [requests of the round], shared by all replicas: tokens that each has, and at which
+            its chunk ends.
+
+    Attributes:
+        running: int64 [n], requests in the batch, in the order in which they came.
+        ended: requests that have reached their targets since the list was last cleared.
+        counts, num_tokens: COUNTS of the last step, and its tokens, drafts included.
+    """
+
+    def __init__(self, work: Round, generated, targets, slots: int, policy: Policy, drafts):
+        self._work, self._generated, self._targets, self._slots = work, generated, targets, slots
+        self._policy, self._drafts = policy, drafts
+        self.queue, self.running, self.ended = deque(), np.empty(0, np.int64), []
+        self._fresh = self.num_tokens = 0  # requests that came with this step
+        self.counts, self.switch_on = (0, 0, 0, 0), False
+        self._state, self._plan, self._steps = StepState(0), Plan(0), 0  # and steps since it was made
+
+    def admit(self) -> int:
+        """Take requests into the batch while there are slots; returns their number."""
+        new = [self.queue.popleft() for _ in range(min(len(self.queue), self._slots - len(self.running)))]
+        for request in new:
+            self._drafts.start(request)
+        self.running, self._fresh = np.append(self.running, new).astype(np.int64), len(new)
+        return len(new)
+
+    def plan(self, num_tokens_other: int) -> int:
+        """Ask the policy for a plan unless its last one is valid; returns the steps that are sure to have no drafts.
+        `num_tokens_other`: of the largest batch of the other ranks in the step before."""
+        if len(self.running) != self._state.running or self._steps > self._plan.valid_for_steps:
+            context = float((self._work.prompt_tokens[self.running] + self._generated[self.running]).mean())
+            self._state = StepState(len(self.running), self._fresh, context, num_tokens_other, max(1, self._steps))
+            self._plan, self._steps = self._policy.plan(self._state), 0
+        return 0 if self._plan.budget else 1 + self._plan.valid_for_steps - self._steps
+
+    def until_end(self) -> int:
+        """Tokens until the first running request reaches its target."""
+        return int((self._targets[self.running] - self._generated[self.running]).min())
+
+    def step(self, cost: StepCost, steps: int) -> float:
+        """Draft, verify and advance by a step, or by `steps` steps without drafts; returns the milliseconds of each for
+        this rank alone."""
+        running, before = self.running, self._generated[self.running]
+        context = float((self._work.prompt_tokens[running] + before).mean()) + (steps - 1) / 2  # of the middle step
+        tokens, counts, self.switch_on = np.full(len(running), steps), (0, 0, 0), False
+        if self._plan.budget and self._fresh < len(running):
+            budgets = np.where(before > 0, self._plan.budget, 0)
+            acceptance, offsets = self._drafts.draft(running, before, budgets, self._plan.min_acceptance)
+            lengths = self._policy.choose(self._state, acceptance, offsets)
+            left = self._targets[running] - before
+            accepted = np.minimum(self._drafts.verify(lengths), left)
+            tokens = np.minimum(accepted + 1, left)
+            counts = int(lengths.sum()), int(accepted.sum()), int(np.count_nonzero(lengths))
+            self.switch_on = counts[0] > 0 or not len(acceptance)
+        self._generated[running] += tokens
+        self.counts, self.num_tokens = (*counts, int(tokens.sum())), len(running) + counts[0]
+        self._steps += steps
+        return float(cost.step_ms(float(len(running)), float(self.num_tokens), context)[0])
+
+    def end_step(self, milliseconds: float, is_observed: bool, num_tokens_other: int) -> None:
+        """Show the step's tokens to the drafter and its time to the policy, with the tokens of the other ranks' largest
+        batch in it, and let go of what has ended."""
+        running, generated = self.running, self._generated[self.running]
+        self._drafts.append(running, generated)
+        if is_observed and not self._plan.valid_for_steps:
+            state = replace(self._state, max_num_tokens_other_dp_ranks=num_tokens_other)
+            self._policy.observe(state, *self.counts[:2], milliseconds)
+        is_ended = generated >= self._targets[running]
+        if is_ended.any():
+            self.ended += running[is_ended].tolist()
+            self.running = running[~is_ended]
+            for request in running[is_ended].tolist():
+                self._drafts.finish(request)
+
+
+class Engine:
+    """Replicas that step together: one, or all ranks of a data-parallel synchronous cluster.
+
+    Attributes:
+        clock, timeline: milliseconds since the round began, and rows of STEPS.
+    """
+
+    def __init__(self, replicas: list[Replica], cost: StepCost, admit_ms: float):
+        self.replicas, self._cost, self._admit_ms = replicas, cost, admit_ms
+        self.clock, self.timeline = 0.0, []
+
+    def has_work(self) -> bool:
+        """Whether any request runs or waits."""
+        return any(len(replica.running) or replica.queue for replica in self.replicas)
+
+    def advance(self, may_jump: bool) -> int:
+        """Play one step or, if it may jump, all steps without drafts until something changes; returns the tokens."""
+        admitted = sum(replica.admit() for replica in self.replicas)
+        busy = [replica for replica in self.replicas if len(replica.running)]
+        quiet, steps = [rank.plan(most) for rank, most in zip(busy, num_tokens_others(busy), strict=True)], 1
+        if may_jump and not admitted and all(quiet):
+            steps = min(MOST_STEPS, *quiet, *(replica.until_end() for replica in busy))
+        largest = max(len(replica.running) for replica in busy)
+        milliseconds = max(replica.step(self._cost, steps) for replica in busy)
+        self.clock += milliseconds * steps + self._admit_ms * admitted
+        for replica, most in zip(busy, num_tokens_others(busy), strict=True):
+            replica.end_step(milliseconds, steps == 1 and not admitted, most)
+        counts = np.sum([replica.counts for replica in busy], axis=0).tolist()
+        self.timeline.append((self.clock, steps, largest, any(replica.switch_on for replica in busy), *counts))
+        return counts[-1]
+
+
+def num_tokens_others(replicas: list[Replica]) -> list[int]:
+    """For each rank the tokens of the largest last step of the others, 0 without others: all that vLLM's ranks know."""
+    return [max((one.num_tokens for one in replicas if one is not rank), default=0) for rank in replicas]
+
+
+def play(work: Round, cluster: Cluster, router, cost: StepCost, parts, progress) -> list[np.ndarray]:
+    """Play a round to its end; returns STEPS [rows] of each engine.
+
+    Args:
+        router: of `make_router`.
+        parts: list of (Policy, drafts), of each replica.
+        progress: called with the tokens generated since the last call.
+
+    Raises:
+        RuntimeError: the router has left requests waiting.
+    """
+    generated, targets = np.zeros((2, len(work)), dtype=np.int64)
+    routed = np.zeros(len(work), dtype=np.int64)  # tokens that the router knows each to have
+    replicas = [Replica(work, generated, targets, cluster.max_num_seqs, *part) for part in parts]
+    ranks = [replicas] if cluster.dp_synchronous else [[replica] for replica in replicas]
+    engines, limit = [Engine(one, cost, cluster.admit_ms) for one in ranks], int(work.lengths.max())
+    arriving = deque(np.argsort(work.arrivals, kind="stable").tolist())
+    # The engine whose step ends first goes on first: a drafter that several share sees tokens in the order of time, and
+    # a router knows what has ended. `idle` are those that no step ends of.
+    ends: list[tuple[float, int]] = []
+    idle = set(range(len(engines)))
+    while ends or arriving:
+        now = min(ends[0][0] if ends else np.inf, work.arrivals[arriving[0]] if arriving else np.inf)
+        while arriving and work.arrivals[arriving[0]] <= now:
+            i = arriving.popleft()
+            router.arrive(str(i), str(work.prompts[i]), int(work.prompt_tokens[i]), limit)
+        if ends and ends[0][0] <= now:
+            idle.add(ended := heapq.heappop(ends)[1])
+            for replica in engines[ended].replicas:
+                for i in replica.ended:
+                    end = router.finish if generated[i] >= work.lengths[i] else router.proceed
+                    end(str(i), int(generated[i] - routed[i]))
+                    routed[i] = generated[i]
+                replica.ended.clear()
+        for name, replica, tokens in router.decide():
+            targets[int(name)] = min(generated[int(name)] + tokens, work.lengths[int(name)])
+            replicas[int(replica)].queue.append(int(name))
+        for i in sorted(i for i in idle if engines[i].has_work()):
+            engines[i].clock = max(engines[i].clock, now)
+            progress(engines[i].advance(may_jump=not arriving))
+            idle.discard(i)
+            heapq.heappush(ends, (engines[i].clock, i))
+    if (generated < work.lengths).any():
+        raise RuntimeError(f"{(generated < work.lengths).sum()} requests were never finished: the router holds them")
+    return [np.array(engine.timeline, STEPS) for engine in engines]
+
+
+# Makes the drafts of a drafter, of a round, the settings, the replica of each request, its number, the round's.
+Drafts = Callable[[Round, Choice, np.ndarray, int, int], object]
 
 
 def drawn(table: Callable[[int], Acceptance]) -> Drafts:
     """Draw drafts from tables; `table` gives that of a draft length."""
 
-    def make(work: Round, choice: Choice, replica_of: np.ndarray, replicas: int, number: int) -> list:
+    def make(work: Round, choice: Choice, replica_of: np.ndarray, which: int, number: int) -> DrawnDrafts:
         prompts = np.arange(len(work)) if choice.scope == "request" else work.prompts
-        count = 1 if choice.scope == "shared" else replicas
-        one = table(choice.k), prompts, replica_of, choice.delay, number
-        return [DrawnDrafts(*one) for _ in range(count)] * (replicas // count)
+        return DrawnDrafts(table(choice.k), prompts, replica_of, choice.delay, number)
 
     return make
 
 
 def real(make_drafter: Callable[[str, int], object]) -> Drafts:
     """Draft on the recorded responses; the drafters stay for all rounds. `make_drafter`: of scope and draft length."""
-    drafters = []
+    drafters = {}
 
-    def make(work: Round, choice: Choice, replica_of: np.ndarray, replicas: int, number: int) -> list:
-        count = 1 if choice.scope == "shared" else replicas
+    def make(work: Round, choice: Choice, replica_of: np.ndarray, which: int, number: int) -> RealDrafts:
         if not number:
-            scope = "request" if choice.scope == "request" else "group"
-            drafters[:] = [make_drafter(scope, choice.k) for _ in range(count)]
-        return [RealDrafts(drafter, work, number) for drafter in drafters] * (replicas // count)
+            drafters[which] = make_drafter("request" if choice.scope == "request" else "group", choice.k)
+        return RealDrafts(drafters[which], work, number)
 
     return make
 
 
-def assign(requests: int, replicas: int, seed: int = 0) -> np.ndarray:
+def assign(requests: int, replicas: int, seed: int) -> np.ndarray:
     """Assign requests that arrive together: each to the replica with the fewest, a random one of them if there are
     several, as verl 0.9.1's GlobalRequestLoadBalancer does; returns int64 [requests]."""
     rng = np.random.default_rng(seed)
@@ -130,14 +332,15 @@ def simulate(
     choice: Choice,
     cost: StepCost,
     drafts: Drafts,
-    progress: Callable[[int], object] | None = None,
+    progress: Callable[[int], object] = lambda tokens: None,
 ) -> list[list[np.ndarray]]:
-    """Play rounds one after the other; returns of each the timelines of its engines (sam.simulate.engine.STEPS)."""
-    played = []
+    """Play rounds one after the other; returns of each the timelines of its engines, STEPS [rows]."""
+    played, count = [], 1 if choice.scope == "shared" else cluster.replicas
     for number, work in enumerate(rounds):
         replica_of = assign(len(work), cluster.replicas, seed=number)
-        router = Assigned(work, replica_of) if choice.router == "verl" else Routed(work, cluster, choice.chunk)
-        made = drafts(work, choice, replica_of, cluster.replicas, number)
+        router = make_router(choice, cluster, replica_of)
+        made = [drafts(work, choice, replica_of, which, number) for which in range(count)]
+        made *= cluster.replicas // count
         parts = [(make_policy(choice.policy, choice.k, choice.threshold, step_cost=cost), one) for one in made]
         played.append(play(work, cluster, router, cost, parts, progress))
     return played
@@ -148,26 +351,20 @@ def seconds(timelines: list[np.ndarray]) -> float:
     return max(float(timeline["end_ms"].max(initial=0.0)) for timeline in timelines) / 1e3
 
 
-def summarize(played: list[list[np.ndarray]], tail_threshold: int) -> dict[str, float]:
+def summarize(played: list[list[np.ndarray]]) -> dict[str, float]:
     """Sum up what `simulate` returned, rounds one after the other.
 
-    Args:
-        tail_threshold: running requests at which the tail begins, with any policy.
-
     Returns:
-        seconds: of the slowest engine of each round; tail_seconds: of these, those from when its running requests stay
-        at or below the threshold; tokens: generated; engine_steps; switched_on: share of them that drafted; drafted,
-        accepted: draft tokens; accept_length: accepted tokens and bonus token of a verified draft; wasted: draft tokens
-        that were verified and not accepted.
+        seconds: of the slowest engine of each round; tokens: generated; engine_steps; switched_on: share of them that
+        drafted; drafted, accepted: draft tokens; accept_length: accepted tokens and bonus token of a verified draft;
+        wasted: draft tokens that were verified and not accepted.
     """
     steps = np.concatenate([timeline for timelines in played for timeline in timelines])
-    drafted, accepted, verified = (int(steps[name].sum()) for name in ("drafted", "accepted", "verified"))
-    slowest = (max(timelines, key=lambda one: one["end_ms"].max(initial=0.0)) for timelines in played)
+    drafted, accepted, verified, emitted = (int(steps[name].sum()) for name in COUNTS)
     count = int(steps["steps"].sum())
     return {
         "seconds": sum(map(seconds, played)),
-        "tail_seconds": sum(tail_seconds(timeline, tail_threshold) for timeline in slowest),
-        "tokens": int(steps["emitted"].sum()),
+        "tokens": emitted,
         "engine_steps": count,
         "switched_on": int(steps["steps"][steps["switched_on"]].sum()) / max(1, count),
         "drafted": drafted,
@@ -175,9 +372,3 @@ def summarize(played: list[list[np.ndarray]], tail_threshold: int) -> dict[str, 
         "accept_length": 1.0 + accepted / max(1, verified),
         "wasted": drafted - accepted,
     }
-
-
-def tail_seconds(timeline: np.ndarray, threshold: int) -> float:
-    """Return the seconds of the steps in the tail, by the rule of recorded engine steps."""
-    in_tail = EngineSteps(running=timeline["running"]).in_tail(threshold)
-    return float(np.diff(timeline["end_ms"], prepend=0.0)[in_tail].sum() / 1e3)

@@ -3,17 +3,16 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
 from sam.reading import ReadError, expect, one_line
-from sam.record import run_directory
+from sam.record import responses as run_directory
 from sam.record.engine_steps import EngineSteps
 from sam.record.responses import by_prompt
-from sam.simulate.engine import Cluster
-from sam.simulate.rollout import Choice
+from sam.simulate.rollout import Choice, Cluster
 from sam.simulate.workload import Round, recorded_round
 from sam.switch.step_cost import StepCost
 
@@ -29,16 +28,11 @@ STALL = 20.0  # times the fitted milliseconds, beyond which a step was held up b
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A run directory of recipe.main_dapo.
-
-    Attributes:
-        config: the run's config.yaml.
-        seconds: training step -> its rollout's seconds, for the steps whose responses and engine steps are there.
-    """
+    """A run directory of recipe.main_dapo."""
 
     directory: Path
-    config: dict
-    seconds: dict[int, float]
+    config: dict  # its config.yaml
+    seconds: dict[int, float]  # of the rollout of each training step whose responses and engine steps are there
 
     @classmethod
     def load(cls, directory: Path) -> Self:
@@ -55,12 +49,11 @@ class RecordedRun:
             SpeculationConfig.from_dict(config["speculation"])
             sections = config["actor_rollout_ref"]["rollout"], config.get("trainer", {})
         expect(all(isinstance(one, dict) for one in sections), place, "settings of rollout and trainer", sections)
-        rows, key = run_directory.read_metrics(directory), "rollout/seconds"
-        measured = {step: row[key] for step, row in sorted(rows.items()) if row.get(key, 0) > 0}
-        files = EngineSteps.path, run_directory.responses_path
-        seconds = {
-            step: each for step, each in measured.items() if all(path(directory, step).is_file() for path in files)
-        }
+        files, seconds = (EngineSteps.path, run_directory.responses_path), {}
+        for step, row in sorted(run_directory.read_metrics(directory).items()):
+            took = row.get("rollout/seconds", 0)
+            if took > 0 and all(path(directory, step).is_file() for path in files):
+                seconds[step] = took
         if not seconds:
             raise ReadError(f"{directory}: no training step with rollouts/ and engine_steps/ has finished there")
         return cls(directory, config, seconds)
@@ -102,13 +95,11 @@ class RecordedRun:
 
     def _number(self, section: dict, key: str, default: int = 1) -> int:
         value, place = section.get(key), f"{self.directory / run_directory.CONFIG_FILE}, {key}"
-        value = default if value is None else value
-        expect(type(value) is int and value > 0, place, "a number above 0", value)
-        return value
+        expect(value is None or (type(value) is int and value > 0), place, "a number above 0", value)
+        return default if value is None else value
 
     def rounds(self, step: int) -> list[tuple[Round, EngineSteps]]:
-        """Read a training step's rounds of generation with the arrivals that its first replica saw, and that one's
-        engine steps."""
+        """A training step's rounds of generation, with the arrivals and the engine steps of its first replica."""
         rows = run_directory.read_responses(self.directory, step)
         numbers = sorted({row.round for row in rows})
         parts = EngineSteps.load(self.directory, step).split_rounds(len(numbers))
@@ -135,31 +126,19 @@ def arrivals(steps: EngineSteps, requests: int) -> np.ndarray:
     return 1e3 * (steps.start_s[at] - steps.start_s[0])
 
 
-@dataclass(frozen=True)
-class FittedCost:
-    """A table fitted to recorded steps.
-
-    Attributes:
-        cost: the table; the sum of its costs over the recorded steps is the recorded sum.
-        admit_ms: milliseconds that a new request adds to its first step.
-        drafts_seen: whether any step verified drafts; if not, a draft token is taken to cost as much as a request.
-        plain_from: fewest requests of a step without drafts, once all have come: for fewer, its cost is a guess.
-    """
+class FittedCost(NamedTuple):
+    """A table fitted to recorded steps; the sum of its costs over them is the recorded sum."""
 
     cost: StepCost
-    admit_ms: float
-    drafts_seen: bool
-    plain_from: int
+    admit_ms: float  # that a new request adds to its first step
+    drafts_seen: bool  # whether any step verified drafts; if not, a draft token is taken to cost as much as a request
+    plain_from: int  # fewest requests of a step without drafts, once all have come: for fewer, its cost is a guess
 
 
 def fit_runs(runs: list[RecordedRun]) -> tuple[FittedCost, float]:
     """Fit step costs to all recorded engine steps of runs of one machine; returns also the milliseconds of a round in
-    which no engine step runs.
-
-    Raises:
-        ValueError: too few steps.
-    """
-    parts, idle, count = [], 0.0, 0
+    which no engine step runs."""
+    parts, idle = [], 0.0
     for run in runs:
         cluster = run.cluster()
         for step, seconds in run.seconds.items():
@@ -172,9 +151,8 @@ def fit_runs(runs: list[RecordedRun]) -> tuple[FittedCost, float]:
                     context = work.prompt_tokens.mean() + np.append(0.0, each[:-1])
                 parts.append((steps.running, steps.drafted, steps.step_ms, came, context))
                 idle -= steps.seconds
-                count += 1
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    return fit_from_steps(np.array(columns, np.float64)), max(0.0, 1e3 * idle / count)
+    return fit_from_steps(np.array(columns, np.float64)), max(0.0, 1e3 * idle / len(parts))
 
 
 def fit_from_steps(columns: np.ndarray) -> FittedCost:
@@ -225,22 +203,6 @@ def fit_from_steps(columns: np.ndarray) -> FittedCost:
     return FittedCost(cost, float(coefficients[-1]), drafts_seen, plain_from)
 
 
-def least_squares_without_negative_terms(columns: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """float64 [terms]: least squares of `columns` (float [n, terms]) in which the most negative term is left out until
-    none is negative.
-
-    Not the optimum of non-negative least squares (Lawson and Hanson, Solving Least Squares Problems, chapter 23), which
-    may take a term back; the few terms of a step's cost are all positive but for noise.
-    """
-    used, result = list(range(columns.shape[1])), np.zeros(columns.shape[1])
-    while True:
-        terms = np.linalg.lstsq(columns[:, used], target, rcond=None)[0]
-        if len(used) == 1 or terms.min() >= 0:
-            result[used] = np.maximum(terms, 0.0)
-            return result
-        del used[int(np.argmin(terms))]
-
-
 def _robust(features: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Coefficients of at least 0, by least squares reweighted as Huber does."""
     scale = np.maximum(np.abs(features).max(axis=0), 1e-12)
@@ -251,3 +213,15 @@ def _robust(features: np.ndarray, target: np.ndarray) -> np.ndarray:
         error = np.abs(unit @ found - target)
         weights = np.minimum(1.0, OUTLIER * max(np.median(error), 1e-9) / np.maximum(error, 1e-9))
     return found / scale
+
+
+def least_squares_without_negative_terms(columns: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """float64 [terms]: least squares of `columns` (float [n, terms]) in which the most negative term is left out until
+    none is negative: not the optimum (Lawson and Hanson, Solving Least Squares Problems, chapter 23), but near it."""
+    used, result = list(range(columns.shape[1])), np.zeros(columns.shape[1])
+    while True:
+        terms = np.linalg.lstsq(columns[:, used], target, rcond=None)[0]
+        if len(used) == 1 or terms.min() >= 0:
+            result[used] = np.maximum(terms, 0.0)
+            return result
+        del used[int(np.argmin(terms))]

@@ -9,6 +9,7 @@ import numpy as np
 from sam.record.responses import Recording
 
 NORMAL = NormalDist()
+PROMPT_TOKENS = 128  # of a drawn request
 
 
 @dataclass(frozen=True)
@@ -39,58 +40,43 @@ class Round:
         return int(self.lengths.sum())
 
 
-@dataclass(frozen=True)
-class LogNormal:
-    """Lengths exp(mu + sigma z), cut at `cap`, with mu such that their mean is `mean`.
+def log_normal(
+    mean: float, cap: float, sigma: float, correlation: float, shape: tuple[int, int], seed: int = 0
+) -> Round:
+    """Draw a round of `shape` (prompts, samples) requests that arrive at once, of lengths exp(mu + sigma z).
 
-    Attributes:
-        mean: tokens, of the lengths cut at `cap`.
-        cap: tokens.
+    The part of z that the samples of a prompt share is stratified over the prompts, so that rounds differ less than
+    with independent prompts; the rest is random.
+
+    Args:
+        mean: tokens, of the lengths cut at `cap` tokens; mu follows from it.
         sigma: standard deviation of the logarithm, over all responses.
         correlation: share of its variance that the samples of a prompt have in common.
 
     Raises:
         ValueError: no such distribution.
     """
-
-    mean: float
-    cap: int
-    sigma: float
-    correlation: float
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.mean < self.cap:
-            raise ValueError(f"lengths: mean {self.mean:g}: expected at least 1 and less than the cap {self.cap}")
-        if not 0 < self.sigma <= 3 or not 0 <= self.correlation <= 1:
-            raise ValueError(
-                f"lengths: sigma {self.sigma:g}, correlation {self.correlation:g}: expected sigma above 0 up to 3, "
-                "correlation from 0 to 1"
-            )
-
-    def draw(self, prompts: int, samples: int, prompt_tokens: int = 128, seed: int = 0) -> Round:
-        """Draw a round of `prompts` x `samples` requests that arrive at once.
-
-        The part that the samples of a prompt share is stratified over the prompts, so that rounds differ less than with
-        independent prompts; the rest is random.
-        """
-        rng, count = np.random.default_rng(seed), prompts * samples
-        common = np.array([NORMAL.inv_cdf((i + 0.5) / prompts) for i in range(prompts)])
-        rng.shuffle(common)
-        own = rng.standard_normal((prompts, samples))
-        z = math.sqrt(self.correlation) * common[:, None] + math.sqrt(1 - self.correlation) * own
-        lengths = np.clip(np.rint(np.exp(self._mu() + self.sigma * z)), 1, self.cap).astype(np.int64).ravel()
-        return Round(lengths, np.repeat(range(prompts), samples), np.full(count, prompt_tokens), np.zeros(count))
-
-    def _mu(self) -> float:
-        """Return the mean of the logarithm before the cut, by bisection."""
-        low, high = 0.0, math.log(self.cap) + 4 * self.sigma**2
-        for _ in range(60):
-            middle = (low + high) / 2
-            above = (math.log(self.cap) - middle) / self.sigma
-            below_cap = math.exp(middle + self.sigma**2 / 2) * NORMAL.cdf(above - self.sigma)
-            is_low = below_cap + self.cap * (1 - NORMAL.cdf(above)) < self.mean
-            low, high = (middle, high) if is_low else (low, middle)
-        return low
+    cap = int(cap)
+    if not 1 <= mean < cap:
+        raise ValueError(f"lengths: mean {mean:g}: expected at least 1 and less than the cap {cap}")
+    if not 0 < sigma <= 3 or not 0 <= correlation <= 1:
+        raise ValueError(
+            f"lengths: sigma {sigma:g}, correlation {correlation:g}: expected sigma above 0 up to 3, correlation from "
+            "0 to 1"
+        )
+    low, high = 0.0, math.log(cap) + 4 * sigma**2  # of mu, by bisection
+    for _ in range(60):
+        mu = (low + high) / 2
+        above = (math.log(cap) - mu) / sigma
+        cut_mean = math.exp(mu + sigma**2 / 2) * NORMAL.cdf(above - sigma) + cap * (1 - NORMAL.cdf(above))
+        low, high = (mu, high) if cut_mean < mean else (low, mu)
+    rng, (prompts, samples) = np.random.default_rng(seed), shape
+    common = np.array([NORMAL.inv_cdf((i + 0.5) / prompts) for i in range(prompts)])
+    rng.shuffle(common)
+    z = math.sqrt(correlation) * common[:, None] + math.sqrt(1 - correlation) * rng.standard_normal(shape)
+    lengths = np.clip(np.rint(np.exp(low + sigma * z)), 1, cap).astype(np.int64).ravel()
+    count = len(lengths)
+    return Round(lengths, np.repeat(range(prompts), samples), np.full(count, PROMPT_TOKENS), np.zeros(count))
 
 
 def recorded_round(recording: Recording, arrivals: np.ndarray | None = None) -> Round:

@@ -1,6 +1,6 @@
 """Whether a draft model runs in a step, for which requests, and how many tokens it drafts: before any of its passes.
 
-The plan is goodput's own (sam.switch.goodput): a number of passes is as good as the best choice of draft tokens that it
+The plan is goodput's own (sam.switch.policies): a number of passes is as good as the best choice of draft tokens it
 allows, with the time of the passes added to every step that verifies any. No passes at all is one of the choices.
 
 That looks at one step. It cannot see that text which the other source does not know may end after a token, when passes
@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from sam.jit import compiled
-from sam.switch.draft_tokens import choose_lengths
-from sam.switch.goodput import MIN_GAIN_OFF
+from sam.switch.policies import MIN_GAIN_OFF, choose_lengths
 from sam.switch.trials import Trials
 
 UPDATE = 0.1  # weight of the last passes in the correction of their time

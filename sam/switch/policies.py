@@ -1,16 +1,258 @@
 """Policies: when an engine step speculates, and how many draft tokens it verifies.
 
 Verifying k + 1 tokens costs as much as one token only while decoding is bound by memory bandwidth, that is while few
-requests run. In each step a policy is called before drafting (`plan`: how many tokens a request may draft), after it
-(`choose`: how many tokens of each draft are verified) and when the step is over (`observe`: how long it took). Draft
-tokens that are not verified cost no accelerator time. A decision depends on the arguments of these calls alone.
+requests run. Draft tokens that are not verified cost no accelerator time.
+
+Goodput: a step of R requests that verifies the B likeliest of all draft tokens brings R tokens and those accepted, so
+goodput(B) = (R + sum of their probabilities of being accepted) / T(R, R + B, context). The best B is verified.
+SmartSpec (Liu et al., arXiv 2406.14066) introduced goodput as the target. It picks one draft length for all requests,
+expects acceptance from a moving average, and fits a linear T offline. Here the choice is over single tokens, each with
+a probability of its own; T is a table whose error is learnt from the steps (sam.switch.expected_cost); and drafting
+pauses where it does not pay.
 """
 
+import numpy as np
+
 from sam.config import POLICIES
-from sam.switch.goodput import Goodput
+from sam.jit import compiled
+from sam.switch.expected_cost import ExpectedCost
 from sam.switch.policy import Plan, Policy, StepState
+from sam.switch.step_cost import StepCost, linear
 
 NO_THRESHOLD = 1 << 30
+# Share by which speculation must raise goodput: below it, noise in the table decides.
+MIN_GAIN_OFF, MIN_GAIN_ON = 0.01, 0.005
+MAX_ACCEPTANCE = 0.99  # no draft token is more likely than this
+REJECTED_PAUSE_STEPS, MAX_PAUSE_STEPS = 4, 64
+MAX_VALID_FOR_STEPS = 15  # of a pause, in which the policy is not asked and learns nothing
+# Weight that a step's expected and accepted tokens keep in the next step or, where fewer than one token is expected per
+# step, after as many steps as expect one: unlikely drafts must add up, too.
+ACCEPTANCE_DECAY = 0.9
+# Of at least MIN_EXPECTED tokens less than this share accepted: the drafter's probabilities are wrong.
+MIN_EXPECTED, MIN_ACCEPTED_SHARE = 4.0, 0.5
+COST_SHARE = 1 / 8  # of the cost thought, at which a draft token is worth exploring: a guess at how wrong tables are
+LOSS_SHARE = 1 / 256  # of the time without drafts that exploring adds, if the cost is as thought
+MAX_LOSS = 4.0  # steps without drafts: an exploring step that would add more verifies fewer tokens
+# After so many steps with drafts, fewer at the start, some without are observed.
+FIRST_DRAFTED_STEPS, DRAFTED_STEPS, PLAIN_STEPS = 8, 96, 3
+
+
+def warm_up() -> None:
+    """Compile every kernel, so that no engine step waits for it."""
+    policy, state = Goodput(1), StepState(1)
+    policy.choose(state, np.array([0.5], np.float32), np.array([0, 1]))
+    policy.choose_paths(state, 1, np.array([0.5], np.float32), np.array([0, 1]), np.array([1]))
+
+
+@compiled
+def choose_lengths(acceptance, offsets, requests, cost, min_gain):
+    """Choose the draft tokens that maximise expected tokens per millisecond.
+
+    Args:
+        acceptance, offsets: as of Policy.choose.
+        requests: in the step, each of which brings one token without drafts.
+        cost: float64 [n + 1], milliseconds of a step with 0 to n draft tokens, until all ranks are through.
+        min_gain: gain in goodput, as a share, below which nothing is verified.
+
+    Returns:
+        int64 [drafts], tokens of each; the gain in goodput, as a share; and the draft tokens expected to be accepted.
+    """
+    order = np.argsort(-acceptance, kind="mergesort")  # stable: of equal tokens of a draft the first comes first
+    plain, expected = requests / cost[0], 0.0
+    best, best_drafted, best_expected = plain, 0, 0.0
+    for drafted in range(1, min(order.size, cost.size - 1) + 1):
+        expected += acceptance[order[drafted - 1]]
+        goodput = (requests + expected) / cost[drafted]
+        if goodput > best:
+            best, best_drafted, best_expected = goodput, drafted, expected
+    if best < (1.0 + min_gain) * plain:
+        best_drafted, best_expected = 0, 0.0
+    lengths = np.zeros(offsets.size - 1, np.int64)
+    if lengths.size:
+        for at in order[:best_drafted]:
+            lengths[np.searchsorted(offsets, at, side="right") - 1] += 1
+    return lengths, best / plain - 1.0, best_expected
+
+
+@compiled
+def add_rows(acceptance, offsets, overhead, whole, requests, drafted, expected, cost, min_gain):
+    """Choose further paths, each a row of its own in the batch: those with most expected tokens for each of their
+    tokens first, as long as each raises expected tokens per millisecond by the share `min_gain`.
+
+    Args:
+        acceptance, offsets, overhead: as of Policy.choose_paths.
+        whole: tokens of every row, whatever is taken of its path; 0: as many as are taken.
+        drafted, expected: draft tokens of the step, and of them those expected to be accepted, without further paths.
+        requests, cost: as of `choose_lengths`.
+
+    Returns:
+        int64 [paths], own tokens taken of each; and the draft tokens expected in all.
+    """
+    paths = overhead.size
+    ratio, gain = np.zeros(paths), np.zeros(paths)
+    tokens, taken, chosen = np.zeros(paths, np.int64), np.zeros(paths, np.int64), np.zeros(paths, np.int64)
+    for i in range(paths):
+        total = 0.0
+        for j in range(offsets[i], offsets[i + 1]):
+            total += acceptance[j]
+            own = j + 1 - offsets[i]
+            row = whole if whole else overhead[i] + own
+            if total / row > ratio[i]:
+                ratio[i], gain[i], tokens[i], taken[i] = total / row, total, row, own
+    for i in np.argsort(-ratio):
+        after = drafted + tokens[i]
+        if taken[i] == 0 or after >= cost.size:
+            continue
+        if (requests + expected + gain[i]) / cost[after] > (1.0 + min_gain) * (requests + expected) / cost[drafted]:
+            chosen[i], drafted, expected = taken[i], after, expected + gain[i]
+    return chosen, expected
+
+
+class Pause:
+    """Steps without drafting after drafts that were not worth verifying, or of which too few were accepted: twice as
+    many each time, until drafts bring again what is expected of them.
+
+    Attributes:
+        steps: of the pause that are left.
+    """
+
+    def __init__(self):
+        self.steps = self._failures = 0
+        self._expected = self._accepted = 0.0  # decaying sums over the steps with drafts
+
+    def begin(self, first: int) -> None:
+        """Begin one of `first` steps, or of twice as many after each failure before."""
+        self.steps = min(MAX_PAUSE_STEPS, first << self._failures)
+        self._failures = min(self._failures + 1, 8)
+
+    def compare(self, expected: float, accepted: int) -> None:
+        """Begin if far fewer draft tokens are accepted than expected."""
+        keep = ACCEPTANCE_DECAY ** min(1.0, expected)
+        self._expected, self._accepted = keep * self._expected + expected, keep * self._accepted + accepted
+        if self._expected <= MIN_EXPECTED:
+            return
+        if self._accepted >= MIN_ACCEPTED_SHARE * self._expected:
+            self._failures = 0
+        else:
+            self.begin(REJECTED_PAUSE_STEPS)
+            self._expected = self._accepted = 0.0
+
+
+class Goodput(Policy):
+    """Verify in each step the draft tokens with the highest goodput, and none where speculation would not pay.
+
+    Only steps with draft tokens tell what these cost: a table that says far too much, as one measured on a busy machine
+    may, would never be found out. So now and then a step explores: it verifies what would pay at a fraction of the
+    cost, once the steps without drafts since the last one are so many that it loses a small share of their time. And
+    where every step has drafts nothing tells what one without would take, so that now and then some have none.
+
+    Args:
+        num_speculative_tokens: draft tokens of a request at most.
+        step_cost: milliseconds of a step; None starts from a guess that the first observed steps replace.
+        graph_sizes: tokens of the captured graphs: a step takes as long as the next larger graph.
+        uniform: whether a step with any draft tokens verifies `num_speculative_tokens` of every request, and so takes
+            as long whichever are chosen.
+        paths: of a request at most, each of as many draft tokens.
+
+    Attributes:
+        cost: what steps are thought to take.
+        has_table: whether the step costs were measured.
+        counters: declined_steps (drafted, nothing worth verifying), of which exploring_steps (verified all the same),
+            and paused_steps (not drafted after that).
+    """
+
+    def __init__(
+        self,
+        num_speculative_tokens: int,
+        step_cost: StepCost | None = None,
+        graph_sizes: tuple[int, ...] = (),
+        uniform: bool = False,
+        paths: int = 1,
+    ):
+        super().__init__()
+        self.num_speculative_tokens, self._whole = num_speculative_tokens, (num_speculative_tokens + 1) * uniform
+        guess = linear(1.0, 0.0, 1 / 64, source="a guess: 64 tokens double a step")
+        self.cost = ExpectedCost(num_speculative_tokens, graph_sizes, uniform, paths)
+        self.use_table(step_cost or guess, forward_only=step_cost is None)
+        self.has_table = step_cost is not None
+        self._pause, self._running = Pause(), 0
+        self._is_on, self._expected = False, 0.0  # of the drafts last chosen, the tokens expected to be accepted
+        # Steps in a row without draft tokens, as far as is known; and with some that are thought to pay.
+        self._plain_steps, self._drafted_steps = 0, DRAFTED_STEPS - FIRST_DRAFTED_STEPS
+        self._is_exploring = False  # whether the step is done to learn from it
+
+    def use_table(self, step_cost: StepCost, forward_only: bool = False) -> None:
+        """Replace the table, for example when the engine has measured one; `forward_only`: of forward passes only."""
+        self.has_table = True
+        self.cost.use(step_cost, forward_only)
+
+    def step_ms(self, state: StepState) -> np.ndarray:
+        """float64 [n + 1]: milliseconds that a step with 0 to n draft tokens is thought to take."""
+        return self.cost.of(state)[0]
+
+    @property
+    def _affordable(self) -> float:
+        """What an exploring step may add now, in steps without drafts."""
+        return min(LOSS_SHARE * self._plain_steps, MAX_LOSS)
+
+    def plan(self, state: StepState) -> Plan:
+        """Ask for drafts unless there is a pause, no draft token can pay, or a step without is to be observed."""
+        self._spend_pause(state.steps_since_plan - 1)
+        self._plain_steps += state.steps_since_plan
+        if state.running != self._running:
+            self._running, self._pause.steps = state.running, min(self._pause.steps, 1)
+        if self._drafted_steps >= DRAFTED_STEPS:
+            self._drafted_steps = (self._drafted_steps + 1) % (DRAFTED_STEPS + PLAIN_STEPS + 1)
+        self._is_exploring = self._drafted_steps > DRAFTED_STEPS
+        if self._is_exploring:
+            return Plan(0)
+        if self._pause.steps > 0:
+            self._spend_pause(1)
+            return Plan(0, valid_for_steps=min(self._pause.steps, MAX_VALID_FOR_STEPS))
+        floor = self.cost.of(state)[1]
+        floor *= COST_SHARE if min(floor, MAX_LOSS) <= self._affordable else 1.0
+        return Plan(self.num_speculative_tokens, floor) if floor < MAX_ACCEPTANCE else Plan(0)
+
+    def _spend_pause(self, steps: int) -> None:
+        self._pause.steps = max(0, self._pause.steps - steps)
+        if steps:
+            self.count("paused_steps", steps)
+
+    def choose(self, state: StepState, acceptance: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        """Choose the draft tokens with the highest goodput; if that is without any, pause, or explore."""
+        drafts, cost = (acceptance, offsets, state.running), self.step_ms(state)
+        min_gain = MIN_GAIN_ON if self._is_on else MIN_GAIN_OFF
+        lengths, _, self._expected = choose_lengths(*drafts, cost, min_gain)
+        self._is_on = self._expected > 0
+        if self._is_on:
+            self._plain_steps, self._drafted_steps = 0, self._drafted_steps + 1
+            return lengths
+        self.count("declined_steps")
+        self._pause.begin(1)
+        self._pause.steps -= 1  # this one was the first
+        self._drafted_steps = 0
+        most = int(np.searchsorted(cost, (1.0 + MAX_LOSS) * cost[0], side="right"))
+        cheap = cost[0] + COST_SHARE * (cost[:most] - cost[0])
+        explored, _, expected = choose_lengths(*drafts, cheap, min_gain)
+        if explored.any() and cost[explored.sum()] <= (1.0 + self._affordable) * cost[0]:
+            self.count("exploring_steps")
+            self._is_exploring, self._plain_steps, self._expected = True, 0, expected
+            return explored
+        return lengths
+
+    def choose_paths(
+        self, state: StepState, drafted: int, acceptance: np.ndarray, offsets: np.ndarray, overhead: np.ndarray
+    ) -> np.ndarray:
+        """Choose the further paths that raise goodput."""
+        paths, step = (acceptance, offsets, overhead, self._whole), (state.running, drafted, self._expected)
+        chosen, self._expected = add_rows(*paths, *step, self.step_ms(state), MIN_GAIN_ON / max(1, state.running))
+        return chosen
+
+    def observe(self, state: StepState, drafted: int, accepted: int, milliseconds: float) -> None:
+        """Compare acceptance with what was expected, and learn what the step took beyond the table."""
+        if drafted:
+            self._pause.compare(self._expected, accepted)
+        self.cost.observe(state, drafted, milliseconds, is_wanted=self._is_exploring)
 
 
 class Threshold(Policy):
@@ -35,12 +277,7 @@ class Threshold(Policy):
 
 
 def make_policy(name: str, num_speculative_tokens: int, batch_size_threshold: int, **goodput) -> Policy:
-    """Build a policy by its name, one of POLICIES.
-
-    Args:
-        num_speculative_tokens: draft tokens of a request, at least 1.
-        batch_size_threshold: running requests, used by threshold.
-        goodput: arguments of Goodput, which the others have no use for.
+    """Build a policy by its name, one of POLICIES; `goodput` are arguments of Goodput alone.
 
     Raises:
         ValueError: unknown name, fewer than one draft token, or a negative threshold.

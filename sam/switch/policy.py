@@ -1,8 +1,16 @@
-"""The interface between an engine and a policy: a StepState goes in, a Plan comes out."""
+"""The interface between an engine and a policy, whose decisions depend on the arguments of these calls alone.
+
+In each step it is called before drafting (`plan`: how many tokens a request may draft), after it (`choose`: how many
+tokens of each draft are verified) and when the step is over (`observe`: how long it took).
+"""
 
 from dataclasses import dataclass
 
 import numpy as np
+
+# Steps with a free slot after which no request is thought to be on its way. On a CPU the way to the router and back
+# took 5 to 9 ms (7aeeb4c:docs/experiments/routing_bench.md), a few steps of the tiny model.
+PATIENCE_STEPS = 16
 
 
 @dataclass(frozen=True)
@@ -11,25 +19,17 @@ class StepState:
 
     Attributes:
         running: int, requests in the batch, decoding or prefilling.
-        prefilling: int, requests of the batch whose prompt has not been read to its end.
-        waiting: int, requests that were running and were set aside, for example by a preemption.
+        prefilling: int, of these, those whose prompt has not been read to its end.
         context: float, mean tokens of a running request, prompt and response; 0.0 if unknown.
         max_num_tokens_other_dp_ranks: int, tokens of the largest batch among the other data-parallel ranks, draft
             tokens included; all ranks wait for it. `plan` and `choose` are given that of the previous step, `observe`
             that of the step itself. 0 if no other rank is known to have more than this one.
         steps_since_plan: int, engine steps since the last call of `plan`, this one included.
-        awaited: int, requests that wait outside the engine and are about to take its free slots
-            (sam.switch.queued_requests).
-
-    Example:
-        >>> StepState(running=8, context=512.0)  # doctest: +NORMALIZE_WHITESPACE
-        StepState(running=8, prefilling=0, waiting=0, context=512.0, max_num_tokens_other_dp_ranks=0,
-                  steps_since_plan=1, awaited=0)
+        awaited: int, requests that wait outside the engine and are about to take its free slots (QueuedRequests).
     """
 
     running: int
     prefilling: int = 0
-    waiting: int = 0
     context: float = 0.0
     max_num_tokens_other_dp_ranks: int = 0
     steps_since_plan: int = 1
@@ -45,14 +45,6 @@ class Plan:
         min_acceptance: float in [0, 1], probability of being accepted below which a draft token cannot pay.
         valid_for_steps: int, further steps in which the plan stays the same while `running` stays the same: until then
             the policy need not be asked.
-
-    Example:
-        >>> from sam.switch.policies import make_policy
-        >>> policy = make_policy("threshold", num_speculative_tokens=3, batch_size_threshold=8)
-        >>> policy.plan(StepState(running=8))
-        Plan(budget=3, min_acceptance=0.0, valid_for_steps=0)
-        >>> policy.plan(StepState(running=9)).budget
-        0
     """
 
     budget: int
@@ -89,16 +81,12 @@ class Policy:
     def choose_paths(
         self, state: StepState, drafted: int, acceptance: np.ndarray, offsets: np.ndarray, overhead: np.ndarray
     ) -> np.ndarray:
-        """Say after `choose` which further paths to verify, and how many tokens of each.
+        """Say after `choose`, which chose `drafted` draft tokens, how many of their own tokens to verify of further
+        paths.
 
         Args:
-            drafted: draft tokens of the step, as chosen.
-            acceptance: float32 [total], cumulative acceptance probabilities of the paths' own tokens.
-            offsets: int64 [paths + 1], where each path's begin.
+            acceptance, offsets: of the paths' own tokens, as in `choose`; acceptance cumulative along a path.
             overhead: int64 [paths], tokens that verifying a path costs beside its own.
-
-        Returns:
-            int64 [paths], own tokens of each.
         """
         return np.diff(offsets)
 
@@ -108,3 +96,32 @@ class Policy:
     def count(self, name: str, steps: int = 1) -> None:
         """Add to a counter."""
         self.counters[name] = self.counters.get(name, 0) + steps
+
+
+class QueuedRequests:
+    """The requests that wait in a router for an engine's free slots, as the last request that came from there said.
+
+    What it said holds while slots are full. Once one is free it holds for PATIENCE_STEPS steps: then those that waited
+    have gone elsewhere, or the router is gone.
+
+    Args:
+        slots: requests that run in the engine at most (vLLM's max_num_seqs).
+    """
+
+    def __init__(self, slots: int):
+        self._slots, self._queued, self._patience = slots, 0, PATIENCE_STEPS
+
+    def update(self, queued: int) -> None:
+        """A request has come that left so many behind it in the queue."""
+        self._queued, self._patience = queued, PATIENCE_STEPS
+
+    def expected(self, running: int, steps: int = 1) -> int:
+        """Requests that are about to come, `steps` steps after the last call; 0 where `running` take all slots."""
+        free = max(0, self._slots - running)
+        if not free or not self._queued:
+            self._patience = PATIENCE_STEPS
+            return 0
+        if self._patience < steps:
+            self._queued = 0
+        self._patience -= steps
+        return min(free, self._queued)

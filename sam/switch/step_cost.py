@@ -1,7 +1,7 @@
 """Step costs: milliseconds of an engine step by requests, tokens per request and context; checked, saved, looked up."""
 
 import json
-from bisect import bisect_left
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -9,9 +9,9 @@ from typing import Self
 import numpy as np
 
 from sam.reading import json_object, one_line
-from sam.record.atomic import replacing
+from sam.record import replacing
 
-HOW_TO_MEASURE = "measure it again with python -m sam.profile"
+HOW_TO_MEASURE = "measure it again with sam profile"
 AXES = ("requests", "tokens_per_request", "context")
 LARGEST_RATIO = 1e5  # between two cells of one table: beyond it one of them is in another unit
 NOISE = 0.2  # share by which a step may come out faster than one with less work, fewer requests or fewer tokens
@@ -65,36 +65,32 @@ class StepCost:
                 f"step cost: tokens_per_request={self.tokens_per_request.tolist()}: expected to begin with 1, the step "
                 "without drafts"
             )
-        self._check_cells(np.asarray(self.milliseconds, dtype=np.float64))
-
-    def _check_cells(self, cells: np.ndarray) -> None:
-        shape = (len(self.requests), len(self.tokens_per_request), len(self.context))
-        if cells.shape != shape:
+        cells = np.asarray(self.milliseconds, dtype=np.float64)
+        if cells.shape != (shape := tuple(len(getattr(self, name)) for name in AXES)):
             raise ValueError(f"step cost: milliseconds of shape {list(cells.shape)}: the axes ask for {list(shape)}")
         if not np.all(np.isfinite(cells)) or cells.min() <= 0 or cells.max() > LARGEST_RATIO * cells.min():
             raise ValueError(
                 f"step cost: milliseconds from {cells.min():g} to {cells.max():g}: expected positive times within a "
                 f"factor of {LARGEST_RATIO:g}; {HOW_TO_MEASURE}"
             )
-        slowest = np.maximum.accumulate(np.maximum.accumulate(cells, axis=0), axis=1)
-        if len(too_fast := np.argwhere(cells < (1.0 - NOISE) * slowest)):
-            raise ValueError(
-                f"step cost: {self._contradiction(cells, *too_fast[0])}: {HOW_TO_MEASURE}, with nothing else running"
-            )
         # Noise must not make more work look cheaper.
+        slowest = np.maximum.accumulate(np.maximum.accumulate(cells, axis=0), axis=1)
+        for i, j, c in np.argwhere(cells < (1.0 - NOISE) * slowest)[:1]:
+            less = cells[: i + 1, : j + 1, c]
+            fewer, shorter = np.unravel_index(np.argmax(less), less.shape)
+            raise ValueError(
+                f"step cost: {self._work(i, j)} take {cells[i, j, c]:.3g} ms at context {self.context[c]}, more than "
+                f"{NOISE:.0%} faster than less work ({self._work(fewer, shorter)}: {less.max():.3g} ms): "
+                f"{HOW_TO_MEASURE}, with nothing else running"
+            )
         object.__setattr__(self, "milliseconds", slowest)
 
-    def _contradiction(self, cells: np.ndarray, i: int, j: int, c: int) -> str:
-        """Name the cell that is too fast and one with less work that is slower."""
-        less = cells[: i + 1, : j + 1, c]
-        fewer, shorter = np.unravel_index(np.argmax(less), less.shape)
-        fast = f"{self.requests[i]} requests x {self.tokens_per_request[j]} tokens take {cells[i, j, c]:.3g} ms"
-        slow = f"{self.requests[fewer]} requests x {self.tokens_per_request[shorter]} tokens: {less.max():.3g} ms"
-        return f"{fast} at context {self.context[c]}, more than {NOISE:.0%} faster than less work ({slow})"
+    def _work(self, i: int, j: int) -> str:
+        return f"{self.requests[i]} requests x {self.tokens_per_request[j]} tokens"
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a table that `save` or `python -m sam.profile` wrote.
+        """Read a table that `save` or `sam profile` wrote.
 
         Raises:
             ValueError: no such file, not a table, or a table whose milliseconds cannot be true.
@@ -113,28 +109,19 @@ class StepCost:
             partial.write_text(json.dumps({"fingerprint": self.fingerprint, "source": self.source, **content}) + "\n")
 
     def check_fingerprint(self, wanted: dict[str, str | int]) -> None:
-        """Compare the table with an engine; keys that only one of them has are not compared.
-
-        Raises:
-            ValueError: the table was measured with another model, device or setting.
-        """
+        """Raise ValueError unless the table is of this engine; keys that only one of them has are not compared."""
         for key, value in wanted.items():
-            if key in self.fingerprint and self.fingerprint[key] != value:
+            if self.fingerprint.get(key, value) != value:
                 raise ValueError(
                     f"the step-cost table is of {key}={self.fingerprint[key]}, this engine has {key}={value}: "
                     f"{HOW_TO_MEASURE}"
                 )
 
     def step_ms(self, requests: float, num_tokens: np.ndarray | float, context: float) -> np.ndarray:
-        """Look up the milliseconds of steps.
+        """float64 [n]: milliseconds of steps of `requests` requests, at a mean context.
 
         Args:
-            requests: requests in the batch.
             num_tokens: float [n] or a number, tokens of all requests together, draft tokens included.
-            context: mean tokens of a request.
-
-        Returns:
-            float64 [n].
         """
         requests = max(1.0, requests)
         i, above, u = _locate(self.requests, requests)
@@ -151,17 +138,13 @@ class StepCost:
 
 def _locate(axis: np.ndarray, value: float) -> tuple[int, int, float]:
     """The points below and above `value` and the share of the way between them; held at both ends."""
-    above = bisect_left(axis, value)
-    if above == 0 or above == len(axis):
-        end = min(above, len(axis) - 1)
-        return end, end, 0.0
-    low = axis[above - 1]
-    return above - 1, above, float((value - low) / (axis[above] - low))
+    below = min(max(bisect_right(axis, value) - 1, 0), len(axis) - 1)
+    above = min(below + 1, len(axis) - 1)
+    return below, above, float(min(max(value - axis[below], 0) / max(1, axis[above] - axis[below]), 1))
 
 
 def linear(fixed_ms: float, per_request_ms: float, per_token_ms: float, **description) -> StepCost:
     """A table of fixed_ms + requests x per_request_ms + tokens x per_token_ms, for any context."""
-    requests, tokens = np.array([1, 1024]), np.array([1, 16])
-    num_tokens = requests[:, None] * tokens[None, :]
-    cells = fixed_ms + per_request_ms * requests[:, None] + per_token_ms * num_tokens
-    return StepCost(requests, tokens, np.array([1]), cells[..., None], **description)
+    requests, tokens = np.array([[1], [1024]]), np.array([1, 16])
+    cells = fixed_ms + per_request_ms * requests + per_token_ms * (requests * tokens)
+    return StepCost(requests.ravel(), tokens, np.array([1]), cells[..., None], **description)

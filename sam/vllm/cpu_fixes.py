@@ -30,6 +30,14 @@ def install_rejection_sampler() -> None:
     rejection_sampler.install(vllms)
 
 
+def copy_lora_indices() -> None:
+    """Let LoRA's layers copy as vLLM's CPU worker does, whatever was imported first."""
+    from vllm.lora.punica_wrapper import utils
+    from vllm.v1.worker.cpu.shm import async_tensor_h2d
+
+    patches.put(utils, "async_tensor_h2d", "copy_lora_indices", async_tensor_h2d)
+
+
 def keep_threads(runner) -> None:
     """Let vLLM's prompt lookup leave torch's number of threads as it is.
 

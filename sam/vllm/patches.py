@@ -105,6 +105,13 @@ PATCHES = {
         "a worker is not told how many requests wait for a slot, which the switch goes by.",
         "the scheduler's output says so.",
     ),
+    "notice_new_weights": Patch(
+        "runner and its model",
+        "load_weights add_lora _update_states",
+        "frameworks hand new weights to the model or its adapter in pieces, each in its own way; text of older weights "
+        "leaves the history first.",
+        "vLLM tells its drafter of new weights.",
+    ),
     "keep_other_ranks_tokens": Patch(
         "runner",
         "_determine_batch_execution_and_padding",
@@ -239,6 +246,14 @@ PATCHES = {
         "load_weights reload_weights execute_model _dummy_run",
         "the packed weights of multiply_invariantly have to follow the model's.",
         "as above.",
+    ),
+    "copy_lora_indices": Patch(
+        "vllm.lora.punica_wrapper.utils",
+        "async_tensor_h2d",
+        "vllm/v1/worker/cpu/shm.py replaces this function, which asks for pinned memory, for all that import it later; "
+        "where vLLM's cache of model classes is empty, LoRA's layers have imported it before: the first engine with "
+        "LoRA on a machine ends with `Found no NVIDIA driver`.",
+        "the function asks the platform for pinned memory.",
     ),
     "keep_unread_generators": Patch(
         "runner",

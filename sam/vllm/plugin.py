@@ -106,6 +106,8 @@ def _open_doors(vllm_config, config: SpeculationConfig) -> None:
 
         cpu_linear.install()
         cpu_fixes.install_rejection_sampler()
+        if vllm_config.lora_config is not None:
+            cpu_fixes.copy_lora_indices()
 
 
 def _async_proposer(door):
@@ -175,6 +177,7 @@ def install(runner) -> None:
         ValueError: a lossy or unknown setting. RuntimeError: the self-check failed.
     """
     from vllm import envs
+    from vllm.logger import init_logger
     from vllm.platforms import current_platform
 
     from sam.vllm import ranks, rejection_sampler, runner_hooks, warmup_cost
@@ -209,6 +212,11 @@ def install(runner) -> None:
         rejection_sampler.install(module)
         rejection_sampler.give_named_logprobs(runner.rejection_sampler)
         rejection_sampler.self_check(runner, module)
+    # vLLM shows what its own loggers are told, and theirs below.
+    drafter = type(getattr(runner, "drafter", None)).__name__
+    init_logger("vllm.sam").info(
+        "speculation: drafter %s, policy %s, verification %s", drafter, config.policy, config.verification
+    )
 
 
 def check_scheduling(runner, config: SpeculationConfig) -> None:

@@ -1,6 +1,6 @@
 """vLLM's `custom_class` proposer: the model runner's batch in, draft tokens out.
 
-Selected by `speculative_config={"model": "sam.vllm.proposer.SamProposer", "num_speculative_tokens": k}`;
+Selected by `speculative_config={"model": "sam.SamProposer", "num_speculative_tokens": k}`;
 its settings come from `additional_config["speculation"]` (sam.config.SpeculationConfig).
 """
 
@@ -20,10 +20,8 @@ from sam.record.engine_steps import accepted_tokens
 from sam.sharing.client import Client
 from sam.sharing.drafter import SharingDrafter, make_drafter
 from sam.sharing.link import Link
-from sam.switch import goodput
-from sam.switch.policies import make_policy
-from sam.switch.policy import Plan, StepState
-from sam.switch.queued_requests import QueuedRequests
+from sam.switch.policies import make_policy, warm_up
+from sam.switch.policy import Plan, QueuedRequests, StepState
 from sam.vllm import patches, ranks, runner_hooks, warmup_cost
 from sam.vllm.paths.rows import PathRows, check_engine
 from sam.vllm.tracked_requests import TrackedBatch, TrackedRequests
@@ -156,7 +154,7 @@ class SamProposer:
             )
         started = time.perf_counter()
         self.drafter.warm_up()
-        goodput.warm_up()
+        warm_up()
         logger.info("drafter compiled in %.1f s", time.perf_counter() - started)
 
     def propose(
@@ -213,7 +211,6 @@ class SamProposer:
         state = StepState(
             running=rows - others,
             prefilling=emitted.count(0) - others,
-            waiting=len(self._runner.requests) - rows,
             context=float(lengths[:rows].sum()) / max(1, rows),
             # Of the step that has just ended.
             max_num_tokens_other_dp_ranks=getattr(self._runner, "sam_max_num_tokens_other_dp_ranks", 0),

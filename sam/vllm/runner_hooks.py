@@ -1,6 +1,7 @@
 """What drafts that need no KV cache change of vLLM's model runner."""
 
 import functools
+import threading
 from dataclasses import replace
 
 from sam.vllm import patches
@@ -16,6 +17,7 @@ def install(runner) -> None:
         patches.put(runner, "effective_drafter_max_model_len", "draft_near_max_model_len", most)
     patches.put(runner, "num_accepted_tokens_event", "skip_accepted_counts", None)
     patches.before(runner, "_update_states", "note_waiting", functools.partial(_note_waiting, runner))
+    notice_new_weights(runner)
     if not getattr(runner, "use_async_scheduling", False):
         take_if_any = lambda take: take() if runner.drafter.last.drafted else None  # noqa: E731
         patches.wrap(runner, "take_draft_token_ids", "skip_empty_drafts", take_if_any)
@@ -27,6 +29,31 @@ def _note_waiting(runner, scheduler_output) -> None:
     """Tell the drafter, whenever requests come, how many wait behind the last of them."""
     if new := scheduler_output.scheduled_new_reqs:
         runner.drafter.awaited.update(RequestHints.of(new[-1].sampling_params).waiting or 0)
+
+
+def notice_new_weights(runner) -> None:
+    """Tell the drafter of the model's new weights, or of a LoRA adapter that is loaded again: once for all pieces that
+    come between two steps."""
+    told, adapters, name = threading.Event(), set(), "notice_new_weights"
+
+    def tell() -> None:
+        if not told.is_set():
+            told.set()
+            runner.drafter.weights_updated()
+
+    def load_weights(load, *arguments, **keywords):
+        tell()
+        return load(*arguments, **keywords)
+
+    def add_lora(add, request):
+        if request.lora_int_id in adapters:
+            tell()
+        adapters.add(request.lora_int_id)
+        return add(request)
+
+    patches.before(runner, "_update_states", name, lambda _: told.clear())
+    patches.wrap(runner.get_model(), "load_weights", name, load_weights)
+    patches.wrap(runner, "add_lora", name, add_lora)
 
 
 def capture_drafts_of_any_length(runner) -> None:

@@ -37,7 +37,7 @@ VOCABULARY = 512
 COUNTED = ("emitted", "scheduled_while_off", "rows_while_off", "drafted_while_off")
 SPECULATIVE = {
     "off": None,
-    "sam": {"model": "sam.vllm.proposer.SamProposer"},
+    "sam": {"model": "sam.SamProposer"},
     "sam async": {"method": "ngram_gpu"},
     "ngram": {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1},
     **{name: {"method": name} for name in ("eagle3", "eagle", "mtp", "deepseek_mtp")},  # vllm-ascend's own

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe.launch import source_patches
+from recipe.launch import versions
 from tests.sam.verify.originals import ascend_source
 
 pytestmark = pytest.mark.network
@@ -26,8 +26,7 @@ def tree(folder: Path, wanted: str) -> Path:
         shutil.copytree(site / name, folder / name)
     shutil.unpack_archive(ascend_source(REPOSITORY / ".cache" / "peers"), folder / "source")
     shutil.move(next((folder / "source").iterdir()) / "tests", folder / "tests")
-    (series,) = source_patches.load(folder)
-    source_patches.change(series, wanted)
+    versions.Patches(folder).change(wanted)
     return folder
 
 

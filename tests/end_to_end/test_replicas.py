@@ -11,9 +11,9 @@ import pandas
 import pytest
 
 from recipe.report.runs import Run
-from sam.routing.decision_log import replay
 from tests.end_to_end.runs import end, log_of, rows, start
 from tests.sam.history.kept import kept
+from tests.sam.routing.schedule import replay
 
 pytestmark = pytest.mark.e2e
 

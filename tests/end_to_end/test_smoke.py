@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 import sam.simulate
 from recipe.launch.config import compose_config
-from recipe.record.settings import differences
+from recipe.record import differences
 from tests.end_to_end.runs import MINUTES, kill, leaves_nothing, log_of, metrics, outside, start, wait_for_step
 
 CONFIGS = ("dapo_qwen3_32b", "dapo_qwen3_32b_128die", "dapo_qwen3_235b")

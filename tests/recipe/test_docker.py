@@ -8,13 +8,13 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 
 import pytest
 
+from recipe import preflight
 from recipe.launch.config import compose_config
-from recipe.preflight import checks
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
@@ -127,7 +127,9 @@ def test_an_image_is_judged_by_its_packages(monkeypatch, capsys):
     assert image_preflight.main("dapo_qwen3_32b", "training=fsdp2") == 2
     said = capsys.readouterr().out
     assert "[package.version]" in said and "[data.missing]" not in said
-    for name, code in ((checks.VERL_AND_VLLM, 2), ("tokenizer", 0)):
-        made = [replace(one, find=lambda config, wrong=one.name == name: ["no"] * wrong) for one in checks.CHECKS]
-        monkeypatch.setattr(checks, "CHECKS", made)
+    real = preflight.CHECKS
+    for wrong, code in ((preflight.vllm_command.what_verl_and_vllm_say, 2), (preflight.settings.tokenizer, 0)):
+        found = {check: ["no"] * (check is wrong) for check in real}
+        made = {wraps(check)(lambda config, lines=lines: lines): real[check] for check, lines in found.items()}
+        monkeypatch.setattr(preflight, "CHECKS", made)
         assert image_preflight.main("dapo_qwen3_32b") == code

@@ -1,55 +1,39 @@
-"""When a run is over already."""
+"""What a start says and does before and after its training: refused, resumed, over already."""
 
 import json
 
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.launch import run_lock, supervisor
+from recipe import preflight
+from recipe.launch import supervisor
 from recipe.launch.ending import Ending
 from recipe.main_dapo import is_finished, main
-from recipe.preflight import checks
 from tests.recipe.launch.test_checkpoints import MODEL, TRACKER, checkpoint, cut
 
 
-def config(directory, steps=10, mode="auto"):
-    return OmegaConf.create(
-        {"run_dir": str(directory), "trainer": {"total_training_steps": steps, "resume_mode": mode}}
-    )
-
-
-def leave(directory, phase, checkpoint):
-    (directory / "checkpoints").mkdir(exist_ok=True)
-    (directory / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(checkpoint))
-    (directory / "state.json").write_text(json.dumps({"phase": phase}))
-
-
 @pytest.mark.parametrize(
-    "phase, checkpoint, finished", [("finished", 10, True), ("running", 10, False), ("finished", 5, False)]
+    ("phase", "saved", "steps", "mode", "finished"),
+    [
+        ("finished", 10, 10, "auto", True),
+        ("running", 10, 10, "auto", False),
+        ("finished", 5, 10, "auto", False),
+        ("finished", 10, 10, "disable", False),
+        ("finished", 10, 20, "auto", False),
+        ("finished", None, 10, "auto", False),
+    ],
 )
-def test_finished_means_ended_with_its_last_checkpoint(tmp_path, phase, checkpoint, finished):
-    leave(tmp_path, phase, checkpoint)
-    assert is_finished(config(tmp_path)) is finished
-
-
-def test_nothing_there_is_not_finished(tmp_path):
-    assert not is_finished(config(tmp_path))
-
-
-def test_a_run_that_does_not_resume_is_never_finished(tmp_path):
-    leave(tmp_path, "finished", 10)
-    assert not is_finished(config(tmp_path, mode="disable"))
-    assert not is_finished(config(tmp_path, steps=20))
-
-
-def test_mistakes_end_with_one_line(capsys):
-    assert main(["--config-name", "dapo_tiny_cpu", "speculation=sma"]) == 2
-    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+def test_finished_means_ended_with_its_last_checkpoint(tmp_path, phase, saved, steps, mode, finished):
+    (tmp_path / "state.json").write_text(json.dumps({"phase": phase}))
+    if saved:
+        checkpoint(tmp_path, saved)
+    trainer = {"total_training_steps": steps, "resume_mode": mode}
+    assert is_finished(OmegaConf.create({"run_dir": str(tmp_path), "trainer": trainer})) is finished
 
 
 def test_a_second_run_in_the_same_directory_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(checks, "check", lambda *_, **__: None)
-    with run_lock.lock(tmp_path / "run"):
+    monkeypatch.setattr(preflight, "check", lambda *_, **__: None)
+    with supervisor.lock(tmp_path / "run"):
         assert main(["--config-name", "dapo_tiny_cpu", f"run_dir={tmp_path / 'run'}"]) == 2
     assert "is used by a run that goes on" in capsys.readouterr().err
     assert not (tmp_path / "run" / "config.yaml").exists()
@@ -58,7 +42,7 @@ def test_a_second_run_in_the_same_directory_is_refused(tmp_path, monkeypatch, ca
 @pytest.fixture
 def start(tmp_path, monkeypatch, capsys):
     """Starts a run whose training is over at once; returns the exit code and what the screen said before it."""
-    monkeypatch.setattr(checks, "check", lambda *_, **__: None)
+    monkeypatch.setattr(preflight, "check", lambda *_, **__: None)
     run_directory, endings = tmp_path / "run", []
     (run_directory / "checkpoints").mkdir(parents=True)
 

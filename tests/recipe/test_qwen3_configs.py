@@ -31,7 +31,7 @@ def validate(config):
 
 
 # What vLLM is told to draft with, by the choice of speculation.
-DRAFTERS = {"sam": "sam.vllm.proposer.SamProposer", "off": None, "ngram": "ngram", "suffix": "suffix"}
+DRAFTERS = {"sam": "sam.SamProposer", "off": None, "ngram": "ngram", "suffix": "suffix"}
 DRAFTERS |= dict.fromkeys(WITH_DRAFT_MODEL, "/models/draft")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from recipe.launch.config import compose_config
-from recipe.trainer.task_runner import ray_arguments
+from recipe.trainer import ray_arguments
 from tests.recipe.preflight.preflight_node import write_model
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -74,14 +74,15 @@ def test_the_scripts_for_a_cpu_start_what_the_readme_says(tmp_path):
 
     quickstart = said("quickstart.sh")
     assert quickstart.index("speculation=sam run_dir=") < quickstart.index("speculation=off run_dir=")
-    assert "python -m recipe.against_stock outputs/quickstart/sam --output outputs/quickstart\n" in quickstart
-    assert "python -m recipe.report outputs/quickstart/sam outputs/quickstart/off" in quickstart
+    sam = "python -m recipe.command_line"
+    assert f"{sam} bench --run outputs/quickstart/sam --output outputs/quickstart\n" in quickstart
+    assert f"{sam} report outputs/quickstart/sam outputs/quickstart/off" in quickstart
     assert "--config-name dapo_tiny_cpu speculation=off" in said("run_dapo_tiny_cpu.sh", "speculation=off")
     smollm2 = said("run_dapo_smollm2_cpu.sh", "speculation=off")
     assert "python -m recipe.smollm2.assets --output outputs/smollm2_assets" in smollm2
     assert smollm2.startswith("python -m recipe.main_dapo --config-name dapo_smollm2_cpu --check speculation=off\n")
     assert smollm2.endswith("--config-name dapo_smollm2_cpu speculation=off\n")
-    assert "-m recipe.data --output data" in said("prepare_data.sh")
+    assert "-m recipe.command_line data --output data" in said("prepare_data.sh")
     assert "python -m pytest" in said("test.sh") and "tests/ascend" in said("test.sh", "--ascend")
 
 

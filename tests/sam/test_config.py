@@ -26,21 +26,23 @@ def test_it_comes_back_equal_through_vllms_json():
     assert SpeculationConfig.from_vllm(arguments) == sent != SpeculationConfig()
 
 
-def test_an_engine_without_the_key_has_none_and_an_empty_section_has_the_defaults():
+def test_an_engine_without_the_key_has_none_and_an_empty_section_has_the_defaults_of_a_server():
     class Engine:
         additional_config = None
 
     assert SpeculationConfig.from_vllm(Engine) is None
     Engine.additional_config = {"speculation": {}}
-    assert SpeculationConfig.from_vllm(Engine) == SpeculationConfig()
+    assert SpeculationConfig.from_vllm(Engine) == SpeculationConfig(policy="goodput")
+    Engine.additional_config = {"speculation": {"batch_size_threshold": 4}}
+    assert SpeculationConfig.from_vllm(Engine) == SpeculationConfig(policy="threshold", batch_size_threshold=4)
 
 
 def test_the_drafters_name_alone_asks_for_the_defaults_and_vllms_own_drafters_for_nothing():
     class Engine:
         additional_config = None
-        speculative_config = SimpleNamespace(model="sam.vllm.proposer.SamProposer")
+        speculative_config = SimpleNamespace(model="sam.SamProposer")
 
-    assert SpeculationConfig.from_vllm(Engine) == SpeculationConfig()
+    assert SpeculationConfig.from_vllm(Engine) == SpeculationConfig(policy="goodput")
     Engine.additional_config = {"speculation": {"policy": "always"}}
     assert SpeculationConfig.from_vllm(Engine) == SpeculationConfig(policy="always")
     Engine.additional_config, Engine.speculative_config = {}, SimpleNamespace(model="ngram")

@@ -1,4 +1,4 @@
-"""`python -m sam.corpus build`, and that a corpus holds its texts and nothing else."""
+"""`sam corpus build`, and that a corpus holds its texts and nothing else."""
 
 import json
 

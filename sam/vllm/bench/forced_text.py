@@ -61,12 +61,7 @@ class ForcedText:
         self._on_device = torch.from_numpy(self._table).to(getattr(self._runner, "device", "cpu"))
 
     def lookup(self, numbers: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Tokens of responses at positions, FREE where there is none.
-
-        Args:
-            numbers: int [n], of responses; -1 for none.
-            positions: int [n], from 0.
-        """
+        """Tokens of responses (int [n], -1 for none) at positions (int [n], from 0), FREE where there is none."""
         return self._table[numbers, np.minimum(positions, self._table.shape[1] - 1)]
 
     def _requests(self) -> tuple[np.ndarray, np.ndarray]:
@@ -97,13 +92,8 @@ class ForcedText:
         return _sample
 
     def _verified(self, sampled: torch.Tensor, drafts) -> torch.Tensor:
-        """What stock's verification gives where the target's tokens are the forced ones: drafts stand up to the first
-        that is not equal.
-
-        Args:
-            sampled: int [requests, 1 + longest draft], as stock's sampler or rejection sampler gives it.
-            drafts: vLLM's SpecDecodeMetadata of the step; None for a step without drafts.
-        """
+        """What stock verifies of `sampled`, int [requests, 1 + longest draft], where the target draws forced tokens:
+        drafts (vLLM's SpecDecodeMetadata, or None) stand up to the first that is not equal."""
         runner = self._runner
         requests = [runner.requests[name] for name in runner.input_batch.req_ids]
         drafted = np.array([0] * len(requests) if drafts is None else drafts.num_draft_tokens)
@@ -154,7 +144,7 @@ class ForcedTextExtension:
     """Mixed into vLLM's worker; its method is called through `collective_rpc`."""
 
     def sam_force_text(self, responses: list[list[int]]) -> None:
-        """Let requests emit these responses by number."""
+        """Let requests emit these responses."""
         ForcedText.attach(self.model_runner).set_responses(responses)
 
 

@@ -8,7 +8,7 @@ from recipe.draft_model.measured_text import DEEP, REPEATED, deepened, main, rep
 from recipe.tiny.assets import AssetSettings, prepare_assets
 from recipe.tiny.model import ModelSettings
 from recipe.tiny.warm_start import WarmStartSettings
-from sam.record.responses import read_recordings
+from sam.record.responses import read_recording
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_a_deep_target_has_the_tokens_of_the_shallow_one(assets):
 def test_half_of_the_text_repeats(assets, tmp_path):
     command = ["--assets", str(assets), "--output", str(tmp_path), "--prompts", "2", "--layers", "3"]
     assert main(command) == 0
-    recording = read_recordings(tmp_path / REPEATED)
+    recording = read_recording(tmp_path / REPEATED)
     assert [len(responses) for responses in recording.responses] == [8, 8]
     for response in (one.tolist() for its in recording.responses for one in its):
         assert response == repeated(response[: len(response) // 2])

@@ -9,6 +9,7 @@ from recipe.launch.ending import failed, last_line
 
 RANKS = 2
 KINDS = ("model", "optim", "extra_state")
+NEW = (0, None, [])
 TRACKER = "checkpoints/latest_checkpointed_iteration.txt"
 
 
@@ -41,10 +42,6 @@ def cut(path):
         file.truncate(path.stat().st_size // 2)
 
 
-def fill_with_zeros(path):
-    path.write_bytes(bytes(path.stat().st_size))
-
-
 def flip(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 0xFF
@@ -61,7 +58,11 @@ DAMAGES = [
     (cut, MODEL, f"{MODEL} is cut off or damaged"),
     (cut, "actor/fsdp_config.json", "actor/fsdp_config.json cannot be read"),
     (lambda path: path.write_bytes(b""), "actor/extra_state_world_size_2_rank_0.pt", "is cut off or damaged"),
-    (fill_with_zeros, "actor/optim_world_size_2_rank_0.pt", "optim_world_size_2_rank_0.pt is cut off or damaged"),
+    (
+        lambda path: path.write_bytes(bytes(path.stat().st_size)),
+        "actor/optim_world_size_2_rank_0.pt",
+        "optim_world_size_2_rank_0.pt is cut off or damaged",
+    ),
     (flip, MODEL, f"{MODEL} is damaged at "),
     (lambda path: path.unlink(), MODEL, f"{MODEL} is missing"),
     (remove_kind, "actor/optim_world_size_2_rank_0.pt", "actor/optim_world_size_2_rank_0.pt is missing"),
@@ -71,11 +72,10 @@ DAMAGES = [
 @pytest.mark.parametrize(("harm", "name", "said"), DAMAGES)
 def test_a_run_goes_on_from_the_newest_that_can_be_read(tmp_path, harm, name, said):
     before, newest = checkpoint(tmp_path, 3), checkpoint(tmp_path, 6)
-    assert checkpoints.find(config(tmp_path)) == checkpoints.Resumed(6, newest)
+    assert checkpoints.find(config(tmp_path)) == (6, newest, [])
     harm(newest / name)
-    found = checkpoints.find(config(tmp_path))
-    assert (found.step, found.folder) == (3, before)
-    (skipped,) = found.skipped
+    step, folder, (skipped,) = checkpoints.find(config(tmp_path))
+    assert (step, folder) == (3, before)
     assert skipped.startswith(f"{newest} cannot be read: ") and said in skipped
     assert (tmp_path / TRACKER).read_text() == "3", "what verl goes by"
     # Named, it is refused, with what to set.
@@ -91,7 +91,7 @@ def test_where_none_can_be_read_the_run_does_not_begin_again_by_itself(tmp_path)
         cut(checkpoint(tmp_path, step) / MODEL)
     with pytest.raises(ValueError, match="global_step_6 cannot be read: .*; .*global_step_3 cannot be read: "):
         checkpoints.find(config(tmp_path))
-    assert checkpoints.find(config(tmp_path, resume_mode="disable")) is None
+    assert checkpoints.find(config(tmp_path, resume_mode="disable")) == NEW
 
 
 @pytest.mark.parametrize("tracker", ["", "six", None, "9"])
@@ -100,23 +100,23 @@ def test_a_tracker_that_says_nothing_is_repaired(tmp_path, tracker):
     for step in (3, 6):
         checkpoint(tmp_path, step)
     (tmp_path / TRACKER).unlink() if tracker is None else (tmp_path / TRACKER).write_text(tracker)
-    assert checkpoints.find(config(tmp_path)).step == 6
+    assert checkpoints.find(config(tmp_path))[0] == 6
     assert (tmp_path / TRACKER).read_text() == "6"
 
 
 def test_a_first_checkpoint_that_was_not_finished_is_none(tmp_path):
     (checkpoint(tmp_path, 1) / "data.pt").unlink()
     (tmp_path / TRACKER).unlink()
-    assert checkpoints.find(config(tmp_path)) is None
+    assert checkpoints.find(config(tmp_path)) == NEW
 
 
 def test_checkpoints_may_lie_elsewhere(tmp_path):
     checkpoint(tmp_path / "disk", 3)
     (tmp_path / "run").mkdir()
     elsewhere = config(tmp_path / "run", default_local_dir=str(tmp_path / "disk" / "checkpoints"))
-    assert checkpoints.find(elsewhere).step == 3
+    assert checkpoints.find(elsewhere)[0] == 3
     OmegaConf.save(elsewhere, tmp_path / "run" / "config.yaml")
-    assert checkpoints.last_complete(tmp_path / "run") == checkpoints.resumes_after(tmp_path / "run") == 3
+    assert checkpoints.resumes_after(tmp_path / "run") == 3
 
 
 def test_a_checkpoint_that_only_its_reader_finds_damaged_is_named_and_given_up(tmp_path):
@@ -127,5 +127,5 @@ def test_a_checkpoint_that_only_its_reader_finds_damaged_is_named_and_given_up(t
     line = last_line(tmp_path, ending)
     assert line.startswith(f"error: {newest} cannot be read (_pickle.UnpicklingError: invalid load key, ")
     assert line.endswith(f"; go on with trainer.resume_mode=resume_path trainer.resume_from_path={before}")
-    assert checkpoints.give_up(ending.unreadable) and checkpoints.find(config(tmp_path)).step == 3
+    assert checkpoints.give_up(ending.unreadable) and checkpoints.find(config(tmp_path))[0] == 3
     assert not checkpoints.give_up(before)

@@ -70,7 +70,7 @@ BAD = [
         ["actor_rollout_ref.rollout.router_config_path=configs/routing/verl.yaml"],
         "configs/routing/verl.yaml: its router_class None is not in an installed module",
     ),
-    (["speculation.corpus=missing.sam"], "missing.sam: no such file; build it with python -m sam.corpus build"),
+    (["speculation.corpus=missing.sam"], "missing.sam: no such file; build it with sam corpus build"),
     (["speculation.corpus=README.md"], "README.md: damaged or not an automaton"),
     (["speculation.step_cost=missing.json"], "speculation.step_cost: missing.json: no such file"),
     (["speculation.nonsense=1"], "speculation.nonsense does not exist: check its spelling [config.override]"),
@@ -87,7 +87,7 @@ BAD = [
     (["machine.threads=0"], "machine.threads=0: expected an integer of at least 1, or null"),
     (["actor_rollout_ref.rollout.max_num_seqs=1.5"], "max_num_seqs=1.5: expected an integer of at least 1"),
     (["actor_rollout_ref.rollout.temperature=-1"], "rollout.temperature=-1: expected a number above 0: change it"),
-    (["watchdog.weight_sync_seconds=abc"], "weight_sync_seconds=abc: expected a number of seconds above 0: change it"),
+    (["watchdog.weight_sync_seconds=abc"], "weight_sync_seconds=abc: expected a number above 0: change it"),
     (["seed=-5"], "seed=-5: expected an integer from 0 to 4294967295"),
     (
         ["+actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config=3"],

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from recipe.launch import checkpoints
-from recipe.launch.ending import Ending, failed, last_line
-from recipe.launch.scratch import Scratch
+from recipe.launch.ending import ERROR_FILE, Ending, failed, last_line, who_died, write_error
+from recipe.record import read_json
+from tests.recipe.launch.test_checkpoints import checkpoint
 
 DEAD_ACTOR = """ray::TaskRunner.run() (pid=1, ip=10.0.0.1)
 ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.
@@ -37,15 +38,6 @@ RuntimeError: Error loading module from module_path='/my/reward.py'
 """
 
 
-def checkpoint(run_directory, step, complete=True):
-    folder = run_directory / "checkpoints" / f"global_step_{step}"
-    (folder / "actor").mkdir(parents=True)
-    if complete:
-        for name in ("data", "actor/model_world_size_1_rank_0"):
-            torch.save({"numbers": torch.arange(1000)}, folder / f"{name}.pt")
-    return folder
-
-
 @pytest.mark.parametrize(
     "code, died, error, said",
     [
@@ -65,18 +57,34 @@ def test_reason(tmp_path, code, died, error, said):
     assert (ending.code, ending.reason) == (code, said)
 
 
+ENGINE, WORKER = "the vLLM engine", "a worker of the trainer"
+GONE = "RuntimeError: every response failed in round 1 of step 3: data_source 'x': a.py:1: EngineDeadError: gone"
+
+
+@pytest.mark.parametrize(
+    ("text", "after", "first"),
+    [
+        ("ValueError: wrong", -0.2, None),  # processes end because of an exception
+        ("ValueError: wrong", 5.0, f"{WORKER} (process 6)"),  # one may come from a process that died
+        (GONE, -0.2, f"{ENGINE} (process 7)"),  # a killed engine fails its requests sooner than a look notices
+    ],
+)
+def test_what_came_first_is_the_cause(text, after, first):
+    dead = {WORKER: f"{WORKER} (process 6)", ENGINE: f"{ENGINE} (process 7)"}
+    assert who_died(dead, 1000.0, {"type": "RayTaskError", "text": text, "at": 1000.0 + after}) == first
+
+
 @pytest.mark.parametrize("large", [False, True])
 def test_full_disk(tmp_path, large):
     """The kernel answers every write to /dev/full as a full disk does; torch then says it in its own words."""
-    scratch = Scratch(tmp_path)
 
     def save_checkpoint():
         torch.save(torch.zeros(10**6 if large else 1), "/dev/full")
 
     with pytest.raises(RuntimeError) as raised:
         save_checkpoint()
-    scratch.write_error(raised.value)
-    ending = failed(1, None, scratch.read_error(), tmp_path)
+    write_error(tmp_path, raised.value)
+    ending = failed(1, None, read_json(tmp_path / ERROR_FILE), tmp_path)
     assert ending.reason.startswith(f"no space left on the disk of {tmp_path / 'checkpoints'} (")
     assert ending.reason.endswith(" GiB free) for the checkpoint of step 1")
 
@@ -90,7 +98,6 @@ def test_last_line_says_how_to_go_on(tmp_path):
     (tmp_path / "state.json").write_text('{"phase": "running"}')
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
     checkpoint(tmp_path, 1)
-    (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
     line = last_line(tmp_path, Ending(1, "it rained"))
     assert ", in step 3; " in line and line.endswith("; the same command goes on after step 1")
     (tmp_path / "config.yaml").write_text("trainer: {resume_mode: disable}")
@@ -98,10 +105,8 @@ def test_last_line_says_how_to_go_on(tmp_path):
 
 
 def test_only_this_run_s_unfinished_checkpoints_are_removed(tmp_path):
-    copied = checkpoint(tmp_path, 9)
+    copied, unfinished, kept = (checkpoint(tmp_path, step) for step in (9, 2, 1))
     since = time.time() - 60
     os.utime(copied, (since - 1, since - 1))
-    kept, unfinished = checkpoint(tmp_path, 1), checkpoint(tmp_path, 2, complete=False)
-    (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
     checkpoints.remove_unfinished(tmp_path, since)
     assert kept.exists() and copied.exists() and not unfinished.exists()

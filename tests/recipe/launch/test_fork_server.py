@@ -106,7 +106,7 @@ def test_a_signal_to_the_client_ends_the_forked_process(python, sign):
     client.stdout.close()
 
 
-@pytest.mark.parametrize("why", ["killed", "threads", "job"])
+@pytest.mark.parametrize("why", ["killed", "threads"])
 def test_without_a_server_python_starts_anew(start, capfd, tmp_path, monkeypatch, why):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     (tmp_path / "with_thread.py").write_text(
@@ -115,10 +115,7 @@ def test_without_a_server_python_starts_anew(start, capfd, tmp_path, monkeypatch
     python, server = start("with_thread" if why == "threads" else "decimal")
     if why == "killed":
         server.kill()
-    result = run(
-        *(python, "-c", "import sys; print('recipe' in sys.modules, sys.argv); sys.exit(5)", "x"),
-        env={**os.environ, "RAY_JOB_ID": "02000000"} if why == "job" else None,
-    )
+    result = run(python, "-c", "import sys; print('recipe' in sys.modules, sys.argv); sys.exit(5)", "x")
     assert (result.stdout, result.stderr, result.returncode) == ("False ['-c', 'x']\n", "", 5)
     assert ("fork server: ends, since an import has started threads" in capfd.readouterr().err) == (why == "threads")
 

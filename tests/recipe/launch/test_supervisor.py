@@ -10,12 +10,11 @@ import sys
 import time
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from recipe.launch import run_lock, scratch, supervisor
+from recipe.launch import supervisor
 from recipe.launch.config import ConfigError
 
 pytestmark = pytest.mark.e2e
@@ -25,7 +24,7 @@ import sys, threading, time
 from pathlib import Path
 from recipe.launch.ending import write_last_line
 from recipe.launch import supervisor
-from recipe.launch.run_lock import lock
+from recipe.launch.supervisor import lock
 supervisor.SCAN_SECONDS, supervisor.GRACE_SECONDS = 0.1, 1.0
 directory = Path(sys.argv[1])
 def work():
@@ -114,39 +113,38 @@ def test_every_ending_is_said_and_leaves_nothing(tmp_path, then, act, code, said
     assert re.match(said, line) and f"; log: {tmp_path / 'train.log'}; " in line
     assert (tmp_path / "train.log").read_text().endswith(f" {line}\n")
     assert_nothing_left(tmp_path, mark)
-    assert run_lock.lock_problem(tmp_path) is None
+    assert supervisor.lock_problem(tmp_path) is None
 
 
-def test_the_next_start_removes_what_both_left_when_killed(tmp_path):
+@pytest.mark.parametrize("both", [True, False])
+def test_the_next_start_removes_what_is_left_or_waits_for_who_does(tmp_path, both):
     process, mark = start(tmp_path)
-    scratch.remove_abandoned(tmp_path / "another_run")
-    assert Path((tmp_path / "scratch").read_text()).exists() and process.poll() is None, "it goes on"
-    assert f"is used by a run that goes on (process {process.pid}, since " in run_lock.lock_problem(tmp_path)
-    both = [*psutil.Process(process.pid).children(), psutil.Process(process.pid)]  # forked, and the one that forked it
-    for one in both:
+    assert f"is used by a run that goes on (process {process.pid}, since " in supervisor.lock_problem(tmp_path)
+    killed = [*psutil.Process(process.pid).children() * both, psutil.Process(process.pid)]  # forked, and who forked it
+    for one in killed:
         one.suspend()  # neither sees the other die
-    for one in both:
+    for one in killed:
         one.kill()
     process.wait(timeout=30)
-    psutil.wait_procs(both, timeout=10)
-    assert Path((tmp_path / "scratch").read_text()).exists() and Path(f"/dev/shm/psm_{mark}").exists()
-    scratch.remove_abandoned(tmp_path / "another_run")
-    assert_nothing_left(tmp_path, mark)
+    psutil.wait_procs(killed, timeout=10)
+    assert not both or (Path((tmp_path / "scratch").read_text()).exists() and Path(f"/dev/shm/psm_{mark}").exists())
+    with supervisor.lock(tmp_path):
+        assert_nothing_left(tmp_path, mark)
 
 
 def test_a_lock_keeps_a_second_run_out_and_another_nodes_says_what_to_do(tmp_path):
     directory = tmp_path / "run"
-    with run_lock.lock(directory):
+    with supervisor.lock(directory):
         with pytest.raises(ConfigError, match="wait for it, stop it, or choose another run_dir="):
-            with run_lock.lock(directory):
+            with supervisor.lock(directory):
                 pass
-    assert run_lock.lock_problem(directory) is None
+    assert supervisor.lock_problem(directory) is None
     holder = {"pid": 1, "host": "node7", "started": 1.0, "since": "12:00"}
-    (directory / run_lock.LOCK_FILE).write_text(json.dumps(holder))
-    problem = run_lock.lock_problem(directory)
+    (directory / supervisor.LOCK_FILE).write_text(json.dumps(holder))
+    problem = supervisor.lock_problem(directory)
     assert "is used by a run on node7 (process 1" in problem and f"remove {directory}/running.json" in problem
-    (directory / run_lock.LOCK_FILE).write_text("{")
-    assert run_lock.lock_problem(directory) is None, "a damaged one is none"
+    (directory / supervisor.LOCK_FILE).write_text("{")
+    assert supervisor.lock_problem(directory) is None, "a damaged one is none"
 
 
 def acquire(semaphore):
@@ -155,7 +153,7 @@ def acquire(semaphore):
 
 
 def test_only_shared_memory_that_no_process_has_mapped_is_removed(tmp_path):
-    made = scratch.Scratch.create(tmp_path)
+    held = supervisor._claim(tmp_path)
     left_behind = Path(f"/dev/shm/psm_left_{time.time_ns()}")
     left_behind.write_text("of a process that was killed")
     shared = SharedMemory(create=True, size=16)
@@ -164,41 +162,11 @@ def test_only_shared_memory_that_no_process_has_mapped_is_removed(tmp_path):
     # Files of other tests beside this one are taken for some that were there before.
     own = {left_behind, Path("/dev/shm", shared.name), Path(f"/dev/shm/sem.{semaphore._semlock.name.strip('/')}")}
     before = [str(path) for path in Path("/dev/shm").glob("*") if path not in own]
-    made.owner.write_text(json.dumps({"run_directory": str(tmp_path), "since": 0.0, "shared_memory": before}))
-    made.remove()
-    assert {path for path in own if path.exists()} == own - {left_behind} and not made.directory.exists()
-    made.touch(), made.remove()  # somebody has emptied the temporary directory
+    supervisor._release(tmp_path, {**held, "shared_memory": before})
+    assert {path for path in own if path.exists()} == own - {left_behind} and not Path(held["folder"]).exists()
+    supervisor._release(tmp_path, held)  # somebody has emptied the temporary directory
     process = spawning.Process(target=acquire, args=(semaphore,))
     process.start()
     process.join()
     shared.close(), shared.unlink()
     assert process.exitcode == 0
-
-
-ENGINE, WORKER = "the vLLM engine", "a worker of the trainer"
-GONE = "RuntimeError: every response failed in round 1 of step 3: data_source 'x': a.py:1: EngineDeadError: gone"
-
-
-@pytest.mark.parametrize(
-    ("text", "after", "said"),
-    [
-        ("ValueError: wrong", -0.2, "ValueError: wrong"),  # processes end because of an exception
-        ("ValueError: wrong", 5.0, f"{WORKER} (process 6) was"),  # one may come from a process that died
-        (GONE, -0.2, f"{ENGINE} (process 7) was"),  # a killed engine fails its requests sooner than a look notices
-    ],
-)
-def test_what_came_first_is_the_cause(tmp_path, text, after, said):
-    error = {"type": "RayTaskError", "text": text, "at": 1000.0 + after}
-    watch = supervisor.Watch(None, tmp_path, {}, SimpleNamespace(read_error=lambda: error))
-    watch.dead, watch.died_at = {WORKER: f"{WORKER} (process 6)", ENGINE: f"{ENGINE} (process 7)"}, 1000.0
-    assert watch.failed(1).reason.startswith(said)
-
-
-def test_a_death_that_no_look_has_seen_is_named_by_the_exception(tmp_path):
-    gone = subprocess.Popen(["true"])
-    dead = psutil.Process(gone.pid)
-    gone.wait()
-    watch = supervisor.Watch(None, tmp_path, {}, SimpleNamespace(read_error=lambda: error))
-    watch.needed = {dead: ENGINE}
-    error = {"type": "RayTaskError", "text": GONE, "at": 1000.0}
-    assert watch.failed(1).reason.startswith(f"{ENGINE} (process {gone.pid}) was")

@@ -1,6 +1,8 @@
+import shutil
+
 import pytest
 
-from tests.recipe.preflight.preflight_node import good_node, write_model, write_rows
+from tests.recipe.preflight.preflight_node import good_node, write_files, write_model, write_rows
 
 
 @pytest.fixture
@@ -12,6 +14,14 @@ def assets(tmp_path):
     return tmp_path
 
 
+@pytest.fixture(scope="session")
+def files(tmp_path_factory):
+    """Of a good node; written once, they are copied for each test."""
+    write_files(folder := tmp_path_factory.mktemp("node"))
+    return folder
+
+
 @pytest.fixture
-def node(tmp_path, monkeypatch):
+def node(files, tmp_path, monkeypatch):
+    shutil.copytree(files, tmp_path, dirs_exist_ok=True)
     return good_node(tmp_path, monkeypatch)

@@ -14,10 +14,11 @@ import ray
 from omegaconf import DictConfig, OmegaConf
 from safetensors.numpy import save_file
 
+from recipe import preflight
 from recipe.launch import versions
 from recipe.launch.config import compose_config
 from recipe.preflight import __main__ as report
-from recipe.preflight import checks, cluster, compatibility, machine
+from recipe.preflight import compatibility, machine
 from recipe.tiny.tokenizer import build_tokenizer
 
 # Qwen3-32B's, as its config.json has them.
@@ -67,13 +68,19 @@ class Node:
         return config_of(name, *own, *overrides)
 
 
+def write_files(folder: Path) -> None:
+    """Data, a model and CANN's version."""
+    for name in ("data", "cann/aarch64-linux"):
+        (folder / name).mkdir(parents=True)
+    for name in ("dapo_math_17k", "aime_2024"):
+        write_rows(folder / "data" / f"{name}.parquet")
+    write_model(folder / "model")
+    (folder / "cann" / "aarch64-linux" / "ascend_toolkit_install.info").write_text("version=9.0.0\n")
+
+
 def good_node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    """A node whose files lie in `folder`."""
     node = Node(folder, monkeypatch)
-    write_data(folder / "data")
-    write_model(node.model)
-    toolkit = folder / "cann" / "aarch64-linux"
-    toolkit.mkdir(parents=True)
-    (toolkit / "ascend_toolkit_install.info").write_text("version=9.0.0\n")
     for name in ("VLLM_PLUGINS", "VLLM_PORT", "VLLM_USE_V2_MODEL_RUNNER", "HCCL_HOST_SOCKET_PORT_RANGE", "MODEL_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ASCEND_HOME_PATH", str(folder / "cann"))
@@ -86,7 +93,7 @@ def good_node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     node.set(report, "has_device", lambda device: True)
     node.set(machine, "free_gib", lambda place: 4000.0)
     node.set(machine, "free_memory_gib", lambda: 1500.0)
-    node.set(cluster, "answers", lambda host, port: True)
+    node.set(machine, "answers", lambda host, port: True)
     join_cluster(node, [16, 16])
     return node
 
@@ -97,13 +104,7 @@ def join_cluster(node: Node, dies: list[int], free: int | None = None, said: dic
     node.set(ray, "init", lambda **_: None)
     node.set(ray, "nodes", lambda: nodes)
     node.set(ray, "available_resources", lambda: dict.fromkeys(("NPU", "GPU"), sum(dies) if free is None else free))
-    node.set(cluster, "ask_nodes", lambda config, alive, node_problems: said or {})
-
-
-def write_data(folder: Path) -> None:
-    folder.mkdir()
-    for name in ("dapo_math_17k", "aime_2024"):
-        write_rows(folder / f"{name}.parquet")
+    node.set(machine, "ask_nodes", lambda config, alive, of_node: said or {})
 
 
 def write_rows(path: Path, **columns) -> None:
@@ -134,7 +135,7 @@ def code_of(line: str) -> str:
 
 def problems_of(config: DictConfig) -> list[str]:
     """What all checks but those of verl, vLLM and the tokenizer say, which take seconds each."""
-    slow = (checks.VERL_AND_VLLM, "users' code", "tokenizer")
-    found = [problem for check in checks.select(config) if check.name not in slow for problem in check.find(config)]
-    assert all("\n" not in problem for problem in found)
+    slow = ("what verl and vllm say", "users code", "tokenizer")
+    found = [line for name, find in preflight.select().items() if name not in slow for line in find(config)]
+    assert all("\n" not in line for line in found)
     return found

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from recipe import values
+from recipe import preflight
+from recipe.arguments import check_values
 from recipe.launch import versions
 from recipe.launch.config import CONFIGS, ConfigError
 from recipe.main_dapo import main
 from recipe.preflight import __main__ as report
-from recipe.preflight import checks, compatibility, sizes
+from recipe.preflight import compatibility, settings
 from sam.history.database import fingerprint, open_file, own_file
 from tests.recipe.preflight.preflight_node import MESSAGES, composed, config_of, write_rows
 
@@ -28,14 +29,14 @@ def changed(assets, *overrides):
 
 
 def problems(assets, *overrides):
-    found = list(checks.find_problems(changed(assets, *overrides)))
+    found = list(preflight.find_problems(changed(assets, *overrides)))
     assert all("\n" not in one for one in found)
     return found
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("dapo_*.yaml")))
 def test_no_config_of_the_recipes_is_refused(name):
-    for find in (compatibility.config_problems, sizes.key_problems):
+    for find in (compatibility.compatibility, settings.keys):
         assert list(find(composed(name))) == []
 
 
@@ -76,9 +77,9 @@ def test_what_cannot_be_composed_is_one_line(capsys, override, said):
     ],
 )
 def test_a_value_of_another_kind_or_out_of_range_is_one_line(tmp_path, override, expected):
-    values.check(changed(tmp_path))
+    check_values(changed(tmp_path))
     with pytest.raises(ValueError, match=f"{override.split('=')[0]}=.*: expected {expected}: change it$"):
-        values.check(changed(tmp_path, override))
+        check_values(changed(tmp_path, override))
 
 
 # What is found in a config that composes; the line has the key and these words, or this code.
@@ -94,7 +95,10 @@ def test_a_value_of_another_kind_or_out_of_range_is_one_line(tmp_path, override,
         ("data.gen_batch_size=4", "size.least"),
         ("trainer.n_gpus_per_node=7", "size.divides"),
         (f"{ROLLOUT}.n=1", "dynamic sampling compares the samples of a prompt"),
-        ("algorithm.filter_groups.metric=accuracy", "set it to one of reward, acc, score [batch.metric]"),
+        (
+            "algorithm.filter_groups.metric=accuracy",
+            "the reward gives no such metric: set it to acc or reward or score [config.refused]",
+        ),
         (f"{ROLLOUT}.max_model_len=100", "size.least"),
         ("reward.reward_kwargs.overlong_buffer_cfg.len=9999", "expected 1 to data.max_response_length=512"),
         ("machine.memory_gib=1000000", "machine.memory"),
@@ -142,23 +146,21 @@ def test_what_nobody_has_tried_is_warned_of_in_one_line(assets, monkeypatch):
     for override in (f"{ACTOR}.strategy=fsdp", f"{MODEL}.lora_rank=8", f"{ROLLOUT}.quantization=fp8"):
         assert problems(assets, override) == []
         said = f"not tested with this recipe: {override} (docs/compatibility.md)"
-        assert list(compatibility.find_warnings(changed(assets, override))) == [said]
-    assert list(compatibility.find_warnings(changed(assets))) == []
+        assert list(compatibility.warnings(changed(assets, override))) == [said]
+    assert list(compatibility.warnings(changed(assets))) == []
     (assets / "model" / "config.json").write_text('{"vision_config": {}}')
     known = versions.installed
     monkeypatch.setattr(versions, "installed", lambda name: "2.99.0" if name == "ray" else known(name))
-    (said,) = compatibility.find_warnings(changed(assets))
+    (said,) = compatibility.warnings(changed(assets))
     assert "vision_config=there, ray 2.99.0" in said
     monkeypatch.setattr(versions, "installed", lambda name: "0.0.1" if name == "torch" else known(name))
     assert any(one.startswith("torch 0.0.1, expected 2.11.0") for one in problems(assets))
 
 
-def test_the_page_is_the_table_and_the_table_has_the_pins_and_verls_choices():
+def test_the_table_has_the_pins_and_verls_choices():
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
     from verl.utils.tracking import Tracking
 
-    page = (ROOT / "docs" / "compatibility.md").read_text()
-    assert page == compatibility.page(), "python -m recipe.preflight.compatibility > docs/compatibility.md"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     pinned = {pin for extra in project.values() for pin in extra if "==" in pin}
     for row in compatibility.ROWS:
@@ -204,7 +206,7 @@ def test_advice_fits_what_was_given(assets, monkeypatch):
     assert "bash scripts/prepare_data.sh" in problems(assets, "data.train_files=data/aime_2024.parquet")[0]
     assert f"point {MODEL}.path at the folder of a model" in problems(assets, f"{MODEL}.path={assets}")[0]
     monkeypatch.setenv("MODEL_PATH", "Qwen/Qwen3-0.6B")
-    (said,) = checks.find_warnings(changed(assets))
+    (said,) = preflight.find_warnings(changed(assets))
     assert said.startswith("MODEL_PATH=Qwen/Qwen3-0.6B has no effect on dapo_tiny_cpu")
 
 
@@ -213,11 +215,11 @@ def test_assets_are_made_by_the_configs_own_command_or_still_to_be_built(name, t
     none = tmp_path / "none"
     own = [f"{MODEL}.path={none}/model", f"data.train_files={none}/train.parquet", f"data.val_files={none}/val.parquet"]
     config = config_of(f"dapo_{name}_cpu", f"assets={none}", *own)
-    (problem, *_) = checks.find_problems(config)
+    (problem, *_) = preflight.find_problems(config)
     assert f"make it with python -m recipe.{name}.assets --output {none} [data.missing]" in problem
     with pytest.raises(ConfigError, match=r"train_files=.*\[data.missing\] \(2 more\)"):
-        checks.check(config)
-    assert not [one for one in checks.find_problems(config, to_be_built=none) if "missing" in one.code]
+        preflight.check(config)
+    assert not [one for one in preflight.find_problems(config, to_be_built=none) if "missing]" in one]
 
 
 def test_a_history_of_another_tokenizer_or_in_a_place_that_cannot_be_written(assets):
@@ -231,7 +233,7 @@ def test_a_history_of_another_tokenizer_or_in_a_place_that_cannot_be_written(ass
     open_file(own_file(assets / "other"), {"tokenizer": "of another", "model": "x"}, to_write=True).close()
     for name, said in {"other": "a history of tokenizer of another", "train.parquet": "no folder"}.items():
         (problem,) = found(assets / name)
-        assert problem.code == "history.unusable" and said in problem and "speculation.history_path: " in problem
+        assert "[history.unusable]" in problem and said in problem and "speculation.history_path: " in problem
 
 
 @pytest.mark.parametrize(
@@ -251,7 +253,7 @@ def test_an_engine_of_another_device_is_refused(device, vllm, cpu_package, is_ri
         return found
 
     monkeypatch.setattr(versions, "version", version)
-    found = compatibility.machine_problems(changed(assets, f"trainer.device={device}"))
+    found = compatibility.packages_and_variables(changed(assets, f"trainer.device={device}"))
     assert is_right == (
         not [one for one in found if one.startswith("vllm-build ") and "use the script in scripts" in one]
     )
@@ -260,8 +262,8 @@ def test_an_engine_of_another_device_is_refused(device, vllm, cpu_package, is_ri
 def test_start_up_imports_nothing_that_takes_long(assets):
     """main_dapo runs these checks before it says anything."""
     code = (
-        "import sys; from recipe.preflight import checks; from recipe.launch.config import compose_config\n"
-        f"list(checks.find_problems(compose_config('dapo_tiny_cpu', ['assets={assets}'])))\n"
+        "import sys; from recipe import preflight; from recipe.launch.config import compose_config\n"
+        f"list(preflight.find_problems(compose_config('dapo_tiny_cpu', ['assets={assets}'])))\n"
         "print(*{'ray', 'torch', 'transformers', 'verl', 'vllm'} & set(sys.modules))"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -271,17 +273,22 @@ def test_start_up_imports_nothing_that_takes_long(assets):
 def test_a_cluster_run_without_wandbs_key_is_warned_of(monkeypatch, tmp_path):
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    *_, warning = checks.find_warnings(composed("dapo_qwen3_8b_cuda"))
+    *_, warning = preflight.find_warnings(composed("dapo_qwen3_8b_cuda"))
     assert "no key of wandb's here: the run is kept in" in warning
-    assert list(checks.find_warnings(composed("dapo_tiny_cpu"))) == []
+    assert list(preflight.find_warnings(composed("dapo_tiny_cpu"))) == []
     monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
-    assert not any("wandb" in one for one in checks.find_warnings(composed("dapo_qwen3_8b_cuda")))
+    assert not any("wandb" in one for one in preflight.find_warnings(composed("dapo_qwen3_8b_cuda")))
 
 
 def test_check_says_all_of_it(assets, capsys, monkeypatch):
-    monkeypatch.setattr(checks.vllm_command, "_ask", lambda config: [])
+    monkeypatch.setattr(preflight.vllm_command, "_ask", lambda config: [])
     arguments = ["--config-name", "dapo_tiny_cpu", "--check", f"assets={assets}", f"run_dir={assets}/run"]
     assert main([*arguments, "trainer.v1.trainer_mode=separate_async"]) == 2
     assert "trainer.v1.trainer_mode=separate_async" in capsys.readouterr().err
     assert main([*arguments, f"{ACTOR}.use_kl_loss=true"]) == 0
     assert f"warning: not tested with this recipe: {ACTOR}.use_kl_loss=true" in capsys.readouterr().err
+
+
+def test_the_page_is_made_from_the_table():
+    page = (CONFIGS.parent / "docs" / "compatibility.md").read_text()
+    assert page == compatibility.page(), "python -m recipe.preflight.compatibility > docs/compatibility.md"

@@ -1,5 +1,6 @@
 """Where a run may start, and what its machines must have: the numbers behind preflight's lines."""
 
+import json
 import shutil
 import socket
 import tempfile
@@ -7,23 +8,102 @@ import tempfile
 import pytest
 import ray
 
+from recipe import preflight
 from recipe.launch import versions
-from recipe.preflight import checks, cluster, machine
-from recipe.preflight.problem import Problem
+from recipe.preflight import machine
+from tests.recipe.preflight.preflight_node import SIZES as QWEN3_32B
 from tests.recipe.preflight.preflight_node import composed, config_of
+
+# As in the published config.json files.
+QWEN3_8B = QWEN3_32B | {
+    "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "intermediate_size": 12288,
+}  # fmt: skip
+QWEN3_235B = {
+    "hidden_size": 4096, "num_hidden_layers": 94, "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 128,
+    "vocab_size": 151936, "intermediate_size": 12288, "moe_intermediate_size": 1536, "num_experts": 128,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "billions"), [(QWEN3_32B, 32.8), (QWEN3_235B, 235.1)])
+def test_parameters_are_the_published_ones(model_folder, config, billions):
+    found = machine.model_of(config_of("dapo_qwen3_32b", model_folder(config)))
+    assert (found.embeddings + found.attention + found.feed_forward) / 1e9 == pytest.approx(billions, abs=0.1)
+
+
+@pytest.fixture
+def model_folder(tmp_path):
+    def write(config):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return f"actor_rollout_ref.model.path={tmp_path}"
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "overrides"),
+    [
+        ("dapo_qwen3_32b", QWEN3_32B, []),
+        ("dapo_qwen3_32b", QWEN3_32B, ["training=fsdp2"]),
+        ("dapo_qwen3_32b_128die", QWEN3_32B, []),
+        ("dapo_qwen3_235b", QWEN3_235B, []),
+        ("dapo_qwen3_8b_cuda", QWEN3_8B, []),
+    ],
+)
+def test_the_published_set_ups_fit(model_folder, name, model, overrides):
+    config = config_of(name, model_folder(model), *overrides)
+    assert list(machine.memory_of_a_device(config)) == []
+    found = machine.device_memory(config)
+    assert found.weights < 0.9 * found.device and sum(found.training.values()) < found.device
+    assert found.longest_responses >= 1
+    assert "longest responses" in machine.describe_device_memory(config)
+
+
+@pytest.mark.parametrize(
+    ("training", "checkpoint", "offloaded"),
+    [
+        # bf16 weights, float32 master weights and moments; half of the optimizer and 16 dies' sixteenths of the weights
+        ([], 14, 12 / 2 + 2),
+        (["training=fsdp2"], 12, (8 + 4) / 2),  # float32 weights and moments
+    ],
+)
+def test_bytes_of_a_parameter(model_folder, training, checkpoint, offloaded):
+    """In a checkpoint and in a node's memory."""
+    config = config_of("dapo_qwen3_32b", model_folder(QWEN3_32B), *training)
+    found = machine.device_memory(config)
+    assert found.checkpoint * 2**30 == pytest.approx(checkpoint * 32.8e9, rel=0.01)
+    assert found.offloaded * 2**30 == pytest.approx(offloaded * 32.8e9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("override", "code"),
+    [
+        ("actor_rollout_ref.rollout.gpu_memory_utilization=0.13", "memory.kv_cache"),
+        ("actor_rollout_ref.actor.ppo_max_token_len_per_gpu=400000", "memory.training"),
+    ],
+)
+def test_what_does_not_fit_is_found(model_folder, override, code):
+    config = config_of("dapo_qwen3_32b", model_folder(QWEN3_32B), override)
+    (problem,) = machine.memory_of_a_device(config)
+    assert code in problem
+
+
+def test_no_estimate_without_the_model_or_on_a_cpu():
+    config = config_of("dapo_qwen3_32b", "actor_rollout_ref.model.path=/none")
+    assert machine.device_memory(config) is None
+    assert machine.device_memory(config_of("dapo_tiny_cpu")) is None
 
 
 @pytest.fixture
 def said(monkeypatch):
-    """Codes and values of what preflight says of a machine that is good otherwise, with these variables."""
+    """What preflight says of a machine that is good otherwise, with these variables."""
 
     def find(**variables):
-        for name in ("PORT", "RAY_ADDRESS", machine.HCCL_PORTS, *machine.NETWORK_CARDS):
+        for name in ("RAY_ADDRESS", *machine.NETWORK_CARDS):
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
             monkeypatch.setenv(name, str(value))
-        monkeypatch.setattr(machine, "RAY_CLIENT_PORT", 0)  # whatever runs on this machine
-        return [(one.code, one.value) for one in machine.find_problems(composed("dapo_qwen3_32b"))]
+        return list(machine.memory_and_disk(composed("dapo_qwen3_32b")))
 
     monkeypatch.setattr(machine, "free_gib", lambda place: 4000.0)
     monkeypatch.setattr(machine, "free_memory_gib", lambda: 1500.0)
@@ -31,23 +111,10 @@ def said(monkeypatch):
     return find
 
 
-def test_fixed_ports_must_be_free(said):
-    with socket.create_server(("", 0)) as server:
-        taken = server.getsockname()[1]
-        assert said(PORT=taken) == [("machine.ports", f"port {taken} of a Ray head")]  # that is still to start
-        assert said(PORT=taken, RAY_ADDRESS="127.0.0.1:1") == []  # Ray itself has it
-        for wanted, is_right in (("auto", True), ("60000-x", False), (f"{taken - 1}-{taken},{taken}", False)):
-            found = said(HCCL_HOST_SOCKET_PORT_RANGE=wanted, RAY_ADDRESS="x")
-            assert [code for code, _ in found] == ["machine.ports"] * (not is_right)
-    for host, is_ours in (("127.0.0.1", True), ("localhost", True), ("::1", True), ("198.51.100.7", False)):
-        assert machine.is_free(0, host) is is_ours
-    assert not machine.is_free(0, "no-such-host.invalid") and not machine.is_free(70000)
-
-
 def test_network_cards(said):
     for wanted, is_wrong in (("lo", 0), ("=lo", 0), ("^docker", 0), ("", 0), ("eth77", 1), ("eth77,lo", 0)):
         found = said(RAY_ADDRESS="x", HCCL_SOCKET_IFNAME=wanted)
-        assert [code for code, _ in found] == ["variable.refused"] * is_wrong, wanted
+        assert ["[variable.refused]" in one for one in found] == [True] * is_wrong, wanted
 
 
 def test_shared_memory_by_what_it_is_for(monkeypatch):
@@ -85,13 +152,13 @@ def test_what_a_nodes_memory_holds_at_most(said, monkeypatch):
     assert 0.0 < tiny["sharing's log"] < tiny["drafters' automata"] < 0.02
     assert sum(machine.memory_parts(composed("dapo_qwen3_32b", "speculation=off")).values()) == 0.0
     monkeypatch.setattr(machine, "free_memory_gib", lambda: 3.0)
-    ((code, value),) = said(RAY_ADDRESS="x")
-    assert code == "machine.memory" and "drafters' automata 4.0" in value and "\n" not in value
+    (line,) = said(RAY_ADDRESS="x")
+    assert "[machine.memory]" in line and "drafters' automata 4.0" in line and "\n" not in line
     assert machine.AUTOMATON_BYTES == pytest.approx(store.BLOCK_BYTES / store.BLOCK_TOKENS, abs=1)
 
 
 def start(*overrides, name="dapo_qwen3_32b"):
-    return list(cluster.start_problems(config_of(name, *overrides)))
+    return list(machine.start(config_of(name, *overrides)))
 
 
 def test_a_run_starts_on_the_head_of_a_cluster_that_it_was_told_of(tmp_path, monkeypatch):
@@ -104,14 +171,21 @@ def test_a_run_starts_on_the_head_of_a_cluster_that_it_was_told_of(tmp_path, mon
         address = f"127.0.0.1:{server.getsockname()[1]}"
         note.write_text(address)
         assert f"use the script in scripts/, or export RAY_ADDRESS={address}" in start()[0]
-        assert cluster.cluster_of_this_node() == address
+        assert machine.cluster_of_this_node() == address
         for told in (address, "auto", f"ray://{address}"):
             monkeypatch.setenv("RAY_ADDRESS", told)
             assert start() == []
-    assert cluster.cluster_of_this_node() is None  # the note of a Ray that was killed
+    assert machine.cluster_of_this_node() is None  # the note of a Ray that was killed
     assert "nothing answers there" in start()[0]
     monkeypatch.delenv("RAY_ADDRESS")
     assert "RAY_ADDRESS is not set, trainer.nnodes=2: " in start()[0]
+    for host, is_ours in (
+        ("localhost", True),
+        ("[::1]", True),
+        ("198.51.100.7", False),
+        ("no-such-host.invalid", False),
+    ):
+        assert machine.is_here(host) is is_ours
 
 
 @pytest.fixture(scope="module")
@@ -131,10 +205,10 @@ def head():
 @pytest.mark.e2e
 def test_a_node_says_what_it_lacks_and_how_many_dies_are_free(head):
     config = composed("dapo_qwen3_32b")
-    ((address, problems),) = cluster.ask_nodes(config, ray.nodes(), checks.node_problems).items()
+    ((address, problems),) = machine.ask_nodes(config, ray.nodes(), preflight.of_this_node).items()
     assert address == ray.util.get_node_ip_address()
-    codes = [problem.code for problem in problems]
-    assert "data.missing" in codes and ("package.version" in codes or versions.installed("vllm-ascend"))
+    said = "\n".join(problems)
+    assert "[data.missing]" in said and ("[package.version]" in said or versions.installed("vllm-ascend"))
 
     @ray.remote(resources={"NPU": 4}, num_cpus=0)
     class Other:
@@ -144,19 +218,19 @@ def test_a_node_says_what_it_lacks_and_how_many_dies_are_free(head):
     other = Other.remote()
     ray.get(other.ready.remote())
     one_node = config_of("dapo_qwen3_32b", "trainer.nnodes=1")
-    (problem,) = cluster.device_problems(one_node, ray.nodes(), ray.available_resources())
-    assert problem.code == "ray.devices" and problem.startswith("12 of 16 NPU are free")
+    (problem,) = machine.devices_of_cluster(one_node, ray.nodes(), ray.available_resources())
+    assert "[ray.devices]" in problem and problem.startswith("12 of 16 NPU are free")
     ray.kill(other)
 
 
 def test_the_same_line_of_all_nodes_is_said_once(monkeypatch):
-    config, first, second = composed("dapo_qwen3_32b"), Problem("machine.disk", "a"), Problem("machine.memory", "b")
+    config, first, second = composed("dapo_qwen3_32b"), "a [machine.disk]", "b [machine.memory]"
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert list(cluster.find_problems(config, checks.node_problems)) == []  # no cluster is asked
+    assert list(preflight.ray_cluster(config)) == []  # no cluster is asked
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
     monkeypatch.setattr(ray, "init", lambda **_: None)
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"NPU": 16}}] * 2)
     monkeypatch.setattr(ray, "available_resources", lambda: {"NPU": 32})
-    monkeypatch.setattr(cluster, "ask_nodes", lambda *_: {"10.0.0.1": [first, second], "10.0.0.2": [first]})
-    said = [(problem.code, problem.value) for problem in cluster.find_problems(config, checks.node_problems)]
-    assert said == [("machine.disk", "on every node: a"), ("machine.memory", "on 10.0.0.1: b")]
+    monkeypatch.setattr(machine, "ask_nodes", lambda *_: {"10.0.0.1": [first, second], "10.0.0.2": [first]})
+    said = ["on every node: a [machine.disk]", "on 10.0.0.1: b [machine.memory]"]
+    assert list(preflight.ray_cluster(config)) == said

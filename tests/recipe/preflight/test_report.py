@@ -2,8 +2,9 @@
 
 import pytest
 
+from recipe import preflight
 from recipe.preflight import __main__ as report
-from recipe.preflight import checks
+from recipe.preflight import machine, vllm_command
 from recipe.preflight.npu_selftest import recommend, verifications
 from tests.recipe.preflight.preflight_node import composed
 
@@ -24,7 +25,7 @@ def said(capsys, monkeypatch, node):
 def test_a_good_node_is_all_green_and_the_dry_run_has_the_commands(said, node):
     """And preflight looks at the cluster that a run would join, by the address that `ray start` wrote down."""
     node.monkeypatch.delenv("RAY_ADDRESS")
-    node.set(report.cluster, "cluster_of_this_node", lambda: "127.0.0.1:6379")
+    node.set(machine, "cluster_of_this_node", lambda: "127.0.0.1:6379")
     code, printed = said("--dry-run")
     assert code == 0 and "red" not in printed and "skip" not in printed and "0 problems" in printed
     assert "2 nodes x 16 npu devices; rollout: 4 replicas of 8, up to 128 requests each; training: megatron" in printed
@@ -45,14 +46,14 @@ def test_a_problem_is_red_below_its_subject_with_its_mend_and_a_laptop_skips_wha
     node.set(report, "has_device", lambda device: False)
     node.monkeypatch.delenv("RAY_ADDRESS")
     node.monkeypatch.delenv("ASCEND_HOME_PATH")
-    node.set(checks, "CHECKS", [one for one in checks.CHECKS if one.name != checks.VERL_AND_VLLM])
+    kept = {find: scopes for find, scopes in preflight.CHECKS.items() if find != vllm_command.what_verl_and_vllm_say}
+    node.set(preflight, "CHECKS", kept)
     (node.folder / "data" / "aime_2024.parquet").unlink()
     (node.model / "tokenizer.json").write_text('{"model": {')
     code, printed = said()
     assert code == 2 and "red   data\n        data.val_files=" in printed and printed.endswith("\n2 problems\n")
     assert "green batches" in printed and "red   tokenizer\n" in printed and "[model.tokenizer]" in printed
-    skipped = [check.name for check in checks.CHECKS if "device" in check.scopes]
-    assert len(skipped) >= 4
+    assert len(skipped := preflight.select("device")) >= 4
     for name in skipped:
         assert f"skip  {name}: no device of this config in this machine" in printed
 

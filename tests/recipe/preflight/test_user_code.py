@@ -4,8 +4,9 @@ import pandas
 import pytest
 from omegaconf import OmegaConf
 
+from recipe import preflight
 from recipe.launch.config import ConfigError, compose_config
-from recipe.preflight import checks, user_code
+from recipe.preflight import compatibility, settings, vllm_command
 from tests.recipe.preflight.preflight_node import config_of, write_model
 
 AGENT = "actor_rollout_ref.rollout.agent"
@@ -47,17 +48,17 @@ def changed(folder, *overrides):
 
 def problems(folder, *overrides):
     config = changed(folder, *overrides)
-    found = [*user_code.data_problems(config), *user_code.find_problems(config)]
+    found = [*settings.agent_loops_and_rewards_of_the_data(config), *vllm_command.users_code(config)]
     assert all("\n" not in one for one in found)
     return found
 
 
 def test_what_is_not_set_is_the_recipes(brought):
     config = changed(brought)
-    assert problems(brought) == [] and list(user_code.find_warnings(config)) == []
-    assert OmegaConf.select(config, f"{REWARD}.path") == user_code.OWN_REWARD
-    assert OmegaConf.select(config, f"{SAMPLER}.path") == user_code.OWN_SAMPLER
-    assert OmegaConf.select(config, f"{AGENT}.agent_loop_manager_class") == user_code.OWN_MANAGER
+    assert problems(brought) == [] and list(compatibility.warnings(config)) == []
+    assert OmegaConf.select(config, f"{REWARD}.path") == settings.OWN_REWARD
+    assert OmegaConf.select(config, f"{SAMPLER}.path") == "pkg://recipe.trainer.dynamic_sampling"
+    assert OmegaConf.select(config, f"{AGENT}.agent_loop_manager_class") == "recipe.rollout.agent_loop.SeededManager"
     assert OmegaConf.select(config, f"{AGENT}.default_agent_loop") == "single_turn_agent"
     assert problems(brought, f"{REWARD}.path=null", f"{SAMPLER}.path=null") == []  # verl's own
 
@@ -74,13 +75,14 @@ def test_what_is_set_is_used_from_wherever_the_run_starts(brought, prefix):
         *("reward.reward_manager.name=Loop", f"{AGENT}.agent_loop_manager_class=mine.Loop"),
     ]
     config = compose_config("dapo_tiny_cpu", [f"assets={brought}", *overrides])
-    assert list(user_code.find_problems(config)) == list(user_code.data_problems(config)) == []
-    assert not [one for one in checks.find_problems(config) if one.code.startswith("config.")]
+    assert list(vllm_command.users_code(config)) == []
+    assert list(settings.agent_loops_and_rewards_of_the_data(config)) == []
+    assert not [one for one in preflight.find_problems(config) if "[config." in one]
     for key in (f"{REWARD}.path", f"{SAMPLER}.path", "data.custom_cls.path", "reward.reward_manager.module.path"):
         assert OmegaConf.select(config, key) == str(brought / "mine.py")
     assert OmegaConf.select(config, f"{AGENT}.agent_loop_config_path") == str(brought / "loops.yaml")
-    said = "\n".join(user_code.find_warnings(config))
-    assert f"{SAMPLER}.path={brought}/mine.py" in said and "manager_class=mine.Loop: without the recipe's" in said
+    said = "\n".join(compatibility.warnings(config))
+    assert f"{SAMPLER}.path={brought}/mine.py" in said and "manager_class=mine.Loop (without the recipe's" in said
 
 
 def test_verls_legacy_keys_are_its_present_ones(brought):

@@ -6,10 +6,9 @@ import re
 import numpy as np
 import pytest
 
-from recipe.report.__main__ import main
 from recipe.report.figures import PHASE_HEADER, agreement, phases
-from recipe.report.runs import Run
-from recipe.report.stock import FILE, text_of
+from recipe.report.page import main
+from recipe.report.runs import STOCK_FILE, Run, text_of
 from sam.bench.result import compared
 
 REWARDS = [0.0, 0.1, 0.2, 0.5, 0.6, 0.7]
@@ -99,7 +98,7 @@ def test_the_page_gives_the_answer_first(report, tmp_path):
         "Over training", "By position in the response", "Entropy", "Gradient norm",
     ]  # fmt: skip
     assert "sam synchronously, off asynchronously" in printed and printed.splitlines()[-1].endswith("report.html")
-    assert "note: Stock vLLM was not measured: python -m recipe.against_stock " in printed
+    assert "note: Stock vLLM was not measured: sam bench --run " in printed
 
 
 ROUNDS = {"stock": [3.0, 6.0, 3.0, 3.4], "off": [3.0, 7.5, 3.0, 3.4], "sam": [2.0, 4.0, 1.5, 2.0]}
@@ -118,7 +117,7 @@ def stock_beside(run, folder, seconds=ROUNDS, **changes):
     ]
     found = {"text": text_of(Run.load(run), [1, 3, 5]), "steps": [1, 3, 5], "date": "2026-01-01", "rows": rows}
     folder.mkdir(exist_ok=True)
-    (folder / FILE).write_text(json.dumps(found | {"settings": {"text": "a"}, "reference": "stock"} | changes))
+    (folder / STOCK_FILE).write_text(json.dumps(found | {"settings": {"text": "a"}, "reference": "stock"} | changes))
 
 
 def test_stock_is_the_headline(runs, report, tmp_path):

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipe.record.settings import differences
+from recipe.record import differences
 from recipe.report import figures
-from recipe.report.__main__ import main
+from recipe.report.page import main
 from recipe.report.runs import Run, make_comparable
 from sam.record.engine_steps import EngineSteps
 from sam.simulate.run import RecordedRun, fit_runs

@@ -8,7 +8,7 @@ import wandb
 from omegaconf import OmegaConf
 
 from recipe.launch import environment
-from recipe.report.__main__ import main
+from recipe.report.page import main
 from recipe.report.runs import ReportError, Run, load_run
 from tests.recipe.report.test_report import REWARDS, make_run, pictures
 
@@ -147,7 +147,7 @@ def test_a_run_of_plain_verl_is_compared_by_what_it_has(monkeypatch, tmp_path, c
         "ours": Run("sam", "ours", {"speculation": speculation("sam")}, {}, ours),
         "theirs": Run("their name", "theirs", {}, {}, theirs),
     }
-    monkeypatch.setattr("recipe.report.__main__.load_run", runs.__getitem__)
+    monkeypatch.setattr("recipe.report.page.load_run", runs.__getitem__)
     assert main(["ours", "theirs", "--output", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("Rollout 2.00x speculation=their name (32.0 s to 24.0 s in 4 steps)")  # verl's clock

@@ -14,8 +14,8 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.replica import TokenOutput
 
 from recipe.rollout import agent_loop as module
+from recipe.rollout import prompt_uid, sample_seed
 from recipe.rollout.agent_loop import FAILURE, SeededManager, SeededRequests, SeededWorker, describe
-from recipe.seeds import prompt_uid, sample_seed
 
 RUN_SEED = 5
 

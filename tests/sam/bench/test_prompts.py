@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from sam.bench.loads import in_other_tokens
-from sam.bench.prompts import Group, question, read_groups, read_prompts
+from sam.bench.prompts import Group, in_other_tokens, question, read_groups, read_prompts
 
 CHAT = "{% for m in messages %}{{ m.content }} {% endfor %}{% if add_generation_prompt %}99{% endif %}"
 

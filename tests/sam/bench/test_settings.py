@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from sam.bench.environment import HUGE_PAGES, environment_of, vllm_plugins
+from sam.bench.engines import environment_of, vllm_plugins
 from sam.bench.settings import parse
-from sam.config import SpeculationConfig
+from sam.config import HUGE_PAGES, SpeculationConfig
 
 ENGINE = ["--dtype", "float32"]
 

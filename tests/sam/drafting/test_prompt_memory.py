@@ -11,8 +11,7 @@ from sam.drafting.drafter import Drafter
 from sam.drafting.prompt_memory import CANDIDATES, CLOCK_TOKENS, ORDERS, make_memory, recall, remember
 from sam.drafting.sequences import RECENT_TOKENS, make_sequences, start_sequence
 from sam.record.responses import Recording
-from sam.replay.baselines import make_drafter
-from sam.replay.round_robin import replay
+from sam.replay import make_drafter, replay
 
 K = 3
 

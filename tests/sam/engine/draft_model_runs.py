@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sam.drafting.position_acceptance import PositionAcceptance
-from sam.switch.goodput import Goodput
+from sam.switch.policies import Goodput
 from sam.switch.policy import Plan
 from sam.vllm.step_recorder import StepRecorder
 from sam.vllm.trained import proposer

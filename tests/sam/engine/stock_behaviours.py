@@ -93,6 +93,11 @@ class Engine:
 
 def behaviours(folder: Path) -> dict:
     import torch
+
+    # Root cause: where vLLM's cache of model classes is empty, it imports its LoRA layers before its CPU worker, which
+    # replaces `async_tensor_h2d` for all that import it later. Symptom: the first engine with LoRA on a machine ends
+    # with "Found no NVIDIA driver". Can go when vLLM's function asks the platform for pinned memory.
+    import vllm.v1.worker.cpu.shm  # noqa: F401
     from vllm.lora.request import LoRARequest
     from vllm.sampling_params import StructuredOutputsParams
 

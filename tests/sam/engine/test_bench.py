@@ -1,4 +1,4 @@
-"""`python -m sam.bench` on real engines, each in a process of its own: stock vLLM, off, sam and a draft model."""
+"""`sam bench` on real engines, each in a process of its own: stock vLLM, off, sam and a draft model."""
 
 import functools
 import json
@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sam.bench import rounds
-from sam.bench.__main__ import main
-from sam.bench.engine_process import EngineProcess
+from recipe.bench import main
+from sam.bench import engines
+from sam.bench.engines import EngineProcess
 from tests.sam.engine.tiny_engine import VOCABULARY, save_model
 
 pytestmark = pytest.mark.engine
@@ -44,36 +44,27 @@ def bench(tmp_path):
     return run
 
 
-def test_stock_off_and_sam(bench):
+def test_stock_off_sam_and_a_draft_model_alone_and_beside_it(bench, tmp_path):
+    """The target drafts for itself, so that its drafts are accepted whatever it says."""
     load = ["--requests", "2", "8", "--samples", "4", "--max-tokens", "160", "--temperature", "0.3", "--ignore-eos"]
-    code, rows, warnings = bench(*load)
+    variants = ["--variants", "stock", "off", "sam", "draft_model", "hybrid"]
+    code, rows, warnings = bench(*load, *variants, "--draft-model", str(tmp_path / "model"), "--draft-tokens", "3")
     assert code == 0 and warnings == []
     for requests in (2, 8):
-        stock, off, sam = (rows[variant, requests] for variant in ("stock", "off", "sam"))
-        assert sam["identical"] == sam["responses"] == 8  # four batches of 2
+        stock, off, *drafting = (rows[variant, requests] for variant in variants[1:])
         assert stock["drafted"] is None and off["drafted"] == 0
         assert stock["steps"] == off["steps"] == 160 * 8 // requests
-    assert rows["sam", 8]["accepted"] > 0 and rows["sam", 8]["acceptance_length"] > 1
-    assert rows["sam", 8]["steps"] < 160
-
-
-def test_a_draft_model_alone_and_beside_sam(bench, tmp_path):
-    """The target drafts for itself, so that its drafts are accepted whatever it says."""
-    load = ["--requests", "4", "--samples", "2", "--max-tokens", "60", "--temperature", "0", "--ignore-eos"]
-    methods = ["draft_model", "hybrid"]
-    drafts = ["--variants", "off", *methods, "--draft-model", str(tmp_path / "model"), "--draft-tokens", "3"]
-    code, rows, warnings = bench(*load, *drafts)
-    assert code == 0 and warnings == []
-    for method in methods:
-        row = rows[method, 4]
-        assert row["identical"] == row["responses"] == 8 and row["accepted"] > 0
-        assert not row["asynchronous"] and row["draft_errors"] == 0
+        for row in drafting:
+            assert row["identical"] == row["responses"] == 8  # four batches of 2
+            assert not row["asynchronous"] and row["draft_errors"] == 0
+    assert all(rows[variant, 8]["accepted"] > 0 for variant in variants[3:])
+    assert rows["sam", 8]["acceptance_length"] > 1 and rows["sam", 8]["steps"] < 160
 
 
 def test_forced_text_on_a_config_alone_and_a_slowed_sam(bench, tmp_path, capsys, monkeypatch):
     """Random weights, no tokenizer, and a drafter that sleeps: real text is emitted, and sam does not pay."""
     slowed = (sys.executable, str(Path(__file__).with_name("slowed_engine.py")))
-    monkeypatch.setattr(rounds, "EngineProcess", functools.partial(EngineProcess, program=slowed))
+    monkeypatch.setattr(engines, "EngineProcess", functools.partial(EngineProcess, program=slowed))
     (tmp_path / "config alone").mkdir()
     shutil.copy(tmp_path / "model" / "config.json", tmp_path / "config alone")
     chance = np.random.default_rng(0)

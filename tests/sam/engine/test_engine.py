@@ -39,6 +39,9 @@ def run(model, speculative_config, batch):
         # Finished requests are released by the next step: one more request releases them all and stays itself.
         llm.generate({"prompt_token_ids": PROMPTS[0]}, SamplingParams(max_tokens=2, ignore_eos=True, detokenize=False))
         drafter = getattr(seen.runner, "drafter", None)
+        for _ in range(2):  # pieces of new weights
+            seen.runner.get_model().load_weights(iter(()))
+        seen.versions = drafter.counters["policy_version"] if hasattr(drafter, "tracked") else 0
         seen.tracked = len(drafter.tracked.states) if hasattr(drafter, "tracked") else 0
 
     result = generate(
@@ -114,3 +117,7 @@ def test_the_drafters_name_alone_drafts_with_the_defaults(tmp_path):
             accepted = matrix.counted(llm, "vllm:spec_decode_num_accepted_tokens")
             assert (accepted > 50) == ("speculative_config" in speculation)
     assert texts[0] == texts[1]
+
+
+def test_new_weights_in_pieces_are_one_version_whoever_loads_them(results):
+    assert results["sam"].versions == 1

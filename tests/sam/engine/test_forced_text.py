@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
+from sam.vllm.bench.engine import FixedDrafts
 from sam.vllm.bench.forced_text import ForcedText, sampling_arguments
-from sam.vllm.bench.profiled_engine import FixedDrafts
 from sam.vllm.step_recorder import StepRecorder
 from tests.sam.engine.tiny_engine import SAM, VOCABULARY, generate, save_model
 
 pytestmark = pytest.mark.engine
 
 DRAFTS = 3
-FIXED = {"model": "sam.vllm.bench.profiled_engine.FixedDrafts", "num_speculative_tokens": DRAFTS}
+FIXED = {"model": "sam.vllm.bench.engine.FixedDrafts", "num_speculative_tokens": DRAFTS}
 LENGTHS = [40, 7, 1, 23, 60, 60, 12, 31]  # more requests than run at once, so that some wait
 
 

@@ -1,4 +1,4 @@
-"""The switch in a real engine: goodput's table measured at warm-up, the same tokens, `python -m sam.profile`, and
+"""The switch in a real engine: goodput's table measured at warm-up, the same tokens, `sam profile`, and
 requests that wait elsewhere."""
 
 import json
@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from sam.switch.queued_requests import PATIENCE_STEPS
+from sam.switch.policy import PATIENCE_STEPS
 from sam.switch.step_cost import StepCost
 from sam.vllm.hints import RequestHints
 from tests.sam.engine.tiny_engine import SAM, generate, save_model
@@ -68,7 +68,7 @@ def test_profile_writes_a_table_that_goodput_loads(model, tmp_path):
     output = tmp_path / "step_cost.json"
     engine = {"enforce_eager": True, "dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 256}
     command = [
-        *(sys.executable, "-m", "sam.profile", "--model", model.path, "--output", str(output)),
+        *(sys.executable, "-m", "recipe.command_line", "profile", "--model", model.path, "--output", str(output)),
         *("--requests", "1,4", "--drafts", "0,3", "--context", "16,64", "--engine", json.dumps(engine)),
     ]
     environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}  # as vLLM has it by default

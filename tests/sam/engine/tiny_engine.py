@@ -16,7 +16,7 @@ from sam.vllm import plugin
 
 VOCABULARY = 300
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-SAM = {"model": "sam.vllm.proposer.SamProposer", "num_speculative_tokens": 3}
+SAM = {"model": "sam.SamProposer", "num_speculative_tokens": 3}
 
 
 def save_model(path, sharpness: float = 25.0, vocabulary: int = VOCABULARY, tied: bool = False) -> SimpleNamespace:

@@ -6,9 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from sam.profile import grid
-from sam.profile.__main__ import main
-from sam.profile.grid import PAUSES_S, ROUNDS, Grid, measure_cells
+from sam import profile
+from sam.profile import PAUSES_S, ROUNDS, Grid, main, measure_cells
 from sam.simulate.run import least_squares_without_negative_terms
 from sam.switch.step_cost import StepCost
 from tests.sam.simulate.test_recorded import COST, write_run
@@ -55,7 +54,7 @@ class FakeEngine:
 def pauses(monkeypatch):
     """Waited seconds, without the wait."""
     waited = []
-    monkeypatch.setattr(grid.time, "sleep", waited.append)
+    monkeypatch.setattr(profile.time, "sleep", waited.append)
     return waited
 
 
@@ -77,7 +76,7 @@ def test_a_disturbance_of_half_the_steps_or_two_of_three_rounds_is_not_seen(dist
 @pytest.mark.parametrize(("bad", "times"), [((1, 0, 64), 30.0), ((4, 2, 512), 1.6), ((4, 5, 64), 30.0)])
 def test_a_cell_disturbed_in_every_round_is_measured_again_alone(bad, times, caplog, pauses):
     engine = FakeEngine(lambda place, visit: times if place == bad and visit <= ROUNDS else 1.0)
-    with caplog.at_level(logging.WARNING, "sam.profile.grid"):
+    with caplog.at_level(logging.WARNING, "sam.profile"):
         cells = measure_cells(engine, GRID)
     assert cells == pytest.approx(TRUE) and np.array_equal(GRID.table(cells).milliseconds, cells)
     assert engine.visits[ROUNDS * TRUE.size :] == [bad] * ROUNDS and pauses == [PAUSES_S[0]]
@@ -138,9 +137,7 @@ def test_of_one_recorded_run_it_says_what_is_a_guess(tmp_path):
     ],
 )
 def test_what_is_wrong_is_one_line_before_an_engine_is_made(monkeypatch, tmp_path, capsys, arguments, message):
-    monkeypatch.setattr(
-        "sam.vllm.bench.profiled_engine.ProfiledEngine", lambda *_, **__: pytest.fail("an engine was made")
-    )
+    monkeypatch.setattr("sam.vllm.bench.engine.ProfiledEngine", lambda *_, **__: pytest.fail("an engine was made"))
     monkeypatch.chdir(tmp_path)
     assert main([*arguments, "--output", "cost.json"]) == 2
     assert message in capsys.readouterr().err.splitlines()[-1] and not (tmp_path / "cost.json").exists()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sam.reading import ReadError
-from sam.record.atomic import replacing
+from sam.record import replacing
 from sam.record.engine_steps import PER_STEP, EngineSteps, accepted_tokens
 
 

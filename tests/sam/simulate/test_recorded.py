@@ -9,9 +9,8 @@ import yaml
 
 from sam.record.engine_steps import EngineSteps
 from sam.record.responses import Recording
-from sam.replay.baselines import make_drafter
-from sam.simulate.engine import Cluster
-from sam.simulate.rollout import Choice, real, seconds, simulate
+from sam.replay import make_drafter
+from sam.simulate.rollout import Choice, Cluster, real, seconds, simulate
 from sam.simulate.run import RecordedRun, arrivals, fit_from_steps, fit_runs
 from sam.simulate.workload import recorded_round
 from sam.switch.step_cost import linear

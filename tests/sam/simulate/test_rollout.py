@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from sam.record.responses import Recording
-from sam.replay.baselines import make_drafter
+from sam.replay import make_drafter
 from sam.simulate.acceptance import CELL, Acceptance, DrawnDrafts, measure
-from sam.simulate.engine import Cluster
-from sam.simulate.rollout import ROUTERS, Choice, drawn, load_step_cost, real, simulate, summarize
-from sam.simulate.workload import LogNormal, Round, recorded_round
+from sam.simulate.rollout import ROUTERS, SETUPS, Choice, Cluster, drawn, load_step_cost, real, simulate, summarize
+from sam.simulate.workload import Round, log_normal, recorded_round
 from sam.switch.policies import Threshold
 from sam.switch.step_cost import StepCost, linear
 
@@ -19,11 +18,9 @@ COST, FLAT = linear(10.0, 0.0, 1.0), linear(10.0, 0.0, 0.0)  # 10 ms and one for
 
 def work(*lengths, prompts=None, arrivals=None):
     count = len(lengths)
-    prompts, arrivals = (
-        np.arange(count) if prompts is None else prompts,
-        np.zeros(count) if arrivals is None else arrivals,
-    )
-    return Round(np.array(lengths), np.array(prompts), np.full(count, 4), np.array(arrivals, float))
+    prompts = np.arange(count) if prompts is None else np.array(prompts)
+    arrivals = np.zeros(count) if arrivals is None else np.array(arrivals)
+    return Round(np.array(lengths), prompts, np.full(count, 4), arrivals)
 
 
 def accepting(*records, k=3):
@@ -39,16 +36,15 @@ def accepting(*records, k=3):
 ALL = accepting((3, 3))
 
 
-def play(rounds, policy="never", threshold=8, drafts=ALL, cost=COST, tail=1, cluster=None, **choice):
+def play(rounds, policy="never", threshold=8, drafts=ALL, cost=COST, cluster=None, **choice):
     rounds = rounds if isinstance(rounds, list) else [rounds]
     played = simulate(rounds, Cluster(**cluster or {}), Choice(policy, 3, threshold, **choice), cost, drafts)
-    return summarize(played, tail), played
+    return summarize(played), played
 
 
 def test_requests_without_speculation():
-    outcome, played = play([work(3, 5), work(2)])
+    outcome, _ = play([work(3, 5), work(2)])
     assert outcome["seconds"] == pytest.approx((3 * 12 + 2 * 11 + 2 * 11) / 1e3)
-    assert outcome["tail_seconds"] == pytest.approx((2 * 11 + 2 * 11) / 1e3)
     assert (outcome["tokens"], outcome["engine_steps"], outcome["drafted"], outcome["switched_on"]) == (10, 7, 0, 0.0)
     assert play(work(3, 5), cluster={"max_num_seqs": 1})[0]["seconds"] == pytest.approx(8 * 11 / 1e3)
     assert play(work(2, 2), cluster={"admit_ms": 3.0})[0]["seconds"] == pytest.approx((12 + 6 + 12) / 1e3)
@@ -67,9 +63,7 @@ def test_the_threshold_switches_on_with_the_step_after_the_first_response():
     assert played[0][0]["steps"][~on].sum() == 3 and played[0][0]["running"][on].tolist() == [1, 1]
     # Of 5 tokens left the first step brings 4, the second one: its draft's other tokens are wasted.
     assert (outcome["drafted"], outcome["accepted"], outcome["wasted"]) == (6, 4, 2)
-    assert outcome["seconds"] == pytest.approx((3 * 12 + 14 + 14) / 1e3) and outcome["switched_on"] == pytest.approx(
-        2 / 5
-    )
+    assert outcome["seconds"] == pytest.approx((3 * 12 + 14 + 14) / 1e3) and outcome["switched_on"] == 2 / 5
     assert play(work(4), "always", drafts=accepting((2, 0)))[0]["seconds"] == pytest.approx((11 + 3 * 13) / 1e3)
 
 
@@ -86,8 +80,7 @@ def test_ranks_are_told_the_most_rows_of_another_ones_last_step(monkeypatch):
     monkeypatch.setattr(
         Threshold, "plan", lambda s, state: (planned.append(state.max_num_tokens_other_dp_ranks), plan(s, state))[1]
     )
-    cluster = {"replicas": 2, "dp_synchronous": True}
-    outcome, played = play(work(9, 9, 9), "always", cluster=cluster)
+    outcome, _ = play(work(9, 9, 9), "always", cluster={"replicas": 2, "dp_synchronous": True})
     # Two requests here, one there: reading prompts, then with 3 drafts each; the first step is not shown.
     assert planned == [0, 0, 1, 2, 4, 8] and seen == [4, 8, 4, 8]
     assert outcome["seconds"] == pytest.approx((12 + 18 + 18) / 1e3)
@@ -96,13 +89,13 @@ def test_ranks_are_told_the_most_rows_of_another_ones_last_step(monkeypatch):
 def test_jumps_are_the_sum_of_their_steps():
     cells = 10 + np.array([1, 64])[:, None, None] * (0.1 * np.array([1, 4])[:, None] + np.array([0.0, 2.0, 3.0]))
     cost = StepCost(np.array([1, 64]), np.array([1, 4]), np.array([1, 400, 4000]), cells)
-    rounds = LogNormal(600, 3000, 0.8, 0.5).draw(6, 4, prompt_tokens=50)
+    rounds = log_normal(600, 3000, 0.8, 0.5, (6, 4))
     outcome, _ = play(rounds, cost=cost, cluster={"max_num_seqs": 5})
     done, queue, running, total = np.zeros(24, int), list(range(24)), [], 0.0
     while queue or running:
         while queue and len(running) < 5:
             running.append(queue.pop(0))
-        total += float(cost.step_ms(len(running), len(running), 50 + done[running].mean())[0])
+        total += float(cost.step_ms(len(running), len(running), 128 + done[running].mean())[0])
         done[running] += 1
         running = [i for i in running if done[i] < rounds.lengths[i]]
     assert outcome["seconds"] == pytest.approx(total / 1e3, rel=2e-3) and outcome["tokens"] == rounds.num_tokens
@@ -112,7 +105,7 @@ def test_jumps_are_the_sum_of_their_steps():
 @pytest.mark.parametrize("policy", ["never", "threshold", "goodput", "always"])
 @pytest.mark.parametrize("dp_synchronous", [False, True])
 def test_every_token_comes_once_and_twice_the_same(router, policy, dp_synchronous):
-    rounds = LogNormal(100, 400, 0.7, 0.4).draw(8, 4)
+    rounds = log_normal(100, 400, 0.7, 0.4, (8, 4))
     drafts = accepting((3, 3), (3, 1), (2, 0), (0, 0), (3, 2))
     cluster = {"replicas": 3, "dp_synchronous": dp_synchronous, "max_num_seqs": 6}
     arguments = {"drafts": drafts, "cluster": cluster, "router": router, "chunk": 7 if router == "context" else 0}
@@ -156,7 +149,7 @@ def test_more_siblings_are_accepted_more_often_really_and_drawn():
     table, found = measure(recording, 3), {}
     for name, drafts in (("real", real(partial(make_drafter, "sam"))), ("drawn", drawn(lambda k: table))):
         for scope in ("request", "group", "shared"):
-            one = recorded_round(recording), "always", 8, drafts, linear(10.0, 0.0, 0.1), 1, {"replicas": 4}
+            one = recorded_round(recording), "always", 8, drafts, linear(10.0, 0.0, 0.1), {"replicas": 4}
             outcome, _ = play(*one, scope=scope)
             assert outcome["tokens"] == recording.num_tokens
             found[name, scope] = outcome["accept_length"]
@@ -165,15 +158,15 @@ def test_more_siblings_are_accepted_more_often_really_and_drawn():
 
 
 def test_lengths_have_the_mean_the_cap_and_the_correlation():
-    lengths = LogNormal(1000, 4000, 0.7, 0.5).draw(2000, 8, seed=1).lengths.reshape(2000, 8)
+    lengths = log_normal(1000, 4000, 0.7, 0.5, (2000, 8), seed=1).lengths.reshape(2000, 8)
     assert lengths.mean() == pytest.approx(1000, rel=0.02) and lengths.max() == 4000
     logs = np.log(lengths[(lengths < 4000).all(axis=1)])
     between = logs.mean(axis=1).var() - logs.var(axis=1, ddof=1).mean() / 8
     assert between / (between + logs.var(axis=1, ddof=1).mean()) == pytest.approx(0.5, abs=0.1)
 
 
-def test_shipped_step_costs_say_what_they_are():
-    for name in ("qwen3_32b", "qwen3_32b_128die", "qwen3_235b"):
-        cost, cautious = load_step_cost(name), load_step_cost(f"{name}_cautious")
-        assert cost.source.startswith("FITTED TO PUBLISHED FIGURES") and cautious.source.startswith("FITTED")
-        assert cautious.step_ms(8, 32, 100) == pytest.approx(cost.step_ms(8, 32, 20480))
+@pytest.mark.parametrize("name", SETUPS)
+def test_shipped_step_costs_say_what_they_are(name):
+    cost, cautious = load_step_cost(name), load_step_cost(f"{name}_cautious")
+    assert cost.source.startswith("FITTED TO PUBLISHED FIGURES") and cautious.source.startswith("FITTED")
+    assert cautious.step_ms(8, 32, 100) == pytest.approx(cost.step_ms(8, 32, 20480))

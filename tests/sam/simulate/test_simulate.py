@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from sam.simulate.__main__ import main
 from sam.switch.step_cost import linear
+from sam.tune import main
 from tests.sam.simulate.test_recorded import write_run
 
 LENGTHS = ("--log-normal", "300", "1500", "0.6", "0.4", "--prompts", "6", "--samples", "4")
@@ -25,7 +25,7 @@ def result(capsys, *arguments):
 def test_a_sweep_of_drawn_lengths(cost, capsys):
     arguments = (*LENGTHS, *cost, "--replicas", "2", "--policy", "threshold", "always", "--k", "3", "4", "--threshold")
     report = result(capsys, *arguments, "2", "6", "--scope", "request", "group")
-    assert report["requests"] == 24 and report["step_cost"] == "a test" and report["tail_threshold"] == 8
+    assert report["requests"] == 24 and report["step_cost"] == "a test"
     rows = {(row["label"], row["scope"]): row for row in report["rows"]}
     assert len(rows) == len(report["rows"]) == 1 + 2 * 2 * 2 + 2 * 2 and rows["off", "request"]["speedup"] == 1.0
     assert rows["threshold 2, k 3", "group"]["speedup"] < rows["threshold 6, k 3", "group"]["speedup"]
@@ -33,14 +33,14 @@ def test_a_sweep_of_drawn_lengths(cost, capsys):
     assert all(row["tokens"] == report["tokens"] for row in report["rows"])
     assert main([*LENGTHS, *cost, "--policy", "threshold", "--threshold", "3"]) == 0
     head, costs, _, off, on = capsys.readouterr().out.splitlines()
-    assert head.endswith("tail from 3 running requests") and costs == "step costs: a test"
+    assert head.endswith("tokens, 1 replicas") and costs == "step costs: a test"
     assert off.startswith("off ") and on.startswith("threshold 3, k 3")
 
 
 def test_a_published_setup_can_be_changed(capsys):
     arguments = ("--setup", "qwen3_32b", "--prompts", 4, "--replicas", 2, "--policy", "threshold", "--threshold", 4)
     report = result(capsys, *arguments, "--scope", "group", "shared", "--router", "context", "--delay", 64)
-    assert (report["replicas"], report["requests"], report["tail_threshold"]) == (2, 64, 4)
+    assert (report["replicas"], report["requests"]) == (2, 64)
     rows = [(row["scope"], row["router"], row["delay"]) for row in report["rows"]]
     assert rows == [("request", "verl", 0), ("group", "context", 0), ("shared", "context", 64)]
     assert report["step_cost"] == "FITTED TO PUBLISHED FIGURES, NOT MEASURED"

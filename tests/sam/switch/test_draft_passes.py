@@ -5,8 +5,7 @@ import pytest
 
 from sam.drafting.drafts import Drafts
 from sam.switch.draft_passes import PassCost, may_pay, plan_passes
-from sam.switch.goodput import Goodput
-from sam.switch.policies import make_policy
+from sam.switch.policies import Goodput, make_policy
 from sam.switch.policy import StepState
 from sam.switch.step_cost import linear
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from sam.switch.goodput import Goodput
+from sam.switch.policies import Goodput
 from sam.switch.policy import StepState
 from sam.switch.step_cost import StepCost, linear
 from tests.sam.switch.test_goodput import drafts_of

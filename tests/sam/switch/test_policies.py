@@ -1,32 +1,62 @@
-"""When drafting is on: the published switch, and every policy while requests end one by one."""
+"""When drafting is on: the published switch, every policy while requests end one by one and over a recorded timeline,
+and what the switch makes of a router's word that requests wait."""
+
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sam.switch.policies import make_policy
-from sam.switch.policy import StepState
+from sam.switch.policy import PATIENCE_STEPS, QueuedRequests, StepState
 from sam.switch.step_cost import linear
 
+# A timeline that was recorded in verl: running requests and milliseconds of each engine step.
+RECORDED = json.loads(Path(__file__).with_name("recorded_timeline.json").read_text())
+RUNNING, STEP_MS = np.array(RECORDED["running"]), np.array(RECORDED["step_ms"])
+ACCEPTANCE = np.array(RECORDED["acceptance"], np.float32)
+K = len(ACCEPTANCE)
+COST = linear(2.3, 0.023, 0.022)  # about what that machine's steps took
 
-@pytest.mark.parametrize("running, budget", [(1, 3), (8, 3), (9, 0), (400, 0)])
-def test_threshold_is_the_published_switch(running, budget):
+
+def test_threshold_is_the_published_switch():
     policy = make_policy("threshold", 3, 8)
-    assert policy.plan(StepState(running)).budget == budget
-    assert policy.plan(StepState(running)).min_acceptance == 0.0
-
-
-def test_threshold_verifies_whole_drafts():
-    policy = make_policy("threshold", 3, 8)
+    assert [policy.plan(StepState(running)).budget for running in (1, 8, 9, 400)] == [3, 3, 0, 0]
+    assert policy.plan(StepState(8)).min_acceptance == 0.0
     acceptance, offsets = np.array([0.9, 0.1, 0.5], np.float32), np.array([0, 2, 2, 3])
-    assert policy.choose(StepState(3), acceptance, offsets).tolist() == [2, 0, 1]
+    assert policy.choose(StepState(3), acceptance, offsets).tolist() == [2, 0, 1], "whole drafts"
 
 
 def test_always_and_never():
-    assert make_policy("always", 5, 0).plan(StepState(10_000)).budget == 5
+    always = make_policy("always", 5, 0, paths=4)
+    assert always.plan(StepState(10_000)).budget == 5
+    own = np.array([0.5, 0.2, 0.1], np.float32), np.array([0, 1, 3]), np.array([2, 2])
+    assert always.choose_paths(StepState(1), 3, *own).tolist() == [1, 2], "all further paths"
     assert make_policy("never", 5, 100).plan(StepState(0)).budget == 0
 
 
-TIMELINE = [*range(96, 0, -1), *[1] * 30]
+@pytest.mark.parametrize("settings", [("threshold", 0, 8), ("threshold", 3, -1), ("x", 3, 8)])
+def test_bad_settings_are_named(settings):
+    with pytest.raises(ValueError, match="expected"):
+        make_policy(*settings)
+
+
+def play(name, running, acceptance, step_ms, cost, threshold=8):
+    """int64 [steps]: draft tokens verified in each step of so many running requests, which takes `step_ms` of the step
+    and its draft tokens."""
+    k = len(acceptance)
+    policy, decisions = make_policy(name, k, threshold, step_cost=cost), np.zeros(len(running), np.int64)
+    for step, requests in enumerate(running):
+        state = StepState(int(requests))
+        if policy.plan(state).budget:
+            drafts = np.tile(acceptance, requests), np.arange(requests + 1) * k
+            decisions[step] = policy.choose(state, *drafts).sum()
+        accepted = round(float(decisions[step]) * float(acceptance.mean()))
+        policy.observe(state, int(decisions[step]), accepted, step_ms(step, int(decisions[step])))
+    return decisions
+
+
+TIMELINE = np.array([*range(96, 0, -1), *[1] * 30])
 
 
 @pytest.mark.parametrize(
@@ -38,24 +68,79 @@ def test_requests_that_end_one_by_one_through_every_policy(name, switched_on):
     A request costs nothing beyond its token and 63 tokens double a step, so a draft token pays while
     0.5 > running / (running + 63): below 63 requests, and brings the hundredth that it must bring below 60.
     """
-    policy = make_policy(name, 2, 8, step_cost=linear(63.0, 0.0, 1.0))
-    decisions = []
-    for running in TIMELINE:
-        state = StepState(running)
-        decisions.append(0)
-        if policy.plan(state).budget:
-            acceptance, offsets = np.tile(np.array([0.5, 0.25], np.float32), running), np.arange(running + 1) * 2
-            decisions[-1] = int(policy.choose(state, acceptance, offsets).sum())
-        policy.observe(state, decisions[-1], decisions[-1] // 2, 63.0 + running + decisions[-1])
-        if name == "threshold":
-            assert decisions[-1] == (2 * running if running <= 8 else 0)
-    assert sum(decision > 0 for decision in decisions) == pytest.approx(switched_on, abs=2 if name == "goodput" else 0)
+    acceptance = np.array([0.5, 0.25], np.float32)
+    decisions = play(
+        name, TIMELINE, acceptance, lambda step, drafted: 63.0 + TIMELINE[step] + drafted, linear(63.0, 0.0, 1.0)
+    )
+    if name == "threshold":
+        assert decisions.tolist() == np.where(TIMELINE <= 8, 2 * TIMELINE, 0).tolist()
+    assert (decisions > 0).sum() == pytest.approx(switched_on, abs=2 if name == "goodput" else 0)
     if name == "goodput":
         assert decisions[0] == 0 and decisions[-1] == 2
-        assert all(d == r for d, r in zip(decisions, TIMELINE, strict=True) if 30 < r < 55), "one token each there"
+        between = (TIMELINE > 30) & (TIMELINE < 55)
+        assert (decisions == TIMELINE)[between].all(), "one token each there"
 
 
-@pytest.mark.parametrize("settings", [("threshold", 0, 8), ("threshold", 3, -1), ("x", 3, 8)])
-def test_bad_settings_are_named(settings):
-    with pytest.raises(ValueError, match="expected"):
-        make_policy(*settings)
+def recorded(name, threshold=0):
+    def step_ms(step, drafted):
+        plain, longer = COST.step_ms(RUNNING[step], np.array([RUNNING[step], RUNNING[step] + drafted]), 1)
+        return STEP_MS[step] * longer / plain
+
+    return play(name, RUNNING, ACCEPTANCE, step_ms, COST, threshold)
+
+
+@pytest.mark.parametrize("threshold", [4, 8, 16, 32, 64])
+def test_thresholds_draft_for_all_or_for_nobody(threshold):
+    decisions = recorded("threshold", threshold)
+    assert decisions.tolist() == np.where(RUNNING <= threshold, K * RUNNING, 0).tolist()
+    assert 0 < (decisions > 0).sum() < len(RUNNING)
+
+
+def test_goodput_decides_as_it_did():
+    """`goodput` of the recording: its decisions when the test was written, so that a change of them is seen."""
+    decisions = recorded("goodput")
+    assert decisions.tolist() == RECORDED["goodput"]
+    longest, full = decisions[RUNNING <= 2] / RUNNING[RUNNING <= 2], decisions[RUNNING == RUNNING.max()] / RUNNING.max()
+    assert np.median(longest) == K and full.max() < K, "whole drafts where few run, shorter ones where many do"
+    assert 0 < (longest == 0).mean() < 0.1, "now and then a step without, which tells what drafts cost"
+
+
+def told(queued: int) -> QueuedRequests:
+    made = QueuedRequests(12)
+    made.update(queued)
+    return made
+
+
+def test_no_more_are_expected_than_wait_or_than_there_are_free_slots():
+    assert [told(queued).expected(running=9) for queued in (0, 2, 3, 50)] == [0, 2, 3, 3]
+    assert told(50).expected(running=12) == told(50).expected(running=13) == QueuedRequests(12).expected(3) == 0
+
+
+def test_a_free_slot_that_nobody_takes_ends_the_wait():
+    """The router is gone, or another replica took all that waited."""
+    made = told(50)
+    assert [made.expected(running=11) for _ in range(PATIENCE_STEPS + 2)] == [1] * PATIENCE_STEPS + [0, 0]
+    assert made.expected(running=12) == made.expected(running=11) == 0, "until a request comes and says so"
+    made.update(2)
+    assert made.expected(running=11) == 1
+    made.update(0)
+    assert made.expected(running=11) == 0, "none is behind the last one"
+    assert told(50).expected(running=11, steps=PATIENCE_STEPS + 1) == 0, "steps in which nobody asked count"
+
+
+def test_the_wait_begins_anew_where_the_slots_were_full_meanwhile():
+    made = told(50)
+    for _ in range(3):
+        assert [made.expected(running=11) for _ in range(PATIENCE_STEPS)] == [1] * PATIENCE_STEPS
+        assert made.expected(running=12) == 0
+
+
+def test_threshold_counts_requests_that_are_about_to_come_and_goodput_none():
+    policy = make_policy("threshold", 3, batch_size_threshold=8)
+    plans = [policy.plan(StepState(8, awaited=awaited)) for awaited in (0, 1, 4, 0)]
+    assert [plan.budget for plan in plans] == [3, 0, 0, 3]
+    assert [plan.valid_for_steps for plan in plans] == [0, 0, 0, 0], "asked again in the next step"
+    assert policy.plan(StepState(9, awaited=3)).valid_for_steps > 0
+    assert policy.counters == {"awaited_steps": 2}
+    with_, without = make_policy("goodput", 3, 8), make_policy("goodput", 3, 8)
+    assert with_.plan(StepState(8, awaited=4)) == without.plan(StepState(8)) and with_.counters == {}

@@ -1,11 +1,19 @@
 """Step-cost tables: looked up between and beyond their points, and refused where they cannot be true."""
 
+import doctest
 import json
 
 import numpy as np
 import pytest
 
+from sam.switch import draft_passes, step_cost
 from sam.switch.step_cost import StepCost, linear
+
+
+@pytest.mark.parametrize("module", [step_cost, draft_passes])
+def test_examples_run(module):
+    failed, attempted = doctest.testmod(module)
+    assert attempted and not failed
 
 
 def make(**changed):
@@ -117,7 +125,7 @@ def test_what_cannot_be_true_is_refused(changed, message):
 @pytest.mark.parametrize(
     "content, message",
     [
-        (None, "no such file; measure it again with python -m sam.profile"),
+        (None, "no such file; measure it again with sam profile"),
         ("{}", "not a step-cost table"),
         ("nonsense", "not JSON"),
         (json.dumps({"requests": [], "tokens_per_request": [1], "context": [1], "milliseconds": [],

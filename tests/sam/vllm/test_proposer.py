@@ -8,7 +8,7 @@ import pytest
 from sam.automaton.corpus_file import corpus_of, save_corpus
 from sam.drafting.shape import FILLER
 from sam.switch.policies import Threshold
-from sam.switch.queued_requests import PATIENCE_STEPS
+from sam.switch.policy import PATIENCE_STEPS
 from sam.switch.step_cost import linear
 from sam.vllm import runner_hooks
 from sam.vllm.hints import RequestHints

@@ -19,28 +19,6 @@ def sampling(number):
     )
 
 
-def stock_runner(requests):
-    """A runner with a sampler of its own, which draws 99; `requests` are (response, output so far)."""
-    names = [str(row) for row in range(len(requests))]
-    states = [
-        SimpleNamespace(sampling_params=sampling(n), num_prompt_tokens=4, num_tokens=4 + len(out))
-        for n, out in requests
-    ]
-    return SimpleNamespace(
-        speculative_config=None,
-        input_batch=SimpleNamespace(req_ids=names),
-        requests=dict(zip(names, states, strict=True)),
-        _sample=lambda logits, _: SimpleNamespace(sampled_token_ids=torch.full((len(names), 1), 99, dtype=torch.int32)),
-    )
-
-
-def test_stock_with_tokens_under_way():
-    runner = stock_runner([(0, [10, -1]), (2, []), (1, [-1]), (None, [])])  # -1: not yet on the host
-    ForcedText.attach(runner).set_responses(RESPONSES)
-    tokens = runner._sample(None, None).sampled_token_ids
-    assert tokens.tolist() == [[12], [30], [99], [99]] and tokens.dtype == torch.int32
-
-
 def test_drafts_of_stock_stand_up_to_the_first_that_is_not_the_recordings():
     """A right and a wrong draft; a request in its prompt; more drafts than text; a request of its own text."""
     of, names = [(0, 5), (1, 3), (2, 2), (None, 4)], ["a", "b", "c", "d"]

@@ -1,1 +1,0 @@
-"""Which request starts where and when: a pure policy, for the router of a rollout and for the simulator."""

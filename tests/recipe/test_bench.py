@@ -1,0 +1,207 @@
+"""`sam bench --run`: what engines are told of a run, and what is kept of their answer; `sam bench --config-name`: whole
+runs in turn. Engines and trainings are stand-ins."""
+
+import functools
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from omegaconf import OmegaConf
+
+from recipe import bench
+from recipe.bench import main
+from recipe.launch import config
+from recipe.report.runs import Run, load_stock, rows_of, stock_summary
+from sam.bench import engines
+from sam.bench.engines import EngineProcess
+from tests.sam.bench.test_command import FAKE_ENGINE
+
+STEPS = 9
+VARIANTS = ["speculation=suffix", "speculation=sam speculation.scope=history"]
+SECONDS = [[2.0, 4.0], [1.0, 2.0]]  # of the first round, by variant and step; each further round takes as long again
+
+
+def write_fake(monkeypatch, folder, **seconds):
+    fake = {"seconds": {"stock": 3.0, "off": 2.5} | seconds, "folder": str(folder)}
+    monkeypatch.setenv("FAKE", json.dumps(fake))
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A run of nine steps with two rounds of two prompts each; the first step lacks a response. Engines are fake."""
+    model, directory = tmp_path / "assets" / "model", tmp_path / "runs" / "sam"
+    for folder in (model, directory / "rollouts"):
+        folder.mkdir(parents=True)
+    (model / "config.json").write_text(json.dumps({"max_position_embeddings": 640, "vocab_size": 100}))
+    overrides = [f"assets={tmp_path / 'assets'}", "actor_rollout_ref.rollout.n=2", f"run_dir={directory}"]
+    OmegaConf.save(config.compose_config("dapo_tiny_cpu", overrides), directory / "config.yaml", resolve=True)
+    (directory / "versions.json").write_text("{}")
+    metrics = [{"step": step, "rollout/seconds": 1.0} for step in range(1, STEPS + 1)]
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    for step in range(1, STEPS + 1):
+        rows = [
+            {"prompt": 4 * step + prompt, "sample": sample, "round": prompt // 2,
+             "prompt_tokens": [step, prompt], "response_tokens": [prompt, sample, step]}
+            for prompt in range(4) for sample in range(2)
+        ]  # fmt: skip
+        lines = [json.dumps(row) + "\n" for row in rows[step == 1 :]]
+        (directory / "rollouts" / f"{step}.jsonl").write_text("".join(lines))
+    program = (sys.executable, str(FAKE_ENGINE))
+    monkeypatch.setattr(engines, "EngineProcess", functools.partial(EngineProcess, program=program))
+    write_fake(monkeypatch, tmp_path, sam=2.0)
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
+    for name, value in {"OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}.items():
+        monkeypatch.setenv(name, value)  # and what the command sets is undone
+    monkeypatch.setattr("recipe.launch.environment.CPU", {})
+    return directory
+
+
+def test_engines_emit_the_first_round_of_steps_spread_over_the_run(run, tmp_path, capsys):
+    assert main(["--run", str(run), "--rounds", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("engine alone: stock vLLM 3.0")
+    assert "off 2.50 s, 1.20x (1.20-1.20); sam 2.00 s, 1.50x (1.50-1.50) (3 rounds of 2 requests" in printed
+    found, note = load_stock(tmp_path / "runs", Run.load(run))
+    assert note == "" and found["steps"] == [1, 4, 6, 9]
+    assert list(rows_of(found)) == ["stock", "off", "sam"]
+    assert stock_summary(found)["sam_over_off"] == [1.25, 1.25, 1.25]
+    folder = tmp_path / "runs" / "against_stock"
+    rows = [json.loads(line) for line in (folder / "text.jsonl").read_text().splitlines()]
+    # One whole group of the first step's first round, so one of every step's.
+    assert [row["prompt_tokens"] for row in rows] == [[1, 1], [1, 1], [4, 0], [4, 0], [6, 0], [6, 0], [9, 0], [9, 0]]
+    assert rows[0]["response_tokens"] == [1, 0, 1]
+    settings = found["settings"]
+    engine = settings["engine"]
+    assert engine[engine.index("--max-model-len") + 1] == "640" and "--enforce-eager" in engine
+    assert "--seed" not in engine and "--load-format" not in engine and "dummy" not in engine
+    assert settings["seeds"] is False and settings["draft_tokens"] == 8
+    assert settings["responses"] == 1  # a round is a generation round, however small
+    assert len({json.dumps(row) for row in rows}) == 8  # no text comes again
+    before = (tmp_path / "sam.jsonl").read_text()
+    assert main(["--run", str(run), "--rounds", "3"]) == 0  # nothing is missing: no engine is started
+    assert (tmp_path / "sam.jsonl").read_text() == before
+
+
+def test_a_short_run_has_fewer_rounds(run, tmp_path):
+    metrics = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text("\n".join(metrics[:3]))
+    assert main(["--run", str(run)]) == 0
+    found, _ = load_stock(tmp_path / "runs", Run.load(run))
+    assert found["steps"] == [1, 2, 3] and stock_summary(found)["rounds"] == 2
+
+
+@pytest.mark.parametrize("method, sign", [("hybrid", {}), ("eagle3", {"draft_vocab_size": 100})])
+def test_a_trained_drafter_takes_part(method, sign, run, tmp_path, monkeypatch, capsys):
+    config, draft = OmegaConf.load(run / "config.yaml"), tmp_path / "draft"
+    config.speculation.update({"method": method, "draft_model": str(draft), "policy": "threshold"})
+    OmegaConf.save(config, run / "config.yaml")
+    assert main(["--run", str(run)]) == 2
+    assert capsys.readouterr().err == f"error: {draft}: the run drafted with it, and it is not there: put it back\n"
+    draft.mkdir()
+    (draft / "config.json").write_text(json.dumps({"vocab_size": 100} | sign))
+    write_fake(monkeypatch, tmp_path, **{method: 1.5})
+    assert main(["--run", str(run)]) == 0
+    found, note = load_stock(tmp_path / "runs", Run.load(run))
+    assert stock_summary(found)["over_stock"][method] == [2.0] * 3 and found["settings"]["draft_model"] == str(draft)
+    assert note == "engines alone drafted with policy=goodput, the run with policy=threshold"
+
+
+def test_what_cannot_be_compared_is_one_line(run, tmp_path, capsys):
+    def error(directory):
+        assert main(["--run", str(directory)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    assert "no metrics.jsonl there" in error(tmp_path)
+    metrics = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(metrics.splitlines()[0])
+    assert "it has one training step; expected two or more" in error(run)
+    (run / "metrics.jsonl").write_text(metrics)
+    (run / "rollouts" / "3.jsonl").unlink()
+    assert "no responses recorded there" in error(run)
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("method: sam", "method: 'off'"))
+    assert "its speculation is off" in error(run)
+
+
+def test_a_config_of_an_older_version_is_one_line(run, capsys):
+    older = OmegaConf.load(run / "config.yaml")
+    del older.machine.threads
+    OmegaConf.save(older, run / "config.yaml")
+    assert main(["--run", str(run)]) == 2
+    message = "its config.yaml lacks machine.threads, it is an older version's: run it again"
+    assert capsys.readouterr().err == f"error: {run}: {message}\n"
+
+
+def write_trained(directory, other):
+    """A finished run of two steps, whose folder says round and variant."""
+    round_, variant = (int(part[-1]) for part in directory.parts[-2:])
+    (directory / "rollouts").mkdir(parents=True)
+    (directory / "config.yaml").write_text(json.dumps({"speculation": {"method": "sam"}}))
+    (directory / "versions.json").write_text("{}")
+    rows = []
+    for step, seconds in enumerate(SECONDS[variant - 1], start=1):
+        length = float(variant + step)
+        counts = {f"rollout/spec_{name}": 1.0 for name in ("verify_steps", "accepted_tokens", "drafted_tokens")}
+        counts["rollout/spec_accept_length"] = length
+        rows.append({"step": step, "rollout/seconds": seconds * round_, **counts})
+        line = {"prompt": 0, "sample": 0, "prompt_tokens": [1], "response_tokens": [step, int(other)]}
+        (directory / "rollouts" / f"{step}.jsonl").write_text(json.dumps(line) + "\n")
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (directory / "state.json").write_text(json.dumps({"phase": "finished"}))
+
+
+@pytest.fixture
+def compare(tmp_path, monkeypatch):
+    """Runs the command; returns its exit code and the trainings that it started."""
+
+    def run(*arguments, code=0, other=None):
+        started = []
+
+        def train(command):
+            started.append(command)
+            directory = Path(next(word for word in command if word.startswith("run_dir="))[8:])
+            if not code:
+                write_trained(directory, directory.name == other)
+            return SimpleNamespace(returncode=code)
+
+        monkeypatch.setattr(bench.subprocess, "run", train)
+        words = ["--config-name", "dapo_tiny_cpu", "--output", str(tmp_path), "--rounds", "3", *arguments]
+        try:
+            return bench.main(words), started
+        except SystemExit as ended:
+            return ended.code, started
+
+    return run
+
+
+def test_runs_take_turns_and_are_compared_with_the_first_of_their_round(compare, tmp_path, capsys):
+    code, started = compare("--variants", *VARIANTS)
+    first_words = [next(word for word in command if word.startswith("speculation")) for command in started]
+    sam, suffix = "speculation=sam", "speculation=suffix"
+    assert code == 0 and first_words == [suffix, sam, sam, suffix, suffix, sam]
+    assert "speculation.scope=history" in started[1]
+    text = capsys.readouterr().out
+    *_, header, _, line = text.splitlines()
+    assert header.split()[-2:] == ["3", "rounds"] and line.lstrip().startswith(VARIANTS[1])
+    assert line.split()[2:] == ["6.00", "(3.00-9.00)", "3.50", "2.00x", "(2.00-2.00)", "go"]
+    peer, ours = json.loads((tmp_path / "result.json").read_text())
+    assert peer["seconds"] == [6.0, 12.0, 18.0] and ours["seconds"] == [3.0, 6.0, 9.0]
+    assert peer["ratio"] == 1.0 and ours["acceptance_length"] == [3.5] * 3
+    assert compare("--variants", *VARIANTS) == (0, []), "finished runs are not repeated"
+
+
+def test_runs_that_cannot_be_compared_are_one_line(compare, capsys):
+    def error(*arguments, **training):
+        code, _ = compare(*arguments, **training)
+        return code, capsys.readouterr().err.splitlines()[-1]
+
+    for words in (["a"], ["a", "a"], ["a", "b", "--rounds", "0"]):
+        code, line = error("--variants", *words)
+        assert code == 2 and "expected 1 or more rounds of two variants or more" in line
+    code, line = error("--variants", *VARIANTS, code=3)
+    assert code == 1 and "the run ended with exit code 3" in line
+    code, line = error("--variants", *VARIANTS, other="variant_2")
+    assert code == 1 and "round_1/variant_2: other steps or responses than" in line

@@ -1,0 +1,57 @@
+"""`sam`: one table of commands, and what each says of itself and of a mistake."""
+
+import subprocess
+import sys
+
+import pytest
+
+from recipe.command_line import COMMANDS, main
+
+HEAVY = "torch vllm verl ray transformers matplotlib"
+# A mistake in a command's own words, and what the one line about it says.
+MISTAKES = {
+    "run": (["--config-name", "dapo_tiny_cpu", "speculatoin=off"], "did you mean speculation?"),
+    "bench": (["--model", "/nowhere"], "/nowhere: no config.json there"),
+    "replay": (["--traces", "/nowhere.npz"], "/nowhere.npz: no such file"),
+    "profile": (["--from-run", "/nowhere"], "no config.yaml there"),
+    "tune": (["/nowhere"], "no config.yaml there"),
+    "report": (["/nowhere", "/nowhere"], "no metrics.jsonl there"),
+    "corpus": (["build", "/nowhere.npz", "-o", "/nowhere.sam"], "/nowhere.npz: no such file"),
+    "data": (["nothing", "--output", "/nowhere"], "nothing is unknown: expected some of dapo_math_17k"),
+}
+
+
+def test_the_table(capsys):
+    assert main(["--help"]) == 0 and main([]) == 2
+    table, again = capsys.readouterr()
+    assert table == again and len(COMMANDS) <= 10
+    assert [line.split()[0] for line in table.splitlines()[2:]] == list(COMMANDS)
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "distil"])  # it loads torch
+def test_help_says_the_commands_name_and_loads_nothing_heavy(name):
+    program = (
+        "import sys; from recipe.command_line import main\n"
+        f"try:\n    main([{name!r}, '--help'])\n"
+        f"finally:\n    assert not {{*{HEAVY!r}.split()}} & {{*sys.modules}}"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.startswith(f"usage: sam {name} ")
+
+
+@pytest.mark.parametrize("name", [*MISTAKES])
+def test_a_mistake_is_one_line(name, capsys):
+    words, message = MISTAKES[name]
+    try:
+        code = main([name, *words])
+    except SystemExit as ended:
+        code = ended.code
+    error = capsys.readouterr().err
+    assert code == 2 and error.startswith("error: ") and message in error and error.count("\n") == 1
+
+
+def test_an_unknown_command_names_the_nearest(capsys):
+    assert main(["bnech"]) == 2 and main(["quux"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "error: sam bnech: no such command; did you mean bench?" and "expected one of run, " in second

@@ -1,0 +1,97 @@
+"""What steps take beyond their table is learnt, and what comes and goes is not taken for a price."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from sam.switch.expected_cost import UNMEASURED_PER_DRAFT_TOKEN, UNMEASURED_SPECULATING, Correction
+from sam.switch.step_cost import linear
+
+TABLE = linear(5.0, 0.05, 0.02)
+
+
+def by_table(requests, drafted):
+    return float(TABLE.step_ms(requests, requests + drafted, 100)[0])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_busy_machine_s_noise_is_not_taken_for_a_price_of_tokens(seed):
+    """Steps of few drafts take twice as long as they should on average, now and then four times."""
+    correction, rng = Correction(TABLE), np.random.default_rng(seed)
+    for _ in range(300):
+        requests = int(rng.integers(1, 65))
+        drafted = int(rng.integers(0, 2 * requests + 1))
+        expected = by_table(requests, drafted)
+        correction.observe(requests, drafted, expected, expected + rng.gamma(0.5, 16.0))
+    assert correction.extra_ms(8, 0) == pytest.approx(8.0, abs=4.0)
+    assert abs(correction.terms[2]) < 0.02
+
+
+def test_a_step_that_was_held_up_teaches_nothing_unless_they_all_are():
+    correction = Correction(linear(1.0, 0.0, 0.0))
+    correction.observe(4, 0, 1.0, 500.0)
+    assert correction.extra_ms(4, 0) == 0.0
+    for _ in range(40):
+        correction.observe(4, 0, 1.0, 500.0)
+    assert correction.extra_ms(4, 0) == pytest.approx(499.0, rel=0.2)
+
+
+def test_of_surprises_in_a_row_the_shortest_is_believed():
+    """Each third step is held up for long, and the others take far more than the table says."""
+    correction, rng = Correction(linear(1.0, 0.0, 0.0)), np.random.default_rng(0)
+    for step in range(300):
+        correction.observe(4, 0, 1.0, 450.0 if step % 3 == 0 else 20.0 * rng.uniform(0.9, 1.1))
+    assert 1.0 + correction.extra_ms(4, 0) == pytest.approx(20.0, rel=0.1)
+
+
+def test_what_a_table_of_forward_passes_lacks_is_guessed_until_steps_show_it():
+    measured, guessed = Correction(TABLE), Correction(TABLE, forward_only=True)
+    guess = UNMEASURED_SPECULATING * TABLE.milliseconds.min()
+    assert measured.extra_ms(8, 16) == guessed.extra_ms(8, 0) == 0.0
+    assert guessed.extra_ms(8, 16) == pytest.approx(guess)
+    for _ in range(2000):  # steps that all draft say nothing of what they would take without
+        guessed.observe(8, 16, by_table(8, 16), by_table(8, 16))
+    assert guessed.extra_ms(8, 16) - guessed.extra_ms(8, 0) > guess / 3
+    for step in range(100):
+        drafted = 16 * (step % 2)
+        guessed.observe(8, drafted, by_table(8, drafted), by_table(8, drafted))
+    assert guessed.extra_ms(8, 16) - guessed.extra_ms(8, 0) == pytest.approx(0.0, abs=0.01)
+
+
+def test_a_draft_token_is_guessed_from_what_a_request_takes_until_steps_show_it():
+    flat, rng = linear(2.0, 0.0, 0.05), np.random.default_rng(0)
+    measured, guessed = Correction(flat), Correction(flat, forward_only=True)
+    for _ in range(400):  # each request takes 0.4 ms that the table lacks, and nothing is drafted
+        requests = int(rng.integers(1, 33))
+        for correction in (measured, guessed):
+            correction.observe(requests, 0, 2.0 + 0.05 * requests, 2.0 + 0.45 * requests)
+    assert measured.terms[1:3] == pytest.approx([0.4, 0.0], abs=0.02)
+    assert guessed.terms[1:3] == pytest.approx([0.4, 0.4 * UNMEASURED_PER_DRAFT_TOKEN], abs=0.02)
+    for _ in range(1000):  # tokens take what the table says, requests still more
+        requests, drafted = int(rng.integers(1, 33)), int(rng.integers(0, 33))
+        table = 2.0 + 0.05 * (requests + drafted)
+        guessed.observe(requests, drafted, table, table + 0.4 * requests)
+    assert guessed.terms[1:3] == pytest.approx([0.4, 0.0], abs=0.02)
+
+
+def test_a_table_that_is_far_too_high_is_no_reward_of_drafts():
+    table, rng = linear(90.0, 0.05, 0.02), np.random.default_rng(0)
+    correction = Correction(table, forward_only=True)
+    for step in range(1500):
+        drafted = int(rng.integers(4, 9)) if step >= 20 else 0  # first none, then in every step
+        table_ms = float(table.step_ms(1, 1 + drafted, 100)[0])
+        correction.observe(1, drafted, table_ms, 14.0 + (1.0 + 0.6 * drafted if drafted else 0.0) + rng.normal(0, 1.0))
+    plain, with_drafts = (float(table.step_ms(1, 1 + n, 100)[0]) + correction.extra_ms(1, n) for n in (0, 6))
+    assert correction.terms[3] >= 0.0
+    assert plain < 18.0 and with_drafts == pytest.approx(18.6, abs=1.0)
+
+
+def test_numpy_and_numba_are_all_that_goodput_needs():
+    program = (
+        "import sys; sys.modules['scipy'] = None\n"
+        "from sam.switch.policies import Goodput\nfrom sam.switch.policy import StepState\n"
+        "policy = Goodput(4)\npolicy.observe(StepState(4), 4, 2, 1.5)\nprint(policy.plan(StepState(4)).budget)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "4\n"
