@@ -13,8 +13,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from sam.config import SpeculationConfig
 from sam.drafting.position_acceptance import PositionAcceptance
 from sam.switch.policies import make_policy
-from sam.switch.policy import StepState
-from sam.switch.queued_requests import QueuedRequests
+from sam.switch.policy import QueuedRequests, StepState
 from sam.vllm.hints import RequestHints
 from sam.vllm.warmup_cost import graph_sizes, policy_and_table
 
