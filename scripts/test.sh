@@ -2,12 +2,13 @@
 # Sets everything up and passes the tests: the default suite, in two processes side by side.
 #   fast       what to run while working: two minutes, no engine, nothing is downloaded
 #   --ascend   the tests of vllm-ascend on a simulated NPU, in an environment of their own
+#   --v2       the tests of vLLM's second model runner on a CPU, in an environment of their own
 # Further arguments go to one pytest: bash scripts/test.sh tests/sam -k automaton
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 help_if_asked "$@"
 case "${1:-}" in
-    "" | fast | --ascend | -[a-zA-Z]* | --assert* | --[b-z]*) ;; # the last three are pytest's
-    *) [ -e "${1%%::*}" ] || fail "$1: expected fast, --ascend, or a file of tests and what else pytest takes" ;;
+    "" | fast | --ascend | --v2 | -[a-zA-Z]* | --assert* | --[b-z]*) ;; # the last three are pytest's
+    *) [ -e "${1%%::*}" ] || fail "$1: expected fast, --ascend, --v2, or a file of tests and what else pytest takes" ;;
 esac
 
 # Two pytests at once, with the arguments before and after `--`; the second one's output is shown after the first's.
@@ -33,6 +34,12 @@ case "${1:-}" in
     shift
     set_up_ascend_simulator
     [ $# -gt 0 ] || set -- tests/ascend --durations=20
+    exec python -m pytest "$@"
+    ;;
+--v2)
+    shift
+    set_up_second_runner
+    [ $# -gt 0 ] || set -- tests/v2 --durations=20
     exec python -m pytest "$@"
     ;;
 fast)

@@ -17,6 +17,7 @@ PARTS = (
     ("switch", 600, "sam/switch"),
     ("several paths", 500, "sam/drafting/further_paths sam/vllm/paths"),
     ("trained drafters", 1150, "sam/trained_drafter sam/vllm/trained recipe/draft_model"),
+    ("second runner", 900, "sam/vllm/v2"),
     ("vLLM plugin", 2000, "sam/vllm sam/config sam/log sam/reading"),
     ("sharing", 650, "sam/sharing recipe/launch/sharing"),
     ("history", 320, "sam/history"),

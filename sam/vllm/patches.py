@@ -1,4 +1,4 @@
-"""Everything of vLLM 0.23 and vllm-ascend 0.23 that this project replaces, why, and when it can go.
+"""Everything of vLLM and vllm-ascend, 0.23 unless said, that this project replaces, why, and when it can go.
 
 `PATCHES` is the whole list: `wrap` and `put` replace nothing that does not stand in it, and nothing else replaces
 anything (tests/test_layers.py). An engine for which no `speculation` is configured keeps vLLM's own but for the first
@@ -204,6 +204,32 @@ PATCHES = {
         "using_paged_attention",
         "with a speculative_config it never lets a step take the paged operator.",
         "as above.",
+    ),
+    # vLLM's second model runner, 0.32 and 0.33, where something drafts (sam/vllm/v2); `runner` is its GPUModelRunner.
+    "make_speculator": Patch(
+        "vllm.v1.worker.gpu.model_runner",
+        "init_speculator",
+        "the runner makes vLLM's own drafters only, and its prompt lookup looks at a request's own text.",
+        "vLLM takes a speculator of the user's (issues 51212 and 53895).",
+    ),
+    "note_requests": Patch(
+        "runner",
+        "add_requests",
+        "a speculator is told neither which requests are new, nor their prompts, nor which have finished.",
+        "as above.",
+    ),
+    "keep_output": Patch(
+        "vllm.v1.worker.gpu.model_runner",
+        "AsyncOutput",
+        "a speculator is not handed the copy of the step's tokens to the host, which has begun when it is called: a "
+        "second one would have to be made.",
+        "as above.",
+    ),
+    "verify_exactly": Patch(
+        "runner",
+        "rejection_sampler",
+        "vLLM's rejection sampler draws with other random numbers with drafts than without.",
+        "never.",
     ),
     # vLLM's CPU backend.
     "multiply_invariantly": Patch(

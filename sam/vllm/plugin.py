@@ -6,6 +6,7 @@ from typing import Any
 from sam.config import SCHEDULED_AHEAD, WITH_DRAFT_MODEL, SpeculationConfig
 from sam.log import show_warnings
 from sam.vllm import patches
+from sam.vllm.v2 import engine as second_runner
 
 # vLLM's names of drafters after whose steps one without drafts may follow.
 MAY_PAUSE = ("custom_class", "ngram", "ngram_gpu", "suffix", "draft_model", "eagle3")
@@ -44,6 +45,9 @@ def _init_device(original, wrapper) -> None:
         return
     check_lossless(vllm_config)
     check_recurrent_state(vllm_config.model_config, getattr(vllm_config.speculative_config, "method", None))
+    if second_runner.is_second_runner(vllm_config):
+        second_runner.init_device(original, wrapper, config)
+        return
     _open_doors(vllm_config, config)
     original(wrapper)
     runner = wrapper.worker.model_runner
@@ -58,8 +62,11 @@ def _init_device(original, wrapper) -> None:
 
 def _get_scheduler_cls(original, scheduler_config):
     """The wires of asynchronous scheduling; without a drafter of ours they do nothing."""
+    from vllm.v1.core.sched.output import SchedulerOutput
+
     scheduler_class = original(scheduler_config)
-    if scheduler_config.async_scheduling:
+    # Where the scheduler says how many tokens are drafted, the switch goes by that (sam.vllm.v2.scheduler).
+    if scheduler_config.async_scheduling and not hasattr(SchedulerOutput, "num_spec_tokens_to_schedule"):
         from sam.vllm import async_hooks
 
         async_hooks.schedule_wanted_drafts(scheduler_class)
@@ -235,6 +242,8 @@ def check_scheduling(runner, config: SpeculationConfig) -> None:
 def installed(runner) -> dict[str, Any]:
     """What this model runner uses: drafter, verification, whether it is scheduled asynchronously; sampled steps, rows
     without a distribution."""
+    if second_runner.is_second_runner(getattr(runner, "vllm_config", None)):
+        return second_runner.installed(runner)
     from sam.vllm.exact_sampler import ExactSampler
     from sam.vllm.rejection_sampler import RejectionVerification
 
@@ -257,6 +266,8 @@ def check_installed(wanted: SpeculationConfig, status: dict[str, Any]) -> None:
     has = (status.get("drafter") or "").removeprefix("Ascend")  # vllm-ascend's classes carry its name in front
     is_ahead = has.startswith("Async") if wanted.async_scheduling == "auto" else wanted.async_scheduling == "on"
     expected = ("Async" if is_ahead and method in SCHEDULED_AHEAD else "") + DRAFTERS[method]
+    if has == second_runner.DRAFTER and method == "sam":  # one class, however it is scheduled
+        expected = has
     for part, name, found in (
         ("drafter", expected, has),
         ("verification", wanted.verification, status.get("verification")),

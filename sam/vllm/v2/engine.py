@@ -1,0 +1,164 @@
+"""How an engine with the second model runner gets the drafter and the verification: which, where, and where not yet."""
+
+import weakref
+from typing import Any
+
+from sam.config import SpeculationConfig
+from sam.vllm import patches
+
+DRAFTER = "SamSpeculator"
+# First that is known, first that is not.
+VERSIONS = ((0, 32), (0, 34))
+SCHEDULERS = {False: "sam.vllm.v2.scheduler.SamScheduler", True: "sam.vllm.v2.scheduler.SamAsyncScheduler"}
+
+
+def engine_arguments(config: SpeculationConfig, asynchronous: bool) -> dict[str, Any]:
+    """vLLM's arguments of an engine with the second runner; `asynchronous` is vLLM's async_scheduling."""
+    arguments = config.vllm_arguments(asynchronous=True)  # by the door of ngram_gpu, whichever way it is scheduled
+    if config.method == "sam":
+        arguments["scheduler_cls"] = SCHEDULERS[asynchronous]
+        if lengths := _lengths_by_requests(config):
+            arguments["speculative_config"]["num_speculative_tokens_per_batch_size"] = lengths
+    return arguments
+
+
+def _lengths_by_requests(config: SpeculationConfig) -> list[tuple[int, int, int]] | None:
+    """vLLM's table of draft lengths, of which it captures a graph each: first requests, last, draft tokens; None for a
+    single length. Which is drafted in a step the scheduler says."""
+    k, threshold = config.num_speculative_tokens, config.batch_size_threshold
+    match config.policy:
+        case "always":
+            return None
+        case "goodput":
+            return [(1 + i, 1 + i, k - i) for i in range(k + 1)]
+        case "threshold" if threshold > 0:
+            return [(1, threshold, k), (threshold + 1, threshold + 1, 0)]
+    return [(1, 1, 0)]
+
+
+def is_second_runner(vllm_config) -> bool:
+    """Whether vLLM runs an engine with it; older versions have none, or do not say so."""
+    return bool(getattr(vllm_config, "use_v2_model_runner", False))
+
+
+def init_device(original, wrapper, config: SpeculationConfig) -> None:
+    """Make the worker's model runner. With speculation=off it is vLLM's own in all parts.
+
+    Raises:
+        ValueError: what this runner does not do, or not yet.
+    """
+    if config.method == "off":
+        original(wrapper)
+        return
+    check_engine(wrapper.vllm_config, config)
+    from vllm.v1.worker.gpu import model_runner
+
+    patches.wrap(model_runner, "init_speculator", "make_speculator", _init_speculator)
+    original(wrapper)
+    runner = wrapper.worker.model_runner
+    patches.wrap(runner, "add_requests", "note_requests", _note_requests(runner.speculator))
+    patches.wrap(model_runner, "AsyncOutput", "keep_output", _keep_output)
+    _SPECULATORS[id(runner.output_copy_stream)] = runner.speculator
+    runner.drafter = runner.speculator  # by the first runner's name, for who shares text and says that weights are new
+    if config.verification == "exact":
+        patches.wrap(runner, "load_model", "install", _load_and_verify_exactly(runner))
+
+
+# By the runner's stream of copies, which alone tells whose an AsyncOutput is.
+_SPECULATORS: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def _init_speculator(original, vllm_config, device, req_states):
+    config = SpeculationConfig.from_vllm(vllm_config)
+    if config is None or config.method == "off":
+        return original(vllm_config, device, req_states)
+    from sam.vllm.v2.speculator import SamSpeculator
+
+    return SamSpeculator(vllm_config, device)
+
+
+def _note_requests(speculator):
+    def add_requests(original, scheduler_output):
+        speculator.schedule(scheduler_output)
+        return original(scheduler_output)
+
+    return add_requests
+
+
+def _keep_output(original, *arguments, **keywords):
+    output = original(*arguments, **keywords)
+    if speculator := _SPECULATORS.get(id(keywords.get("copy_stream"))):
+        speculator.keep(output)
+    return output
+
+
+def _load_and_verify_exactly(runner):
+    def load_model(original, *arguments, **keywords):
+        original(*arguments, **keywords)
+        from sam.vllm.v2.verification import ExactVerification
+
+        verification = ExactVerification(runner.sampler, runner.num_speculative_steps, runner.device)
+        patches.put(runner, "rejection_sampler", "verify_exactly", verification)
+
+    return load_model
+
+
+def installed(runner) -> dict[str, Any]:
+    """What this model runner uses, as sam.vllm.plugin.installed."""
+    speculator = runner.speculator
+    verification = type(getattr(runner, "rejection_sampler", None)).__name__
+    drafts = speculator is not None
+    return {
+        "drafter": type(speculator).__name__ if drafts else None,
+        "verification": "rejection" if drafts and verification != "ExactVerification" else "exact",
+        "asynchronous": bool(runner.scheduler_config.async_scheduling),
+    }
+
+
+def check_engine(vllm_config, config: SpeculationConfig) -> None:
+    """Refuse what the second runner does not do with this project, or not yet, and a vLLM that is not known.
+
+    Raises:
+        ValueError: one line with the value, what is expected, and the remedy.
+    """
+    import vllm
+    from vllm import envs
+
+    first, end = VERSIONS
+    if not first <= tuple(map(int, vllm.__version__.split(".")[:2])) < end:
+        raise ValueError(
+            f"vLLM {vllm.__version__} with its second model runner: sam.vllm.v2 knows {_dotted(first)} up to and "
+            f"without {_dotted(end)} and does nothing here: set VLLM_USE_V2_MODEL_RUNNER=0, or speculation=off"
+        )
+    parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
+    wanted = {
+        "speculation": (config.method, "sam"),
+        "speculation.paths": (config.paths, 1),
+        "tensor_parallel_size": (parallel.tensor_parallel_size, 1),
+        "pipeline_parallel_size": (parallel.pipeline_parallel_size, 1),
+        "data_parallel_size": (parallel.data_parallel_size, 1),
+        "return_sampling_mask": (getattr(vllm_config.model_config, "return_sampling_mask", False), False),
+        "watermark_config": (getattr(vllm_config, "watermark_config", None), None),
+        "speculative_config.method": (vllm_config.speculative_config.method, "ngram_gpu"),
+    }
+    for key, (value, expected) in wanted.items():
+        if value != expected:
+            raise ValueError(
+                f"{key}={value}: with vLLM's second model runner expected {expected} so far: set it so, or "
+                "VLLM_USE_V2_MODEL_RUNNER=0"
+            )
+    name = SCHEDULERS[bool(scheduler.async_scheduling)]
+    if scheduler.scheduler_cls != name and config.policy != "always":
+        raise ValueError(
+            f"scheduler_cls={scheduler.scheduler_cls}: speculation.policy={config.policy} works in the scheduler: set "
+            f"scheduler_cls={name}"
+        )
+    if config.batch_invariant == "on" and not envs.VLLM_BATCH_INVARIANT:
+        raise ValueError(
+            "speculation.batch_invariant=on: only vLLM's own mode has such kernels: set VLLM_BATCH_INVARIANT=1, or "
+            "speculation.batch_invariant=auto"
+        )
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))

@@ -1,0 +1,181 @@
+"""The speculator's contract with the runner, without an engine: what it drafts, when it waits; that it never fails."""
+
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("vllm.v1.worker.gpu.spec_decode.speculator")
+
+from sam.config import SpeculationConfig
+from sam.sharing.client import Client
+from sam.vllm.v2 import engine
+from sam.vllm.v2.speculator import SamSpeculator
+from tests.sam.sharing.channel import Channel
+
+K = 3
+
+
+class Event:
+    waits = 0
+
+    def synchronize(self):
+        self.waits += 1
+
+
+def config(**speculation):
+    return SimpleNamespace(
+        additional_config={"speculation": {"method": "sam", "policy": "always", **speculation}},
+        model_config=SimpleNamespace(max_model_len=32, model="none", enforce_eager=True),
+        speculative_config=SimpleNamespace(num_speculative_tokens=K, method="ngram_gpu", model="ngram_gpu"),
+        scheduler_config=SimpleNamespace(max_num_seqs=4, async_scheduling=False, scheduler_cls=None),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=1),
+    )
+
+
+@pytest.fixture
+def speculator():
+    return SamSpeculator(config(), torch.device("cpu"))
+
+
+def propose(speculator, tokens, budget=K, **flags):
+    """What is drafted after a step that brought each request these tokens, and the event of its copies."""
+    rows = np.full((len(tokens), K + 1), 999, np.int64)
+    for row, kept in enumerate(tokens.values()):
+        rows[row, : len(kept)] = kept
+    event, counts = Event(), np.array([len(kept) for kept in tokens.values()], np.int32)
+    speculator.keep(SimpleNamespace(sampled_token_ids=rows, num_sampled_tokens_np=counts, copy_event=event))
+    batch = SimpleNamespace(req_ids=list(tokens), num_reqs=len(tokens))
+    drafts = speculator.propose(batch, *[None] * 10, num_speculative_tokens=budget, **flags)
+    assert drafts.shape == (len(tokens), K) and drafts.dtype == torch.int64
+    assert (drafts >= 0).all() and (drafts < 999).all()
+    return drafts.tolist(), event
+
+
+def schedule(speculator, **prompts):
+    new = [
+        SimpleNamespace(req_id=name, prefill_token_ids=text, prompt_len=len(text), sampling_params=None)
+        for name, text in prompts.items()
+    ]
+    speculator.schedule(SimpleNamespace(scheduled_new_reqs=new, finished_req_ids=set(), num_scheduled_tokens=prompts))
+
+
+def test_drafts_come_from_siblings_and_rows_without_are_filled_up(speculator):
+    schedule(speculator, a=[1, 2, 3], b=[1, 2, 3], c=[9])
+    propose(speculator, {"a": [4, 5, 6], "b": [], "c": []})
+    drafts, event = propose(speculator, {"a": [7], "b": [4], "c": []})
+    assert drafts[1] == [5, 6, 7]
+    assert event.waits == 1 and speculator.counters["waited_steps"] == 2
+    assert speculator.counters["draft_errors"] == 0
+
+
+def test_nothing_is_waited_for_while_drafting_is_off(speculator):
+    schedule(speculator, a=[1, 2, 3], b=[1, 2, 3])
+    events = [propose(speculator, {"a": [4 + step], "b": []}, budget=0)[1] for step in range(8)]
+    assert not any(event.waits for event in events) and speculator.counters["skipped_steps"] == 8
+    drafts, _ = propose(speculator, {"a": [12], "b": [4]})
+    assert drafts[1] == [5, 6, 7]
+
+
+def test_dummy_and_profile_runs_touch_nothing(speculator):
+    before = dict(speculator.counters)
+    for flags in ({"dummy_run": True}, {"is_profile": True}):
+        _, event = propose(speculator, {"x": [1]}, **flags)
+        assert event.waits == 0
+    assert speculator.counters == before
+
+
+def test_an_error_is_counted_and_logged_once(speculator, monkeypatch, caplog):
+    schedule(speculator, a=[1, 2, 3])
+    monkeypatch.setattr(speculator.drafter, "draft", lambda *_: 1 / 0)
+    for token in (4, 5):
+        drafts, _ = propose(speculator, {"a": [token]})
+        assert drafts == [[0] * K]
+    assert speculator.counters["draft_errors"] == 2
+    assert caplog.text.count("drafting failed") == 1
+
+
+def test_no_draft_goes_beyond_max_model_len(speculator):
+    schedule(speculator, a=[1, 2] * 15)
+    drafts, _ = propose(speculator, {"a": [1]})
+    assert drafts == [[1] * K] and speculator.counters["draft_errors"] == 0
+
+
+def test_siblings_in_another_replica_are_drafted_from(monkeypatch):
+    channel = Channel()
+    monkeypatch.setattr("sam.vllm.v2.speculator.Link", lambda address: channel)
+    monkeypatch.setattr(Client, "start", lambda self: None)
+    writer, reader = (SamSpeculator(config(sharing="replicas"), torch.device("cpu")) for _ in range(2))
+    for one in (writer, reader):
+        one.share("address")
+        schedule(one, a=[1, 2, 3])
+    propose(writer, {"a": [4, 5, 6, 7]}, budget=0)  # text leaves while nobody drafts, too
+    propose(reader, {"a": []}, budget=0)
+    for one in (writer, reader):
+        one.drafter.client.exchange()
+    assert propose(reader, {"a": [4]})[0] == [[5, 6, 7]]
+    assert reader.counters["sharing_received_tokens"] == 4
+
+
+def test_a_history_is_written_and_read(tmp_path, model):
+    lasting = config(scope="history", history_path=str(tmp_path))
+    lasting.model_config.model = model.path
+    writer = SamSpeculator(lasting, torch.device("cpu"))
+    schedule(writer, a=[1, 2, 3])
+    propose(writer, {"a": [4, 5, 6, 7]})
+    writer.schedule(SimpleNamespace(scheduled_new_reqs=[], finished_req_ids={"a"}, num_scheduled_tokens={}))
+    writer.weights_updated()
+    until(lambda: writer.counters["history_written_responses"] == 1)
+    reader = SamSpeculator(lasting, torch.device("cpu"))
+    schedule(reader, b=[1, 2, 3])
+    propose(reader, {"b": []})
+    until(lambda: reader.counters["history_found_prompts"] == 1)
+    assert propose(reader, {"b": [4]})[0] == [[5, 6, 7]]
+
+
+def until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+REFUSED = {
+    "speculation=ngram": {"method": "ngram"},
+    "speculation.paths=2": {"paths": 2},
+    "scheduler_cls=None": {"policy": "threshold"},
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_what_is_not_there_yet_is_refused_in_one_line(line):
+    wanted = config(**REFUSED[line])
+    with pytest.raises(ValueError, match=line) as refused:
+        engine.check_engine(wanted, SpeculationConfig.from_vllm(wanted))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_vllm_that_is_not_known_is_refused(monkeypatch):
+    monkeypatch.setattr("vllm.__version__", "0.34.0")
+    with pytest.raises(ValueError, match=r"vLLM 0.34.0 .* knows 0.32 up to and without 0.34"):
+        engine.check_engine(config(), SpeculationConfig.from_vllm(config()))
+
+
+def test_several_ranks_are_refused():
+    wanted = config()
+    wanted.parallel_config.tensor_parallel_size = 2
+    with pytest.raises(ValueError, match="tensor_parallel_size=2"):
+        engine.check_engine(wanted, SpeculationConfig.from_vllm(wanted))
+
+
+def test_the_default_of_this_projects_settings_is_taken():
+    engine.check_engine(config(), SpeculationConfig.from_vllm(config()))
+
+
+def test_an_engine_is_asked_for_the_door_and_the_scheduler():
+    arguments = engine.engine_arguments(SpeculationConfig(), asynchronous=True)
+    assert arguments["speculative_config"] == {"method": "ngram_gpu", "num_speculative_tokens": 3}
+    assert arguments["scheduler_cls"] == "sam.vllm.v2.scheduler.SamAsyncScheduler"
+    assert "scheduler_cls" not in engine.engine_arguments(SpeculationConfig(method="off"), asynchronous=True)
