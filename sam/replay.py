@@ -23,7 +23,7 @@ from tqdm import tqdm
 from sam.command import Parser, laid_out, run_command
 from sam.config import SpeculationConfig
 from sam.drafting.drafter import Drafter
-from sam.drafting.drafts import Drafts
+from sam.drafting.texts import Drafts
 from sam.record.responses import Recording, read_recording
 
 NAMES = ("sam", "first-occurrence", "ngram", "suffix")

@@ -27,7 +27,7 @@ from recipe.preflight.machine import first_line
 from recipe.tiny.model import ModelSettings, build_model
 from recipe.tiny.tokenizer import build_tokenizer
 from sam import verify
-from sam.verify.uniforms import uniforms
+from sam.verify.exact import uniforms
 
 ENGINES = {"off": (False, None), "sam": (True, None), "sam, graph": (True, "FULL")}  # whether it drafts, its graphs
 TIMES = ("step_ms", "forward_ms", "verify_ms", "draft_ms")

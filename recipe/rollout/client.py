@@ -11,7 +11,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
 from recipe.rollout.router import Placement, Request
-from sam.drafting.token_ids import digest
+from sam.drafting.texts import digest
 from sam.vllm.hints import RequestHints
 
 # Sampling parameters that read the response's tokens so far, which an engine takes for the prompt's in a later chunk.
@@ -28,7 +28,7 @@ class RoutedClient(LLMServerClient):
     """Generates each response in chunks of `routing.chunk_tokens`, each at the replica that the router names.
 
     A chunk's prompt is the response's prompt and its tokens so far: a token's uniform counts from the prompt's first
-    token, so tokens are those of the whole (sam.verify.uniforms). If a replica dies, the response goes on elsewhere.
+    token, so tokens are those of the whole (sam.verify.exact). If a replica dies, the response goes on elsewhere.
     """
 
     @rollout_trace_op

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sam.automaton.edge_table import NONE, find
-from sam.automaton.store import BLOCK_BYTES, BLOCK_NODES, Store, add_group, blocks_for, drop_group
+from sam.automaton.store import BLOCK_BYTES, BLOCK_NODES, NONE, Store, add_group, blocks_for, drop_group, find
 from sam.jit import kernel
 
 

@@ -8,19 +8,23 @@ times over, each first token of a sample is an edge of every suffix of that. The
 middle of a token. Blocks are taken when a group grows and go back when it is dropped: nothing is ever copied or hashed
 anew, so no step waits for growth. Memory is reserved at once but costs nothing until it is touched.
 
-The edges of a dropped group leave their table (sam.automaton.edge_table) when their block is taken again. Its blocks
-are taken again from the last to the first: an edge is never in an earlier block than its state, so no state comes back
-while the table still has edges of its former life.
+The edges that a state has beyond its first are found by state and token in a hash table. It is linear hashing (Litwin,
+1980): one bucket is split for each edge added, so the table follows their number without a pause. The edges of a bucket
+are a chain through their nodes.
+
+The edges of a dropped group leave the table when their block is taken again. Its blocks are taken again from the last
+to the first: an edge is never in an earlier block than its state, so no state comes back while the table still has
+edges of its former life.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from sam.automaton import edge_table
-from sam.automaton.edge_table import IN_TABLE, NONE
 from sam.jit import kernel, rare_kernel
 
+NONE = -1
+IN_TABLE = -2  # first_extra_edge of an extra edge's node
 BLOCK_TOKENS = 32
 BLOCK_NODES = 3 * BLOCK_TOKENS
 
@@ -114,6 +118,87 @@ def blocks_for(tokens: int) -> int:
 
 
 @kernel
+def edge_hash(state, token):
+    """uint64."""
+    h = (np.uint64(state) * np.uint64(0x9E3779B97F4A7C15)) ^ (np.uint64(token) * np.uint64(0xC2B2AE3D27D4EB4F))
+    return h ^ (h >> np.uint64(29))
+
+
+@kernel
+def bucket_of(store, hashed):
+    """The bucket of an edge by its `edge_hash`."""
+    counters = store.counters[0]
+    bucket = np.int64(hashed & np.uint64(2 * counters.base_buckets - 1))
+    return bucket if bucket < counters.num_buckets else bucket - counters.base_buckets
+
+
+@kernel
+def find(store, state, token):
+    """The edge of `state` by `token`, or NONE."""
+    nodes = store.nodes
+    if nodes[state].total_count == 0:
+        return NONE
+    if nodes[state].token == token:
+        return state
+    if nodes[state].first_extra_edge == NONE:
+        return NONE
+    edge = np.int64(store.hash_buckets[bucket_of(store, edge_hash(state, token))])
+    while edge != NONE and (nodes[edge].source != state or nodes[edge].token != token):
+        edge = np.int64(nodes[edge].hash_next)
+    return edge
+
+
+@kernel
+def _split_bucket(store):
+    nodes, counters = store.nodes, store.counters[0]
+    new = counters.num_buckets
+    old = new - counters.base_buckets
+    edge, kept, moved = store.hash_buckets[old], NONE, NONE
+    while edge != NONE:
+        node = nodes[edge]
+        rest = node.hash_next
+        if np.int64(edge_hash(node.source, node.token) & np.uint64(2 * counters.base_buckets - 1)) == new:
+            node.hash_next = moved
+            moved = edge
+        else:
+            node.hash_next = kept
+            kept = edge
+        edge = rest
+    store.hash_buckets[old], store.hash_buckets[new] = kept, moved
+    counters.num_buckets += 1
+    if counters.num_buckets == 2 * counters.base_buckets:
+        counters.base_buckets = counters.num_buckets
+
+
+@kernel
+def add_to_table(store, edge):
+    """Put in an extra edge, whose node has its source and token."""
+    counters, node = store.counters[0], store.nodes[edge]
+    counters.num_hashed_edges += 1
+    # Sequences that branch off one prompt may have more extra edges than tokens: chains then grow, the table does not.
+    if counters.num_hashed_edges > counters.num_buckets and counters.num_buckets < store.hash_buckets.size:
+        _split_bucket(store)
+    bucket = bucket_of(store, edge_hash(node.source, node.token))
+    node.hash_next = store.hash_buckets[bucket]
+    store.hash_buckets[bucket] = edge
+
+
+@kernel
+def remove_from_table(store, edge):
+    """Take out an extra edge that is in the table."""
+    nodes, node = store.nodes, store.nodes[edge]
+    bucket = bucket_of(store, edge_hash(node.source, node.token))
+    before = store.hash_buckets[bucket]
+    if before == edge:
+        store.hash_buckets[bucket] = node.hash_next
+    else:
+        while nodes[before].hash_next != edge:
+            before = nodes[before].hash_next
+        nodes[before].hash_next = node.hash_next
+    store.counters[0].num_hashed_edges -= 1
+
+
+@kernel
 def _take_block(store):
     """A free block, dropped ones first; the caller has made sure that there is one."""
     counters = store.counters[0]
@@ -125,7 +210,7 @@ def _take_block(store):
         counters.dropped_block = store.blocks[block].previous
         for i in range(block * BLOCK_NODES, (block + 1) * BLOCK_NODES):
             if store.nodes[i].first_extra_edge == IN_TABLE:
-                edge_table.remove(store, i)
+                remove_from_table(store, i)
     for i in range(block * BLOCK_NODES, (block + 1) * BLOCK_NODES):
         node = store.nodes[i]  # all of it: what memory held before must not reach a saved file
         node.length = node.link = node.total_count = node.argmax_edge = node.token = node.target = node.count = 0
@@ -225,5 +310,5 @@ def add_edge(store, group, state, token, target, count):
     if source.argmax_edge == NONE or count >= nodes[source.argmax_edge].count:
         source.argmax_edge = edge
     if edge != state:
-        edge_table.add(store, edge)
+        add_to_table(store, edge)
     return edge

@@ -8,8 +8,7 @@ on recordings it predicts better than counting in all contexts, and ends the wal
 
 import numpy as np
 
-from sam.automaton.edge_table import NONE, find
-from sam.automaton.store import add_edge, add_state
+from sam.automaton.store import NONE, add_edge, add_state, find
 from sam.jit import kernel
 
 

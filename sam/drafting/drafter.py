@@ -1,4 +1,8 @@
-"""Follows the requests of an engine, each in the automaton of its group, and drafts for them."""
+"""Follows the requests of an engine, each in the automaton of its group, and drafts for them.
+
+A sequence also follows a static corpus, as in SAM-Decoding (Hu et al., 2024): an automaton that is never extended. The
+draft comes from there when the match in the corpus is longer than the one in the group by `min_extra_match_len`.
+"""
 
 import contextlib
 from collections.abc import Sequence
@@ -9,18 +13,152 @@ import numpy as np
 from sam.automaton import store
 from sam.automaton.corpus_file import corpus_of, load_corpus
 from sam.automaton.prompt_groups import Groups
-from sam.automaton.store import NONE, blocks_for
+from sam.automaton.store import NONE, blocks_for, find, reserve
+from sam.automaton.suffix_automaton import extend
 from sam.config import SCOPES, SpeculationConfig
-from sam.drafting import batch
-from sam.drafting.drafts import Drafts
-from sam.drafting.mixing_weights import make_learned
-from sam.drafting.prompt_memory import BUDGET_SHARE, make_memory, prompt_tag
-from sam.drafting.sequences import Sequences, make_sequences, start_sequence
-from sam.drafting.token_ids import check_token_ids
+from sam.drafting import context_mixing
+from sam.drafting.calibration import CORPUS_TABLE, add_draft_token, start_draft, update_calibration
+from sam.drafting.context_mixing import make_learned
+from sam.drafting.prompt_memory import BUDGET_SHARE, make_memory, nothing, prompt_tag, recall, remember
+from sam.drafting.texts import RECENT_TOKENS, Drafts, Sequences, check_token_ids, make_sequences, start_sequence
+from sam.jit import compiled, compiled_for_threads, kernel
 
+PROMPT_SLOT = 0  # belongs to no request: prompts are appended with it
+NEGATIVE_TOKEN, BAD_OFFSETS = -1, -2  # returned by `append_all` for input that it refuses
 GRACE_TOKENS = 1 << 20  # of finished groups, kept for siblings that have not started yet
 SPARE_SHARE = 64  # of all blocks one in so many is kept free of finished groups while requests run
 SLOTS = 4096  # requests that can be followed at first; doubled when there are more
+
+
+@kernel
+def append(store, memory, learned, sequences, slot, tokens, first, last):
+    """Append tokens[first:last], for which the group has reserved space, and learn from them.
+
+    How far the memory of other prompts is right is learnt from responses: most prompts begin as others do.
+    """
+    update_calibration(learned.acceptance, sequences, slot, tokens, first, last)
+    text = sequences.texts[slot]
+    for i in range(first, last):
+        token = np.int64(tokens[i])
+        recalled = recall(memory, sequences, slot, 0) if slot != PROMPT_SLOT else nothing()
+        context_mixing.learn(store, learned.mixing, text, recalled, token)
+        remember(memory, sequences, slot, token)
+        sequences.recent_tokens[slot, text.num_tokens % RECENT_TOKENS] = token
+        text.end = extend(store, text.group, text.end, token)
+        text.num_tokens += 1
+
+
+@kernel
+def follow_corpus(corpus, sequences, slot, tokens, first, last):
+    """Move the sequence's match in the corpus along tokens[first:last]; the root of a corpus is its first node."""
+    nodes, text = corpus.nodes, sequences.texts[slot]
+    state, length = text.corpus_state, text.corpus_match_len
+    for i in range(first, last):
+        token = np.int64(tokens[i])
+        edge = find(corpus, state, token)
+        while edge == NONE and nodes[state].link != NONE:
+            state = np.int64(nodes[state].link)
+            length = np.int64(nodes[state].length)
+            edge = find(corpus, state, token)
+        if edge != NONE:
+            state, length = np.int64(nodes[edge].target), length + 1
+    text.corpus_state, text.corpus_match_len = state, length
+
+
+@kernel
+def draft_from_corpus(corpus, learned, sequences, slot, budget, min_acceptance):
+    """Draft the most frequent continuations of the match in the corpus; as `context_mixing.draft`."""
+    nodes, text = corpus.nodes, sequences.texts[slot]
+    start_draft(sequences, slot, CORPUS_TABLE)
+    state, probability = text.corpus_state, 1.0
+    while text.num_drafted < budget:
+        while state != NONE and nodes[state].total_count == 0:
+            state = np.int64(nodes[state].link)
+        if state == NONE:
+            break
+        best = nodes[nodes[state].argmax_edge]
+        probability *= best.count / nodes[state].total_count
+        if not add_draft_token(learned.acceptance, sequences, slot, best.token, probability, min_acceptance):
+            break
+        state = np.int64(best.target)
+    return text.corpus_match_len
+
+
+@kernel
+def draft(store, corpus, memory, learned, sequences, slot, budget, min_acceptance, min_extra_match_len):
+    """Draft up to `budget` tokens into the slot, from the group or the corpus; returns the length of the match."""
+    text = sequences.texts[slot]
+    corpus_match_len = text.corpus_match_len - min_extra_match_len
+    if corpus_match_len > 0 and corpus_match_len > context_mixing.match_length(store, text):
+        return draft_from_corpus(corpus, learned, sequences, slot, budget, min_acceptance)
+    return context_mixing.draft(store, memory, learned, sequences, slot, budget, min_acceptance)
+
+
+@compiled
+def append_all(store, corpus, memory, learned, sequences, slots, tokens, offsets):
+    """Append each slot's new tokens, tokens[offsets[i]:offsets[i + 1]]; a slot without a free block loses its group.
+
+    Returns:
+        The number of slots that did; with nothing changed, NEGATIVE_TOKEN or BAD_OFFSETS, which do not fit the tokens.
+    """
+    for token in tokens:
+        if token < 0:
+            return NEGATIVE_TOKEN
+    if offsets.size != slots.size + 1 or offsets[0] != 0 or offsets[-1] != tokens.size or np.any(np.diff(offsets) < 0):
+        return BAD_OFFSETS
+    lost = 0
+    for i in range(slots.size):
+        first, last = offsets[i], offsets[i + 1]
+        lost += _append_or_lose(store, corpus, memory, learned, sequences, slots[i], tokens, first, last)
+    return lost
+
+
+@kernel
+def _append_or_lose(store, corpus, memory, learned, sequences, slot, tokens, first, last):
+    text = sequences.texts[slot]
+    if first == last:
+        return False
+    lost = text.group != NONE and not reserve(store, text.group, last - first)
+    if lost:
+        text.group = NONE
+    if text.group == NONE:
+        text.num_tokens += last - first
+        return lost
+    append(store, memory, learned, sequences, slot, tokens, first, last)
+    follow_corpus(corpus, sequences, slot, tokens, first, last)
+    return False
+
+
+@compiled_for_threads
+def append_elsewhere(store, corpus, memory, learned, sequences, slots, tokens, offsets):
+    """As `append_all`; the engine's thread goes on meanwhile."""
+    return append_all(store, corpus, memory, learned, sequences, slots, tokens, offsets)
+
+
+@compiled
+def draft_all(store, corpus, memory, learned, sequences, slots, budgets, min_acceptance, min_extra_match_len):
+    """Draft for each slot up to its budget.
+
+    Returns:
+        int32 [total] tokens, float32 [total] cumulative acceptance probabilities, int64 [slots + 1] where each slot's
+        begin, int32 [slots] lengths of the matches.
+    """
+    longest = sequences.draft_tokens.shape[1]
+    tokens, acceptance = np.empty(slots.size * longest, np.int32), np.empty(slots.size * longest, np.float32)
+    offsets, matches = np.zeros(slots.size + 1, np.int64), np.zeros(slots.size, np.int32)
+    texts, draft_tokens, draft_acceptance = sequences.texts, sequences.draft_tokens, sequences.draft_acceptance
+    for i in range(slots.size):
+        slot, end, budget = slots[i], offsets[i], min(np.int64(budgets[i]), longest)
+        if texts[slot].group != NONE and budget > 0:
+            matches[i] = draft(
+                store, corpus, memory, learned, sequences, slot, budget, min_acceptance, min_extra_match_len
+            )
+            for position in range(texts[slot].num_drafted):
+                tokens[end] = draft_tokens[slot, position]
+                acceptance[end] = draft_acceptance[slot, position]
+                end += 1
+        offsets[i + 1] = end
+    return tokens[: offsets[-1]], acceptance[: offsets[-1]], offsets, matches
 
 
 class Drafter:
@@ -79,7 +217,7 @@ class Drafter:
         self.learned = make_learned()
         self.sequences = make_sequences(SLOTS, max_draft_tokens)
         self._slots: dict[str, int] = {}
-        self._free_slots = list(range(SLOTS - 1, batch.PROMPT_SLOT, -1))
+        self._free_slots = list(range(SLOTS - 1, PROMPT_SLOT, -1))
         self._group_of: dict[int, int] = {}  # by slot
         self.counters = {"overflow_requests": 0, "evicted_groups": 0}
 
@@ -121,7 +259,7 @@ class Drafter:
         self.groups.join(group, policy_version)
         self._group_of[slot] = group
         start_sequence(self.sequences, slot, group, self.groups.prompt_end[group], prompt, tag)
-        batch.follow_corpus(self.corpus, self.sequences, slot, prompt, 0, prompt.size)
+        follow_corpus(self.corpus, self.sequences, slot, prompt, 0, prompt.size)
 
     def _free_slot(self) -> int:
         if not self._free_slots:
@@ -138,15 +276,15 @@ class Drafter:
         self._free_blocks(blocks_for(prompt.size))
         group = self.groups.add(prompt)
         if group != NONE:
-            start_sequence(self.sequences, batch.PROMPT_SLOT, group, self.groups.root(group), prompt[:0], tag)
+            start_sequence(self.sequences, PROMPT_SLOT, group, self.groups.root(group), prompt[:0], tag)
             self.groups.prompt_end[group] = self._append_to_prompt_slot(prompt)
         return group
 
     def _append_to_prompt_slot(self, tokens: np.ndarray) -> int:
         """Append text of no request; returns the state in which it ends."""
         offsets = np.array([0, tokens.size])
-        self._append_all(batch.append_all, np.array([batch.PROMPT_SLOT]), tokens, offsets)
-        return int(self.sequences.texts[batch.PROMPT_SLOT]["end"])
+        self._append_all(append_all, np.array([PROMPT_SLOT]), tokens, offsets)
+        return int(self.sequences.texts[PROMPT_SLOT]["end"])
 
     def append(self, request_ids: Sequence[str], token_ids: np.ndarray, offsets: np.ndarray) -> None:
         """Append each request's new tokens.
@@ -166,10 +304,10 @@ class Drafter:
         # Beyond what is reserved: a group may take further blocks in the middle of a token.
         spare = len(self.store.blocks) // SPARE_SHARE
         self._free_blocks(len(slots) + len(tokens) // store.BLOCK_TOKENS + spare)
-        lost = self._append_all(batch.append_all, slots, tokens, np.asarray(offsets, np.int64))
-        if lost == batch.NEGATIVE_TOKEN:
+        lost = self._append_all(append_all, slots, tokens, np.asarray(offsets, np.int64))
+        if lost == NEGATIVE_TOKEN:
             check_token_ids(tokens, "append")
-        if lost == batch.BAD_OFFSETS:
+        if lost == BAD_OFFSETS:
             raise ValueError(
                 f"offsets {np.asarray(offsets)[:8]}: expected {len(slots) + 1}, rising from 0 to {len(tokens)}"
             )
@@ -191,7 +329,7 @@ class Drafter:
             raise ValueError(f"{len(budgets)} budgets for {len(slots)} requests: expected one for each")
         arguments = (self.store, self.corpus, self.memory, self.learned, self.sequences)
         limits = np.asarray(budgets, np.int64), float(min_acceptance), self.min_extra_match_len
-        tokens, acceptance, offsets, matches = batch.draft_all(*arguments, slots, *limits)
+        tokens, acceptance, offsets, matches = draft_all(*arguments, slots, *limits)
         return Drafts(tokens, offsets, acceptance, matches)
 
     def finish(self, request_id: str) -> None:
@@ -229,7 +367,7 @@ class Drafter:
             return False
         begin = self.groups.prompt_end[group] if is_start else self.groups.root(group)
         known = prompt if is_start else prompt[:0]
-        start_sequence(self.sequences, batch.PROMPT_SLOT, group, begin, known, prompt_tag(prompt))
+        start_sequence(self.sequences, PROMPT_SLOT, group, begin, known, prompt_tag(prompt))
         self.groups.join(group, 0)
         self._append_to_prompt_slot(token_ids)
         self._leave(group)

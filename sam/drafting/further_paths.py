@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sam.automaton.edge_table import NONE, find
+from sam.automaton.store import NONE, find
 from sam.drafting.calibration import GROUP_TABLE, acceptance_probability, bin_of
 from sam.drafting.context_mixing import advance, find_contexts, predict, probability_of
 from sam.drafting.drafter import Drafter
 from sam.drafting.prompt_memory import CANDIDATES, recall, share_of
-from sam.drafting.sequences import RECENT_TOKENS, Sequences, make_sequences
+from sam.drafting.texts import RECENT_TOKENS, Sequences, make_sequences
 from sam.jit import compiled, kernel
 
 MIN_SHARE = 0.02  # of a context's continuations, below which one is no candidate for a path of its own

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sam.automaton.store import NONE
-from sam.drafting.sequences import token_at
+from sam.drafting.texts import token_at
 from sam.jit import kernel
 
 ORDERS = 2, 4, 8  # tokens of a context, one order for each strength

@@ -20,7 +20,7 @@ import numpy as np
 from sam.automaton.store import NONE
 from sam.config import SpeculationConfig
 from sam.drafting.drafter import Drafter
-from sam.drafting.token_ids import digest
+from sam.drafting.texts import digest
 from sam.history import database
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sam.drafting.token_ids import digest
+from sam.drafting.texts import digest
 from sam.trained_drafter import settings_of
 
 SUFFIX = ".sqlite"

@@ -34,7 +34,7 @@ class ResponseLengths:
         return len(self._known)
 
     def expected(self, prompt: str) -> int | None:
-        """Tokens of a response to the prompt with this sam.drafting.token_ids.digest, in hexadecimal digits; None if
+        """Tokens of a response to the prompt with this sam.drafting.texts.digest, in hexadecimal digits; None if
         it has had none."""
         found = self._known.get(prompt.upper())
         return round(found[1]) if found else None

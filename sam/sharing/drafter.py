@@ -13,10 +13,8 @@ import numpy as np
 from sam.automaton import store
 from sam.automaton.store import NONE
 from sam.config import SpeculationConfig
-from sam.drafting import batch
-from sam.drafting.drafter import Drafter
-from sam.drafting.sequences import RECENT_TOKENS, start_sequence
-from sam.drafting.token_ids import digest
+from sam.drafting.drafter import Drafter, append_elsewhere
+from sam.drafting.texts import RECENT_TOKENS, digest, start_sequence
 from sam.sharing.client import COUNTERS, Client
 from sam.sharing.log import Piece
 
@@ -138,7 +136,7 @@ class SharingDrafter(Drafter):
         if slot < 0 or text["group"] == NONE or text["num_tokens"] - text["num_prompt_tokens"] != piece.position:
             return 0
         tokens, offsets = np.array(piece.tokens, np.int32), np.array([0, size])
-        return 0 if self._append_all(batch.append_elsewhere, np.array([slot]), tokens, offsets) else size
+        return 0 if self._append_all(append_elsewhere, np.array([slot]), tokens, offsets) else size
 
     def _slot_elsewhere(self, piece: Piece) -> int:
         """Of a response elsewhere, which keeps it until its group is dropped; -1 if that is not followed here."""

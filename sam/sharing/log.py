@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sam.drafting.token_ids import DIGEST_BYTES
+from sam.drafting.texts import DIGEST_BYTES
 
 RECORD, HEAD = 4, struct.Struct("=4i")  # integers before a record's tokens
 MAX_INTEGERS = 1 << 17  # of one message in either direction; the rest follows with the next

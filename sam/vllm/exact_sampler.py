@@ -14,8 +14,7 @@ from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from sam import verify
-from sam.verify.transfer import sent
-from sam.verify.uniforms import rng_key, uniforms
+from sam.verify.exact import rng_key, sent, uniforms
 from sam.vllm import runner_hooks
 from sam.vllm.rejection_sampler import gather_logprobs, known_step
 

@@ -14,7 +14,7 @@ import numpy as np
 from sam.config import SpeculationConfig
 from sam.drafting import shape
 from sam.drafting.drafter import Drafter
-from sam.drafting.drafts import Drafts
+from sam.drafting.texts import Drafts
 from sam.history.client import HistoryClient
 from sam.record.engine_steps import accepted_tokens
 from sam.sharing.client import Client

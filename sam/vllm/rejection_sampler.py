@@ -9,7 +9,7 @@ import torch
 from vllm.v1.outputs import LogprobsTensors
 
 from sam import verify
-from sam.verify.transfer import sent
+from sam.verify.exact import sent
 from sam.vllm import patches
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import torch
 
 from sam import verify
-from sam.verify.uniforms import uniforms
+from sam.verify.exact import uniforms
 from tests.sam.verify.cost import count_operations
 from tests.sam.verify.originals import load_original
 

@@ -5,8 +5,7 @@ from collections import defaultdict
 import numpy as np
 from numba import njit
 
-from sam.automaton.edge_table import IN_TABLE, NONE, bucket_of, edge_hash, find
-from sam.automaton.store import BLOCK_NODES, blocks_for
+from sam.automaton.store import BLOCK_NODES, IN_TABLE, NONE, blocks_for, bucket_of, edge_hash, find
 
 
 class BruteForce:

@@ -37,7 +37,7 @@ def test_a_package_that_cannot_be_written_to_uses_another_folder(tmp_path, monke
 
 
 def test_kernels_are_cached_there():
-    from sam.automaton.edge_table import find
+    from sam.automaton.store import find
 
     assert (
         Path(find.stats.cache_path) == Path(jit.CACHE_FOLDER)

@@ -21,7 +21,7 @@ from sam.drafting.drafter import Drafter
 from sam.drafting.further_paths import further_paths
 from sam.drafting.shape import FILLER
 from sam.switch.policy import Policy, StepState
-from sam.verify.transfer import sent
+from sam.verify.exact import sent
 from sam.vllm import patches, ranks
 
 logger = logging.getLogger(__name__)

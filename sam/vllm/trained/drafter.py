@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from sam.drafting.drafts import Drafts
 from sam.drafting.position_acceptance import PositionAcceptance
 from sam.drafting.shape import FILLER
+from sam.drafting.texts import Drafts
 from sam.switch.policies import MIN_GAIN_OFF, choose_lengths
 from sam.switch.policy import StepState
-from sam.verify.transfer import sent
+from sam.verify.exact import sent
 from sam.vllm.tracked_requests import TrackedBatch
 from sam.vllm.trained.passes import Chosen, ModelPasses, begin_copy
 

@@ -18,11 +18,10 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from sam import verify
 from sam.config import SpeculationConfig
 from sam.drafting.written_blocks import WrittenBlocks
-from sam.verify.transfer import sent
-from sam.verify.uniforms import rng_key, uniforms
+from sam.verify.exact import rng_key, sent, uniforms
 from sam.vllm.tracked_requests import TrackedBatch
 
-OF_TARGET, OF_DRAFTS = 0, 1  # streams of sam.verify.uniforms
+OF_TARGET, OF_DRAFTS = 0, 1  # streams of sam.verify.exact
 NO_TOKEN = -1
 # Steps whose hidden states may be on their way. The host is at most so far ahead: it waits for no earlier copy.
 UNDER_WAY = 2

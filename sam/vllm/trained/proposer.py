@@ -13,7 +13,7 @@ from vllm.v1.spec_decode.draft_model import DraftModelProposer
 from vllm.v1.spec_decode.eagle import EagleProposer
 
 from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
-from sam.drafting.drafts import Drafts
+from sam.drafting.texts import Drafts
 from sam.vllm import patches, warmup_cost
 from sam.vllm.async_proposer import AsyncDrafting
 from sam.vllm.proposer import SamProposer

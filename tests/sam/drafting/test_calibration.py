@@ -6,7 +6,7 @@ import pytest
 from sam.drafting import calibration
 from sam.drafting.calibration import ALL, CORPUS_TABLE, GROUP_TABLE, OVERALL_FORGET, OVERALL_PRIOR, PRIOR
 from sam.drafting.drafter import Drafter
-from sam.drafting.sequences import make_sequences
+from sam.drafting.texts import make_sequences
 from tests.sam.stepping import step
 
 LONGEST = 4

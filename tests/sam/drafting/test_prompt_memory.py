@@ -9,7 +9,7 @@ import pytest
 from sam.drafting import prompt_memory
 from sam.drafting.drafter import Drafter
 from sam.drafting.prompt_memory import CANDIDATES, CLOCK_TOKENS, ORDERS, make_memory, recall, remember
-from sam.drafting.sequences import RECENT_TOKENS, make_sequences, start_sequence
+from sam.drafting.texts import RECENT_TOKENS, make_sequences, start_sequence
 from sam.record.responses import Recording
 from sam.replay import make_drafter, replay
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from scipy import stats
 
-from sam.verify.uniforms import uniforms
+from sam.verify.exact import uniforms
 from sam.vllm import exact_sampler
 from tests.sam.engine.tiny_engine import NGRAM, generate, save_model
 from tests.sam.verify.originals import load_original

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from sam.drafting.token_ids import digest
+from sam.drafting.texts import digest
 from sam.history.database import read, read_files
 
 

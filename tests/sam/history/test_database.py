@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sam.drafting.token_ids import digest
+from sam.drafting.texts import digest
 from sam.history.database import HistoryError, add, check_folder, fingerprint, open_file, own_file
 from tests.sam.history.kept import kept
 

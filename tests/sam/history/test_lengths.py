@@ -6,7 +6,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from sam.drafting.token_ids import digest
+from sam.drafting.texts import digest
 from sam.history import database
 from sam.history.lengths import ResponseLengths
 

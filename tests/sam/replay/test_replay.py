@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sam.corpus import main as build_corpus
-from sam.drafting.drafts import Drafts
+from sam.drafting.texts import Drafts
 from sam.record.responses import Recording, join, read_recording
 from sam.replay import main, make_drafter, replay, table
 

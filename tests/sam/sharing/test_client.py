@@ -5,7 +5,7 @@ import logging
 import numpy as np
 import pytest
 
-from sam.drafting.token_ids import digest
+from sam.drafting.texts import digest
 from sam.sharing import client as module
 from sam.sharing.log import PIECE_TOKENS, Log
 from tests.sam.sharing.channel import Channel, make_client, tokens

@@ -130,7 +130,7 @@ def test_a_step_waits_for_one_part_at_most_which_is_counted(monkeypatch):
         drafter.start("a", tokens(1))
     text, order = list(range(3 * PIECE_TOKENS)), []
     step(there, "a", *text, budget=0)
-    append, began = module.batch.append_elsewhere, threading.Event()
+    append, began = module.append_elsewhere, threading.Event()
 
     def slow(*arguments):  # while a part is appended
         order.append("part")
@@ -138,7 +138,7 @@ def test_a_step_waits_for_one_part_at_most_which_is_counted(monkeypatch):
         time.sleep(0.1)
         return append(*arguments)
 
-    monkeypatch.setattr(module.batch, "append_elsewhere", slow)
+    monkeypatch.setattr(module, "append_elsewhere", slow)
     there.client.exchange()
     exchange = threading.Thread(target=replicas.exchange)
     exchange.start()

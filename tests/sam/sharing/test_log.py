@@ -3,7 +3,7 @@
 import tracemalloc
 from array import array
 
-from sam.drafting.token_ids import digest
+from sam.drafting.texts import digest
 from sam.sharing import log as module
 from sam.sharing.log import IDENTITY, MAX_INTEGERS, NOTHING_WANTED, Log, most_bytes, pack, read_records, unpack
 from tests.sam.sharing.channel import tokens

@@ -7,7 +7,7 @@ from scipy import stats
 
 from sam import verify
 from sam.verify import exact
-from sam.verify.uniforms import uniforms
+from sam.verify.exact import uniforms
 
 VOCABULARY = 151_936
 # Which search: the host's, by blocks, directly.

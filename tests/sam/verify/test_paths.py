@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from sam.verify import PLACEHOLDER, accept_matching, follow_paths, sample_inverse_cdf
-from sam.verify.uniforms import uniforms
+from sam.verify.exact import uniforms
 
 NO_DRAFT = -2
 VOCABULARY, DEPTH, PATHS = 4, 3, 3

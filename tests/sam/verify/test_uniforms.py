@@ -3,7 +3,7 @@
 import numpy as np
 from scipy import stats
 
-from sam.verify.uniforms import rng_key, uniforms
+from sam.verify.exact import rng_key, uniforms
 
 
 def test_keys_come_from_the_seed_or_from_engine_and_request():

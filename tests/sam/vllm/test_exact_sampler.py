@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sam.verify.uniforms import rng_key, uniforms
+from sam.verify.exact import rng_key, uniforms
 from tests.sam.engine.tiny_engine import NGRAM, SAM, VOCABULARY, generate, save_model
 
 pytestmark = pytest.mark.engine

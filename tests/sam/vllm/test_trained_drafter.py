@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from sam.drafting.drafts import Drafts
 from sam.drafting.shape import FILLER
+from sam.drafting.texts import Drafts
 from sam.switch.policies import Goodput
 from sam.switch.policy import StepState
 from sam.switch.step_cost import linear

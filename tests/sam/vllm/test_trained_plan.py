@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sam.drafting.drafts import Drafts
+from sam.drafting.texts import Drafts
 from sam.switch.policies import Goodput, make_policy
 from sam.switch.policy import StepState
 from sam.switch.step_cost import linear

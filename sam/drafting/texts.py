@@ -1,11 +1,33 @@
-"""The followed texts: where each stands in its automaton, and its last draft."""
+"""Token ids, the followed texts with their last drafts, and what a drafter returns."""
 
+import hashlib
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from sam.automaton.store import NONE
 from sam.jit import kernel
+
+DIGEST_BYTES = 16
+
+
+def digest(tokens: np.ndarray) -> bytes:
+    """The DIGEST_BYTES by which a text is known in all processes and files: blake2b of its token ids as int32."""
+    return hashlib.blake2b(np.ascontiguousarray(tokens, np.int32), digest_size=DIGEST_BYTES).digest()
+
+
+def check_token_ids(token_ids: np.ndarray, name: str) -> np.ndarray:
+    """`token_ids` as int32 [length]; an error begins with `name`.
+
+    Raises:
+        ValueError: not a list of integers from 0 to 2**31 - 1.
+    """
+    tokens = np.asarray(token_ids)
+    if tokens.size and (tokens.dtype.kind not in "iu" or tokens.min() < 0 or tokens.max() > np.iinfo(np.int32).max):
+        raise ValueError(f"{name}: expected token ids from 0 to 2**31 - 1, got {tokens.dtype} {tokens[:8]}")
+    return np.ascontiguousarray(tokens, dtype=np.int32).ravel()
+
 
 RECENT_TOKENS = 8  # of a text that sources outside the group see
 _SEQUENCE_FIELDS = (
@@ -70,3 +92,21 @@ def token_at(sequences, slot, position):
     if ahead >= 0:
         return sequences.draft_tokens[slot, ahead]
     return sequences.recent_tokens[slot, position % RECENT_TOKENS]
+
+
+@dataclass
+class Drafts:
+    """Drafts of a batch, one request after the other.
+
+    Attributes:
+        token_ids: int32 [total], the draft tokens; those of request i are token_ids[offsets[i]:offsets[i + 1]].
+        offsets: int64 [batch + 1], where each request's draft begins, and the total.
+        acceptance: float32 [total], cumulative acceptance probability: that of a token and all draft tokens before it,
+            0 to 1, never rising within a draft.
+        match_lengths: int32 [batch], tokens of the repeated suffix that each request is drafted from.
+    """
+
+    token_ids: np.ndarray
+    offsets: np.ndarray
+    acceptance: np.ndarray
+    match_lengths: np.ndarray
