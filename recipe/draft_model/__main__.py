@@ -1,4 +1,4 @@
-"""`python -m recipe.draft_model --assets DIR [--kind eagle3]`: a trained drafter for DIR/model, from its own responses.
+"""`sam distil --assets DIR [--kind eagle3]`: a trained drafter for DIR/model, from its own responses.
 
 A draft model goes into DIR/draft_model, with tokenizer, as transformers and vLLM load it; an EAGLE3 head into
 DIR/eagle3_head, as vLLM loads it: what speculation.draft_model takes. The prompts are those of DIR/train.parquet; how
@@ -20,8 +20,7 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from recipe.draft_model import distil, eagle3
-from recipe.draft_model.distil import Settings
+from recipe.draft_model import Settings
 from recipe.record import Contents, build_once
 from sam.bench.prompts import read_prompts
 from sam.command import run_command
@@ -29,7 +28,7 @@ from sam.reading import json_object, one_line
 from sam.record.tokenizer import Tokenizer
 
 ACCEPTANCE = "acceptance.json"
-KINDS = {"draft_model": distil.Student, "eagle3": eagle3.Head}
+KINDS = ("draft_model", "eagle3")
 OPTIONS = {
     "layers": "of the draft model",
     "unroll": "passes a head is trained on",
@@ -39,12 +38,21 @@ OPTIONS = {
 }
 
 
-def prepare_drafter(kind: type[distil.Student | eagle3.Head], assets: Path, settings: Settings) -> bool:
+def class_of(kind: str) -> type:
+    """Of a draft model or an EAGLE3 head: with torch, which `--help` does not wait for."""
+    from recipe.draft_model import distil, eagle3
+
+    return {"draft_model": distil.Student, "eagle3": eagle3.Head}[kind]
+
+
+def prepare_drafter(kind: type, assets: Path, settings: Settings) -> bool:
     """Puts a drafter for assets/model into assets, unless it is there; says whether it did.
 
     Raises:
         ValueError: there is no target or no prompts, or the folder holds something else.
     """
+    from recipe.draft_model import distil, eagle3
+
     target, prompts = assets / "model", assets / "train.parquet"
     for path in (target / "config.json", prompts):
         if not path.is_file():
@@ -63,6 +71,7 @@ def prepare_drafter(kind: type[distil.Student | eagle3.Head], assets: Path, sett
 def _build(kind, folder: Path, progress: Path, assets: Path, settings: Settings) -> None:
     from transformers import AutoModelForCausalLM
 
+    from recipe.draft_model import distil
     from recipe.tiny.warm_start import deterministic
 
     progress.mkdir(exist_ok=True)
@@ -94,7 +103,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name, meaning in OPTIONS.items():
         parser.add_argument(f"--{name}", type=int, help=f"{meaning} (default {getattr(Settings, name)})")
     options = parser.parse_args(arguments)
-    kind = KINDS[options.kind]
+    kind = class_of(options.kind)
     chosen = {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
     for name, value in chosen.items():
         if name == kind.unused:

@@ -7,7 +7,6 @@ every response token (Hinton et al., 2015: the cross-entropy to the teacher's pr
 import copy
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,31 +16,14 @@ from torch.nn.functional import log_softmax, softmax
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
+from recipe.draft_model import WIDTH, Settings
 from recipe.launch.progress import progress_bar
 
-WIDTH = 128  # the tiny model's; Adam's rate falls as 1 / width (Yang et al., Tensor Programs V, arXiv:2203.03466)
 MOST_LOGITS = 1 << 25  # numbers in a step's logits
 POSITIONS = 8  # of a draft, of which acceptance is said
 STATE, RESPONSES = "state.pt", "responses.pt"  # of a stopped call: model, optimizer and steps done; what was answered
 Example = tuple[list[int], list[int]]
 """Token ids of a prompt and of a response."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a trained drafter is made."""
-
-    prompts: int = 96  # answered, each `samples` times; the responses to the last tenth of them are held out
-    samples: int = 4
-    response_tokens: int = 256  # of a response at most
-    steps: int = 300  # of the optimizer, each on `sequences` responses
-    sequences: int = 12
-    learning_rate: float = 2e-3  # peak for states of up to WIDTH numbers, less for wider ones in proportion
-    save_steps: int = 50  # after which training can go on from where it was stopped
-    threads: int = 2  # of the CPU; results repeat exactly for a given count
-    seed: int = 0
-    layers: int = 1  # of a draft model, from 1 to the target's
-    unroll: int = 5  # passes of a draft that a head is trained on, each on the output of the one before
 
 
 def sample_responses(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from recipe.draft_model.__main__ import KINDS, prepare_drafter
+from recipe.draft_model.__main__ import class_of, prepare_drafter
 from recipe.draft_model.distil import Settings
 from recipe.report.runs import Run, compare_responses
 from tests.end_to_end.runs import SHORT, end, start
@@ -19,7 +19,7 @@ def train(assets, folder, method, *overrides):
 
 
 def test_a_head_trains_the_same_policy(assets, tmp_path):
-    head = KINDS["eagle3"]
+    head = class_of("eagle3")
     prepare_drafter(head, assets, Settings(prompts=24, samples=2, response_tokens=96, steps=60))
     off = train(assets, tmp_path, "off")
     folder = f"speculation.draft_model={assets / head.folder}"

@@ -8,12 +8,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from recipe.draft_model import distil
-from recipe.draft_model.__main__ import KINDS, main, prepare_drafter
+from recipe.draft_model.__main__ import KINDS, class_of, main, prepare_drafter
 from recipe.draft_model.distil import RESPONSES, STATE, Settings, Student, acceptance, sample_responses, train
 
 SMALL = Settings(prompts=6, samples=2, response_tokens=12, steps=12, sequences=4, save_steps=5, threads=1, unroll=3)
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
-EACH_KIND = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+EACH_KIND = pytest.mark.parametrize("kind", map(class_of, KINDS), ids=KINDS)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_acceptance_is_said_again_for_what_is_there(assets, capsys, kind, name):
     for _ in range(2):
         assert main(words) == 0
         said.append(capsys.readouterr().out)
-    assert said[0].startswith(f"{name} built in {assets / KINDS[kind].folder}: of 4 held-out responses")
+    assert said[0].startswith(f"{name} built in {assets / class_of(kind).folder}: of 4 held-out responses")
     assert said[0].count("%") == distil.POSITIONS and said[1] == said[0].replace("built", "found")
 
 
