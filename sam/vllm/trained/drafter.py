@@ -1,7 +1,7 @@
 """A draft model beside sam: for which requests of a step it drafts in sam's place, and what comes of that.
 
 Each request takes the source that expects more accepted tokens of its draft. The number of passes is the one with the
-highest goodput (sam.switch.goodput), with the time of the passes added to every step that verifies any; no pass at all
+highest goodput (sam.switch.policies), with the time of the passes added to every step that verifies any; no pass at all
 is one of the choices. Whatever goes wrong in the draft model, sam's drafts stay, and the tokens that come out are the
 same.
 """
