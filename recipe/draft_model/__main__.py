@@ -29,13 +29,7 @@ from sam.record.tokenizer import Tokenizer
 
 ACCEPTANCE = "acceptance.json"
 KINDS = ("draft_model", "eagle3")
-OPTIONS = {
-    "layers": "of the draft model",
-    "unroll": "passes a head is trained on",
-    "prompts": "to answer, a tenth held out",
-    "steps": "optimizer steps",
-    "seed": "of responses and batches",
-}
+OPTIONS = ("layers", "unroll", "prompts", "steps", "seed")  # fields of Settings too
 
 
 def class_of(kind: str) -> type:
@@ -100,8 +94,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="sam distil", description=__doc__)
     parser.add_argument("--assets", type=Path, required=True, help="folder with model/ and train.parquet")
     parser.add_argument("--kind", choices=KINDS, default="draft_model", help="default %(default)s")
-    for name, meaning in OPTIONS.items():
-        parser.add_argument(f"--{name}", type=int, help=f"{meaning} (default {getattr(Settings, name)})")
+    parser.add_argument("--layers", type=int, help=f"of the draft model (default {Settings.layers})")
+    parser.add_argument("--unroll", type=int, help=f"passes a head is trained on (default {Settings.unroll})")
+    parser.add_argument("--prompts", type=int, help=f"to answer, a tenth held out (default {Settings.prompts})")
+    parser.add_argument("--steps", type=int, help=f"optimizer steps (default {Settings.steps})")
+    parser.add_argument("--seed", type=int, help=f"of responses and batches (default {Settings.seed})")
     options = parser.parse_args(arguments)
     kind = class_of(options.kind)
     chosen = {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
