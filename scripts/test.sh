@@ -58,4 +58,4 @@ ruff format --check .
 python -m tests.parts
 [ $# -eq 0 ] || exec python -m pytest "$@"
 # Those that start an engine take about as long as all others, whole runs among them, of which two never run at once.
-side_by_side --durations=20 -m "engine and not (e2e or long)" -- --durations=20 -m "(e2e or not engine) and not long"
+side_by_side --durations=60 -m "engine and not (e2e or long)" -- --durations=60 -m "(e2e or not engine) and not long"

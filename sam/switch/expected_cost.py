@@ -38,6 +38,7 @@ class Correction:
     steps are: with a fixed weight a busy machine's noise would come out as a price of draft tokens, fewer would be
     verified, and from few the price is learnt even worse. The noise is what no terms explain, whatever the prior: a
     wrong table is no noise.
+
     Args:
         step_cost: the table.
         forward_only: whether it holds forward passes only, without sampling and drafting.

@@ -1,5 +1,7 @@
 """Entry point of vLLM's plugin group `vllm.general_plugins`: called in every vLLM process."""
 
+import functools
+import logging
 import sys
 from typing import Any
 
@@ -8,6 +10,9 @@ from sam.log import show_warnings
 from sam.vllm import patches
 from sam.vllm.v2 import engine as second_runner
 
+logger = logging.getLogger(__name__)
+
+VERSIONS = ("0.23", "0.32", "0.33")  # of vLLM: the first runs by its first model runner, the others by the second
 # vLLM's names of drafters after whose steps one without drafts may follow.
 MAY_PAUSE = ("custom_class", "ngram", "ngram_gpu", "suffix", "draft_model", "eagle3")
 # Classes of drafters; under asynchronous scheduling those of this project have `Async` in front.
@@ -27,14 +32,29 @@ def register() -> None:
     """Open the two doors through which engines with a `speculation` come; any number of times.
 
     Nothing of vLLM's model runners is imported here: what vLLM's CPU worker replaces has to be replaced before them. An
-    engine for which no speculation is configured is left as it is.
+    engine for which no speculation is configured is left as it is, and so is any vLLM but VERSIONS.
     """
+    from vllm import __version__
+
+    show_warnings("sam")
+    if ".".join(__version__.split(".")[:2]) not in VERSIONS:
+        _say_unknown(__version__)
+        return
     from vllm.config import SchedulerConfig
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
-    show_warnings("sam")
     patches.wrap(WorkerWrapperBase, "init_device", "find_speculation", _init_device)
     patches.wrap(SchedulerConfig, "get_scheduler_cls", "find_scheduler", _get_scheduler_cls)
+
+
+@functools.cache
+def _say_unknown(version: str) -> None:
+    logger.warning(
+        "vLLM %s: the plugin sam knows %s, and does nothing here: install one of these, or keep it out with "
+        "VLLM_PLUGINS=",
+        version,
+        ", ".join(VERSIONS),
+    )
 
 
 def _init_device(original, wrapper) -> None:

@@ -149,8 +149,9 @@ class SamProposer:
         """
         if not patches.is_registered():
             raise RuntimeError(
-                f"{type(self).__name__} drafts with the plugin `sam` only, which vLLM has not loaded: "
-                f"VLLM_PLUGINS={os.environ.get('VLLM_PLUGINS')}: add it or unset it"
+                f"{type(self).__name__} drafts with the plugin `sam` only, which vLLM has not loaded "
+                f"(VLLM_PLUGINS={os.environ.get('VLLM_PLUGINS')}: add it or unset it), or which does not know this "
+                "vLLM (its warning says which it knows)"
             )
         started = time.perf_counter()
         self.drafter.warm_up()

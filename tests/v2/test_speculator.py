@@ -157,12 +157,6 @@ def test_what_is_not_there_yet_is_refused_in_one_line(line):
     assert "\n" not in str(refused.value)
 
 
-def test_a_vllm_that_is_not_known_is_refused(monkeypatch):
-    monkeypatch.setattr("vllm.__version__", "0.34.0")
-    with pytest.raises(ValueError, match=r"vLLM 0.34.0 .* knows 0.32 up to and without 0.34"):
-        engine.check_engine(config(), SpeculationConfig.from_vllm(config()))
-
-
 def test_several_ranks_are_refused():
     wanted = config()
     wanted.parallel_config.tensor_parallel_size = 2

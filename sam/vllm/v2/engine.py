@@ -7,8 +7,6 @@ from sam.config import SpeculationConfig
 from sam.vllm import patches
 
 DRAFTER = "SamSpeculator"
-# First that is known, first that is not.
-VERSIONS = ((0, 32), (0, 34))
 SCHEDULERS = {False: "sam.vllm.v2.scheduler.SamScheduler", True: "sam.vllm.v2.scheduler.SamAsyncScheduler"}
 
 
@@ -116,20 +114,13 @@ def installed(runner) -> dict[str, Any]:
 
 
 def check_engine(vllm_config, config: SpeculationConfig) -> None:
-    """Refuse what the second runner does not do with this project, or not yet, and a vLLM that is not known.
+    """Refuse what the second runner does not do with this project, or not yet.
 
     Raises:
         ValueError: one line with the value, what is expected, and the remedy.
     """
-    import vllm
     from vllm import envs
 
-    first, end = VERSIONS
-    if not first <= tuple(map(int, vllm.__version__.split(".")[:2])) < end:
-        raise ValueError(
-            f"vLLM {vllm.__version__} with its second model runner: sam.vllm.v2 knows {_dotted(first)} up to and "
-            f"without {_dotted(end)} and does nothing here: set VLLM_USE_V2_MODEL_RUNNER=0, or speculation=off"
-        )
     parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
     wanted = {
         "speculation": (config.method, "sam"),
@@ -158,7 +149,3 @@ def check_engine(vllm_config, config: SpeculationConfig) -> None:
             "speculation.batch_invariant=on: only vLLM's own mode has such kernels: set VLLM_BATCH_INVARIANT=1, or "
             "speculation.batch_invariant=auto"
         )
-
-
-def _dotted(version: tuple[int, int]) -> str:
-    return ".".join(map(str, version))

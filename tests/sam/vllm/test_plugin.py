@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from sam.config import SpeculationConfig
+from sam.vllm import patches, plugin
 from sam.vllm.plugin import check_installed, check_scheduling, scheduling_remark
 
 
@@ -65,3 +66,12 @@ def test_the_drafter_is_the_one_for_the_engines_scheduling(method, has, scheduli
     else:
         with pytest.raises(RuntimeError, match=f"drafter {has}, expected {expected}"):
             check_installed(wanted, status)
+
+
+def test_a_vllm_that_is_not_known_is_left_alone_and_named_once(monkeypatch, capfd):
+    monkeypatch.setattr("vllm.__version__", "0.27.1")
+    monkeypatch.setattr(patches, "wrap", None)
+    plugin.register()
+    plugin.register()
+    said = capfd.readouterr().err
+    assert said.count("vLLM 0.27.1: the plugin sam knows 0.23, 0.32, 0.33, and does nothing here") == 1
