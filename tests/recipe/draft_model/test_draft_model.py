@@ -13,7 +13,7 @@ from recipe.draft_model.distil import RESPONSES, STATE, Settings, Student, accep
 
 SMALL = Settings(prompts=6, samples=2, response_tokens=12, steps=12, sequences=4, save_steps=5, threads=1, unroll=3)
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
-EACH_KIND = pytest.mark.parametrize("kind", map(class_of, KINDS), ids=KINDS)
+EACH_KIND = pytest.mark.parametrize("kind", [class_of(kind) for kind in KINDS], ids=KINDS)
 
 
 @pytest.fixture(scope="module")

@@ -68,10 +68,9 @@ def test_the_drafter_is_the_one_for_the_engines_scheduling(method, has, scheduli
             check_installed(wanted, status)
 
 
-def test_a_vllm_that_is_not_known_is_left_alone_and_named_once(monkeypatch, capfd):
+def test_a_vllm_that_is_not_known_is_left_alone_and_named_once(monkeypatch, caplog):
     monkeypatch.setattr("vllm.__version__", "0.27.1")
     monkeypatch.setattr(patches, "wrap", None)
     plugin.register()
     plugin.register()
-    said = capfd.readouterr().err
-    assert said.count("vLLM 0.27.1: the plugin sam knows 0.23, 0.32, 0.33, and does nothing here") == 1
+    assert caplog.text.count("vLLM 0.27.1: the plugin sam knows 0.23, 0.32, 0.33, and does nothing here") == 1
