@@ -179,6 +179,7 @@ def test_no_drafts_while_a_router_is_about_to_fill_the_batch_and_drafts_when_nob
     proposer = make_proposer(policy="threshold", batch_size_threshold=4)
     runner = proposer.runner
     runner.drafter, runner._update_states, runner.take_draft_token_ids = proposer, lambda scheduled: None, None
+    runner.get_model, runner.add_lora = lambda: SimpleNamespace(load_weights=None), None
     runner_hooks.install(runner)
 
     def comes(**last):
