@@ -49,5 +49,5 @@ def test_every_token_and_log_probability_is_that_of_stock_vllm(found):
 def test_only_the_plugin_is_loaded(found):
     assert found[False]["loaded"] == []
     assert set(found[True]["loaded"]) - {"sam.config", "sam.log", "sam.reading", "sam.trained_drafter"} == {
-        "sam.vllm", "sam.vllm.patches", "sam.vllm.plugin"
+        "sam.vllm", "sam.vllm.patches", "sam.vllm.plugin", "sam.vllm.v2", "sam.vllm.v2.engine"
     }  # fmt: skip
