@@ -13,7 +13,7 @@ class Server:
         self.answer = answer
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
-        self._server = asyncio.run_coroutine_threadsafe(serve(address, ask or self._ask), self._loop).result(60)
+        self._server = asyncio.run_coroutine_threadsafe(serve(address, ask or self._ask), self._loop).result(300)
 
     async def _ask(self, question):
         if self.answer is None:
@@ -30,5 +30,5 @@ class Server:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-        asyncio.run_coroutine_threadsafe(close(), self._loop).result(60)
+        asyncio.run_coroutine_threadsafe(close(), self._loop).result(300)
         self._loop.call_soon_threadsafe(self._loop.stop)
