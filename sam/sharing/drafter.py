@@ -16,6 +16,7 @@ from sam.config import SpeculationConfig
 from sam.drafting.drafter import Drafter, append_elsewhere
 from sam.drafting.texts import RECENT_TOKENS, digest, start_sequence
 from sam.sharing.client import COUNTERS, Client
+from sam.sharing.link import Link
 from sam.sharing.log import Piece
 
 
@@ -177,3 +178,14 @@ def make_drafter(config: SpeculationConfig, max_draft_tokens: int) -> Drafter:
         min_extra_match_len=config.min_extra_match_len,
         cross_prompt=config.cross_prompt,
     )
+
+
+def share_by_link(drafter: Drafter, address: str) -> bool:
+    """Let a drafter exchange text with those of other replicas from now on, through the server that listens at
+    `address` (sam.sharing.link); False if its settings ask for no sharing."""
+    if not isinstance(drafter, SharingDrafter):
+        return False
+    client = Client(Link(address).ask)
+    drafter.share(client)
+    client.start()
+    return True

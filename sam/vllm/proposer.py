@@ -17,9 +17,7 @@ from sam.drafting.drafter import Drafter
 from sam.drafting.texts import Drafts
 from sam.history.client import HistoryClient
 from sam.record.engine_steps import accepted_tokens
-from sam.sharing.client import Client
-from sam.sharing.drafter import SharingDrafter, make_drafter
-from sam.sharing.link import Link
+from sam.sharing.drafter import make_drafter, share_by_link
 from sam.switch.policies import make_policy, warm_up
 from sam.switch.policy import Plan, QueuedRequests, StepState
 from sam.vllm import patches, ranks, runner_hooks, warmup_cost
@@ -125,10 +123,7 @@ class SamProposer:
         Args:
             address: where the replica's server listens (sam.sharing.link).
         """
-        if self.is_drafting_rank and isinstance(self.drafter, SharingDrafter):
-            client = Client(Link(address).ask)
-            self.drafter.share(client)
-            client.start()
+        if self.is_drafting_rank and share_by_link(self.drafter, address):
             self.tracked.shares_at = 0.0
 
     def weights_updated(self) -> None:

@@ -42,6 +42,25 @@ def is_token(token_id: int) -> bool:
     return token_id >= 0
 
 
+def start_request(
+    drafter: Drafter, history: HistoryClient | None, counters: dict[str, int], request_id: str, prompt: np.ndarray
+) -> bool:
+    """Let drafter and history follow a request with `prompt` (int32 [length]); False, and counted, if it cannot be."""
+    try:
+        if history:
+            history.request_started(request_id, prompt, drafter)
+        drafter.start(request_id, prompt, counters["policy_version"])
+    except ValueError as error:
+        if counters["untracked_requests"] == 0:
+            logger.warning("no drafts for a request: %s (logged once, then counted)", error)
+        counters["untracked_requests"] += 1
+        if history:
+            history.request_finished(request_id, [])
+        return False
+    counters["tracked_requests"] += 1
+    return True
+
+
 class TrackedRequests:
     """Starts, updates and finishes requests in the drafter, and in the history where there is one.
 
@@ -107,20 +126,10 @@ class TrackedRequests:
             return False
         state = self._runner.requests[request_id]
         prompt = texts[row, : response_start(state)]
-        try:
-            if self.history:
-                self.history.request_started(request_id, prompt, self._drafter)
-            self._drafter.start(request_id, prompt, self._counters["policy_version"])
-        except ValueError as error:
-            if self._counters["untracked_requests"] == 0:
-                logger.warning("no drafts for a request: %s (logged once, then counted)", error)
-            self._counters["untracked_requests"] += 1
+        if not start_request(self._drafter, self.history, self._counters, request_id, prompt):
             self.untracked.add(request_id)
-            if self.history:
-                self.history.request_finished(request_id, [])
             return False
         self.states[request_id] = state
-        self._counters["tracked_requests"] += 1
         return True
 
     def release_finished(self) -> None:

@@ -105,7 +105,7 @@ def test_no_draft_goes_beyond_max_model_len(speculator):
 
 def test_siblings_in_another_replica_are_drafted_from(monkeypatch):
     channel = Channel()
-    monkeypatch.setattr("sam.vllm.v2.speculator.Link", lambda address: channel)
+    monkeypatch.setattr("sam.sharing.drafter.Link", lambda address: channel)
     monkeypatch.setattr(Client, "start", lambda self: None)
     writer, reader = (SamSpeculator(config(sharing="replicas"), torch.device("cpu")) for _ in range(2))
     for one in (writer, reader):

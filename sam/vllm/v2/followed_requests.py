@@ -1,7 +1,6 @@
 """The text of an engine's requests as the host learns it: prompts when they are scheduled, tokens from the copies that
 the runner makes for the scheduler."""
 
-import logging
 import math
 from collections import deque
 from dataclasses import dataclass
@@ -13,9 +12,7 @@ from sam.drafting.drafter import Drafter
 from sam.history.client import HistoryClient
 from sam.sharing.client import INTERVAL_SECONDS
 from sam.vllm.hints import is_continued, response_of, response_start
-from sam.vllm.tracked_requests import MAX_STEPS_BEHIND
-
-logger = logging.getLogger(__name__)
+from sam.vllm.tracked_requests import MAX_STEPS_BEHIND, start_request
 
 COUNTERS = ("tracked_requests", "untracked_requests", "policy_version")
 
@@ -130,19 +127,7 @@ class FollowedRequests:
 
     def _start(self, name: str, text: Text) -> bool:
         prompt = np.asarray(text.prompt_token_ids[: response_start(text)], dtype=np.int32)
-        try:
-            if self.history:
-                self.history.request_started(name, prompt, self._drafter)
-            self._drafter.start(name, prompt, self._counters["policy_version"])
-        except ValueError as error:
-            if self._counters["untracked_requests"] == 0:
-                logger.warning("no drafts for a request: %s (logged once, then counted)", error)
-            self._counters["untracked_requests"] += 1
-            if self.history:
-                self.history.request_finished(name, [])
-            return False
-        self._counters["tracked_requests"] += 1
-        return True
+        return start_request(self._drafter, self.history, self._counters, name, prompt)
 
     def _take(self, step: Step) -> None:
         try:

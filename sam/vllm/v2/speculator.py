@@ -11,9 +11,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from sam.config import SpeculationConfig
 from sam.history.client import HistoryClient
-from sam.sharing.client import Client
-from sam.sharing.drafter import SharingDrafter, make_drafter
-from sam.sharing.link import Link
+from sam.sharing.drafter import make_drafter, share_by_link
 from sam.vllm.v2 import followed_requests
 from sam.vllm.v2.followed_requests import FollowedRequests, Step
 
@@ -59,10 +57,7 @@ class SamSpeculator(BaseSpeculator):
 
     def share(self, address: str) -> None:
         """Exchange text with the drafters of other replicas, as sam.vllm.proposer.SamProposer.share."""
-        if isinstance(self.drafter, SharingDrafter):
-            client = Client(Link(address).ask)
-            self.drafter.share(client)
-            client.start()
+        if share_by_link(self.drafter, address):
             self._requests.shares_at = 0.0
 
     def weights_updated(self) -> None:

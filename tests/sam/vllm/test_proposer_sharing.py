@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from sam.sharing import drafter
 from sam.sharing.client import Client
 from sam.vllm import proposer as module
 from tests.sam.sharing.channel import Channel
@@ -16,7 +17,7 @@ PROMPT, TEXT = [1, 2], [10, 11, 12, 13, 14, 15]
 def channel(monkeypatch):
     """A log in this process; clients have no thread, tests call `exchange`."""
     made = Channel()
-    monkeypatch.setattr(module, "Link", lambda address: made)
+    monkeypatch.setattr(drafter, "Link", lambda address: made)
     monkeypatch.setattr(Client, "start", lambda self: None)
     return made
 
