@@ -13,12 +13,25 @@ import pytest
 from recipe.bench import main
 from sam.bench import engines
 from sam.bench.engines import EngineProcess
+from sam.bench.settings import Settings
 from tests.sam.engine.tiny_engine import VOCABULARY, save_model
 
 pytestmark = pytest.mark.engine
 
 ENGINE = ["--skip-tokenizer-init", "--dtype", "float32", "--enforce-eager", "--max-num-seqs", "16"]
 ENGINE += ["--kv-cache-memory-bytes", str(256 << 20)]  # other tests run beside these
+
+
+@pytest.fixture
+def always_drafting(monkeypatch):
+    """Drafters of this project draft whatever the clock says: goodput stops one that a busy machine slows down."""
+    start = Settings.start
+
+    def always(settings: Settings, variant: str) -> dict:
+        told = start(settings, variant)
+        return told | ({} if told["is_stock"] else {"speculation": told["speculation"] | {"policy": "always"}})
+
+    monkeypatch.setattr(Settings, "start", always)
 
 
 @pytest.fixture
@@ -44,7 +57,7 @@ def bench(tmp_path):
     return run
 
 
-def test_stock_off_sam_and_a_draft_model_alone_and_beside_it(bench, tmp_path):
+def test_stock_off_sam_and_a_draft_model_alone_and_beside_it(bench, always_drafting, tmp_path):
     """The target drafts for itself, so that its drafts are accepted whatever it says."""
     load = ["--requests", "2", "8", "--samples", "4", "--max-tokens", "160", "--temperature", "0.3", "--ignore-eos"]
     variants = ["--variants", "stock", "off", "sam", "draft_model", "hybrid"]
@@ -61,7 +74,7 @@ def test_stock_off_sam_and_a_draft_model_alone_and_beside_it(bench, tmp_path):
     assert rows["sam", 8]["acceptance_length"] > 1 and rows["sam", 8]["steps"] < 160
 
 
-def test_forced_text_on_a_config_alone_and_a_slowed_sam(bench, tmp_path, capsys, monkeypatch):
+def test_forced_text_on_a_config_alone_and_a_slowed_sam(bench, always_drafting, tmp_path, capsys, monkeypatch):
     """Random weights, no tokenizer, and a drafter that sleeps: real text is emitted, and sam does not pay."""
     slowed = (sys.executable, str(Path(__file__).with_name("slowed_engine.py")))
     monkeypatch.setattr(engines, "EngineProcess", functools.partial(EngineProcess, program=slowed))
