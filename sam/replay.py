@@ -30,7 +30,6 @@ NAMES = ("sam", "first-occurrence", "ngram", "suffix")
 HISTORY_TOKENS = 4 << 20  # with scope=history, enough for any recording here
 RUNNING_REQUESTS = 256
 PROBABILITY_BINS = 10
-DELAY = 64  # tokens: what a request generates in a second or two
 SETTINGS = ("scope", "k", "replicas", "delay", "epochs")  # that stand in every JSON object
 # Columns of the table, and the row's key.
 COLUMNS = {
@@ -420,8 +419,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--scope", choices=("request", "group", "history"), default="group")
     parser.add_argument("--k", type=int, default=3, help="draft tokens per step (default 3)")
     parser.add_argument("--replicas", type=int, default=1, help="spread a prompt's samples over N drafters (default 1)")
-    parser.add_argument("--sharing", action="store_true", help="replicas see each other's tokens, --delay tokens late")
-    parser.add_argument("--delay", type=int, metavar="TOKENS", help=f"of a sample, with --sharing (default {DELAY})")
+    parser.add_argument("--delay", type=int, metavar="TOKENS", help="replicas see each other's tokens, so much later")
     parser.add_argument("--epochs", action="store_true", help="epoch by epoch, the first one not counted")
     parser.add_argument("--corpus", type=Path, help="file of sam.corpus that sam drafts from as well")
     parser.add_argument("--tokenizer", help="for .jsonl dumps: folder or name of the tokenizer")
@@ -430,12 +428,8 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     for name in ("k", "replicas"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} {getattr(options, name)}: expected 1 or more")
-    if options.delay is not None and (options.delay < 0 or not options.sharing):
-        parser.error(f"--delay {options.delay}: expected 0 or more, and --sharing")
-    if options.sharing and options.replicas == 1:
-        parser.error("--sharing: expected --replicas 2 or more")
-    if options.sharing and options.delay is None:
-        options.delay = DELAY
+    if options.delay is not None and (options.delay < 0 or options.replicas == 1):
+        parser.error(f"--delay {options.delay}: expected 0 or more, and --replicas 2 or more")
     options.epochs = "together" if not options.epochs else "kept" if options.scope == "history" else "forgotten"
     return options
 

@@ -1,11 +1,10 @@
-"""The measured rounds as a result: rows with a verdict, warnings and settings to paste, as text and as a page."""
+"""The measured rounds as a result: rows with a verdict, warnings and settings to paste, and as text."""
 
 import json
 import math
 import sys
 from collections.abc import Iterable
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from sam.bench.engines import Engines, RoundsFile, prepare, vllm_version
 from sam.bench.prompts import BUILT_IN, digest, planned
 from sam.bench.settings import STOCK, Settings, is_stock
 from sam.command import INTERRUPTED, laid_out
-from sam.page import Section, page
 from sam.record import replacing
 
 WORTHWHILE = 1.02  # ratio to stock from which speculation pays; less is not worth a setting
@@ -28,7 +26,7 @@ STOCK_SAMPLES = (
 
 
 def measure(settings: Settings) -> tuple[dict[str, Any], int]:
-    """Measure what is missing; write result.json and bench.html, and return result.json's content and the exit code.
+    """Measure what is missing; write result.json, and return its content and the exit code.
 
     Raises:
         ValueError: bad input. EngineError: the engine with which the others are compared refused or ended.
@@ -48,9 +46,6 @@ def measure(settings: Settings) -> tuple[dict[str, Any], int]:
     result = result_of(list(file.lines.values()), settings, notes)
     with replacing(settings.output / "result.json") as partial:
         partial.write_text(json.dumps(result, indent=1) + "\n")
-    if result["rows"]:
-        with replacing(settings.output / "bench.html") as partial:
-            partial.write_text(as_page(result))
     return result, code
 
 
@@ -219,7 +214,7 @@ def what_was_measured(settings: Settings) -> list[str]:
 
 
 def table_of(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Header and cells of the table, for the screen and for a page."""
+    """Header and cells of the table, for the screen and for the report's page."""
     is_forced = result["settings"]["text"] is not None
     header = ["requests", "variant", "seconds", "tokens/s", "ms/step", "steps", "length", "drafted", "accepted"]
     header += [f"over {result['reference']}", "as recorded" if is_forced else "identical to off"]
@@ -241,17 +236,3 @@ def as_text(result: dict[str, Any]) -> str:
     lines = laid_out(*table_of(result)) + result["measured"] if result["rows"] else ["nothing is measured yet"]
     lines += [f"warning: {warning}" for warning in result["warnings"]]
     return "\n".join([*lines, *result["lines"], result["recommended"]]).rstrip()
-
-
-def as_page(result: dict[str, Any]) -> str:
-    """bench.html: the answer first, then the table."""
-    settings = result["settings"]
-    conditions = [
-        ("vLLM", f"{result['vllm']}, {' '.join(settings['engine'])}"),
-        *((name, settings[name]) for name in ("model", "temperature", "max_tokens", "draft_tokens")),
-        *(("measured", line) for line in result["measured"]),
-        *(("warning", line) for line in result["warnings"]),
-    ]
-    sections = [Section("Speed", table=table_of(result)), Section("Conditions", table=(("what", "value"), conditions))]
-    title = f"Does speculation pay? {Path(settings['model']).name}, {result['date']}"
-    return page(title, [*(result["lines"] or ["No verdict: sam takes no part."]), result["recommended"]], sections)

@@ -16,8 +16,7 @@ import numpy as np
 
 from sam.config import SpeculationConfig
 from sam.routing import ContextPolicy, RoutingSettings
-from sam.simulate.acceptance import SHIPPED, Acceptance, DrawnDrafts, RealDrafts
-from sam.simulate.workload import Round
+from sam.simulate.workload import SHIPPED, Acceptance, DrawnDrafts, RealDrafts, Round
 from sam.switch.policies import make_policy
 from sam.switch.policy import Plan, Policy, StepState
 from sam.switch.step_cost import StepCost

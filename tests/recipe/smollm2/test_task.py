@@ -45,15 +45,3 @@ def test_rows_are_verls_and_judged_as_reasoning_gym_judges(name):
         for answer in (truth, f"{truth}1", "no"):
             right = problems.score_answer(answer, problem) == 1.0
             assert compute_score(row["data_source"], f"work\n#### {answer}", truth)["acc"] == right
-
-
-def test_examples_are_solved_right():
-    for question, solution in TASKS["chain_sum"].examples:
-        terms = question.split(": ")[1].removesuffix(" =")
-        assert score_solution(solution, str(eval(terms)))[0]
-        assert all(eval(line.replace("=", "==")) for line in solution.splitlines()[:-1])
-    for question, solution in TASKS["needle_haystack"].examples:
-        *statements, asked = question.removesuffix(" Reply only with a name.").split(". ")
-        (name,) = [one.split()[0] for one in statements if one.endswith(asked.strip("\n?").split(" ", 1)[1])]
-        lines = [f"{one}: {'yes' if one.startswith(name) else 'no'}." for one in statements]
-        assert solution == "\n".join([*lines, f"#### {name}"])

@@ -1,5 +1,6 @@
+"""The tiny world: built once, loadable by transformers, trained the same way every time."""
+
 import json
-import re
 import threading
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipe.tiny.assets import AssetSettings, draw_splits, prepare_assets
 from recipe.tiny.model import ModelSettings, build_model
-from recipe.tiny.task import Problem, TaskSettings
+from recipe.tiny.task import Problem, TaskSettings, as_row
 from recipe.tiny.tokenizer import build_tokenizer, encode_prompt
 from recipe.tiny.warm_start import IGNORED, WarmStartSettings, draw_batches, warm_start
 
@@ -32,40 +33,33 @@ def assets(tmp_path_factory):
 def test_model_and_tokenizer_load_and_agree(assets):
     tokenizer = AutoTokenizer.from_pretrained(assets / "model")
     model = AutoModelForCausalLM.from_pretrained(assets / "model")
-    assert type(model).__name__ == "Qwen3ForCausalLM"
+    assert type(model).__name__ == "Qwen3ForCausalLM" and model.dtype == torch.float32
     assert model.config.vocab_size == len(tokenizer) <= 300
     assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
-    assert (model.config.eos_token_id, model.config.pad_token_id) == (
-        tokenizer.eos_token_id,
-        tokenizer.pad_token_id,
-    )
-    assert model.dtype == torch.float32
-    assert encode_prompt(tokenizer, "from a to c begin 1 2") == encode_prompt(
-        build_tokenizer(), "from a to c begin 1 2"
-    )
+    ids = tokenizer.eos_token_id, tokenizer.pad_token_id
+    assert (model.config.eos_token_id, model.config.pad_token_id) == ids
+    question = "from a to c begin 1 2"
+    assert encode_prompt(tokenizer, question) == encode_prompt(build_tokenizer(), question)
 
 
-def test_data_is_verls_format(assets):
-    train, validation = (pandas.read_parquet(assets / f"{split}.parquet") for split in ("train", "val"))
-    assert (len(train), len(validation)) == (20, 4)
-    for row in (*train.to_dict("records"), *validation.to_dict("records")):
-        begin, end, first, second = re.findall(r"\b[a-z]\b|\d", row["prompt"][0]["content"])
-        problem = Problem(ord(begin) - ord("a"), ord(end) - ord(begin) + 1, int(first), int(second))
-        assert row["data_source"] == "tiny_additive_sequence"
-        assert row["prompt"][0]["content"] == problem.question
-        assert row["reward_model"]["ground_truth"] == problem.answer
-        assert row["extra_info"]["lines"] == problem.lines
+def test_rows_are_the_problems_drawn(assets):
+    for split, problems in zip(("train", "val"), draw_splits(SMALL), strict=True):
+        rows = pandas.read_parquet(assets / f"{split}.parquet").to_dict("records")
+        wanted = [as_row(problem, split, index) for index, problem in enumerate(problems)]
+        assert [row | {"prompt": list(row["prompt"])} for row in rows] == wanted
 
 
-def test_a_second_call_changes_nothing(assets):
+def test_they_are_built_once_for_the_same_settings_and_anew_for_others(assets, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in assets.rglob("*")}
     assert not prepare_assets(assets, SMALL)
     assert {path: path.stat().st_mtime_ns for path in assets.rglob("*")} == before
-
-
-def test_other_settings_replace_what_is_there(tmp_path):
-    output = tmp_path / "assets"
-    prepare_assets(output, SMALL)
+    results, output = [], tmp_path / "assets"
+    callers = [threading.Thread(target=lambda: results.append(prepare_assets(output, SMALL))) for _ in range(2)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert sorted(results) == [False, True], "of two at once one builds"
     first = json.loads((output / "assets.json").read_text())["digest"]
     assert prepare_assets(output, replace(SMALL, seed=1))
     assert json.loads((output / "assets.json").read_text())["digest"] != first
@@ -79,32 +73,15 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path):
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
-def test_a_failed_build_leaves_nothing(tmp_path, monkeypatch):
+def test_a_failed_build_leaves_nothing_and_validation_is_kept_out_of_the_warm_start(tmp_path, monkeypatch):
     def fail(*arguments):
+        assert arguments[4] == draw_splits(SMALL)[1]
         raise KeyboardInterrupt
 
     monkeypatch.setattr("recipe.tiny.assets.warm_start", fail)
     with pytest.raises(KeyboardInterrupt):
         prepare_assets(tmp_path / "assets", SMALL)
     assert [path.name for path in tmp_path.iterdir()] == [".assets.lock"]
-
-
-def test_of_two_at_once_one_builds(tmp_path):
-    results = []
-    callers = [
-        threading.Thread(target=lambda: results.append(prepare_assets(tmp_path / "assets", SMALL))) for _ in range(2)
-    ]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join()
-    assert sorted(results) == [False, True]
-
-
-def test_the_default_model_is_small():
-    model = build_model(ModelSettings(), build_tokenizer(), seed=0)
-    assert sum(weights.numel() for weights in model.parameters()) <= 3_000_000
-    assert model.config.max_position_embeddings == 2048
 
 
 def test_training_repeats_exactly_and_learns():
@@ -117,13 +94,6 @@ def test_training_repeats_exactly_and_learns():
     assert runs[0][0] == runs[1][0]
     assert all(torch.equal(weights, runs[1][1][name]) for name, weights in runs[0][1].items())
     assert runs[0][0][-1] < runs[0][0][0] - 1
-
-
-def test_training_leaves_torchs_settings_as_found():
-    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    model = build_model(SMALL.model, build_tokenizer(), seed=0)
-    warm_start(model, build_tokenizer(), TaskSettings(), replace(SMALL.warm_start, steps=1), [], seed=0)
-    assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == before
 
 
 def test_batches_predict_responses_only_and_skip_validation():
@@ -140,10 +110,3 @@ def test_batches_predict_responses_only_and_skip_validation():
         assert [index for index, _ in trained] == list(range(len(prompt) - 1, len(prompt) - 1 + len(trained)))
         assert trained[-1][1] == tokenizer.eos_token_id
         assert all(row[index + 1] == token for index, token in trained)
-
-
-def test_validation_is_kept_out_of_the_warm_start(tmp_path, monkeypatch):
-    seen = []
-    monkeypatch.setattr("recipe.tiny.assets.warm_start", lambda *arguments: seen.append(arguments[4]))
-    prepare_assets(tmp_path / "assets", SMALL)
-    assert seen == [draw_splits(SMALL)[1]]

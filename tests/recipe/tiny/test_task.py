@@ -1,19 +1,10 @@
-from itertools import islice
-from random import Random
+"""The tiny task: solutions are right but for their slips, splits do not meet, and its tokenizer loses nothing."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.tiny.assets import AssetSettings, draw_splits
-from recipe.tiny.task import (
-    Problem,
-    TaskSettings,
-    as_row,
-    draw_problems,
-    draw_solution,
-    score_solution,
-)
+from recipe.tiny.task import Problem, as_row, score_solution
 from recipe.tiny.tokenizer import build_tokenizer, encode_prompt, encode_response
 
 lines = st.integers(2, 24)
@@ -22,23 +13,20 @@ problems = lines.flatmap(lambda count: st.builds(Problem, st.integers(0, 26 - co
 HARMLESS = 14  # lines after a slip at which its effect, the Fibonacci number 610, is a multiple of ten
 
 
-def test_a_solution_reads_as_documented():
-    assert Problem(5, 4, 7, 3).question == "from f to i begin 7 3"
-    assert Problem(5, 4, 7, 3).solution(check=True).splitlines() == [
-        *(chain := ["f 7+3 is 0", "g 3+0 is 3", "h 0+3 is 3", "i 3+3 is 6"]),
-        "check",
-        *chain,
-        "answer: 6",
-    ]
-
-
-@given(problems, st.booleans())
-def test_a_solution_without_slip_is_right(problem, check):
-    assert score_solution(problem.solution(check=check), problem.answer) == (True, problem.answer)
+def test_a_solution_reads_as_documented_and_a_row_has_what_verl_reads():
+    problem = Problem(5, 4, 7, 3)
+    chain = ["f 7+3 is 0", "g 3+0 is 3", "h 0+3 is 3", "i 3+3 is 6"]
+    assert problem.solution(check=True).splitlines() == [*chain, "check", *chain, "answer: 6"]
+    row = as_row(problem, "val", 3)
+    assert row["prompt"] == [{"role": "user", "content": "from f to i begin 7 3"}]
+    assert row["reward_model"] == {"style": "rule", "ground_truth": "6"}
+    assert row["extra_info"] == {"split": "val", "index": 3, "lines": 4}
 
 
 @given(problems, st.data())
 def test_a_slip_makes_the_answer_wrong_unless_a_check_repairs_it(problem, data):
+    for check in (False, True):
+        assert score_solution(problem.solution(check=check), problem.answer) == (True, problem.answer)
     slip = data.draw(st.integers(0, problem.lines - 1))
     right = problem.lines - 1 - slip == HARMLESS
     for solution in (problem.solution(slip), problem.solution(slip, check=True), problem.solution(slip, repair=True)):
@@ -46,46 +34,12 @@ def test_a_slip_makes_the_answer_wrong_unless_a_check_repairs_it(problem, data):
     assert score_solution(problem.solution(slip, check=True, repair=True), problem.answer)[0]
 
 
-def test_problems_differ_and_lengths_spread():
-    settings = TaskSettings()
-    drawn = list(islice(draw_problems(Random(1), settings), 2000))
-    counts = [problem.lines for problem in drawn]
-    assert len(set(drawn)) == 2000
-    assert set(counts) == set(range(settings.min_lines, settings.max_lines + 1))
-    assert sum(count <= 6 for count in counts) > sum(count >= 18 for count in counts) > 100
-
-
-def test_slips_and_checks_come_as_often_as_set():
-    settings = TaskSettings(slip_limit=0.5, slip_per_line=0.1, check_probability=0.25, repair_probability=0.0)
-    random, problem = Random(2), Problem(0, 10, 1, 2)
-    solutions = [draw_solution(random, settings, problem) for _ in range(4000)]
-    wrong = sum(not score_solution(solution, problem.answer)[0] for solution in solutions)
-    checked = sum("check" in solution for solution in solutions)
-    assert wrong / 4000 == pytest.approx(0.5, abs=0.04)
-    assert checked / 4000 == pytest.approx(0.25, abs=0.04)
-
-
 def test_splits_are_disjoint_and_repeat():
     settings = AssetSettings()
     train, validation = draw_splits(settings)
-    assert (len(train), len(validation)) == (2000, 64)
-    assert not set(train) & set(validation)
+    assert (len(set(train)), len(set(validation))) == (2000, 64) and not set(train) & set(validation)
     assert draw_splits(settings) == (train, validation)
     assert draw_splits(AssetSettings(seed=1))[0] != train
-
-
-def test_a_row_has_what_verl_reads():
-    row = as_row(Problem(5, 4, 7, 3), "val", 3)
-    assert row["prompt"] == [{"role": "user", "content": "from f to i begin 7 3"}]
-    assert row["reward_model"] == {"style": "rule", "ground_truth": "6"}
-    assert row["extra_info"] == {"split": "val", "index": 3, "lines": 4}
-
-
-def test_the_longest_problem_fits():
-    tokenizer = build_tokenizer()
-    problem = Problem(2, 24, 9, 9)
-    assert len(encode_prompt(tokenizer, problem.question)) <= 128
-    assert len(encode_response(tokenizer, problem.solution(check=True))) <= 640
 
 
 @given(st.text())
@@ -94,7 +48,7 @@ def test_any_text_survives_the_tokenizer(text):
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
-def test_the_chat_template_is_qwens():
+def test_the_chat_template_is_qwens_and_the_longest_problem_fits():
     tokenizer = build_tokenizer()
     ids = encode_prompt(tokenizer, "from a to c begin 1 2")
     assert tokenizer.decode(ids) == "<|im_start|>user\nfrom a to c begin 1 2<|im_end|>\n<|im_start|>assistant\n"
@@ -102,3 +56,6 @@ def test_the_chat_template_is_qwens():
     response = encode_response(tokenizer, "answer: 55")
     assert response[-1] == tokenizer.eos_token_id
     assert tokenizer.decode(response, skip_special_tokens=True) == "answer: 55"
+    problem = Problem(2, 24, 9, 9)
+    assert len(encode_prompt(tokenizer, problem.question)) <= 128
+    assert len(encode_response(tokenizer, problem.solution(check=True))) <= 640

@@ -63,14 +63,6 @@ def one_by_one(timeline: np.ndarray) -> EngineSteps:
     return EngineSteps(end_s=ends, step_ms=spread, running=np.repeat(timeline["running"], steps), **counts)
 
 
-def test_step_costs_of_a_run_are_those_it_had(tmp_path):
-    runs = [write_run(tmp_path / "sam"), write_run(tmp_path / "off", method="off")]
-    fitted, idle = fit_runs([RecordedRun.load(run) for run in runs])
-    assert fitted.drafts_seen and idle == pytest.approx(50, abs=0.1)
-    for requests, rows in ((1, 1), (2, 8), (12, 12)):
-        assert fitted.cost.step_ms(requests, rows, 20)[0] == pytest.approx(4 + 0.05 * rows, rel=0.02)
-
-
 @pytest.mark.parametrize("drafting", [0.5, 0.0])
 def test_known_costs_come_out_of_noisy_steps_of_which_some_were_held_up(drafting):
     """4 ms, 0.05 for each row, 0.02 for each request, 1.5 with drafts, 0.3 for each request that comes."""

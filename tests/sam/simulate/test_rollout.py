@@ -7,10 +7,8 @@ import pytest
 
 from sam.record.responses import Recording
 from sam.replay import make_drafter
-from sam.simulate.acceptance import CELL, Acceptance, DrawnDrafts, measure
 from sam.simulate.rollout import ROUTERS, SETUPS, Choice, Cluster, drawn, load_step_cost, real, simulate, summarize
-from sam.simulate.workload import Round, log_normal, recorded_round
-from sam.switch.policies import Threshold
+from sam.simulate.workload import CELL, Acceptance, Round, log_normal, measure, recorded_round
 from sam.switch.step_cost import StepCost, linear
 
 COST, FLAT = linear(10.0, 0.0, 1.0), linear(10.0, 0.0, 0.0)  # 10 ms and one for each token; 10 ms, whatever runs
@@ -74,18 +72,6 @@ def test_replicas_run_on_their_own_or_wait_for_the_slowest():
     assert (alone["engine_steps"], together["engine_steps"]) == (10, 6)
 
 
-def test_ranks_are_told_the_most_rows_of_another_ones_last_step(monkeypatch):
-    planned, seen, plan = [], [], Threshold.plan
-    monkeypatch.setattr(Threshold, "observe", lambda _, state, *rest: seen.append(state.max_num_tokens_other_dp_ranks))
-    monkeypatch.setattr(
-        Threshold, "plan", lambda s, state: (planned.append(state.max_num_tokens_other_dp_ranks), plan(s, state))[1]
-    )
-    outcome, _ = play(work(9, 9, 9), "always", cluster={"replicas": 2, "dp_synchronous": True})
-    # Two requests here, one there: reading prompts, then with 3 drafts each; the first step is not shown.
-    assert planned == [0, 0, 1, 2, 4, 8] and seen == [4, 8, 4, 8]
-    assert outcome["seconds"] == pytest.approx((12 + 18 + 18) / 1e3)
-
-
 def test_jumps_are_the_sum_of_their_steps():
     cells = 10 + np.array([1, 64])[:, None, None] * (0.1 * np.array([1, 4])[:, None] + np.array([0.0, 2.0, 3.0]))
     cost = StepCost(np.array([1, 64]), np.array([1, 4]), np.array([1, 400, 4000]), cells)
@@ -120,24 +106,6 @@ def test_a_probe_tells_which_group_is_long():
     one = work(2, 2, 2, 9, 9, 9, prompts=[0, 0, 0, 1, 1, 1])
     context, verl = (play(one, cost=FLAT, router=router, cluster={"max_num_seqs": 2})[0] for router in ROUTERS[::-1])
     assert context["seconds"] == pytest.approx(0.18) and verl["seconds"] > 0.18 - 1e-9
-
-
-def test_a_group_counts_by_the_text_it_has_there_at_the_time():
-    """A table that accepts as many tokens as its level: 0 alone, 1 with one sibling, 2 with three."""
-    cells = np.array([[(level, 1)] * 7 for level in range(3)], CELL)
-    table = Acceptance(np.array([1, 2, 4]), cells, np.full((3, 3), 0.5, np.float32), np.full(3, 3), np.arange(3))
-    near, late = (DrawnDrafts(table, np.array([0, 0, 0, 0, 1]), np.array([0, 1, 0, 0, 0]), delay) for delay in (0, 95))
-
-    def accepts(drafting, generated):
-        drafting.draft(np.array([0]), np.array([generated]), np.array([3]), 0.0)
-        return int(drafting.verify(np.array([3]))[0])
-
-    assert accepts(near, 10) == 0, "nobody else has text yet"
-    for drafting in (near, late):
-        drafting.append(np.array([1, 4]), np.array([100, 100]))
-    assert [accepts(near, 10), accepts(late, 20), accepts(near, 1000)] == [1, 0, 0]
-    near.append(np.array([2, 3]), np.array([40, 50]))
-    assert accepts(near, 40) == 2
 
 
 def test_more_siblings_are_accepted_more_often_really_and_drawn():
