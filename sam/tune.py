@@ -7,7 +7,8 @@ steps, widened by the error of the simulation in a training step.
 
 `sam tune --setup NAME`, or `--log-normal`, simulates how long a rollout takes of which there is no run.
 
-Its requests are drawn, and its acceptance comes from verify steps of a recording. All combinations of policies, lengths, thresholds, scopes, routers and chunks are tried; speed-ups are against no speculation with verl's router.
+Its requests are drawn, and its acceptance comes from verify steps of a recording. All combinations of policies, draft
+lengths, thresholds, scopes, routers and chunks are tried; speed-ups are against no speculation with verl's router.
 docs/bench.md says what is assumed.
 """
 
