@@ -4,7 +4,6 @@ DIR then holds model/ (float32 weights and tokenizer, loadable by transformers a
 (held out) and assets.json (the settings they were built from). A second call with the same settings returns at once.
 """
 
-import argparse
 import sys
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -15,7 +14,7 @@ import pandas
 
 from recipe.record import Contents, build_once
 from recipe.smollm2.task import TASKS, draw_rows
-from sam.command import run_command
+from sam.command import Parser, run_command
 
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SOURCES = ("assets.py", "model.py", "task.py")
@@ -80,13 +79,13 @@ def _build(folder: Path, settings: AssetSettings, gguf_file: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m recipe.smollm2.assets", description=__doc__)
+    parser = Parser(prog="python -m recipe.smollm2.assets", description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="folder to put them in")
     parser.add_argument("--seed", type=int, default=0, help="of the tasks (default 0)")
     options = parser.parse_args(arguments)
     output = options.output.absolute()
     if options.seed < 0:
-        parser.error(f"--seed is {options.seed}: expected a number from 0 up")
+        parser.error(f"--seed {options.seed}: expected a number from 0 up")
 
     def command() -> str:
         built = prepare_assets(output, AssetSettings(seed=options.seed))

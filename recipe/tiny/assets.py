@@ -10,7 +10,7 @@ import os
 # Read when torch is loaded. Threads that spin while they wait take ten times a step's CPU time on a busy machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import argparse
+import sys
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -23,6 +23,7 @@ from recipe.tiny.model import ModelSettings, build_model
 from recipe.tiny.task import Problem, TaskSettings, as_row, draw_problems
 from recipe.tiny.tokenizer import build_tokenizer
 from recipe.tiny.warm_start import WarmStartSettings, warm_start
+from sam.command import Parser, run_command
 
 SOURCES = ("assets.py", "model.py", "task.py", "tokenizer.py", "warm_start.py")
 
@@ -69,20 +70,21 @@ def _build(folder: Path, settings: AssetSettings) -> None:
     tokenizer.save_pretrained(folder / "model")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Builds the tiny model, its tokenizer and its data.")
+def main(arguments: list[str] | None = None) -> int:
+    parser = Parser(prog="python -m recipe.tiny.assets", description="Builds the tiny model, its tokenizer and data.")
     parser.add_argument("--output", type=Path, required=True, help="folder to put them in")
     parser.add_argument("--seed", type=int, default=0, help="of problems, weights and warm start (default 0)")
-    arguments = parser.parse_args()
-    output = arguments.output.absolute()
-    if arguments.seed < 0:
-        parser.error(f"--seed is {arguments.seed}: expected a number from 0 up")
-    try:
-        built = prepare_assets(output, AssetSettings(seed=arguments.seed))
-    except (ValueError, OSError) as error:
-        parser.exit(2, f"tiny assets: {error}\n")
-    print(f"tiny assets {'built' if built else 'found'} in {output}")
+    options = parser.parse_args(arguments)
+    output = options.output.absolute()
+    if options.seed < 0:
+        parser.error(f"--seed {options.seed}: expected a number from 0 up")
+
+    def command() -> str:
+        built = prepare_assets(output, AssetSettings(seed=options.seed))
+        return f"tiny assets {'built' if built else 'found'} in {output}"
+
+    return run_command(command)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
