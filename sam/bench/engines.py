@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import EntryPoint, PackageNotFoundError, distributions, version
+from importlib.metadata import PackageNotFoundError, distributions, version
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -84,26 +84,21 @@ def vllm_version() -> str:
 
 
 def environment_of(variant: str) -> dict[str, str]:
-    """The user's variables and those that a variant needs; what the user has set stays, but for our plugin."""
+    """The user's variables and those that a variant needs; what the user has set stays, but for our plugin.
+
+    vLLM has one list of plugins for all groups, platforms too. Stock gets all that the user has but this project's.
+    """
     ours = OURS | (HUGE_PAGES if vllm_version().endswith("+cpu") else {})
     own = ours if not is_stock(variant) else OURS if variant == STOCK_V1 else {}
     environment = OFFLINE | own | dict(os.environ)
-    chosen = environment.pop("VLLM_PLUGINS", None)
-    found = [plugin for distribution in distributions() for plugin in distribution.entry_points]
-    plugins = vllm_plugins(found, is_stock(variant), None if chosen is None else chosen.split(","))
-    return environment if plugins is None else environment | {"VLLM_PLUGINS": ",".join(plugins)}
-
-
-def vllm_plugins(found: Iterable[EntryPoint], stock: bool, chosen: list[str] | None) -> list[str] | None:
-    """Names of the plugins that vLLM is to load of those `found`, as the user has `chosen`; None for all.
-
-    vLLM has one list for all groups, platforms too. Stock gets all but this project's; an empty list loads none.
-    """
-    plugins = [plugin for plugin in found if plugin.group.startswith("vllm.")]
-    ours = {plugin.name for plugin in plugins if plugin.value.startswith("sam.")}
-    if stock:
-        return sorted(({plugin.name for plugin in plugins} if chosen is None else {*chosen}) - ours)
-    return None if chosen is None else sorted({*chosen, *ours})
+    found = [one for package in distributions() for one in package.entry_points if one.group.startswith("vllm.")]
+    of_project = {one.name for one in found if one.value.startswith("sam.")}
+    chosen = {*environment["VLLM_PLUGINS"].split(",")} if "VLLM_PLUGINS" in environment else None
+    if is_stock(variant):
+        chosen = ({one.name for one in found} if chosen is None else chosen) - of_project
+    elif chosen is not None:
+        chosen |= of_project
+    return environment if chosen is None else environment | {"VLLM_PLUGINS": ",".join(sorted(chosen))}
 
 
 class EngineProcess:

@@ -171,12 +171,9 @@ def recommendation(answers: dict[int, str], draft_tokens: int) -> str:
         return "speculation=off   # no load gains"
     if GO not in answers.values():
         return "no recommendation yet: no load is sure to gain"
-    but = []
-    for answer, words in ((NO_GO, "loses"), (NOISY, "is not known")):
-        if loads := [str(requests) for requests, its in answers.items() if its == answer]:
-            but.append(f"{words} at {', '.join(loads)}")
+    but = [str(requests) for requests, answer in answers.items() if answer != GO]
     keys = f"speculation.policy=goodput speculation.num_speculative_tokens={draft_tokens}"
-    return f"speculation=sam {keys}" + (f"   # {' and '.join(but)}" if but else "")
+    return f"speculation=sam {keys}" + (f"   # not sure to gain at {', '.join(but)}" if but else "")
 
 
 def warnings_of(rows: list[dict[str, Any]], settings: Settings) -> list[str]:

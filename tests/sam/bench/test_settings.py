@@ -1,10 +1,12 @@
 """What each variant's engine is told, and its environment."""
 
+from importlib.metadata import EntryPoint
 from types import SimpleNamespace
 
 import pytest
 
-from sam.bench.engines import environment_of, vllm_plugins
+from sam.bench import engines
+from sam.bench.engines import environment_of
 from sam.bench.settings import parse
 from sam.config import HUGE_PAGES, SpeculationConfig
 
@@ -38,15 +40,19 @@ def test_the_others_get_whole_settings_of_speculation(settings):
     assert speculation("hybrid", *trained) == ("hybrid", "goodput", 8, 1, "/draft")
 
 
-def test_stock_loads_every_plugin_but_ours():
-    places = {"sam": "general_plugins", "ascend": "platform_plugins"}
-    plugins = [SimpleNamespace(name=n, value=f"{n}.vllm.plugin:f", group=f"vllm.{g}") for n, g in places.items()]
-    plugins.append(SimpleNamespace(name="cli", value="other:main", group="console_scripts"))
-    assert vllm_plugins(plugins, True, None) == ["ascend"]  # the platform stays
-    assert vllm_plugins(plugins[:1], True, None) == []
-    assert vllm_plugins(plugins, True, ["sam", "mine"]) == ["mine"]
-    assert vllm_plugins(plugins, False, None) is None
-    assert vllm_plugins(plugins, False, ["mine"]) == ["mine", "sam"]
+@pytest.mark.parametrize(
+    ("chosen", "stock", "ours"),
+    [(None, "ascend", None), ("sam,mine", "mine", "mine,sam"), ("mine", "mine", "mine,sam")],
+)
+def test_stock_loads_every_plugin_but_ours(monkeypatch, chosen, stock, ours):
+    places = {"sam": "vllm.general_plugins", "ascend": "vllm.platform_plugins", "cli": "console_scripts"}
+    plugins = [EntryPoint(name, f"{name}.vllm.plugin:f", group) for name, group in places.items()]
+    monkeypatch.setattr(engines, "distributions", lambda: [SimpleNamespace(entry_points=plugins)])
+    monkeypatch.setattr(engines, "vllm_version", lambda: "0.23.0")
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    if chosen:
+        monkeypatch.setenv("VLLM_PLUGINS", chosen)
+    assert [environment_of(variant).get("VLLM_PLUGINS") for variant in ("stock", "sam")] == [stock, ours]
 
 
 def test_variables_of_the_processes(monkeypatch):
