@@ -11,6 +11,7 @@ slower than one with more work was disturbed, and counts as that one.
 import argparse
 import itertools
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -23,7 +24,9 @@ from tqdm import tqdm
 
 from sam.command import Parser, run_command
 from sam.reading import one_line
-from sam.switch.step_cost import StepCost
+from sam.switch.step_cost import NOISE, StepCost
+
+logger = logging.getLogger(__name__)
 
 ROUNDS = 3
 # Of a cell's steps. With three rounds it lies among undisturbed steps even if two were disturbed, and unlike the
@@ -69,8 +72,14 @@ def measure_cells(engine, grid: Grid) -> np.ndarray:
                     bar.update()
                 engine.stop()
     cells = np.array([np.percentile(of_cell, PERCENTILE) for of_cell in steps.values()]).reshape(grid.shape)
-    most_work_first = cells[::-1, ::-1]
-    return np.minimum.accumulate(np.minimum.accumulate(most_work_first, axis=0), axis=1)[::-1, ::-1]
+    rising = np.minimum.accumulate(np.minimum.accumulate(cells[::-1, ::-1], axis=0), axis=1)[::-1, ::-1]
+    if disturbed := int((rising < (1.0 - NOISE) * cells).sum()):
+        logger.warning(
+            "%d of %d step costs came out above one of more work and count as that one: something else ran; where they "
+            "are many, measure again with nothing else running",
+            *(disturbed, cells.size),
+        )
+    return rising
 
 
 def measure(options: argparse.Namespace) -> StepCost:

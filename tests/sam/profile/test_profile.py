@@ -54,11 +54,13 @@ def test_a_disturbance_of_half_the_steps_or_two_of_three_rounds_is_not_seen(dist
     assert all(len(np.unique(visits, axis=0)) == TRUE.size for visits in rounds)
 
 
-def test_a_cell_that_is_disturbed_in_every_round_costs_what_the_next_one_of_more_work_does():
+def test_a_cell_that_is_disturbed_in_every_round_costs_what_the_next_one_of_more_work_does(caplog):
     cells = measure_cells(FakeEngine(lambda place, visit: 30.0 if place == (4, 2, 512) else 1.0), GRID)
     wanted = TRUE.copy()
     wanted[1, 1, 1] = min(TRUE[1, 2, 1], TRUE[2, 1, 1])
     assert cells == pytest.approx(wanted) and np.array_equal(GRID.table(cells).milliseconds, cells)
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line.startswith(f"1 of {TRUE.size} step costs came out above one of more work")
 
 
 def test_recorded_runs_give_the_cost_of_their_steps(tmp_path, capsys):
