@@ -132,16 +132,12 @@ class Run:
 
     @cached_property
     def recorded(self) -> dict[int, EngineSteps]:
-        """The first replica's engine steps by training step; none, and a remark, where they do not fit together."""
+        """The first replica's engine steps by training step; none, and a remark, where one cannot be read."""
         found: dict[int, EngineSteps] = {}
         with left_out(self.remarks):
             for step in self.steps if self._has_files(EngineSteps.path) else ():
                 one, place = EngineSteps.load(self.directory, step), str(EngineSteps.path(self.directory, step))
                 expect(len(one) > 0, place, "engine steps", "none")
-                first, its = (
-                    (len(of.position_steps), of.position_bin) for of in (next(iter(found.values()), one), one)
-                )
-                expect(its == first, place, f"bins of responses as in the first step, {first}", its)
                 found[step] = one
             return found
         return {}
@@ -190,11 +186,6 @@ class Run:
         verified, accepted, drafted = (float(column.sum()) for column in columns)
         emitted = float((length * columns[0]).sum())
         return (emitted / verified if verified else 1.0), (accepted / drafted if drafted else 0.0)
-
-    def is_asynchronous(self) -> bool | None:
-        """Whether its engines scheduled asynchronously in all steps; None if that is not recorded."""
-        column = self.column("rollout/asynchronous_scheduling", self.steps)
-        return None if column is None else bool(column.all())
 
 
 def load_run(source: str) -> Run:

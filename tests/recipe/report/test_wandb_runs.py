@@ -5,17 +5,10 @@ import types
 
 import pytest
 import wandb
-from omegaconf import OmegaConf
 
-from recipe.launch import environment
-from recipe.report.page import main
+from recipe.report.page import RUNNING, main
 from recipe.report.runs import ReportError, Run, load_run
 from tests.recipe.report.test_report import REWARDS, make_run, pictures
-
-
-def speculation(method):
-    return {"method": method, "verification": "exact", "policy": "threshold", "num_speculative_tokens": 3,
-            "batch_size_threshold": 2}  # fmt: skip
 
 
 def history(method, step):
@@ -27,18 +20,6 @@ def history(method, step):
         "rollout/spec_drafted_tokens": 20.0 * (method == "sam"), "rollout/spec_accepted_tokens": 10.0,
         "rollout/reward_all/mean": 0.1 * step, "timing_s/step": 2 * seconds, "timing_s/gen": seconds + 1,
     }  # fmt: skip
-
-
-def test_wandb_reads_name_group_and_tags_from_the_environment(tmp_path, monkeypatch):
-    config = {"config_name": "tiny", "seed": 3, "speculation": speculation("sam"), "trainer": {"device": "cpu"}}
-    labels = environment.wandb_labels(OmegaConf.create(config)) | {"WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true"}
-    for variable, value in labels.items():
-        monkeypatch.setenv(variable, value)
-    settings = wandb.Settings(mode="offline", console="off", x_disable_stats=True)
-    with wandb.init(project="reports", name="tiny_sam", config=config, settings=settings) as run:
-        assert (run.name, run.group, run.job_type) == ("tiny_sam", "tiny_seed3", "sam")
-        assert sorted(run.tags) == sorted("speculation=sam verification=exact k=3 policy=threshold device=cpu".split())
-    wandb.teardown()  # its service, and what it has of this environment
 
 
 def test_a_folder_of_wandb_names_the_run_directory_it_lies_in(tmp_path):
@@ -68,10 +49,9 @@ class Server:
         rows = [{"_step": 0, "_timestamp": 1.0, "val-core/task/acc/mean@1": 0.5}]
         steps = () if method == "new" else range(1, 7)
         rows += [{"_step": step, "actor/loss": "NaN", "flag": True, **history(method, step)} for step in steps]
-        return types.SimpleNamespace(
-            name=f"tiny_{method}", created_at="2026-01-01", config={"speculation": speculation(method)},
-            scan_history=lambda: iter(rows),
-        )  # fmt: skip
+        config = {"speculation": {"method": method, "batch_size_threshold": 2}}
+        history_of = {"scan_history": lambda: iter(rows)}
+        return types.SimpleNamespace(name=f"tiny_{method}", created_at="2026-01-01", config=config, **history_of)
 
 
 @pytest.fixture(autouse=True)
@@ -81,30 +61,26 @@ def server(monkeypatch):
     monkeypatch.setattr(Server, "asked", [])
 
 
-def test_two_runs_of_a_server_are_compared(tmp_path, capsys):
-    runs = ["team/project/sam", "https://wandb.ai/team/project/runs/off?nw=me"]
-    assert main([*runs, "--output", str(tmp_path)]) == 0
+def test_runs_of_a_server_are_compared(tmp_path, capsys):
+    """And one of a server with a run directory."""
+    sam, off = "team/project/sam", "https://wandb.ai/team/project/runs/off?nw=me"
+    directory = str(make_run(tmp_path / "sam", "sam", 3.0, REWARDS))
+    assert main([directory, off]) == 0 and RUNNING in pictures((tmp_path / "report.html").read_text())
+    assert json.loads((tmp_path / "summary.json").read_text())["rollout_speedup_tail"] == pytest.approx(2.0)
+    capsys.readouterr()
+    assert main([sam, off, "--output", str(tmp_path)]) == 0
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["rollout_speedup_total"] == summary["rollout_speedup_tail"] == pytest.approx(2.0)
     assert summary["accept_length"] == pytest.approx(sum(s * s for s in range(1, 7)) / sum(range(1, 7)))  # weighted
-    assert summary["identical_responses"] is None and summary["peak_memory_gib"] is None
-    assert summary["agreement"]["reward"]["verdict"] == "equal"
+    assert summary["identical_responses"] is None and summary["agreement"]["reward"]["verdict"] == "equal"
     page = (tmp_path / "report.html").read_text()
     assert "<td>tail of the rollout</td><td>6</td><td>1.50</td><td>3.00</td><td>50.00 %</td>" in page
     assert "<p>Identical responses: not recorded.</p>" in page
-    assert "Over training" in pictures(page) and "By position in the response" not in pictures(page)
+    assert "Over training" in pictures(page) and RUNNING not in pictures(page)
     printed = capsys.readouterr().out
     assert "no responses in" in printed and "no engine steps in" in printed and "the tail is left out" not in printed
-    found = load_run(runs[0]).metrics
+    found = load_run(sam).metrics
     assert found[1] == history("sam", 1) and found[0] == {"val-core/task/acc/mean@1": 0.5}
-
-
-def test_a_run_directory_is_compared_with_a_run_of_a_server(tmp_path):
-    directory = make_run(tmp_path / "sam", "sam", 3.0, REWARDS)
-    assert main([str(directory), "team/project/off"]) == 0
-    assert json.loads((tmp_path / "summary.json").read_text())["rollout_speedup_tail"] == pytest.approx(2.0)
-    drawn = pictures((tmp_path / "report.html").read_text())
-    assert "By position in the response" in drawn and "Identical responses" not in drawn
 
 
 @pytest.mark.parametrize(
@@ -144,10 +120,11 @@ def test_a_run_of_plain_verl_is_compared_by_what_it_has(monkeypatch, tmp_path, c
     theirs = {step: {"timing_s/gen": 8.0, "timing_s/step": 10.0, "critic/score/mean": 0.1} for step in range(1, 5)}
     ours = {step: {**history("sam", step), "critic/score/mean": 0.1} for step in range(1, 7)}
     runs = {
-        "ours": Run("sam", "ours", {"speculation": speculation("sam")}, {}, ours),
+        "ours": Run("sam", "ours", {"speculation": {"method": "sam"}}, {}, ours),
         "theirs": Run("their name", "theirs", {}, {}, theirs),
     }
     monkeypatch.setattr("recipe.report.page.load_run", runs.__getitem__)
+    monkeypatch.setattr("recipe.report.page.draw_all", lambda runs: {})
     assert main(["ours", "theirs", "--output", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("Rollout 2.00x speculation=their name (32.0 s to 24.0 s in 4 steps)")  # verl's clock
