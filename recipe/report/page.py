@@ -1,7 +1,6 @@
 """`sam report RUN_SAM RUN_OFF [RUN ...]`: two runs compared, on one HTML page and as JSON.
 
-The first run speculates, the second is the baseline; more runs are peers shown beside them. A run is a run directory,
-or entity/project/run_id of a wandb server.
+The first run speculates, the second is the baseline; more runs are peers shown beside them. A run is a run directory.
 """
 
 import json
@@ -19,9 +18,8 @@ from recipe.report.runs import (
     Run,
     common_steps,
     compare_responses,
-    load_run,
+    load_runs,
     load_stock,
-    make_comparable,
     method_of,
     rows_of,
     stock_summary,
@@ -87,21 +85,18 @@ Labels = tuple[str, str] | None  # of the axes; None: there is nothing to see
 
 def main(arguments: list[str] | None = None) -> int:
     parser = Parser(prog="sam report", description=__doc__.splitlines()[0])
-    named = "speculating, baseline, peers; each a run directory, or entity/project/run_id or the address of a run on a "
-    parser.add_argument("runs", nargs="+", help=f"{named}wandb server")
-    placed = "where to write; by default the first run directory's parent, or outputs/report"
-    parser.add_argument("--output", type=Path, help=placed)
+    parser.add_argument("runs", nargs="+", type=Path, help="run directories: speculating, baseline, peers")
+    parser.add_argument("--output", type=Path, help="where to write; by default the first run directory's parent")
     options = parser.parse_args(arguments)
     if len(options.runs) < 2:
         parser.error("two runs are compared: give a speculating run and a baseline")
     return run_command(lambda: report(options.runs, options.output))
 
 
-def report(sources: list[str], output: Path | None) -> str:
+def report(directories: list[Path], output: Path | None) -> str:
     """Write report.html and summary.json into `output`; returns what is printed."""
-    runs = [load_run(source) for source in sources]
-    make_comparable(runs)
-    output = output or (runs[0].directory.parent if runs[0].directory else Path("outputs/report"))
+    runs = load_runs(directories)
+    output = output or runs[0].directory.parent
     against, note = load_stock(output, runs[0])
     summary = summarize(runs) | {"stock": against and stock_summary(against), "stock_note": note}
     output.mkdir(parents=True, exist_ok=True)
@@ -161,7 +156,7 @@ def summarize(runs: list[Run]) -> dict:
             for run in runs
         },
         "versions": first.versions,
-        "runs": [run.source for run in runs],
+        "runs": [str(run.directory) for run in runs],
         "agreement": {
             row[0]: dict(zip(AGREEMENT_HEADER[1:], row[1:], strict=True)) for row in agreement(first, second)
         },
@@ -225,17 +220,15 @@ def _figure(summary: dict, form: str, *keys: str) -> str:
 
 def remarks(runs: list[Run], summary: dict) -> list[str]:
     """A line for each part that is left out or read in another way than usual, and why."""
-    sources = ", ".join(run.source for run in runs if not run.recorded)  # reading them may add a remark
+    sources = ", ".join(str(run.directory) for run in runs if not run.recorded)  # reading them may add a remark
     lines = [remark for run in runs for remark in run.remarks]
     lines += [summary["stock_note"]] if summary["stock_note"] else []
     if sources:
         lines.append(f"no engine steps in {sources}: running requests over time left out")
-    if sources := ", ".join(run.source for run in runs[:2] if not run.has_responses):
+    if sources := ", ".join(str(run.directory) for run in runs[:2] if not run.has_responses):
         lines.append(f"no responses in {sources}: identical responses left out")
     if summary["rollout_speedup_tail"] is None:
         lines.append(f"the tail is left out: not {TAIL_SECONDS} of one batch_size_threshold in both runs, or no tail")
-    if runs[0].rollout_key != ROLLOUT_SECONDS[0]:
-        lines.append(f"rollout time is verl's {runs[0].rollout_key}: {ROLLOUT_SECONDS[0]} is not in all runs")
     if runs[0].name == "off":
         lines.append("the first run has speculation off: name the run that speculates first, the baseline second")
     return lines
@@ -283,7 +276,7 @@ def phases(first: Run, second: Run) -> list[tuple]:
     The tail and the generation rounds of dynamic sampling, of the steps that had them in both runs, are phases of their
     own. The published tables give (second - first) / first: 4159 s to 3793 s are their -9.6 %, of the second 8.8 %.
     """
-    names = {first.rollout_key: "rollout"}
+    names = {ROLLOUT_SECONDS: "rollout"}
     if first.threshold() == second.threshold():  # else tails are not the same
         names[TAIL_SECONDS] = "tail of the rollout"
     for key in {key for run in (first, second) for row in run.metrics.values() for key in row}:
@@ -338,7 +331,7 @@ def _drafts(axes, runs: list[tuple[Run, dict]]) -> Labels:
     first = runs[0][0]
     if not first.recorded:
         return None
-    ordered = sorted(first.steps, key=lambda step: first.metrics[step][first.rollout_key])
+    ordered = sorted(first.steps, key=lambda step: first.metrics[step][ROLLOUT_SECONDS])
     steps = first.recorded[step := ordered[len(ordered) // 2]]
     axes.fill_between(*over_time(steps, "drafted"), color="#D55E00", alpha=0.35, label="draft tokens verified, a step")
     axes.fill_between(*over_time(steps, "accepted"), color="#009E73", alpha=0.8, label="accepted, a step")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from recipe.record import differences
 from recipe.report import page
-from recipe.report.runs import Run, make_comparable
+from recipe.report.runs import Run, load_runs
 from sam.simulate.run import RecordedRun, fit_runs
 from tests.recipe.report.test_report import make_run
 from tests.sam.record.spoilt import CUTS, EACH, PATHS, VALUES, one_line, spoil_bytes, spoil_value
@@ -36,8 +36,7 @@ def baseline(pair):
 
 def words_of(directory, baseline) -> tuple[dict, str, str]:
     """The summary, its figures in words, and the remarks and tables."""
-    runs = [Run.load(directory, is_whole=False), baseline]
-    make_comparable(runs)
+    runs = [*load_runs([directory]), baseline]
     summary = page.summarize(runs) | {"stock_note": ""}
     page.phases(*runs), differences(runs[0].config, baseline.config)
     said = "\n".join([*page.answer(summary, None), *map(str, page.facts(summary))])
