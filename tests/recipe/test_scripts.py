@@ -32,7 +32,7 @@ def stand_in(tmp_path):
 
 def run(script, *arguments, environment):
     finished = subprocess.run(
-        ["bash", SCRIPTS / script, *arguments], capture_output=True, text=True, env=environment, timeout=60
+        ["bash", SCRIPTS / script, *arguments], capture_output=True, text=True, env=environment, timeout=300
     )
     return finished.returncode, finished.stdout, finished.stderr
 
@@ -67,7 +67,7 @@ def test_the_scripts_for_a_cpu_start_what_the_readme_says(tmp_path):
     def said(script, *arguments):
         command = ["bash", tmp_path / "scripts" / script, *arguments]
         environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30, env=environment).stdout
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300, env=environment).stdout
 
     quickstart = said("quickstart.sh")
     assert quickstart.index("speculation=sam run_dir=") < quickstart.index("speculation=off run_dir=")
@@ -239,7 +239,7 @@ def run_fresh(checkout, script, *arguments, **variables):
     before = {path for path in checkout.rglob("*")}
     environment = {"PATH": f"{checkout}/programs:/usr/bin:/bin", **variables}
     command = ["bash", checkout / "scripts" / script, *arguments]
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert set(checkout.rglob("*")) == before, "something was made or installed"
     return ended.returncode, ended.stdout, ended.stderr
 
@@ -309,7 +309,7 @@ def checkout(tmp_path):
         calls.write_text("")
         script = f"source {tmp_path}/checkout/scripts/environment.sh; set_up_environment {' '.join(extras)}; echo $PATH"
         environment = {**os.environ, "PYTHON": str(tmp_path / "python"), "CALLS": str(calls)}
-        ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment, timeout=60)
+        ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment, timeout=300)
         return ended.returncode, calls.read_text(), ended.stdout, ended.stderr
 
     set_up.folder = tmp_path / "checkout"

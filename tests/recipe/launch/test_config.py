@@ -95,8 +95,6 @@ def test_mistakes_are_one_line(overrides, message):
         ([], None),
         (["speculation.scope=history", "run_dir=/a/run"], "/a/run/history"),
         (["speculation.scope=history", "speculation.history_path=/b"], "/b"),
-        (["speculation=off", "speculation.scope=history"], None),
-        (["speculation=hybrid", "speculation.scope=history", "run_dir=/a/run"], "/a/run/history"),
         (["speculation=hybrid", "speculation.scope=history", "speculation.history_path=b"], f"{Path.cwd()}/b"),
     ],
 )
@@ -110,7 +108,6 @@ def test_history_is_kept_beside_the_checkpoints(overrides, folder):
     ("overrides", "update", "log_prob"),
     [
         ([], 32, 32),
-        (["trainer.n_gpus_per_node=2"], 16, 32),
         (["trainer.n_gpus_per_node=4"], 8, 16),
         (["actor_rollout_ref.rollout.n=10"], 20, 20),  # of 40 and 80 responses
         (["trainer.n_gpus_per_node=64"], 32, 1),  # no response for each: preflight says so
