@@ -168,7 +168,7 @@ def write_text(run: Run, steps: list[int], samples: int, path: Path) -> int:
         rounds.append([group for group in groups.values() if len(group) == samples])
     prompts = min(map(len, rounds))
     if not prompts:
-        raise ValueError(f"{run.source}: no prompt with {samples} responses in a step of {steps}")
+        raise ValueError(f"{run.directory}: no prompt with {samples} responses in a step of {steps}")
     with replacing(path) as partial:
         rows = (row for groups in rounds for group in groups[:prompts] for row in group)
         partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -270,7 +270,7 @@ def trained(options) -> list[list[Run]]:
         same = compare_responses(run, first)
         wrong = [step for step in first.steps if not (counts := same.get(step)) or counts[0] < max(1, counts[1])]
         if run.steps != first.steps or wrong:
-            raise ValueError(f"{run.source}: other steps or responses than {first.source}, first {wrong[:1]}")
+            raise ValueError(f"{run.directory}: other steps or responses than {first.directory}, first {wrong[:1]}")
     return runs
 
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from omegaconf import DictConfig
 
-from sam.config import HUGE_PAGES, WITH_DRAFT_MODEL
+from sam.config import HUGE_PAGES
 
 # No counting of usage, no looking for updates: runs must work, and behave the same, without network.
 OFFLINE = {
@@ -88,25 +88,6 @@ def ray_runtime_env() -> dict:
     return {"env_vars": {**own, **forwarded, "TRANSFER_QUEUE_ENABLE": "1"}, "working_dir": None}
 
 
-def wandb_labels(config: DictConfig) -> dict[str, str]:
-    """Variables with which wandb shows runs of one config and seed together, and says how they differ in speculation.
-
-    verl passes wandb.init a project and a name only; the rest wandb reads from its environment.
-    """
-    speculation = config.speculation
-    tags = {"speculation": speculation.method, "verification": speculation.verification}
-    if speculation.method != "off":
-        tags["k"] = speculation.num_speculative_tokens
-    if speculation.method in ("sam", *WITH_DRAFT_MODEL):
-        tags["policy"] = speculation.policy
-    tags["device"] = config.trainer.device
-    return {
-        "WANDB_RUN_GROUP": f"{config.config_name}_seed{config.seed}",
-        "WANDB_JOB_TYPE": speculation.method,
-        "WANDB_TAGS": ",".join(f"{name}={value}" for name, value in tags.items()),
-    }
-
-
 def name_wandb_run(run_directory: Path, goes_on: bool) -> None:
     """Note the id by which wandb knows a run: of one that goes on, the id that it had."""
     path = run_directory / WANDB_RUN_FILE
@@ -136,9 +117,16 @@ def cpu_variables(config: DictConfig) -> dict[str, str]:
 
 def prepare(config: DictConfig, folder: Path) -> None:
     """Set the variables for a run; its private `folder` is for sockets, locks, compiled kernels."""
-    defaults = OFFLINE | PATIENT | FIRST_MODEL_RUNNER | wandb_labels(config)
+    defaults = OFFLINE | PATIENT | FIRST_MODEL_RUNNER
+    # verl passes wandb.init a project and a name only; the rest wandb reads from its environment. Runs of one config
+    # and seed are shown together, each with its drafter.
+    defaults |= {
+        "WANDB_RUN_GROUP": f"{config.config_name}_seed{config.seed}",
+        "WANDB_JOB_TYPE": config.speculation.method,
+        "WANDB_DIR": str(config.run_dir),
+        "WANDB_RESUME": "allow",
+    }
     os.environ["TMPDIR"] = defaults["VLLM_RPC_BASE_PATH"] = str(folder)
-    defaults |= {"WANDB_DIR": str(config.run_dir), "WANDB_RESUME": "allow"}
     with suppress(OSError):
         defaults["WANDB_RUN_ID"] = (Path(config.run_dir) / WANDB_RUN_FILE).read_text().strip()
     if not has_wandb_key():

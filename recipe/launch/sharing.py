@@ -6,7 +6,6 @@ from dataclasses import replace
 from omegaconf import DictConfig
 
 from sam.config import SpeculationConfig
-from sam.sharing.log import most_bytes
 
 METHODS = ("sam", "hybrid")  # that draft from text
 MIB = 1 << 20
@@ -30,6 +29,8 @@ def replicas(config: DictConfig) -> int:
 
 def needed_mib(config: DictConfig) -> int:
     """Of the log, if every response to a round's prompts were as long as it may be: its budget."""
+    from sam.sharing.log import most_bytes  # numba takes half a second to import: `sam run --help` need not wait for it
+
     prompts, samples = config.data.gen_batch_size, config.actor_rollout_ref.rollout.n
     return math.ceil(most_bytes(prompts, samples, config.data.max_response_length) / MIB)
 

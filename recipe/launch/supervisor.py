@@ -34,7 +34,6 @@ SHARED_MEMORY = Path("/dev/shm")
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 POLL_SECONDS = 0.25  # looking at the processes known to be needed
 SCAN_SECONDS = 2.0  # looking for new ones, some thirty, costs a few milliseconds
-MEMORY_SECONDS = 30.0  # a look takes half a second of CPU and more: the kernel walks the pages of some thirty processes
 GRACE_SECONDS = 8.0  # verl may notice by itself that a process died, and say more about it
 TERMINATE_SECONDS = 6.0
 PREVIOUS_RUN_SECONDS = 60.0
@@ -188,9 +187,6 @@ def supervise(
         _handle_signals(ignore=True)  # a second Ctrl-C must not stop the clearing up
         _stop(_descendants)
         _release(run_directory, held)
-        with suppress(OSError):  # the disk may be full
-            peak = {"peak_memory_gib": round(watch.peak_memory / 2**30, 2)}
-            (run_directory / "peak_memory.json").write_text(json.dumps(peak))
         _handle_signals()
 
 
@@ -206,16 +202,15 @@ class Watch:
     """Looks whether a run can only hang: a process that it needs has died, or a phase takes too long.
 
     dead: what the first look that found any has found, names by role; died_at: when, in seconds since the epoch.
-    peak_memory: of the processes' proportional set sizes (shared pages counted once), in bytes.
     """
 
     def __init__(self, run_directory: Path, phase_limits: dict[str, float]):
         self.run_directory, self.phase_limits = run_directory, phase_limits
         self.needed: dict[psutil.Process, str] = {}
         self.dead: dict[str, str] = {}
-        self.died_at, self.peak_memory = 0.0, 0
+        self.died_at = 0.0
         self._seen_before: set[psutil.Process] = set()
-        self._next_scan = self._next_memory = 0.0
+        self._next_scan = 0.0
 
     def why_hopeless(self) -> str | None:
         """One look, a few times a second; why waiting has no sense, if it has none."""
@@ -244,17 +239,13 @@ class Watch:
         between fork and exec. Ray and vLLM set titles, the first word of a command line, with setproctitle."""
         with suppress(OSError):
             os.utime(self.run_directory / LOCK_FILE)  # for _release
-        roles, memory, measures = {}, 0, time.monotonic() >= self._next_memory
+        roles = {}
         for process in _descendants():
             with suppress(psutil.Error, OSError, IndexError):
                 if role := role_of(process.cmdline()[0]):
                     roles[process] = role
-                memory += process.memory_full_info().pss if measures else 0
         self.needed |= {process: roles[process] for process in roles.keys() & self._seen_before}
         self._seen_before = set(roles)
-        if measures:
-            self._next_memory = time.monotonic() + MEMORY_SECONDS
-            self.peak_memory = max(self.peak_memory, memory)
 
 
 def _claim(run_directory: Path) -> dict:

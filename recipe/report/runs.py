@@ -1,25 +1,19 @@
-"""Reads what is compared: run directories of recipe.main_dapo, runs on a wandb server, and stock.json.
-
-A run of a server has neither engine steps nor responses; figures that need them are None then. wandb 0.31 has no public
-reader of its own files: a run directory has the same figures in metrics.jsonl.
+"""Reads what is compared: run directories of recipe.main_dapo, and stock.json.
 
 `sam bench --run` leaves stock.json: the result of engines that took turns on a run's recorded text, stock vLLM among
 them, with the `steps` whose text they emitted, the first one's to warm up, and `text`: `text_of` these.
 """
 
 import hashlib
-import re
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import urlsplit
 
 import numpy as np
 
-from recipe.launch.environment import has_wandb_key
 from sam.bench.result import compared, table_of
 from sam.bench.settings import STOCK
 from sam.config import WITH_DRAFT_MODEL
@@ -28,28 +22,14 @@ from sam.record.engine_steps import EngineSteps
 from sam.record.responses import (
     METRICS_FILE,
     Response,
-    finite,
     read_config,
     read_metrics,
     read_responses,
     responses_path,
 )
 
-# The server's own clock, and verl's, which waits in steps of two seconds but is in every run of verl's.
-ROLLOUT_SECONDS = ("rollout/seconds", "timing_s/gen")
-TAIL_SECONDS = "rollout/tail_seconds"
+ROLLOUT_SECONDS, TAIL_SECONDS = "rollout/seconds", "rollout/tail_seconds"
 LEFT_OUT = ": left out"
-EXPECTED = (
-    "expected a run directory of recipe.main_dapo (its run_dir), or a run on a wandb server as entity/project/run_id "
-    "or its address (an offline folder of wandb without its run directory: upload it with `wandb sync` first)"
-)
-# Entity, project, id; what follows in an address is a view of the run.
-ADDRESSES = (
-    re.compile(r"https?://.*?([\w.-]+)/([\w.-]+)/runs/([\w-]+)(?:[/?#].*)?"),
-    re.compile(r"([\w.-]+)/([\w.-]+)/(?:runs/)?([\w-]+)"),
-)
-HOSTED = ("wandb.ai", "coreweave.com")  # where wandb's own client goes without being told
-NOT_JSON = ("NaN", "Infinity", "-Infinity")
 STOCK_FILE = "stock.json"
 POLICY = "goodput"  # of sam.bench's engines with sam or a trained drafter
 MEASURE = "sam bench --run"
@@ -75,10 +55,7 @@ class Run:
 
     Attributes:
         name: its speculation's method, as far as the config says it.
-        source: what the user named it by: a directory, or entity/project/run_id.
         metrics: training step -> what went to wandb; step 0 is the first validation.
-        directory: has engine steps and responses; None for a run of wandb, which has neither.
-        rollout_key: the metric that `seconds` adds up, one of ROLLOUT_SECONDS.
         remarks: what a reader of its figures should know.
 
     Raises:
@@ -86,21 +63,15 @@ class Run:
     """
 
     name: str
-    source: str
+    directory: Path
     config: dict
     versions: dict
     metrics: dict[int, dict[str, float]]
-    directory: Path | None = None
-    rollout_key: str = ROLLOUT_SECONDS[0]
     remarks: list[str] = field(default_factory=list)
 
     def __post_init__(self):
-        self.metrics = {step: finite(row) for step, row in self.metrics.items()}
-        if not any(key in row for row in self.metrics.values() for key in ROLLOUT_SECONDS):
-            raise ReportError(
-                f"{self.source}: no training step has finished there (no step has {' or '.join(ROLLOUT_SECONDS)}): "
-                "name a run that has trained"
-            )
+        if not self.steps:
+            raise ReportError(f"{self.directory}: no training step has finished there: name a run that has trained")
 
     @classmethod
     def load(cls, directory: Path, is_whole: bool = True) -> Self:
@@ -112,7 +83,7 @@ class Run:
         """
         if not (directory / METRICS_FILE).is_file():
             raise ReportError(f"{directory}: no {METRICS_FILE} there; expected a run directory of recipe.main_dapo")
-        config, versions, rows, remarks = {}, {}, [], []
+        config, versions, metrics, rows, remarks = {}, {}, {}, [], []
         with left_out(remarks):
             metrics = read_metrics(directory, rows)
         with left_out(remarks):
@@ -123,25 +94,21 @@ class Run:
         if is_whole and remarks:
             raise ReportError(remarks[0].removesuffix(LEFT_OUT))
         name = config["speculation"]["method"] if config else directory.name
-        return cls(name, str(directory), config, versions, metrics, directory, remarks=remarks)
+        return cls(name, directory, config, versions, metrics, remarks)
 
     @property
     def steps(self) -> list[int]:
         """Training steps whose rollout was timed."""
-        return sorted(step for step, row in self.metrics.items() if self.rollout_key in row)
+        return sorted(step for step, row in self.metrics.items() if ROLLOUT_SECONDS in row)
 
     @cached_property
     def recorded(self) -> dict[int, EngineSteps]:
-        """The first replica's engine steps by training step; none, and a remark, where they do not fit together."""
+        """The first replica's engine steps by training step; none, and a remark, where one cannot be read."""
         found: dict[int, EngineSteps] = {}
         with left_out(self.remarks):
             for step in self.steps if self._has_files(EngineSteps.path) else ():
                 one, place = EngineSteps.load(self.directory, step), str(EngineSteps.path(self.directory, step))
                 expect(len(one) > 0, place, "engine steps", "none")
-                first, its = (
-                    (len(of.position_steps), of.position_bin) for of in (next(iter(found.values()), one), one)
-                )
-                expect(its == first, place, f"bins of responses as in the first step, {first}", its)
                 found[step] = one
             return found
         return {}
@@ -152,7 +119,7 @@ class Run:
         return self._has_files(responses_path)
 
     def _has_files(self, path: Callable[[Path, int], Path]) -> bool:
-        return self.directory is not None and all(path(self.directory, step).is_file() for step in self.steps)
+        return all(path(self.directory, step).is_file() for step in self.steps)
 
     def responses(self, step: int) -> list[Response]:
         """Those of a step; none, and a remark, where they cannot be read."""
@@ -163,7 +130,7 @@ class Run:
     def threshold(self) -> int | None:
         """Running requests at or below which a rollout is in its tail; None where the run's config has none."""
         value = (self.config.get("speculation") or {}).get(name := "batch_size_threshold")
-        expect(value is None or type(value) is int, f"{self.source}, speculation.{name}", "a whole number", value)
+        expect(value is None or type(value) is int, f"{self.directory}, speculation.{name}", "a whole number", value)
         return value
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
@@ -176,9 +143,9 @@ class Run:
         values = [self.metrics[step].get(key) for step in steps]
         return None if None in values else np.array(values)
 
-    def seconds(self, steps: list[int], key: str | None = None) -> float | None:
+    def seconds(self, steps: list[int], key: str = ROLLOUT_SECONDS) -> float | None:
         """Sum over these steps of the rollout's seconds, or of another figure; None where a step has none."""
-        column = self.column(key or self.rollout_key, steps)
+        column = self.column(key, steps)
         return None if column is None else float(column.sum())
 
     def acceptance(self) -> tuple[float | None, float | None]:
@@ -191,73 +158,19 @@ class Run:
         emitted = float((length * columns[0]).sum())
         return (emitted / verified if verified else 1.0), (accepted / drafted if drafted else 0.0)
 
-    def is_asynchronous(self) -> bool | None:
-        """Whether its engines scheduled asynchronously in all steps; None if that is not recorded."""
-        column = self.column("rollout/asynchronous_scheduling", self.steps)
-        return None if column is None else bool(column.all())
 
-
-def load_run(source: str) -> Run:
-    """Read a run, whatever `source` names it by.
+def load_runs(directories: list[Path]) -> list[Run]:
+    """Read run directories, as far as they can be read, and give the runs different names.
 
     Raises:
-        ReportError: `source` is none of what EXPECTED says, cannot be read, or has not trained.
+        ReportError: one is none, or has not trained.
     """
-    path = Path(source)
-    # The run directory, or a folder of wandb in it: wandb writes wandb/offline-run-* there.
-    for folder in (path, *path.absolute().parents[:3]) if path.exists() else ():
-        if (folder / METRICS_FILE).is_file():
-            return Run.load(folder, is_whole=False)
-    matches = [match for address in ADDRESSES if (match := address.fullmatch(source))]
-    if path.exists() or not matches or source.startswith((".", "/")):
-        raise ReportError(f"{source}: no {METRICS_FILE} there; {EXPECTED}: check the path")
-    if not has_wandb_key():
-        raise ReportError(
-            f"{source}: no such folder, and no key to look for a run of that name on a wandb server; {EXPECTED}: check "
-            "the path, or set WANDB_API_KEY or run `wandb login`"
-        )
-    return _load_online(source, "/".join(matches[0].groups()))
-
-
-def _load_online(source: str, address: str) -> Run:
-    """A run on a wandb server, through wandb's public API; `address` is entity/project/run_id."""
-    import wandb
-
-    url = urlsplit(source)
-    own_server = url.netloc and not url.netloc.endswith(HOSTED)
-    overrides = {"base_url": f"{url.scheme}://{url.netloc}"} if own_server else None
-    try:
-        found = wandb.Api(overrides=overrides, timeout=60).run(address)
-        rows, config, name, date = list(found.scan_history()), dict(found.config), found.name, found.created_at
-    except Exception as error:  # wandb's own, its service's, its HTTP library's: nothing that they share
-        raise ReportError(
-            f"{source}: no such folder, and wandb says: {' '.join(str(error).split()) or type(error).__name__}; "
-            f"{EXPECTED}: check the spelling, and that the key may read the project"
-        ) from error
-    metrics: dict[int, dict[str, float]] = {}
-    for row in rows:
-        numbers = {key: value for key, value in row.items() if type(value) in (int, float) or value in NOT_JSON}
-        own = {key: float(value) for key, value in numbers.items() if not key.startswith("_")}  # others are wandb's
-        metrics.setdefault(int(row["_step"]), {}).update(own)
-    method = (config.get("speculation") or {}).get("method")
-    return Run(method or name, source, config, {"date": date}, metrics)
-
-
-def make_comparable(runs: list[Run]) -> None:
-    """Give the runs different names, and one measure of rollout time, which all of them have."""
-    names: list[str] = []
+    runs, names = [Run.load(directory, is_whole=False) for directory in directories], []
     for run in runs:
         names.append(run.name)
         if (count := names.count(run.name)) > 1:
             run.name = f"{run.name} {count}"
-    key = next((key for key in ROLLOUT_SECONDS if all(run.series(key)[0] for run in runs)), None)
-    if key is None:
-        raise ReportError(
-            f"{' and '.join(run.source for run in runs)}: no measure of rollout time in common; expected "
-            f"{' or '.join(ROLLOUT_SECONDS)} in all of them: compare runs of verl's V1 trainer"
-        )
-    for run in runs:
-        run.rollout_key = key
+    return runs
 
 
 def common_steps(first: Run, second: Run) -> list[int]:
@@ -269,7 +182,7 @@ def common_steps(first: Run, second: Run) -> list[int]:
     steps = sorted(set(first.steps) & set(second.steps))
     if not steps:
         raise ReportError(
-            f"{first.source} and {second.source} have no training step in common (they have {first.steps[0]} to "
+            f"{first.directory} and {second.directory} have no training step in common (they have {first.steps[0]} to "
             f"{first.steps[-1]} and {second.steps[0]} to {second.steps[-1]}): name runs that began alike"
         )
     return steps
@@ -294,7 +207,7 @@ def load_stock(directory: Path, run: Run) -> tuple[dict[str, Any] | None, str]:
     """What stock.json says of the run, and what to know of that; None where there is none or of another text."""
     path = directory / STOCK_FILE
     if not path.is_file():
-        where = f"{run.source} --output {directory}" if run.directory else "RUN --output DIR"
+        where = f"{run.directory} --output {directory}"
         return None, f"Stock vLLM was not measured: {MEASURE} {where}, then this report again"
     try:
         with one_line(str(path), f"not what {MEASURE} writes"):
@@ -342,7 +255,7 @@ def _ratio(row: dict[str, Any]) -> list[float]:
 
 def text_of(run: Run, steps: list[int]) -> str:
     """A name of the responses that a run recorded in these steps; empty where it has not."""
-    paths = [responses_path(run.directory, step) for step in steps] if run.directory else []
+    paths = [responses_path(run.directory, step) for step in steps]
     if not paths or not all(path.is_file() for path in paths):
         return ""
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths)).hexdigest()[:16]

@@ -1,6 +1,7 @@
 """The scripts: what they say when they are used wrongly, and what they hand on."""
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -31,17 +32,18 @@ def stand_in(tmp_path):
 
 def run(script, *arguments, environment):
     finished = subprocess.run(
-        ["bash", SCRIPTS / script, *arguments], capture_output=True, text=True, env=environment, timeout=60
+        ["bash", SCRIPTS / script, *arguments], capture_output=True, text=True, env=environment, timeout=300
     )
     return finished.returncode, finished.stdout, finished.stderr
 
 
 @pytest.mark.parametrize("name", ["dapo_qwen3_32b", "dapo_qwen3_32b_128die", "dapo_qwen3_235b"])
 def test_run_scripts_hand_config_overrides_and_variables_on(stand_in, name):
-    code, said, _ = run(f"run_{name}.sh", "speculation=off", environment=stand_in)
+    code, said, _ = run(f"run_{name}.sh", "speculation=off", environment={**stand_in, "HCCL_CONNECT_TIMEOUT": "7"})
     assert code == 0
     assert f"python -m recipe.main_dapo --config-name {name} speculation=off" in said
     assert "HCCL_OP_EXPANSION_MODE=AIV" in said and "TASK_QUEUE_ENABLE=1" in said and "RAY_ADDRESS" not in said
+    assert "HCCL_CONNECT_TIMEOUT=7\n" in said, "one that is set stays"
 
 
 @pytest.mark.parametrize(("token", "mode"), [({}, "disabled"), ({"RAY_AUTH_TOKEN": "0" * 64}, "token")])
@@ -49,11 +51,6 @@ def test_ray_asks_for_a_token_where_one_was_set(stand_in, token, mode):
     """And not where an old one lies in somebody's HOME, which Ray 2.60 would take."""
     _, said, _ = run("run_dapo_qwen3_32b.sh", environment={**stand_in, **token})
     assert f"RAY_AUTH_MODE={mode}\n" in said
-
-
-def test_a_variable_that_is_set_stays(stand_in):
-    _, said, _ = run("run_dapo_qwen3_32b.sh", environment={**stand_in, "HCCL_CONNECT_TIMEOUT": "7"})
-    assert "HCCL_CONNECT_TIMEOUT=7" in said
 
 
 def test_the_scripts_for_a_cpu_start_what_the_readme_says(tmp_path):
@@ -70,7 +67,7 @@ def test_the_scripts_for_a_cpu_start_what_the_readme_says(tmp_path):
     def said(script, *arguments):
         command = ["bash", tmp_path / "scripts" / script, *arguments]
         environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30, env=environment).stdout
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300, env=environment).stdout
 
     quickstart = said("quickstart.sh")
     assert quickstart.index("speculation=sam run_dir=") < quickstart.index("speculation=off run_dir=")
@@ -93,16 +90,13 @@ def note_of_ray(stand_in, folder, address):
     return {**stand_in, "RAY_STATUS": "0", "RAY_TMPDIR": str(folder / "ray_notes")}
 
 
-def test_a_cluster_that_runs_is_joined(stand_in, tmp_path):
+def test_a_cluster_that_runs_is_joined_but_for_a_smoke_run(stand_in, tmp_path):
     environment = {**stand_in, "RAY_STATUS": "0", "RAY_TMPDIR": str(tmp_path)}
     _, said, _ = run("run_dapo_qwen3_32b.sh", environment=environment)
     assert "joining the Ray cluster that runs on this node, auto" in said and "RAY_ADDRESS=auto" in said
     _, said, _ = run("run_dapo_qwen3_32b.sh", environment=note_of_ray(stand_in, tmp_path, "10.0.0.1:6379"))
     assert "runs on this node, 10.0.0.1:6379" in said and "RAY_ADDRESS=10.0.0.1:6379" in said
-
-
-def test_smoke_runs_on_this_machine_whatever_cluster_there_is(stand_in):
-    environment = {**stand_in, "RAY_STATUS": "0", "RAY_ADDRESS": "10.0.0.1:6379"}
+    environment["RAY_ADDRESS"] = "10.0.0.1:6379"
     code, said, _ = run("run_dapo_qwen3_32b.sh", "scale=smoke", environment=environment)
     assert code == 0 and "joining" not in said and "RAY_ADDRESS" not in said
 
@@ -116,21 +110,22 @@ def real_python(stand_in, tmp_path):
     return stand_in
 
 
-def refusal(environment, *overrides):
-    code, said, error = run("run_dapo_qwen3_32b.sh", *overrides, environment=environment)
-    assert code == 2 and error.startswith("error: ") and error.count("\n") == 1, (said, error)
-    return error
-
-
-def test_without_ray_a_run_of_two_nodes_says_what_to_start(real_python, tmp_path):
-    error = refusal({**real_python, "RAY_TMPDIR": str(tmp_path)})
-    assert error.startswith("error: RAY_ADDRESS is not set, trainer.nnodes=2: ") and "[ray.head]" in error
-    assert "bash scripts/start_ray_cluster.sh head here, worker HEAD_ADDRESS on the other nodes" in error
-
-
-def test_on_a_worker_a_run_names_the_node_to_start_it_on(real_python, tmp_path):
-    error = refusal(note_of_ray(real_python, tmp_path, "198.51.100.7:6379"))
-    assert "RAY_ADDRESS=198.51.100.7:6379" in error and "start the run on 198.51.100.7 [ray.head]" in error
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        (
+            None,
+            "RAY_ADDRESS is not set, trainer.nnodes=2: .*bash scripts/start_ray_cluster.sh head here, worker HEAD",
+        ),
+        ("198.51.100.7:6379", "RAY_ADDRESS=198.51.100.7:6379.*start the run on 198.51.100.7"),
+    ],
+)
+def test_on_a_node_that_is_no_head_a_run_says_where_to_start_it(real_python, tmp_path, address, said):
+    environment = (
+        note_of_ray(real_python, tmp_path, address) if address else real_python | {"RAY_TMPDIR": str(tmp_path)}
+    )
+    code, _, error = run("run_dapo_qwen3_32b.sh", environment=environment)
+    assert code == 2 and re.fullmatch(rf"error: .*{said}.*\[ray.head\].*\n", error), error
 
 
 def test_ray_head_and_worker(stand_in):
@@ -144,19 +139,15 @@ def test_ray_head_and_worker(stand_in):
     _, said, _ = run("start_ray_cluster.sh", "head", environment=environment)
     assert f'ray start --head --port {port} --resources {{"NPU": 16}}' in said
     code, _, error = run("start_ray_cluster.sh", "worker", "127.0.0.1", environment=environment)
-    assert (
-        code == 2 and f"no Ray answers at 127.0.0.1:{port}: run bash scripts/start_ray_cluster.sh head there" in error
-    )
+    said = f"no Ray answers at 127.0.0.1:{port}: run bash scripts/start_ray_cluster.sh head there"
+    assert code == 2 and said in error
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        ([], "1", "error: nothing: expected head, worker HEAD_ADDRESS or stop"),
         (["worker"], "1", "worker needs the head's address"),
         (["head"], "0", "a Ray runs on this node already: stop it with bash scripts/start_ray_cluster.sh stop"),
-        (["worker", "127.0.0.1"], "0", "a Ray runs on this node already"),
-        (["start"], "1", "error: start: expected head, worker HEAD_ADDRESS or stop"),
     ],
 )
 def test_ray_used_wrongly_says_so(stand_in, arguments, status, message):
@@ -207,9 +198,8 @@ def hub(real_python, tmp_path):
 def test_a_models_download_goes_on_and_is_checked(hub, tmp_path, hub_name, call):
     environment = {**hub, "HUB": hub_name}
     code, _, error = run("prepare_model.sh", "Qwen3-32B", environment=environment)
-    assert (
-        code == 2 and "Qwen/Qwen3-32B was not fetched to the end: run this again, it goes on where it stopped" in error
-    )
+    said = "Qwen/Qwen3-32B was not fetched to the end: run this again, it goes on where it stopped"
+    assert code == 2 and said in error
     code, said, _ = run("prepare_model.sh", "Qwen3-32B", environment=environment)
     assert code == 0 and "models/Qwen3-32B: complete, 0.0 GB of weights" in said
     calls = (tmp_path / "calls").read_text().splitlines()
@@ -225,19 +215,6 @@ def test_a_models_copy_is_checked_without_a_network(hub, tmp_path):
     code, _, error = run("prepare_model.sh", "Qwen3-8B", environment=environment)
     assert code == 2 and "1 of 2 shards of model.safetensors.index.json" in error and "[model.missing]" in error
     assert not (tmp_path / "calls").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "hub_name", "message"),
-    [
-        ([], "huggingface", "no model named: expected Qwen3-8B, Qwen3-32B, Qwen3-235B-A22B, or OWNER/NAME"),
-        (["Llama"], "huggingface", "Llama: expected Qwen3-8B, Qwen3-32B, Qwen3-235B-A22B, or OWNER/NAME"),
-        (["Qwen3-32B"], "hub", "HUB=hub: expected huggingface, modelscope or none"),
-    ],
-)
-def test_a_model_asked_for_wrongly(hub, arguments, hub_name, message):
-    code, _, error = run("prepare_model.sh", *arguments, environment={**hub, "HUB": hub_name})
-    assert code == 2 and error == f"error: {message}\n"
 
 
 SOURCED = ("arguments.sh", "environment.sh", "ascend_environment.sh")
@@ -262,7 +239,7 @@ def run_fresh(checkout, script, *arguments, **variables):
     before = {path for path in checkout.rglob("*")}
     environment = {"PATH": f"{checkout}/programs:/usr/bin:/bin", **variables}
     command = ["bash", checkout / "scripts" / script, *arguments]
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert set(checkout.rglob("*")) == before, "something was made or installed"
     return ended.returncode, ended.stdout, ended.stderr
 
@@ -276,33 +253,35 @@ def test_help_comes_before_anything_is_installed(fresh, script):
 
 
 @pytest.mark.parametrize(
-    ("script", "arguments", "said"),
+    ("script", "words", "said"),
     [
-        ("run_dapo_qwen3_8b_cuda.sh", ["--chekc"], "unrecognized arguments: --chekc"),
-        ("run_dapo_qwen3_8b_cuda.sh", ["trainer.total_trainin_steps=5"], "did you mean trainer.total_training_steps?"),
-        ("run_dapo_tiny_cpu.sh", ["speculation=sma"], "speculation=sma is unknown: expected one of "),
-        ("run_dapo_smollm2_cpu.sh", ["--verbos"], "unrecognized arguments: --verbos"),
-        ("run_dapo_qwen3_32b.sh", ["scale=smok"], "scale=smok is unknown: expected one of full, smoke"),
-        ("quickstart.sh", ["trainer.save_frq=5"], "did you mean trainer.save_freq?"),
-        ("bench_cuda.sh", ["--modle", "/a"], "the following arguments are required: --model"),
-        ("bench_cuda.sh", ["--model", "/a", "--requets", "1"], "--requets: did you mean --requests?"),
-        ("test.sh", ["fats"], "fats: expected fast, --ascend, --v2, or a file of tests"),
-        ("test.sh", ["--ascned"], "--ascned: expected fast, --ascend, --v2, or a file of tests"),
-        ("download_packages.sh", ["folder", "cdua"], "cdua: expected some of cpu, smollm2, cuda, dev"),
-        ("prepare_model.sh", ["Qwen3-8B", "Qwen3-23B"], "Qwen3-23B: expected Qwen3-8B, Qwen3-32B, "),
-        ("prepare_data.sh", ["dapo-mth"], "dapo-mth is unknown: expected some of "),
-        ("prepare_data.sh", ["--frm", "folder"], "unrecognized arguments: --frm"),
-        ("start_ray_cluster.sh", ["haed"], "haed: expected head, worker HEAD_ADDRESS or stop"),
+        ("run_dapo_qwen3_8b_cuda.sh", "--chekc", "unrecognized arguments: --chekc"),
+        ("run_dapo_qwen3_8b_cuda.sh", "trainer.total_trainin_steps=5", "did you mean trainer.total_training_steps?"),
+        ("run_dapo_tiny_cpu.sh", "speculation=sma", "speculation=sma is unknown: expected one of "),
+        ("run_dapo_qwen3_32b.sh", "scale=smok", "scale=smok is unknown: expected one of full, smoke"),
+        ("run_dapo_tiny_cpu.sh", "PYTHON=/usr/bin/false", "PYTHON=/usr/bin/false: no Python 3.11 or 3.12 found"),
+        ("quickstart.sh", "trainer.save_frq=5", "did you mean trainer.save_freq?"),
+        ("bench_cuda.sh", "--modle /a", "the following arguments are required: --model"),
+        ("bench_cuda.sh", "--model /a --requets 1", "--requets: did you mean --requests?"),
+        ("bench_cuda.sh", "PACKAGES=/nowhere", "PACKAGES=/nowhere: no such folder"),
+        ("test.sh", "fats", "fats: expected fast, --ascend, --v2, or a file of tests"),
+        ("test.sh", "--ascned", "--ascned: expected fast, --ascend, --v2, or a file of tests"),
+        ("download_packages.sh", "", "expected a folder and extras: bash scripts/download_packages.sh"),
+        ("download_packages.sh", "folder cdua", "cdua: expected some of cpu, smollm2, cuda, dev"),
+        ("prepare_model.sh", "", "no model named: expected Qwen3-8B, Qwen3-32B, "),
+        ("prepare_model.sh", "Qwen3-8B Qwen3-23B", "Qwen3-23B: expected Qwen3-8B, Qwen3-32B, "),
+        ("prepare_model.sh", "Qwen3-8B HUB=hub", "HUB=hub: expected huggingface, modelscope or none"),
+        ("prepare_data.sh", "dapo-mth", "dapo-mth is unknown: expected some of "),
+        ("prepare_data.sh", "--frm folder", "unrecognized arguments: --frm"),
+        ("start_ray_cluster.sh", "", "nothing: expected head, worker HEAD_ADDRESS or stop"),
+        ("start_ray_cluster.sh", "haed", "haed: expected head, worker HEAD_ADDRESS or stop"),
     ],
 )
-def test_a_typing_mistake_is_named_before_anything_is_installed(fresh, script, arguments, said):
-    code, _, error = run_fresh(fresh, script, *arguments)
+def test_a_mistake_is_named_before_anything_is_installed(fresh, script, words, said):
+    variables = dict(word.split("=") for word in words.split() if word.split("=")[0].isupper())
+    arguments = [word for word in words.split() if not word.split("=")[0].isupper()]
+    code, _, error = run_fresh(fresh, script, *arguments, **variables)
     assert code == 2 and said in error and error.startswith("error: ") and error.count("\n") == 1, error
-
-
-def test_python_is_the_one_that_was_named_or_none(fresh):
-    code, _, error = run_fresh(fresh, "run_dapo_tiny_cpu.sh", PYTHON="/usr/bin/false")
-    assert code != 0 and error.startswith("error: PYTHON=/usr/bin/false: no Python 3.11 or 3.12 found")
 
 
 # What uv and pip are asked for, in place of downloads of 3 GB.
@@ -330,7 +309,7 @@ def checkout(tmp_path):
         calls.write_text("")
         script = f"source {tmp_path}/checkout/scripts/environment.sh; set_up_environment {' '.join(extras)}; echo $PATH"
         environment = {**os.environ, "PYTHON": str(tmp_path / "python"), "CALLS": str(calls)}
-        ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment, timeout=60)
+        ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment, timeout=300)
         return ended.returncode, calls.read_text(), ended.stdout, ended.stderr
 
     set_up.folder = tmp_path / "checkout"
@@ -358,32 +337,9 @@ def test_an_environment_with_another_devices_engine_is_made_anew(checkout):
         assert not engine.exists()
 
 
-def test_pins_that_have_changed_and_changed_back_are_installed_each_time(checkout):
-    pins = checkout.folder / "requirements" / "dev.txt"
-    before = pins.read_text()
-    assert checkout("cpu")[1]
-    pins.write_text(before + "# changed\n")
-    assert checkout("cpu")[1] and checkout("cpu", "dev")[1] and not checkout("cpu")[1]
-    pins.write_text(before)
-    assert checkout("cpu")[1]
-
-
 def test_every_script_is_sound():
     for path in SCRIPTS.glob("*.sh"):
         subprocess.run(["bash", "-n", path], check=True)
-
-
-@pytest.mark.parametrize(
-    ("script", "arguments", "variables", "message"),
-    [
-        ("download_packages.sh", [], {}, "expected a folder and extras: bash scripts/download_packages.sh"),
-        ("download_packages.sh", ["folder", "gpu"], {}, "gpu: expected some of cpu, smollm2, cuda, dev"),
-        ("bench_cuda.sh", [], {"PACKAGES": "/nowhere"}, "PACKAGES=/nowhere: no such folder"),
-    ],
-)
-def test_packages_that_are_carried_wrongly(stand_in, script, arguments, variables, message):
-    code, _, error = run(script, *arguments, environment=stand_in | variables)
-    assert code == 2 and error.startswith("error: ") and message in error and error.count("\n") == 1
 
 
 def test_carried_packages_take_the_place_of_an_index(stand_in, tmp_path):

@@ -53,19 +53,19 @@ def remove_kind(path):
         one.unlink()
 
 
-MODEL = "actor/model_world_size_2_rank_1.pt"
+def zero(path):
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+MODEL, OPTIMIZER = (f"actor/{kind}_world_size_2_rank_{rank}.pt" for kind, rank in (("model", 1), ("optim", 0)))
 DAMAGES = [
     (cut, MODEL, f"{MODEL} is cut off or damaged"),
     (cut, "actor/fsdp_config.json", "actor/fsdp_config.json cannot be read"),
-    (lambda path: path.write_bytes(b""), "actor/extra_state_world_size_2_rank_0.pt", "is cut off or damaged"),
-    (
-        lambda path: path.write_bytes(bytes(path.stat().st_size)),
-        "actor/optim_world_size_2_rank_0.pt",
-        "optim_world_size_2_rank_0.pt is cut off or damaged",
-    ),
+    (lambda path: path.write_bytes(b""), OPTIMIZER, f"{OPTIMIZER} is cut off or damaged"),
+    (zero, OPTIMIZER, f"{OPTIMIZER} is cut off or damaged"),
     (flip, MODEL, f"{MODEL} is damaged at "),
     (lambda path: path.unlink(), MODEL, f"{MODEL} is missing"),
-    (remove_kind, "actor/optim_world_size_2_rank_0.pt", "actor/optim_world_size_2_rank_0.pt is missing"),
+    (remove_kind, OPTIMIZER, f"{OPTIMIZER} is missing"),
 ]
 
 

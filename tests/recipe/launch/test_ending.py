@@ -39,9 +39,8 @@ RuntimeError: Error loading module from module_path='/my/reward.py'
 
 
 @pytest.mark.parametrize(
-    "code, died, error, said",
+    ("code", "died", "error", "said"),
     [
-        (1, "the vLLM engine (process 7)", None, "the vLLM engine (process 7) was killed or crashed"),
         (1, "a rollout server (process 7)", DEAD_ACTOR, "a rollout server (process 7) was killed or crashed"),
         (1, None, DEAD_ACTOR, "a worker of the trainer was killed or crashed on 10.0.0.2"),
         (1, None, EXCEPTION, "ValueError: train_batch_size must be positive"),

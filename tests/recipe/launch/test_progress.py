@@ -43,19 +43,14 @@ def test_without_a_terminal_whole_lines_come_now_and_then(tmp_path, capsys):
     assert "3/3" in lines[-1]
 
 
-def test_a_resumed_run_begins_at_its_checkpoint(tmp_path, capsys):
+def test_a_resumed_run_begins_at_its_checkpoint_and_its_estimate_when_it_trains(tmp_path, monkeypatch, capsys):
     """Not at the last step that has metrics: steps after the checkpoint are repeated."""
-    write(tmp_path, 1, 2, 3)
-    progress.Progress(tmp_path, total_steps=4, first=2).close()
-    assert "2/4" in capsys.readouterr().err
-
-
-def test_the_estimate_of_a_step_leaves_out_the_start(tmp_path, monkeypatch, capsys):
-    """And the steps of earlier starts."""
+    write(tmp_path, 5, 6)
     now = [1000.0]
     monkeypatch.setattr(progress.time, "time", lambda: now[0])
     bar = progress.Progress(tmp_path, total_steps=10, first=4)
     bar.bar._time, bar.bar.start_t = lambda: now[0], now[0]
+    assert "4/10" in capsys.readouterr().err
     now[0] += 600.0  # of starting
     enter(tmp_path, "running")
     bar.update()

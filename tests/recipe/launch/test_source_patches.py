@@ -1,6 +1,5 @@
 """scripts/patch.py on the published sources: all or nothing, to the byte, and clear about what it refuses."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -78,25 +77,13 @@ def test_an_edit_of_the_patched_lines_is_refused_and_left_alone(root, command):
     assert content(root) == before
 
 
-def test_what_git_makes_of_the_patches(root):
-    copy = Path(shutil.copytree(root, root.parent / "copy"))
-    assert tool(root, "apply")[0] == 0
-    patches = sorted((REPOSITORY / "patches" / "vllm_ascend" / VERSION).glob("*.patch"))
-    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(copy.resolve().parent)}
-    subprocess.run(["git", "apply", *map(str, patches)], cwd=copy, env=environment, check=True)
-    assert content(root) == content(copy)
-
-
-def test_another_version_is_refused(root):
+def test_another_version_or_none_is_refused(root, tmp_path):
     (root / f"vllm_ascend-{VERSION}.dist-info").rename(root / "vllm_ascend-0.18.0.dist-info")
     metadata = root / "vllm_ascend-0.18.0.dist-info" / "METADATA"
     metadata.write_text(metadata.read_text().replace(VERSION, "0.18.0"))
     code, said = tool(root, "apply")
     assert code == 1 and "vllm-ascend 0.18.0 is installed, the patches are for vllm-ascend==0.23.0.post1" in said
-
-
-def test_a_missing_package_says_so(tmp_path):
-    code, said = tool(tmp_path, "apply")
+    code, said = tool(tmp_path / "nothing", "apply")
     assert code == 2 and "vllm-ascend==0.23.0.post1 is not installed here" in said
 
 

@@ -1,26 +1,23 @@
-"""Run directories, thousands of them spoilt: what can be shown is, one line says what cannot, and no figure changes."""
+"""Run directories, many of them spoilt: what can be shown is, one line says what cannot, and no figure changes."""
 
 import html
 import json
 import shutil
 import warnings
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipe.record import differences
-from recipe.report import figures
-from recipe.report.page import main
-from recipe.report.runs import Run, make_comparable
-from sam.record.engine_steps import EngineSteps
+from recipe.report import page
+from recipe.report.runs import Run, load_runs
 from sam.simulate.run import RecordedRun, fit_runs
 from tests.recipe.report.test_report import make_run
 from tests.sam.record.spoilt import CUTS, EACH, PATHS, VALUES, one_line, spoil_bytes, spoil_value
 
 FILES = (
-    "metrics.jsonl", "config.yaml", "versions.json", "peak_memory.json", "rollouts/1.jsonl", "engine_steps/2.npz",
+    "metrics.jsonl", "config.yaml", "versions.json", "rollouts/1.jsonl", "engine_steps/2.npz",
 )  # fmt: skip
 
 
@@ -28,7 +25,7 @@ FILES = (
 def pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("recipe.report.figures.RESAMPLES", 10)
+        patch.setattr("recipe.report.page.RESAMPLES", 10)
         yield make_run(folder / "sam", "sam", 3.0, [0.1, 0.2]), make_run(folder / "off", "off", 6.0, [0.1, 0.2])
 
 
@@ -39,12 +36,11 @@ def baseline(pair):
 
 def words_of(directory, baseline) -> tuple[dict, str, str]:
     """The summary, its figures in words, and the remarks and tables."""
-    runs = [Run.load(directory, is_whole=False), baseline]
-    make_comparable(runs)
-    summary = figures.summarize(runs) | {"stock_note": ""}
-    figures.phases(*runs), differences(runs[0].config, baseline.config)
-    said = "\n".join([*figures.answer(summary, None), *map(str, figures.facts(summary))])
-    return summary, said, "\n".join(figures.remarks(runs, summary))
+    runs = [*load_runs([directory]), baseline]
+    summary = page.summarize(runs) | {"stock_note": ""}
+    page.phases(*runs), differences(runs[0].config, baseline.config)
+    said = "\n".join([*page.answer(summary, None), *map(str, page.facts(summary))])
+    return summary, said, "\n".join(page.remarks(runs, summary))
 
 
 def spoil(name: str, content: bytes, cuts, path, new) -> bytes:
@@ -57,7 +53,7 @@ def spoil(name: str, content: bytes, cuts, path, new) -> bytes:
     return "\n".join(json.dumps(row) for row in rows).encode() + b"\n"
 
 
-@settings(EACH, max_examples=5000)
+@settings(EACH, max_examples=1500)
 @given(name=st.sampled_from(FILES), cuts=st.lists(CUTS, max_size=2), path=PATHS, new=VALUES)
 def test_a_report_says_what_it_leaves_out(pair, baseline, name, cuts, path, new):
     (file := pair[0] / name).write_bytes(spoil(name, before := file.read_bytes(), cuts, path, new))
@@ -76,7 +72,7 @@ def test_a_report_says_what_it_leaves_out(pair, baseline, name, cuts, path, new)
 
 
 @settings(EACH, max_examples=500)
-@given(name=st.sampled_from(FILES[:2] + FILES[4:]), cuts=st.lists(CUTS, max_size=2), path=PATHS, new=VALUES)
+@given(name=st.sampled_from(FILES[:2] + FILES[3:]), cuts=st.lists(CUTS, max_size=2), path=PATHS, new=VALUES)
 def test_a_simulation_takes_a_run_whole_or_not_at_all(pair, name, cuts, path, new):
     (file := pair[0] / name).write_bytes(spoil(name, before := file.read_bytes(), cuts, path, new))
     try:
@@ -95,18 +91,9 @@ def test_the_page_of_a_damaged_run_is_written(pair, tmp_path, capsys):
     (first / "rollouts" / "2.jsonl").write_bytes((first / "rollouts" / "2.jsonl").read_bytes()[:-20])
     (first / "engine_steps" / "1.npz").write_bytes(b"PK")
     (first / "metrics.jsonl").write_text((first / "metrics.jsonl").read_text().replace("0.1", "NaN"))
-    assert main([str(first), str(second), "--output", str(tmp_path / "out")]) == 0
+    assert page.main([str(first), str(second), "--output", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     assert "4 of 4 responses identical" in said and "nan" not in said
     for file in ("versions.json", "rollouts/2.jsonl, line 4", "engine_steps/1.npz"):
         assert f"{first / file}: not " in said
         assert f"{first / file}: not " in html.unescape((tmp_path / "out" / "report.html").read_text())
-
-
-def test_engine_steps_that_do_not_fit_are_left_out(pair, baseline, tmp_path):
-    first = shutil.copytree(pair[0], tmp_path / "first")
-    steps = EngineSteps.load(first, 2)
-    steps.position_steps = steps.position_emitted = np.ones(5, np.int64)
-    steps.save(first, 2)
-    _, _, left_out = words_of(first, baseline)
-    assert "2.npz: expected bins of responses as in the first step, (2, 32), got (5, 32): left out" in left_out
