@@ -179,7 +179,7 @@ def _shown(value: Any) -> str:
 # Totals of the drafter that nobody acts on: engine_steps/<step>.npz has them.
 ON_DISK_ONLY = {
     *("tracked_requests", "waited_steps", "late_steps", "awaited_steps", "exploring_steps", "path_tokens"),
-    *("history_appended_tokens", "history_written_responses", "sharing_sent_tokens", "sharing_thread_ms"),
+    *("history_appended_tokens", "history_written_responses", "sharing_sent_tokens"),
     *(f"draft_model_{name}" for name in ("rests", "passes", "requests", "read_tokens")),
     *DRAFT_MODEL_TOKENS,
 }

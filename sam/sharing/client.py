@@ -37,7 +37,6 @@ COUNTERS = (
     "sharing_lost_tokens",
     "sharing_errors",
     "sharing_engine_ms",
-    "sharing_thread_ms",
 )
 
 
@@ -104,7 +103,6 @@ class Client:
     def _run(self) -> None:
         while True:
             self.exchange()
-            self.counters["sharing_thread_ms"] = round(time.thread_time() * 1e3, 1)
             time.sleep(INTERVAL_SECONDS)
 
     def exchange(self) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from sam.reading import ReadError
 from sam.record import replacing
-from sam.record.engine_steps import PER_STEP, EngineSteps, accepted_tokens
+from sam.record.engine_steps import PER_STEP, EngineSteps
 
 
 def test_what_is_saved_is_loaded(tmp_path):
@@ -51,10 +51,6 @@ def test_more_rounds_than_steps_have_no_seconds():
     assert EngineSteps().round_seconds(1) is None
     assert EngineSteps(step_ms=[1.0, 2.0]).round_seconds(3) is None
     assert EngineSteps(step_ms=[1.0, 2.0]).round_seconds(1) == [pytest.approx(0.003)]
-
-
-def test_accepted_tokens_are_those_beyond_one_a_verification():
-    assert accepted_tokens(emitted=7, verified=3) == 4
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):

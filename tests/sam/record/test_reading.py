@@ -248,15 +248,9 @@ def test_a_line_says_file_row_and_what_was_expected(tmp_path):
     file = tmp_path / "a.jsonl"
     for row, said in (
         ([1], "line 2: expected a JSON object, got [1]"),
-        (
-            {"prompt_tokens": [1], "response_tokens": None},
-            "line 2, response_tokens: expected a list of token ids, got None",
-        ),
-        (
-            {"prompt_tokens": [1], "response_tokens": [1, 2**40]},
-            "line 2, response_tokens[1]: expected a token id, 0 to",
-        ),
-        ({"prompt_tokens": [True], "response_tokens": [1]}, "line 2, prompt_tokens[0]: expected a token id"),
+        (ROWS[2] | {"response_tokens": None}, "line 2, response_tokens: expected a list of token ids, got None"),
+        (ROWS[2] | {"response_tokens": [1, 2**40]}, "line 2, response_tokens[1]: expected a token id, 0 to"),
+        (ROWS[2] | {"prompt_tokens": [True]}, "line 2, prompt_tokens[0]: expected a token id"),
         ({"input": "a", "output": "b"}, "line 2: expected a row with prompt_tokens and response_tokens"),
     ):
         file.write_text(json.dumps(ROWS[0]) + "\n" + json.dumps(row))
