@@ -13,22 +13,16 @@ WITH_DRAFT_MODEL = ("draft_model", "hybrid", "eagle3")
 SCHEDULED_AHEAD = ("sam", *WITH_DRAFT_MODEL)  # methods that draft under asynchronous scheduling too
 POLICIES = ("threshold", "goodput", "always", "never")
 SCOPES = ("request", "group", "history")
-VERIFICATIONS = ("exact", "rejection")
-BATCH_INVARIANCE = ("auto", "on", "off")
-ASYNC_SCHEDULING = ("auto", "on", "off")
-DRAFT_SHAPES = ("auto", "ragged", "uniform")
-SHARING = ("auto", "replicas", "none")
-DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
 CHOICES = {
     "method": METHODS,
     "policy": POLICIES,
     "scope": SCOPES,
-    "verification": VERIFICATIONS,
-    "batch_invariant": BATCH_INVARIANCE,
-    "async_scheduling": ASYNC_SCHEDULING,
-    "draft_shape": DRAFT_SHAPES,
-    "sharing": SHARING,
-    "draft_sample_method": DRAFT_SAMPLE_METHODS,
+    "verification": ("exact", "rejection"),
+    "batch_invariant": ("auto", "on", "off"),
+    "async_scheduling": ("auto", "on", "off"),
+    "draft_shape": ("auto", "ragged", "uniform"),
+    "sharing": ("auto", "replicas", "none"),
+    "draft_sample_method": ("greedy", "probabilistic"),
 }
 # Least and largest value, in the unit of the key. Ascend's fused attention verifies at most 16 tokens of a request at
 # once (vllm-ascend 0.23.0.post1); 32-bit indices of 32-byte nodes reach 64 GiB (sam.automaton.store).
@@ -132,34 +126,29 @@ class SpeculationConfig:
         for key in ("draft_model", "history_path", "corpus", "step_cost"):
             if not isinstance(value := getattr(self, key), str | Path | None):
                 raise ValueError(f"speculation.{key}={value!r}: expected a path, or null")
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        """Refuse values that do not go together, none of which would be used as it was meant."""
+        method, ahead = self.method, ("off", *SCHEDULED_AHEAD)
         if self.history_path is not None and self.scope != "history":
-            raise ValueError(
-                f"speculation.history_path={self.history_path}: unused with speculation.scope={self.scope}: set the "
-                "scope to history, or leave the path out"
+            found = f"history_path={self.history_path}: unused with speculation.scope={self.scope}: set the scope to "
+            found += "history, or leave the path out"
+        elif self.sharing == "replicas" and self.scope == "request":
+            found = "sharing=replicas: speculation.scope=request drafts from no sibling: set group"
+        elif method in WITH_DRAFT_MODEL and not self.draft_model:
+            found = f"draft_model={self.draft_model}: speculation={method} needs one: name its folder"
+        elif self.paths > 1 and method not in ("sam", "off"):
+            found = f"paths={self.paths}: speculation={method} drafts one path: set paths to 1, or speculation=sam"
+        elif self.paths > 1 and self.verification != "exact":
+            found = f"paths={self.paths}: verification={self.verification} verifies one path: set verification=exact"
+        elif self.async_scheduling == "on" and method not in ahead:
+            found = (
+                f"async_scheduling=on: vLLM schedules synchronously with speculation.method={method}: set it to auto"
             )
-        if self.sharing == "replicas" and self.scope == "request":
-            raise ValueError(
-                "speculation.sharing=replicas: speculation.scope=request drafts from no sibling: set group"
-            )
-        if self.method in WITH_DRAFT_MODEL and not self.draft_model:
-            raise ValueError(
-                f"speculation.draft_model={self.draft_model}: speculation={self.method} needs one: name its folder"
-            )
-        if self.paths > 1 and self.method not in ("sam", "off"):
-            raise ValueError(
-                f"speculation.paths={self.paths}: speculation={self.method} drafts one path: set paths to 1, or "
-                "speculation=sam"
-            )
-        if self.paths > 1 and self.verification != "exact":
-            raise ValueError(
-                f"speculation.paths={self.paths}: verification={self.verification} verifies one path: set "
-                "verification=exact"
-            )
-        if self.async_scheduling == "on" and self.method not in ("off", *SCHEDULED_AHEAD):
-            raise ValueError(
-                f"speculation.async_scheduling=on: vLLM schedules synchronously with speculation.method={self.method}: "
-                "set it to auto"
-            )
+        else:
+            return
+        raise ValueError(f"speculation.{found}")
 
     @classmethod
     def from_dict(cls, section: dict[str, Any]) -> Self:

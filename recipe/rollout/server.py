@@ -16,7 +16,7 @@ from recipe.rollout import job_and_session
 from sam.config import SpeculationConfig
 from sam.sharing import link
 from sam.vllm.hints import RequestHints
-from sam.vllm.plugin import check_installed, scheduling_remark
+from sam.vllm.plugin import check_installed
 
 ENGINE_NICE = 10  # of 19; at 0 a replica's server waits 0.2 s for a core when the engines take all of them
 
@@ -77,8 +77,6 @@ class SpeculationServer(vLLMHttpServer):
             scheduling = "asynchronous" if status["asynchronous"] else "synchronous"
             said = f"drafter {status['drafter']}, verification {status['verification']}, {scheduling} scheduling"
             print(f"rollout worker: {said}", flush=True)
-        if remark := scheduling_remark(wanted, status):
-            print(remark, flush=True)
         if wanted.sharing != "replicas":
             await self.engine.collective_rpc("sam_yield")
 

@@ -6,18 +6,15 @@ distribution, and makes the tokens a function of (key, position, logits). Reject
 al., "Fast Inference from Transformers via Speculative Decoding" (arXiv 2211.17192).
 """
 
-from sam.verify.exact import GREEDY, PLACEHOLDER, accept_matching, accept_on_host, sample_inverse_cdf
-from sam.verify.paths import follow_paths
-from sam.verify.rejection import expand_batch_to_tokens, rejection_sample, sample_recovered_tokens
+from sam.verify.exact import GREEDY, PLACEHOLDER, accept_matching, follow_paths, sample_inverse_cdf
+from sam.verify.rejection import expand_batch_to_tokens, rejection_sample
 
 __all__ = [
     "GREEDY",
     "PLACEHOLDER",
     "accept_matching",
-    "accept_on_host",
     "expand_batch_to_tokens",
     "follow_paths",
     "rejection_sample",
     "sample_inverse_cdf",
-    "sample_recovered_tokens",
 ]

@@ -1,10 +1,11 @@
 """Exact-match verification: one draw per position by inverse CDF; drafts are accepted while they equal the draw.
 
 The draw takes one uniform per (request key, position in its text): counter-based, so nothing is shared and nothing is
-stored.
+stored. With several paths of a request the text follows whichever agrees with it.
 """
 
 import hashlib
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -68,15 +69,12 @@ def sent(values: torch.Tensor | np.ndarray, device: torch.device) -> torch.Tenso
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
-def sample_inverse_cdf(
-    logits: torch.Tensor, uniforms: torch.Tensor, invalid_rows: torch.Tensor | None = None
-) -> torch.Tensor:
+def sample_inverse_cdf(logits: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """Draw one token per row by inverting the cumulative distribution.
 
     Args:
         logits: float32 [num_tokens, vocabulary], temperature and masks applied.
         uniforms: float64 [num_tokens], in (0, 1), independent of each other.
-        invalid_rows: int64 [], on the logits' device; the number of logits rows without mass is added to it.
 
     Returns:
         int64 [num_tokens]. A token of probability zero is never drawn. A logits row without mass (a NaN, or every
@@ -88,27 +86,16 @@ def sample_inverse_cdf(
     then a token in it (float64 sum): every token keeps the relative precision of its float32 probability.
     """
     if LOOP_ON_HOST and logits.device.type == "cpu":
-        return _sample_on_host(logits, uniforms, invalid_rows)
+        tokens = np.empty(len(logits), dtype=np.int64)
+        _draw(logits.detach().softmax(-1, dtype=torch.float32).numpy(), uniforms.numpy(), tokens)
+        return torch.from_numpy(tokens)
     if logits.shape[1] <= DIRECT_VOCABULARY:
         cumulative = logits.softmax(-1, dtype=torch.float64).cumsum(-1)
         tokens = _search(cumulative, uniforms * cumulative[:, -1])
         mass = cumulative[:, -1]
     else:
         tokens, mass = _two_level(logits.softmax(-1, dtype=torch.float32), uniforms)
-    valid = mass > 0
-    if invalid_rows is not None:
-        invalid_rows += (~valid).sum()
-    return torch.where(valid, tokens, 0)
-
-
-def _sample_on_host(
-    logits: torch.Tensor, uniforms: torch.Tensor, invalid_rows: torch.Tensor | None = None
-) -> torch.Tensor:
-    tokens = np.empty(len(logits), dtype=np.int64)
-    invalid = _draw(logits.detach().softmax(-1, dtype=torch.float32).numpy(), uniforms.numpy(), tokens)
-    if invalid_rows is not None and invalid:
-        invalid_rows += invalid
-    return torch.from_numpy(tokens)
+    return torch.where(mass > 0, tokens, 0)
 
 
 @compiled_sum
@@ -122,10 +109,9 @@ def _block_sum(values):
 
 @compiled
 def _draw(probabilities, uniforms, tokens):
-    """Fill `tokens`; returns the rows without mass. float32 [rows, vocabulary], float64 [rows], int64 [rows]."""
+    """Fill `tokens`, 0 in rows without mass. float32 [rows, vocabulary], float64 [rows], int64 [rows]."""
     vocabulary = probabilities.shape[1]
     sums = np.empty((vocabulary + BLOCK - 1) // BLOCK)
-    invalid = 0
     for row in range(len(tokens)):
         mass = 0.0
         for block in range(len(sums)):
@@ -134,7 +120,6 @@ def _draw(probabilities, uniforms, tokens):
             mass += sums[block]
         tokens[row] = 0
         if not mass > 0.0:
-            invalid += 1
             continue
         # A sum's rounding may leave more than the rest has: the last with mass is drawn then.
         rest, left, chosen = uniforms[row] * mass, 0.0, 0
@@ -151,7 +136,6 @@ def _draw(probabilities, uniforms, tokens):
                 if left < probability:
                     break
                 left -= probability
-    return invalid
 
 
 def _search(cumulative: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -196,25 +180,46 @@ def accept_matching(sampled: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor
     return torch.where(kept, sampled, PLACEHOLDER).to(torch.int32)
 
 
-@compiled
-def accept_on_host(sampled, drafts, counts):
-    """`accept_matching` of arrays in the host's memory, which are not laid out by request.
+class Followed(NamedTuple):
+    """What comes of requests with several paths.
+
+    Attributes:
+        tokens: int32 [requests, 1 + k], PLACEHOLDER after the last.
+        rows: int64 [requests, 1 + k], the row that each token was drawn in; any row after the last token.
+        last: int64 [requests], place among the request's rows of the one that all accepted drafts are in.
+    """
+
+    tokens: torch.Tensor
+    rows: torch.Tensor
+    last: torch.Tensor
+
+
+def follow_paths(sampled: torch.Tensor, drafts: torch.Tensor, rows: torch.Tensor) -> Followed:
+    """Go from token to token, along the rows whose drafts agree with all tokens so far.
 
     Args:
-        sampled: int64 [rows], the token drawn in each row; rows of a request stand together, its bonus token last.
-        drafts: int64 [rows - requests], all requests' draft tokens one after the other.
-        counts: int64 [requests], rows of each.
+        sampled: int64 [n, 1 + k], for each row of a batch the token drawn at each position, of the distribution after
+            the row's drafts before it; PLACEHOLDER after a row's bonus token. All rows of a request draw a position's
+            token with the same uniform.
+        drafts: int64 [n, 1 + k], aligned with it; a value that no token has where there is no draft.
+        rows: int64 [requests, paths], of each request, its own first; -1 where there are fewer.
 
-    Returns:
-        int32 [requests, most rows of one], PLACEHOLDER after the kept tokens.
+    Each token is drawn once, from the distribution after the tokens before it: which row it is taken from is decided by
+    those alone (the first that agrees with them), before it is looked at. So the tokens are those that one row with the
+    right drafts would give, whatever the paths are.
     """
-    kept = np.full((len(counts), counts.max()), PLACEHOLDER, np.int32)
-    row = draft = 0
-    for request in range(len(counts)):
-        last = counts[request] - 1
-        for place in range(last + 1):
-            kept[request, place] = sampled[row + place]
-            if place == last or sampled[row + place] != drafts[draft + place]:
-                break
-        row, draft = row + last + 1, draft + last
-    return kept
+    agrees, index = rows >= 0, rows.clamp(min=0)
+    drawn, drafted = sampled[index], drafts[index]
+    requests = torch.arange(len(rows), device=rows.device)
+    # Of equal values argmax need not give the first.
+    order = torch.arange(rows.shape[1], 0, -1, device=rows.device)
+    tokens, taken, last = [], [], torch.zeros_like(requests)
+    for position in range(sampled.shape[1]):
+        goes_on = agrees.any(1)
+        first = (agrees * order).argmax(1)
+        token = drawn[requests, first, position]
+        tokens.append(torch.where(goes_on, token, PLACEHOLDER))
+        taken.append(index[requests, first])
+        last = torch.where(goes_on, first, last)
+        agrees = agrees & (drafted[:, :, position] == token[:, None])
+    return Followed(torch.stack(tokens, 1).to(torch.int32), torch.stack(taken, 1), last)

@@ -80,15 +80,14 @@ class _Drafts(NamedTuple):
         return _Drafts(self.ids[rows], self.known[rows])
 
 
-def _accept(drafts: _Drafts, draft_probs, target_probs, uniforms) -> tuple[torch.Tensor, torch.Tensor]:
-    """bool [tokens] each: the accepted drafts, and those that could not be verified."""
+def _accept(drafts: _Drafts, draft_probs, target_probs, uniforms) -> torch.Tensor:
+    """bool [tokens], the accepted drafts: none outside the vocabulary, none in a row of NaN."""
     # In float64, as the uniforms are.
     p = target_probs.gather(1, drafts.ids[:, None]).squeeze(1).to(torch.float64)
-    invalid = p.isnan() | ~drafts.known
     if draft_probs is None:
-        return drafts.known & (p >= uniforms), invalid
+        return drafts.known & (p >= uniforms)
     q = draft_probs.gather(1, drafts.ids[:, None]).squeeze(1).to(torch.float64)
-    return drafts.known & (q > 0) & (p / q >= uniforms), invalid
+    return drafts.known & (q > 0) & (p / q >= uniforms)
 
 
 def seeded_uniforms(num_draft_tokens, generators, device) -> torch.Tensor:
@@ -122,28 +121,6 @@ def _recover(drafts: _Drafts, draft_probs, target_probs, noise) -> torch.Tensor:
     return ((target_probs - draft_probs * drafts.known[:, None]).clamp_min_(0.0) / noise).argmax(-1)
 
 
-def sample_recovered_tokens(
-    max_spec_len: int,
-    num_draft_tokens: list[int],
-    cu_num_draft_tokens: torch.Tensor,
-    draft_token_ids: torch.Tensor,
-    draft_probs: torch.Tensor | None,
-    target_probs: torch.Tensor,
-    sampling_metadata,
-    device: torch.device,
-    use_fp64_gumbel: bool = False,
-) -> torch.Tensor:
-    """The token to emit where a draft is rejected, for every draft: [tokens], of draft_token_ids' dtype.
-
-    One noise vector serves all positions of a request, as in vLLM: only the first rejected one is used.
-    """
-    dtype = torch.float64 if use_fp64_gumbel else torch.float32
-    noise = _exponential_noise(num_draft_tokens, target_probs.shape[1], sampling_metadata, device, dtype)
-    request = _layout(cu_num_draft_tokens, len(draft_token_ids)).request
-    drafts = _Drafts.clamped(draft_token_ids, target_probs.shape[1])
-    return _recover(drafts, draft_probs, target_probs, noise[request]).to(draft_token_ids.dtype)
-
-
 def rejection_sample(
     draft_token_ids: torch.Tensor,
     num_draft_tokens: list[int],
@@ -156,20 +133,17 @@ def rejection_sample(
     synthetic_mode: bool = False,
     synthetic_conditional_rates: torch.Tensor | None = None,
     use_fp64_gumbel: bool = False,
-    invalid_rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Rejection sampling with the signature of vLLM 0.23's `rejection_sample`.
 
     Args:
-        draft_token_ids: [tokens]; num_draft_tokens: per request; max_spec_len: the largest of them.
+        draft_token_ids: [tokens]; one outside the vocabulary is rejected for a plain sample.
+        num_draft_tokens: per request; max_spec_len: the largest of them.
         cu_num_draft_tokens: [batch], cumulative.
         draft_probs: float32 [tokens, vocabulary]; None means one-hot drafts.
-        target_logits: float32 [tokens, vocabulary], temperature and masks applied.
+        target_logits: float32 [tokens, vocabulary], temperature and masks applied; a row without mass gives token 0.
         bonus_token_ids: [batch, 1].
         sampling_metadata: vLLM's, for temperature and generators.
-        invalid_rows: int64 [], on the logits' device; the number of drafts that could not be verified is added to it:
-            those outside the vocabulary, which are rejected for a plain sample, and logits rows without mass, which
-            give token 0.
 
     Returns:
         int32 [batch, max_spec_len + 1], PLACEHOLDER after each request's last token.
@@ -205,9 +179,7 @@ def rejection_sample(
 
     target_probs = target_logits.softmax(-1, dtype=torch.float32)
     drafts = _Drafts.clamped(draft_token_ids, target_logits.shape[1])
-    accepted, invalid = _accept(drafts, draft_probs, target_probs, uniforms)
-    if invalid_rows is not None:
-        invalid_rows += invalid.sum()
+    accepted = _accept(drafts, draft_probs, target_probs, uniforms)
     # The row of each request's first rejection; any row where there is none, whose token is then not used.
     first = cu_num_draft_tokens.to(torch.int64) - layout.counts + _num_accepted(accepted, layout, (batch, max_spec_len))
     first = first.clamp(max=len(draft_token_ids) - 1)

@@ -25,7 +25,7 @@ import torch
 from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.spec_decode.ngram_proposer_gpu import NgramProposerGPU
 
-from sam.vllm import async_hooks, ranks
+from sam.vllm import hooks, ranks
 from sam.vllm.proposer import SamProposer
 from sam.vllm.tracked_requests import MAX_STEPS_BEHIND
 
@@ -84,7 +84,7 @@ class AsyncDrafting(SamProposer):
     def __init__(self, vllm_config):
         ranks.check_async(vllm_config.parallel_config)
         super().__init__(vllm_config)
-        self.counters.update(dict.fromkeys(async_hooks.COUNTERS, 0))
+        self.counters.update(dict.fromkeys(hooks.ASYNC_COUNTERS, 0))
         self.verifying: dict[str, list[int]] = {}
         self.accepted: dict[str, list[int]] = {}
         self.on_read: Callable[[], None] | None = None
@@ -98,7 +98,7 @@ class AsyncDrafting(SamProposer):
     def bind(self, runner) -> None:
         super().bind(runner)
         self._group = ranks.tensor_parallel_group(runner)
-        async_hooks.install(runner, self)
+        hooks.install_async(runner, self)
 
     def after_step(self, output) -> None:
         """Learn a step's tokens and draft for the next one; where it waits for them, `read_awaited` does.
@@ -265,9 +265,6 @@ class AsyncDrafting(SamProposer):
     def weights_updated(self) -> None:
         self.read_awaited(is_timed=False)
         super().weights_updated()
-
-    def _open_paths(self, runner) -> None:
-        """`before_step` calls it."""
 
     def _catch_up(self, has_drafts: bool) -> None:
         """Where another rank drafts: wait for the last step's tokens, if drafts were among them or follow them now."""

@@ -1,7 +1,6 @@
 """Exact-match sampling in vLLM's model runner, for every step, with and without drafts."""
 
 import contextlib
-import functools
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from sam import verify
 from sam.verify.exact import rng_key, sent, uniforms
-from sam.vllm import runner_hooks
+from sam.vllm import hooks
 from sam.vllm.rejection_sampler import gather_logprobs, known_step
 
 NO_DRAFT = -2  # equal to no token and not to the placeholder
@@ -38,18 +37,10 @@ class _Rows:
         return values[index]
 
     @classmethod
-    @functools.lru_cache(maxsize=8)  # a batch keeps its size for many steps
-    def plain_decode(cls, requests: int) -> Self:
-        """Rows of a step without drafts."""
-        each = np.arange(requests)
-        return cls(np.ones_like(each), each, np.zeros_like(each), each)
-
-    @classmethod
     def of(cls, num_draft_tokens, requests: int) -> Self:
         """Rows of a step with `num_draft_tokens` (int [requests], or None for no drafts)."""
-        if num_draft_tokens is None:
-            return cls.plain_decode(requests)
-        counts = 1 + np.asarray(num_draft_tokens, dtype=np.int64)
+        drafted = np.zeros(requests, np.int64) if num_draft_tokens is None else np.asarray(num_draft_tokens, np.int64)
+        counts = 1 + drafted
         request = np.repeat(np.arange(requests), counts)
         start = np.cumsum(counts) - counts
         return cls(counts, request, np.arange(len(request)) - start[request], start)
@@ -66,18 +57,11 @@ class ExactSampler:
     def __init__(self, runner):
         self.runner = runner
         self._rng_keys: dict[str, int] = {}
-        self._invalid_rows = torch.zeros((), dtype=torch.int64, device=runner.device)
         self.calls = 0
 
-    @property
-    def invalid_rows(self) -> int:
-        """Sampled rows that had no distribution (NaN, or all masked) so far. Waits for the device."""
-        return int(self._invalid_rows)
-
     def forget(self) -> None:
-        """Clear the cached keys and the counters, as after the self-check."""
+        """Clear the cached keys and the count of calls, as after the self-check."""
         self._rng_keys.clear()
-        self._invalid_rows.zero_()
         self.calls = 0
 
     def __call__(self, logits: torch.Tensor, spec_decode_metadata) -> SamplerOutput:
@@ -86,7 +70,7 @@ class ExactSampler:
         # Seeded requests' generators are not used; with them vLLM fails on CPU where a prompt comes in pieces
         # ("CPU Generator does not use offset", gpu_model_runner.py, _bookkeeping_sync).
         batch.generators.clear()
-        runner_hooks.fill_last_placeholder(self.runner)
+        hooks.fill_last_placeholder(self.runner)
         metadata = batch.sampling_metadata
         drafts = spec_decode_metadata
         rows = _Rows.of(drafts.num_draft_tokens if drafts is not None else None, len(batch.req_ids))
@@ -140,7 +124,7 @@ class ExactSampler:
             return processed.argmax(-1)
         rng_keys, positions = self._identity()
         draws = sent(uniforms(rows.repeat(rng_keys), rows.repeat(positions) + rows.offset), processed.device)
-        tokens = verify.sample_inverse_cdf(processed, draws, self._invalid_rows)
+        tokens = verify.sample_inverse_cdf(processed, draws)
         if metadata.all_random:
             return tokens
         greedy = rows.repeat(metadata.temperature) == verify.GREEDY
@@ -154,7 +138,7 @@ class ExactSampler:
         runner = self.runner
         if len(self._rng_keys) > 2 * len(runner.requests) + 1024:
             self._rng_keys = {name: key for name, key in self._rng_keys.items() if name in runner.requests}
-        requests = runner_hooks.requests_of_rows(runner)
+        requests = hooks.requests_of_rows(runner)
         rng_keys, positions = np.empty((2, len(requests)), dtype=np.int64)
         for row, request_id in enumerate(requests):
             request = runner.requests[request_id]
@@ -194,11 +178,6 @@ class ExactSampler:
     def _accepted(self, tokens, rows: _Rows, width: int, draft_token_ids) -> tuple[torch.Tensor, torch.Tensor]:
         """Each request's tokens, int32 [requests, width], and the batch's row that each was drawn in."""
         device, paths = tokens.device, getattr(self.runner, "sam_paths", None)
-        source_rows = torch.arange(len(rows.counts), device=device)[:, None]
-        has_paths = paths is not None and paths.rows
-        if device.type == "cpu" and not has_paths:
-            kept = verify.accept_on_host(tokens.numpy(), draft_token_ids.to(torch.int64).numpy(), rows.counts)
-            return torch.from_numpy(kept), source_rows
         places = np.stack([rows.request, rows.offset])
         request, offset = sent(places, device)
         of_draft = sent(places[:, rows.offset < rows.counts[rows.request] - 1], device)
@@ -207,7 +186,9 @@ class ExactSampler:
         sampled[request, offset] = tokens
         drafts[of_draft[0], of_draft[1]] = draft_token_ids.to(torch.int64)
         kept = verify.accept_matching(sampled, drafts)
-        return kept, paths.follow(sampled, drafts, kept) if has_paths else source_rows
+        if paths is None or not paths.rows:
+            return kept, torch.arange(len(rows.counts), device=device)[:, None]
+        return kept, paths.follow(sampled, drafts, kept)
 
 
 @contextlib.contextmanager

@@ -58,7 +58,7 @@ PATCHES = {
     ),
     "verify_by_rejection": Patch(
         "module of vLLM's rejection sampler, or vllm-ascend's",
-        "rejection_sample expand_batch_to_tokens sample_recovered_tokens",
+        "rejection_sample expand_batch_to_tokens",
         "a slow device loop in vllm-ascend; on a CPU (0.23, 0.24) vllm/utils/cpu_triton_utils.py does not know the "
         "kernels' `USE_FP64_GUMBEL` (TypeError at warm-up), and its `expand_kernel` writes into an int64 copy, so that "
         "each token's temperature, top-k and top-p stay uninitialised.",

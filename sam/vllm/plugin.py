@@ -87,10 +87,10 @@ def _get_scheduler_cls(original, scheduler_config):
     scheduler_class = original(scheduler_config)
     # Where the scheduler says how many tokens are drafted, the switch goes by that (sam.vllm.v2.scheduler).
     if scheduler_config.async_scheduling and not hasattr(SchedulerOutput, "num_spec_tokens_to_schedule"):
-        from sam.vllm import async_hooks
+        from sam.vllm import hooks
 
-        async_hooks.schedule_wanted_drafts(scheduler_class)
-        async_hooks.discard_stale_drafts(scheduler_class)
+        hooks.schedule_wanted_drafts(scheduler_class)
+        hooks.discard_stale_drafts(scheduler_class)
     return scheduler_class
 
 
@@ -114,17 +114,17 @@ def _open_doors(vllm_config, config: SpeculationConfig) -> None:
 
     method = getattr(vllm_config.speculative_config, "method", None)
     if method == "ngram_gpu":
-        from sam.vllm import async_hooks
+        from sam.vllm import hooks
 
-        async_hooks.substitute_ngram_gpu_proposer(_async_proposer)
+        hooks.substitute_ngram_gpu_proposer(_async_proposer)
     elif config.method in WITH_DRAFT_MODEL and not current_platform.is_out_of_tree():
         from sam.vllm.trained.proposer import open_doors
 
         open_doors()
     if current_platform.is_cpu():
-        from sam.vllm import cpu_fixes, cpu_linear
+        from sam.vllm import cpu_fixes
 
-        cpu_linear.install()
+        cpu_fixes.install_linear_layers()
         cpu_fixes.install_rejection_sampler()
         if vllm_config.lora_config is not None:
             cpu_fixes.copy_lora_indices()
@@ -200,14 +200,13 @@ def install(runner) -> None:
     from vllm.logger import init_logger
     from vllm.platforms import current_platform
 
-    from sam.vllm import ranks, rejection_sampler, runner_hooks, warmup_cost
+    from sam.vllm import hooks, ranks, rejection_sampler, warmup_cost
     from sam.vllm.exact_sampler import ExactSampler, self_check
 
     config = SpeculationConfig.from_vllm(runner.vllm_config)
     if current_platform.is_cpu():
-        from sam.vllm import cpu_fixes, cpu_linear
+        from sam.vllm import cpu_fixes
 
-        cpu_linear.pack_after_loads(runner)
         cpu_fixes.install(runner, config)
     elif config.batch_invariant == "on" and not envs.VLLM_BATCH_INVARIANT:
         raise ValueError(
@@ -217,7 +216,7 @@ def install(runner) -> None:
     check_scheduling(runner, config)
     if hasattr(getattr(runner, "drafter", None), "bind"):
         runner.drafter.bind(runner)
-        runner_hooks.install(runner)
+        hooks.install(runner)
         warmup_cost.measure_at_warm_up(runner)
         ranks.keep_other_ranks_tokens(runner)
         if current_platform.is_out_of_tree():
@@ -260,8 +259,7 @@ def check_scheduling(runner, config: SpeculationConfig) -> None:
 
 
 def installed(runner) -> dict[str, Any]:
-    """What this model runner uses: drafter, verification, whether it is scheduled asynchronously; sampled steps, rows
-    without a distribution."""
+    """What this model runner uses: drafter, verification, whether it is scheduled asynchronously; sampled steps."""
     if second_runner.is_second_runner(getattr(runner, "vllm_config", None)):
         return second_runner.installed(runner)
     from sam.vllm.exact_sampler import ExactSampler
@@ -276,7 +274,7 @@ def installed(runner) -> dict[str, Any]:
         "drafter": type(drafter).__name__ if drafter is not None else None,
         "verification": "exact" if is_exact else "rejection",
         "asynchronous": bool(getattr(runner, "use_async_scheduling", False)),
-        **({"sampled_steps": function.calls, "invalid_rows": function.invalid_rows} if is_ours else {}),
+        **({"sampled_steps": function.calls} if is_ours else {}),
     }
 
 
@@ -297,18 +295,3 @@ def check_installed(wanted: SpeculationConfig, status: dict[str, Any]) -> None:
                 f"rollout worker has {part} {status.get(part)}, expected {name or None} for speculation="
                 f"{wanted.method}: is the project installed where vLLM runs (pip install -e .)?"
             )
-
-
-def scheduling_remark(wanted: SpeculationConfig, status: dict[str, Any]) -> str | None:
-    """A line for the user where a drafter costs the asynchronous scheduling that vLLM has without one (not on a CPU).
-
-    Args:
-        status: what `installed` gave.
-    """
-    from vllm.platforms import current_platform
-
-    if wanted.method == "off" or status["asynchronous"] or current_platform.is_cpu():
-        return None
-    can = wanted.method in SCHEDULED_AHEAD
-    why = f"async_scheduling={wanted.async_scheduling}" if can else "vLLM does not combine the two"
-    return f"speculation={wanted.method} costs asynchronous scheduling, which vLLM has without speculation ({why})"

@@ -20,14 +20,15 @@ from sam.record.engine_steps import accepted_tokens
 from sam.sharing.drafter import make_drafter, share_by_link
 from sam.switch.policies import make_policy, warm_up
 from sam.switch.policy import Plan, QueuedRequests, StepState
-from sam.vllm import patches, ranks, runner_hooks, warmup_cost
+from sam.vllm import hooks, patches, ranks, warmup_cost
 from sam.vllm.paths.rows import PathRows, check_engine
 from sam.vllm.tracked_requests import TrackedBatch, TrackedRequests
 
 logger = logging.getLogger(__name__)
 
-REQUEST_COUNTERS, STEP_COUNTERS = ("tracked_requests", "untracked_requests"), ("draft_errors", "skipped_steps")
-COUNTERS = (*REQUEST_COUNTERS, *STEP_COUNTERS, "policy_version", "filled_draft_tokens")
+COUNTERS = (
+    "tracked_requests", "untracked_requests", "draft_errors", "skipped_steps", "policy_version", "filled_draft_tokens"
+)  # fmt: skip
 
 
 @dataclass
@@ -109,13 +110,10 @@ class SamProposer:
             check_engine(runner.vllm_config)
             of_rows = config.paths, self.num_speculative_tokens, self.is_uniform, self.counters
             self.paths = runner.sam_paths = PathRows(runner, self.drafter, *of_rows)
-            self._open_paths(runner)
+            if not runner.use_async_scheduling:  # else `before_step` calls it, once the drafts of a step are known
+                hooks.add_path_rows(runner)
         if history and self.is_drafting_rank:
             history.start()
-
-    def _open_paths(self, runner) -> None:
-        """Call `PathRows.before_step` once the drafts of a step are known."""
-        runner_hooks.add_path_rows(runner)
 
     def share(self, address: str) -> None:
         """Exchange text with the drafters of other replicas from now on, where speculation.sharing asks for it.

@@ -14,36 +14,21 @@ from sam.vllm import patches
 
 
 class RejectionVerification:
-    """Replaces `rejection_sample` in vLLM's module, and counts the rows that it could not verify."""
+    """Replaces `rejection_sample` in vLLM's module, and counts its calls."""
 
     def __init__(self):
         self.calls = 0
-        self._invalid_rows: torch.Tensor | None = None
 
-    @property
-    def invalid_rows(self) -> int:
-        """Draft rows without a distribution or with a draft that is no token, so far. Waits for the device."""
-        return 0 if self._invalid_rows is None else int(self._invalid_rows)
-
-    def forget(self) -> None:
-        """Clear the counters, as after the self-check."""
-        self.calls, self._invalid_rows = 0, None
-
-    def __call__(self, draft_token_ids, *arguments, **keywords) -> torch.Tensor:
+    def __call__(self, *arguments, **keywords) -> torch.Tensor:
         self.calls += 1
-        if self._invalid_rows is None:
-            with torch.inference_mode(False):  # the counter outlives an engine; the next one may warm up without it
-                self._invalid_rows = torch.zeros((), dtype=torch.int64, device=draft_token_ids.device)
-        return verify.rejection_sample(draft_token_ids, *arguments, **keywords, invalid_rows=self._invalid_rows)
+        return verify.rejection_sample(*arguments, **keywords)
 
 
 def install(module) -> None:
     """Put sam.verify's functions into a module that has vLLM's names; doing so twice changes nothing."""
     if not isinstance(module.rejection_sample, RejectionVerification):
-        functions = RejectionVerification(), verify.expand_batch_to_tokens, verify.sample_recovered_tokens
-        names = "rejection_sample", "expand_batch_to_tokens", "sample_recovered_tokens"
-        for name, function in zip(names, functions, strict=True):
-            patches.put(module, name, "verify_by_rejection", function)
+        patches.put(module, "rejection_sample", "verify_by_rejection", RejectionVerification())
+        patches.put(module, "expand_batch_to_tokens", "verify_by_rejection", verify.expand_batch_to_tokens)
 
 
 def give_named_logprobs(rejection_sampler) -> None:
@@ -79,8 +64,7 @@ def self_check(runner, module) -> None:
     calls = verification.calls
     drafts, logits, metadata, expected = known_step(runner.device)
     found = runner.rejection_sampler(drafts, None, logits, metadata).sampled_token_ids.tolist()[:2]
-    called = verification.calls - calls
-    verification.forget()
+    called, verification.calls = verification.calls > calls, 0
     if not called:
         raise RuntimeError(
             f"{type(runner.rejection_sampler).__name__} does not call {module.__name__}.rejection_sample, which "

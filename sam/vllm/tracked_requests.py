@@ -37,11 +37,6 @@ class TrackedBatch(NamedTuple):
     offsets: np.ndarray
 
 
-def is_token(token_id: int) -> bool:
-    """Whether it is a token id, not the placeholder of a token that the host does not know yet."""
-    return token_id >= 0
-
-
 def start_request(
     drafter: Drafter, history: HistoryClient | None, counters: dict[str, int], request_id: str, prompt: np.ndarray
 ) -> bool:
@@ -139,7 +134,7 @@ class TrackedRequests:
             response = response_of(state)
             unseen = self._drafter.num_tokens(request_id) - response_start(state)
             # Under asynchronous scheduling an aborted request may end in placeholders.
-            if last := list(itertools.takewhile(is_token, response[unseen:])):
+            if last := list(itertools.takewhile(lambda token: token >= 0, response[unseen:])):
                 self._drafter.append([request_id], np.array(last, dtype=np.int32), np.array([0, len(last)]))
             # The text of a part is kept with the response's last part, which begins with it.
             self._finish(request_id, [] if is_continued(state) else response)

@@ -95,7 +95,7 @@ def check(kernels, seed: int) -> tuple[int, int]:
         ENTROPY_VERIFY=False, BLOCK_SIZE=block,
     )  # fmt: skip
     one_hot_drafts = rejection._Drafts.clamped(drafts, vocabulary)
-    accepted, _ = rejection._accept(one_hot_drafts, None, probabilities, draws.double())
+    accepted = rejection._accept(one_hot_drafts, None, probabilities, draws.double())
     rejection._write(ours, torch.where(accepted, drafts, recovered), accepted, bonus, layout, ~greedy)
     assert torch.equal(theirs, ours), ("random", seed, theirs, ours)
     kept = (ours[~greedy] != verify.PLACEHOLDER).sum(1) - 1

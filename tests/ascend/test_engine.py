@@ -104,8 +104,6 @@ def test_what_is_installed_says_so(results):
     assert results["ngram"]["status"]["drafter"] == "AscendNgramProposer"
     assert results["rejection"]["status"]["verification"] == "rejection"
     assert results["rejection"]["status"]["sampled_steps"] > 10
-    for name in ("off", "sam", "rejection"):
-        assert results[name]["status"]["invalid_rows"] == 0
 
 
 def test_above_the_threshold_nothing_is_drafted_and_no_token_is_scheduled_in_vain(results):

@@ -26,27 +26,22 @@ def test_it_comes_back_equal_through_vllms_json():
     assert SpeculationConfig.from_vllm(arguments) == sent != SpeculationConfig()
 
 
-def test_an_engine_without_the_key_has_none_and_an_empty_section_has_the_defaults_of_a_server():
-    class Engine:
-        additional_config = None
-
-    assert SpeculationConfig.from_vllm(Engine) is None
-    Engine.additional_config = {"speculation": {}}
-    assert SpeculationConfig.from_vllm(Engine) == SpeculationConfig(policy="goodput")
-    Engine.additional_config = {"speculation": {"batch_size_threshold": 4}}
-    assert SpeculationConfig.from_vllm(Engine) == SpeculationConfig(policy="threshold", batch_size_threshold=4)
-
-
-def test_the_drafters_name_alone_asks_for_the_defaults_and_vllms_own_drafters_for_nothing():
-    class Engine:
-        additional_config = None
-        speculative_config = SimpleNamespace(model="sam.SamProposer")
-
-    assert SpeculationConfig.from_vllm(Engine) == SpeculationConfig(policy="goodput")
-    Engine.additional_config = {"speculation": {"policy": "always"}}
-    assert SpeculationConfig.from_vllm(Engine) == SpeculationConfig(policy="always")
-    Engine.additional_config, Engine.speculative_config = {}, SimpleNamespace(model="ngram")
-    assert SpeculationConfig.from_vllm(Engine) is None
+@pytest.mark.parametrize(
+    ("additional", "drafter", "expected"),
+    [
+        (None, None, None),
+        ({"speculation": {}}, None, SpeculationConfig(policy="goodput")),
+        ({"speculation": {"batch_size_threshold": 4}}, None, SpeculationConfig(batch_size_threshold=4)),
+        (None, "sam.SamProposer", SpeculationConfig(policy="goodput")),  # the drafter's name alone
+        ({"speculation": {"policy": "always"}}, "sam.SamProposer", SpeculationConfig(policy="always")),
+        ({}, "ngram", None),  # vLLM's own asks for nothing
+    ],
+)
+def test_what_an_engine_asks_for(additional, drafter, expected):
+    """The defaults are those of a server."""
+    speculative = drafter and SimpleNamespace(model=drafter)
+    engine = SimpleNamespace(additional_config=additional, speculative_config=speculative)
+    assert SpeculationConfig.from_vllm(engine) == expected
 
 
 @pytest.mark.parametrize(
@@ -57,16 +52,20 @@ def test_the_drafters_name_alone_asks_for_the_defaults_and_vllms_own_drafters_fo
         ({"num_speculative_tokens": True}, "num_speculative_tokens=True: expected an integer from 1 to 15"),
         ({"prompt_lookup_max": 1}, "prompt_lookup_max=1: expected an integer of at least 2"),
         ({"nonsense": 1}, "speculation.nonsense is unknown: the keys are method, "),
+        ({"history_path": "x"}, "history_path=x: unused with speculation.scope=group: set the scope to history, or "),
+        ({"sharing": "replicas", "scope": "request"}, "sharing=replicas: speculation.scope=request drafts from no"),
+        ({"method": "eagle3"}, "speculation.draft_model=None: speculation=eagle3 needs one: name its folder"),
+        ({"paths": 2, "method": "ngram"}, "speculation.paths=2: speculation=ngram drafts one path: set paths to 1"),
+        ({"paths": 2, "verification": "rejection"}, "paths=2: verification=rejection verifies one path: set verif"),
+        *(
+            ({"method": name, "async_scheduling": "on"}, f"=on: .* synchronously with speculation.method={name}: set")
+            for name in ("ngram", "suffix")
+        ),
     ],
 )
 def test_values_outside_their_range_are_refused(values, message):
     with pytest.raises(ValueError, match=message):
         SpeculationConfig.from_dict(values)
-
-
-@pytest.mark.parametrize(("word", "mode"), [(True, "on"), (False, "off"), ("on", "on"), ("off", "off")])
-def test_words_that_yaml_takes_for_truth_values(word, mode):
-    assert SpeculationConfig.from_dict({"batch_invariant": word}).batch_invariant == mode
 
 
 @pytest.mark.parametrize(
@@ -108,9 +107,6 @@ def test_where_sam_is_scheduled_asynchronously(engine, scheduling, expected):
 def test_asynchronous_scheduling_that_cannot_be_is_refused(engine, obstacle):
     with pytest.raises(ValueError, match=f"speculation.async_scheduling=on: not with {obstacle}: set it to auto"):
         SpeculationConfig(async_scheduling="on").schedules_asynchronously(*engine)
-    for method in ("ngram", "suffix"):
-        with pytest.raises(ValueError, match=f"synchronously with speculation.method={method}: set it to auto"):
-            SpeculationConfig(method=method, async_scheduling="on")
 
 
 def test_a_trained_drafter_on_several_ranks_is_scheduled_synchronously():
@@ -139,6 +135,7 @@ def test_hybrid_takes_what_its_folder_holds(tmp_path, written, expected):
     assert asked == {"draft_model": "draft_model", "hybrid": expected, "eagle3": "eagle3"}
 
 
-def test_yamls_on_and_off_are_words():
-    assert SpeculationConfig.from_dict({"async_scheduling": False}).async_scheduling == "off"
-    assert SpeculationConfig.from_dict({"async_scheduling": True}).async_scheduling == "on"
+@pytest.mark.parametrize("key", ["batch_invariant", "async_scheduling"])
+@pytest.mark.parametrize(("word", "mode"), [(True, "on"), (False, "off"), ("on", "on"), ("off", "off")])
+def test_yamls_on_and_off_are_words(key, word, mode):
+    assert getattr(SpeculationConfig.from_dict({key: word}), key) == mode

@@ -3,7 +3,7 @@
 vLLM verifies one path of a request. A further one is put into the worker's own copy of what was scheduled, as a new
 request: its prompt is the request's text, its blocks are the request's up to the last whole one and then blocks of its
 own, into which the request's last, partly filled one is copied. All of vLLM's steps from there on take it for a request
-with drafts. When tokens have been drawn, sam.verify.paths follows the path that agrees with them; the request gets its
+with drafts. When tokens have been drawn, sam.verify follows the path that agrees with them; the request gets its
 tokens, and the blocks that it wrote; the row gets none, and ends with the next step.
 """
 
@@ -263,7 +263,7 @@ class PathRows:
         """Give requests with rows the tokens of the path that agrees, and their rows none.
 
         Args:
-            sampled, drafts: as sam.verify.paths.follow_paths takes them, for each row of the batch.
+            sampled, drafts: as sam.verify.follow_paths takes them, for each row of the batch.
             kept: int32 [rows, 1 + k], what verification keeps of each row by itself; changed in place.
 
         Returns:

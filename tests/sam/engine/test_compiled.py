@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from sam.vllm import cpu_linear, row_classes
+from sam.vllm import cpu_fixes, row_classes
 from tests.sam.engine.async_cpu import ASYNC_SAM
 from tests.sam.engine.tiny_engine import SAM, VOCABULARY, generate, save_model
 
@@ -23,7 +23,7 @@ ASYNC = {"async_scheduling": True, "distributed_executor_backend": "uni"}
     ("dtype", "compiled"), [("float32", True), ("bfloat16", False)], ids=["compiled", "eager, bfloat16"]
 )
 def test_speculation_changes_no_token(dtype, compiled, tmp_path, monkeypatch):
-    monkeypatch.setattr(cpu_linear, "SMALL_WEIGHTS", 16_000)
+    monkeypatch.setattr(cpu_fixes, "SMALL_WEIGHTS", 16_000)
     monkeypatch.setattr(row_classes, "CACHE_FILE", tmp_path / "classes")
     monkeypatch.setattr(row_classes, "_known", {})
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))

@@ -1,4 +1,4 @@
-"""Inverse-CDF sampling and exact-match verification."""
+"""Keyed uniforms, inverse-CDF sampling and exact-match verification."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,8 @@ from scipy import stats
 
 from sam import verify
 from sam.verify import exact
-from sam.verify.exact import uniforms
+from sam.verify.exact import rng_key, uniforms
+from tests.sam.verify.cost import count_operations
 
 VOCABULARY = 151_936
 # Which search: the host's, by blocks, directly.
@@ -19,6 +20,32 @@ SEARCHES["direct"]["DIRECT_VOCABULARY"] = 10_000
 def search(request, monkeypatch):
     for name, value in SEARCHES[request.param].items():
         monkeypatch.setattr(exact, name, value)
+
+
+def test_keys_come_from_the_seed_or_from_engine_and_request():
+    assert rng_key(7, 0, "a") == rng_key(7, 1, "b")
+    keys = {rng_key(*one) for one in ((7, 0, "a"), (8, 0, "a"), (None, 0, "a"), (None, 0, "b"), (None, 1, "a"))}
+    assert len(keys) == 5 and all(0 <= key < 2**63 for key in keys)
+
+
+def test_uniform_over_keys_and_over_positions():
+    many = np.arange(200_000)
+    for values in (uniforms(many, np.zeros_like(many)), uniforms(np.full_like(many, 5), many)):
+        assert 0 < values.min() and values.max() < 1
+        assert stats.kstest(values, "uniform").pvalue > 1e-3
+
+
+def test_neighbours_and_streams_are_uncorrelated():
+    keys, positions = np.full(200_000, 3), np.arange(200_000)
+    one, other = uniforms(keys, positions), uniforms(keys, positions, stream=1)
+    neighbour = uniforms(keys + 1, positions)
+    for x, y in ((one[:-1], one[1:]), (one, other), (one, neighbour)):
+        assert abs(np.corrcoef(x, y)[0, 1]) < 4 / np.sqrt(len(x))
+
+
+def test_same_values_on_every_machine():
+    expected = [0.3681895156516696, 0.8160564352416809]
+    assert uniforms(np.array([1, 2]), np.array([0, 5])).tolist() == expected
 
 
 def flat_float32(logits, draws):
@@ -114,16 +141,14 @@ def test_masked_tokens_are_never_drawn(search):
         assert torch.equal(verify.sample_inverse_cdf(alone, end.expand(vocabulary)), torch.arange(vocabulary))
 
 
-def test_rows_without_mass_give_token_0_and_are_counted(search):
+def test_rows_without_mass_give_token_0(search):
     logits = torch.zeros(5, 1500)
     logits[1, 3] = torch.nan
     logits[2] = -torch.inf
     logits[3, 7] = torch.inf
-    counter = torch.zeros((), dtype=torch.int64)
     draws = torch.full((5,), 0.75, dtype=torch.float64)
-    tokens = verify.sample_inverse_cdf(logits, draws, counter)
+    tokens = verify.sample_inverse_cdf(logits, draws)
     assert tokens[1:4].tolist() == [0, 0, 0] and tokens[0] == tokens[4] and abs(int(tokens[0]) - 1125) <= 1
-    assert int(counter) == 3
 
 
 def test_accept_matching():
@@ -134,34 +159,7 @@ def test_accept_matching():
     assert verify.accept_matching(sampled, drafts).tolist() == expected
 
 
-def test_accepting_on_the_host_keeps_the_same_tokens():
-    generator = np.random.default_rng(0)
-    for _ in range(300):
-        counts = generator.integers(1, 6, generator.integers(1, 9))
-        sampled = generator.integers(0, 3, counts.sum())
-        drafts = generator.integers(0, 3, counts.sum() - len(counts))
-        by_request = torch.full((2, len(counts), counts.max()), verify.PLACEHOLDER)
-        by_request[1] = -2
-        row = draft = 0
-        for request, count in enumerate(counts):
-            by_request[0, request, :count] = torch.from_numpy(sampled[row : row + count])
-            by_request[1, request, : count - 1] = torch.from_numpy(drafts[draft : draft + count - 1])
-            row, draft = row + count, draft + count - 1
-        kept = verify.accept_on_host(sampled, drafts, counts)
-        assert kept.tolist() == verify.accept_matching(*by_request).tolist()
-
-
-def test_a_row_is_drawn_alike_whatever_the_others_are():
-    logits = 3 * torch.randn(40, 49_152, generator=torch.Generator().manual_seed(0))
-    draws = torch.from_numpy(uniforms(np.arange(40), np.arange(40)))
-    together = verify.sample_inverse_cdf(logits, draws)
-    alone = [verify.sample_inverse_cdf(logits[row, None], draws[row, None]) for row in range(40)]
-    assert together.tolist() == torch.cat(alone).tolist()
-
-
 def test_at_most_three_outputs_of_tokens_times_vocabulary_and_no_wait_for_the_device(monkeypatch):
-    from tests.sam.verify.cost import count_operations
-
     monkeypatch.setattr(exact, "LOOP_ON_HOST", False)
     logits, draws = torch.randn(32, 20_000), torch.rand(32, dtype=torch.float64)
     scaled = count_operations(lambda: verify.sample_inverse_cdf(logits / 0.7, draws), logits.numel())

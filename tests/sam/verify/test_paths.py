@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sam.verify import PLACEHOLDER, accept_matching, follow_paths, sample_inverse_cdf
+from sam.verify import PLACEHOLDER, follow_paths, sample_inverse_cdf
 from sam.verify.exact import uniforms
 
 NO_DRAFT = -2
@@ -90,14 +90,6 @@ def test_texts_are_distributed_as_the_model_says():
     seen = np.bincount(texts @ [VOCABULARY**2, VOCABULARY, 1], minlength=VOCABULARY**3)
     degrees = VOCABULARY**3 - 1
     assert ((seen - expected) ** 2 / expected).sum() < degrees + 4 * np.sqrt(2 * degrees)
-
-
-def test_a_path_alone_is_verified_as_ever():
-    sampled, drafts, rows = step(next_tokens(), np.zeros(500, int), 0, np.arange(500), np.random.default_rng(0))
-    alone = follow_paths(sampled, drafts, rows[:, :1])
-    own = rows[:, 0]
-    assert torch.equal(alone.tokens, accept_matching(sampled[own], drafts[own]))
-    assert not alone.last.any() and torch.equal(alone.rows, own[:, None].expand(-1, DEPTH + 1))
 
 
 def test_rows_and_the_last_one_are_those_that_the_tokens_come_from():

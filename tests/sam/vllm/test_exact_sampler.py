@@ -43,20 +43,6 @@ def assert_same(one, other):
     assert one.logprobs == other.logprobs
 
 
-def test_it_is_what_runs(off):
-    assert off.installed["verification"] == "exact"
-    assert off.installed["sampled_steps"] >= LENGTH
-    assert off.installed["invalid_rows"] == 0
-
-
-@pytest.mark.parametrize(("speculative_config", "batch"), [(NGRAM, 16), (SAM, 64)], ids=["ngram-16", "sam-64"])
-def test_speculation_changes_no_token(model, off, speculative_config, batch):
-    on = run(model, speculative_config, batch)
-    assert on.accepted > 50
-    assert on.installed["verification"] == "exact"
-    assert_same(on, off)
-
-
 def test_tokens_are_the_keyed_draws_from_the_teacher_forced_distribution(model, off):
     """The engine's tokens against transformers' logits and uniforms; a rounding may move one draw in a thousand."""
     agree = total = 0
@@ -104,18 +90,6 @@ def test_the_first_token_that_may_end_a_response_does_so_behind_a_draft_too(mode
     assert sum(len(tokens) == least + 1 for tokens in without.tokens) > 5
     assert on.accepted > 20
     assert_same(on, without)
-
-
-def test_the_same_with_preemption_and_prompts_in_pieces(model, off):
-    """The cache holds a few requests only, so that some are preempted and computed again."""
-    squeezed = run(
-        model,
-        block_size=32,
-        num_gpu_blocks_override=10,
-        max_num_batched_tokens=64,
-    )
-    assert squeezed.preemptions > 0
-    assert_same(squeezed, off)
 
 
 def test_min_p_which_vllm_allows_without_drafts_only(model, off):

@@ -1,4 +1,4 @@
-"""The sampler's parts without an engine: log-probabilities of drafted rows, the self-check, refusals."""
+"""The sampler without an engine: log-probabilities of drafted rows, the self-check, waits for the device."""
 
 from types import SimpleNamespace
 
@@ -8,8 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.v1.sample.sampler import Sampler
 
 from sam import verify
-from sam.vllm import exact_sampler, plugin, rejection_sampler
-from tests.sam.verify.cost import count_operations
+from sam.vllm import exact_sampler, rejection_sampler
 
 VOCABULARY = 50
 
@@ -68,31 +67,6 @@ def test_log_probabilities_of_drafted_rows_equal_those_of_plain_steps(mode):
             assert found.selected_token_ranks[row * width + position] == expected.selected_token_ranks[row]
 
 
-def test_a_step_makes_three_outputs_of_logits_size_and_never_waits_however_many_requests_are_seeded():
-    requests, k, vocabulary = 8, 3, 6000
-    counted = []
-    for seeded in (0, requests):
-        exact = exact_sampler.ExactSampler(runner(requests))
-        exact.runner.input_batch.sampling_metadata.max_num_logprobs = None
-        for row, request in enumerate(exact.runner.requests.values()):
-            request.sampling_params.seed = row if row < seeded else None
-        step = SimpleNamespace(num_draft_tokens=[k] * requests, draft_token_ids=torch.zeros(k * requests).long())
-        logits = torch.randn(requests * (k + 1), vocabulary)
-        counted.append(count_operations(lambda e=exact, x=logits, s=step: e(x, s), logits.numel()))
-    assert counted[0] == counted[1]
-    assert counted[0]["large_outputs"] <= 3 and counted[0]["host_syncs"] == 0
-
-
-def test_rows_without_a_distribution_are_counted_and_do_not_stop_the_step():
-    exact = exact_sampler.ExactSampler(runner(3))
-    logits = torch.zeros(3, VOCABULARY)
-    logits[1, 4] = torch.nan
-    tokens = exact(logits, None).sampled_token_ids
-    assert tokens[1].tolist() == [0] and exact.invalid_rows == 1
-    exact(torch.zeros(3, VOCABULARY), None)
-    assert exact.invalid_rows == 1
-
-
 class Runner(SimpleNamespace):
     def sample_tokens(self):
         return self._sample(None, None)
@@ -107,13 +81,6 @@ def checked(kind):
     checked = kind(**vars(runner(3)))
     checked._sample = exact_sampler.ExactSampler(checked)
     return checked
-
-
-def test_self_check_passes_and_leaves_no_trace():
-    model_runner = checked(Runner)
-    batch = model_runner.input_batch
-    exact_sampler.self_check(model_runner)
-    assert model_runner.input_batch is batch and model_runner._sample.calls == 0
 
 
 def test_self_check_sees_a_runner_that_samples_elsewhere():
@@ -141,25 +108,11 @@ def through(module):
     def call(metadata, draft_probs, logits, sampling):
         rows = logits[metadata.target_logits_indices]
         bonus = logits[metadata.bonus_logits_indices].argmax(-1)[:, None]
-        tokens = module.rejection_sample(
-            metadata.draft_token_ids,
-            metadata.num_draft_tokens,
-            metadata.max_spec_len,
-            metadata.cu_num_draft_tokens,
-            draft_probs,
-            rows,
-            bonus,
-            sampling,
-        )
+        drafts = metadata.draft_token_ids, metadata.num_draft_tokens, metadata.max_spec_len
+        tokens = module.rejection_sample(*drafts, metadata.cu_num_draft_tokens, draft_probs, rows, bonus, sampling)
         return SimpleNamespace(sampled_token_ids=tokens)
 
     return call
-
-
-def test_rejection_self_check_passes_and_leaves_no_trace():
-    model_runner, module = rejection_runner(through)
-    rejection_sampler.self_check(model_runner, module)
-    assert module.rejection_sample.calls == module.rejection_sample.invalid_rows == 0
 
 
 def test_rejection_self_check_sees_a_sampler_that_verifies_elsewhere():
@@ -176,40 +129,6 @@ def test_rejection_self_check_sees_wrong_tokens(monkeypatch):
     monkeypatch.setattr(verify, "rejection_sample", lambda drafts, *_, **__: torch.zeros(3, 3, dtype=torch.int32))
     with pytest.raises(RuntimeError, match="known logits gave"):
         rejection_sampler.self_check(model_runner, module)
-
-
-@pytest.mark.parametrize(
-    ("additional", "method", "message"),
-    [
-        ({"speculation": {"verification": "exact"}}, "synthetic", "rejection_sample_method=synthetic"),
-        ({"rejection_sampler_config": {"enable_block_verify": True}}, "standard", "enable_block_verify=True"),
-        ({"rejection_sampler_config": {"enable_entropy_verify": "true"}}, "standard", "enable_entropy_verify=true"),
-    ],
-)
-def test_lossy_settings_are_refused(additional, method, message):
-    config = SimpleNamespace(
-        additional_config=additional, speculative_config=SimpleNamespace(rejection_sample_method=method)
-    )
-    with pytest.raises(ValueError, match=message):
-        plugin.check_lossless(config)
-
-
-def test_lossless_settings_pass():
-    plugin.check_lossless(
-        SimpleNamespace(
-            additional_config={
-                "speculation": {"verification": "rejection"},
-                "rejection_sampler_config": {"enable_block_verify": False},
-            },
-            speculative_config=None,
-        )
-    )
-
-
-def test_the_second_model_runner_is_refused():
-    with pytest.raises(ValueError, match="VLLM_USE_V2_MODEL_RUNNER=0"):
-        plugin.check_runner(SimpleNamespace(sample=None))
-    plugin.check_runner(SimpleNamespace(_sample=None))
 
 
 class Waits(TorchDispatchMode):

@@ -8,18 +8,12 @@ import pytest
 from sam.automaton.corpus_file import corpus_of, save_corpus
 from sam.drafting.shape import FILLER
 from sam.switch.policies import Threshold
-from sam.switch.policy import PATIENCE_STEPS
 from sam.switch.step_cost import linear
-from sam.vllm import runner_hooks
 from sam.vllm.hints import RequestHints
 from sam.vllm.ranks import keep_other_ranks_tokens
 from sam.vllm.tracked_requests import MAX_STEPS_BEHIND
+from tests.sam.history.kept import kept as kept_in
 from tests.sam.vllm.model_runner import LENGTH, make_proposer
-
-
-def asking(**hints):
-    """The sampling parameters of a request with these hints."""
-    return SimpleNamespace(extra_args=RequestHints(**hints).extra_args())
 
 
 @pytest.fixture
@@ -63,24 +57,10 @@ def test_finished_and_aborted_requests_are_released_and_still_help_their_sibling
 def test_a_part_of_a_response_belongs_to_the_group_of_the_responses_own_prompt(proposer):
     runner = proposer.runner
     runner.add("a", [1, 2])
-    runner.add("b", [1, 2, 3], asking(prompt_tokens=2, response_limit=20))
+    hints = RequestHints(prompt_tokens=2, response_limit=20).extra_args()
+    runner.add("b", [1, 2, 3], SimpleNamespace(extra_args=hints))
     drafts = runner.step(proposer, ["a", "b"], {"a": [3, 4, 5], "b": [4]})
     assert drafts["b"] == [5] and len(proposer.drafter.groups) == 1
-
-
-def test_row_in_its_prompt_gets_no_drafts(proposer):
-    runner = proposer.runner
-    runner.add("a", [1, 2, 1])
-    runner.add("b", [1, 2, 1, 2])
-    drafts = runner.step(proposer, ["a", "b"], {"b": [1]})
-    assert drafts["a"] == [] and drafts["b"]
-
-
-def test_drafts_never_reach_beyond_the_models_length(proposer):
-    runner = proposer.runner
-    runner.add("a", [1, 2] * 30)
-    for length, room in ((61, 2), (62, 1), (63, 0)):
-        assert len(runner.step(proposer, ["a"], {"a": [1 if length % 2 else 2]})["a"]) <= room
 
 
 def test_uniform_drafts_are_whole_for_every_request_or_for_none():
@@ -149,19 +129,6 @@ def test_corpus_is_drafted_from(tmp_path):
     assert proposer.runner.step(proposer, ["a"], {"a": [6]})["a"] == [7, 8, 9]
 
 
-def test_goodput_verifies_what_pays_and_learns_what_steps_take():
-    proposer = make_proposer(policy="goodput")
-    runner = proposer.runner
-    runner.add("a", [1, 2, 3, 1, 2])
-    runner.step(proposer, ["a"], {"a": [3]})
-    assert runner.step(proposer, ["a"], {"a": [1]})["a"], "the guess of step costs lets one request draft"
-    assert proposer.last.is_on and proposer.last.drafted > 0
-    proposer.policy.use_table(linear(0.001, 0.0, 1.0))
-    assert runner.step(proposer, ["a"], {"a": [2, 3, 1]}) == {"a": []}
-    assert not proposer.last.is_on and proposer.counters["draft_errors"] == 0
-    assert proposer.counters["skipped_steps"] == 1
-
-
 def test_a_table_of_another_engine_leaves_the_threshold(tmp_path, monkeypatch):
     path, warnings = tmp_path / "cost.json", []
     # Not caplog: libraries imported by other tests switch loggers off that were there before them.
@@ -173,35 +140,6 @@ def test_a_table_of_another_engine_leaves_the_threshold(tmp_path, monkeypatch):
     assert len(warnings) == 1 and "is of device=A3, this engine has device=cpu" in warnings[0]
     monkeypatch.setattr("sam.vllm.warmup_cost.fingerprint", lambda config: {"device": "A3"})
     assert make_proposer(policy="goodput", step_cost=str(path)).policy.has_table
-
-
-def test_no_drafts_while_a_router_is_about_to_fill_the_batch_and_drafts_when_nobody_comes():
-    proposer = make_proposer(policy="threshold", batch_size_threshold=4)
-    runner = proposer.runner
-    runner.drafter, runner._update_states, runner.take_draft_token_ids = proposer, lambda scheduled: None, None
-    runner.get_model, runner.add_lora = lambda: SimpleNamespace(load_weights=None), None
-    runner_hooks.install(runner)
-
-    def comes(**last):
-        new = [SimpleNamespace(sampling_params=asking(**hints)) for hints in ({"waiting": 3}, last)]
-        runner._update_states(SimpleNamespace(scheduled_new_reqs=new))
-
-    for name in "abcdefgh":
-        runner.add(name, [1, 2, 1, 2])
-
-    def drafts(batch):
-        return sum(map(len, runner.step(proposer, batch, dict.fromkeys(batch, [1])).values()))
-
-    assert drafts("abcd") > 0, "nothing has been told: as with verl's balancer"
-    comes(waiting=9)
-    assert drafts("abcdefgh") == drafts("abcd") == 0
-    assert [drafts("abcd") > 0 for _ in range(PATIENCE_STEPS)] == [False] * (PATIENCE_STEPS - 1) + [True]
-    comes(waiting=9)
-    runner._update_states(SimpleNamespace(scheduled_new_reqs=[]))
-    assert drafts("abcd") == 0
-    comes()
-    assert drafts("abcd") > 0
-    assert proposer.counters["awaited_steps"] == PATIENCE_STEPS + 1 and proposer.counters["draft_errors"] == 0
 
 
 def test_without_drafts_the_drafter_is_called_now_and_then_and_misses_nothing():
@@ -295,3 +233,59 @@ def test_a_rank_does_not_take_its_own_rows_for_those_of_others(across, tokens, l
     keep_other_ranks_tokens(runner)
     assert runner._determine_batch_execution_and_padding(num_tokens=tokens) == (0, 1, 2, agreed, 4)
     assert runner.sam_max_num_tokens_other_dp_ranks == largest
+
+
+@pytest.fixture
+def with_history(tmp_path):
+    """A proposer whose history lasts."""
+    made = make_proposer(scope="history", history_path=str(tmp_path / "history"))
+    yield made
+    made.tracked.history.stop()
+
+
+def kept(tmp_path, prompt):
+    return sum(kept_in(tmp_path / "history", prompt), [])
+
+
+def test_the_last_responses_of_a_rollout_are_kept_at_the_weight_sync(with_history, tmp_path):
+    proposer = with_history
+    runner = proposer.runner
+    runner.add("a", [1, 2])
+    runner.step(proposer, ["a"], {"a": [3, 4, 5]})
+    runner.requests.clear()  # it has ended, and no step follows
+    proposer.weights_updated()
+    proposer.tracked.history.stop()
+    assert kept(tmp_path, [1, 2]) == [3, 4, 5] and proposer.counters["draft_errors"] == 0
+
+
+@pytest.mark.parametrize(
+    ("output", "limit", "written"),
+    [
+        ([4, 5, 6], 5, []),  # its response goes on: the next part begins with these tokens
+        ([4, 5, 6, 7, 7], 5, []),  # and drafts behind its end, which were verified
+        ([4, 5, 2], 5, [3, 4, 5, 2]),  # 2 ends a response
+        ([4, 2, 7, 7], 5, [3, 4, 2, 7, 7]),
+        ([4, 5], 5, [3, 4, 5]),  # aborted
+        ([4, 5, 6], 4, [3, 4, 5, 6]),
+    ],
+)
+def test_of_a_response_in_parts_the_whole_is_kept_once(with_history, tmp_path, output, limit, written):
+    """A part of three tokens, after one that had the token 3."""
+    from vllm import SamplingParams
+
+    proposer = with_history
+    runner = proposer.runner
+    hints = RequestHints(prompt_tokens=2, response_limit=limit)
+    runner.add("a", [1, 2, 3], SamplingParams(max_tokens=3, stop_token_ids=[2], extra_args=hints.extra_args()))
+    runner.step(proposer, ["a"], {"a": output})
+    runner.requests.clear()
+    proposer.weights_updated()
+    proposer.tracked.history.stop()
+    assert kept(tmp_path, [1, 2]) == written and proposer.counters["draft_errors"] == 0
+
+
+def test_a_request_that_cannot_be_tracked_is_forgotten(with_history):
+    proposer = with_history
+    proposer.runner.add("a", [])
+    proposer.runner.step(proposer, ["a"], {"a": [3]})
+    assert proposer.counters["untracked_requests"] == 1 and not proposer.tracked.history._keys

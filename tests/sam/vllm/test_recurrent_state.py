@@ -1,9 +1,6 @@
 """Models whose layers keep a state of the text are refused with drafts before an engine loads one."""
 
-from types import SimpleNamespace
-
 import pytest
-import torch
 from transformers import AutoConfig
 
 from sam.vllm.plugin import check_recurrent_state, register
@@ -71,30 +68,3 @@ def test_an_engine_does_not_load_such_a_model(tmp_path, monkeypatch):
                 folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", max_model_len=64,
                 enforce_eager=True, speculative_config=dict(asked), additional_config={"speculation": {}},
             )  # fmt: skip
-
-
-def test_vllm_still_loses_the_state_in_a_step_without_drafts():
-    """Once it fails, drafts need not be refused: two requests, whose live states lie behind their accepted tokens."""
-    from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadataBuilder
-
-    builder = object.__new__(GDNAttentionMetadataBuilder)
-    builder.vllm_config = SimpleNamespace(cache_config=SimpleNamespace(mamba_cache_mode="none"))
-    builder.kv_cache_spec, builder.num_spec, builder.use_spec_decode = None, 3, True
-    builder.use_full_cuda_graph = False
-    blocks, accepted = torch.arange(10, 18, dtype=torch.int32).reshape(2, 4), torch.tensor([3, 1], dtype=torch.int32)
-
-    def state_read(drafts: int) -> torch.Tensor:
-        """The block that each request's step begins with, as vLLM's kernels choose it by this metadata."""
-        starts = torch.arange(3, dtype=torch.int32) * (1 + drafts)
-        step = SimpleNamespace(
-            query_start_loc=starts, query_start_loc_cpu=starts, block_table_tensor=blocks, num_actual_tokens=starts[-1],
-            seq_lens=torch.tensor([20, 20]), compute_num_computed_tokens=lambda: torch.tensor([19, 19]), num_reqs=2,
-            max_query_len=1 + drafts, is_prefilling=None,
-        )  # fmt: skip
-        found = builder.build(0, step, accepted, torch.tensor([drafts or -1] * 2))
-        if found.num_spec_decodes == 0:
-            return found.non_spec_state_indices_tensor
-        return found.spec_state_indices_tensor[torch.arange(2), found.num_accepted_tokens - 1]
-
-    assert state_read(drafts=3).tolist() == [12, 14]
-    assert state_read(drafts=0).tolist() == [10, 14]  # and not 12

@@ -1,0 +1,246 @@
+"""The wires between vLLM 0.23 and drafters that need no KV cache: what they change of its model runner and, under
+asynchronous scheduling, of its scheduler."""
+
+import functools
+import threading
+from dataclasses import replace
+
+from sam.config import SpeculationConfig
+from sam.vllm import patches
+from sam.vllm.hints import RequestHints
+
+ASYNC_COUNTERS = ("waited_steps", "late_steps")  # of an AsyncDrafting, beside a SamProposer's
+PLACEHOLDERS = "sam_placeholders"  # attribute of a step's output: drafts for which the scheduler is to leave room
+
+
+def install(runner) -> None:
+    """Change what a bound drafter asks for, but for what `install_async` does under asynchronous scheduling."""
+    from vllm.platforms import current_platform
+
+    if hasattr(runner, "effective_drafter_max_model_len"):
+        most = runner.max_model_len + runner.num_spec_tokens
+        patches.put(runner, "effective_drafter_max_model_len", "draft_near_max_model_len", most)
+    patches.put(runner, "num_accepted_tokens_event", "skip_accepted_counts", None)
+    patches.before(runner, "_update_states", "note_waiting", functools.partial(_note_waiting, runner))
+    notice_new_weights(runner)
+    if not getattr(runner, "use_async_scheduling", False):
+        take_if_any = lambda take: take() if runner.drafter.last.drafted else None  # noqa: E731
+        patches.wrap(runner, "take_draft_token_ids", "skip_empty_drafts", take_if_any)
+    if current_platform.is_cuda():
+        capture_drafts_of_any_length(runner)
+
+
+def _note_waiting(runner, scheduler_output) -> None:
+    """Tell the drafter, whenever requests come, how many wait behind the last of them."""
+    if new := scheduler_output.scheduled_new_reqs:
+        runner.drafter.awaited.update(RequestHints.of(new[-1].sampling_params).waiting or 0)
+
+
+def notice_new_weights(runner) -> None:
+    """Tell the drafter of the model's new weights, or of a LoRA adapter that is loaded again: once for all pieces that
+    come between two steps."""
+    told, adapters, name = threading.Event(), set(), "notice_new_weights"
+
+    def tell() -> None:
+        if not told.is_set():
+            told.set()
+            runner.drafter.weights_updated()
+
+    def load_weights(load, *arguments, **keywords):
+        tell()
+        return load(*arguments, **keywords)
+
+    def add_lora(add, request):
+        if request.lora_int_id in adapters:
+            tell()
+        adapters.add(request.lora_int_id)
+        return add(request)
+
+    patches.before(runner, "_update_states", name, lambda _: told.clear())
+    patches.wrap(runner.get_model(), "load_weights", name, load_weights)
+    patches.wrap(runner, "add_lora", name, add_lora)
+
+
+def capture_drafts_of_any_length(runner) -> None:
+    """Capture each step as a whole graph, however many drafts each request has. Call it before graphs are captured.
+
+    Where attention does not take any lengths in a graph, whole graphs are those of one token a request. Any other mode
+    than vLLM's default stays, and so do engines with a draft model, whose own graphs follow the mode.
+    """
+    from vllm.config import CUDAGraphMode
+
+    compilation, name = runner.compilation_config, "capture_drafts_of_any_length"
+    if not runner.num_spec_tokens or compilation.cudagraph_mode != CUDAGraphMode.FULL_AND_PIECEWISE:
+        return
+    if hasattr(runner.drafter, "initialize_cudagraph_keys"):
+        return
+    for owner in (runner, runner.cudagraph_dispatcher):
+        patches.put(owner, "uniform_decode_query_len", name, 1)
+
+    def resolve_as_full(resolve, *arguments, **keywords):
+        compilation.cudagraph_mode = CUDAGraphMode.FULL
+        try:
+            return resolve(*arguments, **keywords)
+        except ValueError:  # of a backend that captures nothing whole
+            compilation.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
+            return resolve(*arguments, **keywords)
+
+    patches.wrap(runner, "_check_and_update_cudagraph_mode", name, resolve_as_full)
+
+
+def requests_of_rows(runner) -> list[str]:
+    """The request that each row of the batch belongs to: further paths have rows of their own."""
+    ids, paths = runner.input_batch.req_ids, getattr(runner, "sam_paths", None)
+    return ids if paths is None else [paths.owner_of(name) for name in ids]
+
+
+def add_path_rows(runner) -> None:
+    """Let further paths take part in the steps of a model runner that is scheduled synchronously."""
+    give_own_counts(runner)
+    patches.before(runner, "_update_states", "add_path_rows", runner.sam_paths.before_step)
+
+
+def give_own_counts(runner) -> None:
+    """Give the model runner dictionaries of its own of what is scheduled, which `before_step` trims."""
+
+    def with_own_counts(execute_model, scheduler_output, *arguments, **keywords):
+        own = ("num_scheduled_tokens", "scheduled_spec_decode_tokens")
+        copies = {name: dict(getattr(scheduler_output, name)) for name in own}
+        return execute_model(replace(scheduler_output, **copies), *arguments, **keywords)
+
+    patches.wrap(runner, "execute_model", "own_counts", with_own_counts)
+
+
+def fill_last_placeholder(runner) -> None:
+    """Put the tokens that the step before sampled into the requests' outputs, as penalties need it, and keep the rest.
+
+    Root cause: InputBatch.update_async_output_token_ids (vLLM 0.23) does so under asynchronous scheduling only while a
+    request with penalties is in the batch. It takes all placeholders at an output's end for the last step's, and cuts
+    off those beyond its tokens. Symptom: when a request with penalties joins, all others forget how many tokens they
+    have, and exact verification draws their next ones as if at an earlier position. With vLLM's own asynchronous
+    drafters the others are optimistic counts: there exact verification is refused (sam.vllm.plugin.check_scheduling).
+    Can go when vLLM fills the last ones.
+    """
+    batch = runner.input_batch
+    outputs = batch.sampling_metadata.output_token_ids
+    lengths = [len(output) for output in outputs]
+    batch.update_async_output_token_ids()
+    for output, length in zip(outputs, lengths, strict=True):
+        if missing := length - len(output):
+            output[-1:-1] = [-1] * missing
+
+
+def substitute_ngram_gpu_proposer(proposer_class) -> None:
+    """Make vLLM's NgramProposerGPU, or vllm-ascend's, what `proposer_class(it)` gives where speculation asks for `sam`;
+    engines without speculation keep vLLM's own drafter."""
+    from vllm.v1.spec_decode.ngram_proposer_gpu import NgramProposerGPU
+
+    def make(_original, cls, *arguments, **keywords):
+        vllm_config = arguments[0] if arguments else keywords["vllm_config"]
+        config = SpeculationConfig.from_vllm(vllm_config)
+        return object.__new__(proposer_class(cls) if config is not None and config.method == "sam" else cls)
+
+    patches.wrap(NgramProposerGPU, "__new__", "make_sam_async", make)
+
+
+def skip_ngram_gpu_tensors() -> None:
+    """Keep no texts on the device for a model runner of ours, which has a tensor without columns there."""
+    from vllm.v1.worker import gpu_model_runner
+
+    def update(original, input_batch, token_ids_gpu_tensor, *arguments, **keywords):
+        if token_ids_gpu_tensor.shape[1]:
+            original(input_batch, token_ids_gpu_tensor, *arguments, **keywords)
+
+    patches.wrap(gpu_model_runner, "update_ngram_gpu_tensors_incremental", "skip_ngram_gpu_tensors", update)
+
+
+def schedule_wanted_drafts(scheduler_class) -> None:
+    """Let the scheduler leave room for drafts only while some are to come."""
+
+    def update_from_output(original, self, scheduler_output, model_runner_output):
+        outputs = original(self, scheduler_output, model_runner_output)
+        wanted = getattr(model_runner_output, PLACEHOLDERS, None)
+        self._sam_follows = wanted is not None
+        if self._sam_follows and wanted != len(self._spec_token_placeholders):
+            self._spec_token_placeholders = [-1] * wanted
+            for request in self.running:  # the next step's are set already
+                if not request.is_prefill_chunk and not request.use_structured_output:
+                    request.spec_token_ids = self._spec_token_placeholders
+        return outputs
+
+    def update_after_schedule(original, self, scheduler_output):
+        original(self, scheduler_output)
+        if scheduler_output.has_structured_output_requests and getattr(self, "_sam_follows", False):
+            for request_id in scheduler_output.num_scheduled_tokens:
+                if (request := self.requests[request_id]).use_structured_output:
+                    request.spec_token_ids = []
+
+    patches.wrap(scheduler_class, "update_from_output", "schedule_wanted_drafts", update_from_output)
+    patches.wrap(scheduler_class, "_update_after_schedule", "schedule_wanted_drafts", update_after_schedule)
+
+
+def discard_stale_drafts(scheduler_class) -> None:
+    """Discard one output, with its drafts, of each request that is preempted by force.
+
+    Without pipeline parallelism one output at most is under way.
+    """
+
+    def update_from_output(original, self, scheduler_output, model_runner_output):
+        drafts = scheduler_output.scheduled_spec_decode_tokens
+        for request_id in list(drafts) if getattr(self, "_sam_follows", False) else ():
+            if (request := self.requests.get(request_id)) is not None and request.async_tokens_to_discard:
+                del drafts[request_id]
+        return original(self, scheduler_output, model_runner_output)
+
+    def reset_prefix_cache(original, self, *arguments, **keywords):
+        result = original(self, *arguments, **keywords)
+        if getattr(self, "_sam_follows", False) and self.pp_size == 1:
+            for request in self.requests.values():
+                request.async_tokens_to_discard = min(request.async_tokens_to_discard, 1)
+        return result
+
+    patches.wrap(scheduler_class, "update_from_output", "discard_stale_drafts", update_from_output)
+    patches.wrap(scheduler_class, "reset_prefix_cache", "discard_stale_drafts", reset_prefix_cache)
+
+
+def install_async(runner, proposer) -> None:
+    """Connect a model runner with its AsyncDrafting.
+
+    Raises:
+        ValueError: the engine schedules synchronously.
+    """
+    if not runner.use_async_scheduling:
+        raise ValueError(
+            "a drafter for asynchronous scheduling, but vLLM schedules synchronously: set "
+            "speculation.async_scheduling=off"
+        )
+    # Counts are true on the host before a step begins: no correction on the device, no copy of them, no wait for one.
+    put = functools.partial(patches.put, runner, name="draft_on_host")
+    put("use_async_spec_decode", value=False)
+    if runner.speculative_config.use_ngram_gpu():
+        runner._num_valid_draft_tokens_cpu.fill_(runner.num_spec_tokens)  # before_step has trimmed already
+        put("token_ids_gpu_tensor", value=runner.token_ids_gpu_tensor[:, :0].clone())
+        skip_ngram_gpu_tensors()
+    else:
+        give_own_counts(runner)
+    put("_copy_valid_sampled_token_count", value=functools.partial(_keep_sampled_tokens, runner))
+    put("take_draft_token_ids", value=proposer.take_draft_token_ids)
+    fill = lambda _logits: fill_last_placeholder(runner)  # noqa: E731
+    patches.before(runner, "_update_states", "draft_on_host", proposer.before_step)
+    patches.before(runner, "_sample", "draft_on_host", fill)
+    patches.wrap(runner, "sample_tokens", "draft_on_host", functools.partial(_draft_after_sampling, proposer))
+
+
+def _keep_sampled_tokens(runner, next_token_ids, _counts) -> None:
+    """In place of a copy of the counts to the host: GPUModelRunner._copy_valid_sampled_token_count."""
+    runner.input_batch.prev_sampled_token_ids = next_token_ids.unsqueeze(1)
+
+
+def _draft_after_sampling(proposer, sample_tokens, *arguments, **keywords):
+    """Draft once vLLM's copy of the sampled tokens to the host is under way, and tell the scheduler."""
+    output = sample_tokens(*arguments, **keywords)
+    if hasattr(output, "get_output"):
+        proposer.after_step(output)
+        wanted = proposer.num_speculative_tokens if proposer.wants_drafts else 0
+        setattr(output._model_runner_output, PLACEHOLDERS, wanted)
+    return output
