@@ -6,13 +6,14 @@ distribution, and makes the tokens a function of (key, position, logits). Reject
 al., "Fast Inference from Transformers via Speculative Decoding" (arXiv 2211.17192).
 """
 
-from sam.verify.exact import GREEDY, PLACEHOLDER, accept_matching, follow_paths, sample_inverse_cdf
+from sam.verify.exact import GREEDY, PLACEHOLDER, accept_matching, accept_on_host, follow_paths, sample_inverse_cdf
 from sam.verify.rejection import expand_batch_to_tokens, rejection_sample
 
 __all__ = [
     "GREEDY",
     "PLACEHOLDER",
     "accept_matching",
+    "accept_on_host",
     "expand_batch_to_tokens",
     "follow_paths",
     "rejection_sample",

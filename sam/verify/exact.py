@@ -180,6 +180,30 @@ def accept_matching(sampled: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor
     return torch.where(kept, sampled, PLACEHOLDER).to(torch.int32)
 
 
+@compiled
+def accept_on_host(sampled, drafts, counts):
+    """`accept_matching` of arrays in the host's memory, which are not laid out by request.
+
+    Args:
+        sampled: int64 [rows], the token drawn in each row; rows of a request stand together, its bonus token last.
+        drafts: int64 [rows - requests], all requests' draft tokens one after the other.
+        counts: int64 [requests], rows of each.
+
+    Returns:
+        int32 [requests, most rows of one], PLACEHOLDER after the kept tokens.
+    """
+    kept = np.full((len(counts), counts.max()), PLACEHOLDER, np.int32)
+    row = draft = 0
+    for request in range(len(counts)):
+        last = counts[request] - 1
+        for place in range(last + 1):
+            kept[request, place] = sampled[row + place]
+            if place == last or sampled[row + place] != drafts[draft + place]:
+                break
+        row, draft = row + last + 1, draft + last
+    return kept
+
+
 class Followed(NamedTuple):
     """What comes of requests with several paths.
 

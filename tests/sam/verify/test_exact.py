@@ -246,3 +246,20 @@ def test_shared_noise_is_caught():
     rows, draws = target_rows("typical", 1.0), keyed_draws(0).clone()
     draws[::20, 1] = draws[::20, 0]  # one request in twenty decides two tokens with one uniform
     assert joint_p_value(decode(rows, [0, 0], draws), rows) < 1e-12
+
+
+def test_accepting_on_the_host_keeps_the_same_tokens():
+    generator = np.random.default_rng(0)
+    for _ in range(300):
+        counts = generator.integers(1, 6, generator.integers(1, 9))
+        sampled = generator.integers(0, 3, counts.sum())
+        drafts = generator.integers(0, 3, counts.sum() - len(counts))
+        by_request = torch.full((2, len(counts), counts.max()), verify.PLACEHOLDER)
+        by_request[1] = -2
+        row = draft = 0
+        for request, count in enumerate(counts):
+            by_request[0, request, :count] = torch.from_numpy(sampled[row : row + count])
+            by_request[1, request, : count - 1] = torch.from_numpy(drafts[draft : draft + count - 1])
+            row, draft = row + count, draft + count - 1
+        kept = verify.accept_on_host(sampled, drafts, counts)
+        assert kept.tolist() == verify.accept_matching(*by_request).tolist()
