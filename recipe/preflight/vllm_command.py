@@ -8,7 +8,6 @@ again.
 
 import asyncio
 import contextlib
-import copy
 import hashlib
 import json
 import logging
@@ -216,7 +215,7 @@ def _ask(config: DictConfig) -> list[str] | None:
 
 def _fingerprint(config: DictConfig) -> str:
     """Of what the answer depends on; a model counts by its config.json."""
-    asked = copy.deepcopy(OmegaConf.masked_copy(config, ["actor_rollout_ref", "algorithm", "critic", "reward"]))
+    asked = OmegaConf.masked_copy(config, ["actor_rollout_ref", "algorithm", "critic", "reward"])
     OmegaConf.set_struct(asked, False)
     for key in NOT_ASKED:
         OmegaConf.update(asked, f"actor_rollout_ref.{key}", None)
