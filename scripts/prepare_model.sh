@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # A model's files below MODELS_DIR (models), which all nodes should see: bash scripts/prepare_model.sh NAME [NAME ...]
 # NAME: Qwen3-8B, Qwen3-32B, Qwen3-235B-A22B, or OWNER/NAME. HUB says where from: huggingface (the default), modelscope,
-# or none, which only checks what is there. A download that was interrupted goes on where it stopped. CHECKSUMS=1 reads
-# every byte again and compares it with the hub's SHA-256.
+# or none, which only checks what is there. A download that was interrupted goes on where it stopped.
 source "$(dirname "${BASH_SOURCE[0]}")/arguments.sh"
 help_if_asked "$@"
 cd "$REPOSITORY"
@@ -38,5 +37,5 @@ for name in "$@"; do
     case "$name" in */*) repository="$name" ;; *) repository="Qwen/$name" ;; esac
     folder="${MODELS_DIR:-models}/${repository##*/}"
     fetch "$repository" "$folder"
-    "$python" -m recipe.preflight --weights "$folder" ${CHECKSUMS:+--checksums}
+    "$python" -m recipe.preflight --weights "$folder"
 done

@@ -1,9 +1,8 @@
-"""`python -m recipe.preflight --config-name X [--dry-run] [overrides]`: a table, red lines with their mend."""
+"""`python -m recipe.preflight --config-name X [overrides]`: a table, red lines with their mend."""
 
 import argparse
 import contextlib
 import os
-import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from omegaconf import DictConfig
 from recipe import preflight
 from recipe.launch import routing, sharing
 from recipe.launch.config import ConfigError, compose_config
-from recipe.preflight import machine, settings, vllm_command
+from recipe.preflight import machine, settings
 
 DEVICE_FILES = {"npu": "davinci[0-9]*", "cuda": "nvidia[0-9]*"}
 
@@ -43,22 +42,12 @@ def describe(config: DictConfig) -> Iterator[str]:
     yield machine.describe_device_memory(config)
 
 
-def commands(config: DictConfig, overrides: list[str]) -> Iterator[str]:
-    from verl.workers.rollout.vllm_rollout.utils import build_cli_args_from_config
-
-    yield shlex.join(["python", "-m", "recipe.main_dapo", "--config-name", config.config_name, *overrides])
-    arguments = build_cli_args_from_config(vllm_command.server_arguments(config))
-    yield shlex.join(["vllm", "serve", config.actor_rollout_ref.model.path, *arguments])
-
-
-def report(config: DictConfig, overrides: list[str] | None) -> int:
-    """Print what every check finds, then about the run, with `overrides` its commands too; 2: something is wrong."""
+def report(config: DictConfig) -> int:
+    """Print what every check finds, then about the run; 2: something is wrong."""
     with contextlib.redirect_stdout(sys.stderr):  # verl and vLLM log to stdout; to import them takes half a minute
         skipped = {} if has_device(config.trainer.device) else preflight.select("device")
         found = {name: list(find(config)) for name, find in preflight.select().items() if name not in skipped}
         lines = list(describe(config))
-        if overrides is not None and not found.get("what verl and vllm say"):
-            lines += commands(config, overrides)
     green, red, end = ("\033[32m", "\033[31m", "\033[0m") if sys.stdout.isatty() else ("", "", "")
     for name in preflight.select():
         if name in skipped:
@@ -72,8 +61,8 @@ def report(config: DictConfig, overrides: list[str] | None) -> int:
     return 2 if count else 0
 
 
-def weights(folder: Path, with_checksums: bool) -> int:
-    lines = list(settings.weights(folder, with_checksums))
+def weights(folder: Path) -> int:
+    lines = list(settings.weights(folder))
     for line in lines:
         print(f"error: {line}", file=sys.stderr)
     if not lines:
@@ -86,9 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
     """0: nothing is wrong. 2: something is, or the config cannot be composed."""
     parser = argparse.ArgumentParser(prog="sam doctor", description=__doc__)
     parser.add_argument("--config-name", help="a file of configs/ without .yaml")
-    parser.add_argument("--dry-run", action="store_true", help="also print the commands that would run")
     parser.add_argument("--weights", type=Path, help="in place of a config: whether this model's weights are all there")
-    parser.add_argument("--checksums", action="store_true", help="with --weights: also read every byte")
     parser.add_argument("--npu-selftest", action="store_true", help="parity, precision and timing on the device itself")
     parser.add_argument("--output", type=Path, default=Path("outputs/npu_selftest"), help="folder for its report")
     parser.add_argument("--device", default="npu", help="cpu: its engines in float32 and without torch.compile")
@@ -99,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         return selftest(options.output, options.device)
     if options.weights:
-        return weights(options.weights, options.checksums)
+        return weights(options.weights)
     if options.config_name is None:
         parser.error("give --config-name, --weights or --npu-selftest")
     try:
@@ -112,7 +99,7 @@ def main(arguments: list[str] | None = None) -> int:
     knows_cluster = config.trainer.device == "cpu" or os.environ.get("RAY_ADDRESS")
     if not knows_cluster and (address := machine.cluster_of_this_node()):
         os.environ["RAY_ADDRESS"] = address
-    return report(config, options.overrides if options.dry_run else None)
+    return report(config)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ Each check yields lines: what was found, what was expected, what to do, and a co
 """
 
 import functools
-import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,23 +102,16 @@ def batches(config: DictConfig) -> Iterator[str]:
 def lengths(config: DictConfig) -> Iterator[str]:
     """Lengths and token budgets that are less than the longest response or a step needs."""
     actor, rollout, speculation = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.speculation
-    longest, buffer, model_key = (
-        longest_sequence(config),
-        OmegaConf.select(config, BUFFER),
-        key_of("max_model_len", config),
-    )
+    longest, buffer = longest_sequence(config), OmegaConf.select(config, BUFFER)
+    model_key = key_of("max_model_len", config)
     split = "context_parallel_size" if uses_megatron(config) else "ulysses_sequence_parallel_size"
     update = actor.ppo_max_token_len_per_gpu * (actor.megatron if uses_megatron(config) else actor.fsdp_config)[split]
     step = rollout.max_num_seqs * (1 + speculation.num_speculative_tokens * (speculation.method != "off"))
+    of_update = f"actor.ppo_max_token_len_per_gpu x {split} = "
     of_step = "a step of full decoding, max_num_seqs x (1 + num_speculative_tokens)"
     for said, size, least, of in (
         (f"{model_key}=", OmegaConf.select(config, model_key), longest, "the longest prompt and response"),
-        (
-            f"actor.ppo_max_token_len_per_gpu x {split} = ",
-            update,
-            longest * actor.use_dynamic_bsz,
-            "the longest sequence",
-        ),
+        (of_update, update, longest * actor.use_dynamic_bsz, "the longest sequence"),
         ("rollout.max_num_batched_tokens=", rollout.max_num_batched_tokens, step, of_step),
     ):
         if isinstance(size, int) and size < least:
@@ -308,12 +300,8 @@ def _model_maker(config: DictConfig, key: str, path: Path) -> str:
     return f"{PREPARE} {name} fetches it to models/{parts[1]}, set {key} to that folder"
 
 
-def weights(folder: Path, with_checksums: bool = False) -> Iterator[str]:
-    """Whether a model's weights are all there, to the last byte: headers alone are read, 470 GB take seconds.
-
-    `with_checksums` reads all bytes and compares them with the SHA-256 that `hf download` noted; ModelScope's client
-    compares them itself while it downloads.
-    """
+def weights(folder: Path) -> Iterator[str]:
+    """Whether a model's weights are all there, to the last byte: headers alone are read, 470 GB take seconds."""
     again = f"remove it, {PREPARE} goes on where a download stopped"
     try:
         shards = _shards(folder)
@@ -334,8 +322,6 @@ def weights(folder: Path, with_checksums: bool = False) -> Iterator[str]:
             said = f"not a whole safetensors file, {path.stat().st_size:,} bytes ({error})"
         if said:
             yield f"{path}: {said}: {again} [model.damaged]"
-    if with_checksums:
-        yield from _checksums(folder, again)
 
 
 def _shards(folder: Path) -> dict[str, set[str]]:
@@ -350,20 +336,6 @@ def _shards(folder: Path) -> dict[str, set[str]]:
     for tensor, shard in places.items():
         shards.setdefault(shard, set()).add(tensor)
     return shards
-
-
-def _checksums(folder: Path, again: str) -> Iterator[str]:
-    notes = sorted((folder / ".cache" / "huggingface" / "download").glob("*.metadata"))
-    noted = {folder / note.name.removesuffix(".metadata"): f"{note.read_text()}\n".split("\n")[1] for note in notes}
-    noted = {path: digest for path, digest in noted.items() if re.fullmatch("[0-9a-f]{64}", digest) and path.is_file()}
-    if not noted:
-        yield f"{folder}: no checksums there: only `hf download` leaves them [model.checksum]"
-    for path, wanted in noted.items():
-        with open(path, "rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != wanted:
-            said = f"the SHA-256 is {found[:12]}..., downloaded was {wanted[:12]}..."
-            yield f"{path}: {said}: {again} [model.checksum]"
 
 
 def tokenizer(config: DictConfig) -> Iterator[str]:

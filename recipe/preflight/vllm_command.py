@@ -36,6 +36,11 @@ ACCEPTED = REPOSITORY / ".cache" / "vllm_arguments"  # an empty file for all tha
 LIMIT_SECONDS = 400.0  # of a machine whose cores others use too; 20 are enough on a free one
 LONGEST_REASON = 300  # characters; some of vLLM's errors list every attention backend
 ASK = "from recipe.preflight import vllm_command; vllm_command.main()"
+# What changes from run to run or is checked elsewhere, in actor_rollout_ref.
+NOT_ASKED = (
+    *("model.path", "rollout.seed", "rollout.router_config_path", "actor.data_loader_seed"),
+    "rollout.engine_kwargs.vllm.additional_config.speculation",
+)
 CALLED = tuple(key for key in CODE if key != "data.custom_cls.path")
 
 
@@ -209,27 +214,18 @@ def _ask(config: DictConfig) -> list[str] | None:
 
 
 def _fingerprint(config: DictConfig) -> str:
-    """Of what the answer depends on."""
-    asked = {
-        name: OmegaConf.to_container(config[name]) for name in ("actor_rollout_ref", "algorithm", "critic", "reward")
-    }
-    actor, rollout, model = (asked["actor_rollout_ref"][name] for name in ("actor", "rollout", "model"))
-    # What changes from run to run or is checked elsewhere; a model counts by its config.json.
-    for section, key in (
-        (rollout, "seed"),
-        (rollout, "router_config_path"),
-        (actor, "data_loader_seed"),
-        (model, "path"),
-    ):
-        section.pop(key, None)
-    rollout["engine_kwargs"]["vllm"].get("additional_config", {}).pop("speculation", None)
+    """Of what the answer depends on; a model counts by its config.json."""
+    asked = OmegaConf.masked_copy(config, ["actor_rollout_ref", "algorithm", "critic", "reward"])
+    OmegaConf.set_struct(asked, False)
+    for key in NOT_ASKED:
+        OmegaConf.update(asked, f"actor_rollout_ref.{key}", None)
     brought = [str(OmegaConf.select(config, key)) for key in FILES]
     sizes = config.data.train_batch_size, config.trainer.n_gpus_per_node, config.trainer.nnodes, config.trainer.device
     packages = [versions.installed(name) for name in ("verl", "vllm", "vllm-ascend", "transformers")]
     variables = sorted((name, value) for name, value in os.environ.items() if name.startswith("VLLM_"))
     files = model_of(config) / "config.json", Path(__file__), *map(Path, brought)
     contents = [file.read_bytes() for file in files if file.is_file()]
-    parts = json.dumps(asked, sort_keys=True), brought, sizes, packages, variables, contents
+    parts = OmegaConf.to_yaml(asked), brought, sizes, packages, variables, contents
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 

@@ -6,7 +6,6 @@ import sys
 import textwrap
 from pathlib import Path
 
-import pytest
 import yaml
 from omegaconf import OmegaConf
 
@@ -39,39 +38,27 @@ def test_the_names_of_keys_are_verls_and_this_projects():
     assert {name for name in composed if name.isidentifier()} - vllms <= known
 
 
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("speculation=sma", "speculation=sma is unknown: expected one of draft_model, eagle3, hybrid, ngram, off, "),
-        ("routing=contxt", "routing=contxt is unknown: expected one of context, verl"),
-        ("speculaton=off", "speculaton does not exist: did you mean speculation?"),
-        ("trainer.total_trainin_steps=5", "does not exist: did you mean trainer.total_training_steps?"),
-        ("actor_rollout_ref.rolout.n=4", "does not exist: did you mean actor_rollout_ref.rollout.n?"),
-        ("speculation.num_speculativ_tokens=4", "did you mean speculation.num_speculative_tokens?"),
-        ("speculation.policy=treshold", "speculation.policy=treshold is unknown: expected one of always, goodput, "),
-        ("+trainer.resum_mode=auto", "did you mean trainer.resume_mode?"),
-        ("off", "off: expected KEY=VALUE, such as speculation=off"),
-    ],
-)
-def test_a_typing_mistake_is_named(override, said):
-    assert said in misspelt(["speculation=off", override])
+def test_a_typing_mistake_is_named():
+    for override, said in {
+        "speculation=sma": "speculation=sma is unknown: expected one of draft_model, eagle3, hybrid, ngram, off, ",
+        "routing=contxt": "routing=contxt is unknown: expected one of context, verl",
+        "speculaton=off": "speculaton does not exist: did you mean speculation?",
+        "trainer.total_trainin_steps=5": "does not exist: did you mean trainer.total_training_steps?",
+        "actor_rollout_ref.rolout.n=4": "does not exist: did you mean actor_rollout_ref.rollout.n?",
+        "speculation.policy=treshold": "speculation.policy=treshold is unknown: expected one of always, goodput, ",
+        "+trainer.resum_mode=auto": "did you mean trainer.resume_mode?",
+        "off": "off: expected KEY=VALUE, such as speculation=off",
+    }.items():
+        assert said in misspelt(["speculation=off", override]), override
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "speculation=off",
-        "speculation.policy='goodput'",
-        "speculation.async_scheduling=on",
-        "+actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space=4",
-        "trainer.logger=[console]",
-        "run_dir=/a=b/c",
-        "~trainer.logger",
-        "speculation.num_speculative_tokens=${seed}",
-    ],
-)
-def test_what_is_right_is_let_through(override):
-    assert misspelt([override]) is None
+def test_what_is_right_is_let_through():
+    right = [
+        *("speculation=off", "speculation.policy='goodput'", "speculation.async_scheduling=on"),
+        *("+actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space=4", "trainer.logger=[console]", "run_dir=/a=b/c"),
+        *("~trainer.logger", "speculation.num_speculative_tokens=${seed}"),
+    ]
+    assert misspelt(right) is None
 
 
 def test_it_needs_no_package():

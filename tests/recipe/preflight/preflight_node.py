@@ -48,21 +48,24 @@ def config_of(name: str, *overrides: str) -> DictConfig:
     return config
 
 
+def tiny(folder: Path, *overrides: str) -> DictConfig:
+    """dapo_tiny_cpu with the files of a folder."""
+    own = [f"assets={folder}", f"actor_rollout_ref.model.path={folder}/model"]
+    own += [f"data.{name}_files={folder}/{name}.parquet" for name in ("train", "val")]
+    return config_of("dapo_tiny_cpu", *own, *overrides)
+
+
 @dataclass
 class Node:
     folder: Path
     monkeypatch: pytest.MonkeyPatch
-
-    @property
-    def model(self) -> Path:
-        return self.folder / "model"
 
     def set(self, target, name: str, value) -> None:
         self.monkeypatch.setattr(target, name, value)
 
     def config(self, *overrides: str, name: str = "dapo_qwen3_32b") -> DictConfig:
         """With this node's files."""
-        own = [f"actor_rollout_ref.model.path={self.model}"]
+        own = [f"actor_rollout_ref.model.path={self.folder}/model"]
         files = {"train_files": "dapo_math_17k", "val_files": "aime_2024"}
         own += [f"data.{key}={self.folder}/data/{file}.parquet" for key, file in files.items()]
         return config_of(name, *own, *overrides)
@@ -119,14 +122,10 @@ def write_model(folder: Path) -> None:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(SIZES))
     build_tokenizer().save_pretrained(folder)
-    places, size = {}, 0
-    for number in (1, 2):
-        shard, tensor = f"model-0000{number}-of-00002.safetensors", numpy.zeros((number, 64), numpy.float32)
-        save_file({f"layer{number}.weight": tensor}, folder / shard)
-        places[f"layer{number}.weight"] = shard
-        size += tensor.nbytes
-    index = {"metadata": {"total_size": size}, "weight_map": places}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    places = {f"layer{number}.weight": f"model-0000{number}-of-00002.safetensors" for number in (1, 2)}
+    for tensor, shard in places.items():
+        save_file({tensor: numpy.zeros((2, 64), numpy.float32)}, folder / shard)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
 
 
 def code_of(line: str) -> str:

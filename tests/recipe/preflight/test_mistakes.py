@@ -105,6 +105,7 @@ MISTAKES = [
     ("no room to train", config(f"{ACTOR}.megatron.tensor_model_parallel_size=1"), "memory.training"),
     # What the recipe does not run with.
     ("a strategy misspelt", config(f"{ACTOR}.strategy=megatorn"), "config.refused"),
+    ("little of a die", config(f"{ROLLOUT}.gpu_memory_utilization=0.13"), "memory.kv_cache"),
     ("a drafter without a switch", config("speculation.method=hybrid", "speculation.draft_model=/x"), "config.refused"),
     ("a pool", config(f"+{VLLM}.kv_transfer_config.kv_connector=AscendStoreConnector"), "config.refused"),
     ("KV cache in memory of the host", config(f"+{VLLM}.kv_offloading_size=4"), "config.refused"),
@@ -115,7 +116,7 @@ MISTAKES = [
      "size=2"), "config.refused"),
     # Packages, patches, variables.
     ("another vLLM", installed("vllm", "0.24.0"), "package.version"),
-    ("no Arctic Inference", installed("arctic-inference", None, "speculation=suffix"), "package.version"),
+    ("no Arctic Inference", installed("arctic-inference", None, "speculation.method=suffix"), "package.version"),
     ("an old CANN", written("cann/aarch64-linux/ascend_toolkit_install.info", "version=8.3.RC1\n"), "package.version"),
     ("no CANN", variable("ASCEND_HOME_PATH", "/nowhere"), "package.version"),
     ("another torch-npu", installed("torch-npu", "0.1"), "package.version"),
@@ -126,7 +127,6 @@ MISTAKES = [
     ("the other model runner", variable("VLLM_USE_V2_MODEL_RUNNER", "1", *CUDA), "variable.refused"),
     ("Kubernetes' VLLM_PORT", variable("VLLM_PORT", "tcp://10.0.0.1:8000"), "variable.refused"),
     ("a range of ports misspelt", variable("HCCL_HOST_SOCKET_PORT_RANGE", "any"), "variable.refused"),
-    ("a network card of elsewhere", variable("GLOO_SOCKET_IFNAME", "enp189s0f0"), "variable.refused"),
     # The machine.
     ("Docker's shared memory", free("free_gib", 4000.0, 0.06), "machine.shared_memory"),
     ("a full disk", free("free_gib", 500.0), "machine.disk"),
@@ -154,7 +154,7 @@ def test_a_good_node_has_no_problem(node):
     for mode in ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"):
         graphs = [*GRAPHS, f"{COMPILATION}.cudagraph_mode={mode}"]
         assert problems_of(node.config(*graphs)) == []
-        (said,) = compatibility.warnings(config_of("dapo_qwen3_32b", *graphs, "speculation=ngram"))
+        (said,) = compatibility.warnings(config_of("dapo_qwen3_32b", *graphs, "speculation.method=ngram"))
         slow = "speculation.method=ngram (nearly every step runs eager: set cudagraph_mode=FULL)"
         assert (slow in said) == (mode == "FULL_DECODE_ONLY")
 

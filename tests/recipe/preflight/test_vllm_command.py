@@ -54,15 +54,12 @@ def test_the_arguments_are_those_of_verls_first_server():
 # The key as the user types it, its value, and other overrides that belong to the mistake.
 WRONG = [
     (f"{VLLM}.max_num_seqs=-4",),
-    (f"{VLLM}.block_size=-1",),
     (f"{ROLLOUT}.dtype=float17",),
     (f"{ROLLOUT}.gpu_memory_utilization=1.7",),
     (f"{ROLLOUT}.max_model_len=99999",),
     (f"{VLLM}.max_number_of_seqs=3",),
     (f"{ROLLOUT}.load_format=nonsense",),
-    (f"{VLLM}.kv_cache_dtype=int3",),
     (f"{ROLLOUT}.max_num_batched_tokens=600", f"{ROLLOUT}.enable_chunked_prefill=false", f"{ROLLOUT}.max_num_seqs=8"),
-    (f"{ROLLOUT}.scheduling_policy=lifo",),
     (f"{VLLM}.attention_backend=FLASHY",),
 ]
 
