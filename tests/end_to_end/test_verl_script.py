@@ -13,7 +13,9 @@ from recipe.launch.environment import CPU
 from tests.end_to_end.runs import MINUTES, leaves_nothing, outside
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-REWARD = "def reward(data_source, solution_str, ground_truth, extra_info=None):\n    return float(len(solution_str) % 7)\n"
+REWARD = (
+    "def reward(data_source, solution_str, ground_truth, extra_info=None):\n    return float(len(solution_str) % 7)\n"
+)
 # What verl's examples of GRPO set, and what a CPU needs.
 GRPO = (
     "algorithm.adv_estimator=grpo", "algorithm.use_kl_in_reward=false", "actor_rollout_ref.actor.use_kl_loss=false",
@@ -48,7 +50,11 @@ def train(own, assets, name, *overrides):
     reward = [f"reward.custom_reward_function.path={own}/reward.py", "reward.custom_reward_function.name=reward"]
     done = subprocess.run(
         [sys.executable, "-m", "verl.trainer.main_ppo", SEARCH, *GRPO, *data, *reward, *overrides]
-        + [f"trainer.default_local_dir={folder}", f"trainer.rollout_data_dir={folder}/rollouts", f"hydra.run.dir={own}"],
+        + [
+            f"trainer.default_local_dir={folder}",
+            f"trainer.rollout_data_dir={folder}/rollouts",
+            f"hydra.run.dir={own}",
+        ],
         env={**os.environ, **CPU, "VERL_FILE_LOGGER_PATH": str(own / f"{name}.jsonl")},
         capture_output=True,
         text=True,
