@@ -1,8 +1,8 @@
 """What verl's own trainers get of this project: `hydra.searchpath=[pkg://sam.configs] +speculation=sam`.
 
 verl loads this module with itself, in all its processes (entry point `verl.plugins`). Here it only gives OmegaConf what
-`${sam:...}` stands for. Where such a value is read in the process that trains, verl is given this project's servers, and
-its trainer shares text between replicas and logs `rollout/...`. Runs that do not ask for it are verl's own.
+`${sam:...}` stands for. Where such a value is read in the process that trains, verl is given this project's servers,
+and its trainer shares text between replicas and logs `rollout/...`. Runs that do not ask for it are verl's own.
 """
 
 import functools
