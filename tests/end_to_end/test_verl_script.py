@@ -75,7 +75,8 @@ def test_two_settings_turn_drafts_on_in_verls_own_trainer(assets, own):
     for step in (1, 2):
         assert metrics[step]["rollout/spec_accepted_tokens"] > 0
         assert metrics[step]["rollout/spec_accept_length"] > 1
-        assert metrics[step]["rollout/tokens"] == 16 * metrics[step]["response_length/mean"]
+        tokens = 16 * metrics[step]["response_length/mean"]  # the engine's own count has those accepted behind an end
+        assert tokens <= metrics[step]["rollout/tokens"] < 1.1 * tokens
     without, same_texts, _ = train(own, assets, "off", "+speculation=off")
     assert texts == same_texts and len(texts) == 2 and len(texts[0]) == 16
     assert "rollout/spec_drafted_tokens" in without[1] and without[1]["rollout/spec_drafted_tokens"] == 0
