@@ -16,7 +16,7 @@ MOST_FILES = 16  # of a folder
 SAM = (
     ("jit", "reading"),
     ("trained_drafter",),
-    ("config", "command", "page", "log"),
+    ("config", "configs", "command", "page", "log"),
     ("automaton", "verify", "record", "routing"),
     ("drafting",),
     ("switch", "history", "sharing"),
@@ -33,7 +33,7 @@ RECIPE = (
     ("tiny.warm_start", "data"),
     ("tiny.assets", "smollm2.assets", "draft_model"),
     ("rollout",),
-    ("trainer",),
+    ("trainer", "verl_plugin"),
     ("preflight",),
     ("report",),
     ("main_dapo",),

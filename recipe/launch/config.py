@@ -7,6 +7,7 @@ import re
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -39,7 +40,7 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
     try:
         _refuse_unknown_additions(config_name, overrides)
         with initialize_config_dir(str(CONFIGS), version_base="1.3", job_name=config_name):
-            config = compose(config_name, [f"hydra.searchpath=[{verl_configs()}]", *overrides])
+            config = compose(config_name, [f"hydra.searchpath=[{verl_configs()},pkg://sam.configs]", *overrides])
         config.config_name = config_name
         check_values(config)
         speculation = SpeculationConfig.from_dict(OmegaConf.to_container(config.speculation, resolve=True))
@@ -84,11 +85,7 @@ def connect(config: DictConfig, speculation: SpeculationConfig) -> None:
         speculation = replace(speculation, draft_model=str(Path(speculation.draft_model).expanduser().absolute()))
     speculation = sharing.resolve(config, speculation)
     config.speculation = speculation.to_dict()
-    stages = rollout.get("pipeline_model_parallel_size") or 1
-    engine_setting = rollout.engine_kwargs.vllm.get("async_scheduling")
-    of_engine = stages, engine_setting, rollout.tensor_model_parallel_size
-    asynchronous = speculation.schedules_asynchronously(config.trainer.device, *of_engine)
-    own = speculation.vllm_arguments(asynchronous)
+    own = engine_arguments(config, speculation)
     for key in ("additional_config", "compilation_config", "kv_transfer_config", "speculative_config"):
         users = rollout.engine_kwargs.vllm.get(key) or {}
         with suppress(ValueError):  # vLLM takes JSON too
@@ -97,6 +94,15 @@ def connect(config: DictConfig, speculation: SpeculationConfig) -> None:
             raise ValueError(f"actor_rollout_ref.rollout.engine_kwargs.vllm.{key}={users}: expected a dictionary")
         if key in own:
             rollout.engine_kwargs.vllm[key] = {**users, **own[key]}
+
+
+def engine_arguments(config: DictConfig, speculation: SpeculationConfig) -> dict[str, Any]:
+    """What speculation gives vLLM's engines in a config of verl's, as SpeculationConfig.vllm_arguments."""
+    rollout = config.actor_rollout_ref.rollout
+    stages = rollout.get("pipeline_model_parallel_size") or 1
+    setting = rollout.engine_kwargs.vllm.get("async_scheduling")
+    of_engine = stages, setting, rollout.tensor_model_parallel_size
+    return speculation.vllm_arguments(speculation.schedules_asynchronously(config.trainer.device, *of_engine))
 
 
 def _check_files(speculation: SpeculationConfig) -> None:

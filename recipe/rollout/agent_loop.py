@@ -31,16 +31,18 @@ class SeededManager(AgentLoopManagerTQ):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(SeededWorker)
-        self._numbered: tuple[bool, int] | None = None  # validation, step
-        self._rows = 0
+        self._rows: Counter[tuple[bool, int]] = Counter()  # numbered so far, of a validation or training, by step
+        self._last: tuple[bool, int] | None = None
 
     def generate_sequences(self, prompts: TensorDict) -> None:
         """verl's."""
         validates = bool(prompts["validate"]) if "validate" in prompts else False
-        if (now := (validates, int(prompts["global_steps"]))) != self._numbered:
-            self._numbered, self._rows = now, 0
-        rows = list(range(self._rows, self._rows + len(prompts)))
-        self._rows += len(prompts)
+        now, last = (validates, int(prompts["global_steps"])), self._last
+        if validates and now != last:
+            self._rows[now] = 0  # a validation has the same seeds whenever it is made; training may go on behind it
+        self._last, first = now, self._rows[now]
+        self._rows[now] += len(prompts)
+        rows = list(range(first, self._rows[now]))
         for key in {ROW, *({"index"} - set(prompts.keys()))}:  # a user's dataset may lack the index that verl reads
             tu.assign_non_tensor_stack(prompts, key, rows)
         super().generate_sequences(prompts)

@@ -3,6 +3,7 @@
 import functools
 import multiprocessing
 import os
+import secrets
 import time
 from typing import Any
 
@@ -14,10 +15,13 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, 
 from recipe.launch import fork_server
 from recipe.rollout import job_and_session
 from sam.config import SpeculationConfig
+from sam.record.engine_steps import EngineSteps
 from sam.sharing import link
+from sam.sharing.log import Log
 from sam.vllm.hints import RequestHints
 from sam.vllm.plugin import check_installed
 
+LOG_SECONDS = 60.0  # for the log of shared text to be started
 ENGINE_NICE = 10  # of 19; at 0 a replica's server waits 0.2 s for a core when the engines take all of them
 
 
@@ -52,7 +56,7 @@ class SpeculationWorkerExtension(vLLMColocateWorkerExtension):
         return self.sam_recorder.take().to_bytes()
 
 
-class SpeculationServer(vLLMHttpServer):
+class DraftingServer(vLLMHttpServer):
     """vLLM server of one replica. Refuses to serve when the drafter or sampler asked for is not the one in place."""
 
     def __init__(self, *args, **kwargs):
@@ -60,7 +64,6 @@ class SpeculationServer(vLLMHttpServer):
         # By the id of a request that is in the server, whether it is a chunk that ended because it had its tokens.
         self._in_flight: dict[str, bool] = {}
         self._busy_since = self._busy_seconds = 0.0
-        os.environ["VERL_RAY_JOB_ID"] = job_and_session()  # for the engine's processes
         if fork_server.EXECUTABLE in os.environ:
             multiprocessing.set_executable(os.environ[fork_server.EXECUTABLE])  # that start the engine
 
@@ -143,9 +146,55 @@ class SpeculationServer(vLLMHttpServer):
             engine.shutdown()
 
 
-class SpeculationReplica(vLLMReplica):
-    """verl's replica with this server in it."""
+class SpeculationServer(DraftingServer):
+    """The recipe's, with the name that recipe.trainer.workers.SessionWorker gives the weight sync's socket."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.server_class = ray.remote(SpeculationServer)
+        os.environ["VERL_RAY_JOB_ID"] = job_and_session()  # for the engine's processes
+
+
+class DraftingReplica(vLLMReplica):
+    """verl's replica with this server in it, where its engine is given a `speculation`."""
+
+    server = DraftingServer
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        engine = self.config.get("engine_kwargs", {}).get("vllm") or {}
+        if "speculation" in (engine.get("additional_config") or {}):  # else a reward model's, or a teacher's
+            self.server_class = ray.remote(self.server)
+            STARTED.append(self)
+
+
+class SpeculationReplica(DraftingReplica):
+    """The recipe's."""
+
+    server = SpeculationServer
+
+
+STARTED: list[DraftingReplica] = []  # by this process
+
+
+def take_steps(replicas: list[DraftingReplica]) -> tuple[list[EngineSteps], list[float]]:
+    """Every replica's engine steps, and seconds with a request in its server, since the last call."""
+    parts = ray.get([replica.servers[0].take_rollout_record.remote() for replica in replicas])
+    return [EngineSteps.from_bytes(content) for content, _ in parts], [seconds for _, seconds in parts]
+
+
+def share_text(replicas: list[DraftingReplica], mib: int):
+    """Start the log through which drafters see other replicas' text, of at most `mib` MiB, and tell all replicas.
+
+    Returns:
+        The log's actor, which ends when nobody holds it. None if that failed: drafters then see their own replica's.
+    """
+    try:
+        log = ray.remote(Log).options(num_cpus=0, max_restarts=-1).remote(mib << 20)  # one that dies starts anew, empty
+        run_id = secrets.token_hex(8)
+        servers = [server for replica in replicas for server in replica.servers]  # those of every machine
+        ray.get([server.serve_sharing.remote(log, run_id) for server in servers], timeout=LOG_SECONDS)
+        ray.get([replica.servers[0].share.remote() for replica in replicas])
+        return log
+    except Exception as error:
+        print(f"speculation.sharing=replicas: no log, drafters see their own replica only: {error!r}", flush=True)
+        return None

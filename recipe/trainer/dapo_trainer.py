@@ -1,6 +1,5 @@
 """verl's synchronous V1 trainer with ordered groups, rollout metrics and a record of the run on disk."""
 
-import secrets
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -18,9 +17,7 @@ from recipe.rollout.client import RoutedClient
 from recipe.trainer.dynamic_sampling import DapoRounds
 from recipe.trainer.workers import SessionWorker
 from sam.record.engine_steps import EngineSteps
-from sam.sharing.log import Log
 
-LOG_SECONDS = 60.0  # for the log of shared text to be started
 STOP_SECONDS = 10.0  # that the end of a run waits for engines to end
 
 
@@ -33,7 +30,6 @@ class DapoTrainer(PPOTrainerSync):
         self._is_routed = config.routing.policy == "context"
         self._prompts_dispatched = 0
         self._training = False
-        self._shared_log = None  # an actor ends when nobody holds its handle
         self._rollout_metrics: dict[str, float] = {}
 
     def _setup(self):
@@ -45,7 +41,10 @@ class DapoTrainer(PPOTrainerSync):
         print(f"routing: {routing.describe(self.config)}", flush=True)
         print(f"speculation.sharing: {sharing.describe(self.config)}", flush=True)
         if self.config.speculation.sharing == "replicas":
-            self._share_between_replicas()
+            from recipe.rollout import server
+
+            # An actor ends when nobody holds its handle.
+            self._shared_log = server.share_text(server.STARTED, sharing.needed_mib(self.config))
 
     def _replica_class(self) -> type:
         """Imported when the servers start, not before the workers do: vLLM takes seconds."""
@@ -53,17 +52,6 @@ class DapoTrainer(PPOTrainerSync):
 
         self.record.enter(STARTING_ENGINES)
         return SpeculationReplica
-
-    def _share_between_replicas(self) -> None:
-        """Start the log and tell every replica; without it the run drafts from its own replicas' text."""
-        try:
-            actor = ray.remote(Log).options(num_cpus=0, max_restarts=-1)  # one that dies starts anew, empty
-            self._shared_log, run_id = actor.remote(sharing.needed_mib(self.config) << 20), secrets.token_hex(8)
-            serving = [server.serve_sharing.remote(self._shared_log, run_id) for server in self._all_servers()]
-            ray.get(serving, timeout=LOG_SECONDS)
-            ray.get([server.share.remote() for server in self._servers()])
-        except Exception as error:
-            print(f"speculation.sharing=replicas: no log, drafters see their own replica only: {error!r}", flush=True)
 
     def get_llm_client(self):
         """verl's, or the one that tells the recipe's router how long responses are."""
@@ -152,8 +140,9 @@ class DapoTrainer(PPOTrainerSync):
 
     def _collect_rollout(self) -> tuple[list[EngineSteps], list[float]]:
         """Every replica's engine steps and busy seconds since the last call."""
-        parts = ray.get([server.take_rollout_record.remote() for server in self._servers()])
-        return [EngineSteps.from_bytes(content) for content, _ in parts], [seconds for _, seconds in parts]
+        from recipe.rollout import server
+
+        return server.take_steps(server.STARTED)
 
     def _take_routing(self) -> dict[str, float]:
         """Metrics of what the recipe's router did since the last call."""
@@ -162,7 +151,3 @@ class DapoTrainer(PPOTrainerSync):
     def _all_servers(self) -> list:
         """Those of every machine of every replica."""
         return [server for replica in self.llm_server_manager.get_replicas() for server in replica.servers]
-
-    def _servers(self) -> list:
-        """The first one of every replica, which has its drafting rank."""
-        return [replica.servers[0] for replica in self.llm_server_manager.get_replicas()]

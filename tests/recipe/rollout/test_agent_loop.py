@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections import Counter
 from types import SimpleNamespace
 from uuid import uuid4
 
@@ -87,7 +88,7 @@ def run(batches, n=1):
 
     async def generate():
         manager = object.__new__(SeededManager)
-        manager._numbered, manager._rows, sent = None, 0, []
+        manager._last, manager._rows, sent = None, Counter(), []
         manager.agent_loop_workers = [SimpleNamespace(generate_sequences=SimpleNamespace(remote=sent.append))]
         for columns, step, validate in batches:
             batch = tu.get_tensordict(columns)
@@ -135,6 +136,12 @@ def test_training_goes_by_the_prompts_uid_and_sample(queue):
     worker = run([(rows([9, 9], uid=[prompt_uid(4, 6), prompt_uid(4, 7)]), 4, False)], n=2)
     wanted = [sample_seed(RUN_SEED, "train", 4, prompt, sample) for prompt in (6, 7) for sample in (0, 1)]
     assert sorted(asked["seed"] for asked in worker.llm_client.asked) == sorted(wanted)
+
+
+def test_training_with_verls_uids_goes_by_the_rows_of_its_step_also_behind_a_validation(queue):
+    asked = run([(rows([0, 0]), 5, validates) for validates in (False, True, False)]).llm_client.asked
+    numbered = [("train", 0), ("train", 1), ("validation", 0), ("validation", 1), ("train", 2), ("train", 3)]
+    assert [one["seed"] for one in asked] == [sample_seed(RUN_SEED, split, 5, row, 0) for split, row in numbered]
 
 
 def test_a_response_that_fails_says_what_of(queue):
