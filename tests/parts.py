@@ -26,7 +26,7 @@ PARTS = (
     ("benches", 1500, "sam/bench sam/replay sam/profile sam/vllm/bench recipe/bench"),
     ("preflight", 950, "recipe/preflight recipe/arguments"),
     ("launch", 950, "recipe/launch recipe/main_dapo"),
-    ("trainer, rollout, records", 1150, "recipe/trainer recipe/rollout recipe/record sam/record"),
+    ("trainer, rollout, records", 1150, "recipe/trainer recipe/rollout recipe/record recipe/verl_plugin sam/record"),
     ("report", 700, "recipe/report sam/page sam/command recipe/command_line"),
     ("models and data", 1350, "recipe/tiny recipe/smollm2 recipe/data recipe/__init__ sam/__init__"),
 )  # fmt: skip

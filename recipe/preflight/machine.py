@@ -176,6 +176,7 @@ SHARED_MEMORY = Path("/dev/shm")
 ENGINE_MIB, RANK_MIB, GROUP_MIB = 160, 240, 24
 RAY_BYTES = 10**10  # from here on Ray keeps its objects in shared memory, below on disk (REQUIRE_SHM_SIZE_THRESHOLD)
 AUTOMATON_BYTES = 102  # of a token: sam.automaton.store's blocks, which numba makes slow to import
+NETWORK_CARDS = ("GLOO_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def memory_and_disk(config: DictConfig) -> Iterator[str]:
@@ -196,6 +197,13 @@ def memory_and_disk(config: DictConfig) -> Iterator[str]:
     if SHARED_MEMORY.is_dir() and (free := free_gib(SHARED_MEMORY)) < wanted:
         said = f"{free:.1f} GiB are free in {SHARED_MEMORY}, {wanted:.1f} are needed ({listed(parts)})"
         yield f"{said}: start the container with --shm-size={math.ceil(wanted)}g or more [machine.shared_memory]"
+    there = sorted(psutil.net_if_addrs())
+    for variable in NETWORK_CARDS:
+        card = os.environ.get(variable, "").strip()
+        names = tuple(name for name in card.lstrip("=").split(",") if name)  # = is exactly this, ^ none of these
+        if names and not card.startswith("^") and not any(one.startswith(names) for one in there):
+            said = f"{variable}={card}: no such network card on this node"
+            yield f"{said}: set it to one of {', '.join(there)} [variable.refused]"
 
 
 def free_memory_gib() -> float:

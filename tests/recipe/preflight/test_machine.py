@@ -76,6 +76,16 @@ def test_no_estimate_without_the_model_or_on_a_cpu():
     assert machine.device_memory(config_of("dapo_tiny_cpu")) is None
 
 
+def test_network_cards(monkeypatch):
+    monkeypatch.setattr(machine.psutil, "net_if_addrs", lambda: {"lo": [], "enp1s0": []})
+    monkeypatch.setenv("RAY_ADDRESS", "x")
+    config = composed("dapo_qwen3_32b")
+    for wanted, is_wrong in (("lo", 0), ("=lo", 0), ("^docker", 0), ("", 0), ("eth77", 1), ("eth77,lo", 0)):
+        monkeypatch.setenv("HCCL_SOCKET_IFNAME", wanted)
+        found = [one for one in machine.memory_and_disk(config) if "[variable.refused]" in one]
+        assert len(found) == is_wrong, wanted
+
+
 def test_shared_memory_by_what_it_is_for(monkeypatch):
     cluster = composed("dapo_qwen3_32b")
     monkeypatch.setenv("RAY_ADDRESS", "x")
@@ -109,7 +119,14 @@ def test_what_a_nodes_memory_holds_at_most(monkeypatch):
     shared = "speculation.sharing=replicas"
     tiny = machine.memory_parts(config_of("dapo_tiny_cpu", "trainer.n_gpus_per_node=2", shared))
     assert 0.0 < tiny["sharing's log"] < tiny["drafters' automata"] < 0.02
-    assert sum(machine.memory_parts(config_of("dapo_qwen3_32b", "speculation.method=off")).values()) == 0.0
+    assert (
+        sum(
+            machine.memory_parts(
+                config_of("dapo_qwen3_32b", "speculation.sharing=none", "speculation.method=off")
+            ).values()
+        )
+        == 0.0
+    )
     monkeypatch.setattr(machine, "free_memory_gib", lambda: 3.0)
     monkeypatch.setattr(machine, "free_gib", lambda place: 4000.0)
     (line,) = machine.memory_and_disk(composed("dapo_qwen3_32b"))
