@@ -35,7 +35,7 @@ def test_a_good_node_is_all_green(said, node):
 
 
 def test_slots_are_those_of_a_data_parallel_rank():
-    printed = "\n".join(report.describe(config_of("dapo_qwen3_235b", "speculation.method=off")))
+    printed = "\n".join(report.describe(config_of("dapo_qwen3_235b", "speculation=off")))
     assert "rollout: 1 replica of 128, up to 64 requests on each of 32 data-parallel ranks; training" in printed
     assert "\nspeculation: off, exact verification\n" in printed
 
