@@ -21,8 +21,13 @@ def resolved(config: DictConfig) -> SpeculationConfig:
     """The section `speculation` of a config, with sharing=replicas or none in place of auto.
 
     Raises:
-        ValueError: an unknown key, or a value outside its range.
+        ValueError: an unknown key, a value outside its range, or an engine or trainer that it is not for.
     """
+    engine, is_v1 = config.actor_rollout_ref.rollout.name, config.trainer.use_v1
+    if engine != "vllm":
+        raise ValueError(f"actor_rollout_ref.rollout.name={engine}: speculation drafts in vllm: set it to vllm")
+    if not is_v1:
+        raise ValueError(f"trainer.use_v1={is_v1}: speculation needs verl's V1 trainers: set it to true")
     section = OmegaConf.to_container(config.speculation, resolve=True)
     return sharing.resolve(config, SpeculationConfig.from_dict(section))
 

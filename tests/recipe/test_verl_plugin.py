@@ -1,0 +1,58 @@
+"""What two settings make of a config of verl's own; a whole run is in tests/end_to_end/test_verl_script.py."""
+
+import importlib.metadata
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from recipe import verl_plugin
+from recipe.launch.config import verl_configs
+from sam.config import METHODS, SpeculationConfig
+
+GIVEN = ["hydra.searchpath=[pkg://sam.configs]", "actor_rollout_ref.rollout.name=vllm"]
+
+
+def composed(*overrides):
+    """verl's ppo_trainer, as main_ppo composes it."""
+    with initialize_config_dir(verl_configs().removeprefix("file://"), version_base=None):
+        config = compose("ppo_trainer", [*GIVEN, *overrides])
+    OmegaConf.resolve(config)
+    return config
+
+
+def test_verl_loads_the_module():
+    assert verl_plugin.__name__ in {one.value for one in importlib.metadata.entry_points(group="verl.plugins")}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_engines_are_given_what_the_recipe_gives_them(method):
+    drafter = ["speculation.draft_model=/none"] if method in ("draft_model", "hybrid", "eagle3") else []
+    config = composed(f"+speculation={method}", "speculation.num_speculative_tokens=5", *drafter)
+    vllm = OmegaConf.to_container(config.actor_rollout_ref.rollout.engine_kwargs.vllm)
+    assert vllm["additional_config"] == {"speculation": verl_plugin.resolved(config).to_dict()}
+    wanted = SpeculationConfig.from_dict(vllm["additional_config"]["speculation"])
+    assert (wanted.method, wanted.num_speculative_tokens) == (method, 5)
+    ahead = method == "sam"  # trained drafters on one rank only, and verl's default are two
+    assert vllm["speculative_config"] == wanted.vllm_arguments(ahead).get("speculative_config")
+    assert config.ray_kwargs.ray_init.runtime_env.env_vars.VLLM_USE_V2_MODEL_RUNNER == "0"
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("speculation.policy=treshold", "speculation.policy='treshold': expected one of threshold"),
+        ("actor_rollout_ref.rollout.name=sglang", "rollout.name=sglang: speculation drafts in vllm: set it to vllm"),
+        ("trainer.use_v1=false", "trainer.use_v1=False: speculation needs verl's V1 trainers: set it to true"),
+    ],
+)
+def test_what_it_is_not_for_is_refused(override, said):
+    with pytest.raises(Exception, match="speculation") as raised:
+        composed("+speculation=sam", override)
+    assert said in str(raised.value)
+
+
+def test_without_the_settings_nothing_is_verls_but_verls():
+    with initialize_config_dir(verl_configs().removeprefix("file://"), version_base=None):
+        config = compose("ppo_trainer")
+    assert "speculation" not in config and not config.actor_rollout_ref.rollout.engine_kwargs.vllm
