@@ -55,7 +55,8 @@ def train(own, assets, name, *overrides):
             f"trainer.rollout_data_dir={folder}/rollouts",
             f"hydra.run.dir={own}",
         ],
-        env={**os.environ, **CPU, "VERL_FILE_LOGGER_PATH": str(own / f"{name}.jsonl")},
+        # Ray's workers would wait for all else on the machine.
+        env={**os.environ, **CPU, "RAY_worker_niceness": "0", "VERL_FILE_LOGGER_PATH": str(own / f"{name}.jsonl")},
         capture_output=True,
         text=True,
         timeout=15 * MINUTES,
