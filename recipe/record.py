@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
+from sam.command import Parser, run_command
 from sam.reading import ReadError, json_object
 from sam.record import replacing, responses
 from sam.record.engine_steps import DRAFT_MODEL_TOKENS, EngineSteps
@@ -304,3 +305,14 @@ def build_once(output: Path, contents: Contents, build: Callable[[Path], None]) 
                 output.rename(Path(scratch) / "replaced")
             built.rename(output)
     return True
+
+
+def build_command(parser: Parser, arguments: list[str] | None, name: str, prepare: Callable[[Path, int], bool]) -> int:
+    """The command that builds the assets called `name`; `prepare(folder, seed)` says whether it built them."""
+    parser.add_argument("--output", type=Path, required=True, help="folder to put them in")
+    parser.add_argument("--seed", type=int, default=0, help="of all that is drawn (default 0)")
+    options = parser.parse_args(arguments)
+    output = options.output.absolute()
+    if options.seed < 0:
+        parser.error(f"--seed {options.seed}: expected a number from 0 up")
+    return run_command(lambda: f"{name} {'built' if prepare(output, options.seed) else 'found'} in {output}")

@@ -31,7 +31,8 @@ def needed_mib(config: DictConfig) -> int:
     """Of the log, if every response to a round's prompts were as long as it may be: its budget."""
     from sam.sharing.log import most_bytes  # numba takes half a second to import: `sam run --help` need not wait for it
 
-    prompts, samples = config.data.gen_batch_size, config.actor_rollout_ref.rollout.n
+    prompts = config.data.gen_batch_size or config.data.train_batch_size  # verl's own default is null
+    samples = config.actor_rollout_ref.rollout.n
     return math.ceil(most_bytes(prompts, samples, config.data.max_response_length) / MIB)
 
 

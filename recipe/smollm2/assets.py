@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pandas
 
-from recipe.record import Contents, build_once
+from recipe.record import Contents, build_command, build_once
 from recipe.smollm2.task import TASKS, draw_rows
-from sam.command import Parser, run_command
+from sam.command import Parser
 
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SOURCES = ("assets.py", "model.py", "task.py")
@@ -80,18 +80,9 @@ def _build(folder: Path, settings: AssetSettings, gguf_file: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = Parser(prog="python -m recipe.smollm2.assets", description=__doc__)
-    parser.add_argument("--output", type=Path, required=True, help="folder to put them in")
-    parser.add_argument("--seed", type=int, default=0, help="of the tasks (default 0)")
-    options = parser.parse_args(arguments)
-    output = options.output.absolute()
-    if options.seed < 0:
-        parser.error(f"--seed {options.seed}: expected a number from 0 up")
-
-    def command() -> str:
-        built = prepare_assets(output, AssetSettings(seed=options.seed))
-        return f"assets of SmolLM2 {'built' if built else 'found'} in {output}"
-
-    return run_command(command)
+    return build_command(
+        parser, arguments, "assets of SmolLM2", lambda output, seed: prepare_assets(output, AssetSettings(seed=seed))
+    )
 
 
 if __name__ == "__main__":

@@ -18,12 +18,12 @@ from random import Random
 
 import pandas
 
-from recipe.record import Contents, build_once
+from recipe.record import Contents, build_command, build_once
 from recipe.tiny.model import ModelSettings, build_model
 from recipe.tiny.task import Problem, TaskSettings, as_row, draw_problems
 from recipe.tiny.tokenizer import build_tokenizer
 from recipe.tiny.warm_start import WarmStartSettings, warm_start
-from sam.command import Parser, run_command
+from sam.command import Parser
 
 SOURCES = ("assets.py", "model.py", "task.py", "tokenizer.py", "warm_start.py")
 
@@ -72,18 +72,9 @@ def _build(folder: Path, settings: AssetSettings) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = Parser(prog="python -m recipe.tiny.assets", description="Builds the tiny model, its tokenizer and data.")
-    parser.add_argument("--output", type=Path, required=True, help="folder to put them in")
-    parser.add_argument("--seed", type=int, default=0, help="of problems, weights and warm start (default 0)")
-    options = parser.parse_args(arguments)
-    output = options.output.absolute()
-    if options.seed < 0:
-        parser.error(f"--seed {options.seed}: expected a number from 0 up")
-
-    def command() -> str:
-        built = prepare_assets(output, AssetSettings(seed=options.seed))
-        return f"tiny assets {'built' if built else 'found'} in {output}"
-
-    return run_command(command)
+    return build_command(
+        parser, arguments, "tiny assets", lambda output, seed: prepare_assets(output, AssetSettings(seed=seed))
+    )
 
 
 if __name__ == "__main__":

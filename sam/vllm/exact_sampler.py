@@ -1,6 +1,7 @@
 """Exact-match sampling in vLLM's model runner, for every step, with and without drafts."""
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,10 +38,18 @@ class _Rows:
         return values[index]
 
     @classmethod
+    @functools.lru_cache(maxsize=8)  # a batch keeps its size for many steps
+    def plain_decode(cls, requests: int) -> Self:
+        """Rows of a step without drafts."""
+        each = np.arange(requests)
+        return cls(np.ones_like(each), each, np.zeros_like(each), each)
+
+    @classmethod
     def of(cls, num_draft_tokens, requests: int) -> Self:
         """Rows of a step with `num_draft_tokens` (int [requests], or None for no drafts)."""
-        drafted = np.zeros(requests, np.int64) if num_draft_tokens is None else np.asarray(num_draft_tokens, np.int64)
-        counts = 1 + drafted
+        if num_draft_tokens is None:
+            return cls.plain_decode(requests)
+        counts = 1 + np.asarray(num_draft_tokens, dtype=np.int64)
         request = np.repeat(np.arange(requests), counts)
         start = np.cumsum(counts) - counts
         return cls(counts, request, np.arange(len(request)) - start[request], start)

@@ -7,6 +7,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from recipe import verl_plugin
+from recipe.launch import sharing
 from recipe.launch.config import verl_configs
 from sam.config import METHODS, SpeculationConfig
 
@@ -36,6 +37,12 @@ def test_engines_are_given_what_the_recipe_gives_them(method):
     ahead = method == "sam"  # trained drafters on one rank only, and verl's default are two
     assert vllm["speculative_config"] == wanted.vllm_arguments(ahead).get("speculative_config")
     assert config.ray_kwargs.ray_init.runtime_env.env_vars.VLLM_USE_V2_MODEL_RUNNER == "0"
+
+
+def test_replicas_share_text_in_a_log_that_has_room():
+    config = composed("+speculation=sam")  # verl's own numbers: 8 devices, two to an engine
+    assert config.speculation.sharing == "auto" and verl_plugin.resolved(config).sharing == "replicas"
+    assert config.data.gen_batch_size is None and sharing.needed_mib(config) > 0
 
 
 @pytest.mark.parametrize(
