@@ -9,8 +9,8 @@ import contextlib
 import json
 import sys
 
-from recipe import preflight
-from recipe.launch.config import compose_config
+from sam_recipe import preflight
+from sam_recipe.launch.config import compose_config
 
 
 def main(config_name: str, *overrides: str) -> int:

@@ -284,7 +284,7 @@ def main(arguments: list[str]) -> int:
         return run_command(lambda: (json.dumps if of_setup.json else setup_table)(play_setup(of_setup)))
     epilog = "`sam tune --setup NAME`, or --log-normal, simulates a set-up under several settings: with --help more"
     parser = Parser(prog="sam tune", description=__doc__.splitlines()[0], epilog=epilog)
-    parser.add_argument("run", type=Path, help="run directory of recipe.main_dapo")
+    parser.add_argument("run", type=Path, help="run directory of sam_recipe.main_dapo")
     parser.add_argument("--k", nargs="+", type=int, default=DRAFT_LENGTHS, help="draft lengths to try")
     parser.add_argument("--threshold", nargs="+", type=int, default=THRESHOLDS, help="thresholds to try")
     parser.add_argument("--chunk", nargs="+", type=int, default=CHUNKS, help="tokens of a chunk to try with the "

@@ -44,8 +44,8 @@ run_on_ascend() {
         *" scale=smoke "*) unset RAY_ADDRESS RAY_AUTH_MODE ;; # on this machine's CPU, with a Ray of its own
         *) join_ray ;;
     esac
-    # Refuses the wrong node, a cluster that has ended, a directory in which a run goes on: recipe/preflight/machine.py.
-    exec python -m recipe.main_dapo --config-name "$config" "$@"
+    # Refuses the wrong node, a cluster that has ended, a directory in which a run goes on: sam_recipe/preflight/machine.py.
+    exec python -m sam_recipe.main_dapo --config-name "$config" "$@"
 }
 
 # The cluster that `ray start` made this node join: its address stands in Ray's own file.

@@ -6,6 +6,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from recipe.launch.versions import main  # noqa: E402
+from sam_recipe.launch.versions import main  # noqa: E402
 
 sys.exit(main())

@@ -7,12 +7,12 @@ extras=(cpu)
 case " $* " in *" speculation=suffix "*) extras+=(peers) ;; esac
 set_up_environment "${extras[@]}"
 # Mistakes are found before anything is built.
-python -m recipe.main_dapo --config-name dapo_tiny_cpu --check "$@"
-python -m recipe.tiny.assets --output outputs/tiny_assets
+python -m sam_recipe.main_dapo --config-name dapo_tiny_cpu --check "$@"
+python -m sam_recipe.tiny.assets --output outputs/tiny_assets
 case " $* " in
 *" speculation=eagle3 "* | *"/eagle3_head "*) kind=eagle3 ;;
 *" speculation=draft_model "* | *" speculation=hybrid "*) kind=draft_model ;;
 *) kind= ;;
 esac
-if [ -n "$kind" ]; then python -m recipe.draft_model --assets outputs/tiny_assets --kind "$kind"; fi
-exec python -m recipe.main_dapo --config-name dapo_tiny_cpu "$@"
+if [ -n "$kind" ]; then python -m sam_recipe.draft_model --assets outputs/tiny_assets --kind "$kind"; fi
+exec python -m sam_recipe.main_dapo --config-name dapo_tiny_cpu "$@"

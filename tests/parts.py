@@ -7,7 +7,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from recipe.command_line import COMMANDS
+from sam_recipe.command_line import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 # Part, the lines that it may have, and its files by the beginnings of their paths; the longest beginning counts.
@@ -16,19 +16,20 @@ PARTS = (
     ("verification", 550, "sam/verify sam/vllm/exact_sampler sam/vllm/rejection_sampler sam/vllm/row_classes"),
     ("switch", 600, "sam/switch"),
     ("several paths", 500, "sam/drafting/further_paths sam/vllm/paths"),
-    ("trained drafters", 1150, "sam/trained_drafter sam/vllm/trained recipe/draft_model"),
+    ("trained drafters", 1150, "sam/trained_drafter sam/vllm/trained sam_recipe/draft_model"),
     ("second runner", 900, "sam/vllm/v2"),
     ("vLLM plugin", 2000, "sam/vllm sam/config sam/log sam/reading"),
-    ("sharing", 650, "sam/sharing recipe/launch/sharing"),
+    ("sharing", 650, "sam/sharing sam_recipe/launch/sharing"),
     ("history", 320, "sam/history"),
-    ("routing", 700, "sam/routing recipe/launch/routing recipe/rollout/router"),
+    ("routing", 700, "sam/routing sam_recipe/launch/routing sam_recipe/rollout/router"),
     ("simulator", 900, "sam/simulate sam/tune"),
-    ("benches", 1500, "sam/bench sam/replay sam/profile sam/vllm/bench recipe/bench"),
-    ("preflight", 950, "recipe/preflight recipe/arguments"),
-    ("launch", 950, "recipe/launch recipe/main_dapo"),
-    ("trainer, rollout, records", 1150, "recipe/trainer recipe/rollout recipe/record recipe/verl_plugin sam/record"),
-    ("report", 700, "recipe/report sam/page sam/command recipe/command_line"),
-    ("models and data", 1350, "recipe/tiny recipe/smollm2 recipe/data recipe/__init__ sam/__init__"),
+    ("benches", 1500, "sam/bench sam/replay sam/profile sam/vllm/bench sam_recipe/bench"),
+    ("preflight", 950, "sam_recipe/preflight sam_recipe/arguments"),
+    ("launch", 950, "sam_recipe/launch sam_recipe/main_dapo"),
+    ("trainer, rollout, records", 1150, "sam_recipe/trainer sam_recipe/rollout sam_recipe/record sam_recipe/verl_plug "
+     "sam/record"),
+    ("report", 700, "sam_recipe/report sam/page sam/command sam_recipe/command_line"),
+    ("models and data", 1350, "sam_recipe/tiny sam_recipe/smollm2 sam_recipe/data sam_recipe/__init__ sam/__init__"),
 )  # fmt: skip
 
 
@@ -50,10 +51,10 @@ def lines_of(path: str) -> int:
 
 def commands() -> list[str]:
     """Those of `sam`, and further modules that are made to be run."""
-    own = [name for folder in ("sam", "recipe") for name in tracked(folder)]
+    own = [name for folder in ("sam", "sam_recipe") for name in tracked(folder)]
     run = [name for name in own if '\nif __name__ == "__main__":' in (ROOT / name).read_text()]
     of_sam = {module.replace(".", "/") + ".py" for module, _ in COMMANDS.values()}
-    return [*COMMANDS, *(name for name in run if name not in of_sam and name != "recipe/command_line.py")]
+    return [*COMMANDS, *(name for name in run if name not in of_sam and name != "sam_recipe/command_line.py")]
 
 
 def rows_of(page: str) -> int:
@@ -63,7 +64,7 @@ def rows_of(page: str) -> int:
 
 def table() -> str:
     """Lines to print."""
-    files = {name: lines_of(name) for folder in ("sam", "recipe") for name in tracked(folder)}
+    files = {name: lines_of(name) for folder in ("sam", "sam_recipe") for name in tracked(folder)}
     lines = [f"{'part':28}{'lines':>8}{'decided':>9}{'files':>7}"]
     for part, decided, _ in PARTS:
         own = [count for name, count in files.items() if part_of(name) == part]

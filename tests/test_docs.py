@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from recipe.command_line import COMMANDS as COMMANDS_OF_SAM
-from recipe.record import ON_DISK_ONLY
+from sam_recipe.command_line import COMMANDS as COMMANDS_OF_SAM
+from sam_recipe.record import ON_DISK_ONLY
 
 ROOT = Path(__file__).parents[1]
 PAGES = {str(page.relative_to(ROOT)): page.read_text() for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
 # Its commands are those of the commits that it names.
 OF_TODAY = {page: text for page, text in PAGES.items() if page != "docs/results.md"}
-FOLDERS = "sam|recipe|configs|scripts|tests|docs|patches|docker|requirements"
+FOLDERS = "sam|sam_recipe|configs|scripts|tests|docs|patches|docker|requirements"
 
 
 def without_blocks(text: str) -> str:
@@ -59,7 +59,7 @@ def commands_of(text: str) -> set[tuple[str, ...]]:
         lines += block.replace("\\\n", " ").splitlines()
     parts = [part for line in lines for part in re.split(r"\s&&\s", line)]
     found = [re.sub(r"^\s*([A-Z_]+=\S*\s+)*", "", part) for part in parts]
-    of_ours = r"sam [a-z]|python (-m (sam|recipe|tests)\.|docs/|scripts/)|bash scripts/"
+    of_ours = r"sam [a-z]|python (-m (sam|sam_recipe|tests)\.|docs/|scripts/)|bash scripts/"
     ours = [part for part in found if re.match(of_ours, part)]
     return {tuple(shlex.split(part, comments=True)) for part in ours}
 
@@ -78,7 +78,7 @@ def program_of(words: tuple[str, ...]) -> Path:
 def options_of(program: Path) -> set[str]:
     """Options of a program's parser, from its own source, and that of what it imports to parse."""
     files = [program]
-    for module, names in re.findall(r"^from ((?:sam|recipe)[\w.]*) import (.+)", program.read_text(), flags=re.M):
+    for module, names in re.findall(r"^from ((?:sam|sam_recipe)[\w.]*) import (.+)", program.read_text(), flags=re.M):
         path = ROOT / module.replace(".", "/")
         places = [path.with_suffix(".py"), *(path / f"{name}.py" for name in ("__init__", *names.split(", ")))]
         files += [file for file in places if file.is_file()]
@@ -110,7 +110,7 @@ def test_commands_exist_and_know_their_options():
 
 def test_overrides_compose():
     """Those of one config together, as far as no key comes twice: composing takes seconds."""
-    from recipe.launch.config import compose_config
+    from sam_recipe.launch.config import compose_config
 
     by_config: dict[str, dict[str, str]] = {}
     for _, *words in COMMANDS:
@@ -132,7 +132,7 @@ def test_knobs_page_is_up_to_date():
 def test_metrics_page_names_what_the_code_counts():
     """Names of counters and of what begins with rollout/, in the page and in the code."""
     rows = set(re.findall(r"^\| `(rollout/[\w/]+)`", PAGES["docs/metrics.md"], flags=re.M))
-    code = "\n".join(path.read_text() for folder in ("sam", "recipe") for path in (ROOT / folder).rglob("*.py"))
+    code = "\n".join(path.read_text() for folder in ("sam", "sam_recipe") for path in (ROOT / folder).rglob("*.py"))
     for row in rows:
         last = re.sub(r"^position_\d+$|^\d+$|_ms_per_step$", "", row.rpartition("/")[2])
         assert last in code or f"{last.rpartition('_')[0]}_{{" in code, f"{row}: nothing counts it"

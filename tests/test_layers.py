@@ -1,6 +1,6 @@
 """The house: who may import whom. Read off the imports of every file.
 
-A room may import rooms above it in its list, and its own. `sam` imports neither verl nor recipe, and of `sam` only
+A room may import rooms above it in its list, and its own. `sam` imports neither verl nor sam_recipe, and of `sam` only
 `sam.vllm` imports vLLM.
 """
 
@@ -40,7 +40,7 @@ RECIPE = (
     ("bench",),
     ("command_line",),
 )
-OUTSIDE = {"verl", "recipe", "vllm", "vllm_ascend", "sam"}
+OUTSIDE = {"verl", "sam_recipe", "vllm", "vllm_ascend", "sam"}
 
 
 def files(package: str) -> list[Path]:
@@ -92,7 +92,7 @@ def upward_imports(package: str, order: tuple[tuple[str, ...], ...]) -> list[str
     return wrong
 
 
-@pytest.mark.parametrize(("package", "order"), [("sam", SAM), ("recipe", RECIPE)])
+@pytest.mark.parametrize(("package", "order"), [("sam", SAM), ("sam_recipe", RECIPE)])
 def test_no_import_runs_upwards(package, order):
     assert upward_imports(package, order) == []
 
@@ -104,7 +104,7 @@ def test_an_upward_import_is_seen(tmp_path, monkeypatch):
     assert upward_imports("sam", SAM) == ["sam.automaton.store imports sam.vllm, which is not below it"]
 
 
-@pytest.mark.parametrize("package", ["sam", "recipe"])
+@pytest.mark.parametrize("package", ["sam", "sam_recipe"])
 def test_no_circle(package):
     graph = edges(package)
     done: set[str] = set()
@@ -128,7 +128,7 @@ def test_sam_knows_nothing_of_verl_and_only_its_vllm_part_knows_vllm():
         assert outside <= allowed, (module, outside)
 
 
-@pytest.mark.parametrize("package", ["sam", "recipe"])
+@pytest.mark.parametrize("package", ["sam", "sam_recipe"])
 def test_no_folder_is_crowded(package):
     folders = {path.parent for path in files(package)}
     crowded = {
@@ -189,7 +189,7 @@ def sizes(path: Path) -> Iterator[str]:
                 yield f"{node.name}: {len(stored)} attributes"
 
 
-@pytest.mark.parametrize("package", ["sam", "recipe"])
+@pytest.mark.parametrize("package", ["sam", "sam_recipe"])
 def test_nothing_is_larger_than_a_reader_should_meet(package):
     found = {f"{path.relative_to(ROOT)}: {size}" for path in files(package) for size in sizes(path)}
     assert found == {name for name in LARGER if name.startswith(f"{package}/")}

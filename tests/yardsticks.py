@@ -77,7 +77,7 @@ def configs(_) -> Iterator[tuple[str, dict]]:
     """Every key with its value, with and without speculation."""
     from omegaconf import OmegaConf
 
-    from recipe.launch.config import compose_config
+    from sam_recipe.launch.config import compose_config
 
     for path in sorted((ROOT / "configs").glob("dapo_*.yaml")):
         for method in ("sam", "off"):
@@ -114,7 +114,7 @@ def steps(options) -> Iterator[tuple[str, dict]]:
             with tempfile.TemporaryDirectory() as folder:
                 load = f"--requests {requests} --responses {requests} --rounds {REPEATS} --max-tokens 128"
                 bench = f"bench --model {ROOT / model} {load} --variants stock off sam-k3 --output {folder}"
-                subprocess.run([sys.executable, "-m", "recipe.command_line", *bench.split()], check=True, cwd=ROOT)
+                subprocess.run([sys.executable, "-m", "sam_recipe.command_line", *bench.split()], check=True, cwd=ROOT)
                 rows = json.loads((Path(folder) / "result.json").read_text())["rows"]
             stock = next(row for row in rows if row["variant"] == "stock")
             for row in rows:

@@ -1,4 +1,4 @@
-"""Recorded responses as token ids, and the config and metrics of the run directory (recipe.main_dapo's) they lie in."""
+"""Recorded responses as token ids, and the config and metrics of the run directory they lie in."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -177,7 +177,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     with one_line(path := f"{directory / CONFIG_FILE}", "PyYAML is not installed, requirements/cpu.txt has it"):
         import yaml
     content = content_of(directory / CONFIG_FILE)
-    with one_line(path, "not the config of a run of recipe.main_dapo"):
+    with one_line(path, "not the config of a run of sam_recipe.main_dapo"):
         config = yaml.safe_load(content)
     expect(isinstance(config, dict), path, "a run's config", config)
     section = config.get("speculation")

@@ -28,7 +28,7 @@ STALL = 20.0  # times the fitted milliseconds, beyond which a step was held up b
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A run directory of recipe.main_dapo."""
+    """A run directory of sam_recipe.main_dapo."""
 
     directory: Path
     config: dict  # its config.yaml
@@ -43,7 +43,7 @@ class RecordedRun:
         """
         for name in (run_directory.CONFIG_FILE, run_directory.METRICS_FILE):
             if not (directory / name).is_file():
-                raise ReadError(f"{directory}: no {name} there; expected a run directory of recipe.main_dapo")
+                raise ReadError(f"{directory}: no {name} there; expected a run directory of sam_recipe.main_dapo")
         config = run_directory.read_config(directory)
         with one_line(place := str(directory / run_directory.CONFIG_FILE), "not this version's settings"):
             SpeculationConfig.from_dict(config["speculation"])

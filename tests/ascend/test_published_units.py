@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe.launch import versions
+from sam_recipe.launch import versions
 from tests.sam.verify.originals import ascend_source
 
 pytestmark = pytest.mark.network

@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from recipe.tiny.assets import AssetSettings, prepare_assets
-from recipe.tiny.warm_start import WarmStartSettings
+from sam_recipe.tiny.assets import AssetSettings, prepare_assets
+from sam_recipe.tiny.warm_start import WarmStartSettings
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ SHORT = (
 
 def start(assets, run_directory, *overrides, config="dapo_tiny_cpu", folder=None, **environment):
     """A run as a process; `folder`: in which it starts."""
-    command = [sys.executable, "-m", "recipe.main_dapo", "--config-name", config, f"run_dir={run_directory}"]
+    command = [sys.executable, "-m", "sam_recipe.main_dapo", "--config-name", config, f"run_dir={run_directory}"]
     return subprocess.Popen(
         [*command, f"assets={assets}", *overrides],
         cwd=folder,
@@ -76,7 +76,7 @@ def kill(process, title):
 
 def outside(run_directory):
     """Processes, shared memory and temporary files that a run could leave; not engines of tests that run beside."""
-    names = ("ray::", "raylet", "gcs_server", "VLLM::", "recipe.main_dapo", "plasma_store")
+    names = ("ray::", "raylet", "gcs_server", "VLLM::", "sam_recipe.main_dapo", "plasma_store")
     processes = [process for process in psutil.process_iter() if any(name in _words_of(process) for name in names)]
     found = {process.pid for process in processes if not _is_of_another_pytest(process)}
     scratch = set(Path(tempfile.gettempdir()).glob("sam-*")) | set(Path("/tmp").glob("rl-colocate-zmq-*"))

@@ -50,7 +50,7 @@ ENDINGS = (
 
 def against_stock(run_directory):
     """What `sam bench --run` finds of a run by engine, with real engines."""
-    command = [sys.executable, "-m", "recipe.command_line", "bench", "--run", str(run_directory), "--rounds", "1"]
+    command = [sys.executable, "-m", "sam_recipe.command_line", "bench", "--run", str(run_directory), "--rounds", "1"]
     subprocess.run(command, check=True, timeout=10 * MINUTES)
     return {row["variant"]: row for row in json.loads((run_directory.parent / "stock.json").read_text())["rows"]}
 

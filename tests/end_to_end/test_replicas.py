@@ -10,7 +10,7 @@ from uuid import uuid4
 import pandas
 import pytest
 
-from recipe.report.runs import Run
+from sam_recipe.report.runs import Run
 from tests.end_to_end.runs import end, log_of, rows, start
 from tests.sam.history.kept import kept
 from tests.sam.routing.schedule import replay

@@ -6,8 +6,8 @@ import pytest
 from omegaconf import OmegaConf
 
 import sam.simulate
-from recipe.launch.config import compose_config
-from recipe.record import differences
+from sam_recipe.launch.config import compose_config
+from sam_recipe.record import differences
 from tests.end_to_end.runs import MINUTES, kill, leaves_nothing, log_of, metrics, outside, start, wait_for_step
 
 CONFIGS = ("dapo_qwen3_32b", "dapo_qwen3_32b_128die", "dapo_qwen3_235b")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from recipe.smollm2 import assets
+from sam_recipe.smollm2 import assets
 from tests.end_to_end.runs import end, metrics, responses, start
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]

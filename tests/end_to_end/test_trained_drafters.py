@@ -2,9 +2,9 @@
 
 import pytest
 
-from recipe.draft_model.__main__ import class_of, prepare_drafter
-from recipe.draft_model.distil import Settings
-from recipe.report.runs import Run, compare_responses
+from sam_recipe.draft_model.__main__ import class_of, prepare_drafter
+from sam_recipe.draft_model.distil import Settings
+from sam_recipe.report.runs import Run, compare_responses
 from tests.end_to_end.runs import SHORT, end, start
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]

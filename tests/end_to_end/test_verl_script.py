@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas
 import pytest
 
-from recipe.launch.environment import CPU
+from sam_recipe.launch.environment import CPU
 from tests.end_to_end.runs import MINUTES
 
 CONFIGS = Path(__file__).parents[2] / "configs"

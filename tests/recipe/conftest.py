@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.launch import config
+from sam_recipe.launch import config
 
 
 @pytest.fixture(scope="session", autouse=True)

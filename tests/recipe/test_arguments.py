@@ -9,8 +9,8 @@ from pathlib import Path
 import yaml
 from omegaconf import OmegaConf
 
-from recipe.arguments import CONFIGS, NAMES_FILE, misspelt
-from recipe.launch.config import compose_config, verl_configs
+from sam_recipe.arguments import CONFIGS, NAMES_FILE, misspelt
+from sam_recipe.launch.config import compose_config, verl_configs
 
 
 def names_in(value) -> set[str]:
@@ -63,7 +63,7 @@ def test_what_is_right_is_let_through():
 
 def test_it_needs_no_package():
     """As on a machine where nothing is installed: without site-packages."""
-    command = [sys.executable, "-S", "-m", "recipe.arguments", "--config-name", "dapo_tiny_cpu"]
+    command = [sys.executable, "-S", "-m", "sam_recipe.arguments", "--config-name", "dapo_tiny_cpu"]
     for arguments, code, said in (["--help"], 0, "usage:"), (["--chekc"], 2, "--chekc"), (["speculation=off"], 0, ""):
         ended = subprocess.run([*command, *arguments], capture_output=True, text=True, cwd=CONFIGS.parent)
         assert ended.returncode == code and said in ended.stdout + ended.stderr

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 
-from recipe import bench
-from recipe.bench import main
-from recipe.launch import config
-from recipe.report.runs import Run, load_stock, rows_of, stock_summary
 from sam.bench import engines
 from sam.bench.engines import EngineProcess
+from sam_recipe import bench
+from sam_recipe.bench import main
+from sam_recipe.launch import config
+from sam_recipe.report.runs import Run, load_stock, rows_of, stock_summary
 from tests.sam.bench.test_command import FAKE_ENGINE
 
 STEPS = 9
@@ -54,7 +54,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
     for name, value in {"OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}.items():
         monkeypatch.setenv(name, value)  # and what the command sets is undone
-    monkeypatch.setattr("recipe.launch.environment.CPU", {})
+    monkeypatch.setattr("sam_recipe.launch.environment.CPU", {})
     return directory
 
 

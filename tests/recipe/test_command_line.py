@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from recipe.command_line import COMMANDS, main
+from sam_recipe.command_line import COMMANDS, main
 
 # A mistake in a command's own words, and what the one line about it says.
 MISTAKES = {
@@ -29,7 +29,7 @@ def test_the_table(capsys):
 
 HELP = """
 import sys
-from recipe.command_line import COMMANDS, main
+from sam_recipe.command_line import COMMANDS, main
 heavy, light = {*"torch vllm verl ray transformers matplotlib".split()}, "run doctor bench report data".split()
 for name in (*light, *sorted({*COMMANDS} - {*light, "distil"})):  # distil loads torch
     try:

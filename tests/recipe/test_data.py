@@ -5,8 +5,8 @@ import json
 import pandas
 import pytest
 
-from recipe import data
-from recipe.trainer.reward import compute_score
+from sam_recipe import data
+from sam_recipe.trainer.reward import compute_score
 
 
 def published_row(question: str, index: int, source: str = "math_dapo") -> dict:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe import preflight
+from sam_recipe import preflight
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
@@ -62,8 +62,8 @@ def test_everything_that_is_named_is_there_and_let_in(path):
         if instruction == "COPY":
             wanted = [source for source in copied(rest)[0] if source != "."]
         elif instruction in ("RUN", "CMD"):
-            wanted = re.findall(r"(?<![\w/.])((?:scripts|docker|requirements|recipe|configs)/[\w./-]+)", rest)
-            modules = re.findall(r"-m (recipe[\w.]*)", rest)
+            wanted = re.findall(r"(?<![\w/.])((?:scripts|docker|requirements|sam_recipe|configs)/[\w./-]+)", rest)
+            modules = re.findall(r"-m (sam_recipe[\w.]*)", rest)
             assert all(importlib.util.find_spec(module) for module in modules)
         else:
             continue

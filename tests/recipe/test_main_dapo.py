@@ -5,10 +5,10 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
-from recipe import preflight
-from recipe.launch import supervisor
-from recipe.launch.ending import Ending
-from recipe.main_dapo import is_finished, main
+from sam_recipe import preflight
+from sam_recipe.launch import supervisor
+from sam_recipe.launch.ending import Ending
+from sam_recipe.main_dapo import is_finished, main
 from tests.recipe.launch.test_checkpoints import MODEL, TRACKER, checkpoint, cut
 
 

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from recipe.launch.config import CONFIGS, compose_config
-from recipe.preflight import settings
 from sam.config import METHODS, WITH_DRAFT_MODEL
+from sam_recipe.launch.config import CONFIGS, compose_config
+from sam_recipe.preflight import settings
 from tests.recipe.preflight.preflight_node import composed
 
 NAMES = ("dapo_qwen3_32b", "dapo_qwen3_32b_128die", "dapo_qwen3_235b")
@@ -23,7 +23,7 @@ def validate(config):
     """verl's own checks and dataclasses; then vLLM's AsyncEngineArgs from the arguments that verl hands to it."""
     from verl.utils.config import validate_config
 
-    from recipe.preflight.vllm_command import engine_arguments
+    from sam_recipe.preflight.vllm_command import engine_arguments
 
     validate_config(config, use_reference_policy=False, use_critic=False)
     return engine_arguments(config)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.launch.config import compose_config
-from recipe.record import Contents, RunRecord, changes, keep, read_json, read_metrics, rollout_metrics
 from sam.record.engine_steps import EngineSteps
+from sam_recipe.launch.config import compose_config
+from sam_recipe.record import Contents, RunRecord, changes, keep, read_json, read_metrics, rollout_metrics
 
 
 def test_a_line_written_by_halves_is_passed_over_and_gone_after_a_resume(tmp_path):

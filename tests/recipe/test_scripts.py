@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from recipe.launch.config import compose_config
-from recipe.trainer import ray_arguments
+from sam_recipe.launch.config import compose_config
+from sam_recipe.trainer import ray_arguments
 from tests.recipe.preflight.preflight_node import write_model
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -41,7 +41,7 @@ def run(script, *arguments, environment):
 def test_run_scripts_hand_config_overrides_and_variables_on(stand_in, name):
     code, said, _ = run(f"run_{name}.sh", "speculation=off", environment={**stand_in, "HCCL_CONNECT_TIMEOUT": "7"})
     assert code == 0
-    assert f"python -m recipe.main_dapo --config-name {name} speculation=off" in said
+    assert f"python -m sam_recipe.main_dapo --config-name {name} speculation=off" in said
     assert "HCCL_OP_EXPANSION_MODE=AIV" in said and "TASK_QUEUE_ENABLE=1" in said and "RAY_ADDRESS" not in said
     assert "HCCL_CONNECT_TIMEOUT=7\n" in said, "one that is set stays"
 
@@ -71,15 +71,15 @@ def test_the_scripts_for_a_cpu_start_what_the_readme_says(tmp_path):
 
     quickstart = said("quickstart.sh")
     assert quickstart.index("speculation=sam run_dir=") < quickstart.index("speculation=off run_dir=")
-    sam = "python -m recipe.command_line"
+    sam = "python -m sam_recipe.command_line"
     assert f"{sam} bench --run outputs/quickstart/sam --output outputs/quickstart\n" in quickstart
     assert f"{sam} report outputs/quickstart/sam outputs/quickstart/off" in quickstart
     assert "--config-name dapo_tiny_cpu speculation=off" in said("run_dapo_tiny_cpu.sh", "speculation=off")
     smollm2 = said("run_dapo_smollm2_cpu.sh", "speculation=off")
-    assert "python -m recipe.smollm2.assets --output outputs/smollm2_assets" in smollm2
-    assert smollm2.startswith("python -m recipe.main_dapo --config-name dapo_smollm2_cpu --check speculation=off\n")
+    assert "python -m sam_recipe.smollm2.assets --output outputs/smollm2_assets" in smollm2
+    assert smollm2.startswith("python -m sam_recipe.main_dapo --config-name dapo_smollm2_cpu --check speculation=off\n")
     assert smollm2.endswith("--config-name dapo_smollm2_cpu speculation=off\n")
-    assert "-m recipe.command_line data --output data" in said("prepare_data.sh")
+    assert "-m sam_recipe.command_line data --output data" in said("prepare_data.sh")
     assert "python -m pytest" in said("test.sh") and "tests/ascend" in said("test.sh", "--ascend")
 
 
@@ -225,7 +225,7 @@ STARTED = sorted(path.name for path in SCRIPTS.glob("*.sh") if path.name not in 
 def fresh(tmp_path_factory):
     """A checkout in which nothing is set up, and a machine with Python alone: no package, no ray, no hub's program."""
     checkout = tmp_path_factory.mktemp("fresh")
-    for name in ("scripts", "configs", "sam", "recipe", "requirements", "tests/sam/verify"):
+    for name in ("scripts", "configs", "sam", "sam_recipe", "requirements", "tests/sam/verify"):
         shutil.copytree(SCRIPTS.parent / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
     (checkout / "programs").mkdir()
     for number in (11, 12):

@@ -6,10 +6,10 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from recipe import verl_plugin
-from recipe.launch import sharing
-from recipe.launch.config import verl_configs
 from sam.config import METHODS, SpeculationConfig
+from sam_recipe import verl_plugin
+from sam_recipe.launch import sharing
+from sam_recipe.launch.config import verl_configs
 
 GIVEN = ["hydra.searchpath=[pkg://sam.configs]", "actor_rollout_ref.rollout.name=vllm"]
 

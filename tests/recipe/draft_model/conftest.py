@@ -1,9 +1,9 @@
 import pytest
 from transformers import AutoModelForCausalLM
 
-from recipe.tiny.assets import AssetSettings, prepare_assets
-from recipe.tiny.model import ModelSettings
-from recipe.tiny.warm_start import WarmStartSettings
+from sam_recipe.tiny.assets import AssetSettings, prepare_assets
+from sam_recipe.tiny.model import ModelSettings
+from sam_recipe.tiny.warm_start import WarmStartSettings
 
 
 @pytest.fixture(scope="package")

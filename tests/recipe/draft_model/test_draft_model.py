@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from recipe.draft_model import distil
-from recipe.draft_model.__main__ import KINDS, class_of, main, prepare_drafter
-from recipe.draft_model.distil import RESPONSES, STATE, Settings, Student, acceptance, sample_responses, train
+from sam_recipe.draft_model import distil
+from sam_recipe.draft_model.__main__ import KINDS, class_of, main, prepare_drafter
+from sam_recipe.draft_model.distil import RESPONSES, STATE, Settings, Student, acceptance, sample_responses, train
 
 SMALL = Settings(prompts=6, samples=2, response_tokens=12, steps=12, sequences=4, save_steps=5, threads=1, unroll=3)
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import torch
 from safetensors.torch import load_file
 
-from recipe.draft_model.distil import Settings, states_of
-from recipe.draft_model.eagle3 import Head, layers_read
+from sam_recipe.draft_model.distil import Settings, states_of
+from sam_recipe.draft_model.eagle3 import Head, layers_read
 from tests.sam.engine.eagle_head import ReferenceHead
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from recipe.launch import checkpoints
-from recipe.launch.ending import failed, last_line
+from sam_recipe.launch import checkpoints
+from sam_recipe.launch.ending import failed, last_line
 
 RANKS = 2
 KINDS = ("model", "optim", "extra_state")

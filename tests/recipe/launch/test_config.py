@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.launch.config import CONFIGS, ConfigError, compose_config
 from sam.config import SpeculationConfig
+from sam_recipe.launch.config import CONFIGS, ConfigError, compose_config
 
 METHODS = ("sam", "off", "ngram", "suffix", "draft_model", "hybrid", "eagle3")
 
@@ -122,7 +122,7 @@ def test_micro_batches_fit_the_devices(overrides, update, log_prob):
 
 
 def test_command_fails_early_without_importing_verl(tmp_path):
-    command = [sys.executable, "-X", "importtime", "-m", "recipe.main_dapo", "--config-name", "dapo_tiny_cpu"]
+    command = [sys.executable, "-X", "importtime", "-m", "sam_recipe.main_dapo", "--config-name", "dapo_tiny_cpu"]
     result = subprocess.run([*command, "speculation=foo"], capture_output=True, text=True)
     errors = [line for line in result.stderr.splitlines() if not line.startswith("import time:")]
     assert result.returncode == 2

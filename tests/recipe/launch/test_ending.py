@@ -6,9 +6,9 @@ import time
 import pytest
 import torch
 
-from recipe.launch import checkpoints
-from recipe.launch.ending import ERROR_FILE, Ending, failed, last_line, who_died, write_error
-from recipe.record import read_json
+from sam_recipe.launch import checkpoints
+from sam_recipe.launch.ending import ERROR_FILE, Ending, failed, last_line, who_died, write_error
+from sam_recipe.record import read_json
 from tests.recipe.launch.test_checkpoints import checkpoint
 
 DEAD_ACTOR = """ray::TaskRunner.run() (pid=1, ip=10.0.0.1)

@@ -5,7 +5,7 @@ import os
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.launch import environment
+from sam_recipe.launch import environment
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from recipe.launch import fork_server
+from sam_recipe.launch import fork_server
 
 SLEEP = "import os, sys, time; print(os.getpid(), flush=True); time.sleep(60)"
 
@@ -115,19 +115,19 @@ def test_without_a_server_python_starts_anew(start, capfd, tmp_path, monkeypatch
     python, server = start("with_thread" if why == "threads" else "decimal")
     if why == "killed":
         server.kill()
-    result = run(python, "-c", "import sys; print('recipe' in sys.modules, sys.argv); sys.exit(5)", "x")
+    result = run(python, "-c", "import sys; print('sam_recipe' in sys.modules, sys.argv); sys.exit(5)", "x")
     assert (result.stdout, result.stderr, result.returncode) == ("False ['-c', 'x']\n", "", 5)
     assert ("fork server: ends, since an import has started threads" in capfd.readouterr().err) == (why == "threads")
 
 
 def test_a_server_ends_with_the_process_that_started_it(tmp_path):
-    code = "import sys; from pathlib import Path; from recipe.launch import fork_server;"
+    code = "import sys; from pathlib import Path; from sam_recipe.launch import fork_server;"
     code += "print(fork_server.start(Path(sys.argv[1]), [], {}), flush=True); input()"
     starter = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     python = starter.stdout.readline().strip()
-    assert run(python, "-c", "import sys; print('recipe' in sys.modules)").stdout == "True\n"
+    assert run(python, "-c", "import sys; print('sam_recipe' in sys.modules)").stdout == "True\n"
     (server,) = psutil.Process(starter.pid).children()
     starter.kill()
     starter.wait()

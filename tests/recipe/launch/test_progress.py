@@ -2,7 +2,7 @@
 
 import json
 
-from recipe.launch import progress
+from sam_recipe.launch import progress
 
 ROW = {
     "rollout/reward_all/mean": 0.25,
@@ -69,11 +69,11 @@ def test_warnings_come_on_the_screen_once_each(tmp_path, capsys):
     bar = progress.Progress(tmp_path, total_steps=3)
     for text in (
         f"WARNING 11-24 12:49:53 [arg_utils.py:7] vLLM's\n{said}\n{said}\nERROR 11-24 12:49",
-        ":53 [recipe.two] failed\n",
+        ":53 [sam_recipe.two] failed\n",
     ):
         with open(log, "a") as file:
             file.write(text)
         bar.update()
     bar.close()
     shown = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("starting:")]
-    assert shown == ["warning: sam.vllm.one: no table: é", "warning: recipe.two: failed"]
+    assert shown == ["warning: sam.vllm.one: no table: é", "warning: sam_recipe.two: failed"]

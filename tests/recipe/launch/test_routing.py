@@ -1,7 +1,7 @@
 """Which router a run has, and what the log says of it."""
 
-from recipe.launch import routing
-from recipe.launch.config import CONFIGS, compose_config
+from sam_recipe.launch import routing
+from sam_recipe.launch.config import CONFIGS, compose_config
 
 
 def test_verls_balancer_is_the_default_on_every_device():
@@ -18,7 +18,7 @@ def test_the_recipes_router_has_a_file_of_its_own_and_a_users_is_not_replaced(tm
     assert config.actor_rollout_ref.rollout.router_config_path == "/a/run/router.yaml"
     assert routing.describe(config) == "context, chunks of 64 tokens (routing=verl: verl's balancer)"
     own = tmp_path / "own.yaml"
-    own.write_text("router_class: recipe.rollout.router.ContextRouterActor\n")
+    own.write_text("router_class: sam_recipe.rollout.router.ContextRouterActor\n")
     config = compose_config("dapo_tiny_cpu", [f"actor_rollout_ref.rollout.router_config_path={own}"])
     assert config.actor_rollout_ref.rollout.router_config_path == str(own)
     assert routing.describe(config) == f"the router that {own} names"

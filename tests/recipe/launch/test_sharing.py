@@ -2,8 +2,8 @@
 
 import pytest
 
-from recipe.launch import sharing
-from recipe.launch.config import compose_config
+from sam_recipe.launch import sharing
+from sam_recipe.launch.config import compose_config
 
 TWO = "trainer.n_gpus_per_node=2"
 

@@ -14,17 +14,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from recipe.launch import supervisor
-from recipe.launch.config import ConfigError
+from sam_recipe.launch import supervisor
+from sam_recipe.launch.config import ConfigError
 
 pytestmark = pytest.mark.e2e
 
 SUPERVISE = """
 import sys, threading, time
 from pathlib import Path
-from recipe.launch.ending import write_last_line
-from recipe.launch import supervisor
-from recipe.launch.supervisor import lock
+from sam_recipe.launch.ending import write_last_line
+from sam_recipe.launch import supervisor
+from sam_recipe.launch.supervisor import lock
 supervisor.SCAN_SECONDS, supervisor.GRACE_SECONDS = 0.1, 1.0
 directory = Path(sys.argv[1])
 def work():

@@ -14,12 +14,12 @@ import ray
 from omegaconf import DictConfig, OmegaConf
 from safetensors.numpy import save_file
 
-from recipe import preflight
-from recipe.launch import versions
-from recipe.launch.config import compose_config
-from recipe.preflight import __main__ as report
-from recipe.preflight import compatibility, machine
-from recipe.tiny.tokenizer import build_tokenizer
+from sam_recipe import preflight
+from sam_recipe.launch import versions
+from sam_recipe.launch.config import compose_config
+from sam_recipe.preflight import __main__ as report
+from sam_recipe.preflight import compatibility, machine
+from sam_recipe.tiny.tokenizer import build_tokenizer
 
 # Qwen3-32B's, as its config.json has them.
 SIZES = {

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from recipe import preflight
-from recipe.arguments import check_values
-from recipe.launch import versions
-from recipe.launch.config import CONFIGS, ConfigError
-from recipe.main_dapo import main
-from recipe.preflight import __main__ as report
-from recipe.preflight import compatibility, settings
 from sam.history.database import fingerprint, open_file, own_file
+from sam_recipe import preflight
+from sam_recipe.arguments import check_values
+from sam_recipe.launch import versions
+from sam_recipe.launch.config import CONFIGS, ConfigError
+from sam_recipe.main_dapo import main
+from sam_recipe.preflight import __main__ as report
+from sam_recipe.preflight import compatibility, settings
 from tests.recipe.preflight.preflight_node import MESSAGES, composed, config_of, tiny, write_rows
 
 ROOT = Path(__file__).parents[3]
@@ -201,7 +201,7 @@ def test_assets_are_made_by_the_configs_own_command_or_still_to_be_built(name, t
     own = [f"{MODEL}.path={none}/model", f"data.train_files={none}/train.parquet", f"data.val_files={none}/val.parquet"]
     config = config_of(f"dapo_{name}_cpu", f"assets={none}", *own)
     (problem, *_) = preflight.find_problems(config)
-    assert f"make it with python -m recipe.{name}.assets --output {none} [data.missing]" in problem
+    assert f"make it with python -m sam_recipe.{name}.assets --output {none} [data.missing]" in problem
     with pytest.raises(ConfigError, match=r"train_files=.*\[data.missing\] \(2 more\)"):
         preflight.check(config)
     assert not [one for one in preflight.find_problems(config, to_be_built=none) if "missing]" in one]
@@ -245,7 +245,7 @@ def test_an_engine_of_another_device_is_refused(device, vllm, cpu_package, is_ri
 def test_start_up_imports_nothing_that_takes_long(assets):
     """main_dapo runs these checks before it says anything."""
     code = (
-        "import sys; from recipe import preflight; from recipe.launch.config import compose_config\n"
+        "import sys; from sam_recipe import preflight; from sam_recipe.launch.config import compose_config\n"
         f"list(preflight.find_problems(compose_config('dapo_tiny_cpu', ['assets={assets}'])))\n"
         "print(*{'ray', 'torch', 'transformers', 'verl', 'vllm'} & set(sys.modules))"
     )
@@ -274,4 +274,4 @@ def test_check_says_all_of_it(assets, capsys, monkeypatch):
 
 def test_the_page_is_made_from_the_table():
     page = (CONFIGS.parent / "docs" / "compatibility.md").read_text()
-    assert page == compatibility.page(), "python -m recipe.preflight.compatibility > docs/compatibility.md"
+    assert page == compatibility.page(), "python -m sam_recipe.preflight.compatibility > docs/compatibility.md"

@@ -6,8 +6,8 @@ import numpy
 import pytest
 from safetensors.numpy import save_file
 
-from recipe import preflight
-from recipe.preflight.settings import draft_model as find_problems
+from sam_recipe import preflight
+from sam_recipe.preflight.settings import draft_model as find_problems
 from tests.recipe.preflight.preflight_node import composed, config_of, tiny
 
 SIZES = {

@@ -8,9 +8,9 @@ import tempfile
 import pytest
 import ray
 
-from recipe import preflight
-from recipe.launch import versions
-from recipe.preflight import machine
+from sam_recipe import preflight
+from sam_recipe.launch import versions
+from sam_recipe.preflight import machine
 from tests.recipe.preflight.preflight_node import SIZES as QWEN3_32B
 from tests.recipe.preflight.preflight_node import composed, config_of
 

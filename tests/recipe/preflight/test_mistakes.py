@@ -9,8 +9,8 @@ import psutil
 import pytest
 import ray
 
-from recipe.launch import versions
-from recipe.preflight import compatibility, machine
+from sam_recipe.launch import versions
+from sam_recipe.preflight import compatibility, machine
 from tests.recipe.preflight.preflight_node import code_of, config_of, join_cluster, problems_of
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"

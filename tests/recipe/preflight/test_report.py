@@ -2,10 +2,10 @@
 
 import pytest
 
-from recipe import preflight
-from recipe.preflight import __main__ as report
-from recipe.preflight import machine, vllm_command
-from recipe.preflight.npu_selftest import recommend, verifications
+from sam_recipe import preflight
+from sam_recipe.preflight import __main__ as report
+from sam_recipe.preflight import machine, vllm_command
+from sam_recipe.preflight.npu_selftest import recommend, verifications
 from tests.recipe.preflight.preflight_node import config_of
 
 SLOW, FAST, BROKEN = {"median_ms": 50.0}, {"median_ms": 5.0}, {"error": "RuntimeError: no kernel"}

@@ -4,9 +4,9 @@ import pandas
 import pytest
 from omegaconf import OmegaConf
 
-from recipe import preflight
-from recipe.launch.config import ConfigError, compose_config
-from recipe.preflight import compatibility, settings, vllm_command
+from sam_recipe import preflight
+from sam_recipe.launch.config import ConfigError, compose_config
+from sam_recipe.preflight import compatibility, settings, vllm_command
 from tests.recipe.preflight.preflight_node import tiny, write_model
 
 AGENT = "actor_rollout_ref.rollout.agent"
@@ -52,8 +52,10 @@ def test_what_is_not_set_is_the_recipes(brought):
     config = tiny(brought)
     assert problems(brought) == [] and list(compatibility.warnings(config)) == []
     assert OmegaConf.select(config, f"{REWARD}.path") == settings.OWN_REWARD
-    assert OmegaConf.select(config, f"{SAMPLER}.path") == "pkg://recipe.trainer.dynamic_sampling"
-    assert OmegaConf.select(config, f"{AGENT}.agent_loop_manager_class") == "recipe.rollout.agent_loop.SeededManager"
+    assert OmegaConf.select(config, f"{SAMPLER}.path") == "pkg://sam_recipe.trainer.dynamic_sampling"
+    assert (
+        OmegaConf.select(config, f"{AGENT}.agent_loop_manager_class") == "sam_recipe.rollout.agent_loop.SeededManager"
+    )
     assert OmegaConf.select(config, f"{AGENT}.default_agent_loop") == "single_turn_agent"
     assert problems(brought, f"{REWARD}.path=null", f"{SAMPLER}.path=null") == []  # verl's own
 

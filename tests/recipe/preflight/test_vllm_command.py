@@ -6,10 +6,10 @@ import sys
 import pytest
 from transformers import AutoConfig, Qwen3Config
 
-from recipe.launch import environment
-from recipe.launch.config import REPOSITORY, compose_config
-from recipe.preflight import vllm_command
-from recipe.tiny.tokenizer import build_tokenizer
+from sam_recipe.launch import environment
+from sam_recipe.launch.config import REPOSITORY, compose_config
+from sam_recipe.preflight import vllm_command
+from sam_recipe.tiny.tokenizer import build_tokenizer
 from tests.recipe.preflight.preflight_node import composed, config_of
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -18,7 +18,7 @@ VLLM = f"{ROLLOUT}.engine_kwargs.vllm"
 
 @pytest.fixture
 def assets(tmp_path, monkeypatch):
-    """A model as recipe.tiny.assets builds it but without weights, which nothing here reads."""
+    """A model as sam_recipe.tiny.assets builds it but without weights, which nothing here reads."""
     for name, value in (environment.OFFLINE | environment.CPU).items():
         monkeypatch.setenv(name, value)
     sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -44,7 +44,7 @@ def test_the_arguments_are_those_of_verls_first_server():
     made = vllm_command.server_arguments(config)
     assert (made["max_num_seqs"], made["data_parallel_size"], made["nnodes"]) == (64, 32, 8)
     assert made["enable_expert_parallel"] is True
-    assert made["worker_extension_cls"] == "recipe.rollout.server.SpeculationWorkerExtension"
+    assert made["worker_extension_cls"] == "sam_recipe.rollout.server.SpeculationWorkerExtension"
     assert vllm_command.engine_arguments(config).additional_config["speculation"]["method"] == "sam"
     users = config_of("dapo_tiny_cpu", f"+{VLLM}.additional_config.enable_cpu_binding=true")
     kept = vllm_command.server_arguments(users)["additional_config"]

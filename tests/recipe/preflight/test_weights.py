@@ -5,8 +5,8 @@ import struct
 
 import pytest
 
-from recipe.preflight import settings
-from recipe.preflight.__main__ import main
+from sam_recipe.preflight import settings
+from sam_recipe.preflight.__main__ import main
 from tests.recipe.preflight.preflight_node import write_model
 
 INDEX = settings.INDEX

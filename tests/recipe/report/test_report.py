@@ -6,9 +6,9 @@ import re
 import numpy as np
 import pytest
 
-from recipe.report.page import PHASE_HEADER, agreement, main, phases
-from recipe.report.runs import STOCK_FILE, Run, text_of
 from sam.bench.result import compared
+from sam_recipe.report.page import PHASE_HEADER, agreement, main, phases
+from sam_recipe.report.runs import STOCK_FILE, Run, text_of
 
 REWARDS = [0.0, 0.1, 0.2, 0.5, 0.6, 0.7]
 
@@ -68,7 +68,7 @@ def report(runs, tmp_path, capsys, monkeypatch):
 
     def write(draws=False):
         if not draws:  # which takes seconds
-            monkeypatch.setattr("recipe.report.page.draw_all", lambda runs: {})
+            monkeypatch.setattr("sam_recipe.report.page.draw_all", lambda runs: {})
         assert main([*map(str, runs), "--output", str(tmp_path / "out")]) == 0
         files = [tmp_path / "out" / name for name in ("summary.json", "report.html")]
         return json.loads(files[0].read_text()), files[1].read_text(), capsys.readouterr().out

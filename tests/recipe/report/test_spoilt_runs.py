@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipe.record import differences
-from recipe.report import page
-from recipe.report.runs import Run, load_runs
 from sam.simulate.run import RecordedRun, fit_runs
+from sam_recipe.record import differences
+from sam_recipe.report import page
+from sam_recipe.report.runs import Run, load_runs
 from tests.recipe.report.test_report import make_run
 from tests.sam.record.spoilt import CUTS, EACH, PATHS, VALUES, one_line, spoil_bytes, spoil_value
 
@@ -25,7 +25,7 @@ FILES = (
 def pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("recipe.report.page.RESAMPLES", 10)
+        patch.setattr("sam_recipe.report.page.RESAMPLES", 10)
         yield make_run(folder / "sam", "sam", 3.0, [0.1, 0.2]), make_run(folder / "off", "off", 6.0, [0.1, 0.2])
 
 

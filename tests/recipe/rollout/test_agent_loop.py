@@ -14,9 +14,9 @@ from verl.experimental.agent_loop import agent_loop as verls
 from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.replica import TokenOutput
 
-from recipe.rollout import agent_loop as module
-from recipe.rollout import prompt_uid, sample_seed
-from recipe.rollout.agent_loop import FAILURE, SeededManager, SeededRequests, SeededWorker, describe
+from sam_recipe.rollout import agent_loop as module
+from sam_recipe.rollout import prompt_uid, sample_seed
+from sam_recipe.rollout.agent_loop import FAILURE, SeededManager, SeededRequests, SeededWorker, describe
 
 RUN_SEED = 5
 

@@ -9,14 +9,14 @@ from omegaconf import OmegaConf
 from ray.exceptions import RayActorError
 from verl.workers.rollout.replica import TokenOutput
 
-from recipe.rollout.client import RoutedClient, group_of
-from recipe.rollout.router import Placement
+from sam_recipe.rollout.client import RoutedClient, group_of
+from sam_recipe.rollout.router import Placement
 
 RESPONSE = list(range(100, 150))
 
 
 class Server:
-    """Gives the tokens of RESPONSE that follow those it is sent, as recipe.rollout.server does; `fail` calls fail."""
+    """Gives the tokens of RESPONSE that follow those it is sent, as sam_recipe.rollout's do; `fail` calls fail."""
 
     def __init__(self, fail=0, stop_at=50):
         self.asked, self.fail, self.stop_at = [], fail, stop_at

@@ -56,8 +56,8 @@ def token(seed: int, position: int) -> int:
 
 def start(folder: Path):
     """Two servers, the router and a client."""
-    from recipe.rollout.client import RoutedClient
-    from recipe.rollout.router import ContextRouterActor
+    from sam_recipe.rollout.client import RoutedClient
+    from sam_recipe.rollout.router import ContextRouterActor
 
     servers = {name: ray.remote(Server).options(num_cpus=0).remote() for name in ("a", "b")}
     settings = {"chunk_tokens": CHUNK, "lookahead_tokens": 0, "log": str(folder / "routing.jsonl")}
@@ -99,7 +99,7 @@ def test_a_killed_servers_chunks_go_on_elsewhere_with_the_same_tokens(cluster, t
 
 def test_more_than_rays_thousand_calls_may_wait(cluster, tmp_path):
     """With an actor's default of 1000 calls at once, requests that wait keep releases from coming in."""
-    from recipe.rollout.router import Request
+    from sam_recipe.rollout.router import Request
 
     _, router, _ = start(tmp_path)
     names = [str(number) for number in range(1100)]
@@ -111,7 +111,7 @@ def test_more_than_rays_thousand_calls_may_wait(cluster, tmp_path):
 
 
 def test_a_killed_router_ends_every_request_with_its_death(cluster, tmp_path):
-    from recipe.launch.ending import is_death, role_of
+    from sam_recipe.launch.ending import is_death, role_of
 
     _, router, client = start(tmp_path)
 

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from recipe.launch.config import compose_config
-from recipe.rollout.client import group_of
-from recipe.rollout.router import ACTOR_CLASS, AHEAD, ContextRouter, Request, write_config
 from sam.drafting.drafter import Drafter
 from sam.history.client import HistoryClient
+from sam_recipe.launch.config import compose_config
+from sam_recipe.rollout.client import group_of
+from sam_recipe.rollout.router import ACTOR_CLASS, AHEAD, ContextRouter, Request, write_config
 from tests.sam.routing.schedule import replay
 
 LIMITS = {"kv_tokens": 4096, "block_tokens": 16, "slots": 2, "max_model_len": 512}

@@ -1,6 +1,6 @@
 import numpy as np
 
-from recipe.rollout import parse_prompt_uid, prompt_uid, sample_seed
+from sam_recipe.rollout import parse_prompt_uid, prompt_uid, sample_seed
 
 
 def test_every_part_of_the_identity_changes_the_seed():

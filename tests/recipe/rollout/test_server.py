@@ -12,9 +12,9 @@ import torch
 from verl.workers.rollout.replica import TokenOutput
 from vllm import SamplingParams
 
-from recipe.rollout import server as module
-from recipe.rollout.server import ENGINE_NICE, SpeculationServer, SpeculationWorkerExtension
 from sam.log import LINE
+from sam_recipe.rollout import server as module
+from sam_recipe.rollout.server import ENGINE_NICE, SpeculationServer, SpeculationWorkerExtension
 from tests.sam.test_log import said_by
 
 
@@ -43,7 +43,7 @@ def test_an_engine_of_one_thread_yields(monkeypatch):
     assert priority_after(1, 2, monkeypatch) == own
 
 
-@pytest.mark.parametrize("package", ["sam", "recipe"])
+@pytest.mark.parametrize("package", ["sam", "sam_recipe"])
 def test_what_vllms_server_imports_does_not_silence_this_project(package, capsys, monkeypatch):
     """vLLM's API server is imported in a run's processes."""
     monkeypatch.delenv("LOG_LEVEL", raising=False)

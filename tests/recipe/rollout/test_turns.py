@@ -13,10 +13,10 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
-from recipe.launch.config import compose_config
-from recipe.rollout.client import RoutedClient
-from recipe.rollout.router import ContextRouter
-from recipe.tiny.tokenizer import build_tokenizer
+from sam_recipe.launch.config import compose_config
+from sam_recipe.rollout.client import RoutedClient
+from sam_recipe.rollout.router import ContextRouter
+from sam_recipe.tiny.tokenizer import build_tokenizer
 from tests.sam.routing.schedule import replay
 
 TURNS, CONVERSATIONS, TOKENS, CHUNK = 3, 12, 24, 10

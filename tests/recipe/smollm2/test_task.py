@@ -5,8 +5,8 @@ from itertools import islice
 
 import pytest
 
-from recipe.smollm2.task import SOURCE_PREFIX, TASKS, draw_rows, score_solution
-from recipe.trainer.reward import compute_score
+from sam_recipe.smollm2.task import SOURCE_PREFIX, TASKS, draw_rows, score_solution
+from sam_recipe.trainer.reward import compute_score
 
 
 @pytest.mark.parametrize(

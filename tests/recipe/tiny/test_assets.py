@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from recipe.tiny.assets import AssetSettings, draw_splits, prepare_assets
-from recipe.tiny.model import ModelSettings, build_model
-from recipe.tiny.task import Problem, TaskSettings, as_row
-from recipe.tiny.tokenizer import build_tokenizer, encode_prompt
-from recipe.tiny.warm_start import IGNORED, WarmStartSettings, draw_batches, warm_start
+from sam_recipe.tiny.assets import AssetSettings, draw_splits, prepare_assets
+from sam_recipe.tiny.model import ModelSettings, build_model
+from sam_recipe.tiny.task import Problem, TaskSettings, as_row
+from sam_recipe.tiny.tokenizer import build_tokenizer, encode_prompt
+from sam_recipe.tiny.warm_start import IGNORED, WarmStartSettings, draw_batches, warm_start
 
 SMALL = AssetSettings(
     train_rows=20,
@@ -78,7 +78,7 @@ def test_a_failed_build_leaves_nothing_and_validation_is_kept_out_of_the_warm_st
         assert arguments[4] == draw_splits(SMALL)[1]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("recipe.tiny.assets.warm_start", fail)
+    monkeypatch.setattr("sam_recipe.tiny.assets.warm_start", fail)
     with pytest.raises(KeyboardInterrupt):
         prepare_assets(tmp_path / "assets", SMALL)
     assert [path.name for path in tmp_path.iterdir()] == [".assets.lock"]

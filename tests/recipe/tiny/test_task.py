@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.tiny.assets import AssetSettings, draw_splits
-from recipe.tiny.task import Problem, as_row, score_solution
-from recipe.tiny.tokenizer import build_tokenizer, encode_prompt, encode_response
+from sam_recipe.tiny.assets import AssetSettings, draw_splits
+from sam_recipe.tiny.task import Problem, as_row, score_solution
+from sam_recipe.tiny.tokenizer import build_tokenizer, encode_prompt, encode_response
 
 lines = st.integers(2, 24)
 digits = st.integers(0, 9)

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.trainer import dapo_trainer as module
-from recipe.trainer.dapo_trainer import DapoTrainer
+from sam_recipe.trainer import dapo_trainer as module
+from sam_recipe.trainer.dapo_trainer import DapoTrainer
 
 
 class Calls:

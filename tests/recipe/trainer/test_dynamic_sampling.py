@@ -7,10 +7,10 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from recipe.rollout import prompt_uid
-from recipe.rollout.agent_loop import FAILURE
-from recipe.trainer import dynamic_sampling
-from recipe.trainer.dynamic_sampling import DapoRounds
+from sam_recipe.rollout import prompt_uid
+from sam_recipe.rollout.agent_loop import FAILURE
+from sam_recipe.trainer import dynamic_sampling
+from sam_recipe.trainer.dynamic_sampling import DapoRounds
 
 
 class Queue:
@@ -163,7 +163,7 @@ def test_a_validation_goes_on_without_the_responses_that_failed(monkeypatch, cap
 
 
 def test_too_few_groups_name_what_others_failed_of(monkeypatch):
-    """Where an engine died, recipe.launch.ending reads that from it."""
+    """Where an engine died, sam_recipe.launch.ending reads that from it."""
     sampler, queue = make(monkeypatch, [RIGHT] * 12)
     queue.dispatch(4)
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from recipe.tiny.task import DATA_SOURCE, Problem
-from recipe.trainer.reward import compute_score
+from sam_recipe.tiny.task import DATA_SOURCE, Problem
+from sam_recipe.trainer.reward import compute_score
 
 PROBLEM = Problem(5, 4, 7, 3)
 TINY = (DATA_SOURCE, PROBLEM.answer)

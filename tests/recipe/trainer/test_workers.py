@@ -10,10 +10,10 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.rollout.vllm_rollout import vllm_rollout
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
-from recipe import trainer
-from recipe.rollout import job_and_session
-from recipe.trainer import workers
-from recipe.trainer.workers import FIRST, KERNELS_RANGE, ROOM, SessionWorker, master_port_range
+from sam_recipe import trainer
+from sam_recipe.rollout import job_and_session
+from sam_recipe.trainer import workers
+from sam_recipe.trainer.workers import FIRST, KERNELS_RANGE, ROOM, SessionWorker, master_port_range
 
 SESSIONS = ("session_2026-11-22_19-13-18_000001_25747", "session_2026-11-22_19-13-18_000002_25748")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from recipe.bench import main
 from sam.bench import engines
 from sam.bench.engines import EngineProcess
+from sam_recipe.bench import main
 
 FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
 HEAD = {"architectures": ["LlamaForCausalLMEagle3"], "vocab_size": 100}  # what an EAGLE3 head's config.json says

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recipe.bench import main
 from sam.bench import engines
 from sam.bench.engines import EngineProcess
 from sam.bench.settings import Settings
+from sam_recipe.bench import main
 from tests.sam.engine.tiny_engine import VOCABULARY, save_model
 
 pytestmark = pytest.mark.engine

@@ -14,7 +14,7 @@ import urllib.request
 import openai
 import pytest
 
-from recipe.tiny.tokenizer import build_tokenizer
+from sam_recipe.tiny.tokenizer import build_tokenizer
 from tests.sam.engine import tiny_engine
 
 pytestmark = pytest.mark.engine

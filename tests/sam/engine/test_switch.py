@@ -68,7 +68,7 @@ def test_profile_writes_a_table_that_goodput_loads(model, tmp_path):
     output = tmp_path / "step_cost.json"
     engine = {"enforce_eager": True, "dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 256}
     command = [
-        *(sys.executable, "-m", "recipe.command_line", "profile", "--model", model.path, "--output", str(output)),
+        *(sys.executable, "-m", "sam_recipe.command_line", "profile", "--model", model.path, "--output", str(output)),
         *("--requests", "1,4", "--drafts", "0,3", "--context", "16,64", "--engine", json.dumps(engine)),
     ]
     environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}  # as vLLM has it by default

@@ -81,7 +81,7 @@ def test_recorded_runs_give_the_cost_of_their_steps(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--from-run", "nowhere"], "nowhere: no config.yaml there; expected a run directory of recipe.main_dapo"),
+        (["--from-run", "nowhere"], "nowhere: no config.yaml there; expected a run directory of sam_recipe.main_dapo"),
         (["--model", "here", "--requests=0,4"], "requests="),
         (["--model", "here", "--drafts=1,3"], "expected to begin with 1"),
         (["--model", "here", "--engine", "eager"], "expected a JSON object of vLLM's engine arguments"),

@@ -1,4 +1,4 @@
-"""Run directories as recipe.main_dapo leaves them, here of rollouts with known step costs, and what fits them."""
+"""Run directories as sam_recipe.main_dapo leaves them, here of rollouts with known step costs, and what fits them."""
 
 import json
 from functools import partial

@@ -109,7 +109,7 @@ def test_mistakes_are_one_line(cost, capsys, tmp_path):
         assert message.startswith("error: ") and message.count("\n") == 1
         return message
 
-    assert f"{tmp_path}: no config.yaml there; expected a run directory of recipe.main_dapo" in error(tmp_path)
+    assert f"{tmp_path}: no config.yaml there; expected a run directory of sam_recipe.main_dapo" in error(tmp_path)
     assert "--k and --steps: expected 1 or more" in error(tmp_path, "--k", "0")
     assert "--step-cost is missing: a file, or one of qwen3_32b" in error(*LENGTHS)
     assert "'nowhere': neither a file nor one of qwen3_235b" in error(*LENGTHS, "--step-cost", "nowhere")

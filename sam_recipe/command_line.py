@@ -1,0 +1,53 @@
+"""`sam COMMAND ...`: every command of this project under one name; or `python -m sam_recipe.command_line COMMAND`."""
+
+import difflib
+import importlib
+import sys
+
+# Name: the module whose `main` it calls, and what it is for. No module is imported but that of the command called.
+COMMANDS = {
+    "run": ("sam_recipe.main_dapo", "train with verl; scripts/run_dapo_*.sh do so with all that it needs"),
+    "doctor": ("sam_recipe.preflight.__main__", "check a config and this machine before a run, and say what to mend"),
+    "bench": ("sam_recipe.bench", "measure engines beside stock vLLM, on a recorded run's text too, or whole runs"),
+    "replay": ("sam.replay", "draft for recorded text without an engine: acceptance, microseconds a token"),
+    "profile": ("sam.profile", "measure what a step costs by requests and draft tokens, for policy=goodput"),
+    "tune": ("sam.tune", "recommend settings from a recorded run; or simulate a set-up under several"),
+    "report": ("sam_recipe.report.page", "write the page that compares runs"),
+    "corpus": ("sam.corpus", "build a file of texts known beforehand, to draft from"),
+    "data": ("sam_recipe.data", "get the published datasets, in verl's format"),
+    "distil": ("sam_recipe.draft_model.__main__", "train a draft model or an EAGLE3 head for a model"),
+}
+HELP = ("-h", "--help")
+
+
+def usage() -> str:
+    """The table of commands."""
+    rows = (f"  {name:<10}{purpose}" for name, (_, purpose) in COMMANDS.items())
+    return "\n".join(("usage: sam COMMAND ...    sam COMMAND --help says more", "", *rows))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Call the command that the first argument names with the others; returns its exit code."""
+    name, *words = (sys.argv[1:] if arguments is None else arguments) or [""]
+    if not name or name in HELP:
+        print(usage(), file=sys.stdout if name else sys.stderr)
+        return 0 if name else 2
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, 1)
+        meant = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(COMMANDS)}"
+        print(f"error: sam {name}: no such command; {meant}", file=sys.stderr)
+        return 2
+    try:
+        return importlib.import_module(COMMANDS[name][0]).main(words)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("sam", "sam_recipe"):
+            raise
+        print(f"error: sam {name}: {error.name} is not installed: install the extra `cpu` or `cuda`", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,261 @@
+"""Reads what is compared: run directories of sam_recipe.main_dapo, and stock.json.
+
+`sam bench --run` leaves stock.json: the result of engines that took turns on a run's recorded text, stock vLLM among
+them, with the `steps` whose text they emitted, the first one's to warm up, and `text`: `text_of` these.
+"""
+
+import hashlib
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from sam.bench.result import compared, table_of
+from sam.bench.settings import STOCK
+from sam.config import WITH_DRAFT_MODEL
+from sam.reading import ReadError, expect, json_object, one_line
+from sam.record.engine_steps import EngineSteps
+from sam.record.responses import (
+    METRICS_FILE,
+    Response,
+    read_config,
+    read_metrics,
+    read_responses,
+    responses_path,
+)
+
+ROLLOUT_SECONDS, TAIL_SECONDS = "rollout/seconds", "rollout/tail_seconds"
+LEFT_OUT = ": left out"
+STOCK_FILE = "stock.json"
+POLICY = "goodput"  # of sam.bench's engines with sam or a trained drafter
+MEASURE = "sam bench --run"
+
+
+class ReportError(ReadError):
+    """A run cannot be reported; one line says why."""
+
+
+@contextmanager
+def left_out(remarks: list[str]):
+    """Report without what cannot be read, whose line becomes a remark."""
+    try:
+        yield
+    except ReadError as error:
+        if (line := f"{error}{LEFT_OUT}") not in remarks:
+            remarks.append(line)
+
+
+@dataclass
+class Run:
+    """One run's records.
+
+    Attributes:
+        name: its speculation's method, as far as the config says it.
+        metrics: training step -> what went to wandb; step 0 is the first validation.
+        remarks: what a reader of its figures should know.
+
+    Raises:
+        ReportError: no training step has finished.
+    """
+
+    name: str
+    directory: Path
+    config: dict
+    versions: dict
+    metrics: dict[int, dict[str, float]]
+    remarks: list[str] = field(default_factory=list)
+
+    def __post_init__(self):
+        if not self.steps:
+            raise ReportError(f"{self.directory}: no training step has finished there: name a run that has trained")
+
+    @classmethod
+    def load(cls, directory: Path, is_whole: bool = True) -> Self:
+        """Read a run directory of sam_recipe.main_dapo.
+
+        Raises:
+            ReportError: no step has finished there; or something cannot be read, which without `is_whole` becomes a
+                remark.
+        """
+        if not (directory / METRICS_FILE).is_file():
+            raise ReportError(f"{directory}: no {METRICS_FILE} there; expected a run directory of sam_recipe.main_dapo")
+        config, versions, metrics, rows, remarks = {}, {}, {}, [], []
+        with left_out(remarks):
+            metrics = read_metrics(directory, rows)
+        with left_out(remarks):
+            config = read_config(directory)
+        with left_out(remarks):
+            versions = json_object(directory / "versions.json")
+        remarks += [line + LEFT_OUT for line in rows]
+        if is_whole and remarks:
+            raise ReportError(remarks[0].removesuffix(LEFT_OUT))
+        name = config["speculation"]["method"] if config else directory.name
+        return cls(name, directory, config, versions, metrics, remarks)
+
+    @property
+    def steps(self) -> list[int]:
+        """Training steps whose rollout was timed."""
+        return sorted(step for step, row in self.metrics.items() if ROLLOUT_SECONDS in row)
+
+    @cached_property
+    def recorded(self) -> dict[int, EngineSteps]:
+        """The first replica's engine steps by training step; none, and a remark, where one cannot be read."""
+        found: dict[int, EngineSteps] = {}
+        with left_out(self.remarks):
+            for step in self.steps if self._has_files(EngineSteps.path) else ():
+                one, place = EngineSteps.load(self.directory, step), str(EngineSteps.path(self.directory, step))
+                expect(len(one) > 0, place, "engine steps", "none")
+                found[step] = one
+            return found
+        return {}
+
+    @property
+    def has_responses(self) -> bool:
+        """Whether those of all training steps are there."""
+        return self._has_files(responses_path)
+
+    def _has_files(self, path: Callable[[Path, int], Path]) -> bool:
+        return all(path(self.directory, step).is_file() for step in self.steps)
+
+    def responses(self, step: int) -> list[Response]:
+        """Those of a step; none, and a remark, where they cannot be read."""
+        with left_out(self.remarks):
+            return read_responses(self.directory, step)
+        return []
+
+    def threshold(self) -> int | None:
+        """Running requests at or below which a rollout is in its tail; None where the run's config has none."""
+        value = (self.config.get("speculation") or {}).get(name := "batch_size_threshold")
+        expect(value is None or type(value) is int, f"{self.directory}, speculation.{name}", "a whole number", value)
+        return value
+
+    def series(self, key: str) -> tuple[list[int], list[float]]:
+        """Training steps that have a figure, and its values."""
+        points = {step: row[key] for step, row in sorted(self.metrics.items()) if key in row}
+        return list(points), list(points.values())
+
+    def column(self, key: str, steps: list[int]) -> np.ndarray | None:
+        """float [steps] of a figure; None where a step has none."""
+        values = [self.metrics[step].get(key) for step in steps]
+        return None if None in values else np.array(values)
+
+    def seconds(self, steps: list[int], key: str = ROLLOUT_SECONDS) -> float | None:
+        """Sum over these steps of the rollout's seconds, or of another figure; None where a step has none."""
+        column = self.column(key, steps)
+        return None if column is None else float(column.sum())
+
+    def acceptance(self) -> tuple[float | None, float | None]:
+        """Mean acceptance length (accepted plus bonus, per verify step of a request) and acceptance rate."""
+        names = ("accept_length", "verify_steps", "accepted_tokens", "drafted_tokens")
+        length, *columns = (self.column(f"rollout/spec_{name}", self.steps) for name in names)
+        if any(column is None for column in (length, *columns)):
+            return None, None
+        verified, accepted, drafted = (float(column.sum()) for column in columns)
+        emitted = float((length * columns[0]).sum())
+        return (emitted / verified if verified else 1.0), (accepted / drafted if drafted else 0.0)
+
+
+def load_runs(directories: list[Path]) -> list[Run]:
+    """Read run directories, as far as they can be read, and give the runs different names.
+
+    Raises:
+        ReportError: one is none, or has not trained.
+    """
+    runs, names = [Run.load(directory, is_whole=False) for directory in directories], []
+    for run in runs:
+        names.append(run.name)
+        if (count := names.count(run.name)) > 1:
+            run.name = f"{run.name} {count}"
+    return runs
+
+
+def common_steps(first: Run, second: Run) -> list[int]:
+    """Training steps that both have.
+
+    Raises:
+        ReportError: there are none.
+    """
+    steps = sorted(set(first.steps) & set(second.steps))
+    if not steps:
+        raise ReportError(
+            f"{first.directory} and {second.directory} have no training step in common (they have {first.steps[0]} to "
+            f"{first.steps[-1]} and {second.steps[0]} to {second.steps[-1]}): name runs that began alike"
+        )
+    return steps
+
+
+def compare_responses(one: Run, other: Run) -> dict[int, tuple[int, int]]:
+    """step -> (identical responses, responses that both runs have); empty where a run has not recorded them."""
+    result = {}
+    if not (one.has_responses and other.has_responses):
+        return result
+    for step in sorted(set(one.steps) & set(other.steps)):
+        mine, theirs = (
+            {(row.prompt, row.sample): row.response_tokens for row in run.responses(step)} for run in (one, other)
+        )
+        if mine and theirs:
+            common = mine.keys() & theirs.keys()
+            result[step] = (sum(np.array_equal(mine[key], theirs[key]) for key in common), len(common))
+    return result
+
+
+def load_stock(directory: Path, run: Run) -> tuple[dict[str, Any] | None, str]:
+    """What stock.json says of the run, and what to know of that; None where there is none or of another text."""
+    path = directory / STOCK_FILE
+    if not path.is_file():
+        where = f"{run.directory} --output {directory}"
+        return None, f"Stock vLLM was not measured: {MEASURE} {where}, then this report again"
+    try:
+        with one_line(str(path), f"not what {MEASURE} writes"):
+            found = json_object(path)
+            table_of(found), stock_summary(found)
+            is_its_text = text_of(run, found["steps"]) == found["text"]
+    except ReadError as error:
+        return None, f"{error}: left out, measure again with {MEASURE}"
+    if not is_its_text:
+        return None, f"{path} is of another run's text and left out: measure again with {MEASURE}"
+    policy = (run.config.get("speculation") or {}).get("policy")
+    if method_of(found) in ("sam", *WITH_DRAFT_MODEL) and policy != POLICY:
+        return found, f"engines alone drafted with policy={POLICY}, the run with policy={policy}"
+    return found, ""
+
+
+def rows_of(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The rows of the table by engine: stock, off and the run's method."""
+    return {row["variant"]: row for row in found["rows"]}
+
+
+def method_of(found: dict[str, Any]) -> str:
+    """The engine that drafts."""
+    return next(engine for engine in rows_of(found) if engine not in (STOCK, "off"))
+
+
+def stock_summary(found: dict[str, Any]) -> dict[str, Any]:
+    """For summary.json; ratios are median, least and greatest."""
+    rows, method = rows_of(found), method_of(found)
+    over_off = compared(rows[method]["by_round"], rows["off"]["by_round"])
+    return {
+        "rounds": rows[STOCK]["rounds"],
+        "requests": rows[STOCK]["requests"],
+        "seconds": {engine: row["seconds"] for engine, row in rows.items()},
+        "over_stock": {engine: _ratio(row) for engine, row in rows.items() if engine != STOCK},
+        f"{method}_over_off": _ratio(over_off),
+        "verdict": rows[method]["answer"],
+        "date": found["date"],
+    }
+
+
+def _ratio(row: dict[str, Any]) -> list[float]:
+    return [row[name] for name in ("ratio", "low", "high")]
+
+
+def text_of(run: Run, steps: list[int]) -> str:
+    """A name of the responses that a run recorded in these steps; empty where it has not."""
+    paths = [responses_path(run.directory, step) for step in steps]
+    if not paths or not all(path.is_file() for path in paths):
+        return ""
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths)).hexdigest()[:16]

@@ -1,0 +1,155 @@
+"""verl's client of the rollout servers, which generates a response in chunks and tells the router how long it is."""
+
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import ray
+from verl.utils import normalize_token_ids
+from verl.utils.rollout_trace import rollout_trace_op
+from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.replica import TokenOutput
+
+from sam.drafting.texts import digest
+from sam.vllm.hints import RequestHints
+from sam_recipe.rollout.router import Placement, Request
+
+# Sampling parameters that read the response's tokens so far, which an engine takes for the prompt's in a later chunk.
+UNDIVIDED = (
+    "stop", "structured_outputs", "thinking_token_budget", "min_tokens", "presence_penalty", "frequency_penalty",
+    "bad_words", "repetition_detection",
+)  # fmt: skip
+SPECULATION_COUNTS = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
+LEFT_OUT_WHERE_EMPTY = ("audio_data", "mm_processor_kwargs", "priority")
+MOST_FAILURES = 8  # replicas that may die under one response
+
+
+class RoutedClient(LLMServerClient):
+    """Generates each response in chunks of `routing.chunk_tokens`, each at the replica that the router names.
+
+    A chunk's prompt is the response's prompt and its tokens so far: a token's uniform counts from the prompt's first
+    token, so tokens are those of the whole (sam.verify.exact). If a replica dies, the response goes on elsewhere.
+    """
+
+    @rollout_trace_op
+    async def generate(
+        self, request_id, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
+    ) -> TokenOutput:
+        """verl's, in chunks: token ids, log-probabilities, routed experts, counts and the stop reason are joined."""
+        prompt_ids = normalize_token_ids(prompt_ids)
+        request = self._request(request_id, prompt_ids, sampling_params)
+        chunk = self.config.routing.chunk_tokens or request.limit
+        if any(sampling_params.get(key) for key in UNDIVIDED):
+            chunk = request.limit
+        joined, ended_after, failures = None, None, 0
+        try:
+            placement = await self._load_balancer.acquire.remote(request)
+            while True:
+                given = joined.token_ids if joined else []
+                parameters = chunk_parameters(sampling_params, request, len(given), chunk)
+                try:
+                    part = await self._ask(placement, request_id, prompt_ids + given, parameters, kwargs)
+                except Exception as death:
+                    failures += 1
+                    if not is_dead(death) or failures > MOST_FAILURES:
+                        raise
+                    placement = await self._go_elsewhere(request.id, placement.server_id, death)
+                    continue
+                joined = join(joined, part)
+                if part.stop_reason != "length" or len(joined.token_ids) >= request.limit:
+                    break
+                placement = await self._load_balancer.proceed.remote(request.id, len(part.token_ids))
+            if joined.stop_reason != "aborted":
+                ended_after = len(part.token_ids)
+            if joined.stop_reason == "length":
+                joined.stop_reason = "completed"
+            return joined
+        finally:
+            self._load_balancer.release.remote(request.id, ended_after)
+
+    def _request(self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Request:
+        """What the router is told of a response."""
+        rollout = self.config.actor_rollout_ref.rollout
+        # With full_determinism ids come again with other prompts: they name no conversations.
+        conversation = uuid4().hex if rollout.get("full_determinism", False) else request_id
+        limit = response_limit(rollout, len(prompt_ids), sampling_params)
+        return Request(uuid4().hex, group_of(prompt_ids), len(prompt_ids), limit, conversation)
+
+    async def _ask(
+        self, placement: Placement, request_id: str, prompt_ids: list[int], parameters: dict, kwargs: dict
+    ) -> TokenOutput:
+        """Have a chunk generated, with the arguments that verl's client gives vLLM's server."""
+        if placement.waiting:  # for the switch
+            parameters = with_hints(parameters, waiting=placement.waiting)
+        given = {key: value for key, value in kwargs.items() if value or key not in LEFT_OUT_WHERE_EMPTY}
+        given.pop("mm_processor_output", None)  # SGLang's
+        given = {"image_data": None, "video_data": None, **given}
+        output = await placement.server.generate.remote(
+            request_id=self._vllm_request_id(request_id), prompt_ids=prompt_ids, sampling_params=parameters, **given
+        )
+        for key in ("min_global_steps", "max_global_steps"):
+            output.extra_fields.setdefault(key, output.extra_fields.get("global_steps"))
+        return output
+
+    async def _go_elsewhere(self, name: str, server_id: str, death: Exception) -> Placement:
+        """Where a chunk begins again whose server has died; the death is the error where no server is left."""
+        try:
+            return await self._load_balancer.fail.remote(name, server_id)
+        except Exception as error:
+            if is_dead(error):  # the router's own death
+                raise
+            raise death from error
+
+
+def response_limit(rollout, prompt_tokens: int, sampling_params: dict[str, Any]) -> int:
+    """Most tokens of a response, by the rule of verl's server (vLLMHttpServer.generate)."""
+    longest = rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length
+    asked = sampling_params.get("max_tokens", sampling_params.get("max_new_tokens"))
+    if asked is None:
+        asked = min(rollout.response_length, rollout.prompt_length + rollout.response_length - prompt_tokens)
+    return max(1, min(asked, longest - prompt_tokens))
+
+
+def chunk_parameters(sampling_params: dict[str, Any], request: Request, generated: int, chunk: int) -> dict[str, Any]:
+    """The sampling parameters of the chunk after `generated` tokens; those of a whole response stay as they are."""
+    if chunk >= request.limit and not generated:
+        return dict(sampling_params)
+    dropped = ("max_new_tokens", *(["prompt_logprobs"] if generated else []))
+    parameters = {key: value for key, value in sampling_params.items() if key not in dropped}
+    parameters["max_tokens"] = min(chunk, request.limit - generated)
+    return with_hints(parameters, prompt_tokens=request.prompt_tokens, response_limit=request.limit)
+
+
+def with_hints(parameters: dict[str, Any], **hints: int) -> dict[str, Any]:
+    """Sampling parameters with hints to the drafters of the engine."""
+    return {**parameters, "extra_args": {**(parameters.get("extra_args") or {}), **RequestHints(**hints).extra_args()}}
+
+
+def group_of(prompt_ids: list[int]) -> str:
+    """The name of the group: its prompt's tokens, hashed."""
+    return digest(np.asarray(prompt_ids)).hex()
+
+
+def is_dead(error: Exception) -> bool:
+    """Whether the server, or the engine behind it, is gone. vLLM's error comes as a subclass that Ray makes."""
+    names = {one.__name__ for one in type(error).__mro__}
+    return isinstance(error, ray.exceptions.RayActorError) or "EngineDeadError" in names
+
+
+def join(joined: TokenOutput | None, part: TokenOutput) -> TokenOutput:
+    """The output of all chunks so far, `part` the last, as verl's FullyAsyncLLMServerClient joins them."""
+    if joined is None:
+        return part
+    if part.routed_experts is not None and part.token_ids:
+        known, new = joined.routed_experts, part.routed_experts[-len(part.token_ids) :]
+        joined.routed_experts = part.routed_experts if known is None else np.concatenate([known, new])
+    with_log_probs = joined.log_probs is not None and part.log_probs is not None
+    joined.log_probs = [*joined.log_probs, *part.log_probs] if with_log_probs else None
+    joined.token_ids = [*joined.token_ids, *part.token_ids]
+    joined.stop_reason = part.stop_reason
+    counted = [count for count in (joined.num_preempted, part.num_preempted) if count is not None]
+    joined.num_preempted = sum(counted) if counted else None
+    extra, later = joined.extra_fields, part.extra_fields
+    extra |= {key: later.get(key) for key in ("global_steps", "max_global_steps")}
+    extra |= {count: extra.get(count, 0) + later[count] for count in SPECULATION_COUNTS if count in later}
+    return joined

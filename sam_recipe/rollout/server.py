@@ -1,0 +1,200 @@
+"""The rollout server: verl's vLLM server with speculation checked at start-up and measured in every step."""
+
+import functools
+import multiprocessing
+import os
+import secrets
+import time
+from typing import Any
+
+import ray
+import torch
+from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
+
+from sam.config import SpeculationConfig
+from sam.record.engine_steps import EngineSteps
+from sam.sharing import link
+from sam.sharing.log import Log
+from sam.vllm.hints import RequestHints
+from sam.vllm.plugin import check_installed
+from sam_recipe.launch import fork_server
+from sam_recipe.rollout import job_and_session
+
+LOG_SECONDS = 60.0  # for the log of shared text to be started
+ENGINE_NICE = 10  # of 19; at 0 a replica's server waits 0.2 s for a core when the engines take all of them
+
+
+class SpeculationWorkerExtension(vLLMColocateWorkerExtension):
+    """Mixed into vLLM's worker; its methods are called through `collective_rpc`."""
+
+    def sam_attach(self) -> dict[str, Any]:
+        """Start recording engine steps; returns sam.vllm.plugin.installed of this worker."""
+        from sam.vllm.plugin import installed
+        from sam.vllm.step_recorder import StepRecorder
+
+        status = installed(self.model_runner)
+        self.sam_recorder = StepRecorder.attach(self.model_runner)
+        return status
+
+    def sam_share(self, address: str) -> None:
+        """Let the drafter exchange text with those of other replicas, by the server that listens there."""
+        if hasattr(drafter := getattr(self.model_runner, "drafter", None), "share"):
+            drafter.share(address)
+
+    def sam_yield(self) -> None:
+        """On a CPU let servers, router and client run before an engine: while they wait for a core, slots stay empty.
+
+        Once the threads are started that help this one, the engine's: they would wait for a core as it does from now
+        on, and hold the interpreter meanwhile. And only where it computes alone: others would wait for this one.
+        """
+        if self.device.type == "cpu" and torch.get_num_threads() == 1:
+            os.setpriority(os.PRIO_PROCESS, 0, max(ENGINE_NICE, os.getpriority(os.PRIO_PROCESS, 0)))
+
+    def sam_take_record(self) -> bytes:
+        """The engine steps since the last call, as EngineSteps.to_bytes."""
+        return self.sam_recorder.take().to_bytes()
+
+
+class DraftingServer(vLLMHttpServer):
+    """vLLM server of one replica. Refuses to serve when the drafter or sampler asked for is not the one in place."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        # By the id of a request that is in the server, whether it is a chunk that ended because it had its tokens.
+        self._in_flight: dict[str, bool] = {}
+        self._busy_since = self._busy_seconds = 0.0
+        if fork_server.EXECUTABLE in os.environ:
+            multiprocessing.set_executable(os.environ[fork_server.EXECUTABLE])  # that start the engine
+
+    def _get_worker_extension_cls(self) -> str:
+        return "sam_recipe.rollout.server.SpeculationWorkerExtension"
+
+    async def run_server(self, args):
+        """verl's, then refuse to serve unless every worker runs what the config asks for."""
+        await super().run_server(args)
+        self.engine.generate = self._noting_length(self.engine.generate)
+        wanted = SpeculationConfig.from_dict(args.additional_config.get("speculation", {}))
+        for status in await self.engine.collective_rpc("sam_attach"):
+            check_installed(wanted, status)
+            scheduling = "asynchronous" if status["asynchronous"] else "synchronous"
+            said = f"drafter {status['drafter']}, verification {status['verification']}, {scheduling} scheduling"
+            print(f"rollout worker: {said}", flush=True)
+        if wanted.sharing != "replicas":
+            await self.engine.collective_rpc("sam_yield")
+
+    def _noting_length(self, generate):
+        """vLLM's generate, which notes the chunks that ended because they had their tokens: verl reports `completed`
+        for these as for complete responses."""
+
+        @functools.wraps(generate)
+        async def noting(prompt, sampling_params, request_id: str, **kwargs):
+            is_chunk = RequestHints.of(sampling_params).response_limit is not None
+            async for output in generate(prompt, sampling_params, request_id, **kwargs):
+                if is_chunk and request_id in self._in_flight and output.outputs:  # not vLLM's own endpoints'
+                    self._in_flight[request_id] = output.outputs[0].finish_reason == "length"
+                yield output
+
+        return noting
+
+    async def generate(self, prompt_ids, sampling_params, request_id, **kwargs):
+        """verl's, timed: seconds count while at least one request is in the server. The stop reason of a chunk that
+        goes on (sam_recipe.rollout.client) is `length`."""
+        if not self._in_flight:
+            self._busy_since = time.monotonic()
+        self._in_flight[request_id] = False
+        try:
+            output = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
+            if self._in_flight.get(request_id):
+                output.stop_reason = "length"
+            return output
+        finally:
+            self._in_flight.pop(request_id, None)
+            if not self._in_flight:
+                self._busy_seconds += time.monotonic() - self._busy_since
+
+    async def take_rollout_record(self) -> tuple[bytes, float]:
+        """The engine steps and busy seconds since the last call (of the first worker, whose drafts all verify)."""
+        seconds, self._busy_seconds = self._busy_seconds, 0.0
+        return (await self.engine.collective_rpc("sam_take_record"))[0], seconds
+
+    async def routing_limits(self) -> dict[str, int]:
+        """What the engine holds, by its own numbers, for sam_recipe.rollout.router."""
+        vllm = self.engine.vllm_config
+        return {
+            "kv_tokens": vllm.cache_config.num_gpu_blocks * vllm.cache_config.block_size,
+            "block_tokens": vllm.cache_config.block_size,
+            "slots": vllm.scheduler_config.max_num_seqs * vllm.parallel_config.data_parallel_size,
+            "max_model_len": vllm.model_config.max_model_len,
+        }
+
+    async def serve_sharing(self, log, run_id: str) -> None:
+        """Pass on what drafters on this machine ask the log, an actor of sam.sharing.log.Log."""
+        self._sharing_log = log  # a handle's methods do not keep it
+        await log.exchange.remote(b"")  # the first call takes Ray a tenth of a second of CPU
+        self._sharing_address = link.address_of(run_id, self.replica_rank)
+        self._sharing_server = await link.serve(self._sharing_address, log.exchange.remote)
+
+    async def share(self) -> None:
+        """Let the engine's drafters share from now on; the servers of all machines listen."""
+        await self.engine.collective_rpc("sam_share", args=(self._sharing_address,))
+        await self.engine.collective_rpc("sam_yield")
+
+    async def end_engine(self) -> None:
+        """End the engine's processes, when the run has finished."""
+        if (engine := getattr(self, "engine", None)) is not None:
+            engine.shutdown()
+
+
+class SpeculationServer(DraftingServer):
+    """The recipe's, with the name that sam_recipe.trainer.workers.SessionWorker gives the weight sync's socket."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        os.environ["VERL_RAY_JOB_ID"] = job_and_session()  # for the engine's processes
+
+
+class DraftingReplica(vLLMReplica):
+    """verl's replica with this server in it, where its engine is given a `speculation`."""
+
+    server = DraftingServer
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        engine = self.config.get("engine_kwargs", {}).get("vllm") or {}
+        if "speculation" in (engine.get("additional_config") or {}):  # else a reward model's, or a teacher's
+            self.server_class = ray.remote(self.server)
+            STARTED.append(self)
+
+
+class SpeculationReplica(DraftingReplica):
+    """The recipe's."""
+
+    server = SpeculationServer
+
+
+STARTED: list[DraftingReplica] = []  # by this process
+
+
+def take_steps(replicas: list[DraftingReplica]) -> tuple[list[EngineSteps], list[float]]:
+    """Every replica's engine steps, and seconds with a request in its server, since the last call."""
+    parts = ray.get([replica.servers[0].take_rollout_record.remote() for replica in replicas])
+    return [EngineSteps.from_bytes(content) for content, _ in parts], [seconds for _, seconds in parts]
+
+
+def share_text(replicas: list[DraftingReplica], mib: int):
+    """Start the log through which drafters see other replicas' text, of at most `mib` MiB, and tell all replicas.
+
+    Returns:
+        The log's actor, which ends when nobody holds it. None if that failed: drafters then see their own replica's.
+    """
+    try:
+        log = ray.remote(Log).options(num_cpus=0, max_restarts=-1).remote(mib << 20)  # one that dies starts anew, empty
+        run_id = secrets.token_hex(8)
+        servers = [server for replica in replicas for server in replica.servers]  # those of every machine
+        ray.get([server.serve_sharing.remote(log, run_id) for server in servers], timeout=LOG_SECONDS)
+        ray.get([replica.servers[0].share.remote() for replica in replicas])
+        return log
+    except Exception as error:
+        print(f"speculation.sharing=replicas: no log, drafters see their own replica only: {error!r}", flush=True)
+        return None

@@ -1,0 +1,105 @@
+"""The run in Ray: verl's V1 task runner with the recipe's trainer in it.
+
+verl is imported in the actor only: in the driver it would cost every start a quarter of a minute for nothing.
+"""
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from sam_recipe.launch import fork_server
+
+# What the processes of a run import, for the fork server.
+IMPORTED_ONCE = [
+    "verl.trainer.main_ppo",
+    "sam_recipe.trainer.dapo_trainer",
+    "sam_recipe.trainer.workers",
+    "sam_recipe.rollout.server",
+    "sam_recipe.rollout.agent_loop",
+    "sam_recipe.rollout.router",
+    "sam_recipe.trainer.reward",
+    "vllm.v1.engine.core",
+]
+# Of the error where Ray's raylet has ended: it waits 15 s for its agents, two Python processes, which cannot be set.
+SLOW_START = "timed out during startup"
+STARTS = 4
+# Arguments that only a Ray started by this process takes.
+OWN_RAY_ONLY = ("num_cpus", "num_gpus", "resources", "include_dashboard", "_temp_dir", "object_store_memory")
+
+
+class TaskRunner:
+    """The driver's counterpart in the cluster, an actor as in verl's main_ppo."""
+
+    def run(self, config: DictConfig) -> None:
+        """Validate with verl's own checks, then train. Raises what verl raises."""
+        import transfer_queue
+
+        # Its actors start while verl is imported here; verl's own call then finds them.
+        queue = threading.Thread(target=transfer_queue.init, args=(config.transfer_queue,))
+        queue.start()
+        from verl.trainer.main_ppo import TaskRunnerV1
+        from verl.trainer.ppo.utils import need_critic, need_reference_policy
+        from verl.trainer.ppo.v1 import trainer_base
+        from verl.utils.config import validate_config
+
+        from sam_recipe.rollout import server  # noqa: F401 - the servers' class, needed later: imported while nothing waits
+        from sam_recipe.trainer import dapo_trainer, workers
+
+        if config.trainer.device == "cpu":
+            from sam_recipe.tiny.platform import check_installed
+
+            check_installed()
+        OmegaConf.resolve(config)
+        validate_config(config, need_reference_policy(config), need_critic(config))
+        # verl looks trainers up by `trainer_mode`; "sync" must keep its name, since verl compares it elsewhere.
+        trainer_base.TRAINER_REGISTRY["sync"] = dapo_trainer.DapoTrainer
+        trainer_base.RayWorkerGroup = workers.WorkerGroup  # of which verl's trainers make their groups
+        queue.join()
+        try:
+            # verl exports the class only in its Ray wrapping.
+            TaskRunnerV1.__ray_metadata__.modified_class().run(config)
+        finally:
+            if "wandb" in sys.modules:  # at exit it would look for its service, which Ray has ended by then
+                sys.modules["wandb"].teardown()
+
+
+def ray_arguments(config: DictConfig, temporary: str) -> dict:
+    """Arguments of ray.init: for a Ray of its own below `temporary`, or for the cluster that RAY_ADDRESS names."""
+    arguments = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
+    if os.environ.get("RAY_ADDRESS"):
+        return {name: value for name, value in arguments.items() if name not in OWN_RAY_ONLY}
+    return {**arguments, "_temp_dir": temporary}
+
+
+def start_ray(**arguments) -> None:
+    """ray.init, up to STARTS times where Ray's own processes are slower than it waits: a busy machine's."""
+    import ray
+
+    for left in reversed(range(STARTS)):
+        try:
+            ray.init(**arguments)
+            return
+        except Exception as error:
+            if SLOW_START not in str(error) or not left:
+                raise
+            print(f"Ray's own processes took longer than it waits: started once more ({error})", flush=True)
+
+
+def run_in_ray(config: DictConfig, runtime_env: dict, temporary: str) -> None:
+    """Train in Ray, connected to as the config and RAY_ADDRESS say, or started here; on a CPU its processes are forked
+    from one that has imported IMPORTED_ONCE."""
+    import ray
+
+    arguments = ray_arguments(config, temporary)
+    own = {key: value for key, value in (arguments.pop("runtime_env", None) or {}).items() if value is not None}
+    env_vars = {**runtime_env["env_vars"], **(own.get("env_vars") or {})}
+    runtime_env = {**runtime_env, **own, "env_vars": env_vars}
+    if config.trainer.device == "cpu" and not os.environ.get("RAY_ADDRESS"):
+        python = fork_server.start(Path(temporary).parent, IMPORTED_ONCE, env_vars)
+        env_vars[fork_server.EXECUTABLE] = str(python)
+        runtime_env["py_executable"] = str(python)
+    start_ray(**arguments, runtime_env=runtime_env)
+    ray.get(ray.remote(TaskRunner).remote().run.remote(config))
