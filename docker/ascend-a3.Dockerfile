@@ -47,14 +47,14 @@ RUN source /usr/local/Ascend/ascend-toolkit/set_env.sh && \
 
 COPY . .
 RUN python -m pip install --no-deps --no-build-isolation -e . && \
-    python scripts/patch.py apply
+    python -m sam_recipe.patch apply
 
 # devlib stands in for the driver's libraries, which are mounted when the image runs. fsdp2, because Megatron-LM and
 # MindSpeed, with which the config trains by default, are not in this image (docs/cluster.md).
 RUN source /usr/local/Ascend/ascend-toolkit/set_env.sh && \
     source /usr/local/Ascend/nnal/atb/set_env.sh && \
     export LD_LIBRARY_PATH="$LD_LIBRARY_PATH:/usr/local/Ascend/ascend-toolkit/latest/aarch64-linux/devlib" && \
-    python scripts/patch.py check && \
+    python -m sam_recipe.patch check && \
     python docker/image_preflight.py dapo_qwen3_32b training=fsdp2
 
 # The base image's entry point reads CANN's set_env.sh first.

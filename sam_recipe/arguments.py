@@ -16,7 +16,7 @@ from typing import Any
 from sam.command import Parser
 from sam.config import CHOICES
 
-CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+CONFIGS = Path(__file__).resolve().with_name("configs")
 NAMES_FILE = CONFIGS / "names.txt"  # of all keys, verl's too; `python -m tests.recipe.test_arguments` writes it
 # Sections whose keys other programs define: what Hydra's `+` may add to.
 FREE_SECTIONS = (
@@ -37,23 +37,36 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "Ray is appended to train.log in run_dir.",
         allow_abbrev=False,
     )
-    parser.add_argument("--config-name", required=True, help="a file of configs/ without .yaml")
+    add_config_options(parser, required=True)
     parser.add_argument("--verbose", action="store_true", help="show train.log on the screen, in place of the progress")
     parser.add_argument("--check", action="store_true", help="check config and machine only, before assets are built")
     parser.add_argument(
         "--accept-changes", action="store_true", help="go on although changed settings make another curve"
     )
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, for example speculation=off")
-    return parser.parse_intermixed_args(arguments)  # --verbose among overrides too
+    return with_folder(parser.parse_intermixed_args(arguments))  # --verbose among overrides too
 
 
-def misspelt(overrides: list[str]) -> str | None:
+def add_config_options(parser: argparse.ArgumentParser, required: bool) -> None:
+    parser.add_argument("--config-name", required=required, help="a file of configs/ without .yaml")
+    parser.add_argument("--config-dir", metavar="DIR", help="the folder that your own config of that name lies in")
+
+
+def with_folder(options: argparse.Namespace) -> argparse.Namespace:
+    """Options whose `config_name` has the folder of --config-dir in front; this project's own has none."""
+    if options.config_dir is not None and options.config_name is not None:
+        options.config_name = str(Path(options.config_dir).expanduser().absolute() / options.config_name)
+    return options
+
+
+def misspelt(overrides: list[str], config_name: str = "") -> str | None:
     """What is wrong with the first override that has a form, a choice or a name that there is not."""
     names = set(NAMES_FILE.read_text().split())
-    return next((said for one in overrides if (said := _mistake(one, names))), None)
+    folders = {CONFIGS, Path(config_name).parent if "/" in config_name else CONFIGS}
+    return next((said for one in overrides if (said := _mistake(one, names, folders))), None)
 
 
-def _mistake(override: str, names: set[str]) -> str | None:
+def _mistake(override: str, names: set[str], folders: set[Path]) -> str | None:
     key, equals, value = override.partition("=")
     if not equals and not override.startswith("~"):
         return f"{override}: expected KEY=VALUE, such as speculation=off"
@@ -61,7 +74,7 @@ def _mistake(override: str, names: set[str]) -> str | None:
     section, _, name = key.partition(".")
     choices: set[str] = set()
     if (CONFIGS / key).is_dir() and key != "shared":
-        choices = {path.stem for path in (CONFIGS / key).glob("*.yaml")} - {"knobs"}
+        choices = {path.stem for folder in folders for path in (folder / key).glob("*.yaml")} - {"knobs"}
     elif section == "speculation" and name in CHOICES and value.isalpha() and value not in ("true", "false"):
         choices = set(CHOICES[name])
     if choices and value and value not in choices and "$" not in value:
@@ -179,7 +192,7 @@ def connect_users_code(config: Any, overrides: list[str]) -> None:
     from omegaconf import OmegaConf
 
     given = {override.lstrip("+").split("=", 1)[0] for override in overrides}
-    for old, value in (leaf for section in LEGACY_SECTIONS for leaf in _leaves(config.get(section), section)):
+    for old, value in (leaf for section in LEGACY_SECTIONS for leaf in leaves(config.get(section), f"{section}.")):
         new = f"reward.{LEGACY.get(old, old)}"
         parent, _, name = new.rpartition(".")
         is_argument = old.startswith("custom_reward_function.reward_kwargs")
@@ -194,12 +207,13 @@ def connect_users_code(config: Any, overrides: list[str]) -> None:
             OmegaConf.update(config, key, _located(path))
 
 
-def _leaves(node: Mapping | None, path: str) -> Iterator[tuple[str, Any]]:
+def leaves(node: Mapping | None, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Keys of a node, with `path` in front, and their values; those that are null are left out."""
     for name, value in list((node or {}).items()):
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{path}.{name}")
+            yield from leaves(value, f"{path}{name}.")
         elif value is not None:
-            yield f"{path}.{name}", value
+            yield f"{path}{name}", value
 
 
 def _located(path: str) -> str:
@@ -211,7 +225,8 @@ def _located(path: str) -> str:
 
 
 def main() -> int:
-    if said := misspelt(parse(None).overrides):
+    options = parse(None)
+    if said := misspelt(options.overrides, options.config_name):
         print(f"error: {said} [config.override]", file=sys.stderr)
         return 2
     return 0

@@ -25,7 +25,7 @@ PARTS = (
     ("simulator", 900, "sam/simulate sam/tune"),
     ("benches", 1500, "sam/bench sam/replay sam/profile sam/vllm/bench sam_recipe/bench"),
     ("preflight", 950, "sam_recipe/preflight sam_recipe/arguments"),
-    ("launch", 950, "sam_recipe/launch sam_recipe/main_dapo"),
+    ("launch", 950, "sam_recipe/launch sam_recipe/main_dapo sam_recipe/patch"),
     ("trainer, rollout, records", 1150, "sam_recipe/trainer sam_recipe/rollout sam_recipe/record sam_recipe/verl_plug "
      "sam/record"),
     ("report", 700, "sam_recipe/report sam/page sam/command sam_recipe/command_line"),

@@ -26,7 +26,7 @@ SAM = (
     ("profile", "bench", "tune", "corpus", "compile_kernels"),
 )
 RECIPE = (
-    ("arguments",),
+    ("arguments", "patch"),
     ("tiny.task", "tiny.tokenizer", "tiny.platform", "smollm2.task", "smollm2.model"),
     ("record", "tiny.model"),
     ("launch",),

@@ -19,7 +19,9 @@ from typing import NamedTuple
 
 import torch
 
-CACHE_FILE = Path(__file__).resolve().parents[2] / ".cache" / "cpu_row_classes.jsonl"
+from sam.config import CACHE
+
+CACHE_FILE = CACHE / "cpu_row_classes.jsonl"
 # What others are compared with. A number of rows is padded to at most this many.
 BLOCK = 64
 # Every number up to two blocks: some numbers between 64 and 96 have an order of adding of their own in oneDNN for AVX2.

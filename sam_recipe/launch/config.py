@@ -17,10 +17,17 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sam.config import SpeculationConfig
 from sam.switch.step_cost import StepCost
-from sam_recipe.arguments import CONFIGS, FREE_SECTIONS, check_values, connect_users_code
+from sam_recipe.arguments import (
+    CONFIGS,
+    FREE_SECTIONS,
+    NAMES_FILE,
+    check_values,
+    connect_users_code,
+    did_you_mean,
+    leaves,
+    misspelt,
+)
 from sam_recipe.launch import routing, sharing
-
-REPOSITORY = CONFIGS.parent
 
 
 class ConfigError(ValueError):
@@ -30,18 +37,25 @@ class ConfigError(ValueError):
 def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
     """Compose, check the `speculation` section and connect the recipe's parts to verl's keys.
 
+    A `config_name` with a folder in front is a user's own config, which may compose this project's.
+
     Raises:
         ConfigError: unknown config, group choice or key, a speculation value out of range, or a number out of range.
     """
-    if not (CONFIGS / f"{config_name}.yaml").is_file():
-        known = ", ".join(sorted(path.stem for path in CONFIGS.glob("dapo_*.yaml")))
-        raise ConfigError(f"config {config_name!r} is unknown: expected one of {known} [config.override]")
+    folder = Path(config_name).parent if "/" in config_name else CONFIGS
+    name = Path(config_name).name.removesuffix(".yaml")
+    if not (folder / f"{name}.yaml").is_file():
+        known = ", ".join(sorted(path.stem for path in folder.glob("dapo_*.yaml" if folder == CONFIGS else "*.yaml")))
+        raise ConfigError(f"config {config_name!r} is unknown: expected one of {known or 'none'} [config.override]")
     GlobalHydra.instance().clear()
+    path = ",".join(f"'{one}'" for one in (f"file://{CONFIGS}", verl_configs(), "pkg://sam.configs"))
     try:
-        _refuse_unknown_additions(config_name, overrides)
-        with initialize_config_dir(str(CONFIGS), version_base="1.3", job_name=config_name):
-            config = compose(config_name, [f"hydra.searchpath=[{verl_configs()},pkg://sam.configs]", *overrides])
-        config.config_name = config_name
+        _refuse_unknown_additions(name, overrides)
+        with initialize_config_dir(str(folder), version_base="1.3", job_name=name):
+            config = compose(name, [f"hydra.searchpath=[{path}]", *overrides])
+        if folder != CONFIGS:
+            _refuse_unknown_keys(config)
+        config.config_name = name
         check_values(config)
         speculation = SpeculationConfig.from_dict(OmegaConf.to_container(config.speculation, resolve=True))
         _check_files(speculation)
@@ -129,6 +143,19 @@ def _refuse_unknown_additions(config_name: str, overrides: list[str]) -> None:
         if override.startswith("+") and not key.startswith(FREE_SECTIONS):
             said = f"{key} is unknown to {config_name} and would be ignored: check its spelling"
             raise ConfigError(f"{said} [config.unknown_key]")
+
+
+def _refuse_unknown_keys(config: DictConfig) -> None:
+    """Raise ConfigError for a key of a user's own config that neither verl nor this project has.
+
+    A section of its own, which other keys may refer to, is no mistake unless its name is like one of theirs.
+    """
+    names = NAMES_FILE.read_text().split()
+    sections = OmegaConf.to_container(config)
+    theirs = [one for one in sections if one in names]
+    known = {one: node for one, node in sections.items() if one in names or did_you_mean(one, theirs)}
+    if said := misspelt([f"{key}=" for key, _ in leaves(known) if "-" not in key]):
+        raise ConfigError(f"{said} [config.unknown_key]")
 
 
 def verl_configs() -> str:

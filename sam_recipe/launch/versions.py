@@ -1,22 +1,16 @@
-"""Installed packages: the versions that a run had, and the source patches of vllm-ascend."""
+"""Installed packages: the versions that a run had."""
 
-import argparse
 import datetime
-import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
 import re
 import subprocess
-import sys
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-PATCHES = ROOT / "patches" / "vllm_ascend" / "0.23.0.post1"  # of this version; applied all or not at all
 RECORDED = ("verl", "vllm", "torch", "ray", "transformers", "numba", "numpy", "wandb", "sam-rollout")
 
 
@@ -49,100 +43,3 @@ def write_versions(path: Path) -> None:
         "cores": len(os.sched_getaffinity(0)),
     }
     path.write_text(json.dumps({package: installed(package) for package in RECORDED} | machine, indent=2) + "\n")
-
-
-class PatchError(Exception):
-    """One line: what is wrong and what to do."""
-
-
-class Hunk(NamedTuple):
-    """Lines of an installed file that a patch replaces: as published and as patched."""
-
-    path: Path
-    published: str
-    patched: str
-
-    @property
-    def state(self) -> str:
-        """published, patched or edited."""
-        content = self.path.read_text() if self.path.is_file() else ""
-        return "patched" if self.patched in content else "published" if self.published in content else "edited"
-
-
-class Patches:
-    """The patches and the package below `root`, the interpreter's by default; `installed`: its version or None."""
-
-    def __init__(self, root: Path | None = None):
-        spec = importlib.util.find_spec(PATCHES.parent.name)
-        self.root = root or (Path(spec.origin).parent.parent if spec and spec.origin else None)
-        found = importlib.metadata.distributions(name="vllm-ascend", path=[str(self.root)]) if self.root else ()
-        self.installed = next((one.version for one in found), None)
-        self.hunks = _hunks(self.root) if self.installed == PATCHES.name else []
-
-    @property
-    def state(self) -> str:
-        """absent, wrong version, published, patched, half patched or edited."""
-        if self.installed != PATCHES.name:
-            return "wrong version" if self.installed else "absent"
-        found = {hunk.state for hunk in self.hunks}
-        return "edited" if "edited" in found else found.pop() if len(found) == 1 else "half patched"
-
-    def problem(self) -> str | None:
-        """Why the patches are not active, in one line with its fix; None if they are."""
-        wanted, state = f"vllm-ascend=={PATCHES.name}", self.state
-        edited = ", ".join({str(hunk.path.relative_to(self.root)): 0 for hunk in self.hunks if hunk.state == "edited"})
-        return {
-            "absent": f"{wanted} is not installed here: run this with the Python that has it",
-            "published": f"{wanted} is not patched: run python scripts/patch.py apply",
-            "half patched": f"{wanted} is half patched: run python scripts/patch.py apply",
-            "wrong version": f"vllm-ascend {self.installed} is installed, the patches are for {wanted}: install that",
-            "edited": f"{edited} is neither as published nor as patched: keep your changes elsewhere and reinstall "
-            f"{wanted}, then python scripts/patch.py apply",
-        }.get(state)
-
-    def status(self) -> str:
-        """The state of the package, in one line."""
-        where = f" {self.installed} in {self.root}" if self.installed else ""
-        return f"vllm-ascend{where}: {self.state} ({', '.join(path.name for path in sorted(PATCHES.glob('*.patch')))})"
-
-    def change(self, wanted: str) -> str:
-        """Bring every file to the state `wanted`, patched or published, and say in which it is.
-
-        Raises:
-            PatchError: edited, absent or another version; nothing was changed.
-        """
-        if self.state in ("absent", "wrong version", "edited"):
-            raise PatchError(self.problem())
-        for hunk in self.hunks:
-            if (state := hunk.state) != wanted:
-                content = hunk.path.read_text().replace(getattr(hunk, state), getattr(hunk, wanted))
-                hunk.path.write_text(content)
-        return self.status()
-
-
-def _hunks(root: Path) -> list[Hunk]:
-    found = []
-    for patch in sorted(PATCHES.glob("*.patch")):
-        for file in re.split(r"^--- a/", patch.read_text(), flags=re.MULTILINE)[1:]:
-            head, *bodies = re.split(r"^@@.*\n", file, flags=re.MULTILINE)
-            for lines in (body.splitlines(keepends=True) for body in bodies):
-                published, patched = ("".join(one[1:] for one in lines if one[0] != left_out) for left_out in "+-")
-                found.append(Hunk(root / head.splitlines()[0], published, patched))
-    return found
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """0: as asked; for `check`, patched. 1: refused, with a line that says why. 2: nothing installed to patch."""
-    parser = argparse.ArgumentParser(prog="scripts/patch.py", description="The source patches of vllm-ascend.")
-    parser.add_argument("command", choices=["status", "check", "apply", "revert"])
-    parser.add_argument("--root", type=Path, help="folder that holds the package (default: this interpreter's)")
-    options = parser.parse_args(arguments)
-    patches, wanted = Patches(options.root), {"apply": "patched", "revert": "published"}.get(options.command)
-    try:
-        if options.command == "check" and (problem := patches.problem()):
-            raise PatchError(problem)
-        print(patches.change(wanted) if wanted else patches.status())
-    except PatchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2 if patches.state == "absent" else 1
-    return 0

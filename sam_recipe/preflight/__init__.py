@@ -7,8 +7,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from sam_recipe.launch import environment, supervisor, versions
+from sam_recipe.launch import environment, supervisor
 from sam_recipe.launch.config import ConfigError
+from sam_recipe.patch import Patches
 from sam_recipe.preflight import compatibility, machine, settings, vllm_command
 
 Check = Callable[[DictConfig], Iterable[str]]
@@ -22,7 +23,7 @@ def run_directory(config: DictConfig) -> Iterator[str]:
 def ascend_patches(config: DictConfig) -> Iterator[str]:
     if config.trainer.device != "npu":
         return
-    if (patches := versions.Patches()).state != "absent" and (said := patches.problem()):
+    if (patches := Patches()).state != "absent" and (said := patches.problem()):
         yield f"{said} [ascend.patches]"
 
 

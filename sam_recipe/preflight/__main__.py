@@ -10,6 +10,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from sam_recipe import preflight
+from sam_recipe.arguments import add_config_options, with_folder
 from sam_recipe.launch import routing, sharing
 from sam_recipe.launch.config import ConfigError, compose_config
 from sam_recipe.preflight import machine, settings
@@ -74,13 +75,13 @@ def weights(folder: Path) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """0: nothing is wrong. 2: something is, or the config cannot be composed."""
     parser = argparse.ArgumentParser(prog="sam doctor", description=__doc__)
-    parser.add_argument("--config-name", help="a file of configs/ without .yaml")
+    add_config_options(parser, required=False)
     parser.add_argument("--weights", type=Path, help="in place of a config: whether this model's weights are all there")
     parser.add_argument("--npu-selftest", action="store_true", help="parity, precision and timing on the device itself")
     parser.add_argument("--output", type=Path, default=Path("outputs/npu_selftest"), help="folder for its report")
     parser.add_argument("--device", default="npu", help="cpu: its engines in float32 and without torch.compile")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, for example speculation=off")
-    options = parser.parse_intermixed_args(arguments)
+    options = with_folder(parser.parse_intermixed_args(arguments))
     if options.npu_selftest:
         from sam_recipe.preflight.npu_selftest import selftest
 

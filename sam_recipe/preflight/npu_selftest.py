@@ -24,6 +24,7 @@ import torch
 from sam import verify
 from sam.verify.exact import uniforms
 from sam_recipe.launch import versions
+from sam_recipe.patch import Patches
 from sam_recipe.preflight import compatibility
 from sam_recipe.preflight.machine import first_line
 from sam_recipe.tiny.model import ModelSettings, build_model
@@ -191,7 +192,7 @@ def selftest(output: Path, device: str) -> int:
         "date": time.strftime("%Y-%m-%d %H:%M"),
         "versions": {name: versions.installed(name) for name in ("torch", "torch-npu", "vllm", "vllm-ascend")},
         "cann": compatibility.cann_version(),
-        "patches": [versions.Patches().status()],
+        "patches": [Patches().status()],
         "engines": engines,
         "parity": {name: compare(engines["off"], engines[name]) for name in compared},
         "verifications": rows,

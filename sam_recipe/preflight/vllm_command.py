@@ -24,15 +24,16 @@ from unittest import mock
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from sam_recipe.arguments import AGENT, AGENT_LOOPS, CODE, CONFIGS, FILES, TOOLS, TURNS
+from sam.config import CACHE
+from sam_recipe.arguments import AGENT, AGENT_LOOPS, CODE, FILES, TOOLS, TURNS
 from sam_recipe.launch import environment, versions
 from sam_recipe.preflight.machine import first_line
 from sam_recipe.preflight.settings import MODEL, ROLLOUT, entries, key_of, model_of
 
 logger = logging.getLogger(__name__)
 
-REPOSITORY = CONFIGS.parent
-ACCEPTED = REPOSITORY / ".cache" / "vllm_arguments"  # an empty file for all that verl and vLLM take together
+REPOSITORY = Path(__file__).resolve().parents[2]  # or the folder that packages are installed in
+ACCEPTED = CACHE / "vllm_arguments"  # an empty file for all that verl and vLLM take together
 LIMIT_SECONDS = 400.0  # of a machine whose cores others use too; 20 are enough on a free one
 LONGEST_REASON = 300  # characters; some of vLLM's errors list every attention backend
 ASK = "from sam_recipe.preflight import vllm_command; vllm_command.main()"
@@ -200,7 +201,7 @@ def _ask(config: DictConfig) -> list[str] | None:
     defaults = environment.OFFLINE | environment.FIRST_MODEL_RUNNER | {"VLLM_LOGGING_LEVEL": "ERROR"}
     if config.trainer.device == "cpu":
         defaults |= environment.CPU
-    # It must find `recipe`, and what users bring, as this process does.
+    # It must find this package, and what users bring, as this process does.
     own = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in [str(REPOSITORY), *sys.path])}
     try:
         run = subprocess.run(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sam_recipe.launch import versions
+from sam_recipe.patch import Patches
 from tests.sam.verify.originals import ascend_source
 
 pytestmark = pytest.mark.network
@@ -26,7 +26,7 @@ def tree(folder: Path, wanted: str) -> Path:
         shutil.copytree(site / name, folder / name)
     shutil.unpack_archive(ascend_source(REPOSITORY / ".cache" / "peers"), folder / "source")
     shutil.move(next((folder / "source").iterdir()) / "tests", folder / "tests")
-    versions.Patches(folder).change(wanted)
+    Patches(folder).change(wanted)
     return folder
 
 

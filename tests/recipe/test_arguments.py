@@ -12,6 +12,8 @@ from omegaconf import OmegaConf
 from sam_recipe.arguments import CONFIGS, NAMES_FILE, misspelt
 from sam_recipe.launch.config import compose_config, verl_configs
 
+REPOSITORY = Path(__file__).parents[2]
+
 
 def names_in(value) -> set[str]:
     if isinstance(value, list):
@@ -65,7 +67,7 @@ def test_it_needs_no_package():
     """As on a machine where nothing is installed: without site-packages."""
     command = [sys.executable, "-S", "-m", "sam_recipe.arguments", "--config-name", "dapo_tiny_cpu"]
     for arguments, code, said in (["--help"], 0, "usage:"), (["--chekc"], 2, "--chekc"), (["speculation=off"], 0, ""):
-        ended = subprocess.run([*command, *arguments], capture_output=True, text=True, cwd=CONFIGS.parent)
+        ended = subprocess.run([*command, *arguments], capture_output=True, text=True, cwd=REPOSITORY)
         assert ended.returncode == code and said in ended.stdout + ended.stderr
         assert ended.stderr.count("\n") == (code == 2)
 

@@ -136,4 +136,4 @@ def test_every_file_says_what_it_is_and_every_config_has_a_script_that_runs_it()
         head = [line for line in path.read_text().splitlines() if not line.startswith("# @package")][0]
         assert head.startswith("# "), path
     for path in CONFIGS.glob("dapo_*.yaml"):
-        assert path.stem in (CONFIGS.parent / "scripts" / f"run_{path.stem}.sh").read_text()
+        assert path.stem in (CONFIGS.resolve().parent / "scripts" / f"run_{path.stem}.sh").read_text()

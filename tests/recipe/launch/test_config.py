@@ -8,6 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from sam.config import SpeculationConfig
+from sam_recipe.arguments import misspelt, parse
 from sam_recipe.launch.config import CONFIGS, ConfigError, compose_config
 
 METHODS = ("sam", "off", "ngram", "suffix", "draft_model", "hybrid", "eagle3")
@@ -119,6 +120,52 @@ def test_micro_batches_fit_the_devices(overrides, update, log_prob):
     assert config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu == update
     assert config.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu == log_prob
     assert config.ray_kwargs.ray_init.num_gpus == config.trainer.n_gpus_per_node
+
+
+OWN = """
+defaults: [dapo_tiny_cpu, override speculation: mine, _self_]
+actor_rollout_ref: {rollout: {n: 4}}
+my_folder: /data/of/mine
+run_dir: ${my_folder}/run
+"""
+
+
+def own_config(folder: Path, text: str = OWN) -> str:
+    (folder / "speculation").mkdir(exist_ok=True)
+    (folder / "speculation" / "mine.yaml").write_text("defaults: [sam]\nnum_speculative_tokens: 3\n")
+    (folder / f"{folder.name}.yaml").write_text(text)
+    return parse(["--config-dir", str(folder), "--config-name", folder.name]).config_name
+
+
+def test_a_config_of_the_users_own_composes_this_projects(tmp_path):
+    config = compose_config(own_config(tmp_path), ["speculation.policy=always"])
+    assert (config.actor_rollout_ref.rollout.n, config.run_dir) == (4, "/data/of/mine/run")
+    assert (config.speculation.method, config.speculation.num_speculative_tokens) == ("sam", 3)
+    assert config.speculation.policy == "always" and config.data.train_batch_size == 8
+    assert misspelt(["speculation=mine"], str(tmp_path / "mine")) is None
+    assert "expected one of draft_model, eagle3, hybrid, mine, " in misspelt(["speculation=me"], str(tmp_path / "mine"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("trainer: {total_epoch: 3}", "trainer.total_epoch does not exist: did you mean trainer.total_epochs? "),
+        ("trianer: {total_epochs: 3}", "trianer.total_epochs does not exist: did you mean trainer.total_epochs? "),
+        ("run_dri: /x", "run_dri does not exist: did you mean run_dir? "),
+        ("speculation: {max_drafts: 3}", "max_drafts"),
+        ("actor_rollout_ref: {rollout: {n: none}}", "rollout.n=none: expected an integer of at least 1"),
+    ],
+)
+def test_a_mistake_in_a_users_own_config_is_one_line(tmp_path, text, said):
+    with pytest.raises(ConfigError) as raised:
+        compose_config(own_config(tmp_path, f"defaults: [dapo_tiny_cpu, _self_]\n{text}\n"), [])
+    assert said in f"{raised.value} " and "\n" not in str(raised.value)
+
+
+def test_a_folder_without_that_config_says_which_it_has(tmp_path):
+    own_config(tmp_path)
+    with pytest.raises(ConfigError, match=r"/other' is unknown: expected one of test_a_folder"):
+        compose_config(str(tmp_path / "other"), [])
 
 
 def test_command_fails_early_without_importing_verl(tmp_path):

@@ -273,5 +273,5 @@ def test_check_says_all_of_it(assets, capsys, monkeypatch):
 
 
 def test_the_page_is_made_from_the_table():
-    page = (CONFIGS.parent / "docs" / "compatibility.md").read_text()
+    page = (CONFIGS.resolve().parent / "docs" / "compatibility.md").read_text()
     assert page == compatibility.page(), "python -m sam_recipe.preflight.compatibility > docs/compatibility.md"

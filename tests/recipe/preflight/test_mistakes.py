@@ -10,6 +10,7 @@ import pytest
 import ray
 
 from sam_recipe.launch import versions
+from sam_recipe.patch import Patches
 from sam_recipe.preflight import compatibility, machine
 from tests.recipe.preflight.preflight_node import code_of, config_of, join_cluster, problems_of
 
@@ -20,7 +21,7 @@ GRAPHS = (f"{ROLLOUT}.enforce_eager=false",)
 TWO_RANKS = f"{ROLLOUT}.data_parallel_size=2"
 ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 CUDA = ("device=cuda", "training=fsdp2", "trainer.n_gpus_per_node=16", f"{ATTENTION}=flash_attention_2")
-NOT_PATCHED = "vllm-ascend 0.23.0.post1 is not patched: run python scripts/patch.py apply [ascend.patches]"
+NOT_PATCHED = "vllm-ascend 0.23.0.post1 is not patched: run python -m sam_recipe.patch apply [ascend.patches]"
 
 
 # Each of these makes a function that spoils a node and returns the overrides that the mistake consists of, if any.
@@ -61,7 +62,7 @@ def not_importable(module, *overrides):
 
 
 def no_patches(node):
-    node.set(versions.Patches, "state", "published")
+    node.set(Patches, "state", "published")
 
 
 def free(name, gibibytes, shared=4000.0):

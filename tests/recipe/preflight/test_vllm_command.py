@@ -1,13 +1,12 @@
 """verl and vLLM are asked before anything starts, and what they say is one line that names the key."""
 
-import subprocess
 import sys
 
 import pytest
 from transformers import AutoConfig, Qwen3Config
 
 from sam_recipe.launch import environment
-from sam_recipe.launch.config import REPOSITORY, compose_config
+from sam_recipe.launch.config import compose_config
 from sam_recipe.preflight import vllm_command
 from sam_recipe.tiny.tokenizer import build_tokenizer
 from tests.recipe.preflight.preflight_node import composed, config_of
@@ -117,7 +116,6 @@ def test_what_is_taken_is_asked_once_what_is_refused_again_and_nothing_stops_a_r
 ):
     monkeypatch.setattr(vllm_command, "ACCEPTED", tmp_path / "accepted")
     asked, answers = [], iter((["dtype=x"], None, [], []))
-    run = subprocess.run
     monkeypatch.setattr(vllm_command, "_ask", lambda config: asked.append(0) or next(answers))
     config = composed("dapo_tiny_cpu")
     assert [len(list(vllm_command.taken_by_verl_and_vllm(config))) for _ in range(4)] == [1, 0, 0, 0]
@@ -132,4 +130,3 @@ def test_what_is_taken_is_asked_once_what_is_refused_again_and_nothing_stops_a_r
     monkeypatch.setattr(vllm_command, "ACCEPTED", tmp_path / "none")
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     assert list(vllm_command.taken_by_verl_and_vllm(config)) == []
-    assert run(["git", "check-ignore", REPOSITORY / ".cache" / "vllm_arguments"], cwd=REPOSITORY).returncode == 0

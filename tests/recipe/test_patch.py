@@ -1,4 +1,4 @@
-"""scripts/patch.py on the published sources: all or nothing, to the byte, and clear about what it refuses."""
+"""sam_recipe.patch on the published sources: all or nothing, to the byte, and clear about what it refuses."""
 
 import shutil
 import subprocess
@@ -11,7 +11,7 @@ from tests.sam.verify.originals import ascend_source
 
 pytestmark = pytest.mark.network  # the published sources
 
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[2]
 VERSION = "0.23.0.post1"
 
 
@@ -36,7 +36,7 @@ def root(published, tmp_path) -> Path:
 
 def tool(root: Path, command: str) -> tuple[int, str]:
     finished = subprocess.run(
-        [sys.executable, REPOSITORY / "scripts" / "patch.py", command, "--root", root], capture_output=True, text=True
+        [sys.executable, "-m", "sam_recipe.patch", command, "--root", root], capture_output=True, text=True
     )
     return finished.returncode, finished.stdout + finished.stderr
 
@@ -60,7 +60,7 @@ def test_apply_break_apply_revert(root, published):
 
     (root / SAMPLER).write_bytes((published / SAMPLER).read_bytes())  # as after an interrupted copy
     code, said = tool(root, "check")
-    assert code == 1 and "is half patched: run python scripts/patch.py apply" in said
+    assert code == 1 and "is half patched: run python -m sam_recipe.patch apply" in said
     assert tool(root, "apply")[0] == 0 and content(root) == patched
 
     assert tool(root, "revert")[0] == 0 and content(root) == content(published)
