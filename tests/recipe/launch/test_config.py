@@ -132,7 +132,7 @@ run_dir: ${my_folder}/run
 
 def own_config(folder: Path, text: str = OWN) -> str:
     (folder / "speculation").mkdir(exist_ok=True)
-    (folder / "speculation" / "mine.yaml").write_text("defaults: [sam]\nnum_speculative_tokens: 3\n")
+    (folder / "speculation" / "mine.yaml").write_text("defaults: [sam]\nscope: request\n")
     (folder / f"{folder.name}.yaml").write_text(text)
     return parse(["--config-dir", str(folder), "--config-name", folder.name]).config_name
 
@@ -140,7 +140,7 @@ def own_config(folder: Path, text: str = OWN) -> str:
 def test_a_config_of_the_users_own_composes_this_projects(tmp_path):
     config = compose_config(own_config(tmp_path), ["speculation.policy=always"])
     assert (config.actor_rollout_ref.rollout.n, config.run_dir) == (4, "/data/of/mine/run")
-    assert (config.speculation.method, config.speculation.num_speculative_tokens) == ("sam", 3)
+    assert (config.speculation.method, config.speculation.scope) == ("sam", "request")
     assert config.speculation.policy == "always" and config.data.train_batch_size == 8
     assert misspelt(["speculation=mine"], str(tmp_path / "mine")) is None
     assert "expected one of draft_model, eagle3, hybrid, mine, " in misspelt(["speculation=me"], str(tmp_path / "mine"))
