@@ -50,13 +50,18 @@ def response_of(state) -> list[int]:
 
 
 def is_continued(state) -> bool:
-    """Whether the response of a request that is gone goes on in another one: it has all the tokens that it asked for,
-    none that ends a response, and fewer than the response may have."""
-    limit = RequestHints.of(state.sampling_params).response_limit
-    if limit is None:
-        return False
+    """Whether the response of a request that is gone goes on in another one, since none of its tokens ends a response:
+    a part that has all the tokens that it asked for, and fewer than the response may have; and where there is no such
+    limit, a response that may be continued and was aborted, but for one that ended at a string, as the engine sees it.
+    """
     parameters = state.sampling_params
+    hints = RequestHints.of(parameters)
+    if hints.prompt_tokens is None:
+        return False
     tokens = state.output_token_ids[: parameters.max_tokens]  # drafts behind the end may have been verified too
-    is_cut = len(tokens) == parameters.max_tokens and min(tokens) >= 0
-    is_cut = is_cut and parameters.all_stop_token_ids.isdisjoint(tokens)
-    return is_cut and state.num_prompt_tokens - response_start(state) + len(tokens) < limit
+    if not parameters.all_stop_token_ids.isdisjoint(tokens):
+        return False
+    is_whole = len(tokens) == parameters.max_tokens and min(tokens) >= 0
+    if hints.response_limit is None:
+        return not is_whole and not parameters.stop
+    return is_whole and state.num_prompt_tokens - response_start(state) + len(tokens) < hints.response_limit

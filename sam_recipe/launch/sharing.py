@@ -21,10 +21,15 @@ def resolve(config: DictConfig, speculation: SpeculationConfig) -> SpeculationCo
 
 
 def replicas(config: DictConfig) -> int:
-    """Of the rollout, as verl counts them."""
-    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
+    """Of the rollout, as verl counts them: on the devices that train and, apart from these, on the rollout's own."""
+    actor, trainer = config.actor_rollout_ref, config.trainer
+    rollout = actor.rollout
     one = rollout.tensor_model_parallel_size * rollout.data_parallel_size
-    return trainer.nnodes * trainer.n_gpus_per_node // (one * (rollout.get("pipeline_model_parallel_size") or 1))
+    one *= rollout.get("pipeline_model_parallel_size") or 1
+    trains, own = (part.nnodes * part.n_gpus_per_node // one for part in (trainer, rollout))
+    if trainer.v1.trainer_mode != "separate_async":
+        return trains
+    return own + (trains if actor.hybrid_engine else 0)
 
 
 def needed_mib(config: DictConfig) -> int:

@@ -45,6 +45,14 @@ def test_replicas_share_text_in_a_log_that_has_room():
     assert config.data.gen_batch_size is None and sharing.needed_mib(config) > 0
 
 
+def test_an_asynchronous_trainers_own_rollout_counts_as_replicas():
+    """verl's own numbers: 8 devices that train, two to an engine, and here 8 more."""
+    apart = ["+speculation=sam", "trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.rollout.nnodes=1"]
+    assert sharing.replicas(composed("+speculation=sam", "trainer.v1.trainer_mode=colocate_async")) == 4
+    assert sharing.replicas(composed(*apart)) == 8
+    assert sharing.replicas(composed(*apart, "actor_rollout_ref.hybrid_engine=false")) == 4
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [

@@ -73,17 +73,17 @@ def test_only_a_chunk_that_had_its_tokens_ends_by_length(monkeypatch, hints, fin
         yield SimpleNamespace(outputs=[SimpleNamespace(finish_reason=finish)])
 
     async def verls(self, prompt_ids, sampling_params, request_id, **_):
-        async for _ in self.noting(prompt_ids, SamplingParams(**sampling_params), request_id):
+        async for _ in self.watched(prompt_ids, SamplingParams(**sampling_params), request_id):
             pass
         return TokenOutput(token_ids=[1], stop_reason="completed")
 
     monkeypatch.setattr(module.vLLMHttpServer, "generate", verls)
     server = object.__new__(SpeculationServer)
-    server._in_flight, server._busy_seconds = {}, 0.0
-    server.noting = server._noting_length(engine)
+    server._in_flight, server._in_engine, server._counted_at, server._busy_seconds = {}, 0, 0.0, 0.0
+    server.watched = server._watched(engine)
 
     async def play():
         return await asyncio.gather(*(server.generate([1], {"extra_args": hints}, name) for name in "ab"))
 
     assert [output.stop_reason for output in asyncio.run(play())] == [reason] * 2
-    assert 0.01 <= server._busy_seconds < 10 and not server._in_flight
+    assert 0.01 <= server._busy_seconds < 10 and not server._in_flight and not server._in_engine

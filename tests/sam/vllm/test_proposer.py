@@ -267,6 +267,9 @@ def test_the_last_responses_of_a_rollout_are_kept_at_the_weight_sync(with_histor
         ([4, 2, 7, 7], 5, [3, 4, 2, 7, 7]),
         ([4, 5], 5, [3, 4, 5]),  # aborted
         ([4, 5, 6], 4, [3, 4, 5, 6]),
+        ([4, 5], None, []),  # interrupted: the client of verl's asynchronous trainers goes on with it
+        ([4, 2], None, [3, 4, 2]),
+        ([4, 5, 6], None, [3, 4, 5, 6]),
     ],
 )
 def test_of_a_response_in_parts_the_whole_is_kept_once(with_history, tmp_path, output, limit, written):
