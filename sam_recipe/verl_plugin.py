@@ -80,7 +80,7 @@ def _share_text(start: Callable, trainer) -> None:
     from sam_recipe.rollout import server
 
     start()
-    trainer.sam_log = None  # an actor ends when nobody holds its handle
+    trainer.sam_steps, trainer.sam_log = [], None  # an actor ends when nobody holds its handle
     if resolved(trainer.config).sharing == "replicas":
         trainer.sam_log = server.share_text(server.STARTED, sharing.needed_mib(trainer.config))
 
