@@ -51,8 +51,8 @@ def response_of(state) -> list[int]:
 
 def is_continued(state) -> bool:
     """Whether the response of a request that is gone goes on in another one, since none of its tokens ends a response:
-    a part that has all the tokens that it asked for, and fewer than the response may have; and where there is no such
-    limit, a response that may be continued and was aborted, but for one that ended at a string, as the engine sees it.
+    a part that has all the tokens that it asked for, and fewer than the response may have; and, where there is no such
+    limit, a response that may be continued and was aborted, but by a string that ends it: the engine cannot tell.
     """
     parameters = state.sampling_params
     hints = RequestHints.of(parameters)
@@ -61,7 +61,8 @@ def is_continued(state) -> bool:
     tokens = state.output_token_ids[: parameters.max_tokens]  # drafts behind the end may have been verified too
     if not parameters.all_stop_token_ids.isdisjoint(tokens):
         return False
-    is_whole = len(tokens) == parameters.max_tokens and min(tokens) >= 0
+    has_all = len(tokens) == parameters.max_tokens
     if hints.response_limit is None:
-        return not is_whole and not parameters.stop
-    return is_whole and state.num_prompt_tokens - response_start(state) + len(tokens) < hints.response_limit
+        return not has_all and not parameters.stop
+    has_more = state.num_prompt_tokens - response_start(state) + len(tokens) < hints.response_limit
+    return has_all and has_more and min(tokens) >= 0

@@ -33,10 +33,13 @@ def replicas(config: DictConfig) -> int:
 
 
 def needed_mib(config: DictConfig) -> int:
-    """Of the log, if every response to a round's prompts were as long as it may be: its budget."""
+    """Of the log, if every response to the prompts under way were as long as it may be: its budget."""
     from sam.sharing.log import most_bytes  # numba takes half a second to import: `sam run --help` need not wait for it
 
-    prompts = config.data.gen_batch_size or config.data.train_batch_size  # verl's own default is null
+    # verl's own default is null, and to an asynchronous trainer, which is some batches ahead, it gives them one by one.
+    prompts = max(config.data.gen_batch_size or 0, config.data.train_batch_size)
+    trainer = config.trainer.v1
+    prompts *= 1 + (trainer.get(trainer.trainer_mode) or {}).get("num_warmup_batches", 0)
     samples = config.actor_rollout_ref.rollout.n
     return math.ceil(most_bytes(prompts, samples, config.data.max_response_length) / MIB)
 
