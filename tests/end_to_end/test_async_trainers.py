@@ -14,8 +14,17 @@ LATE = (
     "trainer.v1.sampler.max_off_policy_threshold=2", "trainer.v1.sampler.max_off_policy_strategy=wait",
     "data.max_response_length=256", "actor_rollout_ref.rollout.max_model_len=512",
     "actor_rollout_ref.rollout.max_num_seqs=4", f"trainer.total_training_steps={STEPS}", "trainer.test_freq=-1",
-    "trainer.val_before_train=false",
+    "trainer.val_before_train=false", "trainer.v1.sampler.custom_sampler.name=Impatient",
 )  # fmt: skip
+# verl looks every two seconds whether enough responses have ended: a tiny model may have written all of them by then.
+SAMPLER = """
+from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
+
+
+class Impatient(ReplayBufferAsync):
+    def __init__(self, **settings):
+        super().__init__(poll_interval=0.2, **settings)
+"""
 # verl has no checkpoint engine for a machine without devices: this one sends weights through a file.
 BY_FILE = """
 import asyncio, tempfile
@@ -59,9 +68,7 @@ APART = (
     "actor_rollout_ref.rollout.checkpoint_engine.backend=file",
     "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=by_file", "ray_kwargs.ray_init.num_gpus=2",
 )  # fmt: skip
-
-
-COLOCATED = ("trainer.v1.trainer_mode=colocate_async", "actor_rollout_ref.actor.optim.lr=0", *LATE)
+COLOCATED = ("trainer.v1.trainer_mode=colocate_async", "actor_rollout_ref.actor.optim.lr=0")
 
 
 @pytest.fixture(scope="module")
@@ -76,14 +83,20 @@ def own(tmp_path_factory):
     pandas.DataFrame(rows).to_parquet(folder / "mine.parquet")
     (folder / "reward.py").write_text(REWARD)
     (folder / "by_file.py").write_text(BY_FILE)
+    (folder / "sampler.py").write_text(SAMPLER)
     return folder
 
 
 @pytest.fixture(scope="module")
 def without(assets, own):
     """Metrics and responses of a run without drafts. With a learning rate of 0 all versions of the weights are one."""
-    metrics, _, _ = train(own, assets, "off", "+speculation=off", *COLOCATED)
-    return metrics, responses(own / "off")
+    return run(own, assets, "off", "+speculation=off", *COLOCATED), responses(own / "off")
+
+
+def run(own, assets, name, *overrides):
+    """Its metrics by step."""
+    sampler = f"trainer.v1.sampler.custom_sampler.path={own}/sampler.py"
+    return train(own, assets, name, sampler, *LATE, *overrides)[0]
 
 
 def responses(folder, steps="*"):
@@ -109,7 +122,7 @@ def total(metrics, name):
 
 @pytest.mark.e2e
 def test_responses_are_the_same_wherever_they_are_interrupted(assets, own, without):
-    metrics, _, _ = train(own, assets, "sam", "+speculation=sam", "speculation.policy=always", *COLOCATED)
+    metrics = run(own, assets, "sam", "+speculation=sam", "speculation.policy=always", *COLOCATED)
     assert interrupted(metrics) and interrupted(without[0])
     assert responses(own / "sam") == without[1]
     assert sum(map(len, without[1].values())) == STEPS * PROMPTS * 4
@@ -120,7 +133,7 @@ def test_responses_are_the_same_wherever_they_are_interrupted(assets, own, witho
 @pytest.mark.e2e
 def test_a_rollout_with_engines_of_its_own_trains_on_what_is_one_version_late(assets, own, without, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(own), prepend=":")
-    metrics, _, _ = train(own, assets, "apart", "+speculation=sam", "speculation.policy=always", *APART, *LATE)
+    metrics = run(own, assets, "apart", "+speculation=sam", "speculation.policy=always", *APART)
     assert sorted(metrics) == list(range(1, STEPS + 1)) and interrupted(metrics)
     for row in metrics.values():
         assert row["actor/grad_norm"] > 0 and row["training/off_policy/trajectory_staleness/max"] <= 1
