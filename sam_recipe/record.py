@@ -192,7 +192,7 @@ def rollout_metrics(
     """The metrics of a training step's rollout. Milliseconds are per engine step, shares are of engine steps.
 
     Args:
-        seconds: wall time with at least one request in the server, of every replica.
+        seconds: wall time with at least one request in the engine, of every replica.
         tail_threshold: running requests at or below which a replica is in its tail.
         rounds: of generation.
     """

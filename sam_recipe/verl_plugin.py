@@ -8,6 +8,7 @@ and its trainer shares text between replicas and logs `rollout/...`. Runs that d
 import functools
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -48,14 +49,15 @@ OmegaConf.register_new_resolver("sam", _answer, replace=True)
 
 @functools.cache
 def _join_verl(trainer_class: type) -> None:
-    """Let verl's trainers start this project's servers, and do what it adds around three of their methods.
+    """Let verl's trainers start this project's servers, and do what it adds around four of their methods.
 
     verl has a registry of servers, but none of what its trainers log or do when they have started: can go when it has.
     """
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
     RolloutReplicaRegistry.register("vllm", _replica_class)
-    for name, around in (("init", _share_text), ("_validate", _forget_steps), ("_compute_metrics", _add_metrics)):
+    wrapped = {"init": _share_text, "step": _take_steps, "_validate": _forget_steps, "_compute_metrics": _add_metrics}
+    for name, around in wrapped.items():
         setattr(trainer_class, name, _around(getattr(trainer_class, name), around))
 
 
@@ -78,28 +80,38 @@ def _share_text(start: Callable, trainer) -> None:
     from sam_recipe.rollout import server
 
     start()
-    trainer.sam_steps, trainer.sam_log = None, None  # an actor ends when nobody holds its handle
+    trainer.sam_steps, trainer.sam_log = [], None  # an actor ends when nobody holds its handle
     if resolved(trainer.config).sharing == "replicas":
         trainer.sam_log = server.share_text(server.STARTED, sharing.needed_mib(trainer.config))
+
+
+def _take_steps(step: Callable, trainer, *_) -> Any:
+    """Train a step; then take the engine steps since the last one, before the weights change.
+
+    An asynchronous trainer's are those of all requests between two weight syncs, whichever step trains on them.
+    """
+    from sam_recipe.rollout import server
+
+    batch = step()
+    taken = zip(*server.take_steps(server.STARTED), strict=True)
+    trainer.sam_steps = [(steps, seconds) for steps, seconds in taken if len(steps)]  # without replicas that sleep
+    return batch
 
 
 def _forget_steps(validate: Callable, trainer) -> dict[str, float]:
     """Validate, whose engine steps are not those of a training step's rollout."""
     from sam_recipe.rollout import server
 
-    before = server.take_steps(server.STARTED)
-    trainer.sam_steps = before if sum(map(len, before[0])) else None
     metrics = validate()
     server.take_steps(server.STARTED)
     return metrics
 
 
 def _add_metrics(compute: Callable, trainer, batch, metrics: dict[str, float], *_) -> None:
-    """verl's metrics, and those of the engine steps since the last call."""
+    """verl's metrics, and those of the engine steps that the training step took."""
     from sam_recipe.record import rollout_metrics
-    from sam_recipe.rollout import server
 
     compute()
-    (replicas, seconds), trainer.sam_steps = trainer.sam_steps or server.take_steps(server.STARTED), None
-    if sum(map(len, replicas)):
+    if trainer.sam_steps:
+        replicas, seconds = map(list, zip(*trainer.sam_steps, strict=True))
         metrics.update(rollout_metrics(replicas, seconds, int(trainer.config.speculation.batch_size_threshold), 1))

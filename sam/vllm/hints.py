@@ -50,13 +50,19 @@ def response_of(state) -> list[int]:
 
 
 def is_continued(state) -> bool:
-    """Whether the response of a request that is gone goes on in another one: it has all the tokens that it asked for,
-    none that ends a response, and fewer than the response may have."""
-    limit = RequestHints.of(state.sampling_params).response_limit
-    if limit is None:
-        return False
+    """Whether the response of a request that is gone goes on in another one, since none of its tokens ends a response:
+    a part that has all the tokens that it asked for, and fewer than the response may have; and, where there is no such
+    limit, a response that may be continued and was aborted, but by a string that ends it: the engine cannot tell.
+    """
     parameters = state.sampling_params
+    hints = RequestHints.of(parameters)
+    if hints.prompt_tokens is None:
+        return False
     tokens = state.output_token_ids[: parameters.max_tokens]  # drafts behind the end may have been verified too
-    is_cut = len(tokens) == parameters.max_tokens and min(tokens) >= 0
-    is_cut = is_cut and parameters.all_stop_token_ids.isdisjoint(tokens)
-    return is_cut and state.num_prompt_tokens - response_start(state) + len(tokens) < limit
+    if not parameters.all_stop_token_ids.isdisjoint(tokens):
+        return False
+    has_all = len(tokens) == parameters.max_tokens
+    if hints.response_limit is None:
+        return not has_all and not parameters.stop
+    has_more = state.num_prompt_tokens - response_start(state) + len(tokens) < hints.response_limit
+    return has_all and has_more and min(tokens) >= 0

@@ -21,17 +21,25 @@ def resolve(config: DictConfig, speculation: SpeculationConfig) -> SpeculationCo
 
 
 def replicas(config: DictConfig) -> int:
-    """Of the rollout, as verl counts them."""
-    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
+    """Of the rollout, as verl counts them: on the devices that train and, apart from these, on the rollout's own."""
+    actor, trainer = config.actor_rollout_ref, config.trainer
+    rollout = actor.rollout
     one = rollout.tensor_model_parallel_size * rollout.data_parallel_size
-    return trainer.nnodes * trainer.n_gpus_per_node // (one * (rollout.get("pipeline_model_parallel_size") or 1))
+    one *= rollout.get("pipeline_model_parallel_size") or 1
+    trains, own = (part.nnodes * part.n_gpus_per_node // one for part in (trainer, rollout))
+    if trainer.v1.trainer_mode != "separate_async":
+        return trains
+    return own + (trains if actor.hybrid_engine else 0)
 
 
 def needed_mib(config: DictConfig) -> int:
-    """Of the log, if every response to a round's prompts were as long as it may be: its budget."""
+    """Of the log, if every response to the prompts under way were as long as it may be: its budget."""
     from sam.sharing.log import most_bytes  # numba takes half a second to import: `sam run --help` need not wait for it
 
-    prompts = config.data.gen_batch_size or config.data.train_batch_size  # verl's own default is null
+    # verl's own default is null, and to an asynchronous trainer, which is some batches ahead, it gives them one by one.
+    prompts = max(config.data.gen_batch_size or 0, config.data.train_batch_size)
+    trainer = config.trainer.v1
+    prompts *= 1 + (trainer.get(trainer.trainer_mode) or {}).get("num_warmup_batches", 0)
     samples = config.actor_rollout_ref.rollout.n
     return math.ceil(most_bytes(prompts, samples, config.data.max_response_length) / MIB)
 

@@ -17,6 +17,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.replica import TokenOutput
 
 from sam_recipe.rollout import further_seed, parse_prompt_uid, sample_seed
+from sam_recipe.rollout.client import with_hints
 
 ROW = "__row__"  # which prompt of its step or validation a prompt is
 FAILURE = "failure_said"  # tag of a prompt one of whose responses failed
@@ -91,10 +92,14 @@ class SeededRequests:
         self._ended: list[tuple[list[int], int]] = []  # prompt and output, seed
 
     async def generate(self, request_id, *, prompt_ids, sampling_params: dict[str, Any], **kwargs) -> TokenOutput:
-        """verl's. It takes token ids: text that nobody reads would be made anew of every token."""
+        """verl's. It takes token ids: text that nobody reads would be made anew of every token.
+
+        An asynchronous trainer's client goes on with an interrupted response below this, with the same parameters.
+        """
         prompt = [int(token) for token in prompt_ids]
         seed = self._seed_of(prompt)
         given = {"detokenize": bool(sampling_params.get("stop")), **sampling_params}
+        given = with_hints(given, prompt_tokens=len(prompt))
         if given.get("seed") is None:
             given["seed"] = seed
         output = await self._generate(request_id, prompt_ids=prompt_ids, sampling_params=given, **kwargs)

@@ -63,7 +63,7 @@ class DraftingServer(vLLMHttpServer):
         super().__init__(*args, **kwargs)
         # By the id of a request that is in the server, whether it is a chunk that ended because it had its tokens.
         self._in_flight: dict[str, bool] = {}
-        self._busy_since = self._busy_seconds = 0.0
+        self._in_engine, self._counted_at, self._busy_seconds = 0, 0.0, 0.0
         if fork_server.EXECUTABLE in os.environ:
             multiprocessing.set_executable(os.environ[fork_server.EXECUTABLE])  # that start the engine
 
@@ -73,7 +73,7 @@ class DraftingServer(vLLMHttpServer):
     async def run_server(self, args):
         """verl's, then refuse to serve unless every worker runs what the config asks for."""
         await super().run_server(args)
-        self.engine.generate = self._noting_length(self.engine.generate)
+        self.engine.generate = self._watched(self.engine.generate)
         wanted = SpeculationConfig.from_dict(args.additional_config.get("speculation", {}))
         for status in await self.engine.collective_rpc("sam_attach"):
             check_installed(wanted, status)
@@ -83,25 +83,32 @@ class DraftingServer(vLLMHttpServer):
         if wanted.sharing != "replicas":
             await self.engine.collective_rpc("sam_yield")
 
-    def _noting_length(self, generate):
-        """vLLM's generate, which notes the chunks that ended because they had their tokens: verl reports `completed`
-        for these as for complete responses."""
+    def _watched(self, generate):
+        """vLLM's generate. Seconds count while at least one request is in the engine: between an interruption and the
+        next weights, requests wait in the server. Chunks that ended because they had their tokens are noted: verl
+        reports `completed` for these as for complete responses."""
 
         @functools.wraps(generate)
-        async def noting(prompt, sampling_params, request_id: str, **kwargs):
+        async def watched(prompt, sampling_params, request_id: str, **kwargs):
             is_chunk = RequestHints.of(sampling_params).response_limit is not None
-            async for output in generate(prompt, sampling_params, request_id, **kwargs):
-                if is_chunk and request_id in self._in_flight and output.outputs:  # not vLLM's own endpoints'
-                    self._in_flight[request_id] = output.outputs[0].finish_reason == "length"
-                yield output
+            self._count_seconds(entering=1)
+            try:
+                async for output in generate(prompt, sampling_params, request_id, **kwargs):
+                    if is_chunk and request_id in self._in_flight and output.outputs:  # not vLLM's own endpoints'
+                        self._in_flight[request_id] = output.outputs[0].finish_reason == "length"
+                    yield output
+            finally:
+                self._count_seconds(entering=-1)
 
-        return noting
+        return watched
+
+    def _count_seconds(self, entering: int = 0) -> None:
+        now = time.monotonic()
+        self._busy_seconds += now - self._counted_at if self._in_engine else 0.0
+        self._counted_at, self._in_engine = now, self._in_engine + entering
 
     async def generate(self, prompt_ids, sampling_params, request_id, **kwargs):
-        """verl's, timed: seconds count while at least one request is in the server. The stop reason of a chunk that
-        goes on (sam_recipe.rollout.client) is `length`."""
-        if not self._in_flight:
-            self._busy_since = time.monotonic()
+        """verl's; the stop reason of a chunk that goes on (sam_recipe.rollout.client) is `length`."""
         self._in_flight[request_id] = False
         try:
             output = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
@@ -110,11 +117,10 @@ class DraftingServer(vLLMHttpServer):
             return output
         finally:
             self._in_flight.pop(request_id, None)
-            if not self._in_flight:
-                self._busy_seconds += time.monotonic() - self._busy_since
 
     async def take_rollout_record(self) -> tuple[bytes, float]:
         """The engine steps and busy seconds since the last call (of the first worker, whose drafts all verify)."""
+        self._count_seconds()  # of a batch that never empties, too
         seconds, self._busy_seconds = self._busy_seconds, 0.0
         return (await self.engine.collective_rpc("sam_take_record"))[0], seconds
 
@@ -177,7 +183,7 @@ STARTED: list[DraftingReplica] = []  # by this process
 
 
 def take_steps(replicas: list[DraftingReplica]) -> tuple[list[EngineSteps], list[float]]:
-    """Every replica's engine steps, and seconds with a request in its server, since the last call."""
+    """Every replica's engine steps, and seconds with a request in its engine, since the last call."""
     parts = ray.get([replica.servers[0].take_rollout_record.remote() for replica in replicas])
     return [EngineSteps.from_bytes(content) for content, _ in parts], [seconds for _, seconds in parts]
 

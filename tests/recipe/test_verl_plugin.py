@@ -42,7 +42,17 @@ def test_engines_are_given_what_the_recipe_gives_them(method):
 def test_replicas_share_text_in_a_log_that_has_room():
     config = composed("+speculation=sam")  # verl's own numbers: 8 devices, two to an engine
     assert config.speculation.sharing == "auto" and verl_plugin.resolved(config).sharing == "replicas"
-    assert config.data.gen_batch_size is None and sharing.needed_mib(config) > 0
+    assert config.data.gen_batch_size is None and (mib := sharing.needed_mib(config)) > 0
+    ahead = composed("+speculation=sam", "trainer.v1.trainer_mode=colocate_async", "data.gen_batch_size=1")
+    assert 2 * mib - 1 <= sharing.needed_mib(ahead) <= 2 * mib  # a batch for the next step, too
+
+
+def test_an_asynchronous_trainers_own_rollout_counts_as_replicas():
+    """verl's own numbers: 8 devices that train, two to an engine, and here 8 more."""
+    apart = ["+speculation=sam", "trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.rollout.nnodes=1"]
+    assert sharing.replicas(composed("+speculation=sam", "trainer.v1.trainer_mode=colocate_async")) == 4
+    assert sharing.replicas(composed(*apart)) == 8
+    assert sharing.replicas(composed(*apart, "actor_rollout_ref.hybrid_engine=false")) == 4
 
 
 @pytest.mark.parametrize(

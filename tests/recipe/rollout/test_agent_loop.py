@@ -12,6 +12,7 @@ import torch
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop import agent_loop as verls
 from verl.utils import tensordict_utils as tu
+from verl.workers.rollout import llm_server
 from verl.workers.rollout.replica import TokenOutput
 
 from sam_recipe.rollout import agent_loop as module
@@ -142,6 +143,25 @@ def test_training_with_verls_uids_goes_by_the_rows_of_its_step_also_behind_a_val
     asked = run([(rows([0, 0]), 5, validates) for validates in (False, True, False)]).llm_client.asked
     numbered = [("train", 0), ("train", 1), ("validation", 0), ("validation", 1), ("train", 2), ("train", 3)]
     assert [one["seed"] for one in asked] == [sample_seed(RUN_SEED, split, 5, row, 0) for split, row in numbered]
+
+
+def test_an_interrupted_response_goes_on_with_its_seed_in_its_prompts_group(monkeypatch):
+    """verl's asynchronous trainers' client; a uniform goes by the seed and the tokens before, the prompt's too."""
+    parts, asked = [TokenOutput(token_ids=[7, 8], stop_reason="aborted"), TokenOutput(token_ids=[9])], []
+
+    async def generate(self, request_id, *, prompt_ids, sampling_params, **_):
+        asked.append((prompt_ids, sampling_params["seed"], sampling_params["extra_args"]))
+        return parts.pop(0)
+
+    async def no_pause(seconds):
+        pass
+
+    monkeypatch.setattr(llm_server.LLMServerClient, "generate", generate)
+    monkeypatch.setattr(llm_server, "asyncio", SimpleNamespace(sleep=no_pause))
+    requests = SeededRequests(llm_server.FullyAsyncLLMServerClient(SimpleNamespace()).generate, 5)
+    output = asyncio.run(requests.generate("id", prompt_ids=[1, 2], sampling_params={}))
+    assert output.token_ids == [7, 8, 9]
+    assert asked == [(prompt, 5, {"sam_prompt_tokens": 2}) for prompt in ([1, 2], [1, 2, 7, 8])]
 
 
 def test_a_response_that_fails_says_what_of(queue):

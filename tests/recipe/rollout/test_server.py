@@ -73,17 +73,45 @@ def test_only_a_chunk_that_had_its_tokens_ends_by_length(monkeypatch, hints, fin
         yield SimpleNamespace(outputs=[SimpleNamespace(finish_reason=finish)])
 
     async def verls(self, prompt_ids, sampling_params, request_id, **_):
-        async for _ in self.noting(prompt_ids, SamplingParams(**sampling_params), request_id):
+        async for _ in self.watched(prompt_ids, SamplingParams(**sampling_params), request_id):
             pass
         return TokenOutput(token_ids=[1], stop_reason="completed")
 
     monkeypatch.setattr(module.vLLMHttpServer, "generate", verls)
     server = object.__new__(SpeculationServer)
-    server._in_flight, server._busy_seconds = {}, 0.0
-    server.noting = server._noting_length(engine)
+    server._in_flight, server._in_engine, server._counted_at, server._busy_seconds = {}, 0, 0.0, 0.0
+    server.watched = server._watched(engine)
 
     async def play():
         return await asyncio.gather(*(server.generate([1], {"extra_args": hints}, name) for name in "ab"))
 
     assert [output.stop_reason for output in asyncio.run(play())] == [reason] * 2
-    assert 0.01 <= server._busy_seconds < 10 and not server._in_flight
+    assert 0.01 <= server._busy_seconds < 10 and not server._in_flight and not server._in_engine
+
+
+def test_seconds_count_in_the_engine_also_of_a_batch_that_never_empties(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    async def engine(prompt, sampling_params, request_id):
+        for seconds in (2.0, 3.0):
+            now[0] += seconds
+            yield SimpleNamespace(outputs=[])
+
+    async def record(method):
+        return [b""]
+
+    server = object.__new__(SpeculationServer)
+    server._in_flight, server._in_engine, server._counted_at, server._busy_seconds = {}, 0, 0.0, 0.0
+    server.engine = SimpleNamespace(collective_rpc=record)
+
+    async def play():
+        found, generated = [], server._watched(engine)([1], SamplingParams(), "a")
+        for _ in range(2):
+            await anext(generated)
+            found.append((await server.take_rollout_record())[1])
+        assert await anext(generated, None) is None
+        now[0] += 5.0  # a request that waits in the server for new weights
+        return [*found, (await server.take_rollout_record())[1]]
+
+    assert asyncio.run(play()) == [2.0, 3.0, 0.0]

@@ -9,7 +9,7 @@ from sam.automaton.corpus_file import corpus_of, save_corpus
 from sam.drafting.shape import FILLER
 from sam.switch.policies import Threshold
 from sam.switch.step_cost import linear
-from sam.vllm.hints import RequestHints
+from sam.vllm.hints import RequestHints, is_continued
 from sam.vllm.ranks import keep_other_ranks_tokens
 from sam.vllm.tracked_requests import MAX_STEPS_BEHIND
 from tests.sam.history.kept import kept as kept_in
@@ -267,6 +267,9 @@ def test_the_last_responses_of_a_rollout_are_kept_at_the_weight_sync(with_histor
         ([4, 2, 7, 7], 5, [3, 4, 2, 7, 7]),
         ([4, 5], 5, [3, 4, 5]),  # aborted
         ([4, 5, 6], 4, [3, 4, 5, 6]),
+        ([4, 5], None, []),  # interrupted: the client of verl's asynchronous trainers goes on with it
+        ([4, 2], None, [3, 4, 2]),
+        ([4, 5, 6], None, [3, 4, 5, 6]),
     ],
 )
 def test_of_a_response_in_parts_the_whole_is_kept_once(with_history, tmp_path, output, limit, written):
@@ -282,6 +285,15 @@ def test_of_a_response_in_parts_the_whole_is_kept_once(with_history, tmp_path, o
     proposer.weights_updated()
     proposer.tracked.history.stop()
     assert kept(tmp_path, [1, 2]) == written and proposer.counters["draft_errors"] == 0
+
+
+def test_a_response_whose_last_token_is_still_under_way_has_ended():
+    """Under asynchronous scheduling a placeholder stands for it."""
+    from vllm import SamplingParams
+
+    parameters = SamplingParams(max_tokens=3, extra_args=RequestHints(prompt_tokens=2).extra_args())
+    for output, goes_on in (([4, 5, -1], False), ([4, -1], True)):
+        assert is_continued(SimpleNamespace(sampling_params=parameters, output_token_ids=output)) is goes_on
 
 
 def test_a_request_that_cannot_be_tracked_is_forgotten(with_history):
