@@ -46,25 +46,29 @@ class Sums(ToolParser):
         text = self.tokenizer.decode(responses_ids)
         call = FunctionCall(name="calculator", arguments=json.dumps({"line": text}))
         return text, [call] if text.endswith("\n") else []
+'''
+REWARD = r"""
+import re
 
 
 def reward(data_source, solution_str, ground_truth, extra_info=None):
     said = re.findall(r"(\d)\+(\d) is (\d)", solution_str)
     return sum((int(a) + int(b)) % 10 == int(c) for a, b, c in said) / 8
-'''
+"""
 OWN = (
     "data.train_files=own.parquet", "data.val_files=own.parquet", f"trainer.total_training_steps={STEPS}",
     "actor_rollout_ref.rollout.multi_turn.function_tool_path=calculator.py",
     "actor_rollout_ref.rollout.multi_turn.format=sums", "actor_rollout_ref.rollout.max_model_len=320",
     f"actor_rollout_ref.rollout.multi_turn.max_assistant_turns={TURNS}",
-    "reward.custom_reward_function.path=calculator.py", "reward.custom_reward_function.name=reward",
+    "reward.custom_reward_function.path=reward.py", "reward.custom_reward_function.name=reward",
     "data.max_response_length=160", "reward.reward_kwargs.overlong_buffer_cfg.enable=false",
 )  # fmt: skip
 
 
 @pytest.mark.e2e
 def test_turns_and_tools_are_one_text_of_the_prompts_group(assets, tmp_path, capsys):
-    (tmp_path / "calculator.py").write_text(CALCULATOR)
+    for name, text in {"calculator.py": CALCULATOR, "reward.py": REWARD}.items():
+        (tmp_path / name).write_text(text)
     pandas.read_parquet(assets / "train.parquet").assign(agent_name="tool_agent").to_parquet(tmp_path / "own.parquet")
     runs = {}
     for name, overrides in {
