@@ -24,7 +24,7 @@ from sam.command import Parser, laid_out, run_command
 from sam.config import SpeculationConfig
 from sam.drafting.drafter import Drafter
 from sam.drafting.texts import Drafts
-from sam.record.responses import Recording, read_recording
+from sam.record.responses import Recording, Spans, read_recording
 
 NAMES = ("sam", "first-occurrence", "ngram", "suffix")
 HISTORY_TOKENS = 4 << 20  # with scope=history, enough for any recording here
@@ -178,26 +178,30 @@ class Suffix(Stepwise):
 
 
 class Request:
-    """A recorded response, generated on one of the replicas.
+    """A recorded response, generated on one of the replicas, but for what was given to the model.
 
     Attributes:
-        accepted: tokens that are generated; the drafter of its replica has seen them.
+        accepted: tokens that are generated or given; the drafter of its replica has seen them.
         seen_elsewhere: of them, those that the other replicas' drafters have seen.
         rounds_since_end: of the group, after its last token.
     """
 
-    def __init__(self, name: str, response: np.ndarray, replica: int = 0):
-        self.name, self.response, self.replica = name, response, replica
+    def __init__(self, name: str, response: np.ndarray, replica: int = 0, given: Spans = ()):
+        self.name, self.response, self.replica, self.given = name, response, replica, given
         self.accepted = self.seen_elsewhere = self.rounds_since_end = 0
 
-    def verify(self, draft: np.ndarray) -> tuple[int, np.ndarray]:
-        """Accept the draft's correct tokens and the bonus token; returns how many of the draft, and the new tokens."""
-        left = self.response[self.accepted :]
+    def verify(self, draft: np.ndarray) -> tuple[int, int, np.ndarray]:
+        """Accept the draft's correct tokens and the bonus token; returns how many of the draft, how many are generated,
+        and the new tokens: those, and at a turn's end what is given behind it."""
+        start = self.accepted
+        end, behind = next(((begin, end) for begin, end in self.given if begin > start), 2 * [len(self.response)])
+        left = self.response[start:end]
         length = min(len(draft), len(left))
         different = np.flatnonzero(draft[:length] != left[:length])
         accepted = int(different[0]) if different.size else length
-        self.accepted += len(new := left[: accepted + 1])
-        return accepted, new
+        generated = min(accepted + 1, len(left))
+        self.accepted = behind if start + generated == end else start + generated
+        return accepted, generated, self.response[start : self.accepted]
 
     @property
     def finished(self) -> bool:
@@ -222,7 +226,7 @@ class Replay:
         progress: called with the tokens advanced since the last call.
 
     Attributes:
-        tokens, steps: generated tokens, and verify steps of a request.
+        tokens, given, steps: generated tokens, those given to the model, and verify steps of a request.
         accepted_at, drafted_at: int64 [draft_length], by position in the draft.
         by_probability: float64 [10, 3], by tenth of a draft's probability: drafts, sum of probabilities, accepted.
         drafting, appending: seconds in the drafters' calls.
@@ -236,13 +240,19 @@ class Replay:
         progress: Callable[[int], object] = lambda tokens: None,
     ):
         self.draft_length, self.order, self.delay, self.progress = draft_length, order, delay, progress
-        self.tokens = self.steps = 0
+        self.tokens = self.given = self.steps = 0
         self.accepted_at, self.drafted_at = np.zeros((2, draft_length), dtype=np.int64)
         self.by_probability = np.zeros((PROBABILITY_BINS, 3))
         self.drafting = self.appending = 0.0
 
     def group(
-        self, drafters: list, name: str, prompt: np.ndarray, responses: list[np.ndarray], policy_version: int = 0
+        self,
+        drafters: list,
+        name: str,
+        prompt: np.ndarray,
+        responses: list[np.ndarray],
+        given: list[Spans],
+        policy_version: int = 0,
     ) -> None:
         """Replay samples of one prompt, spread round robin over the drafters of the replicas.
 
@@ -250,7 +260,8 @@ class Replay:
         without a sample of the prompt gets none.
         """
         replicas, delay = len(drafters), self.delay
-        live = requests = [Request(f"{name}/{i}", text, i % replicas) for i, text in enumerate(responses) if len(text)]
+        texts = enumerate(zip(responses, given, strict=True))
+        live = requests = [Request(f"{name}/{i}", text, i % replicas, spans) for i, (text, spans) in texts if len(text)]
         shown = [[one for one in requests if one.replica == i or delay is not None] for i in range(replicas)]
         shown = [its if any(one.replica == i for one in its) else [] for i, its in enumerate(shown)]
         for drafter, its in zip(drafters, shown, strict=True):
@@ -282,17 +293,18 @@ class Replay:
     def step(self, drafter, batch: list[Request]) -> None:
         """Draft for requests at once, verify, and show the drafter their new tokens."""
         names, budgets = [request.name for request in batch], np.full(len(batch), self.draft_length, dtype=np.int32)
-        started, before = time.perf_counter(), self.tokens
+        started = time.perf_counter()
         drafts = drafter.draft(names, budgets)
         self.drafting += time.perf_counter() - started
         pieces = []
         for row, request in enumerate(batch):
             part, position = slice(drafts.offsets[row], drafts.offsets[row + 1]), request.accepted
-            accepted, new = request.verify(drafts.token_ids[part])
-            self.count(position, drafts.acceptance[part], accepted, len(new))
+            accepted, generated, new = request.verify(drafts.token_ids[part])
+            self.count(position, drafts.acceptance[part], accepted, generated)
+            self.given += len(new) - generated
             pieces.append(new)
         self._append(drafter, batch, pieces)
-        self.progress(self.tokens - before)
+        self.progress(sum(map(len, pieces)))
 
     def _append(self, drafter, requests: list[Request], pieces: list[np.ndarray]) -> None:
         if requests:
@@ -318,6 +330,7 @@ class Replay:
         by_place = zip(self.accepted_at.tolist(), self.drafted_at.tolist(), strict=True)
         return {
             "tokens": self.tokens,
+            "given_tokens": self.given,
             "steps": self.steps,
             "mean_acceptance_length": round(self.tokens / max(1, self.steps), 4),
             "acceptance_rate": round(accepted / max(1, drafted), 4),
@@ -349,8 +362,8 @@ def replay(recording: Recording, make, draft_length: int, replicas: int = 1, epo
         if epoch == 0 or epochs == "forgotten":
             drafters = [make() for _ in range(replicas)]
         counts = Replay(draft_length, **how) if epoch == 0 and len(parts) > 1 else result
-        for index, (prompt, responses) in enumerate(zip(part.prompts, part.responses, strict=True)):
-            counts.group(drafters, str(index), prompt, responses, policy_version=epoch)
+        for index, group in enumerate(part.groups()):
+            counts.group(drafters, str(index), *group, policy_version=epoch)
     return result
 
 
@@ -364,9 +377,9 @@ def measure_cost(recording: Recording, make, draft_length: int, **how) -> dict:
     """
     drafter, result, samples = make(), Replay(draft_length, **how), max(map(len, recording.responses))
     waiting = [
-        (prompt, Request(f"{index}/{i}", responses[i]))
+        (prompt, Request(f"{index}/{i}", responses[i], given=given[i]))
         for i in range(samples)
-        for index, (prompt, responses) in enumerate(zip(recording.prompts, recording.responses, strict=True))
+        for index, (prompt, responses, given) in enumerate(recording.groups())
         if i < len(responses) and len(responses[i])
     ][::-1]
     live: list[Request] = []
@@ -378,7 +391,7 @@ def measure_cost(recording: Recording, make, draft_length: int, **how) -> dict:
             live.append(request)
         result.step(drafter, live)
         if drafter.nbytes > most_bytes:
-            most_bytes, held = drafter.nbytes, result.tokens + sum(map(len, recording.prompts))
+            most_bytes, held = drafter.nbytes, result.tokens + result.given + sum(map(len, recording.prompts))
         for request in (ended := [request for request in live if request.finished]):
             drafter.finish(request.name)
         live = [request for request in live if request not in ended] if ended else live

@@ -164,7 +164,8 @@ def write_text(run: Run, steps: list[int], samples: int, path: Path) -> int:
         responses = read_responses(run.directory, step)
         first = min(row.round for row in responses)
         for row in (row for row in responses if row.round == first):
-            groups.setdefault(row.prompt, []).append({name: getattr(row, name).tolist() for name in TOKENS})
+            tokens = {name: getattr(row, name).tolist() for name in TOKENS}
+            groups.setdefault(row.prompt, []).append({**tokens, "given_spans": row.given_spans})
         rounds.append([group for group in groups.values() if len(group) == samples])
     prompts = min(map(len, rounds))
     if not prompts:

@@ -225,6 +225,8 @@ def rollout_metrics(
     for position in np.flatnonzero(drafted_at):
         rate = float(accepted_at[position] / drafted_at[position])
         values[f"rollout/spec_accept_rate/position_{position + 1}"] = rate
+    for turn, length in EngineSteps.turn_lengths(replicas).items():
+        values[f"rollout/spec_accept_length/turn_{turn}"] = length
     if tokens := total("draft_model_drafted_tokens"):
         values["rollout/spec_draft_model_tokens"] = tokens
         values["rollout/spec_draft_model_accept_rate"] = total("draft_model_accepted_tokens") / tokens

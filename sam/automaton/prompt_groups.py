@@ -10,15 +10,16 @@ from sam.jit import kernel
 
 
 @kernel
-def _path_matches(store, root, tokens, end):
-    """Whether `tokens`, from the root, are the longest string of state `end`."""
-    state = np.int64(root)
+def walk(store, state, tokens):
+    """The state in which the text ends that ends in `state` and goes on with the first `tokens`, as far as the group
+    has that text, and how many these are."""
+    state, length = np.int64(state), store.nodes[state].length
     for i in range(tokens.size):
         edge = find(store, state, np.int64(tokens[i]))
-        if edge == NONE:
-            return False
+        if edge == NONE or store.nodes[store.nodes[edge].target].length != length + i + 1:
+            return state, i
         state = np.int64(store.nodes[edge].target)
-    return state == end and store.nodes[end].length == tokens.size
+    return state, tokens.size
 
 
 @dataclass
@@ -69,7 +70,7 @@ class Groups:
     def find(self, prompt: np.ndarray) -> int:
         """The group of `prompt`, or NONE. A hash names the candidates, the automaton itself decides."""
         for group in self._by_key.get(hash(prompt.tobytes()), ()):
-            if _path_matches(self.store, self.root(group), prompt, self.prompt_end[group]):
+            if walk(self.store, self.root(group), prompt) == (self.prompt_end[group], prompt.size):
                 return group
         return NONE
 

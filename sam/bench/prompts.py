@@ -155,6 +155,7 @@ def read_groups(
         ValueError: it cannot be read, or has no prompt with enough responses.
     """
     recording = read_recording(path, None if tokenizer is None else str(tokenizer))
+    recording.check_generated(path)
     pieces: list[tuple[int, Group]] = []
     largest = short = 0
     for prompt, its in zip(recording.prompts, recording.responses, strict=True):

@@ -12,7 +12,7 @@ import numpy as np
 
 from sam.automaton import store
 from sam.automaton.corpus_file import corpus_of, load_corpus
-from sam.automaton.prompt_groups import Groups
+from sam.automaton.prompt_groups import Groups, walk
 from sam.automaton.store import NONE, blocks_for, find, reserve
 from sam.automaton.suffix_automaton import extend
 from sam.config import SCOPES, SpeculationConfig
@@ -27,6 +27,7 @@ PROMPT_SLOT = 0  # belongs to no request: prompts are appended with it
 NEGATIVE_TOKEN, BAD_OFFSETS = -1, -2  # returned by `append_all` for input that it refuses
 GRACE_TOKENS = 1 << 20  # of finished groups, kept for siblings that have not started yet
 SPARE_SHARE = 64  # of all blocks one in so many is kept free of finished groups while requests run
+NOTHING = np.empty(0, np.int32)
 SLOTS = 4096  # requests that can be followed at first; doubled when there are more
 
 
@@ -226,13 +227,17 @@ class Drafter:
         """Bytes of all automata in use."""
         return self.groups.nbytes
 
-    def start(self, request_id: str, prompt_token_ids: np.ndarray, policy_version: int = 0) -> None:
+    def start(
+        self, request_id: str, prompt_token_ids: np.ndarray, policy_version: int = 0, given: np.ndarray = NOTHING
+    ) -> None:
         """Follow a new request.
 
         Args:
             request_id: any name that is not followed yet.
             prompt_token_ids: int32 [length], not empty.
             policy_version: of the weights that will write the response; groups of lower ones leave the history first.
+            given: int32 [length], what it goes on with behind the prompt, as a conversation's next turn does with those
+                before. Of this, what the group has is not appended again; the rest is to be appended (`lengths`).
 
         Raises:
             ValueError: a request already followed; a prompt that is empty, too long for the memory budget, or not of
@@ -258,8 +263,10 @@ class Drafter:
             return
         self.groups.join(group, policy_version)
         self._group_of[slot] = group
-        start_sequence(self.sequences, slot, group, self.groups.prompt_end[group], prompt, tag)
-        follow_corpus(self.corpus, self.sequences, slot, prompt, 0, prompt.size)
+        end, known = walk(self.store, self.groups.prompt_end[group], given)
+        text = np.concatenate([prompt, given[:known]])
+        start_sequence(self.sequences, slot, group, end, text, tag)
+        follow_corpus(self.corpus, self.sequences, slot, text, 0, text.size)
 
     def _free_slot(self) -> int:
         if not self._free_slots:

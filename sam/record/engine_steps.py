@@ -1,6 +1,7 @@
 """The engine steps of a rollout: filled by sam.vllm.step_recorder, read by everything that measures a run."""
 
 import io
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -10,11 +11,12 @@ import numpy as np
 from sam.reading import content_of, expect, npz_arrays, one_line
 from sam.record import replacing
 
+TURNS = 4  # of a conversation that are told apart; the last stands for all later ones
 POSITION_BIN = 32  # tokens of a response per bin of the acceptance-by-position histograms
 SHORTEST_PAUSE = 1e-3  # seconds between generation rounds; the recorder itself rounds to a millionth of that
 # Totals of a drafter with a draft model, of which a rollout's own part is kept.
 DRAFT_MODEL_TOKENS = ("draft_model_drafted_tokens", "draft_model_accepted_tokens")
-HISTOGRAMS = ("position_steps", "position_emitted", "drafted_at", "accepted_at")
+HISTOGRAMS = ("position_steps", "position_emitted", "drafted_at", "accepted_at", "turn_steps", "turn_emitted")
 # The columns, in the order of the fields.
 PER_STEP = {
     "end_s": np.float64,
@@ -70,6 +72,8 @@ class EngineSteps:
     position_bin: int = POSITION_BIN  # tokens in a bin
     drafted_at: np.ndarray = ()  # [num_speculative_tokens], drafts verified that were longer than the index
     accepted_at: np.ndarray = ()  # of these, the drafts whose token at the index was accepted
+    turn_steps: np.ndarray = ()  # [TURNS], verifications by turn of the conversation
+    turn_emitted: np.ndarray = ()  # [TURNS], tokens that these emitted
     draft_model_drafted_tokens: int = 0  # tokens of the draft model in this rollout, verified or not; 0 without one
     draft_model_accepted_tokens: int = 0  # of these, the tokens that the text has too
     asynchronous: bool = False  # whether vLLM scheduled a step before it knew the tokens of the one before
@@ -113,6 +117,7 @@ class EngineSteps:
         for one, other in zip(HISTOGRAMS[::2], HISTOGRAMS[1::2], strict=True):
             lengths = len(getattr(steps, one)), len(getattr(steps, other))
             expect(lengths[0] == lengths[1], place, f"{one} and {other} of one length", lengths)
+        expect((turns := len(steps.turn_steps)) in (0, TURNS), f"{place}, turn_steps", f"{TURNS} numbers", turns)
         expect(steps.position_bin > 0, f"{place}, position_bin", "a number above 0", steps.position_bin)
         return steps
 
@@ -136,6 +141,14 @@ class EngineSteps:
             wrong = column[~(np.isfinite(column) & (column >= 0))]
             expect(not wrong.size, f"{path}, {name}", "numbers from 0", wrong[:1].tolist())
         return steps
+
+    @staticmethod
+    def turn_lengths(parts: Iterable["EngineSteps"]) -> dict[int, float]:
+        """Mean acceptance length by turn, of all parts together; nothing where no conversation had a second turn."""
+        counts = [(part.turn_steps, part.turn_emitted) for part in parts if len(part.turn_steps)]
+        steps, emitted = np.sum(counts, axis=0, dtype=np.float64) if counts else np.zeros((2, 0))
+        found = {int(i) + 1: float(emitted[i] / steps[i]) for i in np.flatnonzero(steps)}
+        return found if found.keys() - {1} else {}
 
     @property
     def start_s(self) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Recorded responses as token ids, and the config and metrics of the run directory they lie in."""
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from sam.reading import (
 from sam.record.tokenizer import Tokenizer
 
 CONFIG_FILE, METRICS_FILE = "config.yaml", "metrics.jsonl"
+Spans = Sequence[Sequence[int]]  # [begin, end) of tokens of a response that the model did not write: tools' outputs
 LARGEST = 1e300  # of a figure, so that sums of figures are finite too
 ARRAYS = ("prompt_tokens", "prompt_offsets", "response_tokens", "response_offsets", "response_prompt")
 TOKENS, TEXT = ("prompt_tokens", "response_tokens"), ("input", "output")  # rows of this project, and of verl's dumps
@@ -34,11 +35,23 @@ class Recording:
     prompts: list[np.ndarray]  # int32 [tokens]
     responses: list[list[np.ndarray]]  # for each prompt its samples, int32 [tokens]
     epochs: list[list[int]] | None = None  # in which these were generated; None: not recorded
+    given: list[list[Spans]] | None = None  # of each, what was given to the model; None: nothing
 
     @property
     def num_tokens(self) -> int:
         """Response tokens."""
         return sum(len(response) for samples in self.responses for response in samples)
+
+    def check_generated(self, source: object) -> None:
+        """Raise ReadError where a response holds what the model did not write; its line begins with `source`."""
+        if any(map(any, self.given or ())):
+            raise ReadError(
+                f"{source}: responses with tools' outputs: expected text of the model alone; sam replay reads these"
+            )
+
+    def groups(self) -> Iterator[tuple[np.ndarray, list[np.ndarray], list[Spans]]]:
+        """Each prompt with its responses and what was given to the model in these."""
+        return zip(self.prompts, self.responses, self.given or ([()] * len(its) for its in self.responses), strict=True)
 
     def by_epoch(self) -> list["Recording"]:
         """A recording for each epoch, the earliest first, all of them with all prompts; ValueError without two."""
@@ -55,16 +68,20 @@ class Recording:
 def join(recordings: list[Recording]) -> Recording:
     """All prompts of several recordings as one."""
     epochs = [e for r in recordings for e in r.epochs or []]
-    prompts, responses = [p for r in recordings for p in r.prompts], [s for r in recordings for s in r.responses]
-    return Recording(prompts, responses, epochs if len(epochs) == len(prompts) else None)
+    prompts, responses, given = map(list, zip(*(group for r in recordings for group in r.groups()), strict=True))
+    return Recording(prompts, responses, epochs if len(epochs) == len(prompts) else None, given)
 
 
-def by_prompt(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> Recording:
-    """A recording of prompts and responses, int32 [length]; those of the same prompt are its samples."""
-    groups: dict[bytes, tuple[np.ndarray, list[np.ndarray]]] = {}
-    for prompt, response in pairs:
-        groups.setdefault(prompt.tobytes(), (prompt, []))[1].append(response)
-    return Recording([prompt for prompt, _ in groups.values()], [samples for _, samples in groups.values()])
+def by_prompt(rows: Iterable[tuple[np.ndarray, np.ndarray, Spans]]) -> Recording:
+    """A recording of prompts, responses (int32 [length]) and what was given to the model in these; those of the same
+    prompt are its samples."""
+    groups: dict[bytes, tuple[np.ndarray, list[np.ndarray], list[Spans]]] = {}
+    for prompt, response, given in rows:
+        _, samples, spans = groups.setdefault(prompt.tobytes(), (prompt, [], []))
+        samples.append(response)
+        spans.append(given)
+    prompts, responses, given = map(list, zip(*groups.values(), strict=True)) if groups else ([], [], [])
+    return Recording(prompts, responses, given=given)
 
 
 def read_recording(path: Path, tokenizer: str | None = None) -> Recording:
@@ -84,7 +101,7 @@ def read_recording(path: Path, tokenizer: str | None = None) -> Recording:
         raise ReadError(f"{path}: no such file")
     if path.suffix not in (".npz", ".jsonl"):
         raise ReadError(f"{path}: expected .npz or .jsonl")
-    recording = _from_arrays(path) if path.suffix == ".npz" else by_prompt(_pairs(path, tokenizer))
+    recording = _from_arrays(path) if path.suffix == ".npz" else by_prompt(_rows(path, tokenizer))
     if not recording.num_tokens:
         raise ReadError(f"{path}: no token of a response in it; expected recorded responses")
     for number, prompt in enumerate(recording.prompts, start=1):
@@ -122,33 +139,45 @@ def _texts(arrays: dict[str, np.ndarray], of: str, path: Path) -> list[np.ndarra
     return [tokens[begin:end] for begin, end in itertools.pairwise(offsets)]
 
 
-def _pairs(path: Path, tokenizer: str | None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Prompt and response of each row; all rows are of the first one's kind."""
+def _rows(path: Path, tokenizer: str | None) -> Iterator[tuple[np.ndarray, np.ndarray, Spans]]:
+    """Prompt, response and what was given in it of each row; all rows are of the first one's kind."""
     names: tuple[str, ...] = ()
     encoder = Tokenizer(tokenizer) if tokenizer is not None else None
 
-    def read(row: dict, place: str) -> list[np.ndarray]:
+    def read(row: dict, place: str) -> tuple[np.ndarray, np.ndarray, Spans]:
         nonlocal names
         names = names or next((kind for kind in (TOKENS, TEXT) if kind[1] in row), ())
         for name in names or TOKENS:
             expect(name in row, place, f"a row with {' and '.join(names or (*TOKENS, *TEXT))}", sorted(row))
         if names == TOKENS:
-            return [token_ids(row[name], f"{place}, {name}") for name in names]
+            return *(token_ids(row[name], f"{place}, {name}") for name in names), _given_spans(row, place)
         if encoder is None:
             raise ReadError(f"{path} holds text: name its tokenizer with --tokenizer")
-        return [np.array(encoder.encode(row[name], f"{place}, {name}"), np.int32) for name in names]
+        return *(np.array(encoder.encode(row[name], f"{place}, {name}"), np.int32) for name in names), ()
 
     return json_rows(path, read)
 
 
+def _given_spans(row: dict, place: str) -> Spans:
+    """Of a row with token ids: none in those of older runs."""
+    spans, last = row.get("given_spans", []), len(row["response_tokens"])
+    is_spans = isinstance(spans, list) and all(isinstance(one, list) and len(one) == 2 for one in spans)
+    edges = [0, *itertools.chain(*spans), last + 1] if is_spans else []
+    rise = all(type(n) is int for n in edges) and all(a < b for a, b in itertools.pairwise(edges))
+    expect(is_spans and rise, f"{place}, given_spans", f"pairs of numbers that rise from 1 to {last}", spans)
+    return spans
+
+
 class Response(NamedTuple):
-    """A recorded response: its prompt's number in the training step, its sample's, the generation round, and tokens."""
+    """A recorded response: its prompt's number in the training step, its sample's, the generation round, tokens, and
+    what of them was given to the model."""
 
     prompt: int
     sample: int
     round: int
     prompt_tokens: np.ndarray
     response_tokens: np.ndarray
+    given_spans: Spans
 
 
 def responses_path(directory: Path, step: int) -> Path:
@@ -165,7 +194,8 @@ def read_responses(directory: Path, step: int) -> list[Response]:
         expect(all(type(n) is int for n in numbers), place, "whole numbers as prompt, sample and round", numbers)
         expect(tuple(numbers[:2]) not in seen, place, "every prompt and sample once", numbers)
         seen.add(tuple(numbers[:2]))
-        return Response(*numbers, *(token_ids(row.get(name), f"{place}, {name}") for name in TOKENS))
+        tokens = [token_ids(row.get(name), f"{place}, {name}") for name in TOKENS]
+        return Response(*numbers, *tokens, _given_spans(row, place))
 
     responses = list(json_rows(path := responses_path(directory, step), read))
     expect(bool(responses), str(path), "a row for each response", "none")

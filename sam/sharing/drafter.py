@@ -13,7 +13,7 @@ import numpy as np
 from sam.automaton import store
 from sam.automaton.store import NONE
 from sam.config import SpeculationConfig
-from sam.drafting.drafter import Drafter, append_elsewhere
+from sam.drafting.drafter import NOTHING, Drafter, append_elsewhere
 from sam.drafting.texts import RECENT_TOKENS, digest, start_sequence
 from sam.sharing.client import COUNTERS, Client
 from sam.sharing.link import Link
@@ -79,10 +79,12 @@ class SharingDrafter(Drafter):
             self.client.put(event, *arguments)
             self.counters["sharing_engine_ms"] += (time.perf_counter() - began) * 1e3
 
-    def start(self, request_id: str, prompt_token_ids: np.ndarray, policy_version: int = 0) -> None:
+    def start(
+        self, request_id: str, prompt_token_ids: np.ndarray, policy_version: int = 0, given: np.ndarray = NOTHING
+    ) -> None:
         """Follow a new request, and the siblings elsewhere of its prompt; arguments and errors as of Drafter.start."""
         with self._turn():
-            super().start(request_id, prompt_token_ids, policy_version)
+            super().start(request_id, prompt_token_ids, policy_version, given)
             slot = self._slots[request_id]
             if (group := self._group_of.get(slot)) is None:
                 return
@@ -90,7 +92,9 @@ class SharingDrafter(Drafter):
                 key, last = digest(prompt_token_ids), np.array(prompt_token_ids[-RECENT_TOKENS:], np.int32)
                 self._shared[group] = SharedGroup(key, last, int(self.sequences.texts[slot]["prompt_tag"]))
                 self._group_of_key[key] = group
-            self._tell("start", slot, self._shared[group].key, len(prompt_token_ids))
+            self._tell("start", slot, self._shared[group].key, begin := len(prompt_token_ids))
+            if known := self.num_tokens(request_id) - begin:  # others may not have it
+                self._tell("append", np.array([slot]), np.array([begin]), given[:known], np.array([0, known]))
 
     def finish(self, request_id: str) -> None:
         """Stop following, and sharing; errors as of Drafter.finish."""

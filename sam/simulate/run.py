@@ -108,7 +108,8 @@ class RecordedRun:
         expect(is_whole, path, f"steps with requests in each of {len(numbers)} generation rounds", len(parts))
         found = []
         for number, part in zip(numbers, parts, strict=True):
-            recording = by_prompt((row.prompt_tokens, row.response_tokens) for row in rows if row.round == number)
+            recording = by_prompt(row[3:] for row in rows if row.round == number)
+            recording.check_generated(self.directory)
             count = sum(len(text) > 0 for samples in recording.responses for text in samples)
             found.append((recorded_round(recording, arrivals(part, count)), part))
         return found

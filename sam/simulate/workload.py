@@ -160,11 +160,11 @@ def measure(recording: Recording, k: int) -> Acceptance:
     with tqdm(total=total, unit="tok", desc=f"drafting, k {k}", mininterval=2.0, disable=None) as bar:
         for siblings in levels:
             collector = _Collector(k, "engine", None, bar.update)
-            for prompt, samples in zip(recording.prompts, recording.responses, strict=True):
-                for first in range(0, len(samples), siblings):
+            for prompt, *samples in recording.groups():
+                for first in range(0, len(samples[0]), siblings):
                     # All samples at every level, so that levels differ in nothing else.
-                    drafter, part = make_drafter("sam", "group", k), samples[first : first + siblings]
-                    collector.group([drafter], str(first), prompt, part)
+                    drafter, part = make_drafter("sam", "group", k), (one[first : first + siblings] for one in samples)
+                    collector.group([drafter], str(first), prompt, *part)
             cells += collector.cells
     return _from_cells(cells, levels, k, MIN_RECORDS)
 

@@ -12,9 +12,10 @@ class RequestHints:
 
     Attributes:
         prompt_tokens: of a request that continues a response or may be continued by another one, tokens of the
-            response's own prompt.
+            response's own prompt; of a later turn those of the conversation's first prompt.
         response_limit: tokens that this response may have at most.
         waiting: requests that wait behind this one for a slot of the engine.
+        turn: of the conversation, from 1.
 
     Example:
         >>> RequestHints(waiting=3).extra_args()
@@ -24,6 +25,7 @@ class RequestHints:
     prompt_tokens: int | None = None
     response_limit: int | None = None
     waiting: int | None = None
+    turn: int | None = None
 
     def extra_args(self) -> dict[str, int]:
         """As a request carries them."""
@@ -34,6 +36,11 @@ class RequestHints:
         """Those that vLLM's SamplingParams carry; none of a request without them."""
         given = getattr(sampling_params, "extra_args", None) or {}
         return cls(*(given.get(PREFIX + name) for name in cls.__dataclass_fields__))
+
+
+def turn_of(state) -> int:
+    """Of a request, by vLLM's state of it: which turn of its conversation it is, from 1."""
+    return (getattr(state.sampling_params, "extra_args", None) or {}).get(f"{PREFIX}turn", 1)
 
 
 def response_start(state) -> int:

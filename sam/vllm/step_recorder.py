@@ -12,9 +12,9 @@ import numpy as np
 from vllm.config import CUDAGraphMode
 from vllm.forward_context import get_forward_context
 
-from sam.record.engine_steps import DRAFT_MODEL_TOKENS, POSITION_BIN, EngineSteps, accepted_tokens
+from sam.record.engine_steps import DRAFT_MODEL_TOKENS, POSITION_BIN, TURNS, EngineSteps, accepted_tokens
 from sam.vllm import patches, warmup_cost
-from sam.vllm.hints import response_start
+from sam.vllm.hints import response_start, turn_of
 
 
 class StepRecorder:
@@ -67,10 +67,12 @@ class StepRecorder:
         totals = {name: counters.get(name, 0) for name in DRAFT_MODEL_TOKENS}
         steps = EngineSteps(
             *zip(*self._rows, strict=True),
-            position_steps=self._position_steps,
-            position_emitted=self._position_emitted,
+            position_steps=self._at_position[0],
+            position_emitted=self._at_position[1],
             drafted_at=self._drafted_at,
             accepted_at=self._accepted_at,
+            turn_steps=self._turns[0],
+            turn_emitted=self._turns[1],
             asynchronous=getattr(self._runner, "use_async_scheduling", False),
             has_graphs=self._has_graphs,
             preemptions=self._preemptions,
@@ -84,7 +86,9 @@ class StepRecorder:
     def _clear(self) -> None:
         self._preemptions = 0
         self._rows: list[tuple] = []  # in the order of EngineSteps' columns
-        self._position_steps, self._position_emitted = np.zeros((2, self._positions), dtype=np.int64)
+        # Verifications, and tokens that these emitted.
+        self._at_position = np.zeros((2, self._positions), dtype=np.int64)
+        self._turns = np.zeros((2, TURNS), dtype=np.int64)
         self._drafted_at, self._accepted_at = np.zeros((2, self._draft_length), dtype=np.int64)
 
     def _timed(self, stage: str, function, *args, **kwargs):
@@ -171,8 +175,8 @@ class StepRecorder:
         state = self._runner.requests[request_id]
         position = state.num_tokens - response_start(state) - emitted
         bin_ = max(0, position) // POSITION_BIN
-        self._position_steps[bin_] += 1
-        self._position_emitted[bin_] += emitted
+        self._at_position[:, bin_] += 1, emitted
+        self._turns[:, min(turn_of(state), TURNS) - 1] += 1, emitted
         self._drafted_at[:drafted] += 1
         self._accepted_at[:accepted] += 1
         return accepted

@@ -38,13 +38,19 @@ class TrackedBatch(NamedTuple):
 
 
 def start_request(
-    drafter: Drafter, history: HistoryClient | None, counters: dict[str, int], request_id: str, prompt: np.ndarray
+    drafter: Drafter,
+    history: HistoryClient | None,
+    counters: dict[str, int],
+    request_id: str,
+    prompt: np.ndarray,
+    given: np.ndarray,
 ) -> bool:
-    """Let drafter and history follow a request with `prompt` (int32 [length]); False, and counted, if it cannot be."""
+    """Let drafter and history follow a request with `prompt`, which goes on with `given` (both int32 [length]); False,
+    and counted, if it cannot be."""
     try:
         if history:
             history.request_started(request_id, prompt, drafter)
-        drafter.start(request_id, prompt, counters["policy_version"])
+        drafter.start(request_id, prompt, counters["policy_version"], given)
     except ValueError as error:
         if counters["untracked_requests"] == 0:
             logger.warning("no drafts for a request: %s (logged once, then counted)", error)
@@ -120,8 +126,8 @@ class TrackedRequests:
         if request_id in self.untracked:
             return False
         state = self._runner.requests[request_id]
-        prompt = texts[row, : response_start(state)]
-        if not start_request(self._drafter, self.history, self._counters, request_id, prompt):
+        prompt, given, _ = np.split(texts[row], [response_start(state), state.num_prompt_tokens])
+        if not start_request(self._drafter, self.history, self._counters, request_id, prompt, given):
             self.untracked.add(request_id)
             return False
         self.states[request_id] = state

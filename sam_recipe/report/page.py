@@ -140,6 +140,7 @@ def summarize(runs: list[Run]) -> dict:
         "rollout_speedup_tail": _over(tail_seconds(second, steps), tail_seconds(first, steps)),
         "accept_length": accept_length,
         "accept_rate": accept_rate,
+        "accept_length_by_turn": EngineSteps.turn_lengths(first.recorded.values()),
         "reward_gain_sam": _gain(first),
         "reward_gain_off": _gain(second),
         "identical_responses": sum(same for same, _ in identical.values()) if identical else None,
@@ -203,10 +204,12 @@ def facts(summary: dict) -> list[tuple[str, str]]:
     """Name and value of what a reader looks for next."""
     seconds = ", ".join(f"{name} {its['rollout']:.0f}" for name, its in summary["seconds"].items())
     gains = "{:+.3f} against {:+.3f} (last three steps over first three)"
+    by_turn = ", ".join(f"{length:.2f}" for length in summary["accept_length_by_turn"].values())
     return [
         ("rollout speed-up, tail", _figure(summary, "{:.2f}x (at most {} running)", "rollout_speedup_tail",
                                            "tail_threshold")),
         ("mean acceptance length", _figure(summary, "{:.2f}", "accept_length")),
+        *([("by turn (first replica)", by_turn)] if by_turn else []),
         ("acceptance rate", _figure(summary, "{:.2f}", "accept_rate")),
         ("reward gain", _figure(summary, gains, "reward_gain_sam", "reward_gain_off")),
         ("rollout seconds", seconds),

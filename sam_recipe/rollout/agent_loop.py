@@ -6,7 +6,7 @@ import traceback
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import ray
@@ -77,19 +77,28 @@ class SeededWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             raise ValueError(f"the reward is {score!r}, expected a finite number")
 
 
+class Turn(NamedTuple):
+    """The seed of a conversation, the tokens of its first prompt, and the number of one of its requests, from 1."""
+
+    seed: int
+    prompt_tokens: int
+    number: int
+
+
 class SeededRequests:
     """verl's `generate` for the requests of one response: no two of them draw the same random numbers.
 
-    A request whose prompt is an earlier one's prompt and output goes on with that one's seed: what follows a token does
-    not depend on whether the response was cut there. Any other request but the first has a seed of its own. A seed that
-    the agent loop gives stays.
+    A request whose prompt begins with an earlier one's prompt and output is the next turn of its conversation, and goes
+    on with its seed: what follows a token does not depend on whether the response was cut there. Drafters are told
+    where the conversation began. Any other request but the first has a seed of its own. A seed that the agent loop
+    gives stays.
     """
 
     def __init__(self, generate, seed: int):
         self._generate = generate
         self._seed = seed
         self._begun: Counter[tuple[int, ...]] = Counter()
-        self._ended: list[tuple[list[int], int]] = []  # prompt and output, seed
+        self._ended: list[tuple[list[int], Turn]] = []  # prompt and output
 
     async def generate(self, request_id, *, prompt_ids, sampling_params: dict[str, Any], **kwargs) -> TokenOutput:
         """verl's. It takes token ids: text that nobody reads would be made anew of every token.
@@ -97,23 +106,24 @@ class SeededRequests:
         An asynchronous trainer's client goes on with an interrupted response below this, with the same parameters.
         """
         prompt = [int(token) for token in prompt_ids]
-        seed = self._seed_of(prompt)
+        turn = self._turn_of(prompt)
         given = {"detokenize": bool(sampling_params.get("stop")), **sampling_params}
-        given = with_hints(given, prompt_tokens=len(prompt))
         if given.get("seed") is None:
-            given["seed"] = seed
+            given["seed"] = turn.seed
+        later = {"turn": turn.number} if turn.number > 1 else {}
+        given = with_hints(given, prompt_tokens=turn.prompt_tokens, **later)
         output = await self._generate(request_id, prompt_ids=prompt_ids, sampling_params=given, **kwargs)
-        self._ended.append((prompt + list(output.token_ids), seed))
+        self._ended.append((prompt + list(output.token_ids), turn))
         return output
 
-    def _seed_of(self, prompt: Sequence[int]) -> int:
+    def _turn_of(self, prompt: Sequence[int]) -> Turn:
         if before := [one for one in self._ended if prompt[: len(one[0])] == one[0]]:
             longest = max(before, key=lambda one: len(one[0]))
             self._ended.remove(longest)  # a second continuation would draw the first one's numbers
-            return longest[1]
+            return longest[1]._replace(number=longest[1].number + 1)
         first, repeat = not self._begun, self._begun[tuple(prompt)]
         self._begun[tuple(prompt)] += 1
-        return self._seed if first else further_seed(self._seed, prompt, repeat)
+        return Turn(self._seed if first else further_seed(self._seed, prompt, repeat), len(prompt), 1)
 
 
 def describe(error: Exception, data_source: Any) -> str:

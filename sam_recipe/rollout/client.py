@@ -1,5 +1,6 @@
 """verl's client of the rollout servers, which generates a response in chunks and tells the router how long it is."""
 
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -73,7 +74,8 @@ class RoutedClient(LLMServerClient):
         # With full_determinism ids come again with other prompts: they name no conversations.
         conversation = uuid4().hex if rollout.get("full_determinism", False) else request_id
         limit = response_limit(rollout, len(prompt_ids), sampling_params)
-        return Request(uuid4().hex, group_of(prompt_ids), len(prompt_ids), limit, conversation)
+        group = group_of(prompt_ids[: first_prompt_tokens(sampling_params, len(prompt_ids))])
+        return Request(uuid4().hex, group, len(prompt_ids), limit, conversation)
 
     async def _ask(
         self, placement: Placement, request_id: str, prompt_ids: list[int], parameters: dict, kwargs: dict
@@ -117,7 +119,14 @@ def chunk_parameters(sampling_params: dict[str, Any], request: Request, generate
     dropped = ("max_new_tokens", *(["prompt_logprobs"] if generated else []))
     parameters = {key: value for key, value in sampling_params.items() if key not in dropped}
     parameters["max_tokens"] = min(chunk, request.limit - generated)
-    return with_hints(parameters, prompt_tokens=request.prompt_tokens, response_limit=request.limit)
+    first = first_prompt_tokens(parameters, request.prompt_tokens)
+    limit = request.prompt_tokens - first + request.limit
+    return with_hints(parameters, prompt_tokens=first, response_limit=limit)
+
+
+def first_prompt_tokens(parameters: dict[str, Any], prompt_tokens: int) -> int:
+    """Tokens of the first prompt of a conversation, of which this is a request with so many tokens in its prompt."""
+    return RequestHints.of(SimpleNamespace(**parameters)).prompt_tokens or prompt_tokens
 
 
 def with_hints(parameters: dict[str, Any], **hints: int) -> dict[str, Any]:

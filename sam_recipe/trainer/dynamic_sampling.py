@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
@@ -34,6 +35,7 @@ class Trajectory:
     round: int
     prompt_tokens: list[int]
     response_tokens: list[int]
+    given_spans: list[list[int]]  # [begin, end) of the response's tokens that were given to the model: tools' outputs
     reward: float
     metrics: dict[str, float]
     kept: bool = False
@@ -185,11 +187,12 @@ class DapoRounds(ReplayBuffer):
         keys = self._trajectory_keys(partition_id, uids)
         if not keys:
             return groups
-        fields = ["prompts", "responses", "rm_scores", "extra_fields"]
+        fields = ["prompts", "responses", "response_mask", "rm_scores", "extra_fields"]
         data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=fields)
-        for key, prompt, response, scores, extra in zip(keys, *(data[name] for name in fields), strict=True):
+        for key, prompt, response, mask, scores, extra in zip(keys, *(data[name] for name in fields), strict=True):
             uid, sample, _ = key.split("_")
-            tokens, metrics = (prompt.tolist(), response.tolist()), {}
+            edges = np.flatnonzero(np.diff(mask.numpy() == 0, prepend=False, append=False))
+            tokens, metrics = (prompt.tolist(), response.tolist(), edges.reshape(-1, 2).tolist()), {}
             for name, value in getattr(extra, "data", extra).get("reward_extra_info", {}).items():
                 with suppress(TypeError, ValueError):  # texts are no metrics
                     metrics[name] = float(value)

@@ -115,6 +115,15 @@ def test_metrics_add_up_over_the_replicas_that_record_them():
     assert alone["other_ms_per_step"] == alone["step_ms_per_step"] == 25.0
 
 
+def test_acceptance_is_told_by_turn_where_a_conversation_has_several():
+    one, two = (engine(turn_steps=[4, 2, 0, last], turn_emitted=[8, 6, 0, last]) for last in (0, 1))
+    found = {name: value for name, value in metrics_of(one, PLAIN, two).items() if "/turn_" in name}
+    assert found == {f"spec_accept_length/turn_{turn}": length for turn, length in ((1, 2.0), (2, 3.0), (4, 1.0))}
+    assert not [
+        name for name in metrics_of(engine(turn_steps=[4, 0, 0, 0], turn_emitted=[8, 0, 0, 0])) if "turn" in name
+    ]
+
+
 def test_steps_that_replayed_a_graph_are_told_by_phase():
     def shares(*replicas):
         return {name: value for name, value in metrics_of(*replicas).items() if name.startswith("graph_share/")}

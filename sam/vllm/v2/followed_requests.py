@@ -126,8 +126,8 @@ class FollowedRequests:
         self._texts[name], self._behind[name] = text, None
 
     def _start(self, name: str, text: Text) -> bool:
-        prompt = np.asarray(text.prompt_token_ids[: response_start(text)], dtype=np.int32)
-        return start_request(self._drafter, self.history, self._counters, name, prompt)
+        prompt, given = np.split(np.asarray(text.prompt_token_ids, dtype=np.int32), [response_start(text)])
+        return start_request(self._drafter, self.history, self._counters, name, prompt, given)
 
     def _take(self, step: Step) -> None:
         try:

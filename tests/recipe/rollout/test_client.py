@@ -80,6 +80,13 @@ def test_chunks_are_joined():
     assert router.released == [10]
 
 
+def test_chunks_of_a_later_turn_are_of_the_conversations_group():
+    _, router, asked = generate(20, extra_args={"sam_prompt_tokens": 2, "sam_turn": 2})
+    assert router.told[0][1][1:] == (group_of([1, 2]), 3, 50, "r")
+    hints = {"sam_prompt_tokens": 2, "sam_turn": 2, "sam_response_limit": 1 + 50}
+    assert [one["extra_args"] for _, one in asked] == [hints] * 3
+
+
 def test_whole_responses_are_asked_for_as_verl_does():
     _, router, asked = generate(None, seed=1, temperature=0.5)
     assert asked == [([1, 2, 3], {"seed": 1, "temperature": 0.5})]

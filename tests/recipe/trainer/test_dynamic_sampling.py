@@ -43,6 +43,7 @@ class Queue:
         return {
             "prompts": rows,
             "responses": rows,
+            "response_mask": [torch.tensor([1, 0])] * len(keys),  # the last token was a tool's
             "rm_scores": [torch.tensor([0.0, 2.0 * a - 1.0]) for a in accuracy],
             "extra_fields": [{"reward_extra_info": self.extra(a)} for a in accuracy],
         }
@@ -97,6 +98,7 @@ def test_without_filtering_one_round_of_the_train_batch(monkeypatch):
     queue.dispatch(sampler.prompts_per_round(2))
     batch, metrics = sampler.sample(global_steps=1, partition_id="train", batch_size=2)
     assert len(batch.keys) == 4 and queue.dispatched == 2 and metrics["rollout/dropped_groups"] == 0
+    assert [row["given_spans"] for row in sampler.last_step.rows(0, 1)] == [[[1, 2]]] * 4
 
 
 SAID = "data_source 'x': /my/reward.py:3: ValueError: no number"

@@ -54,6 +54,19 @@ def test_draft_goes_on_from_a_shorter_context_where_the_continuation_ends():
     assert draft(drafter, "a", 4) == [7, 8, 5, 6]
 
 
+@pytest.mark.parametrize(("scope", "known"), [("group", 3), ("request", 0)])
+def test_the_next_turn_goes_on_where_the_last_one_ended(scope, known):
+    """The automaton has the turn before once, and what a tool answered, 8 and 9, is text as any other."""
+    drafter = Drafter(max_draft_tokens=K, scope=scope)
+    drafter.start("first", tokens(1, 2))
+    append(drafter, "first", 3, 4, 5)
+    drafter.finish("first")
+    drafter.start("second", tokens(1, 2), given=(given := tokens(3, 4, 5, 8, 9)))
+    assert drafter.num_tokens("second") == 2 + known
+    append(drafter, "second", *given[known:], 3, 4)
+    assert drafter.store.groups["num_tokens"].sum() == 9 and draft(drafter, "second") == [5, 8, 9]
+
+
 def test_siblings_share_and_other_prompts_do_not():
     drafter = Drafter(max_draft_tokens=K, cross_prompt=False)
     for request, prompt in {"a": (1, 2), "b": (1, 2), "c": (1, 3)}.items():

@@ -250,6 +250,14 @@ def test_a_line_says_file_row_and_what_was_expected(tmp_path):
         ([1], "line 2: expected a JSON object, got [1]"),
         (ROWS[2] | {"response_tokens": None}, "line 2, response_tokens: expected a list of token ids, got None"),
         (ROWS[2] | {"response_tokens": [1, 2**40]}, "line 2, response_tokens[1]: expected a token id, 0 to"),
+        (
+            ROWS[2] | {"given_spans": [[1, 3]]},
+            "line 2, given_spans: expected pairs of numbers that rise from 1 to 2, got",
+        ),
+        (
+            ROWS[2] | {"given_spans": [1]},
+            "line 2, given_spans: expected pairs of numbers that rise from 1 to 2, got [1]",
+        ),
         (ROWS[2] | {"prompt_tokens": [True]}, "line 2, prompt_tokens[0]: expected a token id"),
         ({"input": "a", "output": "b"}, "line 2: expected a row with prompt_tokens and response_tokens"),
     ):

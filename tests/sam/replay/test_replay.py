@@ -6,7 +6,9 @@ from functools import partial
 import numpy as np
 import pytest
 
+from sam.bench.prompts import read_groups
 from sam.drafting.texts import Drafts
+from sam.reading import ReadError
 from sam.record.responses import Recording, join, read_recording
 from sam.replay import main, make_drafter, replay, table
 
@@ -141,6 +143,22 @@ def test_command_prints_one_object_for_each_file_and_drafter(npz, capsys):
     lines = [line.split() for line in table(rows).splitlines()]
     assert [line[1] for line in lines] == ["drafter", "sam", "first-occurrence"]
     assert {len(line) for line in lines} == {9} and lines[2][5] == "-"
+
+
+def test_what_a_tool_wrote_is_known_text_and_no_draft(tmp_path, capsys):
+    """A run directory: two turns, of four and of three tokens, and a tool's answer between them."""
+    row = {"prompt_tokens": [9], "response_tokens": [0, 1, 2, 3, 77, 78, 6, 7, 8], "given_spans": [[4, 6]]}
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "rollouts" / "1.jsonl").write_text(json.dumps(row))
+    told = Told(lambda done: list(range(done, done + 3)))
+    result = replay(read_recording(tmp_path), lambda: told, K)
+    assert told.seen["0/0"] == row["response_tokens"] and [known["0/0"] for known in told.known] == [0, 6]
+    assert (result.tokens, result.given, result.steps, result.accepted_at.sum()) == (7, 2, 2, 6)
+    assert main(["--traces", str(tmp_path), "--drafter", "sam", "first-occurrence", "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(one["tokens"], one["given_tokens"]) for one in found] == [(7, 2)] * 2
+    with pytest.raises(ReadError, match="responses with tools' outputs: expected text of the model alone"):
+        read_groups(tmp_path, None, 1)
 
 
 def test_a_recording_of_one_epoch_is_refused(npz, tmp_path, capsys):

@@ -41,6 +41,18 @@ def test_a_sibling_elsewhere_is_drafted_from_as_one_here_and_other_prompts_are_k
     assert step(here, "a", 8) == [9, 5] and step(third, "a", 8) == []
 
 
+def test_the_next_turn_of_a_conversation_is_shared_too():
+    here, there = (replicas := Replicas()).drafters
+    for drafter in (here, there):
+        drafter.start("a", tokens(1))
+    step(here, "a", 7, 8)
+    here.finish("a")
+    here.start("next", tokens(1), given=tokens(7, 8, 5, 6))
+    step(here, "next", 5, 6, 9)
+    replicas.exchange()
+    assert step(there, "a", 5) == [6, 9] and here.counters["sharing_lost_tokens"] == 0
+
+
 @pytest.mark.parametrize("prompt_tokens", [2, 20])
 def test_text_from_elsewhere_teaches_what_text_from_here_does(prompt_tokens):
     """Step by step the same drafts as with the sibling here; and the weights, and the memory of other prompts."""

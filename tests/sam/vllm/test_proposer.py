@@ -63,6 +63,19 @@ def test_a_part_of_a_response_belongs_to_the_group_of_the_responses_own_prompt(p
     assert drafts["b"] == [5] and len(proposer.drafter.groups) == 1
 
 
+def test_a_later_turn_is_text_of_the_conversations_group(proposer):
+    """What a tool answered, 8 and 9, is drafted for a sibling; the first turn is there once."""
+    runner = proposer.runner
+    runner.add("a", [1, 2])
+    runner.step(proposer, ["a"], {"a": [3, 4]})
+    del runner.requests["a"]
+    hints = RequestHints(prompt_tokens=2, turn=2).extra_args()
+    runner.add("b", [1, 2, 3, 4, 8, 9], SimpleNamespace(extra_args=hints))
+    runner.add("c", [1, 2])
+    assert runner.step(proposer, ["b", "c"], {"b": [5], "c": [4]})["c"] == [8, 9, 5]
+    assert len(proposer.drafter.groups) == 1 and proposer.drafter.store.groups["num_tokens"].sum() == 2 + 2 + 3 + 1
+
+
 def test_uniform_drafts_are_whole_for_every_request_or_for_none():
     proposer = make_proposer(draft_shape="uniform")
     runner = proposer.runner
@@ -90,10 +103,10 @@ def test_fault_is_counted_and_the_step_goes_on(proposer, monkeypatch):
 def test_request_that_cannot_be_followed_gets_no_drafts_and_the_others_do(proposer, monkeypatch):
     runner, start = proposer.runner, proposer.drafter.start
 
-    def start_short(request_id, prompt, policy_version):
+    def start_short(request_id, prompt, *others):
         if len(prompt) > 10:
             raise ValueError("too long")
-        start(request_id, prompt, policy_version)
+        start(request_id, prompt, *others)
 
     monkeypatch.setattr(proposer.drafter, "start", start_short)
     runner.add("long", [1, 2] * 10)
