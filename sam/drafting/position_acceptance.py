@@ -21,16 +21,6 @@ class PositionAcceptance:
 
     Attributes:
         waiting: of each draft that is yet to be compared the tokens before it, and its own.
-
-    Example:
-        >>> acceptance = PositionAcceptance(2)
-        >>> acceptance.expected(["a"]).round(2)
-        array([[0.7 , 0.49]])
-        >>> for _ in range(100):
-        ...     acceptance.drafted("a", length=10, tokens=[1, 2])
-        ...     _ = acceptance.compare("a", text=[0] * 10 + [1, 5])
-        >>> acceptance.expected(["a"]).round(2)
-        array([[1.  , 0.01]])
     """
 
     def __init__(self, num_speculative_tokens: int):

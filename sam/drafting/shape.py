@@ -39,11 +39,6 @@ def fill_up(
 
     Returns:
         The tokens that were filled in.
-
-    Example:
-        >>> drafts = [[7, 8], [], [9]]
-        >>> fill_up(drafts, [1, 2, 1], np.array([5, 5, 5]), 2), drafts
-        (3, [[7, 8], [0, 0], [9, 0]])
     """
     rows = range(len(drafts)) if rows is None else rows
     drafted = sum(len(drafts[row]) for row in rows)
