@@ -43,40 +43,8 @@ def _writable_folder() -> Path:
 CACHE_FOLDER = str(_writable_folder())
 
 
-def compiled(function: Callable) -> Callable:
+def compiled(function: Callable, **options) -> Callable:
     """numba.njit, cached in `CACHE_FOLDER`."""
-    return _compiled(function)
-
-
-def compiled_for_threads(function: Callable) -> Callable:
-    """As `compiled`; other threads go on while it runs."""
-    return _compiled(function, nogil=True)
-
-
-def compiled_sum(function: Callable) -> Callable:
-    """As `compiled`, for sums that may be added in any order, so that the processor adds several side by side.
-
-    The order is the compiled code's: equal arrays have equal sums.
-    """
-    return _compiled(function, fastmath={"reassoc"})
-
-
-def kernel(function: Callable) -> Callable:
-    """As `compiled`, for functions that allocate no arrays: inlined where they are called, without reference counts.
-
-    Numba counts a reference whenever an array is taken out of a tuple, which makes small functions that are given a
-    NamedTuple of arrays three to eight times slower; and it passes each array as seven arguments, of which a call of a
-    function that is not inlined puts dozens on the stack. Without either such a tuple costs nothing.
-    """
-    return _compiled(function, _nrt=False, forceinline=True)
-
-
-def rare_kernel(function: Callable) -> Callable:
-    """As `kernel`, for what is seldom called: a call, so that what calls it stays small."""
-    return _compiled(function, _nrt=False)
-
-
-def _compiled(function: Callable, **options) -> Callable:
     previous, config.CACHE_DIR = config.CACHE_DIR, CACHE_FOLDER
     try:
         dispatcher = njit(cache=True, **options)(function)
@@ -98,3 +66,17 @@ def _save(file, key: tuple, data) -> None:
     name = file._data_name(int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:6]))
     file._save_data(name, data)
     file._save_index(file._load_index() | {key: name})
+
+
+# As `compiled`; other threads go on while it runs.
+compiled_for_threads = functools.partial(compiled, nogil=True)
+# As `compiled`, for sums that may be added in any order, so that the processor adds several side by side. The order is
+# the compiled code's: equal arrays have equal sums.
+compiled_sum = functools.partial(compiled, fastmath={"reassoc"})
+# As `compiled`, for functions that allocate no arrays: inlined where they are called, without reference counts. Numba
+# counts a reference whenever an array is taken out of a tuple, which makes small functions that are given a NamedTuple
+# of arrays three to eight times slower; and it passes each array as seven arguments, of which a call of a function that
+# is not inlined puts dozens on the stack. Without either such a tuple costs nothing.
+kernel = functools.partial(compiled, _nrt=False, forceinline=True)
+# As `kernel`, for what is seldom called: a call, so that what calls it stays small.
+rare_kernel = functools.partial(compiled, _nrt=False)

@@ -103,7 +103,7 @@ class Stepwise:
         pairs = zip(request_ids, budgets.tolist(), strict=True)
         drafts = [np.asarray(self.propose(name, budget), dtype=np.int32) for name, budget in pairs]
         bounds, flat = np.cumsum([0, *map(len, drafts)]), np.concatenate([np.empty(0, np.int32), *drafts])
-        return Drafts(flat, bounds, np.ones(len(flat), np.float32), np.zeros(len(drafts), np.int32))
+        return Drafts(flat, bounds, np.ones(len(flat), np.float32))
 
     def finish(self, request_id):
         del self._texts[request_id]

@@ -18,12 +18,13 @@ SAM = (
     ("trained_drafter",),
     ("config", "configs", "command", "page", "log"),
     ("automaton", "verify", "record", "routing"),
+    ("corpus",),
     ("drafting",),
     ("switch", "history", "sharing"),
     ("vllm",),
     ("replay",),
     ("simulate",),
-    ("profile", "bench", "tune", "corpus", "compile_kernels"),
+    ("profile", "bench", "tune", "compile_kernels"),
 )
 RECIPE = (
     ("arguments", "patch"),

@@ -287,14 +287,14 @@ def advance(store, state, length, token):
 
 @kernel
 def draft(store, memory, learned, sequences, slot, budget, min_acceptance):
-    """Draft up to `budget` tokens into the slot; returns the length of the match drafted from, 0 without a draft."""
+    """Draft up to `budget` tokens into the slot."""
     text, mixing, acceptance = sequences.texts[slot], learned.mixing, learned.acceptance
     start_draft(sequences, slot, GROUP_TABLE)
     state = np.int64(text.end)
     length = np.int64(store.nodes[state].length)
     recovery_state, recovery_match_len = text.recovery_state, text.recovery_match_len
     age = text.tokens_since_mismatch
-    first_match_len, probability = np.int64(0), 1.0
+    probability = 1.0
     while text.num_drafted < budget:
         contexts, match_len = find_contexts(store, state, length, recovery_state, recovery_match_len, age)
         recalled = recall(memory, sequences, slot, text.num_drafted)
@@ -305,11 +305,8 @@ def draft(store, memory, learned, sequences, slot, budget, min_acceptance):
         probability *= next_probability
         if not add_draft_token(acceptance, sequences, slot, token, probability, min_acceptance):
             break
-        if text.num_drafted == 1:
-            first_match_len = match_len
         state, length = advance(store, state, length, token)
         edge = find(store, recovery_state, token) if has_recovery else NONE
         recovery_state = np.int64(store.nodes[edge].target) if edge != NONE else NONE
         recovery_match_len += 1
         age += 1
-    return first_match_len

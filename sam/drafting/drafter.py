@@ -11,11 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from sam.automaton import store
-from sam.automaton.corpus_file import corpus_of, load_corpus
 from sam.automaton.prompt_groups import Groups, walk
-from sam.automaton.store import NONE, blocks_for, find, reserve
-from sam.automaton.suffix_automaton import extend
+from sam.automaton.store import NONE, blocks_for, extend, find, reserve
 from sam.config import SCOPES, SpeculationConfig
+from sam.corpus import corpus_of, load_corpus
 from sam.drafting import context_mixing
 from sam.drafting.calibration import CORPUS_TABLE, add_draft_token, start_draft, update_calibration
 from sam.drafting.context_mixing import make_learned
@@ -82,17 +81,17 @@ def draft_from_corpus(corpus, learned, sequences, slot, budget, min_acceptance):
         if not add_draft_token(learned.acceptance, sequences, slot, best.token, probability, min_acceptance):
             break
         state = np.int64(best.target)
-    return text.corpus_match_len
 
 
 @kernel
 def draft(store, corpus, memory, learned, sequences, slot, budget, min_acceptance, min_extra_match_len):
-    """Draft up to `budget` tokens into the slot, from the group or the corpus; returns the length of the match."""
+    """Draft up to `budget` tokens into the slot, from the group or the corpus."""
     text = sequences.texts[slot]
     corpus_match_len = text.corpus_match_len - min_extra_match_len
     if corpus_match_len > 0 and corpus_match_len > context_mixing.match_length(store, text):
-        return draft_from_corpus(corpus, learned, sequences, slot, budget, min_acceptance)
-    return context_mixing.draft(store, memory, learned, sequences, slot, budget, min_acceptance)
+        draft_from_corpus(corpus, learned, sequences, slot, budget, min_acceptance)
+    else:
+        context_mixing.draft(store, memory, learned, sequences, slot, budget, min_acceptance)
 
 
 @compiled
@@ -142,24 +141,22 @@ def draft_all(store, corpus, memory, learned, sequences, slots, budgets, min_acc
 
     Returns:
         int32 [total] tokens, float32 [total] cumulative acceptance probabilities, int64 [slots + 1] where each slot's
-        begin, int32 [slots] lengths of the matches.
+        begin.
     """
     longest = sequences.draft_tokens.shape[1]
     tokens, acceptance = np.empty(slots.size * longest, np.int32), np.empty(slots.size * longest, np.float32)
-    offsets, matches = np.zeros(slots.size + 1, np.int64), np.zeros(slots.size, np.int32)
+    offsets = np.zeros(slots.size + 1, np.int64)
     texts, draft_tokens, draft_acceptance = sequences.texts, sequences.draft_tokens, sequences.draft_acceptance
     for i in range(slots.size):
         slot, end, budget = slots[i], offsets[i], min(np.int64(budgets[i]), longest)
         if texts[slot].group != NONE and budget > 0:
-            matches[i] = draft(
-                store, corpus, memory, learned, sequences, slot, budget, min_acceptance, min_extra_match_len
-            )
+            draft(store, corpus, memory, learned, sequences, slot, budget, min_acceptance, min_extra_match_len)
             for position in range(texts[slot].num_drafted):
                 tokens[end] = draft_tokens[slot, position]
                 acceptance[end] = draft_acceptance[slot, position]
                 end += 1
         offsets[i + 1] = end
-    return tokens[: offsets[-1]], acceptance[: offsets[-1]], offsets, matches
+    return tokens[: offsets[-1]], acceptance[: offsets[-1]], offsets
 
 
 class Drafter:
@@ -189,8 +186,6 @@ class Drafter:
         (array([7, 8, 5, 6], dtype=int32), array([0, 3, 4]))
         >>> drafts.acceptance.round(2)
         array([0.73, 0.48, 0.2 , 0.38], dtype=float32)
-        >>> drafts.match_lengths
-        array([2, 0], dtype=int32)
     """
 
     def __init__(
@@ -336,8 +331,8 @@ class Drafter:
             raise ValueError(f"{len(budgets)} budgets for {len(slots)} requests: expected one for each")
         arguments = (self.store, self.corpus, self.memory, self.learned, self.sequences)
         limits = np.asarray(budgets, np.int64), float(min_acceptance), self.min_extra_match_len
-        tokens, acceptance, offsets, matches = draft_all(*arguments, slots, *limits)
-        return Drafts(tokens, offsets, acceptance, matches)
+        tokens, acceptance, offsets = draft_all(*arguments, slots, *limits)
+        return Drafts(tokens, offsets, acceptance)
 
     def finish(self, request_id: str) -> None:
         """Stop following; the response stays in its group while the group stays.

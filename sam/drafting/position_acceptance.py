@@ -19,22 +19,15 @@ class PositionAcceptance:
     Args:
         num_speculative_tokens: positions of a draft.
 
-    Example:
-        >>> acceptance = PositionAcceptance(2)
-        >>> acceptance.expected(["a"]).round(2)
-        array([[0.7 , 0.49]])
-        >>> for _ in range(100):
-        ...     acceptance.drafted("a", length=10, tokens=[1, 2])
-        ...     _ = acceptance.compare("a", text=[0] * 10 + [1, 5])
-        >>> acceptance.expected(["a"]).round(2)
-        array([[1.  , 0.01]])
+    Attributes:
+        waiting: of each draft that is yet to be compared the tokens before it, and its own.
     """
 
     def __init__(self, num_speculative_tokens: int):
         self.num_speculative_tokens = num_speculative_tokens
         self._all = np.zeros((2, num_speculative_tokens))  # observed, accepted
         self._own: dict[str, np.ndarray] = {}
-        self._drafts: dict[str, tuple[int, list[int]]] = {}  # tokens before each draft, and its tokens
+        self.waiting: dict[str, tuple[int, list[int]]] = {}
 
     @property
     def shares(self) -> np.ndarray:
@@ -57,20 +50,11 @@ class PositionAcceptance:
 
     def drafted(self, request_id: str, length: int, tokens: list[int]) -> None:
         """Remember a draft for a text of `length` tokens, whether it is verified or not."""
-        self._drafts[request_id] = length, tokens
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether any draft waits to be compared."""
-        return bool(self._drafts)
-
-    def has_draft(self, request_id: str) -> bool:
-        """Whether a draft waits to be compared."""
-        return request_id in self._drafts
+        self.waiting[request_id] = length, tokens
 
     def compare(self, request_id: str, text) -> int:
         """Compare a request's last draft with the text that followed; the number of its tokens that are in it."""
-        length, tokens = self._drafts.pop(request_id)
+        length, tokens = self.waiting.pop(request_id)
         followed = text[length : length + len(tokens)]
         own = self._own.setdefault(request_id, np.zeros_like(self._all))
         right = 0
@@ -87,7 +71,7 @@ class PositionAcceptance:
 
     def keep_only(self, request_ids) -> None:
         """Forget all other requests."""
-        for known in (self._own, self._drafts):
+        for known in (self._own, self.waiting):
             for request_id in [name for name in known if name not in request_ids]:
                 del known[request_id]
 
@@ -95,4 +79,4 @@ class PositionAcceptance:
         """The target has new weights: what was accepted under the old ones says little."""
         self._all *= KEPT_OVER_SYNC
         self._own.clear()
-        self._drafts.clear()
+        self.waiting.clear()

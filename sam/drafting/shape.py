@@ -11,9 +11,6 @@ import numpy as np
 # Any token id will do: where it happens to be the token that is sampled, accepting it is right.
 FILLER = 0
 
-# Graph modes of vLLM (CUDAGraphMode) in which a ragged step replays no graph.
-UNIFORM_ONLY = ("FULL_DECODE_ONLY",)
-
 
 def is_uniform(draft_shape: str, graph_mode: str | None) -> bool:
     """Whether drafts are filled up: as asked, or with `auto` where the graph mode has no graph for other steps.
@@ -21,12 +18,8 @@ def is_uniform(draft_shape: str, graph_mode: str | None) -> bool:
     Args:
         draft_shape: ragged, uniform or auto.
         graph_mode: name of vLLM's CUDAGraphMode; None without graphs.
-
-    Example:
-        >>> is_uniform("auto", "FULL_DECODE_ONLY"), is_uniform("auto", "FULL")
-        (True, False)
     """
-    return draft_shape == "uniform" or (draft_shape == "auto" and graph_mode in UNIFORM_ONLY)
+    return draft_shape == "uniform" or (draft_shape == "auto" and graph_mode == "FULL_DECODE_ONLY")
 
 
 def fill_up(
@@ -46,11 +39,6 @@ def fill_up(
 
     Returns:
         The tokens that were filled in.
-
-    Example:
-        >>> drafts = [[7, 8], [], [9]]
-        >>> fill_up(drafts, [1, 2, 1], np.array([5, 5, 5]), 2), drafts
-        (3, [[7, 8], [0, 0], [9, 0]])
     """
     rows = range(len(drafts)) if rows is None else rows
     drafted = sum(len(drafts[row]) for row in rows)

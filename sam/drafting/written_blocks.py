@@ -47,17 +47,6 @@ class WrittenBlocks:
 
     Args:
         block_size: tokens of a block.
-
-    Example:
-        >>> notes = WrittenBlocks(block_size=4)
-        >>> text, blocks = np.array([5, 6, 7, 8, 9], np.int32), np.array([2, 3])
-        >>> notes.written("a", text, blocks)
-        0
-        >>> notes.note("a", 0, 5, blocks)
-        >>> notes.written("a", text, blocks)
-        5
-        >>> notes.written("b", np.array([5, 6, 7, 8, 1], np.int32), np.array([2, 7]))  # shares the first block
-        4
     """
 
     def __init__(self, block_size: int):

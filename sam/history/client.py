@@ -32,13 +32,8 @@ MAX_TOKENS_A_STEP = 2048  # appended to the drafter in a step, about a milliseco
 MAX_SEEN = 1 << 20  # digests, of some 80 bytes each
 MAX_WAITING_TOKENS = 1 << 22  # that have been read and wait for the engine: nothing more is read then
 
-COUNTERS = (
-    "history_written_responses",
-    "history_lost_responses",
-    "history_found_prompts",
-    "history_appended_tokens",
-    "history_errors",
-)
+COUNTED = "written_responses lost_responses found_prompts appended_tokens errors"
+COUNTERS = tuple(f"history_{name}" for name in COUNTED.split())  # docs/metrics.md
 
 
 class HistoryClient:

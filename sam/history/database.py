@@ -6,10 +6,13 @@ between machines: a folder holds a file for each, and whoever reads merges them.
 """
 
 import hashlib
+import logging
+import math
 import os
 import re
 import socket
 import sqlite3
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +21,8 @@ import numpy as np
 
 from sam.drafting.texts import digest
 from sam.trained_drafter import settings_of
+
+logger = logging.getLogger(__name__)
 
 SUFFIX = ".sqlite"
 BUSY_SECONDS = 30.0  # to wait for another process's transaction
@@ -47,6 +52,11 @@ DROP_EPOCHS = (
 DROP_OLDEST = (
     "DELETE FROM responses WHERE id IN (SELECT id FROM (SELECT id, sum(num_tokens) OVER "
     "(ORDER BY version DESC, id DESC) AS held FROM responses) WHERE held > ?)"
+)
+MAX_PROMPTS = 1 << 20  # whose lengths are kept in memory; beyond, those of prompts that were read first go
+LENGTHS = (
+    "SELECT hex(prompt), version, num_tokens FROM responses WHERE version >= ? AND num_tokens > 0 "
+    "AND typeof(version) = 'integer' AND typeof(num_tokens) = 'integer'"
 )
 # The first of these that a model's folder has decides what a token id means.
 TOKENIZER_FILES = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"), ("vocab.txt",))
@@ -178,3 +188,50 @@ def read(connection: sqlite3.Connection, prompt: bytes) -> Iterator[tuple[int, b
     for version, known, blob in connection.execute(query, (prompt,)):
         tokens = np.frombuffer(blob[: len(blob) // 4 * 4], np.int32).copy()
         yield version, known, tokens if digest(tokens) == known else None
+
+
+class ResponseLengths:
+    """How long responses to each prompt were, for who plans a rollout before any of its responses has finished: the
+    geometric mean of those that the newest weights gave, of all files of a history.
+
+    Equal responses count once, those of a single token not at all: the file does not keep them. One thread may refresh
+    while another asks: nobody who asks waits for a file.
+
+    Attributes:
+        errors: files that could not be read; the first is warned of.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder, self._newest, self.errors = folder, 0, 0
+        self._known: dict[str, tuple[int, float]] = {}  # by prompt: the version of the weights, tokens
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def expected(self, prompt: str) -> int | None:
+        """Tokens of a response to the prompt with this sam.drafting.texts.digest, in hexadecimal digits; None if
+        it has had none."""
+        found = self._known.get(prompt.upper())
+        return round(found[1]) if found else None
+
+    def refresh(self) -> None:
+        """Read what was written since the last call; files that cannot be read are counted and left out."""
+        # Not only newer weights: the last responses of a step are written a moment after those of the next begin.
+        since, logs = self._newest - 1, defaultdict(list)
+
+        def read(connection) -> None:
+            for prompt, version, num_tokens in connection.execute(LENGTHS, (since,)).fetchall():
+                logs[prompt, version].append(math.log(num_tokens))
+
+        read_files(self._folder, None, read, self._failed)
+        for (prompt, version), found in logs.items():
+            if version >= self._known.get(prompt, (0, 0.0))[0]:
+                self._known[prompt] = version, math.exp(sum(found) / len(found))
+            self._newest = max(self._newest, version)
+        for prompt in list(self._known)[: len(self._known) - MAX_PROMPTS]:
+            del self._known[prompt]
+
+    def _failed(self, error: Exception) -> None:
+        if self.errors == 0:
+            logger.warning("lengths of earlier responses: %s (logged once, then counted)", error)
+        self.errors += 1

@@ -7,7 +7,7 @@ Goodput: a step of R requests that verifies the B likeliest of all draft tokens 
 goodput(B) = (R + sum of their probabilities of being accepted) / T(R, R + B, context). The best B is verified.
 SmartSpec (Liu et al., arXiv 2406.14066) introduced goodput as the target. It picks one draft length for all requests,
 expects acceptance from a moving average, and fits a linear T offline. Here the choice is over single tokens, each with
-a probability of its own; T is a table whose error is learnt from the steps (sam.switch.expected_cost); and drafting
+a probability of its own; T is a table whose error is learnt from the steps (sam.switch.step_cost); and drafting
 pauses where it does not pay.
 """
 
@@ -15,9 +15,8 @@ import numpy as np
 
 from sam.config import POLICIES
 from sam.jit import compiled
-from sam.switch.expected_cost import ExpectedCost
 from sam.switch.policy import Plan, Policy, StepState
-from sam.switch.step_cost import StepCost, linear
+from sam.switch.step_cost import ExpectedCost, StepCost, linear
 
 NO_THRESHOLD = 1 << 30
 # Share by which speculation must raise goodput: below it, noise in the table decides.

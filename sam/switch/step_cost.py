@@ -1,8 +1,12 @@
-"""Step costs: milliseconds of an engine step by requests, tokens per request and context; checked, saved, looked up."""
+"""Step costs: milliseconds of an engine step by requests, tokens per request and context; checked, saved, looked up.
+
+What a step is expected to take is the table, corrected by measured steps, for all data-parallel ranks.
+"""
 
 import json
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
@@ -10,11 +14,34 @@ import numpy as np
 
 from sam.reading import json_object, one_line
 from sam.record import replacing
+from sam.switch.policy import StepState
 
 HOW_TO_MEASURE = "measure it again with sam profile"
 AXES = ("requests", "tokens_per_request", "context")
 LARGEST_RATIO = 1e5  # between two cells of one table: beyond it one of them is in another unit
 NOISE = 0.2  # share by which a step may come out faster than one with less work, fewer requests or fewer tokens
+
+MEMORY_STEPS = 128.0  # steps after which a step has lost most of its weight
+# Prior standard deviations: of what all steps share, the cheapest; of what a request adds, all that the table says; of
+# a draft token, half of the most that it says for any number of requests; of a step with drafts, half of the cheapest:
+# scheduled asynchronously it alone waits for the host. The second and third never less than a share of the cheapest.
+FIXED_STD, PER_REQUEST_STD, PER_DRAFT_TOKEN_STD, SPECULATING_STD = 1.0, 1.0, 0.5, 0.5
+MIN_PER_REQUEST_STD, MIN_PER_DRAFT_TOKEN_STD = 0.01, 0.001
+# The first weighs no more than so many steps: what all steps share must reach the fixed term soon, and not the tokens'
+# price, however noisy the steps and however wrong the table.
+MAX_FIXED_PRIOR = 1.0
+# Where the table holds forward passes only, guesses: the share of the cheapest step that drafting and verifying take,
+# whatever is drafted, without which an engine that drafts in every step never learns that this costs anything; and the
+# share of what a request adds that a draft token adds too, since it is attended from and sampled from as well.
+UNMEASURED_SPECULATING, UNMEASURED_PER_DRAFT_TOKEN = 0.05, 0.5
+MIN_NOISE = 0.01  # share of the cheapest step: steps that never differ tell nothing about terms they have not shown
+OUTLIER = 4.0  # times the expected milliseconds: such a step was held up by something else and is not learnt from
+MAX_OUTLIERS = 8  # in a row: then the shortest of them is learnt from
+# All of the first steps are learnt from, later one every so many milliseconds: an update takes 0.1 ms.
+ALWAYS_LEARN_STEPS, LEARN_INTERVAL_MS = 64, 50.0
+CONTEXT_BUCKET = 256  # tokens by which the mean context may grow before costs are looked up again
+KEPT_LOOK_UPS = 256
+MIN_SHARE = 0.1  # of the table's milliseconds: no step is thought to take less
 
 
 @dataclass(frozen=True)
@@ -148,3 +175,152 @@ def linear(fixed_ms: float, per_request_ms: float, per_token_ms: float, **descri
     requests, tokens = np.array([[1], [1024]]), np.array([1, 16])
     cells = fixed_ms + per_request_ms * requests + per_token_ms * (requests * tokens)
     return StepCost(requests.ravel(), tokens, np.array([1]), cells[..., None], **description)
+
+
+class Correction:
+    """The milliseconds that steps take beyond a table, learnt from the steps.
+
+    Bayesian linear regression with exponential forgetting (Bishop, Pattern Recognition and Machine Learning, section
+    3.3; Haykin, Adaptive Filter Theory, chapter 10). The table is the prior mean, and weighs the more the noisier the
+    steps are: with a fixed weight a busy machine's noise would come out as a price of draft tokens, fewer would be
+    verified, and from few the price is learnt even worse. The noise is what no terms explain, whatever the prior: a
+    wrong table is no noise.
+
+    Args:
+        step_cost: the table.
+        forward_only: whether it holds forward passes only, without sampling and drafting.
+
+    Attributes:
+        terms: float64 [4], of each step, each request, each draft token, and each step with draft tokens (at least 0).
+    """
+
+    def __init__(self, step_cost: StepCost, forward_only: bool = False):
+        cells, requests, tokens = step_cost.milliseconds, step_cost.requests, step_cost.tokens_per_request
+        cheapest = float(cells.min())
+        per_request = (cells[-1, 0] - cells[0, 0]).mean() / max(1, requests[-1] - requests[0])
+        spans = np.maximum(1, requests * (tokens[-1] - tokens[0]))
+        per_token = ((cells[:, -1] - cells[:, 0]).mean(axis=1) / spans).max()
+        per_request_std = PER_REQUEST_STD * per_request + MIN_PER_REQUEST_STD * cheapest
+        per_draft_token_std = PER_DRAFT_TOKEN_STD * per_token + MIN_PER_DRAFT_TOKEN_STD * cheapest
+        self._std = np.array([FIXED_STD * cheapest, per_request_std, per_draft_token_std, SPECULATING_STD * cheapest])
+        self._mean = np.array([0.0, 0.0, 0.0, UNMEASURED_SPECULATING * cheapest * forward_only])
+        self._min_variance = (MIN_NOISE * cheapest) ** 2
+        self._share = UNMEASURED_PER_DRAFT_TOKEN * forward_only  # of `per_request`, that a draft token adds too
+        self.terms = self._mean
+        # Weighted sums over the steps, of products of the four features and the milliseconds beyond the table.
+        self._sums = np.zeros((5, 5))
+        self._outliers: list[tuple[float, int, int, float]] = []
+
+    def extra_ms(self, requests: int, drafted: float) -> float:
+        """Milliseconds beyond the table of a step with `requests` requests and `drafted` draft tokens."""
+        fixed, per_request, per_draft_token, speculating = self.terms
+        return fixed + per_request * requests + per_draft_token * drafted + (speculating if drafted else 0.0)
+
+    def observe(self, requests: int, drafted: int, table_ms: float, milliseconds: float) -> bool:
+        """Learn from a step that took `milliseconds` where the table says `table_ms`; False: it is an outlier."""
+        expected = max(0.0, table_ms + self.extra_ms(requests, drafted))
+        if milliseconds > OUTLIER * max(expected, 1e-3):
+            self._outliers.append((milliseconds, requests, drafted, table_ms))
+            if len(self._outliers) < MAX_OUTLIERS:
+                return False
+            milliseconds, requests, drafted, table_ms = min(self._outliers)
+        self._outliers.clear()
+        step = np.array([1.0, requests + self._share * drafted, drafted, drafted > 0, milliseconds - table_ms])
+        self._sums = (1.0 - 1.0 / MEMORY_STEPS) * self._sums + np.outer(step, step)
+        self.terms = self._fit()
+        return True
+
+    def _fit(self) -> np.ndarray:
+        information, target, squares = self._sums[:4, :4], self._sums[:4, 4], self._sums[4, 4]
+        unexplained = squares - target @ np.linalg.solve(information + np.eye(4), target)
+        weights = max(unexplained / self._sums[0, 0], self._min_variance) / self._std**2
+        weights[0] = min(weights[0], MAX_FIXED_PRIOR)
+        matrix, right = information + np.diag(weights), target + weights * self._mean
+        terms = np.linalg.solve(matrix, right)
+        if terms[3] < 0.0:
+            # Where every step has drafts the steps tell the sum of fixed and speculating, and not which is which: a
+            # table that is far too high would come out as a reward of drafts, plain steps as slow, and all drafts be
+            # verified.
+            terms = np.append(np.linalg.solve(matrix[:3, :3], right[:3]), 0.0)
+        terms[2] += self._share * terms[1]
+        return terms
+
+
+class ExpectedCost:
+    """Milliseconds of the steps that StepStates name; the arguments are those of sam.switch.policies.Goodput.
+
+    Under data parallelism all ranks wait for the fullest: a step never takes less than that one's, so that drafts are
+    free up to there.
+    """
+
+    def __init__(self, num_speculative_tokens: int, graph_sizes: tuple[int, ...], uniform: bool, paths: int):
+        self._row = num_speculative_tokens + 1  # tokens of a request with a whole draft
+        self._most_draft_tokens = paths * self._row - 1  # of a request
+        self._graph_sizes, self._uniform = np.array(sorted(graph_sizes), dtype=np.int64), uniform
+        self._kept = lru_cache(KEPT_LOOK_UPS)(self._corrected)  # until more is learnt
+
+    def use(self, step_cost: StepCost, forward_only: bool) -> None:
+        """Begin with a table; the arguments are those of Correction."""
+        self.step_cost, self.correction = step_cost, Correction(step_cost, forward_only)
+        self._observed_steps, self._ms_since_update = 0, 0.0
+        self._kept.cache_clear()
+
+    def of(self, state: StepState) -> tuple[np.ndarray, float]:
+        """float64 [n + 1]: milliseconds of a step with 0 to n draft tokens; and the acceptance below which no draft
+        token pays."""
+        return self._kept(state.running, int(state.context) // CONTEXT_BUCKET, state.max_num_tokens_other_dp_ranks)
+
+    def _corrected(self, running: int, bucket: int, num_tokens_other: int) -> tuple[np.ndarray, float]:
+        # No step is faster than one with fewer draft tokens, or than the fullest other rank's.
+        drafted = np.arange(running * self._most_draft_tokens + 1)
+        _, _, per_draft_token, speculating = self.correction.terms
+        table = self._table_ms(running, drafted, bucket)
+        cost = table + self.correction.extra_ms(running, 0) + per_draft_token * drafted
+        cost[1:] += speculating
+        cost = np.maximum(cost, MIN_SHARE * table)
+        if num_tokens_other:
+            cost[0] = max(cost[0], self._min_ms_other_ranks(num_tokens_other, bucket))
+        cost = np.maximum.accumulate(cost)
+        slopes = np.maximum(0.0, cost[1:] - cost[0] - speculating) / drafted[1:]
+        return cost, running * float(slopes.min(initial=np.inf)) / cost[0]
+
+    def observe(self, state: StepState, drafted: int, milliseconds: float, is_wanted: bool) -> None:
+        """Learn from a step that no other rank can have held up, if it is `is_wanted` or the last one was long ago."""
+        self._observed_steps += 1
+        self._ms_since_update += milliseconds
+        is_due = self._observed_steps <= ALWAYS_LEARN_STEPS or self._ms_since_update >= LEARN_INTERVAL_MS
+        num_tokens_other, bucket = state.max_num_tokens_other_dp_ranks, int(state.context) // CONTEXT_BUCKET
+        if state.prefilling or num_tokens_other > state.running + drafted or not (is_due or is_wanted):
+            return
+        most = np.array([min(drafted, state.running * self._most_draft_tokens)])
+        table_ms = float(self._table_ms(state.running, most, bucket)[0])
+        # Another rank's tokens may be of more requests than this one's, or be drafts to a larger part.
+        counts = (num_tokens_other, -(-num_tokens_other // self._row)) if num_tokens_other else ()
+        if any(self._look_up(count, np.array([num_tokens_other]), bucket)[0] > table_ms for count in counts):
+            return
+        if self.correction.observe(state.running, drafted, table_ms, milliseconds):
+            self._ms_since_update = 0.0
+            self._kept.cache_clear()
+
+    def _table_ms(self, requests: int, drafted: np.ndarray, bucket: int) -> np.ndarray:
+        """float64 [n]: the table's milliseconds by draft tokens (int64 [n])."""
+        num_tokens = requests + drafted
+        if self._uniform:
+            num_tokens = np.where(drafted > 0, np.maximum(num_tokens, requests * self._row), num_tokens)
+        return self._look_up(requests, num_tokens, bucket)
+
+    def _look_up(self, requests: int, num_tokens: np.ndarray, bucket: int) -> np.ndarray:
+        """float64 [n]: milliseconds by tokens (int64 [n]), for a context in the middle of its bucket."""
+        if len(sizes := self._graph_sizes):
+            at = np.searchsorted(sizes, num_tokens)
+            num_tokens = np.where(at < len(sizes), sizes[np.minimum(at, len(sizes) - 1)], num_tokens)
+        return self.step_cost.step_ms(requests, num_tokens, (bucket + 0.5) * CONTEXT_BUCKET)
+
+    def _min_ms_other_ranks(self, num_tokens: int, bucket: int) -> float:
+        """Milliseconds that the fullest other rank takes at least, with this rank's mean context."""
+        # As many of its tokens as can be are drafts, and left out: they can be cheaper than requests or dearer, and
+        # ranks that took each other's drafts for something to wait for would go on drafting because the others do.
+        # Requests that the table does not reach are left out too: they are its extrapolation, and may be a prompt.
+        requests = min(-(-num_tokens // self._row), int(self.step_cost.requests[-1]))
+        table_ms = float(self._look_up(requests, np.array([requests]), bucket)[0])
+        return max(table_ms + self.correction.extra_ms(requests, 0), MIN_SHARE * table_ms)

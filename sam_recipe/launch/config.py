@@ -124,7 +124,7 @@ def _check_files(speculation: SpeculationConfig) -> None:
     key = "corpus"
     try:
         if speculation.corpus is not None:
-            from sam.automaton.corpus_file import load_corpus  # numba takes a second to import, few runs have a corpus
+            from sam.corpus import load_corpus  # numba takes a second to import, few runs have a corpus
 
             load_corpus(Path(speculation.corpus))
         key = "step_cost"

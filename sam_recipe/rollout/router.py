@@ -15,7 +15,7 @@ import ray
 from cachetools import LRUCache
 from omegaconf import DictConfig, OmegaConf
 
-from sam.history.lengths import ResponseLengths
+from sam.history.database import ResponseLengths
 from sam.routing import ContextPolicy, RoutingSettings
 
 LOG_FILE = "routing.jsonl"

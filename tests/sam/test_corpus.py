@@ -1,13 +1,14 @@
-"""`sam corpus build`, and that a corpus holds its texts and nothing else."""
+"""`sam corpus build`: a corpus holds its texts, is mapped as it was saved, and nothing else is taken for one."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 
-from sam.automaton import corpus_file
-from sam.automaton.corpus_file import load_corpus
-from sam.corpus import build, main
+from sam import corpus
+from sam.automaton.store import Store
+from sam.corpus import build, corpus_of, load_corpus, main, save_corpus
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def test_rows_of_tokens_and_recordings_are_texts(texts, tmp_path, capsys):
 
 def test_what_memory_held_before_does_not_reach_the_file(texts, tmp_path, monkeypatch):
     build([texts], tmp_path / "one.sam")
-    make_store = corpus_file.make_store
+    make_store = corpus.make_store
 
     def store_of_used_memory(count):
         made = make_store(count)
@@ -38,7 +39,7 @@ def test_what_memory_held_before_does_not_reach_the_file(texts, tmp_path, monkey
         made.hash_buckets[1:] = 77
         return made
 
-    monkeypatch.setattr(corpus_file, "make_store", store_of_used_memory)
+    monkeypatch.setattr(corpus, "make_store", store_of_used_memory)
     build([texts], tmp_path / "two.sam")
     for file in (tmp_path / "one.sam").iterdir():
         assert file.read_bytes() == (tmp_path / "two.sam" / file.name).read_bytes()
@@ -61,3 +62,76 @@ def test_bad_input(tmp_path, name, content, message, capsys):
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error
     assert not (tmp_path / "corpus.sam").exists()
+
+
+@pytest.fixture
+def made():
+    return corpus_of([np.random.default_rng(0).integers(20, size=5000).astype(np.int32)], 5000)
+
+
+def test_save_and_load(made, tmp_path):
+    path = tmp_path / "corpus.sam"
+    for _ in range(2):  # the second replaces the first
+        save_corpus(made, path)
+    loaded = load_corpus(path)
+    assert loaded.groups[0]["num_tokens"] == 5000 and loaded.counters == made.counters
+    for name in Store._fields:
+        mapped, original = getattr(loaded, name), getattr(made, name)
+        assert (mapped == original[: len(mapped)]).all()
+        assert isinstance(mapped.base.base, np.memmap), "pages are the file's, shared by all who map it"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["corpus.sam"]
+
+
+def test_a_file_of_the_old_format_is_refused_and_replaced(made, tmp_path):
+    path = tmp_path / "corpus.sam"
+    path.write_bytes(b"SAM\x00v001 and more")
+    with pytest.raises(ValueError, match="damaged or not an automaton"):
+        load_corpus(path)
+    save_corpus(made, path)
+    assert load_corpus(path).groups[0]["num_tokens"] == 5000
+
+
+def damage_bytes(change):
+    def damage(folder):
+        file = folder / "nodes.npy"
+        file.write_bytes(change(file.read_bytes()))
+
+    return damage
+
+
+def damage_header(**changes):
+    def damage(folder):
+        header = json.loads((folder / "header.json").read_text())
+        (folder / "header.json").write_text(json.dumps(header | changes))
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        damage_bytes(lambda whole: whole[:-1]),
+        damage_bytes(lambda whole: b""),
+        damage_bytes(lambda whole: b"x" + whole[1:]),
+        damage_bytes(lambda whole: whole[:-9] + b"\x01" + whole[-8:]),
+        lambda folder: shutil.copy(folder / "blocks.npy", folder / "groups.npy"),
+        lambda folder: (folder / "hash_buckets.npy").unlink(),
+        lambda folder: (folder / "header.json").write_text("{"),
+        damage_header(format=1),
+        damage_header(crc32={}),
+    ],
+)
+def test_damaged_corpora(made, tmp_path, damage):
+    save_corpus(made, tmp_path / "corpus.sam")
+    damage(tmp_path / "corpus.sam")
+    with pytest.raises(ValueError, match="damaged or not an automaton"):
+        load_corpus(tmp_path / "corpus.sam")
+
+
+def test_other_paths(made, tmp_path):
+    with pytest.raises(ValueError, match="no such file"):
+        load_corpus(tmp_path / "missing.sam")
+    (tmp_path / "mine").write_text("kept")
+    with pytest.raises(ValueError, match="a folder that is no corpus"):
+        save_corpus(made, tmp_path)
+    assert (tmp_path / "mine").read_text() == "kept"

@@ -287,10 +287,10 @@ class TrainedDrafter:
 
     def _learn(self, batch: TrackedBatch) -> None:
         """Compare the last drafts with the text, and forget requests that are gone; nothing to do in a rest."""
-        if not self.acceptance.is_waiting:
+        if not self.acceptance.waiting:
             return
         for name, row, length in zip(batch.ids, batch.rows, batch.lengths, strict=True):
-            if self.acceptance.has_draft(name):
+            if name in self.acceptance.waiting:
                 right = self.acceptance.compare(name, batch.texts[row, :length])
                 self.counters["draft_model_accepted_tokens"] += right
         for known in (self.acceptance, self.passes.written):
@@ -346,4 +346,4 @@ def _replaced(proposed: Drafts, wanted: np.ndarray, tokens: list[list[int]], exp
     for i, draft in zip(np.flatnonzero(wanted), tokens, strict=True):
         ids[i], acceptance[i] = np.array(draft, np.int32), expected[i, : len(draft)].astype(np.float32)
     offsets = np.cumsum([0, *map(len, ids)]).astype(np.int64)
-    return Drafts(np.concatenate(ids), offsets, np.concatenate(acceptance), proposed.match_lengths)
+    return Drafts(np.concatenate(ids), offsets, np.concatenate(acceptance))

@@ -40,8 +40,7 @@ class NoText:
 
     def draft(self, request_ids, budgets, min_acceptance: float = 0.0) -> Drafts:
         """Draft nothing."""
-        nothing = np.zeros(len(request_ids), np.int32)
-        return Drafts(nothing[:0], np.zeros(len(request_ids) + 1, np.int64), np.zeros(0, np.float32), nothing)
+        return Drafts(np.zeros(0, np.int32), np.zeros(len(request_ids) + 1, np.int64), np.zeros(0, np.float32))
 
     def finish(self, request_id: str) -> None:
         del self._lengths[request_id]

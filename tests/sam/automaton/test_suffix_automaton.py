@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sam.automaton.store import BLOCK_BYTES, add_group, make_store, reserve
-from sam.automaton.suffix_automaton import extend_all
+from sam.automaton.store import BLOCK_BYTES, add_group, extend_all, make_store, reserve
 from tests.sam.brute_force import BruteForce, check_automaton, check_blocks
 
 

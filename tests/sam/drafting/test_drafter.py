@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sam.automaton import store
-from sam.automaton.corpus_file import corpus_of, save_corpus
+from sam.corpus import corpus_of, save_corpus
 from sam.drafting.drafter import SLOTS, Drafter
 from tests.sam.stepping import step
 

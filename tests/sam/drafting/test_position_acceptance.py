@@ -21,7 +21,7 @@ def test_a_text_cut_short_says_nothing_of_later_tokens():
     acceptance = PositionAcceptance(2)
     acceptance.drafted("a", 1, [1, 2])
     assert acceptance.compare("a", [0, 1]) == 1 and acceptance.shares[0] == acceptance.shares[1] > FIRST_GUESS
-    assert not acceptance.has_draft("a")
+    assert not acceptance.waiting
 
 
 def test_a_request_departs_from_all_once_it_has_steps():

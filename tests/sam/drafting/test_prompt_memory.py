@@ -1,6 +1,5 @@
 """The memory of other prompts: what it counts, what it forgets, and what it is worth."""
 
-import json
 from functools import partial
 
 import numpy as np
@@ -174,40 +173,9 @@ def test_the_memory_is_within_the_budget():
     assert without.memory.entries.nbytes == 0 and len(without.store.blocks) > len(drafter.store.blocks)
 
 
-def tool_recording(rng, prompts, samples):
-    """Calls of a few tools as JSON, a character a token: equal keys and phrases, other values, other instructions."""
-    tools = {
-        "get_order": ("order_id", "include_items", "currency"),
-        "search_flights": ("origin", "destination", "departure_date", "cabin_class"),
-        "update_profile": ("user_id", "email_address", "notification_settings"),
-    }
-    schema = json.dumps([{"type": "function", "function": {"name": name, "keys": tools[name]}} for name in tools])
-
-    def word():
-        return "".join(chr(c) for c in rng.integers(97, 123, int(rng.integers(3, 9))))
-
-    def encode(text):
-        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
-
-    def answer():
-        name = list(tools)[rng.integers(len(tools))]
-        arguments = {key: word() for key in tools[name]}
-        return f"Let me look this up. <tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
-
-    return Recording(
-        [encode(f"{schema} {' '.join(word() for _ in range(30))}") for _ in range(prompts)],
-        [[encode(answer()) for _ in range(samples)] for _ in range(prompts)],
-    )
-
-
 def mean_acceptance_length(recording, cross_prompt):
     make = partial(make_drafter, "sam", "group", K, cross_prompt=cross_prompt)
     return replay(recording, make, K).summary()["mean_acceptance_length"]
-
-
-def test_answers_that_share_boilerplate_are_drafted_from_each_other():
-    recording = tool_recording(np.random.default_rng(0), prompts=40, samples=1)
-    assert mean_acceptance_length(recording, True) > 1.1 * mean_acceptance_length(recording, False)
 
 
 def test_a_memory_that_misleads_costs_next_to_nothing():

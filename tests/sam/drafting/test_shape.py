@@ -5,8 +5,6 @@ import pytest
 
 from sam.drafting.shape import FILLER, fill_up, is_uniform
 
-ROOM = np.array([9, 9, 9])
-
 
 @pytest.mark.parametrize("mode", [None, "NONE", "PIECEWISE", "FULL", "FULL_AND_PIECEWISE", "FULL_DECODE_ONLY"])
 def test_auto_is_uniform_where_no_other_step_with_drafts_replays(mode):
@@ -14,22 +12,16 @@ def test_auto_is_uniform_where_no_other_step_with_drafts_replays(mode):
     assert is_uniform("uniform", mode) and not is_uniform("ragged", mode)
 
 
-def test_every_draft_becomes_as_long_as_a_whole_one():
-    drafts = [[4, 5], [], [6, 7, 8]]
-    assert fill_up(drafts, [1, 2, 1], ROOM, 3) == 4
-    assert drafts == [[4, 5, FILLER], [FILLER] * 3, [6, 7, 8]]
-
-
-def test_a_step_without_drafts_stays_plain():
-    drafts = [[], [], []]
-    assert fill_up(drafts, [1, 1, 1], ROOM, 3) == 0 and drafts == [[], [], []]
-
-
-def test_beside_a_prompt_no_step_is_uniform():
-    drafts = [[4], [], []]
-    assert fill_up(drafts, [1, 0, 1], ROOM, 3) == 0 and drafts == [[4], [], []]
-
-
-def test_without_room_for_a_whole_draft_the_step_is_plain():
-    drafts = [[4], [5], []]
-    assert fill_up(drafts, [1, 1, 1], np.array([9, 2, 9]), 3) == 0 and drafts == [[], [], []]
+@pytest.mark.parametrize(
+    "drafts, emitted, room, filled, after",
+    [
+        pytest.param(
+            [[4, 5], [], [6]], [1, 2, 1], 9, 6, [[4, 5, FILLER], [FILLER] * 3, [6] + [FILLER] * 2], id="filled up"
+        ),
+        pytest.param([[], [], []], [1, 1, 1], 9, 0, [[], [], []], id="a step without drafts stays plain"),
+        pytest.param([[4], [], []], [1, 0, 1], 9, 0, [[4], [], []], id="beside a prompt no step is uniform"),
+        pytest.param([[4], [5], []], [1, 1, 1], 2, 0, [[], [], []], id="without room the step is plain"),
+    ],
+)
+def test_fill_up(drafts, emitted, room, filled, after):
+    assert fill_up(drafts, emitted, np.array([9, room, 9]), 3) == filled and drafts == after

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from sam.automaton.store import BLOCK_BYTES, NONE, add_group, blocks_for, make_store, reserve
-from sam.automaton.suffix_automaton import extend_all
+from sam.automaton.store import BLOCK_BYTES, NONE, add_group, blocks_for, extend_all, make_store, reserve
 from sam.drafting.drafter import Drafter
 from tests.sam.brute_force import BruteForce, check_automaton, check_blocks
 from tests.sam.stepping import step

@@ -8,7 +8,7 @@ import pytest
 
 from sam.drafting.texts import digest
 from sam.history import database
-from sam.history.lengths import ResponseLengths
+from sam.history.database import ResponseLengths
 
 PROMPTS = [np.array([90 + n, 91, 92 + n], np.int32) for n in range(3)]
 NAMES = [digest(prompt).hex() for prompt in PROMPTS]
@@ -64,7 +64,7 @@ def test_a_damaged_file_is_left_out_and_warned_of_once(tmp_path, caplog):
 
 @pytest.mark.parametrize("most", [1, 2])
 def test_memory_is_bounded(tmp_path, monkeypatch, most):
-    monkeypatch.setattr("sam.history.lengths.MAX_PROMPTS", most)
+    monkeypatch.setattr("sam.history.database.MAX_PROMPTS", most)
     for prompt in range(3):
         add(tmp_path, 1, [10], prompt=prompt)
     lengths = ResponseLengths(tmp_path)

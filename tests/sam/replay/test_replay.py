@@ -36,7 +36,7 @@ class Told:
         self.known.append({name: len(seen) for name, seen in self.seen.items()})
         out = [self.drafts(len(self.seen[request_id]))[: budgets[row]] for row, request_id in enumerate(request_ids)]
         bounds = np.cumsum([0, *map(len, out)])
-        return Drafts(np.array(sum(out, []), np.int32), bounds, np.full(bounds[-1], 0.75), np.empty(0, np.int32))
+        return Drafts(np.array(sum(out, []), np.int32), bounds, np.full(bounds[-1], 0.75))
 
     def finish(self, request_id): ...
 

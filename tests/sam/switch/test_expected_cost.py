@@ -6,8 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from sam.switch.expected_cost import UNMEASURED_PER_DRAFT_TOKEN, UNMEASURED_SPECULATING, Correction
-from sam.switch.step_cost import linear
+from sam.switch.step_cost import UNMEASURED_PER_DRAFT_TOKEN, UNMEASURED_SPECULATING, Correction, linear
 
 TABLE = linear(5.0, 0.05, 0.02)
 

@@ -5,10 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from sam.switch.expected_cost import ALWAYS_LEARN_STEPS
 from sam.switch.policies import LOSS_SHARE, MAX_PAUSE_STEPS, Goodput, add_rows, choose_lengths
 from sam.switch.policy import StepState
-from sam.switch.step_cost import StepCost, linear
+from sam.switch.step_cost import ALWAYS_LEARN_STEPS, StepCost, linear
 
 
 def drafts_of(rng, requests, longest):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sam.automaton.corpus_file import corpus_of, save_corpus
+from sam.corpus import corpus_of, save_corpus
 from sam.drafting.shape import FILLER
 from sam.switch.policies import Threshold
 from sam.switch.step_cost import linear

@@ -65,7 +65,7 @@ def batch_of(ids, lengths, text=RIGHT):
 def step(trained, length):
     """What sam's draft of one token, little expected of it, becomes in a step of a text of 7s; and what was asked."""
     trained.passes.asked.clear()
-    of_sam = np.array([OF_SAM], np.int32), np.array([0, 1]), np.array([0.05], np.float32), np.zeros(1, np.int32)
+    of_sam = np.array([OF_SAM], np.int32), np.array([0, 1]), np.array([0.05], np.float32)
     policy = Goodput(K, linear(10.0, 0.0, 1 / 64))
     found = trained.combine(policy, StepState(1), K, batch_of(["a"], [length]), Drafts(*of_sam))
     return found.token_ids.tolist(), list(trained.passes.asked)

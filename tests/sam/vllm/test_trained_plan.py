@@ -16,7 +16,7 @@ def drafts(*acceptance):
     """Of another source, by request."""
     flat = np.array([p for one in acceptance for p in one], np.float32)
     offsets = np.cumsum([0, *map(len, acceptance)]).astype(np.int64)
-    return Drafts(np.zeros(len(flat), np.int32), offsets, flat, np.array([len(one) for one in acceptance], np.int32))
+    return Drafts(np.zeros(len(flat), np.int32), offsets, flat)
 
 
 def plan(others, expected, pass_ms=0.1, policy=None, missing=None):
