@@ -10,6 +10,7 @@ import json
 import os
 import random
 import sys
+import traceback
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 
@@ -337,7 +338,8 @@ def main() -> None:
         except Exception as error:
             if not first.refused:
                 raise
-            print("RESULT " + json.dumps([names[0], {"refused": str(error)}]), flush=True)
+            refusal = "".join(traceback.format_exception(error))
+            print("RESULT " + json.dumps([names[0], {"refused": refusal}]), flush=True)
             continue
         for name in names:
             print("RESULT " + json.dumps([name, started.result(asked[name], said)]), flush=True)

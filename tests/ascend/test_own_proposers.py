@@ -142,8 +142,9 @@ def test_in_pieces_the_head_runs_eager(results):
 def test_the_recorder_counts_the_steps_that_replay(results, name):
     steps = results[name]["steps"]
     phases = [[step for step in steps if bool(step["drafts"]) == has_drafts] for has_drafts in (True, False)]
-    counted = [*results[name]["replays"].values()]
-    assert counted == [[sum(replays(step) > 0 for step in phase), len(phase)] for phase in phases]
+    assert [*results[name]["replays"].values()] == [
+        [sum(replays(step) > 0 for step in phase), len(phase)] for phase in phases
+    ]
 
 
 def right_drafts(made, name: str) -> tuple[int, int]:
