@@ -114,6 +114,7 @@ class Engine:
         parameters = [SamplingParams(**common | own) for own in settings]
         self.llm.reset_prefix_cache()  # as if nothing had been asked before
         outputs = self.llm.generate([{"prompt_token_ids": p} for p in prompts], parameters, use_tqdm=False)
+        installed = plugin.installed(self.runner)  # a step recorder would stand before what it looks for
         if then:
             then(self.llm)
         before, self._counted = self._counted, {one.name: getattr(one, "value", 0) for one in self.llm.get_metrics()}
@@ -130,7 +131,7 @@ class Engine:
             ],
             entries=entries,
             best=[[max(step.values()) for step in own] for own in entries],
-            installed=plugin.installed(self.runner),
+            installed=installed,
             **{COUNTERS[name]: value for name, value in counted.items()},
         )
 
