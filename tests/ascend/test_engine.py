@@ -52,21 +52,21 @@ def sam(door: str, method: dict) -> dict[str, dict]:
         "": {},
         "switched": SWITCHED,
         "sampled": SAMPLED,
-        "sampled switched": SAMPLED | SWITCHED,
         "stop": STOP,
-        "sampled stop": SAMPLED | STOP,
         "abort": ABORT,
-        "sampled abort": SAMPLED | ABORT,
         "parts": PARTS,
         "rejection": {"verification": "rejection"},
         "preempted": LONG | SQUEEZED,
-        "sampled preempted": SAMPLED | LONG | SQUEEZED,
         "paths preempted": SAMPLED | LONG | SQUEEZED | PATHS,
     }
     return {f"{door} {name}".strip(): method | one for name, one in found.items()}
 
 
 SYNCHRONOUS = sam("sync", SYNC) | {
+    "sync sampled switched": SYNC | SAMPLED | SWITCHED,
+    "sync sampled stop": SYNC | SAMPLED | STOP,
+    "sync sampled abort": SYNC | SAMPLED | ABORT,
+    "sync sampled preempted": SYNC | SAMPLED | LONG | SQUEEZED,
     "ngram": {"method": "ngram", "batch": 5},
     "ngram sampled": {"method": "ngram", "batch": 5} | SAMPLED,
     "k15": SYNC | {"k": 15},
@@ -79,9 +79,9 @@ GRAPHS = {
 }
 ASYNCHRONOUS = sam("async", ASYNC) | GRAPHS | {"FULL parts": ASYNC | FULL | PARTS, "paths FULL": ASYNC | FULL | PATHS}
 FAULTY = {
-    "sync drafting_raises": SYNC | {"fault": "drafting_raises"},
-    **{f"async {fault}": ASYNC | {"fault": fault} for fault in FAULTS},
-    "FULL drafting_raises": ASYNC | FULL | {"fault": "drafting_raises"},
+    f"{name} {fault}": door | {"fault": fault, "responses": 6}
+    for name, door in {"sync": SYNC, "async": ASYNC, "FULL": ASYNC | FULL}.items()
+    for fault in (FAULTS if name == "async" else ["drafting_raises"])
 }
 RANKS = {
     "sync ranks": SYNC | TWO,
@@ -174,8 +174,7 @@ def test_a_stop_token_or_the_maximum_length_inside_a_draft_ends_a_response_there
         assert results[name]["emitted"] > kept
 
 
-@pytest.mark.parametrize("door", ["sync", "async"])
-@pytest.mark.parametrize("kind", ["", " sampled"])
+@pytest.mark.parametrize(("door", "kind"), [("sync", ""), ("sync", " sampled"), ("async", "")])
 def test_preemption_and_abort(results, door, kind):
     assert all(results[f"{door}{name} preempted"]["preemptions"] > 0 for name in (kind, " paths"))
     aborted = results[f"{door}{kind} abort"]
