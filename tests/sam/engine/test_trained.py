@@ -247,7 +247,7 @@ def test_drafts_are_a_function_of_the_text_whatever_the_steps_were_in_which_they
     assert max(paused.missed) > 5
     for other in (paused, results[f"async {name}"].always, results[f"async {name}"].paused):
         common = always.drafts.keys() & other.drafts.keys()
-        assert len(common) > 50 and all(always.drafts[text] == other.drafts[text] for text in common)
+        assert len(common) > 40 and all(always.drafts[text] == other.drafts[text] for text in common)
 
 
 def test_drafts_are_those_of_the_draft_model(results, made):
