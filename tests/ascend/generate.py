@@ -311,6 +311,8 @@ class Engine:
 
     def forget(self) -> None:
         """Draft from no text of earlier scenarios: this project's drafter is as at the start."""
+        if hasattr(self.drafter, "read_awaited"):  # of the last step
+            self.drafter.read_awaited(is_timed=False)
         self.runner.requests.clear()
         self.drafter.tracked.release_finished()
         fresh = self.drafter._make_drafter(SpeculationConfig.from_vllm(self.runner.vllm_config))
