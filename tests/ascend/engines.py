@@ -4,18 +4,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 GENERATE = Path(__file__).with_name("generate.py")
 
 
-def generate(model: Path, scenarios: dict[str, dict]) -> dict[str, dict]:
+def generate(scenarios: dict[str, dict]) -> dict[str, dict]:
     """Results by name of the scenario: its fields are those of generate.Scenario."""
     finished = subprocess.run(
-        [sys.executable, str(GENERATE), str(model)],
-        input=json.dumps(list(scenarios.values())),
+        [sys.executable, str(GENERATE)],
+        input=json.dumps(scenarios),
         capture_output=True,
         text=True,
         timeout=900,
@@ -23,18 +22,29 @@ def generate(model: Path, scenarios: dict[str, dict]) -> dict[str, dict]:
     )
     lines = [line.removeprefix("RESULT ") for line in finished.stdout.splitlines() if line.startswith("RESULT ")]
     assert len(lines) == len(scenarios), finished.stderr[-6000:]
-    return dict(zip(scenarios, map(json.loads, lines), strict=True))
+    return dict(map(json.loads, lines))
 
 
-def generate_all(jobs: Sequence[tuple[Path, dict[str, dict]]]) -> dict[str, dict]:
+def generate_all(*jobs: dict[str, dict]) -> dict[str, dict]:
     """Each job in a process, their results in one dictionary."""
     with ThreadPoolExecutor(2) as pool:
-        return {name: one for part in pool.map(lambda job: generate(*job), jobs) for name, one in part.items()}
+        return {name: one for part in pool.map(generate, jobs) for name, one in part.items()}
+
+
+def of_model(model: Path, scenarios: dict[str, dict]) -> dict[str, dict]:
+    return {name: {"model": str(model)} | one for name, one in scenarios.items()}
 
 
 def assert_same(results: dict[str, dict], name: str, reference: str, log_probabilities: float = 0.0) -> None:
+    """Of as many responses as there are; fewer are asked for the first prompts."""
     one, other = results[name], results[reference]
-    assert one["tokens"] == other["tokens"]
-    assert one["reasons"] == other["reasons"]
-    for a, b in zip(one["logprobs"], other["logprobs"], strict=True):
+    count = len(one["tokens"])
+    assert one["tokens"] == other["tokens"][:count]
+    assert one["reasons"] == other["reasons"][:count]
+    for a, b in zip(one["logprobs"], other["logprobs"][:count], strict=True):
         assert a is b is None or max(abs(x - y) for x, y in zip(a, b, strict=True)) <= log_probabilities
+
+
+def counted(step: dict, begin: str) -> int:
+    """Launches of a step whose names begin so."""
+    return sum(count for name, count in step["launched"].items() if name.startswith(begin))

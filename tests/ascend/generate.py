@@ -1,6 +1,7 @@
-"""Generates with the real vllm-ascend on the simulated NPU: one engine after another, one JSON line for each.
+"""Generates with the real vllm-ascend on the simulated NPU: one engine after another, one JSON line for each scenario.
 
-python generate.py MODEL < scenarios.json, a list of objects with the fields of `Scenario`.
+python generate.py < scenarios.json, an object of objects with the fields of `Scenario`. Scenarios that differ in what
+is asked alone (ASKED) have one engine, in their order.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ import json
 import os
 import random
 import sys
+import traceback
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 os.environ.update(
     VLLM_ENABLE_V1_MULTIPROCESSING="0",
@@ -25,16 +27,21 @@ import simulator
 
 simulator.install()
 
-from simulator import graph, launches, operators, platform  # noqa: E402
+from simulator import launches, platform  # noqa: E402
 from vllm_ascend.compilation import acl_graph  # noqa: E402
 
+from sam.config import SpeculationConfig  # noqa: E402
+from sam.switch.policies import Threshold  # noqa: E402
 from sam.vllm import proposer  # noqa: E402
 from sam.vllm.plugin import installed  # noqa: E402
 from sam.vllm.step_recorder import StepRecorder  # noqa: E402
-from tests.sam.engine.faults import FAULTS  # noqa: E402
+from tests.sam.engine.faults import FAULTS, mend  # noqa: E402
 
 VOCABULARY = 512
 COUNTED = ("emitted", "scheduled_while_off", "rows_while_off", "drafted_while_off")
+METRICS = {"drafted": "spec_decode_num_draft_tokens", "accepted": "spec_decode_num_accepted_tokens"}
+METRICS["preemptions"] = "num_preemptions"
+ASKED = ("workload", "temperature", "stop", "abort", "threshold", "fault", "responses", "parts")
 SPECULATIVE = {
     "off": None,
     "sam": {"model": "sam.SamProposer"},
@@ -47,8 +54,9 @@ SPECULATIVE = {
 
 @dataclass
 class Scenario:
-    """method: a key of SPECULATIVE; `sam async` is through vllm-ascend's asynchronous door. policy, threshold: of the
-    switch.
+    """model: a folder. method: a key of SPECULATIVE; `sam async` is through vllm-ascend's asynchronous door. policy: of
+    the switch; threshold: None leaves it, a number replaces it by that of the policy `threshold`. refused: the engine
+    does not start, and what it says is the result.
 
     workload: mixed, long. temperature: 0 is greedy. graph: None (eager) or vLLM's cudagraph_mode. stop: tokens that end
     a response. abort: abort every fourth request after some steps. blocks: of the KV cache; few mean preemption. paged:
@@ -57,11 +65,12 @@ class Scenario:
     anywhere into so many at most, each a request of its own.
     """
 
+    model: str
     method: str = "off"
     verification: str = "exact"
     k: int = 3
-    policy: str = "threshold"
-    threshold: int = 1000
+    policy: str = "always"
+    threshold: int | None = None
     workload: str = "mixed"
     temperature: float = 0.0
     graph: str | None = None
@@ -72,7 +81,6 @@ class Scenario:
     blocks: int = 64
     stop: list[int] | None = None
     abort: bool = False
-    seeds: bool = True
     paged: list[int] | None = None
     draft_shape: str = "auto"
     async_scheduling: bool | None = None
@@ -81,6 +89,7 @@ class Scenario:
     paths: int = 1
     responses: int = 14
     parts: int = 1
+    refused: bool = False
 
 
 @dataclass
@@ -110,13 +119,13 @@ def requests(scenario: Scenario) -> tuple[list[list[int]], list[dict]]:
                 "stop_token_ids": scenario.stop,
                 "detokenize": False,
                 "logprobs": 1,
-                "seed": row if scenario.seeds and scenario.temperature > 0 else None,
+                "seed": row if scenario.temperature > 0 else None,
             }
         )
     return prompts, settings
 
 
-def engine(model: str, scenario: Scenario):
+def engine(scenario: Scenario):
     from vllm import LLM
 
     options, asked = {}, {}
@@ -136,7 +145,7 @@ def engine(model: str, scenario: Scenario):
     if scenario.expert_parallel:
         options["enable_expert_parallel"] = True
     return LLM(
-        model,
+        scenario.model,
         skip_tokenizer_init=True,
         dtype="float32",
         seed=0,
@@ -151,7 +160,6 @@ def engine(model: str, scenario: Scenario):
             "speculation": {
                 "verification": scenario.verification,
                 "policy": scenario.policy,
-                "batch_size_threshold": scenario.threshold,
                 "draft_shape": scenario.draft_shape,
                 "paths": scenario.paths,
                 **asked,
@@ -237,63 +245,108 @@ def run(llm, scenario: Scenario) -> list[Answer]:
     return answers
 
 
-def main(model: str) -> None:
-    said = []
-    proposer.logger.exception = lambda text, *_: said.append(text)
-    for fields in json.load(sys.stdin):
-        scenario = Scenario(**fields)
-        said.clear()
-        for counter in (graph.COUNTS, platform.MODES, operators.CALLS):
-            counter.clear()
-        llm = engine(model, scenario)
-        start = dict(graph.COUNTS)
-        counts, status, followed, steps, recorder, drafts = Counter(), {}, 0, [], None, []
-        if scenario.tensor_parallel == 1:
-            runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-            counts = count_tokens(runner)
-            drafts = note_drafts(runner)
-            if scenario.fault:
-                FAULTS[scenario.fault](runner.drafter)
+class Engine:
+    """An engine, and what is counted of its model runner where that is in this process."""
+
+    def __init__(self, scenario: Scenario):
+        platform.MODES.clear()
+        self.llm, self.is_alone = engine(scenario), scenario.tensor_parallel == 1
+        self.counts, self.steps, self.drafts, self.before, self.recorder = Counter(), [], [], Counter(), None
+        if self.is_alone:
+            self.runner = self.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+            self.drafter, self.policy = self.runner.drafter, getattr(self.runner.drafter, "policy", None)
+            self.counts, self.drafts = count_tokens(self.runner), note_drafts(self.runner)
             if scenario.graph:
-                recorder = StepRecorder.attach(runner)
-            steps = launches.attach(runner, platform.MODES)
-        answers = run(llm, scenario)
-        metrics = {metric.name: getattr(metric, "value", None) for metric in llm.get_metrics()}
-        if scenario.tensor_parallel == 1:
-            status = installed(runner)
-            counters = getattr(runner.drafter, "counters", None)
-            status["has_step_costs"] = getattr(getattr(runner.drafter, "policy", None), "has_table", None)
-            status["counters"] = {name: int(value) for name, value in (counters or {}).items()}
-            if scenario.method == "sam":
-                runner.requests.clear()
-                runner.drafter.tracked.release_finished()
-                followed = len(runner.drafter.tracked.states)
-        result = {
+                self.recorder = StepRecorder.attach(self.runner)
+            self.steps = launches.attach(self.runner, platform.MODES)
+
+    def result(self, scenario: Scenario, said: list[str]) -> dict:
+        """What came out, and what was counted since the last one."""
+        for one in (self.counts, self.steps, self.drafts, said):
+            one.clear()
+        if self.is_alone and self.policy:
+            is_own = scenario.threshold is None
+            self.drafter.policy = self.policy if is_own else Threshold(scenario.k, scenario.threshold)
+            self.drafter.counters["draft_errors"] = 0  # so that it is said here
+        if scenario.fault:
+            FAULTS[scenario.fault](self.drafter)
+        answers = run(self.llm, scenario)
+        if scenario.fault:
+            mend(self.drafter)
+        totals = {metric.name: getattr(metric, "value", None) for metric in self.llm.get_metrics()}
+        status = self.status(scenario) if self.is_alone else {}
+        found = {
             "prompts": requests(scenario)[0],
             "tokens": [one.tokens if one.reason else None for one in answers],
             "reasons": [one.reason for one in answers],
             "logprobs": [one.logprobs if one.reason else None for one in answers],
-            "drafted": metrics.get("vllm:spec_decode_num_draft_tokens", 0),
-            "accepted": metrics.get("vllm:spec_decode_num_accepted_tokens", 0),
-            "preemptions": metrics.get("vllm:num_preemptions", 0),
-            "modes": dict(platform.MODES),
-            "graph": {name: count - start.get(name, 0) for name, count in graph.COUNTS.items()},
-            "captures": graph.COUNTS["captures"],
-            "calls": dict(operators.CALLS),
+            **{name: self.new(name, totals.get(f"vllm:{metric}", 0)) for name, metric in METRICS.items()},
             "status": status,
-            "followed": followed,
-            "steps": steps,
-            "drafts": drafts,
-            "said": list(said),
-            "replays": recorder and recorder.take().replays(),
-            **{name: counts[name] for name in COUNTED},
+            "steps": self.steps,
+            "drafts": self.drafts,
+            "said": said,
+            "replays": self.recorder and self.recorder.take().replays(),
+            **{name: self.counts[name] for name in COUNTED},
         }
-        print("RESULT " + json.dumps(result), flush=True)
-        if scenario.tensor_parallel == 1:
-            llm.llm_engine.engine_core.shutdown()
+        self.llm.reset_prefix_cache()
+        return found
+
+    def new(self, name: str, total: int) -> int:
+        """What a counter has counted since the last call."""
+        before, self.before[name] = self.before[name], total
+        return total - before
+
+    def status(self, scenario: Scenario) -> dict:
+        """What is installed; counters of this scenario; requests that are still followed after it."""
+        found = installed(self.runner)
+        found["sampled_steps"] = self.new("sampled_steps", found.get("sampled_steps") or 0)
+        found["has_step_costs"] = getattr(getattr(self.drafter, "policy", None), "has_table", None)
+        counters = {name: int(value) for name, value in getattr(self.drafter, "counters", {}).items()}
+        errors = {"draft_errors": counters.pop("draft_errors")} if "draft_errors" in counters else {}
+        found["counters"] = {name: self.new(name, value) for name, value in counters.items()} | errors
+        if self.policy:
+            self.forget()
+            found["followed"] = len(self.drafter.tracked.states)
+        return found
+
+    def forget(self) -> None:
+        """Draft from no text of earlier scenarios: this project's drafter is as at the start."""
+        if hasattr(self.drafter, "read_awaited"):  # of the last step
+            self.drafter.read_awaited(is_timed=False)
+        self.runner.requests.clear()
+        self.drafter.tracked.release_finished()
+        fresh = self.drafter._make_drafter(SpeculationConfig.from_vllm(self.runner.vllm_config))
+        vars(self.drafter.drafter).update(vars(fresh) | {"counters": self.drafter.counters})
+
+    def end(self) -> None:
+        if self.is_alone:
+            self.llm.llm_engine.engine_core.shutdown()
         acl_graph._graph_params = acl_graph._draft_graph_params = None  # vllm-ascend expects one engine a process
-        del llm
+        del self.llm
+
+
+def main() -> None:
+    said: list[str] = []
+    proposer.logger.exception = lambda text, *_: said.append(text)
+    asked = {name: Scenario(**fields) for name, fields in json.load(sys.stdin).items()}
+    engines: dict[str, list[str]] = {}
+    for name, scenario in asked.items():
+        own = {key: value for key, value in asdict(scenario).items() if key not in ASKED}
+        engines.setdefault(json.dumps(own), []).append(name)
+    for names in engines.values():
+        first = asked[names[0]]
+        try:
+            started = Engine(first)
+        except Exception as error:
+            if not first.refused:
+                raise
+            refusal = "".join(traceback.format_exception(error))
+            print("RESULT " + json.dumps([names[0], {"refused": refusal}]), flush=True)
+            continue
+        for name in names:
+            print("RESULT " + json.dumps([name, started.result(asked[name], said)]), flush=True)
+        started.end()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

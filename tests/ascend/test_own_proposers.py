@@ -1,8 +1,9 @@
 """vllm-ascend's own EAGLE and MTP proposers beside this project's patches: dispatched, verified exactly, replayed.
 
-Which class each method of this project gets is in test_engine.py and test_async.py.
+Which class each method of this project gets is in test_engine.py.
 """
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ import torch
 from sam.config import SpeculationConfig
 from sam.vllm.plugin import check_installed
 from tests.ascend.draft_models import Eagle3Head, save_eagle, save_eagle3, save_mimo, save_target
-from tests.ascend.engines import assert_same, generate, generate_all
+from tests.ascend.engines import assert_same, counted, generate_all, of_model
 
 pytestmark = pytest.mark.engine
 
@@ -20,6 +21,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "ascend.md"
 MODES = ("FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE", "PIECEWISE")
 K = 3
 SAMPLED = {"temperature": 0.4}
+OFF = {"off": {}, "sampled off": SAMPLED, "long off": {"workload": "long"}}
 SYNCHRONOUS = {"async_scheduling": False}  # where vLLM itself would schedule these methods asynchronously
 ASYNCHRONOUS = {"async_scheduling": None, "verification": "rejection"}
 MTP = {
@@ -30,27 +32,27 @@ MTP = {
     "mtp sampled off": SAMPLED,
     "mtp sampled": {"method": "mtp"} | SAMPLED | SYNCHRONOUS,
     "FULL mtp": {"method": "mtp", "graph": "FULL"} | SYNCHRONOUS,
+    "mtp refused": {"method": "mtp", "refused": True},
 }
 
 
-def eager(eagle3: dict, eagle: dict) -> dict[str, dict]:
+def eagles(eagle3: dict, eagle: dict) -> dict[str, dict]:
+    unpadded = eagle3 | {"method": "eagle3 unpadded"}  # as this project asks for a head
     return {
         "eagle3": eagle3,
-        "eagle3 unpadded": eagle3 | {"method": "eagle3 unpadded"},
-        "eagle3 never": eagle3 | {"threshold": 0},
-        "eagle3 rejection": eagle3 | ASYNCHRONOUS,
         "eagle3 sampled": eagle3 | SAMPLED,
+        "eagle3 unpadded": unpadded,
+        "eagle3 never": eagle3 | {"policy": "never"},
+        "eagle3 rejection": eagle3 | ASYNCHRONOUS,
         "eagle3 preempted": eagle3 | {"workload": "long", "blocks": 10},
         "eagle": eagle,
-        "sampled off": SAMPLED,
-        "long off": {"workload": "long"},
+        "unpadded refused": unpadded | {"graph": "FULL", "refused": True},
     }
 
 
 def graphs(eagle3: dict) -> dict[str, dict]:
     modes = {f"{mode} eagle3": eagle3 | {"graph": mode} for mode in MODES}
-    off = {f"{mode} off": SYNCHRONOUS | {"graph": mode} for mode in ("FULL", "PIECEWISE")}
-    return modes | off | {"FULL eagle3 rejection": eagle3 | {"graph": "FULL"} | ASYNCHRONOUS}
+    return modes | {"FULL eagle3 rejection": eagle3 | {"graph": "FULL"} | ASYNCHRONOUS}
 
 
 @pytest.fixture(scope="module")
@@ -60,17 +62,13 @@ def made(tmp_path_factory):
     network = save_target(folder / "target")
     save_eagle(folder / "eagle")
     save_mimo(folder / "mimo")
-    off = generate(folder / "target", {"off": {}})
+    off = generate_all(of_model(folder / "target", OFF), of_model(folder / "mimo", MTP))
     texts = [prompt + tokens for prompt, tokens in zip(off["off"]["prompts"], off["off"]["tokens"], strict=True)]
     save_eagle3(folder / "eagle3", network, texts)
     eagle3, eagle = ({"method": name, "draft_model": str(folder / name)} | SYNCHRONOUS for name in ("eagle3", "eagle"))
-    jobs = [
-        (folder / "target", graphs(eagle3)),
-        (folder / "target", eager(eagle3, eagle)),
-        (folder / "mimo", MTP),
-        (folder / "target", {"eagle3 ranks": eagle3 | {"tensor_parallel": 2}}),
-    ]
-    return SimpleNamespace(results=off | generate_all(jobs), network=network, folder=folder)
+    ranks = {"eagle3 ranks": eagle3 | {"tensor_parallel": 2}}
+    jobs = [of_model(folder / "target", one) for one in (eagles(eagle3, eagle), graphs(eagle3), ranks)]
+    return SimpleNamespace(results=off | generate_all(*jobs), network=network, folder=folder)
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +76,7 @@ def results(made):
     return made.results
 
 
-DRAFTED = [
-    *(name for name in eager({}, {}) if not name.endswith("off")),
-    *(name for name in graphs({}) if not name.endswith("off")),
-    *(name for name in MTP if not name.endswith("off")),
-]
+DRAFTED = [name for name in eagles({}, {}) | graphs({}) | MTP if not name.endswith(("off", "refused"))]
 REFERENCES = {
     "eagle3 sampled": "sampled off",
     "eagle3 preempted": "long off",
@@ -121,18 +115,13 @@ def test_every_step_was_sampled_by_what_is_installed(results):
         assert status["sampled_steps"] == sum(step["drafts"] > 0 for step in results[name]["steps"])
 
 
-def test_exact_verification_refuses_them_under_asynchronous_scheduling(made):
+def test_exact_verification_refuses_them_under_asynchronous_scheduling(results):
     """There vLLM counts all their drafts as accepted until the device has said otherwise."""
-    with pytest.raises(AssertionError, match="verification=exact.*'mtp'.*async_scheduling=False"):
-        generate(made.folder / "mimo", {"asynchronous": {"method": "mtp"}})
+    assert re.search("verification=exact.*'mtp'.*async_scheduling=False", results["mtp refused"]["refused"])
 
 
 def replays(step: dict) -> int:
-    return sum(count for name, count in step["launched"].items() if name.startswith("graph of"))
-
-
-def updates(step: dict) -> int:
-    return sum(count for name, count in step["launched"].items() if name.startswith("update of"))
+    return counted(step, "graph of")
 
 
 @pytest.mark.parametrize("name", [*(f"{mode} eagle3" for mode in MODES[:3]), "FULL eagle3 rejection", "FULL mtp"])
@@ -140,27 +129,22 @@ def test_a_step_with_drafts_replays_the_targets_graph_and_the_heads(results, nam
     """The head's k passes are one graph. Attention's arguments are updated for two layers, and for each pass."""
     decodes = [step for step in results[name]["steps"] if step["drafts"] and step["decodes"]]
     assert len(decodes) > 60
-    assert {(step["graph"], replays(step), updates(step)) for step in decodes} == {("FULL", 2, 2 + K)}
-
-
-def test_a_step_without_speculation_replays_one(results):
-    decodes = [step for step in results["FULL off"]["steps"] if step["decodes"]]
-    assert {(step["graph"], replays(step), updates(step)) for step in decodes} == {("FULL", 1, 2)}
+    assert {(step["graph"], replays(step), counted(step, "update of")) for step in decodes} == {("FULL", 2, 2 + K)}
 
 
 def test_in_pieces_the_head_runs_eager(results):
-    """A graph for each of the target's three pieces, with the head and without."""
-    for name in ("PIECEWISE off", "PIECEWISE eagle3"):
-        decodes = [step for step in results[name]["steps"] if step["decodes"]]
-        assert {(step["graph"], replays(step)) for step in decodes} == {("PIECEWISE", 3)}
+    """A graph for each of the target's three pieces, as without a head."""
+    decodes = [step for step in results["PIECEWISE eagle3"]["steps"] if step["decodes"]]
+    assert {(step["graph"], replays(step)) for step in decodes} == {("PIECEWISE", 3)}
 
 
 @pytest.mark.parametrize("name", [*(f"{mode} eagle3" for mode in MODES), "FULL mtp"])
 def test_the_recorder_counts_the_steps_that_replay(results, name):
     steps = results[name]["steps"]
     phases = [[step for step in steps if bool(step["drafts"]) == has_drafts] for has_drafts in (True, False)]
-    counted = [*results[name]["replays"].values()]
-    assert counted == [[sum(replays(step) > 0 for step in phase), len(phase)] for phase in phases]
+    assert [*results[name]["replays"].values()] == [
+        [sum(replays(step) > 0 for step in phase), len(phase)] for phase in phases
+    ]
 
 
 def right_drafts(made, name: str) -> tuple[int, int]:
@@ -183,7 +167,7 @@ def test_drafts_are_the_published_heads_where_the_batch_is_not_padded(made):
 
 
 def test_the_switch_does_not_reach_vllm_ascends_proposer(made):
-    """Why preflight refuses eagle3 there: as many drafts with the threshold at 0, and a check at start that fails."""
+    """Why preflight refuses eagle3 there: as many drafts with the policy `never`, and a check at start that fails."""
     never, always = (made.results[name] for name in ("eagle3 never", "eagle3"))
     steps = [[(step["rows"], step["tokens"], step["drafts"]) for step in one["steps"]] for one in (never, always)]
     assert never["drafted"] == always["drafted"] and steps[0] == steps[1]
@@ -192,11 +176,9 @@ def test_the_switch_does_not_reach_vllm_ascends_proposer(made):
         check_installed(wanted, never["status"])
 
 
-def test_vllm_ascend_refuses_an_unpadded_batch_with_whole_graphs(made):
+def test_vllm_ascend_refuses_an_unpadded_batch_with_whole_graphs(results):
     """As this project asks for a head, since its switch decides on the host."""
-    asked = {"method": "eagle3 unpadded", "draft_model": str(made.folder / "eagle3"), "graph": "FULL"}
-    with pytest.raises(AssertionError, match="only supports padded drafter batch"):
-        generate(made.folder / "target", {"unpadded": asked})
+    assert "only supports padded drafter batch" in results["unpadded refused"]["refused"]
 
 
 def test_the_pages_table_holds_these_counts(results):

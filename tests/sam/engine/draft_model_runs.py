@@ -10,9 +10,7 @@ import torch
 from sam.drafting.position_acceptance import PositionAcceptance
 from sam.switch.policies import Goodput
 from sam.switch.policy import Plan
-from sam.vllm.step_recorder import StepRecorder
 from sam.vllm.trained import drafter as trained
-from tests.sam.engine.tiny_engine import generate
 
 K, TOKENS = 3, 60
 TEXTS = [[1 + q, 7, 30 + 3 * q, 2, 9 + q, 40] * 4 for q in range(4)]
@@ -154,35 +152,3 @@ def load_format_of(llm):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drafter.vllm_config.load_config, "load_format", "dummy")
         return drafter._create_draft_vllm_config().load_config.load_format
-
-
-def run(target, draft, method, **engine_arguments):
-    seen = SimpleNamespace()
-
-    def then(llm):
-        drafter = drafter_of(llm)
-        seen.invalid_at_first = drafter.counters["draft_model_invalid_drafts"]
-        seen.load_format = load_format_of(llm)
-        seen.always = recorded(llm, range(10))
-        seen.paused = recorded(llm, (3, 4, 9))
-        seen.never = recorded(llm, ())
-        drafter.weights_updated()  # no draft waits to be compared
-        recorder = StepRecorder.attach(runner_of(llm))
-        recorder.take()
-        totals = dict(drafter.counters)
-        prefer_model(drafter)
-        again(llm)
-        seen.steps = recorder.take()
-        seen.more = {name: value - totals.get(name, 0) for name, value in drafter.counters.items()}
-        seen.no_steps = recorder.take()
-        del drafter.trained.acceptance.expected
-        seen.left_off = left_off(llm)
-        seen.broken = {how: broken(llm, how) for how in FAULTS}
-
-    settings = {"method": method, "draft_model": draft.path, "policy": "always", "cross_prompt": False}
-    settings["draft_sample_method"] = "greedy"  # a draft is then a function of the text: see test_drawn_drafts.py
-    engine = {"method": "draft_model", "model": draft.path, "num_speculative_tokens": K}
-    engine |= {"disable_padded_drafter_batch": not engine_arguments.get("async_scheduling")}
-    arguments = SMALL | engine_arguments
-    seen.first = generate(target, PROMPTS, SETTINGS, engine, speculation=settings, then=then, **arguments)
-    return seen

@@ -9,6 +9,7 @@ import contextlib
 import gc
 import multiprocessing
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,7 @@ PRELOADED = [
     "sam.vllm.async_proposer",
     "sam.vllm.exact_sampler",
 ]
+RESPONSES, MOST_PARTS, TOKENS = 100, 5, 40  # of what is cut
 SQUEEZED = {"max_num_seqs": 40, "block_size": 32, "num_gpu_blocks_override": 56, "max_num_batched_tokens": 112}
 
 
@@ -91,7 +93,7 @@ def engine(model, method: str, is_asynchronous: bool, ranks: int = 1, drafter: d
     """An engine of the matrix, as vLLM's LLM; `drafter` has further settings of `method`."""
     speculation = SpeculationConfig(method=method, policy="threshold", batch_size_threshold=1000, **drafter or {})
     if ranks > 1:
-        arguments["worker_extension_cls"] = "tests.sam.engine.matrix_ranks.Ranks"
+        arguments["worker_extension_cls"] = "tests.sam.engine.ranks.SamRanks"
     with started(
         model=model.path, max_model_len=256, dtype="float32", enforce_eager=True, seed=0, tensor_parallel_size=ranks,
         distributed_executor_backend="mp" if ranks > 1 else "uni", kv_cache_memory_bytes=64 << 20,
@@ -126,13 +128,14 @@ def started(**arguments):
             memory.unlink()
 
 
-def run(llm) -> list[Answer]:
-    """The answers of all requests."""
+def run(llm, rows: Iterable[int] = range(REQUESTS)) -> list[Answer]:
+    """The answers of requests; of others they are empty."""
     from vllm import SamplingParams
 
     common = {"logprobs": 0, "ignore_eos": True, "detokenize": False}
-    for row, prompt in enumerate(prompts()):
-        llm.llm_engine.add_request(str(row), {"prompt_token_ids": prompt}, SamplingParams(**common | settings(row)))
+    texts = prompts()
+    for row in rows:
+        llm.llm_engine.add_request(str(row), {"prompt_token_ids": texts[row]}, SamplingParams(**common | settings(row)))
     outputs, step = {}, 0
     while llm.llm_engine.has_unfinished_requests():
         step += 1
@@ -148,11 +151,11 @@ def run(llm) -> list[Answer]:
     return answers
 
 
-def assert_same(found: list[Answer], expected: list[Answer]) -> None:
+def assert_same(found: list[Answer], expected: list[Answer], rows: Iterable[int] = range(REQUESTS)) -> None:
     """Every token and log-probability. Aborted requests got as far as they got; after a stop string vLLM returns the
     tokens that the same step brought, of which a step with drafts has more."""
-    for row, (one, other) in enumerate(zip(found, expected, strict=True)):
-        length = None
+    for row in rows:
+        one, other, length = found[row], expected[row], None
         if row in GONE or has_stop_string(row):
             length = min(len(one.tokens), len(other.tokens))
             assert row in GONE or one.text == other.text, (row, one, other)
@@ -173,6 +176,63 @@ def second_pass(llm, answers: list[Answer]) -> dict[int, list[float]]:
         entries = zip(output.prompt_logprobs[start:], answers[row].tokens, strict=True)
         found[row] = [entry[token].logprob for entry, token in entries]
     return found
+
+
+def settings_of_parts(row: int) -> dict:
+    """Drawn and greedy, plain and with every constraint that does not read the response's own tokens alone."""
+    constraints = [{"temperature": 0.0}, {"repetition_penalty": 1.2}, {"top_k": 9}, {"top_p": 0.9}, {}, {}, {}]
+    stops = {"stop_token_ids": list(range(0, VOCABULARY, 50))} if row % 6 == 1 else {}
+    return {"seed": row, "temperature": 1.0, "max_tokens": TOKENS, **stops, **constraints[row % len(constraints)]}
+
+
+def cuts() -> list[list[int]]:
+    """Lengths at which each response is cut, 0 to 4, anywhere.
+
+    A new request's prompt is the prompt and the tokens so far, its seed the same, and nothing else tells the engine: as
+    the recipe's chunks, verl's clients that resume aborted responses, and a replica that takes over from a dead one.
+    """
+    chance = np.random.default_rng(1)
+    parts = chance.integers(1, MOST_PARTS + 1, RESPONSES)
+    return [sorted(chance.choice(np.arange(1, TOKENS), count - 1, replace=False).tolist()) for count in parts]
+
+
+def respond(llm, all_cuts: list[list[int]]) -> list[tuple[list[int], list[float]]]:
+    """Tokens and log-probabilities. A part of an even row ends by its length, of an odd one it is aborted once it has
+    so many tokens or more."""
+    from vllm import SamplingParams
+
+    engine, texts = llm.llm_engine, prompts()
+    done: list[tuple[list[int], list[float]]] = [([], []) for _ in range(RESPONSES)]
+
+    def ask(row: int) -> None:
+        given = done[row][0]
+        end = TOKENS if row % 2 else next((cut for cut in all_cuts[row] if cut > len(given)), TOKENS)
+        own = {
+            "logprobs": 0,
+            "ignore_eos": True,
+            "detokenize": False,
+            **settings_of_parts(row),
+            "max_tokens": end - len(given),
+        }
+        engine.add_request(f"{row} {len(given)}", {"prompt_token_ids": texts[row] + given}, SamplingParams(**own))
+
+    for row in range(RESPONSES):
+        ask(row)
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            row, given = map(int, output.request_id.split())
+            part, (tokens, logprobs) = output.outputs[0], done[row]
+            new = list(part.token_ids)
+            is_cut = row % 2 and any(given < cut <= given + len(new) for cut in all_cuts[row])
+            if not (output.finished or is_cut):
+                continue
+            tokens += new
+            logprobs += [entry[token].logprob for entry, token in zip(part.logprobs, new, strict=True)]
+            if not output.finished:
+                engine.abort_request([output.request_id])
+            if len(tokens) < TOKENS and part.finish_reason in (None, "length"):
+                ask(row)
+    return done
 
 
 def counted(llm, name: str) -> int:

@@ -6,18 +6,20 @@ import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sam.sharing.client import Client
+from sam.switch.policies import make_policy
 from sam.switch.policy import Plan
-from sam.vllm.async_proposer import AsyncSamProposer, SampledStep
+from sam.vllm.async_proposer import SampledStep
+from sam.vllm.proposer import StepResult
 from sam.vllm.step_recorder import StepRecorder
 from tests.sam.engine.async_cpu import ASYNC_SAM, Event
-from tests.sam.engine.faults import FAULTS
-from tests.sam.engine.tiny_engine import generate, save_model
+from tests.sam.engine.faults import FAULTS, mend
+from tests.sam.engine.tiny_engine import Engine, save_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("asynchronous")]
 
 PROMPTS = [[5, 6, 7, 8, 5, 6, 7], [9, 10, 11]] * 4
 SETTINGS = [{"max_tokens": 60 + 4 * row, "seed": row} for row in range(len(PROMPTS))]
-ASYNC = {"async_scheduling": True, "distributed_executor_backend": "uni", "logprobs": 0}
+ASYNC = {"async_scheduling": True, "distributed_executor_backend": "uni"}
 COPIES = ("aten::_to_copy", "aten::copy_", "aten::_local_scalar_dense", "aten::clone")
 
 
@@ -59,25 +61,25 @@ def begins(steps, function):
     return call
 
 
-def steps_of(model, speculative_config, policy, then=None, **speculation):
-    """Waits and copies of the whole model runner in each step, and what came out; `then` is called with the runner."""
-    steps = []
+def ask(engine):
+    return engine.generate(PROMPTS, SETTINGS, logprobs=0)
 
-    def observe(runner):
-        if then:
-            then(runner, steps)
-        runner.execute_model = begins(steps, counted(steps, runner.execute_model))
-        runner.sample_tokens = counted(steps, runner.sample_tokens)
 
-    result = generate(
-        model, PROMPTS, SETTINGS, speculative_config, policy=policy, observe=observe, speculation=speculation, **ASYNC
-    )
+def steps_of(engine, steps):
+    """Waits and copies of the whole model runner in each step, once others have been before, and what came out."""
+    ask(engine)
+    runner = engine.runner
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "execute_model", begins(steps, counted(steps, runner.execute_model)))
+        patch.setattr(runner, "sample_tokens", counted(steps, runner.sample_tokens))
+        result = ask(engine)
     return result, [(step["waits"], step["copies"]) for step in steps]
 
 
 @pytest.fixture(scope="module")
 def counted_off(model):
-    return steps_of(model, None, "always")
+    with Engine(model, **ASYNC) as engine:
+        return steps_of(engine, [])
 
 
 @pytest.fixture(scope="module")
@@ -85,71 +87,81 @@ def off(counted_off):
     return counted_off[0]
 
 
-def test_without_drafts_no_step_waits_or_copies_more_than_without_speculation(model, counted_off):
+@pytest.fixture(scope="module")
+def sharing(model, counted_off):
+    """Without drafts, in an engine whose interval of sharing is over in every step: what came out, waits and copies of
+    each step; steps in which tokens were sent, and how many tokens."""
+    clients, sent_at, sent, steps = [], [], [], []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Client, "start", lambda self: clients.append(self))
+        patch.setattr("sam.vllm.tracked_requests.INTERVAL_SECONDS", 0.0)
+        with Engine(model, ASYNC_SAM, policy="never", speculation={"sharing": "replicas"}, **ASYNC) as engine:
+            engine.runner.drafter.share("no address")
+            (client,) = clients
+
+            def put(event, *arguments):
+                if event == "append":
+                    sent_at.append(len(steps))
+                    sent.append(len(arguments[2]))
+
+            client.put = put
+            return *steps_of(engine, steps), sent_at, sum(sent)
+
+
+@pytest.fixture(scope="module")
+def running(model, counted_off, sharing):
+    """One engine with sam for all tests: started when the others have ended."""
+    with Engine(model, ASYNC_SAM, policy="always", **ASYNC) as engine:
+        yield engine
+
+
+@pytest.fixture
+def engine(running):
+    """As no test has used it."""
+    proposer = running.runner.drafter
+    proposer.last, proposer.policy = StepResult(), make_policy("always", 3, 0)
+    proposer.counters.update(dict.fromkeys(("draft_errors", "late_steps", "waited_steps"), 0))
+    return running
+
+
+def test_without_drafts_no_step_waits_or_copies_more_than_without_speculation(engine, counted_off):
     off, expected = counted_off
-    on, found = steps_of(model, ASYNC_SAM, "never")
-    assert on.tokens == off.tokens and on.drafted < 3 * len(PROMPTS) * 2, "room for drafts before the first plan only"
+    engine.runner.drafter.policy = make_policy("never", 3, 0)
+    on, found = steps_of(engine, [])
+    assert on.tokens == off.tokens and on.drafted == 0
     assert found == expected and len(found) > 80
     assert max(copies for _, copies in found) > 5, "the control: they are counted"
 
 
-def test_without_drafts_text_is_shared_from_vllms_own_copy(model, counted_off, monkeypatch):
-    """In every step, with an interval that is over by then; and nothing is waited for or copied for it."""
-    off, expected = counted_off
-    clients, sent_at, sent = [], [], Counter()
-    monkeypatch.setattr(Client, "start", lambda self: clients.append(self))
-    monkeypatch.setattr("sam.vllm.tracked_requests.INTERVAL_SECONDS", 0.0)
-
-    def share(runner, steps):
-        runner.drafter.share("no address")
-        (client,) = clients
-
-        def put(event, *arguments):
-            if event == "append":
-                sent_at.append(len(steps))
-                sent.update(tokens=len(arguments[2]))
-
-        client.put = put
-
-    on, found = steps_of(model, ASYNC_SAM, "never", share, sharing="replicas")
-    assert on.tokens == off.tokens and found == expected
-    # The last step's tokens arrive when there is no further one.
-    assert sum(map(len, off.tokens)) - 3 * len(PROMPTS) <= sent["tokens"] <= sum(map(len, off.tokens))
-    gaps = [later - earlier for earlier, later in zip(sent_at, sent_at[1:], strict=False)]
-    assert max(gaps) <= 2 and len(set(sent_at)) > len(found) - 10
-
-
-def test_with_drafts_a_step_waits_once_and_copies_twice(model, off, monkeypatch):
+def test_with_drafts_a_step_waits_once_and_copies_twice(engine, off, monkeypatch):
     """Of the proposer: its own operators, and the input tokens that it has vLLM bring to the device."""
-    steps, seen, recorders = [Counter()], [], []
+    steps, runner, proposer = [Counter()], engine.runner, engine.runner.drafter
     for name in ("before_step", "after_step", "propose", "update_token_ids_ngram"):
-        function = getattr(AsyncSamProposer, name)
-        monkeypatch.setattr(AsyncSamProposer, name, lambda *a, _f=function: counted(steps, _f)(*a))
+        monkeypatch.setattr(proposer, name, counted(steps, getattr(proposer, name)))
+    to_device, sample = runner.input_ids.copy_to_gpu, runner.sample_tokens
 
-    def observe(runner):
-        seen.append(runner.drafter)
-        to_device = runner.input_ids.copy_to_gpu
+    def copy_to_gpu(*arguments):
+        steps[-1].update(copies=1)
+        return to_device(*arguments)
 
-        def copy_to_gpu(*arguments):
-            steps[-1].update(copies=1)
-            return to_device(*arguments)
+    def sample_tokens(*arguments):
+        steps[-1].update(drafts=len(proposer.verifying))
+        return sample(*arguments)
 
-        def sample_tokens(*arguments, _original=runner.sample_tokens):
-            steps[-1].update(drafts=len(runner.drafter.verifying))
-            return _original(*arguments)
-
-        runner.input_ids.copy_to_gpu = copy_to_gpu
-        runner.execute_model = begins(steps, runner.execute_model)
-        runner.sample_tokens = sample_tokens
-        recorders.append(StepRecorder.attach(runner))
-
-    on = generate(model, PROMPTS, SETTINGS, ASYNC_SAM, policy="always", observe=observe, **ASYNC)
+    monkeypatch.setattr(runner.input_ids, "copy_to_gpu", copy_to_gpu)
+    monkeypatch.setattr(runner, "execute_model", begins(steps, runner.execute_model))
+    monkeypatch.setattr(runner, "sample_tokens", sample_tokens)
+    for name in ("_sample", "propose_draft_token_ids"):  # the recorder wraps these too
+        monkeypatch.setattr(runner, name, getattr(runner, name))
+    monkeypatch.setattr(runner, "_sam_step_recorder", None, raising=False)
+    recorder = StepRecorder.attach(runner)
+    on = ask(engine)
     assert on.tokens == off.tokens
-    assert on.accepted > 50 and seen[0].counters["draft_errors"] == 0
+    assert on.accepted > 50 and proposer.counters["draft_errors"] == 0
     found = Counter((step["waits"], step["copies"]) for step in steps if step["drafts"])
     assert sum(found.values()) > 20
     assert all(waits <= 1 and copies <= 2 for waits, copies in found), found
-    check_record(recorders[0].take(), on)
+    check_record(recorder.take(), on)
 
 
 def check_record(record, on):
@@ -157,91 +169,75 @@ def check_record(record, on):
     kept = sum(map(len, on.tokens))
     assert kept <= record.emitted.sum() <= kept + 4 * len(on.tokens)
     assert on.accepted <= record.accepted.sum() <= on.accepted + 3 * len(on.tokens)
-    assert record.accepted.sum() < record.drafted.sum() <= on.drafted
+    assert record.accepted.sum() < record.drafted.sum() <= on.drafted + 3 * len(on.tokens)
     assert record.accepted_at.sum() == record.accepted.sum()
 
 
 @pytest.mark.parametrize("lasts", [2, 10])
-def test_turning_costs_one_step(model, off, lasts):
-    """From the first step that asks for drafts to the first that verifies some lies one step without."""
-    asked, verified = [], []
+def test_turning_costs_one_step(engine, off, lasts, monkeypatch):
+    """From the first step that asks for drafts to the first that verifies some lies one step without. No copy is over
+    when drafting is turned on: that step's drafts would come late, and are left out; it waits for nothing."""
+    asked, verified, late = [], [], []
+    runner, proposer, sample = engine.runner, engine.runner.drafter, engine.runner.sample_tokens
+    monkeypatch.setattr(proposer.policy, "plan", lambda state: Plan(budget=3 if len(asked) // lasts % 2 else 0))
 
-    def observe(runner):
-        proposer, update = runner.drafter, runner.sample_tokens
-        proposer.policy.plan = lambda state: Plan(budget=3 if len(asked) // lasts % 2 else 0)
+    def sample_tokens(*arguments):
+        verified.append(bool(proposer.verifying))
+        waits, before = Event.waits, proposer.counters["late_steps"]
+        output = sample(*arguments)
+        if proposer.counters["late_steps"] > before:
+            late.append((proposer.wants_drafts, Event.waits - waits, dict(proposer._drafts)))
+        asked.append(proposer.wants_drafts)
+        return output
 
-        def sample_tokens(*arguments):
-            verified.append(bool(proposer.verifying))
-            output = update(*arguments)
-            asked.append(proposer.wants_drafts)
-            return output
-
-        runner.sample_tokens = sample_tokens
-
-    on = generate(model, PROMPTS, SETTINGS, ASYNC_SAM, observe=observe, **ASYNC)
-    assert on.tokens == off.tokens
+    monkeypatch.setattr(runner, "sample_tokens", sample_tokens)
+    on = ask(engine)
+    assert on.tokens == off.tokens and on.logprobs == off.logprobs
     for step, drafts in enumerate(verified):
         assert not drafts or (asked[step - 1] and asked[step - 2]), step
+    begun = [step for step in range(1, len(asked)) if asked[step] and not asked[step - 1]]
+    assert late == [(True, 0, {})] * len(begun) and len(begun) > 1
+    assert proposer.counters["draft_errors"] == 0
     if lasts == 10:
-        begun = [step for step in range(12, len(asked)) if asked[step] and not asked[step - 1]]
-        assert any(verified[step + 2] for step in begun if step + 2 < len(verified))
+        assert on.accepted > 10 and any(verified[step + 2] for step in begun if step + 2 < len(verified))
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_costs_drafts_and_changes_no_token(model, off, fault, monkeypatch):
-    said, proposers = [], []
+def test_a_fault_costs_drafts_and_changes_no_token(engine, off, fault, monkeypatch):
+    said, proposer = [], engine.runner.drafter
     monkeypatch.setattr("sam.vllm.proposer.logger.exception", lambda text, *_: said.append(text))
-
-    def observe(runner):
-        proposers.append(runner.drafter)
-        FAULTS[fault](runner.drafter)
-
-    on = generate(model, PROMPTS, SETTINGS, ASYNC_SAM, policy="always", observe=observe, **ASYNC)
+    FAULTS[fault](proposer)
+    on = ask(engine)
+    mend(proposer)
     assert on.tokens == off.tokens and on.logprobs == off.logprobs
-    assert proposers[0].counters["draft_errors"] > 20
+    assert proposer.counters["draft_errors"] > 20
     assert len(said) == 1 and "drafting failed" in said[0]
 
 
-def test_drafts_that_would_come_late_are_left_out(model, off):
-    """No copy is over when drafting is turned on: the step runs without drafts, and waits for nothing."""
-    asked, late, proposers = [], [], []
-
-    def observe(runner):
-        proposer, sample = runner.drafter, runner.sample_tokens
-        proposer.policy.plan = lambda state: Plan(budget=3 if len(asked) // 10 % 2 else 0)
-
-        def sample_tokens(*arguments):
-            waits, before = Event.waits, proposer.counters["late_steps"]
-            output = sample(*arguments)
-            if proposer.counters["late_steps"] > before:
-                late.append((proposer.wants_drafts, Event.waits - waits, dict(proposer._drafts)))
-            asked.append(proposer.wants_drafts)
-            return output
-
-        runner.sample_tokens = sample_tokens
-        proposers.append(proposer)
-
-    on = generate(model, PROMPTS, SETTINGS, ASYNC_SAM, observe=observe, **ASYNC)
-    assert on.tokens == off.tokens and on.logprobs == off.logprobs and on.accepted > 10
-    begun = [step for step in range(1, len(asked)) if asked[step] and not asked[step - 1]]
-    assert late == [(True, 0, {})] * len(begun) and len(begun) > 2
-    assert proposers[0].counters["draft_errors"] == 0
-
-
-def test_tokens_that_never_arrive_leave_their_requests_without_drafts(model, off, monkeypatch):
-    sampled, proposers, calls = SampledStep.sampled, [], []
+def test_tokens_that_never_arrive_leave_their_requests_without_drafts(engine, off, monkeypatch):
+    sampled, proposer, calls, lost = SampledStep.sampled, engine.runner.drafter, [], []
 
     def broken(step, *other):
         calls.append(step)
-        if len(calls) == 1:
+        if not lost and len(step.request_ids) == len(PROMPTS):  # the first with all of them
+            lost.extend(step.request_ids)
             raise RuntimeError("the copy failed")
         return sampled(step, *other)
 
+    proposer.policy = make_policy("never", 3, 0)
     monkeypatch.setattr(SampledStep, "sampled", broken)
-    on = generate(
-        model, PROMPTS, SETTINGS, ASYNC_SAM, policy="never", observe=lambda runner: proposers.append(runner.drafter),
-        **ASYNC,
-    )  # fmt: skip
+    on = ask(engine)
     assert on.tokens == off.tokens
-    assert len(calls) > 20 and proposers[0].counters["draft_errors"] == 1
-    assert not proposers[0].tracked.states
+    assert len(calls) > 20 and proposer.counters["draft_errors"] == 1
+    assert lost and not proposer.tracked.states.keys() & {*lost}
+
+
+def test_without_drafts_text_is_shared_from_vllms_own_copy(sharing, counted_off):
+    """In every step; and nothing is waited for or copied for it."""
+    (on, found, sent_at, sent), (off, expected) = sharing, counted_off
+    assert on.tokens == off.tokens and found == expected
+    # Of two rollouts. The last step's tokens arrive when there is no further one.
+    tokens = sum(map(len, off.tokens))
+    assert 2 * tokens - 6 * len(PROMPTS) <= sent <= 2 * tokens
+    gaps = [later - earlier for earlier, later in zip(sent_at, sent_at[1:], strict=False)]
+    assert max(gaps) <= 2 and len(set(sent_at)) > len(found) - 10

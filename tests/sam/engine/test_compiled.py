@@ -46,7 +46,7 @@ def test_speculation_changes_no_token(dtype, compiled, tmp_path, monkeypatch):
     with torch._dynamo.config.patch(disable=False):
         before = dict(torch._dynamo.utils.counters["stats"])
         off, on = run(None, 48), run(SAM, 29)
-        asynchronous = [run(None, 48, **ASYNC), run(ASYNC_SAM, 29, **ASYNC)] if compiled else []
+        asynchronous = [run(ASYNC_SAM, 29, **ASYNC)] if compiled else []
         traced = torch._dynamo.utils.counters["stats"]["unique_graphs"] - before.get("unique_graphs", 0)
     assert (traced >= len(used)) if compiled else traced == 0
     # By one kernel each: in graphs called directly or by an operator, by what this processor's kernels agree in.
@@ -54,5 +54,5 @@ def test_speculation_changes_no_token(dtype, compiled, tmp_path, monkeypatch):
     for result in (on, *asynchronous):
         assert off.tokens == result.tokens and off.logprobs == result.logprobs
     drafters = [result.installed["drafter"] for result in (off, on, *asynchronous)]
-    assert drafters == [None, "SamProposer", None, "AsyncSamProposer"][: len(drafters)]
-    assert all(result.accepted > 50 for result in (on, *asynchronous[1:]))
+    assert drafters == [None, "SamProposer", "AsyncSamProposer"][: len(drafters)]
+    assert all(result.accepted > 50 for result in (on, *asynchronous))

@@ -6,7 +6,7 @@ import pytest
 from sam.vllm.bench.engine import FixedDrafts
 from sam.vllm.bench.forced_text import ForcedText, sampling_arguments
 from sam.vllm.step_recorder import StepRecorder
-from tests.sam.engine.tiny_engine import SAM, VOCABULARY, generate, save_model
+from tests.sam.engine.tiny_engine import SAM, VOCABULARY, Engine, save_model
 
 pytestmark = pytest.mark.engine
 
@@ -25,42 +25,34 @@ def counting(step: int) -> list[list[int]]:
     return [[(7 * row + step * i) % VOCABULARY for i in range(length)] for row, length in enumerate(LENGTHS)]
 
 
-def run(model, responses, speculative_config, **engine):
+def ask(engine, responses):
     """Emitted tokens, and steps that verified drafts with tokens that these emitted."""
     prompts = [[1 + row, 2, 3, 4] * 9 for row in range(len(responses))]
-    recorders = []
-
-    def observe(runner):
-        ForcedText.attach(runner).set_responses(responses)
-        assert ForcedText.attach(runner) is ForcedText.attach(runner)
-        recorders.append(StepRecorder.attach(runner))
-
+    ForcedText.attach(engine.runner).set_responses(responses)
+    assert ForcedText.attach(engine.runner) is ForcedText.attach(engine.runner)
+    recorder = StepRecorder.attach(engine.runner)
+    recorder.take()
     settings = [{"seed": row, **sampling_arguments(row, response)} for row, response in enumerate(responses)]
-    result = generate(model, prompts, settings, speculative_config, batch=5, observe=observe, logprobs=None, **engine)
-    steps = recorders[0].take()
+    result = engine.generate(prompts, settings, logprobs=None)
     assert [list(tokens) for tokens in result.tokens] == responses
-    return steps
+    return recorder.take()
 
 
-def test_drafts_that_are_right_are_all_accepted(model, monkeypatch):
+def test_drafts_that_are_right_are_all_accepted_and_wrong_ones_give_a_length_of_one(model, monkeypatch):
     monkeypatch.setattr(FixedDrafts, "length", DRAFTS)
-    steps = run(model, counting(1), FIXED)
-    assert steps.drafted_at[0] > 50
+    with Engine(model, FIXED, 5, enable_chunked_prefill=True, max_num_batched_tokens=48) as engine:
+        right, wrong = (ask(engine, counting(step)) for step in (1, 2))
+    assert right.drafted_at[0] > 50
     # Of a response's last draft, what lies behind its end is compared with tokens of the model's own.
-    assert steps.drafted.sum() - steps.accepted.sum() <= DRAFTS * len(LENGTHS)
-    assert len(steps) < sum(LENGTHS) / 5
-
-
-def test_drafts_that_are_wrong_give_a_length_of_one(model, monkeypatch):
-    monkeypatch.setattr(FixedDrafts, "length", DRAFTS)
-    steps = run(model, counting(2), FIXED, enable_chunked_prefill=True, max_num_batched_tokens=48)
-    assert steps.drafted.sum() > 300 and steps.accepted.sum() == 0
-    assert steps.position_emitted.sum() == steps.position_steps.sum() > 100  # mean acceptance length 1.0
+    assert right.drafted.sum() - right.accepted.sum() <= DRAFTS * len(LENGTHS)
+    assert len(right) < sum(LENGTHS) / 4
+    assert wrong.drafted.sum() > 300 and wrong.accepted.sum() == 0
+    assert wrong.position_emitted.sum() == wrong.position_steps.sum() > 100  # mean acceptance length 1.0
 
 
 def test_text_that_repeats_is_drafted_by_the_automaton(model):
     generator = np.random.default_rng(0)
     phrases = generator.integers(0, VOCABULARY, (4, 10)).tolist()
-    repeating = [(phrases[row % 4] * 9)[: LENGTHS[row]] for row in range(len(LENGTHS))]
-    steps = run(model, repeating, SAM)
+    with Engine(model, SAM, 5) as engine:
+        steps = ask(engine, [(phrases[row % 4] * 9)[: LENGTHS[row]] for row in range(len(LENGTHS))])
     assert steps.accepted.sum() > 50

@@ -1,40 +1,24 @@
-"""Further paths as rows of the batch, in a real vLLM engine on CPU: the same tokens, and more of them a step."""
+"""Further paths as rows of the batch, in a real vLLM engine on CPU: the same tokens, and more of them a step.
+
+The matrix's requests under further paths are in test_matrix.py.
+"""
 
 import numpy as np
 import pytest
 
+from sam.switch.policies import make_policy
+from sam.switch.step_cost import linear
 from sam.vllm.paths.rows import PathRows
-from tests.sam.engine import matrix
-from tests.sam.engine.tiny_engine import SAM, VOCABULARY, generate
+from tests.sam.engine.tiny_engine import SAM, VOCABULARY, Engine, save_model
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("asynchronous", "ranks_environment")]
+pytestmark = pytest.mark.engine
 
-PATHS = {"paths": 3}
-REQUESTS, LENGTH = 8, 100
+PATHS, REQUESTS, LENGTH = 4, 8, 100
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return matrix.save(tmp_path_factory.mktemp("model"))
-
-
-@pytest.mark.parametrize("is_asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_the_matrix_with_further_paths(model, ranks, is_asynchronous):
-    """Aborts, preemptions, stop strings, penalties, prompts in pieces: every token and log-probability."""
-    with matrix.engine(model, "off", False, ranks=ranks) as llm:
-        off = matrix.run(llm)
-    with matrix.engine(model, "sam", is_asynchronous, ranks=ranks, drafter=PATHS) as llm:
-        answers = matrix.run(llm)
-        matrix.assert_same(answers, off)
-        if ranks == 1:
-            worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
-            counters = worker.model_runner.drafter.counters
-        else:
-            llm.collective_rpc("prepare")
-            counters = llm.collective_rpc("take")[0][0]
-    assert counters["path_rows"] > 300 and counters["path_wins"] > 5
-    assert counters["draft_errors"] == counters["path_errors"] == 0
+    return save_model(tmp_path_factory.mktemp("model"), sharpness=12.0)
 
 
 def prompts() -> list[list[int]]:
@@ -44,88 +28,91 @@ def prompts() -> list[list[int]]:
     return [each[row // 4] for row in range(REQUESTS)]
 
 
-def run(model, paths=1, method=SAM, observe=None, shape="auto", **engine):
-    """REQUESTS requests of LENGTH tokens, with many free rows; paths cross from one small block to the next."""
-    runners = []
+def started(model, paths=1, method=SAM, **speculation):
+    """Many free rows; paths cross from one small block to the next."""
+    return Engine(model, method, speculation={"paths": paths, **speculation}, block_size=16)
 
-    def watch(runner):
-        runners.append(runner)
-        if observe:
-            observe(runner)
 
+def ask(engine):
+    """REQUESTS requests of LENGTH tokens, and what the drafter counted."""
     settings = [{"max_tokens": LENGTH, "seed": row, "temperature": 0.5 * (row % 3)} for row in range(REQUESTS)]
-    speculation = {"paths": paths, "draft_shape": shape}
-    result = generate(
-        model, prompts(), settings, method, speculation=speculation, observe=watch, block_size=16, **engine
-    )
-    result.counters = dict(getattr(getattr(runners[0], "drafter", None), "counters", {}))
+    counters = getattr(engine.runner.drafter, "counters", {}) if hasattr(engine.runner, "drafter") else {}
+    before = dict(counters)
+    result = engine.generate(prompts(), settings)
+    result.counters = {name: value - before.get(name, 0) for name, value in counters.items()}
     return result
 
 
 @pytest.fixture(scope="module")
 def off(model):
-    return run(model, method=None)
+    with started(model, method=None) as engine:
+        return ask(engine)
 
 
 @pytest.fixture(scope="module")
 def one_path(model):
-    return run(model)
+    with started(model) as engine:
+        return ask(engine)
+
+
+@pytest.fixture(scope="module")
+def uniform(model):
+    with started(model, 3, draft_shape="uniform") as engine:
+        return ask(engine)
+
+
+@pytest.fixture(scope="module")
+def engine(model, off, one_path, uniform):
+    """With further paths, for all tests: started when those before have ended."""
+    with started(model, PATHS) as engine:
+        yield engine
 
 
 def assert_same(one, other):
     assert one.tokens == other.tokens and one.logprobs == other.logprobs
 
 
-@pytest.mark.parametrize("paths", [2, 4])
-def test_more_tokens_are_accepted_and_none_is_changed(model, off, one_path, paths):
-    found = run(model, paths)
+def test_more_tokens_are_accepted_and_none_is_changed(engine, off, one_path):
+    found = ask(engine)
     assert_same(found, off)
     assert found.accepted > one_path.accepted > 50
     assert found.counters["path_wins"] > 10 and found.counters["draft_errors"] == found.counters["path_errors"] == 0
 
 
-def test_steps_of_one_shape(model, off):
-    found = run(model, 3, shape="uniform")
-    assert_same(found, off)
-    assert found.counters["path_wins"] > 10 and found.counters["filled_draft_tokens"] > 0
+def test_steps_of_one_shape(uniform, off):
+    assert_same(uniform, off)
+    assert uniform.counters["path_wins"] > 10 and uniform.counters["filled_draft_tokens"] > 0
 
 
-def test_blocks_that_are_not_handed_over_would_be_seen(model, off, monkeypatch):
-    """The request's own blocks then hold a path that its text did not take."""
-    monkeypatch.setattr(PathRows, "_take_blocks", lambda *_: None)
-    assert run(model, 4).tokens != off.tokens
+@pytest.mark.parametrize("left_out", ["_take_blocks", "_copy_begun"])
+def test_blocks_that_are_not_handed_over_or_begun_would_be_seen(engine, off, left_out, monkeypatch):
+    """The request's own blocks then hold a path that its text did not take, or a row's do not begin as they do."""
+    monkeypatch.setattr(PathRows, left_out, lambda *_: None)
+    assert ask(engine).tokens != off.tokens
 
 
-def test_blocks_that_a_row_does_not_begin_with_would_be_seen(model, off, monkeypatch):
-    monkeypatch.setattr(PathRows, "_copy_begun", lambda *_: None)
-    assert run(model, 4).tokens != off.tokens
-
-
-def test_a_fault_in_a_row_costs_rows_and_changes_no_token(model, off, one_path, monkeypatch):
+def test_a_fault_in_a_row_costs_rows_and_changes_no_token(engine, off, one_path, monkeypatch):
     monkeypatch.setattr(PathRows, "_as_request", None)
-    found = run(model, 4)
+    found = ask(engine)
     assert_same(found, off)
     assert found.counters["path_errors"] > 20 and found.counters["path_rows"] == 0
     assert found.accepted > 0.5 * one_path.accepted
 
 
-def test_a_fault_in_planning_costs_drafts_and_changes_no_token(model, off):
-    def observe(runner):
-        runner.sam_paths.plan = None
-
-    found = run(model, 4, observe=observe)
+def test_a_fault_in_planning_costs_drafts_and_changes_no_token(engine, off, monkeypatch):
+    monkeypatch.setattr(engine.runner.sam_paths, "plan", None)
+    found = ask(engine)
     assert_same(found, off)
     assert found.counters["draft_errors"] > 20 and found.accepted == 0
 
 
-def test_goodput_prices_rows(model, off, tmp_path):
+def test_goodput_prices_rows(engine, off, monkeypatch):
     """Where a token costs nothing rows are added, where it is dear few; goodput learns from the clock, too."""
-    from sam.switch.step_cost import linear
-
     rows = {}
     for name, per_token in (("free", 1e-6), ("dear", 1.0)):
-        linear(5.0, 0.0, per_token).save(tmp_path / name)
-        found = run(model, 4, policy="goodput", step_cost=str(tmp_path / name))
+        policy = make_policy("goodput", 3, 0, step_cost=linear(5.0, 0.0, per_token), paths=PATHS)
+        monkeypatch.setattr(engine.runner.drafter, "policy", policy)
+        found = ask(engine)
         assert_same(found, off)
         rows[name] = found.counters["path_rows"]
     assert rows["free"] > max(10, 2 * rows["dear"]), rows

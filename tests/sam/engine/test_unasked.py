@@ -36,7 +36,7 @@ def tokens_of(answers: list) -> list:
 
 def test_every_token_and_log_probability_is_that_of_stock_vllm(found):
     stock, installed = found[False]["behaviours"], found[True]["behaviours"]
-    assert len(stock) == 11
+    assert len(stock) == 10
     for name, answers in stock.items():
         # Requests wait until their grammar is compiled, in a thread: which share a step differs from run to run, and
         # with it the last bits of a log-probability.

@@ -16,6 +16,11 @@ from sam.vllm import plugin
 
 VOCABULARY = 300
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+COUNTERS = {
+    "spec_decode_num_draft_tokens": "drafted",
+    "spec_decode_num_accepted_tokens": "accepted",
+    "num_preemptions": "preemptions",
+}
 SAM = {"model": "sam.SamProposer", "num_speculative_tokens": 3}
 
 
@@ -42,82 +47,98 @@ def save_model(path, sharpness: float = 25.0, vocabulary: int = VOCABULARY, tied
     return SimpleNamespace(path=str(path), network=network.eval())
 
 
-def generate(
-    model,
-    prompts,
-    settings,
-    speculative_config=None,
-    batch=64,
-    verification="exact",
-    observe=None,
-    logprobs=2,
-    policy="threshold",
-    step_cost=None,
-    threshold=1000,
-    then=None,
-    batch_invariant="auto",
-    speculation=None,
-    **engine,
-) -> SimpleNamespace:
-    """Tokens and log-probabilities of every prompt, counters, and what is installed.
+class Engine:
+    """vLLM's LLM with this project's section, for any number of requests after each other; closed by `with`.
 
     Args:
-        settings: keywords of SamplingParams, one for each prompt.
-        observe: called with the model runner before the first request.
-        then: called with the engine after the last one.
         speculation: further keys of the section.
+        engine: further arguments of vLLM's LLM.
     """
-    from vllm import LLM, SamplingParams
 
-    plugin.register()
-    llm = LLM(
-        model=model.path,
-        skip_tokenizer_init=True,
-        max_model_len=256,
-        max_num_seqs=batch,
-        speculative_config=speculative_config and dict(speculative_config),  # vLLM writes into it
-        additional_config={
-            "speculation": {
-                "verification": verification,
-                "policy": policy,
-                "batch_size_threshold": threshold,
-                "step_cost": step_cost,
-                "batch_invariant": batch_invariant,
-                **(speculation or {}),
-            }
-        },
-        disable_log_stats=False,
-        **{"dtype": "float32", "enforce_eager": True, **engine},
-    )
-    try:
-        runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-        if observe:
-            observe(runner)
+    def __init__(
+        self,
+        model,
+        speculative_config=None,
+        batch=64,
+        verification="exact",
+        policy="threshold",
+        step_cost=None,
+        threshold=1000,
+        batch_invariant="auto",
+        speculation=None,
+        **engine,
+    ):
+        from vllm import LLM
+
+        plugin.register()
+        self.llm = LLM(
+            model=model.path,
+            skip_tokenizer_init=True,
+            max_model_len=256,
+            max_num_seqs=batch,
+            speculative_config=speculative_config and dict(speculative_config),  # vLLM writes into it
+            additional_config={
+                "speculation": {
+                    "verification": verification,
+                    "policy": policy,
+                    "batch_size_threshold": threshold,
+                    "step_cost": step_cost,
+                    "batch_invariant": batch_invariant,
+                    **(speculation or {}),
+                }
+            },
+            disable_log_stats=False,
+            **{"dtype": "float32", "enforce_eager": True, **engine},
+        )
+        self.runner = self.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+        self._counted = {}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.llm.llm_engine.engine_core.shutdown()
+        del self.llm, self.runner
+        gc.collect()
+
+    def generate(self, prompts, settings, logprobs=2, then=None) -> SimpleNamespace:
+        """Tokens and log-probabilities of every prompt, what was counted since the last call, and what is installed.
+
+        Args:
+            settings: keywords of SamplingParams, one for each prompt.
+            then: called with the LLM afterwards, before counters are read.
+        """
+        from vllm import SamplingParams
+
         common = {"temperature": 1.0, "logprobs": logprobs, "ignore_eos": True, "detokenize": False}
         parameters = [SamplingParams(**common | own) for own in settings]
-        outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], parameters, use_tqdm=False)
+        self.llm.reset_prefix_cache()  # as if nothing had been asked before
+        outputs = self.llm.generate([{"prompt_token_ids": p} for p in prompts], parameters, use_tqdm=False)
+        installed = plugin.installed(self.runner)  # a step recorder would stand before what it looks for
         if then:
-            then(llm)
-        counters = {metric.name: getattr(metric, "value", None) for metric in llm.get_metrics()}
+            then(self.llm)
+        before, self._counted = self._counted, {one.name: getattr(one, "value", 0) for one in self.llm.get_metrics()}
+        counted = {name: self._counted.get(f"vllm:{name}", 0) - before.get(f"vllm:{name}", 0) for name in COUNTERS}
+        answers = [output.outputs[0] for output in outputs]
+        entries = [
+            [{token: entry.logprob for token, entry in step.items()} for step in one.logprobs or []] for one in answers
+        ]
         return SimpleNamespace(
-            tokens=[o.outputs[0].token_ids for o in outputs],
+            tokens=[one.token_ids for one in answers],
             logprobs=[
-                [step[t].logprob for step, t in zip(o.outputs[0].logprobs or [], o.outputs[0].token_ids, strict=False)]
-                for o in outputs
+                [step[token] for step, token in zip(own, one.token_ids, strict=False)]
+                for own, one in zip(entries, answers, strict=True)
             ],
-            entries=[
-                [{token: one.logprob for token, one in step.items()} for step in o.outputs[0].logprobs or []]
-                for o in outputs
-            ],
-            best=[
-                [max(entry.logprob for entry in step.values()) for step in o.outputs[0].logprobs or []] for o in outputs
-            ],
-            drafted=counters.get("vllm:spec_decode_num_draft_tokens", 0),
-            accepted=counters.get("vllm:spec_decode_num_accepted_tokens", 0),
-            preemptions=counters.get("vllm:num_preemptions", 0),
-            installed=plugin.installed(runner),
+            entries=entries,
+            best=[[max(step.values()) for step in own] for own in entries],
+            installed=installed,
+            **{COUNTERS[name]: value for name, value in counted.items()},
         )
-    finally:
-        llm.llm_engine.engine_core.shutdown()
-        del llm
-        gc.collect()
+
+
+def generate(model, prompts, settings, *arguments, observe=None, logprobs=2, then=None, **engine) -> SimpleNamespace:
+    """What an `Engine` of its own gives; `observe` is called with the model runner before the first request."""
+    with Engine(model, *arguments, **engine) as started:
+        if observe:
+            observe(started.runner)
+        return started.generate(prompts, settings, logprobs, then)
