@@ -252,8 +252,10 @@ def test_requests_of_a_response_share_no_random_numbers():
     assert seeds[0] == seeds[1] == seeds[2] == 11
     assert seeds[5] == seeds[3]  # after the same tokens, drawn anew
     assert len({seeds[0], seeds[3], seeds[4], seeds[6]}) == 4
-    second, third = ({"sam_prompt_tokens": 2, "sam_turn": turn} for turn in (2, 3))  # for drafters
-    assert [one.get("extra_args") for one in asked] == [None, second, third, None, None, second, None]
+    first = {"sam_prompt_tokens": 2}  # for drafters
+    second, third = ({**first, "sam_turn": turn} for turn in (2, 3))
+    alone = {"sam_prompt_tokens": 1}
+    assert [one["extra_args"] for one in asked] == [first, second, third, first, first, second, alone]
 
 
 def test_what_a_loop_sets_stays_and_text_that_nobody_reads_is_not_made():
