@@ -88,15 +88,15 @@ def own(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def without(assets, own):
+def without(python_with_verl, assets, own):
     """Metrics and responses of a run without drafts. With a learning rate of 0 all versions of the weights are one."""
-    return run(own, assets, "off", "+speculation=off", *COLOCATED), responses(own / "off")
+    return run(python_with_verl, own, assets, "off", "+speculation=off", *COLOCATED), responses(own / "off")
 
 
-def run(own, assets, name, *overrides):
+def run(python, own, assets, name, *overrides):
     """Its metrics by step."""
     sampler = f"trainer.v1.sampler.custom_sampler.path={own}/sampler.py"
-    return train(own, assets, name, sampler, *LATE, *overrides)[0]
+    return train(python, own, assets, name, sampler, *LATE, *overrides)[0]
 
 
 def responses(folder, steps="*"):
@@ -121,8 +121,8 @@ def total(metrics, name):
 
 
 @pytest.mark.e2e
-def test_responses_are_the_same_wherever_they_are_interrupted(assets, own, without):
-    metrics = run(own, assets, "sam", "+speculation=sam", "speculation.policy=always", *COLOCATED)
+def test_responses_are_the_same_wherever_they_are_interrupted(python_with_verl, assets, own, without):
+    metrics = run(python_with_verl, own, assets, "sam", "+speculation=sam", "speculation.policy=always", *COLOCATED)
     assert interrupted(metrics) and interrupted(without[0])
     assert responses(own / "sam") == without[1]
     assert sum(map(len, without[1].values())) == STEPS * PROMPTS * 4
@@ -131,9 +131,11 @@ def test_responses_are_the_same_wherever_they_are_interrupted(assets, own, witho
 
 
 @pytest.mark.e2e
-def test_a_rollout_with_engines_of_its_own_trains_on_what_is_one_version_late(assets, own, without, monkeypatch):
+def test_a_rollout_with_engines_of_its_own_trains_on_what_is_one_version_late(
+    python_with_verl, assets, own, without, monkeypatch
+):
     monkeypatch.setenv("PYTHONPATH", str(own), prepend=":")
-    metrics = run(own, assets, "apart", "+speculation=sam", "speculation.policy=always", *APART)
+    metrics = run(python_with_verl, own, assets, "apart", "+speculation=sam", "speculation.policy=always", *APART)
     assert sorted(metrics) == list(range(1, STEPS + 1)) and interrupted(metrics)
     for row in metrics.values():
         assert row["actor/grad_norm"] > 0 and row["training/off_policy/trajectory_staleness/max"] <= 1

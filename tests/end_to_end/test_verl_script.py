@@ -2,8 +2,9 @@
 
 import json
 import os
+import re
+import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pandas
@@ -12,22 +13,16 @@ import pytest
 from sam_recipe.launch.environment import CPU
 from tests.end_to_end.runs import MINUTES
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 REWARD = (
     "def reward(data_source, solution_str, ground_truth, extra_info=None):\n    return float(len(solution_str) % 7)\n"
 )
-# What verl's examples of GRPO set, and what a CPU needs.
-GRPO = (
-    "algorithm.adv_estimator=grpo", "algorithm.use_kl_in_reward=false", "actor_rollout_ref.actor.use_kl_loss=false",
-    "data.train_batch_size=4", "data.max_prompt_length=128", "data.max_response_length=96",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=4", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16",
-    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16", "actor_rollout_ref.rollout.n=4",
-    "actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.max_model_len=256",
-    "actor_rollout_ref.rollout.max_num_seqs=32", "actor_rollout_ref.actor.optim.lr=1e-4",
-    "trainer.total_training_steps=2", "trainer.save_freq=-1", "trainer.test_freq=1", "trainer.val_before_train=true",
-    "trainer.logger=[console,file]", "trainer.use_v1=true", "+shared=cpu",
-)  # fmt: skip
-SEARCH = f"hydra.searchpath=[pkg://sam.configs,file://{CONFIGS}]"  # the second for the CPU's settings alone
+PAGE = Path(__file__).parents[2] / "docs" / "use_with_your_run.md"
+VERLS = "python -m verl.trainer.main_ppo "
+# The page's command: verl's settings of GRPO, and what a CPU needs.
+(BLOCK,) = (block for block in re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.S) if "+shared=cpu" in block)
+SEARCH, _, *GRPO = shlex.split(BLOCK.partition(VERLS)[2])
+# So that steps, validations and the log can be looked at.
+SEEN = ("trainer.test_freq=1", "trainer.val_before_train=true", "trainer.logger=[console,file]")
 
 
 @pytest.fixture
@@ -43,13 +38,13 @@ def own(tmp_path):
     return tmp_path
 
 
-def train(own, assets, name, *overrides):
-    """Run verl's main_ppo; its metrics by step, and its responses."""
+def train(python, own, assets, name, *overrides):
+    """Run verl's main_ppo with a Python that has the wheel; its metrics by step, and its responses."""
     folder = own / name
     data = [f"data.train_files={own}/mine.parquet", f"data.val_files={own}/mine.parquet", f"assets={assets}"]
     reward = [f"reward.custom_reward_function.path={own}/reward.py", "reward.custom_reward_function.name=reward"]
     done = subprocess.run(
-        [sys.executable, "-m", "verl.trainer.main_ppo", SEARCH, *GRPO, *data, *reward, *overrides]
+        [python, "-m", "verl.trainer.main_ppo", SEARCH, *GRPO, *SEEN, *data, *reward, *overrides]
         + [
             f"trainer.default_local_dir={folder}",
             f"trainer.rollout_data_dir={folder}/rollouts",
@@ -57,6 +52,7 @@ def train(own, assets, name, *overrides):
         ],
         # Ray's workers would wait for all else on the machine.
         env={**os.environ, **CPU, "RAY_worker_niceness": "0", "VERL_FILE_LOGGER_PATH": str(own / f"{name}.jsonl")},
+        cwd=own,
         capture_output=True,
         text=True,
         timeout=15 * MINUTES,
@@ -69,14 +65,14 @@ def train(own, assets, name, *overrides):
 
 
 @pytest.mark.e2e
-def test_two_settings_turn_drafts_on_in_verls_own_trainer(assets, own):
-    metrics, texts, said = train(own, assets, "sam", "+speculation=sam", "speculation.policy=always")
+def test_two_settings_turn_drafts_on_in_verls_own_trainer(python_with_verl, assets, own):
+    metrics, texts, said = train(python_with_verl, own, assets, "sam", "+speculation=sam", "speculation.policy=always")
     assert "rollout worker: drafter SamProposer, verification exact" in said
     for step in (1, 2):
         assert metrics[step]["rollout/spec_accepted_tokens"] > 0
         assert metrics[step]["rollout/spec_accept_length"] > 1
         tokens = 16 * metrics[step]["response_length/mean"]  # the engine's own count has those accepted behind an end
         assert tokens <= metrics[step]["rollout/tokens"] < 1.1 * tokens
-    without, same_texts, _ = train(own, assets, "off", "+speculation=off")
+    without, same_texts, _ = train(python_with_verl, own, assets, "off", "+speculation=off")
     assert texts == same_texts and len(texts) == 2 and len(texts[0]) == 16
     assert "rollout/spec_drafted_tokens" in without[1] and without[1]["rollout/spec_drafted_tokens"] == 0

@@ -1,4 +1,4 @@
-"""`vllm serve` with this project's drafter and no other key, asked by OpenAI's client, beside stock vLLM."""
+"""`vllm serve` with this project's wheel, its drafter and no other key, beside stock vLLM: OpenAI's client asks."""
 
 import concurrent.futures
 import json
@@ -7,7 +7,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 
@@ -38,7 +37,7 @@ NAMED = {"type": "function", "function": {"name": "calculate"}}
 class Server:
     """A server of the tiny model that `save_model` made, on a port of its own."""
 
-    def __init__(self, folder, name: str, **environment: str):
+    def __init__(self, python, folder, name: str, **environment: str):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.address = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -48,12 +47,12 @@ class Server:
         arguments += ["--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}']
         if name == "sam":
             arguments += ["--speculative-config", json.dumps(SAM)]
-        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder / "model")]
+        command = [python, "-m", "vllm.entrypoints.cli.main", "serve", str(folder / "model")]
         command += ["--served-model-name", "tiny", "--port", self.address.rsplit(":", 1)[1], *arguments]
         environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCHDYNAMO_DISABLE": "1", **environment}
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                command, env=os.environ | environment, stdout=log, stderr=log, start_new_session=True
+                command, cwd=folder, env=os.environ | environment, stdout=log, stderr=log, start_new_session=True
             )
         self.client = openai.OpenAI(base_url=f"{self.address}/v1", api_key="none", max_retries=0, timeout=120)
 
@@ -93,12 +92,12 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory):
+def servers(python_with_vllm, tmp_path_factory):
     folder = tmp_path_factory.mktemp("server")
     tokenizer = build_tokenizer()
     tiny_engine.save_model(folder / "model", vocabulary=len(tokenizer))
     tokenizer.save_pretrained(folder / "model")
-    both = [Server(folder, "stock", VLLM_PLUGINS=""), Server(folder, "sam")]
+    both = [Server(python_with_vllm, folder, "stock", VLLM_PLUGINS=""), Server(python_with_vllm, folder, "sam")]
     try:
         for one in both:
             one.wait()
