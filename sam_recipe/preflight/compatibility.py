@@ -34,6 +34,10 @@ run with; what is not is taken with a warning, `*` is any other value; what is i
 [What has run where](../README.md#what-has-run-where) goes by device. This page is made from
 `sam_recipe/preflight/compatibility.txt`.
 
+SGLang is not served. Its door is `SpeculativeAlgorithm.register` with the entry point `sglang.srt.plugins` (read in
+0.5.23). Behind it every request drafts a fixed number of tokens in every step, so that the switch would be lost, and
+SGLang's own sampler verifies, so that the same tokens with and without drafts would be.
+
 | feature | key, package, module or variable | tested | accepted, not tested with this recipe | refused: all others |
 |---|---|---|---|---|
 """
