@@ -130,6 +130,7 @@ def test_responses_are_the_same_wherever_they_are_interrupted(python_with_verl, 
     assert total(metrics, "rollout/drafter/draft_errors") == 0
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_a_rollout_with_engines_of_its_own_trains_on_what_is_one_version_late(
     python_with_verl, assets, own, without, monkeypatch

@@ -20,7 +20,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "use_with_your_run.md"
 VERLS = "python -m verl.trainer.main_ppo "
 # The page's command: verl's settings of GRPO, and what a CPU needs.
 (BLOCK,) = (block for block in re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.S) if "+shared=cpu" in block)
-SEARCH, _, *GRPO = shlex.split(BLOCK.partition(VERLS)[2])
+SEARCH, _, *GRPO = shlex.split(BLOCK.partition(VERLS)[2].replace("\\\n", " "))
 # So that steps, validations and the log can be looked at.
 SEEN = ("trainer.test_freq=1", "trainer.val_before_train=true", "trainer.logger=[console,file]")
 
