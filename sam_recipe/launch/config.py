@@ -42,7 +42,7 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
     Raises:
         ConfigError: unknown config, group choice or key, a speculation value out of range, or a number out of range.
     """
-    folder = Path(config_name).parent if "/" in config_name else CONFIGS
+    folder = Path(config_name).absolute().parent if "/" in config_name else CONFIGS
     name = Path(config_name).name.removesuffix(".yaml")
     if not (folder / f"{name}.yaml").is_file():
         known = ", ".join(sorted(path.stem for path in folder.glob("dapo_*.yaml" if folder == CONFIGS else "*.yaml")))
