@@ -59,10 +59,15 @@ def with_folder(options: argparse.Namespace) -> argparse.Namespace:
     return options
 
 
+def folder_of(config_name: str) -> Path:
+    """The folder of a config: what stands in front of its name, configs/ without that."""
+    return Path(config_name).absolute().parent if "/" in config_name else CONFIGS
+
+
 def misspelt(overrides: list[str], config_name: str = "") -> str | None:
     """What is wrong with the first override that has a form, a choice or a name that there is not."""
     names = set(NAMES_FILE.read_text().split())
-    folders = {CONFIGS, Path(config_name).parent if "/" in config_name else CONFIGS}
+    folders = {CONFIGS, folder_of(config_name)}
     return next((said for one in overrides if (said := _mistake(one, names, folders))), None)
 
 

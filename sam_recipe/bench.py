@@ -258,14 +258,8 @@ def trained(options) -> list[list[Run]]:
         if read_json(directory / STATE_FILE).get("phase") == "finished":
             continue
         command = [
-            *(
-                sys.executable,
-                "-m",
-                "sam_recipe.main_dapo",
-                "--config-name",
-                options.config_name,
-                f"run_dir={directory}",
-            ),
+            *(sys.executable, "-m", "sam_recipe.main_dapo"),
+            *("--config-name", options.config_name, f"run_dir={directory}"),
             *(f"trainer.experiment_name={output.name}_{directory.parent.name}_{name}", "trainer.save_freq=-1"),
             *("trainer.val_before_train=false", "trainer.test_freq=-1"),
             *(*shlex.split(options.variants[names.index(name)]), *options.overrides),

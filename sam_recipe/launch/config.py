@@ -24,6 +24,7 @@ from sam_recipe.arguments import (
     check_values,
     connect_users_code,
     did_you_mean,
+    folder_of,
     leaves,
     misspelt,
 )
@@ -42,8 +43,7 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
     Raises:
         ConfigError: unknown config, group choice or key, a speculation value out of range, or a number out of range.
     """
-    folder = Path(config_name).absolute().parent if "/" in config_name else CONFIGS
-    name = Path(config_name).name.removesuffix(".yaml")
+    folder, name = folder_of(config_name), Path(config_name).name.removesuffix(".yaml")
     if not (folder / f"{name}.yaml").is_file():
         known = ", ".join(sorted(path.stem for path in folder.glob("dapo_*.yaml" if folder == CONFIGS else "*.yaml")))
         raise ConfigError(f"config {config_name!r} is unknown: expected one of {known or 'none'} [config.override]")

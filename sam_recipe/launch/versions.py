@@ -33,6 +33,7 @@ def write_versions(path: Path) -> None:
     cpu = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     commit = None
     with suppress(OSError, subprocess.CalledProcessError):
+        (ROOT / ".git").stat()  # installed from a wheel, this would be the commit of whatever the environment lies in
         command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
         commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     machine = {
