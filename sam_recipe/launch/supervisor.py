@@ -43,20 +43,22 @@ class Orphaned(KeyboardInterrupt):
     """The process that the user started was killed."""
 
 
-def _orphaned(*_) -> None:
-    raise Orphaned
-
-
 STOPS = (signal.SIGINT, signal.SIGTERM)
 # No look at the parent's number tells: of a parent with several threads the last may still end, under that number.
 ORPHANED = signal.SIGUSR1
-# A shell without job control starts background commands with SIGINT ignored; here it always means to stop.
-HANDLERS = {**dict.fromkeys(STOPS, signal.default_int_handler), ORPHANED: _orphaned}
+
+
+def _stop_once(number: int, _) -> None:
+    """Raise, and let what comes later, while this is being dealt with, pass: the kernel sends ORPHANED each time that
+    a thread of the parent ends."""
+    _handle_signals(ignore=True)
+    raise Orphaned if number == ORPHANED else KeyboardInterrupt
 
 
 def _handle_signals(ignore: bool = False) -> None:
-    for number, handler in HANDLERS.items():
-        signal.signal(number, signal.SIG_IGN if ignore else handler)
+    # A shell without job control starts background commands with SIGINT ignored; here it always means to stop.
+    for number in (*STOPS, ORPHANED):
+        signal.signal(number, signal.SIG_IGN if ignore else _stop_once)
 
 
 def terminate_with_parent(sign: int = signal.SIGTERM) -> None:
@@ -159,6 +161,7 @@ def supervise(
         How it ended, with the command's exit code; 130 after Ctrl-C, 1 when the watchdog stopped it.
     """
     _adopt_orphans()
+    _handle_signals()  # the clearing up after an earlier one has ignored them
     (run_directory / STATE_FILE).unlink(missing_ok=True)
     parent, watch, held, hopeless = os.getppid(), Watch(run_directory, phase_limits), {}, None
     try:
@@ -187,7 +190,6 @@ def supervise(
         _handle_signals(ignore=True)  # a second Ctrl-C must not stop the clearing up
         _stop(_descendants)
         _release(run_directory, held)
-        _handle_signals()
 
 
 def _exit_code(child: subprocess.Popen) -> int | None:
