@@ -1,4 +1,5 @@
-"""A script of verl's own, with own data and an own reward: two settings turn drafts on, and change no token."""
+"""A script of verl's own, with own data, an own reward, own tools and two replicas: two settings turn drafts on, and
+change no token."""
 
 import json
 import os
@@ -12,7 +13,9 @@ import pytest
 
 from sam_recipe.launch.environment import CPU
 from tests.end_to_end.runs import MINUTES
+from tests.end_to_end.test_turns import CALCULATOR
 
+STEPS = 2
 REWARD = (
     "def reward(data_source, solution_str, ground_truth, extra_info=None):\n    return float(len(solution_str) % 7)\n"
 )
@@ -23,18 +26,26 @@ VERLS = "python -m verl.trainer.main_ppo "
 SEARCH, _, *GRPO = shlex.split(BLOCK.partition(VERLS)[2].replace("\\\n", " "))
 # So that steps, validations and the log can be looked at.
 SEEN = ("trainer.test_freq=1", "trainer.val_before_train=true", "trainer.logger=[console,file]")
+# Every second prompt is a conversation with a tool.
+TOOLS = (
+    "trainer.n_gpus_per_node=2", "data.max_response_length=160", "actor_rollout_ref.rollout.max_model_len=320",
+    "actor_rollout_ref.rollout.multi_turn.function_tool_path=calculator.py",
+    "actor_rollout_ref.rollout.multi_turn.format=sums", "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=4",
+)  # fmt: skip
 
 
 @pytest.fixture
 def own(tmp_path):
-    """A user's folder: data, a reward."""
+    """A user's folder: data, a reward, a tool."""
     prompt = [{"role": "user", "content": "12 + 7 * 3 ="}]
     rows = [
         {"data_source": "mine", "prompt": prompt, "reward_model": {"style": "rule", "ground_truth": str(number)}}
         for number in range(16)
     ]
-    pandas.DataFrame(rows).to_parquet(tmp_path / "mine.parquet")
-    (tmp_path / "reward.py").write_text(REWARD)
+    agents = ["tool_agent", "single_turn_agent"] * 8
+    pandas.DataFrame(rows).assign(agent_name=agents).to_parquet(tmp_path / "mine.parquet")
+    for name, text in {"reward.py": REWARD, "calculator.py": CALCULATOR}.items():
+        (tmp_path / name).write_text(text)
     return tmp_path
 
 
@@ -66,13 +77,18 @@ def train(python, own, assets, name, *overrides):
 
 @pytest.mark.e2e
 def test_two_settings_turn_drafts_on_in_verls_own_trainer(python_with_verl, assets, own):
-    metrics, texts, said = train(python_with_verl, own, assets, "sam", "+speculation=sam", "speculation.policy=always")
-    assert "rollout worker: drafter SamProposer, verification exact" in said
-    for step in (1, 2):
-        assert metrics[step]["rollout/spec_accepted_tokens"] > 0
-        assert metrics[step]["rollout/spec_accept_length"] > 1
-        tokens = 16 * metrics[step]["response_length/mean"]  # the engine's own count has those accepted behind an end
-        assert tokens <= metrics[step]["rollout/tokens"] < 1.1 * tokens
-    without, same_texts, _ = train(python_with_verl, own, assets, "off", "+speculation=off")
-    assert texts == same_texts and len(texts) == 2 and len(texts[0]) == 16
-    assert "rollout/spec_drafted_tokens" in without[1] and without[1]["rollout/spec_drafted_tokens"] == 0
+    sam = ("+speculation=sam", "speculation.policy=always")
+    metrics, texts, said = train(python_with_verl, own, assets, "sam", *sam, *TOOLS)
+    without, same_texts, _ = train(python_with_verl, own, assets, "off", "+speculation=off", *TOOLS)
+    assert said.count("rollout worker: drafter SamProposer, verification exact") == 2, "two replicas"
+    assert texts == same_texts and len(texts) == STEPS and len(texts[0]) == 16
+    assert any(re.search(r"\d\+\d is \d", text) for text in texts[0]), "the tool answered"
+    for step in range(1, STEPS + 1):
+        assert metrics[step]["rollout/spec_accepted_tokens"] > 0 == without[step]["rollout/spec_drafted_tokens"]
+        assert metrics[step]["rollout/spec_accept_length"] > 1 < metrics[step]["rollout/spec_accept_length/turn_2"]
+        assert metrics[step]["rollout/drafter/sharing_received_tokens"] > 0, "from the other replica"
+        assert metrics[step]["rollout/drafter/draft_errors"] == metrics[step]["rollout/drafter/sharing_errors"] == 0
+        # What tools gave is in a response and no engine's; the engine's own count has those accepted behind an end.
+        written = 16 * without[step]["response_length/mean"]
+        assert 0 < without[step]["rollout/tokens"] < written
+        assert without[step]["rollout/tokens"] <= metrics[step]["rollout/tokens"] < 1.1 * written

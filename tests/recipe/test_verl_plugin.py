@@ -26,15 +26,19 @@ def test_verl_loads_the_module():
     assert verl_plugin.__name__ in {one.value for one in importlib.metadata.entry_points(group="verl.plugins")}
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_engines_are_given_what_the_recipe_gives_them(method):
+@pytest.mark.parametrize(("device", "method"), [*(("cuda", one) for one in METHODS), ("npu", "sam"), ("cpu", "sam")])
+def test_engines_are_given_what_the_recipe_gives_them(device, method):
+    """Engines with these arguments are tested in tests/sam/engine and tests/ascend."""
     drafter = ["speculation.draft_model=/none"] if method in ("draft_model", "hybrid", "eagle3") else []
-    config = composed(f"+speculation={method}", "speculation.num_speculative_tokens=5", *drafter)
+    config = composed(
+        f"+speculation={method}", "speculation.num_speculative_tokens=5", f"trainer.device={device}", *drafter
+    )
     vllm = OmegaConf.to_container(config.actor_rollout_ref.rollout.engine_kwargs.vllm)
     assert vllm["additional_config"] == {"speculation": verl_plugin.resolved(config).to_dict()}
     wanted = SpeculationConfig.from_dict(vllm["additional_config"]["speculation"])
     assert (wanted.method, wanted.num_speculative_tokens) == (method, 5)
-    ahead = method == "sam"  # trained drafters on one rank only, and verl's default are two
+    # On a device vLLM schedules ahead; with trained drafters on one rank only, and verl's default are two.
+    ahead = method == "sam" and device != "cpu"
     assert vllm["speculative_config"] == wanted.vllm_arguments(ahead).get("speculative_config")
     assert config.ray_kwargs.ray_init.runtime_env.env_vars.VLLM_USE_V2_MODEL_RUNNER == "0"
 
