@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import subprocess
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -28,8 +29,8 @@ def engine_of_cpu() -> bool | None:
     return None
 
 
-def write_versions(path: Path) -> None:
-    """Write versions of packages, Python and this project, and the machine, as JSON."""
+def write_versions(path: Path, command: list[str]) -> None:
+    """Write a run's command, the versions of this project, Python and packages, and the machine, as JSON."""
     cpu = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     commit = None
     with suppress(OSError, subprocess.CalledProcessError):
@@ -37,10 +38,11 @@ def write_versions(path: Path) -> None:
         command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
         commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     machine = {
-        "python": platform.python_version(),
+        "command": shlex.join(command),
         "commit": commit,
+        "python": platform.python_version(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "cpu": cpu[1] if cpu else platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
     }
-    path.write_text(json.dumps({package: installed(package) for package in RECORDED} | machine, indent=2) + "\n")
+    path.write_text(json.dumps(machine | {package: installed(package) for package in RECORDED}, indent=2) + "\n")
