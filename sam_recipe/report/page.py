@@ -226,11 +226,11 @@ def agreement(runs: list[Run]) -> list[tuple]:
     """One row for each curve that the first two runs have, as AGREEMENT_HEADER."""
     rows = []
     for curve in COMPARED if runs[1:] else ():
-        if len(pairs := _values(runs[:2], curve.key)):
-            difference = pairs[:, 0] - pairs[:, 1]
-            spread = f"{difference.mean():+.2g}" if difference.any() else "equal"
-            if len(pairs) > 1 and difference.any():
-                spread += f" ± {difference.std(ddof=1) / np.sqrt(len(pairs)):.2g}"
+        pairs = _values(runs[:2], curve.key)
+        difference, several = pairs[:, 0] - pairs[:, 1], len(pairs) > 1
+        error = difference.std(ddof=1) / np.sqrt(len(pairs)) if several else 0.0
+        if len(pairs) and np.isfinite([difference.mean(), error]).all():
+            spread = f"{difference.mean():+.2g}" + f" ± {error:.2g}" * several if difference.any() else "equal"
             means = (f"{value:.4g}" for value in pairs.mean(0))
             rows.append((curve.name, len(pairs), *means, spread, f"{np.abs(difference).max():.2g}"))
     return rows
