@@ -58,12 +58,13 @@ def is_finished(config: DictConfig) -> bool:
 def supervise(config: DictConfig, options: argparse.Namespace) -> int:
     """Run this module again as a child and see it through; again from the checkpoint before one that cannot be read."""
     run_directory, steps = Path(config.run_dir), config.trainer.total_training_steps
-    command = [sys.executable, "-m", "sam_recipe.main_dapo", "--config-name", options.config_name, *options.overrides]
+    words = ["--config-name", options.config_name, *options.overrides]
+    command = [sys.executable, "-m", "sam_recipe.main_dapo", *words]
     limits = {"weight_sync": config.watchdog.weight_sync_seconds}
     while True:
         try:
             step, origin = go_on(config, options.accept_changes)
-            write_versions(run_directory / "versions.json")
+            write_versions(run_directory / "versions.json", ["sam", "run", *words])
             (log := run_directory / LOG_FILE).touch()
         except (ConfigError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""README and docs/: links resolve, commands and paths exist, generated pages are up to date. Prose is free."""
+"""The pages: links resolve, commands and paths exist, generated ones are up to date, and both READMEs say the same."""
 
 import ast
 import functools
@@ -6,15 +6,17 @@ import importlib.util
 import re
 import runpy
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from sam_recipe.command_line import COMMANDS as COMMANDS_OF_SAM
 from sam_recipe.record import ON_DISK_ONLY
 
 ROOT = Path(__file__).parents[1]
-PAGES = {str(page.relative_to(ROOT)): page.read_text() for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
+PAGES = {str(page.relative_to(ROOT)): page.read_text() for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))}
 # Its commands are those of the commits that it names.
 OF_TODAY = {page: text for page, text in PAGES.items() if page != "docs/results.md"}
 FOLDERS = "sam|sam_recipe|configs|scripts|tests|docs|patches|docker|requirements"
@@ -143,3 +145,27 @@ def test_metrics_page_names_what_the_code_counts():
         logged |= {f"rollout/drafter/{name}" for name in re.findall(r'"(\w+)"', names)}
     on_disk_only = {f"rollout/drafter/{name}" for name in ON_DISK_ONLY}
     assert logged - rows - on_disk_only - {"rollout/round_seconds"} == set() and not rows & on_disk_only
+
+
+def test_the_chinese_readme_has_the_same_commands_figures_and_links():
+    def said(page: str) -> tuple[list[str], list[str], list[str]]:
+        text = PAGES[page]
+        blocks = [re.sub(r" +#.*", "", block) for block in re.findall(r"```.*?```", text, flags=re.S)]
+        links = re.findall(r"\]\(([^)]+)\)", text)
+        figures = re.findall(r"\d+(?:\.\d+)*", re.sub(r"\]\([^)]+\)", "]", text))
+        return blocks, sorted(figures), sorted({*links} - {"README.md", "README.zh.md"})
+
+    assert said("README.md") == said("README.zh.md")
+    assert len(PAGES["README.md"].split()) <= 900
+
+
+def test_public_ci_runs_the_commands_of_the_projects_own():
+    own = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line.startswith("bash ")]
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    assert own == workflow["jobs"]["tests"]["strategy"]["matrix"]["command"]
+
+
+def test_the_version_stands_everywhere_alike():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert re.findall(r"^## (.+)", PAGES["CHANGELOG.md"], flags=re.M)[0] == version

@@ -128,7 +128,9 @@ def last_line(run_directory: Path, ending: Ending) -> str:
     """One line for the screen and the log."""
     log, done = run_directory / LOG_FILE, _steps_done(run_directory)
     if ending.reason is None:
-        return f"finished after {done} steps; log: {log}; compare it with another run: sam report"
+        is_offline = any(run_directory.glob(offline := "wandb/offline-run-*"))
+        upload = f"; upload it: wandb sync {run_directory / offline}" * is_offline
+        return f"finished after {done} steps; log: {log}; look at it: sam report {run_directory}{upload}"
     if ending.unreadable:
         again = checkpoints.go_on_before(ending.unreadable)
     elif (saved := checkpoints.resumes_after(run_directory)) is None:

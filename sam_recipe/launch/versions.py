@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import subprocess
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -28,8 +29,13 @@ def engine_of_cpu() -> bool | None:
     return None
 
 
-def write_versions(path: Path) -> None:
-    """Write versions of packages, Python and this project, and the machine, as JSON."""
+def write_versions(path: Path, command: list[str]) -> None:
+    """Write a run's command, and what `known` says, as JSON."""
+    path.write_text(json.dumps({"command": shlex.join(command)} | known(), indent=2) + "\n")
+
+
+def known() -> dict[str, str | int | None]:
+    """Versions of this project, Python and packages, and the machine."""
     cpu = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     commit = None
     with suppress(OSError, subprocess.CalledProcessError):
@@ -37,10 +43,10 @@ def write_versions(path: Path) -> None:
         command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
         commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     machine = {
-        "python": platform.python_version(),
         "commit": commit,
+        "python": platform.python_version(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "cpu": cpu[1] if cpu else platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
     }
-    path.write_text(json.dumps({package: installed(package) for package in RECORDED} | machine, indent=2) + "\n")
+    return machine | {package: installed(package) for package in RECORDED}

@@ -1,20 +1,24 @@
-"""`python -m sam_recipe.preflight --config-name X [overrides]`: a table, red lines with their mend."""
+"""`sam doctor`: what this environment has; with a config, what a run of it would lack, red, with its mend."""
 
-import argparse
 import contextlib
+import json
 import os
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 from omegaconf import DictConfig
 
+from sam.command import Parser
 from sam_recipe import preflight
 from sam_recipe.arguments import add_config_options, with_folder
 from sam_recipe.launch import routing, sharing
 from sam_recipe.launch.config import ConfigError, compose_config
-from sam_recipe.preflight import machine, settings
+from sam_recipe.launch.versions import engine_of_cpu, known
+from sam_recipe.preflight import compatibility, machine, settings
 
+WIDTH = 80  # of a terminal
 DEVICE_FILES = {"npu": "davinci[0-9]*", "cuda": "nvidia[0-9]*"}
 
 
@@ -50,16 +54,30 @@ def report(config: DictConfig) -> int:
         found = {name: list(find(config)) for name, find in preflight.select().items() if name not in skipped}
         lines = list(describe(config))
     green, red, end = ("\033[32m", "\033[31m", "\033[0m") if sys.stdout.isatty() else ("", "", "")
-    for name in preflight.select():
-        if name in skipped:
-            print(f"skip  {name}: no device of this config in this machine")
-        else:
-            print(f"{red}red  {end} {name}" if found[name] else f"{green}green{end} {name}")
-        for problem in found.get(name, ()):
-            print(f"        {problem}")
+    for name, problems in found.items():
+        if problems:
+            print(f"{red}red  {end} {name}", *(f"        {problem}" for problem in problems), sep="\n")
+    fine = [name for name, problems in found.items() if not problems]
+    for said, names in ((f"{green}green{end}", fine), ("skip, without the config's device:", skipped)):
+        if names:
+            print(textwrap.fill(f"{said} {', '.join(names)}", WIDTH, subsequent_indent="      "))
     count = sum(map(len, found.values()))
     print(*lines, f"{count} problem{'' if count == 1 else 's'}", sep="\n")
     return 2 if count else 0
+
+
+def environment(as_json: bool) -> int:
+    """Print what this environment has, and whether tests run with it. 2: some of it is refused."""
+    device = "cpu" if engine_of_cpu() else next(filter(has_device, DEVICE_FILES), "cpu")
+    found, versions = compatibility.of_machine(device), known()
+    if as_json:
+        print(json.dumps({"device": device, "checked": found} | versions, indent=2))
+    else:
+        shown = ("sam-rollout", "commit", "cpu", "cores")
+        print(textwrap.fill("; ".join([device, *(f"{name} {versions[name]}" for name in shown)]), WIDTH))
+        print(*(f"{verdict:<10}{feature}: {value}" for feature, (value, verdict) in found.items()), sep="\n")
+        print("sam doctor --config-name NAME [overrides] checks a run; --json is for an issue")
+    return 2 if any(verdict == "refused" for _, verdict in found.values()) else 0
 
 
 def weights(folder: Path) -> int:
@@ -74,22 +92,26 @@ def weights(folder: Path) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """0: nothing is wrong. 2: something is, or the config cannot be composed."""
-    parser = argparse.ArgumentParser(prog="sam doctor", description=__doc__)
+    parser = Parser(prog="sam doctor", description=__doc__)
     add_config_options(parser, required=False)
     parser.add_argument("--weights", type=Path, help="in place of a config: whether this model's weights are all there")
     parser.add_argument("--npu-selftest", action="store_true", help="parity, precision and timing on the device itself")
     parser.add_argument("--output", type=Path, default=Path("outputs/npu_selftest"), help="folder for its report")
     parser.add_argument("--device", default="npu", help="cpu: its engines in float32 and without torch.compile")
+    parser.add_argument("--json", action="store_true", help="what this environment has, for an issue")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, for example speculation=off")
     options = with_folder(parser.parse_intermixed_args(arguments))
+    asked = options.config_name or options.weights or options.npu_selftest
+    if options.json and asked or options.overrides and not options.config_name:
+        parser.error("--json goes alone, overrides go with --config-name: leave out the other")
+    if not asked:
+        return environment(options.json)
     if options.npu_selftest:
         from sam_recipe.preflight.npu_selftest import selftest
 
         return selftest(options.output, options.device)
     if options.weights:
         return weights(options.weights)
-    if options.config_name is None:
-        parser.error("give --config-name, --weights or --npu-selftest")
     try:
         config = compose_config(options.config_name, options.overrides)
         preflight.refuse(list(settings.keys(config)))

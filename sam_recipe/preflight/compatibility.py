@@ -129,6 +129,16 @@ def said(row: Row, value: str) -> str:
     return f"{kind}{row.key}{' ' if row.kind in ('module', 'package', 'plugin') else '='}{value}"
 
 
+def of_machine(device: str) -> dict[str, tuple[str, str]]:
+    """Feature -> what a machine with this device has of it, and whether that is tested, accepted or refused."""
+    config, found = OmegaConf.create({"trainer": {"device": device}}), {}
+    for row in (row for row in ROWS if row.kind in OF_MACHINE):
+        for value in values_of(row, config):
+            taken = "accepted" if has(row, value, row.untested) else "refused"
+            found[row.feature] = value, "tested" if has(row, value, row.tested) else taken
+    return found
+
+
 def packages_and_variables(config: DictConfig) -> Iterator[str]:
     """Packages, modules and variables that this machine lacks, or has otherwise than the recipe runs with."""
     for row, value, known in _refused(config, OF_MACHINE):

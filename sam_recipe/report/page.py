@@ -1,6 +1,6 @@
-"""`sam report RUN_SAM RUN_OFF [RUN ...]`: two runs compared, on one HTML page and as JSON.
+"""`sam report RUN [BASELINE [PEER ...]]`: a run beside its baseline, on one HTML page and as JSON.
 
-The first run speculates, the second is the baseline; more runs are peers shown beside them. A run is a run directory.
+The first run speculates; without a second one nothing is compared. A run is a run directory.
 """
 
 import json
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sam.bench.result import GO, table_of, times
+from sam.bench.result import table_of, times
 from sam.command import Parser, run_command
 from sam.page import Picture, Section, page, picture
 from sam.record.engine_steps import EngineSteps
@@ -32,8 +32,8 @@ from sam_recipe.report.runs import (
 TITLE = "Does speculation pay?"
 NOT_RECORDED = "not recorded"
 STEPS_AT_AN_END = 3  # the reward's gain is that of the last steps' mean over the first steps'
-SIGNIFICANT = 0.05
-RESAMPLES = 10_000
+STEP, ROLLOUT, TAIL = "training step", "its rollout", "the rollout's tail"
+LEAST_SECONDS = 0.01  # of a phase that is shown
 
 
 class Curve(NamedTuple):
@@ -59,13 +59,9 @@ LEARNT = tuple(
     )
 )
 COMPARED = (REWARD, ACCURACY, LENGTH, *LEARNT)
-AGREEMENT_HEADER = (
-    "curve", "steps", "first, mean", "second, mean", "difference, mean ± standard error", "largest in a step", "p",
-    "verdict",
-)  # fmt: skip
-PHASE_HEADER = (
-    "seconds a step", "steps with it", "first", "second", "saved, of the second", "saved, of the first (as published)",
-)  # fmt: skip
+DIFFERENCE = "difference ± standard error"
+AGREEMENT_HEADER = ("curve", "steps", "first, mean", "second, mean", DIFFERENCE, "largest in a step")
+PHASE_HEADER = ("seconds a step", "steps with it", "first", "second", "times as fast", "time saved")
 
 LOOK = {
     "font.size": 8, "axes.titlesize": 10, "axes.titleweight": "bold", "axes.titlelocation": "left",
@@ -88,8 +84,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("runs", nargs="+", type=Path, help="run directories: speculating, baseline, peers")
     parser.add_argument("--output", type=Path, help="where to write; by default the first run directory's parent")
     options = parser.parse_args(arguments)
-    if len(options.runs) < 2:
-        parser.error("two runs are compared: give a speculating run and a baseline")
     return run_command(lambda: report(options.runs, options.output))
 
 
@@ -104,68 +98,47 @@ def report(directories: list[Path], output: Path | None) -> str:
     (output / "report.html").write_text(as_html(runs, summary, against))
     values = [f"{name:<24}{value}" for name, value in facts(summary)]
     notes = (f"note: {line}" for line in remarks(runs, summary))
-    return "\n".join([*answer(summary, against), *values, *notes, f"report: {output / 'report.html'}"])
+    return "\n".join([*answer(runs, summary, against), *values, *notes, f"report: {output / 'report.html'}"])
 
 
 def as_html(runs: list[Run], summary: dict, against: dict | None) -> str:
     """The page: the answer, the pictures, then the tables that have rows."""
-    first, second = runs[:2]
-    differing = differences(first.config, second.config).items()
+    differing = differences(runs[0].config, runs[1].config).items() if runs[1:] else ()
     tables = {
         "Figures": (("figure", "value"), facts(summary)),
         "What to know of these figures": (("note",), [(line,) for line in remarks(runs, summary)]),
         "Engines alone, on the recorded text": table_of(against) if against else ((), ()),
-        "Whether the curves agree": (AGREEMENT_HEADER, agreement(first, second)),
-        "Seconds of each phase": (PHASE_HEADER, phases(first, second)),
+        "Whether the curves agree": (AGREEMENT_HEADER, agreement(runs)),
+        "Seconds of each phase": (PHASE_HEADER if runs[1:] else PHASE_HEADER[:3], phases(runs)),
         "What differs between the two configs": (("key", "first", "second"), [(k, *v) for k, v in differing]),
-        "Versions": (("package", "version"), list(first.versions.items())),
+        "To repeat the first run": (("what", "value"), list(runs[0].versions.items())),
     }
     sections = [Section(part, pictures) for part, pictures in draw_all(runs).items()]
     sections += [Section(title, table=table) for title, table in tables.items() if table[1]]
-    return page(TITLE, answer(summary, against), sections)
+    return page(TITLE, answer(runs, summary, against), sections)
 
 
 def summarize(runs: list[Run]) -> dict:
     """The figures of summary.json; the first run speculates, the second is the baseline. None is: not recorded."""
-    first, second = runs[:2]
-    steps, threshold = common_steps(first, second), first.threshold()
-    identical = compare_responses(first, second)
+    first, *beside = runs[:2]
+    identical = compare_responses(first, *beside) if beside else {}
     accept_length, accept_rate = first.acceptance()
-
-    def tail_seconds(run: Run, steps: list[int]) -> float | None:
-        return run.seconds(steps, TAIL_SECONDS) if threshold is not None and run.threshold() == threshold else None
-
     return {
-        "rollout_speedup_total": _over(second.seconds(steps), first.seconds(steps)),
-        "rollout_speedup_tail": _over(tail_seconds(second, steps), tail_seconds(first, steps)),
+        "seconds_a_step": {name: means for name, (_, means) in _phases(runs).items()},
         "accept_length": accept_length,
         "accept_rate": accept_rate,
         "accept_length_by_turn": EngineSteps.turn_lengths(first.recorded.values()),
-        "reward_gain_sam": _gain(first),
-        "reward_gain_off": _gain(second),
+        "reward_gain": {run.name: _gain(run) for run in runs},
         "identical_responses": sum(same for same, _ in identical.values()) if identical else None,
         "total_responses": sum(total for _, total in identical.values()),
         "identical_by_step": {str(step): list(counts) for step, counts in identical.items()},
-        "steps": len(steps),
-        "tail_threshold": threshold,
-        "seconds": {
-            run.name: {
-                "rollout": run.seconds(run.steps),
-                "tail": tail_seconds(run, run.steps),
-                "training": float(sum(run.series("timing_s/step")[1])),
-            }
-            for run in runs
-        },
+        "steps": len(common_steps(runs[:2])),
+        "tail_threshold": first.threshold(),
+        "rollout_seconds": {run.name: run.seconds(run.steps) for run in runs},
         "versions": first.versions,
         "runs": [str(run.directory) for run in runs],
-        "agreement": {
-            row[0]: dict(zip(AGREEMENT_HEADER[1:], row[1:], strict=True)) for row in agreement(first, second)
-        },
+        "agreement": {row[0]: dict(zip(AGREEMENT_HEADER[1:], row[1:], strict=True)) for row in agreement(runs)},
     }
-
-
-def _over(theirs: float | None, its: float | None) -> float | None:
-    return theirs / its if its and theirs is not None else None
 
 
 def _gain(run: Run) -> float | None:
@@ -173,47 +146,53 @@ def _gain(run: Run) -> float | None:
     return float(np.mean(rewards[-STEPS_AT_AN_END:]) - np.mean(rewards[:STEPS_AT_AN_END])) if rewards else None
 
 
-def answer(summary: dict, against: dict | None) -> list[str]:
+def answer(runs: list[Run], summary: dict, against: dict | None) -> list[str]:
     """What the report says, in a few lines; the first is the headline. `against`: what stock.json holds, or None."""
-    first, second = list(summary["seconds"])[:2]
-    seconds = [summary["seconds"][name]["rollout"] for name in (second, first)]
-    in_verl = f"{_figure(summary, '{:.2f}x', 'rollout_speedup_total')} speculation={second}"
-    in_verl += f" ({seconds[0]:.1f} s to {seconds[1]:.1f} s in {summary['steps']} steps)"
+    names, timed = [run.name for run in runs[:2]], {row[0]: row for row in phases(runs)}
+    lines = [_line(name, timed.get(name)) for name in (STEP, ROLLOUT, TAIL)]
+    lines[0] += f" (speculation={' to '.join(reversed(names))}; mean of {summary['steps']} steps)"
+    if runs[1:]:
+        same = _figure(summary, "{} of {}, token for token", "identical_responses", "total_responses")
+        rows = {curve.name: summary["agreement"].get(curve.name) for curve in (REWARD, LENGTH)}
+        curves = ", ".join(f"{name} {row[DIFFERENCE]}" for name, row in rows.items() if row)
+        lines += [f"Identical responses: {same}.", f"Curves, first less second: {curves or NOT_RECORDED}."]
     if against:
         method, rows = method_of(against), rows_of(against)
         row = rows[method]
-        doubt = "" if row["answer"] == GO else f": {row['answer']}"
-        lines = [
-            f"Rollout {times(row)} as fast as stock vLLM{doubt}",
-            f"Engines alone, the same text: stock, off and {method} take turns at emitting this run's recorded "
-            f"responses ({row['rounds']} rounds of {row['requests']} requests); without drafts (off) "
-            f"{times(rows['off'])}.",
-            f"In all of verl, where stock vLLM cannot train on a CPU: {in_verl}.",
-        ]
-    else:
-        lines = [f"Rollout {in_verl}", f"Stock vLLM was not measured ({MEASURE})."]
-    same = _figure(summary, "{} of {}", "identical_responses", "total_responses")
-    with_both = f" responses identical, token for token, with speculation={first} and {second}."
-    lines.append("Identical responses: not recorded." if same == NOT_RECORDED else same + with_both)
-    rows = {curve.name: summary["agreement"].get(curve.name) for curve in (REWARD, LENGTH)}
-    curves = ", ".join(f"{name}: {row['verdict']}, p {row['p']}" for name, row in rows.items() if row)
-    return [*lines, f"Curves (paired test): {curves or NOT_RECORDED}."]
+        lines.append(
+            f"Engines alone, on this run's responses: {method} {times(row)} as fast as stock vLLM: {row['answer']} "
+            f"({row['rounds']} rounds of {row['requests']} requests); without drafts (off) {times(rows['off'])}."
+        )
+    if not runs[1:]:
+        return [*lines, "Next: the same command with speculation=off and another run_dir, then sam report RUN OFF."]
+    on, off = summary["seconds_a_step"].get(STEP, (0.0, 0.0))
+    if on < off:
+        return [*lines, f"Next: sam tune {runs[0].directory} looks for faster settings."]
+    return [*lines, f"Next: {MEASURE} {runs[0].directory} says what drafts bring without the trainer."]
+
+
+def _line(name: str, row: tuple | None) -> str:
+    """A row of PHASE_HEADER in words."""
+    if row is None:
+        return f"{name.capitalize()}: {NOT_RECORDED}"
+    _, _, on, *beside = row
+    said = f"{beside[0]} s to {on} s: {beside[1]}, {beside[2]} of time saved" if beside else f"{on} s"
+    return f"{name.capitalize()} {said}"
 
 
 def facts(summary: dict) -> list[tuple[str, str]]:
     """Name and value of what a reader looks for next."""
-    seconds = ", ".join(f"{name} {its['rollout']:.0f}" for name, its in summary["seconds"].items())
-    gains = "{:+.3f} against {:+.3f} (last three steps over first three)"
+    seconds = ", ".join(f"{name} {its:.0f}" for name, its in summary["rollout_seconds"].items())
+    gains = {name: its for name, its in summary["reward_gain"].items() if its is not None and np.isfinite(its)}
+    gained = ", ".join(f"{name} {its:+.3f}" for name, its in gains.items())
     by_turn = ", ".join(f"{length:.2f}" for length in summary["accept_length_by_turn"].values())
     return [
-        ("rollout speed-up, tail", _figure(summary, "{:.2f}x (at most {} running)", "rollout_speedup_tail",
-                                           "tail_threshold")),
         ("mean acceptance length", _figure(summary, "{:.2f}", "accept_length")),
         *([("by turn (first replica)", by_turn)] if by_turn else []),
         ("acceptance rate", _figure(summary, "{:.2f}", "accept_rate")),
-        ("reward gain", _figure(summary, gains, "reward_gain_sam", "reward_gain_off")),
+        ("reward gain", f"{gained or NOT_RECORDED} (last three steps over first three)"),
         ("rollout seconds", seconds),
-    ]  # fmt: skip
+    ]
 
 
 def _figure(summary: dict, form: str, *keys: str) -> str:
@@ -228,74 +207,61 @@ def remarks(runs: list[Run], summary: dict) -> list[str]:
     lines += [summary["stock_note"]] if summary["stock_note"] else []
     if sources:
         lines.append(f"no engine steps in {sources}: running requests over time left out")
-    if sources := ", ".join(str(run.directory) for run in runs[:2] if not run.has_responses):
+    if sources := ", ".join(str(run.directory) for run in runs[:2] if runs[1:] and not run.has_responses):
         lines.append(f"no responses in {sources}: identical responses left out")
-    if summary["rollout_speedup_tail"] is None:
+    if TAIL not in summary["seconds_a_step"]:
         lines.append(f"the tail is left out: not {TAIL_SECONDS} of one batch_size_threshold in both runs, or no tail")
-    if runs[0].name == "off":
+    if runs[0].name == "off" and runs[1:]:
         lines.append("the first run has speculation off: name the run that speculates first, the baseline second")
     return lines
 
 
-def sign_flip_p_value(differences: np.ndarray) -> float:
-    """Two-sided permutation test that the mean of paired differences, float [pairs], is zero; 1.0 where all are.
-
-    Under the hypothesis each difference is as likely with the other sign (Fisher's randomisation test). The smallest
-    value that n pairs can give is about 2 / 2**n.
-    """
-    if not differences.any():
-        return 1.0
-    signs = np.random.default_rng(0).choice((-1.0, 1.0), (RESAMPLES, len(differences)))
-    extreme = np.abs((signs * differences).mean(1)) >= abs(differences.mean()) - 1e-12
-    return float((1 + extreme.sum()) / (1 + RESAMPLES))
+def _values(runs: list[Run], key: str) -> np.ndarray:
+    """float [steps, runs]: a figure in the training steps of which all runs have it."""
+    steps = [step for step in common_steps(runs) if all(key in run.metrics[step] for run in runs)]
+    return np.stack([run.column(key, steps) for run in runs], axis=1)
 
 
-def _pairs(first: Run, second: Run, key: str) -> np.ndarray:
-    """float [steps, 2]: the values of the training steps that both runs have."""
-    steps = [step for step in common_steps(first, second) if all(key in run.metrics[step] for run in (first, second))]
-    return np.stack([first.column(key, steps), second.column(key, steps)], axis=1).reshape(-1, 2)
-
-
-def agreement(first: Run, second: Run) -> list[tuple]:
-    """One row for each curve that both runs have, as AGREEMENT_HEADER; p of a paired test of the steps' differences."""
+def agreement(runs: list[Run]) -> list[tuple]:
+    """One row for each curve that the first two runs have, as AGREEMENT_HEADER."""
     rows = []
-    for curve in COMPARED:
-        if len(pairs := _pairs(first, second, curve.key)):
-            difference = pairs[:, 0] - pairs[:, 1]
-            p = sign_flip_p_value(difference)
-            verdict = "equal" if not difference.any() else "no difference found" if p >= SIGNIFICANT else "different"
-            spread = f"{difference.mean():+.2g}"
-            if len(pairs) > 1:
-                spread += f" ± {difference.std(ddof=1) / np.sqrt(len(pairs)):.2g}"
-            means = [f"{value:.4g}" for value in pairs.mean(0)]
-            largest = f"{np.abs(difference).max():.2g}"
-            rows.append((curve.name, len(pairs), *means, spread, largest, f"{p:.3f}", verdict))
+    for curve in COMPARED if runs[1:] else ():
+        pairs = _values(runs[:2], curve.key)
+        difference, several = pairs[:, 0] - pairs[:, 1], len(pairs) > 1
+        error = difference.std(ddof=1) / np.sqrt(len(pairs)) if several else 0.0
+        if len(pairs) and np.isfinite([difference.mean(), error]).all():
+            spread = f"{difference.mean():+.2g}" + f" ± {error:.2g}" * several if difference.any() else "equal"
+            means = (f"{value:.4g}" for value in pairs.mean(0))
+            rows.append((curve.name, len(pairs), *means, spread, f"{np.abs(difference).max():.2g}"))
     return rows
 
 
-def phases(first: Run, second: Run) -> list[tuple]:
-    """One row for each timed phase of both runs, longest first, as PHASE_HEADER.
-
-    The tail and the generation rounds of dynamic sampling, of the steps that had them in both runs, are phases of their
-    own. The published tables give (second - first) / first: 4159 s to 3793 s are their -9.6 %, of the second 8.8 %.
-    """
-    names = {ROLLOUT_SECONDS: "rollout"}
-    if first.threshold() == second.threshold():  # else tails are not the same
-        names[TAIL_SECONDS] = "tail of the rollout"
-    for key in {key for run in (first, second) for row in run.metrics.values() for key in row}:
+def _phases(runs: list[Run]) -> dict[str, tuple[int, list[float]]]:
+    """Steps and mean seconds, of the first two runs, of each timed phase in the steps that have it in both."""
+    runs = runs[:2]
+    names = {"timing_s/step": STEP, ROLLOUT_SECONDS: ROLLOUT}
+    thresholds = {run.threshold() for run in runs}
+    if len(thresholds) == 1 and None not in thresholds:  # else tails are not the same
+        names[TAIL_SECONDS] = TAIL
+    for key in {key for run in runs for row in run.metrics.values() for key in row}:
         phase, _, name = key.rpartition("/")
         if phase == "timing_s":
             names.setdefault(key, name)
         elif phase == "rollout/round_seconds":
             names[key] = f"generation round {name}" if name.isdigit() else "generation round, mean of the replicas"
+    values = {name: _values(runs, key) for key, name in names.items()}
+    means = {name: (len(those), those.mean(0).tolist()) for name, those in values.items() if len(those)}
+    return {name: row for name, row in means.items() if all(LEAST_SECONDS <= mean < np.inf for mean in row[1])}
+
+
+def phases(runs: list[Run]) -> list[tuple]:
+    """One row for each timed phase, longest first, as PHASE_HEADER."""
     rows = []
-    for key, name in names.items():
-        pairs = _pairs(first, second, key)
-        if len(pairs) and pairs.mean() >= 0.01:
-            on, off = pairs.mean(0).tolist()
-            saved = (f"{100 * (off - on) / whole:.2f} %" if whole else "" for whole in (off, on))
-            rows.append((off, (name, len(pairs), f"{on:.2f}", f"{off:.2f}", *saved)))
-    return [row for _, row in sorted(rows, key=lambda pair: -pair[0])]
+    for name, (steps, means) in sorted(_phases(runs).items(), key=lambda item: -item[1][1][-1]):
+        on, off = means[0], means[-1]
+        compared = (f"{off / on:.2f}x", f"{100 * (off - on) / off:.1f} %") if len(means) > 1 else ()
+        rows.append((name, steps, *(f"{mean:.2f}" for mean in means), *compared))
+    return rows
 
 
 def draw_all(runs: list[Run]) -> dict[str, list[Picture]]:

@@ -173,19 +173,16 @@ def load_runs(directories: list[Path]) -> list[Run]:
     return runs
 
 
-def common_steps(first: Run, second: Run) -> list[int]:
-    """Training steps that both have.
+def common_steps(runs: list[Run]) -> list[int]:
+    """Training steps that all have.
 
     Raises:
         ReportError: there are none.
     """
-    steps = sorted(set(first.steps) & set(second.steps))
-    if not steps:
-        raise ReportError(
-            f"{first.directory} and {second.directory} have no training step in common (they have {first.steps[0]} to "
-            f"{first.steps[-1]} and {second.steps[0]} to {second.steps[-1]}): name runs that began alike"
-        )
-    return steps
+    if steps := sorted(set.intersection(*(set(run.steps) for run in runs))):
+        return steps
+    has = "; ".join(f"{run.directory} has {run.steps[0]} to {run.steps[-1]}" for run in runs)
+    raise ReportError(f"{has}: no training step in common: name runs that began alike")
 
 
 def compare_responses(one: Run, other: Run) -> dict[int, tuple[int, int]]:

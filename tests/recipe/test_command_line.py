@@ -10,6 +10,7 @@ from sam_recipe.command_line import COMMANDS, main
 # A mistake in a command's own words, and what the one line about it says.
 MISTAKES = {
     "run": (["--config-name", "dapo_tiny_cpu", "speculatoin=off"], "did you mean speculation?"),
+    "doctor": (["speculation=off"], "overrides go with --config-name"),
     "bench": (["--model", "/nowhere"], "/nowhere: no config.json there"),
     "replay": (["--traces", "/nowhere.npz"], "/nowhere.npz: no such file"),
     "profile": (["--from-run", "/nowhere"], "no config.yaml there"),

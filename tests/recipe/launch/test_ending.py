@@ -101,6 +101,10 @@ def test_last_line_says_how_to_go_on(tmp_path):
     assert ", in step 3; " in line and line.endswith("; the same command goes on after step 1")
     (tmp_path / "config.yaml").write_text("trainer: {resume_mode: disable}")
     assert "starts from the beginning" in last_line(tmp_path, Ending(1, "it rained"))
+    said = f"finished after 2 steps; log: {tmp_path}/train.log; look at it: sam report {tmp_path}"
+    assert last_line(tmp_path, Ending(0, None)) == said
+    (tmp_path / "wandb" / "offline-run-20260101_000000-abc").mkdir(parents=True)
+    assert last_line(tmp_path, Ending(0, None)) == f"{said}; upload it: wandb sync {tmp_path}/wandb/offline-run-*"
 
 
 def test_only_this_run_s_unfinished_checkpoints_are_removed(tmp_path):

@@ -1,8 +1,12 @@
 """preflight's table and its dry run, on a node that is good, on one that is not, and on a laptop."""
 
+import json
+import re
+
 import pytest
 
 from sam_recipe import preflight
+from sam_recipe.launch.versions import installed
 from sam_recipe.preflight import __main__ as report
 from sam_recipe.preflight import machine, vllm_command
 from sam_recipe.preflight.npu_selftest import recommend, verifications
@@ -50,10 +54,23 @@ def test_a_problem_is_red_below_its_subject_with_its_mend_and_a_laptop_skips_wha
     (node.folder / "model" / "tokenizer.json").write_text('{"model": {')
     code, printed = said()
     assert code == 2 and "red   data\n        data.val_files=" in printed and printed.endswith("\n2 problems\n")
-    assert "green batches" in printed and "red   tokenizer\n" in printed and "[model.tokenizer]" in printed
-    assert len(skipped := preflight.select("device")) >= 4
-    for name in skipped:
-        assert f"skip  {name}: no device of this config in this machine" in printed
+    assert "red   tokenizer\n" in printed and "[model.tokenizer]" in printed
+    _, green, rest = re.split("green |skip, without the config's device: ", " ".join(printed.split()))
+    assert "batches" in green.split(", ") and "tokenizer" not in green
+    assert len(skipped := preflight.select("device")) >= 4 and rest.startswith(", ".join(skipped))
+
+
+def test_without_a_config_it_says_what_the_environment_has(capsys, monkeypatch):
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
+    assert report.main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 24 and max(map(len, lines)) <= 80 and "tested    vLLM: 0.23.0" in lines
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    assert report.main(["--json"]) == 2
+    found = json.loads(capsys.readouterr().out)
+    assert found["device"] == "cpu" and found["vllm"] == installed("vllm") and found["commit"]
+    assert found["checked"]["vLLM's model runner"] == ["1", "refused"]
+    assert found["checked"]["torch, CPU"] == [installed("torch"), "tested"] and "CANN" not in found["checked"]
 
 
 def test_the_self_test_times_both_verifications_and_recommends_the_faster_one_that_runs():

@@ -19,7 +19,7 @@ def make_run(directory, method, seconds, rewards, different=()):
         (directory / name).mkdir(parents=True)
     config = {"speculation": {"method": method, "batch_size_threshold": 2, "num_speculative_tokens": 3}, "seed": 0}
     drafts = int(method == "sam")
-    files = {"config.yaml": config, "versions.json": {"verl": "0.9.1"}}
+    files = {"config.yaml": config, "versions.json": {"command": "sam run --config-name tiny", "verl": "0.9.1"}}
     for name, content in files.items():
         (directory / name).write_text(json.dumps(content))
     steps = {
@@ -35,7 +35,7 @@ def make_run(directory, method, seconds, rewards, different=()):
             "rollout/seconds": seconds, "rollout/tail_seconds": seconds / 2, "response_length/mean": 9.0,
             "rollout/spec_accept_length": 1 + 1.8 * drafts, "rollout/spec_verify_steps": 5.0 * drafts,
             "rollout/spec_accepted_tokens": 9.0 * drafts, "rollout/spec_drafted_tokens": 15.0 * drafts,
-            "actor/entropy": 0.1, "actor/grad_norm": 1.0, "timing_s/step": 5.0,
+            "actor/entropy": 0.1, "actor/grad_norm": 1.0, "timing_s/step": 5.0 - drafts,
         })  # fmt: skip
         np.savez(directory / "engine_steps" / f"{step}.npz", **steps)
         responses = [
@@ -82,16 +82,23 @@ def pictures(page):
 
 def test_the_page_gives_the_answer_first(report, tmp_path):
     summary, page, printed = report(draws=True)
-    assert summary["rollout_speedup_total"] == summary["rollout_speedup_tail"] == pytest.approx(2.0)
-    assert summary["seconds"]["off"]["rollout"] == pytest.approx(36.0)
-    assert summary["seconds"]["off"]["tail"] == pytest.approx(18.0)
+    seconds = {"training step": [4.0, 5.0], "its rollout": [3.0, 6.0], "the rollout's tail": [1.5, 3.0]}
+    assert summary["seconds_a_step"] == seconds and summary["rollout_seconds"] == {"sam": 18.0, "off": 36.0}
     assert summary["accept_length"] == pytest.approx(2.8) and summary["accept_rate"] == pytest.approx(9 / 15)
-    assert summary["reward_gain_sam"] == pytest.approx(0.5)
+    assert summary["reward_gain"]["sam"] == pytest.approx(0.5)
     assert (summary["identical_responses"], summary["total_responses"]) == (23, 24)
     assert summary["identical_by_step"]["4"] == [3, 4]
     assert "http" not in page and "<script" not in page
-    assert "<p>Rollout 2.00x speculation=off (36.0 s to 18.0 s in 6 steps)</p>" in page
-    assert "23 of 24 responses identical, token for token" in page and "<td>speculation.method</td>" in page
+    assert printed.splitlines()[:5] == [
+        "Training step 5.00 s to 4.00 s: 1.25x, 20.0 % of time saved (speculation=off to sam; mean of 6 steps)",
+        "Its rollout 6.00 s to 3.00 s: 2.00x, 50.0 % of time saved",
+        "The rollout's tail 3.00 s to 1.50 s: 2.00x, 50.0 % of time saved",
+        "Identical responses: 23 of 24, token for token.",
+        "Curves, first less second: reward +0.05 ± 0.022, response length equal.",
+    ]
+    assert page.index("<p>Training step 5.00 s to 4.00 s") < page.index("<p>Identical responses") < page.index("<img")
+    assert "<td>speculation.method</td>" in page and "<td>sam run --config-name tiny</td>" in page
+    assert f"Next: sam tune {tmp_path / 'sam'} looks for faster settings." in printed
     assert pictures(page) == [
         "Running requests, and the drafts verified and accepted", "Reward", "Response length", "Accuracy",
         "Over training", "Entropy", "Gradient norm",
@@ -119,14 +126,26 @@ def stock_beside(run, folder, seconds=ROUNDS, **changes):
     (folder / STOCK_FILE).write_text(json.dumps(found | {"settings": {"text": "a"}, "reference": "stock"} | changes))
 
 
-def test_stock_is_the_headline(runs, report, tmp_path):
+def test_one_run_is_reported_too(runs, tmp_path, capsys):
+    assert main([str(runs[0]), "--output", str(tmp_path / "out")]) == 0
+    printed, page = capsys.readouterr().out, (tmp_path / "out" / "report.html").read_text()
+    assert printed.splitlines()[:4] == [
+        "Training step 4.00 s (speculation=sam; mean of 6 steps)", "Its rollout 3.00 s", "The rollout's tail 1.50 s",
+        "Next: the same command with speculation=off and another run_dir, then sam report RUN OFF.",
+    ]  # fmt: skip
+    assert pictures(page)[0] == "Running requests, and the drafts verified and accepted"
+    assert "identical" not in printed.lower() and "<h2>Whether the curves agree</h2>" not in page
+    assert "<th>steps with it</th><th>first</th></tr>" in page
+
+
+def test_engines_alone_stand_below_the_step(runs, report, tmp_path):
     stock_beside(runs[0], tmp_path / "out")
     summary, page, printed = report()
     assert summary["stock"]["over_stock"] == {"off": [1.0, 0.8, 1.0], "sam": [1.6, 1.5, 2.0]}
     assert summary["stock"]["verdict"] == "go" and summary["stock"]["sam_over_off"] == [1.788, 1.5, 2.0]
     order = [
-        "<p>Rollout 1.60x (1.50-2.00) as fast as stock vLLM</p>", "without drafts (off) 1.00x (0.80-1.00)",
-        "2.00x speculation=off", "<h2>Engines alone, on the recorded text</h2>",
+        "<p>Training step 5.00 s", "sam 1.60x (1.50-2.00) as fast as stock vLLM: go",
+        "without drafts (off) 1.00x (0.80-1.00)", "<h2>Engines alone, on the recorded text</h2>",
     ]  # fmt: skip
     assert sorted(map(page.index, order)) == [page.index(part) for part in order]
     assert "note: engines alone drafted with policy=goodput, the run with policy=None" in printed
@@ -134,25 +153,18 @@ def test_stock_is_the_headline(runs, report, tmp_path):
 
 def test_a_loss_and_another_runs_text_are_said(runs, report, tmp_path):
     stock_beside(runs[0], tmp_path / "out", seconds=LOST)
-    assert "<p>Rollout 0.50x (0.50-0.50) as fast as stock vLLM: no-go</p>" in report()[1]
+    assert "sam 0.50x (0.50-0.50) as fast as stock vLLM: no-go (3 rounds" in report()[1]
     stock_beside(runs[0], tmp_path / "out", text="0123456789abcdef")
     _, page, printed = report()
-    assert "stock.json is of another run's text and left out" in printed
-    assert "<p>Rollout 2.00x speculation=off" in page
+    assert "stock.json is of another run's text and left out" in printed and "as fast as stock vLLM" not in page
 
 
-def test_curves_agree_or_not(runs, tmp_path):
+def test_curves_are_equal_or_differ_by_so_much(runs):
     change_metrics(runs[1], lambda row: row.update({"actor/entropy": float("nan")} if row["step"] == 3 else {}))
-    rows = {row[0]: row[1:] for row in agreement(*map(Run.load, runs))}
-    assert rows["entropy"] == (5, "0.1", "0.1", "+0 ± 0", "0", "1.000", "equal")
-    steps, mean, other, difference, largest, p, verdict = rows["reward"]
-    assert (steps, mean, other, largest) == (6, "0.35", "0.3", "0.1")
-    assert difference == "+0.05 ± 0.022"  # of 0, 0, 0, 0.1, 0.1, 0.1: 0.0548 / sqrt(6)
-    assert 0.2 < float(p) < 0.3 and verdict == "no difference found"  # 3 of 6 differ: 2 / 2**3
-    better, worse = ([0.1 * step + more for step in range(10)] for more in (0.05, 0.0))
-    long = make_run(tmp_path / "a", "sam", 3.0, better), make_run(tmp_path / "b", "off", 6.0, worse)
-    rows = {row[0]: row[-2:] for row in agreement(*map(Run.load, long))}
-    assert rows["reward"][1] == "different" and float(rows["reward"][0]) < 0.01
+    rows = {row[0]: row[1:] for row in agreement([*map(Run.load, runs)])}
+    assert rows["entropy"] == (5, "0.1", "0.1", "equal", "0")
+    # Of 0, 0, 0, 0.1, 0.1, 0.1: 0.0548 / sqrt(6).
+    assert rows["reward"] == (6, "0.35", "0.3", "+0.05 ± 0.022", "0.1")
 
 
 def test_seconds_of_phases_and_what_is_saved(runs):
@@ -164,11 +176,11 @@ def test_seconds_of_phases_and_what_is_saved(runs):
 
     for run in runs:
         change_metrics(run, add_rounds)
-    table = {row[0]: row[1:] for row in phases(*map(Run.load, runs))}
-    assert PHASE_HEADER[-2:] == ("saved, of the second", "saved, of the first (as published)")
-    assert table["rollout"] == (6, "3.00", "6.00", "50.00 %", "100.00 %")
-    assert table["step"] == (6, "5.00", "5.00", "0.00 %", "0.00 %")
-    assert table["generation round 2"] == (1, "0.75", "1.50", "50.00 %", "100.00 %")
+    table = {row[0]: row[1:] for row in phases([*map(Run.load, runs)])}
+    assert PHASE_HEADER[-2:] == ("times as fast", "time saved")
+    assert table["its rollout"] == (6, "3.00", "6.00", "2.00x", "50.0 %")
+    assert table["training step"] == (6, "4.00", "5.00", "1.25x", "20.0 %")
+    assert table["generation round 2"] == (1, "0.75", "1.50", "2.00x", "50.0 %")
     assert table["generation round, mean of the replicas"][:3] == (6, "0.50", "2.00")
 
 
@@ -180,5 +192,5 @@ def test_broken_input_is_one_line(runs, tmp_path, capsys):
     for name in ("nowhere", "empty", "late"):
         assert main([str(runs[0]), str(tmp_path / name)]) == 2
     errors = capsys.readouterr().err.splitlines()
-    said = ("no metrics.jsonl there", "no training step has finished", "have no training step in common")
+    said = ("no metrics.jsonl there", "no training step has finished", "no training step in common")
     assert all(part in error for part, error in zip(said, errors, strict=True))

@@ -24,9 +24,7 @@ FILES = (
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sam_recipe.report.page.RESAMPLES", 10)
-        yield make_run(folder / "sam", "sam", 3.0, [0.1, 0.2]), make_run(folder / "off", "off", 6.0, [0.1, 0.2])
+    return make_run(folder / "sam", "sam", 3.0, [0.1, 0.2]), make_run(folder / "off", "off", 6.0, [0.1, 0.2])
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +36,8 @@ def words_of(directory, baseline) -> tuple[dict, str, str]:
     """The summary, its figures in words, and the remarks and tables."""
     runs = [*load_runs([directory]), baseline]
     summary = page.summarize(runs) | {"stock_note": ""}
-    page.phases(*runs), differences(runs[0].config, baseline.config)
-    said = "\n".join([*page.answer(summary, None), *map(str, page.facts(summary))])
+    differences(runs[0].config, baseline.config)
+    said = "\n".join([*page.answer(runs, summary, None), *map(str, page.facts(summary))])
     return summary, said, "\n".join(page.remarks(runs, summary))
 
 
@@ -93,7 +91,7 @@ def test_the_page_of_a_damaged_run_is_written(pair, tmp_path, capsys):
     (first / "metrics.jsonl").write_text((first / "metrics.jsonl").read_text().replace("0.1", "NaN"))
     assert page.main([str(first), str(second), "--output", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
-    assert "4 of 4 responses identical" in said and "nan" not in said
+    assert "Identical responses: 4 of 4" in said and "nan" not in said
     for file in ("versions.json", "rollouts/2.jsonl, line 4", "engine_steps/1.npz"):
         assert f"{first / file}: not " in said
         assert f"{first / file}: not " in html.unescape((tmp_path / "out" / "report.html").read_text())
