@@ -28,7 +28,9 @@ SEARCH, _, *GRPO = shlex.split(BLOCK.partition(VERLS)[2].replace("\\\n", " "))
 SEEN = ("trainer.test_freq=1", "trainer.val_before_train=true", "trainer.logger=[console,file]")
 # Every second prompt is a conversation with a tool.
 TOOLS = (
-    "trainer.n_gpus_per_node=2", "data.max_response_length=160", "actor_rollout_ref.rollout.max_model_len=320",
+    "trainer.n_gpus_per_node=2", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8", "data.max_response_length=160",
+    "actor_rollout_ref.rollout.max_model_len=320",
     "actor_rollout_ref.rollout.multi_turn.function_tool_path=calculator.py",
     "actor_rollout_ref.rollout.multi_turn.format=sums", "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=4",
 )  # fmt: skip
