@@ -1,5 +1,6 @@
 """The sampler without an engine: log-probabilities of drafted rows, the self-check, waits for the device."""
 
+import types
 from types import SimpleNamespace
 
 import pytest
@@ -77,58 +78,41 @@ class OtherRunner(SimpleNamespace):
         return self.sampler(None, None)
 
 
-def checked(kind):
-    checked = kind(**vars(runner(3)))
+def call_sampler(sampler):
+    checked = (OtherRunner if sampler == "another" else Runner)(**vars(runner(3)))
     checked._sample = exact_sampler.ExactSampler(checked)
-    return checked
+    exact_sampler.self_check(checked)
 
 
-def test_self_check_sees_a_runner_that_samples_elsewhere():
-    with pytest.raises(RuntimeError, match="does not call _sample"):
-        exact_sampler.self_check(checked(OtherRunner))
-
-
-def test_self_check_sees_wrong_tokens(monkeypatch):
-    monkeypatch.setattr(verify, "sample_inverse_cdf", lambda logits, *_: logits.argmin(-1))
-    with pytest.raises(RuntimeError, match="known logits gave"):
-        exact_sampler.self_check(checked(Runner))
-
-
-class Module(SimpleNamespace):
-    """What vLLM's module of the rejection sampler is for `rejection`: names, looked up at every call."""
-
-
-def rejection_runner(call):
-    module = Module(__name__="module", rejection_sample=None)
+def verify_drafts(sampler):
+    """vLLM's rejection sampler, which looks its functions up in its module, or has bound them before."""
+    module = types.ModuleType("module")
+    module.rejection_sample = None
     rejection_sampler.install(module)
-    return SimpleNamespace(device="cpu", rejection_sampler=call(module)), module
+    function = verify.rejection_sample if sampler == "another" else module.rejection_sample
 
-
-def through(module):
     def call(metadata, draft_probs, logits, sampling):
         rows = logits[metadata.target_logits_indices]
         bonus = logits[metadata.bonus_logits_indices].argmax(-1)[:, None]
         drafts = metadata.draft_token_ids, metadata.num_draft_tokens, metadata.max_spec_len
-        tokens = module.rejection_sample(*drafts, metadata.cu_num_draft_tokens, draft_probs, rows, bonus, sampling)
+        tokens = function(*drafts, metadata.cu_num_draft_tokens, draft_probs, rows, bonus, sampling)
         return SimpleNamespace(sampled_token_ids=tokens)
 
-    return call
+    rejection_sampler.self_check(SimpleNamespace(device="cpu", rejection_sampler=call), module)
 
 
-def test_rejection_self_check_sees_a_sampler_that_verifies_elsewhere():
-    def elsewhere(module):
-        kept = Module(rejection_sample=verify.rejection_sample)  # bound before the installation
-        return through(kept)
-
-    with pytest.raises(RuntimeError, match="does not call module.rejection_sample"):
-        rejection_sampler.self_check(*rejection_runner(elsewhere))
-
-
-def test_rejection_self_check_sees_wrong_tokens(monkeypatch):
-    model_runner, module = rejection_runner(through)
+@pytest.mark.parametrize(
+    ("check", "elsewhere"),
+    [(call_sampler, "does not call _sample"), (verify_drafts, "does not call module.rejection_sample")],
+)
+def test_self_checks_see_a_runner_that_samples_elsewhere_and_wrong_tokens(check, elsewhere, monkeypatch):
+    with pytest.raises(RuntimeError, match=elsewhere):
+        check("another")
+    check("ours")
+    monkeypatch.setattr(verify, "sample_inverse_cdf", lambda logits, *_: logits.argmin(-1))
     monkeypatch.setattr(verify, "rejection_sample", lambda drafts, *_, **__: torch.zeros(3, 3, dtype=torch.int32))
     with pytest.raises(RuntimeError, match="known logits gave"):
-        rejection_sampler.self_check(model_runner, module)
+        check("ours")
 
 
 class Waits(TorchDispatchMode):
