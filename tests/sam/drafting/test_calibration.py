@@ -42,15 +42,6 @@ def test_a_bin_counts_its_drafts_and_the_table_all_of_them(tables):
     assert corpus[ALL].tolist() == pytest.approx((0, 0.975)) and corpus[certain].tolist() == (0, 1)
 
 
-def test_a_draft_ends_before_a_token_below_the_least_probability(tables):
-    sequences = make_sequences(1, LONGEST)
-    calibration.start_draft(sequences, 0, GROUP_TABLE)
-    added = [calibration.add_draft_token(tables, sequences, 0, 7, p, 0.4) for p in (0.9, 0.5, 0.3)]
-    assert added == [True, True, False]
-    assert sequences.texts[0]["num_drafted"] == 2
-    assert sequences.draft_acceptance[0].tolist() == [0.9, 0.5, 0, 0]
-
-
 def test_acceptance_is_the_raw_probability_at_first_and_the_counted_one_in_the_end(tables):
     index = calibration.bin_of(0, 0.5)
     assert calibration.acceptance_probability(tables, GROUP_TABLE, index, 0.5) == 0.5
@@ -74,8 +65,7 @@ def test_drafts_that_failed_elsewhere_lower_a_bin_that_has_seen_none(tables):
 
 def drafted(drafter, name, tokens):
     """Acceptance probability of every draft that is made while a request goes on with `tokens`, one a step."""
-    steps = (step(drafter, [name], np.array([token], np.int32), [0, 1], [LONGEST]) for token in tokens)
-    return np.concatenate([drafts.acceptance for drafts in steps])
+    return np.concatenate([step(drafter, {name: [token]}, LONGEST).acceptance for token in tokens])
 
 
 def test_where_nothing_repeats_few_drafts_are_believed_in_and_many_once_text_repeats():
