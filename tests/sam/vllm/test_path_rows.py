@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from vllm import SamplingParams
 
 from sam.vllm.paths import rows
 
@@ -34,3 +35,9 @@ def test_engines_without_such_rows_are_refused_in_one_line(settings, said):
     with pytest.raises(ValueError, match=said) as error:
         rows.check_engine(config)
     assert "set speculation.paths=1" in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("asked", [{"repetition_penalty": 1.1}, {"min_tokens": 3}, {"bad_words": ["a"]}, {}])
+def test_requests_whose_tokens_depend_on_more_than_their_text_have_no_rows(asked):
+    state = SimpleNamespace(sampling_params=SamplingParams(seed=3, **asked), prompt_token_ids=[5, 6], mm_features=[])
+    assert rows.is_plain(state) == (not asked)
