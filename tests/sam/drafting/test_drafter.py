@@ -71,6 +71,20 @@ def test_a_duplicate_is_drafted_to_its_end_and_its_acceptance_is_learnt():
     assert first < 0.9 < drafter.draft(["b"], np.array([8])).acceptance[0]
 
 
+def test_where_nothing_repeats_few_drafts_are_believed_in_and_many_once_text_repeats():
+    rng, drafter = np.random.default_rng(0), Drafter(max_draft_tokens=4)
+
+    def acceptance(tokens):
+        """Of every draft that is made while the request goes on with them, one a step."""
+        return np.concatenate([step(drafter, {"a": [token]}, 4).acceptance for token in tokens])
+
+    drafter.start("a", rng.integers(0, 200, 50).astype(np.int32))
+    random = acceptance(rng.integers(0, 200, 2000))
+    assert len(random) > 2000 and random.sum() < 40
+    assert np.count_nonzero(random[len(random) // 2 :] > 0.1) <= 5
+    assert np.mean(acceptance(np.tile(rng.integers(0, 200, 50), 20))[-400:]) > 0.9
+
+
 def test_history_is_bounded_and_old_policies_leave_first():
     drafter = Drafter(max_draft_tokens=K, scope="history", history_tokens=500)
     for index in range(300):

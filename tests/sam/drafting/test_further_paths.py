@@ -1,10 +1,9 @@
 """Further paths of a batch: what a text may go on with beside its draft."""
 
 import numpy as np
-import pytest
 
 from sam.drafting.drafter import Drafter
-from sam.drafting.further_paths import RIGHT_SHARE, FurtherPaths, further_paths
+from sam.drafting.further_paths import further_paths
 from tests.sam.stepping import step, tokens
 
 TEXT = [1, 2, 3, 1, 2, 4, 1, 2, 3, 5]
@@ -43,10 +42,3 @@ def test_drafting_goes_on_as_if_no_paths_had_been_grown():
     further_paths(one, ids, np.array([3]), 4)
     a, b = (step(drafter, {"a": [4]}) for drafter in (one, other))
     assert a.token_ids.tolist() == b.token_ids.tolist() and a.acceptance.tolist() == b.acceptance.tolist()
-
-
-def test_own_tokens_are_those_that_no_earlier_path_has():
-    paths, acceptance = np.array([[4, 1], [3, 5]]), np.array([[0.2, 0.1], [0.5, 0.25]])
-    found = FurtherPaths(np.zeros(2, int), paths, np.array([2, 2]), np.array([0, 1]), acceptance)
-    own, offsets = found.own()
-    assert own.tolist() == pytest.approx([RIGHT_SHARE * p for p in (0.2, 0.1, 0.25)]) and offsets.tolist() == [0, 2, 3]

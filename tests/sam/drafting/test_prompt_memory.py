@@ -40,20 +40,6 @@ class Texts:
         return (ORDERS[found.strength], counted) if found.total else None
 
 
-def test_the_longest_known_context_decides_also_within_a_draft():
-    texts = Texts()
-    texts.start(0, 7)
-    texts.write(0, 1, 2, 3, 4, 5, 6, 9, 4, 7)
-    texts.start(1, 8)
-    texts.write(1, 1, 2, 3)
-    assert texts.recall(1) == (2, {4: 1})
-    texts.sequences.draft_tokens[1, :2] = 4, 5
-    assert texts.recall(1, 1) == (4, {5: 1})
-    assert texts.recall(1, 2) == (4, {6: 1})
-    texts.start(2, 8, prompt=(0, 9, 4))
-    assert texts.recall(2) == (2, {7: 1}), "the prompt is a context, too"
-
-
 def test_new_weights_halve_what_a_context_counted_when_they_write_to_it():
     texts = Texts()
     for prompt_tag in range(8):

@@ -226,22 +226,6 @@ def _loaded(kind, folder):
     return LOADED[0]
 
 
-@pytest.mark.parametrize(
-    "template, said",
-    [
-        ("{{ raise_exception('System role not supported') }}", "refuses it (System role not supported)"),
-        ("{% for %}", "refuses it ("),
-        ("{{ nothing.there }}", "refuses it ("),
-        ("", "expected a prompt of the chat template"),
-        (None, "refuses it ("),
-    ],
-)
-def test_a_chat_template_that_refuses_is_one_line(tmp_path, tokenizer_json, template, said):
-    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer_json))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({} if template is None else {"chat_template": template}))
-    with pytest.raises(ReadError) as caught:
-        Tokenizer(tmp_path).chat(CHAT, "chats.jsonl, line 3")
-    assert str(caught.value).startswith("chats.jsonl, line 3: ") and said in str(caught.value)
 
 
 def test_a_line_says_file_row_and_what_was_expected(tmp_path):

@@ -154,14 +154,6 @@ def test_requests_of_a_lost_replica_go_on_elsewhere_from_their_last_token():
     assert made.decide() == [(there, "r0", 5)], "of 40 tokens 35 are there"
 
 
-def test_siblings_stay_near_each_other_while_loads_are_alike():
-    made = policy(slots=64, replicas=4)
-    arrive(made, groups=4, samples=4)
-    placed = {start.request: start.replica for start in made.decide()}
-    assert all(len({placed[f"{group}.{sample}"] for sample in range(4)}) < 4 for group in range(4))
-    assert max(made.running().values()) - min(made.running().values()) <= 64 / 16 + 1
-
-
 @settings(max_examples=2_000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(
     script=st.binary(max_size=96),

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from sam.switch.step_cost import UNMEASURED_PER_DRAFT_TOKEN, UNMEASURED_SPECULATING, Correction, linear
+from sam.switch.step_cost import UNMEASURED_SPECULATING, Correction, linear
 
 TABLE = linear(5.0, 0.05, 0.02)
 
@@ -55,22 +55,6 @@ def test_what_a_table_of_forward_passes_lacks_is_guessed_until_steps_show_it():
         drafted = 16 * (step % 2)
         guessed.observe(8, drafted, by_table(8, drafted), by_table(8, drafted))
     assert guessed.extra_ms(8, 16) - guessed.extra_ms(8, 0) == pytest.approx(0.0, abs=0.01)
-
-
-def test_a_draft_token_is_guessed_from_what_a_request_takes_until_steps_show_it():
-    flat, rng = linear(2.0, 0.0, 0.05), np.random.default_rng(0)
-    measured, guessed = Correction(flat), Correction(flat, forward_only=True)
-    for _ in range(400):  # each request takes 0.4 ms that the table lacks, and nothing is drafted
-        requests = int(rng.integers(1, 33))
-        for correction in (measured, guessed):
-            correction.observe(requests, 0, 2.0 + 0.05 * requests, 2.0 + 0.45 * requests)
-    assert measured.terms[1:3] == pytest.approx([0.4, 0.0], abs=0.02)
-    assert guessed.terms[1:3] == pytest.approx([0.4, 0.4 * UNMEASURED_PER_DRAFT_TOKEN], abs=0.02)
-    for _ in range(1000):  # tokens take what the table says, requests still more
-        requests, drafted = int(rng.integers(1, 33)), int(rng.integers(0, 33))
-        table = 2.0 + 0.05 * (requests + drafted)
-        guessed.observe(requests, drafted, table, table + 0.4 * requests)
-    assert guessed.terms[1:3] == pytest.approx([0.4, 0.0], abs=0.02)
 
 
 def test_a_table_that_is_far_too_high_is_no_reward_of_drafts():

@@ -214,10 +214,3 @@ def test_other_layers_are_left_alone():
     assert convolution.weight.shape == (4, 4, 3)
 
 
-@pytest.mark.parametrize("shape", [(192, 576), (128, 128)], ids=["any rows", "multiples of 8"])
-@pytest.mark.parametrize("largest", [4096, 4095])
-def test_graphs_call_the_kernel_itself_if_the_largest_batch_was_compared(shape, largest, monkeypatch):
-    monkeypatch.setattr(row_classes, "find_row_class", lambda *arguments: row_classes.RowClass(1, largest))
-    monkeypatch.setattr(cpu_fixes, "LinearBase", torch.nn.Module)
-    with set_mode("auto"):
-        assert make_layer(shape).cpu_linear.is_direct == (largest == 4096)
