@@ -97,17 +97,6 @@ def test_a_new_response_of_a_far_longer_group_goes_before_one_between_two_chunks
     assert started(made) == [first], "of one that has 16 tokens half as many more are expected, 24 in all"
 
 
-def test_the_longest_response_of_a_group_does_not_go_on_last():
-    made = policy(slots=2, chunk_tokens=40)
-    for name in ("longest", "other"):
-        made.arrive(name, "group", 10, 100, expected=30)
-    assert len(made.decide()) == 2
-    made.proceed("longest", 40)
-    made.proceed("other", 25)
-    made.add_replica("r0", 1 << 20, slots=1)
-    assert started(made) == ["longest"], "half of 40 more, and 15 up to those 40"
-
-
 def test_a_replica_is_given_no_more_than_its_kv_cache_holds_to_the_end_of_the_chunk():
     made = policy(slots=8, kv_tokens=256, chunk_tokens=54)  # 10 + 54 tokens: 64 in blocks of 16
     arrive(made, groups=1, samples=8)

@@ -97,13 +97,6 @@ def test_every_token_comes_once_and_twice_the_same(router, policy, dp_synchronou
     assert (outcome["switched_on"] > 0) == (policy != "never")
 
 
-def test_a_probe_tells_which_group_is_long():
-    """Two groups of three, two slots: the probes take 2 and 9 steps, then the long siblings go first."""
-    one = work(2, 2, 2, 9, 9, 9, prompts=[0, 0, 0, 1, 1, 1])
-    context, verl = (play(one, cost=FLAT, router=router, cluster={"max_num_seqs": 2})[0] for router in ROUTERS[::-1])
-    assert context["seconds"] == pytest.approx(0.18) and verl["seconds"] > 0.18 - 1e-9
-
-
 def test_more_siblings_are_accepted_more_often_really_and_drawn():
     """Samples that say much the same in another order each, and each thing once."""
     chance = np.random.default_rng(0)

@@ -7,7 +7,7 @@ import pytest
 
 from sam.simulate.rollout import Choice
 from sam.switch.step_cost import linear
-from sam.tune import Trial, best, gains, main, override
+from sam.tune import Trial, best, main, override
 from tests.sam.simulate.test_recorded import write_run
 
 LENGTHS = ("--log-normal", "300", "1500", "0.6", "0.4", "--prompts", "6", "--samples", "4")
@@ -61,12 +61,6 @@ def test_of_equally_fast_candidates_the_one_that_wastes_least():
     words = override(Choice("goodput", 8, router="context")).split()
     assert words[:2] == ["speculation=sam", "speculation.policy=goodput"]
     assert words[-2:] == ["routing=context", "routing.chunk_tokens=null"]
-
-
-def test_intervals_widen_with_the_error_of_the_simulation():
-    without, with_ = np.array([10.0, 12.0, 11.0]), np.array([5.0, 6.0, 5.5])
-    assert gains(without, with_, 0.0) == pytest.approx((2.0, 2.0, 2.0))
-    assert gains(without, with_, 0.1)[1:] == pytest.approx((2 * np.exp(-0.164), 2 * np.exp(0.164)), rel=0.02)
 
 
 def test_a_sweep_of_drawn_lengths(cost, capsys):

@@ -59,6 +59,11 @@ def test_no_drafts_are_asked_for_where_none_could_pay():
     assert Goodput(3, linear(0.001, 0.0, 1.0)).plan(StepState(400)).budget == 0
     plan = Goodput(3, linear(63.0, 0.0, 1.0)).plan(StepState(63))
     assert plan.budget == 3 and plan.min_acceptance == pytest.approx(0.5, rel=0.01)
+    by_context = np.array([[[1.0, 100.0], [1.1, 400.0]]])
+    policy = Goodput(4, StepCost(np.array([1]), np.array([1, 5]), np.array([100, 10_000]), by_context))
+    acceptance, offsets = np.full(4, 0.6, np.float32), np.array([0, 4])
+    for context, chosen in ((100, 4), (10_000, 0)):
+        assert policy.choose(StepState(1, context=context), acceptance, offsets).sum() == chosen
 
 
 def test_drafts_that_do_not_pay_are_asked_for_less_and_less():
@@ -120,14 +125,6 @@ def test_the_same_steps_give_the_same_decisions():
         return decisions
 
     assert play() == play()
-
-
-def test_costs_depend_on_the_context():
-    cells = np.array([[[1.0, 100.0], [1.1, 400.0]]])
-    policy = Goodput(4, StepCost(np.array([1]), np.array([1, 5]), np.array([100, 10_000]), cells))
-    acceptance, offsets = np.full(4, 0.6, np.float32), np.array([0, 4])
-    for context, chosen in ((100, 4), (10_000, 0)):
-        assert policy.choose(StepState(1, context=context), acceptance, offsets).sum() == chosen
 
 
 # Draft tokens that seem too expensive are verified now and then: a table that says far too much is found out, and a

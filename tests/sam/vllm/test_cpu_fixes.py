@@ -212,5 +212,3 @@ def test_other_layers_are_left_alone():
     convolution = torch.nn.Conv1d(4, 4, 3)
     cpu_fixes.attach(convolution, remove_weight=True)
     assert convolution.weight.shape == (4, 4, 3)
-
-

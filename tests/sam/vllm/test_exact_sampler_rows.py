@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.v1.sample.sampler import Sampler
 
 from sam import verify
 from sam.vllm import exact_sampler, rejection_sampler
+from tests.sam.verify.cost import Operations
 
 VOCABULARY = 50
 
@@ -115,27 +115,6 @@ def test_self_checks_see_a_runner_that_samples_elsewhere_and_wrong_tokens(check,
         check("ours")
 
 
-class Waits(TorchDispatchMode):
-    """Notes what makes a host wait for its device: a value that is read, a size that depends on values, a copy from
-    memory that is not pinned."""
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        keywords, name = keywords or {}, function.overloadpacket.__name__
-        first = next((one for one in arguments if isinstance(one, torch.Tensor)), None)
-        moves = name == "_to_copy" and keywords.get("device") not in (None, first.device)
-        blocks = moves and not keywords.get("non_blocking")
-        indices = arguments[1] if name.startswith(("index", "_index")) and len(arguments) > 1 else ()
-        if any(getattr(one, "dtype", None) == torch.bool for one in indices if one is not None):
-            self.found.append("nonzero")
-        if blocks or name in ("nonzero", "_local_scalar_dense", "is_nonzero", "equal", "masked_select", "unique"):
-            self.found.append(name)
-        return function(*arguments, **keywords)
-
-
 @pytest.mark.parametrize("mixed", [False, True], ids=["drawn", "greedy too"])
 @pytest.mark.parametrize("counts", [None, [3, 0, 2, 1]], ids=["plain", "with drafts"])
 def test_the_host_waits_for_no_device(monkeypatch, counts, mixed):
@@ -150,13 +129,13 @@ def test_the_host_waits_for_no_device(monkeypatch, counts, mixed):
     )
     sampler = exact_sampler.ExactSampler(made)
     logits = torch.empty(4 + sum(counts or ()), 5000, device="meta")
-    with Waits() as waits:
+    with Operations() as seen:
         output = sampler(logits, step)
-    assert waits.found == [] and output.sampled_token_ids.shape == (4, 4 if counts else 1)
+    assert seen.waits == [] and output.sampled_token_ids.shape == (4, 4 if counts else 1)
 
 
 def test_a_wait_would_be_seen():
     values = torch.arange(4)
-    with Waits() as waits:
+    with Operations() as seen:
         values.to("meta"), values[values > 1], values.sum().item()
-    assert sorted(waits.found) == ["_local_scalar_dense", "_to_copy", "nonzero"]
+    assert [name.split(".")[0] for name in seen.waits] == ["_to_copy", "index", "_local_scalar_dense"]
