@@ -24,7 +24,7 @@ class Operations(TorchDispatchMode):
         self.aten += 1
         first = next((one for one in arguments if isinstance(one, torch.Tensor)), None)
         moves = name.startswith("_to_copy") and keywords.get("device") not in (None, first.device)
-        indices = arguments[1] if name.startswith(("index", "_index")) and len(arguments) > 1 else ()
+        indices = arguments[1] if name.startswith(("index.", "index_put", "_index_put")) else ()
         is_masked = any(getattr(one, "dtype", None) == torch.bool for one in indices if one is not None)
         reads = name.startswith(HOST_READS) and keywords.get("output_size") is None
         if reads or is_masked or (moves and not keywords.get("non_blocking")):
