@@ -97,24 +97,19 @@ def test_where_sam_is_scheduled_asynchronously(engine, scheduling, expected):
 
 
 @pytest.mark.parametrize(
-    ("engine", "obstacle"),
+    ("method", "engine", "obstacle"),
     [
-        (("cpu",), "device cpu"),
-        (("cuda", 4), "pipeline_parallel_size=4"),
-        (("cuda", 1, False), "vLLM's own async_scheduling=False"),
+        ("sam", ("cpu",), "device cpu"),
+        ("sam", ("cuda", 4), "pipeline_parallel_size=4"),
+        ("sam", ("cuda", 1, False), "vLLM's own async_scheduling=False"),
+        ("hybrid", ("cuda", 1, None, 4), "tensor_parallel_size=4 and speculation=hybrid"),  # synchronously there
     ],
 )
-def test_asynchronous_scheduling_that_cannot_be_is_refused(engine, obstacle):
+def test_asynchronous_scheduling_that_cannot_be_is_refused(method, engine, obstacle):
     with pytest.raises(ValueError, match=f"speculation.async_scheduling=on: not with {obstacle}: set it to auto"):
-        SpeculationConfig(async_scheduling="on").schedules_asynchronously(*engine)
-
-
-def test_a_trained_drafter_on_several_ranks_is_scheduled_synchronously():
-    several = {"device": "cuda", "tensor": 4}
-    assert SpeculationConfig().schedules_asynchronously(**several)
-    assert not SpeculationConfig("hybrid", "folder").schedules_asynchronously(**several)
-    with pytest.raises(ValueError, match="tensor_parallel_size=4 and speculation=hybrid: set it to auto"):
-        SpeculationConfig("hybrid", "folder", async_scheduling="on").schedules_asynchronously(**several)
+        SpeculationConfig(method, "folder", async_scheduling="on").schedules_asynchronously(*engine)
+    assert not SpeculationConfig(method, "folder").schedules_asynchronously(*engine)
+    assert SpeculationConfig(method="sam").schedules_asynchronously("cuda", tensor=4)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +131,6 @@ def test_hybrid_takes_what_its_folder_holds(tmp_path, written, expected):
 
 
 @pytest.mark.parametrize("key", ["batch_invariant", "async_scheduling"])
-@pytest.mark.parametrize(("word", "mode"), [(True, "on"), (False, "off"), ("on", "on"), ("off", "off")])
-def test_yamls_on_and_off_are_words(key, word, mode):
-    assert getattr(SpeculationConfig.from_dict({key: word}), key) == mode
+def test_yamls_on_and_off_are_words(key):
+    for word, mode in ((True, "on"), (False, "off"), ("on", "on"), ("off", "off")):
+        assert getattr(SpeculationConfig.from_dict({key: word}), key) == mode

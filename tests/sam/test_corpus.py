@@ -82,27 +82,13 @@ def test_save_and_load(made, tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["corpus.sam"]
 
 
-def test_a_file_of_the_old_format_is_refused_and_replaced(made, tmp_path):
-    path = tmp_path / "corpus.sam"
-    path.write_bytes(b"SAM\x00v001 and more")
-    with pytest.raises(ValueError, match="damaged or not an automaton"):
-        load_corpus(path)
-    save_corpus(made, path)
-    assert load_corpus(path).groups[0]["num_tokens"] == 5000
-
-
 def damage_bytes(change):
-    def damage(folder):
-        file = folder / "nodes.npy"
-        file.write_bytes(change(file.read_bytes()))
-
-    return damage
+    return lambda folder: (folder / "nodes.npy").write_bytes(change((folder / "nodes.npy").read_bytes()))
 
 
 def damage_header(**changes):
-    def damage(folder):
-        header = json.loads((folder / "header.json").read_text())
-        (folder / "header.json").write_text(json.dumps(header | changes))
+    def damage(folder, name="header.json"):
+        (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | changes))
 
     return damage
 
@@ -135,3 +121,8 @@ def test_other_paths(made, tmp_path):
     with pytest.raises(ValueError, match="a folder that is no corpus"):
         save_corpus(made, tmp_path)
     assert (tmp_path / "mine").read_text() == "kept"
+    (tmp_path / "corpus.sam").write_bytes(b"SAM\x00v001 and more")  # a file of the old format is replaced
+    with pytest.raises(ValueError, match="damaged or not an automaton"):
+        load_corpus(tmp_path / "corpus.sam")
+    save_corpus(made, tmp_path / "corpus.sam")
+    assert load_corpus(tmp_path / "corpus.sam").groups[0]["num_tokens"] == 5000

@@ -36,15 +36,6 @@ def test_a_package_that_cannot_be_written_to_uses_another_folder(tmp_path, monke
     assert jit._writable_folder().is_relative_to(tmp_path / "chosen")
 
 
-def test_kernels_are_cached_there():
-    from sam.automaton.store import find
-
-    assert (
-        Path(find.stats.cache_path) == Path(jit.CACHE_FOLDER)
-        or Path(jit.CACHE_FOLDER) in Path(find.stats.cache_path).parents
-    )
-
-
 def half(value):
     return value / 2
 

@@ -8,22 +8,14 @@ from sam.log import LINE, show_warnings
 
 
 @pytest.fixture
-def root():
-    """The root logger; its level is put back."""
-    level = logging.root.level
-    yield logging.root
-    logging.root.setLevel(level)
-
-
-@pytest.fixture
-def package(root):
+def package():
     """A package's name, on a root logger that shows errors only."""
-    root.setLevel(logging.ERROR)
-    name = "a_package_of_this_test"
+    name, level = "a_package_of_this_test", logging.root.level
+    logging.root.setLevel(logging.ERROR)
     yield name
-    logger = logging.getLogger(name)
-    logger.handlers.clear()
-    logger.setLevel(logging.NOTSET)
+    logging.root.setLevel(level)
+    logging.getLogger(name).handlers.clear()
+    logging.getLogger(name).setLevel(logging.NOTSET)
 
 
 def said_by(package, capsys, *of_the_application):
@@ -44,7 +36,8 @@ def test_a_warning_is_one_line_that_is_found_again(package, capsys):
     assert LINE.fullmatch(line).groups() == (f"{package}.part", "no drafts: a fault")
 
 
-def test_a_handler_of_the_application_writes_it_alone(package, capsys):
+def test_what_an_application_has_set_stays(package, capsys):
+    """Its handler writes the line alone, unless it does not show warnings; its level holds."""
     show_warnings(package)
     written = []
     handler = logging.Handler()
@@ -52,9 +45,6 @@ def test_a_handler_of_the_application_writes_it_alone(package, capsys):
     assert said_by(package, capsys, handler) == [] and len(written) == 1
     handler.setLevel(logging.ERROR)  # as the package that raises the root's level does to its handlers
     assert len(said_by(package, capsys, handler)) == 1 and len(written) == 1
-
-
-def test_the_level_that_an_application_has_set_stays(package, capsys):
     logging.getLogger(package).setLevel(logging.ERROR)
     show_warnings(package)
     assert said_by(package, capsys) == []

@@ -106,26 +106,10 @@ def test_long_texts_stay_within_the_bound_and_the_block_size():
         assert int(texts.store.counters[0]["num_used_blocks"]) * BLOCK_BYTES <= 128 * (len(text) + 32)
 
 
-def test_growth_moves_nothing():
-    """No stall: a large automaton gets its next block as a small one does, and old nodes stay where they are."""
-    texts = Texts(16 << 20)
-    rng = np.random.default_rng(0)
-    address, counters = texts.store.nodes.ctypes.data, texts.store.counters[0]
-    for _ in range(50):
-        before = counters.copy()
-        texts.extend(0, rng.integers(50, size=1000))
-        assert counters["num_used_blocks"] - before["num_used_blocks"] in (31, 32)
-        buckets, edges = (counters[name] - before[name] for name in ("num_buckets", "num_hashed_edges"))
-        assert 0 <= buckets <= edges <= 2000
-        assert counters["num_hashed_edges"] <= texts.num_tokens
-    assert texts.store.nodes.ctypes.data == address
-
-
 def test_bad_budgets():
-    with pytest.raises(ValueError, match="a budget of"):
-        make_store(0)
-    with pytest.raises(ValueError, match="a budget of"):
-        make_store(1 << 30)
+    for blocks in (0, 1 << 30):
+        with pytest.raises(ValueError, match="a budget of"):
+            make_store(blocks)
 
 
 def test_branches_off_one_prompt_with_more_extra_edges_than_tokens_stay_inside_the_table():

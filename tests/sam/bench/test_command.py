@@ -14,7 +14,7 @@ from sam.bench.engines import EngineProcess
 from sam_recipe.bench import main
 
 FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
-HEAD = {"architectures": ["LlamaForCausalLMEagle3"], "vocab_size": 100}  # what an EAGLE3 head's config.json says
+HEAD = {"architectures": ["LlamaForCausalLMEagle3"], "vocab_size": 100}  # an EAGLE3 head's config.json
 
 
 @pytest.fixture
@@ -89,46 +89,6 @@ def test_a_measurement(bench, tmp_path, capsys):
     assert len(set(seeds)) == len(seeds)
 
 
-@pytest.fixture
-def recording(tmp_path):
-    """Three prompts, the first with too few responses; of no response a part occurs in another one."""
-    rows = [([n], [[10 * n + 2 * i, 10 * n + 2 * i + 1] * 10 for i in range(4 if n else 3)]) for n in range(3)]
-    lines = [json.dumps({"prompt_tokens": p, "response_tokens": r}) + "\n" for p, its in rows for r in its]
-    (tmp_path / "rollouts.jsonl").write_text("".join(lines))
-    return tmp_path / "rollouts.jsonl"
-
-
-def test_forced_text(bench, tmp_path, capsys, recording):
-    at_once = ("--kv-cache-memory-bytes", "1000000")  # engines start side by side
-    assert bench("--text", str(recording), "--samples", "4", "--rounds", "1", *at_once, prompts=None) == 0
-    text = capsys.readouterr().out
-    assert "1 of 3 prompts have fewer than 4 responses and are left out" in text
-    assert "has 2 groups, all rounds need 12: they come again in other tokens" in text
-    assert "all requests emit the responses of rollouts.jsonl" in text and "8 of 8" in text
-    result = json.loads((tmp_path / "out" / "result.json").read_text())
-    assert result["settings"]["max_tokens"] == 16 and result["settings"]["ignore_eos"]  # --max-tokens cuts
-    assert {row["as_recorded"] for row in result["rows"]} == {8} and not result["settings"]["seeds"]
-    given = [r["response"] for run in asked_of(tmp_path, "sam") for batch in run for r in batch]
-    assert {len(response) for response in given} == {16} and {len(set(response)) for response in given} == {2}
-    assert given[0] == [10, 11] * 8, "what comes first is the recording's"
-    assert len(given) == 21 and len({tuple(response) for response in given}) > 8, "in other tokens"
-
-
-def test_a_slowed_sam_is_a_no_go(bench, capsys):
-    assert bench(seconds={"sam": 1.1}) == 0
-    text = capsys.readouterr().out
-    assert "no-go: 0.91x (0.91-0.91) at 1 request\nno-go: 0.91x" in text and "\nspeculation=off" in text
-
-
-def test_a_trained_drafter_takes_part_without_stock(bench, tmp_path, capsys):
-    (tmp_path / "draft").mkdir()
-    (tmp_path / "draft" / "config.json").write_text(json.dumps(HEAD))
-    variants = ["--variants", "off", "eagle3", "hybrid", "--draft-model", str(tmp_path / "draft")]
-    assert bench(*variants, seconds={"eagle3": 0.5, "hybrid": 0.38}) == 0
-    text = capsys.readouterr().out
-    assert "over off" in text and "2.50x (2.50-2.50)" in text and "compared with off, not with stock vLLM" in text
-
-
 def test_more_rounds_later(bench, tmp_path, capsys):
     assert bench("--rounds", "1") == 0
     assert "(--rounds 4 --resume)" in capsys.readouterr().out
@@ -137,8 +97,7 @@ def test_more_rounds_later(bench, tmp_path, capsys):
     assert "go: 1.43x" in capsys.readouterr().out
     assert len(json.loads((tmp_path / "out" / "rounds.json").read_text())["rounds"]) == 4 * 2
     before = notes_of(tmp_path, "sam")
-    assert bench("--rounds", "4", "--resume") == 0  # nothing is missing: no engine is started
-    assert notes_of(tmp_path, "sam") == before
+    assert bench("--rounds", "4", "--resume") == 0 and notes_of(tmp_path, "sam") == before, "no engine is started"
     assert bench("--resume", "--samples", "2") == 2
     assert "samples was 8, now 2: use the same settings" in capsys.readouterr().err
 
@@ -213,8 +172,7 @@ def refusals(tmp_path, bench):
         (["--variants", "off", "hybrid", "--draft-model", "/nowhere"], "--draft-model /nowhere: no config.json there"),
         (["--model", "/nowhere"], "/nowhere: no config.json there; expected the folder of a model"),
         (["--tokenizer=nowhere"], "nowhere: no tokenizer there; expected a folder with one"),
-        (["--rounds", "0"], "--rounds 0: expected 1 or more"),
-        (["--responses", "0"], "--responses 0: expected 1 or more"),
+        *(([f"--{name}", "0"], f"--{name} 0: expected 1 or more") for name in ("rounds", "responses")),
         (["--requests", "few"], "argument --requests: invalid int value: 'few'"),
         (["--requests", "4", "4"], "--requests 4 4: expected different numbers from 1"),
         (["--temperature", "nan"], "--temperature nan: expected 0 or more"),

@@ -44,23 +44,18 @@ def test_the_others_get_whole_settings_of_speculation(settings):
     ("chosen", "stock", "ours"),
     [(None, "ascend", None), ("sam,mine", "mine", "mine,sam"), ("mine", "mine", "mine,sam")],
 )
-def test_stock_loads_every_plugin_but_ours(monkeypatch, chosen, stock, ours):
+def test_variables_of_the_processes_stock_loads_every_plugin_but_ours(monkeypatch, chosen, stock, ours):
     places = {"sam": "vllm.general_plugins", "ascend": "vllm.platform_plugins", "cli": "console_scripts"}
     plugins = [EntryPoint(name, f"{name}.vllm.plugin:f", group) for name, group in places.items()]
     monkeypatch.setattr(engines, "distributions", lambda: [SimpleNamespace(entry_points=plugins)])
-    monkeypatch.setattr(engines, "vllm_version", lambda: "0.23.0")
-    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
-    if chosen:
-        monkeypatch.setenv("VLLM_PLUGINS", chosen)
-    assert [environment_of(variant).get("VLLM_PLUGINS") for variant in ("stock", "sam")] == [stock, ours]
-
-
-def test_variables_of_the_processes(monkeypatch):
+    monkeypatch.setattr(engines, "vllm_version", lambda: "0.23.0+cpu")
     for name in ("VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER", *HUGE_PAGES):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    stock, ours = environment_of("stock"), environment_of("sam")
-    assert "sam" not in stock["VLLM_PLUGINS"].split(",") and "VLLM_PLUGINS" not in ours
-    assert "VLLM_USE_V2_MODEL_RUNNER" not in stock and ours["VLLM_USE_V2_MODEL_RUNNER"] == "0"
-    assert not HUGE_PAGES.keys() & stock.keys() and ours.items() >= HUGE_PAGES.items()
-    assert stock["HF_HUB_OFFLINE"] == ours["HF_HUB_OFFLINE"] == "0"
+    if chosen:
+        monkeypatch.setenv("VLLM_PLUGINS", chosen)
+    theirs, own = environment_of("stock"), environment_of("sam")
+    assert (theirs.get("VLLM_PLUGINS"), own.get("VLLM_PLUGINS")) == (stock, ours)
+    assert "VLLM_USE_V2_MODEL_RUNNER" not in theirs and own["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    assert not HUGE_PAGES.keys() & theirs.keys() and own.items() >= HUGE_PAGES.items()
+    assert theirs["HF_HUB_OFFLINE"] == own["HF_HUB_OFFLINE"] == "0"

@@ -6,13 +6,9 @@ import pytest
 from sam.automaton import store
 from sam.drafting.drafter import Drafter
 from tests.sam.brute_force import BruteForce, check_automaton, check_blocks
-from tests.sam.stepping import step
+from tests.sam.stepping import append, step, tokens
 
 K = 3
-
-
-def tokens(*values):
-    return np.array(values, dtype=np.int32)
 
 
 class Fuzz:
@@ -70,21 +66,18 @@ class Fuzz:
 
     def step(self, apart):
         ids = [request for request in self.texts if self.rng.integers(2)]
-        pieces = [self.rng.integers(3, size=self.rng.integers(5)).tolist() for _ in ids]
-        for request, piece in zip(ids, pieces, strict=True):
-            self.texts[request] += piece
-            for token in piece if self.deep else ():
+        new = {request: self.rng.integers(3, size=self.rng.integers(5)) for request in ids}
+        for request, piece in new.items():
+            self.texts[request] += piece.tolist()
+            for token in piece.tolist() if self.deep else ():
                 self.truths[self.group_of(request)].append(request, token)
         budgets = self.rng.integers(0, K + 1, size=len(ids))
-        offsets = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]).astype(np.int64)
         drafts = []
         for drafter in self.drafters:
             if apart:
-                for request, piece in zip(ids, pieces, strict=True):
-                    drafter.append([request], tokens(*piece), np.array([0, len(piece)]))
-                drafts.append(drafter.draft(ids, budgets))
-            else:
-                drafts.append(step(drafter, ids, np.concatenate([tokens(), *map(np.int32, pieces)]), offsets, budgets))
+                for request, piece in new.items():
+                    append(drafter, {request: piece})
+            drafts.append(drafter.draft(ids, budgets) if apart else step(drafter, new, budgets))
         assert drafts[0].token_ids.tolist() == drafts[1].token_ids.tolist()
         assert (np.diff(drafts[0].offsets) <= budgets).all()
         assert set(drafts[0].token_ids.tolist()) <= {0, 1, 2}

@@ -1,33 +1,31 @@
 """Further paths of a batch: what a text may go on with beside its draft."""
 
 import numpy as np
-import pytest
 
 from sam.drafting.drafter import Drafter
-from sam.drafting.further_paths import RIGHT_SHARE, FurtherPaths, further_paths
-from tests.sam.stepping import step
+from sam.drafting.further_paths import further_paths
+from tests.sam.stepping import step, tokens
 
 TEXT = [1, 2, 3, 1, 2, 4, 1, 2, 3, 5]
 
 
 def drafting(*texts, k=3):
-    drafter = Drafter(max_draft_tokens=k)
-    ids = [str(i) for i in range(len(texts))]
-    for name, text in zip(ids, texts, strict=True):
-        drafter.start(name, np.array(text[:-2], np.int32))
-    tokens = np.array([token for text in texts for token in text[-2:]], np.int32)
-    return drafter, ids, step(drafter, ids, tokens, 2 * np.arange(len(ids) + 1), np.full(len(ids), k))
+    drafter, new = Drafter(max_draft_tokens=k), {}
+    for name, text in zip("abc", texts, strict=False):
+        drafter.start(name, tokens(*text[:-2]))
+        new[name] = text[-2:]
+    return drafter, list(new), step(drafter, new, k)
 
 
 def test_paths_leave_the_draft_and_each_other():
     drafter, ids, drafts = drafting([*TEXT, 1, 2])
     found = further_paths(drafter, ids, np.array([2]), 4)
-    tokens = [tuple(row[:length]) for row, length in zip(found.tokens.tolist(), found.lengths.tolist(), strict=True)]
+    paths = [tuple(row[:length]) for row, length in zip(found.tokens.tolist(), found.lengths.tolist(), strict=True)]
     draft = tuple(drafts.token_ids[:2].tolist())
-    assert draft == (3, 1) and len(tokens) == len({draft, *tokens}) - 1 == 3
-    assert (4, 1) in tokens and (3, 5) in tokens
-    for path, shared in zip(tokens, found.shared.tolist(), strict=True):
-        assert shared == 0 or any(path[:shared] == other[:shared] for other in {draft, *tokens} - {path})
+    assert draft == (3, 1) and len(paths) == len({draft, *paths}) - 1 == 3
+    assert (4, 1) in paths and (3, 5) in paths
+    for path, shared in zip(paths, found.shared.tolist(), strict=True):
+        assert shared == 0 or any(path[:shared] == other[:shared] for other in {draft, *paths} - {path})
     assert np.all(np.diff(found.acceptance, axis=1)[found.lengths == 2] <= 0)
 
 
@@ -42,13 +40,5 @@ def test_each_request_has_paths_of_its_own_and_its_own_depth():
 def test_drafting_goes_on_as_if_no_paths_had_been_grown():
     (one, ids, _), (other, _, _) = drafting([*TEXT, 1, 2]), drafting([*TEXT, 1, 2])
     further_paths(one, ids, np.array([3]), 4)
-    more = (np.array([4], np.int32), np.array([0, 1]), np.array([3]))
-    a, b = step(one, ids, *more), step(other, ids, *more)
+    a, b = (step(drafter, {"a": [4]}) for drafter in (one, other))
     assert a.token_ids.tolist() == b.token_ids.tolist() and a.acceptance.tolist() == b.acceptance.tolist()
-
-
-def test_own_tokens_are_those_that_no_earlier_path_has():
-    tokens, acceptance = np.array([[4, 1], [3, 5]]), np.array([[0.2, 0.1], [0.5, 0.25]])
-    found = FurtherPaths(np.zeros(2, int), tokens, np.array([2, 2]), np.array([0, 1]), acceptance)
-    own, offsets = found.own()
-    assert own.tolist() == pytest.approx([RIGHT_SHARE * p for p in (0.2, 0.1, 0.25)]) and offsets.tolist() == [0, 2, 3]

@@ -11,12 +11,9 @@ from sam.drafting.prompt_memory import CANDIDATES, CLOCK_TOKENS, ORDERS, make_me
 from sam.drafting.texts import RECENT_TOKENS, make_sequences, start_sequence
 from sam.record.responses import Recording
 from sam.replay import make_drafter, replay
+from tests.sam.stepping import append, draft, tokens
 
 K = 3
-
-
-def tokens(*values):
-    return np.array(values, dtype=np.int32)
 
 
 class Texts:
@@ -41,20 +38,6 @@ class Texts:
         counted = {token: n for token, n in zip(found.tokens, found.counts, strict=True) if n}
         assert sum(counted.values()) == found.total
         return (ORDERS[found.strength], counted) if found.total else None
-
-
-def test_the_longest_known_context_decides_also_within_a_draft():
-    texts = Texts()
-    texts.start(0, 7)
-    texts.write(0, 1, 2, 3, 4, 5, 6, 9, 4, 7)
-    texts.start(1, 8)
-    texts.write(1, 1, 2, 3)
-    assert texts.recall(1) == (2, {4: 1})
-    texts.sequences.draft_tokens[1, :2] = 4, 5
-    assert texts.recall(1, 1) == (4, {5: 1})
-    assert texts.recall(1, 2) == (4, {6: 1})
-    texts.start(2, 8, prompt=(0, 9, 4))
-    assert texts.recall(2) == (2, {7: 1}), "the prompt is a context, too"
 
 
 def test_new_weights_halve_what_a_context_counted_when_they_write_to_it():
@@ -125,19 +108,12 @@ def test_memory_is_bounded_and_what_was_not_seen_for_longest_goes():
     assert known == [False, True, True]
 
 
-def test_a_budget_for_less_than_two_rows_is_no_memory():
-    texts = Texts(budget=63)
-    texts.start(0, 1)
-    texts.write(0, 1, 2, 3, 1, 2)
-    assert texts.memory.entries.size == 0 and texts.recall(0) is None
-
-
 def drafter_after(texts, cross_prompt=True, **arguments):
     """A drafter that has seen (prompt, response) pairs, each of another prompt."""
     drafter = Drafter(max_draft_tokens=K, memory_budget_bytes=8 << 20, cross_prompt=cross_prompt, **arguments)
     for name, (prompt, response) in enumerate(texts):
         drafter.start(str(name), tokens(*prompt))
-        drafter.append([str(name)], tokens(*response), np.array([0, len(response)]))
+        append(drafter, {str(name): response})
     return drafter
 
 
@@ -147,16 +123,14 @@ def test_boilerplate_of_another_prompt_is_drafted_and_not_without_the_memory(boi
     other = ((1, 2), boilerplate) if boilerplate_in == "response" else ((1, 2, *boilerplate), (3,))
     for cross_prompt, expected in ((True, [106, 107, 108]), (False, [])):
         drafter = drafter_after([other, ((5, 6), range(100, 106))], cross_prompt)
-        assert drafter.draft(["1"], np.array([K])).token_ids.tolist() == expected
+        assert draft(drafter, "1") == expected
 
 
 def test_a_draft_goes_from_the_group_to_the_memory_and_back():
     """The group knows 50 51 52 53; the other prompt knows how 52 53 goes on, and the group what comes after that."""
     drafter = drafter_after([((1, 2), (52, 53, 200, 201, 202)), ((5, 6), (202, 30, 31, 32, 50, 51, 52, 53))])
-    drafts = drafter.draft(["1"], np.array([K]))
-    assert drafts.token_ids.tolist() == [200, 201, 202]
-    drafter.append(["1"], tokens(200, 201, 202), np.array([0, 3]))
-    assert drafter.draft(["1"], np.array([K])).token_ids.tolist() == [30, 31, 32]
+    assert draft(drafter, "1") == [200, 201, 202]
+    assert draft(drafter, "1", 200, 201, 202) == [30, 31, 32]
 
 
 def test_the_memory_is_within_the_budget():
@@ -166,9 +140,10 @@ def test_the_memory_is_within_the_budget():
     assert held == budget // prompt_memory.BUDGET_SHARE
     drafter.start("a", tokens(*range(1000)))
     while drafter.counters["overflow_requests"] == 0:
-        drafter.append(["a"], tokens(*range(1000)), np.array([0, 1000]))
+        append(drafter, {"a": range(1000)})
     assert 0.9 * budget < drafter.nbytes + drafter.memory.entries.nbytes <= budget
     assert drafter.memory.entries.nbytes == held
+    assert make_memory(63).entries.size == 0, "a budget for less than two rows is no memory"
     without = Drafter(max_draft_tokens=K, memory_budget_bytes=budget, cross_prompt=False)
     assert without.memory.entries.nbytes == 0 and len(without.store.blocks) > len(drafter.store.blocks)
 

@@ -15,12 +15,10 @@ def test_auto_is_uniform_where_no_other_step_with_drafts_replays(mode):
 @pytest.mark.parametrize(
     "drafts, emitted, room, filled, after",
     [
-        pytest.param(
-            [[4, 5], [], [6]], [1, 2, 1], 9, 6, [[4, 5, FILLER], [FILLER] * 3, [6] + [FILLER] * 2], id="filled up"
-        ),
-        pytest.param([[], [], []], [1, 1, 1], 9, 0, [[], [], []], id="a step without drafts stays plain"),
-        pytest.param([[4], [], []], [1, 0, 1], 9, 0, [[4], [], []], id="beside a prompt no step is uniform"),
-        pytest.param([[4], [5], []], [1, 1, 1], 2, 0, [[], [], []], id="without room the step is plain"),
+        ([[4, 5], [], [6]], [1, 2, 1], 9, 6, [[4, 5, FILLER], [FILLER] * 3, [6, FILLER, FILLER]]),
+        ([[], [], []], [1, 1, 1], 9, 0, [[], [], []]),  # a step without drafts stays plain
+        ([[4], [], []], [1, 0, 1], 9, 0, [[4], [], []]),  # beside a prompt no step is uniform
+        ([[4], [5], []], [1, 1, 1], 2, 0, [[], [], []]),  # without room the step is plain
     ],
 )
 def test_fill_up(drafts, emitted, room, filled, after):

@@ -1,15 +1,10 @@
 """What a draft model's KV cache holds: told from the text alone, whatever became of the blocks."""
 
 import numpy as np
-import pytest
 
 from sam.drafting.written_blocks import WrittenBlocks
 
 SIZE = 4
-
-
-def text(*tokens):
-    return np.array(tokens, np.int32)
 
 
 def test_it_agrees_with_a_cache_that_keeps_every_token():
@@ -36,13 +31,7 @@ def test_it_agrees_with_a_cache_that_keeps_every_token():
             held = [slots.get((int(blocks[i // SIZE]), i % SIZE)) == tokens[: i + 1].tobytes() for i in range(length)]
             assert end <= (again := notes.written(str(step), tokens, blocks)) and all(held[:again])
     assert found > 30
-
-
-@pytest.mark.parametrize("forget", ["clear", "keep_only"])
-def test_forgetting(forget):
-    notes = WrittenBlocks(SIZE)
-    notes.written("a", text(1, 2), np.array([0]))
-    notes.note("a", 0, 2, np.array([0]))
-    notes.clear() if forget == "clear" else notes.keep_only([])
-    # Without its hashes a text is hashed again; without notes nothing is written.
-    assert notes.written("a", text(1, 2), np.array([0])) == (0 if forget == "clear" else 2)
+    notes.keep_only([])
+    assert notes.written(str(step), tokens, blocks) >= end, "without its hashes a text is hashed again"
+    notes.clear()
+    assert notes.written(str(step), tokens, blocks) == 0, "without notes nothing is written"

@@ -11,7 +11,7 @@ from sam.history import client as client_module
 from sam.history import database
 from sam.history.client import MAX_TOKENS_A_STEP, HistoryClient
 from tests.sam.history.kept import kept
-from tests.sam.stepping import step
+from tests.sam.stepping import draft, step
 
 WRITTEN_IN = {"tokenizer": "1f", "model": "qwen3"}
 K = 3
@@ -70,19 +70,18 @@ def write(client, *texts, drafter=None, prompt=PROMPTS[0]):
     until(lambda: client.counters["history_written_responses"] == before + len(texts))
 
 
-def draft_all(drafter, client, group, texts, name):
-    """The steps that an engine takes for all responses to a prompt, one after the other."""
-    steps = 0
-    for sample, text in enumerate(texts):
-        request, done, draft = f"{name} {group} {sample}", 0, []
+def draft_all(drafter, client, epoch, name):
+    """The steps that an engine takes for all responses of an epoch, by prompt, one after the other."""
+    steps, texts = 0, [(group, sample, text) for group, its in enumerate(epoch) for sample, text in enumerate(its)]
+    for group, sample, text in texts:
+        request, done, drafted = f"{name} {group} {sample}", 0, []
         ask(client, drafter, request, PROMPTS[group])
         while done < len(text):
             left = text[done:].tolist()
-            new = 1 + next((i for i in range(len(draft)) if left[i : i + 1] != [draft[i]]), len(draft))
-            piece = text[done : done + new]
+            new = 1 + next((i for i in range(len(drafted)) if left[i : i + 1] != [drafted[i]]), len(drafted))
             if client:
                 client.deliver(drafter)
-            draft = step(drafter, [request], piece, np.array([0, len(piece)]), np.array([K])).token_ids.tolist()
+            drafted = draft(drafter, request, *left[:new])
             done, steps = done + new, steps + 1
         drafter.finish(request)
         if client:
@@ -95,29 +94,26 @@ def test_a_resumed_run_drafts_at_once_as_well_as_before(open_client):
     random = np.random.default_rng(0)
     sentences = random.integers(0, 80, (len(PROMPTS), 8, 9)).astype(np.int32)
     first, second = ([[own[random.integers(0, 8, 12)].ravel() for _ in range(4)] for own in sentences] for _ in "ab")
-
-    def roll_out(client, drafter, epoch, name):
-        return sum(draft_all(drafter, client, group, texts, name) for group, texts in enumerate(epoch))
-
     client, drafter = open_client(), make_drafter()
-    roll_out(client, drafter, first, "first")
+    draft_all(drafter, client, first, "first")
     client.stop()
     resumed = open_client()
-    after = roll_out(resumed, make_drafter(), second, "second")
+    after = draft_all(make_drafter(), resumed, second, "second")
     assert resumed.counters["history_found_prompts"] == len(PROMPTS)
     assert resumed.counters["history_appended_tokens"] == sum(len(text) for group in first for text in group)
-    assert after == pytest.approx(roll_out(None, drafter, second, "second"), rel=0.02)
-    assert after < 0.9 * roll_out(None, make_drafter(), second, "second")
+    assert after == pytest.approx(draft_all(drafter, None, second, "second"), rel=0.02)
+    assert after < 0.9 * draft_all(make_drafter(), None, second, "second")
 
 
-def test_responses_of_two_runs_have_rising_versions(open_client, tmp_path):
-    for text in ([1, 2, 3], [4, 5, 6]):
+def test_responses_of_two_runs_have_rising_versions_and_no_placeholders_or_single_tokens(open_client, tmp_path):
+    for texts in ([[1, 2, 3]], [[7], [], [5, 6, -1, -1]]):
         client = open_client(epochs=1)
         client.weights_updated()
-        client.request_started("a", PROMPTS[0], make_drafter())
-        client.request_finished("a", text)
+        for number, text in enumerate(texts):
+            client.request_started(f"{number}", PROMPTS[0], make_drafter())
+            client.request_finished(f"{number}", text)
         client.stop()
-    assert kept(tmp_path / "history", PROMPTS[0]) == [[4, 5, 6]], "the second run's is newer"
+    assert kept(tmp_path / "history", PROMPTS[0]) == [[5, 6]], "the second run's is newer"
 
 
 def test_a_group_in_memory_gets_what_others_wrote_since_and_a_dropped_one_all(open_client):
@@ -141,8 +137,7 @@ def test_the_prompt_is_asked_for_once_while_its_requests_run(open_client):
         ask(client, drafter, request)
     client.deliver(drafter)
     assert client.counters["history_appended_tokens"] == 3
-    drafts = step(drafter, ["a", "b"], np.array([1, 2]), np.arange(3), np.full(2, K))
-    assert drafts.token_ids.tolist() == [2, 3, 3]
+    assert step(drafter, {"a": [1], "b": [2]}).token_ids.tolist() == [2, 3, 3]
 
 
 def test_a_step_takes_a_bounded_number_of_tokens(open_client):
@@ -156,8 +151,7 @@ def test_a_step_takes_a_bounded_number_of_tokens(open_client):
         appended.append(client.counters["history_appended_tokens"])
     assert appended == [MAX_TOKENS_A_STEP, 2 * MAX_TOKENS_A_STEP, len(text), len(text)]
     for place in (0, MAX_TOKENS_A_STEP + 10):
-        drafts = step(drafter, ["a"], np.array(text[place : place + 4], np.int32), np.array([0, 4]), np.array([K]))
-        assert drafts.token_ids.tolist() == text[place + 4 : place + 4 + K]
+        assert draft(drafter, "a", *text[place : place + 4]) == text[place + 4 : place + 4 + K]
 
 
 def test_a_full_disk_warns_once_and_the_run_goes_on(open_client, monkeypatch, caplog, tmp_path):
@@ -171,18 +165,21 @@ def test_a_full_disk_warns_once_and_the_run_goes_on(open_client, monkeypatch, ca
 
     monkeypatch.setattr(database, "open_file", open_on_a_small_disk)
     client, drafter = open_client(), make_drafter()
+
+    def write_large(first=0):
+        client.request_started("large", PROMPTS[1], drafter)
+        client.request_finished("large", list(range(first, 100_000)))
+
     with caplog.at_level(logging.WARNING):
         write(client, [1, 2, 3])
         for attempt in range(3):
-            client.request_started("large", PROMPTS[1], drafter)
-            client.request_finished("large", list(range(attempt, 100_000)))
+            write_large(attempt)
             until(lambda: client.counters["history_errors"] > attempt)  # noqa: B023 - used before it changes
     (record,) = caplog.records
     assert "disk is full" in record.getMessage() and client.counters["history_lost_responses"] == 3
     assert visit(client, drafter, "a") == 3, "what was written before is still read"
     pages[0] = 1 << 20  # space again
-    client.request_started("large", PROMPTS[1], drafter)
-    client.request_finished("large", list(range(100_000)))
+    write_large()
     until(lambda: client.counters["history_errors"] > 3 or client.counters["history_written_responses"] == 2)
     write(client, [4, 5, 6])
     client.stop()
@@ -205,12 +202,3 @@ def test_what_waits_is_bounded(monkeypatch, tmp_path):
         client.request_started(f"{number}", PROMPTS[number % 6] + number, drafter)
         client.request_finished(f"{number}", [1, 2])
     assert client.counters["history_lost_responses"] == 6 and client.counters["history_errors"] == 6
-
-
-def test_placeholders_and_single_tokens_are_not_kept(open_client, tmp_path):
-    client = open_client()
-    for request, text in {"a": [7], "b": [], "c": [5, 6, -1, -1]}.items():
-        client.request_started(request, PROMPTS[0], make_drafter())
-        client.request_finished(request, text)
-    client.stop()
-    assert kept(tmp_path / "history", PROMPTS[0]) == [[5, 6]]

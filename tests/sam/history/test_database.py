@@ -53,19 +53,14 @@ def test_each_prompt_keeps_its_last_epochs(tmp_path):
     assert [text[0] for text in kept(tmp_path, PROMPT)] == [4] * 3 + [9] * 3 and len(kept(tmp_path, OTHER)) == 1
 
 
-def test_files_of_other_machines_are_merged(tmp_path):
-    write(tmp_path, [(PROMPT, 1, [5, 6])])
-    own_file(tmp_path).rename(tmp_path / "another-host.sqlite")
-    write(tmp_path, [(PROMPT, 2, [5, 7])])
-    assert kept(tmp_path, PROMPT) == [[5, 6], [5, 7]]
-
-
-def test_a_file_that_another_process_is_making_is_empty(tmp_path):
+def test_files_of_other_machines_are_merged_and_one_that_is_being_made_is_empty(tmp_path):
     own_file(tmp_path).touch()
     assert kept(tmp_path, PROMPT) == []
     check_folder(tmp_path, WRITTEN_IN)
     write(tmp_path, [(PROMPT, 1, [5, 6])])
-    assert kept(tmp_path, PROMPT) == [[5, 6]]
+    own_file(tmp_path).rename(tmp_path / "another-host.sqlite")
+    write(tmp_path, [(PROMPT, 2, [5, 7])])
+    assert kept(tmp_path, PROMPT) == [[5, 6], [5, 7]]
 
 
 def test_a_damaged_response_is_left_out(tmp_path):

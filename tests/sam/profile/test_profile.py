@@ -25,38 +25,29 @@ class FakeEngine:
     how many times as long they take: float or float [STEPS]."""
 
     def __init__(self, disturbance):
-        self.visits, self._disturbance, self._running = [], disturbance, None
+        self.visits, self._disturbance, self.running = [], disturbance, None
 
     def start(self, requests, context):
-        assert self._running is None, "the requests before are still running"
-        self._running = requests, context
+        assert self.running is None, "the requests before are still running"
+        self.running = requests, context
 
     def steps(self, drafts):
-        place = self._running[0], drafts, self._running[1]
+        place = self.running[0], drafts, self.running[1]
         self.visits.append(place)
         return list(cost(*place) * np.broadcast_to(self._disturbance(place, self.visits.count(place)), STEPS))
 
     def stop(self):
-        self._running = None
+        self.running = None
 
 
-@pytest.mark.parametrize(
-    "disturbance",
-    [
-        lambda place, visit: np.array([1.0, 3.0, 40.0, 1.0]),
-        lambda place, visit: 1.0 if visit == 2 else 40.0,
-    ],
-)
-def test_a_disturbance_of_half_the_steps_or_two_of_three_rounds_is_not_seen(disturbance):
-    engine = FakeEngine(disturbance)
-    assert measure_cells(engine, GRID) == pytest.approx(TRUE)
-    rounds = np.array(engine.visits).reshape(ROUNDS, TRUE.size, 3)
-    assert all(len(np.unique(visits, axis=0)) == TRUE.size for visits in rounds)
-
-
-def test_a_cell_that_is_disturbed_in_every_round_costs_what_the_next_one_of_more_work_does(caplog):
-    cells = measure_cells(FakeEngine(lambda place, visit: 30.0 if place == (4, 2, 512) else 1.0), GRID)
-    wanted = TRUE.copy()
+def test_a_disturbance_of_half_the_steps_or_two_of_three_rounds_is_not_seen(caplog):
+    for disturbance in (lambda *_: np.array([1.0, 3.0, 40.0, 1.0]), lambda _, visit: 1.0 if visit == 2 else 40.0):
+        engine = FakeEngine(disturbance)
+        assert measure_cells(engine, GRID) == pytest.approx(TRUE)
+        rounds = np.array(engine.visits).reshape(ROUNDS, TRUE.size, 3)
+        assert all(len(np.unique(visits, axis=0)) == TRUE.size for visits in rounds)
+    # One that is disturbed in every round costs what the next one of more work does.
+    cells, wanted = measure_cells(FakeEngine(lambda place, _: 30.0 if place == (4, 2, 512) else 1.0), GRID), TRUE.copy()
     wanted[1, 1, 1] = min(TRUE[1, 2, 1], TRUE[2, 1, 1])
     assert cells == pytest.approx(wanted) and np.array_equal(GRID.table(cells).milliseconds, cells)
     (line,) = (record.getMessage() for record in caplog.records)

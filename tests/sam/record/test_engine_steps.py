@@ -42,11 +42,6 @@ def test_what_is_not_engine_steps_is_one_line_with_the_array(tmp_path, arrays, s
         EngineSteps.load(tmp_path, 1)
 
 
-def test_columns_of_different_lengths_are_refused():
-    with pytest.raises(ValueError, match="'running': 1.*expected one value for each engine step"):
-        EngineSteps(step_ms=[1.0, 2.0], running=[1])
-
-
 def test_more_rounds_than_steps_have_no_seconds():
     assert EngineSteps().round_seconds(1) is None
     assert EngineSteps(step_ms=[1.0, 2.0]).round_seconds(3) is None

@@ -1,5 +1,6 @@
 """Users' files, hundreds of them spoilt: what is read is what another reading gives, or one line says why not."""
 
+import functools
 import io
 import json
 import zipfile
@@ -199,17 +200,14 @@ def test_a_tokenizer_gives_what_transformers_gives(folder, tokenizer_json):
 @EACH
 @given(cuts=st.lists(CUTS, max_size=2), path=PATHS, new=VALUES, is_raising=st.booleans())
 def test_a_chat_is_laid_out_whole_or_refused(folder, tokenizer_json, cuts, path, new, is_raising):
-    import transformers
-
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json))
     template = spoil_bytes(TEMPLATE.encode(), cuts).decode(errors="replace")
     if is_raising:
-        template = (
-            "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no\nsystem role') }}{% endif %}" + template
-        )
+        refuse = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no\nsystem role') }}{% endif %}"
+        template = refuse + template
     chat = spoil_value(CHAT, path, new)
     tokenizer = Tokenizer(folder)
-    tokenizer.whole = whole = _loaded(transformers.PreTrainedTokenizerFast, folder)
+    tokenizer.whole = whole = transformers_tokenizer(folder)
     whole.chat_template = template
     with one_line("line 3"):
         found = tokenizer.chat(chat, f"{folder}/chats.jsonl, line 3")
@@ -217,31 +215,11 @@ def test_a_chat_is_laid_out_whole_or_refused(folder, tokenizer_json, cuts, path,
         assert whole.decode(found) == text and all(message["role"] for message in chat)
 
 
-LOADED = []
+@functools.cache
+def transformers_tokenizer(folder):
+    from transformers import PreTrainedTokenizerFast
 
-
-def _loaded(kind, folder):
-    if not LOADED:
-        LOADED.append(kind.from_pretrained(folder))
-    return LOADED[0]
-
-
-@pytest.mark.parametrize(
-    "template, said",
-    [
-        ("{{ raise_exception('System role not supported') }}", "refuses it (System role not supported)"),
-        ("{% for %}", "refuses it ("),
-        ("{{ nothing.there }}", "refuses it ("),
-        ("", "expected a prompt of the chat template"),
-        (None, "refuses it ("),
-    ],
-)
-def test_a_chat_template_that_refuses_is_one_line(tmp_path, tokenizer_json, template, said):
-    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer_json))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({} if template is None else {"chat_template": template}))
-    with pytest.raises(ReadError) as caught:
-        Tokenizer(tmp_path).chat(CHAT, "chats.jsonl, line 3")
-    assert str(caught.value).startswith("chats.jsonl, line 3: ") and said in str(caught.value)
+    return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
 def test_a_line_says_file_row_and_what_was_expected(tmp_path):
@@ -250,10 +228,7 @@ def test_a_line_says_file_row_and_what_was_expected(tmp_path):
         ([1], "line 2: expected a JSON object, got [1]"),
         (ROWS[2] | {"response_tokens": None}, "line 2, response_tokens: expected a list of token ids, got None"),
         (ROWS[2] | {"response_tokens": [1, 2**40]}, "line 2, response_tokens[1]: expected a token id, 0 to"),
-        (
-            ROWS[2] | {"given_spans": [[1, 3]]},
-            "line 2, given_spans: expected pairs of numbers that rise from 1 to 2, got",
-        ),
+        (ROWS[2] | {"given_spans": [[1, 3]]}, "line 2, given_spans: expected pairs of numbers that rise from 1 to 2"),
         (
             ROWS[2] | {"given_spans": [1]},
             "line 2, given_spans: expected pairs of numbers that rise from 1 to 2, got [1]",

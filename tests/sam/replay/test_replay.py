@@ -90,10 +90,7 @@ def test_tokens_of_siblings_elsewhere_arrive_late_by_the_delay(order):
     assert [known["0/0"] for known in second.known] == [max(0, done + later - 3) for done in range(8)]
     first, _ = watch([10, 2], replicas=2, delay=4)  # the end of one that has finished arrives a token a round
     assert [known["0/1"] for known in first.known] == [0, 0, 0, 0, 1, 2, 2, 2, 2, 2]
-
-
-def test_without_sharing_or_a_sample_of_its_own_a_replica_gets_nothing():
-    first, second = watch([4, 4, 4], replicas=2)
+    first, second = watch([4, 4, 4], replicas=2)  # without sharing a replica gets nothing, or without a sample
     assert (list(first.seen), list(second.seen)) == (["0/0", "0/2"], ["0/1"])
     assert [list(one.seen) for one in watch([4, 4], replicas=3, delay=0)] == [["0/0", "0/1"]] * 2 + [[]]
 
@@ -138,8 +135,6 @@ def test_command_prints_one_object_for_each_file_and_drafter(npz, capsys):
     assert main(["--traces", str(npz), "--drafter", "sam", "first-occurrence", "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(row["drafter"], row["tokens"]) for row in rows] == [("sam", 10), ("first-occurrence", 10)]
-    wanted = "scope k steps mean_acceptance_length acceptance_rate acceptance_per_position us_per_token bytes_per_token"
-    assert set(wanted.split()) <= set(rows[0])
     lines = [line.split() for line in table(rows).splitlines()]
     assert [line[1] for line in lines] == ["drafter", "sam", "first-occurrence"]
     assert {len(line) for line in lines} == {9} and lines[2][5] == "-"

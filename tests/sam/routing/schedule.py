@@ -21,8 +21,7 @@ class World:
     def __init__(self, chunk_tokens: int | None, sizes: list[tuple[int, int]], ahead: int = 0):
         self.policy, self.ahead = ContextPolicy(RoutingSettings(chunk_tokens, ahead=ahead)), ahead
         self.sizes = {f"r{i}": size for i, size in enumerate(sizes)}
-        self.alive = {}
-        self.lengths, self.prompts, self.generated = {}, {}, {}
+        self.alive, self.lengths, self.prompts, self.generated = set(), {}, {}, {}
         self.running: dict[str, tuple[str, int]] = {}  # request: replica, tokens of its chunk
         self.ended: Counter[str] = Counter()
         self.starts: list[str] = []
@@ -32,11 +31,11 @@ class World:
     def revive(self, name: str) -> None:
         if name not in self.alive:
             self.policy.add_replica(name, *self.sizes[name], BLOCK)
-            self.alive[name] = True
+            self.alive.add(name)
 
     def kill(self, name: str) -> None:
         if name in self.alive:
-            del self.alive[name]
+            self.alive.remove(name)
             lost = [request for request, (where, _) in self.running.items() if where == name]
             self.policy.remove_replica(name)
             for request in lost:  # nothing of the chunk has come back

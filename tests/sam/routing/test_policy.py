@@ -97,17 +97,6 @@ def test_a_new_response_of_a_far_longer_group_goes_before_one_between_two_chunks
     assert started(made) == [first], "of one that has 16 tokens half as many more are expected, 24 in all"
 
 
-def test_the_longest_response_of_a_group_does_not_go_on_last():
-    made = policy(slots=2, chunk_tokens=40)
-    for name in ("longest", "other"):
-        made.arrive(name, "group", 10, 100, expected=30)
-    assert len(made.decide()) == 2
-    made.proceed("longest", 40)
-    made.proceed("other", 25)
-    made.add_replica("r0", 1 << 20, slots=1)
-    assert started(made) == ["longest"], "half of 40 more, and 15 up to those 40"
-
-
 def test_a_replica_is_given_no_more_than_its_kv_cache_holds_to_the_end_of_the_chunk():
     made = policy(slots=8, kv_tokens=256, chunk_tokens=54)  # 10 + 54 tokens: 64 in blocks of 16
     arrive(made, groups=1, samples=8)
@@ -119,14 +108,10 @@ def test_a_replica_is_given_no_more_than_its_kv_cache_holds_to_the_end_of_the_ch
     alone = policy(slots=8, kv_tokens=64)
     arrive(alone, groups=1, samples=2)
     assert started(alone) == ["0.0"], "one that is larger than the cache runs alone"
-
-
-def test_a_replica_is_given_requests_ahead_once_no_slot_is_free_anywhere():
-    made = policy(slots=2, replicas=2, ahead=1)
-    arrive(made, groups=1, samples=8)
-    placed = [start.replica for start in made.decide()]
-    assert sorted(placed[:4]) == ["r0", "r0", "r1", "r1"] and sorted(placed[4:]) == ["r0", "r1"]
-    assert made.counters["held_by_kv"] == 0
+    ahead = policy(slots=2, replicas=2, ahead=1)
+    arrive(ahead, groups=1, samples=8)
+    placed = [start.replica for start in ahead.decide()]
+    assert (sorted(placed[:4]), sorted(placed[4:])) == (["r0", "r0", "r1", "r1"], ["r0", "r1"]), "once no slot is free"
 
 
 @pytest.mark.parametrize(("prompt", "goes_to", "read_again"), [(10, "r1", 10 + 32), (1000, "r0", 0)])
@@ -158,14 +143,6 @@ def test_requests_of_a_lost_replica_go_on_elsewhere_from_their_last_token():
     assert made.decide() == [(there, "r0", 5)], "of 40 tokens 35 are there"
 
 
-def test_siblings_stay_near_each_other_while_loads_are_alike():
-    made = policy(slots=64, replicas=4)
-    arrive(made, groups=4, samples=4)
-    placed = {start.request: start.replica for start in made.decide()}
-    assert all(len({placed[f"{group}.{sample}"] for sample in range(4)}) < 4 for group in range(4))
-    assert max(made.running().values()) - min(made.running().values()) <= 64 / 16 + 1
-
-
 @settings(max_examples=2_000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(
     script=st.binary(max_size=96),
@@ -183,7 +160,7 @@ def test_no_request_is_lost_doubled_or_left_waiting(script, chunk, sizes, ahead)
     assert again.starts == world.starts, "equal events give equal decisions"
 
 
-@pytest.mark.parametrize("chunk", [0, -5, True])
-def test_settings_that_make_no_sense_are_one_line(chunk):
-    with pytest.raises(ValueError, match=f"^routing.chunk_tokens={chunk}: expected an integer of at least 1, or null"):
-        RoutingSettings(chunk)
+def test_settings_that_make_no_sense_are_one_line():
+    for chunk in (0, -5, True):
+        with pytest.raises(ValueError, match=f"^routing.chunk_tokens={chunk}: expected an integer of at least 1, or"):
+            RoutingSettings(chunk)

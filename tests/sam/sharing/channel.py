@@ -1,36 +1,28 @@
-"""A log in this process, behind a way to it that can fail as a test asks."""
+"""A log in this process, behind a way to it that can fail as a test asks; and drafters of replicas that share by it."""
 
 import numpy as np
 
 from sam.sharing.client import Client
+from sam.sharing.drafter import SharingDrafter
 from sam.sharing.log import Log
 
-BUDGET = 1 << 24
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
+K = 3
 
 
 class Channel:
     """What clients ask.
 
     Attributes:
+        now: seconds that have passed.
         failure: raised in place of an answer.
         loses_answers: whether the log is asked before that.
         asked: questions.
     """
 
     def __init__(self):
-        self.log, self.clock = Log(BUDGET), Clock()
+        self.log, self.now, self.asked = Log(1 << 24), 0.0, 0
         self.failure: Exception | None = None
-        self.loses_answers, self.asked = False, 0
+        self.loses_answers = False
 
     def ask(self, question):
         self.asked += 1
@@ -42,11 +34,25 @@ class Channel:
 
 def make_client(channel):
     """A client without its thread: tests call `exchange`. What arrives stays in `parts` if no drafter shares it."""
-    client = Client(channel.ask, clock=channel.clock)
+    client = Client(channel.ask, clock=lambda: channel.now)
     client.parts = []
     client.receive = client.parts.append
     return client
 
 
-def tokens(*values):
-    return np.array(values, dtype=np.int32)
+class Replicas:
+    """Drafters that share through one log."""
+
+    def __init__(self, number=2, **settings):
+        self.channel = Channel()
+        self.drafters = [SharingDrafter(max_draft_tokens=K, **settings) for _ in range(number)]
+        for drafter in self.drafters:
+            drafter.share(make_client(self.channel))
+
+    def exchange(self, rounds=2, seconds=0.05):
+        """Between steps of no request: nothing is appended, and nothing taken."""
+        for _ in range(rounds):
+            self.channel.now += seconds
+            for drafter in self.drafters:
+                drafter.client.put("append", *[np.zeros(0, np.int64)] * 3, np.zeros(1, np.int64))
+                drafter.client.exchange()

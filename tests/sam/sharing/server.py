@@ -25,8 +25,7 @@ class Server:
 
         async def close():
             self._server.close()
-            tasks = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in tasks:
+            for task in (tasks := asyncio.all_tasks() - {asyncio.current_task()}):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 

@@ -8,7 +8,8 @@ import pytest
 from sam.drafting.texts import digest
 from sam.sharing import client as module
 from sam.sharing.log import PIECE_TOKENS, Log
-from tests.sam.sharing.channel import Channel, make_client, tokens
+from tests.sam.sharing.channel import Channel, make_client
+from tests.sam.stepping import tokens
 
 KEYS = [digest(tokens(i)) for i in range(8)]
 
@@ -29,7 +30,7 @@ def texts(client):
 def advance(channel, *clients, seconds=0.05, rounds=1):
     """Engine steps without a token, and what the threads do between them."""
     for _ in range(rounds):
-        channel.clock.now += seconds
+        channel.now += seconds
         for one in clients:
             write(one, 0, 0)
             one.exchange()
@@ -80,18 +81,6 @@ def test_an_outage_is_warned_of_once_asked_about_ever_less_and_caught_up(channel
     assert pair[0].counters["sharing_errors"] >= 5
 
 
-def test_a_log_that_has_died_gets_the_text_of_running_requests_again(channel, pair):
-    write(pair[0], 0, 2, 5, 6)
-    advance(channel, *pair)
-    channel.log = Log(1 << 20)
-    write(pair[0], 0, 4, 7)
-    advance(channel, *pair, rounds=3)
-    late = make_client(channel)
-    late.put("start", 0, KEYS[0], 2)
-    advance(channel, *pair, late, rounds=3)
-    assert texts(pair[1]) == [5, 6, 7] == texts(late)
-
-
 def test_the_engines_thread_never_asks_and_loses_text_when_the_clients_hangs(channel, monkeypatch):
     monkeypatch.setattr(module, "MAX_EVENTS", 10)
     writer, reader = make_client(channel), make_client(channel)  # nobody calls exchange
@@ -136,9 +125,8 @@ def test_between_rollouts_nothing_is_asked_for_and_what_was_written_still_leaves
     write(pair[0], 0, 2, 5, 6)
     asked = channel.asked
     for _ in range(1200):  # a minute
-        channel.clock.now += 0.05
-        for one in pair:
-            one.exchange()
+        channel.now += 0.05
+        pair[0].exchange(), pair[1].exchange()
     assert channel.asked - asked <= 2 * (module.REST_SECONDS / 0.05 + 2)
     write(pair[0], 0, 4, 7)
     advance(channel, *pair, rounds=2)
@@ -174,14 +162,14 @@ def test_whatever_fails_what_arrives_is_a_begin_of_what_was_written(channel, see
                 write(client, slot, 2 + len(written[name]), *text)
                 written[name] += text
         else:
-            channel.clock.now += 1.0
+            channel.now += 1.0
             client.exchange()
             for piece in sum(client.parts, []):
                 text = arrived[which].setdefault(piece.name, [])
                 assert piece.position == len(text)
                 text.extend(piece.tokens.tolist())
             client.parts.clear()
-    found = [text for texts_ in arrived for text in texts_.values()]
+    found = [text for its in arrived for text in its.values()]
     assert len(found) > 20
     for text in found:
         (whole,) = [one for one in written.values() if one and one[0] == text[0]]

@@ -9,14 +9,9 @@ import pytest
 from sam.drafting.drafter import Drafter
 from sam.sharing import drafter as module
 from sam.sharing.log import PIECE_TOKENS, Log
-from tests.sam import stepping
 from tests.sam.brute_force import check_blocks
-from tests.sam.sharing.channel import tokens
-from tests.sam.sharing.replicas import K, Replicas, step
-
-
-def text_tokens(drafter):
-    return int(drafter.store.groups["num_tokens"].sum())
+from tests.sam.sharing.channel import K, Replicas
+from tests.sam.stepping import append, draft, step, tokens
 
 
 def received(drafter):
@@ -31,26 +26,17 @@ def check_all_given_back(drafter):
     assert len(drafter._free_slots) == len(drafter.sequences.texts) - 1
 
 
-def test_a_sibling_elsewhere_is_drafted_from_as_one_here_and_other_prompts_are_kept_apart():
+def test_the_next_turn_of_a_conversation_is_shared_too_and_other_prompts_are_kept_apart():
     here, there, third = (replicas := Replicas(3)).drafters
-    for drafter, prompt in ((here, (1, 2)), (there, (1, 2)), (third, (1, 3))):
-        drafter.start("a", tokens(*prompt))
-    step(there, "a", 7, 8, 9, 5)
-    assert step(here, "a", 7) == step(third, "a", 7) == []
+    for drafter, prompt in ((here, 1), (there, 1), (third, 3)):
+        drafter.start("a", tokens(prompt))
+    append(there, {"a": [7, 8]})
+    there.finish("a")
+    there.start("next", tokens(1), given=tokens(7, 8, 5, 6))
+    append(there, {"next": [5, 6, 9]})
     replicas.exchange()
-    assert step(here, "a", 8) == [9, 5] and step(third, "a", 8) == []
-
-
-def test_the_next_turn_of_a_conversation_is_shared_too():
-    here, there = (replicas := Replicas()).drafters
-    for drafter in (here, there):
-        drafter.start("a", tokens(1))
-    step(here, "a", 7, 8)
-    here.finish("a")
-    here.start("next", tokens(1), given=tokens(7, 8, 5, 6))
-    step(here, "next", 5, 6, 9)
-    replicas.exchange()
-    assert step(there, "a", 5) == [6, 9] and here.counters["sharing_lost_tokens"] == 0
+    assert draft(here, "a", 8) == [5, 6, 9] and draft(third, "a", 8) == []
+    assert there.counters["sharing_lost_tokens"] == 0
 
 
 @pytest.mark.parametrize("prompt_tokens", [2, 20])
@@ -63,20 +49,18 @@ def test_text_from_elsewhere_teaches_what_text_from_here_does(prompt_tokens):
     drafted = 0
     for number in range(4):
         prompt = np.append(rng.integers(0, 50, prompt_tokens - 1), number).astype(np.int32)
-        for drafter, request in ((here, "a"), (there, "b"), (alone, "a"), (alone, "b")):
+        for drafter, request in (requests := ((here, "a"), (there, "b"), (alone, "a"), (alone, "b"))):
             drafter.start(request, prompt)
         for _ in range(40):
             own, other = (phrases[rng.integers(12)][: rng.integers(1, 7)] for _ in "ab")
-            step(there, "b", *other, budget=0)
+            append(there, {"b": other})
             replicas.exchange()
-            found = stepping.step(here, ["a"], own, np.array([0, len(own)]), np.array([K]))
-            for request, text in (("b", other), ("a", own)):
-                alone.append([request], text, np.array([0, len(text)]))
-            expected = alone.draft(["a"], np.array([K]))
+            append(alone, {"b": other})
+            found, expected = (step(drafter, {"a": own}) for drafter in (here, alone))
             assert found.token_ids.tolist() == expected.token_ids.tolist()
             assert found.acceptance.tolist() == expected.acceptance.tolist()
             drafted += len(found.token_ids)
-        for drafter, request in ((here, "a"), (there, "b"), (alone, "a"), (alone, "b")):
+        for drafter, request in requests:
             drafter.finish(request)
     assert drafted > 300
     assert here.learned.mixing.tobytes() == alone.learned.mixing.tobytes()
@@ -86,18 +70,18 @@ def test_text_from_elsewhere_teaches_what_text_from_here_does(prompt_tokens):
 def test_a_group_that_waits_idle_is_not_written_twice_and_one_that_is_dropped_is_read_anew():
     here, there = (replicas := Replicas()).drafters
     there.start("b", tokens(1))
-    step(there, "b", 7, 8, 9)
+    append(there, {"b": [7, 8, 9]})
     for request in ("a", "c"):
         here.start(request, tokens(1))
-        step(here, request, 4)
+        append(here, {request: [4]})
         replicas.exchange()
-        step(here, request, 5)
+        append(here, {request: [5]})
         here.finish(request)
-    assert text_tokens(here) == 1 + 2 * 2 + 3
+    assert here.store.groups["num_tokens"].sum() == 1 + 2 * 2 + 3
     check_all_given_back(here)
     here.start("d", tokens(1))
     replicas.exchange()
-    assert step(here, "d", 7) == [8, 9]
+    assert draft(here, "d", 7) == [8, 9]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -123,9 +107,7 @@ def test_fuzz_under_memory_pressure_and_outages(seed):
         elif choice < 8:
             replicas.exchange(1, seconds=1.0)
         else:
-            counts = rng.integers(0, 4, size=len(mine))
-            text = rng.integers(5, size=int(counts.sum())).astype(np.int32)
-            drafts = stepping.step(drafter, mine, text, np.cumsum([0, *counts]), np.full(len(mine), K))
+            drafts = step(drafter, {request: rng.integers(5, size=rng.integers(0, 4)) for request in mine})
             assert np.isin(drafts.token_ids, range(5)).all()
             assert (np.diff(drafts.offsets) <= K).all()
     for drafter, mine in zip(replicas.drafters, running, strict=True):
@@ -136,33 +118,29 @@ def test_fuzz_under_memory_pressure_and_outages(seed):
 
 
 def test_a_step_waits_for_one_part_at_most_which_is_counted(monkeypatch):
-    replicas = Replicas()
-    here, there = replicas.drafters
+    here, there = (replicas := Replicas()).drafters
     for drafter in (here, there):
         drafter.start("a", tokens(1))
-    text, order = list(range(3 * PIECE_TOKENS)), []
-    step(there, "a", *text, budget=0)
-    append, began = module.append_elsewhere, threading.Event()
+    order, add, began = [], module.append_elsewhere, threading.Event()
+    append(there, {"a": range(3 * PIECE_TOKENS)})
+    there.client.exchange()
 
     def slow(*arguments):  # while a part is appended
         order.append("part")
         began.set()
         time.sleep(0.1)
-        return append(*arguments)
+        return add(*arguments)
 
     monkeypatch.setattr(module, "append_elsewhere", slow)
-    there.client.exchange()
     exchange = threading.Thread(target=replicas.exchange)
     exchange.start()
     assert began.wait(30)
-    step(here, "a", 7)
+    append(here, {"a": [7]})
     order.append("step")
     exchange.join()
-    assert order.index("step") < 3 <= order.count("part")
-    assert here.counters["sharing_engine_ms"] > 10
+    assert order.index("step") < 3 <= order.count("part") and here.counters["sharing_engine_ms"] > 10
     monkeypatch.undo()
-    step(here, "a", *range(100, 110))
-    assert step(here, "a", 110) == [111, 112, 113], "nothing was lost where parts were cut"
+    assert draft(here, "a", *range(100, 111)) == [111, 112, 113], "nothing was lost where parts were cut"
 
 
 def test_both_threads_at_once_under_memory_pressure():
@@ -186,8 +164,7 @@ def test_both_threads_at_once_under_memory_pressure():
             drafter.start("a", tokens(number % 5, 2))
         for _ in range(30):
             for drafter in replicas.drafters:
-                drafts = step(drafter, "a", *rng.integers(6, size=int(rng.integers(1, 40))).tolist())
-                assert set(drafts) <= set(range(6))
+                assert set(draft(drafter, "a", *rng.integers(6, size=rng.integers(1, 40)))) <= set(range(6))
             time.sleep(1e-4)  # a forward pass: locks are not fair, and a thread that never rests keeps its turn
         for drafter in replicas.drafters:
             drafter.finish("a")

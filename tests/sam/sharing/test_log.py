@@ -6,7 +6,7 @@ from array import array
 from sam.drafting.texts import digest
 from sam.sharing import log as module
 from sam.sharing.log import IDENTITY, MAX_INTEGERS, NOTHING_WANTED, Log, most_bytes, pack, read_records, unpack
-from tests.sam.sharing.channel import tokens
+from tests.sam.stepping import tokens
 
 KEY, OTHER = digest(tokens(1, 2)), digest(tokens(3))
 

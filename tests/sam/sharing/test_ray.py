@@ -1,4 +1,4 @@
-"""The log as an actor of real Ray, which is killed and frozen; a server in a thread; engines that are drafters here.
+"""The log as an actor of real Ray, which is killed; a server in a thread; engines that are drafters here.
 
 Nothing here asserts how long something takes: `until` gives up after a minute.
 """
@@ -17,9 +17,9 @@ from sam.sharing.client import Client
 from sam.sharing.drafter import SharingDrafter
 from sam.sharing.link import Link, address_of
 from sam.sharing.log import Log
-from tests.sam.sharing.channel import tokens
-from tests.sam.sharing.replicas import K, step
+from tests.sam.sharing.channel import K
 from tests.sam.sharing.server import Server
+from tests.sam.stepping import draft, tokens
 
 pytestmark = pytest.mark.engine
 ray = pytest.importorskip("ray")
@@ -65,27 +65,22 @@ def wait_for_text(drafter, name, total):
     fresh = iter(range(10_000, 20_000))
 
     def arrived():
-        step(drafter, name, next(fresh))
+        draft(drafter, name, next(fresh))
         return drafter.counters["sharing_received_tokens"] >= total
 
     until(arrived)
     assert drafter.counters["sharing_received_tokens"] == total, "nothing twice"
 
 
-@pytest.mark.parametrize("failure", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
-def test_a_log_that_fails_delays_text_and_nothing_else(log, engines, failure):
+def test_a_log_that_is_killed_delays_text_and_nothing_else(log, engines):
     writer, reader = engines
-    step(writer, "a", 10, 11, 12, 13, 14)
+    draft(writer, "a", 10, 11, 12, 13, 14)
     wait_for_text(reader, "b", 5)
-    assert step(reader, "b", 10) == [11, 12, 13]
+    assert draft(reader, "b", 10) == [11, 12, 13]
     assert reader.counters["sharing_errors"] == writer.counters["sharing_errors"] == 0
-    pid = ray.get(log.__ray_call__.remote(lambda _: os.getpid()))
-    os.kill(pid, failure)
+    os.kill(ray.get(log.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
     for i in range(50):  # both go on while there is no log
-        step(reader, "b", 5000 + i)
-        step(writer, "a", 20, 21, 22, 23)
-    if failure == signal.SIGSTOP:
-        until(lambda: step(reader, "b", 6000) is not None and reader.counters["sharing_errors"])
-        os.kill(pid, signal.SIGCONT)
+        draft(reader, "b", 5000 + i)
+        draft(writer, "a", 20, 21, 22, 23)
     wait_for_text(reader, "b", 5 + 200)
-    assert step(reader, "b", 20) == [21, 22, 23]
+    assert draft(reader, "b", 20) == [21, 22, 23]

@@ -77,14 +77,10 @@ def test_known_costs_come_out_of_noisy_steps_of_which_some_were_held_up(drafting
     assert ratio == pytest.approx(8.48 / 4.07, rel=0.06) and fitted.drafts_seen == (drafting > 0)
     total = sum(fitted.cost.step_ms(r, r + d, 1)[0] for r, d in zip(running, drafted, strict=True))
     assert total + fitted.admit_ms * admitted.sum() == pytest.approx(took.sum(), rel=0.02)
+    steps = EngineSteps(end_s=[0.01, 0.02, 0.03], step_ms=np.full(3, 10.0), running=[1, 4, 3])
+    assert arrivals(steps, 4) == pytest.approx([0, 10, 10, 10]), "read from running requests"
     with pytest.raises(ValueError, match="3 recorded engine steps: expected at least 20"):
         fit_from_steps(np.ones((5, 3)))
-
-
-def test_arrivals_are_read_from_running_requests():
-    starts = np.array([0.0, 0.01, 0.02])
-    steps = EngineSteps(end_s=starts + 0.01, step_ms=np.full(3, 10.0), running=[1, 4, 3])
-    assert arrivals(steps, 4) == pytest.approx([0, 10, 10, 10])
 
 
 def test_a_run_that_cannot_be_simulated_is_named(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from sam.simulate.rollout import Choice
 from sam.switch.step_cost import linear
-from sam.tune import Trial, best, gains, main, override
+from sam.tune import Trial, best, main, override
 from tests.sam.simulate.test_recorded import write_run
 
 LENGTHS = ("--log-normal", "300", "1500", "0.6", "0.4", "--prompts", "6", "--samples", "4")
@@ -45,13 +45,9 @@ def test_what_pays_is_recommended_with_its_interval_and_the_override(runs, capsy
     assert routers == {("verl", 0), ("context", 0), ("context", 16)}, "no chunk is longer than the longest response"
     assert chosen["speedup"] >= found["candidates"][0]["speedup"] / 1.011
     assert chosen["override"].startswith("speculation=sam speculation.policy=")
-
-
-def test_a_run_without_drafts_is_told_so(runs, capsys):
     assert main([str(runs["off"]), "--k", "3", "--threshold", "8", "--steps", "2"]) == 0
     out = capsys.readouterr().out
-    assert "no draft was ever verified: what that costs is a guess" in out
-    assert "fewer than five training steps" in out
+    assert "no draft was ever verified: what that costs is a guess" in out and "fewer than five training steps" in out
 
 
 def test_of_equally_fast_candidates_the_one_that_wastes_least():
@@ -62,16 +58,6 @@ def test_of_equally_fast_candidates_the_one_that_wastes_least():
     assert best(trials).choice.threshold == 2
     assert best([*trials, trial(9.98, 0, 2, "context")]).choice.router == "verl", "it must be worth its while"
     assert best([*trials, trial(9.0, 0, 2, "context")]).choice.router == "context"
-
-
-def test_intervals_widen_with_the_error_of_the_simulation():
-    without, with_ = np.array([10.0, 12.0, 11.0]), np.array([5.0, 6.0, 5.5])
-    assert gains(without, with_, 0.0) == pytest.approx((2.0, 2.0, 2.0))
-    assert gains(without, with_, 0.1)[1:] == pytest.approx((2 * np.exp(-0.164), 2 * np.exp(0.164)), rel=0.02)
-
-
-def test_overrides_are_keys_of_the_recipe():
-    assert override(Choice("threshold", 4, 16)).endswith("num_speculative_tokens=4 speculation.batch_size_threshold=16")
     words = override(Choice("goodput", 8, router="context")).split()
     assert words[:2] == ["speculation=sam", "speculation.policy=goodput"]
     assert words[-2:] == ["routing=context", "routing.chunk_tokens=null"]

@@ -38,26 +38,32 @@ def test_no_choice_of_prefixes_is_better(seed):
     assert brought == pytest.approx(sum(acceptance[offsets[i] : offsets[i] + n].sum() for i, n in enumerate(lengths)))
 
 
-def test_steps_are_filled_up_to_a_captured_graph():
-    acceptance, offsets = np.full(12, 0.3, np.float32), np.arange(5) * 3
-    steep = linear(10.0, 0.0, 5.0)
-    assert Goodput(3, steep).choose(StepState(4), acceptance, offsets).sum() == 0
-    assert Goodput(3, steep, graph_sizes=(1, 2, 8, 16)).choose(StepState(4), acceptance, offsets).sum() == 4
-
-
-def test_a_uniform_step_costs_as_much_whichever_drafts_are_chosen():
-    """One good draft beside three poor ones: alone it would pay, not with rows for all."""
-    acceptance, offsets = np.array([0.9, 0.1, 0.1, 0.1], np.float32), np.arange(5)
-    for cost_per_token, chosen in ((0.2, 4), (0.8, 0)):
-        table = linear(4.0, 0.0, cost_per_token)
-        assert Goodput(1, table, uniform=True).choose(StepState(4), acceptance, offsets).sum() == chosen
-    assert Goodput(1, linear(4.0, 0.0, 0.8)).choose(StepState(4), acceptance, offsets).sum() == 1
+@pytest.mark.parametrize(
+    ("drafts", "per_token", "settings", "chosen"),
+    [
+        ([0.3] * 12, 5.0, {}, 0),
+        ([0.3] * 12, 5.0, {"graph_sizes": (1, 2, 8, 16)}, 4),  # filled up to a captured graph
+        # One good draft beside three poor ones: alone it would pay, not with rows for all.
+        ([0.9, 0.1, 0.1, 0.1], 0.2, {"uniform": True}, 4),
+        ([0.9, 0.1, 0.1, 0.1], 0.8, {"uniform": True}, 0),
+        ([0.9, 0.1, 0.1, 0.1], 0.8, {}, 1),
+    ],
+)
+def test_a_step_costs_what_its_shape_does(drafts, per_token, settings, chosen):
+    k = len(drafts) // 4
+    policy = Goodput(k, linear(10.0 if k == 3 else 4.0, 0.0, per_token), **settings)
+    assert policy.choose(StepState(4), np.array(drafts, np.float32), np.arange(5) * k).sum() == chosen
 
 
 def test_no_drafts_are_asked_for_where_none_could_pay():
     assert Goodput(3, linear(0.001, 0.0, 1.0)).plan(StepState(400)).budget == 0
     plan = Goodput(3, linear(63.0, 0.0, 1.0)).plan(StepState(63))
     assert plan.budget == 3 and plan.min_acceptance == pytest.approx(0.5, rel=0.01)
+    by_context = np.array([[[1.0, 100.0], [1.1, 400.0]]])
+    policy = Goodput(4, StepCost(np.array([1]), np.array([1, 5]), np.array([100, 10_000]), by_context))
+    acceptance, offsets = np.full(4, 0.6, np.float32), np.array([0, 4])
+    for context, chosen in ((100, 4), (10_000, 0)):
+        assert policy.choose(StepState(1, context=context), acceptance, offsets).sum() == chosen
 
 
 def test_drafts_that_do_not_pay_are_asked_for_less_and_less():
@@ -119,14 +125,6 @@ def test_the_same_steps_give_the_same_decisions():
         return decisions
 
     assert play() == play()
-
-
-def test_costs_depend_on_the_context():
-    cells = np.array([[[1.0, 100.0], [1.1, 400.0]]])
-    policy = Goodput(4, StepCost(np.array([1]), np.array([1, 5]), np.array([100, 10_000]), cells))
-    acceptance, offsets = np.full(4, 0.6, np.float32), np.array([0, 4])
-    for context, chosen in ((100, 4), (10_000, 0)):
-        assert policy.choose(StepState(1, context=context), acceptance, offsets).sum() == chosen
 
 
 # Draft tokens that seem too expensive are verified now and then: a table that says far too much is found out, and a
@@ -233,28 +231,11 @@ def test_rows_are_added_while_they_raise_tokens_per_millisecond(whole, cost, exp
     assert tokens == pytest.approx(0.9 + brought, abs=1e-6)
 
 
-def with_paths(per_token, **settings):
-    return Goodput(3, linear(10.0, 0.0, per_token), paths=3, **settings)
-
-
-@pytest.mark.parametrize("per_token, own", [(1e-6, [1, 2]), (5.0, [0, 0])])
-def test_goodput_takes_free_rows_and_leaves_dear_ones(per_token, own):
-    policy, state = with_paths(per_token), StepState(1)
-    policy.choose(state, np.array([0.9], np.float32), np.array([0, 1]))
-    assert policy.choose_paths(state, 1, ACCEPTANCE, OFFSETS, OVERHEAD).tolist() == own
-
-
-def test_the_table_reaches_to_the_most_tokens_of_all_paths():
-    assert len(with_paths(0.1).step_ms(StepState(4))) == 4 * (3 + 2 * 4) + 1
-    uniform = with_paths(0.1, uniform=True).step_ms(StepState(4))
-    assert np.all(uniform[1:13] == uniform[12]) and uniform[16] > uniform[12]
-
-
 def test_accepted_tokens_of_further_paths_are_expected_too():
     """Drafting pauses where they are not right, as it does with drafts alone, only sooner."""
     steps = {}
     for paths in (False, True):
-        policy, state, steps[paths] = with_paths(1e-6), StepState(1), 0
+        policy, state, steps[paths] = Goodput(3, linear(10.0, 0.0, 1e-6), paths=3), StepState(1), 0
         while policy.plan(state).budget:
             policy.choose(state, np.array([0.5], np.float32), np.array([0, 1]))
             if paths:

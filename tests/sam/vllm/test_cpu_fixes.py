@@ -1,4 +1,4 @@
-"""Linear layers on a CPU: rows that do not depend on the batch, weights that a sync can load, compiled graphs."""
+"""Linear layers on a CPU: rows that do not depend on the batch. Weight syncs and graphs are in tests/sam/engine."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from sam.vllm import cpu_fixes, row_classes
 
 ROOT = Path(__file__).parents[3]
 
-SHAPES = [(192, 576), (64, 640), (277, 128), (128, 128), (130, 514)]
+SHAPES = [(192, 576, False), (192, 576, True), (64, 640, False), (277, 128, True), (128, 128, False), (130, 514, True)]
 DTYPES = [torch.float32, torch.bfloat16]
 
 
@@ -43,10 +43,9 @@ def set_mode(mode):
     """`speculation.batch_invariant` of an engine that loads its model."""
     with pytest.MonkeyPatch.context() as patch:
         arguments = SpeculationConfig(batch_invariant=mode).vllm_arguments()
+        scheduler = SimpleNamespace(max_num_batched_tokens=4096)
         config = SimpleNamespace(
-            additional_config=arguments["additional_config"],
-            scheduler_config=SimpleNamespace(max_num_batched_tokens=4096),
-            speculative_config=None,
+            additional_config=arguments["additional_config"], scheduler_config=scheduler, speculative_config=None
         )
         patch.setattr(cpu_fixes, "get_current_vllm_config_or_none", lambda: config)
         yield
@@ -66,14 +65,14 @@ def apply(layer, x):
     return layer.cpu_linear(x, layer.weight, layer.bias)
 
 
-@pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "plain"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_rows_depend_neither_on_their_number_nor_on_their_place(shape, dtype, packed, bias, monkeypatch):
+def test_rows_depend_neither_on_their_number_nor_on_their_place(shape, dtype, packed, monkeypatch):
     if packed:
         needs_packed(dtype)
     monkeypatch.setattr(cpu_fixes, "PREFERENCE", (packed, not packed))
+    *shape, bias = shape
     layer = make_layer(shape, dtype, bias)
     assert layer.cpu_linear.packed == packed
     x = random(300, shape[1], dtype=dtype, seed=2)
@@ -108,34 +107,29 @@ def test_a_load_that_fails_counts_too():
     torch.testing.assert_close(apply(layer, x), 2 * before)
 
 
-def inject(monkeypatch, wrong):
-    """A packed kernel whose rows are a little off where `wrong(number of rows)`."""
-    original = cpu_fixes._product
-
-    def product(pack, weight, bias):
-        true = original(pack, weight, bias)
-        return true if pack is None else lambda rows: true(rows) * (1 + 1e-6 * wrong(len(rows)))
-
-    monkeypatch.setattr(cpu_fixes, "_product", product)
-
-
-def test_a_kernel_that_differs_for_few_rows_is_padded(monkeypatch):
+@pytest.mark.parametrize("differs_for", ["few rows", "all rows"])
+def test_a_kernel_that_differs_for_few_rows_is_padded_and_one_whose_rows_never_agree_is_not_used(
+    differs_for, monkeypatch
+):
     true = make_layer().cpu_linear.row_class.smallest  # without AVX-512 few rows differ by themselves
     monkeypatch.setattr(row_classes, "_known", {})
     row_classes.CACHE_FILE.unlink()
-    inject(monkeypatch, lambda rows: rows < 6)
-    layer, x = make_layer(), random(40, 576)
-    assert layer.cpu_linear.packed and layer.cpu_linear.row_class.smallest == max(6, true)
-    whole = apply(layer, x)
-    for count in range(1, 41):
-        assert torch.equal(apply(layer, x[:count]), whole[:count])
+    calls, original = [], cpu_fixes._product
 
+    def product(pack, weight, bias):
+        """A packed kernel whose rows are a little off."""
+        kernel = original(pack, weight, bias)
 
-def test_a_kernel_whose_rows_never_agree_is_not_used(monkeypatch):
-    calls = []
-    inject(monkeypatch, lambda rows: calls.append(rows) or len(calls))
+        def wrong(rows):
+            calls.append(rows)
+            return kernel(rows) * (1 + 1e-6 * (len(rows) < 6 if differs_for == "few rows" else len(calls)))
+
+        return kernel if pack is None else wrong
+
+    monkeypatch.setattr(cpu_fixes, "_product", product)
     layer, x = make_layer(), random(40, 576)
-    assert not layer.cpu_linear.packed
+    assert layer.cpu_linear.packed == (differs_for == "few rows")
+    assert not layer.cpu_linear.packed or layer.cpu_linear.row_class.smallest == max(6, true)
     whole = apply(layer, x)
     for count in range(1, 41):
         assert torch.equal(apply(layer, x[:count]), whole[:count])
@@ -166,15 +160,16 @@ def test_off_is_vllms_own_kernel(dtype, bias, monkeypatch):
         assert torch.equal(apply(layer, x), ops.onednn_mm(theirs, x, layer.bias))
 
 
-def cannot_pack(weight):
-    raise RuntimeError("could not create a primitive")
+@pytest.mark.parametrize("mode", ["off", "auto"])
+def test_a_kernel_that_cannot_be_made_is_not_used(mode, monkeypatch):
+    def cannot_pack(weight):
+        raise RuntimeError("could not create a primitive")
 
-
-def test_off_without_such_a_kernel_is_torchs_own(monkeypatch):
     monkeypatch.setattr(cpu_fixes, "_pack", cannot_pack)
-    with set_mode("off"):
+    with set_mode(mode):
         layer, x = make_layer(), random(3, 576)
-    assert torch.equal(apply(layer, x), torch.nn.functional.linear(x, layer.weight))
+    assert not layer.cpu_linear.packed
+    assert mode == "auto" or torch.equal(apply(layer, x), torch.nn.functional.linear(x, layer.weight)), "torch's own"
 
 
 STRICT = """
@@ -209,11 +204,6 @@ def test_in_mkls_strict_mode_fewer_rows_are_padded_and_threads_change_nothing(tm
     subprocess.run(command, env=environment, cwd=ROOT, check=True, timeout=600)
 
 
-def test_a_kernel_that_cannot_be_made_is_not_used(monkeypatch):
-    monkeypatch.setattr(cpu_fixes, "_pack", cannot_pack)
-    assert not make_layer().cpu_linear.packed
-
-
 def test_other_layers_are_left_alone():
     layer = torch.nn.Module()
     layer.weight = torch.nn.Parameter(torch.empty(4, 4, device="meta"), requires_grad=False)
@@ -222,31 +212,3 @@ def test_other_layers_are_left_alone():
     convolution = torch.nn.Conv1d(4, 4, 3)
     cpu_fixes.attach(convolution, remove_weight=True)
     assert convolution.weight.shape == (4, 4, 3)
-
-
-@torch._dynamo.config.patch(disable=False)
-@pytest.mark.parametrize("packed", [True, False], ids=["packed", "plain"])
-def test_compiled_graphs_follow_the_weight(packed, monkeypatch):
-    cpu_fixes._define_operator()
-    monkeypatch.setattr(cpu_fixes, "PREFERENCE", (packed, not packed))
-    layer = make_layer()
-    compiled = torch.compile(lambda x: apply(layer, x) * 2, backend="aot_eager", fullgraph=True, dynamic=True)
-    packs, pack = [], cpu_fixes._pack
-    monkeypatch.setattr(cpu_fixes, "_pack", lambda weight: packs.append(1) or pack(weight))
-    for seed in (5, 6):
-        layer.weight.data.copy_(random(192, 576, seed=seed))
-        cpu_fixes.attach(layer)
-        for rows in (1, 5, 40):
-            x = random(rows, 576, seed=7)
-            with torch.inference_mode():
-                assert torch.equal(compiled(x), apply(layer, x) * 2)
-    assert len(packs) == (2 if packed else 0)
-
-
-@pytest.mark.parametrize("shape", [(192, 576), (128, 128)], ids=["any rows", "multiples of 8"])
-@pytest.mark.parametrize("largest", [4096, 4095])
-def test_graphs_call_the_kernel_itself_if_the_largest_batch_was_compared(shape, largest, monkeypatch):
-    monkeypatch.setattr(row_classes, "find_row_class", lambda *arguments: row_classes.RowClass(1, largest))
-    monkeypatch.setattr(cpu_fixes, "LinearBase", torch.nn.Module)
-    with set_mode("auto"):
-        assert make_layer(shape).cpu_linear.is_direct == (largest == 4096)

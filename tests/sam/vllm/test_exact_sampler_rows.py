@@ -1,14 +1,15 @@
 """The sampler without an engine: log-probabilities of drafted rows, the self-check, waits for the device."""
 
+import types
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.v1.sample.sampler import Sampler
 
 from sam import verify
 from sam.vllm import exact_sampler, rejection_sampler
+from tests.sam.verify.cost import Operations
 
 VOCABULARY = 50
 
@@ -77,79 +78,41 @@ class OtherRunner(SimpleNamespace):
         return self.sampler(None, None)
 
 
-def checked(kind):
-    checked = kind(**vars(runner(3)))
+def call_sampler(sampler):
+    checked = (OtherRunner if sampler == "another" else Runner)(**vars(runner(3)))
     checked._sample = exact_sampler.ExactSampler(checked)
-    return checked
+    exact_sampler.self_check(checked)
 
 
-def test_self_check_sees_a_runner_that_samples_elsewhere():
-    with pytest.raises(RuntimeError, match="does not call _sample"):
-        exact_sampler.self_check(checked(OtherRunner))
-
-
-def test_self_check_sees_wrong_tokens(monkeypatch):
-    monkeypatch.setattr(verify, "sample_inverse_cdf", lambda logits, *_: logits.argmin(-1))
-    with pytest.raises(RuntimeError, match="known logits gave"):
-        exact_sampler.self_check(checked(Runner))
-
-
-class Module(SimpleNamespace):
-    """What vLLM's module of the rejection sampler is for `rejection`: names, looked up at every call."""
-
-
-def rejection_runner(call):
-    module = Module(__name__="module", rejection_sample=None)
+def verify_drafts(sampler):
+    """vLLM's rejection sampler, which looks its functions up in its module, or has bound them before."""
+    module = types.ModuleType("module")
+    module.rejection_sample = None
     rejection_sampler.install(module)
-    return SimpleNamespace(device="cpu", rejection_sampler=call(module)), module
+    function = verify.rejection_sample if sampler == "another" else module.rejection_sample
 
-
-def through(module):
     def call(metadata, draft_probs, logits, sampling):
         rows = logits[metadata.target_logits_indices]
         bonus = logits[metadata.bonus_logits_indices].argmax(-1)[:, None]
         drafts = metadata.draft_token_ids, metadata.num_draft_tokens, metadata.max_spec_len
-        tokens = module.rejection_sample(*drafts, metadata.cu_num_draft_tokens, draft_probs, rows, bonus, sampling)
+        tokens = function(*drafts, metadata.cu_num_draft_tokens, draft_probs, rows, bonus, sampling)
         return SimpleNamespace(sampled_token_ids=tokens)
 
-    return call
+    rejection_sampler.self_check(SimpleNamespace(device="cpu", rejection_sampler=call), module)
 
 
-def test_rejection_self_check_sees_a_sampler_that_verifies_elsewhere():
-    def elsewhere(module):
-        kept = Module(rejection_sample=verify.rejection_sample)  # bound before the installation
-        return through(kept)
-
-    with pytest.raises(RuntimeError, match="does not call module.rejection_sample"):
-        rejection_sampler.self_check(*rejection_runner(elsewhere))
-
-
-def test_rejection_self_check_sees_wrong_tokens(monkeypatch):
-    model_runner, module = rejection_runner(through)
+@pytest.mark.parametrize(
+    ("check", "elsewhere"),
+    [(call_sampler, "does not call _sample"), (verify_drafts, "does not call module.rejection_sample")],
+)
+def test_self_checks_see_a_runner_that_samples_elsewhere_and_wrong_tokens(check, elsewhere, monkeypatch):
+    with pytest.raises(RuntimeError, match=elsewhere):
+        check("another")
+    check("ours")
+    monkeypatch.setattr(verify, "sample_inverse_cdf", lambda logits, *_: logits.argmin(-1))
     monkeypatch.setattr(verify, "rejection_sample", lambda drafts, *_, **__: torch.zeros(3, 3, dtype=torch.int32))
     with pytest.raises(RuntimeError, match="known logits gave"):
-        rejection_sampler.self_check(model_runner, module)
-
-
-class Waits(TorchDispatchMode):
-    """Notes what makes a host wait for its device: a value that is read, a size that depends on values, a copy from
-    memory that is not pinned."""
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        keywords, name = keywords or {}, function.overloadpacket.__name__
-        first = next((one for one in arguments if isinstance(one, torch.Tensor)), None)
-        moves = name == "_to_copy" and keywords.get("device") not in (None, first.device)
-        blocks = moves and not keywords.get("non_blocking")
-        indices = arguments[1] if name.startswith(("index", "_index")) and len(arguments) > 1 else ()
-        if any(getattr(one, "dtype", None) == torch.bool for one in indices if one is not None):
-            self.found.append("nonzero")
-        if blocks or name in ("nonzero", "_local_scalar_dense", "is_nonzero", "equal", "masked_select", "unique"):
-            self.found.append(name)
-        return function(*arguments, **keywords)
+        check("ours")
 
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["drawn", "greedy too"])
@@ -166,13 +129,13 @@ def test_the_host_waits_for_no_device(monkeypatch, counts, mixed):
     )
     sampler = exact_sampler.ExactSampler(made)
     logits = torch.empty(4 + sum(counts or ()), 5000, device="meta")
-    with Waits() as waits:
+    with Operations() as seen:
         output = sampler(logits, step)
-    assert waits.found == [] and output.sampled_token_ids.shape == (4, 4 if counts else 1)
+    assert seen.waits == [] and output.sampled_token_ids.shape == (4, 4 if counts else 1)
 
 
 def test_a_wait_would_be_seen():
     values = torch.arange(4)
-    with Waits() as waits:
+    with Operations() as seen:
         values.to("meta"), values[values > 1], values.sum().item()
-    assert sorted(waits.found) == ["_local_scalar_dense", "_to_copy", "nonzero"]
+    assert [name.split(".")[0] for name in seen.waits] == ["_to_copy", "index", "_local_scalar_dense"]

@@ -7,25 +7,20 @@ import pytest
 
 from sam.config import SpeculationConfig
 from sam.vllm import patches, plugin, ranks
-from sam.vllm.plugin import check_installed, check_scheduling
-
-
-def runner(drafter, use_async_spec_decode: bool):
-    return SimpleNamespace(
-        drafter=drafter,
-        use_async_scheduling=True,
-        use_async_spec_decode=use_async_spec_decode,
-        speculative_config=SimpleNamespace(method="mtp"),
-    )
 
 
 def test_exact_verification_refuses_positions_that_are_on_the_device():
-    config = SpeculationConfig()
+    def check(on_the_device, drafter=None, **settings):
+        speculative = SimpleNamespace(method="mtp")
+        flags = {"use_async_scheduling": True, "use_async_spec_decode": on_the_device}
+        runner = SimpleNamespace(drafter=drafter, speculative_config=speculative, **flags)
+        plugin.check_scheduling(runner, SpeculationConfig(**settings))
+
     with pytest.raises(ValueError, match="verification=exact.*'mtp'.*async_scheduling=False"):
-        check_scheduling(runner(SimpleNamespace(), True), config)
-    check_scheduling(runner(SimpleNamespace(), True), SpeculationConfig(verification="rejection"))
-    check_scheduling(runner(SimpleNamespace(), False), config)
-    check_scheduling(runner(SimpleNamespace(bind=None), True), config)  # sam's, which counts on the host
+        check(True)
+    check(True, verification="rejection")
+    check(False)
+    check(True, SimpleNamespace(bind=None))  # sam's, which counts on the host
 
 
 @pytest.mark.parametrize(
@@ -43,12 +38,9 @@ def test_exact_verification_refuses_positions_that_are_on_the_device():
 )
 def test_the_drafter_is_the_one_for_the_engines_scheduling(method, has, scheduling, expected):
     wanted = SpeculationConfig(method, "folder", async_scheduling=scheduling)
-    status = {"drafter": has, "verification": "exact"}
-    if expected is None:
-        check_installed(wanted, status)
-    else:
-        with pytest.raises(RuntimeError, match=f"drafter {has}, expected {expected}"):
-            check_installed(wanted, status)
+    refused = pytest.raises(RuntimeError, match=f"drafter {has}, expected {expected}")
+    with refused if expected else contextlib.nullcontext():
+        plugin.check_installed(wanted, {"drafter": has, "verification": "exact"})
 
 
 def test_a_vllm_that_is_not_known_is_left_alone_and_named_once(monkeypatch, caplog):
@@ -82,12 +74,6 @@ def test_the_second_model_runner_is_refused():
     plugin.check_runner(SimpleNamespace(_sample=None))
 
 
-ALONE = {
-    "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "prefill_context_parallel_size": 1,
-    "distributed_executor_backend": "mp",
-}  # fmt: skip
-
-
 @pytest.mark.parametrize(
     "several",
     [
@@ -97,7 +83,8 @@ ALONE = {
     ],
 )
 def test_ranks_that_could_not_agree_under_asynchronous_scheduling_are_refused(several):
-    name, value = list(several.items())[-1]
+    sizes = dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size"), 1)
+    alone, (name, value) = sizes | {"distributed_executor_backend": "mp"}, list(several.items())[-1]
     with pytest.raises(ValueError, match=f"with {name}={value}: .*: set speculation.async_scheduling=off"):
-        ranks.check_async(SimpleNamespace(**ALONE | several))
-    ranks.check_async(SimpleNamespace(**ALONE | {"tensor_parallel_size": 2}))
+        ranks.check_async(SimpleNamespace(**alone | several))
+    ranks.check_async(SimpleNamespace(**alone | {"tensor_parallel_size": 2}))

@@ -1,4 +1,4 @@
-"""The proposer follows requests by id through every change of the batch, and never fails a rollout."""
+"""What the proposer makes of requests and hints, when it asks its policy, and what it keeps and shares."""
 
 from types import SimpleNamespace
 
@@ -6,14 +6,60 @@ import numpy as np
 import pytest
 
 from sam.corpus import corpus_of, save_corpus
-from sam.drafting.shape import FILLER
+from sam.sharing import drafter
+from sam.sharing.client import Client
 from sam.switch.policies import Threshold
 from sam.switch.step_cost import linear
+from sam.vllm import proposer as module
 from sam.vllm.hints import RequestHints, is_continued
+from sam.vllm.proposer import SamProposer
 from sam.vllm.ranks import keep_other_ranks_tokens
 from sam.vllm.tracked_requests import MAX_STEPS_BEHIND
-from tests.sam.history.kept import kept as kept_in
-from tests.sam.vllm.model_runner import LENGTH, make_proposer
+from tests.sam.history.kept import kept
+from tests.sam.sharing.channel import Channel
+
+LENGTH = 64
+
+
+class Runner:
+    """What a proposer reads of vLLM's model runner: the batch's rows, and which requests exist."""
+
+    def __init__(self, vllm_config=None):
+        self.requests, self.texts = {}, {}
+        self.vllm_config, self.input_batch = vllm_config, SimpleNamespace(req_ids=[])
+
+    def add(self, name, prompt, sampling_params=None):
+        self.requests[name] = SimpleNamespace(
+            prompt_token_ids=prompt, num_prompt_tokens=len(prompt), output_token_ids=[], sampling_params=sampling_params
+        )
+        self.texts[name] = list(prompt)
+
+    def step(self, proposer, batch, new):
+        """One engine step with `batch` as rows, in which each request's `new` tokens came out."""
+        tokens = np.zeros((8, LENGTH), np.int32)
+        counts = np.zeros(8, np.int32)
+        self.input_batch.req_ids = list(batch)
+        for row, name in enumerate(batch):
+            self.texts[name] += new.get(name, [])
+            self.requests[name].output_token_ids += new.get(name, [])
+            text = self.texts[name]
+            tokens[row, : len(text)], counts[row] = text, len(text)
+        drafts = proposer.propose([new.get(name, []) for name in batch], counts, tokens)
+        return dict(zip(batch, drafts, strict=True))
+
+
+def make_proposer(**settings):
+    config = SimpleNamespace(
+        additional_config={"speculation": {"policy": "always", **settings}},
+        speculative_config=SimpleNamespace(num_speculative_tokens=3),
+        model_config=SimpleNamespace(max_model_len=LENGTH, model="a model"),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1, distributed_executor_backend="uni"),
+        scheduler_config=SimpleNamespace(max_num_seqs=8),
+    )
+    made = SamProposer(config)
+    made.runner = Runner(config)
+    made.bind(made.runner)
+    return made
 
 
 @pytest.fixture
@@ -21,83 +67,21 @@ def proposer():
     return make_proposer()
 
 
-def test_rows_change_and_drafts_stay_with_their_requests(proposer):
-    runner = proposer.runner
-    runner.add("a", [1, 2])
-    runner.add("b", [5, 6])
-    runner.step(proposer, ["a", "b"], {"a": [3, 1], "b": [7, 5]})
-    assert runner.step(proposer, ["b", "a"], {"a": [2], "b": [6]}) == {"a": [3, 1, 2], "b": [7, 5, 6]}
+def hints(**told):
+    return SimpleNamespace(extra_args=RequestHints(prompt_tokens=2, **told).extra_args())
 
 
-def test_preempted_request_returns_with_tokens_it_was_not_followed_for(proposer):
-    runner = proposer.runner
-    for name, prompt in {"a": [1, 2], "b": [9]}.items():
-        runner.add(name, prompt)
-    runner.step(proposer, ["a", "b"], {"a": [3], "b": [8]})
-    runner.step(proposer, ["b"], {"b": [7]})  # a is preempted: out of the batch, still a request
-    assert proposer.counters["tracked_requests"] == 2
-    runner.texts["a"] += [4, 1]  # as when a step's tokens were not shown to the proposer
-    assert runner.step(proposer, ["b", "a"], {"a": [2], "b": [6]})["a"] == [3, 4, 1]
-    assert proposer.drafter.num_tokens("a") == len(runner.texts["a"])
-    assert proposer.counters["tracked_requests"] == 2 and proposer.counters["draft_errors"] == 0
-
-
-def test_finished_and_aborted_requests_are_released_and_still_help_their_siblings(proposer):
-    runner = proposer.runner
-    for name in "ab":
-        runner.add(name, [1, 2])
-    runner.step(proposer, ["a", "b"], {"a": [3, 4, 5], "b": [6]})
-    del runner.requests["a"], runner.requests["b"]
-    runner.add("c", [1, 2])
-    drafts = runner.step(proposer, ["c"], {"c": [3]})
-    assert set(proposer.tracked.states) == {"c"}
-    assert drafts["c"] == [4, 5]
-
-
-def test_a_part_of_a_response_belongs_to_the_group_of_the_responses_own_prompt(proposer):
-    runner = proposer.runner
-    runner.add("a", [1, 2])
-    hints = RequestHints(prompt_tokens=2, response_limit=20).extra_args()
-    runner.add("b", [1, 2, 3], SimpleNamespace(extra_args=hints))
-    drafts = runner.step(proposer, ["a", "b"], {"a": [3, 4, 5], "b": [4]})
-    assert drafts["b"] == [5] and len(proposer.drafter.groups) == 1
-
-
-def test_a_later_turn_is_text_of_the_conversations_group(proposer):
+def test_a_later_turn_and_a_part_of_a_response_are_text_of_the_group_of_the_first_prompt(proposer):
     """What a tool answered, 8 and 9, is drafted for a sibling; the first turn is there once."""
     runner = proposer.runner
     runner.add("a", [1, 2])
     runner.step(proposer, ["a"], {"a": [3, 4]})
     del runner.requests["a"]
-    hints = RequestHints(prompt_tokens=2, turn=2).extra_args()
-    runner.add("b", [1, 2, 3, 4, 8, 9], SimpleNamespace(extra_args=hints))
-    runner.add("c", [1, 2])
-    assert runner.step(proposer, ["b", "c"], {"b": [5], "c": [4]})["c"] == [8, 9, 5]
-    assert len(proposer.drafter.groups) == 1 and proposer.drafter.store.groups["num_tokens"].sum() == 2 + 2 + 3 + 1
-
-
-def test_uniform_drafts_are_whole_for_every_request_or_for_none():
-    proposer = make_proposer(draft_shape="uniform")
-    runner = proposer.runner
-    runner.add("a", [1, 2, 3, 1, 2])
-    runner.add("b", [9])
-    drafts = runner.step(proposer, ["a", "b"], {"a": [3], "b": [8]})
-    assert drafts == {"a": [1, 2, 3], "b": [FILLER] * 3}
-    assert proposer.last.drafted == 6 and proposer.counters["filled_draft_tokens"] == 3
-    runner.texts["b"] += [7] * (LENGTH - 5)  # no room for three tokens
-    assert runner.step(proposer, ["a", "b"], {"a": [1], "b": [7]}) == {"a": [], "b": []}
-    assert proposer.last.drafted == 0 and proposer.counters["filled_draft_tokens"] == 3
-
-
-def test_fault_is_counted_and_the_step_goes_on(proposer, monkeypatch):
-    runner, said = proposer.runner, []
-    monkeypatch.setattr("sam.vllm.proposer.logger.exception", said.append)
-    runner.add("a", [1, 2, 1])
-    proposer.drafter.draft = None
-    for _ in range(3):
-        assert runner.step(proposer, ["a"], {"a": [2]}) == {"a": []}
-    assert proposer.counters["draft_errors"] == 3
-    assert len(said) == 1 and "drafting failed" in said[0]
+    runner.add("next turn", [1, 2, 3, 4, 8, 9], hints(turn=2))
+    runner.add("part", [1, 2, 3], hints(response_limit=20))
+    assert runner.step(proposer, ["next turn", "part"], {"next turn": [5], "part": [4]})["part"] == [8, 9, 5]
+    assert len(proposer.drafter.groups) == 1
+    assert proposer.drafter.store.groups["num_tokens"].sum() == 2 + 2 + 3 + 1
 
 
 def test_request_that_cannot_be_followed_gets_no_drafts_and_the_others_do(proposer, monkeypatch):
@@ -115,24 +99,6 @@ def test_request_that_cannot_be_followed_gets_no_drafts_and_the_others_do(propos
         drafts = runner.step(proposer, ["long", "short"], {"long": [1], "short": [2, 1]})
         assert drafts["long"] == [] and drafts["short"]
     assert (proposer.counters["untracked_requests"], proposer.counters["draft_errors"]) == (1, 0)
-    del runner.requests["long"]
-    runner.step(proposer, ["short"], {"short": [2]})
-    assert not proposer.tracked.untracked
-
-
-def test_history_outlives_the_step_and_old_policies_leave_first():
-    proposer = make_proposer(scope="history", history_tokens=10)
-    runner = proposer.runner
-    for version, name in enumerate(("old", "new")):
-        runner.add(name, [7 + version, 1])
-        runner.step(proposer, [name], {name: [2, 3, 4]})
-        del runner.requests[name]
-        runner.step(proposer, [], {})
-        proposer.weights_updated()
-    assert proposer.counters["policy_version"] == 2
-    assert proposer.counters["evicted_groups"] == 0
-    runner.add("old again", [7, 1])
-    assert runner.step(proposer, ["old again"], {"old again": [2]})["old again"] == [3, 4]
 
 
 def test_corpus_is_drafted_from(tmp_path):
@@ -148,8 +114,7 @@ def test_a_table_of_another_engine_leaves_the_threshold(tmp_path, monkeypatch):
     monkeypatch.setattr("sam.vllm.warmup_cost.logger.warning", lambda text, *values: warnings.append(text % values))
     linear(1.0, 0.0, 0.1, fingerprint={"device": "A3"}).save(path)
     monkeypatch.setattr("sam.vllm.warmup_cost.fingerprint", lambda config: {"device": "cpu"})
-    proposer = make_proposer(policy="goodput", step_cost=str(path))
-    assert isinstance(proposer.policy, Threshold)
+    assert isinstance(make_proposer(policy="goodput", step_cost=str(path)).policy, Threshold)
     assert len(warnings) == 1 and "is of device=A3, this engine has device=cpu" in warnings[0]
     monkeypatch.setattr("sam.vllm.warmup_cost.fingerprint", lambda config: {"device": "A3"})
     assert make_proposer(policy="goodput", step_cost=str(path)).policy.has_table
@@ -157,8 +122,7 @@ def test_a_table_of_another_engine_leaves_the_threshold(tmp_path, monkeypatch):
 
 def test_without_drafts_the_drafter_is_called_now_and_then_and_misses_nothing():
     proposer = make_proposer(policy="threshold", batch_size_threshold=1)
-    runner, appended = proposer.runner, []
-    append = proposer.drafter.append
+    runner, appended, append = proposer.runner, [], proposer.drafter.append
     proposer.drafter.append = lambda *arguments: (appended.append(len(arguments[1])), append(*arguments))
     runner.add("a", [1, 2])
     runner.add("c", [1, 2])
@@ -171,30 +135,24 @@ def test_without_drafts_the_drafter_is_called_now_and_then_and_misses_nothing():
     runner.add("b", [1, 2])
     assert runner.step(proposer, ["b"], {"b": [3]})["b"] == finished[3:6]
     assert appended[1:] == [5, 5, 1], "what the finished requests had written since, and the new one"
-    assert set(proposer.tracked.states) == {"b"} and proposer.counters["draft_errors"] == 0
 
 
 def test_a_policy_is_not_asked_while_its_answer_holds_but_at_once_when_the_batch_changes():
     proposer = make_proposer(policy="threshold", batch_size_threshold=1)
-    runner, asked = proposer.runner, []
-    plan = proposer.policy.plan
+    runner, asked, plan = proposer.runner, [], proposer.policy.plan
     proposer.policy.plan = lambda state: (asked.append(state.steps_since_plan), plan(state))[1]
     for name in "abc":
         runner.add(name, [1, 2])
-    for _ in range(9):
-        runner.step(proposer, ["a", "b", "c"], {"a": [3], "b": [3], "c": [3]})
-    assert asked == [1]
-    runner.step(proposer, ["a", "b"], {"a": [3], "b": [3]})
-    assert asked == [1, 9]
-    runner.step(proposer, ["a"], {"a": [3]})
-    assert asked == [1, 9, 1] and runner.step(proposer, ["a"], {"a": [3]})["a"] and asked == [1, 9, 1, 1]
-    assert proposer.counters["skipped_steps"] == 10
+    for batch, times, expected in (("abc", 9, [1]), ("ab", 1, [1, 9]), ("a", 2, [1, 9, 1, 1])):
+        for _ in range(times):
+            drafts = runner.step(proposer, batch, {name: [3] for name in batch})
+        assert asked == expected
+    assert drafts["a"] and proposer.counters["skipped_steps"] == 10
 
 
-def test_a_step_is_shown_to_the_policy_only_if_it_is_the_one_that_was_planned():
-    proposer, seen = make_proposer(), []
+def test_a_step_is_shown_to_the_policy_only_if_it_is_the_one_that_was_planned(proposer):
+    seen, runner = [], proposer.runner
     proposer.policy.observe = lambda state, drafted, accepted, ms: seen.append((state.running, drafted, accepted))
-    runner = proposer.runner
     runner.add("a", [1, 2, 1, 2])
     runner.step(proposer, ["a"], {"a": [1]})  # its prompt's step
     assert len(runner.step(proposer, ["a"], {"a": [2, 1]})["a"]) == 3
@@ -209,12 +167,10 @@ def test_a_step_is_shown_to_the_policy_only_if_it_is_the_one_that_was_planned():
     assert len(seen) == 2
 
 
-def test_a_step_is_planned_by_the_other_ranks_tokens_before_it_and_learnt_from_by_its_own():
-    proposer, planned, seen = make_proposer(), [], []
-    plan = proposer.policy.plan
+def test_a_step_is_planned_by_the_other_ranks_tokens_before_it_and_learnt_from_by_its_own(proposer):
+    planned, seen, plan, runner = [], [], proposer.policy.plan, proposer.runner
     proposer.policy.plan = lambda state: (planned.append(state.max_num_tokens_other_dp_ranks), plan(state))[1]
     proposer.policy.observe = lambda state, drafted, accepted, ms: seen.append(state.max_num_tokens_other_dp_ranks)
-    runner = proposer.runner
     runner.add("a", [1, 2, 1, 2])
     for rows, tokens in ((7, [1]), (11, [2, 1]), (5, [2, 1])):
         runner.sam_max_num_tokens_other_dp_ranks = rows
@@ -248,29 +204,6 @@ def test_a_rank_does_not_take_its_own_rows_for_those_of_others(across, tokens, l
     assert runner.sam_max_num_tokens_other_dp_ranks == largest
 
 
-@pytest.fixture
-def with_history(tmp_path):
-    """A proposer whose history lasts."""
-    made = make_proposer(scope="history", history_path=str(tmp_path / "history"))
-    yield made
-    made.tracked.history.stop()
-
-
-def kept(tmp_path, prompt):
-    return sum(kept_in(tmp_path / "history", prompt), [])
-
-
-def test_the_last_responses_of_a_rollout_are_kept_at_the_weight_sync(with_history, tmp_path):
-    proposer = with_history
-    runner = proposer.runner
-    runner.add("a", [1, 2])
-    runner.step(proposer, ["a"], {"a": [3, 4, 5]})
-    runner.requests.clear()  # it has ended, and no step follows
-    proposer.weights_updated()
-    proposer.tracked.history.stop()
-    assert kept(tmp_path, [1, 2]) == [3, 4, 5] and proposer.counters["draft_errors"] == 0
-
-
 @pytest.mark.parametrize(
     ("output", "limit", "written"),
     [
@@ -285,19 +218,19 @@ def test_the_last_responses_of_a_rollout_are_kept_at_the_weight_sync(with_histor
         ([4, 5, 6], None, [3, 4, 5, 6]),
     ],
 )
-def test_of_a_response_in_parts_the_whole_is_kept_once(with_history, tmp_path, output, limit, written):
-    """A part of three tokens, after one that had the token 3."""
+def test_of_a_response_in_parts_the_whole_is_kept_once_at_the_weight_sync(tmp_path, output, limit, written):
+    """A part of three tokens, after one that had the token 3; it has ended, and no step follows."""
     from vllm import SamplingParams
 
-    proposer = with_history
-    runner = proposer.runner
-    hints = RequestHints(prompt_tokens=2, response_limit=limit)
-    runner.add("a", [1, 2, 3], SamplingParams(max_tokens=3, stop_token_ids=[2], extra_args=hints.extra_args()))
-    runner.step(proposer, ["a"], {"a": output})
-    runner.requests.clear()
+    proposer = make_proposer(scope="history", history_path=str(tmp_path))
+    told = RequestHints(prompt_tokens=2, response_limit=limit).extra_args()
+    proposer.runner.add("a", [1, 2, 3], SamplingParams(max_tokens=3, stop_token_ids=[2], extra_args=told))
+    proposer.runner.step(proposer, ["a"], {"a": output})
+    proposer.runner.requests.clear()
     proposer.weights_updated()
     proposer.tracked.history.stop()
-    assert kept(tmp_path, [1, 2]) == written and proposer.counters["draft_errors"] == 0
+    assert sum(kept(tmp_path, [1, 2]), []) == written and proposer.counters["draft_errors"] == 0
+    assert proposer.counters["policy_version"] == 1
 
 
 def test_a_response_whose_last_token_is_still_under_way_has_ended():
@@ -309,8 +242,27 @@ def test_a_response_whose_last_token_is_still_under_way_has_ended():
         assert is_continued(SimpleNamespace(sampling_params=parameters, output_token_ids=output)) is goes_on
 
 
-def test_a_request_that_cannot_be_tracked_is_forgotten(with_history):
-    proposer = with_history
-    proposer.runner.add("a", [])
-    proposer.runner.step(proposer, ["a"], {"a": [3]})
-    assert proposer.counters["untracked_requests"] == 1 and not proposer.tracked.history._keys
+def test_text_is_shared_in_each_interval_while_nobody_drafts_and_by_the_rank_that_drafts(monkeypatch):
+    monkeypatch.setattr(drafter, "Link", lambda address: Channel())
+    monkeypatch.setattr(Client, "start", lambda self: None)
+    settings = {"sharing": "replicas", "policy": "threshold", "batch_size_threshold": 0}
+    proposer, other_rank = make_proposer(**settings), make_proposer(**settings)
+    other_rank.is_drafting_rank = False
+    for one in (proposer, other_rank):
+        one.share("address")
+    assert other_rank.drafter.client is None
+    clock, sent, put = SimpleNamespace(now=0.0), {}, proposer.drafter.client.put
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+
+    def noted(event, *arguments):
+        if event == "append":
+            sent[step] = arguments[2].tolist()
+        put(event, *arguments)
+
+    monkeypatch.setattr(proposer.drafter.client, "put", noted)
+    proposer.runner.add("a", [1, 2])
+    for step in range(45):
+        clock.now = 0.04 * step
+        assert proposer.runner.step(proposer, ["a"], {"a": [step]}) == {"a": []}
+    assert list(sent) == list(range(0, 45, 3)), "every 120 ms"
+    assert sum(sent.values(), []) == list(range(43)) and proposer.counters["draft_errors"] == 0

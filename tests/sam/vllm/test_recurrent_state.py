@@ -2,6 +2,7 @@
 
 import pytest
 from transformers import AutoConfig
+from vllm.config import ModelConfig
 
 from sam.vllm.plugin import check_recurrent_state, register
 
@@ -14,6 +15,7 @@ RECURRENT = {
     "falcon_h1": ("FalconH1ForCausalLM", "hybrid", {}),
     "lfm2": ("Lfm2ForCausalLM", "conv", {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}),
 }
+SETTINGS = {"skip_tokenizer_init": True, "dtype": "bfloat16"}
 OTHERS = {
     "qwen3": ("Qwen3ForCausalLM", {}),
     "gemma3_text": ("Gemma3ForCausalLM", {}),
@@ -32,16 +34,10 @@ def save_config(folder, name, architecture, fields) -> str:
     return str(folder)
 
 
-def model_config(*arguments):
-    from vllm.config import ModelConfig
-
-    return ModelConfig(save_config(*arguments), skip_tokenizer_init=True, dtype="bfloat16")
-
-
 @pytest.mark.parametrize("name", RECURRENT)
 def test_drafters_that_may_pause_are_refused_by_the_kind_of_layers(tmp_path, name):
     architecture, layers, fields = RECURRENT[name]
-    model = model_config(tmp_path, name, architecture, fields)
+    model = ModelConfig(save_config(tmp_path, name, architecture, fields), **SETTINGS)
     for method in ("custom_class", "ngram", "ngram_gpu", "suffix", "draft_model", "eagle3"):
         with pytest.raises(ValueError, match=f"a model with {layers} layers.*set speculation=off"):
             check_recurrent_state(model, method)
@@ -51,7 +47,7 @@ def test_drafters_that_may_pause_are_refused_by_the_kind_of_layers(tmp_path, nam
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_models_pass(tmp_path, name):
-    check_recurrent_state(model_config(tmp_path, name, *OTHERS[name]), "ngram")
+    check_recurrent_state(ModelConfig(save_config(tmp_path, name, *OTHERS[name]), **SETTINGS), "ngram")
 
 
 @pytest.mark.engine

@@ -22,11 +22,6 @@ def exact(rows):
     return rows.double().mul(1024).round() @ WEIGHT.mul(1024).round().T
 
 
-def wrong_where(wrong):
-    """A kernel whose rows differ in their last bits where `wrong(number of rows)`."""
-    return lambda rows: exact(rows) + (1 if wrong(len(rows)) else 0)
-
-
 def find(*products):
     return find_row_class(products, 8, 16, torch.float32)
 
@@ -45,39 +40,28 @@ def find(*products):
     ids=["all", "one row", "few", "two numbers", "many", "few and many", "every number another"],
 )
 def test_the_class_around_64_rows_is_found(wrong, expected):
-    assert find(wrong_where(wrong)) == expected
-
-
-def test_a_kernel_whose_rows_depend_on_their_place_has_no_class():
-    assert find(lambda rows: exact(rows) + (torch.arange(len(rows)) % 16 == 0)[:, None]) is None
-
-
-def adding_in(order, weight):
-    """Products of bfloat16 that are summed in float32 in that order, and rounded."""
-
-    def product(rows):
-        total = torch.zeros(len(rows), len(weight))
-        for at in order:
-            total += rows[:, at, None].float() * weight[:, at].float()
-        return total.to(torch.bfloat16)
-
-    return product
+    """Rows of the kernel differ in their last bits where `wrong(number of rows)`."""
+    assert find(lambda rows: exact(rows) + (1 if wrong(len(rows)) else 0)) == expected
+    by_place = find(lambda rows: exact(rows) + (torch.arange(len(rows)) % 16 == 0)[:, None])
+    assert by_place is None, "rows that depend on their place have no class"
 
 
 def test_the_order_of_sums_shows_in_bfloat16():
     """Sums of size 1 hide it: of those of normal numbers, rounded, none of 2,048 differs here."""
-    forward, backward = range(64), range(63, -1, -1)
 
-    def differ(rows, weight):
-        return int((adding_in(forward, weight)(rows) != adding_in(backward, weight)(rows)).sum())
+    def sums(rows, weight, step=1):
+        """Products of bfloat16 that are summed in float32 in an order, and rounded."""
+        total = torch.zeros(len(rows), len(weight))
+        for at in range(64)[::step]:
+            total += rows[:, at, None].float() * weight[:, at].float()
+        return total.to(torch.bfloat16)
 
     plain = [torch.randn(n, 64, generator=torch.Generator().manual_seed(n)).bfloat16() for n in (256, 8)]
-    weight = rounding_sensitive(8, 64, torch.bfloat16, seed=1, sign=-1)
-    assert differ(*plain) == 0
-    assert differ(rounding_sensitive(256, 64, torch.bfloat16, seed=0), weight) > 500
+    rows, weight = (rounding_sensitive(n, 64, torch.bfloat16, seed=n, sign=sign) for n, sign in ((256, 1), (8, -1)))
+    assert (sums(*plain) != sums(*plain, -1)).sum() == 0 and (sums(rows, weight) != sums(rows, weight, -1)).sum() > 500
 
     def kernel(rows):
-        return adding_in(backward if len(rows) == 18 else forward, weight)(rows)
+        return sums(rows, weight, -1 if len(rows) == 18 else 1)
 
     assert find_row_class([kernel], 8, 64, torch.bfloat16) == RowClass(19, 8192)
 

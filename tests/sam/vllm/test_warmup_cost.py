@@ -53,20 +53,10 @@ def test_every_rank_runs_the_passes_of_the_first(monkeypatch):
     assert fast.passes == slow.passes
 
 
-class Runner:
+class Runner(SimpleNamespace):
     """What a worker calls of a model runner while an engine starts; 4 requests with 3 drafts each, of 8 tokens."""
 
-    max_num_tokens = 8
-
-    def __init__(self, graphs, engine):
-        modes = SimpleNamespace(cudagraph_mode=graphs and CUDAGraphMode[graphs], cudagraph_capture_sizes=[8, 4, 2, 1])
-        self.vllm_config = SimpleNamespace(
-            model_config=SimpleNamespace(enforce_eager=graphs is None), compilation_config=modes,
-            speculative_config=SimpleNamespace(num_speculative_tokens=3),
-            scheduler_config=SimpleNamespace(max_num_seqs=4),
-        )  # fmt: skip
-        self.drafter = SimpleNamespace(policy=SimpleNamespace(has_table=False, use_table=self.use_table))
-        self.model, self.table, self._engine = SimpleNamespace(compute_logits=lambda hidden: None), None, engine
+    max_num_tokens, table, _sync_device = 8, None, lambda self: None
 
     def initialize_kv_cache(self, config):
         return "cache"
@@ -75,10 +65,8 @@ class Runner:
         return 7
 
     def _dummy_run(self, size):
-        self._engine.forward_pass(size)
+        self.engine.forward_pass(size)
         return np.zeros(size)
-
-    def _sync_device(self): ...
 
     def use_table(self, table, forward_only):
         self.table = table
@@ -88,13 +76,17 @@ class Runner:
     ("graphs", "waits"), [(None, 0), ("NONE", 0), ("PIECEWISE", 1), ("FULL_AND_PIECEWISE", 1), ("FULL_DECODE_ONLY", 1)]
 )
 def test_a_table_is_measured_once_vllm_has_captured_its_graphs(monkeypatch, graphs, waits):
-    engine = Engine(monkeypatch, lambda size: 0.001 * max(4, size))
-    monkeypatch.setattr(parallel_state, "get_pp_group", lambda: SimpleNamespace(is_last_rank=True))
-    monkeypatch.setattr(
-        parallel_state, "get_world_group", lambda: SimpleNamespace(broadcast_object=lambda number, src: number)
-    )
+    engine, alone = Engine(monkeypatch, lambda size: 0.001 * max(4, size)), SimpleNamespace(is_last_rank=True)
+    alone.broadcast_object = lambda number, src: number
+    monkeypatch.setattr(parallel_state, "get_pp_group", lambda: alone)
+    monkeypatch.setattr(parallel_state, "get_world_group", lambda: alone)
     monkeypatch.setattr(warmup_cost, "fingerprint", lambda config: {})
-    runner = Runner(graphs, engine)
+    modes = SimpleNamespace(cudagraph_mode=graphs and CUDAGraphMode[graphs], cudagraph_capture_sizes=[8, 4, 2, 1])
+    config = SimpleNamespace(model_config=SimpleNamespace(enforce_eager=graphs is None), compilation_config=modes)
+    config.speculative_config = SimpleNamespace(num_speculative_tokens=3)
+    config.scheduler_config = SimpleNamespace(max_num_seqs=4)
+    runner = Runner(engine=engine, vllm_config=config, model=SimpleNamespace(compute_logits=lambda hidden: None))
+    runner.drafter = SimpleNamespace(policy=SimpleNamespace(has_table=False, use_table=runner.use_table))
     warmup_cost.measure_at_warm_up(runner)
     assert runner.initialize_kv_cache("config") == "cache" and (runner.table is None) == bool(waits)
     assert runner.capture_model() == 7

@@ -41,30 +41,20 @@ def test_drafts_of_stock_stand_up_to_the_first_that_is_not_the_recordings():
     assert tokens.tolist() == [[11, 12, -1, -1], [20, -1, -1, -1], [30, 31, -1, -1], [5, -1, -1, -1]]
 
 
-def second_runner(counted):
-    """vLLM's second model runner, as far as it is used."""
+def test_the_second_model_runner():
+    counted, output = [], SimpleNamespace(sampled_token_ids=torch.full((3, 1), 99))
     runner = SimpleNamespace(
         req_states=SimpleNamespace(prompt_len=SimpleNamespace(np=np.array([4, 6, 5]))),
         add_requests=lambda scheduled: counted.append(len(scheduled.scheduled_new_reqs)),
+        sample=lambda hidden, batch, grammar: (output, "sampled", "rejected"),
     )
-    output = SimpleNamespace(sampled_token_ids=torch.full((3, 1), 99))
-    runner.sample = lambda hidden, batch, grammar: (output, "sampled", "rejected")
-    return runner
-
-
-def test_the_second_model_runner():
-    counted = []
-    runner = second_runner(counted)
     ForcedText.attach(runner).set_responses(RESPONSES)
     new = [SimpleNamespace(req_id=name, sampling_params=sampling(n)) for n, name in enumerate("abc")]
     runner.add_requests(SimpleNamespace(scheduled_new_reqs=new, finished_req_ids=[]))
     runner.add_requests(SimpleNamespace(scheduled_new_reqs=[], finished_req_ids=["c"]))
-    batch = SimpleNamespace(
-        req_ids=["b", "a", "c"],
-        idx_mapping_np=np.array([2, 0, 1]),
-        num_computed_tokens_np=np.array([0, 5, 0]),
-        num_scheduled_tokens=np.array([5, 1, 4]),  # the last one's prompt comes in pieces, its token is dropped
-    )
+    batch = SimpleNamespace(req_ids=["b", "a", "c"], idx_mapping_np=np.array([2, 0, 1]))
+    batch.num_computed_tokens_np = np.array([0, 5, 0])
+    batch.num_scheduled_tokens = np.array([5, 1, 4])  # the last one's prompt comes in pieces, its token is dropped
     output, *counts = runner.sample(None, batch, None)
     assert output.sampled_token_ids.tolist() == [[20], [12], [99]] and counted == [3, 0]
     assert counts == ["sampled", "rejected"]
