@@ -1,21 +1,15 @@
-"""The rollout server and its worker: a chunk's stop reason, busy seconds, and who goes before an engine on a CPU."""
+"""The rollout server and its worker: busy seconds, and who goes before an engine on a CPU."""
 
 import asyncio
-import logging
 import os
-import sys
 import threading
 from types import SimpleNamespace
 
-import pytest
 import torch
-from verl.workers.rollout.replica import TokenOutput
 from vllm import SamplingParams
 
-from sam.log import LINE
 from sam_recipe.rollout import server as module
 from sam_recipe.rollout.server import ENGINE_NICE, SpeculationServer, SpeculationWorkerExtension
-from tests.sam.test_log import said_by
 
 
 def priority_after(calls: int, threads: int, monkeypatch, before: int = 0) -> int:
@@ -41,52 +35,6 @@ def test_an_engine_of_one_thread_yields(monkeypatch):
     assert priority_after(2, 1, monkeypatch) == max(own, ENGINE_NICE)
     assert priority_after(1, 1, monkeypatch, before=19) == 19, "never forward"
     assert priority_after(1, 2, monkeypatch) == own
-
-
-@pytest.mark.parametrize("package", ["sam", "sam_recipe"])
-def test_what_vllms_server_imports_does_not_silence_this_project(package, capsys, monkeypatch):
-    """vLLM's API server is imported in a run's processes."""
-    monkeypatch.delenv("LOG_LEVEL", raising=False)
-    monkeypatch.delenv("SAGEMAKER_CONTAINER_LOG_LEVEL", raising=False)
-    monkeypatch.setattr(logging.root, "handlers", [])
-    level = logging.root.level
-    try:
-        sys.modules["model_hosting_container_standards.logging_config"].configure_root_logger()
-        assert logging.root.level == logging.ERROR, "it leaves the root logger alone: sam/log.py can go"
-        assert said_by("another.package", capsys) == []
-        (line,) = said_by(package, capsys)
-    finally:
-        logging.root.setLevel(level)
-    assert LINE.fullmatch(line)[1] == f"{package}.part"
-
-
-@pytest.mark.parametrize(
-    ("hints", "finish", "reason"),
-    [({"sam_response_limit": 9}, "length", "length"), ({"sam_response_limit": 9}, "stop", "completed"),
-     ({}, "length", "completed")],
-)  # fmt: skip
-def test_only_a_chunk_that_had_its_tokens_ends_by_length(monkeypatch, hints, finish, reason):
-    """verl reports `completed` of all of them; the seconds in which a request was there are counted."""
-
-    async def engine(prompt, sampling_params, request_id, **_):
-        await asyncio.sleep(0.01)
-        yield SimpleNamespace(outputs=[SimpleNamespace(finish_reason=finish)])
-
-    async def verls(self, prompt_ids, sampling_params, request_id, **_):
-        async for _ in self.watched(prompt_ids, SamplingParams(**sampling_params), request_id):
-            pass
-        return TokenOutput(token_ids=[1], stop_reason="completed")
-
-    monkeypatch.setattr(module.vLLMHttpServer, "generate", verls)
-    server = object.__new__(SpeculationServer)
-    server._in_flight, server._in_engine, server._counted_at, server._busy_seconds = {}, 0, 0.0, 0.0
-    server.watched = server._watched(engine)
-
-    async def play():
-        return await asyncio.gather(*(server.generate([1], {"extra_args": hints}, name) for name in "ab"))
-
-    assert [output.stop_reason for output in asyncio.run(play())] == [reason] * 2
-    assert 0.01 <= server._busy_seconds < 10 and not server._in_flight and not server._in_engine
 
 
 def test_seconds_count_in_the_engine_also_of_a_batch_that_never_empties(monkeypatch):
