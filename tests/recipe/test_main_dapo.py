@@ -34,15 +34,6 @@ def test_finished_means_ended_with_its_last_checkpoint(tmp_path, phase, saved, s
 RUN = ("--config-name", "dapo_tiny_cpu", "run_dir=run")  # the same words in every test: they are composed once
 
 
-def test_a_second_run_in_the_same_directory_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(preflight, "check", lambda *_, **__: None)
-    monkeypatch.chdir(tmp_path)
-    with supervisor.lock(tmp_path / "run"):
-        assert main([*RUN]) == 2
-    assert "is used by a run that goes on" in capsys.readouterr().err
-    assert not (tmp_path / "run" / "config.yaml").exists()
-
-
 @pytest.fixture
 def start(tmp_path, monkeypatch, capsys):
     """Starts a run whose training is over at once; returns the exit code and what the screen said before it."""
@@ -63,6 +54,13 @@ def start(tmp_path, monkeypatch, capsys):
 
     start.directory = run_directory
     return start
+
+
+def test_a_second_run_in_the_same_directory_is_refused(start):
+    with supervisor.lock(start.directory):
+        code, (said,) = start()
+    assert code == 2 and "is used by a run that goes on" in said
+    assert not (start.directory / "config.yaml").exists()
 
 
 def test_a_resumed_run_says_where_it_goes_on(start):

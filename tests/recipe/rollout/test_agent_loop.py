@@ -12,12 +12,10 @@ import torch
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop import agent_loop as verls
 from verl.utils import tensordict_utils as tu
-from verl.workers.rollout import llm_server
 from verl.workers.rollout.replica import TokenOutput
 
-from sam_recipe.rollout import agent_loop as module
 from sam_recipe.rollout import prompt_uid, sample_seed
-from sam_recipe.rollout.agent_loop import FAILURE, SeededManager, SeededRequests, SeededWorker, describe
+from sam_recipe.rollout.agent_loop import SeededManager, SeededRequests, SeededWorker, describe
 
 RUN_SEED = 5
 
@@ -30,146 +28,90 @@ class Own:
 
     async def run(self, sampling_params, raw_prompt, uid, session_id, index, **others):
         assert not [name for name in others if name.startswith("__")]
-        if raw_prompt == "raise":
-            raise ValueError("no such\ntool")
-        output = await self.client.generate("id", prompt_ids=[1, 2], sampling_params={"temperature": 1.0})
-        return index, session_id, output
-
-
-class Client:
-    """Notes what it is asked."""
-
-    def __init__(self):
-        self.asked = []
-
-    async def generate(self, request_id, *, prompt_ids, sampling_params, **_):
-        self.asked.append(sampling_params)
-        return TokenOutput(token_ids=[7, 8])
+        return await self.client.generate("id", prompt_ids=[1, 2], sampling_params={"temperature": 1.0})
 
 
 class Worker(SeededWorker):
-    """Without Ray and models."""
+    """Without Ray and models; notes the seeds that its engine is asked with."""
 
     def __init__(self, n):
         rollout = {"n": n, "val_kwargs": {"n": n, "top_p": 1.0, "top_k": -1, "temperature": 1.0}, "temperature": 1.0}
         rollout |= {"top_p": 1.0, "top_k": -1, "calculate_log_probs": True, "agent": {"default_agent_loop": "own"}}
         self.config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "data": {}})
         self.rollout_config = SimpleNamespace(seed=RUN_SEED)
-        self.llm_client, self.background_tasks = Client(), set()
+        self.llm_client, self.background_tasks, self.seeds = SimpleNamespace(generate=self._generate), set(), []
         self.tokenizer = self.processor = self.hf_model_type = self.dataset_cls = None
-        self.tools, self.made = [], []
+        self.tools = []
+
+    async def _generate(self, request_id, *, prompt_ids, sampling_params, **_):
+        self.seeds.append(sampling_params["seed"])
+        return TokenOutput(token_ids=[7, 8])
 
     async def _agent_loop_postprocess(self, output, validate, **kwargs):
-        index, sample, _ = output
-        self.made.append((kwargs["uid"], index, sample))
-
-
-class Queue:
-    """TransferQueue's tags."""
-
-    def __init__(self):
-        self.tags = {}
-
-    async def async_kv_put(self, key, partition_id, tag):
-        self.tags.setdefault((partition_id, key), {}).update(tag)
+        pass
 
 
 @pytest.fixture
-def queue(monkeypatch):
-    queue = Queue()
-    monkeypatch.setattr(module, "tq", queue)
-    monkeypatch.setattr("verl.trainer.ppo.v1.agent_loop_tq.tq", queue)
+def seeds(monkeypatch):
+    """Puts batches, (rows by their index, columns, step, whether it validates), through the manager and a worker."""
+
+    async def no_queue(**_):
+        pass
+
+    monkeypatch.setattr("verl.trainer.ppo.v1.agent_loop_tq.tq", SimpleNamespace(async_kv_put=no_queue))
+    monkeypatch.setattr("verl.trainer.ppo.v1.agent_loop_tq.ray.get", lambda _: None)
     monkeypatch.setitem(verls._agent_loop_registry, "own", {"_target_": f"{__name__}.Own"})
-    return queue
 
-
-def run(batches, n=1):
-    """Each batch's columns through the manager and a worker; returns the worker."""
-    worker = Worker(n)
-
-    async def generate():
+    async def play(worker, batches):
         manager = object.__new__(SeededManager)
         manager._last, manager._rows, sent = None, Counter(), []
         manager.agent_loop_workers = [SimpleNamespace(generate_sequences=SimpleNamespace(remote=sent.append))]
-        for columns, step, validate in batches:
-            batch = tu.get_tensordict(columns)
+        for indices, uids, step, validates in batches:
+            texts = {"raw_prompt": ["go"] * len(indices), "index": list(indices)}
+            batch = tu.get_tensordict(texts | {"uid": uids or [str(uuid4()) for _ in indices]})
             tu.assign_non_tensor_data(batch, "global_steps", step)
-            if validate:
+            if validates:
                 tu.assign_non_tensor_data(batch, "validate", True)
             manager.generate_sequences(batch)
             await worker.generate_sequences(sent.pop())
             await asyncio.gather(*worker.background_tasks)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("verl.trainer.ppo.v1.agent_loop_tq.ray.get", lambda _: None)
-        asyncio.run(generate())
-    return worker
+    def run(*batches, n=1):
+        asyncio.run(play(worker := Worker(n), batches))
+        return worker.seeds
 
-
-def rows(indices, **columns):
-    count = len(indices)
-    texts = {"raw_prompt": ["go"] * count, "uid": [str(uuid4()) for _ in indices], "index": list(indices)}
-    return texts | columns
-
-
-def validation_seeds(batches, step=0, n=1):
-    return [asked["seed"] for asked in run([(rows(one), step, True) for one in batches], n).llm_client.asked]
-
-
-UUIDS = [str(uuid4()) for _ in range(8)]
+    return run
 
 
 @pytest.mark.parametrize(
-    "indices", [UUIDS, [0] * 8, list(range(8)), [None] * 8], ids=["uuid", "same", "number", "none"]
+    "indices", [[str(uuid4()) for _ in range(8)], [0] * 8, range(8), [None] * 8], ids=["uuid", "same", "number", "none"]
 )
-def test_validation_goes_by_the_rows_of_the_file_whatever_their_index(queue, indices):
+def test_validation_goes_by_the_rows_of_the_file_whatever_their_index(seeds, indices):
     wanted = [sample_seed(RUN_SEED, "validation", 3, row, sample) for row in range(8) for sample in range(2)]
-    assert sorted(validation_seeds([indices[:5], indices[5:]], 3, n=2)) == sorted(wanted)
+    found = seeds((indices[:5], None, 3, True), (indices[5:], None, 3, True), n=2)
+    assert sorted(found) == sorted(wanted)
 
 
-def test_validations_begin_at_the_first_row_again(queue):
-    asked = run([(rows([0, 0]), step, True) for step in (1, 1, 2)]).llm_client.asked
-    numbered = [(1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (2, 1)]
-    assert [one["seed"] for one in asked] == [sample_seed(RUN_SEED, "validation", *one, 0) for one in numbered]
-
-
-def test_training_goes_by_the_prompts_uid_and_sample(queue):
-    worker = run([(rows([9, 9], uid=[prompt_uid(4, 6), prompt_uid(4, 7)]), 4, False)], n=2)
+def test_training_goes_by_the_prompts_uid_and_sample(seeds):
     wanted = [sample_seed(RUN_SEED, "train", 4, prompt, sample) for prompt in (6, 7) for sample in (0, 1)]
-    assert sorted(asked["seed"] for asked in worker.llm_client.asked) == sorted(wanted)
+    assert sorted(seeds(([9, 9], [prompt_uid(4, 6), prompt_uid(4, 7)], 4, False), n=2)) == sorted(wanted)
 
 
-def test_training_with_verls_uids_goes_by_the_rows_of_its_step_also_behind_a_validation(queue):
-    asked = run([(rows([0, 0]), 5, validates) for validates in (False, True, False)]).llm_client.asked
-    numbered = [("train", 0), ("train", 1), ("validation", 0), ("validation", 1), ("train", 2), ("train", 3)]
-    assert [one["seed"] for one in asked] == [sample_seed(RUN_SEED, split, 5, row, 0) for split, row in numbered]
+VALIDATION, TRAIN = "validation", "train"
 
 
-def test_an_interrupted_response_goes_on_with_its_seed_in_its_prompts_group(monkeypatch):
-    """verl's asynchronous trainers' client; a uniform goes by the seed and the tokens before, the prompt's too."""
-    parts, asked = [TokenOutput(token_ids=[7, 8], stop_reason="aborted"), TokenOutput(token_ids=[9])], []
-
-    async def generate(self, request_id, *, prompt_ids, sampling_params, **_):
-        asked.append((prompt_ids, sampling_params["seed"], sampling_params["extra_args"]))
-        return parts.pop(0)
-
-    async def no_pause(seconds):
-        pass
-
-    monkeypatch.setattr(llm_server.LLMServerClient, "generate", generate)
-    monkeypatch.setattr(llm_server, "asyncio", SimpleNamespace(sleep=no_pause))
-    requests = SeededRequests(llm_server.FullyAsyncLLMServerClient(SimpleNamespace()).generate, 5)
-    output = asyncio.run(requests.generate("id", prompt_ids=[1, 2], sampling_params={}))
-    assert output.token_ids == [7, 8, 9]
-    assert asked == [(prompt, 5, {"sam_prompt_tokens": 2}) for prompt in ([1, 2], [1, 2, 7, 8])]
-
-
-def test_a_response_that_fails_says_what_of(queue):
-    columns = rows([0, 0], raw_prompt=["go", "raise"], data_source=["a", "b"])
-    assert len(run([(columns, 0, True)]).made) == 1
-    tags = queue.tags["val", columns["uid"][1]]
-    assert tags["status"] == "failure" and FAILURE not in queue.tags["val", columns["uid"][0]]
-    assert re.fullmatch(rf"data_source 'b': {__file__}:\d+: ValueError: no such tool", tags[FAILURE])
+@pytest.mark.parametrize(
+    ("steps", "numbered"),  # of batches of two rows
+    [
+        ([(VALIDATION, 1), (VALIDATION, 1), (VALIDATION, 2)], [(0, 1), (2, 3), (0, 1)]),
+        ([(TRAIN, 5), (VALIDATION, 5), (TRAIN, 5)], [(0, 1), (0, 1), (2, 3)]),
+    ],
+    ids=["a validation begins at the first row", "verl's uids: the rows of its step, also behind a validation"],
+)
+def test_rows_are_counted_by_step(seeds, steps, numbered):
+    found = seeds(*(([0, 0], None, step, split == VALIDATION) for split, step in steps))
+    rows = [(split, step, row) for (split, step), rows in zip(steps, numbered, strict=True) for row in rows]
+    assert found == [sample_seed(RUN_SEED, *row, 0) for row in rows]
 
 
 REMOTE = """ray::RewardLoopWorker.compute_score() (pid=2)
@@ -204,6 +146,10 @@ def test_what_raises_in_another_process_is_named_by_its_own_line(text, said):
         error = RuntimeError(text)
         error.__cause__ = cause
         assert describe(error, "own") == f"data_source 'own': {said}"
+    with pytest.raises(ValueError) as raised:
+        raise ValueError("no such\ntool")
+    here = describe(raised.value, "own")  # and in this one
+    assert re.fullmatch(rf"data_source 'own': {__file__}:\d+: ValueError: no such tool", here)
 
 
 REWARDS = [(1.0, True), (0, True), (True, True), (torch.tensor(0.5), True), (numpy.float32(1), True)]

@@ -1,7 +1,5 @@
 """The tiny world: built once, loadable by transformers, trained the same way every time."""
 
-import json
-import threading
 from dataclasses import replace
 
 import pandas
@@ -49,39 +47,17 @@ def test_rows_are_the_problems_drawn(assets):
         assert [row | {"prompt": list(row["prompt"])} for row in rows] == wanted
 
 
-def test_they_are_built_once_for_the_same_settings_and_anew_for_others(assets, tmp_path):
-    before = {path: path.stat().st_mtime_ns for path in assets.rglob("*")}
+def test_it_is_built_once_and_validation_is_kept_out_of_the_warm_start(assets, tmp_path, monkeypatch):
+    """tests/recipe/test_record.py has when a folder is built anew."""
     assert not prepare_assets(assets, SMALL)
-    assert {path: path.stat().st_mtime_ns for path in assets.rglob("*")} == before
-    results, output = [], tmp_path / "assets"
-    callers = [threading.Thread(target=lambda: results.append(prepare_assets(output, SMALL))) for _ in range(2)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join()
-    assert sorted(results) == [False, True], "of two at once one builds"
-    first = json.loads((output / "assets.json").read_text())["digest"]
-    assert prepare_assets(output, replace(SMALL, seed=1))
-    assert json.loads((output / "assets.json").read_text())["digest"] != first
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".assets.lock", "assets"]
 
-
-def test_a_folder_with_something_else_is_left_alone(tmp_path):
-    (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(ValueError, match="holds something else"):
-        prepare_assets(tmp_path, SMALL)
-    assert (tmp_path / "thesis.txt").read_text() == "years of work"
-
-
-def test_a_failed_build_leaves_nothing_and_validation_is_kept_out_of_the_warm_start(tmp_path, monkeypatch):
-    def fail(*arguments):
+    def stop(*arguments):
         assert arguments[4] == draw_splits(SMALL)[1]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sam_recipe.tiny.assets.warm_start", fail)
+    monkeypatch.setattr("sam_recipe.tiny.assets.warm_start", stop)
     with pytest.raises(KeyboardInterrupt):
         prepare_assets(tmp_path / "assets", SMALL)
-    assert [path.name for path in tmp_path.iterdir()] == [".assets.lock"]
 
 
 def test_training_repeats_exactly_and_learns():
