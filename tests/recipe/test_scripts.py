@@ -38,34 +38,25 @@ def stand_in(tmp_path):
     return {**ours, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
 
 
-# Ray asks for a token where one was set, and not where an old one lies in somebody's HOME, which Ray 2.60 would take.
-@pytest.mark.parametrize(
-    ("name", "token", "mode"),
-    [
-        ("dapo_qwen3_32b", {}, "disabled"),
-        ("dapo_qwen3_32b_128die", {}, "disabled"),
-        ("dapo_qwen3_235b", {"RAY_AUTH_TOKEN": "0" * 64}, "token"),
-    ],
-)
-def test_run_scripts_hand_config_overrides_and_variables_on(stand_in, name, token, mode):
-    given = {**stand_in, "HCCL_CONNECT_TIMEOUT": "7", **token}
-    code, said, _ = run(f"run_{name}.sh", "speculation=off", environment=given)
-    assert code == 0
-    assert f"python -m sam_recipe.main_dapo --config-name {name} speculation=off" in said
-    assert "HCCL_OP_EXPANSION_MODE=AIV" in said and "TASK_QUEUE_ENABLE=1" in said and "RAY_ADDRESS" not in said
-    assert "HCCL_CONNECT_TIMEOUT=7\n" in said, "one that is set stays"
-    assert f"RAY_AUTH_MODE={mode}\n" in said
+@pytest.mark.parametrize("name", ["dapo_qwen3_32b", "dapo_qwen3_32b_128die", "dapo_qwen3_235b"])
+def test_run_scripts_hand_config_overrides_and_variables_on(stand_in, name):
+    """Ray asks for a token where one was set, not where an old one lies in a HOME, which Ray 2.60 would take."""
+    for token, mode in ({}, "disabled"), ({"RAY_AUTH_TOKEN": "0" * 64}, "token"):
+        given = {**stand_in, "HCCL_CONNECT_TIMEOUT": "7", **token}
+        code, said, _ = run(f"run_{name}.sh", "speculation=off", environment=given)
+        assert code == 0 and f"python -m sam_recipe.main_dapo --config-name {name} speculation=off" in said
+        assert "HCCL_OP_EXPANSION_MODE=AIV" in said and "TASK_QUEUE_ENABLE=1" in said and "RAY_ADDRESS" not in said
+        assert "HCCL_CONNECT_TIMEOUT=7\n" in said, "one that is set stays"
+        assert f"RAY_AUTH_MODE={mode}\n" in said
 
 
 def test_the_scripts_for_a_cpu_start_what_the_readme_says(tmp_path):
     """With stand-ins for the environment and for python, which prints its arguments."""
     program(tmp_path / "python", 'echo "python $*"')
     shutil.copytree(SCRIPTS, tmp_path / "scripts")
-    (tmp_path / "scripts" / "environment.sh").write_text(
-        "set_up_environment() { :; }\nset_up_ascend_simulator() { :; }\nruff() { :; }\n"
-        "check_run() { :; }\nhelp_if_asked() { :; }\n"
-        'cd "$(dirname "${BASH_SOURCE[0]}")/.."\n'
-    )
+    without = ("set_up_environment", "set_up_ascend_simulator", "ruff", "check_run", "help_if_asked")
+    text = "".join(f"{name}() {{ :; }}\n" for name in without) + 'cd "$(dirname "${BASH_SOURCE[0]}")/.."\n'
+    (tmp_path / "scripts" / "environment.sh").write_text(text)
 
     def said(script, *arguments):
         path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
@@ -102,30 +93,23 @@ def test_a_cluster_that_runs_is_joined_but_for_a_smoke_run(stand_in, tmp_path):
 
 
 def test_ray_head_and_worker(stand_in):
+    def start(*words, **variables):
+        return run("start_ray_cluster.sh", *words, environment={**stand_in, "PORT": port, **variables})
+
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        environment = {**stand_in, "PORT": str(port)}
-        _, said, _ = run("start_ray_cluster.sh", "worker", "127.0.0.1", environment=environment)
-        assert f'ray start --address 127.0.0.1:{port} --resources {{"NPU": 16}}' in said
-        code, _, error = run("start_ray_cluster.sh", "head", environment=environment)
-        assert code == 2 and f"port {port} is taken by another program on this node: stop it, or set PORT" in error
-    _, said, _ = run("start_ray_cluster.sh", "head", environment=environment)
-    assert f'ray start --head --port {port} --resources {{"NPU": 16}}' in said
-    code, _, error = run("start_ray_cluster.sh", "worker", "127.0.0.1", environment=environment)
-    said = f"no Ray answers at 127.0.0.1:{port}: run bash scripts/start_ray_cluster.sh head there"
-    assert code == 2 and said in error
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        (["worker"], "1", "worker needs the head's address"),
-        (["head"], "0", "a Ray runs on this node already: stop it with bash scripts/start_ray_cluster.sh stop"),
-    ],
-)
-def test_ray_used_wrongly_says_so(stand_in, arguments, status, message):
-    code, _, error = run("start_ray_cluster.sh", *arguments, environment={**stand_in, "RAY_STATUS": status})
-    assert code == 2 and message in error
+        port = str(server.getsockname()[1])
+        assert f'ray start --address 127.0.0.1:{port} --resources {{"NPU": 16}}' in start("worker", "127.0.0.1")[1]
+        taken = start("head")
+    assert f'ray start --head --port {port} --resources {{"NPU": 16}}' in start("head")[1]
+    none = f"no Ray answers at 127.0.0.1:{port}: run bash scripts/start_ray_cluster.sh head there"
+    stop = "a Ray runs on this node already: stop it with bash scripts/start_ray_cluster.sh stop"
+    for (code, _, error), said in (
+        (taken, f"port {port} is taken by another program on this node: stop it, or set PORT"),
+        (start("worker", "127.0.0.1"), none),
+        (start("worker"), "worker needs the head's address"),
+        (start("head", RAY_STATUS="0"), stop),
+    ):
+        assert code == 2 and said in error
 
 
 def test_a_cluster_gets_no_settings_of_a_ray_of_its_own(monkeypatch):
@@ -164,10 +148,7 @@ def hub(stand_in, tmp_path):
 
 @pytest.mark.parametrize(
     ("hub_name", "call"),
-    [
-        ("huggingface", "hf download Qwen/Qwen3-32B --local-dir {}/Qwen3-32B"),
-        ("modelscope", "modelscope download --model Qwen/Qwen3-32B --local_dir {}/Qwen3-32B"),
-    ],
+    [("huggingface", "hf download {} --local-dir"), ("modelscope", "modelscope download --model {} --local_dir")],
 )
 def test_a_models_download_goes_on_and_is_checked(hub, tmp_path, hub_name, call):
     environment = {**hub, "HUB": hub_name}
@@ -177,13 +158,12 @@ def test_a_models_download_goes_on_and_is_checked(hub, tmp_path, hub_name, call)
     code, said, _ = run("prepare_model.sh", "Qwen3-32B", environment=environment)
     assert code == 0 and "models/Qwen3-32B: complete, 0.0 GB of weights" in said
     calls = (tmp_path / "calls").read_text().splitlines()
-    assert len(calls) == 2 and calls[1].endswith(call.format(tmp_path / "models"))
+    assert len(calls) == 2 and calls[1].endswith(f"{call.format('Qwen/Qwen3-32B')} {tmp_path}/models/Qwen3-32B")
 
 
 def test_a_models_copy_is_checked_without_a_network(hub, tmp_path):
     environment = {**hub, "HUB": "none"}
-    folder = tmp_path / "models" / "Qwen3-8B"
-    shutil.copytree(tmp_path / "published", folder)
+    folder = shutil.copytree(tmp_path / "published", tmp_path / "models" / "Qwen3-8B")
     assert run("prepare_model.sh", "Qwen/Qwen3-8B", environment=environment)[0] == 0
     (folder / "model-00001-of-00002.safetensors").unlink()
     code, _, error = run("prepare_model.sh", "Qwen3-8B", environment=environment)
@@ -267,44 +247,34 @@ fi
 """
 
 
-@pytest.fixture
-def checkout(tmp_path):
-    """A function that sets extras up in a checkout of its own; returns what was installed."""
+def test_each_device_has_an_environment_of_its_own(tmp_path):
+    """Installers take vllm 0.23.0+cpu for vllm==0.23.0: one environment would keep a CPU's engine on a GPU machine."""
+    calls, checkout = tmp_path / "calls", tmp_path / "checkout"
     for name in ("scripts", "requirements"):
-        shutil.copytree(SCRIPTS.parent / name, tmp_path / "checkout" / name)
-    shutil.copy(SCRIPTS.parent / "pyproject.toml", tmp_path / "checkout")
+        shutil.copytree(SCRIPTS.parent / name, checkout / name)
+    shutil.copy(SCRIPTS.parent / "pyproject.toml", checkout)
     program(tmp_path / "python", FAKE_VENV)
-    calls = tmp_path / "calls"
 
     def set_up(*extras):
         calls.write_text("")
-        script = f"source {tmp_path}/checkout/scripts/environment.sh; set_up_environment {' '.join(extras)}; echo $PATH"
+        script = f"source {checkout}/scripts/environment.sh; set_up_environment {' '.join(extras)}; echo $PATH"
         environment = {**os.environ, "PYTHON": str(tmp_path / "python"), "CALLS": str(calls)}
         ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment, timeout=300)
         return ended.returncode, calls.read_text(), ended.stdout, ended.stderr
 
-    set_up.folder = tmp_path / "checkout"
-    return set_up
-
-
-def test_each_device_has_an_environment_of_its_own(checkout):
-    """Installers take vllm 0.23.0+cpu for vllm==0.23.0: one environment would keep a CPU's engine on a GPU machine."""
     for extra, folder in (("cpu", ".venv"), ("cuda", ".venv-cuda")):
-        code, calls, said, _ = checkout(extra)
-        assert code == 0 and f"requirements/{extra}.txt" in calls
-        assert {line.split()[0] for line in calls.splitlines() if "/" in line.split()[0]} >= {f"{folder}/bin/uv"}
-        assert said.splitlines()[-1].startswith(f"{checkout.folder}/{folder}/bin:")
-    assert not any(checkout(extra)[1] for extra in ("cpu", "cuda")), "set up already"
-    code, calls, _, error = checkout("cpu", "cuda")
-    assert code != 0 and not calls and error.startswith("error: cpu and cuda: expected one of them")
-
-
-def test_an_environment_with_another_devices_engine_is_made_anew(checkout):
-    """As scripts before this one left it, or an installation by hand."""
+        code, called, said, _ = set_up(extra)
+        assert code == 0 and f"requirements/{extra}.txt" in called
+        assert {line.split()[0] for line in called.splitlines() if "/" in line.split()[0]} >= {f"{folder}/bin/uv"}
+        assert said.splitlines()[-1].startswith(f"{checkout}/{folder}/bin:")
+    assert not any(set_up(extra)[1] for extra in ("cpu", "cuda")), "set up already"
+    code, called, _, error = set_up("cpu", "cuda")
+    assert code != 0 and not called and error.startswith("error: cpu and cuda: expected one of them")
+    # With another device's engine, as older scripts or an installation by hand left it.
     for extra, folder, version in (("cpu", ".venv", "0.23.0"), ("cuda", ".venv-cuda", "0.23.0+cpu")):
-        engine = checkout.folder / folder / "lib" / "python3.12" / "site-packages" / f"vllm-{version}.dist-info"
+        engine = checkout / folder / "lib" / "python3.12" / "site-packages" / f"vllm-{version}.dist-info"
         engine.mkdir(parents=True)
-        assert f"{folder} holds another device's vLLM: making it anew" in checkout(extra)[2]
+        assert f"{folder} holds another device's vLLM: making it anew" in set_up(extra)[2]
         assert not engine.exists()
 
 
