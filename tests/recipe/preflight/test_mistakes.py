@@ -160,7 +160,11 @@ def test_a_good_node_has_no_problem(node):
         assert (slow in said) == (mode == "FULL_DECODE_ONLY")
 
 
-def test_a_line_has_the_value_what_is_wrong_and_what_to_do(node):
+def test_a_line_has_the_value_what_is_wrong_what_to_do_and_on_which_nodes(node):
+    disk, memory = "a [machine.disk]", "b [machine.memory]"
+    join_cluster(node, [16, 16], said={"10.0.0.1": [disk, memory], "10.0.0.2": [disk]})
+    assert problems_of(node.config()) == [f"on every node: {disk}", f"on 10.0.0.1: {memory}"]
+    join_cluster(node, [16, 16])
     assert problems_of(node.config("data.train_batch_size=31"))[0] == (
         "data.train_batch_size=31, actor.ppo_mini_batch_size=32: the first must be a multiple of the second: change "
         "one [size.divides]"

@@ -40,38 +40,6 @@ def run(play):
     return asyncio.run(in_time())
 
 
-@pytest.mark.parametrize("chunk", [None, 16])
-def test_every_request_ends_and_the_log_replays(tmp_path, chunk):
-    made, order = router(tmp_path, servers=("a", "b"), chunk_tokens=chunk), []
-
-    async def client(group: int, sample: int) -> None:
-        name, left = f"{group}.{sample}", 10 + 9 * group + sample
-        await made.acquire(request(name, str(group)))
-        while chunk and left > chunk:
-            order.append(name)
-            await asyncio.sleep(0.001)
-            left -= chunk
-            await made.proceed(name, chunk)
-        order.append(name)
-        await asyncio.sleep(0.001)
-        made.release(name, left)
-
-    async def play():
-        await asyncio.gather(*(client(group, sample) for sample in range(5) for group in range(6)))
-
-    run(play())
-    assert set(order) == {f"{g}.{s}" for g in range(6) for s in range(5)}
-    assert len({name.split(".")[0] for name in order[:6]}) == 6, "probes first"
-    status, figures = made.get_status(), made.take_metrics()
-    assert status["waiting"] == 0 and status["servers"] == {"a": 0, "b": 0}
-    assert status["admissions"] == figures["rollout/routing/admissions"] == len(order)
-    assert figures["rollout/routing/waiting_max"] >= 1 and made.take_metrics()["rollout/routing/admissions"] == 0
-    lines = (tmp_path / "routing.jsonl").read_text().splitlines()
-    assert replay(lines) == len(order)
-    with pytest.raises((AssertionError, KeyError)):
-        replay([line for line in lines if '"arrive","3.0"' not in line])
-
-
 def test_lengths_in_the_history_are_the_estimate_before_the_probe(tmp_path):
     """With the file that engines write, and the names that the client gives groups."""
     prompts = {length: [7, length] for length in (50, 5, 20, 40, 30, 10)}

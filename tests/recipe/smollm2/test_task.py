@@ -5,29 +5,8 @@ from itertools import islice
 
 import pytest
 
-from sam_recipe.smollm2.task import SOURCE_PREFIX, TASKS, draw_rows, score_solution
+from sam_recipe.smollm2.task import TASKS, draw_rows
 from sam_recipe.trainer.reward import compute_score
-
-
-@pytest.mark.parametrize(
-    ("solution", "predicted"),
-    [
-        ("5 + 9 = 14\n#### 14", "14"),
-        ("5 + 9 = 14\n#### 14 \n", "14"),
-        ("#### 14\n#### 15", "15"),
-        ("#### 14\nor not", ""),
-        ("5 + 9 #### 14", ""),
-        ("#### 14 or 15", ""),
-        ("", ""),
-    ],
-)
-def test_the_answer_is_the_last_line(solution, predicted):
-    assert score_solution(solution, "14") == (predicted == "14", predicted)
-
-
-def test_the_reward_knows_the_tasks():
-    assert compute_score(f"{SOURCE_PREFIX}needle_haystack", "#### Jo", "Jo") == {"score": 1.0, "acc": 1.0, "pred": "Jo"}
-    assert compute_score(f"{SOURCE_PREFIX}chain_sum", "it is 3", "3") == {"score": -1.0, "acc": 0.0, "pred": ""}
 
 
 @pytest.mark.parametrize("name", TASKS)
