@@ -9,7 +9,7 @@ from sam_recipe import preflight
 from sam_recipe.launch import supervisor
 from sam_recipe.launch.ending import Ending
 from sam_recipe.main_dapo import is_finished, main
-from tests.recipe.launch.test_checkpoints import MODEL, TRACKER, checkpoint, cut
+from tests.recipe.launch.test_ending import MODEL, TRACKER, checkpoint, cut
 
 
 @pytest.mark.parametrize(

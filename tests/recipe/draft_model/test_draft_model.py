@@ -72,16 +72,6 @@ def test_it_learns_the_targets_distribution(kind, target, examples, tmp_path):
     assert kind is Student or sum(after[:3]) > sum(before[:3])
 
 
-@pytest.mark.parametrize(("width", "expected"), [(64, 0.01), (128, 0.01), (512, 0.0025)])
-def test_wider_models_learn_at_a_lower_rate(target, width, expected, tmp_path, monkeypatch):
-    student = torch.nn.Linear(4, 1, bias=False)
-    student.config, student.layers_read = SimpleNamespace(hidden_size=width), ()
-    before = student.weight.detach().clone()
-    monkeypatch.setattr(distil, "loss_of", lambda *_batch: student.weight.sum())
-    train(target, student, [([1], [2])], replace(SMALL, steps=1, learning_rate=0.01), tmp_path)
-    assert torch.allclose(before - student.weight, torch.tensor(expected), rtol=1e-3), "Adam's first step is its rate"
-
-
 @EACH_KIND
 def test_stopped_training_goes_on_to_the_same_weights(kind, target, examples, tmp_path, monkeypatch):
     whole, losses = trained(kind, target, examples, SMALL, tmp_path / "once")

@@ -36,7 +36,6 @@ BAD = [
     ("speculation=foo", f"speculation=foo is unknown: expected one of {CHOICES} [config.override]"),
     ("speculation.num_speculative_tokens=0", "num_speculative_tokens=0: expected an integer from 1 to 15"),
     ("speculation=suffix speculation.async_scheduling=on", "vLLM schedules synchronously with speculation.method=suff"),
-    ("routing=foo", "routing=foo is unknown: expected one of context, verl [config.override]"),
     ("routing=context routing.policy=foo", "routing.policy='foo': expected one of verl, context"),
     ("routing=context routing.chunk_tokens=0", "chunk_tokens=0: expected an integer of at least 1, or null"),
     ("routing.chunk_tokens=16", "chunk_tokens=16: without routing=context responses are generated whole"),
@@ -51,8 +50,6 @@ BAD = [
     ("speculation.corpus=README.md", "README.md: damaged or not an automaton"),
     ("speculation.step_cost=missing.json", "speculation.step_cost: missing.json: no such file"),
     ("speculation.nonsense=1", "speculation.nonsense does not exist: check its spelling [config.override]"),
-    ("speculation.num_draft_tokens=3", "does not exist: did you mean speculation.num_speculative_tokens?"),
-    ("speculaton.policy=never", "speculaton does not exist: did you mean speculation?"),
     ("speculation.policy.name=never", "speculation.policy.name does not exist"),
     ("+trainer.gamma=1", "trainer.gamma is unknown to dapo_tiny_cpu and would be ignored"),
     ("device=npu", "device is no choice of this config: leave it out"),
@@ -61,9 +58,7 @@ BAD = [
     (f"+{VLLM}.kv_transfer_config='{{bad'", "={bad: expected a dictionary"),
     ("data=null", "data=null: expected keys below it"),
     ("not_an_override", "override"),
-    ("actor_rollout_ref.rollout.max_num_seqs=1.5", "max_num_seqs=1.5: expected an integer of at least 1"),
     ("actor_rollout_ref.rollout.temperature=-1", "rollout.temperature=-1: expected a number above 0: change it"),
-    ("watchdog.weight_sync_seconds=abc", "weight_sync_seconds=abc: expected a number above 0: change it"),
     ("seed=-5", "seed=-5: expected an integer from 0 to 4294967295"),
 ]
 

@@ -58,22 +58,3 @@ def test_a_resumed_run_begins_at_its_checkpoint_and_its_estimate_when_it_trains(
     write(tmp_path, 5)
     bar.update()
     assert "5/10 [00:05<00:25,  5.00s/step" in capsys.readouterr().err
-
-
-def test_warnings_come_on_the_screen_once_each(tmp_path, capsys):
-    log, said = (
-        tmp_path / "train.log",
-        "(Server pid=7) (EngineCore pid=8) WARNING 11-24 12:49:53 [sam.vllm.one] no table: é",
-    )
-    log.write_text(f"{said} of an earlier run\n")
-    bar = progress.Progress(tmp_path, total_steps=3)
-    for text in (
-        f"WARNING 11-24 12:49:53 [arg_utils.py:7] vLLM's\n{said}\n{said}\nERROR 11-24 12:49",
-        ":53 [sam_recipe.two] failed\n",
-    ):
-        with open(log, "a") as file:
-            file.write(text)
-        bar.update()
-    bar.close()
-    shown = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("starting:")]
-    assert shown == ["warning: sam.vllm.one: no table: é", "warning: sam_recipe.two: failed"]

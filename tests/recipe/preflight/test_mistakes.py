@@ -9,9 +9,12 @@ import psutil
 import pytest
 import ray
 
+from sam_recipe import preflight
 from sam_recipe.launch import versions
 from sam_recipe.patch import Patches
-from sam_recipe.preflight import compatibility, machine
+from sam_recipe.preflight import __main__ as report
+from sam_recipe.preflight import compatibility, machine, vllm_command
+from sam_recipe.preflight.npu_selftest import recommend, verifications
 from tests.recipe.preflight.preflight_node import code_of, config_of, join_cluster, problems_of
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -173,3 +176,62 @@ def test_a_line_has_the_value_what_is_wrong_what_to_do_and_on_which_nodes(node):
     (line,) = problems_of(node.config())
     assert line.startswith("0.1 GiB are free in /dev/shm, 4.1 are needed (vLLM's queues between ranks 4.1): ")
     assert line.endswith(": start the container with --shm-size=5g or more [machine.shared_memory]")
+
+
+SLOW, FAST, BROKEN = {"median_ms": 50.0}, {"median_ms": 5.0}, {"error": "RuntimeError: no kernel"}
+
+
+@pytest.fixture
+def said(capsys, monkeypatch, node):
+    monkeypatch.setattr(report, "compose_config", lambda name, overrides: node.config(*overrides, name=name))
+
+    def run(*arguments):
+        code = report.main(["--config-name", "dapo_qwen3_32b", *arguments])
+        return code, capsys.readouterr().out
+
+    return run
+
+
+def test_a_good_node_is_all_green(said, node):
+    """And preflight looks at the cluster that a run would join, by the address that `ray start` wrote down."""
+    node.monkeypatch.delenv("RAY_ADDRESS")
+    node.set(machine, "cluster_of_this_node", lambda: "127.0.0.1:6379")
+    code, printed = said()
+    assert code == 0 and "red" not in printed and "skip" not in printed and "0 problems" in printed
+    assert "2 nodes x 16 npu devices; rollout: 4 replicas of 8, up to 128 requests each; training: megatron" in printed
+    for line in ("routing: ", "speculation: sam, up to 3 draft tokens, exact verification\n", "sharing: "):
+        assert f"\n{line}" in printed
+    assert "longest responses" in printed and "optimizer" in printed and "a checkpoint has 427 GiB" in printed
+
+
+def test_slots_are_those_of_a_data_parallel_rank():
+    printed = "\n".join(report.describe(config_of("dapo_qwen3_235b", "speculation=off")))
+    assert "rollout: 1 replica of 128, up to 64 requests on each of 32 data-parallel ranks; training" in printed
+    assert "\nspeculation: off, exact verification\n" in printed
+
+
+def test_a_problem_is_red_below_its_subject_with_its_mend_and_a_laptop_skips_what_needs_the_device(said, node):
+    node.set(report, "has_device", lambda device: False)
+    node.monkeypatch.delenv("RAY_ADDRESS")
+    node.monkeypatch.delenv("ASCEND_HOME_PATH")
+    kept = {find: scopes for find, scopes in preflight.CHECKS.items() if find != vllm_command.what_verl_and_vllm_say}
+    node.set(preflight, "CHECKS", kept)
+    (node.folder / "data" / "aime_2024.parquet").unlink()
+    (node.folder / "model" / "tokenizer.json").write_text('{"model": {')
+    code, printed = said()
+    assert code == 2 and "red   data\n        data.val_files=" in printed and printed.endswith("\n2 problems\n")
+    assert "green batches" in printed and "red   tokenizer\n" in printed and "[model.tokenizer]" in printed
+    assert len(skipped := preflight.select("device")) >= 4
+    for name in skipped:
+        assert f"skip  {name}: no device of this config in this machine" in printed
+
+
+def test_the_self_test_times_both_verifications_and_recommends_the_faster_one_that_runs():
+    assert all(row["median_ms"] > 0 for row in verifications("cpu", batch=1).values())
+    for exact, rejection, wanted in (
+        (SLOW, FAST, "is faster, but its tokens differ"),
+        (FAST, SLOW, "keep speculation.verification=exact"),
+        (SLOW, BROKEN, "keep speculation.verification=exact"),
+        (BROKEN, FAST, "set speculation.verification=rejection"),
+    ):
+        assert wanted in recommend({"exact": exact, "rejection": rejection})

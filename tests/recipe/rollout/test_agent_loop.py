@@ -1,117 +1,44 @@
-"""Seeds of every response, whatever agent loop makes it and whatever the data call their rows."""
+"""Random numbers of a response's requests, and what is said of a response that fails."""
 
 import asyncio
 import re
 from collections import Counter
 from types import SimpleNamespace
-from uuid import uuid4
 
 import numpy
+import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
-from verl.experimental.agent_loop import agent_loop as verls
 from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.replica import TokenOutput
 
-from sam_recipe.rollout import prompt_uid, sample_seed
-from sam_recipe.rollout.agent_loop import SeededManager, SeededRequests, SeededWorker, describe
+from sam_recipe.rollout import parse_prompt_uid, prompt_uid, sample_seed
+from sam_recipe.rollout.agent_loop import ROW, SeededManager, SeededRequests, SeededWorker, describe
 
-RUN_SEED = 5
-
-
-class Own:
-    """A user's agent loop, which may take none but the keys of the data."""
-
-    def __init__(self, server_manager, **_):
-        self.client = server_manager
-
-    async def run(self, sampling_params, raw_prompt, uid, session_id, index, **others):
-        assert not [name for name in others if name.startswith("__")]
-        return await self.client.generate("id", prompt_ids=[1, 2], sampling_params={"temperature": 1.0})
-
-
-class Worker(SeededWorker):
-    """Without Ray and models; notes the seeds that its engine is asked with."""
-
-    def __init__(self, n):
-        rollout = {"n": n, "val_kwargs": {"n": n, "top_p": 1.0, "top_k": -1, "temperature": 1.0}, "temperature": 1.0}
-        rollout |= {"top_p": 1.0, "top_k": -1, "calculate_log_probs": True, "agent": {"default_agent_loop": "own"}}
-        self.config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "data": {}})
-        self.rollout_config = SimpleNamespace(seed=RUN_SEED)
-        self.llm_client, self.background_tasks, self.seeds = SimpleNamespace(generate=self._generate), set(), []
-        self.tokenizer = self.processor = self.hf_model_type = self.dataset_cls = None
-        self.tools = []
-
-    async def _generate(self, request_id, *, prompt_ids, sampling_params, **_):
-        self.seeds.append(sampling_params["seed"])
-        return TokenOutput(token_ids=[7, 8])
-
-    async def _agent_loop_postprocess(self, output, validate, **kwargs):
-        pass
-
-
-@pytest.fixture
-def seeds(monkeypatch):
-    """Puts batches, (rows by their index, columns, step, whether it validates), through the manager and a worker."""
-
-    async def no_queue(**_):
-        pass
-
-    monkeypatch.setattr("verl.trainer.ppo.v1.agent_loop_tq.tq", SimpleNamespace(async_kv_put=no_queue))
-    monkeypatch.setattr("verl.trainer.ppo.v1.agent_loop_tq.ray.get", lambda _: None)
-    monkeypatch.setitem(verls._agent_loop_registry, "own", {"_target_": f"{__name__}.Own"})
-
-    async def play(worker, batches):
-        manager = object.__new__(SeededManager)
-        manager._last, manager._rows, sent = None, Counter(), []
-        manager.agent_loop_workers = [SimpleNamespace(generate_sequences=SimpleNamespace(remote=sent.append))]
-        for indices, uids, step, validates in batches:
-            texts = {"raw_prompt": ["go"] * len(indices), "index": list(indices)}
-            batch = tu.get_tensordict(texts | {"uid": uids or [str(uuid4()) for _ in indices]})
-            tu.assign_non_tensor_data(batch, "global_steps", step)
-            if validates:
-                tu.assign_non_tensor_data(batch, "validate", True)
-            manager.generate_sequences(batch)
-            await worker.generate_sequences(sent.pop())
-            await asyncio.gather(*worker.background_tasks)
-
-    def run(*batches, n=1):
-        asyncio.run(play(worker := Worker(n), batches))
-        return worker.seeds
-
-    return run
+TRAIN, VALIDATION = False, True
 
 
 @pytest.mark.parametrize(
-    "indices", [[str(uuid4()) for _ in range(8)], [0] * 8, range(8), [None] * 8], ids=["uuid", "same", "number", "none"]
-)
-def test_validation_goes_by_the_rows_of_the_file_whatever_their_index(seeds, indices):
-    wanted = [sample_seed(RUN_SEED, "validation", 3, row, sample) for row in range(8) for sample in range(2)]
-    found = seeds((indices[:5], None, 3, True), (indices[5:], None, 3, True), n=2)
-    assert sorted(found) == sorted(wanted)
-
-
-def test_training_goes_by_the_prompts_uid_and_sample(seeds):
-    wanted = [sample_seed(RUN_SEED, "train", 4, prompt, sample) for prompt in (6, 7) for sample in (0, 1)]
-    assert sorted(seeds(([9, 9], [prompt_uid(4, 6), prompt_uid(4, 7)], 4, False), n=2)) == sorted(wanted)
-
-
-VALIDATION, TRAIN = "validation", "train"
-
-
-@pytest.mark.parametrize(
-    ("steps", "numbered"),  # of batches of two rows
+    ("batches", "rows"),
     [
-        ([(VALIDATION, 1), (VALIDATION, 1), (VALIDATION, 2)], [(0, 1), (2, 3), (0, 1)]),
-        ([(TRAIN, 5), (VALIDATION, 5), (TRAIN, 5)], [(0, 1), (0, 1), (2, 3)]),
+        ([(VALIDATION, 1), (VALIDATION, 1), (VALIDATION, 2)], [[0, 1], [2, 3], [0, 1]]),  # in parts, then again
+        ([(TRAIN, 5), (VALIDATION, 5), (TRAIN, 5), (TRAIN, 6)], [[0, 1], [0, 1], [2, 3], [0, 1]]),
     ],
-    ids=["a validation begins at the first row", "verl's uids: the rows of its step, also behind a validation"],
 )
-def test_rows_are_counted_by_step(seeds, steps, numbered):
-    found = seeds(*(([0, 0], None, step, split == VALIDATION) for split, step in steps))
-    rows = [(split, step, row) for (split, step), rows in zip(steps, numbered, strict=True) for row in rows]
-    assert found == [sample_seed(RUN_SEED, *row, 0) for row in rows]
+def test_rows_of_a_step_or_a_validation_are_numbered_whatever_their_index(monkeypatch, batches, rows):
+    """From which seeds come; data without an index get it, too."""
+    found = []
+    monkeypatch.setattr(SeededManager.__mro__[1], "generate_sequences", lambda _, prompts: found.append(prompts))
+    manager = object.__new__(SeededManager)
+    manager._last, manager._rows = None, Counter()
+    for validates, step in batches:
+        batch = tu.get_tensordict({"raw_prompt": ["go", "on"]} | ({"index": [7, 7]} if validates else {}))
+        for key, value in (("global_steps", step), ("validate", True))[: 1 + validates]:
+            tu.assign_non_tensor_data(batch, key, value)
+        manager.generate_sequences(batch)
+    assert [list(batch[ROW]) for batch in found] == rows
+    indices = [[7, 7] if validates else numbered for (validates, _), numbered in zip(batches, rows, strict=True)]
+    assert [list(batch["index"]) for batch in found] == indices
 
 
 REMOTE = """ray::RewardLoopWorker.compute_score() (pid=2)
@@ -162,7 +89,7 @@ def test_a_reward_that_is_no_number_is_refused(monkeypatch, score, is_right):
         outputs[-1].reward_score = score
 
     monkeypatch.setattr(SeededWorker.__mro__[1], "_compute_score", judge)
-    judging = SeededWorker._compute_score(Worker(1), [SimpleNamespace()], {})
+    judging = SeededWorker._compute_score(object.__new__(SeededWorker), [SimpleNamespace()], {})
     if is_right:
         return asyncio.run(judging)
     with pytest.raises(ValueError, match=f"^the reward is {re.escape(repr(score))}, expected a finite number$"):
@@ -208,3 +135,31 @@ def test_what_a_loop_sets_stays_and_text_that_nobody_reads_is_not_made():
     own, stop, none = ask([([1], [], {"seed": 3, "top_p": 0.5}), ([2], [], {"stop": ["x"]}), ([3], [], {"seed": None})])
     assert (own["seed"], own["top_p"], own["detokenize"], stop["detokenize"]) == (3, 0.5, False, True)
     assert type(none["seed"]) is int
+
+
+def test_every_part_of_the_identity_changes_the_seed():
+    base = (0, "train", 1, 2, 3)
+    changed = [(1, "train", 1, 2, 3), (0, "validation", 1, 2, 3), (0, "train", 2, 2, 3), (0, "train", 1, 3, 3)]
+    seeds = {sample_seed(*identity) for identity in [base, *changed, (0, "train", 1, 2, 4)]}
+    assert len(seeds) == 6 and all(0 <= seed < 2**63 for seed in seeds)
+    assert sample_seed(*base) == 8678129737287521143, "the same on every machine"
+
+
+def test_uids_sort_in_dispatch_order_and_parse_back():
+    uids = [prompt_uid(7, prompt) for prompt in range(2000)]
+    assert uids == sorted(uids)
+    assert parse_prompt_uid(uids[1234]) == (7, 1234)
+    assert parse_prompt_uid("0b5ff1f0-6a4c-4f5e-9d1b-7d2f0d0c9f11") is None
+
+
+def test_no_two_rows_of_the_published_files_share_a_seed():
+    """DAPO-Math-17k has 1,791,700 rows and AIME-2024 960; each of these is sampled 32 times in ten validations."""
+    train = (sample_seed(0, "train", 1, row, 0) for row in range(1_791_700))
+    validation = (
+        sample_seed(0, "validation", step, row, sample)
+        for step in range(0, 100, 10)
+        for row in range(960)
+        for sample in range(32)
+    )
+    seeds = np.fromiter((seed for part in (train, validation) for seed in part), np.int64)
+    assert len(np.unique(seeds)) == len(seeds) == 1_791_700 + 10 * 960 * 32

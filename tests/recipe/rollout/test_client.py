@@ -90,12 +90,6 @@ def test_chunks_of_a_later_turn_are_of_the_conversations_group():
     assert [one["extra_args"] for _, one in asked] == [hints] * 3
 
 
-def test_whole_responses_are_asked_for_as_verl_does():
-    _, router, asked = generate(None, seed=1, temperature=0.5)
-    assert asked == [([1, 2, 3], {"seed": 1, "temperature": 0.5})]
-    assert router.released == [50]
-
-
 @pytest.mark.parametrize(
     ("parameters", "chunks"),
     [
@@ -119,9 +113,10 @@ def test_the_engine_is_told_how_many_wait_behind_a_chunk():
     output, _, asked = generate(20, waiting=(7, 0, 2))
     assert output.token_ids == RESPONSE
     assert [one["extra_args"].get("sam_waiting") for _, one in asked] == [7, None, 2]
-    caller = {"seed": 1}
-    _, _, asked = generate(None, waiting=(7,), **caller)
-    assert asked[0][1] == {"seed": 1, "extra_args": {"sam_waiting": 7}} and caller == {"seed": 1}
+    caller = {"seed": 1, "temperature": 0.5}
+    for waiting, hints in ((), {}), ((7,), {"extra_args": {"sam_waiting": 7}}):  # whole, as verl asks for it
+        _, router, asked = generate(None, waiting=waiting, **caller)
+        assert asked == [([1, 2, 3], caller | hints)] and router.released == [50] and len(caller) == 2
 
 
 def test_every_chunk_has_what_verl_gives_a_request():

@@ -7,9 +7,8 @@ import pytest
 
 from sam.drafting.drafter import Drafter
 from sam.history.client import HistoryClient
-from sam_recipe.launch.config import compose_config
 from sam_recipe.rollout.client import group_of
-from sam_recipe.rollout.router import ACTOR_CLASS, AHEAD, ContextRouter, Request, write_config
+from sam_recipe.rollout.router import AHEAD, ContextRouter, Request
 from tests.sam.routing.schedule import replay
 
 LIMITS = {"kv_tokens": 4096, "block_tokens": 16, "slots": 2, "max_model_len": 512}
@@ -122,15 +121,6 @@ def test_a_failed_server_is_dropped_and_with_the_last_all_who_wait_are_told(tmp_
         assert [type(one) for one in results].count(RuntimeError) == 3
 
     run(play())
-
-
-def test_the_file_for_verl_names_the_router_and_its_settings(tmp_path):
-    from verl.workers.rollout.router import _load_router_yaml, _resolve_router_class
-
-    write_config(compose_config("dapo_tiny_cpu", ["routing=context", f"run_dir={tmp_path}"]))
-    settings = _load_router_yaml(str(tmp_path / "router.yaml"))
-    assert settings["router_class"] == ACTOR_CLASS and settings["lookahead_tokens"] == 8
-    _resolve_router_class(settings["router_class"])
 
 
 def test_a_cache_that_leaves_slots_empty_is_said_once(tmp_path, capsys):

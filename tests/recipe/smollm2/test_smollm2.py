@@ -1,8 +1,10 @@
-"""SmolLM2 from the registry package: the folder is what transformers and vLLM expect, and built once."""
+"""SmolLM2 from the registry package: the folder is what transformers and vLLM expect; tasks are reasoning-gym's."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import islice
 
 import pandas
 import pytest
@@ -11,7 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sam_recipe.smollm2 import assets
 from sam_recipe.smollm2.assets import AssetSettings, draw_splits, find_gguf, prepare_assets
-from sam_recipe.smollm2.task import SOURCE_PREFIX, TASKS
+from sam_recipe.smollm2.task import SOURCE_PREFIX, TASKS, draw_rows
+from sam_recipe.trainer.reward import compute_score
 
 installed = pytest.mark.skipif(
     any(assets.find_spec(name) is None for name in assets.MODULES), reason="requirements/smollm2.txt is not installed"
@@ -70,3 +73,20 @@ def test_ids_are_those_of_the_ggufs_tokenizer_and_its_loss_is_seen(folder, tmp_p
     theirs.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="the tokenizer in .* gives .* the ids"):
         check_tokenizer(build_tokenizer(gguf), tmp_path, [])
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_rows_are_verls_and_judged_as_reasoning_gym_judges(name):
+    reasoning_gym = pytest.importorskip("reasoning_gym", reason="requirements/smollm2.txt is not installed")
+    problems = reasoning_gym.create_dataset(name, seed=5, size=1000, **TASKS[name].settings)
+    rows = list(islice(draw_rows(name, 5), 100))
+    assert len({json.dumps(row["prompt"]) for row in rows}) == 100
+    for row in rows:
+        problem = problems[row["extra_info"]["index"]]
+        truth = row["reward_model"]["ground_truth"]
+        *shown, question = row["prompt"]
+        assert question == {"role": "user", "content": problem["question"].strip()} and truth == problem["answer"]
+        assert [message["role"] for message in shown] == ["user", "assistant"] * len(TASKS[name].examples)
+        for answer in (truth, f"{truth}1", "no"):
+            right = problems.score_answer(answer, problem) == 1.0
+            assert compute_score(row["data_source"], f"work\n#### {answer}", truth)["acc"] == right

@@ -1,14 +1,17 @@
-"""Mistakes in the choice of a draft model or an EAGLE3 head: one line each, before a device is taken."""
+"""What may be wrong with a draft model, an EAGLE3 head or a model's files: one line each, before a device is taken."""
 
 import json
+import struct
 
 import numpy
 import pytest
 from safetensors.numpy import save_file
 
 from sam_recipe import preflight
+from sam_recipe.preflight.__main__ import main
+from sam_recipe.preflight.settings import INDEX
 from sam_recipe.preflight.settings import draft_model as find_problems
-from tests.recipe.preflight.preflight_node import composed, config_of, tiny
+from tests.recipe.preflight.preflight_node import composed, config_of, tiny, write_model
 
 SIZES = {
     "vocab_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "hidden_size": 64,
@@ -105,3 +108,58 @@ def test_vllm_is_not_asked_of_a_drafter_that_is_made_later(is_there, model, monk
     for folder in (model, None):  # below assets that are still to be built none is looked for
         found = preflight.find_problems(compose(model, "hybrid"), to_be_built=folder)
         assert any("[drafter.missing]" in one for one in found) == (not is_there and folder is None)
+
+
+SHARD = "model-00002-of-00002.safetensors"
+
+
+@pytest.fixture
+def weights(tmp_path):
+    write_model(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_whole_model_has_no_problem_nor_has_one_of_one_file(weights, capsys):
+    assert main(["--weights", str(weights)]) == 0
+    assert "model: complete, 0.0 GB of weights" in capsys.readouterr().out
+    (weights / INDEX).unlink()
+    (weights / SHARD).rename(weights / "model.safetensors")
+    assert main(["--weights", str(weights)]) == 0
+
+
+def shard(change):
+    """Has the bytes of a shard changed."""
+    return lambda model: (model / SHARD).write_bytes(change((model / SHARD).read_bytes()))
+
+
+def index(change):
+    """Has the index changed."""
+
+    def spoil(model):
+        known = json.loads((model / INDEX).read_text())
+        change(known)
+        (model / INDEX).write_text(json.dumps(known))
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code"),
+    [
+        (lambda model: (model / SHARD).unlink(), "model.missing"),
+        (shard(lambda content: content[:-1]), "model.damaged"),
+        (shard(lambda content: content + b" "), "model.damaged"),
+        (shard(lambda _: b"version https://git-lfs.github.com/spec/v1\n"), "model.damaged"),
+        (shard(lambda _: struct.pack("<Q", 9) + b"{not json"), "model.damaged"),
+        (lambda model: (model / INDEX).write_text("{"), "model.damaged"),
+        (lambda model: (model / INDEX).unlink(), "model.missing"),
+        (index(lambda known: known.update(weight_map=[SHARD])), "model.damaged"),
+        (index(lambda known: known["weight_map"].update(head=None)), "model.damaged"),
+        (index(lambda known: known["weight_map"].update(head=SHARD)), "model.damaged"),
+    ],
+)
+def test_what_is_wrong_is_one_line_with_its_mend(weights, capsys, spoil, code):
+    spoil(weights)
+    assert main(["--weights", str(weights)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.endswith(f"[{code}]\n") and error.count("\n") == 1
