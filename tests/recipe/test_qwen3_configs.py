@@ -13,14 +13,6 @@ from tests.recipe.preflight.preflight_node import composed
 
 NAMES = ("dapo_qwen3_32b", "dapo_qwen3_32b_128die", "dapo_qwen3_235b")
 SCALES = ("full", "smoke")
-# Dies, train batch, prompts per round, running requests, rollout tensor parallel, draft tokens, threshold.
-PUBLISHED = {
-    "dapo_qwen3_32b": (32, 32, 96, 128, 8, 3, 8),
-    "dapo_qwen3_32b_128die": (128, 512, 1536, 256, 8, 4, 4),
-    "dapo_qwen3_235b": (128, 128, 128, 64, 4, 3, 8),
-}
-
-
 # What vLLM is told to draft with, by the choice of speculation.
 DRAFTERS = {"sam": "sam.SamProposer", "off": None, "ngram": "ngram", "suffix": "suffix"}
 DRAFTERS |= dict.fromkeys(WITH_DRAFT_MODEL, "/models/draft")
@@ -60,25 +52,10 @@ def test_verl_and_vllm_accept_every_choice(name, method, scale, device):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_published_sizes_fill_the_dies(name):
+def test_the_published_sizes_divide_each_other_and_fill_the_dies(name):
     config = composed(name)
-    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
-    found = (
-        trainer.nnodes * trainer.n_gpus_per_node,
-        config.data.train_batch_size,
-        config.data.gen_batch_size,
-        rollout.max_num_seqs,
-        rollout.tensor_model_parallel_size,
-        config.speculation.num_speculative_tokens,
-        config.speculation.batch_size_threshold,
-    )
-    assert found == PUBLISHED[name]
-    assert config.data.max_response_length == 34816
-    assert (rollout.temperature, rollout.top_p, rollout.top_k, rollout.n) == (1.0, 1.0, -1, 16)
-    assert config.actor_rollout_ref.actor.strategy == "megatron" and trainer.device == "npu"
-    assert rollout.expert_parallel_size == (128 if "235b" in name else 1)
-    # Whether sizes divide each other and lengths fit, preflight knows.
     assert [*settings.batches(config), *settings.lengths(config), *settings.parallel_sizes(config)] == []
+    assert config.trainer.nnodes * config.trainer.n_gpus_per_node == (32 if name == NAMES[0] else 128)
 
 
 def test_torchs_attention_keeps_packed_sequences_apart():

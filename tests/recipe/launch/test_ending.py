@@ -30,55 +30,45 @@ def checkpoint(run_directory, step):
 
 
 def config(run_directory, **trainer):
-    return OmegaConf.create(
-        {
-            "run_dir": str(run_directory),
-            "trainer": {
-                "default_local_dir": str(run_directory / "checkpoints"),
-                **{"resume_mode": "auto", "resume_from_path": None, **trainer},
-            },
-            "actor_rollout_ref": {"actor": {"checkpoint": {"load_contents": ["model", "optimizer", "extra"]}}},
-        }
-    )
+    folder = {"default_local_dir": str(run_directory / "checkpoints")}
+    actor = {"checkpoint": {"load_contents": ["model", "optimizer", "extra"]}}
+    trainer = {"resume_mode": "auto", "resume_from_path": None, **folder, **trainer}
+    content = {"run_dir": str(run_directory), "trainer": trainer, "actor_rollout_ref": {"actor": actor}}
+    return OmegaConf.create(content)
+
+
+def half(content):
+    return content[: len(content) // 2]
 
 
 def cut(path):
-    with open(path, "r+b") as file:
-        file.truncate(path.stat().st_size // 2)
+    path.write_bytes(half(path.read_bytes()))
 
 
-def flip(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    path.write_bytes(content)
-
-
-def remove_kind(path):
-    for one in path.parent.glob(f"{path.name.partition('_')[0]}_world*"):
-        one.unlink()
-
-
-def zero(path):
-    path.write_bytes(bytes(path.stat().st_size))
+def flip(content):
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 0xFF]) + content[middle + 1 :]
 
 
 MODEL, OPTIMIZER = (f"actor/{kind}_world_size_2_rank_{rank}.pt" for kind, rank in (("model", 1), ("optim", 0)))
+# What harms files, none of which are left without it, and what is said.
 DAMAGES = [
-    (cut, MODEL, f"{MODEL} is cut off or damaged"),
-    (cut, "actor/fsdp_config.json", "actor/fsdp_config.json cannot be read"),
-    (lambda path: path.write_bytes(b""), OPTIMIZER, f"{OPTIMIZER} is cut off or damaged"),
-    (zero, OPTIMIZER, f"{OPTIMIZER} is cut off or damaged"),
+    (half, MODEL, f"{MODEL} is cut off or damaged"),
+    (half, "actor/fsdp_config.json", "actor/fsdp_config.json cannot be read"),
+    (lambda content: b"", OPTIMIZER, f"{OPTIMIZER} is cut off or damaged"),
+    (lambda content: bytes(len(content)), OPTIMIZER, f"{OPTIMIZER} is cut off or damaged"),
     (flip, MODEL, f"{MODEL} is damaged at "),
-    (lambda path: path.unlink(), MODEL, f"{MODEL} is missing"),
-    (remove_kind, OPTIMIZER, f"{OPTIMIZER} is missing"),
+    (None, MODEL, f"{MODEL} is missing"),
+    (None, "actor/optim_world*", f"{OPTIMIZER} is missing"),
 ]
 
 
-@pytest.mark.parametrize(("harm", "name", "said"), DAMAGES)
-def test_a_run_goes_on_from_the_newest_that_can_be_read(tmp_path, harm, name, said):
+@pytest.mark.parametrize(("harm", "files", "said"), DAMAGES)
+def test_a_run_goes_on_from_the_newest_that_can_be_read(tmp_path, harm, files, said):
     before, newest = checkpoint(tmp_path, 3), checkpoint(tmp_path, 6)
     assert checkpoints.find(config(tmp_path)) == (6, newest, [])
-    harm(newest / name)
+    for path in newest.glob(files):
+        path.write_bytes(harm(path.read_bytes())) if harm else path.unlink()
     step, folder, (skipped,) = checkpoints.find(config(tmp_path))
     assert (step, folder) == (3, before)
     assert skipped.startswith(f"{newest} cannot be read: ") and said in skipped
@@ -97,6 +87,9 @@ def test_where_none_can_be_read_the_run_does_not_begin_again_by_itself(tmp_path)
     with pytest.raises(ValueError, match="global_step_6 cannot be read: .*; .*global_step_3 cannot be read: "):
         checkpoints.find(config(tmp_path))
     assert checkpoints.find(config(tmp_path, resume_mode="disable")) == NEW
+    (checkpoint(tmp_path / "first", 1) / "data.pt").unlink()
+    (tmp_path / "first" / TRACKER).unlink()
+    assert checkpoints.find(config(tmp_path / "first")) == NEW, "a first one that was not finished is none"
 
 
 @pytest.mark.parametrize("tracker", ["", "six", None, "9"])
@@ -107,12 +100,6 @@ def test_a_tracker_that_says_nothing_is_repaired(tmp_path, tracker):
     (tmp_path / TRACKER).unlink() if tracker is None else (tmp_path / TRACKER).write_text(tracker)
     assert checkpoints.find(config(tmp_path))[0] == 6
     assert (tmp_path / TRACKER).read_text() == "6"
-
-
-def test_a_first_checkpoint_that_was_not_finished_is_none(tmp_path):
-    (checkpoint(tmp_path, 1) / "data.pt").unlink()
-    (tmp_path / TRACKER).unlink()
-    assert checkpoints.find(config(tmp_path)) == NEW
 
 
 def test_checkpoints_may_lie_elsewhere(tmp_path):

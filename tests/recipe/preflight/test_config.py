@@ -12,7 +12,6 @@ from sam_recipe import preflight
 from sam_recipe.arguments import check_values
 from sam_recipe.launch import versions
 from sam_recipe.launch.config import CONFIGS, ConfigError
-from sam_recipe.main_dapo import main
 from sam_recipe.preflight import __main__ as report
 from sam_recipe.preflight import compatibility, settings
 from tests.recipe.preflight.preflight_node import MESSAGES, composed, config_of, tiny, write_rows
@@ -252,12 +251,3 @@ print(*{"ray", "torch", "transformers", "verl", "vllm"} & set(sys.modules))
 def test_a_start_checks_everything_before_it_imports_what_takes_long(assets):
     ended = subprocess.run([sys.executable, "-c", IMPORTS, assets], capture_output=True, text=True, check=True)
     assert ended.stdout == "\n" and ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1
-
-
-def test_check_says_all_of_it(assets, capsys, monkeypatch):
-    monkeypatch.setattr(preflight.vllm_command, "_ask", lambda config: [])
-    arguments = ["--config-name", "dapo_tiny_cpu", "--check", f"assets={assets}", f"run_dir={assets}/run"]
-    assert main([*arguments, "trainer.v1.trainer_mode=separate_async"]) == 2
-    assert "trainer.v1.trainer_mode=separate_async" in capsys.readouterr().err
-    assert main([*arguments, f"{ACTOR}.use_kl_loss=true"]) == 0
-    assert f"warning: not tested with this recipe: {ACTOR}.use_kl_loss=true" in capsys.readouterr().err

@@ -70,30 +70,25 @@ def test_bytes_of_a_parameter(config, training, checkpoint, offloaded):
         assert machine.device_memory(config_of(name, "actor_rollout_ref.model.path=/none")) is None
 
 
-@pytest.mark.parametrize(
-    ("wanted", "is_wrong"), [("lo", 0), ("=lo", 0), ("^docker", 0), ("", 0), ("eth77", 1), ("eth77,lo", 0)]
-)
-def test_network_cards(monkeypatch, wanted, is_wrong):
+def test_network_cards(monkeypatch):
     monkeypatch.setattr(machine.psutil, "net_if_addrs", lambda: {"lo": [], "enp1s0": []})
     monkeypatch.setenv("RAY_ADDRESS", "x")
-    monkeypatch.setenv("HCCL_SOCKET_IFNAME", wanted)
-    found = machine.memory_and_disk(composed("dapo_qwen3_32b"))
-    assert len([one for one in found if "[variable.refused]" in one]) == is_wrong
+    for wanted, is_wrong in (("lo", 0), ("=lo", 0), ("^docker", 0), ("", 0), ("eth77", 1), ("eth77,lo", 0)):
+        monkeypatch.setenv("HCCL_SOCKET_IFNAME", wanted)
+        found = machine.memory_and_disk(composed("dapo_qwen3_32b"))
+        assert len([one for one in found if "[variable.refused]" in one]) == is_wrong, wanted
 
 
-@pytest.mark.parametrize(
-    ("override", "count"),
-    [
-        ("trainer.nnodes=2", 2),
-        ("trainer.max_actor_ckpt_to_keep=1", 2),  # the old one goes after the new one is written
-        ("trainer.max_actor_ckpt_to_keep=5", 5),
-        ("trainer.max_actor_ckpt_to_keep=null", 10),
-        ("trainer.save_freq=-1", 0),
-        ("trainer.total_training_steps=5", 1),
-    ],
-)
-def test_how_many_checkpoints_there_are_at_once(override, count):
-    assert machine.checkpoints_at_once(config_of("dapo_qwen3_32b", override)) == count
+def test_how_many_checkpoints_there_are_at_once():
+    for override, count in {
+        "trainer.nnodes=2": 2,
+        "trainer.max_actor_ckpt_to_keep=1": 2,  # the old one goes after the new one is written
+        "trainer.max_actor_ckpt_to_keep=5": 5,
+        "trainer.max_actor_ckpt_to_keep=null": 10,
+        "trainer.save_freq=-1": 0,
+        "trainer.total_training_steps=5": 1,
+    }.items():
+        assert machine.checkpoints_at_once(config_of("dapo_qwen3_32b", override)) == count, override
 
 
 def test_what_a_nodes_memory_holds_at_most(monkeypatch):

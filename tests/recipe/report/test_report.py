@@ -117,7 +117,7 @@ def stock_beside(run, folder, seconds=ROUNDS, **changes):
     (folder / STOCK_FILE).write_text(json.dumps(found | {"settings": {"text": "a"}, "reference": "stock"} | changes))
 
 
-def test_stock_is_the_headline(runs, report, tmp_path):
+def test_stock_is_the_headline_also_of_a_loss_but_not_of_another_runs_text(runs, report, tmp_path):
     stock_beside(runs[0], tmp_path / "out")
     summary, page, printed = report()
     assert summary["stock"]["over_stock"] == {"off": [1.0, 0.8, 1.0], "sam": [1.6, 1.5, 2.0]}
@@ -128,9 +128,6 @@ def test_stock_is_the_headline(runs, report, tmp_path):
     ]  # fmt: skip
     assert sorted(map(page.index, order)) == [page.index(part) for part in order]
     assert "note: engines alone drafted with policy=goodput, the run with policy=None" in printed
-
-
-def test_a_loss_and_another_runs_text_are_said(runs, report, tmp_path):
     stock_beside(runs[0], tmp_path / "out", seconds=LOST)
     assert "<p>Rollout 0.50x (0.50-0.50) as fast as stock vLLM: no-go</p>" in report()[1]
     stock_beside(runs[0], tmp_path / "out", text="0123456789abcdef")

@@ -27,8 +27,8 @@ def router(tmp_path, servers=("a",), limits=None, **config) -> ContextRouter:
     return ContextRouter({name: server(**limits or {}) for name in servers}, settings)
 
 
-def request(name: str, group: str = "g", tokens: int = 8, conversation: str | None = None) -> Request:
-    return Request(name, group, tokens, 64, conversation or name)
+def request(name: str, group: str = "g") -> Request:
+    return Request(name, group, 8, 64, name)
 
 
 def run(play):
@@ -67,27 +67,6 @@ def test_lengths_in_the_history_are_the_estimate_before_the_probe(tmp_path):
     assert replay((tmp_path / "with" / "routing.jsonl").read_text().splitlines()) == 6, "the log has what was expected"
     for without in ({}, {"history": None}, {"history": str(tmp_path / "none")}):
         assert run(play(tmp_path / "without", **without)) == list(prompts), "as they came"
-
-
-def test_the_next_turn_of_a_conversation_goes_back_to_its_replica_before_new_requests(tmp_path):
-    async def play():
-        made = router(tmp_path, servers=("a", "b", "c"))
-        first = await made.acquire(request("1", "g", conversation="talk"))
-        other = await made.acquire(request("2", "h", conversation="more"))
-        made.release("2", 5)
-        turn = await made.acquire(request("3", "i", 80, conversation="more"))
-        assert turn.server_id == other.server_id != first.server_id
-        new = [asyncio.ensure_future(made.acquire(request(f"new{i}", f"n{i}"))) for i in range(3 * ROOM)]
-        await asyncio.sleep(0.05)
-        waiting = [call for call in new if not call.done()]
-        again = asyncio.ensure_future(made.acquire(request("4", "j", 90, conversation="more")))
-        await asyncio.sleep(0.05)
-        made.release("3", 5)
-        assert (await again).server_id == other.server_id and not any(call.done() for call in waiting)
-        for call in waiting:
-            call.cancel()
-
-    run(play())
 
 
 def test_who_asks_is_told_how_many_wait_and_one_that_is_given_up_leaves_nothing(tmp_path):
