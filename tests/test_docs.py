@@ -1,4 +1,4 @@
-"""README and docs/: links resolve, commands and paths exist, generated pages are up to date. Prose is free."""
+"""README and docs/: links resolve, commands, paths and pictures exist, generated pages are new. Prose is free."""
 
 import ast
 import functools
@@ -143,3 +143,12 @@ def test_metrics_page_names_what_the_code_counts():
         logged |= {f"rollout/drafter/{name}" for name in re.findall(r'"(\w+)"', names)}
     on_disk_only = {f"rollout/drafter/{name}" for name in ON_DISK_ONLY}
     assert logged - rows - on_disk_only - {"rollout/round_seconds"} == set() and not rows & on_disk_only
+
+
+def test_every_picture_is_shown_and_drawn_by_the_script(tmp_path):
+    images = ROOT / "docs" / "images"
+    shown = "\n".join(PAGES.values())
+    assert [path.name for path in images.glob("*.png") if f"images/{path.name}" not in shown] == []
+    runpy.run_path(str(images / "draw.py"))["main"](["--output", str(tmp_path)])
+    drawn = {path.name for path in tmp_path.iterdir()}
+    assert drawn == {"processes.png", "engine_step.png"} and all((images / name).is_file() for name in drawn)

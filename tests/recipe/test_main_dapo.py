@@ -112,10 +112,8 @@ def test_wandb_goes_on_in_the_same_run(start, monkeypatch):
         assert start(*overrides)[0] == 0
         return (start.directory / "wandb_run_id").read_text()
 
-    first, second = named(), named()
-    assert first != second, "began again: nothing to go on from"
-    folder = checkpoint(start.directory, 3)
-    assert named() == second
+    first, second, folder = named(), named(), checkpoint(start.directory, 3)
+    assert first != second == named(), "began again: nothing to go on from"
     fork = f"trainer.default_local_dir={start.directory.parent}/fork"
     assert named("trainer.resume_mode=resume_path", f"trainer.resume_from_path={folder}", fork) != second
     monkeypatch.setenv("WANDB_RUN_ID", "mine")

@@ -66,9 +66,8 @@ def test_the_scripts_for_a_cpu_start_what_the_readme_says(tmp_path):
 
     quickstart = said("quickstart.sh")
     assert quickstart.index("speculation=sam run_dir=") < quickstart.index("speculation=off run_dir=")
-    sam = "python -m sam_recipe.command_line"
-    assert f"{sam} bench --run outputs/quickstart/sam --output outputs/quickstart\n" in quickstart
-    assert f"{sam} report outputs/quickstart/sam outputs/quickstart/off" in quickstart
+    assert "command_line bench --run outputs/quickstart/sam --output outputs/quickstart\n" in quickstart
+    assert "command_line report outputs/quickstart/sam outputs/quickstart/off" in quickstart
     assert "--config-name dapo_tiny_cpu speculation=off" in said("run_dapo_tiny_cpu.sh", "speculation=off")
     smollm2 = said("run_dapo_smollm2_cpu.sh", "speculation=off")
     assert "python -m sam_recipe.smollm2.assets --output outputs/smollm2_assets" in smollm2

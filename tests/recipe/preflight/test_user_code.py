@@ -53,13 +53,6 @@ def problems(folder, *overrides):
 def test_what_is_not_set_is_the_recipes(brought):
     config = tiny(brought)
     assert problems(brought) == [] and list(compatibility.warnings(config)) == []
-    for key, value in {
-        f"{REWARD}.path": settings.OWN_REWARD,
-        f"{SAMPLER}.path": "pkg://sam_recipe.trainer.dynamic_sampling",
-        f"{AGENT}.agent_loop_manager_class": "sam_recipe.rollout.agent_loop.SeededManager",
-        f"{AGENT}.default_agent_loop": "single_turn_agent",
-    }.items():
-        assert OmegaConf.select(config, key) == value
     assert problems(brought, f"{REWARD}.path=null", f"{SAMPLER}.path=null") == []  # verl's own
     # Data of another source, and files in other encodings, are fine with another reward.
     own = [f"{REWARD}.path=latin.py", f"{REWARD}.name=score", f"{AGENT}.agent_loop_config_path=loops.yaml"]
