@@ -127,39 +127,29 @@ def test_a_whole_model_has_no_problem_nor_has_one_of_one_file(weights, capsys):
     assert main(["--weights", str(weights)]) == 0
 
 
-def shard(change):
-    """Has the bytes of a shard changed."""
-    return lambda model: (model / SHARD).write_bytes(change((model / SHARD).read_bytes()))
-
-
-def index(change):
-    """Has the index changed."""
-
-    def spoil(model):
-        known = json.loads((model / INDEX).read_text())
-        change(known)
-        (model / INDEX).write_text(json.dumps(known))
-
-    return spoil
+def with_tensor(place):
+    """An index that names one more tensor."""
+    return lambda content: content.replace(b'"weight_map": {', b'"weight_map": {"head": ' + place + b", ")
 
 
 @pytest.mark.parametrize(
-    ("spoil", "code"),
+    ("name", "change", "code"),  # None: the file is missing
     [
-        (lambda model: (model / SHARD).unlink(), "model.missing"),
-        (shard(lambda content: content[:-1]), "model.damaged"),
-        (shard(lambda content: content + b" "), "model.damaged"),
-        (shard(lambda _: b"version https://git-lfs.github.com/spec/v1\n"), "model.damaged"),
-        (shard(lambda _: struct.pack("<Q", 9) + b"{not json"), "model.damaged"),
-        (lambda model: (model / INDEX).write_text("{"), "model.damaged"),
-        (lambda model: (model / INDEX).unlink(), "model.missing"),
-        (index(lambda known: known.update(weight_map=[SHARD])), "model.damaged"),
-        (index(lambda known: known["weight_map"].update(head=None)), "model.damaged"),
-        (index(lambda known: known["weight_map"].update(head=SHARD)), "model.damaged"),
+        (SHARD, None, "model.missing"),
+        (SHARD, lambda content: content[:-1], "model.damaged"),
+        (SHARD, lambda content: content + b" ", "model.damaged"),
+        (SHARD, lambda content: b"version https://git-lfs.github.com/spec/v1\n", "model.damaged"),
+        (SHARD, lambda content: struct.pack("<Q", 9) + b"{not json", "model.damaged"),
+        (INDEX, None, "model.missing"),
+        (INDEX, lambda content: b"{", "model.damaged"),
+        (INDEX, lambda content: json.dumps({"weight_map": [SHARD]}).encode(), "model.damaged"),
+        (INDEX, with_tensor(b"null"), "model.damaged"),
+        (INDEX, with_tensor(json.dumps(SHARD).encode()), "model.damaged"),
     ],
 )
-def test_what_is_wrong_is_one_line_with_its_mend(weights, capsys, spoil, code):
-    spoil(weights)
+def test_what_is_wrong_is_one_line_with_its_mend(weights, capsys, name, change, code):
+    path = weights / name
+    path.write_bytes(change(path.read_bytes())) if change else path.unlink()
     assert main(["--weights", str(weights)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.endswith(f"[{code}]\n") and error.count("\n") == 1
