@@ -5,7 +5,6 @@ import re
 from collections import Counter
 from types import SimpleNamespace
 
-import numpy
 import numpy as np
 import pytest
 import torch
@@ -79,7 +78,7 @@ def test_what_raises_in_another_process_is_named_by_its_own_line(text, said):
     assert re.fullmatch(rf"data_source 'own': {__file__}:\d+: ValueError: no such tool", here)
 
 
-REWARDS = [(1.0, True), (0, True), (True, True), (torch.tensor(0.5), True), (numpy.float32(1), True)]
+REWARDS = [(1.0, True), (0, True), (True, True), (torch.tensor(0.5), True), (np.float32(1), True)]
 NONE = [None, float("nan"), -float("inf"), "0.5", "good", {"reward": 1.0}, (1.0, "info")]
 
 

@@ -2,9 +2,9 @@
 
 import asyncio
 import os
-import threading
 from types import SimpleNamespace
 
+import pytest
 import torch
 from vllm import SamplingParams
 
@@ -12,29 +12,19 @@ from sam_recipe.rollout import server as module
 from sam_recipe.rollout.server import ENGINE_NICE, SpeculationServer, SpeculationWorkerExtension
 
 
-def priority_after(calls: int, threads: int, monkeypatch, before: int = 0) -> int:
-    """The nice value of an engine's thread that yields; each has its own on Linux, and the test's stays as it is."""
+@pytest.mark.parametrize(
+    ("threads", "before", "after"),
+    [(1, 0, ENGINE_NICE), (1, 19, 19), (2, 0, 0)],
+    ids=["yields", "never forward", "not"],
+)
+def test_an_engine_of_one_thread_yields(monkeypatch, threads, before, after):
+    nice = {0: before}  # of the thread that calls
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    found, own = [], os.getpriority(os.PRIO_PROCESS, 0)
-
-    def run():
-        os.setpriority(os.PRIO_PROCESS, 0, max(before, own))
-        for _ in range(calls):
-            SpeculationWorkerExtension.sam_yield(SimpleNamespace(device=torch.device("cpu")))
-        found.append(os.getpriority(os.PRIO_PROCESS, 0))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert os.getpriority(os.PRIO_PROCESS, 0) == own
-    return found[0]
-
-
-def test_an_engine_of_one_thread_yields(monkeypatch):
-    own = os.getpriority(os.PRIO_PROCESS, 0)
-    assert priority_after(2, 1, monkeypatch) == max(own, ENGINE_NICE)
-    assert priority_after(1, 1, monkeypatch, before=19) == 19, "never forward"
-    assert priority_after(1, 2, monkeypatch) == own
+    monkeypatch.setattr(os, "getpriority", lambda _, thread: nice[thread])
+    monkeypatch.setattr(os, "setpriority", lambda _, thread, value: nice.update({thread: value}))
+    for _ in range(2):
+        SpeculationWorkerExtension.sam_yield(SimpleNamespace(device=torch.device("cpu")))
+    assert nice == {0: after}
 
 
 def test_seconds_count_in_the_engine_also_of_a_batch_that_never_empties(monkeypatch):
