@@ -115,7 +115,7 @@ def test_what_cannot_be_compared_is_one_line(run, tmp_path, capsys):
     assert "its config.yaml lacks machine.threads, it is an older version's" in error(run)
     (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text().splitlines()[0])
     assert "it has one training step; expected two or more" in error(run)
-    (run / "rollouts" / "3.jsonl").unlink()
+    (run / "rollouts" / "1.jsonl").unlink()
     assert "no responses recorded there" in error(run)
     config.speculation.method = "off"
     OmegaConf.save(config, run / "config.yaml")
