@@ -81,8 +81,8 @@ def test_engines_emit_the_first_round_of_steps_spread_over_the_run(run, tmp_path
     assert main(["--run", str(run), "--rounds", "3"]) == 0  # nothing is missing: no engine is started
     assert (tmp_path / "sam.jsonl").read_text() == before
     (run / "metrics.jsonl").write_text("\n".join((run / "metrics.jsonl").read_text().splitlines()[:3]))
-    assert main(["--run", str(run)]) == 0
-    found, _ = load_stock(tmp_path / "runs", Run.load(run))
+    assert main(["--run", str(run), "--output", str(tmp_path / "short")]) == 0
+    found, _ = load_stock(tmp_path / "short", Run.load(run))
     assert found["steps"] == [1, 2, 3] and stock_summary(found)["rounds"] == 2, "a short run has fewer rounds"
 
 
