@@ -146,9 +146,15 @@ def test_a_node_says_what_it_lacks_and_how_many_dies_are_free(cluster):
     assert address == ray.util.get_node_ip_address()
     said = "\n".join(problems)
     assert "[data.missing]" in said and ("[package.version]" in said or versions.installed("vllm-ascend"))
-    group = ray.util.placement_group([{"NPU": 4}])  # another run's
-    ray.get(group.ready())
+
+    @ray.remote(resources={"NPU": 4}, num_cpus=0)
+    class Other:
+        def ready(self):
+            return True
+
+    other = Other.remote()
+    ray.get(other.ready.remote())
     one_node = config_of("dapo_qwen3_32b", "trainer.nnodes=1")
     (problem,) = machine.devices_of_cluster(one_node, ray.nodes(), ray.available_resources())
     assert "[ray.devices]" in problem and problem.startswith("12 of 16 NPU are free")
-    ray.util.remove_placement_group(group)
+    ray.kill(other)
