@@ -14,10 +14,10 @@ from sam_recipe.launch.config import verl_configs
 GIVEN = ["hydra.searchpath=[pkg://sam.configs]", "actor_rollout_ref.rollout.name=vllm"]
 
 
-def composed(*overrides, given=GIVEN):
+def composed(*overrides):
     """verl's ppo_trainer, as main_ppo composes it."""
     with initialize_config_dir(verl_configs().removeprefix("file://"), version_base=None):
-        config = compose("ppo_trainer", [*given, *overrides])
+        config = compose("ppo_trainer", [*GIVEN, *overrides])
     OmegaConf.resolve(config)
     return config
 
@@ -66,5 +66,6 @@ def test_what_it_is_not_for_is_refused(override, said):
 
 
 def test_without_the_settings_nothing_is_verls_but_verls():
-    config = composed(given=[])
+    with initialize_config_dir(verl_configs().removeprefix("file://"), version_base=None):
+        config = compose("ppo_trainer")
     assert "speculation" not in config and not config.actor_rollout_ref.rollout.engine_kwargs.vllm
