@@ -1,4 +1,4 @@
-"""The pages: links resolve, commands and paths exist, generated ones are up to date, and both READMEs say the same."""
+"""The pages: links, commands, paths, pictures exist, generated ones are up to date, both READMEs say the same."""
 
 import ast
 import functools
@@ -145,6 +145,15 @@ def test_metrics_page_names_what_the_code_counts():
         logged |= {f"rollout/drafter/{name}" for name in re.findall(r'"(\w+)"', names)}
     on_disk_only = {f"rollout/drafter/{name}" for name in ON_DISK_ONLY}
     assert logged - rows - on_disk_only - {"rollout/round_seconds"} == set() and not rows & on_disk_only
+
+
+def test_every_picture_is_shown_and_drawn_by_the_script(tmp_path):
+    images = ROOT / "docs" / "images"
+    shown = "\n".join(PAGES.values())
+    assert [path.name for path in images.glob("*.png") if f"images/{path.name}" not in shown] == []
+    runpy.run_path(str(images / "draw.py"))["main"](["--output", str(tmp_path)])
+    drawn = {path.name for path in tmp_path.iterdir()}
+    assert drawn == {"processes.png", "engine_step.png"} and all((images / name).is_file() for name in drawn)
 
 
 def test_the_chinese_readme_has_the_same_commands_figures_and_links():

@@ -16,6 +16,7 @@ from sam_recipe import bench
 from sam_recipe.bench import main
 from sam_recipe.launch import config
 from sam_recipe.report.runs import Run, load_stock, rows_of, stock_summary
+from tests.recipe.run_directory import write_run
 from tests.sam.bench.test_command import FAKE_ENGINE
 
 STEPS = 9
@@ -32,22 +33,19 @@ def write_fake(monkeypatch, folder, **seconds):
 def run(tmp_path, monkeypatch):
     """A run of nine steps with two rounds of two prompts each; the first step lacks a response. Engines are fake."""
     model, directory = tmp_path / "assets" / "model", tmp_path / "runs" / "sam"
-    for folder in (model, directory / "rollouts"):
-        folder.mkdir(parents=True)
+    model.mkdir(parents=True)
     (model / "config.json").write_text(json.dumps({"max_position_embeddings": 640, "vocab_size": 100}))
     overrides = [f"assets={tmp_path / 'assets'}", "actor_rollout_ref.rollout.n=2", f"run_dir={directory}"]
-    OmegaConf.save(config.compose_config("dapo_tiny_cpu", overrides), directory / "config.yaml", resolve=True)
-    (directory / "versions.json").write_text("{}")
-    metrics = [{"step": step, "rollout/seconds": 1.0} for step in range(1, STEPS + 1)]
-    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
-    for step in range(1, STEPS + 1):
-        rows = [
+    composed = OmegaConf.to_container(config.compose_config("dapo_tiny_cpu", overrides), resolve=True)
+    responses = {
+        step: [
             {"prompt": 4 * step + prompt, "sample": sample, "round": prompt // 2,
              "prompt_tokens": [step, prompt], "response_tokens": [prompt, sample, step]}
             for prompt in range(4) for sample in range(2)
-        ]  # fmt: skip
-        lines = [json.dumps(row) + "\n" for row in rows[step == 1 :]]
-        (directory / "rollouts" / f"{step}.jsonl").write_text("".join(lines))
+        ][step == 1 :]
+        for step in range(1, STEPS + 1)
+    }  # fmt: skip
+    write_run(directory, composed, [{"step": step, "rollout/seconds": 1.0} for step in responses], responses)
     program = (sys.executable, str(FAKE_ENGINE))
     monkeypatch.setattr(engines, "EngineProcess", functools.partial(EngineProcess, program=program))
     write_fake(monkeypatch, tmp_path, sam=2.0)
@@ -82,14 +80,10 @@ def test_engines_emit_the_first_round_of_steps_spread_over_the_run(run, tmp_path
     before = (tmp_path / "sam.jsonl").read_text()
     assert main(["--run", str(run), "--rounds", "3"]) == 0  # nothing is missing: no engine is started
     assert (tmp_path / "sam.jsonl").read_text() == before
-
-
-def test_a_short_run_has_fewer_rounds(run, tmp_path):
-    metrics = (run / "metrics.jsonl").read_text().splitlines()
-    (run / "metrics.jsonl").write_text("\n".join(metrics[:3]))
-    assert main(["--run", str(run)]) == 0
-    found, _ = load_stock(tmp_path / "runs", Run.load(run))
-    assert found["steps"] == [1, 2, 3] and stock_summary(found)["rounds"] == 2
+    (run / "metrics.jsonl").write_text("\n".join((run / "metrics.jsonl").read_text().splitlines()[:3]))
+    assert main(["--run", str(run), "--output", str(tmp_path / "short")]) == 0
+    found, _ = load_stock(tmp_path / "short", Run.load(run))
+    assert found["steps"] == [1, 2, 3] and stock_summary(found)["rounds"] == 2, "a short run has fewer rounds"
 
 
 @pytest.mark.parametrize("method, sign", [("hybrid", {}), ("eagle3", {"draft_vocab_size": 100})])
@@ -115,40 +109,30 @@ def test_what_cannot_be_compared_is_one_line(run, tmp_path, capsys):
         return line
 
     assert "no metrics.jsonl there" in error(tmp_path)
-    metrics = (run / "metrics.jsonl").read_text()
-    (run / "metrics.jsonl").write_text(metrics.splitlines()[0])
+    config = OmegaConf.load(run / "config.yaml")
+    del config.machine.threads
+    OmegaConf.save(config, run / "config.yaml")
+    assert "its config.yaml lacks machine.threads, it is an older version's" in error(run)
+    (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text().splitlines()[0])
     assert "it has one training step; expected two or more" in error(run)
-    (run / "metrics.jsonl").write_text(metrics)
-    (run / "rollouts" / "3.jsonl").unlink()
+    (run / "rollouts" / "1.jsonl").unlink()
     assert "no responses recorded there" in error(run)
-    text = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(text.replace("method: sam", "method: 'off'"))
+    config.speculation.method = "off"
+    OmegaConf.save(config, run / "config.yaml")
     assert "its speculation is off" in error(run)
-
-
-def test_a_config_of_an_older_version_is_one_line(run, capsys):
-    older = OmegaConf.load(run / "config.yaml")
-    del older.machine.threads
-    OmegaConf.save(older, run / "config.yaml")
-    assert main(["--run", str(run)]) == 2
-    assert "its config.yaml lacks machine.threads, it is an older version's" in capsys.readouterr().err
 
 
 def write_trained(directory, other):
     """A finished run of two steps, whose folder says round and variant."""
     round_, variant = (int(part[-1]) for part in directory.parts[-2:])
-    (directory / "rollouts").mkdir(parents=True)
-    (directory / "config.yaml").write_text(json.dumps({"speculation": {"method": "sam"}}))
-    (directory / "versions.json").write_text("{}")
-    rows = []
+    counts = {f"rollout/spec_{name}": 1.0 for name in ("verify_steps", "accepted_tokens", "drafted_tokens")}
+    metrics, responses = [], {}
     for step, seconds in enumerate(SECONDS[variant - 1], start=1):
-        length = float(variant + step)
-        counts = {f"rollout/spec_{name}": 1.0 for name in ("verify_steps", "accepted_tokens", "drafted_tokens")}
-        counts["rollout/spec_accept_length"] = length
-        rows.append({"step": step, "rollout/seconds": seconds * round_, **counts})
+        length = {"rollout/spec_accept_length": float(variant + step)}
+        metrics.append({"step": step, "rollout/seconds": seconds * round_, **counts, **length})
         line = {"prompt": 0, "sample": 0, "prompt_tokens": [1], "response_tokens": [step, int(other)]}
-        (directory / "rollouts" / f"{step}.jsonl").write_text(json.dumps(line) + "\n")
-    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        responses[step] = [line]
+    write_run(directory, {"speculation": {"method": "sam"}}, metrics, responses)
     (directory / "state.json").write_text(json.dumps({"phase": "finished"}))
 
 

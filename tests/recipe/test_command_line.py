@@ -21,11 +21,14 @@ MISTAKES = {
 }
 
 
-def test_the_table(capsys):
+def test_the_table_and_the_nearest_command(capsys):
     assert main(["--help"]) == 0 and main([]) == 2
     table, again = capsys.readouterr()
     assert table == again and len(COMMANDS) <= 10
     assert [line.split()[0] for line in table.splitlines()[2:]] == list(COMMANDS)
+    assert main(["bnech"]) == 2 and main(["quux"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "error: sam bnech: no such command; did you mean bench?" and "expected one of run, " in second
 
 
 HELP = """
@@ -58,9 +61,3 @@ def test_a_mistake_is_one_line(name, capsys):
         code = ended.code
     error = capsys.readouterr().err
     assert code == 2 and error.startswith("error: ") and message in error and error.count("\n") == 1
-
-
-def test_an_unknown_command_names_the_nearest(capsys):
-    assert main(["bnech"]) == 2 and main(["quux"]) == 2
-    first, second = capsys.readouterr().err.splitlines()
-    assert first == "error: sam bnech: no such command; did you mean bench?" and "expected one of run, " in second

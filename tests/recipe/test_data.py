@@ -65,19 +65,14 @@ def test_what_is_complete_is_not_made_again(tmp_path, folder, capsys):
     assert set(json.loads((tmp_path / "data" / "manifest.json").read_text())) == {"aime_2024"}
 
 
-def second(**change):
-    """Two published rows, of which the second is changed."""
-    return [published_row("What?", 0), published_row("And?", 1) | change]
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("aime_2024", second(reward_model={"ground_truth": None}), "row 2, reward_model.ground_truth: expected a text"),
-        ("aime_2024", second(reward_model=None), "row 2, reward_model.ground_truth: expected a text, got None"),
-        ("aime_2024", second(data_source=None), "row 2, data_source: expected a text, got "),
-        ("aime_2024", second(prompt=None), "row 2, prompt[0]: expected a message with role and content, got None"),
-        ("aime_2024", second(prompt=[]), "row 2, prompt: expected a chat, a list of messages, got []"),
+        ("aime_2024", {"reward_model": {"ground_truth": None}}, "row 2, reward_model.ground_truth: expected a text"),
+        ("aime_2024", {"reward_model": None}, "row 2, reward_model.ground_truth: expected a text, got None"),
+        ("aime_2024", {"data_source": None}, "row 2, data_source: expected a text, got "),
+        ("aime_2024", {"prompt": None}, "row 2, prompt[0]: expected a message with role and content, got None"),
+        ("aime_2024", {"prompt": []}, "row 2, prompt: expected a chat, a list of messages, got []"),
         ("aime_2024", [{"prompt": [{"role": "user", "content": "x"}]}], "published file with a column data_source"),
         ("aime_2024", "html", "not the published file"),
         ("aime_2024", None, "holds no aime-2024.parquet"),
@@ -88,6 +83,8 @@ def second(**change):
 def test_a_wrong_file_row_or_name_is_one_line(tmp_path, folder, capsys, name, content, message):
     path = folder / ("test-00000-of-00001.parquet" if name == "gsm8k_test" else "aime-2024.parquet")
     path.unlink()
+    if isinstance(content, dict):  # what is changed of the second of two published rows
+        content = [published_row("What?", 0), published_row("And?", 1) | content]
     if isinstance(content, str):
         path.write_text(content)
     elif content:

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -19,20 +20,12 @@ ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 FILES = sorted(DOCKER.glob("*.Dockerfile"))
 
-every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-
 
 def steps(path):
     """[(instruction, the rest of it)], continued lines joined."""
     text = re.sub(r"^\s*#.*\n", "", path.read_text(), flags=re.M)
     lines = re.sub(r"\\\n\s*", "", text).splitlines()
     return [tuple(line.split(maxsplit=1)) for line in lines if line.strip()]
-
-
-def copied(arguments):
-    """(sources, destination) of a COPY."""
-    *sources, destination = [word for word in shlex.split(arguments) if not word.startswith("--")]
-    return sources, destination
 
 
 def let_in():
@@ -42,40 +35,28 @@ def let_in():
     return [line[1:] for line in lines if line.startswith("!")]
 
 
-@every_file
-def test_the_linter_has_nothing_to_say_and_the_base_image_is_pinned(path):
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_file_is_sound(path):
+    """The linter has nothing to say, the base image is pinned, what is named is there and let in, preflight is last."""
     linter = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     assert linter, "hadolint is missing: bash scripts/test.sh installs it (requirements/dev.txt)"
     finished = subprocess.run([linter, "--no-color", path], capture_output=True, text=True)
     assert finished.returncode == 0, finished.stdout
-    arguments = dict(rest.split("=", 1) for instruction, rest in steps(path) if instruction == "ARG")
-    (base,) = [rest.split()[-1] for instruction, rest in steps(path) if instruction == "FROM"]
+    found = steps(path)
+    arguments = dict(rest.split("=", 1) for instruction, rest in found if instruction == "ARG")
+    (base,) = [rest.split()[-1] for instruction, rest in found if instruction == "FROM"]
     image = re.sub(r"\$\{(\w+)\}", lambda found: arguments[found[1]], base)
     assert re.search(r":\d+\.\d+\.\d+-|@sha256:[0-9a-f]{64}$", image), image
 
+    copied = [shlex.split(rest) for instruction, rest in found if instruction == "COPY"]
+    named = [source for words in copied for source in words[:-1] if not source.startswith("--") and source != "."]
+    run = "\n".join(rest for instruction, rest in found if instruction in ("RUN", "CMD"))
+    named += re.findall(r"(?<![\w/.])((?:scripts|docker|requirements|sam_recipe|configs)/[\w./-]+)", run)
+    assert named and all((ROOT / name).exists() for name in (*named, *let_in()))
+    assert {name.split("/")[0] for name in named} <= {*let_in()}
+    assert all(importlib.util.find_spec(module) for module in re.findall(r"-m (sam_recipe[\w.]*)", run))
 
-@every_file
-def test_everything_that_is_named_is_there_and_let_in(path):
-    names = let_in()
-    found = 0
-    for instruction, rest in steps(path):
-        if instruction == "COPY":
-            wanted = [source for source in copied(rest)[0] if source != "."]
-        elif instruction in ("RUN", "CMD"):
-            wanted = re.findall(r"(?<![\w/.])((?:scripts|docker|requirements|sam_recipe|configs)/[\w./-]+)", rest)
-            modules = re.findall(r"-m (sam_recipe[\w.]*)", rest)
-            assert all(importlib.util.find_spec(module) for module in modules)
-        else:
-            continue
-        found += len(wanted)
-        for one in wanted:
-            assert (ROOT / one).exists() and one.split("/")[0] in names, one
-    assert found and all((ROOT / name).exists() for name in names)
-
-
-@every_file
-def test_preflight_is_the_last_layer(path):
-    last = [rest for instruction, rest in steps(path) if instruction in ("RUN", "COPY")][-1]
+    last = [rest for instruction, rest in found if instruction in ("RUN", "COPY")][-1]
     config, *overrides = re.search(r"python docker/image_preflight.py (.+)$", last)[1].split()
     assert (ROOT / "configs" / f"{config}.yaml").exists()
     assert all((ROOT / "configs" / f"{one.replace('=', '/')}.yaml").exists() for one in overrides)
@@ -112,19 +93,18 @@ def test_docs_install_on_ascend_as_the_image_does():
     assert installs(page) == installs(image) and len(installs(page)) == 5
 
 
-def test_an_image_is_judged_by_its_packages(monkeypatch):
-    """Seen although there is no device either; data and memory are what preflight finds out where the image runs."""
-    spec = importlib.util.spec_from_file_location("image_preflight", DOCKER / "image_preflight.py")
-    image_preflight = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(image_preflight)
-    monkeypatch.setattr(image_preflight, "compose_config", lambda name, overrides: None)
-    real = preflight.CHECKS
-    for wrong, code in (
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
         (preflight.compatibility.packages_and_variables, 2),
         (preflight.vllm_command.what_verl_and_vllm_say, 2),
         (preflight.settings.data, 0),
-    ):
-        found = {check: ["no"] * (check is wrong) for check in real}
-        made = {wraps(check)(lambda config, lines=lines: lines): real[check] for check, lines in found.items()}
-        monkeypatch.setattr(preflight, "CHECKS", made)
-        assert image_preflight.main("dapo_qwen3_32b") == code
+    ],
+)
+def test_an_image_is_judged_by_its_packages(monkeypatch, wrong, code):
+    """Seen although there is no device either; data and memory are what preflight finds out where the image runs."""
+    program = runpy.run_path(str(DOCKER / "image_preflight.py"))
+    said = {check: [f"{check.__name__} is wrong"] * (check is wrong) for check in preflight.CHECKS}
+    made = {wraps(check)(lambda config, lines=lines: lines): preflight.CHECKS[check] for check, lines in said.items()}
+    monkeypatch.setattr(preflight, "CHECKS", made)
+    assert program["main"]("dapo_qwen3_32b") == code

@@ -9,7 +9,7 @@ from sam_recipe import preflight
 from sam_recipe.launch import supervisor
 from sam_recipe.launch.ending import Ending
 from sam_recipe.main_dapo import is_finished, main
-from tests.recipe.launch.test_checkpoints import MODEL, TRACKER, checkpoint, cut
+from tests.recipe.launch.test_ending import MODEL, TRACKER, checkpoint, cut
 
 
 @pytest.mark.parametrize(
@@ -34,15 +34,6 @@ def test_finished_means_ended_with_its_last_checkpoint(tmp_path, phase, saved, s
 RUN = ("--config-name", "dapo_tiny_cpu", "run_dir=run")  # the same words in every test: they are composed once
 
 
-def test_a_second_run_in_the_same_directory_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(preflight, "check", lambda *_, **__: None)
-    monkeypatch.chdir(tmp_path)
-    with supervisor.lock(tmp_path / "run"):
-        assert main([*RUN]) == 2
-    assert "is used by a run that goes on" in capsys.readouterr().err
-    assert not (tmp_path / "run" / "config.yaml").exists()
-
-
 @pytest.fixture
 def start(tmp_path, monkeypatch, capsys):
     """Starts a run whose training is over at once; returns the exit code and what the screen said before it."""
@@ -63,6 +54,13 @@ def start(tmp_path, monkeypatch, capsys):
 
     start.directory = run_directory
     return start
+
+
+def test_a_second_run_in_the_same_directory_is_refused(start):
+    with supervisor.lock(start.directory):
+        code, (said,) = start()
+    assert code == 2 and "is used by a run that goes on" in said
+    assert not (start.directory / "config.yaml").exists()
 
 
 def test_a_resumed_run_says_where_it_goes_on(start):
@@ -114,10 +112,8 @@ def test_wandb_goes_on_in_the_same_run(start, monkeypatch):
         assert start(*overrides)[0] == 0
         return (start.directory / "wandb_run_id").read_text()
 
-    first, second = named(), named()
-    assert first != second, "began again: nothing to go on from"
-    folder = checkpoint(start.directory, 3)
-    assert named() == second
+    first, second, folder = named(), named(), checkpoint(start.directory, 3)
+    assert first != second == named(), "began again: nothing to go on from"
     fork = f"trainer.default_local_dir={start.directory.parent}/fork"
     assert named("trainer.resume_mode=resume_path", f"trainer.resume_from_path={folder}", fork) != second
     monkeypatch.setenv("WANDB_RUN_ID", "mine")

@@ -3,50 +3,36 @@
 import re
 
 import pytest
+from verl.utils.config import validate_config
 
 from sam.config import METHODS, WITH_DRAFT_MODEL
 from sam_recipe.launch.config import CONFIGS, compose_config
 from sam_recipe.preflight import settings
+from sam_recipe.preflight.vllm_command import engine_arguments
 from tests.recipe.preflight.preflight_node import composed
 
 NAMES = ("dapo_qwen3_32b", "dapo_qwen3_32b_128die", "dapo_qwen3_235b")
 SCALES = ("full", "smoke")
-# Dies, train batch, prompts per round, running requests, rollout tensor parallel, draft tokens, threshold.
-PUBLISHED = {
-    "dapo_qwen3_32b": (32, 32, 96, 128, 8, 3, 8),
-    "dapo_qwen3_32b_128die": (128, 512, 1536, 256, 8, 4, 4),
-    "dapo_qwen3_235b": (128, 128, 128, 64, 4, 3, 8),
-}
-
-
-def validate(config):
-    """verl's own checks and dataclasses; then vLLM's AsyncEngineArgs from the arguments that verl hands to it."""
-    from verl.utils.config import validate_config
-
-    from sam_recipe.preflight.vllm_command import engine_arguments
-
-    validate_config(config, use_reference_policy=False, use_critic=False)
-    return engine_arguments(config)
-
-
 # What vLLM is told to draft with, by the choice of speculation.
 DRAFTERS = {"sam": "sam.SamProposer", "off": None, "ngram": "ngram", "suffix": "suffix"}
 DRAFTERS |= dict.fromkeys(WITH_DRAFT_MODEL, "/models/draft")
-
-
-# Every drafter on GPUs, on NPUs those that preflight does not refuse there, and every config at every scale.
+# Every drafter on GPUs, on NPUs those that preflight does not refuse there; every config at every scale; and FSDP2.
 CHOICES = {
-    *(("dapo_qwen3_8b_cuda", method, "full") for method in METHODS),
-    *(("dapo_qwen3_32b", method, "full") for method in METHODS if method not in WITH_DRAFT_MODEL),
-    *((name, "sam", scale) for name in (*NAMES, "dapo_qwen3_8b_cuda") for scale in SCALES),
+    *(("dapo_qwen3_8b_cuda", method, "full", "") for method in METHODS),
+    *(("dapo_qwen3_32b", method, "full", "") for method in METHODS if method not in WITH_DRAFT_MODEL),
+    *((name, "sam", scale, "") for name in (*NAMES, "dapo_qwen3_8b_cuda") for scale in SCALES),
+    *(("dapo_qwen3_32b", "sam", "full", device) for device in ("npu", "cuda")),
 }
 
 
-@pytest.mark.parametrize(("name", "method", "scale"), sorted(CHOICES))
-def test_verl_and_vllm_accept_every_choice(name, method, scale):
+@pytest.mark.parametrize(("name", "method", "scale", "device"), sorted(CHOICES))
+def test_verl_and_vllm_accept_every_choice(name, method, scale, device):
+    """With a device, the dense model trains with FSDP2 there."""
     needed = ["speculation.draft_model=/models/draft"] if method in WITH_DRAFT_MODEL else []
+    needed += ["training=fsdp2", f"device={device}"] if device else []
     config = compose_config(name, [f"speculation={method}", f"scale={scale}", *needed])
-    parsed, rollout = validate(config), config.actor_rollout_ref.rollout
+    validate_config(config, use_reference_policy=False, use_critic=False)
+    parsed, rollout = engine_arguments(config), config.actor_rollout_ref.rollout
     assert parsed.max_num_seqs == rollout.max_num_seqs
     assert parsed.tensor_parallel_size == rollout.tensor_model_parallel_size
     drafter = parsed.speculative_config or {}
@@ -56,49 +42,20 @@ def test_verl_and_vllm_accept_every_choice(name, method, scale):
     assert parsed.additional_config["speculation"]["verification"] == "exact"
     assert parsed.enable_expert_parallel == ("235b" in name and scale == "full")
     assert config.trainer.experiment_name == f"{name}_{method}"
-    device = "cuda" if "cuda" in name else "npu"
-    assert config.trainer.device == (device if scale == "full" else "cpu")
-    assert config.actor_rollout_ref.actor.strategy == ("megatron" if device == "npu" and scale == "full" else "fsdp2")
-    if device == "npu" and scale == "full":
-        assert parsed.compilation_config.cudagraph_mode.name == "FULL"
-
-
-def test_every_choice_of_speculation_is_in_the_table():
-    assert set(DRAFTERS) == set(METHODS) == {path.stem for path in (CONFIGS / "speculation").glob("*")} - {"knobs"}
-    assert set(SCALES) == {path.stem for path in (CONFIGS / "scale").glob("*")}
+    on = (device or ("cuda" if "cuda" in name else "npu")) if scale == "full" else "cpu"
+    assert config.trainer.device == on
+    assert config.actor_rollout_ref.actor.strategy == ("megatron" if on == "npu" and not device else "fsdp2")
+    if on != "cpu":
+        assert config.trainer.n_gpus_per_node == {"npu": 16, "cuda": 8}[on]
+        assert rollout.enforce_eager == ("compilation_config" in rollout.engine_kwargs.vllm) == (on == "npu")
+        assert on == "cuda" or parsed.compilation_config.cudagraph_mode.name == "FULL"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_published_sizes_fill_the_dies(name):
+def test_the_published_sizes_divide_each_other_and_fill_the_dies(name):
     config = composed(name)
-    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
-    found = (
-        trainer.nnodes * trainer.n_gpus_per_node,
-        config.data.train_batch_size,
-        config.data.gen_batch_size,
-        rollout.max_num_seqs,
-        rollout.tensor_model_parallel_size,
-        config.speculation.num_speculative_tokens,
-        config.speculation.batch_size_threshold,
-    )
-    assert found == PUBLISHED[name]
-    assert config.data.max_response_length == 34816
-    assert (rollout.temperature, rollout.top_p, rollout.top_k, rollout.n) == (1.0, 1.0, -1, 16)
-    assert config.actor_rollout_ref.actor.strategy == "megatron" and trainer.device == "npu"
-    assert rollout.expert_parallel_size == (128 if "235b" in name else 1)
-    # Whether sizes divide each other and lengths fit, preflight knows.
     assert [*settings.batches(config), *settings.lengths(config), *settings.parallel_sizes(config)] == []
-
-
-@pytest.mark.parametrize("device", ["npu", "cuda"])
-def test_fsdp2_and_gpus_are_options_for_the_dense_model(device):
-    config = compose_config("dapo_qwen3_32b", ["training=fsdp2", f"device={device}"])
-    validate(config)
-    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
-    assert config.actor_rollout_ref.actor.strategy == "fsdp2"
-    assert (trainer.device, trainer.n_gpus_per_node) == (device, {"npu": 16, "cuda": 8}[device])
-    assert rollout.enforce_eager == (device == "npu")
-    assert ("compilation_config" in rollout.engine_kwargs.vllm) == (device == "npu")
+    assert config.trainer.nnodes * config.trainer.n_gpus_per_node == (32 if name == NAMES[0] else 128)
 
 
 def test_torchs_attention_keeps_packed_sequences_apart():
@@ -131,7 +88,9 @@ def test_no_setting_is_written_twice():
                 assert not lines[primary] & lines[shared], (name, shared.name)
 
 
-def test_every_file_says_what_it_is_and_every_config_has_a_script_that_runs_it():
+def test_every_choice_is_known_every_file_says_what_it_is_and_every_config_has_a_script():
+    assert set(DRAFTERS) == set(METHODS) == {path.stem for path in (CONFIGS / "speculation").glob("*")} - {"knobs"}
+    assert set(SCALES) == {path.stem for path in (CONFIGS / "scale").glob("*")}
     for path in CONFIGS.rglob("*.yaml"):
         head = [line for line in path.read_text().splitlines() if not line.startswith("# @package")][0]
         assert head.startswith("# "), path

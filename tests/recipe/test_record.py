@@ -1,5 +1,6 @@
-"""What runs and builds leave on disk: metrics, settings, built folders. tests/recipe/tiny/test_assets.py builds one."""
+"""What runs and builds leave on disk: metrics, settings, built folders."""
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +9,7 @@ from omegaconf import OmegaConf
 
 from sam.record.engine_steps import EngineSteps
 from sam_recipe.launch.config import compose_config
-from sam_recipe.record import Contents, RunRecord, changes, keep, read_json, read_metrics, rollout_metrics
+from sam_recipe.record import Contents, RunRecord, build_once, changes, keep, read_json, read_metrics, rollout_metrics
 
 
 def test_a_line_written_by_halves_is_passed_over_and_gone_after_a_resume(tmp_path):
@@ -21,12 +22,9 @@ def test_a_line_written_by_halves_is_passed_over_and_gone_after_a_resume(tmp_pat
     record.start(first_step=2)
     record.append_metrics(2, {"a": 5})
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "a": 1.0}\n{"step": 2, "a": 5.0}\n'
-
-
-def test_what_is_missing_or_damaged_holds_nothing(tmp_path):
-    (tmp_path / "half.json").write_text('{"pid": 1')
-    (tmp_path / "list.json").write_text("[1]")
-    assert [read_json(tmp_path / name) for name in ("none.json", "half.json", "list.json")] == [{}, {}, {}]
+    for content in ('{"pid": 1', "[1]", None):
+        (file := tmp_path / "one.json").write_text(content) if content else file.unlink()
+        assert read_json(file) == {}, "what is missing or damaged holds nothing"
 
 
 @pytest.fixture(scope="module")
@@ -113,30 +111,33 @@ def test_metrics_add_up_over_the_replicas_that_record_them():
     assert alone["asynchronous_scheduling"] == 1.0 and not any("draft_model" in name for name in alone)
     alone = metrics_of(engine())
     assert alone["other_ms_per_step"] == alone["step_ms_per_step"] == 25.0
-
-
-def test_acceptance_is_told_by_turn_where_a_conversation_has_several():
-    one, two = (engine(turn_steps=[4, 2, 0, last], turn_emitted=[8, 6, 0, last]) for last in (0, 1))
-    found = {name: value for name, value in metrics_of(one, PLAIN, two).items() if "/turn_" in name}
-    assert found == {f"spec_accept_length/turn_{turn}": length for turn, length in ((1, 2.0), (2, 3.0), (4, 1.0))}
-    assert not [
-        name for name in metrics_of(engine(turn_steps=[4, 0, 0, 0], turn_emitted=[8, 0, 0, 0])) if "turn" in name
-    ]
-
-
-def test_steps_that_replayed_a_graph_are_told_by_phase():
-    def shares(*replicas):
-        return {name: value for name, value in metrics_of(*replicas).items() if name.startswith("graph_share/")}
-
-    assert shares(engine(), engine()) == {"graph_share/with_drafts": 1.0, "graph_share/without_drafts": 0.5}
-    assert shares(engine(), engine(has_graphs=False)) == {}
-    assert shares(replace(PLAIN, has_graphs=True)) == {"graph_share/without_drafts": 1.0}
-
-
-def test_tail_is_the_mean_of_the_replicas_and_its_share_of_their_time():
     metrics = metrics_of(engine(milliseconds=(10.0, 10.0, 10.0, 10.0)), engine())
-    assert metrics["tail_seconds"] == pytest.approx((0.02 + 0.08) / 2)
-    assert metrics["tail_share"] == pytest.approx((20 + 80) / (40 + 100))
+    assert metrics["tail_seconds"] == pytest.approx((0.02 + 0.08) / 2), "the mean of the replicas"
+    assert metrics["tail_share"] == pytest.approx((20 + 80) / (40 + 100)), "of their time"
+
+
+def turns(last):
+    return engine(turn_steps=[4, 2, 0, last], turn_emitted=[8, 6, 0, last])
+
+
+WITH, WITHOUT = "with_drafts", "without_drafts"
+
+
+@pytest.mark.parametrize(
+    ("part", "replicas", "expected"),
+    [
+        # Acceptance by turn, where a conversation has several.
+        ("spec_accept_length", (turns(0), PLAIN, turns(1)), {"turn_1": 2.0, "turn_2": 3.0, "turn_4": 1.0}),
+        ("spec_accept_length", (engine(turn_steps=[4, 0, 0, 0], turn_emitted=[8, 0, 0, 0]),), {}),
+        # Steps that replayed a graph, by phase.
+        ("graph_share", (engine(), engine()), {WITH: 1.0, WITHOUT: 0.5}),
+        ("graph_share", (engine(), engine(has_graphs=False)), {}),
+        ("graph_share", (replace(PLAIN, has_graphs=True),), {WITHOUT: 1.0}),
+    ],
+)
+def test_metrics_by_turn_and_by_phase(part, replicas, expected):
+    found = {name: value for name, value in metrics_of(*replicas).items() if name.startswith(f"{part}/")}
+    assert found == {f"{part}/{name}": value for name, value in expected.items()}
 
 
 def test_generation_rounds_are_told_apart_by_the_pauses_between_them():
@@ -151,10 +152,36 @@ def test_generation_rounds_are_told_apart_by_the_pauses_between_them():
     assert "round_seconds/1" not in metrics and metrics["round_seconds/replica_mean"] == pytest.approx(0.05)
 
 
-def test_settings_sources_and_versions_decide_what_is_built(tmp_path):
+def test_a_folder_is_built_once_for_its_settings_sources_and_versions(tmp_path):
     (source := tmp_path / "source.py").write_text("a")
-    contents = Contents("things", {"seed": 0}, [source], ["numpy"])
-    others = replace(contents, settings={"seed": 1}), replace(contents, packages=())
-    digests = [one.digest() for one in (contents, *others)]
+    contents, folder = Contents("things", {"seed": 0}, [source], ["numpy"]), tmp_path / "built" / "things"
+    arrived, results = threading.Barrier(2), []
+
+    def call():
+        arrived.wait()
+        results.append(build_once(folder, contents, lambda output: (output / "thing").write_text("first")))
+
+    callers = [threading.Thread(target=call) for _ in range(2)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert sorted(results) == [False, True], "of two at once one builds"
+    assert not build_once(folder, contents, lambda output: pytest.fail("built again"))
+
+    def fail(output):
+        (output / "thing").write_text("half")
+        raise KeyboardInterrupt
+
+    anew = replace(contents, settings={"seed": 1}), replace(contents, packages=()), replace(contents, sources=[])
+    for other in anew:
+        with pytest.raises(KeyboardInterrupt):
+            build_once(folder, other, fail)
+    assert (folder / "thing").read_text() == "first", "a failed build changes nothing"
     source.write_text("b")
-    assert len({*digests, contents.digest()}) == 4
+    assert build_once(folder, contents, lambda output: (output / "thing").write_text("second"))
+    assert (folder / "thing").read_text() == "second" and len(list(folder.parent.iterdir())) == 2, "and the lock"
+    (folder / "assets.json").unlink()
+    with pytest.raises(ValueError, match="holds something else than things"):
+        build_once(folder, contents, fail)
+    assert (folder / "thing").read_text() == "second"

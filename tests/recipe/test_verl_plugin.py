@@ -6,7 +6,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from sam.config import METHODS, SpeculationConfig
+from sam.config import METHODS, WITH_DRAFT_MODEL, SpeculationConfig
 from sam_recipe import verl_plugin
 from sam_recipe.launch import sharing
 from sam_recipe.launch.config import verl_configs
@@ -29,7 +29,7 @@ def test_verl_loads_the_module():
 @pytest.mark.parametrize(("device", "method"), [*(("cuda", one) for one in METHODS), ("npu", "sam"), ("cpu", "sam")])
 def test_engines_are_given_what_the_recipe_gives_them(device, method):
     """Engines with these arguments are tested in tests/sam/engine and tests/ascend."""
-    drafter = ["speculation.draft_model=/none"] if method in ("draft_model", "hybrid", "eagle3") else []
+    drafter = ["speculation.draft_model=/none"] if method in WITH_DRAFT_MODEL else []
     config = composed(
         f"+speculation={method}", "speculation.num_speculative_tokens=5", f"trainer.device={device}", *drafter
     )
@@ -44,18 +44,14 @@ def test_engines_are_given_what_the_recipe_gives_them(device, method):
 
 
 def test_replicas_share_text_in_a_log_that_has_room():
-    config = composed("+speculation=sam")  # verl's own numbers: 8 devices, two to an engine
+    """verl's own numbers: 8 devices that train, two to an engine; with 8 more that do not, those are replicas too."""
+    config = composed("+speculation=sam")
     assert config.speculation.sharing == "auto" and verl_plugin.resolved(config).sharing == "replicas"
     assert config.data.gen_batch_size is None and (mib := sharing.needed_mib(config)) > 0
     ahead = composed("+speculation=sam", "trainer.v1.trainer_mode=colocate_async", "data.gen_batch_size=1")
     assert 2 * mib - 1 <= sharing.needed_mib(ahead) <= 2 * mib  # a batch for the next step, too
-
-
-def test_an_asynchronous_trainers_own_rollout_counts_as_replicas():
-    """verl's own numbers: 8 devices that train, two to an engine, and here 8 more."""
     apart = ["+speculation=sam", "trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.rollout.nnodes=1"]
-    assert sharing.replicas(composed("+speculation=sam", "trainer.v1.trainer_mode=colocate_async")) == 4
-    assert sharing.replicas(composed(*apart)) == 8
+    assert sharing.replicas(ahead) == 4 and sharing.replicas(composed(*apart)) == 8
     assert sharing.replicas(composed(*apart, "actor_rollout_ref.hybrid_engine=false")) == 4
 
 

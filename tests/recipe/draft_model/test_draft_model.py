@@ -1,19 +1,53 @@
-"""A draft model distilled from a tiny target: learnt, resumed, and built once."""
+"""A draft model or an EAGLE3 head distilled from a tiny target: learnt, resumed, built once, and what it computes."""
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from sam_recipe.draft_model import distil
-from sam_recipe.draft_model.__main__ import KINDS, class_of, main, prepare_drafter
-from sam_recipe.draft_model.distil import RESPONSES, STATE, Settings, Student, acceptance, sample_responses, train
+from sam_recipe.draft_model.__main__ import KINDS, class_of, main
+from sam_recipe.draft_model.distil import (
+    RESPONSES,
+    STATE,
+    Settings,
+    Student,
+    acceptance,
+    sample_responses,
+    states_of,
+    train,
+)
+from sam_recipe.draft_model.eagle3 import Head, layers_read
+from sam_recipe.tiny.assets import AssetSettings, prepare_assets
+from sam_recipe.tiny.model import ModelSettings
+from sam_recipe.tiny.warm_start import WarmStartSettings
+from tests.sam.engine.eagle_head import ReferenceHead
 
 SMALL = Settings(prompts=6, samples=2, response_tokens=12, steps=12, sequences=4, save_steps=5, threads=1, unroll=3)
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
 EACH_KIND = pytest.mark.parametrize("kind", [class_of(kind) for kind in KINDS], ids=KINDS)
+
+
+@pytest.fixture(scope="module")
+def assets(tmp_path_factory):
+    output = tmp_path_factory.mktemp("tiny") / "assets"
+    settings = AssetSettings(
+        train_rows=20,
+        val_rows=4,
+        model=ModelSettings(32, 32, num_hidden_layers=2, num_attention_heads=1, num_key_value_heads=1),
+        warm_start=WarmStartSettings(steps=3, warmup_steps=1, tokens_per_step=1024),
+    )
+    prepare_assets(output, settings)
+    return output
+
+
+@pytest.fixture(scope="module")
+def target(assets):
+    return AutoModelForCausalLM.from_pretrained(assets / "model").float()
 
 
 @pytest.fixture(scope="module")
@@ -36,16 +70,6 @@ def test_it_learns_the_targets_distribution(kind, target, examples, tmp_path):
     assert len(after) == distil.POSITIONS
     # A copy of the target's layers is right now and then before it has learnt anything.
     assert kind is Student or sum(after[:3]) > sum(before[:3])
-
-
-@pytest.mark.parametrize(("width", "expected"), [(64, 0.01), (128, 0.01), (512, 0.0025)])
-def test_wider_models_learn_at_a_lower_rate(target, width, expected, tmp_path, monkeypatch):
-    student = torch.nn.Linear(4, 1, bias=False)
-    student.config, student.layers_read = SimpleNamespace(hidden_size=width), ()
-    before = student.weight.detach().clone()
-    monkeypatch.setattr(distil, "loss_of", lambda *_batch: student.weight.sum())
-    train(target, student, [([1], [2])], replace(SMALL, steps=1, learning_rate=0.01), tmp_path)
-    assert torch.allclose(before - student.weight, torch.tensor(expected), rtol=1e-3), "Adam's first step is its rate"
 
 
 @EACH_KIND
@@ -96,36 +120,17 @@ def test_acceptance_by_position_is_counted_from_every_token(target):
     assert found[:4] == [0.5, 0.5, 0.0, 0.0]
 
 
-@EACH_KIND
-def test_built_once_and_whole(assets, kind):
-    assert prepare_drafter(kind, assets, SMALL)
-    assert not prepare_drafter(kind, assets, SMALL)
-    assert (assets / kind.folder / "tokenizer_config.json").is_file()
-    assert not list(assets.glob(".distilling*"))
-    if kind is Student:
-        assert AutoModelForCausalLM.from_pretrained(assets / kind.folder).config.num_hidden_layers == 1
-
-
-@pytest.mark.parametrize("layers", [0, 3])
-def test_layers_that_the_target_lacks(target, layers):
-    with pytest.raises(ValueError, match=f"layers={layers}: expected 1 to 2"):
-        Student(target, replace(SMALL, layers=layers))
-
-
 @pytest.mark.parametrize(("kind", "name"), [("draft_model", "draft model"), ("eagle3", "EAGLE3 head")])
-def test_acceptance_is_said_again_for_what_is_there(assets, capsys, kind, name):
-    words = ["--assets", str(assets), "--kind", kind, "--prompts", "2", "--steps", "1"]
+def test_it_is_built_once_and_its_acceptance_is_said_again(assets, capsys, kind, name):
+    words, folder = ["--assets", str(assets), "--kind", kind, "--prompts", "2", "--steps", "1"], class_of(kind).folder
     said = []
     for _ in range(2):
         assert main(words) == 0
         said.append(capsys.readouterr().out)
-    assert said[0].startswith(f"{name} built in {assets / class_of(kind).folder}: of 4 held-out responses")
+    assert said[0].startswith(f"{name} built in {assets / folder}: of 4 held-out responses")
     assert said[0].count("%") == distil.POSITIONS and said[1] == said[0].replace("built", "found")
-
-
-def test_without_a_target_one_line(tmp_path, capsys):
-    assert main(["--assets", str(tmp_path)]) == 2
-    assert "config.json: make model and data first" in capsys.readouterr().err
+    assert (assets / folder / "tokenizer_config.json").is_file()
+    assert kind == "eagle3" or AutoModelForCausalLM.from_pretrained(assets / folder).config.num_hidden_layers == 1
 
 
 @pytest.mark.parametrize(
@@ -136,9 +141,40 @@ def test_without_a_target_one_line(tmp_path, capsys):
         (["--kind", "eagle3", "--unroll", "0"], "--unroll is 0: expected at least 1"),
         (["--prompts", "1"], "--prompts is 1: expected at least 2"),
         (["--kind", "medusa"], "invalid choice: 'medusa'"),
+        ([], "config.json: make model and data first"),
     ],
 )
-def test_words_that_make_no_sense(tmp_path, capsys, words, said):
-    with pytest.raises(SystemExit):
-        main(["--assets", str(tmp_path), *words])
-    assert said in capsys.readouterr().err
+def test_words_that_make_no_sense_or_no_target(tmp_path, capsys, words, said):
+    try:
+        code = main(["--assets", str(tmp_path), *words])
+    except SystemExit as ended:
+        code = ended.code
+    error = capsys.readouterr().err
+    assert code == 2 and said in error
+
+
+def test_unrolled_steps_are_the_drafts_of_the_saved_head(target, tmp_path):
+    """Training computes what a head drafts from every token at once; the reference drafts from one text."""
+    head = Head(target, Settings(seed=3))
+    head.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    assert "embed_tokens.weight" not in weights and {"fc.weight", "midlayer.self_attn.q_proj.weight"} < weights.keys()
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLMEagle3"]
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2]
+    reference = ReferenceHead(SimpleNamespace(network=target), tmp_path)
+    with torch.no_grad():
+        for begin in (3, 6, 9):
+            text = torch.randint(20, (begin,)).tolist()
+            draft = reference.draft(text, 3)
+            ids = torch.tensor([text + draft])
+            passes = head(ids, states_of(target, head.layers_read, ids), 3)
+            found = [head.lm_head(states[0, begin - 1 + pass_]).argmax() for pass_, states in enumerate(passes)]
+            assert found == draft
+
+
+def test_layers_that_are_read_or_that_the_target_lacks(target):
+    for layers in (0, 3):
+        with pytest.raises(ValueError, match=f"layers={layers}: expected 1 to 2"):
+            Student(target, replace(SMALL, layers=layers))
+    assert [layers_read(count) for count in (1, 2, 4, 6, 36)] == [[0, 1], [0, 1, 2], [0, 2, 4], [0, 3, 6], [2, 18, 33]]

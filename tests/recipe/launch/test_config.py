@@ -1,7 +1,6 @@
-"""Configs compose on verl's own, and every mistake is one line before anything starts."""
+"""Configs compose on verl's own, and every mistake is one line before anything starts; which router a run has, and
+whether its replicas share text."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,19 +8,8 @@ from omegaconf import OmegaConf
 
 from sam.config import SpeculationConfig
 from sam_recipe.arguments import misspelt, parse
+from sam_recipe.launch import routing, sharing
 from sam_recipe.launch.config import CONFIGS, ConfigError, compose_config
-
-METHODS = ("sam", "off", "ngram", "suffix", "draft_model", "hybrid", "eagle3")
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_every_choice_composes(method):
-    config = compose_config("dapo_tiny_cpu", [f"speculation={method}"])
-    engine = config.actor_rollout_ref.rollout.engine_kwargs.vllm
-    assert config.speculation.method == method
-    assert engine.additional_config.speculation.method == method
-    assert ("speculative_config" in engine) == (method != "off")
-    assert engine.stream_interval > config.data.max_response_length, "responses are handed on when they are complete"
 
 
 def test_toggle_changes_nothing_but_speculation():
@@ -29,7 +17,8 @@ def test_toggle_changes_nothing_but_speculation():
     off = OmegaConf.to_container(compose_config("dapo_tiny_cpu", ["speculation=off"]))
     for config in (on, off):
         config.pop("speculation")
-        config["actor_rollout_ref"]["rollout"].pop("engine_kwargs")
+        engine = config["actor_rollout_ref"]["rollout"].pop("engine_kwargs")["vllm"]
+        assert engine["stream_interval"] > config["data"]["max_response_length"]  # handed on when complete
         config.pop("run_dir")
         for key in ("experiment_name", "default_local_dir"):
             config["trainer"].pop(key)
@@ -45,14 +34,10 @@ BAD = [
     ("speculation=foo", f"speculation=foo is unknown: expected one of {CHOICES} [config.override]"),
     ("speculation.num_speculative_tokens=0", "num_speculative_tokens=0: expected an integer from 1 to 15"),
     ("speculation=suffix speculation.async_scheduling=on", "vLLM schedules synchronously with speculation.method=suff"),
-    ("routing=foo", "routing=foo is unknown: expected one of context, verl [config.override]"),
     ("routing=context routing.policy=foo", "routing.policy='foo': expected one of verl, context"),
     ("routing=context routing.chunk_tokens=0", "chunk_tokens=0: expected an integer of at least 1, or null"),
     ("routing.chunk_tokens=16", "chunk_tokens=16: without routing=context responses are generated whole"),
-    (
-        "routing=context routing.chunk_tokens=16 speculation.verification=rejection",
-        "routing.chunk_tokens=16: with speculation.verification=rejection each chunk of a response begins with",
-    ),
+    ("routing=context routing.chunk_tokens=16 speculation.verification=rejection", "each chunk of a response begins"),
     (f"routing=context {ROUTER}=mine.yaml", "mine.yaml: routing=context brings a router of its own"),
     (f"{ROUTER}=mine.yaml", "router_config_path=mine.yaml: no such file"),
     (f"{ROUTER}=configs/routing/verl.yaml", "verl.yaml: its router_class None is not in an installed module"),
@@ -60,17 +45,15 @@ BAD = [
     ("speculation.corpus=README.md", "README.md: damaged or not an automaton"),
     ("speculation.step_cost=missing.json", "speculation.step_cost: missing.json: no such file"),
     ("speculation.nonsense=1", "speculation.nonsense does not exist: check its spelling [config.override]"),
-    ("speculation.num_draft_tokens=3", "does not exist: did you mean speculation.num_speculative_tokens?"),
-    ("speculaton.policy=never", "speculaton does not exist: did you mean speculation?"),
     ("speculation.policy.name=never", "speculation.policy.name does not exist"),
     ("+trainer.gamma=1", "trainer.gamma is unknown to dapo_tiny_cpu and would be ignored"),
     ("device=npu", "device is no choice of this config: leave it out"),
     (f"{VLLM}.block_size=16", "To append to your config use +actor_rollout_ref"),  # where a `+` is what helps
     (f"+{VLLM}.additional_config=3", "engine_kwargs.vllm.additional_config=3: expected a dictionary"),
+    (f"+{VLLM}.kv_transfer_config='{{bad'", "={bad: expected a dictionary"),
+    ("data=null", "data=null: expected keys below it"),
     ("not_an_override", "override"),
-    ("actor_rollout_ref.rollout.max_num_seqs=1.5", "max_num_seqs=1.5: expected an integer of at least 1"),
     ("actor_rollout_ref.rollout.temperature=-1", "rollout.temperature=-1: expected a number above 0: change it"),
-    ("watchdog.weight_sync_seconds=abc", "weight_sync_seconds=abc: expected a number above 0: change it"),
     ("seed=-5", "seed=-5: expected an integer from 0 to 4294967295"),
 ]
 
@@ -142,6 +125,8 @@ def test_a_config_of_the_users_own_composes_this_projects(tmp_path):
     assert (config.actor_rollout_ref.rollout.n, config.run_dir) == (4, "/data/of/mine/run")
     assert (config.speculation.method, config.speculation.scope) == ("sam", "request")
     assert config.speculation.policy == "always" and config.data.train_batch_size == 8
+    with pytest.raises(ConfigError, match=r"/other' is unknown: expected one of test_a_config"):
+        compose_config(str(tmp_path / "other"), [])
     assert misspelt(["speculation=mine"], str(tmp_path / "mine")) is None
     assert "expected one of draft_model, eagle3, hybrid, mine, " in misspelt(["speculation=me"], str(tmp_path / "mine"))
 
@@ -162,17 +147,55 @@ def test_a_mistake_in_a_users_own_config_is_one_line(tmp_path, text, said):
     assert said in f"{raised.value} " and "\n" not in str(raised.value)
 
 
-def test_a_folder_without_that_config_says_which_it_has(tmp_path):
-    own_config(tmp_path)
-    with pytest.raises(ConfigError, match=r"/other' is unknown: expected one of test_a_folder"):
-        compose_config(str(tmp_path / "other"), [])
+def test_verls_balancer_is_the_default_on_every_device():
+    assert {path.stem for path in (CONFIGS / "routing").glob("*.yaml")} == {*routing.POLICIES, "knobs"}
+    for path in sorted(CONFIGS.glob("dapo_*.yaml")):
+        config = compose_config(path.stem, [])
+        assert config.routing.policy == "verl" and config.routing.chunk_tokens is None, path.stem
+        assert config.actor_rollout_ref.rollout.router_config_path is None
+        assert routing.describe(config) == "verl's balancer (routing=context: the recipe's router)"
 
 
-def test_command_fails_early_without_importing_verl(tmp_path):
-    command = [sys.executable, "-X", "importtime", "-m", "sam_recipe.main_dapo", "--config-name", "dapo_tiny_cpu"]
-    result = subprocess.run([*command, "speculation=foo"], capture_output=True, text=True)
-    errors = [line for line in result.stderr.splitlines() if not line.startswith("import time:")]
-    assert result.returncode == 2
-    assert len(errors) == 1 and errors[0].startswith("error: ")
-    imported = {line.rsplit("|", 1)[1].strip() for line in result.stderr.splitlines() if "|" in line}
-    assert not imported & {"verl", "ray", "torch", "vllm"}
+def test_the_recipes_router_has_a_file_of_its_own_and_a_users_is_not_replaced(tmp_path):
+    config = compose_config("dapo_tiny_cpu", ["routing=context", "routing.chunk_tokens=64", "run_dir=/a/run"])
+    assert config.actor_rollout_ref.rollout.router_config_path == "/a/run/router.yaml"
+    assert routing.describe(config) == "context, chunks of 64 tokens (routing=verl: verl's balancer)"
+    own = tmp_path / "own.yaml"
+    own.write_text("router_class: sam_recipe.rollout.router.ContextRouterActor\n")
+    config = compose_config("dapo_tiny_cpu", [f"actor_rollout_ref.rollout.router_config_path={own}"])
+    assert config.actor_rollout_ref.rollout.router_config_path == str(own)
+    assert routing.describe(config) == f"the router that {own} names"
+
+
+TWO, SHARED = "trainer.n_gpus_per_node=2", ["speculation.sharing=replicas"]
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "said"),
+    [
+        ("tiny_cpu", [], "none, drafters see the text of their own replica (1 replica)"),
+        ("tiny_cpu", [TWO], "2 replicas see each other's text, in "),
+        ("tiny_cpu", [TWO, "speculation.scope=request"], "none"),
+        ("tiny_cpu", [TWO, "speculation.sharing=none"], "none"),
+        ("tiny_cpu", [TWO, "actor_rollout_ref.rollout.tensor_model_parallel_size=2"], "none"),
+        ("tiny_cpu", SHARED, "1 replica has no other to share with, in "),
+        *[("tiny_cpu", [TWO, f"speculation={method}"], "none") for method in ("off", "suffix", "draft_model")],
+        ("tiny_cpu", [TWO, "speculation=off", *SHARED], "none"),
+        ("qwen3_32b", [], "4 replicas see each other's text, in 1148 MiB at most (speculation.sharing=none: without)"),
+        ("qwen3_32b_128die", [], "16 replicas see"),
+        ("qwen3_235b", [], "none, drafters see the text of their own data-parallel rank (1 replica of 32 data-"),
+        ("qwen3_235b", SHARED, "1 replica of 32 data-parallel ranks see each other's text, "),
+    ],
+)
+def test_auto_shares_where_several_replicas_draft_from_text_and_the_log_says_so(name, overrides, said):
+    config = compose_config(f"dapo_{name}", overrides)
+    engine = config.actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.speculation
+    assert sharing.describe(config).startswith(said)
+    assert config.speculation.sharing == engine.sharing == ("none" if said.startswith("none") else "replicas")
+
+
+def test_the_log_has_room_for_the_longest_responses_of_a_round():
+    config = compose_config("dapo_qwen3_32b_128die", [])
+    responses = config.data.gen_batch_size * config.actor_rollout_ref.rollout.n
+    text = responses * config.data.max_response_length
+    assert 4 * text < sharing.needed_mib(config) << 20 < 24 * text

@@ -87,14 +87,6 @@ def test_exit_codes(python, code, status, error):
     assert result.stderr.endswith(error) and bool(result.stderr) == bool(error)
 
 
-def test_titles_by_which_the_supervisor_knows_processes(python, tmp_path):
-    """vLLM's engine, spawned by multiprocessing, and Ray's workers, scripts, set them by a library each."""
-    show = "print(open('/proc/self/cmdline').read().split(chr(0))[0])"
-    assert run(python, "-c", f"import setproctitle; setproctitle.setproctitle('VLLM::x'); {show}").stdout == "VLLM::x\n"
-    (tmp_path / "worker.py").write_text(f"from ray._raylet import setproctitle; setproctitle('ray::x'); {show}")
-    assert run(python, str(tmp_path / "worker.py")).stdout == "ray::x\n"
-
-
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_to_the_client_ends_the_forked_process(python, sign):
     client = subprocess.Popen([python, "-c", SLEEP], stdout=subprocess.PIPE, text=True)

@@ -63,6 +63,22 @@ class Node:
     def set(self, target, name: str, value) -> None:
         self.monkeypatch.setattr(target, name, value)
 
+    def env(self, name: str, value: str | None) -> None:
+        self.monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            self.monkeypatch.setenv(name, value)
+
+    def installed(self, package: str, version: str | None) -> None:
+        known = versions.installed
+        self.set(versions, "installed", lambda name: version if name == package else known(name))
+
+    def lacks(self, module: str) -> None:
+        self.set(compatibility, "is_importable", lambda name: name != module)
+
+    def free(self, disk: float = 4000.0, shared: float = 4000.0) -> None:
+        """GiB of the disks, and of shared memory."""
+        self.set(machine, "free_gib", lambda place: shared if place == machine.SHARED_MEMORY else disk)
+
     def config(self, *overrides: str, name: str = "dapo_qwen3_32b") -> DictConfig:
         """With this node's files."""
         own = [f"actor_rollout_ref.model.path={self.folder}/model"]
@@ -85,16 +101,16 @@ def good_node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     """A node whose files lie in `folder`."""
     node = Node(folder, monkeypatch)
     for name in ("VLLM_PLUGINS", "VLLM_PORT", "VLLM_USE_V2_MODEL_RUNNER", "HCCL_HOST_SOCKET_PORT_RANGE", "MODEL_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("ASCEND_HOME_PATH", str(folder / "cann"))
-    monkeypatch.setenv("RAY_ADDRESS", ADDRESS)
+        node.env(name, None)
+    node.env("ASCEND_HOME_PATH", str(folder / "cann"))
+    node.env("RAY_ADDRESS", ADDRESS)
     original = versions.installed
     node.set(versions, "installed", lambda name: ASCEND_PACKAGES.get(name) or original(name))
     node.set(compatibility, "ROWS", [row for row in compatibility.ROWS if row.feature != "torch, CUDA"])
     node.set(versions, "engine_of_cpu", lambda: False)  # this machine's, not the node's
-    node.set(compatibility, "is_importable", lambda module: True)
+    node.lacks("nothing")
     node.set(report, "has_device", lambda device: True)
-    node.set(machine, "free_gib", lambda place: 4000.0)
+    node.free()
     node.set(machine, "free_memory_gib", lambda: 1500.0)
     node.set(machine, "answers", lambda host, port: True)
     join_cluster(node, [16, 16])

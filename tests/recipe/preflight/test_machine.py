@@ -1,13 +1,12 @@
 """Where a run may start, and what its machines must have: the numbers behind preflight's lines."""
 
 import json
-import shutil
 import socket
-import tempfile
 
 import pytest
 import ray
 
+from sam.automaton import store
 from sam_recipe import preflight
 from sam_recipe.launch import versions
 from sam_recipe.preflight import machine
@@ -26,12 +25,14 @@ QWEN3_235B = {
 
 
 @pytest.fixture
-def model_folder(tmp_path):
-    def write(config):
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        return f"actor_rollout_ref.model.path={tmp_path}"
+def config(tmp_path):
+    """A config with overrides, of a model with these sizes."""
 
-    return write
+    def compose(*overrides, name="dapo_qwen3_32b", model=QWEN3_32B):
+        (tmp_path / "config.json").write_text(json.dumps(model))
+        return config_of(name, f"actor_rollout_ref.model.path={tmp_path}", *overrides)
+
+    return compose
 
 
 @pytest.mark.parametrize(
@@ -44,14 +45,12 @@ def model_folder(tmp_path):
         ("dapo_qwen3_8b_cuda", QWEN3_8B, 8.2, []),
     ],
 )
-def test_the_published_set_ups_fit(model_folder, name, model, billions, overrides):
-    config = config_of(name, model_folder(model), *overrides)
-    sizes = machine.model_of(config)
+def test_the_published_set_ups_fit(config, name, model, billions, overrides):
+    published = config(*overrides, name=name, model=model)
+    sizes, found = machine.model_of(published), machine.device_memory(published)
     assert (sizes.embeddings + sizes.attention + sizes.feed_forward) / 1e9 == pytest.approx(billions, abs=0.1)
-    assert list(machine.memory_of_a_device(config)) == []
-    found = machine.device_memory(config)
+    assert list(machine.memory_of_a_device(published)) == [] and found.longest_responses >= 1
     assert found.weights < 0.9 * found.device and sum(found.training.values()) < found.device
-    assert found.longest_responses >= 1
 
 
 @pytest.mark.parametrize(
@@ -62,40 +61,22 @@ def test_the_published_set_ups_fit(model_folder, name, model, billions, override
         (["training=fsdp2"], 12, (8 + 4) / 2),  # float32 weights and moments
     ],
 )
-def test_bytes_of_a_parameter(model_folder, training, checkpoint, offloaded):
-    """In a checkpoint and in a node's memory."""
-    config = config_of("dapo_qwen3_32b", model_folder(QWEN3_32B), *training)
-    found = machine.device_memory(config)
+def test_bytes_of_a_parameter(config, training, checkpoint, offloaded):
+    """In a checkpoint and in a node's memory; no estimate without the model or on a CPU."""
+    found = machine.device_memory(config(*training))
     assert found.checkpoint * 2**30 == pytest.approx(checkpoint * 32.8e9, rel=0.01)
     assert found.offloaded * 2**30 == pytest.approx(offloaded * 32.8e9, rel=0.01)
-
-
-def test_no_estimate_without_the_model_or_on_a_cpu():
-    config = config_of("dapo_qwen3_32b", "actor_rollout_ref.model.path=/none")
-    assert machine.device_memory(config) is None
-    assert machine.device_memory(config_of("dapo_tiny_cpu")) is None
+    for name in ("dapo_qwen3_32b", "dapo_tiny_cpu"):
+        assert machine.device_memory(config_of(name, "actor_rollout_ref.model.path=/none")) is None
 
 
 def test_network_cards(monkeypatch):
     monkeypatch.setattr(machine.psutil, "net_if_addrs", lambda: {"lo": [], "enp1s0": []})
     monkeypatch.setenv("RAY_ADDRESS", "x")
-    config = composed("dapo_qwen3_32b")
     for wanted, is_wrong in (("lo", 0), ("=lo", 0), ("^docker", 0), ("", 0), ("eth77", 1), ("eth77,lo", 0)):
         monkeypatch.setenv("HCCL_SOCKET_IFNAME", wanted)
-        found = [one for one in machine.memory_and_disk(config) if "[variable.refused]" in one]
-        assert len(found) == is_wrong, wanted
-
-
-def test_shared_memory_by_what_it_is_for(monkeypatch):
-    cluster = composed("dapo_qwen3_32b")
-    monkeypatch.setenv("RAY_ADDRESS", "x")
-    parts = machine.shared_memory_parts(cluster)  # two engines of eight ranks
-    assert parts["vLLM's queues between ranks"] == pytest.approx(2 * (160 + 8 * 240 + 24) / 1024)
-    assert parts["Ray's objects"] == parts["verl's weight sync"] == 0
-    monkeypatch.delenv("RAY_ADDRESS")
-    assert machine.shared_memory_parts(cluster)["Ray's objects"] == pytest.approx(9.3, abs=0.05)
-    parts = machine.shared_memory_parts(config_of("dapo_tiny_cpu", "trainer.n_gpus_per_node=2"))
-    assert sum(parts.values()) == parts["verl's weight sync"] == 2 * 32 / 1024
+        found = machine.memory_and_disk(composed("dapo_qwen3_32b"))
+        assert len([one for one in found if "[variable.refused]" in one]) == is_wrong, wanted
 
 
 def test_how_many_checkpoints_there_are_at_once():
@@ -111,20 +92,25 @@ def test_how_many_checkpoints_there_are_at_once():
 
 
 def test_what_a_nodes_memory_holds_at_most(monkeypatch):
-    from sam.automaton import store
-
-    parts = machine.memory_parts(composed("dapo_qwen3_32b"))
-    # Two engines of eight dies on a node; the automata of a round of 96 prompts are beyond their budget of 2 GiB each.
-    assert parts["drafters' automata"] == 2 * 2.0
-    shared = "speculation.sharing=replicas"
-    tiny = machine.memory_parts(config_of("dapo_tiny_cpu", "trainer.n_gpus_per_node=2", shared))
+    cluster, two = composed("dapo_qwen3_32b"), "trainer.n_gpus_per_node=2"
+    monkeypatch.setenv("RAY_ADDRESS", "x")
+    shared = machine.shared_memory_parts(cluster)  # two engines of eight ranks
+    assert shared["vLLM's queues between ranks"] == pytest.approx(2 * (160 + 8 * 240 + 24) / 1024)
+    assert shared["Ray's objects"] == shared["verl's weight sync"] == 0
+    # The automata of a round of 96 prompts are beyond their budget of 2 GiB an engine.
+    assert machine.memory_parts(cluster)["drafters' automata"] == 2 * 2.0
+    assert machine.AUTOMATON_BYTES == pytest.approx(store.BLOCK_BYTES / store.BLOCK_TOKENS, abs=1)
+    tiny = machine.memory_parts(config_of("dapo_tiny_cpu", two, "speculation.sharing=replicas"))
     assert 0.0 < tiny["sharing's log"] < tiny["drafters' automata"] < 0.02
     assert sum(machine.memory_parts(config_of("dapo_qwen3_32b", "speculation=off")).values()) == 0.0
     monkeypatch.setattr(machine, "free_memory_gib", lambda: 3.0)
     monkeypatch.setattr(machine, "free_gib", lambda place: 4000.0)
-    (line,) = machine.memory_and_disk(composed("dapo_qwen3_32b"))
+    (line,) = machine.memory_and_disk(cluster)
     assert "[machine.memory]" in line and "drafters' automata 4.0" in line and "\n" not in line
-    assert machine.AUTOMATON_BYTES == pytest.approx(store.BLOCK_BYTES / store.BLOCK_TOKENS, abs=1)
+    monkeypatch.delenv("RAY_ADDRESS")
+    assert machine.shared_memory_parts(cluster)["Ray's objects"] == pytest.approx(9.3, abs=0.05)
+    shared = machine.shared_memory_parts(config_of("dapo_tiny_cpu", two))
+    assert sum(shared.values()) == shared["verl's weight sync"] == 2 * 32 / 1024
 
 
 def start(*overrides, name="dapo_qwen3_32b"):
@@ -153,22 +139,8 @@ def test_a_run_starts_on_the_head_of_a_cluster_that_it_was_told_of(tmp_path, mon
         assert machine.is_here(host) is (host in ("localhost", "[::1]"))
 
 
-@pytest.fixture(scope="module")
-def head():
-    """A head with 16 dies that are none."""
-    folder = tempfile.mkdtemp(prefix="ray-")  # short: Ray's sockets lie below
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("RAY_ADDRESS", raising=False)
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_AUTH_MODE", "disabled")  # or Ray leaves a token in HOME
-        context = ray.init(num_cpus=1, resources={"NPU": 16}, include_dashboard=False, _temp_dir=folder)
-        yield context.address_info["gcs_address"]
-        ray.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 @pytest.mark.e2e
-def test_a_node_says_what_it_lacks_and_how_many_dies_are_free(head):
+def test_a_node_says_what_it_lacks_and_how_many_dies_are_free(cluster):
     config = composed("dapo_qwen3_32b")
     ((address, problems),) = machine.ask_nodes(config, ray.nodes(), preflight.of_this_node).items()
     assert address == ray.util.get_node_ip_address()
@@ -186,16 +158,3 @@ def test_a_node_says_what_it_lacks_and_how_many_dies_are_free(head):
     (problem,) = machine.devices_of_cluster(one_node, ray.nodes(), ray.available_resources())
     assert "[ray.devices]" in problem and problem.startswith("12 of 16 NPU are free")
     ray.kill(other)
-
-
-def test_the_same_line_of_all_nodes_is_said_once(monkeypatch):
-    config, first, second = composed("dapo_qwen3_32b"), "a [machine.disk]", "b [machine.memory]"
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert list(preflight.ray_cluster(config)) == []  # no cluster is asked
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
-    monkeypatch.setattr(ray, "init", lambda **_: None)
-    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"NPU": 16}}] * 2)
-    monkeypatch.setattr(ray, "available_resources", lambda: {"NPU": 32})
-    monkeypatch.setattr(machine, "ask_nodes", lambda *_: {"10.0.0.1": [first, second], "10.0.0.2": [first]})
-    said = ["on every node: a [machine.disk]", "on 10.0.0.1: b [machine.memory]"]
-    assert list(preflight.ray_cluster(config)) == said

@@ -1,13 +1,12 @@
 """What users bring is used where it is set, and what is missing of it is one line before Ray starts."""
 
-import pandas
 import pytest
 from omegaconf import OmegaConf
 
 from sam_recipe import preflight
 from sam_recipe.launch.config import ConfigError, compose_config
 from sam_recipe.preflight import compatibility, settings, vllm_command
-from tests.recipe.preflight.preflight_node import tiny, write_model
+from tests.recipe.preflight.preflight_node import MESSAGES, tiny, write_model, write_rows
 
 AGENT = "actor_rollout_ref.rollout.agent"
 REWARD = "reward.custom_reward_function"
@@ -15,29 +14,32 @@ TURNS = "actor_rollout_ref.rollout.multi_turn"
 SAMPLER = "trainer.v1.sampler.custom_sampler"
 
 
+FILES = {
+    "mine.py": "import os\nfrom torch.utils.data import Dataset\nif os.name:\n    def score(**_): return 0.0\n"
+               "class Loop: pass\nclass Data(Dataset): pass\nstart = Loop\n",
+    "loops.yaml": "- {name: mine, _target_: mine.Loop}\n",
+    "broken.py": "x = 1\ndef compute_score(:\n",
+    "needs.py": "import no_such_package\n",
+    "latin.py": "# coding: latin-1\nA = 'ä'\nclass Score:\n    def __call__(self): return A\nscore = Score()\n",
+    "wrong.yaml": "- {name: a, _target_: mine.Loop}\n- {name: b, _target_: mine.Lop}\n",
+    "tools.yaml": "tools:\n- {class_name: mine.Tool, config: {}}\n",
+}  # fmt: skip
+
+
 @pytest.fixture
 def brought(tmp_path, monkeypatch):
     """A user's folder, in which a run starts."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    row = {"data_source": "tiny_additive_sequence", "prompt": [{"role": "user", "content": "1"}]}
-    rows = pandas.DataFrame([row | {"reward_model": {"ground_truth": "1"}}] * 3)
+    three = {"prompt": [MESSAGES] * 3, "reward_model": [{"ground_truth": "2"}] * 3, "data_source": ["math_dapo"] * 3}
+    others = {"data_source": ["aime24", "chess", "chess"], "agent_name": ["mine"] * 3}
     for name in ("train", "val"):
-        rows.to_parquet(tmp_path / f"{name}.parquet")
-    rows.assign(agent_name=["tool_agent", "researcher", "researcher"]).to_parquet("agents.parquet")
-    rows.assign(data_source=["aime24", "chess", "chess"], agent_name="mine").to_parquet("others.parquet")
+        write_rows(tmp_path / f"{name}.parquet")
+    write_rows(tmp_path / "agents.parquet", **three, agent_name=["tool_agent", "researcher", "researcher"])
+    write_rows(tmp_path / "others.parquet", **three | others)
     write_model(tmp_path / "model")
-    (tmp_path / "mine.py").write_text(
-        "import os\nfrom torch.utils.data import Dataset\nif os.name:\n    def score(**_): return 0.0\n"
-        "class Loop: pass\nclass Data(Dataset): pass\nstart = Loop\n"
-    )
-    (tmp_path / "loops.yaml").write_text("- {name: mine, _target_: mine.Loop}\n")
-    (tmp_path / "broken.py").write_text("x = 1\ndef compute_score(:\n")
-    (tmp_path / "needs.py").write_text("import no_such_package\n")
-    latin = b"# coding: latin-1\nA = '\xe4'\nclass Score:\n    def __call__(self): return A\nscore = Score()\n"
-    (tmp_path / "latin.py").write_bytes(latin)
-    (tmp_path / "wrong.yaml").write_text("- {name: a, _target_: mine.Loop}\n- {name: b, _target_: mine.Lop}\n")
-    (tmp_path / "tools.yaml").write_text("tools:\n- {class_name: mine.Tool, config: {}}\n")
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text, encoding="latin-1")
     return tmp_path
 
 
@@ -51,13 +53,10 @@ def problems(folder, *overrides):
 def test_what_is_not_set_is_the_recipes(brought):
     config = tiny(brought)
     assert problems(brought) == [] and list(compatibility.warnings(config)) == []
-    assert OmegaConf.select(config, f"{REWARD}.path") == settings.OWN_REWARD
-    assert OmegaConf.select(config, f"{SAMPLER}.path") == "pkg://sam_recipe.trainer.dynamic_sampling"
-    assert (
-        OmegaConf.select(config, f"{AGENT}.agent_loop_manager_class") == "sam_recipe.rollout.agent_loop.SeededManager"
-    )
-    assert OmegaConf.select(config, f"{AGENT}.default_agent_loop") == "single_turn_agent"
     assert problems(brought, f"{REWARD}.path=null", f"{SAMPLER}.path=null") == []  # verl's own
+    # Data of another source, and files in other encodings, are fine with another reward.
+    own = [f"{REWARD}.path=latin.py", f"{REWARD}.name=score", f"{AGENT}.agent_loop_config_path=loops.yaml"]
+    assert problems(brought, "data.train_files=others.parquet", *own) == []
 
 
 def test_what_is_set_is_used_from_wherever_the_run_starts(brought):
@@ -128,8 +127,3 @@ def test_verls_legacy_keys_are_its_present_ones_or_refused(brought):
 def test_what_is_missing_is_one_line_with_its_key(brought, overrides, said):
     found = problems(brought, *overrides)
     assert [one for one in found if said in one], found
-
-
-def test_data_of_another_source_and_files_in_other_encodings_are_fine_with_another_reward(brought):
-    own = [f"{REWARD}.path=latin.py", f"{REWARD}.name=score", f"{AGENT}.agent_loop_config_path=loops.yaml"]
-    assert problems(brought, "data.train_files=others.parquet", *own) == []

@@ -11,8 +11,9 @@ from sam_recipe.preflight import vllm_command
 from sam_recipe.tiny.tokenizer import build_tokenizer
 from tests.recipe.preflight.preflight_node import composed, config_of
 
-ROLLOUT = "actor_rollout_ref.rollout"
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 VLLM = f"{ROLLOUT}.engine_kwargs.vllm"
+ADDITIONAL = f"{VLLM}.additional_config"
 
 
 @pytest.fixture
@@ -50,37 +51,33 @@ def test_the_arguments_are_those_of_verls_first_server():
     assert kept["enable_cpu_binding"] is True and kept["speculation"]["method"] == "sam"
 
 
-# The key as the user types it, its value, and other overrides that belong to the mistake.
-WRONG = [
-    (f"{VLLM}.max_num_seqs=-4",),
-    (f"{ROLLOUT}.dtype=float17",),
-    (f"{ROLLOUT}.gpu_memory_utilization=1.7",),
-    (f"{ROLLOUT}.max_model_len=99999",),
-    (f"{VLLM}.max_number_of_seqs=3",),
-    (f"{ROLLOUT}.load_format=nonsense",),
-    (f"{ROLLOUT}.max_num_batched_tokens=600", f"{ROLLOUT}.enable_chunked_prefill=false", f"{ROLLOUT}.max_num_seqs=8"),
-    (f"{VLLM}.attention_backend=FLASHY",),
+TINY, CLUSTER, VERL, ARGUMENTS = "dapo_tiny_cpu", "dapo_qwen3_32b", "config.verl", "vllm.arguments"
+ALONE = (f"{ROLLOUT}.enable_chunked_prefill=false", f"{ROLLOUT}.max_num_seqs=8")
+# Config, code, and what is said of the overrides; None: the line begins with the first, as the user types it.
+REFUSED = [
+    (TINY, ARGUMENTS, None, f"{VLLM}.max_num_seqs=-4"),
+    (TINY, ARGUMENTS, None, f"{ROLLOUT}.dtype=float17"),
+    (TINY, ARGUMENTS, None, f"{ROLLOUT}.gpu_memory_utilization=1.7"),
+    (TINY, ARGUMENTS, None, f"{ROLLOUT}.max_model_len=99999"),
+    (TINY, ARGUMENTS, None, f"{VLLM}.max_number_of_seqs=3"),
+    (TINY, ARGUMENTS, None, f"{ROLLOUT}.load_format=nonsense"),
+    (TINY, ARGUMENTS, None, f"{ROLLOUT}.max_num_batched_tokens=600", *ALONE),
+    (TINY, ARGUMENTS, None, f"{VLLM}.attention_backend=FLASHY"),
+    (TINY, VERL, "Invalid loss_agg_mode: token", f"{ACTOR}.loss_agg_mode=token"),
+    (TINY, VERL, "must be equal to tensor_model_parallel_size", f"{ROLLOUT}.expert_parallel_size=4"),
+    (TINY, VERL, "ofload", f"+{ACTOR}.fsdp_config.ofload=1"),
+    (CLUSTER, VERL, "tensor_paralel", f"+{ACTOR}.megatron.tensor_paralel=8"),
+    (CLUSTER, ARGUMENTS, "FULLL", f"{VLLM}.compilation_config.cudagraph_mode=FULLL"),
+    (CLUSTER, ARGUMENTS, "=True leaves each rank a part", f"{ADDITIONAL}.enable_reduce_sample=true"),
+    (CLUSTER, ARGUMENTS, "block_verify", f"{ADDITIONAL}.rejection_sampler_config.enable_block_verify=true"),
 ]
 
 
-@pytest.mark.parametrize("overrides", WRONG, ids=[row[0] for row in WRONG])
-def test_what_vllm_refuses_is_one_line_that_names_the_key(assets, overrides):
-    (line,) = here(assets, *overrides)
-    assert line.startswith(overrides[0]) and "[vllm.arguments]" in line
-
-
-def test_what_verl_refuses_is_said_in_its_words(assets):
-    for override, said in {
-        "actor_rollout_ref.actor.loss_agg_mode=token": "Invalid loss_agg_mode: token",
-        f"{ROLLOUT}.expert_parallel_size=4": "expert_parallel_size must be equal to tensor_model_parallel_size",
-        "+actor_rollout_ref.actor.fsdp_config.ofload=1": "ofload",
-    }.items():
-        (line,) = here(assets, override)
-        assert "[config.verl]" in line and said in line
-    (line,) = here(assets, "+actor_rollout_ref.actor.megatron.tensor_paralel=8", name="dapo_qwen3_32b")
-    assert "[config.verl]" in line and "tensor_paralel" in line
-    (line,) = here(assets, f"{VLLM}.compilation_config.cudagraph_mode=FULLL", name="dapo_qwen3_32b")
-    assert "[vllm.arguments]" in line and "FULLL" in line
+@pytest.mark.parametrize("row", REFUSED, ids=[row[3] for row in REFUSED])
+def test_what_verl_or_vllm_refuses_is_one_line_in_its_words_or_with_the_key(assets, row):
+    name, code, said, *overrides = row
+    (line,) = here(assets, *overrides, name=name)
+    assert line.endswith(f"[{code}]") and (said in line if said else line.startswith(overrides[0]))
 
 
 def test_what_the_plugin_would_refuse_in_the_engine(assets):
@@ -90,12 +87,6 @@ def test_what_the_plugin_would_refuse_in_the_engine(assets):
     for method, is_refused in (("sam", True), ("ngram", True), ("off", False)):
         found = here(assets, named, f"speculation={method}")
         assert is_refused == any("no drafts for a model with linear_attention layers" in one for one in found)
-    for key, said in {
-        "enable_reduce_sample": "enable_reduce_sample=True leaves each rank a part",
-        "rejection_sampler_config.enable_block_verify": "enable_block_verify",
-    }.items():
-        (lossy,) = here(assets, f"{VLLM}.additional_config.{key}=true", name="dapo_qwen3_32b")
-        assert "[vllm.arguments]" in lossy and said in lossy
     assert here("/no/such/folder") == []
 
 

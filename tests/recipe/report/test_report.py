@@ -9,42 +9,44 @@ import pytest
 from sam.bench.result import compared
 from sam_recipe.report.page import PHASE_HEADER, agreement, main, phases
 from sam_recipe.report.runs import STOCK_FILE, Run, text_of
+from tests.recipe.run_directory import write_lines, write_run
 
 REWARDS = [0.0, 0.1, 0.2, 0.5, 0.6, 0.7]
 
 
 def make_run(directory, method, seconds, rewards, different=()):
     """A run of len(rewards) steps; responses named in `different` (step, prompt, sample) differ from the others'."""
-    for name in ("rollouts", "engine_steps"):
-        (directory / name).mkdir(parents=True)
     config = {"speculation": {"method": method, "batch_size_threshold": 2, "num_speculative_tokens": 3}, "seed": 0}
     drafts = int(method == "sam")
-    files = {"config.yaml": config, "versions.json": {"command": "sam run --config-name tiny", "verl": "0.9.1"}}
-    for name, content in files.items():
-        (directory / name).write_text(json.dumps(content))
-    steps = {
-        "step_ms": np.full(6, 1000 * seconds / 6), "running": np.array([1, 4, 3, 2, 2, 1]),
-        "drafted": np.array([0, 0, 0, 6, 6, 3]) * drafts, "accepted": np.array([0, 0, 0, 3, 4, 2]) * drafts,
-        "position_steps": np.array([3, 2]) * drafts, "position_emitted": np.array([6, 8]) * drafts,
-        "position_bin": np.array(32),
+    row = {
+        "rollout/seconds": seconds, "rollout/tail_seconds": seconds / 2, "response_length/mean": 9.0,
+        "rollout/spec_accept_length": 1 + 1.8 * drafts, "rollout/spec_verify_steps": 5.0 * drafts,
+        "rollout/spec_accepted_tokens": 9.0 * drafts, "rollout/spec_drafted_tokens": 15.0 * drafts,
+        "actor/entropy": 0.1, "actor/grad_norm": 1.0, "timing_s/step": 5.0 - drafts,
     }  # fmt: skip
-    rows = [{"step": 0, "val-core/task/acc/mean@1": 0.5}]
-    for step, reward in enumerate(rewards, start=1):
-        rows.append({
-            "step": step, "rollout/reward_all/mean": reward, "rollout/acc_all/mean": (reward + 1) / 2,
-            "rollout/seconds": seconds, "rollout/tail_seconds": seconds / 2, "response_length/mean": 9.0,
-            "rollout/spec_accept_length": 1 + 1.8 * drafts, "rollout/spec_verify_steps": 5.0 * drafts,
-            "rollout/spec_accepted_tokens": 9.0 * drafts, "rollout/spec_drafted_tokens": 15.0 * drafts,
-            "actor/entropy": 0.1, "actor/grad_norm": 1.0, "timing_s/step": 5.0 - drafts,
-        })  # fmt: skip
-        np.savez(directory / "engine_steps" / f"{step}.npz", **steps)
-        responses = [
+    steps = dict(enumerate(rewards, start=1))
+    metrics = [{"step": 0, "val-core/task/acc/mean@1": 0.5}]
+    for step, reward in steps.items():
+        accuracy = {"rollout/reward_all/mean": reward, "rollout/acc_all/mean": (reward + 1) / 2}
+        metrics.append({"step": step, **accuracy, **row})
+    responses = {
+        step: [
             {"prompt": prompt, "sample": sample, "prompt_tokens": [prompt + 1],
              "response_tokens": [step, prompt, sample, int((step, prompt, sample) in different)]}
             for prompt in range(2) for sample in range(2)
-        ]  # fmt: skip
-        (directory / "rollouts" / f"{step}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in responses))
-    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        ]
+        for step in steps
+    }  # fmt: skip
+    write_run(directory, config, metrics, responses, command="sam run --config-name tiny")
+    (directory / "engine_steps").mkdir()
+    for step in steps:
+        np.savez(
+            directory / "engine_steps" / f"{step}.npz",
+            step_ms=np.full(6, 1000 * seconds / 6), running=np.array([1, 4, 3, 2, 2, 1]),
+            drafted=np.array([0, 0, 0, 6, 6, 3]) * drafts, accepted=np.array([0, 0, 0, 3, 4, 2]) * drafts,
+            position_steps=np.array([3, 2]) * drafts, position_emitted=np.array([6, 8]) * drafts,
+            position_bin=np.array(32),
+        )  # fmt: skip
     return directory
 
 
@@ -53,7 +55,7 @@ def change_metrics(run, change):
     first, *rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     for row in rows:
         change(row)
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [first, *rows]))
+    write_lines(run / "metrics.jsonl", [first, *rows])
 
 
 @pytest.fixture

@@ -16,25 +16,28 @@ RESPONSE = list(range(100, 150))
 
 
 class Server:
-    """Gives the tokens of RESPONSE that follow those it is sent, as sam_recipe.rollout's do; `fail` calls fail."""
+    """Gives the tokens of RESPONSE that follow those it is sent, as sam_recipe.rollout's do.
 
-    def __init__(self, fail=0, stop_at=50):
-        self.asked, self.fail, self.stop_at = [], fail, stop_at
+    What is asked beside prompt and parameters is in `about`; `change` alters an output, by how many there were before.
+    """
+
+    def __init__(self, change=lambda output, before: output):
+        self.asked, self.about, self.change = [], [], change
         self.generate = SimpleNamespace(remote=self._generate)
 
-    async def _generate(self, request_id, prompt_ids, sampling_params, **_):
+    async def _generate(self, request_id, prompt_ids, sampling_params, **about):
         self.asked.append((prompt_ids, sampling_params))
-        if self.fail:
-            self.fail -= 1
-            raise RayActorError()
+        self.about.append((request_id, about))
         given = len(prompt_ids) - 3
-        end = min(given + sampling_params.get("max_tokens", 1 << 20), self.stop_at)
+        end = min(given + sampling_params.get("max_tokens", 1 << 20), len(RESPONSE))
         tokens = RESPONSE[given:end]
-        return TokenOutput(
+        is_whole = end == len(RESPONSE) or not sampling_params.get("extra_args")
+        output = TokenOutput(
             token_ids=tokens, log_probs=[-t / 10 for t in tokens], num_preempted=1,
-            stop_reason="completed" if end == self.stop_at or not sampling_params.get("extra_args") else "length",
+            stop_reason="completed" if is_whole else "length",
             extra_fields={"global_steps": 3, "num_cached_tokens": given, "spec_num_draft_tokens": 2},
         )  # fmt: skip
+        return self.change(output, len(self.asked) - 1)
 
 
 class Router:
@@ -87,12 +90,6 @@ def test_chunks_of_a_later_turn_are_of_the_conversations_group():
     assert [one["extra_args"] for _, one in asked] == [hints] * 3
 
 
-def test_whole_responses_are_asked_for_as_verl_does():
-    _, router, asked = generate(None, seed=1, temperature=0.5)
-    assert asked == [([1, 2, 3], {"seed": 1, "temperature": 0.5})]
-    assert router.released == [50]
-
-
 @pytest.mark.parametrize(
     ("parameters", "chunks"),
     [
@@ -104,65 +101,39 @@ def test_what_reads_the_responses_own_tokens_is_not_divided(parameters, chunks):
     assert len(generate(20, **parameters)[2]) == chunks
 
 
-def test_a_dead_replica_costs_its_chunk_only():
-    dying, other = Server(), Server()
-    answer = dying._generate
-
-    async def dies(**call):
-        dying.fail = len(dying.asked) == 1
-        return await answer(**call)
-
-    dying.generate.remote = dies
-    output, router, _ = generate(20, {"a": dying, "b": other})
-    assert output.token_ids == RESPONSE
-    assert router.told[1:] == [("proceed", 20), ("fail", "a"), ("proceed", 20)]
-    assert other.asked[0][0] == [1, 2, 3, *RESPONSE[:20]]
-
-
 def test_with_no_replica_left_the_death_is_the_error():
+    def die(output, before):
+        raise RayActorError()
+
     with pytest.raises(RayActorError):
-        generate(20, {"a": Server(fail=1)})
+        generate(20, {"a": Server(die)})
 
 
 def test_the_engine_is_told_how_many_wait_behind_a_chunk():
     output, _, asked = generate(20, waiting=(7, 0, 2))
     assert output.token_ids == RESPONSE
     assert [one["extra_args"].get("sam_waiting") for _, one in asked] == [7, None, 2]
-    caller = {"seed": 1}
-    _, _, asked = generate(None, waiting=(7,), **caller)
-    assert asked[0][1] == {"seed": 1, "extra_args": {"sam_waiting": 7}} and caller == {"seed": 1}
+    caller = {"seed": 1, "temperature": 0.5}
+    for waiting, hints in ((), {}), ((7,), {"extra_args": {"sam_waiting": 7}}):  # whole, as verl asks for it
+        _, router, asked = generate(None, waiting=waiting, **caller)
+        assert asked == [([1, 2, 3], caller | hints)] and router.released == [50] and len(caller) == 2
 
 
 def test_every_chunk_has_what_verl_gives_a_request():
-    server, found = Server(), []
-    answer = server._generate
-
-    async def noting(**call):
-        found.append({key: value for key, value in call.items() if key not in ("prompt_ids", "sampling_params")})
-        return await answer(**call)
-
-    server.generate.remote = noting
+    server = Server()
     generate(20, {"a": server}, about={"priority": 3, "image_data": ["x"], "mm_processor_output": None})
     generate(None, {"a": server}, about={"priority": 0, "audio_data": None})
-    ids = [call.pop("request_id") for call in found]
+    ids, found = zip(*server.about, strict=True)
     assert len(set(ids)) == 4, "each a vLLM request of its own"
-    assert found == 3 * [{"priority": 3, "image_data": ["x"], "video_data": None}] + [
-        {"image_data": None, "video_data": None}
-    ]
+    with_image = {"priority": 3, "image_data": ["x"], "video_data": None}
+    assert list(found) == [with_image] * 3 + [{"image_data": None, "video_data": None}]
 
 
 def test_an_aborted_chunk_ends_its_response_with_the_tokens_so_far():
-    server = Server()
-    answer = server._generate
+    def abort(output, before):
+        return TokenOutput(token_ids=[], stop_reason="aborted") if before == 1 else output
 
-    async def aborts(**call):
-        output = await answer(**call)
-        if len(server.asked) == 2:
-            output.token_ids, output.log_probs, output.stop_reason = [], None, "aborted"
-        return output
-
-    server.generate.remote = aborts
-    output, router, _ = generate(20, {"a": server})
+    output, router, _ = generate(20, {"a": Server(abort)})
     assert (output.token_ids, output.stop_reason) == (RESPONSE[:20], "aborted")
     assert router.released == [None], "its length says nothing about its group"
 

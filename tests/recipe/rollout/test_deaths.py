@@ -2,32 +2,18 @@
 
 import asyncio
 import os
-import shutil
 import signal
-import tempfile
 from pathlib import Path
 
 import pytest
+import ray
 from omegaconf import OmegaConf
 
+from sam_recipe.launch.ending import is_death, role_of
+from tests.sam.routing.schedule import replay
+
 pytestmark = pytest.mark.e2e
-ray = pytest.importorskip("ray")
-ROOT = Path(__file__).parents[3]
 LENGTH, CHUNK = 64, 16
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    folder = tempfile.mkdtemp(prefix="ray-")  # short: Ray's sockets lie below
-    os.environ["RAY_AUTH_MODE"] = "disabled"  # or Ray leaves a token in HOME
-    ray.init(
-        num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20, _temp_dir=folder,
-        runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
-    )  # fmt: skip
-    yield
-    ray.shutdown()
-    del os.environ["RAY_AUTH_MODE"]
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 class Server:
@@ -67,22 +53,26 @@ def start(folder: Path):
     return servers, router, RoutedClient(config, router)
 
 
-async def generate(client, number: int) -> list[int]:
-    prompt = [1, 2, 3 + number // 4]
-    output = await client.generate(str(number), prompt_ids=prompt, sampling_params={"seed": number})
-    return list(output.token_ids)
+async def begin(client, router, admissions: int) -> list[asyncio.Future]:
+    """Twelve responses, of which the router has placed so many chunks."""
+
+    async def generate(number):
+        prompt = [1, 2, 3 + number // 4]
+        output = await client.generate(str(number), prompt_ids=prompt, sampling_params={"seed": number})
+        return list(output.token_ids)
+
+    responses = [asyncio.ensure_future(generate(number)) for number in range(12)]
+    while (await router.get_status.remote())["admissions"] < admissions:
+        await asyncio.sleep(0.01)
+    return responses
 
 
 def test_a_killed_servers_chunks_go_on_elsewhere_with_the_same_tokens(cluster, tmp_path):
-    from tests.sam.routing.schedule import replay
-
     servers, router, client = start(tmp_path)
     pid = ray.get(servers["a"].pid.remote())
 
     async def play():
-        responses = [asyncio.ensure_future(generate(client, number)) for number in range(12)]
-        while (await router.get_status.remote())["admissions"] < 14:  # some are in their second chunk
-            await asyncio.sleep(0.01)
+        responses = await begin(client, router, 14)  # some are in their second chunk
         held = (await router.get_status.remote())["servers"]["a"]
         os.kill(pid, signal.SIGKILL)
         async with asyncio.timeout(600):
@@ -111,14 +101,10 @@ def test_more_than_rays_thousand_calls_may_wait(cluster, tmp_path):
 
 
 def test_a_killed_router_ends_every_request_with_its_death(cluster, tmp_path):
-    from sam_recipe.launch.ending import is_death, role_of
-
     _, router, client = start(tmp_path)
 
     async def play():
-        responses = [asyncio.ensure_future(generate(client, number)) for number in range(12)]
-        while (await router.get_status.remote())["admissions"] < 8:
-            await asyncio.sleep(0.01)
+        responses = await begin(client, router, 8)
         ray.kill(router)
         async with asyncio.timeout(600):
             return await asyncio.gather(*responses, return_exceptions=True)

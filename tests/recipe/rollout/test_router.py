@@ -7,9 +7,8 @@ import pytest
 
 from sam.drafting.drafter import Drafter
 from sam.history.client import HistoryClient
-from sam_recipe.launch.config import compose_config
 from sam_recipe.rollout.client import group_of
-from sam_recipe.rollout.router import ACTOR_CLASS, AHEAD, ContextRouter, Request, write_config
+from sam_recipe.rollout.router import AHEAD, ContextRouter, Request
 from tests.sam.routing.schedule import replay
 
 LIMITS = {"kv_tokens": 4096, "block_tokens": 16, "slots": 2, "max_model_len": 512}
@@ -28,8 +27,8 @@ def router(tmp_path, servers=("a",), limits=None, **config) -> ContextRouter:
     return ContextRouter({name: server(**limits or {}) for name in servers}, settings)
 
 
-def request(name: str, group: str = "g", tokens: int = 8, conversation: str | None = None) -> Request:
-    return Request(name, group, tokens, 64, conversation or name)
+def request(name: str, group: str = "g") -> Request:
+    return Request(name, group, 8, 64, name)
 
 
 def run(play):
@@ -38,38 +37,6 @@ def run(play):
             return await play
 
     return asyncio.run(in_time())
-
-
-@pytest.mark.parametrize("chunk", [None, 16])
-def test_every_request_ends_and_the_log_replays(tmp_path, chunk):
-    made, order = router(tmp_path, servers=("a", "b"), chunk_tokens=chunk), []
-
-    async def client(group: int, sample: int) -> None:
-        name, left = f"{group}.{sample}", 10 + 9 * group + sample
-        await made.acquire(request(name, str(group)))
-        while chunk and left > chunk:
-            order.append(name)
-            await asyncio.sleep(0.001)
-            left -= chunk
-            await made.proceed(name, chunk)
-        order.append(name)
-        await asyncio.sleep(0.001)
-        made.release(name, left)
-
-    async def play():
-        await asyncio.gather(*(client(group, sample) for sample in range(5) for group in range(6)))
-
-    run(play())
-    assert set(order) == {f"{g}.{s}" for g in range(6) for s in range(5)}
-    assert len({name.split(".")[0] for name in order[:6]}) == 6, "probes first"
-    status, figures = made.get_status(), made.take_metrics()
-    assert status["waiting"] == 0 and status["servers"] == {"a": 0, "b": 0}
-    assert status["admissions"] == figures["rollout/routing/admissions"] == len(order)
-    assert figures["rollout/routing/waiting_max"] >= 1 and made.take_metrics()["rollout/routing/admissions"] == 0
-    lines = (tmp_path / "routing.jsonl").read_text().splitlines()
-    assert replay(lines) == len(order)
-    with pytest.raises((AssertionError, KeyError)):
-        replay([line for line in lines if '"arrive","3.0"' not in line])
 
 
 def test_lengths_in_the_history_are_the_estimate_before_the_probe(tmp_path):
@@ -100,27 +67,6 @@ def test_lengths_in_the_history_are_the_estimate_before_the_probe(tmp_path):
     assert replay((tmp_path / "with" / "routing.jsonl").read_text().splitlines()) == 6, "the log has what was expected"
     for without in ({}, {"history": None}, {"history": str(tmp_path / "none")}):
         assert run(play(tmp_path / "without", **without)) == list(prompts), "as they came"
-
-
-def test_the_next_turn_of_a_conversation_goes_back_to_its_replica_before_new_requests(tmp_path):
-    async def play():
-        made = router(tmp_path, servers=("a", "b", "c"))
-        first = await made.acquire(request("1", "g", conversation="talk"))
-        other = await made.acquire(request("2", "h", conversation="more"))
-        made.release("2", 5)
-        turn = await made.acquire(request("3", "i", 80, conversation="more"))
-        assert turn.server_id == other.server_id != first.server_id
-        new = [asyncio.ensure_future(made.acquire(request(f"new{i}", f"n{i}"))) for i in range(3 * ROOM)]
-        await asyncio.sleep(0.05)
-        waiting = [call for call in new if not call.done()]
-        again = asyncio.ensure_future(made.acquire(request("4", "j", 90, conversation="more")))
-        await asyncio.sleep(0.05)
-        made.release("3", 5)
-        assert (await again).server_id == other.server_id and not any(call.done() for call in waiting)
-        for call in waiting:
-            call.cancel()
-
-    run(play())
 
 
 def test_who_asks_is_told_how_many_wait_and_one_that_is_given_up_leaves_nothing(tmp_path):
@@ -154,15 +100,6 @@ def test_a_failed_server_is_dropped_and_with_the_last_all_who_wait_are_told(tmp_
         assert [type(one) for one in results].count(RuntimeError) == 3
 
     run(play())
-
-
-def test_the_file_for_verl_names_the_router_and_its_settings(tmp_path):
-    from verl.workers.rollout.router import _load_router_yaml, _resolve_router_class
-
-    write_config(compose_config("dapo_tiny_cpu", ["routing=context", f"run_dir={tmp_path}"]))
-    settings = _load_router_yaml(str(tmp_path / "router.yaml"))
-    assert settings["router_class"] == ACTOR_CLASS and settings["lookahead_tokens"] == 8
-    _resolve_router_class(settings["router_class"])
 
 
 def test_a_cache_that_leaves_slots_empty_is_said_once(tmp_path, capsys):

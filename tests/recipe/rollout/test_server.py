@@ -1,92 +1,30 @@
-"""The rollout server and its worker: a chunk's stop reason, busy seconds, and who goes before an engine on a CPU."""
+"""The rollout server and its worker: busy seconds, and who goes before an engine on a CPU."""
 
 import asyncio
-import logging
 import os
-import sys
-import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
-from verl.workers.rollout.replica import TokenOutput
 from vllm import SamplingParams
 
-from sam.log import LINE
 from sam_recipe.rollout import server as module
 from sam_recipe.rollout.server import ENGINE_NICE, SpeculationServer, SpeculationWorkerExtension
-from tests.sam.test_log import said_by
-
-
-def priority_after(calls: int, threads: int, monkeypatch, before: int = 0) -> int:
-    """The nice value of an engine's thread that yields; each has its own on Linux, and the test's stays as it is."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    found, own = [], os.getpriority(os.PRIO_PROCESS, 0)
-
-    def run():
-        os.setpriority(os.PRIO_PROCESS, 0, max(before, own))
-        for _ in range(calls):
-            SpeculationWorkerExtension.sam_yield(SimpleNamespace(device=torch.device("cpu")))
-        found.append(os.getpriority(os.PRIO_PROCESS, 0))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert os.getpriority(os.PRIO_PROCESS, 0) == own
-    return found[0]
-
-
-def test_an_engine_of_one_thread_yields(monkeypatch):
-    own = os.getpriority(os.PRIO_PROCESS, 0)
-    assert priority_after(2, 1, monkeypatch) == max(own, ENGINE_NICE)
-    assert priority_after(1, 1, monkeypatch, before=19) == 19, "never forward"
-    assert priority_after(1, 2, monkeypatch) == own
-
-
-@pytest.mark.parametrize("package", ["sam", "sam_recipe"])
-def test_what_vllms_server_imports_does_not_silence_this_project(package, capsys, monkeypatch):
-    """vLLM's API server is imported in a run's processes."""
-    monkeypatch.delenv("LOG_LEVEL", raising=False)
-    monkeypatch.delenv("SAGEMAKER_CONTAINER_LOG_LEVEL", raising=False)
-    monkeypatch.setattr(logging.root, "handlers", [])
-    level = logging.root.level
-    try:
-        sys.modules["model_hosting_container_standards.logging_config"].configure_root_logger()
-        assert logging.root.level == logging.ERROR, "it leaves the root logger alone: sam/log.py can go"
-        assert said_by("another.package", capsys) == []
-        (line,) = said_by(package, capsys)
-    finally:
-        logging.root.setLevel(level)
-    assert LINE.fullmatch(line)[1] == f"{package}.part"
 
 
 @pytest.mark.parametrize(
-    ("hints", "finish", "reason"),
-    [({"sam_response_limit": 9}, "length", "length"), ({"sam_response_limit": 9}, "stop", "completed"),
-     ({}, "length", "completed")],
-)  # fmt: skip
-def test_only_a_chunk_that_had_its_tokens_ends_by_length(monkeypatch, hints, finish, reason):
-    """verl reports `completed` of all of them; the seconds in which a request was there are counted."""
-
-    async def engine(prompt, sampling_params, request_id, **_):
-        await asyncio.sleep(0.01)
-        yield SimpleNamespace(outputs=[SimpleNamespace(finish_reason=finish)])
-
-    async def verls(self, prompt_ids, sampling_params, request_id, **_):
-        async for _ in self.watched(prompt_ids, SamplingParams(**sampling_params), request_id):
-            pass
-        return TokenOutput(token_ids=[1], stop_reason="completed")
-
-    monkeypatch.setattr(module.vLLMHttpServer, "generate", verls)
-    server = object.__new__(SpeculationServer)
-    server._in_flight, server._in_engine, server._counted_at, server._busy_seconds = {}, 0, 0.0, 0.0
-    server.watched = server._watched(engine)
-
-    async def play():
-        return await asyncio.gather(*(server.generate([1], {"extra_args": hints}, name) for name in "ab"))
-
-    assert [output.stop_reason for output in asyncio.run(play())] == [reason] * 2
-    assert 0.01 <= server._busy_seconds < 10 and not server._in_flight and not server._in_engine
+    ("threads", "before", "after"),
+    [(1, 0, ENGINE_NICE), (1, 19, 19), (2, 0, 0)],
+    ids=["yields", "never forward", "not"],
+)
+def test_an_engine_of_one_thread_yields(monkeypatch, threads, before, after):
+    nice = {0: before}  # of the thread that calls
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(os, "getpriority", lambda _, thread: nice[thread])
+    monkeypatch.setattr(os, "setpriority", lambda _, thread, value: nice.update({thread: value}))
+    for _ in range(2):
+        SpeculationWorkerExtension.sam_yield(SimpleNamespace(device=torch.device("cpu")))
+    assert nice == {0: after}
 
 
 def test_seconds_count_in_the_engine_also_of_a_batch_that_never_empties(monkeypatch):

@@ -2,6 +2,7 @@
 
 import random
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from omegaconf import OmegaConf
 
 from sam_recipe.rollout import prompt_uid
 from sam_recipe.rollout.agent_loop import FAILURE
-from sam_recipe.trainer import dynamic_sampling
+from sam_recipe.trainer import dapo_trainer, dynamic_sampling
 from sam_recipe.trainer.dynamic_sampling import DapoRounds
 
 
@@ -49,8 +50,10 @@ class Queue:
         }
 
 
-def make(monkeypatch, accuracies, order=0, samples=2, **settings):
+def make(monkeypatch, accuracies, order=0, samples=2, dispatched=4, partition="train", **settings):
+    """A sampler, and its queue, to which the trainer has dispatched prompts."""
     queue = Queue(accuracies, order, samples)
+    queue.partition = partition
     monkeypatch.setattr(dynamic_sampling, "tq", queue)
     monkeypatch.setattr("verl.trainer.ppo.v1.replay_buffer.tq", queue)
     defaults = {"enable": True, "n": 2, "metric": "acc", "max_num_gen_batches": 3, "gen_batch_size": 4}
@@ -62,6 +65,7 @@ def make(monkeypatch, accuracies, order=0, samples=2, **settings):
         sampler_kwargs=OmegaConf.create({**defaults, **settings}),
         refill_fn=queue.dispatch,
     )
+    queue.dispatch(dispatched)
     return sampler, queue
 
 
@@ -72,32 +76,22 @@ MIXED, RIGHT, WRONG = (1.0, 0.0), (1.0, 1.0), (0.0, 0.0)
 def test_first_groups_with_signal_in_dispatch_order(monkeypatch, order):
     groups = [RIGHT, MIXED, WRONG, MIXED, MIXED, MIXED, RIGHT, MIXED]
     sampler, queue = make(monkeypatch, groups, order)
-    queue.dispatch(sampler.prompts_per_round(3))  # the trainer's own dispatch
+    assert sampler.prompts_per_round(3) == 4, "what the trainer dispatches before it samples"
     batch, metrics = sampler.sample(global_steps=1, partition_id="train", batch_size=3)
     assert batch.keys == [f"{prompt_uid(1, group)}_{sample}_0" for group in (1, 3, 4) for sample in (0, 1)]
-    assert metrics["rollout/rounds"] == 2
-    assert metrics["rollout/dropped_groups"] == 3
-    assert metrics["rollout/surplus_groups"] == 2
-    assert metrics["rollout/acc_all/mean"] == pytest.approx(9 / 16)
-    assert metrics["rollout/reward_all/mean"] == pytest.approx(2 / 16)
+    counts = {"rounds": 2, "dropped_groups": 3, "surplus_groups": 2, "failed_groups": 0, "failed_responses": 0}
+    means = {"acc_all/mean": pytest.approx(9 / 16), "reward_all/mean": pytest.approx(2 / 16)}
+    assert metrics == {f"rollout/{name}": value for name, value in (counts | means).items()}
     assert queue.dispatched == 8
     assert set(queue.tags) == set(batch.keys)  # nothing else stays in the queue
     assert [t.kept for t in sampler.last_step.trajectories] == [g in (1, 3, 4) for g in range(8) for _ in (0, 1)]
 
 
-def test_rounds_are_bounded_and_the_error_says_what_to_change(monkeypatch):
-    sampler, queue = make(monkeypatch, [RIGHT] * 12)
-    queue.dispatch(4)
-    with pytest.raises(RuntimeError, match=r"3 rounds of 4 prompts gave 0 groups.*max_num_gen_batches=3.*allow more"):
-        sampler.sample(global_steps=1, partition_id="train", batch_size=4)
-    assert queue.dispatched == 12
-
-
 def test_without_filtering_one_round_of_the_train_batch(monkeypatch):
-    sampler, queue = make(monkeypatch, [RIGHT] * 2, enable=False)
-    queue.dispatch(sampler.prompts_per_round(2))
+    sampler, queue = make(monkeypatch, [RIGHT] * 2, enable=False, dispatched=2)
     batch, metrics = sampler.sample(global_steps=1, partition_id="train", batch_size=2)
-    assert len(batch.keys) == 4 and queue.dispatched == 2 and metrics["rollout/dropped_groups"] == 0
+    assert sampler.prompts_per_round(2) == queue.dispatched == 2
+    assert len(batch.keys) == 4 and metrics["rollout/dropped_groups"] == 0
     assert [row["given_spans"] for row in sampler.last_step.rows(0, 1)] == [[[1, 2]]] * 4
 
 
@@ -112,42 +106,33 @@ def fail(queue, group, *samples):
         del queue.tags[f"{uid}_{sample}_0"]
 
 
-def test_groups_with_too_few_responses_are_replaced_and_counted(monkeypatch, caplog):
-    sampler, queue = make(monkeypatch, [MIXED] * 8)
-    queue.dispatch(4)
-    fail(queue, 0, 0, 1)
-    fail(queue, 1, 0)
+# Of three samples: the groups, what fails by group, and the rounds, failed groups and responses, and trajectories.
+@pytest.mark.parametrize(
+    ("group", "enable", "failed", "counts", "trajectories"),
+    [
+        ((1.0, 0.0, 0.0), True, {0: (0, 1, 2), 1: (0, 1)}, (2, 2, 5), 12),  # a group needs two
+        ((1.0, 0.0, 0.0), True, {1: (2,)}, (1, 0, 1), 11),
+        ((1.0, 0.0, 0.0), False, {1: (2,)}, (1, 0, 1), 11),
+        ((1.0, 1.0, 1.0), False, {2: (0, 1, 2)}, (2, 1, 3), 12),
+    ],
+)
+def test_responses_that_fail_are_left_out_and_groups_replaced(
+    monkeypatch, caplog, group, enable, failed, counts, trajectories
+):
+    sampler, queue = make(monkeypatch, [group] * 8, samples=3, n=3, enable=enable)
+    for number, samples in failed.items():
+        fail(queue, number, *samples)
     batch, metrics = sampler.sample(global_steps=1, partition_id="train", batch_size=4)
-    assert metrics["rollout/failed_groups"] == 2 and metrics["rollout/rounds"] == 2
-    assert metrics["rollout/failed_responses"] == 3
-    assert {key.split("_")[0] for key in batch.keys} == {prompt_uid(1, group) for group in (2, 3, 4, 5)}
+    assert tuple(metrics[f"rollout/{name}"] for name in ("rounds", "failed_groups", "failed_responses")) == counts
+    assert len(batch.keys) == trajectories
+    assert not {f"{prompt_uid(1, number)}_{sample}_0" for number in failed for sample in failed[number]} & {*batch.keys}
     assert set(queue.tags) == set(batch.keys)  # nor do failed groups stay, which the next step would take for its own
-    assert f"to 2 of 4 prompts: {SAID}" in caplog.text
-
-
-@pytest.mark.parametrize("enable", [True, False])
-def test_a_response_that_failed_is_left_out_of_its_group(monkeypatch, enable):
-    sampler, queue = make(monkeypatch, [(1.0, 0.0, 0.0)] * 4, samples=3, n=3, enable=enable)
-    queue.dispatch(4)
-    fail(queue, 1, 2)
-    batch, metrics = sampler.sample(global_steps=1, partition_id="train", batch_size=4)
-    assert len(batch.keys) == 11 and f"{prompt_uid(1, 1)}_2_0" not in batch.keys
-    assert metrics["rollout/failed_responses"] == 1 and metrics["rollout/failed_groups"] == 0
-
-
-def test_without_filtering_a_group_that_failed_is_replaced_too(monkeypatch):
-    sampler, queue = make(monkeypatch, [RIGHT] * 8, enable=False)
-    queue.dispatch(4)
-    fail(queue, 2, 0, 1)
-    batch, metrics = sampler.sample(global_steps=1, partition_id="train", batch_size=4)
-    assert len(batch.keys) == 8 and metrics["rollout/rounds"] == 2
+    assert f"to {len(failed)} of 4 prompts: {SAID}" in caplog.text
 
 
 @pytest.mark.parametrize("partition", ["train", "val"])
 def test_a_round_of_which_every_response_failed_ends_the_run_with_what_they_failed_of(monkeypatch, partition):
-    sampler, queue = make(monkeypatch, [MIXED] * 4)
-    queue.partition = partition
-    queue.dispatch(4)
+    sampler, queue = make(monkeypatch, [MIXED] * 4, partition=partition)
     for group in range(4):
         fail(queue, group, 0, 1)
     with pytest.raises(RuntimeError, match=f"every response failed in .* step 1: {re.escape(SAID)}"):
@@ -156,38 +141,53 @@ def test_a_round_of_which_every_response_failed_ends_the_run_with_what_they_fail
 
 
 def test_a_validation_goes_on_without_the_responses_that_failed(monkeypatch, caplog):
-    sampler, queue = make(monkeypatch, [MIXED] * 4)
-    queue.partition = "val"
-    queue.dispatch(4)
+    sampler, queue = make(monkeypatch, [MIXED] * 4, partition="val")
     fail(queue, 3, 0)
     batch, _ = sampler.sample(global_steps=1, partition_id="val", batch_size=4)
     assert len(batch.keys) == 7 and SAID in caplog.text
 
 
-def test_too_few_groups_name_what_others_failed_of(monkeypatch):
+@pytest.mark.parametrize("failing", [False, True])
+def test_rounds_are_bounded_and_the_error_says_what_to_change_and_what_others_failed_of(monkeypatch, failing):
     """Where an engine died, sam_recipe.launch.ending reads that from it."""
     sampler, queue = make(monkeypatch, [RIGHT] * 12)
-    queue.dispatch(4)
 
     def refill(count):
         queue.dispatch(count)
-        fail(queue, queue.dispatched - count, 0, 1)
+        if failing:
+            fail(queue, queue.dispatched - count, 0, 1)
 
     monkeypatch.setattr(sampler, "refill_fn", refill)
-    with pytest.raises(RuntimeError, match=r"2 groups failed, the first of the last round: .*no number"):
+    others = "; 2 groups failed, the first of the last round: .*no number" if failing else ""
+    said = rf"3 rounds of 4 prompts gave 0 groups.*max_num_gen_batches=3{others}\).*allow more"
+    with pytest.raises(RuntimeError, match=said):
         sampler.sample(global_steps=1, partition_id="train", batch_size=4)
+    assert queue.dispatched == 12
 
 
-def test_a_reward_without_an_accuracy_has_no_mean_accuracy(monkeypatch):
+def test_metrics_are_those_that_the_reward_gives(monkeypatch):
     sampler, queue = make(monkeypatch, [MIXED] * 4, metric="reward")
     queue.extra = lambda accuracy: {"pred": "x"}
-    queue.dispatch(4)
     _, metrics = sampler.sample(global_steps=1, partition_id="train", batch_size=4)
     assert "rollout/acc_all/mean" not in metrics and metrics["rollout/reward_all/mean"] == 0
-
-
-def test_a_metric_that_the_reward_does_not_give_is_named_with_those_it_gives(monkeypatch):
-    sampler, queue = make(monkeypatch, [MIXED] * 4, metric="accuracy")
-    queue.dispatch(4)
+    sampler, _ = make(monkeypatch, [MIXED] * 4, metric="accuracy")
     with pytest.raises(ValueError, match="filter_groups.metric=accuracy: the reward gave reward, acc for sample 0 of"):
         sampler.sample(1, "train", 2)
+
+
+def test_a_users_sampler_decides_itself_how_many_prompts_a_step_begins_with(monkeypatch):
+    """It need not know of rounds; without them there is no record of a step's responses."""
+    asked, saved = [], []
+    monkeypatch.setattr(dapo_trainer.PPOTrainerSync, "_add_batch_to_generate", lambda _: asked.append("verl's"))
+    monkeypatch.setattr(dapo_trainer.PPOTrainerSync, "on_sample_end", lambda _: asked.append("verl's end"))
+    steps = SimpleNamespace(save=lambda directory, step: saved.append((directory, step)))
+    monkeypatch.setattr(dapo_trainer.DapoTrainer, "_collect_rollout", lambda _: ([steps], [1.0]))
+    monkeypatch.setattr(dapo_trainer, "rollout_metrics", lambda *found: {"found": found})
+    trainer = object.__new__(dapo_trainer.DapoTrainer)
+    trainer.replay_buffer, trainer.global_steps, trainer._is_routed = object(), 1, False
+    trainer.config = OmegaConf.create({"speculation": {"batch_size_threshold": 8}})
+    trainer.record = SimpleNamespace(directory="run")
+    trainer._add_batch_to_generate()
+    trainer.on_sample_end()
+    assert asked == ["verl's", "verl's end"] and saved == [("run", 1)]
+    assert trainer._rollout_metrics == {"found": ([steps], [1.0], 8, 1)}, "one round"

@@ -1,14 +1,17 @@
-"""Mistakes in the choice of a draft model or an EAGLE3 head: one line each, before a device is taken."""
+"""What may be wrong with a draft model, an EAGLE3 head or a model's files: one line each, before a device is taken."""
 
 import json
+import struct
 
 import numpy
 import pytest
 from safetensors.numpy import save_file
 
 from sam_recipe import preflight
+from sam_recipe.preflight.__main__ import main
+from sam_recipe.preflight.settings import INDEX
 from sam_recipe.preflight.settings import draft_model as find_problems
-from tests.recipe.preflight.preflight_node import composed, config_of, tiny
+from tests.recipe.preflight.preflight_node import composed, config_of, tiny, write_model
 
 SIZES = {
     "vocab_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "hidden_size": 64,
@@ -105,3 +108,48 @@ def test_vllm_is_not_asked_of_a_drafter_that_is_made_later(is_there, model, monk
     for folder in (model, None):  # below assets that are still to be built none is looked for
         found = preflight.find_problems(compose(model, "hybrid"), to_be_built=folder)
         assert any("[drafter.missing]" in one for one in found) == (not is_there and folder is None)
+
+
+SHARD = "model-00002-of-00002.safetensors"
+
+
+@pytest.fixture
+def weights(tmp_path):
+    write_model(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_whole_model_has_no_problem_nor_has_one_of_one_file(weights, capsys):
+    assert main(["--weights", str(weights)]) == 0
+    assert "model: complete, 0.0 GB of weights" in capsys.readouterr().out
+    (weights / INDEX).unlink()
+    (weights / SHARD).rename(weights / "model.safetensors")
+    assert main(["--weights", str(weights)]) == 0
+
+
+def with_tensor(place):
+    """An index that names one more tensor."""
+    return lambda content: content.replace(b'"weight_map": {', b'"weight_map": {"head": ' + place + b", ")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "code"),  # None: the file is missing
+    [
+        (SHARD, None, "model.missing"),
+        (SHARD, lambda content: content[:-1], "model.damaged"),
+        (SHARD, lambda content: content + b" ", "model.damaged"),
+        (SHARD, lambda content: b"version https://git-lfs.github.com/spec/v1\n", "model.damaged"),
+        (SHARD, lambda content: struct.pack("<Q", 9) + b"{not json", "model.damaged"),
+        (INDEX, None, "model.missing"),
+        (INDEX, lambda content: b"{", "model.damaged"),
+        (INDEX, lambda content: json.dumps({"weight_map": [SHARD]}).encode(), "model.damaged"),
+        (INDEX, with_tensor(b"null"), "model.damaged"),
+        (INDEX, with_tensor(json.dumps(SHARD).encode()), "model.damaged"),
+    ],
+)
+def test_what_is_wrong_is_one_line_with_its_mend(weights, capsys, name, change, code):
+    path = weights / name
+    path.write_bytes(change(path.read_bytes())) if change else path.unlink()
+    assert main(["--weights", str(weights)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.endswith(f"[{code}]\n") and error.count("\n") == 1
