@@ -1,4 +1,5 @@
-"""What verl's own trainers get of this project: `hydra.searchpath=[pkg://sam.configs] +speculation=sam`.
+"""What verl's own trainers get of this project: `hydra.searchpath=[pkg://sam.configs] +speculation=sam`, and the router
+with `+routing=context` beside it.
 
 verl loads this module with itself, in all its processes (entry point `verl.plugins`). Here it only gives OmegaConf what
 `${sam:...}` stands for. Where such a value is read in the process that trains, verl is given this project's servers,
@@ -13,7 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from sam.config import SpeculationConfig
-from sam_recipe.launch import sharing
+from sam_recipe.launch import routing, sharing
 
 TRAINER = "verl.trainer.ppo.v1.trainer_base"
 
@@ -29,6 +30,10 @@ def resolved(config: DictConfig) -> SpeculationConfig:
         raise ValueError(f"actor_rollout_ref.rollout.name={engine}: speculation drafts in vllm: set it to vllm")
     if not is_v1:
         raise ValueError(f"trainer.use_v1={is_v1}: speculation needs verl's V1 trainers: set it to true")
+    if "speculation" not in config:
+        raise ValueError("routing is given without speculation: add +speculation=sam, or +speculation=off")
+    if "routing" in config:
+        routing.check(config)
     section = OmegaConf.to_container(config.speculation, resolve=True)
     return sharing.resolve(config, SpeculationConfig.from_dict(section))
 
@@ -49,14 +54,20 @@ OmegaConf.register_new_resolver("sam", _answer, replace=True)
 
 @functools.cache
 def _join_verl(trainer_class: type) -> None:
-    """Let verl's trainers start this project's servers, and do what it adds around four of their methods.
+    """Let verl's trainers start this project's servers, and do what it adds around five of their methods.
 
     verl has a registry of servers, but none of what its trainers log or do when they have started: can go when it has.
     """
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
     RolloutReplicaRegistry.register("vllm", _replica_class)
-    wrapped = {"init": _share_text, "step": _take_steps, "_validate": _forget_steps, "_compute_metrics": _add_metrics}
+    wrapped = {
+        "init": _start,
+        "get_llm_client": _client,
+        "step": _take_steps,
+        "_validate": _forget_steps,
+        "_compute_metrics": _add_metrics,
+    }
     for name, around in wrapped.items():
         setattr(trainer_class, name, _around(getattr(trainer_class, name), around))
 
@@ -75,14 +86,25 @@ def _replica_class() -> type:
     return DraftingReplica
 
 
-def _share_text(start: Callable, trainer) -> None:
-    """Start workers and servers; then let drafters see each other's text, where they are to."""
-    from sam_recipe.rollout import server
+def _start(start: Callable, trainer) -> None:
+    """Start workers, servers and router; then let drafters see each other's text, where they are to."""
+    from sam_recipe.rollout import router, server
 
+    if routing.is_routed(trainer.config):
+        routing.connect(trainer.config)
+        router.write_config(trainer.config)
     start()
-    trainer.sam_steps, trainer.sam_log = [], None  # an actor ends when nobody holds its handle
+    trainer.sam_steps, trainer.sam_routing, trainer.sam_log = [], {}, None  # an actor ends when nobody holds its handle
     if resolved(trainer.config).sharing == "replicas":
         trainer.sam_log = server.share_text(server.STARTED, sharing.needed_mib(trainer.config))
+
+
+def _client(get: Callable, trainer) -> Any:
+    """verl's client of the servers, or the one that tells the recipe's router how long responses are."""
+    from sam_recipe.rollout.client import RoutedClient
+
+    is_routed = routing.is_routed(trainer.config)
+    return trainer.llm_server_manager.get_client(client_cls=RoutedClient) if is_routed else get()
 
 
 def _take_steps(step: Callable, trainer, *_) -> Any:
@@ -90,20 +112,23 @@ def _take_steps(step: Callable, trainer, *_) -> Any:
 
     An asynchronous trainer's are those of all requests between two weight syncs, whichever step trains on them.
     """
-    from sam_recipe.rollout import server
+    from sam_recipe.rollout import router, server
 
+    router.read_history(trainer)
     batch = step()
     taken = zip(*server.take_steps(server.STARTED), strict=True)
     trainer.sam_steps = [(steps, seconds) for steps, seconds in taken if len(steps)]  # without replicas that sleep
+    trainer.sam_routing = router.take_metrics(trainer)
     return batch
 
 
 def _forget_steps(validate: Callable, trainer) -> dict[str, float]:
     """Validate, whose engine steps are not those of a training step's rollout."""
-    from sam_recipe.rollout import server
+    from sam_recipe.rollout import router, server
 
     metrics = validate()
     server.take_steps(server.STARTED)
+    router.take_metrics(trainer)
     return metrics
 
 
@@ -112,6 +137,7 @@ def _add_metrics(compute: Callable, trainer, batch, metrics: dict[str, float], *
     from sam_recipe.record import rollout_metrics
 
     compute()
+    metrics.update(trainer.sam_routing)
     if trainer.sam_steps:
         replicas, seconds = map(list, zip(*trainer.sam_steps, strict=True))
         metrics.update(rollout_metrics(replicas, seconds, int(trainer.config.speculation.batch_size_threshold), 1))

@@ -13,13 +13,30 @@ ROUTER_FILE = "router.yaml"
 ROUTER_KEY = "actor_rollout_ref.rollout.router_config_path"
 
 
+def is_routed(config: DictConfig) -> bool:
+    """Whether a run has the recipe's router; a script of verl's own has no section `routing` unless it asks for it."""
+    return "routing" in config and config.routing.policy == "context"
+
+
+def folder(config: DictConfig) -> Path:
+    """Where the router's file and log are; a script of verl's own has its checkpoints there."""
+    return Path(config.run_dir if "run_dir" in config else config.trainer.default_local_dir)
+
+
 def connect(config: DictConfig) -> None:
     """Check the `routing` section (ValueError), and point verl's key at the router's file, which the trainer writes."""
-    routing, rollout = config.routing, config.actor_rollout_ref.rollout
+    check(config)
+    if is_routed(config):
+        config.actor_rollout_ref.rollout.router_config_path = str(folder(config) / ROUTER_FILE)
+
+
+def check(config: DictConfig) -> None:
+    """Raise ValueError unless the `routing` section and verl's key of a router fit each other and the run."""
+    routing, own = config.routing, config.actor_rollout_ref.rollout.router_config_path
+    mode, chunk = config.trainer.v1.trainer_mode, f"routing.chunk_tokens={routing.chunk_tokens}"
     if routing.policy not in POLICIES:
         raise ValueError(f"routing.policy={routing.policy!r}: expected one of {', '.join(POLICIES)}")
     RoutingSettings(routing.chunk_tokens)
-    own, chunk = rollout.router_config_path, f"routing.chunk_tokens={routing.chunk_tokens}"
     if routing.policy == "verl":
         if routing.chunk_tokens is not None:
             raise ValueError(
@@ -29,17 +46,18 @@ def connect(config: DictConfig) -> None:
         if own is not None:
             _check_router(own)
         return
+    if mode != "sync":
+        raise ValueError(f"trainer.v1.trainer_mode={mode}: routing=context is for sync alone: set routing=verl")
     if routing.chunk_tokens is not None and config.speculation.verification == "rejection":
         raise ValueError(
             f"{chunk}: with speculation.verification=rejection each chunk of a response begins with the same random "
             "numbers: set speculation.verification=exact, or routing.chunk_tokens=null"
         )
-    if own is not None:
+    if own not in (None, str(folder(config) / ROUTER_FILE)):
         raise ValueError(
             f"{ROUTER_KEY}={own}: routing=context brings a router of its own: leave it null, or set routing=verl to "
             "use yours"
         )
-    rollout.router_config_path = str(Path(config.run_dir) / ROUTER_FILE)
 
 
 def describe(config: DictConfig) -> str:

@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from sam.history.database import ResponseLengths
 from sam.routing import ContextPolicy, RoutingSettings
+from sam_recipe.launch import routing
 
 LOG_FILE = "routing.jsonl"
 ACTOR_CLASS = f"{__name__}.ContextRouterActor"
@@ -53,10 +54,23 @@ def write_config(config: DictConfig) -> None:
         "router_class": ACTOR_CLASS,
         "chunk_tokens": config.routing.chunk_tokens,
         "lookahead_tokens": config.speculation.num_speculative_tokens if config.speculation.method != "off" else 0,
-        "log": str(Path(config.run_dir) / LOG_FILE),
+        "log": str(routing.folder(config) / LOG_FILE),
         "history": config.speculation.history_path,
     }
     OmegaConf.save(OmegaConf.create(settings), path)
+
+
+def take_metrics(trainer) -> dict[str, float]:
+    """What the router of a trainer of verl's did since the last call, as DecisionLog.take; nothing without one."""
+    if not routing.is_routed(trainer.config):
+        return {}
+    return ray.get(trainer.llm_server_manager.global_load_balancer.take_metrics.remote())
+
+
+def read_history(trainer) -> None:
+    """Let the router of a trainer of verl's learn how long responses of earlier steps were, while it goes on."""
+    if routing.is_routed(trainer.config):
+        trainer.llm_server_manager.global_load_balancer.read_history.remote()
 
 
 class DecisionLog:

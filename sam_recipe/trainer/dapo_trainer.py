@@ -27,7 +27,6 @@ class DapoTrainer(PPOTrainerSync):
     def __init__(self, config):
         super().__init__(config)
         self.record = RunRecord(Path(config.run_dir))
-        self._is_routed = config.routing.policy == "context"
         self._prompts_dispatched = 0
         self._training = False
         self._rollout_metrics: dict[str, float] = {}
@@ -35,7 +34,7 @@ class DapoTrainer(PPOTrainerSync):
     def _setup(self):
         self.record.enter(STARTING_WORKERS)
         RolloutReplicaRegistry.register("vllm", self._replica_class)  # what verl starts for rollout.name=vllm
-        if self._is_routed:
+        if routing.is_routed(self.config):
             router.write_config(self.config)
         super()._setup()
         print(f"routing: {routing.describe(self.config)}", flush=True)
@@ -55,7 +54,7 @@ class DapoTrainer(PPOTrainerSync):
 
     def get_llm_client(self):
         """verl's, or the one that tells the recipe's router how long responses are."""
-        return self.llm_server_manager.get_client(client_cls=RoutedClient if self._is_routed else None)
+        return self.llm_server_manager.get_client(client_cls=RoutedClient if routing.is_routed(self.config) else None)
 
     def _init_resource_pool_mgr(self):
         super()._init_resource_pool_mgr()
@@ -91,9 +90,8 @@ class DapoTrainer(PPOTrainerSync):
         self._training = True
         self._prompts_dispatched = 0
         self._collect_rollout()  # forgets what validation left
-        self._take_routing()
-        if self._is_routed:
-            self.llm_server_manager.global_load_balancer.read_history.remote()
+        router.take_metrics(self)
+        router.read_history(self)
         super().on_step_begin()
 
     def _add_batch_to_generate(self):
@@ -119,7 +117,7 @@ class DapoTrainer(PPOTrainerSync):
             self.record.write_rollouts(self.global_steps, step.rows(seed, self.global_steps))
         replicas[0].save(self.record.directory, self.global_steps)
         threshold = int(self.config.speculation.batch_size_threshold)
-        self._rollout_metrics = rollout_metrics(replicas, seconds, threshold, rounds) | self._take_routing()
+        self._rollout_metrics = rollout_metrics(replicas, seconds, threshold, rounds) | router.take_metrics(self)
         super().on_sample_end()
 
     def on_step_end(self):
@@ -143,10 +141,6 @@ class DapoTrainer(PPOTrainerSync):
         from sam_recipe.rollout import server
 
         return server.take_steps(server.STARTED)
-
-    def _take_routing(self) -> dict[str, float]:
-        """Metrics of what the recipe's router did since the last call."""
-        return ray.get(self.llm_server_manager.global_load_balancer.take_metrics.remote()) if self._is_routed else {}
 
     def _all_servers(self) -> list:
         """Those of every machine of every replica."""

@@ -1,5 +1,5 @@
-"""A script of verl's own, with own data, an own reward, own tools and two replicas: two settings turn drafts on, and
-change no token."""
+"""A script of verl's own, with own data, an own reward, own tools and two replicas: two settings turn drafts on, one
+more the router, and no token changes."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def train(python, own, assets, name, *overrides):
 
 @pytest.mark.e2e
 def test_two_settings_turn_drafts_on_in_verls_own_trainer(python_with_verl, assets, own):
-    sam = ("+speculation=sam", "speculation.policy=always")
+    sam = ("+speculation=sam", "speculation.policy=always", "+routing=context", "routing.chunk_tokens=24")
     metrics, texts, said = train(python_with_verl, own, assets, "sam", *sam, *TOOLS)
     without, same_texts, _ = train(python_with_verl, own, assets, "off", "+speculation=off", *TOOLS)
     assert said.count("rollout worker: drafter SamProposer, verification exact") == 2, "two replicas"
@@ -90,6 +90,7 @@ def test_two_settings_turn_drafts_on_in_verls_own_trainer(python_with_verl, asse
         assert metrics[step]["rollout/spec_accept_length"] > 1 < metrics[step]["rollout/spec_accept_length/turn_2"]
         assert metrics[step]["rollout/drafter/sharing_received_tokens"] > 0, "from the other replica"
         assert metrics[step]["rollout/drafter/draft_errors"] == metrics[step]["rollout/drafter/sharing_errors"] == 0
+        assert metrics[step]["rollout/routing/admissions"] > 16, "chunks, and later turns"
         # What tools gave is in a response and no engine's; the engine's own count has those accepted behind an end.
         written = 16 * without[step]["response_length/mean"]
         assert 0 < without[step]["rollout/tokens"] < written

@@ -1,6 +1,7 @@
 """What two settings make of a config of verl's own; a whole run is in tests/end_to_end/test_verl_script.py."""
 
 import importlib.metadata
+import re
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -8,7 +9,7 @@ from omegaconf import OmegaConf
 
 from sam.config import METHODS, WITH_DRAFT_MODEL, SpeculationConfig
 from sam_recipe import verl_plugin
-from sam_recipe.launch import sharing
+from sam_recipe.launch import routing, sharing
 from sam_recipe.launch.config import verl_configs
 
 GIVEN = ["hydra.searchpath=[pkg://sam.configs]", "actor_rollout_ref.rollout.name=vllm"]
@@ -60,13 +61,23 @@ def test_replicas_share_text_in_a_log_that_has_room():
     [
         ("speculation.policy=treshold", "speculation.policy='treshold': expected one of threshold"),
         ("actor_rollout_ref.rollout.name=sglang", "rollout.name=sglang: speculation drafts in vllm: set it to vllm"),
+        ("+routing=context trainer.v1.trainer_mode=separate_async", "mode=separate_async: routing=context is for sync"),
         ("trainer.use_v1=false", "trainer.use_v1=False: speculation needs verl's V1 trainers: set it to true"),
     ],
 )
 def test_what_it_is_not_for_is_refused(override, said):
-    with pytest.raises(Exception, match="speculation") as raised:
-        composed("+speculation=sam", override)
-    assert said in str(raised.value)
+    with pytest.raises(Exception, match=re.escape(said)):
+        composed("+speculation=sam", *override.split())
+
+
+def test_the_router_comes_with_speculation_alone():
+    config = composed("+speculation=off", "+routing=context", "trainer.default_local_dir=/run")
+    assert config.actor_rollout_ref.rollout.router_config_path is None, "the trainer sets it, when it has been written"
+    routing.connect(config)
+    assert config.actor_rollout_ref.rollout.router_config_path == "/run/router.yaml" and routing.is_routed(config)
+    assert verl_plugin.resolved(config).method == "off"
+    with pytest.raises(Exception, match=r"without speculation: add \+speculation=sam, or \+speculation=off"):
+        composed("+routing=context")
 
 
 def test_without_the_settings_nothing_is_verls_but_verls():

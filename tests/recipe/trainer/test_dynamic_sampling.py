@@ -184,7 +184,7 @@ def test_a_users_sampler_decides_itself_how_many_prompts_a_step_begins_with(monk
     monkeypatch.setattr(dapo_trainer.DapoTrainer, "_collect_rollout", lambda _: ([steps], [1.0]))
     monkeypatch.setattr(dapo_trainer, "rollout_metrics", lambda *found: {"found": found})
     trainer = object.__new__(dapo_trainer.DapoTrainer)
-    trainer.replay_buffer, trainer.global_steps, trainer._is_routed = object(), 1, False
+    trainer.replay_buffer, trainer.global_steps = object(), 1
     trainer.config = OmegaConf.create({"speculation": {"batch_size_threshold": 8}})
     trainer.record = SimpleNamespace(directory="run")
     trainer._add_batch_to_generate()
