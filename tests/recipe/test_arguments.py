@@ -22,12 +22,8 @@ def names_in(value) -> set[str]:
 
 def all_names() -> set[str]:
     """Of the keys of verl's config and of this project's."""
-    folders = (
-        Path(verl_configs().removeprefix("file://")),
-        CONFIGS,
-        *(CONFIGS / name for name in ("speculation", "routing")),
-    )
-    # Those two are links.
+    links = (CONFIGS / name for name in ("speculation", "routing"))
+    folders = (Path(verl_configs().removeprefix("file://")), CONFIGS, *links)
     files = [path for folder in folders for path in folder.rglob("*.yaml")]
     found = {name for path in files for name in names_in(yaml.safe_load(path.read_text()))}
     return {name for name in found if name.isidentifier()}

@@ -267,6 +267,7 @@ def test_each_device_has_an_environment_of_its_own(tmp_path):
     for extra, folder, version in (("cpu", ".venv", "0.23.0"), ("cuda", ".venv-cuda", "0.23.0+cpu")):
         engine = checkout / folder / "lib" / "python3.12" / "site-packages" / f"vllm-{version}.dist-info"
         engine.mkdir(parents=True)
+        (checkout / folder / ".environment").unlink()
         assert f"{folder} holds another device's vLLM: making it anew" in set_up(extra)[2]
         assert not engine.exists()
 

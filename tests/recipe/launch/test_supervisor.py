@@ -1,12 +1,14 @@
 """However a run ends, nothing of it stays: processes, shared memory, scratch files; and one run at a time."""
 
 import json
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import psutil
@@ -138,3 +140,28 @@ def test_a_lock_keeps_a_second_run_out_and_another_nodes_says_what_to_do(tmp_pat
     assert "is used by a run on node7 (process 1" in problem and f"remove {directory}/running.json" in problem
     (directory / supervisor.LOCK_FILE).write_text("{")
     assert supervisor.lock_problem(directory) is None, "a damaged one is none"
+
+
+def acquire(semaphore):
+    """In a process that is spawned, which opens it by its name."""
+    assert semaphore.acquire(timeout=10)
+
+
+def test_only_shared_memory_that_no_process_has_mapped_is_removed(tmp_path):
+    held = supervisor._claim(tmp_path)
+    left_behind = Path(f"/dev/shm/psm_left_{time.time_ns()}")
+    left_behind.write_text("of a process that was killed")
+    shared = SharedMemory(create=True, size=16)
+    spawning = multiprocessing.get_context("spawn")
+    semaphore = spawning.Semaphore(1)
+    # Files of other tests beside this one are taken for some that were there before.
+    own = {left_behind, Path("/dev/shm", shared.name), Path(f"/dev/shm/sem.{semaphore._semlock.name.strip('/')}")}
+    before = [str(path) for path in Path("/dev/shm").glob("*") if path not in own]
+    supervisor._release(tmp_path, {**held, "shared_memory": before})
+    assert {path for path in own if path.exists()} == own - {left_behind} and not Path(held["folder"]).exists()
+    supervisor._release(tmp_path, held)  # somebody has emptied the temporary directory
+    process = spawning.Process(target=acquire, args=(semaphore,))
+    process.start()
+    process.join()
+    shared.close(), shared.unlink()
+    assert process.exitcode == 0
