@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import types
 from collections import Counter
+from pathlib import Path
 
 import torch
 
@@ -90,9 +93,13 @@ def install() -> None:
 
     worker.torch = _Torch("torch")
     start_distributed = worker.init_distributed_environment
-    worker.init_distributed_environment = lambda size, rank, method, local_rank, backend=None: start_distributed(
-        size, rank, method, local_rank, "gloo"
-    )
+
+    def start_gloo(size, rank, method, local_rank, backend=None):
+        # By a file: the port in `method` was free when vLLM chose it and can be taken by now. Ranks share their parent.
+        meeting = Path(tempfile.gettempdir(), f"ranks-{os.getppid()}-{method.rpartition(':')[2]}")
+        start_distributed(size, rank, f"file://{meeting}", local_rank, "gloo")
+
+    worker.init_distributed_environment = start_gloo
     if not HAS_TRITON:
         block_table._compute_slot_mapping_kernel = SlotMapping()
     runner = model_runner.NPUModelRunner
