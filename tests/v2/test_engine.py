@@ -115,17 +115,17 @@ def test_an_engine_says_what_it_uses(squeezed):
 
 
 def test_steps_without_drafts_wait_for_nothing_and_copy_nothing(squeezed, stock):
-    """The host waits as stock vLLM does: once for the copy of a step's tokens, with drafts a little earlier."""
+    """The host waits as stock vLLM does: once for the copy of a step's tokens, with drafts a little earlier; under
+    asynchronous scheduling the first step with drafts waits for its own tokens and the last step's."""
     _, run, _ = squeezed
     kinds = Counter(run.steps)
     drafting = {step: number for step, number in kinds.items() if step[2]}
     idle = {step: number for step, number in kinds.items() if not step[2]}
     assert sum(drafting.values()) > 5 and sum(idle.values()) > 5
-    assert max(waits for waits, _, _ in kinds) <= max(waits for waits, _, _ in stock.steps)
+    assert sum(waits for waits, _, _ in run.steps) <= len(run.steps)
+    assert max(waits for waits, _, _ in idle) <= max(waits for waits, _, _ in stock.steps) == 1
     assert all(copies == 0 for _, copies, _ in idle) and all(copies == 1 for _, copies, _ in drafting)
-    assert run.counters["skipped_steps"] >= sum(idle.values()) and run.counters["waited_steps"] == sum(
-        drafting.values()
-    )
+    assert run.counters["waited_steps"] == sum(drafting.values()) and run.counters["skipped_steps"] > 5
 
 
 def test_a_fault_in_drafting_costs_drafts_and_nothing_else(squeezed, stock, caplog):

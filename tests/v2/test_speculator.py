@@ -12,7 +12,7 @@ pytest.importorskip("vllm.v1.worker.gpu.spec_decode.speculator")
 from sam.config import SpeculationConfig
 from sam.sharing.client import Client
 from sam.vllm.v2 import engine
-from sam.vllm.v2.speculator import SamSpeculator
+from sam.vllm.v2.speculator import STEPS_UNDER_WAY, SamSpeculator
 from tests.sam.sharing.channel import Channel
 
 K = 3
@@ -107,12 +107,15 @@ def test_siblings_in_another_replica_are_drafted_from(monkeypatch):
     channel = Channel()
     monkeypatch.setattr("sam.sharing.drafter.Link", lambda address: channel)
     monkeypatch.setattr(Client, "start", lambda self: None)
+    monkeypatch.setattr("sam.vllm.v2.followed_requests.INTERVAL_SECONDS", 0.0)
     writer, reader = (SamSpeculator(config(sharing="replicas"), torch.device("cpu")) for _ in range(2))
     for one in (writer, reader):
         one.share("address")
         schedule(one, a=[1, 2, 3])
-    propose(writer, {"a": [4, 5, 6, 7]}, budget=0)  # text leaves while nobody drafts, too
-    propose(reader, {"a": []}, budget=0)
+    propose(writer, {"a": [4, 5, 6, 7]}, budget=0)
+    for one in (writer, reader):
+        for _ in range(STEPS_UNDER_WAY):  # text leaves while nobody drafts, too
+            propose(one, {"a": []}, budget=0)
     for one in (writer, reader):
         one.drafter.client.exchange()
     assert propose(reader, {"a": [4]})[0] == [[5, 6, 7]]
@@ -170,6 +173,10 @@ def test_the_default_of_this_projects_settings_is_taken():
 
 def test_an_engine_is_asked_for_the_door_and_the_scheduler():
     arguments = engine.engine_arguments(SpeculationConfig(), asynchronous=True)
-    assert arguments["speculative_config"] == {"method": "ngram_gpu", "num_speculative_tokens": 3}
+    assert arguments["speculative_config"] == {
+        "method": "ngram_gpu",
+        "num_speculative_tokens": K,
+        "num_speculative_tokens_per_batch_size": [(1, 8, K), (9, 9, 0)],  # the default: a threshold of 8 requests
+    }
     assert arguments["scheduler_cls"] == "sam.vllm.v2.scheduler.SamAsyncScheduler"
     assert "scheduler_cls" not in engine.engine_arguments(SpeculationConfig(method="off"), asynchronous=True)

@@ -39,6 +39,19 @@ def is_second_runner(vllm_config) -> bool:
     return bool(getattr(vllm_config, "use_v2_model_runner", False))
 
 
+def take_all_sampling() -> None:
+    """Let requests ask for what exact verification can and vLLM's rejection sampler cannot: min_p and logit_bias."""
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    def __init__(original, processor, vllm_config, *arguments, **keywords):
+        original(processor, vllm_config, *arguments, **keywords)
+        config = SpeculationConfig.from_vllm(vllm_config)
+        if config and (config.method, config.verification) == ("sam", "exact") and is_second_runner(vllm_config):
+            patches.put(processor, "speculative_config", "take_all_sampling", None)  # read for this refusal only
+
+    patches.wrap(InputProcessor, "__init__", "take_all_sampling", __init__)
+
+
 def init_device(original, wrapper, config: SpeculationConfig) -> None:
     """Make the worker's model runner. With speculation=off it is vLLM's own in all parts.
 
