@@ -35,6 +35,13 @@ def config(**speculation):
     )
 
 
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """A rank without others."""
+    rank = SimpleNamespace(is_first_rank=True, broadcast=lambda tensor: tensor)
+    monkeypatch.setattr("sam.vllm.v2.speculator.get_tp_group", lambda: rank)
+
+
 @pytest.fixture
 def speculator():
     return SamSpeculator(config(), torch.device("cpu"))
@@ -160,10 +167,10 @@ def test_what_is_not_there_yet_is_refused_in_one_line(line):
     assert "\n" not in str(refused.value)
 
 
-def test_several_ranks_are_refused():
+def test_several_pipeline_stages_are_refused():
     wanted = config()
-    wanted.parallel_config.tensor_parallel_size = 2
-    with pytest.raises(ValueError, match="tensor_parallel_size=2"):
+    wanted.parallel_config.pipeline_parallel_size = 2
+    with pytest.raises(ValueError, match="pipeline_parallel_size=2"):
         engine.check_engine(wanted, SpeculationConfig.from_vllm(wanted))
 
 

@@ -138,7 +138,6 @@ def check_engine(vllm_config, config: SpeculationConfig) -> None:
     wanted = {
         "speculation": (config.method, "sam"),
         "speculation.paths": (config.paths, 1),
-        "tensor_parallel_size": (parallel.tensor_parallel_size, 1),
         "pipeline_parallel_size": (parallel.pipeline_parallel_size, 1),
         "data_parallel_size": (parallel.data_parallel_size, 1),
         "return_sampling_mask": (getattr(vllm_config.model_config, "return_sampling_mask", False), False),
