@@ -225,6 +225,12 @@ PATCHES = {
         "second one would have to be made.",
         "as above.",
     ),
+    "record_second_runners_steps": Patch(
+        "runner, its speculator and its AsyncOutput",
+        "execute_model add_requests sample sample_tokens propose get_output",
+        "vLLM's metrics are sums over an engine, without what single steps took.",
+        "vLLM reports steps.",
+    ),
     "take_all_sampling": Patch(
         "vllm.v1.engine.input_processor.InputProcessor",
         "__init__ speculative_config",

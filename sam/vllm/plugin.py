@@ -84,12 +84,16 @@ def _init_device(original, wrapper) -> None:
 
 
 def _get_scheduler_cls(original, scheduler_config):
-    """The wires of asynchronous scheduling; without a drafter of ours they do nothing."""
+    """vLLM's, with the switch where it says how many tokens are drafted, or with the wires of asynchronous scheduling;
+    without a drafter of ours both do nothing."""
     from vllm.v1.core.sched.output import SchedulerOutput
 
     scheduler_class = original(scheduler_config)
-    # Where the scheduler says how many tokens are drafted, the switch goes by that (sam.vllm.v2.scheduler).
-    if scheduler_config.async_scheduling and not hasattr(SchedulerOutput, "num_spec_tokens_to_schedule"):
+    if hasattr(SchedulerOutput, "num_spec_tokens_to_schedule"):
+        from sam.vllm.v2.scheduler import switched
+
+        return switched(scheduler_class)
+    if scheduler_config.async_scheduling:
         from sam.vllm import hooks
 
         hooks.schedule_wanted_drafts(scheduler_class)

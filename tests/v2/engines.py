@@ -60,7 +60,7 @@ def engine(
     ours = {}
     if method:
         config = SpeculationConfig(method=method, **{"policy": "always"} | (speculation or {}))
-        ours = engine_arguments(config, asynchronous)
+        ours = engine_arguments(config)
     with started(
         **{
             "model": model.path,

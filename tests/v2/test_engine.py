@@ -8,6 +8,7 @@ import torch
 from scipy import stats
 
 from sam.vllm.plugin import check_installed, installed
+from sam.vllm.step_recorder import StepRecorder
 from tests.sam.engine.async_cpu import Event
 from tests.v2.engines import answers, config_of, engine, prompts, runner_of, scheduler_of
 
@@ -82,9 +83,9 @@ def squeezed(request, model, stock):
         engine(model, "sam", speculation, asynchronous=request.param, **SQUEEZED) as llm,
     ):
         with pytest.MonkeyPatch.context() as watched:
-            watch = Watch(watched)
+            watch, recorder = Watch(watched), StepRecorder.attach(runner_of(llm))
             run = answers(llm, requests(), watch.after_step)
-        run.steps = watch.steps
+        run.steps, run.recorded = watch.steps, recorder.take()
         yield llm, run, patched
 
 
@@ -100,6 +101,18 @@ def test_tokens_are_stock_vllms_through_preemption_aborts_and_pieces_of_prompts(
     assert run.metrics["vllm:prefix_cache_hits"] > 0
     assert run.accepted > 5 and run.counters["draft_errors"] == 0
     assert run.counters["tracked_requests"] == len(requests()) and run.counters["untracked_requests"] == 0
+
+
+def test_steps_are_recorded(squeezed):
+    """Tokens behind the end of a response are emitted, too; so are those of requests that were aborted."""
+    _, run, _ = squeezed
+    steps, answered = run.recorded, sum(len(tokens) for (tokens,) in run.tokens.values())
+    assert answered <= steps.emitted.sum() <= 1.2 * answered
+    assert steps.accepted.sum() == steps.accepted_at.sum() >= run.accepted
+    assert steps.drafted.sum() >= run.drafted and steps.drafting.sum() > 5 and (~steps.drafting).sum() > 5
+    assert steps.running.max() > THRESHOLD and steps.preemptions == run.metrics["vllm:num_preemptions"]
+    assert steps.position_emitted.sum() == (steps.accepted + steps.running - steps.prefilling)[steps.drafting].sum()
+    assert (steps.step_ms > 0).all() and steps.counters["tracked_requests"] == len(requests())
 
 
 def test_an_engine_says_what_it_uses(squeezed):

@@ -155,7 +155,6 @@ def until(condition):
 REFUSED = {
     "speculation=ngram": {"method": "ngram"},
     "speculation.paths=2": {"paths": 2},
-    "scheduler_cls=None": {"policy": "threshold"},
 }
 
 
@@ -165,6 +164,13 @@ def test_what_is_not_there_yet_is_refused_in_one_line(line):
     with pytest.raises(ValueError, match=line) as refused:
         engine.check_engine(wanted, SpeculationConfig.from_vllm(wanted))
     assert "\n" not in str(refused.value)
+
+
+def test_a_scheduler_of_the_users_is_refused_where_the_switch_works_in_vllms():
+    wanted = config(policy="threshold")
+    wanted.scheduler_config.scheduler_cls = "mine.Scheduler"
+    with pytest.raises(ValueError, match="scheduler_cls=mine.Scheduler: speculation.policy=threshold"):
+        engine.check_engine(wanted, SpeculationConfig.from_vllm(wanted))
 
 
 def test_several_pipeline_stages_are_refused():
@@ -178,12 +184,10 @@ def test_the_default_of_this_projects_settings_is_taken():
     engine.check_engine(config(), SpeculationConfig.from_vllm(config()))
 
 
-def test_an_engine_is_asked_for_the_door_and_the_scheduler():
-    arguments = engine.engine_arguments(SpeculationConfig(), asynchronous=True)
+def test_an_engine_is_asked_for_the_door_and_the_graphs():
+    arguments = engine.engine_arguments(SpeculationConfig())
     assert arguments["speculative_config"] == {
         "method": "ngram_gpu",
         "num_speculative_tokens": K,
         "num_speculative_tokens_per_batch_size": [(1, 8, K), (9, 9, 0)],  # the default: a threshold of 8 requests
     }
-    assert arguments["scheduler_cls"] == "sam.vllm.v2.scheduler.SamAsyncScheduler"
-    assert "scheduler_cls" not in engine.engine_arguments(SpeculationConfig(method="off"), asynchronous=True)

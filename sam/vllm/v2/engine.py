@@ -7,16 +7,13 @@ from sam.config import SpeculationConfig
 from sam.vllm import patches
 
 DRAFTER = "SamSpeculator"
-SCHEDULERS = {False: "sam.vllm.v2.scheduler.SamScheduler", True: "sam.vllm.v2.scheduler.SamAsyncScheduler"}
 
 
-def engine_arguments(config: SpeculationConfig, asynchronous: bool) -> dict[str, Any]:
-    """vLLM's arguments of an engine with the second runner; `asynchronous` is vLLM's async_scheduling."""
+def engine_arguments(config: SpeculationConfig) -> dict[str, Any]:
+    """vLLM's arguments of an engine with the second runner."""
     arguments = config.vllm_arguments(asynchronous=True)  # by the door of ngram_gpu, whichever way it is scheduled
-    if config.method == "sam":
-        arguments["scheduler_cls"] = SCHEDULERS[asynchronous]
-        if lengths := _lengths_by_requests(config):
-            arguments["speculative_config"]["num_speculative_tokens_per_batch_size"] = lengths
+    if config.method == "sam" and (lengths := _lengths_by_requests(config)):
+        arguments["speculative_config"]["num_speculative_tokens_per_batch_size"] = lengths
     return arguments
 
 
@@ -150,11 +147,10 @@ def check_engine(vllm_config, config: SpeculationConfig) -> None:
                 f"{key}={value}: with vLLM's second model runner expected {expected} so far: set it so, or "
                 "VLLM_USE_V2_MODEL_RUNNER=0"
             )
-    name = SCHEDULERS[bool(scheduler.async_scheduling)]
-    if scheduler.scheduler_cls != name and config.policy != "always":
+    if scheduler.scheduler_cls and config.policy != "always":
         raise ValueError(
-            f"scheduler_cls={scheduler.scheduler_cls}: speculation.policy={config.policy} works in the scheduler: set "
-            f"scheduler_cls={name}"
+            f"scheduler_cls={scheduler.scheduler_cls}: speculation.policy={config.policy} works in vLLM's own "
+            "scheduler: leave it out, or set speculation.policy=always"
         )
     if config.batch_invariant == "on" and not envs.VLLM_BATCH_INVARIANT:
         raise ValueError(
