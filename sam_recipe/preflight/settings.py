@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
 from sam.reading import ReadError, expect, json_object
 from sam.trained_drafter import settings_of, wrong_kind
-from sam_recipe.arguments import AGENT, AGENT_LOOPS, FREE_SECTIONS, did_you_mean
+from sam_recipe.arguments import AGENT, AGENT_LOOPS, FREE_SECTIONS, did_you_mean, leaves, misspelt
 from sam_recipe.launch.config import verl_configs
 from sam_recipe.preflight.machine import device_count, first_line, longest_sequence, uses_megatron
 from sam_recipe.trainer import reward
@@ -33,9 +33,17 @@ KINDS = {bool: "true or false", int: "a number", float: "a number", dict: "keys 
 
 
 def keys(config: DictConfig) -> Iterator[str]:
-    """Keys that verl does not know and would ignore, and values of another type than verl's own."""
-    verls = {name: value for name, value in OmegaConf.to_container(config).items() if name not in OWN}
-    yield from _unlike(verls, verl_defaults("megatron" if uses_megatron(config) else "dp"), "")
+    """Keys that nothing reads, and values of another type than verl's own.
+
+    A section of a user's own config, which other keys may refer to, is none unless its name is like one of theirs.
+    """
+    content = OmegaConf.to_container(config)
+    own = {name: content[name] for name in OWN if name in content}
+    known = verl_defaults("megatron" if uses_megatron(config) else "dp") | own
+    if said := misspelt([f"{key}=" for key, _ in leaves(own)]):
+        yield f"{said} [config.unknown_key]"
+    meant = {name: value for name, value in content.items() if name in known or did_you_mean(name, known)}
+    yield from _unlike(meant, known, "")
 
 
 @functools.cache
