@@ -19,7 +19,7 @@ def is_routed(config: DictConfig) -> bool:
 
 
 def folder(config: DictConfig) -> Path:
-    """Where the router's file and log are; a script of verl's own has its checkpoints there."""
+    """Where the router's file is; a script of verl's own has its checkpoints there."""
     return Path(config.run_dir if "run_dir" in config else config.trainer.default_local_dir)
 
 
