@@ -17,13 +17,20 @@ from safetensors import SafetensorError, safe_open
 from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
 from sam.reading import ReadError, expect, json_object
 from sam.trained_drafter import settings_of, wrong_kind
-from sam_recipe.arguments import AGENT, AGENT_LOOPS, FREE_SECTIONS, did_you_mean, leaves, misspelt
+from sam_recipe.arguments import AGENT, AGENT_LOOPS, FREE_SECTIONS, did_you_mean
 from sam_recipe.launch.config import verl_configs
 from sam_recipe.preflight.machine import device_count, first_line, longest_sequence, uses_megatron
 from sam_recipe.trainer import reward
 
-# This recipe's own keys, beside verl's.
-OWN = "assets assets_command config_name drafters machine routing run_dir seed speculation watchdog".split()
+# This project's own keys, beside verl's; SpeculationConfig has looked at those of `speculation`.
+SECTIONS = {
+    "drafters": "draft_model eagle3",
+    "machine": "disk_gib memory_gib threads",
+    "routing": "chunk_tokens policy",
+    "watchdog": "weight_sync_seconds",
+}
+OWN = {name: dict.fromkeys(below.split()) for name, below in SECTIONS.items()}
+OWN |= dict.fromkeys("assets assets_command config_name run_dir seed speculation".split())
 # Whose unknown keys others refuse: dataclasses of verl's, vLLM's argument parser, ray.init; or that are handed on.
 CHECKED_ELSEWHERE = (*FREE_SECTIONS, *(f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout")))
 ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
@@ -38,10 +45,8 @@ def keys(config: DictConfig) -> Iterator[str]:
     A section of a user's own config, which other keys may refer to, is none unless its name is like one of theirs.
     """
     content = OmegaConf.to_container(config)
-    own = {name: content[name] for name in OWN if name in content}
-    known = verl_defaults("megatron" if uses_megatron(config) else "dp") | own
-    if said := misspelt([f"{key}=" for key, _ in leaves(own)]):
-        yield f"{said} [config.unknown_key]"
+    known = verl_defaults("megatron" if uses_megatron(config) else "dp")
+    known = known | {name: below for name, below in OWN.items() if name in content}
     meant = {name: value for name, value in content.items() if name in known or did_you_mean(name, known)}
     yield from _unlike(meant, known, "")
 
@@ -64,7 +69,7 @@ def _unlike(found: dict, known: dict, path: str) -> Iterator[str]:
         is_null = value is None and wanted != KINDS[dict]
         if name not in known and not key.startswith(CHECKED_ELSEWHERE):
             remedy = did_you_mean(name, known) or "remove it"
-            yield f"{key}: verl 0.9.1 does not know the key and would ignore it: {remedy} [config.unknown_key]"
+            yield f"{key}: neither verl 0.9.1 nor this project reads the key: {remedy} [config.unknown_key]"
         elif (wanted and not is_null and kind != wanted) or value == "???" != default:
             yield f"{key}={value}: expected {wanted or 'a value'}: change it [config.value]"
         elif isinstance(value, dict) and default:

@@ -142,10 +142,14 @@ def test_a_config_of_the_users_own_composes_this_projects(tmp_path):
     [
         ("speculation: {max_drafts: 3}", "max_drafts"),
         ("actor_rollout_ref: {rollout: {n: none}}", "rollout.n=none: expected an integer of at least 1"),
-        ("trainer: {total_epoch: 3}", "trainer.total_epoch: verl 0.9.1 does not know the key"),
-        ("trianer: {total_epochs: 3}", "trianer: verl 0.9.1 does not know the key and would ignore it: did you mean t"),
-        ("run_dri: /x", "run_dri: verl 0.9.1 does not know the key and would ignore it: did you mean run_dir?"),
-        ("watchdog: {weight_sync_second: 3}", "did you mean watchdog.weight_sync_seconds?"),
+        (
+            "trainer: {total_epoch: 3}",
+            "trainer.total_epoch: neither verl 0.9.1 nor this project reads the key: did you",
+        ),
+        ("trianer: {total_epochs: 3}", "reads the key: did you mean trainer?"),
+        ("run_dri: /x", "reads the key: did you mean run_dir?"),
+        ("routing: {n: 3}", "routing.n: neither verl 0.9.1 nor this project reads the key: remove it"),
+        ("watchdog: {weight_sync_second: 3}", "did you mean weight_sync_seconds?"),
     ],
 )
 def test_a_mistake_in_a_users_own_config_is_one_line(tmp_path, text, said):
