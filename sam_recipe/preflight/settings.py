@@ -23,14 +23,13 @@ from sam_recipe.preflight.machine import device_count, first_line, longest_seque
 from sam_recipe.trainer import reward
 
 # This project's own keys, beside verl's; SpeculationConfig has looked at those of `speculation`.
-SECTIONS = {
-    "drafters": "draft_model eagle3",
-    "machine": "disk_gib memory_gib threads",
-    "routing": "chunk_tokens policy",
-    "watchdog": "weight_sync_seconds",
+OWN = {
+    "drafters": {"draft_model": None, "eagle3": None},
+    "machine": {"disk_gib": None, "memory_gib": None, "threads": None},
+    "routing": {"chunk_tokens": None, "policy": None},
+    "watchdog": {"weight_sync_seconds": None},
+    **dict.fromkeys("assets assets_command config_name run_dir seed speculation".split()),
 }
-OWN = {name: dict.fromkeys(below.split()) for name, below in SECTIONS.items()}
-OWN |= dict.fromkeys("assets assets_command config_name run_dir seed speculation".split())
 # Whose unknown keys others refuse: dataclasses of verl's, vLLM's argument parser, ray.init; or that are handed on.
 CHECKED_ELSEWHERE = (*FREE_SECTIONS, *(f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout")))
 ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
@@ -61,7 +60,8 @@ def verl_defaults(engine: str) -> dict:
 
 def _unlike(found: dict, known: dict, path: str) -> Iterator[str]:
     for name in sorted(known.keys() - found.keys()):
-        yield f"{path}{name} is not there: leave it in the config [config.value]"
+        if path.rstrip(".") not in OWN:  # of which a config may have a part
+            yield f"{path}{name} is not there: leave it in the config [config.value]"
     for name, value in found.items():
         key, default = f"{path}{name}", known.get(name)
         wanted = None if default is None else KINDS.get(type(default), "text")

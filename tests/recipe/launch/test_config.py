@@ -131,6 +131,8 @@ def test_a_config_of_the_users_own_composes_this_projects(tmp_path):
     assert (config.speculation.method, config.speculation.scope) == ("sam", "request")
     assert config.speculation.policy == "always" and config.data.train_batch_size == 8
     assert list(settings.keys(config)) == [], "my_folder is its own section, to which another key refers"
+    partial = own_config(tmp_path, "defaults: [dapo_qwen3_32b, _self_]\nmachine: {memory_gib: 4}\n")
+    assert list(settings.keys(compose_config(partial, []))) == [], "a part of a section that the base does not have"
     with pytest.raises(ConfigError, match=r"/other' is unknown: expected one of test_a_config"):
         compose_config(str(tmp_path / "other"), [])
     assert misspelt(["speculation=mine"], str(tmp_path / "mine")) is None
