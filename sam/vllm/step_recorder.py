@@ -6,6 +6,7 @@ who drafted.
 
 import functools
 import time
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -25,7 +26,7 @@ class StepRecorder:
     """
 
     def __init__(self, runner):
-        self._runner, self._is_asynchronous = runner, getattr(runner, "use_async_scheduling", False)
+        self._runner = runner
         config = runner.vllm_config
         speculative = config.speculative_config
         self._positions = config.model_config.max_model_len // POSITION_BIN + 1
@@ -43,9 +44,8 @@ class StepRecorder:
         """Wrap the runner's stages on this instance; attaching twice gives the same recorder."""
         if (existing := getattr(runner, "_sam_step_recorder", None)) is not None:
             return existing
-        if not hasattr(runner, "_sample"):
-            from sam.vllm.v2.step_recorder import SecondRunnersRecorder as cls
-        recorder = runner._sam_step_recorder = cls(runner)
+        kind = cls if hasattr(runner, "_sample") else SecondRunnersRecorder
+        recorder = runner._sam_step_recorder = kind(runner)
         recorder._wrap()
         return recorder
 
@@ -78,7 +78,7 @@ class StepRecorder:
             accepted_at=self._accepted_at,
             turn_steps=np.array(self._turns)[:, 0],
             turn_emitted=np.array(self._turns)[:, 1],
-            asynchronous=self._is_asynchronous,
+            asynchronous=self._is_asynchronous(),
             has_graphs=self._has_graphs,
             preemptions=self._preemptions,
             counters=counters,
@@ -192,3 +192,74 @@ class StepRecorder:
     def _request(self, request_id: str) -> Any:
         """vLLM's state of a request."""
         return self._runner.requests[request_id]
+
+    def _is_asynchronous(self) -> bool:
+        return getattr(self._runner, "use_async_scheduling", False)
+
+
+@dataclass
+class Progress:
+    """Of a request, as sam.vllm.hints reads it.
+
+    Attributes:
+        num_tokens: of prompt and response so far.
+    """
+
+    sampling_params: Any
+    num_prompt_tokens: int
+    num_tokens: int
+
+
+class SecondRunnersRecorder(StepRecorder):
+    """As StepRecorder, with vLLM's second model runner. A step is recorded when its tokens have come to the host, for which nobody waits on its behalf;
+    graphs are not told apart."""
+
+    def __init__(self, runner):
+        self._requests: dict[str, Progress] = {}
+        self._ended: set[str] = set()
+        super().__init__(runner)
+        self._has_graphs = False
+
+    def _wrap(self) -> None:
+        runner = self._runner
+        patches.wrap(runner, "execute_model", "record_second_runners_steps", self._execute_model)
+        patches.wrap(runner, "add_requests", "record_second_runners_steps", self._add_requests)
+        patches.wrap(runner, "sample", "record_second_runners_steps", functools.partial(self._timed, "verify"))
+        patches.wrap(runner, "sample_tokens", "record_second_runners_steps", self._sample_tokens)
+        if (speculator := runner.speculator) is not None:
+            draft = functools.partial(self._timed, "draft")
+            patches.wrap(speculator, "propose", "record_second_runners_steps", draft)
+
+    def _add_requests(self, function, scheduler_output):
+        self._ended |= scheduler_output.finished_req_ids
+        for request in scheduler_output.scheduled_new_reqs:
+            tokens = len(request.prefill_token_ids or ())  # of a preempted one with those of its response
+            self._requests[request.req_id] = Progress(request.sampling_params, request.prompt_len, tokens)
+        return function(scheduler_output)
+
+    def _sample_tokens(self, function, *arguments, **keywords):
+        output, scheduled = function(*arguments, **keywords), self._scheduled
+        self._scheduled = None
+        if output is not None and scheduled is not None:
+            record = functools.partial(self._keep_output, scheduled, self._timing())
+            patches.wrap(output, "get_output", "record_second_runners_steps", record)
+        return output
+
+    def _keep_output(self, scheduled, timing, get_output):
+        output = get_output()
+        for name, tokens in zip(output.req_ids, output.sampled_token_ids, strict=True):
+            self._requests[name].num_tokens += len(tokens)
+        self._record(scheduled, output, timing)
+        return output
+
+    def _clear(self) -> None:
+        super()._clear()
+        for name in self._ended:
+            self._requests.pop(name, None)
+        self._ended.clear()
+
+    def _request(self, request_id: str) -> Progress:
+        return self._requests[request_id]
+
+    def _is_asynchronous(self) -> bool:
+        return bool(self._runner.scheduler_config.async_scheduling)
