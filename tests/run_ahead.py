@@ -164,8 +164,8 @@ def main(arguments: list[str] | None = None) -> None:
             times = [before[0] / after[0] for before, after in zip(plain, found, strict=True)]
             seconds, length, written = map(median, zip(*found, strict=True))
             print(
-                f"{name}, {variant}: {median(times):.2f} times as fast ({min(times):.2f}-{max(times):.2f}), {seconds:.0f}"
-                f" s; acceptance length {median(one[1] for one in plain):.2f} to {length:.2f}; {written:.1f} responses",
+                f"{name}, {variant}: {median(times):.2f} times as fast ({min(times):.2f}-{max(times):.2f})"
+                f", {seconds:.0f} s; acceptance length {median(one[1] for one in plain):.2f} to {length:.2f}; {written:.1f} responses",
                 flush=True,
             )
 
