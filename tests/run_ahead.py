@@ -25,8 +25,8 @@ EARLIER, MOST, LONGER = (0, 1, 2, 4, 8), 8, 1.02  # responses of a prompt from t
 # Tokens accepted of a draft beside so many earlier responses, over those beside none, by draft tokens.
 UPLIFT = {3: (1, 1.055, 1.091, 1.136, 1.188), 8: (1, 1.069, 1.115, 1.172, 1.241)}
 BYTES, OPERATIONS = 0.5 * 3.35e9, 0.5 * 0.99e12  # of an H100 in a millisecond, half of its peak
-# An eighth of Seer's (arXiv 2511.14617): cards of one, replicas, prompts, samples, cap and mean tokens; bytes of weights,
-# active parameters, share of the experts in a token, bytes of a token's KV cache.
+# An eighth of Seer's (arXiv 2511.14617): cards of one, replicas, prompts, samples, cap and mean tokens; bytes of
+# weights, active parameters, share of the experts in a token, bytes of a token's KV cache.
 SEER = {
     "Moonlight": (1, 4, 50, 8, 65536, 22386, 32e9, 3e9, 6 / 64, 31104),
     "Qwen2-VL-72B": (8, 2, 75, 16, 40960, 7615, 146e9, 72e9, 1.0, 327680),
@@ -165,7 +165,7 @@ def main(arguments: list[str] | None = None) -> None:
             seconds, length, written = map(median, zip(*found, strict=True))
             fast = f"{median(times):.2f} times as fast ({min(times):.2f}-{max(times):.2f}), {seconds:.0f} s"
             before = median(one[1] for one in plain)
-            print(f"{name}, {variant}: {fast}; length {before:.2f} to {length:.2f}; {written:.1f} responses", flush=True)
+            print(f"{name}, {variant}: {fast}; length {before:.2f} to {length:.2f}; {written:.1f} responses")
 
 
 if __name__ == "__main__":
