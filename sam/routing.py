@@ -3,7 +3,7 @@
 After Seer (arXiv 2511.14617): one request of each group runs ahead as a probe; the lengths of a group's finished
 responses say what is expected of the others; groups of which more is expected start earlier, so that no long response
 is left for the end. The policy knows no clock, no Ray and no engine: it is told events and says which waiting request
-starts at which replica. Equal events give equal decisions, so that a log of events replays.
+starts at which replica. Equal events give equal decisions.
 """
 
 import heapq
@@ -271,14 +271,11 @@ class ContextPolicy:
     Attributes:
         counters: admissions; prefill_tokens, that moves made replicas read again; held_by_kv, decisions that waited for
             KV cache.
-        note: called with the name and the arguments of every event before it counts, and with "decide", the number of
-            requests left waiting and the starts after a decision that starts something.
     """
 
     def __init__(self, settings: RoutingSettings):
         self.settings = settings
         self.counters = dict.fromkeys(("admissions", "prefill_tokens", "held_by_kv"), 0)
-        self.note: Callable[..., None] = lambda *_: None
         self._replicas: dict[str, Replica] = {}
         self._requests: dict[str, Request] = {}
         self._waiting = Waiting(shows_progress=settings.chunk_tokens is not None)
@@ -295,13 +292,11 @@ class ContextPolicy:
     def add_replica(self, name: str, kv_tokens: int, slots: int, block_tokens: int = 16) -> None:
         """A replica has come, or has come again."""
         self.remove_replica(name)
-        self.note("add_replica", name, kv_tokens, slots, block_tokens)
         self._replicas[name] = Replica(name, kv_tokens, slots, block_tokens, self.settings.ahead)
 
     def remove_replica(self, name: str) -> None:
         """A replica is gone; the requests that ran there go on with `proceed`."""
         if name in self._replicas:
-            self.note("remove_replica", name)
             self._replicas.pop(name).alive = False
 
     def arrive(
@@ -322,7 +317,6 @@ class ContextPolicy:
         """
         if name in self._requests:
             raise ValueError(f"request {name} has come twice: it must finish or be aborted first")
-        self.note("arrive", name, group, prompt_tokens, limit, expected, near)
         home = self._waiting.group(group)
         home.members += 1
         if expected is not None:
@@ -335,7 +329,6 @@ class ContextPolicy:
     def proceed(self, name: str, emitted: int) -> None:
         """The chunk of a running request has ended, after `emitted` tokens, and its response goes on."""
         request = self._requests[name]
-        self.note("proceed", name, emitted)
         self._leave(request)
         request.generated += emitted
         self._waiting.learn(request.group, request.generated, finished=False)
@@ -346,7 +339,6 @@ class ContextPolicy:
         """A response is complete, its last chunk after `emitted` tokens; unknown requests are ignored."""
         if (request := self._requests.get(name)) is None:
             return
-        self.note("finish", name, emitted)
         self._waiting.learn(request.group, request.generated + emitted, finished=True)
         self._drop(request)
 
@@ -354,7 +346,6 @@ class ContextPolicy:
         """A request is given up, whether it waits or runs; its length says nothing about its group."""
         if (request := self._requests.get(name)) is None:
             return
-        self.note("abort", name)
         if request.group.probe == name:
             request.group.probe = None
         self._drop(request)
@@ -365,8 +356,6 @@ class ContextPolicy:
         starts = []
         while (request := self._waiting.next()) and (replica := self._choose(request)):
             starts.append(self._start(request, replica))
-        if starts:
-            self.note("decide", self.waiting, starts)
         return starts
 
     def _choose(self, request: Request) -> Replica | None:

@@ -78,9 +78,9 @@ class RunRecord:
         """Write a step's responses to rollouts/<step>.jsonl."""
         _write_lines(responses_path(self.directory, step), rows)
 
-    def enter(self, phase: str, **more: float) -> None:
+    def enter(self, phase: str) -> None:
         """Say which phase begins, to the supervisor and to who looks at the screen."""
-        _write_lines(self.directory / STATE_FILE, [{"phase": phase, "since": time.time(), **more}])
+        _write_lines(self.directory / STATE_FILE, [{"phase": phase, "since": time.time()}])
 
     @contextmanager
     def phase(self, name: str, then: str = RUNNING):

@@ -96,7 +96,7 @@ def _start(start: Callable, trainer) -> None:
     start()
     trainer.sam_steps, trainer.sam_routing, trainer.sam_log = [], {}, None  # an actor ends when nobody holds its handle
     if resolved(trainer.config).sharing == "replicas":
-        trainer.sam_log = server.share_text(server.STARTED, sharing.needed_mib(trainer.config))
+        trainer.sam_log = server.share_text(sharing.needed_mib(trainer.config))
 
 
 def _client(get: Callable, trainer) -> Any:
@@ -116,7 +116,7 @@ def _take_steps(step: Callable, trainer, *_) -> Any:
 
     router.read_history(trainer)
     batch = step()
-    taken = zip(*server.take_steps(server.STARTED), strict=True)
+    taken = zip(*server.take_steps(), strict=True)
     trainer.sam_steps = [(steps, seconds) for steps, seconds in taken if len(steps)]  # without replicas that sleep
     trainer.sam_routing = router.take_metrics(trainer)
     return batch
@@ -127,7 +127,7 @@ def _forget_steps(validate: Callable, trainer) -> dict[str, float]:
     from sam_recipe.rollout import router, server
 
     metrics = validate()
-    server.take_steps(server.STARTED)
+    server.take_steps()
     router.take_metrics(trainer)
     return metrics
 

@@ -205,12 +205,7 @@ class ExactSampler:
 
 @contextlib.contextmanager
 def _min_tokens_behind_drafts(metadata, drafted: Sequence[int]):
-    """Let stop tokens follow a draft with which a response has its `min_tokens`.
-
-    Root cause: `MinTokensLogitsProcessor.apply` (vLLM 0.23) counts tokens before the step where the last row of each
-    request is masked, whose token comes after the draft. Symptom: the first token that may end a response does so only
-    in steps without drafts. Can go when vLLM counts the draft.
-    """
+    """Let stop tokens follow a draft with which a response has its `min_tokens`: `stop_behind_drafts` of PATCHES."""
     processors = [one for one in metadata.logitsprocs.non_argmax_invariant if getattr(one, "min_toks", None)]
     before = [one.logits_slice for one in processors]
     for one in processors:

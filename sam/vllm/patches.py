@@ -225,6 +225,19 @@ PATCHES = {
         "second one would have to be made.",
         "as above.",
     ),
+    "record_second_runners_steps": Patch(
+        "runner, its speculator and its AsyncOutput",
+        "execute_model add_requests sample sample_tokens propose get_output",
+        "vLLM's metrics are sums over an engine, without what single steps took.",
+        "vLLM reports steps.",
+    ),
+    "take_all_sampling": Patch(
+        "vllm.v1.engine.input_processor.InputProcessor",
+        "__init__ speculative_config",
+        "vLLM refuses requests with min_p or logit_bias where drafts are verified, since its rejection sampler leaves "
+        "both out; the runner's own sampler, which draws in exact verification, does not.",
+        "vLLM asks its rejection sampler.",
+    ),
     "verify_exactly": Patch(
         "runner",
         "rejection_sampler",

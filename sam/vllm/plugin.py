@@ -12,7 +12,8 @@ from sam.vllm.v2 import engine as second_runner
 
 logger = logging.getLogger(__name__)
 
-VERSIONS = ("0.23", "0.32", "0.33")  # of vLLM: the first runs by its first model runner, the others by the second
+FIRST_RUNNERS = "0.23"  # vLLM that runs by its first model runner; the others by the second
+VERSIONS = (FIRST_RUNNERS, "0.32", "0.33")
 # vLLM's names of drafters after whose steps one without drafts may follow.
 MAY_PAUSE = ("custom_class", "ngram", "ngram_gpu", "suffix", "draft_model", "eagle3")
 # Classes of drafters; under asynchronous scheduling those of this project have `Async` in front.
@@ -45,6 +46,8 @@ def register() -> None:
 
     patches.wrap(WorkerWrapperBase, "init_device", "find_speculation", _init_device)
     patches.wrap(SchedulerConfig, "get_scheduler_cls", "find_scheduler", _get_scheduler_cls)
+    if not __version__.startswith(FIRST_RUNNERS):
+        second_runner.take_all_sampling()
 
 
 @functools.cache
@@ -81,12 +84,16 @@ def _init_device(original, wrapper) -> None:
 
 
 def _get_scheduler_cls(original, scheduler_config):
-    """The wires of asynchronous scheduling; without a drafter of ours they do nothing."""
+    """vLLM's, with the switch where it says how many tokens are drafted, or with the wires of asynchronous scheduling;
+    without a drafter of ours both do nothing."""
     from vllm.v1.core.sched.output import SchedulerOutput
 
     scheduler_class = original(scheduler_config)
-    # Where the scheduler says how many tokens are drafted, the switch goes by that (sam.vllm.v2.scheduler).
-    if scheduler_config.async_scheduling and not hasattr(SchedulerOutput, "num_spec_tokens_to_schedule"):
+    if hasattr(SchedulerOutput, "num_spec_tokens_to_schedule"):
+        from sam.vllm.v2.scheduler import switched
+
+        return switched(scheduler_class)
+    if scheduler_config.async_scheduling:
         from sam.vllm import hooks
 
         hooks.schedule_wanted_drafts(scheduler_class)

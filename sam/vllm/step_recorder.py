@@ -25,7 +25,7 @@ class StepRecorder:
     """
 
     def __init__(self, runner):
-        self._runner = runner
+        self._runner, self._is_asynchronous = runner, getattr(runner, "use_async_scheduling", False)
         config = runner.vllm_config
         speculative = config.speculative_config
         self._positions = config.model_config.max_model_len // POSITION_BIN + 1
@@ -43,17 +43,22 @@ class StepRecorder:
         """Wrap the runner's stages on this instance; attaching twice gives the same recorder."""
         if (existing := getattr(runner, "_sam_step_recorder", None)) is not None:
             return existing
+        if not hasattr(runner, "_sample"):
+            from sam.vllm.v2.step_recorder import SecondRunnersRecorder as cls
         recorder = runner._sam_step_recorder = cls(runner)
+        recorder._wrap()
+        return recorder
+
+    def _wrap(self) -> None:
         around = {
-            "execute_model": recorder._execute_model,
-            "_sample": functools.partial(recorder._timed, "verify"),
-            "propose_draft_token_ids": functools.partial(recorder._timed, "draft"),
-            "sample_tokens": recorder._sample_tokens,
-            **({"_model_forward": recorder._model_forward} if recorder._has_graphs else {}),
+            "execute_model": self._execute_model,
+            "_sample": functools.partial(self._timed, "verify"),
+            "propose_draft_token_ids": functools.partial(self._timed, "draft"),
+            "sample_tokens": self._sample_tokens,
+            **({"_model_forward": self._model_forward} if self._has_graphs else {}),
         }
         for attribute, wrapper in around.items():
-            patches.wrap(runner, attribute, "record_steps", wrapper)
-        return recorder
+            patches.wrap(self._runner, attribute, "record_steps", wrapper)
 
     def _of_drafter(self, attribute: str, default: Any = None) -> Any:
         """Of this project's drafter; the default with another one or none."""
@@ -73,7 +78,7 @@ class StepRecorder:
             accepted_at=self._accepted_at,
             turn_steps=np.array(self._turns)[:, 0],
             turn_emitted=np.array(self._turns)[:, 1],
-            asynchronous=getattr(self._runner, "use_async_scheduling", False),
+            asynchronous=self._is_asynchronous,
             has_graphs=self._has_graphs,
             preemptions=self._preemptions,
             counters=counters,
@@ -167,12 +172,12 @@ class StepRecorder:
         self._rows.append((now, milliseconds, *counts, is_on, *stages, replayed))
 
     def _is_prefilling(self, request_id: str, tokens: int) -> bool:
-        request = self._runner.requests[request_id]
+        request = self._request(request_id)
         return request.num_computed_tokens + tokens < request.num_prompt_tokens
 
     def _record_request(self, request_id: str, drafted: int, emitted: int) -> int:
         accepted = accepted_tokens(emitted, verified=1)
-        state = self._runner.requests[request_id]
+        state = self._request(request_id)
         position = state.num_tokens - response_start(state) - emitted
         bin_ = max(0, position) // POSITION_BIN
         self._at_position[0, bin_] += 1  # number by number: numpy takes microseconds for an assignment of two
@@ -183,3 +188,7 @@ class StepRecorder:
         self._drafted_at[:drafted] += 1
         self._accepted_at[:accepted] += 1
         return accepted
+
+    def _request(self, request_id: str) -> Any:
+        """vLLM's state of a request."""
+        return self._runner.requests[request_id]

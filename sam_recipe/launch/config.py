@@ -17,17 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sam.config import SpeculationConfig
 from sam.switch.step_cost import StepCost
-from sam_recipe.arguments import (
-    CONFIGS,
-    FREE_SECTIONS,
-    NAMES_FILE,
-    check_values,
-    connect_users_code,
-    did_you_mean,
-    folder_of,
-    leaves,
-    misspelt,
-)
+from sam_recipe.arguments import CONFIGS, FREE_SECTIONS, check_values, connect_users_code, folder_of
 from sam_recipe.launch import routing, sharing
 
 
@@ -53,8 +43,6 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
         _refuse_unknown_additions(name, overrides)
         with initialize_config_dir(str(folder), version_base="1.3", job_name=name):
             config = compose(name, [f"hydra.searchpath=[{path}]", *overrides])
-        if folder != CONFIGS:
-            _refuse_unknown_keys(config)
         config.config_name = name
         check_values(config)
         speculation = SpeculationConfig.from_dict(OmegaConf.to_container(config.speculation, resolve=True))
@@ -143,19 +131,6 @@ def _refuse_unknown_additions(config_name: str, overrides: list[str]) -> None:
         if override.startswith("+") and not key.startswith(FREE_SECTIONS):
             said = f"{key} is unknown to {config_name} and would be ignored: check its spelling"
             raise ConfigError(f"{said} [config.unknown_key]")
-
-
-def _refuse_unknown_keys(config: DictConfig) -> None:
-    """Raise ConfigError for a key of a user's own config that neither verl nor this project has.
-
-    A section of its own, which other keys may refer to, is no mistake unless its name is like one of theirs.
-    """
-    names = NAMES_FILE.read_text().split()
-    sections = OmegaConf.to_container(config)
-    theirs = [one for one in sections if one in names]
-    known = {one: node for one, node in sections.items() if one in names or did_you_mean(one, theirs)}
-    if said := misspelt([f"{key}=" for key, _ in leaves(known) if "-" not in key]):
-        raise ConfigError(f"{said} [config.unknown_key]")
 
 
 def verl_configs() -> str:

@@ -18,16 +18,16 @@ def is_routed(config: DictConfig) -> bool:
     return "routing" in config and config.routing.policy == "context"
 
 
-def folder(config: DictConfig) -> Path:
-    """Where the router's file and log are; a script of verl's own has its checkpoints there."""
-    return Path(config.run_dir if "run_dir" in config else config.trainer.default_local_dir)
+def router_file(config: DictConfig) -> str:
+    """The path of the router's file; a script of verl's own has its checkpoints beside it."""
+    return str(Path(config.run_dir if "run_dir" in config else config.trainer.default_local_dir) / ROUTER_FILE)
 
 
 def connect(config: DictConfig) -> None:
     """Check the `routing` section (ValueError), and point verl's key at the router's file, which the trainer writes."""
     check(config)
     if is_routed(config):
-        config.actor_rollout_ref.rollout.router_config_path = str(folder(config) / ROUTER_FILE)
+        config.actor_rollout_ref.rollout.router_config_path = router_file(config)
 
 
 def check(config: DictConfig) -> None:
@@ -53,7 +53,7 @@ def check(config: DictConfig) -> None:
             f"{chunk}: with speculation.verification=rejection each chunk of a response begins with the same random "
             "numbers: set speculation.verification=exact, or routing.chunk_tokens=null"
         )
-    if own not in (None, str(folder(config) / ROUTER_FILE)):
+    if own not in (None, router_file(config)):
         raise ValueError(
             f"{ROUTER_KEY}={own}: routing=context brings a router of its own: leave it null, or set routing=verl to "
             "use yours"

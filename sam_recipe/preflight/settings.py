@@ -22,8 +22,14 @@ from sam_recipe.launch.config import verl_configs
 from sam_recipe.preflight.machine import device_count, first_line, longest_sequence, uses_megatron
 from sam_recipe.trainer import reward
 
-# This recipe's own keys, beside verl's.
-OWN = "assets assets_command config_name drafters machine routing run_dir seed speculation watchdog".split()
+# This project's own keys, beside verl's; SpeculationConfig has looked at those of `speculation`.
+OWN = {
+    "drafters": {"draft_model": None, "eagle3": None},
+    "machine": {"disk_gib": None, "memory_gib": None, "threads": None},
+    "routing": {"chunk_tokens": None, "policy": None},
+    "watchdog": {"weight_sync_seconds": None},
+    **dict.fromkeys("assets assets_command config_name run_dir seed speculation".split()),
+}
 # Whose unknown keys others refuse: dataclasses of verl's, vLLM's argument parser, ray.init; or that are handed on.
 CHECKED_ELSEWHERE = (*FREE_SECTIONS, *(f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout")))
 ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
@@ -33,9 +39,15 @@ KINDS = {bool: "true or false", int: "a number", float: "a number", dict: "keys 
 
 
 def keys(config: DictConfig) -> Iterator[str]:
-    """Keys that verl does not know and would ignore, and values of another type than verl's own."""
-    verls = {name: value for name, value in OmegaConf.to_container(config).items() if name not in OWN}
-    yield from _unlike(verls, verl_defaults("megatron" if uses_megatron(config) else "dp"), "")
+    """Keys that nothing reads, and values of another type than verl's own.
+
+    A section of a user's own config, which other keys may refer to, is none unless its name is like one of theirs.
+    """
+    content = OmegaConf.to_container(config)
+    known = verl_defaults("megatron" if uses_megatron(config) else "dp")
+    known = known | {name: below for name, below in OWN.items() if name in content}
+    meant = {name: value for name, value in content.items() if name in known or did_you_mean(name, known)}
+    yield from _unlike(meant, known, "")
 
 
 @functools.cache
@@ -48,7 +60,8 @@ def verl_defaults(engine: str) -> dict:
 
 def _unlike(found: dict, known: dict, path: str) -> Iterator[str]:
     for name in sorted(known.keys() - found.keys()):
-        yield f"{path}{name} is not there: leave it in the config [config.value]"
+        if path.rstrip(".") not in OWN:  # of which a config may have a part
+            yield f"{path}{name} is not there: leave it in the config [config.value]"
     for name, value in found.items():
         key, default = f"{path}{name}", known.get(name)
         wanted = None if default is None else KINDS.get(type(default), "text")
@@ -56,7 +69,7 @@ def _unlike(found: dict, known: dict, path: str) -> Iterator[str]:
         is_null = value is None and wanted != KINDS[dict]
         if name not in known and not key.startswith(CHECKED_ELSEWHERE):
             remedy = did_you_mean(name, known) or "remove it"
-            yield f"{key}: verl 0.9.1 does not know the key and would ignore it: {remedy} [config.unknown_key]"
+            yield f"{key}: neither verl 0.9.1 nor this project reads the key: {remedy} [config.unknown_key]"
         elif (wanted and not is_null and kind != wanted) or value == "???" != default:
             yield f"{key}={value}: expected {wanted or 'a value'}: change it [config.value]"
         elif isinstance(value, dict) and default:

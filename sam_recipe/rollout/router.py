@@ -5,9 +5,6 @@ are those of sam_recipe.rollout.client, not of verl's own client.
 """
 
 import asyncio
-import json
-import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +16,6 @@ from sam.history.database import ResponseLengths
 from sam.routing import ContextPolicy, RoutingSettings
 from sam_recipe.launch import routing
 
-LOG_FILE = "routing.jsonl"
 ACTOR_CLASS = f"{__name__}.ContextRouterActor"
 AHEAD = 2  # requests that wait in an engine, which fills a slot in the step after it became free
 # Calls that the actor takes at once. Ray's default is 1000: with as many requests waiting, no release would get in.
@@ -54,14 +50,13 @@ def write_config(config: DictConfig) -> None:
         "router_class": ACTOR_CLASS,
         "chunk_tokens": config.routing.chunk_tokens,
         "lookahead_tokens": config.speculation.num_speculative_tokens if config.speculation.method != "off" else 0,
-        "log": str(routing.folder(config) / LOG_FILE),
         "history": config.speculation.history_path,
     }
     OmegaConf.save(OmegaConf.create(settings), path)
 
 
 def take_metrics(trainer) -> dict[str, float]:
-    """What the router of a trainer of verl's did since the last call, as DecisionLog.take; nothing without one."""
+    """What the router of a trainer of verl's did since the last call; nothing without one."""
     if not routing.is_routed(trainer.config):
         return {}
     return ray.get(trainer.llm_server_manager.global_load_balancer.take_metrics.remote())
@@ -71,33 +66,6 @@ def read_history(trainer) -> None:
     """Let the router of a trainer of verl's learn how long responses of earlier steps were, while it goes on."""
     if routing.is_routed(trainer.config):
         trainer.llm_server_manager.global_load_balancer.read_history.remote()
-
-
-class DecisionLog:
-    """Appends every event and decision of a policy to a file, and says what they come to.
-
-    A line is [seconds since the epoch, name, arguments ...]; the first is [.., "settings", {..}]. A decision is
-    [.., "decide", requests left waiting, [[request, replica, tokens], ..]] and is written where something starts.
-    """
-
-    def __init__(self, policy: ContextPolicy, path: Path):
-        self._policy = policy
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8", buffering=1)
-        self._counted, self._most_waiting = dict(policy.counters), 0
-        policy.note = self._note
-        self._note("settings", asdict(policy.settings))
-
-    def _note(self, *entry) -> None:
-        self._most_waiting = max(self._most_waiting, self._policy.waiting)
-        self._file.write(json.dumps([round(time.time(), 4), *entry], separators=(",", ":")) + "\n")
-
-    def take(self) -> dict[str, float]:
-        """Metrics since the last call: ContextPolicy.counters, and waiting_max, most requests that waited."""
-        values = {name: count - self._counted[name] for name, count in self._policy.counters.items()}
-        values["waiting_max"] = max(self._most_waiting, self._policy.waiting)
-        self._counted, self._most_waiting = dict(self._policy.counters), 0
-        return {f"rollout/routing/{name}": float(value) for name, value in values.items()}
 
 
 class ContextRouter:
@@ -111,9 +79,8 @@ class ContextRouter:
     """
 
     def __init__(self, servers: dict[str, Any], config: dict[str, Any]):
-        settings = RoutingSettings(config["chunk_tokens"], config["lookahead_tokens"], AHEAD)
-        self._policy = ContextPolicy(settings)
-        self._log = DecisionLog(self._policy, Path(config["log"]))
+        self._policy = ContextPolicy(RoutingSettings(config["chunk_tokens"], config["lookahead_tokens"], AHEAD))
+        self._taken, self._most_waiting = dict(self._policy.counters), 0  # at the last call of take_metrics
         self._lengths = ResponseLengths(Path(folder)) if (folder := config.get("history")) else None
         self._servers = dict(servers)
         self._measuring, self._measured = asyncio.Lock(), False
@@ -163,8 +130,11 @@ class ContextRouter:
         return {"servers": self._policy.running(), "waiting": self._policy.waiting, **self._policy.counters}
 
     def take_metrics(self) -> dict[str, float]:
-        """As DecisionLog.take."""
-        return self._log.take()
+        """Metrics since the last call: ContextPolicy.counters, and waiting_max, most requests that waited."""
+        counters, waiting = dict(self._policy.counters), max(self._most_waiting, self._policy.waiting)
+        values = {"waiting_max": waiting} | {name: count - self._taken[name] for name, count in counters.items()}
+        self._taken, self._most_waiting = counters, 0
+        return {f"rollout/routing/{name}": float(value) for name, value in values.items()}
 
     async def read_history(self) -> None:
         """Learn how long responses of earlier steps were. Requests do not wait for it: those that come before it ends
@@ -186,6 +156,7 @@ class ContextRouter:
             future = self._waiting.pop(id)
             if not future.done():
                 future.set_result(Placement(server, self._servers[server], 0))
+        self._most_waiting = max(self._most_waiting, self._policy.waiting)
 
     async def _measure_servers(self) -> None:
         """Ask the servers once what their engines hold; say where an engine is given fewer requests than it has slots,

@@ -182,13 +182,13 @@ class SpeculationReplica(DraftingReplica):
 STARTED: list[DraftingReplica] = []  # by this process
 
 
-def take_steps(replicas: list[DraftingReplica]) -> tuple[list[EngineSteps], list[float]]:
+def take_steps() -> tuple[list[EngineSteps], list[float]]:
     """Every replica's engine steps, and seconds with a request in its engine, since the last call."""
-    parts = ray.get([replica.servers[0].take_rollout_record.remote() for replica in replicas])
+    parts = ray.get([replica.servers[0].take_rollout_record.remote() for replica in STARTED])
     return [EngineSteps.from_bytes(content) for content, _ in parts], [seconds for _, seconds in parts]
 
 
-def share_text(replicas: list[DraftingReplica], mib: int):
+def share_text(mib: int):
     """Start the log through which drafters see other replicas' text, of at most `mib` MiB, and tell all replicas.
 
     Returns:
@@ -197,9 +197,9 @@ def share_text(replicas: list[DraftingReplica], mib: int):
     try:
         log = ray.remote(Log).options(num_cpus=0, max_restarts=-1).remote(mib << 20)  # one that dies starts anew, empty
         run_id = secrets.token_hex(8)
-        servers = [server for replica in replicas for server in replica.servers]  # those of every machine
+        servers = [server for replica in STARTED for server in replica.servers]  # those of every machine
         ray.get([server.serve_sharing.remote(log, run_id) for server in servers], timeout=LOG_SECONDS)
-        ray.get([replica.servers[0].share.remote() for replica in replicas])
+        ray.get([replica.servers[0].share.remote() for replica in STARTED])
         return log
     except Exception as error:
         print(f"speculation.sharing=replicas: no log, drafters see their own replica only: {error!r}", flush=True)

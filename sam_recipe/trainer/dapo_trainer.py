@@ -1,6 +1,5 @@
 """verl's synchronous V1 trainer with ordered groups, rollout metrics and a record of the run on disk."""
 
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -43,7 +42,7 @@ class DapoTrainer(PPOTrainerSync):
             from sam_recipe.rollout import server
 
             # An actor ends when nobody holds its handle.
-            self._shared_log = server.share_text(server.STARTED, sharing.needed_mib(self.config))
+            self._shared_log = server.share_text(sharing.needed_mib(self.config))
 
     def _replica_class(self) -> type:
         """Imported when the servers start, not before the workers do: vLLM takes seconds."""
@@ -62,15 +61,14 @@ class DapoTrainer(PPOTrainerSync):
             self.role_worker_mapping[role] = ray.remote(SessionWorker)
 
     def fit(self, agent_loop_manager):
-        """Train; the run's record says when it has finished, and how many seconds this process trained.
+        """Train; the run's record says when it has finished.
 
         Engines end before their servers, which end with this process, and before the log of shared text: an engine that
         is still there calls that a failure.
         """
-        started = time.time()
         self.record.start(self.global_steps + 1)
         super().fit(agent_loop_manager)
-        self.record.enter("finished", fit_seconds=time.time() - started)
+        self.record.enter("finished")
         with suppress(Exception):
             ray.get([server.end_engine.remote() for server in self._all_servers()], timeout=STOP_SECONDS)
 
@@ -140,7 +138,7 @@ class DapoTrainer(PPOTrainerSync):
         """Every replica's engine steps and busy seconds since the last call."""
         from sam_recipe.rollout import server
 
-        return server.take_steps(server.STARTED)
+        return server.take_steps()
 
     def _all_servers(self) -> list:
         """Those of every machine of every replica."""

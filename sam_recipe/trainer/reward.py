@@ -5,7 +5,6 @@ from typing import Any
 from sam_recipe.smollm2 import task as smollm2_task
 from sam_recipe.tiny import task as tiny_task
 
-METRICS = ("acc", "score")  # the numbers among what compute_score returns
 GSM8K = "openai/gsm8k"
 MATH_SOURCES = ("math_dapo", "math", "math_dapo_reasoning")
 

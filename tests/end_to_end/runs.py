@@ -22,9 +22,9 @@ SHORT = (
 )  # fmt: skip
 
 
-def start(assets, run_directory, *overrides, config="dapo_tiny_cpu", folder=None, **environment):
+def start(assets, run_directory, *overrides, config="dapo_tiny_cpu", folder=None, python=sys.executable, **environment):
     """A run as a process; `folder`: in which it starts."""
-    command = [sys.executable, "-m", "sam_recipe.main_dapo", "--config-name", config, f"run_dir={run_directory}"]
+    command = [python, "-m", "sam_recipe.main_dapo", "--config-name", config, f"run_dir={run_directory}"]
     return subprocess.Popen(
         [*command, f"assets={assets}", *overrides],
         cwd=folder,

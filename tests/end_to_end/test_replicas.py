@@ -4,7 +4,6 @@ sends them out whole, or the recipe's router chunks of them, most of which wait,
 Each replica drafts from the history that both write, and from what the other writes at the same time.
 """
 
-import json
 from uuid import uuid4
 
 import pandas
@@ -13,7 +12,6 @@ import pytest
 from sam_recipe.report.runs import Run
 from tests.end_to_end.runs import end, log_of, rows, start
 from tests.sam.history.kept import kept
-from tests.sam.routing.schedule import replay
 
 pytestmark = pytest.mark.e2e
 
@@ -108,9 +106,6 @@ def test_chunks_that_wait_are_the_responses_that_verl_sends_out_whole(runs):
     log = log_of(run.directory)
     assert "routing: context, chunks of 24 tokens (routing=verl: verl's balancer)" in log
     assert "torch.distributed: training workers meet at " in log
-    lines = (run.directory / "routing.jsonl").read_text().splitlines()
-    assert replay(lines) > sum(row.get("rollout/routing/admissions", 0) for row in run.metrics.values()), "validation"
-    assert [json.loads(line)[1] for line in lines].count("abort") == 0
 
 
 def test_a_users_own_data_reward_and_agent_loop_are_used(runs, brought):

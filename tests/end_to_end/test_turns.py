@@ -66,7 +66,7 @@ OWN = (
 
 
 @pytest.mark.e2e
-def test_turns_and_tools_are_one_text_of_the_prompts_group(assets, tmp_path, capsys):
+def test_turns_and_tools_are_one_text_of_the_prompts_group(python_with_verl, assets, tmp_path, capsys):
     for name, text in {"calculator.py": CALCULATOR, "reward.py": REWARD}.items():
         (tmp_path / name).write_text(text)
     pandas.read_parquet(assets / "train.parquet").assign(agent_name="tool_agent").to_parquet(tmp_path / "own.parquet")
@@ -75,7 +75,8 @@ def test_turns_and_tools_are_one_text_of_the_prompts_group(assets, tmp_path, cap
         "off": ("speculation=off", "routing=verl"),
         "sam": ("speculation.scope=history", "routing=context", "routing.chunk_tokens=8"),
     }.items():
-        end(start(assets, tmp_path / name, *SHORT, *OWN, *overrides, folder=tmp_path), tmp_path / name)
+        run = start(assets, tmp_path / name, *SHORT, *OWN, *overrides, folder=tmp_path, python=python_with_verl)
+        end(run, tmp_path / name)
         runs[name] = Run.load(tmp_path / name)
     sam, off = runs["sam"], runs["off"]
     decode, given, generated = build_tokenizer().decode, 0, 0

@@ -60,7 +60,7 @@ def engine(
     ours = {}
     if method:
         config = SpeculationConfig(method=method, **{"policy": "always"} | (speculation or {}))
-        ours = engine_arguments(config, asynchronous)
+        ours = engine_arguments(config)
     with started(
         **{
             "model": model.path,
@@ -109,9 +109,13 @@ def answers(llm, requests, after_step=None) -> Run:
     for metric in llm.get_metrics():
         if isinstance(value := getattr(metric, "value", None), int | float):
             run.metrics[metric.name] = run.metrics.get(metric.name, 0) + value
-    speculator = runner_of(llm).speculator
-    run.counters = dict(getattr(speculator, "counters", {}))
+    run.counters = llm.collective_rpc(counters_of)[0]
     return run
+
+
+def counters_of(worker) -> dict[str, int]:
+    """In the worker: what its speculator has counted."""
+    return dict(getattr(worker.model_runner.speculator, "counters", {}))
 
 
 def prompts(number: int, length: int = 6) -> list[list[int]]:

@@ -82,6 +82,6 @@ def test_off_is_stock(runs):
 
 def test_drafts_are_accepted_and_nothing_fails(runs):
     sam = runs["sam"]
-    assert sam.accepted > 0.1 * sam.drafted > 0
+    assert sam.accepted > 50
     assert sam.counters["draft_errors"] == 0 and sam.counters["untracked_requests"] == 0
     assert sam.counters["tracked_requests"] == sum(map(len, sam.tokens.values()))

@@ -12,7 +12,7 @@ pytest.importorskip("vllm.v1.worker.gpu.spec_decode.speculator")
 from sam.config import SpeculationConfig
 from sam.sharing.client import Client
 from sam.vllm.v2 import engine
-from sam.vllm.v2.speculator import SamSpeculator
+from sam.vllm.v2.speculator import STEPS_UNDER_WAY, SamSpeculator
 from tests.sam.sharing.channel import Channel
 
 K = 3
@@ -33,6 +33,13 @@ def config(**speculation):
         scheduler_config=SimpleNamespace(max_num_seqs=4, async_scheduling=False, scheduler_cls=None),
         parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=1),
     )
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """A rank without others."""
+    rank = SimpleNamespace(is_first_rank=True, broadcast=lambda tensor: tensor)
+    monkeypatch.setattr("sam.vllm.v2.speculator.get_tp_group", lambda: rank)
 
 
 @pytest.fixture
@@ -107,12 +114,15 @@ def test_siblings_in_another_replica_are_drafted_from(monkeypatch):
     channel = Channel()
     monkeypatch.setattr("sam.sharing.drafter.Link", lambda address: channel)
     monkeypatch.setattr(Client, "start", lambda self: None)
+    monkeypatch.setattr("sam.vllm.v2.followed_requests.INTERVAL_SECONDS", 0.0)
     writer, reader = (SamSpeculator(config(sharing="replicas"), torch.device("cpu")) for _ in range(2))
     for one in (writer, reader):
         one.share("address")
         schedule(one, a=[1, 2, 3])
-    propose(writer, {"a": [4, 5, 6, 7]}, budget=0)  # text leaves while nobody drafts, too
-    propose(reader, {"a": []}, budget=0)
+    propose(writer, {"a": [4, 5, 6, 7]}, budget=0)
+    for one in (writer, reader):
+        for _ in range(STEPS_UNDER_WAY):  # text leaves while nobody drafts, too
+            propose(one, {"a": []}, budget=0)
     for one in (writer, reader):
         one.drafter.client.exchange()
     assert propose(reader, {"a": [4]})[0] == [[5, 6, 7]]
@@ -145,7 +155,6 @@ def until(condition):
 REFUSED = {
     "speculation=ngram": {"method": "ngram"},
     "speculation.paths=2": {"paths": 2},
-    "scheduler_cls=None": {"policy": "threshold"},
 }
 
 
@@ -157,10 +166,17 @@ def test_what_is_not_there_yet_is_refused_in_one_line(line):
     assert "\n" not in str(refused.value)
 
 
-def test_several_ranks_are_refused():
+def test_a_scheduler_of_the_users_is_refused_where_the_switch_works_in_vllms():
+    wanted = config(policy="threshold")
+    wanted.scheduler_config.scheduler_cls = "mine.Scheduler"
+    with pytest.raises(ValueError, match="scheduler_cls=mine.Scheduler: speculation.policy=threshold"):
+        engine.check_engine(wanted, SpeculationConfig.from_vllm(wanted))
+
+
+def test_several_pipeline_stages_are_refused():
     wanted = config()
-    wanted.parallel_config.tensor_parallel_size = 2
-    with pytest.raises(ValueError, match="tensor_parallel_size=2"):
+    wanted.parallel_config.pipeline_parallel_size = 2
+    with pytest.raises(ValueError, match="pipeline_parallel_size=2"):
         engine.check_engine(wanted, SpeculationConfig.from_vllm(wanted))
 
 
@@ -168,8 +184,10 @@ def test_the_default_of_this_projects_settings_is_taken():
     engine.check_engine(config(), SpeculationConfig.from_vllm(config()))
 
 
-def test_an_engine_is_asked_for_the_door_and_the_scheduler():
-    arguments = engine.engine_arguments(SpeculationConfig(), asynchronous=True)
-    assert arguments["speculative_config"] == {"method": "ngram_gpu", "num_speculative_tokens": 3}
-    assert arguments["scheduler_cls"] == "sam.vllm.v2.scheduler.SamAsyncScheduler"
-    assert "scheduler_cls" not in engine.engine_arguments(SpeculationConfig(method="off"), asynchronous=True)
+def test_an_engine_is_asked_for_the_door_and_the_graphs():
+    arguments = engine.engine_arguments(SpeculationConfig())
+    assert arguments["speculative_config"] == {
+        "method": "ngram_gpu",
+        "num_speculative_tokens": K,
+        "num_speculative_tokens_per_batch_size": [(1, 8, K), (9, 9, 0)],  # the default: a threshold of 8 requests
+    }

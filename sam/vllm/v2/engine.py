@@ -7,16 +7,13 @@ from sam.config import SpeculationConfig
 from sam.vllm import patches
 
 DRAFTER = "SamSpeculator"
-SCHEDULERS = {False: "sam.vllm.v2.scheduler.SamScheduler", True: "sam.vllm.v2.scheduler.SamAsyncScheduler"}
 
 
-def engine_arguments(config: SpeculationConfig, asynchronous: bool) -> dict[str, Any]:
-    """vLLM's arguments of an engine with the second runner; `asynchronous` is vLLM's async_scheduling."""
+def engine_arguments(config: SpeculationConfig) -> dict[str, Any]:
+    """vLLM's arguments of an engine with the second runner."""
     arguments = config.vllm_arguments(asynchronous=True)  # by the door of ngram_gpu, whichever way it is scheduled
-    if config.method == "sam":
-        arguments["scheduler_cls"] = SCHEDULERS[asynchronous]
-        if lengths := _lengths_by_requests(config):
-            arguments["speculative_config"]["num_speculative_tokens_per_batch_size"] = lengths
+    if config.method == "sam" and (lengths := _lengths_by_requests(config)):
+        arguments["speculative_config"]["num_speculative_tokens_per_batch_size"] = lengths
     return arguments
 
 
@@ -37,6 +34,19 @@ def _lengths_by_requests(config: SpeculationConfig) -> list[tuple[int, int, int]
 def is_second_runner(vllm_config) -> bool:
     """Whether vLLM runs an engine with it; older versions have none, or do not say so."""
     return bool(getattr(vllm_config, "use_v2_model_runner", False))
+
+
+def take_all_sampling() -> None:
+    """Let requests ask for what exact verification can and vLLM's rejection sampler cannot: min_p and logit_bias."""
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    def __init__(original, processor, vllm_config, *arguments, **keywords):
+        original(processor, vllm_config, *arguments, **keywords)
+        config = SpeculationConfig.from_vllm(vllm_config)
+        if config and (config.method, config.verification) == ("sam", "exact") and is_second_runner(vllm_config):
+            patches.put(processor, "speculative_config", "take_all_sampling", None)  # read for this refusal only
+
+    patches.wrap(InputProcessor, "__init__", "take_all_sampling", __init__)
 
 
 def init_device(original, wrapper, config: SpeculationConfig) -> None:
@@ -125,7 +135,6 @@ def check_engine(vllm_config, config: SpeculationConfig) -> None:
     wanted = {
         "speculation": (config.method, "sam"),
         "speculation.paths": (config.paths, 1),
-        "tensor_parallel_size": (parallel.tensor_parallel_size, 1),
         "pipeline_parallel_size": (parallel.pipeline_parallel_size, 1),
         "data_parallel_size": (parallel.data_parallel_size, 1),
         "return_sampling_mask": (getattr(vllm_config.model_config, "return_sampling_mask", False), False),
@@ -138,11 +147,10 @@ def check_engine(vllm_config, config: SpeculationConfig) -> None:
                 f"{key}={value}: with vLLM's second model runner expected {expected} so far: set it so, or "
                 "VLLM_USE_V2_MODEL_RUNNER=0"
             )
-    name = SCHEDULERS[bool(scheduler.async_scheduling)]
-    if scheduler.scheduler_cls != name and config.policy != "always":
+    if scheduler.scheduler_cls and config.policy != "always":
         raise ValueError(
-            f"scheduler_cls={scheduler.scheduler_cls}: speculation.policy={config.policy} works in the scheduler: set "
-            f"scheduler_cls={name}"
+            f"scheduler_cls={scheduler.scheduler_cls}: speculation.policy={config.policy} works in vLLM's own "
+            "scheduler: leave it out, or set speculation.policy=always"
         )
     if config.batch_invariant == "on" and not envs.VLLM_BATCH_INVARIANT:
         raise ValueError(

@@ -1,7 +1,4 @@
-"""The switch, in vLLM's scheduler: it tells the next step's placeholders, and so what the runner drafts and computes.
-
-Given to vLLM as its `scheduler_cls` (sam.vllm.v2.engine.engine_arguments).
-"""
+"""The switch, in vLLM's scheduler: it tells the next step's placeholders, and so what is drafted and computed."""
 
 import logging
 import time
@@ -15,6 +12,7 @@ from sam.drafting.position_acceptance import PositionAcceptance
 from sam.switch.policies import make_policy
 from sam.switch.policy import QueuedRequests, StepState
 from sam.vllm.hints import RequestHints
+from sam.vllm.v2.engine import is_second_runner
 from sam.vllm.warmup_cost import graph_sizes, policy_and_table
 
 logger = logging.getLogger(__name__)
@@ -91,7 +89,7 @@ class _Switched:
         super().__init__(vllm_config, *arguments, **keywords)
         config = SpeculationConfig.from_vllm(vllm_config)
         self._switch = None
-        if config is not None and config.method == "sam" and self.num_spec_tokens:
+        if config and config.method == "sam" and self.num_spec_tokens and is_second_runner(vllm_config):
             self._switch = self.dynamic_sd_lookup = Switch(config, vllm_config)
 
     def add_request(self, request) -> None:
@@ -112,3 +110,8 @@ class SamScheduler(_Switched, Scheduler):
 
 class SamAsyncScheduler(_Switched, AsyncScheduler):
     """vLLM's asynchronous scheduler with the switch."""
+
+
+def switched(scheduler_class: type) -> type:
+    """vLLM's own scheduler with the switch; any other class as it is."""
+    return {Scheduler: SamScheduler, AsyncScheduler: SamAsyncScheduler}.get(scheduler_class, scheduler_class)

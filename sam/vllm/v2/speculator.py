@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import torch
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.async_utils import AsyncOutput
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
@@ -24,6 +25,8 @@ COUNTERS = (*followed_requests.COUNTERS, "draft_errors", "skipped_steps", "waite
 class SamSpeculator(BaseSpeculator):
     """Drafts for the requests of a step once its tokens have come to the host, by the copy that is on its way anyway.
 
+    Of several tensor-parallel ranks the first drafts, and sends the others what it has drafted.
+
     An error in drafting never fails or changes a rollout: it is counted in `counters["draft_errors"]` and logged once.
 
     Attributes:
@@ -35,14 +38,16 @@ class SamSpeculator(BaseSpeculator):
     draft_logits = None  # a draft token is certain: vLLM's own rejection sampler takes it with its target probability
 
     def __init__(self, vllm_config, device: torch.device):
-        self._device = device
+        self._device, self._ranks = device, get_tp_group()
         self._max_model_len = vllm_config.model_config.max_model_len
         self._k = vllm_config.speculative_config.num_speculative_tokens
         config = SpeculationConfig.from_vllm(vllm_config)
         self.drafter = make_drafter(config, self._k)
         self.counters = self.drafter.counters
         self.counters.update(dict.fromkeys(COUNTERS, 0))
-        history = HistoryClient.of_engine(config, vllm_config.model_config, self.counters)
+        history = None
+        if self._ranks.is_first_rank:
+            history = HistoryClient.of_engine(config, vllm_config.model_config, self.counters)
         self._requests = FollowedRequests(self.drafter, self.counters, history)
         self._output: AsyncOutput | None = None
         # What is returned where nothing is drafted and nothing verified: the runner may write -1 into it.
@@ -57,7 +62,7 @@ class SamSpeculator(BaseSpeculator):
 
     def share(self, address: str) -> None:
         """Exchange text with the drafters of other replicas, as sam.vllm.proposer.SamProposer.share."""
-        if share_by_link(self.drafter, address):
+        if self._ranks.is_first_rank and share_by_link(self.drafter, address):
             self._requests.shares_at = 0.0
 
     def weights_updated(self) -> None:
@@ -78,6 +83,8 @@ class SamSpeculator(BaseSpeculator):
 
     def schedule(self, scheduler_output) -> None:
         """Called before the runner adds a step's new requests; where nothing is computed, the last ones have ended."""
+        if not self._ranks.is_first_rank:
+            return
         try:
             self._requests.schedule(scheduler_output)
             if not scheduler_output.num_scheduled_tokens:
@@ -108,19 +115,28 @@ class SamSpeculator(BaseSpeculator):
         if dummy_run or is_profile:
             return self._nothing[:rows]
         budget = self._k if num_speculative_tokens is None else num_speculative_tokens
+        if self._ranks.is_first_rank:
+            drafts = self._propose(input_batch, budget)
+        else:
+            drafts = torch.empty_like(self._nothing[:rows]) if budget else self._nothing[:rows]
+        return self._ranks.broadcast(drafts) if budget else drafts
+
+    def _propose(self, input_batch, budget: int) -> torch.Tensor:
+        """The drafts, on the first rank."""
+        nothing = self._nothing[: input_batch.num_reqs]
         try:
             step, now = self._end_step(input_batch.req_ids), time.perf_counter()
             if budget == 0:
                 self.counters["skipped_steps"] += 1
                 if self._requests.is_due(now):
                     self._requests.read(now, STEPS_UNDER_WAY)
-                return self._nothing[:rows]
+                return nothing
             self.counters["waited_steps"] += 1
             self._requests.read(now)
             return async_tensor_h2d(self._draft(step, budget), device=self._device)
         except Exception:
             self._count_error()
-            return torch.zeros_like(self._nothing[:rows])  # token ids, for what the next step computes all the same
+            return torch.zeros_like(nothing)  # token ids, for what the next step computes all the same
 
     def _end_step(self, request_ids: list[str]) -> Step:
         output, self._output = self._output, None

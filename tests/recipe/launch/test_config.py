@@ -7,9 +7,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from sam.config import SpeculationConfig
+from sam_recipe import preflight
 from sam_recipe.arguments import misspelt, parse
 from sam_recipe.launch import routing, sharing
 from sam_recipe.launch.config import CONFIGS, ConfigError, compose_config
+from sam_recipe.preflight import settings
 
 
 def test_toggle_changes_nothing_but_speculation():
@@ -113,6 +115,9 @@ run_dir: ${my_folder}/run
 """
 
 
+START = "defaults: [dapo_tiny_cpu, _self_]"
+
+
 def own_config(folder: Path, text: str = OWN) -> str:
     (folder / "speculation").mkdir(exist_ok=True)
     (folder / "speculation" / "mine.yaml").write_text("defaults: [sam]\nscope: request\n")
@@ -125,6 +130,9 @@ def test_a_config_of_the_users_own_composes_this_projects(tmp_path):
     assert (config.actor_rollout_ref.rollout.n, config.run_dir) == (4, "/data/of/mine/run")
     assert (config.speculation.method, config.speculation.scope) == ("sam", "request")
     assert config.speculation.policy == "always" and config.data.train_batch_size == 8
+    assert list(settings.keys(config)) == [], "my_folder is its own section, to which another key refers"
+    partial = own_config(tmp_path, "defaults: [dapo_qwen3_32b, _self_]\nmachine: {memory_gib: 4}\n")
+    assert list(settings.keys(compose_config(partial, []))) == [], "a part of a section that the base does not have"
     with pytest.raises(ConfigError, match=r"/other' is unknown: expected one of test_a_config"):
         compose_config(str(tmp_path / "other"), [])
     assert misspelt(["speculation=mine"], str(tmp_path / "mine")) is None
@@ -134,16 +142,21 @@ def test_a_config_of_the_users_own_composes_this_projects(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("trainer: {total_epoch: 3}", "trainer.total_epoch does not exist: did you mean trainer.total_epochs? "),
-        ("trianer: {total_epochs: 3}", "trianer.total_epochs does not exist: did you mean trainer.total_epochs? "),
-        ("run_dri: /x", "run_dri does not exist: did you mean run_dir? "),
         ("speculation: {max_drafts: 3}", "max_drafts"),
         ("actor_rollout_ref: {rollout: {n: none}}", "rollout.n=none: expected an integer of at least 1"),
+        (
+            "trainer: {total_epoch: 3}",
+            "trainer.total_epoch: neither verl 0.9.1 nor this project reads the key: did you",
+        ),
+        ("trianer: {total_epochs: 3}", "reads the key: did you mean trainer?"),
+        ("run_dri: /x", "reads the key: did you mean run_dir?"),
+        ("routing: {n: 3}", "routing.n: neither verl 0.9.1 nor this project reads the key: remove it"),
+        ("watchdog: {weight_sync_second: 3}", "did you mean weight_sync_seconds?"),
     ],
 )
 def test_a_mistake_in_a_users_own_config_is_one_line(tmp_path, text, said):
     with pytest.raises(ConfigError) as raised:
-        compose_config(own_config(tmp_path, f"defaults: [dapo_tiny_cpu, _self_]\n{text}\n"), [])
+        preflight.refuse(list(settings.keys(compose_config(own_config(tmp_path, f"{START}\n{text}\n"), []))))
     assert said in f"{raised.value} " and "\n" not in str(raised.value)
 
 

@@ -1,8 +1,6 @@
 """A rollout without engines: replicas that run what the policy places there, driven by arbitrary bytes."""
 
-import json
 from collections import Counter
-from collections.abc import Iterable
 
 from sam.routing import ContextPolicy, RoutingSettings
 
@@ -103,19 +101,3 @@ def play(world: World, script: bytes) -> None:
         elif kind == 6 and known and (name := known[value % len(known)]) not in world.ended:
             world.abort(name)
         world.decide()
-
-
-def replay(lines: Iterable[str]) -> int:
-    """Play a router's log again; returns the number of starts, all of which were decided again."""
-    policy, starts = None, 0
-    for number, line in enumerate(lines, start=1):
-        _, name, *arguments = json.loads(line)
-        if name == "settings":  # a run that was resumed begins again
-            policy = ContextPolicy(RoutingSettings(**arguments[0]))
-        elif name == "decide":
-            found = [list(start) for start in policy.decide()]
-            assert found == arguments[1], f"line {number}: decided {found[:3]} ..., the log has {arguments[1][:3]} ..."
-            starts += len(found)
-        else:
-            getattr(policy, name)(*arguments)
-    return starts
