@@ -1,6 +1,7 @@
 """`sam report RUN [BASELINE [PEER ...]]`: a run beside its baseline, on one HTML page and as JSON.
 
-The first run speculates; without a second one nothing is compared. A run is a run directory.
+The first run speculates; without a second one nothing is compared. Behind them, such pairs of other seeds give a band
+to what differs, and any other run its curves. A run is a run directory.
 """
 
 import json
@@ -22,59 +23,51 @@ from sam_recipe.report.runs import (
     Run,
     common_steps,
     compare_responses,
+    drafted_texts,
     load_runs,
     load_stock,
     method_of,
+    of_seeds,
     rows_of,
-    stock_summary,
 )
 
 TITLE = "Does speculation pay?"
 NOT_RECORDED = "not recorded"
-STEPS_AT_AN_END = 3  # the reward's gain is that of the last steps' mean over the first steps'
 STEP, ROLLOUT, TAIL = "training step", "its rollout", "the rollout's tail"
 LEAST_SECONDS = 0.01  # of a phase that is shown
 
 
 class Curve(NamedTuple):
-    """A metric over the training steps; `part` of the page where it is drawn, the first without a heading."""
+    """A metric over the training steps."""
 
-    part: str
     name: str
     key: str
     unit: str
     caption: str
 
 
-REWARD = Curve("", "reward", "rollout/reward_all/mean", "mean reward", "Of all responses, those of dropped groups too.")
-LENGTH = Curve("", "response length", "response_length/mean", "tokens", "Mean of the responses trained on.")
-ACCURACY = Curve("", "accuracy", "rollout/acc_all/mean", "share of right answers", "Circles: the held-out set.")
-ACCEPTED = Curve("Acceptance", "over training", "rollout/spec_accept_length", "mean acceptance length", "1 is no gain.")
-LEARNT = tuple(
-    Curve("Training", *of)
-    for of in (
-        ("reward, groups trained on", "critic/score/mean", "mean reward", "Of the responses trained on."),
-        ("entropy", "actor/entropy", "nats per token", "Of the policy on the responses trained on."),
-        ("gradient norm", "actor/grad_norm", "gradient norm", "Before clipping."),
-    )
-)
-COMPARED = (REWARD, ACCURACY, LENGTH, *LEARNT)
-DIFFERENCE = "difference ± standard error"
-AGREEMENT_HEADER = ("curve", "steps", "first, mean", "second, mean", DIFFERENCE, "largest in a step")
+REWARD = Curve("reward", "rollout/reward_all/mean", "mean reward", "Of all responses, those of dropped groups too.")
+LENGTH = Curve("response length", "response_length/mean", "tokens", "Mean of the responses trained on.")
+ACCURACY = Curve("accuracy", "rollout/acc_all/mean", "share of right answers", "Circles: the held-out set.")
+ENTROPY = Curve("entropy", "actor/entropy", "nats per token", "Of the policy on the responses trained on.")
+GRADIENT = Curve("gradient norm", "actor/grad_norm", "gradient norm", "Before clipping.")
+ACCEPTED = Curve("acceptance", "rollout/spec_accept_length", "mean acceptance length", "1 is no gain.")
+COMPARED = (REWARD, LENGTH, ACCURACY, ENTROPY, GRADIENT)
 PHASE_HEADER = ("seconds a step", "steps with it", "first", "second", "times as fast", "time saved")
 
 LOOK = {
-    "font.size": 8, "axes.titlesize": 10, "axes.titleweight": "bold", "axes.titlelocation": "left",
+    "font.size": 9, "axes.titlesize": 10, "axes.titleweight": "bold", "axes.titlelocation": "left",
     "axes.labelsize": 9, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
 }  # fmt: skip
 COLORS = ("#009E73", "#999999", "#D55E00", "#E69F00", "#0072B2", "#CC79A7")  # of the runs, in turn; Okabe and Ito's
 DASHES = ("-", "--", "-.", ":")
-SIZE, WIDE = (4.8, 3.0), (6.6, 3.1)  # inches; the first picture is as wide as two
+SIZE, WIDE = (4.8, 3.0), (5.6, 3.0)  # inches; the first picture is as wide as two
 POINTS = 120  # of a curve over time
 RUNNING = "Running requests, and the drafts verified and accepted"
-RUNNING_CAPTION = (
-    "A rollout of median length: requests that ran and, in each of the first run's engine steps, the draft tokens that "
-    "the switch let through and those of them that were accepted."
+RUNNING_CAPTION = "In a rollout of median length. Drafts are the first run's: those that its switch let through."
+DRAFTED = (
+    "Green: accepted drafts. Black: the model's own tokens. Grey: what tools answered. A run counts accepted drafts, "
+    "not which they were: here sam drafts the recorded text again, in every step, from the prompt's samples alone."
 )
 Labels = tuple[str, str] | None  # of the axes; None: there is nothing to see
 
@@ -92,28 +85,29 @@ def report(directories: list[Path], output: Path | None) -> str:
     runs = load_runs(directories)
     output = output or runs[0].directory.parent
     against, note = load_stock(output, runs[0])
-    summary = summarize(runs) | {"stock": against and stock_summary(against), "stock_note": note}
+    summary = summarize(runs) | {"stock": against and rows_of(against), "stock_note": note}
+    texts = drafted_texts(runs[0])
     output.mkdir(parents=True, exist_ok=True)
     (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    (output / "report.html").write_text(as_html(runs, summary, against))
+    (output / "report.html").write_text(as_html(runs, summary, against, texts))
     values = [f"{name:<24}{value}" for name, value in facts(summary)]
     notes = (f"note: {line}" for line in remarks(runs, summary))
     return "\n".join([*answer(runs, summary, against), *values, *notes, f"report: {output / 'report.html'}"])
 
 
-def as_html(runs: list[Run], summary: dict, against: dict | None) -> str:
-    """The page: the answer, the pictures, then the tables that have rows."""
+def as_html(runs: list[Run], summary: dict, against: dict | None, texts: list) -> str:
+    """The page: the answer, the pictures, responses, then the tables that have rows."""
     differing = differences(runs[0].config, runs[1].config).items() if runs[1:] else ()
     tables = {
         "Figures": (("figure", "value"), facts(summary)),
         "What to know of these figures": (("note",), [(line,) for line in remarks(runs, summary)]),
         "Engines alone, on the recorded text": table_of(against) if against else ((), ()),
-        "Whether the curves agree": (AGREEMENT_HEADER, agreement(runs)),
         "Seconds of each phase": (PHASE_HEADER if runs[1:] else PHASE_HEADER[:3], phases(runs)),
         "What differs between the two configs": (("key", "first", "second"), [(k, *v) for k, v in differing]),
         "To repeat the first run": (("what", "value"), list(runs[0].versions.items())),
     }
-    sections = [Section(part, pictures) for part, pictures in draw_all(runs).items()]
+    drafts = Section("Drafts in a few responses", caption=DRAFTED, texts=texts)
+    sections = [Section("", draw_all(runs)), *[drafts] * bool(texts)]
     sections += [Section(title, table=table) for title, table in tables.items() if table[1]]
     return page(TITLE, answer(runs, summary, against), sections)
 
@@ -128,22 +122,15 @@ def summarize(runs: list[Run]) -> dict:
         "accept_length": accept_length,
         "accept_rate": accept_rate,
         "accept_length_by_turn": EngineSteps.turn_lengths(first.recorded.values()),
-        "reward_gain": {run.name: _gain(run) for run in runs},
         "identical_responses": sum(same for same, _ in identical.values()) if identical else None,
         "total_responses": sum(total for _, total in identical.values()),
         "identical_by_step": {str(step): list(counts) for step, counts in identical.items()},
         "steps": len(common_steps(runs[:2])),
-        "tail_threshold": first.threshold(),
         "rollout_seconds": {run.name: run.seconds(run.steps) for run in runs},
         "versions": first.versions,
         "runs": [str(run.directory) for run in runs],
-        "agreement": {row[0]: dict(zip(AGREEMENT_HEADER[1:], row[1:], strict=True)) for row in agreement(runs)},
+        "curves": compare_curves(runs),
     }
-
-
-def _gain(run: Run) -> float | None:
-    rewards = run.series(REWARD.key)[1]
-    return float(np.mean(rewards[-STEPS_AT_AN_END:]) - np.mean(rewards[:STEPS_AT_AN_END])) if rewards else None
 
 
 def answer(runs: list[Run], summary: dict, against: dict | None) -> list[str]:
@@ -153,9 +140,9 @@ def answer(runs: list[Run], summary: dict, against: dict | None) -> list[str]:
     lines[0] += f" (speculation={' to '.join(reversed(names))}; mean of {summary['steps']} steps)"
     if runs[1:]:
         same = _figure(summary, "{} of {}, token for token", "identical_responses", "total_responses")
-        rows = {curve.name: summary["agreement"].get(curve.name) for curve in (REWARD, LENGTH)}
-        curves = ", ".join(f"{name} {row[DIFFERENCE]}" for name, row in rows.items() if row)
-        lines += [f"Identical responses: {same}.", f"Curves, first less second: {curves or NOT_RECORDED}."]
+        curves = ", ".join(f"{name} {said}" for name, said in summary["curves"].items()) or NOT_RECORDED
+        more = " A band needs other seeds too: sam report SAM OFF SAM2 OFF2." * ("(one seed)" in curves)
+        lines += [f"Identical responses: {same}.", f"Curves, first less second: {curves}.{more}"]
     if against:
         method, rows = method_of(against), rows_of(against)
         row = rows[method]
@@ -176,21 +163,21 @@ def _line(name: str, row: tuple | None) -> str:
     if row is None:
         return f"{name.capitalize()}: {NOT_RECORDED}"
     _, _, on, *beside = row
-    said = f"{beside[0]} s to {on} s: {beside[1]}, {beside[2]} of time saved" if beside else f"{on} s"
-    return f"{name.capitalize()} {said}"
+    if not beside:
+        return f"{name.capitalize()} {on} s"
+    off, times_as_fast, saved = beside
+    change = f"{saved[1:]} longer" if saved.startswith("-") else f"{saved} of time saved"
+    return f"{name.capitalize()} {off} s to {on} s: {times_as_fast} as fast, {change}"
 
 
 def facts(summary: dict) -> list[tuple[str, str]]:
     """Name and value of what a reader looks for next."""
     seconds = ", ".join(f"{name} {its:.0f}" for name, its in summary["rollout_seconds"].items())
-    gains = {name: its for name, its in summary["reward_gain"].items() if its is not None and np.isfinite(its)}
-    gained = ", ".join(f"{name} {its:+.3f}" for name, its in gains.items())
     by_turn = ", ".join(f"{length:.2f}" for length in summary["accept_length_by_turn"].values())
     return [
         ("mean acceptance length", _figure(summary, "{:.2f}", "accept_length")),
         *([("by turn (first replica)", by_turn)] if by_turn else []),
         ("acceptance rate", _figure(summary, "{:.2f}", "accept_rate")),
-        ("reward gain", f"{gained or NOT_RECORDED} (last three steps over first three)"),
         ("rollout seconds", seconds),
     ]
 
@@ -203,8 +190,7 @@ def _figure(summary: dict, form: str, *keys: str) -> str:
 def remarks(runs: list[Run], summary: dict) -> list[str]:
     """A line for each part that is left out or read in another way than usual, and why."""
     sources = ", ".join(str(run.directory) for run in runs if not run.recorded)  # reading them may add a remark
-    lines = [remark for run in runs for remark in run.remarks]
-    lines += [summary["stock_note"]] if summary["stock_note"] else []
+    lines = [remark for run in runs for remark in run.remarks] + [summary["stock_note"]] * bool(summary["stock_note"])
     if sources:
         lines.append(f"no engine steps in {sources}: running requests over time left out")
     if sources := ", ".join(str(run.directory) for run in runs[:2] if runs[1:] and not run.has_responses):
@@ -218,22 +204,21 @@ def remarks(runs: list[Run], summary: dict) -> list[str]:
 
 def _values(runs: list[Run], key: str) -> np.ndarray:
     """float [steps, runs]: a figure in the training steps of which all runs have it."""
-    steps = [step for step in common_steps(runs) if all(key in run.metrics[step] for run in runs)]
-    return np.stack([run.column(key, steps) for run in runs], axis=1)
+    rows = [[run.metrics[step].get(key) for run in runs] for step in common_steps(runs)]
+    return np.array([row for row in rows if None not in row])
 
 
-def agreement(runs: list[Run]) -> list[tuple]:
-    """One row for each curve that the first two runs have, as AGREEMENT_HEADER."""
-    rows = []
+def compare_curves(runs: list[Run]) -> dict[str, str]:
+    """By curve, the first run's mean less the second's with its band over the seeds."""
+    found = {}
     for curve in COMPARED if runs[1:] else ():
-        pairs = _values(runs[:2], curve.key)
-        difference, several = pairs[:, 0] - pairs[:, 1], len(pairs) > 1
-        error = difference.std(ddof=1) / np.sqrt(len(pairs)) if several else 0.0
-        if len(pairs) and np.isfinite([difference.mean(), error]).all():
-            spread = f"{difference.mean():+.2g}" + f" ± {error:.2g}" * several if difference.any() else "equal"
-            means = (f"{value:.4g}" for value in pairs.mean(0))
-            rows.append((curve.name, len(pairs), *means, spread, f"{np.abs(difference).max():.2g}"))
-    return rows
+        seeds = [values for pair in of_seeds(runs) if len(values := _values(pair, curve.key))]
+        apart = [float(np.mean(values[:, 0] - values[:, 1])) for values in seeds]
+        if apart and np.isfinite(apart).all():
+            band = f"{min(apart):+.2g} to {max(apart):+.2g}, {len(apart)} seeds" if len(apart) > 1 else "one seed"
+            differs = any(np.ptp(values, axis=1).any() for values in seeds)
+            found[curve.name] = f"{np.mean(apart):+.2g} ({band})" if differs else "identical"
+    return found
 
 
 def _phases(runs: list[Run]) -> dict[str, tuple[int, list[float]]]:
@@ -264,27 +249,27 @@ def phases(runs: list[Run]) -> list[tuple]:
     return rows
 
 
-def draw_all(runs: list[Run]) -> dict[str, list[Picture]]:
-    """What the runs have recorded, by part of the page."""
+def draw_all(runs: list[Run]) -> list[Picture]:
+    """What the runs have recorded."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    found: dict[str, list[Picture]] = {}
+    found: list[Picture] = []
     styled = [
         (run, {"label": run.name, "color": COLORS[n % len(COLORS)], "linestyle": DASHES[n % len(DASHES)]})
         for n, run in enumerate(runs)
     ]
-    curves = ((one, partial(_curve, one)) for one in (REWARD, LENGTH, ACCURACY, ACCEPTED, *LEARNT))
-    drawn = [("", RUNNING, RUNNING_CAPTION, _drafts)]
-    drawn += [(one.part, one.name[0].upper() + one.name[1:], one.caption, draw) for one, draw in curves]
+    drawn = [(RUNNING, RUNNING_CAPTION, _drafts)]
+    drawn += [(one.name.capitalize(), one.caption, partial(_curve, one)) for one in (*COMPARED, ACCEPTED)]
     with rc_context(LOOK):
-        for part, title, caption, draw in drawn:
+        for title, caption, draw in drawn:
             figure = Figure(figsize=SIZE if found else WIDE, layout="constrained")
             axes = figure.subplots()
             if (labels := draw(axes, styled)) is not None:
                 axes.set(xlabel=labels[0], ylabel=labels[1], title=title)
+                axes.xaxis.get_major_locator().set_params(integer=True)
                 axes.legend()
-                found.setdefault(part, []).append(picture(figure, title, caption))
+                found.append(picture(figure, title, caption))
     return found
 
 

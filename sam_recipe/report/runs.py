@@ -14,12 +14,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from sam.bench.result import compared, table_of
+from sam.bench.result import table_of
 from sam.bench.settings import STOCK
 from sam.config import WITH_DRAFT_MODEL
 from sam.reading import ReadError, expect, json_object, one_line
 from sam.record.engine_steps import EngineSteps
 from sam.record.responses import (
+    CONFIG_FILE,
     METRICS_FILE,
     Response,
     read_config,
@@ -27,16 +28,14 @@ from sam.record.responses import (
     read_responses,
     responses_path,
 )
+from sam.record.tokenizer import Tokenizer
 
 ROLLOUT_SECONDS, TAIL_SECONDS = "rollout/seconds", "rollout/tail_seconds"
 LEFT_OUT = ": left out"
 STOCK_FILE = "stock.json"
 POLICY = "goodput"  # of sam.bench's engines with sam or a trained drafter
 MEASURE = "sam bench --run"
-
-
-class ReportError(ReadError):
-    """A run cannot be reported; one line says why."""
+TEXTS, SHOWN = 3, 400  # responses that the page shows, and tokens of each
 
 
 @contextmanager
@@ -59,7 +58,7 @@ class Run:
         remarks: what a reader of its figures should know.
 
     Raises:
-        ReportError: no training step has finished.
+        ReadError: no training step has finished.
     """
 
     name: str
@@ -71,18 +70,16 @@ class Run:
 
     def __post_init__(self):
         if not self.steps:
-            raise ReportError(f"{self.directory}: no training step has finished there: name a run that has trained")
+            raise ReadError(f"{self.directory}: no training step has finished there: name a run that has trained")
 
     @classmethod
     def load(cls, directory: Path, is_whole: bool = True) -> Self:
         """Read a run directory of sam_recipe.main_dapo.
 
-        Raises:
-            ReportError: no step has finished there; or something cannot be read, which without `is_whole` becomes a
-                remark.
+        ReadError if no step has finished there, or something cannot be read: without `is_whole` that becomes a remark.
         """
         if not (directory / METRICS_FILE).is_file():
-            raise ReportError(f"{directory}: no {METRICS_FILE} there; expected a run directory of sam_recipe.main_dapo")
+            raise ReadError(f"{directory}: no {METRICS_FILE} there; expected a run directory of sam_recipe.main_dapo")
         config, versions, metrics, rows, remarks = {}, {}, {}, [], []
         with left_out(remarks):
             metrics = read_metrics(directory, rows)
@@ -92,7 +89,7 @@ class Run:
             versions = json_object(directory / "versions.json")
         remarks += [line + LEFT_OUT for line in rows]
         if is_whole and remarks:
-            raise ReportError(remarks[0].removesuffix(LEFT_OUT))
+            raise ReadError(remarks[0].removesuffix(LEFT_OUT))
         name = config["speculation"]["method"] if config else directory.name
         return cls(name, directory, config, versions, metrics, remarks)
 
@@ -138,33 +135,23 @@ class Run:
         points = {step: row[key] for step, row in sorted(self.metrics.items()) if key in row}
         return list(points), list(points.values())
 
-    def column(self, key: str, steps: list[int]) -> np.ndarray | None:
-        """float [steps] of a figure; None where a step has none."""
-        values = [self.metrics[step].get(key) for step in steps]
-        return None if None in values else np.array(values)
-
     def seconds(self, steps: list[int], key: str = ROLLOUT_SECONDS) -> float | None:
         """Sum over these steps of the rollout's seconds, or of another figure; None where a step has none."""
-        column = self.column(key, steps)
-        return None if column is None else float(column.sum())
+        values = [self.metrics[step].get(key) for step in steps]
+        return None if None in values else float(sum(values))
 
     def acceptance(self) -> tuple[float | None, float | None]:
         """Mean acceptance length (accepted plus bonus, per verify step of a request) and acceptance rate."""
-        names = ("accept_length", "verify_steps", "accepted_tokens", "drafted_tokens")
-        length, *columns = (self.column(f"rollout/spec_{name}", self.steps) for name in names)
-        if any(column is None for column in (length, *columns)):
+        names = ("verify_steps", "accepted_tokens", "drafted_tokens")
+        sums = [self.seconds(self.steps, f"rollout/spec_{name}") for name in names]
+        if None in sums:
             return None, None
-        verified, accepted, drafted = (float(column.sum()) for column in columns)
-        emitted = float((length * columns[0]).sum())
-        return (emitted / verified if verified else 1.0), (accepted / drafted if drafted else 0.0)
+        verified, accepted, drafted = sums
+        return 1 + (accepted / verified if verified else 0.0), (accepted / drafted if drafted else 0.0)
 
 
 def load_runs(directories: list[Path]) -> list[Run]:
-    """Read run directories, as far as they can be read, and give the runs different names.
-
-    Raises:
-        ReportError: one is none, or has not trained.
-    """
+    """Read run directories, as far as they can be read, and give the runs different names; ReadError if one is none."""
     runs, names = [Run.load(directory, is_whole=False) for directory in directories], []
     for run in runs:
         names.append(run.name)
@@ -174,30 +161,72 @@ def load_runs(directories: list[Path]) -> list[Run]:
 
 
 def common_steps(runs: list[Run]) -> list[int]:
-    """Training steps that all have.
-
-    Raises:
-        ReportError: there are none.
-    """
+    """Training steps that all have; ReadError if there are none."""
     if steps := sorted(set.intersection(*(set(run.steps) for run in runs))):
         return steps
     has = "; ".join(f"{run.directory} has {run.steps[0]} to {run.steps[-1]}" for run in runs)
-    raise ReportError(f"{has}: no training step in common: name runs that began alike")
+    raise ReadError(f"{has}: no training step in common: name runs that began alike")
 
 
 def compare_responses(one: Run, other: Run) -> dict[int, tuple[int, int]]:
     """step -> (identical responses, responses that both runs have); empty where a run has not recorded them."""
     result = {}
-    if not (one.has_responses and other.has_responses):
-        return result
-    for step in sorted(set(one.steps) & set(other.steps)):
-        mine, theirs = (
-            {(row.prompt, row.sample): row.response_tokens for row in run.responses(step)} for run in (one, other)
-        )
+    for step in sorted(set(one.steps) & set(other.steps)) if one.has_responses and other.has_responses else ():
+        mine, theirs = ({row[:2]: row.response_tokens for row in run.responses(step)} for run in (one, other))
         if mine and theirs:
             common = mine.keys() & theirs.keys()
             result[step] = (sum(np.array_equal(mine[key], theirs[key]) for key in common), len(common))
     return result
+
+
+def of_seeds(runs: list[Run]) -> list[list[Run]]:
+    """The first two runs, and the pairs behind them of the same methods, each of one further seed."""
+    found: dict[str, list[Run]] = {}
+    methods = [run.name.partition(" ")[0] for run in runs]
+    for n in range(0, len(runs) - 1, 2):
+        one, other = (str(run.config.get("seed")) for run in runs[n : n + 2])
+        if n == 0 or (one == other and methods[n : n + 2] == methods[:2]):
+            found.setdefault(one, runs[n : n + 2])
+    return [*found.values()]
+
+
+def drafted_texts(run: Run) -> list[list[tuple[str, str]]]:
+    """Samples of the last step's first prompt, as pieces (text, "drafted", "given" or ""); none without sam."""
+    from sam.replay import Request, make_drafter
+
+    with left_out(run.remarks):
+        if not (run.has_responses and run.config and run.config["speculation"]["method"] == "sam"):
+            return []
+        with one_line(place := f"{run.directory / CONFIG_FILE}", "no model and number of draft tokens"):
+            model = run.config["actor_rollout_ref"]["model"]["path"]
+            budget = np.array([run.config["speculation"]["num_speculative_tokens"]], np.int32)
+            drafter = make_drafter("sam", "group", int(budget[0]))
+        tokenizer = Tokenizer(model).fast
+        expect(tokenizer is not None, place, "a model's folder with tokenizer.json, to show responses", model)
+        rows, samples = run.responses(run.steps[-1]), []
+        for row in rows:
+            if row.prompt == rows[0].prompt and len(row.response_tokens):
+                spans = [[min(edge, SHOWN) for edge in span] for span in row.given_spans]
+                samples.append(Request(str(row.sample), row.response_tokens[:SHOWN], given=spans))
+                drafter.start(str(row.sample), row.prompt_tokens)
+        kinds = {sample.name: np.full(len(sample.response), "", "U7") for sample in samples}
+        while live := [sample for sample in samples if not sample.finished]:
+            for sample in live:
+                begin, drafts = sample.accepted, drafter.draft([sample.name], budget)
+                accepted, generated, new = sample.verify(drafts.token_ids)
+                kinds[sample.name][begin : begin + accepted] = "drafted"
+                kinds[sample.name][begin + generated : sample.accepted] = "given"
+                drafter.append([sample.name], new, np.array([0, len(new)]))
+        return [_pieces(tokenizer, sample.response, kinds[sample.name]) for sample in samples[:TEXTS]]
+    return []
+
+
+def _pieces(tokenizer, tokens: np.ndarray, kinds: np.ndarray) -> list[tuple[str, str]]:
+    ends = [*np.flatnonzero(kinds[1:] != kinds[:-1]) + 1, len(tokens)]
+    texts = ["", *(tokenizer.decode(tokens[:end].tolist(), skip_special_tokens=False) for end in ends)]
+    return [
+        (text[len(before) :], str(kinds[end - 1])) for before, text, end in zip(texts, texts[1:], ends, strict=False)
+    ]
 
 
 def load_stock(directory: Path, run: Run) -> tuple[dict[str, Any] | None, str]:
@@ -209,7 +238,7 @@ def load_stock(directory: Path, run: Run) -> tuple[dict[str, Any] | None, str]:
     try:
         with one_line(str(path), f"not what {MEASURE} writes"):
             found = json_object(path)
-            table_of(found), stock_summary(found)
+            table_of(found), method_of(found)
             is_its_text = text_of(run, found["steps"]) == found["text"]
     except ReadError as error:
         return None, f"{error}: left out, measure again with {MEASURE}"
@@ -229,25 +258,6 @@ def rows_of(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def method_of(found: dict[str, Any]) -> str:
     """The engine that drafts."""
     return next(engine for engine in rows_of(found) if engine not in (STOCK, "off"))
-
-
-def stock_summary(found: dict[str, Any]) -> dict[str, Any]:
-    """For summary.json; ratios are median, least and greatest."""
-    rows, method = rows_of(found), method_of(found)
-    over_off = compared(rows[method]["by_round"], rows["off"]["by_round"])
-    return {
-        "rounds": rows[STOCK]["rounds"],
-        "requests": rows[STOCK]["requests"],
-        "seconds": {engine: row["seconds"] for engine, row in rows.items()},
-        "over_stock": {engine: _ratio(row) for engine, row in rows.items() if engine != STOCK},
-        f"{method}_over_off": _ratio(over_off),
-        "verdict": rows[method]["answer"],
-        "date": found["date"],
-    }
-
-
-def _ratio(row: dict[str, Any]) -> list[float]:
-    return [row[name] for name in ("ratio", "low", "high")]
 
 
 def text_of(run: Run, steps: list[int]) -> str:

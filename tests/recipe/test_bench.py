@@ -15,7 +15,7 @@ from sam.bench.engines import EngineProcess
 from sam_recipe import bench
 from sam_recipe.bench import main
 from sam_recipe.launch import config
-from sam_recipe.report.runs import Run, load_stock, rows_of, stock_summary
+from sam_recipe.report.runs import Run, load_stock, rows_of
 from tests.recipe.run_directory import write_run
 from tests.sam.bench.test_command import FAKE_ENGINE
 
@@ -64,7 +64,7 @@ def test_engines_emit_the_first_round_of_steps_spread_over_the_run(run, tmp_path
     found, note = load_stock(tmp_path / "runs", Run.load(run))
     assert note == "" and found["steps"] == [1, 4, 6, 9]
     assert list(rows_of(found)) == ["stock", "off", "sam"]
-    assert stock_summary(found)["sam_over_off"] == [1.25, 1.25, 1.25]
+    assert rows_of(found)["off"]["seconds"] == 1.25 * rows_of(found)["sam"]["seconds"]
     folder = tmp_path / "runs" / "against_stock"
     rows = [json.loads(line) for line in (folder / "text.jsonl").read_text().splitlines()]
     # One whole group of the first step's first round, so one of every step's.
@@ -83,7 +83,7 @@ def test_engines_emit_the_first_round_of_steps_spread_over_the_run(run, tmp_path
     (run / "metrics.jsonl").write_text("\n".join((run / "metrics.jsonl").read_text().splitlines()[:3]))
     assert main(["--run", str(run), "--output", str(tmp_path / "short")]) == 0
     found, _ = load_stock(tmp_path / "short", Run.load(run))
-    assert found["steps"] == [1, 2, 3] and stock_summary(found)["rounds"] == 2, "a short run has fewer rounds"
+    assert found["steps"] == [1, 2, 3] and rows_of(found)["sam"]["rounds"] == 2, "a short run has fewer rounds"
 
 
 @pytest.mark.parametrize("method, sign", [("hybrid", {}), ("eagle3", {"draft_vocab_size": 100})])
@@ -98,7 +98,9 @@ def test_a_trained_drafter_takes_part(method, sign, run, tmp_path, monkeypatch, 
     write_fake(monkeypatch, tmp_path, **{method: 1.5})
     assert main(["--run", str(run)]) == 0
     found, note = load_stock(tmp_path / "runs", Run.load(run))
-    assert stock_summary(found)["over_stock"][method] == [2.0] * 3 and found["settings"]["draft_model"] == str(draft)
+    assert [rows_of(found)[method][name] for name in ("ratio", "low", "high")] == [2.0] * 3 and found["settings"][
+        "draft_model"
+    ] == str(draft)
     assert note == "engines alone drafted with policy=goodput, the run with policy=threshold"
 
 
@@ -125,11 +127,11 @@ def test_what_cannot_be_compared_is_one_line(run, tmp_path, capsys):
 def write_trained(directory, other):
     """A finished run of two steps, whose folder says round and variant."""
     round_, variant = (int(part[-1]) for part in directory.parts[-2:])
-    counts = {f"rollout/spec_{name}": 1.0 for name in ("verify_steps", "accepted_tokens", "drafted_tokens")}
+    counts = {f"rollout/spec_{name}": 1.0 for name in ("verify_steps", "drafted_tokens")}
     metrics, responses = [], {}
     for step, seconds in enumerate(SECONDS[variant - 1], start=1):
-        length = {"rollout/spec_accept_length": float(variant + step)}
-        metrics.append({"step": step, "rollout/seconds": seconds * round_, **counts, **length})
+        accepted = {"rollout/spec_accepted_tokens": float(variant + step - 1)}
+        metrics.append({"step": step, "rollout/seconds": seconds * round_, **counts, **accepted})
         line = {"prompt": 0, "sample": 0, "prompt_tokens": [1], "response_tokens": [step, int(other)]}
         responses[step] = [line]
     write_run(directory, {"speculation": {"method": "sam"}}, metrics, responses)

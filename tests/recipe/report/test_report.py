@@ -7,16 +7,18 @@ import numpy as np
 import pytest
 
 from sam.bench.result import compared
-from sam_recipe.report.page import PHASE_HEADER, agreement, main, phases
-from sam_recipe.report.runs import STOCK_FILE, Run, text_of
+from sam.record.responses import read_recording
+from sam.replay import make_drafter, replay
+from sam_recipe.report.page import PHASE_HEADER, compare_curves, main, phases
+from sam_recipe.report.runs import STOCK_FILE, Run, drafted_texts, load_runs, text_of
 from tests.recipe.run_directory import write_lines, write_run
 
 REWARDS = [0.0, 0.1, 0.2, 0.5, 0.6, 0.7]
 
 
-def make_run(directory, method, seconds, rewards, different=()):
+def make_run(directory, method, seconds, rewards, different=(), seed=0):
     """A run of len(rewards) steps; responses named in `different` (step, prompt, sample) differ from the others'."""
-    config = {"speculation": {"method": method, "batch_size_threshold": 2, "num_speculative_tokens": 3}, "seed": 0}
+    config = {"speculation": {"method": method, "batch_size_threshold": 2, "num_speculative_tokens": 3}, "seed": seed}
     drafts = int(method == "sam")
     row = {
         "rollout/seconds": seconds, "rollout/tail_seconds": seconds / 2, "response_length/mean": 9.0,
@@ -70,7 +72,7 @@ def report(runs, tmp_path, capsys, monkeypatch):
 
     def write(draws=False):
         if not draws:  # which takes seconds
-            monkeypatch.setattr("sam_recipe.report.page.draw_all", lambda runs: {})
+            monkeypatch.setattr("sam_recipe.report.page.draw_all", lambda runs: [])
         assert main([*map(str, runs), "--output", str(tmp_path / "out")]) == 0
         files = [tmp_path / "out" / name for name in ("summary.json", "report.html")]
         return json.loads(files[0].read_text()), files[1].read_text(), capsys.readouterr().out
@@ -87,23 +89,23 @@ def test_the_page_gives_the_answer_first(report, tmp_path):
     seconds = {"training step": [4.0, 5.0], "its rollout": [3.0, 6.0], "the rollout's tail": [1.5, 3.0]}
     assert summary["seconds_a_step"] == seconds and summary["rollout_seconds"] == {"sam": 18.0, "off": 36.0}
     assert summary["accept_length"] == pytest.approx(2.8) and summary["accept_rate"] == pytest.approx(9 / 15)
-    assert summary["reward_gain"]["sam"] == pytest.approx(0.5)
     assert (summary["identical_responses"], summary["total_responses"]) == (23, 24)
     assert summary["identical_by_step"]["4"] == [3, 4]
     assert "http" not in page and "<script" not in page
     assert printed.splitlines()[:5] == [
-        "Training step 5.00 s to 4.00 s: 1.25x, 20.0 % of time saved (speculation=off to sam; mean of 6 steps)",
-        "Its rollout 6.00 s to 3.00 s: 2.00x, 50.0 % of time saved",
-        "The rollout's tail 3.00 s to 1.50 s: 2.00x, 50.0 % of time saved",
+        "Training step 5.00 s to 4.00 s: 1.25x as fast, 20.0 % of time saved (speculation=off to sam; mean of 6 steps)",
+        "Its rollout 6.00 s to 3.00 s: 2.00x as fast, 50.0 % of time saved",
+        "The rollout's tail 3.00 s to 1.50 s: 2.00x as fast, 50.0 % of time saved",
         "Identical responses: 23 of 24, token for token.",
-        "Curves, first less second: reward +0.05 ± 0.022, response length equal.",
+        "Curves, first less second: reward +0.05 (one seed), response length identical, accuracy +0.025 (one seed), "
+        "entropy identical, gradient norm identical. A band needs other seeds too: sam report SAM OFF SAM2 OFF2.",
     ]
     assert page.index("<p>Training step 5.00 s to 4.00 s") < page.index("<p>Identical responses") < page.index("<img")
     assert "<td>speculation.method</td>" in page and "<td>sam run --config-name tiny</td>" in page
     assert f"Next: sam tune {tmp_path / 'sam'} looks for faster settings." in printed
     assert pictures(page) == [
         "Running requests, and the drafts verified and accepted", "Reward", "Response length", "Accuracy",
-        "Over training", "Entropy", "Gradient norm",
+        "Entropy", "Gradient norm", "Acceptance",
     ]  # fmt: skip
     assert printed.splitlines()[-1].endswith("report.html")
     assert "note: Stock vLLM was not measured: sam bench --run " in printed
@@ -136,15 +138,14 @@ def test_one_run_is_reported_too(runs, tmp_path, capsys):
         "Next: the same command with speculation=off and another run_dir, then sam report RUN OFF.",
     ]  # fmt: skip
     assert pictures(page)[0] == "Running requests, and the drafts verified and accepted"
-    assert "identical" not in printed.lower() and "<h2>Whether the curves agree</h2>" not in page
+    assert "identical" not in printed.lower() and "Curves" not in printed
     assert "<th>steps with it</th><th>first</th></tr>" in page
 
 
 def test_engines_alone_stand_below_the_step(runs, report, tmp_path):
     stock_beside(runs[0], tmp_path / "out")
     summary, page, printed = report()
-    assert summary["stock"]["over_stock"] == {"off": [1.0, 0.8, 1.0], "sam": [1.6, 1.5, 2.0]}
-    assert summary["stock"]["verdict"] == "go" and summary["stock"]["sam_over_off"] == [1.788, 1.5, 2.0]
+    assert [summary["stock"]["sam"][name] for name in ("ratio", "low", "high")] == [1.6, 1.5, 2.0]
     order = [
         "<p>Training step 5.00 s", "sam 1.60x (1.50-2.00) as fast as stock vLLM: go",
         "without drafts (off) 1.00x (0.80-1.00)", "<h2>Engines alone, on the recorded text</h2>",
@@ -161,12 +162,58 @@ def test_a_loss_and_another_runs_text_are_said(runs, report, tmp_path):
     assert "stock.json is of another run's text and left out" in printed and "as fast as stock vLLM" not in page
 
 
-def test_curves_are_equal_or_differ_by_so_much(runs):
+def test_curves_are_identical_or_differ_by_so_much(runs):
     change_metrics(runs[1], lambda row: row.update({"actor/entropy": float("nan")} if row["step"] == 3 else {}))
-    rows = {row[0]: row[1:] for row in agreement([*map(Run.load, runs)])}
-    assert rows["entropy"] == (5, "0.1", "0.1", "equal", "0")
-    # Of 0, 0, 0, 0.1, 0.1, 0.1: 0.0548 / sqrt(6).
-    assert rows["reward"] == (6, "0.35", "0.3", "+0.05 ± 0.022", "0.1")
+    found = compare_curves([*map(Run.load, runs)])
+    assert found["entropy"] == "identical" and found["reward"] == "+0.05 (one seed)"
+
+
+def test_what_differs_has_a_band_over_seeds(runs, tmp_path):
+    def pair(name, rewards, seed, other_seed=None):
+        sam = make_run(tmp_path / f"sam_{name}", "sam", 3.0, rewards, seed=seed)
+        return sam, make_run(
+            tmp_path / f"off_{name}", "off", 6.0, [0.0, 0.0], seed=seed if other_seed is None else other_seed
+        )
+
+    more = [*pair("b", [0.1, 0.3], 1), *pair("of_two_seeds", [9.0, 9.0], 2, 3), *pair("of_a_seed_again", [9.0, 9.0], 1)]
+    found = compare_curves(load_runs([*runs, *more]))
+    # Of 0.05 and 0.2.
+    assert found["reward"] == "+0.12 (+0.05 to +0.2, 2 seeds)" and found["response length"] == "identical"
+
+
+def test_a_loss_is_longer(runs, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("sam_recipe.report.page.draw_all", lambda runs: [])
+    assert main([*map(str, runs[::-1]), "--output", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out.startswith("Training step 4.00 s to 5.00 s: 0.80x as fast, 25.0 % longer (")
+
+
+def test_accepted_drafts_of_responses_are_marked(tmp_path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {word: number for number, word in enumerate("abcdefgh")}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    texts = [[1, 2, 3, 4] * 6, [1, 2, 3, 4] * 4 + [5] * 4 + [1, 2], []]
+    rows = [{"prompt": 0, "sample": n, "prompt_tokens": [7], "response_tokens": its} for n, its in enumerate(texts)]
+    rows[1]["given_spans"] = [[16, 20]]
+    other = rows[0] | {"prompt": 1, "response_tokens": [6] * 30}
+    settings = {"method": "sam", "num_speculative_tokens": 3}
+    config = {"speculation": settings, "actor_rollout_ref": {"model": {"path": str(tmp_path)}}}
+    run = write_run(tmp_path / "run", config, [{"step": 1, "rollout/seconds": 1.0}], {1: rows})
+    accepted = replay(
+        read_recording(run / "rollouts" / "1.jsonl"), lambda: make_drafter("sam", "group", 3), 3
+    ).accepted_at
+    write_lines(run / "rollouts" / "1.jsonl", [*rows, other])
+    shown = drafted_texts(Run.load(run))
+    said = ["".join(text for text, _ in pieces).split() for pieces in shown]
+    assert said == [["abcdefgh"[token] for token in text] for text in texts if text]
+    assert shown[0][0] == ("b", "") and [text.split() for text, kind in shown[1] if kind == "given"] == [["f"] * 4]
+    drafted = [text for pieces in shown for text, kind in pieces if kind == "drafted"]
+    assert sum(len(text.split()) for text in drafted) == accepted.sum() > 20
+    assert drafted_texts(Run.load(make_run(tmp_path / "off", "off", 1.0, [0.0]))) == []
+    (tmp_path / "tokenizer.json").unlink()
+    assert drafted_texts(bare := Run.load(run)) == [] and "a model's folder with tokenizer.json" in bare.remarks[0]
 
 
 def test_seconds_of_phases_and_what_is_saved(runs):
