@@ -70,7 +70,7 @@ RAY_WORKERS = {
     "VLLM_BATCH_INVARIANT": "0",
     "VERL_RL_INSIGHT_ENABLE": "0",
 }
-# What a Ray that runs already does not inherit from here: OFFLINE, verl's, and wandb's, which verl calls in a Ray actor.
+# What a Ray that runs already does not inherit from here: OFFLINE, verl's, and wandb's, which verl calls in an actor.
 # Not its key: a runtime_env can be read in Ray's dashboard and logs.
 FORWARDED = (
     "VERL_FULL_DETERMINISM VLLM_BATCH_INVARIANT VERL_RL_INSIGHT_ENABLE "

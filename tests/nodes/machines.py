@@ -1,11 +1,12 @@
 """Two nodes on one machine: namespaces of network, mounts, hostname and processes, joined by a veth pair.
 
-A node has an address, a hostname, processes, /tmp, /dev/shm and HOME of its own; all other folders are the machine's, as
-on a shared file system. Ray is started as a user does, by scripts/start_ray_cluster.sh. A node lives as long as its
+A node has an address, a hostname, processes, /tmp, /dev/shm and HOME of its own; all other folders are the machine's,
+as on a shared file system. Ray is started as a user does, by scripts/start_ray_cluster.sh. A node lives as long as its
 first process: with it the kernel ends all others, and takes the namespaces and the link.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,11 +16,13 @@ from pathlib import Path
 import psutil
 
 REPOSITORY = Path(__file__).parents[2]
-PARTS = ("--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc", "--kill-child")
+# setpriv: what pytest leaves behind when it is killed goes, too.
+UNSHARE = "setpriv --pdeathsig KILL unshare --net --mount --uts --ipc --pid --fork --mount-proc --kill-child".split()
 # After the mounts the node only waits. /tmp may hold what all nodes share, so that it is made before it is mounted.
 FIRST = """
 hostname {name}
 mount --bind {hosts} /etc/hosts
+mount --bind {resolver} /etc/resolv.conf
 mount --rbind {tmp} /tmp
 mount -t tmpfs -o size=2g node /dev/shm
 ip link set lo up
@@ -29,12 +32,13 @@ exec sleep infinity
 
 def refused() -> str | None:
     """Why there can be no nodes here; None where there can."""
-    if missing := [program for program in ("ip", "unshare", "nsenter", "hostname") if not shutil.which(program)]:
+    programs = ("ip", "unshare", "nsenter", "setpriv", "hostname")
+    if missing := [program for program in programs if not shutil.which(program)]:
         return f"two nodes need {', '.join(missing)}: install iproute2, util-linux and hostname"
     if os.geteuid() != 0:
         return "two nodes need root, for namespaces of the network"
     made = "ip link add type veth && ip link set lo up"
-    tried = subprocess.run(["unshare", *PARTS, "sh", "-c", made], capture_output=True, text=True)
+    tried = subprocess.run([*UNSHARE, "sh", "-c", made], capture_output=True, text=True)
     return f"this kernel makes no nodes: {tried.stderr.strip()}" if tried.returncode else None
 
 
@@ -45,13 +49,12 @@ class Node:
         self.name, self.address, self.folder = name, address, folder
         (tmp := folder / "tmp").mkdir(parents=True)
         (tmp / "home").mkdir()
-        lines = [FIRST.format(name=name, tmp=tmp, hosts=folder / "hosts")]
+        lines = [FIRST.format(name=name, tmp=tmp, hosts=folder / "hosts", resolver=folder / "resolver")]
         for path in shared:
             if path.is_relative_to("/tmp"):
                 (there := tmp / path.relative_to("/tmp")).mkdir(parents=True)
                 lines.insert(0, f"mount --bind {path} {there}")
-        self._holder = subprocess.Popen(["unshare", *PARTS, "sh", "-ec", "\n".join(lines)])
-        self.link = f"sam{self._holder.pid}"
+        self._holder = subprocess.Popen([*UNSHARE, "sh", "-ec", "\n".join(lines)])
 
     def wait(self) -> None:
         """Until it is up."""
@@ -70,32 +73,30 @@ class Node:
 
     def run(self, *words: str | Path, seconds: float = 60.0, **environment: str) -> str:
         """What a command says that ends well."""
-        ended = subprocess.run(
-            self.command(*words, **environment), capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL
-        )
+        words = self.command(*words, **environment)
+        ended = subprocess.run(words, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL)
         assert ended.returncode == 0, (self.name, words, ended.stdout[-1500:], ended.stderr[-1500:])
         return ended.stdout
 
     def ray(self, *words: str, **environment: str) -> str:
         """scripts/start_ray_cluster.sh; a CPU's node counts a device, and cores for actors that mostly wait."""
         resources = '{"CPU": 16, "GPU": 1, "object_store_memory": 500000000}'
-        return self.run(
-            "bash", "scripts/start_ray_cluster.sh", *words, RAY_OVERRIDE_RESOURCES=resources, **environment
-        )
+        return self.run("bash", "scripts/start_ray_cluster.sh", *words, RAY_OVERRIDE_RESOURCES=resources, **environment)
 
     def processes(self) -> list[psutil.Process]:
         """All that run there, but the first."""
         own, found = os.readlink(f"/proc/{self.first}/ns/pid"), []
         for process in psutil.process_iter():
             try:
-                if process.pid != self.first and os.readlink(f"/proc/{process.pid}/ns/pid") == own:
+                is_here = process.pid != self.first and os.readlink(f"/proc/{process.pid}/ns/pid") == own
+                if is_here and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
-            except OSError:
+            except (OSError, psutil.Error):
                 pass
         return found
 
     def bytes_sent(self) -> int:
-        return int(self.run("cat", "/sys/class/net/eth0/statistics/tx_bytes"))
+        return int(re.search(r"eth0:((?:\s+\d+){9})", Path(f"/proc/{self.first}/net/dev").read_text())[1].split()[-1])
 
     def set_link(self, *words: str) -> None:
         self.run("ip", "link", "set", "eth0", *words)
@@ -112,6 +113,7 @@ def two(folder: Path, shared: tuple[Path, ...]) -> tuple[Node, Node]:
         (folder / name).mkdir(parents=True)
         lines = ["127.0.0.1 localhost", *(f"{address} {other}" for other, address in names.items())]
         (folder / name / "hosts").write_text("\n".join(lines) + "\n")
+        (folder / name / "resolver").write_text("nameserver 127.0.0.1\n")  # nobody: the answer is no, and at once
     head, worker = nodes = [Node(name, address, folder / name, shared) for name, address in names.items()]
     for node in nodes:
         node.wait()
