@@ -114,16 +114,10 @@ def cluster(request, tmp_path_factory):
     if said := machines.refused():
         pytest.skip(said)
     cluster = Cluster(tmp_path_factory.mktemp("nodes"), request.getfixturevalue("assets"))
+    cluster.start_ray()
     yield cluster
     for node in cluster.nodes:
         node.end()
-
-
-@pytest.fixture
-def joined(cluster):
-    cluster.start_ray()
-    yield cluster
-    cluster.stop_ray()
 
 
 @pytest.fixture(scope="module")
@@ -134,37 +128,36 @@ def alone(cluster):
     return directory
 
 
-def test_a_node_that_is_not_as_the_head_is_named(joined):
-    code, said = joined.doctor(joined.shared / "run")
+def test_a_node_that_is_not_as_the_head_is_named(cluster):
+    code, said = cluster.doctor(cluster.shared / "run")
     assert code == 0 and "2 nodes x 1 cpu devices" in said and said.endswith("\n0 problems\n"), said
     # On the worker: another commit, another vLLM, and a run_dir that is not the head's.
-    clone, vllm = joined.shared / "clone", distribution("vllm")._path
-    of_vllm, git = joined.shared / vllm.name, machines.REPOSITORY / ".git"
+    clone, vllm = cluster.shared / "clone", distribution("vllm")._path
+    of_vllm, git = cluster.shared / vllm.name, machines.REPOSITORY / ".git"
     subprocess.run(["git", "clone", "--quiet", "--shared", "--no-checkout", machines.REPOSITORY, clone], check=True)
     author = ["-c", "user.name=n", "-c", "user.email=n@n"]
     subprocess.run(["git", "-C", clone, *author, "commit", "--quiet", "--allow-empty", "-m", "other"], check=True)
-    (joined.shared / "git").write_text(f"gitdir: {clone / '.git'}\n")
+    (cluster.shared / "git").write_text(f"gitdir: {clone / '.git'}\n")
     shutil.copytree(vllm, of_vllm)
     described = (vllm / "METADATA").read_text().replace("Version: 0.23.0", "Version: 0.22.1", 1)
     (of_vllm / "METADATA").write_text(described)
-    mounts = {vllm: of_vllm, git: clone / ".git" if git.is_dir() else joined.shared / "git"}
+    mounts = {vllm: of_vllm, git: clone / ".git" if git.is_dir() else cluster.shared / "git"}
     for place, other in mounts.items():
-        joined.worker.run("mount", "--bind", other, place)
-    code, said = joined.doctor("/tmp/run")
+        cluster.worker.run("mount", "--bind", other, place)
+    code, said = cluster.doctor("/tmp/run")
     for place in mounts:
-        joined.worker.run("umount", place)
-    assert code == 2 and f"on {joined.head.address}" not in said
+        cluster.worker.run("umount", place)
+    assert code == 2 and f"on {cluster.head.address}" not in said
     for line in (
         "vllm 0.22.1, the head has 0.23.0: install the same on every node [node.differs]",
         "/tmp is another folder than the head's: a rank's part of a checkpoint stays here: set run_dir to a folder",
     ):
-        assert f"on {joined.worker.address}: {line}" in said
-    assert f"on {joined.worker.address}: commit " in said
+        assert f"on {cluster.worker.address}: {line}" in said
+    assert f"on {cluster.worker.address}: commit " in said
 
 
 def test_a_run_over_two_nodes_draws_one_nodes_tokens_through_faults(cluster, alone):
     run_directory = cluster.shared / "run"
-    cluster.start_ray()
     run = cluster.start(run_directory, "routing=context")
     wait_for_step(run, run_directory, 1)
     cluster.worker.set_link("down")
@@ -199,7 +192,6 @@ def test_a_run_over_two_nodes_draws_one_nodes_tokens_through_faults(cluster, alo
         flapping.join()
     assert f"resumed from step 2 of {run_directory}" in screen
     assert cluster.left() == [set(), set()]
-    cluster.stop_ray()
 
     sent = [node.bytes_sent() - earlier for node, earlier in zip(cluster.nodes, before, strict=True)]
     assert min(sent) > 1 << 20, "over the link"
@@ -209,8 +201,8 @@ def test_a_run_over_two_nodes_draws_one_nodes_tokens_through_faults(cluster, alo
     assert [row["step"] for row in rows] == [row["step"] for row in reference] == list(range(1, STEPS + 1))
     for mine, theirs in zip(rows, reference, strict=True):
         assert mine["actor/grad_norm"] == theirs["actor/grad_norm"]
-        assert mine["rollout/drafter/sharing_received_tokens"] > 0
         assert (run_directory / "engine_steps" / f"{mine['step']}.npz").exists()
+    assert rows[-1]["rollout/drafter/sharing_received_tokens"] > 0, "verl's balancer spreads a prompt's samples"
     assert sum(row["actor/grad_norm"] for row in rows) > 0
     assert sum(row["rollout/spec_accepted_tokens"] for row in rows) > 0
     assert {path.name for path in (run_directory / "history").glob("*.sqlite")} == {"head.sqlite", "worker.sqlite"}
