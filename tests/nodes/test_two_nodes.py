@@ -102,13 +102,6 @@ def of_runs(node):
     return found | {path for pattern in ("sam-*", "rl-colocate-zmq-*") for path in (node.folder / "tmp").glob(pattern)}
 
 
-def ends(process, run_directory, seconds):
-    """The last line of a run that fails."""
-    _, screen = process.communicate(timeout=seconds)
-    assert process.returncode == 1, (screen, log_of(run_directory)[-3000:])
-    return screen.splitlines()[-1]
-
-
 @pytest.fixture(scope="module")
 def cluster(request, tmp_path_factory):
     if said := machines.refused():
@@ -156,23 +149,35 @@ def test_a_node_that_is_not_as_the_head_is_named(cluster):
     assert f"on {cluster.worker.address}: commit " in said
 
 
-def test_a_run_over_two_nodes_draws_one_nodes_tokens_through_faults(cluster, alone):
-    run_directory = cluster.shared / "run"
-    run = cluster.start(run_directory, "routing=context")
-    wait_for_step(run, run_directory, 1)
+@pytest.fixture(scope="module")
+def lost(cluster):
+    """A run whose link was cut for 5 s, and that has lost a node later: its directory, last line, and what it left."""
+    directory = cluster.shared / "run"
+    run = cluster.start(directory, "routing=context")
+    wait_for_step(run, directory, 1)
     cluster.worker.set_link("down")
     time.sleep(5.0)
     cluster.worker.set_link("up")
-    wait_for_step(run, run_directory, 2)
+    wait_for_step(run, directory, 2)
     (raylet,) = [process for process in cluster.worker.processes() if process.name() == "raylet"]
     raylet.kill()
-    last = ends(run, run_directory, MINUTES)
-    assert last.startswith(f"error: node {cluster.worker.address} is lost: "), last
-    assert last.endswith("then the same command goes on after step 2")
-    assert cluster.left() == [set(), set()]
+    _, screen = run.communicate(timeout=MINUTES)
+    assert run.returncode == 1, (screen, log_of(directory)[-3000:])
+    left = cluster.left()
     cluster.stop_ray()
+    return directory, screen.splitlines()[-1], left
 
-    # The same command, with verl's balancer, a worker whose clock is an hour ahead, smaller packets, a link that flaps.
+
+def test_a_run_that_has_lost_a_node_names_it_and_leaves_nothing(cluster, lost):
+    directory, last, left = lost
+    assert last.startswith(f"error: node {cluster.worker.address} is lost: "), (last, log_of(directory)[-3000:])
+    assert last.endswith("then the same command goes on after step 2")
+    assert left == [set(), set()]
+
+
+def test_a_run_draws_one_nodes_tokens_through_all_that_disturbs_it(cluster, lost, alone):
+    """It goes on with verl's balancer, a worker whose clock is an hour ahead, smaller packets, a link that flaps."""
+    directory, *_ = lost
     for node in cluster.nodes:
         node.set_link("mtu", "1400")
     (source := cluster.shared / "clock.c").write_text(CLOCK)
@@ -181,32 +186,31 @@ def test_a_run_over_two_nodes_draws_one_nodes_tokens_through_faults(cluster, alo
     assert abs(float(cluster.worker.run("date", "+%s", LD_PRELOAD=str(library))) - time.time() - 3600) < 10
     cluster.start_ray(LD_PRELOAD=str(library))
     before = [node.bytes_sent() for node in cluster.nodes]
-    run = cluster.start(run_directory, "routing=verl")
+    run = cluster.start(directory, "routing=verl")
     over = threading.Event()
     flapping = threading.Thread(target=flap, args=(cluster.worker, over))
     flapping.start()
     try:
-        screen = end(run, run_directory)
+        screen = end(run, directory)
     finally:
         over.set()
         flapping.join()
-    assert f"resumed from step 2 of {run_directory}" in screen
+    assert f"resumed from step 2 of {directory}" in screen
     assert cluster.left() == [set(), set()]
-
     sent = [node.bytes_sent() - earlier for node, earlier in zip(cluster.nodes, before, strict=True)]
     assert min(sent) > 1 << 20, "over the link"
-    for step in range(1, STEPS + 1):
-        assert responses(run_directory, step) == responses(alone, step)
-    rows, reference = metrics(run_directory), metrics(alone)
+
+    rows, reference = metrics(directory), metrics(alone)
     assert [row["step"] for row in rows] == [row["step"] for row in reference] == list(range(1, STEPS + 1))
     for mine, theirs in zip(rows, reference, strict=True):
+        assert responses(directory, mine["step"]) == responses(alone, mine["step"])
         assert mine["actor/grad_norm"] == theirs["actor/grad_norm"]
-        assert (run_directory / "engine_steps" / f"{mine['step']}.npz").exists()
+        assert (directory / "engine_steps" / f"{mine['step']}.npz").exists()
     assert rows[-1]["rollout/drafter/sharing_received_tokens"] > 0, "verl's balancer spreads a prompt's samples"
     assert sum(row["actor/grad_norm"] for row in rows) > 0
     assert sum(row["rollout/spec_accepted_tokens"] for row in rows) > 0
-    assert {path.name for path in (run_directory / "history").glob("*.sqlite")} == {"head.sqlite", "worker.sqlite"}
-    assert len({path.name.rpartition("-")[2] for path in (run_directory / "wandb").glob("offline-run-*")}) == 1
+    assert {path.name for path in (directory / "history").glob("*.sqlite")} == {"head.sqlite", "worker.sqlite"}
+    assert len({path.name.rpartition("-")[2] for path in (directory / "wandb").glob("offline-run-*")}) == 1
 
 
 def flap(node, over):
