@@ -32,7 +32,7 @@ STARTS = 4
 # Arguments that only a Ray started by this process takes.
 OWN_RAY_ONLY = ("num_cpus", "num_gpus", "resources", "include_dashboard", "_temp_dir", "object_store_memory")
 LOST_LINK = re.compile("[Cc]onnection (closed|reset|refused)|[Tt]imed out")  # what ranks say whose peer has gone
-NOTICE_SECONDS = 20.0  # Ray gives up a node after 5 questions without an answer, 3 s apart
+NOTICE_SECONDS = 30.0  # Ray gives up a node after 5 questions without an answer, 3 s apart
 
 
 class NodeLostError(RuntimeError):
