@@ -18,7 +18,8 @@ import psutil
 REPOSITORY = Path(__file__).parents[2]
 # setpriv: what pytest leaves behind when it is killed goes, too.
 UNSHARE = "setpriv --pdeathsig KILL unshare --net --mount --uts --ipc --pid --fork --mount-proc --kill-child".split()
-# After the mounts the node only waits. /tmp may hold what all nodes share, so that it is made before it is mounted.
+# After the mounts the shell waits and, as the first process of a machine does, takes leave of all that ends: Ray's
+# processes end with a raylet that is gone, not with one that nobody has waited for.
 FIRST = """
 hostname {name}
 mount --bind {hosts} /etc/hosts
@@ -26,7 +27,9 @@ mount --bind {resolver} /etc/resolv.conf
 mount --rbind {tmp} /tmp
 mount -t tmpfs -o size=2g node /dev/shm
 ip link set lo up
-exec sleep infinity
+touch /tmp/up
+sleep infinity &
+wait
 """
 
 
@@ -51,19 +54,19 @@ class Node:
         (tmp / "home").mkdir()
         lines = [FIRST.format(name=name, tmp=tmp, hosts=folder / "hosts", resolver=folder / "resolver")]
         for path in shared:
-            if path.is_relative_to("/tmp"):
+            if path.is_relative_to("/tmp"):  # made before the node's own is mounted there
                 (there := tmp / path.relative_to("/tmp")).mkdir(parents=True)
                 lines.insert(0, f"mount --bind {path} {there}")
-        self._holder = subprocess.Popen([*UNSHARE, "sh", "-ec", "\n".join(lines)])
+        self._holder = subprocess.Popen([*UNSHARE, "bash", "-ec", "\n".join(lines)])
 
     def wait(self) -> None:
         """Until it is up."""
         deadline = time.monotonic() + 20.0
-        while not (found := psutil.Process(self._holder.pid).children()) or found[0].name() != "sleep":
+        while not (self.folder / "tmp" / "up").exists():
             if self._holder.poll() is not None or time.monotonic() > deadline:
                 raise AssertionError(f"{self.name} does not come up")
             time.sleep(0.05)
-        self.first = found[0].pid
+        (self.first,) = [process.pid for process in psutil.Process(self._holder.pid).children()]
 
     def command(self, *words: str | Path, **environment: str) -> list[str]:
         """To be run on the node, in its environment."""

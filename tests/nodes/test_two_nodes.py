@@ -88,8 +88,8 @@ class Cluster:
         return process.returncode, said
 
     def left(self):
-        """Waits a minute for what a run could leave on a node to go: processes, sockets, shared folders."""
-        deadline = time.monotonic() + MINUTES
+        """Waits for what a run could leave on a node to go: processes, sockets, temporary folders."""
+        deadline = time.monotonic() + 2 * MINUTES
         while (left := [*map(of_runs, self.nodes)]) != [set(), set()] and time.monotonic() < deadline:
             time.sleep(0.5)
         return left
