@@ -130,7 +130,7 @@ def run(config: DictConfig, folder: Path) -> None:
     from sam_recipe.trainer import run_in_ray
 
     try:
-        run_in_ray(config, environment.ray_runtime_env(), str(folder / "ray"))
+        run_in_ray(config, environment.ray_runtime_env(config.trainer.device), str(folder / "ray"))
     except Exception as error:
         write_error(folder, error)
         raise

@@ -109,7 +109,7 @@ HARMLESS = """
     actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu actor_rollout_ref.actor.ppo_max_token_len_per_gpu
     ROLLOUT.gpu_memory_utilization ROLLOUT.max_num_seqs ROLLOUT.max_num_batched_tokens ROLLOUT.enforce_eager
     ROLLOUT.free_cache_engine ROLLOUT.enable_sleep_mode ROLLOUT.val_kwargs ROLLOUT.agent.num_workers
-    ROLLOUT.checkpoint_engine ROLLOUT.disable_log_stats ROLLOUT.enable_prefix_caching
+    ROLLOUT.router_config_path ROLLOUT.checkpoint_engine ROLLOUT.disable_log_stats ROLLOUT.enable_prefix_caching
     ROLLOUT.log_prob_micro_batch_size_per_gpu ROLLOUT.log_prob_max_token_len_per_gpu
     ROLLOUT.trace ROLLOUT.profiler ROLLOUT.prometheus actor_rollout_ref.actor.profiler
     ROLLOUT.engine_kwargs.vllm.additional_config ROLLOUT.engine_kwargs.vllm.speculative_config

@@ -3,12 +3,13 @@
 #   fast       what to run while working: two minutes, no engine, nothing is downloaded
 #   --ascend   the tests of vllm-ascend on a simulated NPU, in an environment of their own
 #   --v2       the tests of vLLM's second model runner on a CPU, in an environment of their own
+#   --nodes    the tests of two nodes, made of this machine's namespaces: twelve minutes, needs root
 # Further arguments go to one pytest: bash scripts/test.sh tests/sam -k automaton
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 help_if_asked "$@"
 case "${1:-}" in
-    "" | fast | --ascend | --v2 | -[a-zA-Z]* | --assert* | --[b-z]*) ;; # the last three are pytest's
-    *) [ -e "${1%%::*}" ] || fail "$1: expected fast, --ascend, --v2, or a file of tests and what else pytest takes" ;;
+    "" | fast | --ascend | --v2 | --nodes | -[a-zA-Z]* | --assert* | --[b-z]*) ;; # the last three are pytest's
+    *) [ -e "${1%%::*}" ] || fail "$1: expected fast, --ascend, --v2, --nodes, or a file of tests and what else pytest takes" ;;
 esac
 
 # Two pytests at once, with the arguments before and after `--`; the second one's output is shown after the first's.
@@ -41,6 +42,12 @@ case "${1:-}" in
     set_up_second_runner
     [ $# -gt 0 ] || set -- tests/v2 --durations=20
     exec python -m pytest "$@"
+    ;;
+--nodes)
+    shift
+    set_up_environment cpu smollm2 dev
+    [ $# -gt 0 ] || set -- tests/nodes --durations=20
+    exec python -m pytest -m long "$@"
     ;;
 fast)
     shift

@@ -211,8 +211,8 @@ class Progress:
 
 
 class SecondRunnersRecorder(StepRecorder):
-    """As StepRecorder, with vLLM's second model runner. A step is recorded when its tokens have come to the host, for which nobody waits on its behalf;
-    graphs are not told apart."""
+    """As StepRecorder, with vLLM's second model runner. A step is recorded when its tokens have come to the host, for
+    which nobody waits on its behalf; graphs are not told apart."""
 
     def __init__(self, runner):
         self._requests: dict[str, Progress] = {}

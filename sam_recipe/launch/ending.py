@@ -100,6 +100,8 @@ def failed(code: int, died: str | None, error: dict | None, run_directory: Path,
         where = f"the checkpoint of step {_steps_done(run_directory) + 1}" if "checkpoint" in text else "a file"
         reason = f"no space left on the disk of {folder} ({free / 2**30:.1f} GiB free) for {where}"
         return Ending(code, reason, "free some space")
+    if lost := re.search(r"\bNodeLostError: (.+)", text):
+        return Ending(code, lost[1], "start Ray there again, or on another node")
     if died or (error and is_death(error)):
         # Ray's message has the node's address where the process ran on another node.
         address = None if died else re.search(r"^\s*ip: ([\w.:<>]+)", text, re.MULTILINE)

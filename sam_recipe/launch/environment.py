@@ -70,21 +70,22 @@ RAY_WORKERS = {
     "VLLM_BATCH_INVARIANT": "0",
     "VERL_RL_INSIGHT_ENABLE": "0",
 }
-# What a Ray that runs already does not inherit from here: verl's, and wandb's, which verl calls in a Ray actor. Not its
-# key: a runtime_env can be read in Ray's dashboard and logs.
+# What a Ray that runs already does not inherit from here: OFFLINE, verl's, and wandb's, which verl calls in an actor.
+# Not its key: a runtime_env can be read in Ray's dashboard and logs.
 FORWARDED = (
     "VERL_FULL_DETERMINISM VLLM_BATCH_INVARIANT VERL_RL_INSIGHT_ENABLE "
     "PYTHONHASHSEED CUBLAS_WORKSPACE_CONFIG FLASH_ATTENTION_DETERMINISTIC NCCL_DETERMINISTIC NCCL_ALGO "
     "WANDB_RUN_ID WANDB_RESUME WANDB_RUN_GROUP WANDB_JOB_TYPE WANDB_TAGS WANDB_DIR WANDB_MODE WANDB_ENTITY "
-    "WANDB_BASE_URL WANDB_SILENT VLLM_USE_V2_MODEL_RUNNER"
-).split()
+    "WANDB_BASE_URL VLLM_USE_V2_MODEL_RUNNER"
+).split() + list(OFFLINE)
 WANDB_RUN_FILE = "wandb_run_id"  # in run_dir
 
 
-def ray_runtime_env() -> dict:
-    """Ray's `runtime_env` of a run: verl's own variables for all its processes, and wandb's."""
+def ray_runtime_env(device: str) -> dict:
+    """Ray's `runtime_env` of a run: verl's own variables for all its processes, wandb's, and a CPU's."""
     own = {name: value for name, value in (RAY_WORKERS | FIRST_MODEL_RUNNER).items() if name not in os.environ}
-    forwarded = {name: os.environ[name] for name in FORWARDED if name in os.environ}
+    names = [*FORWARDED, *(CPU if device == "cpu" else ())]
+    forwarded = {name: os.environ[name] for name in names if name in os.environ}
     return {"env_vars": {**own, **forwarded, "TRANSFER_QUEUE_ENABLE": "1"}, "working_dir": None}
 
 
@@ -136,9 +137,10 @@ def prepare(config: DictConfig, folder: Path) -> None:
         os.environ["HOME"] = str(home)
         defaults |= {"XDG_CACHE_HOME": str(home / ".cache"), "XDG_CONFIG_HOME": str(home / ".config")}
     if config.trainer.device == "cpu":
-        # Ray would keep its token in HOME; this run's own reaches all its processes, forked early ones too.
-        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        defaults |= cpu_variables(config) | token
+        defaults |= cpu_variables(config)
+        if not os.environ.get("RAY_ADDRESS"):
+            # Ray would keep its token in HOME; this run's own reaches all its processes, forked early ones too.
+            defaults |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
             del os.environ["CUDA_VISIBLE_DEVICES"]  # Ray refuses num_gpus=1 when it is set and empty
     for name, value in defaults.items():

@@ -31,10 +31,11 @@ def ray_cluster(config: DictConfig) -> Iterator[str]:
     return machine.ray_cluster(config, of_this_node)
 
 
-def of_this_node(content: dict) -> list[str]:
+def of_this_node(content: dict, head: dict) -> list[str]:
     """Runs on a node of a cluster, in the environment that `ray start` gave its Ray."""
     os.environ.setdefault("RAY_ADDRESS", "auto")  # Ray runs here: its ports and memory are taken by itself
-    return [line for find in select("node").values() for line in find(OmegaConf.create(content))]
+    found = [line for find in select("node").values() for line in find(OmegaConf.create(content))]
+    return [*found, *machine.differences(head)]
 
 
 # Every check in the report's order, and where it is asked. start: before every run, imports nothing that takes long.

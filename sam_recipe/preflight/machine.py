@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +19,7 @@ import psutil
 from omegaconf import DictConfig, OmegaConf
 
 from sam.trained_drafter import settings_of
-from sam_recipe.launch import sharing
+from sam_recipe.launch import sharing, versions
 
 GIB = 2**30
 DEVICE_GIB = {"npu": 64, "cuda": 80}  # of one device: an A3 die, an H100
@@ -186,7 +187,7 @@ def memory_and_disk(config: DictConfig) -> Iterator[str]:
     if (free := free_memory_gib()) < wanted:
         said = f"{free:.1f} GiB of memory are free, {wanted:.0f} are needed ({listed(parts) or 'of the config'})"
         yield f"{said}: stop other programs, take more nodes, or lower what the line names [machine.memory]"
-    place = next(path for path in (Path(config.run_dir), *Path(config.run_dir).parents) if path.exists())
+    place = present(config)
     one, kept = found.checkpoint if (found := device_memory(config)) else 0.0, checkpoints_at_once(config)
     wanted = max(least.get("disk_gib", 0), one * kept)
     if (free := free_gib(place)) < wanted:
@@ -204,6 +205,12 @@ def memory_and_disk(config: DictConfig) -> Iterator[str]:
         if names and not card.startswith("^") and not any(one.startswith(names) for one in there):
             said = f"{variable}={card}: no such network card on this node"
             yield f"{said}: set it to one of {', '.join(there)} [variable.refused]"
+
+
+def present(config: DictConfig) -> Path:
+    """run_dir, or what is there already of the folders above it."""
+    run_directory = Path(config.run_dir).absolute()
+    return next(path for path in (run_directory, *run_directory.parents) if path.exists())
 
 
 def free_memory_gib() -> float:
@@ -258,6 +265,7 @@ def shared_memory_parts(config: DictConfig) -> dict[str, float]:
 RESOURCES = {"npu": "NPU", "cuda": "GPU", "cpu": "CPU"}
 ANSWER_SECONDS = 180.0  # a node imports Ray, reads the headers of all shards from the shared file system
 CONNECT_SECONDS = 5.0  # a head that takes longer to accept a connection is not there
+COMPARED = ("commit", "python", *versions.RECORDED)
 START = "bash scripts/start_ray_cluster.sh head here, worker HEAD_ADDRESS on the other nodes"
 
 
@@ -312,10 +320,10 @@ def answers(host: str, port: int) -> bool:
     return False
 
 
-def ray_cluster(config: DictConfig, of_node: Callable[[dict], list[str]]) -> Iterator[str]:
+def ray_cluster(config: DictConfig, of_node: Callable[[dict, dict], list[str]]) -> Iterator[str]:
     """With RAY_ADDRESS set: whether the cluster has the devices, free and on as many nodes, and every node the rest.
 
-    `of_node` runs on each node and finds the lines about it, of a config's content.
+    `of_node` runs on each node and finds the lines about it, of a config's content and what `differences` takes.
     """
     if not (address := os.environ.get("RAY_ADDRESS")):
         return
@@ -333,10 +341,14 @@ def ray_cluster(config: DictConfig, of_node: Callable[[dict], list[str]]) -> Ite
     try:
         alive = [node for node in ray.nodes() if node["Alive"]]
         yield from devices_of_cluster(config, alive, ray.available_resources())
-        found = ask_nodes(config, alive, of_node)
+        with tempfile.NamedTemporaryFile(dir=present(config), prefix=".sam-") as seen_by_all:
+            head = {"versions": versions.known(), "file": seen_by_all.name}
+            found = ask_nodes(config, alive, of_node, head)
         for line in dict.fromkeys(line for lines in found.values() for line in lines):
             places = [address for address, lines in found.items() if line in lines]
             yield f"on {'every node' if len(places) == len(found) > 1 else ', '.join(places)}: {line}"
+    except OSError as error:
+        yield f"run_dir={config.run_dir}: {error}: choose one that can be written to [run_dir.not_shared]"
     finally:
         ray.shutdown()
 
@@ -351,7 +363,22 @@ def devices_of_cluster(config: DictConfig, nodes: list[dict], available: dict[st
         yield f"{free} of {wanted * whole} {resource} are free: wait for the other run or stop it [ray.devices]"
 
 
-def ask_nodes(config: DictConfig, nodes: list[dict], of_node: Callable[[dict], list[str]]) -> dict[str, list[str]]:
+def differences(head: dict) -> Iterator[str]:
+    """What this node has otherwise than the head, which tells its `versions` and a `file` in run_dir or above it."""
+    own = versions.known()
+    for name in COMPARED:
+        if own[name] != (wanted := head["versions"][name]):
+            yield f"{name} {own[name]}, the head has {wanted}: install the same on every node [node.differs]"
+    if not Path(head["file"]).exists():
+        said = (
+            f"{Path(head['file']).parent} is another folder than the head's: a rank's part of a checkpoint stays here"
+        )
+        yield f"{said}: set run_dir to a folder that all nodes share [run_dir.not_shared]"
+
+
+def ask_nodes(
+    config: DictConfig, nodes: list[dict], of_node: Callable[[dict, dict], list[str]], head: dict
+) -> dict[str, list[str]]:
     """The lines about each node, by its address."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -359,7 +386,7 @@ def ask_nodes(config: DictConfig, nodes: list[dict], of_node: Callable[[dict], l
     ask, asked, found = ray.remote(num_cpus=0, max_retries=0)(of_node), {}, {}
     for node in nodes:
         there = ask.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
-        asked[node["NodeManagerAddress"]] = there.remote(OmegaConf.to_container(config))
+        asked[node["NodeManagerAddress"]] = there.remote(OmegaConf.to_container(config), head)
     for address, answer in asked.items():
         try:
             found[address] = ray.get(answer, timeout=ANSWER_SECONDS)

@@ -4,13 +4,16 @@ verl is imported in the actor only: in the driver it would cost every start a qu
 """
 
 import os
+import re
 import sys
 import threading
+import time
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from sam_recipe.launch import fork_server
+from sam_recipe.launch.ending import is_death
 
 # What the processes of a run import, for the fork server.
 IMPORTED_ONCE = [
@@ -28,6 +31,12 @@ SLOW_START = "timed out during startup"
 STARTS = 4
 # Arguments that only a Ray started by this process takes.
 OWN_RAY_ONLY = ("num_cpus", "num_gpus", "resources", "include_dashboard", "_temp_dir", "object_store_memory")
+LOST_LINK = re.compile("[Cc]onnection (closed|reset|refused)|[Tt]imed out")  # what ranks say whose peer has gone
+NOTICE_SECONDS = 30.0  # Ray gives up a node after 5 questions without an answer, 3 s apart
+
+
+class NodeLostError(RuntimeError):
+    """A run that has lost a node of its cluster."""
 
 
 class TaskRunner:
@@ -92,6 +101,7 @@ def run_in_ray(config: DictConfig, runtime_env: dict, temporary: str) -> None:
     """Train in Ray, connected to as the config and RAY_ADDRESS say, or started here; on a CPU its processes are forked
     from one that has imported IMPORTED_ONCE."""
     import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     arguments = ray_arguments(config, temporary)
     own = {key: value for key, value in (arguments.pop("runtime_env", None) or {}).items() if value is not None}
@@ -102,4 +112,31 @@ def run_in_ray(config: DictConfig, runtime_env: dict, temporary: str) -> None:
         env_vars[fork_server.EXECUTABLE] = str(python)
         runtime_env["py_executable"] = str(python)
     start_ray(**arguments, runtime_env=runtime_env)
-    ray.get(ray.remote(TaskRunner).remote().run.remote(config))
+    # On this node, where run_dir is for certain; Ray would take any.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    runner, nodes = ray.remote(TaskRunner).options(scheduling_strategy=here).remote(), living_nodes()
+    try:
+        ray.get(runner.run.remote(config))
+    except Exception as error:
+        is_lost = is_death({"type": type(error).__name__, "text": str(error)}) or LOST_LINK.search(str(error))
+        if len(nodes) > 1 and is_lost:
+            check_nodes(nodes)
+        raise
+
+
+def living_nodes() -> dict[str, str]:
+    """The addresses of the cluster's nodes that Ray has not given up, by their id."""
+    import ray
+
+    return {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+
+
+def check_nodes(nodes: dict[str, str]) -> None:
+    """Raise NodeLostError if one of them is lost, which Ray may be still to notice."""
+    deadline = time.monotonic() + NOTICE_SECONDS
+    while not (lost := nodes.keys() - living_nodes()):
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.5)
+    addresses = ", ".join(sorted(nodes[one] for one in lost))
+    raise NodeLostError(f"node {addresses} is lost: its Ray, its network or the machine itself has failed")

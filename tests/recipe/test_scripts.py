@@ -75,6 +75,7 @@ def test_the_scripts_for_a_cpu_start_what_the_readme_says(tmp_path):
     assert smollm2.endswith("--config-name dapo_smollm2_cpu speculation=off\n")
     assert "-m sam_recipe.command_line data --output data" in said("prepare_data.sh")
     assert "python -m pytest" in said("test.sh") and "tests/ascend" in said("test.sh", "--ascend")
+    assert said("test.sh", "--nodes").endswith("python -m pytest -m long tests/nodes --durations=20\n")
 
 
 def test_a_cluster_that_runs_is_joined_but_for_a_smoke_run(stand_in, tmp_path):
@@ -212,7 +213,7 @@ def test_help_comes_before_anything_is_installed(fresh, script):
         ("bench_cuda.sh", "--modle /a", "the following arguments are required: --model"),
         ("bench_cuda.sh", "--model /a --requets 1", "--requets: did you mean --requests?"),
         ("bench_cuda.sh", "PACKAGES=/nowhere", "PACKAGES=/nowhere: no such folder"),
-        ("test.sh", "fats", "fats: expected fast, --ascend, --v2, or a file of tests"),
+        ("test.sh", "fats", "fats: expected fast, --ascend, --v2, --nodes, or a file of tests"),
         ("download_packages.sh", "", "expected a folder and extras: bash scripts/download_packages.sh"),
         ("download_packages.sh", "folder cdua", "cdua: expected some of cpu, smollm2, cuda, dev"),
         ("prepare_model.sh", "", "no model named: expected Qwen3-8B, Qwen3-32B, "),

@@ -137,6 +137,11 @@ REWARD = """ray::TaskRunner.run() (pid=1, ip=10.0.0.1)
   File "dynamic_sampling.py", line 1
 RuntimeError: every response failed in round 1 of step 1: data_source 'own': /my/reward.py:12: ValueError: boom
 """
+LOST_NODE = f"""{DEAD_ACTOR}
+The above exception was the direct cause of the following exception:
+
+sam_recipe.trainer.NodeLostError: node 10.0.0.2 is lost: its Ray
+"""
 UNLOADABLE = """ray::TaskRunner.run() (pid=1, ip=10.0.0.1)
 ray.exceptions.ActorDiedError: The actor died because of an error raised in its creation task, ray::RewardLoopWorker()
   File "/my/reward.py", line 1, in <module>
@@ -155,6 +160,7 @@ RuntimeError: Error loading module from module_path='/my/reward.py'
     [
         (1, "a rollout server (process 7)", DEAD_ACTOR, "a rollout server (process 7) was killed or crashed"),
         (1, None, DEAD_ACTOR, "a worker of the trainer was killed or crashed on 10.0.0.2"),
+        (1, None, LOST_NODE, "node 10.0.0.2 is lost: its Ray"),
         (1, None, EXCEPTION, "ValueError: train_batch_size must be positive"),
         (1, None, REWARD, REWARD.splitlines()[-1]),
         (1, None, UNLOADABLE, f"ModuleNotFoundError: No module named 'nothing_such' ({UNLOADABLE.splitlines()[-1]})"),

@@ -31,7 +31,7 @@ def test_ray_gets_what_verl_gives_it(bare, user):
     constants = pytest.importorskip("verl.trainer.constants_ppo")
     for name, value in user.items():
         bare.setenv(name, value)
-    ours = environment.ray_runtime_env()
+    ours = environment.ray_runtime_env("npu")
     assert ours["env_vars"].pop("VLLM_USE_V2_MODEL_RUNNER") == "0"  # this recipe's own
     assert ours["env_vars"].pop("TRANSFER_QUEUE_ENABLE") == "1"  # which verl adds when it calls ray.init
     assert ours == constants.get_ppo_ray_runtime_env()
@@ -51,7 +51,7 @@ def test_wandbs_variables_reach_the_processes_of_a_ray_that_runs_already(bare, t
     bare.setenv("WANDB_TAGS", "mine")
     bare.setenv("WANDB_API_KEY", "0" * 40)
     environment.prepare(config(tmp_path, method="off"), tmp_path)
-    forwarded = environment.ray_runtime_env()["env_vars"]
+    forwarded = environment.ray_runtime_env("cpu")["env_vars"]
     assert (forwarded["WANDB_RUN_GROUP"], forwarded["WANDB_JOB_TYPE"]) == ("dapo_tiny_cpu_seed3", "off")
     assert forwarded["WANDB_DIR"] == str(tmp_path / "run") and forwarded["WANDB_TAGS"] == "mine"
     assert "WANDB_API_KEY" not in forwarded and "WANDB_MODE" not in forwarded

@@ -123,7 +123,7 @@ def join_cluster(node: Node, dies: list[int], free: int | None = None, said: dic
     node.set(ray, "init", lambda **_: None)
     node.set(ray, "nodes", lambda: nodes)
     node.set(ray, "available_resources", lambda: dict.fromkeys(("NPU", "GPU"), sum(dies) if free is None else free))
-    node.set(machine, "ask_nodes", lambda config, alive, of_node: said or {})
+    node.set(machine, "ask_nodes", lambda config, alive, of_node, head: said or {})
 
 
 def write_rows(path: Path, **columns) -> None:

@@ -142,9 +142,13 @@ def test_a_run_starts_on_the_head_of_a_cluster_that_it_was_told_of(tmp_path, mon
 @pytest.mark.e2e
 def test_a_node_says_what_it_lacks_and_how_many_dies_are_free(cluster):
     config = composed("dapo_qwen3_32b")
-    ((address, problems),) = machine.ask_nodes(config, ray.nodes(), preflight.of_this_node).items()
+    head = {"versions": versions.known() | {"vllm": "0.22.1"}, "file": "/proc/none"}
+    ((address, problems),) = machine.ask_nodes(config, ray.nodes(), preflight.of_this_node, head).items()
     assert address == ray.util.get_node_ip_address()
     said = "\n".join(problems)
+    vllm = versions.installed("vllm")
+    assert f"vllm {vllm}, the head has 0.22.1: install the same on every node [node.differs]" in said
+    assert "[run_dir.not_shared]" in said
     assert "[data.missing]" in said and ("[package.version]" in said or versions.installed("vllm-ascend"))
 
     @ray.remote(resources={"NPU": 4}, num_cpus=0)
