@@ -2,7 +2,7 @@
 
 `PATCHES` is the whole list: `wrap` and `put` replace nothing that does not stand in it, and nothing else replaces
 anything (tests/test_layers.py). An engine for which no `speculation` is configured keeps vLLM's own but for the first
-two, which look for that and step aside.
+two and `take_all_sampling`, which look for that and step aside.
 """
 
 import functools

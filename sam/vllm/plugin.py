@@ -12,8 +12,8 @@ from sam.vllm.v2 import engine as second_runner
 
 logger = logging.getLogger(__name__)
 
-FIRST_RUNNERS = "0.23"  # vLLM that runs by its first model runner; the others by the second
-VERSIONS = (FIRST_RUNNERS, "0.32", "0.33")
+FIRST_RUNNERS = "0.23"  # whose first model runner alone is known; of later ones both
+VERSIONS = (FIRST_RUNNERS, "0.32", "0.33")  # of vLLM
 # vLLM's names of drafters after whose steps one without drafts may follow.
 MAY_PAUSE = ("custom_class", "ngram", "ngram_gpu", "suffix", "draft_model", "eagle3")
 # Classes of drafters; under asynchronous scheduling those of this project have `Async` in front.
@@ -30,7 +30,7 @@ WITHOUT_STATE = {"attention", "full_attention", "sliding_attention", "chunked_at
 
 
 def register() -> None:
-    """Open the two doors through which engines with a `speculation` come; any number of times.
+    """Open the doors through which engines with a `speculation` come; any number of times.
 
     Nothing of vLLM's model runners is imported here: what vLLM's CPU worker replaces has to be replaced before them. An
     engine for which no speculation is configured is left as it is, and so is any vLLM but VERSIONS.
