@@ -15,7 +15,6 @@ class Settings:
     steps: int = 300  # of the optimizer, each on `sequences` responses
     sequences: int = 12
     learning_rate: float = 2e-3  # peak for states of up to WIDTH numbers, less for wider ones in proportion
-    save_steps: int = 50  # after which training can go on from where it was stopped
     threads: int = 2  # of the CPU; results repeat exactly for a given count
     seed: int = 0
     layers: int = 1  # of a draft model, from 1 to the target's

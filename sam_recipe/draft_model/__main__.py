@@ -3,7 +3,7 @@
 A draft model goes into DIR/draft_model, with tokenizer, as transformers and vLLM load it; an EAGLE3 head into
 DIR/eagle3_head, as vLLM loads it: what speculation.draft_model takes. The prompts are those of DIR/train.parquet; how
 many of its tokens held-out responses have too is said at the end. A second call with the same settings and target
-returns at once; one that was stopped goes on where it was.
+returns at once.
 """
 
 # ruff: noqa: E402
@@ -15,7 +15,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import argparse
 import hashlib
 import json
-import shutil
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -29,7 +28,7 @@ from sam_recipe.record import Contents, build_once
 
 ACCEPTANCE = "acceptance.json"
 KINDS = ("draft_model", "eagle3")
-OPTIONS = ("layers", "unroll", "prompts", "steps", "seed")  # fields of Settings too
+OPTIONS = ("layers", "prompts", "steps", "seed")  # fields of Settings too
 
 
 def class_of(kind: str) -> type:
@@ -56,26 +55,22 @@ def prepare_drafter(kind: type, assets: Path, settings: Settings) -> bool:
     }
     sources = [Path(module.__file__) for module in (distil, eagle3)]
     contents = Contents(kind.name, asdict(settings) | {"target": weights}, sources, packages=("torch", "transformers"))
-    progress = assets / f".distilling_{contents.digest()[:16]}"
-    built = build_once(assets / kind.folder, contents, lambda folder: _build(kind, folder, progress, assets, settings))
-    shutil.rmtree(progress, ignore_errors=True)
-    return built
+    return build_once(assets / kind.folder, contents, lambda folder: _build(kind, folder, assets, settings))
 
 
-def _build(kind, folder: Path, progress: Path, assets: Path, settings: Settings) -> None:
+def _build(kind, folder: Path, assets: Path, settings: Settings) -> None:
     from transformers import AutoModelForCausalLM
 
     from sam_recipe.draft_model import distil
     from sam_recipe.tiny.warm_start import deterministic
 
-    progress.mkdir(exist_ok=True)
     target = AutoModelForCausalLM.from_pretrained(assets / "model", local_files_only=True).float().eval()
     prompts = read_prompts(assets / "train.parquet", assets / "model", settings.prompts)
     with deterministic(settings.threads):
-        examples = distil.sample_responses(target, prompts, settings, progress)
+        examples = distil.sample_responses(target, prompts, settings)
         trained = len(examples) - max(1, len(prompts) // 10) * settings.samples
         drafter = kind(target, settings)
-        distil.train(target, drafter, examples[:trained], settings, progress)
+        distil.train(target, drafter, examples[:trained], settings)
         shares = distil.acceptance(target, drafter, examples[trained:])
     drafter.save_pretrained(folder)
     Tokenizer(assets / "model").whole.save_pretrained(folder)
@@ -95,7 +90,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--assets", type=Path, required=True, help="folder with model/ and train.parquet")
     parser.add_argument("--kind", choices=KINDS, default="draft_model", help="default %(default)s")
     parser.add_argument("--layers", type=int, help=f"of the draft model (default {Settings.layers})")
-    parser.add_argument("--unroll", type=int, help=f"passes a head is trained on (default {Settings.unroll})")
     parser.add_argument("--prompts", type=int, help=f"to answer, a tenth held out (default {Settings.prompts})")
     parser.add_argument("--steps", type=int, help=f"optimizer steps (default {Settings.steps})")
     parser.add_argument("--seed", type=int, help=f"of responses and batches (default {Settings.seed})")
@@ -103,8 +97,8 @@ def main(arguments: list[str] | None = None) -> int:
     kind = class_of(options.kind)
     chosen = {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
     for name, value in chosen.items():
-        if name == kind.unused:
-            parser.error(f"--{name} is {value}: unused with --kind {options.kind}: leave it out")
+        if (name, options.kind) == ("layers", "eagle3"):
+            parser.error(f"--layers is {value}: unused with --kind eagle3: leave it out")
         if value < (least := {"seed": 0, "prompts": 2}.get(name, 1)):
             parser.error(f"--{name} is {value}: expected at least {least}")
 

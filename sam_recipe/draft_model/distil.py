@@ -7,8 +7,6 @@ every response token (Hinton et al., 2015: the cross-entropy to the teacher's pr
 import copy
 from collections.abc import Iterable
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,30 +19,19 @@ from sam_recipe.launch.progress import progress_bar
 
 MOST_LOGITS = 1 << 25  # numbers in a step's logits
 POSITIONS = 8  # of a draft, of which acceptance is said
-STATE, RESPONSES = "state.pt", "responses.pt"  # of a stopped call: model, optimizer and steps done; what was answered
 Example = tuple[list[int], list[int]]
 """Token ids of a prompt and of a response."""
 
 
-def sample_responses(
-    target: PreTrainedModel, prompts: list[list[int]], settings: Settings, folder: Path
-) -> list[Example]:
-    """Draw the target's responses at temperature 1; those of an earlier call that are in `folder` are taken from there.
-
-    Args:
-        prompts: token ids of each prompt.
-    """
-    path = folder / RESPONSES
-    done: list[Example] = torch.load(path, weights_only=True) if path.is_file() else []
+def sample_responses(target: PreTrainedModel, prompts: list[list[int]], settings: Settings) -> list[Example]:
+    """Draw the target's responses to prompts, given as token ids, at temperature 1."""
     # Prompts at once. For padded ones transformers copies the KV cache of all heads at every token, which a wide target
     # feels more than reading its weights again.
-    each = 16 if target.config.hidden_size <= WIDTH else 1
+    done, each = [], 16 if target.config.hidden_size <= WIDTH else 1
     with progress_bar(total=len(prompts), desc="responses of the target") as progress:
-        progress.update(len(done) // settings.samples)
-        for begin in range(len(done) // settings.samples, len(prompts), each):
+        for begin in range(0, len(prompts), each):
             batch = prompts[begin : begin + each]
             done += _answer(target, batch, settings, settings.seed + begin)
-            _save(done, path)
             progress.update(len(batch))
     return done
 
@@ -80,7 +67,7 @@ class Student(torch.nn.Module):
         ValueError: the target has fewer layers.
     """
 
-    name, folder, defaults, unused = "draft model", "draft_model", Settings(unroll=1), "unroll"
+    name, folder, defaults = "draft model", "draft_model", Settings(unroll=1)
     layers_read = ()
 
     def __init__(self, target: PreTrainedModel, settings: Settings):
@@ -141,21 +128,15 @@ def loss_of(target, drafter, batch: list[Example], read: list[torch.Tensor], pas
     return torch.stack(losses).mean()
 
 
-def train(target, drafter, examples: list[Example], settings: Settings, folder: Path) -> list[float]:
-    """Train a drafter, from where an earlier call in `folder` was stopped; the loss of each step of this call."""
-    peak, first, losses = settings.learning_rate * min(1.0, WIDTH / drafter.config.hidden_size), 0, []
+def train(target, drafter, examples: list[Example], settings: Settings) -> list[float]:
+    """Train a drafter; the loss of each step."""
+    peak, losses = settings.learning_rate * min(1.0, WIDTH / drafter.config.hidden_size), []
     optimizer = torch.optim.AdamW(drafter.parameters(), lr=peak, weight_decay=0.0)
-    if (folder / STATE).is_file():
-        weights, state, first = torch.load(folder / STATE, weights_only=True)
-        drafter.load_state_dict(weights)
-        optimizer.load_state_dict(state)
-    # Once, as a pass of the target takes longer than all else; and one by one: beside others a text's last bits depend
-    # on them, and training that goes on would end elsewhere.
+    # Once, as a pass of the target takes longer than all else.
     read = [states_of(target, drafter.layers_read, padded([example])[0])[0] for example in examples]
     drafter.train()
     with progress_bar(total=settings.steps, desc="distilling") as progress:
-        progress.update(first)
-        for step in range(first, settings.steps):
+        for step in range(settings.steps):
             optimizer.param_groups[0]["lr"] = peak * (1.0 - 0.9 * step / settings.steps)
             chosen = np.random.default_rng([settings.seed, step]).integers(len(examples), size=settings.sequences)
             batch = [examples[i] for i in chosen], [read[i] for i in chosen]
@@ -167,8 +148,6 @@ def train(target, drafter, examples: list[Example], settings: Settings, folder: 
             losses.append(loss.item())
             progress.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
             progress.update()
-            if (step + 1) % settings.save_steps == 0:
-                _save((drafter.state_dict(), optimizer.state_dict(), step + 1), folder / STATE)
     drafter.eval()
     return losses
 
@@ -204,9 +183,3 @@ def acceptance(target: PreTrainedModel, drafter: torch.nn.Module, examples: Iter
             alive = alive & (tokens[:, position:-1] == ids[:, position + 1 :])
             accepted[position] += alive.sum()
     return (accepted / tried.clamp(min=1)).tolist()
-
-
-def _save(content: Any, path: Path) -> None:
-    """Whole or not at all."""
-    torch.save(content, written := path.with_suffix(".new"))
-    written.replace(path)

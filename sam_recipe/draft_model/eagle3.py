@@ -72,7 +72,7 @@ class Layer(torch.nn.Module):
 class Head(torch.nn.Module):
     """An EAGLE3 head, begun with the target's last norm and output layer; it reads the target's embeddings."""
 
-    name, folder, defaults, unused = "EAGLE3 head", "eagle3_head", Settings(sequences=8), "layers"
+    name, folder, defaults = "EAGLE3 head", "eagle3_head", Settings(sequences=8)
 
     def __init__(self, target: PreTrainedModel, settings: Settings):
         super().__init__()

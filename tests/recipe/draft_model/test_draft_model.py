@@ -1,4 +1,4 @@
-"""A draft model or an EAGLE3 head distilled from a tiny target: learnt, resumed, built once, and what it computes."""
+"""A draft model or an EAGLE3 head distilled from a tiny target: learnt, built once, and what it computes."""
 
 import json
 from dataclasses import replace
@@ -11,25 +11,15 @@ from transformers import AutoModelForCausalLM
 
 from sam_recipe.draft_model import distil
 from sam_recipe.draft_model.__main__ import KINDS, class_of, main
-from sam_recipe.draft_model.distil import (
-    RESPONSES,
-    STATE,
-    Settings,
-    Student,
-    acceptance,
-    sample_responses,
-    states_of,
-    train,
-)
+from sam_recipe.draft_model.distil import Settings, Student, acceptance, sample_responses, states_of, train
 from sam_recipe.draft_model.eagle3 import Head, layers_read
 from sam_recipe.tiny.assets import AssetSettings, prepare_assets
 from sam_recipe.tiny.model import ModelSettings
 from sam_recipe.tiny.warm_start import WarmStartSettings
 from tests.sam.engine.eagle_head import ReferenceHead
 
-SMALL = Settings(prompts=6, samples=2, response_tokens=12, steps=12, sequences=4, save_steps=5, threads=1, unroll=3)
+SMALL = Settings(6, samples=2, response_tokens=12, steps=60, sequences=6, learning_rate=1e-2, threads=1, unroll=3)
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
-EACH_KIND = pytest.mark.parametrize("kind", [class_of(kind) for kind in KINDS], ids=KINDS)
 
 
 @pytest.fixture(scope="module")
@@ -50,54 +40,16 @@ def target(assets):
     return AutoModelForCausalLM.from_pretrained(assets / "model").float()
 
 
-@pytest.fixture(scope="module")
-def examples(target, tmp_path_factory):
-    return sample_responses(target, PROMPTS, SMALL, tmp_path_factory.mktemp("responses"))
-
-
-def trained(kind, target, examples, settings, folder):
-    folder.mkdir(exist_ok=True)
-    drafter = kind(target, settings)
-    return drafter, train(target, drafter, examples, settings, folder)
-
-
-@EACH_KIND
-def test_it_learns_the_targets_distribution(kind, target, examples, tmp_path):
-    settings = replace(SMALL, steps=60, sequences=6, learning_rate=1e-2)
-    drafter, losses = trained(kind, target, examples, settings, tmp_path)
+@pytest.mark.parametrize("kind", [class_of(kind) for kind in KINDS], ids=KINDS)
+def test_it_learns_the_targets_distribution(kind, target):
+    examples, drafter = sample_responses(target, PROMPTS, SMALL), kind(target, SMALL)
+    assert [prompt for prompt, _ in examples] == [prompt for prompt in PROMPTS for _ in range(2)]
+    losses = train(target, drafter, examples, SMALL)
     assert sum(losses[-5:]) < sum(losses[:5])
-    before, after = (acceptance(target, one, examples) for one in (kind(target, settings), drafter))
+    before, after = (acceptance(target, one, examples) for one in (kind(target, SMALL), drafter))
     assert len(after) == distil.POSITIONS
     # A copy of the target's layers is right now and then before it has learnt anything.
     assert kind is Student or sum(after[:3]) > sum(before[:3])
-
-
-@EACH_KIND
-def test_stopped_training_goes_on_to_the_same_weights(kind, target, examples, tmp_path, monkeypatch):
-    whole, losses = trained(kind, target, examples, SMALL, tmp_path / "once")
-    save = distil._save
-
-    def save_and_stop(*given):
-        save(*given)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(distil, "_save", save_and_stop)
-        trained(kind, target, examples, SMALL, tmp_path / "other")
-    assert (tmp_path / "other" / STATE).is_file()
-    resumed, rest = trained(kind, target, examples, SMALL, tmp_path / "other")
-    assert len(rest) == SMALL.steps - 5 and rest == losses[5:]
-    for name, value in whole.state_dict().items():
-        assert torch.equal(value, resumed.state_dict()[name])
-
-
-def test_responses_are_kept_and_seeded(target, examples, tmp_path):
-    assert [prompt for prompt, _ in examples] == [prompt for prompt in PROMPTS for _ in range(2)]
-    assert sample_responses(target, PROMPTS, SMALL, tmp_path) == examples
-    torch.save([([0], [0])] * len(examples), tmp_path / RESPONSES)
-    assert sample_responses(target, PROMPTS, SMALL, tmp_path) == [([0], [0])] * len(examples)
-    (tmp_path / RESPONSES).unlink()
-    assert sample_responses(target, PROMPTS, replace(SMALL, seed=1), tmp_path) != examples
 
 
 def test_acceptance_by_position_is_counted_from_every_token(target):
@@ -137,8 +89,7 @@ def test_it_is_built_once_and_its_acceptance_is_said_again(assets, capsys, kind,
     ("words", "said"),
     [
         (["--kind", "eagle3", "--layers", "2"], "--layers is 2: unused with --kind eagle3"),
-        (["--unroll", "2"], "--unroll is 2: unused with --kind draft_model"),
-        (["--kind", "eagle3", "--unroll", "0"], "--unroll is 0: expected at least 1"),
+        (["--layers", "0"], "--layers is 0: expected at least 1"),
         (["--prompts", "1"], "--prompts is 1: expected at least 2"),
         (["--kind", "medusa"], "invalid choice: 'medusa'"),
         ([], "config.json: make model and data first"),

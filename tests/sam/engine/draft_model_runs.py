@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from sam.drafting.position_acceptance import PositionAcceptance
-from sam.switch.policies import Goodput
 from sam.switch.policy import Plan
 from sam.vllm.trained import drafter as trained
 
@@ -73,17 +71,17 @@ def recorded(llm, pattern, prompts=PROMPTS):
     """Tokens; every draft by the text before it; and counters, with drafts in some steps."""
     drafter, drafts, missed = drafter_of(llm), {}, []
     before = dict(drafter.counters)
-    run_passes = drafter.trained.run_passes
+    make = drafter.trained.passes.draft
 
     def draft(batch, missing, count):
-        found = run_passes(batch, missing, count)
+        found = make(batch, missing, count)
         for row, length, tokens in zip(batch.rows, batch.lengths, found.tokens, strict=True):
             drafts[tuple(batch.texts[row, :length].tolist())] = tokens  # of the device, read at the end
         missed.extend(missing.tolist())
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drafter.trained, "run_passes", draft)
+        patch.setattr(drafter.trained.passes, "draft", draft)
         patch.setattr(drafter, "policy", Sometimes(pattern))
         tokens = again(llm, prompts)
     drafts = {text: draft.tolist() for text, draft in drafts.items()}
@@ -118,25 +116,6 @@ def broken(llm, how):
         drafter.weights_updated()
     counters = {name: value - before[name] for name, value in drafter.counters.items()}
     return SimpleNamespace(tokens=tokens, counters=counters, said=said)
-
-
-def left_off(llm):
-    """Counters and what is said while goodput knows that none of the draft model's tokens is accepted, in two rollouts,
-    each with a weight sync behind it; the first has weights of which nothing is known yet."""
-    drafter, said, counters = drafter_of(llm), [], []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trained, "logger", SimpleNamespace(warning=lambda text, *given: said.append(text % given)))
-        drafter.weights_updated()
-        for _ in range(2):
-            patch.setattr(drafter, "policy", Goodput(K))
-            patch.setattr(drafter.trained, "acceptance", PositionAcceptance(K))
-            drafter.policy.counters = drafter.counters
-            drafter.trained.acceptance._all[0] = 1e6  # observed, none of it accepted
-            before = dict(drafter.counters)
-            again(llm)
-            counters.append({name: value - before.get(name, 0) for name, value in drafter.counters.items()})
-            drafter.weights_updated()
-    return SimpleNamespace(counters=counters, said=said)
 
 
 FAULTS = {

@@ -21,7 +21,6 @@ from tests.sam.engine.draft_model_runs import (
     again,
     broken,
     drafter_of,
-    left_off,
     load_format_of,
     prefer_model,
     recorded,
@@ -83,7 +82,7 @@ def ask(made, name, then):
 def fit(llm, head):
     """Fit the head to the text of one rollout."""
     trained, seen, model = drafter_of(llm).trained, {}, drafter_of(llm).model
-    draft, compute = trained.run_passes, model.compute_logits
+    draft, compute = trained.passes.draft, model.compute_logits
 
     def recording_draft(batch, missing, count):
         fresh = []
@@ -93,11 +92,11 @@ def fit(llm, head):
             seen[tuple(batch.texts[row, :length].tolist())] = state
         return found
 
-    trained.run_passes = recording_draft
+    trained.passes.draft = recording_draft
     try:
         tokens = again(llm)
     finally:
-        trained.run_passes = draft
+        trained.passes.draft = draft
         del model.compute_logits
     after = {}
     for prompt, response in zip(PROMPTS, tokens, strict=True):
@@ -208,7 +207,7 @@ def results(made, off):
                 found.for_all = recorded(llm, SOME)
                 del drafter_of(llm).trained.acceptance.expected
             if not is_asynchronous:
-                found.acceptance, found.left_off = acceptance_of(llm), left_off(llm)
+                found.acceptance = acceptance_of(llm)
             found.broken = {how: broken(llm, how) for own, how in BROKEN if own == name}
             found.after = again(llm)
             if name == "eagle3":
@@ -294,15 +293,6 @@ def test_its_own_weights_are_loaded_and_outlive_a_sleep(results):
     # The target's embeddings, which the head shares, come with the weight sync.
     assert not weights.lost
     assert "model.fc.weight" in weights.kept and "model.embed_tokens.weight" not in weights.kept
-
-
-@pytest.mark.parametrize("name", SYNCHRONOUS)
-def test_a_model_that_rests_for_a_whole_rollout_is_said_once(results, name):
-    found = results[name].left_off
-    assert [one["draft_model_steps"] for one in found.counters] == [0, 0]
-    assert all(one["draft_model_rests"] > 2 for one in found.counters)
-    (said,) = [line for line in found.said if "left off" in line]
-    assert "0%, 0%, 0% are accepted by position" in said
 
 
 @pytest.mark.parametrize("name", SYNCHRONOUS)
