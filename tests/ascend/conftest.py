@@ -1,6 +1,7 @@
 """These tests need their own environment: bash scripts/test.sh --ascend."""
 
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,9 +11,11 @@ if importlib.util.find_spec("vllm_ascend") is None:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory):
-    """A folder with two tiny models, `dense` and `experts`."""
+    """A folder with two tiny models, `dense` and `experts`, and an EAGLE3 head for the first, `head`."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    from tests.sam.engine.eagle_head import save_head
 
     common = {
         "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -22,6 +25,8 @@ def models(tmp_path_factory):
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
     folder = tmp_path_factory.mktemp("models")
     torch.manual_seed(3)
-    Qwen3ForCausalLM(Qwen3Config(**common)).float().save_pretrained(folder / "dense")
+    dense = Qwen3ForCausalLM(Qwen3Config(**common)).float()
+    dense.save_pretrained(folder / "dense")
+    save_head(SimpleNamespace(network=dense), folder / "head")
     Qwen3MoeForCausalLM(Qwen3MoeConfig(**common, **experts)).float().save_pretrained(folder / "experts")
     return folder

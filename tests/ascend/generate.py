@@ -37,7 +37,7 @@ from sam.vllm.plugin import installed  # noqa: E402
 from sam.vllm.step_recorder import StepRecorder  # noqa: E402
 from tests.sam.engine.faults import FAULTS, mend  # noqa: E402
 
-VOCABULARY = 512
+VOCABULARY, K = 512, 3
 COUNTED = ("emitted", "scheduled_while_off", "rows_while_off", "drafted_while_off")
 METRICS = {"drafted": "spec_decode_num_draft_tokens", "accepted": "spec_decode_num_accepted_tokens"}
 METRICS["preemptions"] = "num_preemptions"
@@ -47,8 +47,7 @@ SPECULATIVE = {
     "sam": {"model": "sam.SamProposer"},
     "sam async": {"method": "ngram_gpu"},
     "ngram": {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1},
-    **{name: {"method": name} for name in ("eagle3", "eagle", "mtp", "deepseek_mtp")},  # vllm-ascend's own
-    "eagle3 unpadded": {"method": "eagle3", "disable_padded_drafter_batch": True},  # as this project asks for a head
+    "eagle3": {"method": "eagle3"},  # vllm-ascend's own
 }
 
 
@@ -68,7 +67,6 @@ class Scenario:
     model: str
     method: str = "off"
     verification: str = "exact"
-    k: int = 3
     policy: str = "always"
     threshold: int | None = None
     workload: str = "mixed"
@@ -77,12 +75,10 @@ class Scenario:
     tensor_parallel: int = 1
     expert_parallel: bool = False
     batch: int = 8
-    batched_tokens: int = 64
     blocks: int = 64
     stop: list[int] | None = None
     abort: bool = False
     paged: list[int] | None = None
-    draft_shape: str = "auto"
     async_scheduling: bool | None = None
     fault: str | None = None
     draft_model: str | None = None
@@ -128,11 +124,9 @@ def requests(scenario: Scenario) -> tuple[list[list[int]], list[dict]]:
 def engine(scenario: Scenario):
     from vllm import LLM
 
-    options, asked = {}, {}
-    if scenario.method.startswith("eagle3"):
-        asked = {"method": "eagle3", "draft_model": scenario.draft_model}
+    options = {}
     if speculative := SPECULATIVE[scenario.method]:
-        options["speculative_config"] = {**speculative, "num_speculative_tokens": scenario.k}
+        options["speculative_config"] = {**speculative, "num_speculative_tokens": K}
         if scenario.draft_model:
             options["speculative_config"]["model"] = scenario.draft_model
     if scenario.graph:
@@ -151,7 +145,7 @@ def engine(scenario: Scenario):
         seed=0,
         max_model_len=512,
         max_num_seqs=scenario.batch,
-        max_num_batched_tokens=scenario.batched_tokens,
+        max_num_batched_tokens=64,
         async_scheduling=scenario.async_scheduling,
         num_gpu_blocks_override=scenario.blocks,
         gpu_memory_utilization=0.5,
@@ -160,9 +154,7 @@ def engine(scenario: Scenario):
             "speculation": {
                 "verification": scenario.verification,
                 "policy": scenario.policy,
-                "draft_shape": scenario.draft_shape,
                 "paths": scenario.paths,
-                **asked,
             },
             "pa_shape_list": scenario.paged or [],
         },
@@ -196,20 +188,6 @@ def count_tokens(runner) -> Counter:
 
     runner.execute_model, runner.sample_tokens = execute_model, sample_tokens
     return counts
-
-
-def note_drafts(runner) -> list[tuple[int, int, list[int]]]:
-    """Request, length of its text and draft tokens, of each draft that is scheduled synchronously."""
-    noted: list[tuple[int, int, list[int]]] = []
-    execute = runner.execute_model
-
-    def execute_model(scheduled, *arguments, **keywords):
-        for name, draft in scheduled.scheduled_spec_decode_tokens.items():
-            noted.append((int(name.split("-")[0]), runner.requests[name].num_tokens, list(draft)))
-        return execute(scheduled, *arguments, **keywords)
-
-    runner.execute_model = execute_model
-    return noted
 
 
 def run(llm, scenario: Scenario) -> list[Answer]:
@@ -251,22 +229,22 @@ class Engine:
     def __init__(self, scenario: Scenario):
         platform.MODES.clear()
         self.llm, self.is_alone = engine(scenario), scenario.tensor_parallel == 1
-        self.counts, self.steps, self.drafts, self.before, self.recorder = Counter(), [], [], Counter(), None
+        self.counts, self.steps, self.before, self.recorder = Counter(), [], Counter(), None
         if self.is_alone:
             self.runner = self.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
             self.drafter, self.policy = self.runner.drafter, getattr(self.runner.drafter, "policy", None)
-            self.counts, self.drafts = count_tokens(self.runner), note_drafts(self.runner)
+            self.counts = count_tokens(self.runner)
             if scenario.graph:
                 self.recorder = StepRecorder.attach(self.runner)
             self.steps = launches.attach(self.runner, platform.MODES)
 
     def result(self, scenario: Scenario, said: list[str]) -> dict:
         """What came out, and what was counted since the last one."""
-        for one in (self.counts, self.steps, self.drafts, said):
+        for one in (self.counts, self.steps, said):
             one.clear()
         if self.is_alone and self.policy:
             is_own = scenario.threshold is None
-            self.drafter.policy = self.policy if is_own else Threshold(scenario.k, scenario.threshold)
+            self.drafter.policy = self.policy if is_own else Threshold(K, scenario.threshold)
             self.drafter.counters["draft_errors"] = 0  # so that it is said here
         if scenario.fault:
             FAULTS[scenario.fault](self.drafter)
@@ -276,14 +254,12 @@ class Engine:
         totals = {metric.name: getattr(metric, "value", None) for metric in self.llm.get_metrics()}
         status = self.status(scenario) if self.is_alone else {}
         found = {
-            "prompts": requests(scenario)[0],
             "tokens": [one.tokens if one.reason else None for one in answers],
             "reasons": [one.reason for one in answers],
             "logprobs": [one.logprobs if one.reason else None for one in answers],
             **{name: self.new(name, totals.get(f"vllm:{metric}", 0)) for name, metric in METRICS.items()},
             "status": status,
             "steps": self.steps,
-            "drafts": self.drafts,
             "said": said,
             "replays": self.recorder and self.recorder.take().replays(),
             **{name: self.counts[name] for name in COUNTED},
