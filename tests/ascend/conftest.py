@@ -5,6 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.ascend.engines import VOCABULARY, prompts_and_lengths
+
 if importlib.util.find_spec("vllm_ascend") is None:
     collect_ignore_glob = ["test_*.py"]
 
@@ -15,10 +17,10 @@ def models(tmp_path_factory):
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    from tests.sam.engine.eagle_head import save_head
+    from tests.sam.engine.trained_models import fit_output_layer, save_head
 
     common = {
-        "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 2048,
         "tie_word_embeddings": False, "initializer_range": 0.25,
     }  # fmt: skip
@@ -27,6 +29,10 @@ def models(tmp_path_factory):
     torch.manual_seed(3)
     dense = Qwen3ForCausalLM(Qwen3Config(**common)).float()
     dense.save_pretrained(folder / "dense")
-    save_head(SimpleNamespace(network=dense), folder / "head")
     Qwen3MoeForCausalLM(Qwen3MoeConfig(**common, **experts)).float().save_pretrained(folder / "experts")
+    target = SimpleNamespace(network=dense.eval())
+    save_head(target, folder / "head")
+    asked = [(torch.tensor([prompt]), tokens) for prompt, tokens in prompts_and_lengths("mixed", 14)]
+    texts = [dense.generate(prompt, max_new_tokens=tokens, do_sample=False)[0].tolist() for prompt, tokens in asked]
+    fit_output_layer(target, folder / "head", texts)
     return folder

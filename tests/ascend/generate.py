@@ -35,9 +35,10 @@ from sam.switch.policies import Threshold  # noqa: E402
 from sam.vllm import proposer  # noqa: E402
 from sam.vllm.plugin import installed  # noqa: E402
 from sam.vllm.step_recorder import StepRecorder  # noqa: E402
+from tests.ascend.engines import prompts_and_lengths  # noqa: E402
 from tests.sam.engine.faults import FAULTS, mend  # noqa: E402
 
-VOCABULARY, K = 512, 3
+K = 3
 COUNTED = ("emitted", "scheduled_while_off", "rows_while_off", "drafted_while_off")
 METRICS = {"drafted": "spec_decode_num_draft_tokens", "accepted": "spec_decode_num_accepted_tokens"}
 METRICS["preemptions"] = "num_preemptions"
@@ -98,27 +99,14 @@ class Answer:
 
 
 def requests(scenario: Scenario) -> tuple[list[list[int]], list[dict]]:
-    chance = random.Random(0)
-    prompts, settings = [], []
-    for row in range(scenario.responses):
-        if scenario.workload == "mixed":  # some prompts longer than a step's tokens, responses of all lengths
-            length, tokens = chance.choice([2, 3, 5, 9, 100]), chance.choice([5, 20, 60, 90])
-        else:
-            length, tokens = 8, 150
-        prompt = [chance.randrange(VOCABULARY) for _ in range(length)]
-        prompts.append(prompt)
-        settings.append(
-            {
-                "temperature": scenario.temperature,
-                "max_tokens": tokens,
-                "ignore_eos": True,
-                "stop_token_ids": scenario.stop,
-                "detokenize": False,
-                "logprobs": 1,
-                "seed": row if scenario.temperature > 0 else None,
-            }
-        )
-    return prompts, settings
+    asked = prompts_and_lengths(scenario.workload, scenario.responses)
+    own = {"temperature": scenario.temperature, "stop_token_ids": scenario.stop}
+    own |= {"ignore_eos": True, "detokenize": False, "logprobs": 1}
+    settings = [
+        own | {"max_tokens": tokens, "seed": row if scenario.temperature > 0 else None}
+        for row, (_, tokens) in enumerate(asked)
+    ]
+    return [prompt for prompt, _ in asked], settings
 
 
 def engine(scenario: Scenario):

@@ -16,7 +16,7 @@ from sam_recipe.draft_model.eagle3 import Head, layers_read
 from sam_recipe.tiny.assets import AssetSettings, prepare_assets
 from sam_recipe.tiny.model import ModelSettings
 from sam_recipe.tiny.warm_start import WarmStartSettings
-from tests.sam.engine.eagle_head import ReferenceHead
+from tests.sam.engine.trained_models import ReferenceHead
 
 SMALL = Settings(6, samples=2, response_tokens=12, steps=60, sequences=6, learning_rate=1e-2, threads=1, unroll=3)
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]

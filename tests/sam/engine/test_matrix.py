@@ -11,8 +11,7 @@ import pytest
 
 from sam.switch.policy import Plan
 from tests.sam.engine import matrix
-from tests.sam.engine.draft_model_runs import save_draft_model
-from tests.sam.engine.eagle_head import save_head
+from tests.sam.engine.trained_models import save_draft_model, save_head
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("asynchronous", "ranks_environment")]
 # Method, whether it is scheduled asynchronously, further settings, and tokens accepted at least. The head's output
