@@ -24,7 +24,7 @@ from sam_recipe.trainer import reward
 
 # This project's own keys, beside verl's; SpeculationConfig has looked at those of `speculation`.
 OWN = {
-    "drafters": {"draft_model": None, "eagle3": None},
+    "drafters": {"draft_model": None},
     "machine": {"disk_gib": None, "memory_gib": None, "threads": None},
     "routing": {"chunk_tokens": None, "policy": None},
     "watchdog": {"weight_sync_seconds": None},
@@ -403,12 +403,9 @@ def draft_model(config: DictConfig) -> Iterator[str]:
             yield f"{ROLLOUT}.{name}={size}: {wrong}: set it to 1, or choose speculation=sam [drafter.ranks]"
     key, method = f"speculation.draft_model={folder}", SpeculationConfig.from_dict(dict(speculation)).trained_method()
     if lacks_drafter(config):
+        made = f"make it with sam distil --assets {config.get('assets', 'DIR')}"
         is_head = speculation.method == "eagle3"
-        own = (
-            "a head that was trained for this model" if is_head else "your own, or make it with sam_recipe.draft_model"
-        )
-        made = f"make it with sam distil --assets {config.get('assets')}" + " --kind eagle3" * is_head
-        remedy = made if "assets" in config else f"point the key at {own}"
+        remedy = "point the key at a head that was trained for this model" if is_head else made
         yield f"{key}: no config.json: {remedy} [drafter.missing]"
     elif found := wrong_kind(folder, method):
         remedy = "choose the other of draft_model and eagle3, or hybrid"
