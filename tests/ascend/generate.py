@@ -39,7 +39,6 @@ from tests.ascend.engines import prompts_and_lengths  # noqa: E402
 from tests.sam.engine.faults import FAULTS, mend  # noqa: E402
 
 K = 3
-COUNTED = ("emitted", "scheduled_while_off", "rows_while_off", "drafted_while_off")
 METRICS = {"drafted": "spec_decode_num_draft_tokens", "accepted": "spec_decode_num_accepted_tokens"}
 METRICS["preemptions"] = "num_preemptions"
 ASKED = ("workload", "temperature", "stop", "abort", "threshold", "fault", "responses", "parts")
@@ -150,34 +149,6 @@ def engine(scenario: Scenario):
     )
 
 
-def count_tokens(runner) -> Counter:
-    """Tokens sampled, and what was scheduled for steps that follow one in which the switch was off."""
-    counts: Counter[str] = Counter()
-    execute, sample = runner.execute_model, runner.sample_tokens
-
-    def execute_model(scheduled, *arguments, **keywords):
-        rows = scheduled.num_scheduled_tokens
-        decoding = not scheduled.scheduled_new_reqs and scheduled.total_num_scheduled_tokens > 0
-        prefilling = any(
-            runner.requests[row].num_computed_tokens < runner.requests[row].num_prompt_tokens
-            for row in rows
-            if row in runner.requests
-        )
-        if not getattr(getattr(runner.drafter, "last", None), "is_on", True) and decoding and not prefilling:
-            counts["scheduled_while_off"] += scheduled.total_num_scheduled_tokens
-            counts["rows_while_off"] += len(rows)
-            counts["drafted_while_off"] += sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
-        return execute(scheduled, *arguments, **keywords)
-
-    def sample_tokens(*arguments, **keywords):
-        output = sample(*arguments, **keywords)
-        counts["emitted"] += sum(map(len, getattr(output, "sampled_token_ids", ())))
-        return output
-
-    runner.execute_model, runner.sample_tokens = execute_model, sample_tokens
-    return counts
-
-
 def run(llm, scenario: Scenario) -> list[Answer]:
     from vllm import SamplingParams
 
@@ -217,19 +188,18 @@ class Engine:
     def __init__(self, scenario: Scenario):
         platform.MODES.clear()
         self.llm, self.is_alone = engine(scenario), scenario.tensor_parallel == 1
-        self.counts, self.steps, self.before, self.recorder = Counter(), [], Counter(), None
+        self.steps, self.before, self.recorder = [], Counter(), None
         if self.is_alone:
             self.runner = self.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
             self.drafter, self.policy = self.runner.drafter, getattr(self.runner.drafter, "policy", None)
-            self.counts = count_tokens(self.runner)
             if scenario.graph:
                 self.recorder = StepRecorder.attach(self.runner)
             self.steps = launches.attach(self.runner, platform.MODES)
 
     def result(self, scenario: Scenario, said: list[str]) -> dict:
         """What came out, and what was counted since the last one."""
-        for one in (self.counts, self.steps, said):
-            one.clear()
+        self.steps.clear()
+        said.clear()
         if self.is_alone and self.policy:
             is_own = scenario.threshold is None
             self.drafter.policy = self.policy if is_own else Threshold(K, scenario.threshold)
@@ -250,7 +220,6 @@ class Engine:
             "steps": self.steps,
             "said": said,
             "replays": self.recorder and self.recorder.take().replays(),
-            **{name: self.counts[name] for name in COUNTED},
         }
         self.llm.reset_prefix_cache()
         return found
