@@ -194,16 +194,13 @@ class SpeculationConfig:
             return self.method
         return "eagle3" if is_eagle3_head(Path(self.draft_model)) else "draft_model"
 
-    def schedules_asynchronously(
-        self, device: str, pipeline: int = 1, engine_setting: bool | None = None, tensor: int = 1
-    ) -> bool:
+    def schedules_asynchronously(self, device: str, pipeline: int = 1, engine_setting: bool | None = None) -> bool:
         """Whether the method drafts under asynchronous scheduling.
 
         Args:
             device: cuda, npu or cpu.
             pipeline: vLLM's pipeline_parallel_size; in a pipeline it cannot be (sam.vllm.ranks.check_async).
             engine_setting: vLLM's own async_scheduling, where the user has set it.
-            tensor: vLLM's tensor_parallel_size; with a trained drafter it has to be 1 (sam.vllm.trained.ranks).
 
         Raises:
             ValueError: async_scheduling is on and cannot be.
@@ -215,8 +212,6 @@ class SpeculationConfig:
             obstacle = f"pipeline_parallel_size={pipeline}"
         elif engine_setting is False:
             obstacle = "vLLM's own async_scheduling=False"
-        elif tensor > 1 and self.method in WITH_DRAFT_MODEL:
-            obstacle = f"tensor_parallel_size={tensor} and speculation={self.method}"
         can = self.method in SCHEDULED_AHEAD
         if self.async_scheduling == "on" and can and obstacle:
             raise ValueError(f"speculation.async_scheduling=on: not with {obstacle}: set it to auto")

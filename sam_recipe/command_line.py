@@ -15,7 +15,7 @@ COMMANDS = {
     "report": ("sam_recipe.report.page", "write the page that compares runs"),
     "corpus": ("sam.corpus", "build a file of texts known beforehand, to draft from"),
     "data": ("sam_recipe.data", "get the published datasets, in verl's format"),
-    "distil": ("sam_recipe.draft_model.__main__", "train a draft model or an EAGLE3 head for a model"),
+    "distil": ("sam_recipe.draft_model", "train a draft model for a model"),
 }
 HELP = ("-h", "--help")
 

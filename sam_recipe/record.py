@@ -181,7 +181,7 @@ def _shown(value: Any) -> str:
 ON_DISK_ONLY = {
     *("tracked_requests", "waited_steps", "late_steps", "awaited_steps", "exploring_steps", "path_tokens"),
     *("history_appended_tokens", "history_written_responses", "sharing_sent_tokens"),
-    *(f"draft_model_{name}" for name in ("rests", "passes", "requests", "read_tokens")),
+    *(f"draft_model_{name}" for name in ("passes", "read_tokens")),
     *DRAFT_MODEL_TOKENS,
 }
 

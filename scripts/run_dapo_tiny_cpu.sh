@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # One run of the recipe on the CPU:
-#   bash scripts/run_dapo_tiny_cpu.sh [--verbose] [speculation=off|ngram|suffix|draft_model|hybrid|eagle3] [overrides]
+#   bash scripts/run_dapo_tiny_cpu.sh [--verbose] [speculation=off|ngram|suffix|draft_model|hybrid] [overrides]
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 check_run dapo_tiny_cpu "$@"
 extras=(cpu)
@@ -10,9 +10,6 @@ set_up_environment "${extras[@]}"
 python -m sam_recipe.main_dapo --config-name dapo_tiny_cpu --check "$@"
 python -m sam_recipe.tiny.assets --output outputs/tiny_assets
 case " $* " in
-*" speculation=eagle3 "* | *"/eagle3_head "*) kind=eagle3 ;;
-*" speculation=draft_model "* | *" speculation=hybrid "*) kind=draft_model ;;
-*) kind= ;;
+*" speculation=draft_model "* | *" speculation=hybrid "*) python -m sam_recipe.draft_model --assets outputs/tiny_assets ;;
 esac
-if [ -n "$kind" ]; then python -m sam_recipe.draft_model --assets outputs/tiny_assets --kind "$kind"; fi
 exec python -m sam_recipe.main_dapo --config-name dapo_tiny_cpu "$@"

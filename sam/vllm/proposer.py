@@ -33,7 +33,7 @@ COUNTERS = (
 
 @dataclass
 class StepResult:
-    """What a step leaves behind, for the next one, the step recorder, the scheduler and other ranks.
+    """What a step leaves behind, for the next one, the step recorder and the scheduler.
 
     Attributes:
         state: that the policy planned for; None if no step is to be compared with the next one.

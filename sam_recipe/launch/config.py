@@ -103,8 +103,7 @@ def engine_arguments(config: DictConfig, speculation: SpeculationConfig) -> dict
     rollout = config.actor_rollout_ref.rollout
     stages = rollout.get("pipeline_model_parallel_size") or 1
     setting = rollout.engine_kwargs.vllm.get("async_scheduling")
-    of_engine = stages, setting, rollout.tensor_model_parallel_size
-    return speculation.vllm_arguments(speculation.schedules_asynchronously(config.trainer.device, *of_engine))
+    return speculation.vllm_arguments(speculation.schedules_asynchronously(config.trainer.device, stages, setting))
 
 
 def _check_files(speculation: SpeculationConfig) -> None:

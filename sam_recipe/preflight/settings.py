@@ -24,7 +24,7 @@ from sam_recipe.trainer import reward
 
 # This project's own keys, beside verl's; SpeculationConfig has looked at those of `speculation`.
 OWN = {
-    "drafters": {"draft_model": None, "eagle3": None},
+    "drafters": {"draft_model": None},
     "machine": {"disk_gib": None, "memory_gib": None, "threads": None},
     "routing": {"chunk_tokens": None, "policy": None},
     "watchdog": {"weight_sync_seconds": None},
@@ -391,24 +391,21 @@ def lacks_drafter(config: DictConfig) -> bool:
 
 
 def draft_model(config: DictConfig) -> Iterator[str]:
-    """Whether speculation's trained drafter is there and can draft for the model, on these ranks and this device."""
+    """Whether speculation's trained drafter is there and can draft for the model, on one rank and this device."""
     speculation, rollout = config.speculation, config.actor_rollout_ref.rollout
     if speculation.method not in WITH_DRAFT_MODEL:
         return
     folder, target = Path(speculation.draft_model), settings_of(model_of(config))
-    # Engines of a dense model are independent.
-    if rollout.data_parallel_size > 1 and any(target.get(one) for one in EXPERTS):
-        said = f"{ROLLOUT}.data_parallel_size={rollout.data_parallel_size} of a model with experts"
-        wrong = "these ranks cannot run a draft model's passes together"
-        yield f"{said}: {wrong}: set it to 1, or choose speculation=sam [drafter.ranks]"
+    # Data-parallel engines of a dense model are independent.
+    for name in ("tensor_model_parallel_size", *["data_parallel_size"] * any(target.get(one) for one in EXPERTS)):
+        if (size := rollout[name]) > 1:
+            wrong = "a trained drafter's passes run on one rank"
+            yield f"{ROLLOUT}.{name}={size}: {wrong}: set it to 1, or choose speculation=sam [drafter.ranks]"
     key, method = f"speculation.draft_model={folder}", SpeculationConfig.from_dict(dict(speculation)).trained_method()
     if lacks_drafter(config):
+        made = f"make it with sam distil --assets {config.get('assets', 'DIR')}"
         is_head = speculation.method == "eagle3"
-        own = (
-            "a head that was trained for this model" if is_head else "your own, or make it with sam_recipe.draft_model"
-        )
-        made = f"make it with sam distil --assets {config.get('assets')}" + " --kind eagle3" * is_head
-        remedy = made if "assets" in config else f"point the key at {own}"
+        remedy = "point the key at a head that was trained for this model" if is_head else made
         yield f"{key}: no config.json: {remedy} [drafter.missing]"
     elif found := wrong_kind(folder, method):
         remedy = "choose the other of draft_model and eagle3, or hybrid"
@@ -416,7 +413,7 @@ def draft_model(config: DictConfig) -> Iterator[str]:
     else:
         yield from weights(folder)
         for said in _cannot_draft(settings_of(folder), target, config, method) if target else ():
-            wrong = "it cannot draft for this model, these prompts or these ranks"
+            wrong = "it cannot draft for this model or these prompts"
             yield f"{key}: {said}: {wrong}: choose another, or distil one [drafter.unlike]"
 
 
@@ -430,11 +427,6 @@ def _cannot_draft(draft: dict, target: dict, config: DictConfig, method: str) ->
     for name, of_target in alike.items():
         if (found := draft.get(name)) != (wanted := target.get(of_target)):
             yield f"{name}={found}, the model's is {wanted}"
-    ranks = config.actor_rollout_ref.rollout.tensor_model_parallel_size
-    for name in ("num_attention_heads", "intermediate_size", "num_key_value_heads"):
-        size = draft.get(name) or ranks
-        if max(size, ranks) % min(size, ranks) or (size < ranks and name != "num_key_value_heads"):
-            yield f"{name}={size} does not divide among tensor_model_parallel_size={ranks}"
     needed = config.speculation.num_speculative_tokens + config.data.max_prompt_length
     if needed > (positions := draft.get("max_position_embeddings") or needed):
         yield f"max_position_embeddings={positions}, num_speculative_tokens + data.max_prompt_length = {needed}"

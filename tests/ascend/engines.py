@@ -2,12 +2,25 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 GENERATE = Path(__file__).with_name("generate.py")
+VOCABULARY = 512
+
+
+def prompts_and_lengths(workload: str, responses: int) -> list[tuple[list[int], int]]:
+    """What is asked: of "mixed" some prompts are longer than a step's tokens, and responses are of all lengths."""
+    chance, asked = random.Random(0), []
+    for _ in range(responses):
+        length, tokens = 8, 150
+        if workload == "mixed":
+            length, tokens = chance.choice([2, 3, 5, 9, 100]), chance.choice([5, 20, 60, 90])
+        asked.append(([chance.randrange(VOCABULARY) for _ in range(length)], tokens))
+    return asked
 
 
 def generate(scenarios: dict[str, dict]) -> dict[str, dict]:

@@ -35,10 +35,10 @@ from sam.switch.policies import Threshold  # noqa: E402
 from sam.vllm import proposer  # noqa: E402
 from sam.vllm.plugin import installed  # noqa: E402
 from sam.vllm.step_recorder import StepRecorder  # noqa: E402
+from tests.ascend.engines import prompts_and_lengths  # noqa: E402
 from tests.sam.engine.faults import FAULTS, mend  # noqa: E402
 
-VOCABULARY = 512
-COUNTED = ("emitted", "scheduled_while_off", "rows_while_off", "drafted_while_off")
+K = 3
 METRICS = {"drafted": "spec_decode_num_draft_tokens", "accepted": "spec_decode_num_accepted_tokens"}
 METRICS["preemptions"] = "num_preemptions"
 ASKED = ("workload", "temperature", "stop", "abort", "threshold", "fault", "responses", "parts")
@@ -47,8 +47,7 @@ SPECULATIVE = {
     "sam": {"model": "sam.SamProposer"},
     "sam async": {"method": "ngram_gpu"},
     "ngram": {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1},
-    **{name: {"method": name} for name in ("eagle3", "eagle", "mtp", "deepseek_mtp")},  # vllm-ascend's own
-    "eagle3 unpadded": {"method": "eagle3", "disable_padded_drafter_batch": True},  # as this project asks for a head
+    "eagle3": {"method": "eagle3"},  # vllm-ascend's own
 }
 
 
@@ -68,7 +67,6 @@ class Scenario:
     model: str
     method: str = "off"
     verification: str = "exact"
-    k: int = 3
     policy: str = "always"
     threshold: int | None = None
     workload: str = "mixed"
@@ -77,12 +75,10 @@ class Scenario:
     tensor_parallel: int = 1
     expert_parallel: bool = False
     batch: int = 8
-    batched_tokens: int = 64
     blocks: int = 64
     stop: list[int] | None = None
     abort: bool = False
     paged: list[int] | None = None
-    draft_shape: str = "auto"
     async_scheduling: bool | None = None
     fault: str | None = None
     draft_model: str | None = None
@@ -102,37 +98,22 @@ class Answer:
 
 
 def requests(scenario: Scenario) -> tuple[list[list[int]], list[dict]]:
-    chance = random.Random(0)
-    prompts, settings = [], []
-    for row in range(scenario.responses):
-        if scenario.workload == "mixed":  # some prompts longer than a step's tokens, responses of all lengths
-            length, tokens = chance.choice([2, 3, 5, 9, 100]), chance.choice([5, 20, 60, 90])
-        else:
-            length, tokens = 8, 150
-        prompt = [chance.randrange(VOCABULARY) for _ in range(length)]
-        prompts.append(prompt)
-        settings.append(
-            {
-                "temperature": scenario.temperature,
-                "max_tokens": tokens,
-                "ignore_eos": True,
-                "stop_token_ids": scenario.stop,
-                "detokenize": False,
-                "logprobs": 1,
-                "seed": row if scenario.temperature > 0 else None,
-            }
-        )
-    return prompts, settings
+    asked = prompts_and_lengths(scenario.workload, scenario.responses)
+    own = {"temperature": scenario.temperature, "stop_token_ids": scenario.stop}
+    own |= {"ignore_eos": True, "detokenize": False, "logprobs": 1}
+    settings = [
+        own | {"max_tokens": tokens, "seed": row if scenario.temperature > 0 else None}
+        for row, (_, tokens) in enumerate(asked)
+    ]
+    return [prompt for prompt, _ in asked], settings
 
 
 def engine(scenario: Scenario):
     from vllm import LLM
 
-    options, asked = {}, {}
-    if scenario.method.startswith("eagle3"):
-        asked = {"method": "eagle3", "draft_model": scenario.draft_model}
+    options = {}
     if speculative := SPECULATIVE[scenario.method]:
-        options["speculative_config"] = {**speculative, "num_speculative_tokens": scenario.k}
+        options["speculative_config"] = {**speculative, "num_speculative_tokens": K}
         if scenario.draft_model:
             options["speculative_config"]["model"] = scenario.draft_model
     if scenario.graph:
@@ -151,7 +132,7 @@ def engine(scenario: Scenario):
         seed=0,
         max_model_len=512,
         max_num_seqs=scenario.batch,
-        max_num_batched_tokens=scenario.batched_tokens,
+        max_num_batched_tokens=64,
         async_scheduling=scenario.async_scheduling,
         num_gpu_blocks_override=scenario.blocks,
         gpu_memory_utilization=0.5,
@@ -160,56 +141,12 @@ def engine(scenario: Scenario):
             "speculation": {
                 "verification": scenario.verification,
                 "policy": scenario.policy,
-                "draft_shape": scenario.draft_shape,
                 "paths": scenario.paths,
-                **asked,
             },
             "pa_shape_list": scenario.paged or [],
         },
         **options,
     )
-
-
-def count_tokens(runner) -> Counter:
-    """Tokens sampled, and what was scheduled for steps that follow one in which the switch was off."""
-    counts: Counter[str] = Counter()
-    execute, sample = runner.execute_model, runner.sample_tokens
-
-    def execute_model(scheduled, *arguments, **keywords):
-        rows = scheduled.num_scheduled_tokens
-        decoding = not scheduled.scheduled_new_reqs and scheduled.total_num_scheduled_tokens > 0
-        prefilling = any(
-            runner.requests[row].num_computed_tokens < runner.requests[row].num_prompt_tokens
-            for row in rows
-            if row in runner.requests
-        )
-        if not getattr(getattr(runner.drafter, "last", None), "is_on", True) and decoding and not prefilling:
-            counts["scheduled_while_off"] += scheduled.total_num_scheduled_tokens
-            counts["rows_while_off"] += len(rows)
-            counts["drafted_while_off"] += sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
-        return execute(scheduled, *arguments, **keywords)
-
-    def sample_tokens(*arguments, **keywords):
-        output = sample(*arguments, **keywords)
-        counts["emitted"] += sum(map(len, getattr(output, "sampled_token_ids", ())))
-        return output
-
-    runner.execute_model, runner.sample_tokens = execute_model, sample_tokens
-    return counts
-
-
-def note_drafts(runner) -> list[tuple[int, int, list[int]]]:
-    """Request, length of its text and draft tokens, of each draft that is scheduled synchronously."""
-    noted: list[tuple[int, int, list[int]]] = []
-    execute = runner.execute_model
-
-    def execute_model(scheduled, *arguments, **keywords):
-        for name, draft in scheduled.scheduled_spec_decode_tokens.items():
-            noted.append((int(name.split("-")[0]), runner.requests[name].num_tokens, list(draft)))
-        return execute(scheduled, *arguments, **keywords)
-
-    runner.execute_model = execute_model
-    return noted
 
 
 def run(llm, scenario: Scenario) -> list[Answer]:
@@ -251,22 +188,21 @@ class Engine:
     def __init__(self, scenario: Scenario):
         platform.MODES.clear()
         self.llm, self.is_alone = engine(scenario), scenario.tensor_parallel == 1
-        self.counts, self.steps, self.drafts, self.before, self.recorder = Counter(), [], [], Counter(), None
+        self.steps, self.before, self.recorder = [], Counter(), None
         if self.is_alone:
             self.runner = self.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
             self.drafter, self.policy = self.runner.drafter, getattr(self.runner.drafter, "policy", None)
-            self.counts, self.drafts = count_tokens(self.runner), note_drafts(self.runner)
             if scenario.graph:
                 self.recorder = StepRecorder.attach(self.runner)
             self.steps = launches.attach(self.runner, platform.MODES)
 
     def result(self, scenario: Scenario, said: list[str]) -> dict:
         """What came out, and what was counted since the last one."""
-        for one in (self.counts, self.steps, self.drafts, said):
-            one.clear()
+        self.steps.clear()
+        said.clear()
         if self.is_alone and self.policy:
             is_own = scenario.threshold is None
-            self.drafter.policy = self.policy if is_own else Threshold(scenario.k, scenario.threshold)
+            self.drafter.policy = self.policy if is_own else Threshold(K, scenario.threshold)
             self.drafter.counters["draft_errors"] = 0  # so that it is said here
         if scenario.fault:
             FAULTS[scenario.fault](self.drafter)
@@ -276,17 +212,14 @@ class Engine:
         totals = {metric.name: getattr(metric, "value", None) for metric in self.llm.get_metrics()}
         status = self.status(scenario) if self.is_alone else {}
         found = {
-            "prompts": requests(scenario)[0],
             "tokens": [one.tokens if one.reason else None for one in answers],
             "reasons": [one.reason for one in answers],
             "logprobs": [one.logprobs if one.reason else None for one in answers],
             **{name: self.new(name, totals.get(f"vllm:{metric}", 0)) for name, metric in METRICS.items()},
             "status": status,
             "steps": self.steps,
-            "drafts": self.drafts,
             "said": said,
             "replays": self.recorder and self.recorder.take().replays(),
-            **{name: self.counts[name] for name in COUNTED},
         }
         self.llm.reset_prefix_cache()
         return found

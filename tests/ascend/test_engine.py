@@ -1,11 +1,14 @@
 """The real, patched vllm-ascend on a simulated NPU: the same tokens and log-probabilities whatever is drafted.
 
-Scheduled synchronously and asynchronously, eager and in graphs (more in test_graphs.py), on one rank and on two.
+Scheduled synchronously and asynchronously, eager and in graphs, on one rank and on two.
 """
+
+import itertools
+import re
 
 import pytest
 
-from tests.ascend.engines import assert_same, generate_all, of_model
+from tests.ascend.engines import assert_same, counted, generate_all, of_model
 from tests.sam.engine.faults import FAULTS
 
 pytestmark = pytest.mark.engine
@@ -21,13 +24,15 @@ SWITCHED = {"threshold": 4}
 TWO = {"tensor_parallel": 2}
 PATHS = {"paths": 3, "batch": 32}  # free rows beside 14 requests
 SYNC, ASYNC = {"method": "sam"}, {"method": "sam async"}
-FULL = {"graph": "FULL"}
+EAGLE3 = {"method": "eagle3", "draft_model": "head"}
 MODES = {
-    "FULL": FULL,
+    "FULL": {"graph": "FULL"},
     "DECODE": {"graph": "FULL_DECODE_ONLY"},
     "BOTH": {"graph": "FULL_AND_PIECEWISE"},
     "PIECES": {"graph": "PIECEWISE"},
 }
+FULL = MODES["FULL"]
+PAGED = SYNC | MODES["DECODE"] | {"paged": [1, 2, 4, 8], "policy": "goodput"}  # at every size of plain decode
 PHASES = {"never": {"threshold": 0}, "always": {"threshold": 1000}, "switched": SWITCHED}
 
 # Name: fields of generate.Scenario.
@@ -36,9 +41,7 @@ OFF = {
     "sampled off": SAMPLED,
     "whole off": WHOLE,
     "stop off": STOP,
-    "sampled stop off": SAMPLED | STOP,
     "abort off": ABORT,
-    "sampled abort off": SAMPLED | ABORT,
     "long off": LONG,
     "sampled long off": SAMPLED | LONG,
     "async parts off": PARTS,
@@ -48,57 +51,53 @@ OFF = {
 
 def sam(door: str, method: dict) -> dict[str, dict]:
     """What is asked of sam, synchronous and asynchronous."""
-    found = {
-        "": {},
-        "switched": SWITCHED,
-        "sampled": SAMPLED,
-        "stop": STOP,
-        "abort": ABORT,
-        "parts": PARTS,
-        "rejection": {"verification": "rejection"},
-        "preempted": LONG | SQUEEZED,
-        "paths preempted": SAMPLED | LONG | SQUEEZED | PATHS,
-    }
+    found = {"": {}, "switched": SWITCHED, "sampled": SAMPLED, "stop": STOP, "abort": ABORT, "parts": PARTS}
+    found["preempted"] = LONG | SQUEEZED
     return {f"{door} {name}".strip(): method | one for name, one in found.items()}
 
 
 SYNCHRONOUS = sam("sync", SYNC) | {
-    "sync sampled switched": SYNC | SAMPLED | SWITCHED,
-    "sync sampled stop": SYNC | SAMPLED | STOP,
-    "sync sampled abort": SYNC | SAMPLED | ABORT,
-    "sync sampled preempted": SYNC | SAMPLED | LONG | SQUEEZED,
     "ngram": {"method": "ngram", "batch": 5},
     "ngram sampled": {"method": "ngram", "batch": 5} | SAMPLED,
-    "k15": SYNC | {"k": 15},
-    "paths DECODE": SYNC | MODES["DECODE"] | PATHS | SAMPLED,
+    "eagle3": EAGLE3 | {"async_scheduling": False},
+    "eagle3 refused": EAGLE3 | {"refused": True},
+    "paged goodput": PAGED | {"responses": 6},
+    **{f"paged {phase}": PAGED | chosen for phase, chosen in PHASES.items()},
 }
 GRAPHS = {
     f"{mode} {name}": graph | one
     for mode, graph in MODES.items()
     for name, one in {"off": {}, **{phase: ASYNC | chosen for phase, chosen in PHASES.items()}}.items()
 }
-ASYNCHRONOUS = sam("async", ASYNC) | GRAPHS | {"FULL parts": ASYNC | FULL | PARTS, "paths FULL": ASYNC | FULL | PATHS}
+ASYNCHRONOUS = (
+    sam("async", ASYNC)
+    | GRAPHS
+    | {
+        "async rejection": ASYNC | {"verification": "rejection"},
+        "async paths preempted": ASYNC | SAMPLED | LONG | SQUEEZED | PATHS,
+        "FULL parts": ASYNC | FULL | PARTS,
+        "paths FULL": ASYNC | FULL | PATHS,
+    }
+)
 FAULTY = {
     f"{name} {fault}": door | {"fault": fault, "responses": 6}
     for name, door in {"sync": SYNC, "async": ASYNC, "FULL": ASYNC | FULL}.items()
     for fault in (FAULTS if name == "async" else ["drafting_raises"])
 }
-RANKS = {
-    "sync ranks": SYNC | TWO,
-    "sync ranks sampled": SYNC | TWO | SAMPLED,
-    **{f"async ranks {mode}": ASYNC | graph | TWO for mode, graph in MODES.items()},
-    "paths ranks": ASYNC | TWO | PATHS | SAMPLED,
-}
-EXPERTS = {"moe off": {}, "moe sampled off": SAMPLED, "moe FULL": SYNC | FULL, "paths moe": SYNC | PATHS | SAMPLED}
+RANKS = {"sync ranks": SYNC | TWO, "async ranks": ASYNC | FULL | TWO, "paths ranks": ASYNC | TWO | PATHS | SAMPLED}
+EXPERTS = {"moe off": {}, "moe FULL": SYNC | FULL}
 EXPERT_RANKS = {"moe ranks": SYNC | TWO | {"expert_parallel": True}}
 ALL = OFF | SYNCHRONOUS | ASYNCHRONOUS | RANKS | EXPERTS | EXPERT_RANKS
-WITH_SAM = [name for name, one in ALL.items() if "method" in one and one.get("threshold") != 0 and "ranks" not in name]
+WITH_SAM = [
+    name for name, one in ALL.items() if one.get("method", "eagle3") != "eagle3" and one.get("threshold") != 0
+    and "ranks" not in name and "goodput" not in name
+]  # fmt: skip
 
 
 def reference(name: str) -> str:
     """The scenario without speculation that asks for the same."""
     one = ALL[name]
-    if "responses" in one:
+    if one.get("responses") == WHOLE["responses"]:
         return "whole off"
     kinds = {"moe": "moe" in name, "sampled": "temperature" in one, "long": "workload" in one, "stop": "stop" in one}
     return " ".join([*(kind for kind, is_asked in kinds.items() if is_asked), "off"])
@@ -106,12 +105,17 @@ def reference(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def results(models):
-    dense = [of_model(models / "dense", part) for part in (ASYNCHRONOUS | FAULTY, OFF | SYNCHRONOUS, RANKS)]
+    head = {"draft_model": str(models / "head")}
+    synchronous = {name: one | head if "draft_model" in one else one for name, one in SYNCHRONOUS.items()}
+    dense = [of_model(models / "dense", part) for part in (ASYNCHRONOUS | FAULTY, OFF | synchronous, RANKS)]
     # vllm-ascend asks once a process whether the model has experts.
     return generate_all(*dense, *(of_model(models / "experts", part) for part in (EXPERTS, EXPERT_RANKS)))
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name != reference(name) and "abort" not in name])
+COMPARED = [name for name in ALL if name != reference(name) and "abort" not in name and "refused" not in name]
+
+
+@pytest.mark.parametrize("name", COMPARED)
 def test_the_same_tokens_and_log_probabilities(results, name):
     """Two ranks add their halves up in another order than one rank its whole, parts prompts than what was decoded."""
     assert_same(results, name, reference(name), 1e-4 if "ranks" in name or "parts" in name else 0.0)
@@ -125,10 +129,6 @@ def test_drafts_were_made_and_accepted_without_a_fault(results, name):
     counters = result["status"]["counters"]
     assert counters.get("draft_errors", 0) == counters.get("path_errors", 0) == 0
     assert ("paths" in name) == (counters.get("path_rows", 0) > 30) == (counters.get("path_wins", 0) > 2)
-
-
-def test_without_speculation_nothing_is_drafted(results):
-    assert not any(results[name]["drafted"] for name in ALL if name.endswith("off"))
 
 
 @pytest.mark.parametrize("name", [*RANKS, *EXPERT_RANKS])
@@ -151,10 +151,18 @@ def test_what_is_installed_says_so(results):
     drafters = {"sync": "SamProposer", "async": "AscendAsyncSamProposer", "ngram": "AscendNgramProposer"}
     assert {name: status[name]["drafter"] for name in drafters} == drafters
     assert all(status[name]["verification"] == "exact" for name in ("off", *drafters))
+    assert status["async rejection"]["verification"] == "rejection" and status["async rejection"]["sampled_steps"] > 10
     for door in ("sync", "async"):
-        assert status[f"{door} rejection"]["verification"] == "rejection"
-        assert status[f"{door} rejection"]["sampled_steps"] > 10
         assert status[door]["asynchronous"] == status[f"{door} parts off"]["asynchronous"] == (door == "async")
+
+
+def test_vllm_ascends_own_eagle_is_left_as_it_is_and_verified_exactly(results):
+    """Not under asynchronous scheduling: vLLM counts all its drafts as accepted until the device has said otherwise."""
+    result = results["eagle3"]
+    status = result["status"]
+    assert status["drafter"] == "AscendEagleProposer" and status["verification"] == "exact"
+    assert result["drafted"] > 1000 > result["accepted"] > 5 and status["sampled_steps"] == len(result["steps"])
+    assert re.search("verification=exact.*'eagle3'.*async_scheduling=False", results["eagle3 refused"]["refused"])
 
 
 def test_above_the_threshold_nothing_is_drafted_and_no_token_is_scheduled_in_vain(results):
@@ -162,23 +170,20 @@ def test_above_the_threshold_nothing_is_drafted_and_no_token_is_scheduled_in_vai
     switched, always = results["sync switched"], results["sync"]
     assert switched["status"]["counters"]["skipped_steps"] > 20
     assert 0 < switched["drafted"] < always["drafted"]
-    assert switched["drafted_while_off"] == 0
-    assert switched["scheduled_while_off"] == switched["rows_while_off"] > 100
+    pairs = itertools.pairwise(switched["steps"])
+    off = [step for before, step in pairs if before["rows"] > SWITCHED["threshold"] and step["decodes"]]
+    assert len(off) > 20 and all(step["drafts"] == 0 and step["tokens"] == step["rows"] for step in off)
 
 
-def test_a_stop_token_or_the_maximum_length_inside_a_draft_ends_a_response_there(results):
-    """Accepted drafts beyond it were sampled and cut off."""
+def test_a_stop_token_inside_a_draft_ends_a_response_there(results):
     assert results["sync stop"]["reasons"].count("stop") >= 2
-    for name in ("sync stop", "sync"):
-        kept = sum(len(tokens) for tokens in results[name]["tokens"])
-        assert results[name]["emitted"] > kept
 
 
-@pytest.mark.parametrize(("door", "kind"), [("sync", ""), ("sync", " sampled"), ("async", "")])
-def test_preemption_and_abort(results, door, kind):
-    assert all(results[f"{door}{name} preempted"]["preemptions"] > 0 for name in (kind, " paths"))
-    aborted = results[f"{door}{kind} abort"]
-    off, on = results[f"{kind} abort off".strip()]["tokens"], aborted["tokens"]
+@pytest.mark.parametrize("door", ["sync", "async"])
+def test_preemption_and_abort(results, door):
+    assert results[f"{door} preempted"]["preemptions"] > 0 < results["async paths preempted"]["preemptions"]
+    aborted = results[f"{door} abort"]
+    off, on = results["abort off"]["tokens"], aborted["tokens"]
     kept = [row for row in range(len(off)) if off[row] is not None and on[row] is not None]
     assert None in on and len(kept) >= 8 and all(off[row] == on[row] for row in kept)
     assert aborted["status"]["followed"] == 0, "requests are still followed although all have ended"
@@ -201,4 +206,19 @@ def test_nine_asynchronous_steps_of_ten_replay_a_graph(results, name):
     replayed = [step for step in steps if any(one.startswith("graph of") for one in step["launched"])]
     assert len(replayed) >= (0.9 if name == "DECODE always" else 85 / 94) * len(steps)
     assert sum(replays for replays, _ in results[name]["replays"].values()) == len(replayed)
-    assert sum(counted for _, counted in results[name]["replays"].values()) == len(steps)
+    assert sum(all_steps for _, all_steps in results[name]["replays"].values()) == len(steps)
+
+
+def test_a_paged_step_takes_the_paged_operator_and_in_full_decode_only_drafts_are_filled_up(results):
+    for name in ("never", "switched"):
+        steps = results[f"paged {name}"]["steps"]
+        plain = [step["launched"] for step in steps if step["decodes"] and not step["drafts"]]
+        assert len(plain) > 10 and all(step.get("update of _npu_paged_attention") == 2 for step in plain)
+    always = results["paged always"]
+    drafted = [step for step in always["steps"] if step["drafts"] and step["decodes"]]
+    assert not any("update of _npu_paged_attention" in step["launched"] for step in drafted)
+    assert all(counted(step, "graph of") for step in drafted)
+    assert sum(step["tokens"] == 4 * step["rows"] for step in drafted) >= max(20, 0.9 * len(drafted))
+    assert always["status"]["counters"]["filled_draft_tokens"] > 100
+    # Measured after vLLM has captured its graphs: a pass before that would begin a capture, which vLLM refuses.
+    assert results["paged goodput"]["status"]["has_step_costs"]

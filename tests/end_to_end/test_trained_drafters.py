@@ -1,9 +1,8 @@
-"""An EAGLE3 head in all of verl, alone and beside sam: the same responses as without speculation."""
+"""A draft model in all of verl, alone and beside sam: the same responses as without speculation."""
 
 import pytest
 
-from sam_recipe.draft_model.__main__ import class_of, prepare_drafter
-from sam_recipe.draft_model.distil import Settings
+from sam_recipe.draft_model import Settings, prepare_drafter
 from sam_recipe.report.runs import Run, compare_responses
 from tests.end_to_end.runs import SHORT, end, start
 
@@ -18,18 +17,16 @@ def train(assets, folder, method, *overrides):
     return Run.load(folder / method)
 
 
-def test_a_head_trains_the_same_policy(assets, tmp_path):
-    head = class_of("eagle3")
-    prepare_drafter(head, assets, Settings(prompts=24, samples=2, response_tokens=96, steps=60))
+def test_a_draft_model_trains_the_same_policy(assets, tmp_path):
+    prepare_drafter(assets, Settings(prompts=24, samples=2, response_tokens=96, steps=60))
     off = train(assets, tmp_path, "off")
-    folder = f"speculation.draft_model={assets / head.folder}"
-    for method in ("eagle3", "hybrid"):
-        run = train(assets, tmp_path, method, folder, "speculation.policy=always")
+    for method in ("draft_model", "hybrid"):
+        run = train(assets, tmp_path, method, "speculation.policy=always")
         assert compare_responses(run, off) == dict.fromkeys(range(1, STEPS + 1), (RESPONSES,) * 2)
         for step in range(1, STEPS + 1):
             found, without = run.metrics[step], off.metrics[step]
             assert found["actor/grad_norm"] == without["actor/grad_norm"] > 0
-            # Each rollout has new weights of the target, and the head, whose own stay, is still right.
+            # Each rollout has new weights of the target, and the draft model, whose own stay, is still right.
             assert found["rollout/drafter/policy_version"] >= step
             assert found["rollout/spec_draft_model_tokens"] > 0
             assert 0.0 < found["rollout/spec_draft_model_accept_rate"] <= 1.0

@@ -24,8 +24,8 @@ VERLS = "python -m verl.trainer.main_ppo "
 # The page's command: verl's settings of GRPO, and what a CPU needs.
 (BLOCK,) = (block for block in re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.S) if "+shared=cpu" in block)
 SEARCH, _, *GRPO = shlex.split(BLOCK.partition(VERLS)[2].replace("\\\n", " "))
-# So that steps, validations and the log can be looked at.
-SEEN = ("trainer.test_freq=1", "trainer.val_before_train=true", "trainer.logger=[console,file]")
+# So that steps and the log can be looked at.
+SEEN = ("trainer.test_freq=-1", "trainer.val_before_train=false", "trainer.logger=[console,file]")
 # Every second prompt is a conversation with a tool.
 TOOLS = (
     "trainer.n_gpus_per_node=2", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",

@@ -38,8 +38,7 @@ def test_engines_are_given_what_the_recipe_gives_them(device, method):
     assert vllm["additional_config"] == {"speculation": verl_plugin.resolved(config).to_dict()}
     wanted = SpeculationConfig.from_dict(vllm["additional_config"]["speculation"])
     assert (wanted.method, wanted.num_speculative_tokens) == (method, 5)
-    # On a device vLLM schedules ahead; with trained drafters on one rank only, and verl's default are two.
-    ahead = method == "sam" and device != "cpu"
+    ahead = method in ("sam", *WITH_DRAFT_MODEL) and device != "cpu"  # there vLLM schedules ahead
     assert vllm["speculative_config"] == wanted.vllm_arguments(ahead).get("speculative_config")
     assert config.ray_kwargs.ray_init.runtime_env.env_vars.VLLM_USE_V2_MODEL_RUNNER == "0"
 

@@ -102,14 +102,12 @@ def test_where_sam_is_scheduled_asynchronously(engine, scheduling, expected):
         ("sam", ("cpu",), "device cpu"),
         ("sam", ("cuda", 4), "pipeline_parallel_size=4"),
         ("sam", ("cuda", 1, False), "vLLM's own async_scheduling=False"),
-        ("hybrid", ("cuda", 1, None, 4), "tensor_parallel_size=4 and speculation=hybrid"),  # synchronously there
     ],
 )
 def test_asynchronous_scheduling_that_cannot_be_is_refused(method, engine, obstacle):
     with pytest.raises(ValueError, match=f"speculation.async_scheduling=on: not with {obstacle}: set it to auto"):
         SpeculationConfig(method, "folder", async_scheduling="on").schedules_asynchronously(*engine)
     assert not SpeculationConfig(method, "folder").schedules_asynchronously(*engine)
-    assert SpeculationConfig(method="sam").schedules_asynchronously("cuda", tensor=4)
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ class BenchEngine:
                 arguments.worker_extension_cls = "sam.vllm.bench.forced_text.ForcedTextExtension"
         else:
             wanted = SpeculationConfig.from_dict(speculation)
-            of_engine = arguments.pipeline_parallel_size, arguments.async_scheduling, arguments.tensor_parallel_size
+            of_engine = arguments.pipeline_parallel_size, arguments.async_scheduling
             asynchronous = wanted.schedules_asynchronously(current_platform.device_type, *of_engine)
             for name, value in wanted.vllm_arguments(asynchronous).items():
                 setattr(arguments, name, value)

@@ -8,7 +8,6 @@ same.
 
 import logging
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +25,7 @@ from sam.vllm.trained.passes import Chosen, ModelPasses, begin_copy
 logger = logging.getLogger(__name__)
 
 MAX_ERRORS = 8  # one after the other, after which the draft model rests until the next weight sync
-COUNTED = "steps rests passes requests read_tokens drafted_tokens accepted_tokens errors invalid_drafts"
+COUNTED = "steps passes read_tokens drafted_tokens accepted_tokens errors invalid_drafts"
 COUNTERS = tuple(f"draft_model_{name}" for name in COUNTED.split())  # docs/metrics.md
 UPDATE = 0.1  # weight of the last passes in the correction of their time
 # Steps over which the time of reading what was missed is spread in a plan. One step alone would never pay for it, and
@@ -176,7 +175,6 @@ class TrainedDrafter:
         counters: where COUNTERS are counted.
 
     Attributes:
-        run_passes: `draft` of the passes, or of OrderedPasses around them.
         pass_cost: what passes take, a guess until they are timed: 64 tokens double a pass.
         reads_later: whether drafts stay on the device until the step that verifies them has ended.
         coming: drafts that the host does not know yet.
@@ -184,29 +182,18 @@ class TrainedDrafter:
 
     def __init__(self, passes: ModelPasses, num_speculative_tokens: int, counters: dict[str, int]):
         self.passes, self.counters = passes, counters
-        self.run_passes: Callable[[TrackedBatch, np.ndarray, int], Chosen] = passes.draft
         self.pass_cost = PassCost(np.array([1, 65]), np.array([1.0, 2.0]))
         self.acceptance = PositionAcceptance(num_speculative_tokens)
         self.reads_later = False
         self.coming: ComingDrafts | None = None
         self.counters.update(dict.fromkeys(COUNTERS, 0))
         self._errors_in_a_row = 0
-        self._at_sync: tuple[int, int] | None = 0, 0  # steps and rests; None once it was said that it was left off
         self._milliseconds = 0.0  # of drafting, within the step under way
         # float32 [passes, vocabulary] that each draft was drawn from which the next step verifies as drawn.
         self._drawn: dict[str, torch.Tensor] = {}
 
     def weights_updated(self) -> None:
         """The target has new weights: the draft model is tried again."""
-        steps, rests = self.counters["draft_model_steps"], self.counters["draft_model_rests"]
-        if self._at_sync and steps == self._at_sync[0] > 0 and rests > self._at_sync[1]:
-            self._at_sync = None
-            logger.warning(
-                "the draft model was left off for a whole rollout: of its tokens %s are accepted by position, which "
-                "does not pay for its passes (said once; it is tried again after every weight sync)",
-                ", ".join(f"{share:.0%}" for share in self.acceptance.shares),
-            )
-        self._at_sync = self._at_sync and (steps, rests)
         self._errors_in_a_row, self.coming = 0, None
         self.acceptance.weights_updated()
         self.passes.restore()
@@ -227,7 +214,6 @@ class TrainedDrafter:
                 missing = self.passes.missing(batch)
                 if (plan := plan_passes(*planned, missing, self.pass_cost)).count > 0:
                     return _replaced(proposed, plan.wanted, self._draft(plan, batch, missing), expected)
-            self.counters["draft_model_rests"] += 1
         except Exception:
             self.count_error()
         finally:
@@ -307,10 +293,9 @@ class TrainedDrafter:
         counted = not of_step.no_penalties or of_step.bad_words_token_ids or of_step.thinking_budget_state_holder
         later = self.reads_later and not counted
         began = recorded_event() if later else time.perf_counter()
-        made = self.run_passes(batch, missing, plan.count)
+        made = self.passes.draft(batch, missing, plan.count)
         self.counters["draft_model_steps"] += 1
         self.counters["draft_model_passes"] += plan.count
-        self.counters["draft_model_requests"] += len(ids)
         self.counters["draft_model_read_tokens"] += int(missing.sum())
         if made.probabilities is not None:
             self._drawn = dict(zip(ids, made.probabilities, strict=True))

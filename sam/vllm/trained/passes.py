@@ -89,7 +89,7 @@ class ModelPasses:
 
     Attributes:
         longest_text: tokens beyond which the target or the draft model has no positions.
-        written: what its KV cache holds; None before `missing` is asked, which is asked of the first rank only.
+        written: what its KV cache holds; None before `missing` is asked.
     """
 
     def __init__(self, holder: Any, runner: Any):
@@ -159,9 +159,7 @@ class ModelPasses:
         return batch, [-1] * len(batch.ids)
 
     def _sampling(self, rows, count: int):
-        ranks = self.holder.vllm_config.parallel_config.tensor_parallel_size
-        # What drafts were drawn from would have to be known on all ranks, where only the first knows which it took.
-        if self.config.draft_sample_method == "greedy" or (self.config.verification != "exact" and ranks > 1):
+        if self.config.draft_sample_method == "greedy":
             return greedy_drafts
         return drawn_drafts(self.runner, rows, count, self.config.verification)
 
@@ -179,9 +177,8 @@ class ModelPasses:
             rows, begins = batch.rows[requests], positions[piece][starts]
             ids = batch.texts[batch.rows[request_of[piece]], positions[piece]].astype(np.int32)
             states = self._forward(rows, begins, begins + counts, sent(ids, self.holder.device))
-            if self.written is not None:
-                for request, begin, end in zip(requests, begins, begins + counts, strict=True):
-                    self.written.note(batch.ids[request], begin, end, blocks[batch.rows[request]])
+            for request, begin, end in zip(requests, begins, begins + counts, strict=True):
+                self.written.note(batch.ids[request], begin, end, blocks[batch.rows[request]])
             places = np.flatnonzero(positions[piece] == batch.lengths[request_of[piece]] - 1)
             last.append([one[sent(places, self.holder.device)] for one in states])
         for_logits, carried = (torch.cat(parts) for parts in zip(*last, strict=True))

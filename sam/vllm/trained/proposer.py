@@ -17,10 +17,23 @@ from sam.drafting.texts import Drafts
 from sam.vllm import patches, warmup_cost
 from sam.vllm.async_proposer import AsyncDrafting
 from sam.vllm.proposer import SamProposer
-from sam.vllm.ranks import tensor_parallel_group
 from sam.vllm.trained.drafter import PassCost, TrainedDrafter
 from sam.vllm.trained.passes import EaglePasses, ModelPasses
-from sam.vllm.trained.ranks import OrderedPasses, check_ranks
+
+# Engines of these sizes would run passes together. Data-parallel ones of a dense model are independent: each has a 1.
+RANKS = ("tensor", "pipeline", "data", "prefill_context", "decode_context")
+
+
+def check_ranks(parallel) -> None:
+    """Refuse an engine of several ranks, by vLLM's ParallelConfig.
+
+    Raises:
+        ValueError: names the setting and what to set instead.
+    """
+    for name in RANKS:
+        if (size := getattr(parallel, f"{name}_parallel_size")) != 1:
+            said = f"{name}_parallel_size={size}: a trained drafter's passes run on one rank"
+            raise ValueError(f"{said}: set it to 1, or speculation=sam")
 
 
 class NoText:
@@ -59,19 +72,15 @@ class WithModel(SamProposer):
     """Where SamProposer asks a TrainedDrafter, and what vLLM calls of a base after it, its own class with the model."""
 
     def __init__(self, vllm_config, device, runner=None):
-        check_ranks(vllm_config.parallel_config, vllm_config.scheduler_config.async_scheduling)
+        check_ranks(vllm_config.parallel_config)
         super(SamProposer, self).__init__(vllm_config, device, runner)  # vLLM's, which holds the model
         super().__init__(vllm_config)
         passes = (EaglePasses if isinstance(self, EagleProposer) else ModelPasses)(self, runner)
         self.trained = TrainedDrafter(passes, self.num_speculative_tokens, self.counters)
-        self._ranks: OrderedPasses | None = None  # None: there is one
 
     def bind(self, runner) -> None:
         """Draft after each step with what has come to the host; vLLM's own drafters read the device's in every step."""
         super().bind(runner)
-        if (group := tensor_parallel_group(runner)) is not None:
-            self._ranks = OrderedPasses(self.trained.passes, group)
-            self.trained.run_passes = self._ranks.draft
         name = "draft_with_model"
         patches.put(runner, "propose_draft_token_ids", name, self._draft_after)
         patches.put(runner, "_get_spec_decode_draft_probs", name, self.trained.draft_probabilities)
@@ -103,24 +112,6 @@ class WithModel(SamProposer):
             batch.prev_sampled_token_ids = sampled[:, :1]
             return []
         return self.propose(sampled, batch.num_tokens_no_spec, batch.token_ids_cpu)
-
-    def _propose(self, emitted: list[int], lengths: np.ndarray, texts: np.ndarray) -> list[list[int]]:
-        """As SamProposer's; other tensor-parallel ranks, which draft nothing, run what the first one orders."""
-        is_quiet = self.last.holds(len(emitted))
-        drafts = super()._propose(emitted, lengths, texts)
-        if self._ranks is None:
-            return drafts
-        if self.is_drafting_rank:
-            if not is_quiet:
-                self._ranks.end_step(self.last)
-        elif is_quiet:
-            self.last.valid_for_steps -= 1
-        else:
-            try:
-                self.last = self._ranks.follow(self._runner.input_batch.req_ids, lengths, texts)
-            except Exception:
-                self.trained.count_error()
-        return drafts
 
     def _observe(self, now, state, emitted) -> None:
         """The time of passes is their own, not the step's."""
@@ -159,8 +150,7 @@ class WithModel(SamProposer):
     def measure_passes(self) -> None:
         """Time the draft model's passes for goodput, when the KV cache is there."""
         most = min(self.max_num_tokens, 4 * self.max_batch_size)
-        agreed = self._ranks.agreed if self._ranks else int
-        self.trained.pass_cost = PassCost(*warmup_cost.measured(self.trained.passes.time, most, agreed))
+        self.trained.pass_cost = PassCost(*warmup_cost.measured(self.trained.passes.time, most, agreed=int))
 
 
 class AsyncWithModel(WithModel, AsyncDrafting):

@@ -45,18 +45,16 @@ def model(tmp_path):
 
 
 # The drafter's config.json, other overrides, and what is said of it; nothing: it can draft.
-TENSOR, DATA = f"{ROLLOUT}.tensor_model_parallel_size=2", f"{ROLLOUT}.data_parallel_size=2"
+DATA = f"{ROLLOUT}.data_parallel_size=2"
 DRAFTERS = [
     ("draft_model", {}, [], None),
     ("hybrid", {}, [DATA], None),
     ("hybrid", HEAD, [], None),
-    ("eagle3", HEAD | {"eagle_config": {LAYERS: [0, 4, 8]}}, [TENSOR], None),
+    ("eagle3", HEAD | {"eagle_config": {LAYERS: [0, 4, 8]}}, [], None),
     ("eagle3", HEAD | {"eagle_config": None}, [], None),
     ("hybrid", {"vocab_size": 97}, [], "vocab_size=97, the model's is 96"),
     ("hybrid", {"head_dim": 64}, [], "head_dim=64, the model's is 32"),
     ("hybrid", {"max_position_embeddings": 128}, [], "max_position_embeddings=128"),
-    ("hybrid", {"intermediate_size": 129}, [TENSOR],
-     "intermediate_size=129 does not divide among tensor_model_parallel_size=2"),
     ("eagle3", HEAD | {"hidden_size": 128}, [], "hidden_size=128, the model's is 64"),
     ("hybrid", HEAD | {"target_hidden_size": 32}, [], "target_hidden_size=32, the model's is 64"),
     ("eagle3", HEAD | {LAYERS: [1, 4, 9]}, [], "[1, 4, 9], expected different ones"),
@@ -74,21 +72,22 @@ def test_a_drafter_drafts_for_the_model_or_is_refused(model, method, changes, ov
     assert len(found) == bool(said) and all("[drafter.unlike]" in one and said in one for one in found), found
 
 
-def test_damaged_weights_and_data_parallel_ranks_of_experts(model):
+def test_damaged_weights_and_several_ranks(model):
     write(model / "draft")
     (model / "draft" / "model.safetensors").write_bytes(b"short")
     assert ["[model.damaged]" in one for one in problems(model, "hybrid")] == [True]
     write(model / "draft")
     write(model / "model", num_experts=8)
-    (found,) = problems(model, "hybrid", f"{ROLLOUT}.data_parallel_size=2")
-    assert "drafter.ranks" in found and "data_parallel_size=2 of a model with experts" in found
+    found = problems(model, "hybrid", DATA, f"{ROLLOUT}.tensor_model_parallel_size=2")
+    assert [
+        "drafter.ranks" in one and f"{name}_parallel_size=2" in one
+        for one, name in zip(found, ("tensor_model", "data"), strict=True)
+    ] == [True] * 2
 
 
-@pytest.mark.parametrize(("method", "more"), [("hybrid", ""), ("eagle3", " --kind eagle3")])
-def test_a_missing_one_and_how_to_make_it(model, method, more):
-    (found,) = problems(model, method)
-    assert "[drafter.missing]" in found
-    assert f"make it with sam distil --assets {model}{more} " in found
+def test_a_missing_one_and_how_to_make_it(model):
+    (found,) = problems(model, "hybrid")
+    assert "[drafter.missing]" in found and f"make it with sam distil --assets {model} " in found
     assert list(find_problems(composed("dapo_tiny_cpu"))) == []  # none is needed
     config = config_of("dapo_qwen3_8b_cuda", "speculation.method=eagle3", "speculation.draft_model=/no/head")
     assert "point the key at a head that was trained for this model" in next(find_problems(config))

@@ -124,15 +124,6 @@ def engine(running):
     return running
 
 
-def test_without_drafts_no_step_waits_or_copies_more_than_without_speculation(engine, counted_off):
-    off, expected = counted_off
-    engine.runner.drafter.policy = make_policy("never", 3, 0)
-    on, found = steps_of(engine, [])
-    assert on.tokens == off.tokens and on.drafted == 0
-    assert found == expected and len(found) > 80
-    assert max(copies for _, copies in found) > 5, "the control: they are counted"
-
-
 def test_with_drafts_a_step_waits_once_and_copies_twice(engine, off, monkeypatch):
     """Of the proposer: its own operators, and the input tokens that it has vLLM bring to the device."""
     steps, runner, proposer = [Counter()], engine.runner, engine.runner.drafter
@@ -232,10 +223,11 @@ def test_tokens_that_never_arrive_leave_their_requests_without_drafts(engine, of
     assert lost and not proposer.tracked.states.keys() & {*lost}
 
 
-def test_without_drafts_text_is_shared_from_vllms_own_copy(sharing, counted_off):
+def test_without_drafts_no_step_waits_or_copies_more_and_text_is_shared_from_vllms_own_copy(sharing, counted_off):
     """In every step; and nothing is waited for or copied for it."""
     (on, found, sent_at, sent), (off, expected) = sharing, counted_off
-    assert on.tokens == off.tokens and found == expected
+    assert on.tokens == off.tokens and found == expected and len(found) > 80
+    assert max(copies for _, copies in found) > 5, "the control: they are counted"
     # Of two rollouts. The last step's tokens arrive when there is no further one.
     tokens = sum(map(len, off.tokens))
     assert 2 * tokens - 6 * len(PROMPTS) <= sent <= 2 * tokens

@@ -1,6 +1,6 @@
-"""Drafts that are drawn from a draft model's distribution, in a real engine: accepted more often, and lossless."""
+"""Drafts that are drawn from a draft model's distribution, in a real engine: accepted more often, and lossless. The
+same tokens with exact verification are in test_matrix.py."""
 
-import contextlib
 from dataclasses import replace
 
 import numpy as np
@@ -8,12 +8,12 @@ import pytest
 import torch
 from scipy import stats
 
-from tests.sam.engine.draft_model_runs import SMALL, K, save_draft_model
 from tests.sam.engine.tiny_engine import VOCABULARY, Engine, save_model
+from tests.sam.engine.trained_models import save_draft_model
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.statistical]
 
-REQUESTS, TOKENS = 24, 60
+REQUESTS, TOKENS = 100, 100
 LIMIT = 1e-4  # p-value below which two distributions count as different
 
 
@@ -29,63 +29,39 @@ def models(tmp_path_factory):
     return target, save_draft_model(target, tmp_path_factory.mktemp("draft"))
 
 
-@contextlib.contextmanager
-def started(models, method, verification="exact", **engine):
-    """An engine whose drafts are greedy or drawn, as `ask` is told."""
+def started(models, verification, **engine):
     target, draft = models
-    speculative = {"method": "draft_model", "model": draft.path, "num_speculative_tokens": K}
+    speculative = {"method": "draft_model", "model": draft.path, "num_speculative_tokens": 3}
     speculative["disable_padded_drafter_batch"] = not engine.get("async_scheduling")
-    speculation = {"method": method, "draft_model": draft.path, "policy": "always", "cross_prompt": False}
-    arguments = (None, {"method": "off"}) if method == "off" else (speculative, speculation)
-    with Engine(target, arguments[0], verification=verification, speculation=arguments[1], **engine) as started:
-        yield started
+    speculation = {"method": "draft_model", "draft_model": draft.path, "policy": "always"}
+    return Engine(target, speculative, verification=verification, speculation=speculation, **engine)
 
 
-def ask(engine, how=None, requests=REQUESTS, tokens=TOKENS):
-    """All drawn at temperature 1 but for every sixth, which is greedy."""
+def ask(engine, how="probabilistic"):
+    """All drawn at temperature 1 but for every sixth, which is greedy; drafts are greedy or drawn."""
     generator = np.random.default_rng(0)
-    prompts = [generator.integers(0, VOCABULARY, 6).tolist() for _ in range(requests)]
-    settings = [{"max_tokens": tokens, "seed": row, "temperature": float(row % 6 != 0)} for row in range(requests)]
-    if how:
-        passes = engine.runner.drafter.trained.passes
-        passes.config = replace(passes.config, draft_sample_method=how)
+    prompts = [generator.integers(0, VOCABULARY, 6).tolist() for _ in range(REQUESTS)]
+    settings = [{"max_tokens": TOKENS, "seed": row, "temperature": float(row % 6 != 0)} for row in range(REQUESTS)]
+    passes, counters = engine.runner.drafter.trained.passes, engine.runner.drafter.counters
+    passes.config = replace(passes.config, draft_sample_method=how)
     found = engine.generate(prompts, settings)
     found.prompts = prompts
-    if how:
-        counters = engine.runner.drafter.counters
-        assert counters["draft_model_errors"] == counters["draft_errors"] == 0
+    assert counters["draft_model_errors"] == counters["draft_errors"] == 0
     return found
 
 
-@pytest.fixture(scope="module")
-def off(models):
-    with started(models, "off") as engine:
-        return ask(engine)
-
-
-@pytest.mark.parametrize(
-    ("method", "blocks"), [("draft_model", {}), ("hybrid", SMALL | {"num_gpu_blocks_override": 40})]
-)
-def test_the_same_tokens_and_more_of_them_accepted(models, off, method, blocks):
-    """Of hybrid with preemptions."""
-    with started(models, method, **blocks) as engine:
+def test_more_of_them_are_accepted(models):
+    with started(models, "exact") as engine:
         greedy, drawn = (ask(engine, how) for how in ("greedy", "probabilistic"))
-    for one in (greedy, drawn):
-        assert one.tokens == off.tokens and one.logprobs == off.logprobs
-        assert (one.preemptions > 0) == bool(blocks)
-    assert drawn.accepted > 1.2 * greedy.accepted > 100
+    assert drawn.tokens == greedy.tokens and drawn.accepted > 1.2 * greedy.accepted > 100
 
 
-def test_the_same_tokens_under_asynchronous_scheduling(models, off, asynchronous):
-    with started(models, "draft_model", async_scheduling=True) as engine:
-        drawn = ask(engine, "probabilistic")
-    assert drawn.tokens == off.tokens and drawn.accepted > 300
-
-
-@pytest.mark.statistical
-@pytest.mark.parametrize("method", ["draft_model", "hybrid"])
-def test_rejection_sampling_with_the_drafts_probabilities_is_lossless(models, method, monkeypatch):
-    """Drafts are accepted as min(p, q) allows. And a control: drafts that claim to come from another distribution."""
+@pytest.mark.parametrize("is_asynchronous", [False, True])
+def test_rejection_sampling_with_the_drafts_probabilities_is_lossless(
+    models, asynchronous, monkeypatch, is_asynchronous
+):
+    """Drafts are accepted as min(p, q) allows; asynchronously the host does not know them when they are verified. And a
+    control: drafts that claim to come from another distribution."""
     from sam.vllm.trained import passes
 
     drawn_drafts = passes.drawn_drafts
@@ -99,22 +75,13 @@ def test_rejection_sampling_with_the_drafts_probabilities_is_lossless(models, me
 
         return choose_wrong
 
-    with started(models, method, "rejection") as engine:
-        greedy, drawn = (ask(engine, how, 100, 100) for how in ("greedy", "probabilistic"))
-        if method == "draft_model":
+    with started(models, "rejection", async_scheduling=is_asynchronous) as engine:
+        drawn = ask(engine)
+        assert drawn.accepted > 5000 and p_value(models, drawn) > LIMIT
+        if not is_asynchronous:
+            assert drawn.accepted > 1.2 * ask(engine, "greedy").accepted
             monkeypatch.setattr(passes, "drawn_drafts", wrong)
-            assert p_value(models, ask(engine, "probabilistic", 100, 100)) < LIMIT
-    assert drawn.accepted > 1.2 * greedy.accepted
-    assert p_value(models, drawn) > LIMIT
-
-
-@pytest.mark.statistical
-def test_it_is_lossless_under_asynchronous_scheduling(models, asynchronous):
-    """There the host does not know the drafts when they are verified."""
-    with started(models, "draft_model", "rejection", async_scheduling=True) as engine:
-        drawn = ask(engine, "probabilistic", 100, 100)
-    assert drawn.accepted > 5000
-    assert p_value(models, drawn) > LIMIT
+            assert p_value(models, ask(engine)) < LIMIT
 
 
 def p_value(models, drawn) -> float:

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from sam.switch.policies import make_policy
 from sam.vllm import plugin
 from sam.vllm.step_recorder import StepRecorder
-from tests.sam.engine import matrix
 from tests.sam.engine.tiny_engine import NGRAM, SAM, generate, save_model
 
 pytestmark = pytest.mark.engine
@@ -14,6 +14,8 @@ pytestmark = pytest.mark.engine
 PROMPTS = [[1 + prompt, 7, 30 + 3 * prompt, 2] for prompt in range(5)]
 SAMPLES, DRAFT_LENGTH, THRESHOLD = 8, 3, 16
 UNSEEDED = 6  # the sample without a seed: its key comes from vLLM's request id, which is random
+LONGEST = 256  # of tiny_engine's engines, which the first of these reaches
+NEAR_THE_END = [[5, 6, 7, 8, 5, 6, 7], [9, 10, 11]] * 2
 
 
 def settings(prompt, sample):
@@ -23,6 +25,38 @@ def settings(prompt, sample):
         "max_tokens": 200 - 10 * sample,
         "seed": None if sample == UNSEEDED else 100 * prompt + sample,
     }
+
+
+def ask(llm, lengths):
+    """Tokens of the requests near the longest length."""
+    from vllm import SamplingParams
+
+    asked = [
+        SamplingParams(max_tokens=tokens, seed=seed, ignore_eos=True, detokenize=False)
+        for seed, tokens in enumerate(lengths)
+    ]
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in NEAR_THE_END], asked, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def drafted_near_the_end(llm, runner):
+    """What the scheduler hears of steps without drafts, then with: longest length and requests drafted for, of each
+    step; tokens."""
+    seen, proposer = SimpleNamespace(drafted_for=[], plain=[], told=[]), runner.drafter
+    propose, take = proposer.propose, runner.take_draft_token_ids
+    told = seen.plain
+
+    def recorded(sampled, lengths, *rest, **keywords):
+        drafts = propose(sampled, lengths, *rest, **keywords)
+        seen.drafted_for.append((int(lengths[: len(sampled)].max()), sum(map(bool, drafts))))
+        return drafts
+
+    proposer.propose, runner.take_draft_token_ids = recorded, lambda: told.append(take()) or told[-1]
+    proposer.policy = make_policy("never", DRAFT_LENGTH, 0)
+    ask(llm, [20] * 4)
+    told, proposer.policy = seen.told, make_policy("always", DRAFT_LENGTH, 0)
+    seen.tokens = ask(llm, [249, 240, 240, 240])
+    return seen
 
 
 def run(model, speculative_config, batch):
@@ -44,6 +78,10 @@ def run(model, speculative_config, batch):
             seen.runner.get_model().load_weights(iter(()))
         seen.versions = drafter.counters["policy_version"] if hasattr(drafter, "tracked") else 0
         seen.tracked = len(drafter.tracked.states) if hasattr(drafter, "tracked") else 0
+        if speculative_config == SAM:
+            seen.near_the_end = drafted_near_the_end(llm, seen.runner)
+        else:
+            seen.near_the_end = SimpleNamespace(tokens=ask(llm, [249, 240, 240, 240]))
 
     result = generate(
         model,
@@ -59,9 +97,7 @@ def run(model, speculative_config, batch):
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     model = save_model(tmp_path_factory.mktemp("model"), sharpness=12.0)
-    return {
-        "model": model, "off": run(model, None, 40), "sam": run(model, SAM, 40), "ngram": run(model, NGRAM, 12)
-    }  # fmt: skip
+    return {"off": run(model, None, 40), "sam": run(model, SAM, 40), "ngram": run(model, NGRAM, 12)}
 
 
 @pytest.mark.parametrize("name", ["sam", "ngram"])
@@ -98,20 +134,15 @@ def test_switch_and_lifecycle(results):
     assert results["sam"].tracked == 1  # only the request after all of these
 
 
-def test_the_drafters_name_alone_drafts_with_the_defaults(results):
-    """As vLLM's documentation has it for a class of its users."""
-    from vllm import SamplingParams
-
-    asked = [SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True, detokenize=False) for _ in PROMPTS]
-    with matrix.started(
-        model=results["model"].path, skip_tokenizer_init=True, max_model_len=256, max_num_seqs=8, enforce_eager=True,
-        dtype="float32", disable_log_stats=False, speculative_config=dict(SAM),
-    ) as llm:  # fmt: skip
-        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], asked, use_tqdm=False)
-        assert matrix.counted(llm, "vllm:spec_decode_num_accepted_tokens") > 50
-    greedy = results["off"].tokens[::SAMPLES]
-    assert [output.outputs[0].token_ids for output in outputs] == [tokens[:60] for tokens in greedy]
-
-
 def test_new_weights_in_pieces_are_one_version_whoever_loads_them(results):
     assert results["sam"].versions == 1
+
+
+def test_requests_are_drafted_for_while_another_is_near_the_longest_length_and_plain_steps_tell_nothing(results):
+    on = results["sam"].near_the_end
+    assert on.tokens == results["off"].near_the_end.tokens and len(on.tokens[0]) == 249 == LONGEST - 7
+    assert on.plain and not any(on.plain), "the scheduler hears nothing of steps without drafts"
+    # So near that a whole draft does not fit, while the others go on.
+    last = [rows for longest, rows in on.drafted_for if longest + DRAFT_LENGTH > LONGEST]
+    assert last and max(last) >= 1
+    assert any(on.told) and all(any(drafts.draft_token_ids) for drafts in filter(None, on.told))

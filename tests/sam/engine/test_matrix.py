@@ -11,12 +11,11 @@ import pytest
 
 from sam.switch.policy import Plan
 from tests.sam.engine import matrix
-from tests.sam.engine.draft_model_runs import save_draft_model
-from tests.sam.engine.eagle_head import save_head
+from tests.sam.engine.trained_models import save_draft_model, save_head
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("asynchronous", "ranks_environment")]
-# Method, whether it is scheduled asynchronously, further settings, and tokens accepted at least. The head's output
-# layer is not fitted, so that eagle3 is accepted by chance.
+# Method, whether it is scheduled asynchronously, further settings, and tokens accepted at least. Trained drafters alone
+# are in test_trained.py.
 ENGINES = {
     "async off": ("off", True, {}, 0),
     "sam": ("sam", False, {}, 200),
@@ -24,8 +23,6 @@ ENGINES = {
     "paths": ("sam", False, {"paths": 3}, 200),
     "async paths": ("sam", True, {"paths": 3}, 200),
     "rejection": ("sam", True, {"verification": "rejection"}, 200),
-    "draft model": ("draft_model", False, {"draft_model": "draft"}, 100),
-    "head": ("eagle3", False, {"draft_model": "head"}, 10),
     "async draft model and sam": ("hybrid", True, {"draft_model": "draft"}, 100),
     "async head and sam": ("hybrid", True, {"draft_model": "head"}, 100),
 }

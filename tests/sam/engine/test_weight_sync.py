@@ -1,13 +1,13 @@
-"""Real engines with vLLM's packed kernel in all linear layers: tokens with and without drafts, after weight syncs."""
+"""Real engines with vLLM's packed kernel in all linear layers: tokens after weight syncs. With drafts they
+are in test_compiled.py."""
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
 from sam.vllm import row_classes
-from tests.sam.engine.tiny_engine import SAM, VOCABULARY, generate, save_model
+from tests.sam.engine.tiny_engine import Engine, save_model
 
 pytestmark = pytest.mark.engine
 
@@ -87,13 +87,6 @@ def by_reload_in_place(runner, new):
 WAYS = (as_verl, by_load_weights, processed_only, by_reload_from_disk, by_reload_in_place)
 
 
-def run(model, speculative_config, batch, requests, **options):
-    generator = np.random.default_rng(0)
-    prompts = [generator.integers(0, VOCABULARY, 4 + row % 20).tolist() for row in range(requests)]
-    settings = [{"max_tokens": 64, "seed": row} for row in range(requests)]
-    return generate(model, prompts, settings, speculative_config, batch, **options)
-
-
 def responses_after(llm, new, way):
     """Tokens of a few requests after weights were changed in one way."""
     from vllm import SamplingParams
@@ -117,27 +110,9 @@ def test_no_weight_sync_leaves_an_old_packed_copy(model, trained):
             for new in (trained, first):
                 found.append((way.__name__, new.path, responses_after(llm, new, way)))
 
-    run(trained, None, 16, 1, then=loaded_at_start)
-    run(model, None, 16, 1, then=lambda llm: (loaded_at_start(llm), synced(llm)))
+    for start, then in ((trained, loaded_at_start), (model, lambda llm: (loaded_at_start(llm), synced(llm)))):
+        with Engine(start, batch=16) as engine:
+            then(engine.llm)
     assert expected[trained.path] != expected[model.path]
     for way, path, tokens in found:
         assert tokens == expected[path], way
-
-
-def test_speculation_changes_no_token_after_a_weight_sync_either(model, trained):
-    if model.network.config.tie_word_embeddings:
-        pytest.skip("one model will do")
-    used = []
-
-    def sync(runner):
-        linears = [layer.cpu_linear for layer in runner.model.modules() if hasattr(layer, "cpu_linear")]
-        used.append([linear.packed and linear._pack is not None for linear in linears])
-        as_verl(runner, trained)
-
-    fresh = run(trained, None, 64, 96)
-    off = run(model, None, 64, 96, observe=sync)
-    on = run(model, SAM, 37, 96, observe=sync)
-    assert used[0] == used[1] and any(used[0])  # which layers: by the kernels of this processor
-    assert on.accepted > 100
-    assert fresh.tokens == off.tokens == on.tokens
-    assert fresh.logprobs == off.logprobs == on.logprobs

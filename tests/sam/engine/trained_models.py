@@ -1,7 +1,10 @@
-"""An EAGLE3 head for a tiny target: random weights, and an output layer that is fitted to the target's text."""
+"""For a tiny target a draft model, its first layer, and an EAGLE3 head: random weights, and an output layer that may be
+fitted to the target's text."""
 
+import copy
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -10,6 +13,17 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 
 LAYERS = [0, 1, 2]  # of the target, whose inputs the head reads; 2: what the last layer gives
 DRAFT_VOCABULARY = 200
+
+
+def save_draft_model(target, path: Path) -> SimpleNamespace:
+    """The target's first layer."""
+    config = copy.deepcopy(target.network.config)
+    config.num_hidden_layers = 1
+    config.layer_types = config.layer_types[:1]
+    network = type(target.network)(config)
+    network.load_state_dict(target.network.state_dict(), strict=False)
+    network.save_pretrained(path)
+    return SimpleNamespace(path=str(path), network=network.eval())
 
 
 def save_head(target, path: Path) -> None:
@@ -52,12 +66,14 @@ def save_head(target, path: Path) -> None:
     save_file(weights, path / "model.safetensors")
 
 
-def fit_output_layer(path: Path, states: torch.Tensor, tokens: torch.Tensor) -> None:
-    """Least squares from what the head gives, float [samples, hidden size], to the tokens after, int64 [samples]."""
-    weights = load_file(path / "model.safetensors")
+@torch.no_grad()
+def fit_output_layer(target, path: Path, texts: list[list[int]]) -> None:
+    """Least squares from what the head gives to the tokens after, of the target's `texts`."""
+    head = ReferenceHead(target, path)
+    weights, states = head.weights, torch.cat([head.states(text)[:-1] for text in texts])
+    tokens = torch.cat([torch.tensor(text[2:]) for text in texts])
     known = weights["d2t"] + torch.arange(DRAFT_VOCABULARY)
-    wanted = (tokens[:, None] == known).double()
-    inputs = states.double()
+    wanted, inputs = (tokens[:, None] == known).double(), states.double()
     ridge = inputs.T @ inputs + 0.1 * torch.eye(inputs.shape[1], dtype=torch.float64)
     weights["lm_head.weight"] = torch.linalg.solve(ridge, inputs.T @ wanted).T.float().contiguous()
     save_file(weights, path / "model.safetensors")
@@ -73,10 +89,8 @@ class ReferenceHead:
 
     def draft(self, text: list[int], count: int) -> list[int]:
         """The most probable token after `text`, and after each drafted one: `count` of them."""
-        weights = self.weights
-        embedded = self.target.model.embed_tokens(torch.tensor(text))[1:]
-        states = self._states(text)[:-1] @ weights["fc.weight"].T
-        drafted = []
+        weights, drafted = self.weights, []
+        embedded, states = self._inputs(text)
         for _ in range(count):
             before_norm = self._layer(embedded, states)
             last = before_norm[-1:]
@@ -87,13 +101,19 @@ class ReferenceHead:
             states = torch.cat([states, last])
         return drafted
 
-    def _states(self, text: list[int]) -> torch.Tensor:
-        """[tokens, layers x hidden size]: what comes out of the embeddings and of each layer, before the last norm."""
+    def states(self, text: list[int]) -> torch.Tensor:
+        """[tokens - 1, hidden size]: what the output layer reads, after each token but the first."""
+        return _normed(self._layer(*self._inputs(text)), self.weights["norm.weight"])
+
+    def _inputs(self, text: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Embeddings of all tokens but the first, and the states before them: what comes out of the target's embeddings
+        and of each layer, before the last norm."""
         kept = []
         hook = self.target.model.norm.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0][0]))
         found = self.target(torch.tensor([text]), output_hidden_states=True).hidden_states
         hook.remove()
-        return torch.cat([found[0][0], found[1][0], kept[0]], dim=-1)
+        states = torch.cat([found[0][0], found[1][0], kept[0]], dim=-1)[:-1] @ self.weights["fc.weight"].T
+        return self.target.model.embed_tokens(torch.tensor(text))[1:], states
 
     def _layer(self, embedded: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         weights = {name.removeprefix("midlayer."): value for name, value in self.weights.items()}
