@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch.nn.functional import log_softmax, softmax
 from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from sam_recipe.draft_model import WIDTH, Settings
-from sam_recipe.launch.progress import progress_bar
 
 MOST_LOGITS = 1 << 25  # numbers in a step's logits
 POSITIONS = 8  # of a draft, of which acceptance is said
@@ -39,7 +39,7 @@ def sample_responses(
     # Prompts at once. For padded ones transformers copies the KV cache of all heads at every token, which a wide target
     # feels more than reading its weights again.
     each = 16 if target.config.hidden_size <= WIDTH else 1
-    with progress_bar(total=len(prompts), desc="responses of the target") as progress:
+    with tqdm(total=len(prompts), desc="responses of the target", mininterval=5.0) as progress:
         progress.update(len(done) // settings.samples)
         for begin in range(len(done) // settings.samples, len(prompts), each):
             batch = prompts[begin : begin + each]
@@ -153,7 +153,7 @@ def train(target, drafter, examples: list[Example], settings: Settings, folder: 
     # on them, and training that goes on would end elsewhere.
     read = [states_of(target, drafter.layers_read, padded([example])[0])[0] for example in examples]
     drafter.train()
-    with progress_bar(total=settings.steps, desc="distilling") as progress:
+    with tqdm(total=settings.steps, desc="distilling", mininterval=5.0) as progress:
         progress.update(first)
         for step in range(first, settings.steps):
             optimizer.param_groups[0]["lr"] = peak * (1.0 - 0.9 * step / settings.steps)
