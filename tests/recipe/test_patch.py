@@ -76,9 +76,3 @@ def test_an_edit_another_version_or_none_is_refused_and_left_alone(root, tmp_pat
     ):
         code, said = tool(place, "apply")
         assert code == 2 and line in said
-
-
-def test_every_patch_says_what_why_upstream_and_when_it_can_go():
-    for path in (REPOSITORY / "patches").glob("*/*/*.patch"):
-        header = path.read_text().split("--- a/")[0]
-        assert [word in header for word in ("What: ", "Why: ", "Upstream: ", "Can go when: ")] == [True] * 4, path.name

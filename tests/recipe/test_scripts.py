@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -85,34 +84,9 @@ def test_a_cluster_that_runs_is_joined_but_for_a_smoke_run(stand_in, tmp_path):
     environment = {**stand_in, "RAY_STATUS": "0", "RAY_TMPDIR": str(tmp_path)}
     _, said, _ = run("run_dapo_qwen3_32b.sh", environment=environment)
     assert "joining the Ray cluster that runs on this node, auto" in said and "RAY_ADDRESS=auto" in said
-    (tmp_path / "ray_notes" / "ray").mkdir(parents=True)  # as `ray start` leaves it on every node of a cluster
-    (tmp_path / "ray_notes" / "ray" / "ray_current_cluster").write_text("10.0.0.1:6379")
-    with_note = environment | {"RAY_TMPDIR": str(tmp_path / "ray_notes")}
-    _, said, _ = run("run_dapo_qwen3_32b.sh", environment=with_note)
-    assert "runs on this node, 10.0.0.1:6379" in said and "RAY_ADDRESS=10.0.0.1:6379" in said
     environment["RAY_ADDRESS"] = "10.0.0.1:6379"
     code, said, _ = run("run_dapo_qwen3_32b.sh", "scale=smoke", environment=environment)
     assert code == 0 and "joining" not in said and "RAY_ADDRESS" not in said
-
-
-def test_ray_head_and_worker(stand_in):
-    def start(*words, **variables):
-        return run("start_ray_cluster.sh", *words, environment={**stand_in, "PORT": port, **variables})
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-        assert f'ray start --address 127.0.0.1:{port} --resources {{"NPU": 16}}' in start("worker", "127.0.0.1")[1]
-        taken = start("head")
-    assert f'ray start --head --port {port} --resources {{"NPU": 16}}' in start("head")[1]
-    none = f"no Ray answers at 127.0.0.1:{port}: run bash scripts/start_ray_cluster.sh head there"
-    stop = "a Ray runs on this node already: stop it with bash scripts/start_ray_cluster.sh stop"
-    for (code, _, error), said in (
-        (taken, f"port {port} is taken by another program on this node: stop it, or set PORT"),
-        (start("worker", "127.0.0.1"), none),
-        (start("worker"), "worker needs the head's address"),
-        (start("head", RAY_STATUS="0"), stop),
-    ):
-        assert code == 2 and said in error
 
 
 def test_a_cluster_gets_no_settings_of_a_ray_of_its_own(monkeypatch):
@@ -243,20 +217,11 @@ def test_each_device_has_an_environment_of_its_own(tmp_path):
         script = f"source {checkout}/scripts/environment.sh; set_up_environment {' '.join(extras)}; echo $PATH"
         environment = {**os.environ, "PYTHON": str(tmp_path / "python"), "CALLS": str(calls)}
         ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment, timeout=300)
-        return ended.returncode, calls.read_text(), ended.stdout, ended.stderr
+        return ended.returncode, calls.read_text(), ended.stdout
 
     for extra, folder in (("cpu", ".venv"), ("cuda", ".venv-cuda")):
-        code, called, said, _ = set_up(extra)
+        code, called, said = set_up(extra)
         assert code == 0 and f"requirements/{extra}.txt" in called
         assert {line.split()[0] for line in called.splitlines() if "/" in line.split()[0]} >= {f"{folder}/bin/uv"}
         assert said.splitlines()[-1].startswith(f"{checkout}/{folder}/bin:")
     assert not any(set_up(extra)[1] for extra in ("cpu", "cuda")), "set up already"
-    code, called, _, error = set_up("cpu", "cuda")
-    assert code != 0 and not called and error.startswith("error: cpu and cuda: expected one of them")
-    # With another device's engine, as older scripts or an installation by hand left it.
-    for extra, folder, version in (("cpu", ".venv", "0.23.0"), ("cuda", ".venv-cuda", "0.23.0+cpu")):
-        engine = checkout / folder / "lib" / "python3.12" / "site-packages" / f"vllm-{version}.dist-info"
-        engine.mkdir(parents=True)
-        (checkout / folder / ".environment").unlink()
-        assert f"{folder} holds another device's vLLM: making it anew" in set_up(extra)[2]
-        assert not engine.exists()
