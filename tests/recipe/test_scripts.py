@@ -191,37 +191,3 @@ def test_a_mistake_is_named_before_anything_is_installed(fresh, script, words, s
     arguments = [word for word in words.split() if not word.split("=")[0].isupper()]
     code, _, error = run_fresh(fresh, script, *arguments, **variables)
     assert code == 2 and said in error and error.startswith("error: ") and error.count("\n") == 1, error
-
-
-# What uv and pip are asked for, in place of downloads of 3 GB.
-FAKE_VENV = """
-if [ "$1 $2" = "-m venv" ]; then
-    for folder; do :; done
-    [ "$3" = --clear ] && rm -rf "$folder"
-    mkdir -p "$folder/bin" && cp "$0" "$folder/bin/python" && cp "$0" "$folder/bin/uv"
-fi
-[ "$1" = -c ] || echo "${0##*/checkout/} $*" >>"$CALLS"
-"""
-
-
-def test_each_device_has_an_environment_of_its_own(tmp_path):
-    """Installers take vllm 0.23.0+cpu for vllm==0.23.0: one environment would keep a CPU's engine on a GPU machine."""
-    calls, checkout = tmp_path / "calls", tmp_path / "checkout"
-    for name in ("scripts", "requirements"):
-        shutil.copytree(SCRIPTS.parent / name, checkout / name)
-    shutil.copy(SCRIPTS.parent / "pyproject.toml", checkout)
-    program(tmp_path / "python", FAKE_VENV)
-
-    def set_up(*extras):
-        calls.write_text("")
-        script = f"source {checkout}/scripts/environment.sh; set_up_environment {' '.join(extras)}; echo $PATH"
-        environment = {**os.environ, "PYTHON": str(tmp_path / "python"), "CALLS": str(calls)}
-        ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment, timeout=300)
-        return ended.returncode, calls.read_text(), ended.stdout
-
-    for extra, folder in (("cpu", ".venv"), ("cuda", ".venv-cuda")):
-        code, called, said = set_up(extra)
-        assert code == 0 and f"requirements/{extra}.txt" in called
-        assert {line.split()[0] for line in called.splitlines() if "/" in line.split()[0]} >= {f"{folder}/bin/uv"}
-        assert said.splitlines()[-1].startswith(f"{checkout}/{folder}/bin:")
-    assert not any(set_up(extra)[1] for extra in ("cpu", "cuda")), "set up already"

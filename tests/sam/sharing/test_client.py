@@ -114,19 +114,6 @@ def test_what_is_handed_over_at_once_is_bounded_and_what_cannot_be_taken_fails_n
     assert pair[1].counters["sharing_errors"] == len(caplog.records) == 1
 
 
-def test_between_rollouts_nothing_is_asked_for_and_what_was_written_still_leaves(channel, pair):
-    advance(channel, *pair)
-    write(pair[0], 0, 2, 5, 6)
-    asked = channel.asked
-    for _ in range(1200):  # a minute
-        channel.now += 0.05
-        pair[0].exchange(), pair[1].exchange()
-    assert channel.asked - asked <= 2 * (module.REST_SECONDS / 0.05 + 2)
-    write(pair[0], 0, 4, 7)
-    advance(channel, *pair, rounds=2)
-    assert texts(pair[1]) == [5, 6, 7]
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_whatever_fails_what_arrives_is_a_begin_of_what_was_written(channel, seed):
     """Random schedules of requests, outages, lost answers, new logs and full ones."""
