@@ -160,12 +160,15 @@ def drafted_texts(run: Run) -> list[list[tuple[str, str]]]:
 
     if not run.has_responses or run.config["speculation"]["method"] != "sam":
         return []
-    with one_line(f"{run.directory / CONFIG_FILE}", "no model and number of draft tokens"):
-        model = run.config["actor_rollout_ref"]["model"]["path"]
-        budget = np.array([run.config["speculation"]["num_speculative_tokens"]], np.int32)
-        drafter = make_drafter("sam", "group", int(budget[0]))
-    if (tokenizer := Tokenizer(model).fast) is None:
-        run.remarks.append(f"{model}: no tokenizer.json there, to show responses: left out")
+    try:
+        with one_line(place := f"{run.directory / CONFIG_FILE}", "no model and number of draft tokens"):
+            model = run.config["actor_rollout_ref"]["model"]["path"]
+            budget = np.array([run.config["speculation"]["num_speculative_tokens"]], np.int32)
+            drafter = make_drafter("sam", "group", int(budget[0]))
+        tokenizer = Tokenizer(model).fast
+        expect(tokenizer is not None, place, "a model's folder with tokenizer.json, to show responses", model)
+    except ReadError as error:
+        run.remarks.append(f"{error}: left out")
         return []
     rows, samples = read_responses(run.directory, run.steps[-1]), []
     for row in rows:

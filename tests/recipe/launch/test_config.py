@@ -22,9 +22,9 @@ def test_the_toggle_changes_nothing_but_speculation_whose_yaml_has_the_defaults_
     on, off = (OmegaConf.to_container(compose_config("dapo_tiny_cpu", words)) for words in ([], ["speculation=off"]))
     named = ("run_dir", "trainer.experiment_name", "trainer.default_local_dir", f"{ROLLOUT}.trace.experiment_name")
     others = (key for key in differences(on, off) if key not in named)
-    assert {key.partition(f"{VLLM}.")[2] or key for key in others if not key.startswith("speculation.")} == {
+    assert {key.removeprefix(f"{VLLM}.") for key in others if not key.startswith("speculation.")} == {
         *("speculative_config.model", "speculative_config.num_speculative_tokens"),
-        *("speculative_config.disable_padded_drafter_batch", "additional_config.speculation.method"),
+        "additional_config.speculation.method",
     }
     engine = on["actor_rollout_ref"]["rollout"]["engine_kwargs"]["vllm"]
     assert engine["stream_interval"] > on["data"]["max_response_length"]  # handed on when complete

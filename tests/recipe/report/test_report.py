@@ -185,7 +185,7 @@ def test_accepted_drafts_of_responses_are_marked(tmp_path):
     assert sum(len(text.split()) for text in drafted) == accepted.sum() > 20
     assert drafted_texts(Run.load(make_run(tmp_path / "off", "off", 1.0, [0.0]))) == []
     (tmp_path / "tokenizer.json").unlink()
-    assert drafted_texts(bare := Run.load(run)) == [] and "no tokenizer.json there" in bare.remarks[0]
+    assert drafted_texts(bare := Run.load(run)) == [] and "a model's folder with tokenizer.json" in bare.remarks[0]
 
 
 def test_seconds_of_phases_and_what_is_saved(runs):
