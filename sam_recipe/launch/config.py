@@ -57,6 +57,8 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
+        if (emptied := [one for one in overrides if one.endswith("=null")]) and "NoneType" in str(error):
+            raise ConfigError(f"{emptied[0]}: expected keys below it: change it [config.value]") from error
         code = "config.override" if isinstance(error, HydraException | OmegaConfBaseException) else "config.value"
         said = isinstance(error, HydraException) and misspelt(overrides, config_name)
         raise ConfigError(f"{said or _one_line(error)} [{code}]") from error

@@ -50,7 +50,7 @@ BAD = [
     ("device=npu", "device does not exist in this config: check its spelling"),
     (f"{VLLM}.block_size=16", "To append to your config use +actor_rollout_ref"),  # where a `+` is what helps
     (f"+{VLLM}.additional_config=3", "engine_kwargs.vllm.additional_config=3: expected a dictionary"),
-    ("data=null", "data=None: expected keys below it"),
+    ("data=null", "data=null: expected keys below it"),
     ("not_an_override", "not_an_override: expected KEY=VALUE"),
     ("seed=-5", "seed=-5: expected an integer from 0 to 4294967295"),
 ]

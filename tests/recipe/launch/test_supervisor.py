@@ -103,7 +103,8 @@ def test_every_ending_is_said_and_leaves_nothing(tmp_path, then, act, code, said
     assert re.match(said, line) and f"; log: {tmp_path / 'train.log'}; " in line
     assert (tmp_path / "train.log").read_text().endswith(f" {line}\n")
     assert_nothing_left(tmp_path, mark)
-    assert supervisor.lock_problem(tmp_path) is None
+    with supervisor.lock(tmp_path):
+        pass
 
 
 def test_one_run_at_a_time_and_the_next_start_removes_what_a_killed_one_has_left(tmp_path):
