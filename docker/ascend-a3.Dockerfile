@@ -54,7 +54,6 @@ RUN python -m pip install --no-deps --no-build-isolation -e . && \
 RUN source /usr/local/Ascend/ascend-toolkit/set_env.sh && \
     source /usr/local/Ascend/nnal/atb/set_env.sh && \
     export LD_LIBRARY_PATH="$LD_LIBRARY_PATH:/usr/local/Ascend/ascend-toolkit/latest/aarch64-linux/devlib" && \
-    python -m sam_recipe.patch check && \
     python docker/image_preflight.py dapo_qwen3_32b training=fsdp2
 
 # The base image's entry point reads CANN's set_env.sh first.

@@ -33,18 +33,17 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="sam run",
         description="One DAPO run.",
-        epilog="The screen shows a line of progress and, at the end, how the run ended. All output of verl, vLLM and "
+        epilog="The screen shows a line for each step and, at the end, how the run ended. All output of verl, vLLM and "
         "Ray is appended to train.log in run_dir.",
         allow_abbrev=False,
     )
     add_config_options(parser, required=True)
-    parser.add_argument("--verbose", action="store_true", help="show train.log on the screen, in place of the progress")
     parser.add_argument("--check", action="store_true", help="check config and machine only, before assets are built")
     parser.add_argument(
         "--accept-changes", action="store_true", help="go on although changed settings make another curve"
     )
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, for example speculation=off")
-    return with_folder(parser.parse_intermixed_args(arguments))  # --verbose among overrides too
+    return with_folder(parser.parse_intermixed_args(arguments))  # options among overrides too
 
 
 def add_config_options(parser: argparse.ArgumentParser, required: bool) -> None:

@@ -27,13 +27,13 @@ import numpy as np
 import torch
 from torch.nn.functional import log_softmax, softmax
 from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from sam.bench.prompts import read_prompts
 from sam.command import run_command
 from sam.reading import json_object, one_line
 from sam.record.tokenizer import Tokenizer
-from sam_recipe.launch.progress import progress_bar
 from sam_recipe.record import Contents, build_once
 from sam_recipe.tiny.warm_start import deterministic
 
@@ -65,7 +65,7 @@ def sample_responses(target: PreTrainedModel, prompts: list[list[int]], settings
     # Prompts at once. For padded ones transformers copies the KV cache of all heads at every token, which a wide target
     # feels more than reading its weights again.
     done, each = [], 16 if target.config.hidden_size <= WIDTH else 1
-    with progress_bar(total=len(prompts), desc="responses of the target") as progress:
+    with tqdm(total=len(prompts), desc="responses of the target", mininterval=5.0) as progress:
         for begin in range(0, len(prompts), each):
             batch = prompts[begin : begin + each]
             done += _answer(target, batch, settings, settings.seed + begin)
@@ -140,7 +140,7 @@ def train(target, student, examples: list[Example], settings: Settings) -> list[
     with torch.no_grad():  # once, as a pass of the target takes longer than all else
         states = [_states(target, padded([example])[0])[0] for example in examples]
     student.train()
-    with progress_bar(total=settings.steps, desc="distilling") as progress:
+    with tqdm(total=settings.steps, desc="distilling", mininterval=5.0) as progress:
         for step in range(settings.steps):
             optimizer.param_groups[0]["lr"] = peak * (1.0 - 0.9 * step / settings.steps)
             chosen = np.random.default_rng([settings.seed, step]).integers(len(examples), size=settings.sequences)

@@ -1,19 +1,17 @@
-"""`python -m sam_recipe.patch {status,check,apply,revert}`: the source patches of vllm-ascend, all or nothing."""
+"""`python -m sam_recipe.patch {status,apply,revert}`: the source patches of vllm-ascend, all or nothing."""
 
-import argparse
 import importlib.metadata
 import importlib.util
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from sam.command import Parser, run_command
+
 # Of this version; applied all or not at all.
 PATCHES = Path(__file__).resolve().with_name("patches") / "vllm_ascend" / "0.23.0.post1"
-
-
-class PatchError(Exception):
-    """One line: what is wrong and what to do."""
 
 
 class Hunk(NamedTuple):
@@ -23,9 +21,7 @@ class Hunk(NamedTuple):
     published: str
     patched: str
 
-    @property
     def state(self) -> str:
-        """published, patched or edited."""
         content = self.path.read_text() if self.path.is_file() else ""
         return "patched" if self.patched in content else "published" if self.published in content else "edited"
 
@@ -38,28 +34,27 @@ class Patches:
         self.root = root or (Path(spec.origin).parent.parent if spec and spec.origin else None)
         found = importlib.metadata.distributions(name="vllm-ascend", path=[str(self.root)]) if self.root else ()
         self.installed = next((one.version for one in found), None)
-        self.hunks = _hunks(self.root) if self.installed == PATCHES.name else []
+        self.hunks = list(_hunks(self.root)) if self.installed == PATCHES.name else []
 
     @property
     def state(self) -> str:
         """absent, wrong version, published, patched, half patched or edited."""
         if self.installed != PATCHES.name:
             return "wrong version" if self.installed else "absent"
-        found = {hunk.state for hunk in self.hunks}
+        found = {hunk.state() for hunk in self.hunks}
         return "edited" if "edited" in found else found.pop() if len(found) == 1 else "half patched"
 
     def problem(self) -> str | None:
         """Why the patches are not active, in one line with its fix; None if they are."""
-        wanted, state = f"vllm-ascend=={PATCHES.name}", self.state
-        edited = ", ".join({str(hunk.path.relative_to(self.root)): 0 for hunk in self.hunks if hunk.state == "edited"})
+        wanted, apply = f"vllm-ascend=={PATCHES.name}", "run python -m sam_recipe.patch apply"
+        edited = next((str(hunk.path.relative_to(self.root)) for hunk in self.hunks if hunk.state() == "edited"), "")
         return {
             "absent": f"{wanted} is not installed here: run this with the Python that has it",
-            "published": f"{wanted} is not patched: run python -m sam_recipe.patch apply",
-            "half patched": f"{wanted} is half patched: run python -m sam_recipe.patch apply",
+            "published": f"{wanted} is not patched: {apply}",
+            "half patched": f"{wanted} is half patched: {apply}",
             "wrong version": f"vllm-ascend {self.installed} is installed, the patches are for {wanted}: install that",
-            "edited": f"{edited} is neither as published nor as patched: keep your changes elsewhere and reinstall "
-            f"{wanted}, then python -m sam_recipe.patch apply",
-        }.get(state)
+            "edited": f"{edited} is neither as published nor as patched: save your changes, reinstall {wanted}",
+        }.get(self.state)
 
     def status(self) -> str:
         """The state of the package, in one line."""
@@ -67,46 +62,33 @@ class Patches:
         return f"vllm-ascend{where}: {self.state} ({', '.join(path.name for path in sorted(PATCHES.glob('*.patch')))})"
 
     def change(self, wanted: str) -> str:
-        """Bring every file to the state `wanted`, patched or published, and say in which it is.
-
-        Raises:
-            PatchError: edited, absent or another version; nothing was changed.
-        """
+        """Bring every file to the state `wanted`, patched or published; returns the status. ValueError: edited, absent
+        or another version; nothing was changed."""
         if self.state in ("absent", "wrong version", "edited"):
-            raise PatchError(self.problem())
+            raise ValueError(self.problem())
         for hunk in self.hunks:
-            if (state := hunk.state) != wanted:
-                content = hunk.path.read_text().replace(getattr(hunk, state), getattr(hunk, wanted))
-                hunk.path.write_text(content)
+            content = hunk.path.read_text()
+            hunk.path.write_text(content.replace(getattr(hunk, hunk.state()), getattr(hunk, wanted)))
         return self.status()
 
 
-def _hunks(root: Path) -> list[Hunk]:
-    found = []
+def _hunks(root: Path) -> Iterator[Hunk]:
     for patch in sorted(PATCHES.glob("*.patch")):
         for file in re.split(r"^--- a/", patch.read_text(), flags=re.MULTILINE)[1:]:
             head, *bodies = re.split(r"^@@.*\n", file, flags=re.MULTILINE)
             for lines in (body.splitlines(keepends=True) for body in bodies):
-                published, patched = ("".join(one[1:] for one in lines if one[0] != left_out) for left_out in "+-")
-                found.append(Hunk(root / head.splitlines()[0], published, patched))
-    return found
+                texts = ("".join(one[1:] for one in lines if one[0] != left_out) for left_out in "+-")
+                yield Hunk(root / head.splitlines()[0], *texts)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0: as asked; for `check`, patched. 1: refused, with a line that says why. 2: nothing installed to patch."""
-    parser = argparse.ArgumentParser(prog="python -m sam_recipe.patch", description=__doc__)
-    parser.add_argument("command", choices=["status", "check", "apply", "revert"])
+    """0: as asked. 2: refused, with a line that says why."""
+    parser = Parser(prog="python -m sam_recipe.patch", description=__doc__)
+    parser.add_argument("command", choices=["status", "apply", "revert"])
     parser.add_argument("--root", type=Path, help="folder that holds the package (default: this interpreter's)")
     options = parser.parse_args(arguments)
     patches, wanted = Patches(options.root), {"apply": "patched", "revert": "published"}.get(options.command)
-    try:
-        if options.command == "check" and (problem := patches.problem()):
-            raise PatchError(problem)
-        print(patches.change(wanted) if wanted else patches.status())
-    except PatchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2 if patches.state == "absent" else 1
-    return 0
+    return run_command(lambda: patches.change(wanted) if wanted else patches.status())
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from sam.record.engine_steps import DRAFT_MODEL_TOKENS, EngineSteps
 from sam.record.responses import CONFIG_FILE, METRICS_FILE, responses_path
 
 STATE_FILE = "state.json"
-LOCK_FILE = "running.json"  # there while a run goes on
+LOCK_FILE = "running.json"  # locked while a run goes on
 # Phases that state.json names, beside weight_sync, which may hang, and finished.
 STARTING_RAY, STARTING_WORKERS, STARTING_ENGINES = "starting Ray", "starting the workers", "starting the engines"
 VALIDATING, RUNNING = "first validation", "running"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # One run of the recipe on the CPU with a real language model, SmolLM2-135M-Instruct from the package registry:
-#   bash scripts/run_dapo_smollm2_cpu.sh [--verbose] [speculation=off|ngram|suffix] [overrides]
+#   bash scripts/run_dapo_smollm2_cpu.sh [speculation=off|ngram|suffix] [overrides]
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 check_run dapo_smollm2_cpu "$@"
 extras=(cpu smollm2)

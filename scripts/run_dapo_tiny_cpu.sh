@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # One run of the recipe on the CPU:
-#   bash scripts/run_dapo_tiny_cpu.sh [--verbose] [speculation=off|ngram|suffix|draft_model|hybrid] [overrides]
+#   bash scripts/run_dapo_tiny_cpu.sh [speculation=off|ngram|suffix|draft_model|hybrid] [overrides]
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 check_run dapo_tiny_cpu "$@"
 extras=(cpu)

@@ -71,8 +71,15 @@ TRAINER = "DapoTrainer: verl's trainer, in order\nDapoRounds: dynamic sampling\n
 # Title, lower left corner, width, height, fill, lines.
 PROCESSES = (
     ("supervisor", 2, 65, 25, 7.5, DOOR, "sam_recipe.main_dapo: checks the config,\nends every process of the run"),
-    ("watcher", 33, 65, 17, 7.5, DOOR, "forked: ends them if the\nsupervisor is killed"),
-    ("driver", 54, 65, 18, 7.5, DOOR, "sam_recipe.main_dapo as a\nchild: ray.init"),
+    (
+        "driver",
+        45,
+        65,
+        27,
+        7.5,
+        DOOR,
+        "sam_recipe.main_dapo as a child: ray.init;\nends all if the supervisor is killed",
+    ),
     ("run_dir", 79, 65, 29, 7.5, "#ffffff", FILES),
     ("training workers", 3, 46.5, 30, 11, DOOR, WORKERS),
     ("TaskRunner", 40, 46.5, 30, 11, DOOR, TRAINER),
@@ -92,8 +99,7 @@ STRIPS = (
 )
 # Begin, end, label, its place and alignment.
 FLOWS = (
-    ((27, 69), (33, 69), "starts,\nwatches", (30, 71.5), "center"),
-    ((50, 69), (54, 69), "", None, "center"),
+    ((27, 69), (45, 69), "starts, watches", (36, 70.5), "center"),
     ((59, 65), (59, 57.7), "config", (60, 60.6), "left"),
     ((40, 52), (33, 52), "batch", (36.5, 53.3), "center"),
     ((70, 52), (79, 52), "", None, "center"),

@@ -1,10 +1,9 @@
 """A drafter whose groups also hold the text of siblings in other replicas."""
 
 import contextlib
-import functools
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,17 +17,6 @@ from sam.drafting.texts import RECENT_TOKENS, digest, start_sequence
 from sam.sharing.client import COUNTERS, Client
 from sam.sharing.link import Link
 from sam.sharing.log import Piece
-
-
-def _in_turn(method: Callable) -> Callable:
-    """A method of Drafter, beside which no text from elsewhere is appended."""
-
-    @functools.wraps(method)
-    def in_turn(drafter: "SharingDrafter", *arguments, **named):
-        with drafter._turn():
-            return method(drafter, *arguments, **named)
-
-    return in_turn
 
 
 @dataclass
@@ -75,9 +63,7 @@ class SharingDrafter(Drafter):
 
     def _tell(self, event: str, *arguments) -> None:
         if self.client is not None:
-            began = time.perf_counter()
             self.client.put(event, *arguments)
-            self.counters["sharing_engine_ms"] += (time.perf_counter() - began) * 1e3
 
     def start(
         self, request_id: str, prompt_token_ids: np.ndarray, policy_version: int = 0, given: np.ndarray = NOTHING
@@ -102,8 +88,15 @@ class SharingDrafter(Drafter):
             self._tell("finish", self._slots.get(request_id, -1))
             super().finish(request_id)
 
-    draft = _in_turn(Drafter.draft)
-    append_earlier = _in_turn(Drafter.append_earlier)
+    def draft(self, *arguments, **named):
+        """As Drafter.draft, while no text from elsewhere is appended."""
+        with self._turn():
+            return super().draft(*arguments, **named)
+
+    def append_earlier(self, *arguments, **named):
+        """As Drafter.append_earlier, while no text from elsewhere is appended."""
+        with self._turn():
+            return super().append_earlier(*arguments, **named)
 
     def reading(self) -> contextlib.AbstractContextManager:
         """To be held while anything but this class reads what it holds: the client's thread waits."""

@@ -9,7 +9,6 @@ twice is skipped by readers, and what is lost costs drafts.
 import math
 import secrets
 import struct
-import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator
@@ -22,7 +21,6 @@ from sam.drafting.texts import DIGEST_BYTES
 RECORD, HEAD = 4, struct.Struct("=4i")  # integers before a record's tokens
 MAX_INTEGERS = 1 << 17  # of one message in either direction; the rest follows with the next
 PIECE_TOKENS = 256  # of a record at most
-TTL_SECONDS = 1800.0  # after which a group is forgotten that nobody asks for or appends to
 # Bytes of a group besides its integers, as tests/sam/sharing/test_log.py measures; arrays over-allocate by an eighth.
 GROUP_BYTES, GROWTH = 700, 1.125
 
@@ -84,7 +82,7 @@ class Group:
     """The log of a prompt's responses. `base` is the cursor of its begin, which no other log has and none before it."""
 
     def __init__(self) -> None:
-        self.base, self.integers, self.touched = secrets.randbits(62), array("i"), 0.0
+        self.base, self.integers = secrets.randbits(62), array("i")
 
     @property
     def nbytes(self) -> int:
@@ -110,7 +108,6 @@ class Log:
             before = self._groups[key].nbytes if key in self._groups else 0
             group = self._groups.setdefault(key, Group())
             self._groups.move_to_end(key)
-            group.touched = time.monotonic()
             group.integers.frombytes(records)
             self.nbytes += group.nbytes - before
             if cursor != NOTHING_WANTED:
@@ -119,14 +116,6 @@ class Log:
                 part = group.integers[begin : begin + left]
                 left -= len(part)
                 answers.append((key, group.base + begin, part.tobytes()))
-        self._forget()
+        while self.nbytes > self.budget_bytes:
+            self.nbytes -= self._groups.popitem(last=False)[1].nbytes
         return IDENTITY.pack(self.identity) + pack(answers)
-
-    def _forget(self) -> None:
-        """The groups that nobody has touched for long, and those beyond the budget."""
-        while self._groups:
-            key, group = next(iter(self._groups.items()))
-            if self.nbytes <= self.budget_bytes and time.monotonic() - group.touched <= TTL_SECONDS:
-                return
-            self.nbytes -= group.nbytes
-            del self._groups[key]

@@ -1,9 +1,9 @@
 """Imports torch, Ray, verl and vLLM once, and forks every other Python process of a run from the process that has.
 
-On a CPU a run has eight processes that import them, one after the other: a hundred seconds of CPU time. Ray starts its
-workers, and the rollout server its engine, by the executable that `start` returns: this file again, as a client, which
-hands to the server what it was started with and ends as the forked process ends. Where no server answers, it becomes
-the Python that was asked for. Not for accelerators, whose runtimes do not survive a fork.
+On a CPU a run has eight processes that import them: a hundred seconds of CPU time. Ray starts its workers, and the
+rollout server its engine, by the executable that `start` returns: this file again, as a client, which hands to the
+server what it was started with and ends as the forked process ends. Where no server answers, it becomes the Python that
+was asked for. Not for accelerators, whose runtimes do not survive a fork.
 """
 
 import ctypes
@@ -25,24 +25,21 @@ from pathlib import Path
 EXECUTABLE = "RECIPE_PYTHON_EXECUTABLE"  # what `start` returned, for processes of the run that start others
 # Ray's library reads two variables while it is imported. The first job of a Ray always has this number.
 FIRST_RAY_JOB = "01000000"
-# A process that forks must have one thread: pyarrow's allocator and OpenMP would start others when they are imported.
+# pyarrow's allocator and OpenMP would start threads when they are imported, which a process that forks must not have.
 ONE_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OMP_NUM_THREADS": "1"}
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 MAX_DESCRIPTORS = 253  # the kernel's limit for one message (SCM_MAX_FD)
-NUMBER_BYTES = 8  # of a number on the connection
+LENGTH_BYTES = 8  # of the number before a message
 
 
 def start(folder: Path, modules: list[str], environment: dict[str, str]) -> Path:
-    """Start a fork server that ends with this process.
+    """Start a fork server that ends with this process, in a private folder, and imports `modules` in this order.
 
-    Args:
-        folder: private to the run; gets the socket and the executable.
-        modules: imported before the first fork, in this order.
-        environment: beyond this process's own; holds what libraries read while they are imported.
+    `environment`, beyond this process's own, holds what libraries read while they are imported.
 
     Returns:
-        An executable that takes Python's arguments, and waits until all modules are imported. It exits with the code of
-        the process, or 1 for one that ends without ending Python: killed, or by os._exit.
+        An executable that takes Python's arguments. It exits with the code of the process, or 1 for one that ends
+        without ending Python: killed, or by os._exit.
     """
     address, executable = folder / "fork", folder / "python"
     client = shlex.join([sys.executable, "-I", "-S", __file__, str(address)])  # by path: it starts in milliseconds
@@ -67,29 +64,18 @@ def _client(address: str, arguments: list[str]) -> int:
     descriptors = [int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]
     request = {"arguments": arguments, "environment": dict(os.environ), "directory": os.getcwd()}
     message = json.dumps({**request, "descriptors": descriptors}).encode()
-    connection, process = socket.socket(socket.AF_UNIX), 0
+    connection, process = socket.socket(socket.AF_UNIX), ""
+    numbers = connection.makefile("r")  # without any where the other side has ended, as when it is killed
     with suppress(OSError):
         connection.connect(address)
-        socket.send_fds(connection, [len(message).to_bytes(NUMBER_BYTES, "big")], descriptors)
+        socket.send_fds(connection, [len(message).to_bytes(LENGTH_BYTES)], descriptors)
         connection.sendall(message)
-        process = _receive(connection)
+        process = numbers.readline()
     if not process:
-        connection.close()
         os.execv(sys.executable, [sys.executable, *arguments])
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: os.kill(process, number))
-    code = _receive(connection)
-    return 1 if code is None else code
-
-
-def _receive(connection: socket.socket) -> int | None:
-    """A number; None where the other side has ended: the kernel closes the connection of a process that is killed."""
-    content = connection.recv(NUMBER_BYTES, socket.MSG_WAITALL)
-    return int.from_bytes(content, "big") if content else None
-
-
-def _send(connection: socket.socket, number: int) -> None:
-    connection.sendall(number.to_bytes(NUMBER_BYTES, "big"))
+        signal.signal(number, lambda number, _: os.kill(int(process), number))
+    return int(numbers.readline() or 1)
 
 
 def _serve(listener: socket.socket, modules: list[str]) -> socket.socket:
@@ -97,10 +83,9 @@ def _serve(listener: socket.socket, modules: list[str]) -> socket.socket:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
     for name in modules:
         importlib.import_module(name)
-    threads = [Path(f"/proc/self/task/{thread}/comm").read_text() for thread in os.listdir("/proc/self/task")]
-    if len(threads) > 1:
-        # The others would be missing in forked processes. Without a server, every process starts Python anew.
-        sys.exit(f"fork server: ends, since an import has started threads: {' '.join(threads)}")
+    if len(os.listdir("/proc/self/task")) > 1:
+        # They would be missing in forked processes. Without a server, every process starts Python anew.
+        sys.exit("fork server: ends, since an import has started threads")
     gc.freeze()  # the pages of what is imported stay shared
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
@@ -112,10 +97,10 @@ def _serve(listener: socket.socket, modules: list[str]) -> socket.socket:
 
 
 def _become(connection: socket.socket) -> None:
-    """Take over what the client was started with, run it until the client ends, and tell the client its exit code."""
+    """Take over what the client was started with, and run it."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    header, received, _, _ = socket.recv_fds(connection, NUMBER_BYTES, MAX_DESCRIPTORS)
-    request = json.loads(connection.recv(int.from_bytes(header, "big"), socket.MSG_WAITALL))
+    header, received, _, _ = socket.recv_fds(connection, LENGTH_BYTES, MAX_DESCRIPTORS)
+    request = json.loads(connection.recv(int.from_bytes(header), socket.MSG_WAITALL))
     arguments, environment, numbers = request["arguments"], request["environment"], request["descriptors"]
     # The received descriptors get the numbers that they have in the client, the connection a free one.
     above = max(numbers) + 1
@@ -125,7 +110,9 @@ def _become(connection: socket.socket) -> None:
         os.dup2(source, target)
         os.close(source)
     connection = socket.socket(fileno=own)
-    if "-c" in arguments:
+    # As the interpreter takes them: `[options] -c code ...` or `[options] script ...`.
+    del arguments[: next(place for place, one in enumerate(arguments) if one == "-c" or one[0] != "-")]
+    if is_code := arguments[0] == "-c":
         # The library looks for the title's memory beside the environment's, at the first call. Not in Ray's workers,
         # whose own copy would then find nothing.
         importlib.import_module("setproctitle").getproctitle()
@@ -134,18 +121,23 @@ def _become(connection: socket.socket) -> None:
     if "torch" in sys.modules and (threads := environment.get("OMP_NUM_THREADS", "")).isdigit():
         sys.modules["torch"].set_num_threads(int(threads))  # OpenMP and MKL have read ONE_THREAD and do not look again
     os.chdir(request["directory"])
-    _send(connection, os.getpid())
+    connection.sendall(f"{os.getpid()}\n".encode())
     ended, code = threading.Event(), 1
     threading.Thread(target=_die_with, args=(connection, ended), daemon=True).start()
+    sys.argv = arguments
     try:
-        _run(arguments)
+        if is_code:
+            source = arguments.pop(1)
+            exec(compile(source, "<string>", "exec"), {"__name__": "__main__"})
+        else:
+            runpy.run_path(arguments[0], run_name="__main__")
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         raise
     finally:
         ended.set()
-        _send(connection, code % 256)
+        connection.sendall(f"{code % 256}\n".encode())
 
 
 def _die_with(client: socket.socket, ended: threading.Event) -> None:
@@ -153,18 +145,6 @@ def _die_with(client: socket.socket, ended: threading.Event) -> None:
         client.recv(1)  # it sends nothing: this returns when it has ended
     if not ended.is_set():
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _run(arguments: list[str]) -> None:
-    """As the interpreter does: `[options] -c code ...` or `[options] script ...`."""
-    while arguments[0].startswith("-") and arguments[0] != "-c":
-        del arguments[0]
-    if arguments[0] == "-c":
-        sys.argv = ["-c", *arguments[2:]]
-        exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
-    else:
-        sys.argv = arguments
-        runpy.run_path(arguments[0], run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
 """Installed packages: the versions that a run had."""
 
 import datetime
-import json
 import os
 import platform
 import re
-import shlex
+import shutil
 import subprocess
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -29,24 +28,17 @@ def engine_of_cpu() -> bool | None:
     return None
 
 
-def write_versions(path: Path, command: list[str]) -> None:
-    """Write a run's command, and what `known` says, as JSON."""
-    path.write_text(json.dumps({"command": shlex.join(command)} | known(), indent=2) + "\n")
-
-
 def known() -> dict[str, str | int | None]:
     """Versions of this project, Python and packages, and the machine."""
     cpu = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    commit = None
-    with suppress(OSError, subprocess.CalledProcessError):
-        (ROOT / ".git").stat()  # installed from a wheel, this would be the commit of whatever the environment lies in
-        command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
-        commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    machine = {
-        "commit": commit,
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    # Installed from a wheel, it would be the commit of whatever the environment lies in.
+    has_git = (ROOT / ".git").exists() and shutil.which("git")
+    return {
+        "commit": subprocess.run(command, capture_output=True, text=True).stdout.strip() or None if has_git else None,
         "python": platform.python_version(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "cpu": cpu[1] if cpu else platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
+        **{package: installed(package) for package in RECORDED},
     }
-    return machine | {package: installed(package) for package in RECORDED}

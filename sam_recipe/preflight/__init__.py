@@ -7,17 +7,12 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from sam_recipe.launch import environment, supervisor
+from sam_recipe.launch import environment
 from sam_recipe.launch.config import ConfigError
 from sam_recipe.patch import Patches
 from sam_recipe.preflight import compatibility, machine, settings, vllm_command
 
 Check = Callable[[DictConfig], Iterable[str]]
-
-
-def run_directory(config: DictConfig) -> Iterator[str]:
-    if said := supervisor.lock_problem(Path(config.run_dir)):
-        yield f"{said} [run_dir.in_use]"
 
 
 def ascend_patches(config: DictConfig) -> Iterator[str]:
@@ -42,7 +37,6 @@ def of_this_node(content: dict, head: dict) -> list[str]:
 # node: on every node of a cluster. image: when an image is built. device: not on a machine without the config's device.
 CHECKS: dict[Check, str] = {
     machine.start: "start device",
-    run_directory: "start",
     compatibility.packages_and_variables: "start device node image",
     ascend_patches: "start device node image",
     compatibility.compatibility: "start",
@@ -89,14 +83,12 @@ def refuse(lines: list[str]) -> None:
 def find_problems(config: DictConfig, to_be_built: Path | None = None) -> Iterator[str]:
     """What can be said at once, before every run; of keys and their types first, with which the rest calculates.
 
-    Nothing is said of what lies below the directory `to_be_built`, nor of the run's directory then: several runs may be
-    checked at once, each with a directory of its own.
+    Nothing is said of what lies below the directory `to_be_built`.
     """
     if wrong := list(settings.keys(config)):
         yield from wrong
         return
     passed_over = [f"{path}/" for path in (to_be_built, to_be_built.absolute())] if to_be_built else []
-    passed_over += ["[run_dir.in_use]"] * bool(to_be_built)
     for line in (line for find in select("start").values() for line in find(config)):
         if not any(part in line for part in passed_over):
             yield line

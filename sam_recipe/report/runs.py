@@ -6,7 +6,6 @@ them, with the `steps` whose text they emitted, the first one's to warm up, and 
 
 import hashlib
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +21,6 @@ from sam.record.engine_steps import EngineSteps
 from sam.record.responses import (
     CONFIG_FILE,
     METRICS_FILE,
-    Response,
     read_config,
     read_metrics,
     read_responses,
@@ -31,21 +29,10 @@ from sam.record.responses import (
 from sam.record.tokenizer import Tokenizer
 
 ROLLOUT_SECONDS, TAIL_SECONDS = "rollout/seconds", "rollout/tail_seconds"
-LEFT_OUT = ": left out"
 STOCK_FILE = "stock.json"
 POLICY = "goodput"  # of sam.bench's engines with sam or a trained drafter
 MEASURE = "sam bench --run"
 TEXTS, SHOWN = 3, 400  # responses that the page shows, and tokens of each
-
-
-@contextmanager
-def left_out(remarks: list[str]):
-    """Report without what cannot be read, whose line becomes a remark."""
-    try:
-        yield
-    except ReadError as error:
-        if (line := f"{error}{LEFT_OUT}") not in remarks:
-            remarks.append(line)
 
 
 @dataclass
@@ -53,7 +40,7 @@ class Run:
     """One run's records.
 
     Attributes:
-        name: its speculation's method, as far as the config says it.
+        name: its speculation's method.
         metrics: training step -> what went to wandb; step 0 is the first validation.
         remarks: what a reader of its figures should know.
 
@@ -73,25 +60,12 @@ class Run:
             raise ReadError(f"{self.directory}: no training step has finished there: name a run that has trained")
 
     @classmethod
-    def load(cls, directory: Path, is_whole: bool = True) -> Self:
-        """Read a run directory of sam_recipe.main_dapo.
-
-        ReadError if no step has finished there, or something cannot be read: without `is_whole` that becomes a remark.
-        """
+    def load(cls, directory: Path) -> Self:
+        """Read a run directory of sam_recipe.main_dapo; ReadError: no step has finished there, or a file is damaged."""
         if not (directory / METRICS_FILE).is_file():
             raise ReadError(f"{directory}: no {METRICS_FILE} there; expected a run directory of sam_recipe.main_dapo")
-        config, versions, metrics, rows, remarks = {}, {}, {}, [], []
-        with left_out(remarks):
-            metrics = read_metrics(directory, rows)
-        with left_out(remarks):
-            config = read_config(directory)
-        with left_out(remarks):
-            versions = json_object(directory / "versions.json")
-        remarks += [line + LEFT_OUT for line in rows]
-        if is_whole and remarks:
-            raise ReadError(remarks[0].removesuffix(LEFT_OUT))
-        name = config["speculation"]["method"] if config else directory.name
-        return cls(name, directory, config, versions, metrics, remarks)
+        config, versions = read_config(directory), json_object(directory / "versions.json")
+        return cls(config["speculation"]["method"], directory, config, versions, read_metrics(directory))
 
     @property
     def steps(self) -> list[int]:
@@ -100,15 +74,9 @@ class Run:
 
     @cached_property
     def recorded(self) -> dict[int, EngineSteps]:
-        """The first replica's engine steps by training step; none, and a remark, where one cannot be read."""
-        found: dict[int, EngineSteps] = {}
-        with left_out(self.remarks):
-            for step in self.steps if self._has_files(EngineSteps.path) else ():
-                one, place = EngineSteps.load(self.directory, step), str(EngineSteps.path(self.directory, step))
-                expect(len(one) > 0, place, "engine steps", "none")
-                found[step] = one
-            return found
-        return {}
+        """The first replica's engine steps by training step; none where a step has no file."""
+        steps = self.steps if self._has_files(EngineSteps.path) else ()
+        return {step: EngineSteps.load(self.directory, step) for step in steps}
 
     @property
     def has_responses(self) -> bool:
@@ -117,12 +85,6 @@ class Run:
 
     def _has_files(self, path: Callable[[Path, int], Path]) -> bool:
         return all(path(self.directory, step).is_file() for step in self.steps)
-
-    def responses(self, step: int) -> list[Response]:
-        """Those of a step; none, and a remark, where they cannot be read."""
-        with left_out(self.remarks):
-            return read_responses(self.directory, step)
-        return []
 
     def threshold(self) -> int | None:
         """Running requests at or below which a rollout is in its tail; None where the run's config has none."""
@@ -151,8 +113,8 @@ class Run:
 
 
 def load_runs(directories: list[Path]) -> list[Run]:
-    """Read run directories, as far as they can be read, and give the runs different names; ReadError if one is none."""
-    runs, names = [Run.load(directory, is_whole=False) for directory in directories], []
+    """Read run directories, and give the runs different names."""
+    runs, names = [Run.load(directory) for directory in directories], []
     for run in runs:
         names.append(run.name)
         if (count := names.count(run.name)) > 1:
@@ -172,10 +134,11 @@ def compare_responses(one: Run, other: Run) -> dict[int, tuple[int, int]]:
     """step -> (identical responses, responses that both runs have); empty where a run has not recorded them."""
     result = {}
     for step in sorted(set(one.steps) & set(other.steps)) if one.has_responses and other.has_responses else ():
-        mine, theirs = ({row[:2]: row.response_tokens for row in run.responses(step)} for run in (one, other))
-        if mine and theirs:
-            common = mine.keys() & theirs.keys()
-            result[step] = (sum(np.array_equal(mine[key], theirs[key]) for key in common), len(common))
+        mine, theirs = (
+            {row[:2]: row.response_tokens for row in read_responses(run.directory, step)} for run in (one, other)
+        )
+        common = mine.keys() & theirs.keys()
+        result[step] = (sum(np.array_equal(mine[key], theirs[key]) for key in common), len(common))
     return result
 
 
@@ -191,34 +154,37 @@ def of_seeds(runs: list[Run]) -> list[list[Run]]:
 
 
 def drafted_texts(run: Run) -> list[list[tuple[str, str]]]:
-    """Samples of the last step's first prompt, as pieces (text, "drafted", "given" or ""); none without sam."""
+    """Samples of the last step's first prompt, as pieces (text, "drafted", "given" or ""); none without sam, and, with
+    a remark, without the model's tokenizer."""
     from sam.replay import Request, make_drafter
 
-    with left_out(run.remarks):
-        if not (run.has_responses and run.config and run.config["speculation"]["method"] == "sam"):
-            return []
+    if not run.has_responses or run.config["speculation"]["method"] != "sam":
+        return []
+    try:
         with one_line(place := f"{run.directory / CONFIG_FILE}", "no model and number of draft tokens"):
             model = run.config["actor_rollout_ref"]["model"]["path"]
             budget = np.array([run.config["speculation"]["num_speculative_tokens"]], np.int32)
             drafter = make_drafter("sam", "group", int(budget[0]))
         tokenizer = Tokenizer(model).fast
         expect(tokenizer is not None, place, "a model's folder with tokenizer.json, to show responses", model)
-        rows, samples = run.responses(run.steps[-1]), []
-        for row in rows:
-            if row.prompt == rows[0].prompt and len(row.response_tokens):
-                spans = [[min(edge, SHOWN) for edge in span] for span in row.given_spans]
-                samples.append(Request(str(row.sample), row.response_tokens[:SHOWN], given=spans))
-                drafter.start(str(row.sample), row.prompt_tokens)
-        kinds = {sample.name: np.full(len(sample.response), "", "U7") for sample in samples}
-        while live := [sample for sample in samples if not sample.finished]:
-            for sample in live:
-                begin, drafts = sample.accepted, drafter.draft([sample.name], budget)
-                accepted, generated, new = sample.verify(drafts.token_ids)
-                kinds[sample.name][begin : begin + accepted] = "drafted"
-                kinds[sample.name][begin + generated : sample.accepted] = "given"
-                drafter.append([sample.name], new, np.array([0, len(new)]))
-        return [_pieces(tokenizer, sample.response, kinds[sample.name]) for sample in samples[:TEXTS]]
-    return []
+    except ReadError as error:
+        run.remarks.append(f"{error}: left out")
+        return []
+    rows, samples = read_responses(run.directory, run.steps[-1]), []
+    for row in rows:
+        if row.prompt == rows[0].prompt and len(row.response_tokens):
+            spans = [[min(edge, SHOWN) for edge in span] for span in row.given_spans]
+            samples.append(Request(str(row.sample), row.response_tokens[:SHOWN], given=spans))
+            drafter.start(str(row.sample), row.prompt_tokens)
+    kinds = {sample.name: np.full(len(sample.response), "", "U7") for sample in samples}
+    while live := [sample for sample in samples if not sample.finished]:
+        for sample in live:
+            begin, drafts = sample.accepted, drafter.draft([sample.name], budget)
+            accepted, generated, new = sample.verify(drafts.token_ids)
+            kinds[sample.name][begin : begin + accepted] = "drafted"
+            kinds[sample.name][begin + generated : sample.accepted] = "given"
+            drafter.append([sample.name], new, np.array([0, len(new)]))
+    return [_pieces(tokenizer, sample.response, kinds[sample.name]) for sample in samples[:TEXTS]]
 
 
 def _pieces(tokenizer, tokens: np.ndarray, kinds: np.ndarray) -> list[tuple[str, str]]:

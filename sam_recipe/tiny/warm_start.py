@@ -9,9 +9,9 @@ from random import Random
 import torch
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from sam_recipe.launch.progress import progress_bar
 from sam_recipe.tiny.task import Problem, TaskSettings, draw_problem, draw_solution
 from sam_recipe.tiny.tokenizer import encode_prompt, encode_response
 
@@ -116,7 +116,7 @@ def warm_start(
     all_lengths = draw_batches(tokenizer, task, excluded, seed + 1, settings.tokens_per_step)
     losses = []
     model.train()
-    with deterministic(settings.threads), progress_bar(total=settings.steps, desc="warm start") as progress:
+    with deterministic(settings.threads), tqdm(total=settings.steps, desc="warm start", mininterval=5.0) as progress:
         for step in range(settings.steps):
             inputs, targets = next(easy if step < settings.short_share * settings.steps else all_lengths)
             # Padding stands on the right, where causal attention never looks: no mask is needed.

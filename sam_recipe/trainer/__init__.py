@@ -13,7 +13,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from sam_recipe.launch import fork_server
-from sam_recipe.launch.ending import is_death
+from sam_recipe.launch.screen import is_death
 
 # What the processes of a run import, for the fork server.
 IMPORTED_ONCE = [
@@ -122,7 +122,7 @@ def run_in_ray(config: DictConfig, runtime_env: dict, temporary: str) -> None:
             check_nodes(nodes, 0.0)  # verl may wait for ever for what was on one that is lost
         ray.get(run)
     except Exception as error:
-        is_lost = is_death({"type": type(error).__name__, "text": str(error)}) or LOST_LINK.search(str(error))
+        is_lost = is_death(repr(error)) or LOST_LINK.search(str(error))
         if len(nodes) > 1 and is_lost:
             check_nodes(nodes, NOTICE_SECONDS)
         raise

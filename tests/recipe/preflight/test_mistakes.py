@@ -2,11 +2,8 @@
 preflight says of it."""
 
 import json
-import os
-import platform
 import re
 
-import psutil
 import pytest
 import ray
 
@@ -36,13 +33,6 @@ def ray_refuses(node):
         raise ConnectionError("version mismatch: the cluster has Ray 2.41.0")
 
     node.set(ray, "init", refuse)
-
-
-def a_run_goes_on(node):
-    holder = {"pid": os.getpid(), "host": platform.node(), "started": psutil.Process().create_time(), "since": "12:00"}
-    (node.folder / "run").mkdir()
-    (node.folder / "run" / "running.json").write_text(json.dumps(holder))
-    node.monkeypatch.chdir(node.folder)
 
 
 # What is wrong, the code, and the overrides that it consists of.
@@ -91,7 +81,6 @@ SPOILT = [
     ("a node missing", "ray.devices", lambda node: join_cluster(node, [16])),
     ("another run on the cluster", "ray.devices", lambda node: join_cluster(node, [16, 16], free=16)),
     ("an unpatched node", "ascend.patches", lambda node: join_cluster(node, [16, 16], said={"10.0.0.2": [UNPATCHED]})),
-    ("the same run twice", "run_dir.in_use", a_run_goes_on, "run_dir=run"),
 ]
 MISTAKES = [(name, code, lambda node: None, *overrides) for name, code, *overrides in OVERRIDES] + SPOILT
 

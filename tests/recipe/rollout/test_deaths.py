@@ -8,7 +8,7 @@ import pytest
 import ray
 from omegaconf import OmegaConf
 
-from sam_recipe.launch.ending import is_death, role_of
+from sam_recipe.launch.screen import is_death, role_of
 
 pytestmark = pytest.mark.e2e
 LENGTH, CHUNK = 64, 16
@@ -109,5 +109,5 @@ def test_a_killed_router_ends_every_request_with_its_death(cluster):
     found = asyncio.run(play())
     assert all(isinstance(one, ray.exceptions.RayActorError) for one in found)
     # By which the run's last line names it; the watchdog does by its title.
-    assert is_death({"type": type(found[0]).__name__, "text": str(found[0])})
+    assert is_death(repr(found[0]))
     assert role_of("ray::ContextRouter.acquire") == "the router"

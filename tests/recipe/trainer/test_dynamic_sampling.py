@@ -149,7 +149,7 @@ def test_a_validation_goes_on_without_the_responses_that_failed(monkeypatch, cap
 
 @pytest.mark.parametrize("failing", [False, True])
 def test_rounds_are_bounded_and_the_error_says_what_to_change_and_what_others_failed_of(monkeypatch, failing):
-    """Where an engine died, sam_recipe.launch.ending reads that from it."""
+    """Where an engine died, sam_recipe.launch.screen reads that from it."""
     sampler, queue = make(monkeypatch, [RIGHT] * 12)
 
     def refill(count):

@@ -54,16 +54,6 @@ def test_the_longest_group_goes_first_once_a_response_has_finished(chunk, length
     assert started(made) == expected
 
 
-def test_the_longest_response_so_far_counts_before_any_has_finished():
-    made = policy(slots=2, chunk_tokens=16)
-    arrive(made, groups=2, samples=3)
-    started(made)
-    made.proceed("1.0", 16)
-    assert started(made) == ["1.0"], "a response under way keeps its place"
-    made.add_replica("another", 1 << 20, 2)
-    assert started(made) == ["1.1", "1.2"]
-
-
 def test_the_next_turn_of_a_conversation_keeps_its_place():
     made = policy(slots=1)
     arrive(made, groups=3, samples=2)
@@ -84,17 +74,6 @@ def test_lengths_known_beforehand_need_no_probe_and_count_until_responses_say_ot
     for name in ("long.0", "long.1"):  # they have become short
         made.finish(name, 3)
     assert started(made) == ["short.0", "short.1"], "sqrt(400 * 3) = 35 < 40"
-
-
-@pytest.mark.parametrize(("expected", "first"), [(49, "new"), (47, "between")])
-def test_a_new_response_of_a_far_longer_group_goes_before_one_between_two_chunks(expected, first):
-    """Where the KV cache is full some response always waits between two chunks: long groups would start last."""
-    made = policy(slots=1, chunk_tokens=16)
-    made.arrive("between", "short", 10, 100, expected=20)
-    assert started(made) == ["between"]
-    made.arrive("new", "long", 10, 100, expected=expected)
-    made.proceed("between", 16)
-    assert started(made) == [first], "of one that has 16 tokens half as many more are expected, 24 in all"
 
 
 def test_a_replica_is_given_no_more_than_its_kv_cache_holds_to_the_end_of_the_chunk():

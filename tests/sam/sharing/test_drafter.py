@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 from sam.drafting.drafter import Drafter
-from sam.sharing import drafter as module
-from sam.sharing.log import PIECE_TOKENS, Log
 from tests.sam.brute_force import check_blocks
 from tests.sam.sharing.channel import K, Replicas
 from tests.sam.stepping import append, draft, step, tokens
@@ -65,82 +63,6 @@ def test_text_from_elsewhere_teaches_what_text_from_here_does(prompt_tokens):
     assert drafted > 300
     assert here.learned.mixing.tobytes() == alone.learned.mixing.tobytes()
     assert here.memory.entries.tobytes() == alone.memory.entries.tobytes()
-
-
-def test_a_group_that_waits_idle_is_not_written_twice_and_one_that_is_dropped_is_read_anew():
-    here, there = (replicas := Replicas()).drafters
-    there.start("b", tokens(1))
-    append(there, {"b": [7, 8, 9]})
-    for request in ("a", "c"):
-        here.start(request, tokens(1))
-        append(here, {request: [4]})
-        replicas.exchange()
-        append(here, {request: [5]})
-        here.finish(request)
-    assert here.store.groups["num_tokens"].sum() == 1 + 2 * 2 + 3
-    check_all_given_back(here)
-    here.start("d", tokens(1))
-    replicas.exchange()
-    assert draft(here, "d", 7) == [8, 9]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_fuzz_under_memory_pressure_and_outages(seed):
-    """Drafts are tokens that were written, memory is given back, and nothing raises, whatever the channel does."""
-    rng = np.random.default_rng(seed)
-    replicas = Replicas(3, memory_budget_bytes=80_000 * (1 + seed), scope="history", history_tokens=300)
-    running, number = [[] for _ in replicas.drafters], 0
-    for _ in range(1500):
-        which = int(rng.integers(3))
-        drafter, mine = replicas.drafters[which], running[which]
-        choice = int(rng.integers(20))
-        if choice == 0 or not mine:
-            number += 1
-            mine.append(str(number))
-            drafter.start(mine[-1], tokens(*[int(rng.integers(4))] * 3))
-        elif choice == 1:
-            drafter.finish(mine.pop(int(rng.integers(len(mine)))))
-        elif choice == 2:
-            replicas.channel.failure = OSError() if rng.random() < 0.3 else None
-        elif choice == 3:
-            replicas.channel.log = Log(int(rng.integers(4_000, 20_000)))
-        elif choice < 8:
-            replicas.exchange(1, seconds=1.0)
-        else:
-            drafts = step(drafter, {request: rng.integers(5, size=rng.integers(0, 4)) for request in mine})
-            assert np.isin(drafts.token_ids, range(5)).all()
-            assert (np.diff(drafts.offsets) <= K).all()
-    for drafter, mine in zip(replicas.drafters, running, strict=True):
-        assert received(drafter) > 0
-        for request in mine:
-            drafter.finish(request)
-        check_all_given_back(drafter)
-
-
-def test_a_step_waits_for_one_part_at_most_which_is_counted(monkeypatch):
-    here, there = (replicas := Replicas()).drafters
-    for drafter in (here, there):
-        drafter.start("a", tokens(1))
-    order, add, began = [], module.append_elsewhere, threading.Event()
-    append(there, {"a": range(3 * PIECE_TOKENS)})
-    there.client.exchange()
-
-    def slow(*arguments):  # while a part is appended
-        order.append("part")
-        began.set()
-        time.sleep(0.1)
-        return add(*arguments)
-
-    monkeypatch.setattr(module, "append_elsewhere", slow)
-    exchange = threading.Thread(target=replicas.exchange)
-    exchange.start()
-    assert began.wait(30)
-    append(here, {"a": [7]})
-    order.append("step")
-    exchange.join()
-    assert order.index("step") < 3 <= order.count("part") and here.counters["sharing_engine_ms"] > 10
-    monkeypatch.undo()
-    assert draft(here, "a", *range(100, 111)) == [111, 112, 113], "nothing was lost where parts were cut"
 
 
 def test_both_threads_at_once_under_memory_pressure():
