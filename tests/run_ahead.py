@@ -45,7 +45,7 @@ def measure(path: Path, k: int) -> list[float]:
                 drafter.start(f"earlier/{name}", prompt)
                 drafter.append([f"earlier/{name}"], text, np.array([0, len(text)]))
                 drafter.finish(f"earlier/{name}")
-            replay.group([drafter], "live", prompt, live, [()] * len(live), policy_version=1)
+            replay.group([drafter], "live", prompt, live, [()] * len(live))
         found.append(round(replay.tokens / replay.steps, 3))
     return found
 

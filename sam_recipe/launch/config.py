@@ -109,17 +109,11 @@ def engine_arguments(config: DictConfig, speculation: SpeculationConfig) -> dict
 
 def _check_files(speculation: SpeculationConfig) -> None:
     """Raise ValueError unless the files that speculation names can be read."""
-    key = "corpus"
-    try:
-        if speculation.corpus is not None:
-            from sam.corpus import load_corpus  # numba takes a second to import, few runs have a corpus
-
-            load_corpus(Path(speculation.corpus))
-        key = "step_cost"
-        if speculation.step_cost is not None:
+    if speculation.step_cost is not None:
+        try:
             StepCost.load(Path(speculation.step_cost))
-    except ValueError as error:
-        raise ValueError(f"speculation.{key}: {error}") from error
+        except ValueError as error:
+            raise ValueError(f"speculation.step_cost: {error}") from error
 
 
 def _refuse_unknown_additions(config_name: str, overrides: list[str]) -> None:

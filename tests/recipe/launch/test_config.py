@@ -43,8 +43,6 @@ BAD = [
     (f"routing=context {ROUTER}=mine.yaml", "mine.yaml: routing=context brings a router of its own"),
     (f"{ROUTER}=mine.yaml", "router_config_path=mine.yaml: no such file"),
     (f"{ROUTER}=configs/routing/verl.yaml", "verl.yaml: its router_class None is not in an installed module"),
-    ("speculation.corpus=missing.sam", "missing.sam: no such file; build it with sam corpus build"),
-    ("speculation.corpus=README.md", "README.md: damaged or not an automaton"),
     ("speculation.step_cost=missing.json", "speculation.step_cost: missing.json: no such file"),
     ("speculation.nonsense=1", "speculation.nonsense does not exist: check its spelling [config.override]"),
     ("speculation.policy.name=never", "speculation.policy.name does not exist"),
