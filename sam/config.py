@@ -35,7 +35,6 @@ RANGES = {
     "history_tokens": (0, None),
     "history_epochs": (1, None),
     "memory_budget_mib": (1, 65536),
-    "min_extra_match_len": (0, None),
     "prompt_lookup_min": (1, None),
     "paths": (1, 8),
 }
@@ -62,8 +61,6 @@ class SpeculationConfig:
         history_path: folder of a history that lasts; None: `history` keeps groups in memory only.
         history_epochs: versions of the weights of which a prompt's responses are kept in the file, 1 or more.
         memory_budget_mib: bound of all automata of an engine process, 1 to 65536 MiB.
-        corpus: file of `sam corpus build` to draft from too; or None.
-        min_extra_match_len: tokens by which the corpus's match must exceed the group's to be drafted from, 0 or more.
         cross_prompt: whether to draft from what other prompts' texts had in common lately, too.
         sharing: replicas (drafters see the text of a prompt's samples in other replicas while it is written), none, or
             auto: replicas where a recipe that knows of several replicas says so, else none.
@@ -105,8 +102,6 @@ class SpeculationConfig:
     history_path: str | None = None
     history_epochs: int = 2
     memory_budget_mib: int = 2048
-    corpus: str | None = None
-    min_extra_match_len: int = 5
     cross_prompt: bool = True
     sharing: str = "auto"
     verification: str = "exact"
@@ -126,7 +121,7 @@ class SpeculationConfig:
                 raise ValueError(f"speculation.{key}={value!r}: expected {allowed}")
         if type(self.cross_prompt) is not bool:
             raise ValueError(f"speculation.cross_prompt={self.cross_prompt!r}: expected true or false")
-        for key in ("draft_model", "history_path", "corpus", "step_cost"):
+        for key in ("draft_model", "history_path", "step_cost"):
             if not isinstance(value := getattr(self, key), str | Path | None):
                 raise ValueError(f"speculation.{key}={value!r}: expected a path, or null")
         self._check_combinations()

@@ -43,7 +43,6 @@ def make_drafter(
     name: str,
     scope: str,
     draft_length: int,
-    corpus: Path | None = None,
     cross_prompt: bool = SpeculationConfig.cross_prompt,
 ):
     """A drafter by its name, one of NAMES.
@@ -51,14 +50,13 @@ def make_drafter(
     Args:
         scope: request, group or history: whose tokens it drafts from.
         draft_length: draft tokens of a request at most.
-        corpus: file of sam.corpus, used by sam alone.
         cross_prompt: whether sam remembers other prompts.
 
     Raises:
         ValueError: unknown name, or its package is not installed.
     """
     if name == "sam":
-        limits = {"history_tokens": HISTORY_TOKENS, "corpus": corpus, "cross_prompt": cross_prompt}
+        limits = {"history_tokens": HISTORY_TOKENS, "cross_prompt": cross_prompt}
         drafter = Drafter(max_draft_tokens=draft_length, scope=scope, **limits)
         drafter.warm_up()
         return drafter
@@ -84,7 +82,7 @@ class Stepwise:
         buffer, used = self._texts[request_id]
         return buffer[:used]
 
-    def start(self, request_id, prompt, policy_version=0):
+    def start(self, request_id, prompt):
         self._texts[request_id] = np.array(prompt, dtype=np.int32), len(prompt)
 
     def append(self, request_ids, token_ids, offsets):
@@ -159,7 +157,7 @@ class Suffix(Stepwise):
         super().__init__(in_group)
         self._cache = SuffixDecodingCache(max_tree_depth=self.DEPTH, max_cached_requests=10_000 if in_group else 0)
 
-    def start(self, request_id, prompt, policy_version=0):
+    def start(self, request_id, prompt):
         super().start(request_id, prompt)
         self._cache.start_request(request_id, prompt)
 
@@ -252,7 +250,6 @@ class Replay:
         prompt: np.ndarray,
         responses: list[np.ndarray],
         given: list[Spans],
-        policy_version: int = 0,
     ) -> None:
         """Replay samples of one prompt, spread round robin over the drafters of the replicas.
 
@@ -266,7 +263,7 @@ class Replay:
         shown = [its if any(one.replica == i for one in its) else [] for i, its in enumerate(shown)]
         for drafter, its in zip(drafters, shown, strict=True):
             for request in its:
-                drafter.start(request.name, prompt, policy_version)
+                drafter.start(request.name, prompt)
 
         def deliver(batch: list[Request], delay: int) -> None:
             arrived = [(request, new) for request in batch if len(new := request.arrive(delay))]
@@ -363,7 +360,7 @@ def replay(recording: Recording, make, draft_length: int, replicas: int = 1, epo
             drafters = [make() for _ in range(replicas)]
         counts = Replay(draft_length, **how) if epoch == 0 and len(parts) > 1 else result
         for index, group in enumerate(part.groups()):
-            counts.group(drafters, str(index), *group, policy_version=epoch)
+            counts.group(drafters, str(index), *group)
     return result
 
 
@@ -408,7 +405,7 @@ def run(options: argparse.Namespace) -> Iterator[dict]:
     for path in options.traces:
         recording = read_recording(path, options.tokenizer)
         for name in options.drafter:
-            make = partial(make_drafter, name, options.scope, options.k, options.corpus)
+            make = partial(make_drafter, name, options.scope, options.k)
             with tqdm(total=2 * recording.num_tokens, unit="tok", desc=f"{path.stem} {name}", mininterval=2.0) as bar:
                 result = replay(recording, make, options.k, progress=bar.update, **how).summary()
                 cost = measure_cost(recording, make, options.k, progress=bar.update)
@@ -434,7 +431,6 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--replicas", type=int, default=1, help="spread a prompt's samples over N drafters (default 1)")
     parser.add_argument("--delay", type=int, metavar="TOKENS", help="replicas see each other's tokens, so much later")
     parser.add_argument("--epochs", action="store_true", help="epoch by epoch, the first one not counted")
-    parser.add_argument("--corpus", type=Path, help="file of sam.corpus that sam drafts from as well")
     parser.add_argument("--tokenizer", help="for .jsonl dumps: folder or name of the tokenizer")
     parser.add_argument("--json", action="store_true", help="one JSON object per line instead of a table")
     options = parser.parse_args(arguments)

@@ -13,7 +13,6 @@ COMMANDS = {
     "profile": ("sam.profile", "measure what engine steps cost, for policy=goodput"),
     "tune": ("sam.tune", "recommend settings from a run, or simulate a set-up"),
     "report": ("sam_recipe.report.page", "write the page that compares runs"),
-    "corpus": ("sam.corpus", "build a file of texts known beforehand, to draft from"),
     "data": ("sam_recipe.data", "get the published datasets, in verl's format"),
     "distil": ("sam_recipe.draft_model", "train a draft model for a model"),
 }

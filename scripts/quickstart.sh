@@ -27,7 +27,7 @@ train() {
 }
 
 # Beside the warm start, which leaves cores idle; the first engine would compile while everything waits for it.
-python -m sam.compile_kernels &
+python -c 'from sam.drafting.drafter import Drafter; from sam.switch.policies import warm_up; Drafter(max_draft_tokens=1).warm_up(); warm_up()' &
 python -m sam_recipe.tiny.assets --output outputs/tiny_assets
 wait
 train sam "$@"

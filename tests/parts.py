@@ -12,7 +12,7 @@ from sam_recipe.command_line import COMMANDS
 ROOT = Path(__file__).resolve().parents[1]
 # Part, the lines that it may have, and its files by the beginnings of their paths; the longest beginning counts.
 PARTS = (
-    ("drafting", 1500, "sam/automaton sam/drafting sam/corpus sam/jit sam/compile_kernels"),
+    ("drafting", 1500, "sam/automaton sam/drafting sam/jit"),
     ("verification", 550, "sam/verify sam/vllm/exact_sampler sam/vllm/rejection_sampler sam/vllm/row_classes"),
     ("switch", 600, "sam/switch"),
     ("several paths", 500, "sam/drafting/further_paths sam/vllm/paths"),

@@ -122,9 +122,7 @@ def test_overrides_compose():
         name = words[words.index("--config-name") + 1] if "--config-name" in words else script and script[1]
         pairs = [word.split("=", 1) for word in words[2:] if re.match(r"[a-z_.]+=", word)]
         known = by_config.setdefault(name, {}) if name else {}
-        known.update(
-            {key: value for key, value in pairs if key not in ("run_dir", "speculation.corpus", "speculation")}
-        )
+        known.update({key: value for key, value in pairs if key not in ("run_dir", "speculation")})
     for name, overrides in by_config.items():
         compose_config(name, [f"{key}={value}" for key, value in overrides.items()])
 

@@ -18,13 +18,12 @@ SAM = (
     ("trained_drafter",),
     ("config", "configs", "command", "page", "log"),
     ("automaton", "verify", "record", "routing"),
-    ("corpus",),
     ("drafting",),
     ("switch", "history", "sharing"),
     ("vllm",),
     ("replay",),
     ("simulate",),
-    ("profile", "bench", "tune", "compile_kernels"),
+    ("profile", "bench", "tune"),
 )
 RECIPE = (
     ("arguments", "patch"),
@@ -144,8 +143,6 @@ MOST_LINES = {"file": 500, "function": 60}
 MOST = {"parameters": 6, "attributes": 12}
 # Kernels are called with arrays alone, and records have a field for each column: neither is bound by MOST.
 LARGER = {
-    "sam/drafting/drafter.py: Drafter: 13 attributes": "the arrays of its kernels are among them",
-    "sam/drafting/drafter.py: __init__: 7 parameters": "each is a knob",
     "sam/history/client.py: HistoryClient: 13 attributes": "the queues to and from its threads are among them",
     "sam/sharing/client.py: Client: 14 attributes": "of a thread and its owner",
     "sam/simulate/rollout.py: Replica: 16 attributes": "a replica's whole state",

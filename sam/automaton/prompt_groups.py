@@ -1,7 +1,6 @@
 """The groups of a drafter: found by their prompts, kept for a while when nobody uses them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,36 +21,25 @@ def walk(store, state, tokens):
     return state, tokens.size
 
 
-@dataclass
-class Group:
-    """What is known of a group: the hash of its prompt, its requests, and their newest policy."""
-
-    key: int
-    users: int = 0
-    version: int = 0
-
-
 class Groups:
     """Automata of a store, one for each prompt.
 
-    A group is idle when no request uses it. Idle groups stay, up to `kept_tokens` tokens in all, those that wrote with
-    an older policy leaving first, then those idle for longest. `on_drop` is called with each group that leaves.
-
-    Attributes:
-        prompt_end: for each group the state in which its prompt ends, of whom appends it.
+    A group is idle when no request uses it. Idle groups stay, up to `kept_tokens` tokens in all, those idle for longest
+    leaving first. `on_drop` is called with each group that leaves.
     """
 
     def __init__(self, store: Store, kept_tokens: int, on_drop: Callable[[int], None]):
         self.store, self.kept_tokens, self._on_drop = store, kept_tokens, on_drop
-        self.prompt_end: dict[int, int] = {}
-        self._groups: dict[int, Group] = {}
-        self._by_key: dict[int, list[int]] = {}
-        self._idle: dict[int, dict[int, int]] = {}  # by version: tokens of each, those idle for longest first
+        self.prompts: dict[int, bytes] = {}  # int32 [length]
+        self.prompt_end: dict[int, int] = {}  # the state in which each group's prompt ends, of whom appends it
+        self._users: dict[int, int] = {}
+        self._by_prompt: dict[bytes, int] = {}
+        self._idle: dict[int, int] = {}  # tokens of each, those idle for longest first
         self._idle_tokens = 0
         self._free: list[int] = []
 
     def __len__(self) -> int:
-        return len(self._groups)
+        return len(self.prompts)
 
     @property
     def nbytes(self) -> int:
@@ -68,62 +56,50 @@ class Groups:
         return int(self.store.groups[group]["first_block"]) * BLOCK_NODES
 
     def find(self, prompt: np.ndarray) -> int:
-        """The group of `prompt`, or NONE. A hash names the candidates, the automaton itself decides."""
-        for group in self._by_key.get(hash(prompt.tobytes()), ()):
-            if walk(self.store, self.root(group), prompt) == (self.prompt_end[group], prompt.size):
-                return group
-        return NONE
+        """The group of `prompt`, or NONE."""
+        return self._by_prompt.get(prompt.tobytes(), NONE)
 
     def add(self, prompt: np.ndarray) -> int:
         """An empty group, to be given its prompt and joined at once; NONE if blocks are short for the prompt."""
         if self.free_blocks < blocks_for(prompt.size):
             return NONE
-        group = self._free.pop() if self._free else len(self._groups)
+        group = self._free.pop() if self._free else len(self)
         add_group(self.store, group)
-        self._groups[group] = Group(hash(prompt.tobytes()))
-        self._by_key.setdefault(self._groups[group].key, []).append(group)
+        self.prompts[group], self._users[group] = (key := prompt.tobytes()), 0
+        self._by_prompt[key] = group
         return group
 
-    def join(self, group: int, version: int) -> None:
+    def join(self, group: int) -> None:
         """One more request uses the group."""
-        entry = self._groups[group]
-        self._forget_idle(group)
-        entry.users, entry.version = entry.users + 1, max(entry.version, version)
+        self._idle_tokens -= self._idle.pop(group, 0)
+        self._users[group] += 1
 
     def leave(self, group: int) -> int:
         """One request less uses the group; returns the number of idle groups dropped to keep the limit."""
-        entry, dropped = self._groups[group], 0
-        entry.users -= 1
-        if entry.users == 0:
-            tokens = int(self.store.groups[group]["num_tokens"])
-            self._idle.setdefault(entry.version, {})[group] = tokens
-            self._idle_tokens += tokens
+        self._users[group] -= 1
+        dropped = 0
+        if self._users[group] == 0:
+            self._idle[group] = int(self.store.groups[group]["num_tokens"])
+            self._idle_tokens += self._idle[group]
             while self._idle_tokens > self.kept_tokens and self.evict():
                 dropped += 1
         return dropped
 
     def evict(self) -> bool:
-        """Drop an idle group; False if there is none."""
-        if not self._idle:
-            return False
-        self.drop(next(iter(self._idle[min(self._idle)])))
-        return True
-
-    def _forget_idle(self, group: int) -> None:
-        version = self._groups[group].version
-        if group in (idle := self._idle.get(version, {})):
-            self._idle_tokens -= idle.pop(group)
-            if not idle:
-                del self._idle[version]
+        """Drop the group that has been idle for longest; False if there is none."""
+        if self._idle:
+            self.drop(next(iter(self._idle)))
+            return True
+        return False
 
     def drop(self, group: int) -> None:
         """Drop a group that nobody uses, or will use any more."""
-        self._forget_idle(group)
-        key = self._groups.pop(group).key
-        self._by_key[key].remove(group)
-        if not self._by_key[key]:
-            del self._by_key[key]
+        self._idle_tokens -= self._idle.pop(group, 0)
+        key = self.prompts.pop(group)
+        if self._by_prompt.get(key) == group:  # with the scope of a request each has a group of its own
+            del self._by_prompt[key]
         self.prompt_end.pop(group, None)
+        del self._users[group]
         drop_group(self.store, group)
         self._free.append(group)
         self._on_drop(group)

@@ -8,18 +8,14 @@ on recordings it predicts better than counting in all contexts, and ends the wal
 A suffix automaton of t tokens has at most 2t states and 3t edges, also of several sequences (Blumer et al., 1987). Most
 states have one edge, so a state's node holds the first one, and only extra edges have nodes of their own, of which
 there are at most t. A block of 3 x `BLOCK_TOKENS` nodes thus holds that many tokens of any one sequence. Sequences that
-branch off one prompt may have more edges, since its tokens count once: behind a prompt that ends in one token many
-times over, each first token of a sample is an edge of every suffix of that. Then the group takes a further block in the
-middle of a token. Blocks are taken when a group grows and go back when it is dropped: nothing is ever copied or hashed
-anew, so no step waits for growth. Memory is reserved at once but costs nothing until it is touched.
+branch off one prompt may have more edges: behind a prompt that ends in one token many times over, each first token of a
+sample is an edge of every suffix of that. Then the group takes a further block in the middle of a token. Blocks go back
+when a group is dropped: nothing is ever copied, so no step waits for growth, and memory costs nothing until touched.
 
-The edges that a state has beyond its first are found by state and token in a hash table. It is linear hashing (Litwin,
-1980): one bucket is split for each edge added, so the table follows their number without a pause. The edges of a bucket
-are a chain through their nodes.
-
-The edges of a dropped group leave the table when their block is taken again. Its blocks are taken again from the last
-to the first: an edge is never in an earlier block than its state, so no state comes back while the table still has
-edges of its former life.
+The edges that a state has beyond its first are found in a hash table, linear hashing (Litwin, 1980): one bucket is
+split for each edge added, so the table follows their number without a pause. The edges of a bucket are a chain through
+their nodes. Those of a dropped group leave the table when their block is taken again, from its last block to the first:
+an edge is never in an earlier block than its state, so no state comes back while the table has edges of its past.
 """
 
 from typing import NamedTuple
@@ -32,6 +28,26 @@ NONE = -1
 IN_TABLE = -2  # first_extra_edge of an extra edge's node
 BLOCK_TOKENS = 32
 BLOCK_NODES = 3 * BLOCK_TOKENS
+
+
+def integers(*names: str) -> np.dtype:
+    """A record of int64."""
+    return np.dtype([(name, "i8") for name in names], align=True)
+
+
+def overlapping(offsets: dict[str, int], formats: list[str], size: int) -> np.dtype:
+    """A record of `size` bytes, of which some fields share bytes."""
+    fields = {"names": list(offsets), "formats": formats, "offsets": list(offsets.values()), "itemsize": size}
+    return np.dtype(fields, align=True)
+
+
+def aligned_memory(size: int, alignment: int) -> np.ndarray:
+    """uint8 [size], not cleared: numpy asks for huge pages where it need not clear memory; without them every look-up
+    misses the TLB."""
+    memory = np.empty(size + alignment, dtype=np.uint8)
+    first = -memory.ctypes.data % alignment
+    return memory[first : first + size]
+
 
 # A node is a state with its first edge, or an extra edge; no node straddles two cache lines. An edge is named by its
 # node, so a state's first edge has the state's own name. The last three fields overlap the first three.
@@ -48,67 +64,48 @@ _NODE_OFFSETS = {
     "next_edge": 4,  # the state's next extra edge
     "hash_next": 8,  # the next edge in the hash bucket
 }
-NODE = np.dtype(
-    {
-        "names": list(_NODE_OFFSETS),
-        "formats": ["i4"] * len(_NODE_OFFSETS),
-        "offsets": list(_NODE_OFFSETS.values()),
-        "itemsize": 32,
-    },
-    align=True,
+NODE = overlapping(_NODE_OFFSETS, ["i4"] * len(_NODE_OFFSETS), 32)
+GROUP = integers(
+    "first_block",
+    "last_block",
+    "num_blocks",  # reserved
+    "taken_blocks",  # of them, those that are written in
+    "nodes_in_last_block",
+    "num_tokens",
 )
-_GROUP_FIELDS = ("first_block", "last_block", "num_blocks", "write_block", "nodes_in_write_block", "num_tokens")
-GROUP = np.dtype([(name, "i8") for name in _GROUP_FIELDS], align=True)
-BLOCK = np.dtype([("next", "i8"), ("previous", "i8")], align=True)
-_COUNTER_FIELDS = (
+COUNTERS = integers(
     "num_buckets",
     "base_buckets",  # the largest power of two not above num_buckets
     "num_hashed_edges",
     "num_touched_blocks",  # ever taken
     "dropped_block",  # to take next, NONE if there is none
-    "num_used_blocks",  # of live groups
+    "num_used_blocks",  # reserved by live groups
     "torn_group",  # that got no further block in the middle of a token, and is not to be read again
 )
-COUNTERS = np.dtype([(name, "i8") for name in _COUNTER_FIELDS], align=True)
 
-BLOCK_BYTES = BLOCK_NODES * NODE.itemsize + 4 * BLOCK_TOKENS + GROUP.itemsize + BLOCK.itemsize
+BLOCK_BYTES = BLOCK_NODES * NODE.itemsize + 4 * BLOCK_TOKENS + GROUP.itemsize + 8
 
 
 class Store(NamedTuple):
-    """Arrays for a fixed number of blocks, and for as many groups.
+    """Arrays for a fixed number of blocks, and for as many groups."""
 
-    Attributes:
-        nodes: NODE [blocks * BLOCK_NODES].
-        hash_buckets: int32 [blocks * BLOCK_TOKENS], first edge of each bucket.
-        groups: GROUP [blocks].
-        blocks: BLOCK [blocks], the neighbours of each in its group.
-        counters: COUNTERS [1].
-    """
-
-    nodes: np.ndarray
-    hash_buckets: np.ndarray
-    groups: np.ndarray
-    blocks: np.ndarray
-    counters: np.ndarray
+    nodes: np.ndarray  # NODE [blocks * BLOCK_NODES]
+    hash_buckets: np.ndarray  # int32 [blocks * BLOCK_TOKENS], first edge of each bucket
+    groups: np.ndarray  # GROUP [blocks]
+    blocks: np.ndarray  # int64 [blocks], the block before each in its group, or the one dropped before
+    counters: np.ndarray  # COUNTERS [1]
 
 
 def make_store(blocks: int) -> Store:
-    """An empty store. Its memory is reserved and not touched.
-
-    Raises:
-        ValueError: no block, or more than 32-bit indices can name.
-    """
+    """An empty store, whose memory is not touched; ValueError: no block, or more than 32-bit indices can name."""
     most = np.iinfo(np.int32).max // BLOCK_NODES
     if not 1 <= blocks <= most:
         raise ValueError(f"a budget of {blocks * BLOCK_BYTES} bytes: expected {BLOCK_BYTES} to {most * BLOCK_BYTES}")
-    # Not zeros: numpy asks for huge pages where it need not clear memory; without them every look-up misses the TLB.
-    memory = np.empty((blocks * BLOCK_NODES + 1) * NODE.itemsize, dtype=np.uint8)
-    aligned = -memory.ctypes.data % NODE.itemsize
     store = Store(
-        nodes=memory[aligned : aligned + blocks * BLOCK_NODES * NODE.itemsize].view(NODE),
+        nodes=aligned_memory(blocks * BLOCK_NODES * NODE.itemsize, NODE.itemsize).view(NODE),
         hash_buckets=np.empty(blocks * BLOCK_TOKENS, dtype=np.int32),
         groups=np.zeros(blocks, dtype=GROUP),
-        blocks=np.zeros(blocks, dtype=BLOCK),
+        blocks=np.zeros(blocks, dtype=np.int64),
         counters=np.zeros(1, dtype=COUNTERS),
     )
     store.hash_buckets[0] = NONE
@@ -180,7 +177,7 @@ def add_to_table(store, edge):
     """Put in an extra edge, whose node has its source and token."""
     counters, node = store.counters[0], store.nodes[edge]
     counters.num_hashed_edges += 1
-    # Sequences that branch off one prompt may have more extra edges than tokens: chains then grow, the table does not.
+    # There may be more extra edges than tokens: chains then grow, the table does not.
     if counters.num_hashed_edges > counters.num_buckets and counters.num_buckets < store.hash_buckets.size:
         _split_bucket(store)
     bucket = bucket_of(store, edge_hash(node.source, node.token))
@@ -203,78 +200,61 @@ def remove_from_table(store, edge):
     store.counters[0].num_hashed_edges -= 1
 
 
-@kernel
-def _take_block(store):
-    """A free block, dropped ones first; the caller has made sure that there is one."""
-    counters = store.counters[0]
+@rare_kernel
+def _take_block(store, group):
+    """Go on writing in a clean block, dropped ones first. All but those in the middle of a token have been reserved."""
+    counters, entry = store.counters[0], store.groups[group]
+    if entry.taken_blocks == entry.num_blocks:
+        if counters.num_used_blocks == store.blocks.size:
+            counters.torn_group = group
+            raise MemoryError("no block is left in the middle of a token")
+        entry.num_blocks += 1
+        counters.num_used_blocks += 1
     block = counters.dropped_block
     if block == NONE:
         block = counters.num_touched_blocks
         counters.num_touched_blocks += 1
     else:
-        counters.dropped_block = store.blocks[block].previous
+        counters.dropped_block = store.blocks[block]
         for i in range(block * BLOCK_NODES, (block + 1) * BLOCK_NODES):
             if store.nodes[i].first_extra_edge == IN_TABLE:
                 remove_from_table(store, i)
     for i in range(block * BLOCK_NODES, (block + 1) * BLOCK_NODES):
-        node = store.nodes[i]  # all of it: what memory held before must not reach a saved file
-        node.length = node.link = node.total_count = node.argmax_edge = node.token = node.target = node.count = 0
-        node.first_extra_edge = NONE
-    store.blocks[block].next = store.blocks[block].previous = NONE
-    counters.num_used_blocks += 1
-    return block
-
-
-@rare_kernel
-def _add_block(store, group):
-    """One more block at the end of `group`; the caller has made sure that one is free."""
-    entry, block = store.groups[group], _take_block(store)
-    store.blocks[entry.last_block].next, store.blocks[block].previous = block, entry.last_block
-    entry.last_block = block
-    entry.num_blocks += 1
-
-
-@rare_kernel
-def _next_block(store, group):
-    """Go on writing in the group's next block, a new one if it has no other."""
-    entry = store.groups[group]
-    if entry.write_block == entry.last_block:
-        if store.counters[0].num_used_blocks == store.blocks.size:
-            store.counters[0].torn_group = group
-            raise MemoryError("no block is left in the middle of a token")
-        _add_block(store, group)
-    entry.write_block = store.blocks[entry.write_block].next
-    entry.nodes_in_write_block = 0
+        store.nodes[i].first_extra_edge = NONE  # memory may hold IN_TABLE by chance
+    store.blocks[block], entry.last_block = entry.last_block, block
+    entry.taken_blocks += 1
+    entry.nodes_in_last_block = 0
 
 
 @kernel
 def _new_node(store, group):
     entry = store.groups[group]
-    if entry.nodes_in_write_block == BLOCK_NODES:
-        _next_block(store, group)
-    entry.nodes_in_write_block += 1
-    return entry.write_block * BLOCK_NODES + entry.nodes_in_write_block - 1
+    if entry.nodes_in_last_block == BLOCK_NODES:
+        _take_block(store, group)
+    entry.nodes_in_last_block += 1
+    return entry.last_block * BLOCK_NODES + entry.nodes_in_last_block - 1
 
 
 @kernel
 def add_group(store, group):
-    """Make `group` an automaton of no tokens, with the root as its only state; returns the root."""
+    """Make `group` an automaton of no tokens, with the root as its only state; returns the root. A block is free."""
     entry = store.groups[group]
-    entry.first_block = entry.last_block = entry.write_block = _take_block(store)
-    entry.num_blocks = 1
-    entry.nodes_in_write_block = entry.num_tokens = 0
-    return add_state(store, group, 0, NONE)
+    entry.num_blocks = entry.taken_blocks = entry.num_tokens = 0
+    entry.last_block, entry.nodes_in_last_block = NONE, BLOCK_NODES
+    root = add_state(store, group, 0, NONE)
+    entry.first_block = entry.last_block
+    return root
 
 
 @kernel
 def reserve(store, group, tokens):
-    """Make space for `tokens` more and count them; False, with nothing changed, if blocks are short."""
-    entry = store.groups[group]
-    missing = (entry.num_tokens + tokens + BLOCK_TOKENS) // BLOCK_TOKENS - entry.num_blocks
-    if missing > store.blocks.size - store.counters[0].num_used_blocks:
+    """Reserve space for `tokens` more and count them; False, with nothing changed, if blocks are short."""
+    entry, counters = store.groups[group], store.counters[0]
+    missing = max(0, (entry.num_tokens + tokens + BLOCK_TOKENS) // BLOCK_TOKENS - entry.num_blocks)
+    if missing > store.blocks.size - counters.num_used_blocks:
         return False
-    for _ in range(missing):
-        _add_block(store, group)
+    entry.num_blocks += missing
+    counters.num_used_blocks += missing
     entry.num_tokens += tokens
     return True
 
@@ -283,7 +263,7 @@ def reserve(store, group, tokens):
 def drop_group(store, group):
     """Give back the blocks of `group`, at once whatever its size."""
     entry, counters = store.groups[group], store.counters[0]
-    store.blocks[entry.first_block].previous = counters.dropped_block
+    store.blocks[entry.first_block] = counters.dropped_block
     counters.dropped_block = entry.last_block
     counters.num_used_blocks -= entry.num_blocks
     entry.num_blocks = entry.num_tokens = 0

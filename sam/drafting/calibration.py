@@ -2,11 +2,8 @@
 
 A table counts how often draft tokens of a raw probability (that of the draft up to there), at a position of a draft,
 were accepted. While a bin has seen little, it is taken to be as right as all drafts together lately: the raw
-probability times accepted over expected. Each bin for itself would have to find out that nothing is accepted where
-text does not repeat, and there are eighty of them. (Shrinkage of bins towards a common ratio is empirical Bayes:
-Efron, Large-Scale Inference, chapter 1.)
-
-Drafts that were not verified count like the others: their tokens are compared with the sampled ones.
+probability times accepted over expected (empirical Bayes: Efron, Large-Scale Inference, chapter 1). Drafts that were
+not verified count too: their tokens are compared with the sampled ones.
 """
 
 import numpy as np
@@ -20,15 +17,13 @@ OVERALL_PRIOR = 8.0  # tokens, expected and accepted, before there were any
 FORGET = 4096.0  # observations after which a bin's older half counts half
 OVERALL_FORGET = 64.0  # expected tokens after which the older half of all together counts half
 
-GROUP_TABLE, CORPUS_TABLE = range(2)  # drafts from the group and drafts from the corpus
-
 # `expected` is the number of draft tokens in a bin, and the sum of their raw probabilities in the entry for all bins.
 ACCEPTANCE = np.dtype([("accepted", "f8"), ("expected", "f8")], align=True)
 
 
 def make_acceptance() -> np.ndarray:
-    """ACCEPTANCE [2, ALL + 1]: a table of drafts from the group and one of drafts from the corpus."""
-    return np.zeros((2, ALL + 1), ACCEPTANCE)
+    """ACCEPTANCE [ALL + 1]: an empty table."""
+    return np.zeros(ALL + 1, ACCEPTANCE)
 
 
 @kernel
@@ -38,17 +33,11 @@ def bin_of(position, probability):
 
 
 @kernel
-def acceptance_probability(acceptance, table, index, probability):
+def acceptance_probability(acceptance, index, probability):
     """Share of the draft tokens with this raw probability that were accepted."""
-    overall, entry = acceptance[table, ALL], acceptance[table, index]
+    overall, entry = acceptance[ALL], acceptance[index]
     probability *= min(1.0, (overall.accepted + OVERALL_PRIOR) / (overall.expected + OVERALL_PRIOR))
     return (entry.accepted + PRIOR * probability) / (entry.expected + PRIOR)
-
-
-@kernel
-def start_draft(sequences, slot, table):
-    text = sequences.texts[slot]
-    text.num_drafted, text.draft_table = 0, table
 
 
 @kernel
@@ -62,7 +51,7 @@ def add_draft_token(acceptance, sequences, slot, token, probability, min_accepta
     position = text.num_drafted
     index = bin_of(position, probability)
     cumulative = 1.0 if position == 0 else sequences.draft_acceptance[slot, position - 1]
-    cumulative = min(cumulative, acceptance_probability(acceptance, text.draft_table, index, probability))
+    cumulative = min(cumulative, acceptance_probability(acceptance, index, probability))
     if cumulative < min_acceptance:
         return False
     sequences.draft_tokens[slot, position], sequences.draft_bins[slot, position] = token, index
@@ -80,9 +69,9 @@ def update_calibration(acceptance, sequences, slot, tokens, first, last):
             break  # the text was cut short: whether this one would have been accepted is not known
         accepted = accepted and sequences.draft_tokens[slot, i] == tokens[first + i]
         index = sequences.draft_bins[slot, i]
-        _count(acceptance[text.draft_table, index], accepted, 1.0, FORGET)
+        _count(acceptance[index], accepted, 1.0, FORGET)
         expected = (index % PROBABILITIES + 0.5) / PROBABILITIES
-        _count(acceptance[text.draft_table, ALL], accepted, expected, OVERALL_FORGET)
+        _count(acceptance[ALL], accepted, expected, OVERALL_FORGET)
     text.num_drafted = 0
 
 

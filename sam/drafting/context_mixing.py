@@ -12,9 +12,8 @@ Four parts decide on a draft token.
   the text it and the group have recognised, and on the evidence.
 - How often earlier drafts were accepted, by which raw probabilities are calibrated (sam.drafting.calibration).
 
-Their weights start equal and are learnt from every token by online expectation maximisation: a weight moves towards the
-share of the actual token's probability that its context brought. Nothing depends on time or on chance: the same calls
-give the same drafts on every rank.
+Weights are learnt from every token by online expectation maximisation: a weight moves towards the share of the actual
+token's probability that its context brought. Equal calls give equal drafts.
 """
 
 from typing import NamedTuple
@@ -22,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sam.automaton.store import NONE, find
-from sam.drafting.calibration import GROUP_TABLE, add_draft_token, make_acceptance, start_draft
+from sam.drafting.calibration import add_draft_token, make_acceptance
 from sam.drafting.prompt_memory import STRENGTHS, is_best, recall, share_of
 from sam.jit import kernel
 
@@ -30,7 +29,7 @@ LENGTH_BUCKETS, EVIDENCE_BUCKETS, AGE_BUCKETS = 9, 12, 4
 SLOWEST = 0.002  # learning rate of a weight that has been learnt for long
 PRIOR = 8.0  # updates that the initial weights count for
 SUFFIX_WEIGHT, RECOVERY_WEIGHT, MEMORY_WEIGHT = 0.7, 0.3, 0.3  # before anything is learnt
-
+FLOOR = 1e-5  # probability of a token that no context knows
 # Weights of suffix contexts are indexed by match length and evidence; from FIRST_RECOVERY on come those of recovery
 # contexts, indexed by match length, age and evidence, and from FIRST_OF_MEMORY on those of the memory of other prompts,
 # indexed by strength, the group's match length and evidence.
@@ -41,19 +40,14 @@ MIXING = np.dtype([("weight", "f8"), ("num_updates", "f8")], align=True)
 
 
 class Learned(NamedTuple):
-    """All that drafting learns.
+    """All that drafting learns."""
 
-    Attributes:
-        mixing: MIXING [contexts], the weights of contexts.
-        acceptance: ACCEPTANCE [2, bins + 1], the tables of sam.drafting.calibration.
-    """
-
-    mixing: np.ndarray
-    acceptance: np.ndarray
+    mixing: np.ndarray  # MIXING [contexts], the weights of contexts
+    acceptance: np.ndarray  # ACCEPTANCE [bins + 1], the table of sam.drafting.calibration
 
 
 def make_learned() -> Learned:
-    """Initial weights, and empty tables."""
+    """Initial weights, and an empty table."""
     mixing = np.zeros(NUM_WEIGHTS, MIXING)
     mixing["weight"][:FIRST_RECOVERY] = SUFFIX_WEIGHT
     mixing["weight"][FIRST_RECOVERY:FIRST_OF_MEMORY] = RECOVERY_WEIGHT
@@ -79,10 +73,10 @@ def evidence_bucket(count, total):
 
 
 @kernel
-def memory_weight(continuations, match_len):
+def memory_weight(recalled, match_len):
     """Index of the weight of the memory of other prompts."""
-    evidence = evidence_bucket(continuations.counts[continuations.best], continuations.total)
-    bucket = continuations.strength * LENGTH_BUCKETS + length_bucket(match_len)
+    bucket = recalled.strength * LENGTH_BUCKETS + length_bucket(match_len)
+    evidence = evidence_bucket(recalled.counts[recalled.best], recalled.total)
     return FIRST_OF_MEMORY + bucket * EVIDENCE_BUCKETS + evidence
 
 
@@ -96,7 +90,14 @@ def learn_weight(entry, p, share):
     return mixed
 
 
-FLOOR = 1e-5  # probability of a token that no context knows
+class Place(NamedTuple):
+    """Where a text, or a draft behind it, stands."""
+
+    state: int  # of the longest suffix in the group; it may have longer strings as well
+    length: int  # of that suffix
+    recovery_state: int  # NONE: there is no recovery context
+    recovery_match_len: int
+    age: int  # tokens since the last mismatch of the recovery context
 
 
 class Context(NamedTuple):
@@ -116,6 +117,13 @@ class Contexts(NamedTuple):
 
 
 @kernel
+def end_of(store, text):
+    """The Place in which a text ends, as far as it has been appended."""
+    end, age = np.int64(text.end), text.tokens_since_mismatch
+    return Place(end, np.int64(store.nodes[end].length), text.recovery_state, text.recovery_match_len, age)
+
+
+@kernel
 def _skip_dead_ends(store, state, length):
     """The longest suffix with a continuation, from a state and a match length on: its state, or NONE, and length."""
     nodes = store.nodes
@@ -132,14 +140,6 @@ def _shorten(store, state):
 
 
 @kernel
-def match_length(store, text):
-    """Length of the longest suffix of a text that has been continued before."""
-    end = np.int64(text.end)
-    _, length = _skip_dead_ends(store, end, np.int64(store.nodes[end].length))
-    return length
-
-
-@kernel
 def _context(store, state, first_weight):
     node = store.nodes[state]
     best = store.nodes[node.argmax_edge]
@@ -148,36 +148,22 @@ def _context(store, state, first_weight):
 
 
 @kernel
-def find_contexts(store, state, length, recovery_state, recovery_match_len, age):
-    """The contexts of a text: recovery if its match is longer than the text's own, and two suffixes.
-
-    Args:
-        state, length: the text's longest repeated suffix; the state may have longer strings as well.
-        age: tokens since the last mismatch of the recovery context.
-
-    Returns:
-        The contexts, and the length of the longest suffix with a continuation, which may be empty.
-    """
+def find_contexts(store, place):
+    """The contexts of a place, recovery only if its match is longer than the text's own; and the length of the longest
+    suffix with a continuation, which may be empty."""
     recovery = longest = shorter = Context(np.int64(NONE), np.int64(0), np.int64(NONE))
-    state, length = _skip_dead_ends(store, state, length)
+    state, length = _skip_dead_ends(store, place.state, place.length)
     match_len = length
-    if recovery_state != NONE and recovery_match_len > length and store.nodes[recovery_state].total_count != 0:
-        bucket = length_bucket(recovery_match_len) * AGE_BUCKETS + min(age, AGE_BUCKETS - 1)
-        recovery = _context(store, recovery_state, FIRST_RECOVERY + bucket * EVIDENCE_BUCKETS)
+    if place.recovery_state != NONE and place.recovery_match_len > length:
+        if store.nodes[place.recovery_state].total_count != 0:
+            bucket = length_bucket(place.recovery_match_len) * AGE_BUCKETS + min(place.age, AGE_BUCKETS - 1)
+            recovery = _context(store, place.recovery_state, FIRST_RECOVERY + bucket * EVIDENCE_BUCKETS)
     if state != NONE:
         longest = _context(store, state, length_bucket(length) * EVIDENCE_BUCKETS)
         state, length = _shorten(store, state)
         if state != NONE:
             shorter = _context(store, state, length_bucket(length) * EVIDENCE_BUCKETS)
     return Contexts(shorter, longest, recovery), match_len
-
-
-@kernel
-def contexts_at_end(store, text):
-    """As `find_contexts`, for a text as far as it has been appended."""
-    end, age = np.int64(text.end), text.tokens_since_mismatch
-    length = np.int64(store.nodes[end].length)
-    return find_contexts(store, end, length, text.recovery_state, text.recovery_match_len, age)
 
 
 @kernel
@@ -205,13 +191,14 @@ def probability_of(store, mixing, contexts, match_len, recalled, token):
 
 
 @kernel
-def predict(store, mixing, contexts, match_len, recalled):
-    """The likeliest of the most frequent continuations, and its raw probability.
+def is_nothing(contexts, match_len, recalled):
+    """Whether only the empty suffix is left: the likeliest token of all is seldom right."""
+    return match_len == 0 and contexts.recovery.state == NONE and recalled.total == 0
 
-    Args:
-        contexts, match_len: as `find_contexts` returns them.
-        recalled: Continuations that the memory of other prompts knows.
-    """
+
+@kernel
+def predict(store, mixing, contexts, match_len, recalled):
+    """The likeliest of the most frequent continuations, and its raw probability; `recalled`: Continuations."""
     longest, recovery, likeliest, probability, left = contexts.longest, contexts.recovery, np.int64(NONE), 0.0, 1.0
     if recalled.total != 0:
         likeliest = recalled.tokens[recalled.best]
@@ -237,12 +224,8 @@ def predict(store, mixing, contexts, match_len, recalled):
 
 @kernel
 def learn(store, mixing, text, recalled, token):
-    """Learn from `token`, which follows the text and is not yet appended.
-
-    Args:
-        recalled: Continuations that the memory of other prompts knows; `nothing` to learn nothing of it.
-    """
-    contexts, match_len = contexts_at_end(store, text)
+    """Learn from `token`, which follows the text and is not yet appended; `recalled`: as `predict` takes it."""
+    contexts, match_len = find_contexts(store, end_of(store, text))
     p = FLOOR
     for context in contexts:
         if context.state != NONE:
@@ -286,27 +269,26 @@ def advance(store, state, length, token):
 
 
 @kernel
+def go_on(store, contexts, place, token):
+    """The place after a drafted `token`."""
+    state, length = advance(store, place.state, place.length, token)
+    edge = find(store, place.recovery_state, token) if contexts.recovery.state != NONE else np.int64(NONE)
+    recovery_state = np.int64(store.nodes[edge].target) if edge != NONE else np.int64(NONE)
+    return Place(state, length, recovery_state, place.recovery_match_len + 1, place.age + 1)
+
+
+@kernel
 def draft(store, memory, learned, sequences, slot, budget, min_acceptance):
     """Draft up to `budget` tokens into the slot."""
-    text, mixing, acceptance = sequences.texts[slot], learned.mixing, learned.acceptance
-    start_draft(sequences, slot, GROUP_TABLE)
-    state = np.int64(text.end)
-    length = np.int64(store.nodes[state].length)
-    recovery_state, recovery_match_len = text.recovery_state, text.recovery_match_len
-    age = text.tokens_since_mismatch
-    probability = 1.0
+    text, probability = sequences.texts[slot], 1.0
+    text.num_drafted, place = 0, end_of(store, text)
     while text.num_drafted < budget:
-        contexts, match_len = find_contexts(store, state, length, recovery_state, recovery_match_len, age)
+        contexts, match_len = find_contexts(store, place)
         recalled = recall(memory, sequences, slot, text.num_drafted)
-        has_recovery = contexts.recovery.state != NONE
-        if match_len == 0 and not has_recovery and recalled.total == 0:
-            break  # only the empty suffix is left, and the likeliest token of all is seldom right
-        token, next_probability = predict(store, mixing, contexts, match_len, recalled)
-        probability *= next_probability
-        if not add_draft_token(acceptance, sequences, slot, token, probability, min_acceptance):
+        if is_nothing(contexts, match_len, recalled):
             break
-        state, length = advance(store, state, length, token)
-        edge = find(store, recovery_state, token) if has_recovery else NONE
-        recovery_state = np.int64(store.nodes[edge].target) if edge != NONE else NONE
-        recovery_match_len += 1
-        age += 1
+        token, next_probability = predict(store, learned.mixing, contexts, match_len, recalled)
+        probability *= next_probability
+        if not add_draft_token(learned.acceptance, sequences, slot, token, probability, min_acceptance):
+            break
+        place = go_on(store, contexts, place, token)

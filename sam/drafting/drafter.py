@@ -1,23 +1,16 @@
-"""Follows the requests of an engine, each in the automaton of its group, and drafts for them.
-
-A sequence also follows a static corpus, as in SAM-Decoding (Hu et al., 2024): an automaton that is never extended. The
-draft comes from there when the match in the corpus is longer than the one in the group by `min_extra_match_len`.
-"""
+"""Follows the requests of an engine, each in the automaton of its group, and drafts for them."""
 
 import contextlib
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from sam.automaton import store
 from sam.automaton.prompt_groups import Groups, walk
-from sam.automaton.store import NONE, blocks_for, extend, find, reserve
+from sam.automaton.store import NONE, blocks_for, extend, reserve
 from sam.config import SCOPES, SpeculationConfig
-from sam.corpus import corpus_of, load_corpus
-from sam.drafting import context_mixing
-from sam.drafting.calibration import CORPUS_TABLE, add_draft_token, start_draft, update_calibration
-from sam.drafting.context_mixing import make_learned
+from sam.drafting.calibration import update_calibration
+from sam.drafting.context_mixing import draft, learn, make_learned
 from sam.drafting.prompt_memory import BUDGET_SHARE, make_memory, nothing, prompt_tag, recall, remember
 from sam.drafting.texts import RECENT_TOKENS, Drafts, Sequences, check_token_ids, make_sequences, start_sequence
 from sam.jit import compiled, compiled_for_threads, kernel
@@ -41,61 +34,15 @@ def append(store, memory, learned, sequences, slot, tokens, first, last):
     for i in range(first, last):
         token = np.int64(tokens[i])
         recalled = recall(memory, sequences, slot, 0) if slot != PROMPT_SLOT else nothing()
-        context_mixing.learn(store, learned.mixing, text, recalled, token)
+        learn(store, learned.mixing, text, recalled, token)
         remember(memory, sequences, slot, token)
         sequences.recent_tokens[slot, text.num_tokens % RECENT_TOKENS] = token
         text.end = extend(store, text.group, text.end, token)
         text.num_tokens += 1
 
 
-@kernel
-def follow_corpus(corpus, sequences, slot, tokens, first, last):
-    """Move the sequence's match in the corpus along tokens[first:last]; the root of a corpus is its first node."""
-    nodes, text = corpus.nodes, sequences.texts[slot]
-    state, length = text.corpus_state, text.corpus_match_len
-    for i in range(first, last):
-        token = np.int64(tokens[i])
-        edge = find(corpus, state, token)
-        while edge == NONE and nodes[state].link != NONE:
-            state = np.int64(nodes[state].link)
-            length = np.int64(nodes[state].length)
-            edge = find(corpus, state, token)
-        if edge != NONE:
-            state, length = np.int64(nodes[edge].target), length + 1
-    text.corpus_state, text.corpus_match_len = state, length
-
-
-@kernel
-def draft_from_corpus(corpus, learned, sequences, slot, budget, min_acceptance):
-    """Draft the most frequent continuations of the match in the corpus; as `context_mixing.draft`."""
-    nodes, text = corpus.nodes, sequences.texts[slot]
-    start_draft(sequences, slot, CORPUS_TABLE)
-    state, probability = text.corpus_state, 1.0
-    while text.num_drafted < budget:
-        while state != NONE and nodes[state].total_count == 0:
-            state = np.int64(nodes[state].link)
-        if state == NONE:
-            break
-        best = nodes[nodes[state].argmax_edge]
-        probability *= best.count / nodes[state].total_count
-        if not add_draft_token(learned.acceptance, sequences, slot, best.token, probability, min_acceptance):
-            break
-        state = np.int64(best.target)
-
-
-@kernel
-def draft(store, corpus, memory, learned, sequences, slot, budget, min_acceptance, min_extra_match_len):
-    """Draft up to `budget` tokens into the slot, from the group or the corpus."""
-    text = sequences.texts[slot]
-    corpus_match_len = text.corpus_match_len - min_extra_match_len
-    if corpus_match_len > 0 and corpus_match_len > context_mixing.match_length(store, text):
-        draft_from_corpus(corpus, learned, sequences, slot, budget, min_acceptance)
-    else:
-        context_mixing.draft(store, memory, learned, sequences, slot, budget, min_acceptance)
-
-
 @compiled
-def append_all(store, corpus, memory, learned, sequences, slots, tokens, offsets):
+def append_all(store, memory, learned, sequences, slots, tokens, offsets):
     """Append each slot's new tokens, tokens[offsets[i]:offsets[i + 1]]; a slot without a free block loses its group.
 
     Returns:
@@ -108,35 +55,25 @@ def append_all(store, corpus, memory, learned, sequences, slots, tokens, offsets
         return BAD_OFFSETS
     lost = 0
     for i in range(slots.size):
-        first, last = offsets[i], offsets[i + 1]
-        lost += _append_or_lose(store, corpus, memory, learned, sequences, slots[i], tokens, first, last)
+        text, first, last = sequences.texts[slots[i]], offsets[i], offsets[i + 1]
+        if text.group != NONE and not reserve(store, text.group, last - first):
+            text.group = NONE
+            lost += 1
+        if text.group != NONE and last > first:
+            append(store, memory, learned, sequences, slots[i], tokens, first, last)
+        elif text.group == NONE:
+            text.num_tokens += last - first
     return lost
 
 
-@kernel
-def _append_or_lose(store, corpus, memory, learned, sequences, slot, tokens, first, last):
-    text = sequences.texts[slot]
-    if first == last:
-        return False
-    lost = text.group != NONE and not reserve(store, text.group, last - first)
-    if lost:
-        text.group = NONE
-    if text.group == NONE:
-        text.num_tokens += last - first
-        return lost
-    append(store, memory, learned, sequences, slot, tokens, first, last)
-    follow_corpus(corpus, sequences, slot, tokens, first, last)
-    return False
-
-
 @compiled_for_threads
-def append_elsewhere(store, corpus, memory, learned, sequences, slots, tokens, offsets):
+def append_elsewhere(store, memory, learned, sequences, slots, tokens, offsets):
     """As `append_all`; the engine's thread goes on meanwhile."""
-    return append_all(store, corpus, memory, learned, sequences, slots, tokens, offsets)
+    return append_all(store, memory, learned, sequences, slots, tokens, offsets)
 
 
 @compiled
-def draft_all(store, corpus, memory, learned, sequences, slots, budgets, min_acceptance, min_extra_match_len):
+def draft_all(store, memory, learned, sequences, slots, budgets, min_acceptance):
     """Draft for each slot up to its budget.
 
     Returns:
@@ -150,7 +87,7 @@ def draft_all(store, corpus, memory, learned, sequences, slots, budgets, min_acc
     for i in range(slots.size):
         slot, end, budget = slots[i], offsets[i], min(np.int64(budgets[i]), longest)
         if texts[slot].group != NONE and budget > 0:
-            draft(store, corpus, memory, learned, sequences, slot, budget, min_acceptance, min_extra_match_len)
+            draft(store, memory, learned, sequences, slot, budget, min_acceptance)
             for position in range(texts[slot].num_drafted):
                 tokens[end] = draft_tokens[slot, position]
                 acceptance[end] = draft_acceptance[slot, position]
@@ -163,18 +100,11 @@ class Drafter:
     """Follows growing sequences and drafts for them.
 
     Args:
-        max_draft_tokens: longest draft.
         scope: request (own text), group (all samples of a prompt), history (groups stay after they finish).
-        history_tokens: tokens of finished groups kept with scope=history; those of old policies leave first, then the
-            oldest.
+        history_tokens: tokens of finished groups kept with scope=history; the oldest leave first.
         memory_budget_bytes: bound of all automata and of the memory of other prompts; finished groups go first, then
             requests get no drafts.
-        corpus: file of `sam corpus build`, drafted from too.
-        min_extra_match_len: the corpus is drafted from where its match is longer than the group's by more tokens.
         cross_prompt: draft from what other prompts' texts had in common lately, too.
-
-    Raises:
-        ValueError: a setting out of its range, or a corpus that cannot be read.
 
     Example:
         >>> drafter = Drafter(max_draft_tokens=3)
@@ -195,21 +125,18 @@ class Drafter:
         scope: str = SpeculationConfig.scope,
         history_tokens: int = 0,
         memory_budget_bytes: int = SpeculationConfig.memory_budget_mib << 20,
-        corpus: Path | None = None,
-        min_extra_match_len: int = SpeculationConfig.min_extra_match_len,
         cross_prompt: bool = SpeculationConfig.cross_prompt,
     ):
         if max_draft_tokens < 1:
             raise ValueError(f"max_draft_tokens={max_draft_tokens}: expected at least 1")
         if scope not in SCOPES:
             raise ValueError(f"scope={scope!r}: expected one of {', '.join(SCOPES)}")
-        self.max_draft_tokens, self.scope, self.min_extra_match_len = max_draft_tokens, scope, min_extra_match_len
+        self.max_draft_tokens, self.scope = max_draft_tokens, scope
         self.memory = make_memory(memory_budget_bytes // BUDGET_SHARE if cross_prompt else 0)
         held = sum(array.nbytes for array in self.memory)
         self.store = store.make_store((memory_budget_bytes - held) // store.BLOCK_BYTES)
         kept_tokens = {"request": 0, "group": GRACE_TOKENS, "history": history_tokens}[scope]
         self.groups = Groups(self.store, kept_tokens, self._group_dropped)
-        self.corpus = load_corpus(corpus) if corpus else corpus_of()
         self.learned = make_learned()
         self.sequences = make_sequences(SLOTS, max_draft_tokens)
         self._slots: dict[str, int] = {}
@@ -222,17 +149,13 @@ class Drafter:
         """Bytes of all automata in use."""
         return self.groups.nbytes
 
-    def start(
-        self, request_id: str, prompt_token_ids: np.ndarray, policy_version: int = 0, given: np.ndarray = NOTHING
-    ) -> None:
+    def start(self, request_id: str, prompt_token_ids: np.ndarray, given: np.ndarray = NOTHING) -> None:
         """Follow a new request.
 
         Args:
-            request_id: any name that is not followed yet.
             prompt_token_ids: int32 [length], not empty.
-            policy_version: of the weights that will write the response; groups of lower ones leave the history first.
-            given: int32 [length], what it goes on with behind the prompt, as a conversation's next turn does with those
-                before. Of this, what the group has is not appended again; the rest is to be appended (`lengths`).
+            given: int32 [length], what it goes on with, as a conversation's next turn does. Of this, what the group has
+                is not appended again; the rest is to be appended (`lengths`).
 
         Raises:
             ValueError: a request already followed; a prompt that is empty, too long for the memory budget, or not of
@@ -248,7 +171,6 @@ class Drafter:
                 f"prompt of request {request_id!r}: {prompt.size} tokens do not fit into memory_budget_bytes="
                 f"{len(self.store.blocks) * store.BLOCK_BYTES}"
             )
-        self.memory.start_version(policy_version)
         tag = prompt_tag(prompt)
         group = self._group(prompt, tag)
         slot = self._slots[request_id] = self._free_slot()
@@ -256,12 +178,10 @@ class Drafter:
             self.counters["overflow_requests"] += 1
             start_sequence(self.sequences, slot, NONE, 0, prompt, tag)
             return
-        self.groups.join(group, policy_version)
+        self.groups.join(group)
         self._group_of[slot] = group
         end, known = walk(self.store, self.groups.prompt_end[group], given)
-        text = np.concatenate([prompt, given[:known]])
-        start_sequence(self.sequences, slot, group, end, text, tag)
-        follow_corpus(self.corpus, self.sequences, slot, text, 0, text.size)
+        start_sequence(self.sequences, slot, group, end, np.concatenate([prompt, given[:known]]), tag)
 
     def _free_slot(self) -> int:
         if not self._free_slots:
@@ -289,16 +209,8 @@ class Drafter:
         return int(self.sequences.texts[PROMPT_SLOT]["end"])
 
     def append(self, request_ids: Sequence[str], token_ids: np.ndarray, offsets: np.ndarray) -> None:
-        """Append each request's new tokens.
-
-        Args:
-            request_ids: of the batch.
-            token_ids: int32 [total], the requests' new tokens, one request after the other.
-            offsets: int64 [batch + 1], where each request's begin.
-
-        Raises:
-            ValueError: a request that is not followed, anything but token ids, or offsets that do not fit them.
-        """
+        """Append each request's new tokens: int32 [total], one request after the other, those of request i from
+        offsets[i] to offsets[i + 1] (int64 [batch + 1]). ValueError for what is not followed, or does not fit."""
         slots = self.slots_of(request_ids)
         # The kernel looks for negative tokens itself; anything but int32 goes the long way.
         tokens = np.asarray(token_ids)
@@ -319,32 +231,22 @@ class Drafter:
         """Draft for each request from all that has been appended.
 
         Args:
-            request_ids: of the batch.
             budgets: int32 [batch], draft tokens at most.
             min_acceptance: drafts end before a token whose cumulative acceptance probability is lower.
-
-        Raises:
-            ValueError: a request that is not followed, or budgets that are not as many.
         """
         slots = self.slots_of(request_ids)
         if len(budgets) != len(slots):
             raise ValueError(f"{len(budgets)} budgets for {len(slots)} requests: expected one for each")
-        arguments = (self.store, self.corpus, self.memory, self.learned, self.sequences)
-        limits = np.asarray(budgets, np.int64), float(min_acceptance), self.min_extra_match_len
-        tokens, acceptance, offsets = draft_all(*arguments, slots, *limits)
+        limits = np.asarray(budgets, np.int64), float(min_acceptance)
+        tokens, acceptance, offsets = draft_all(self.store, self.memory, self.learned, self.sequences, slots, *limits)
         return Drafts(tokens, offsets, acceptance)
 
     def finish(self, request_id: str) -> None:
-        """Stop following; the response stays in its group while the group stays.
-
-        Raises:
-            ValueError: a request that is not followed.
-        """
+        """Stop following; the response stays in its group while the group stays."""
         slot = int(self.slots_of([request_id])[0])
         del self._slots[request_id]
         self._free_slots.append(slot)
-        group = self._group_of.pop(slot, NONE)
-        if group != NONE:
+        if (group := self._group_of.pop(slot, NONE)) != NONE:
             self._leave(group)
 
     def _leave(self, group: int) -> None:
@@ -352,15 +254,10 @@ class Drafter:
         self.counters["evicted_groups"] += dropped if self.scope != "request" else 0
 
     def append_earlier(self, prompt: np.ndarray, token_ids: np.ndarray, is_start: bool = True) -> bool:
-        """Append text of an earlier response to a prompt, to be drafted from; requests that run have memory first.
+        """Append text of an earlier response to a prompt, which follows it or (not `is_start`) comes from further on.
 
-        Args:
-            prompt: int32 [length], of a request that is or was followed.
-            token_ids: int32 [length], in pieces if it is long.
-            is_start: whether the tokens follow the prompt, or come from further on.
-
-        Returns:
-            Whether they were: not if the prompt's group is dropped or memory is short.
+        Requests that run have memory first. Returns whether it was appended: not if memory is short, or the prompt's
+        group is dropped.
         """
         needed = blocks_for(token_ids.size) + len(self.store.blocks) // 8
         self._free_blocks(needed)
@@ -370,17 +267,16 @@ class Drafter:
         begin = self.groups.prompt_end[group] if is_start else self.groups.root(group)
         known = prompt if is_start else prompt[:0]
         start_sequence(self.sequences, PROMPT_SLOT, group, begin, known, prompt_tag(prompt))
-        self.groups.join(group, 0)
+        self.groups.join(group)
         self._append_to_prompt_slot(token_ids)
         self._leave(group)
         return True
 
     def _append_all(self, append, slots: np.ndarray, tokens: np.ndarray, offsets: np.ndarray) -> int:
-        """What `append`, of `batch`, returns. Where memory is short for a group in the middle of a token the group is
-        left for good, since its automaton is not one any more, and walking it might not end. Tokens that come behind
-        are then missing, which `lengths` tells."""
+        """What `append` returns. A group that memory is short for in the middle of a token is left for good: walking it
+        might not end. Tokens that come behind are then missing, which `lengths` tells."""
         try:
-            return append(self.store, self.corpus, self.memory, self.learned, self.sequences, slots, tokens, offsets)
+            return append(self.store, self.memory, self.learned, self.sequences, slots, tokens, offsets)
         except MemoryError:
             group, texts = int(self.store.counters[0]["torn_group"]), self.sequences.texts
             texts["group"][texts["group"] == group] = NONE

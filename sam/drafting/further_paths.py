@@ -1,47 +1,38 @@
 """Further paths of a text beside its draft: a tree grown from the automaton, always by its most probable edge.
 
-As Prim's algorithm grows a spanning tree, and as Seer (arXiv 2511.14617) and SAM-Decoding (Hu et al., 2024) choose
-their paths: of all edges that leave the tree, the one with the highest cumulative probability is added, until the tree
-has as many tokens as may be verified. A token's edges are its continuations in the contexts of
-sam.drafting.context_mixing and in the memory of other prompts, the likeliest first, so that a tree with one leaf is the
-draft of the product.
+As Seer (arXiv 2511.14617) and SAM-Decoding (Hu et al., 2024) choose their paths: of all edges that leave the tree, the
+one with the highest cumulative probability is added, until the tree has as many tokens as may be verified. A token's
+edges are its continuations in the contexts of sam.drafting.context_mixing and in the memory of other prompts, the
+likeliest first, so that a tree with one leaf is the draft of the product.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from sam.automaton.store import NONE, find
-from sam.drafting.calibration import GROUP_TABLE, acceptance_probability, bin_of
-from sam.drafting.context_mixing import advance, find_contexts, predict, probability_of
+from sam.automaton.store import NONE
+from sam.drafting.calibration import acceptance_probability, bin_of
+from sam.drafting.context_mixing import Place, end_of, find_contexts, go_on, is_nothing, predict, probability_of
 from sam.drafting.drafter import Drafter
 from sam.drafting.prompt_memory import CANDIDATES, recall, share_of
 from sam.drafting.texts import RECENT_TOKENS, Sequences, make_sequences
 from sam.jit import compiled, kernel
 
 MIN_SHARE = 0.02  # of a context's continuations, below which one is no candidate for a path of its own
-# The first own token of a further path is right less often than its probability says, since the calibration learns from
-# drafts only: in 13 to 15 % of the cases where 17 to 20 % are predicted (7aeeb4c:docs/experiments/several_paths.md).
+# A further path is right less often than its probability says, since the calibration learns from drafts only: in 13 to
+# 15 % of the cases where 17 to 20 % are predicted (7aeeb4c:docs/experiments/several_paths.md).
 RIGHT_SHARE = 0.7
 
-_NODE_INTEGERS = ("token", "parent", "path", "depth", "children", "state", "length")
-_RECOVERY = ("recovery_state", "recovery_match_len", "age")
+_PLACE = ("state", "length", "recovery_state", "recovery_match_len", "age")  # sam.drafting.context_mixing.Place
+_NODE_INTEGERS = ("token", "parent", "path", "depth", "children", *_PLACE)
 # A token of the tree; node 0 is the end of the text. `probability` is raw, and as `acceptance` cumulative.
-NODE = np.dtype(
-    [*((name, "i8") for name in (*_NODE_INTEGERS, *_RECOVERY)), ("probability", "f8"), ("acceptance", "f8")], align=True
-)
+NODE = np.dtype([*((name, "i8") for name in _NODE_INTEGERS), ("probability", "f8"), ("acceptance", "f8")], align=True)
 EDGE = np.dtype([("node", "i8"), ("token", "i8"), ("probability", "f8")], align=True)  # that leaves the tree
 
 
 class Tree(NamedTuple):
-    """Room for a tree.
-
-    Attributes:
-        nodes: NODE [tokens + 1].
-        edges: EDGE [nodes * paths], those that leave the tree.
-        sizes: int64 [3], nodes, edges and paths in use.
-        branch: one slot, the text with the tokens of one path as its draft, for which the memory is asked.
-    """
+    """Room for a tree: NODE [tokens + 1], EDGE [nodes * paths] that leave it, int64 [3] nodes, edges and paths in use;
+    and one slot, the text with the tokens of one path as its draft, for which the memory is asked."""
 
     nodes: np.ndarray
     edges: np.ndarray
@@ -65,9 +56,8 @@ def grow(store, memory, learned, sequences, slot, tree, paths, most_tokens, dept
         tree.branch.recent_tokens[0, i] = sequences.recent_tokens[slot, i]
     root.token = root.parent = NONE
     root.path = root.depth = root.children = 0
-    root.state, root.length = text.end, store.nodes[text.end].length
-    root.recovery_state, root.recovery_match_len = text.recovery_state, text.recovery_match_len
-    root.age, root.probability, root.acceptance = text.tokens_since_mismatch, 1.0, 1.0
+    root.probability = root.acceptance = 1.0
+    _set_place(root, end_of(store, text))
     sizes[0], sizes[1], sizes[2] = 1, 0, 1
     _add_edges(store, memory, learned, tree, 0, paths)
     while sizes[0] <= most_tokens:
@@ -85,8 +75,14 @@ def grow(store, memory, learned, sequences, slot, tree, paths, most_tokens, dept
 
 
 @kernel
-def _contexts(store, node):
-    return find_contexts(store, node.state, node.length, node.recovery_state, node.recovery_match_len, node.age)
+def _place(node):
+    return Place(node.state, node.length, node.recovery_state, node.recovery_match_len, node.age)
+
+
+@kernel
+def _set_place(node, place):
+    node.state, node.length, node.age = place.state, place.length, place.age
+    node.recovery_state, node.recovery_match_len = place.recovery_state, place.recovery_match_len
 
 
 @kernel
@@ -103,36 +99,46 @@ def _recall(memory, tree, at):
 def _add_edges(store, memory, learned, tree, at, paths):
     """The node's `paths` likeliest continuations, of which the first is the one that the product drafts."""
     node, first, mixing = tree.nodes[at], tree.sizes[1], learned.mixing
-    contexts, match_len = _contexts(store, node)
+    contexts, match_len = find_contexts(store, _place(node))
     recalled = _recall(memory, tree, at)
-    if match_len == 0 and contexts.recovery.state == NONE and recalled.total == 0:
+    if is_nothing(contexts, match_len, recalled):
         return
     token, most = predict(store, mixing, contexts, match_len, recalled)
     _add_edge(tree, at, token, node.probability * most)
     if paths == 1:
         return
+    sums = contexts, match_len, recalled
     for i in range(CANDIDATES if recalled.total != 0 else 0):
         token = np.int64(recalled.tokens[i])
-        if share_of(recalled, token) >= MIN_SHARE and not _has_edge(tree, first, token):
-            p = probability_of(store, mixing, contexts, match_len, recalled, token)
-            _insert_edge(tree, first, paths, at, token, node.probability * min(most, p))
+        _offer(store, mixing, sums, tree, first, paths, at, token, share_of(recalled, token), most)
     for context in contexts:
         state, edge = np.int64(context.state), np.int64(context.state)
         while edge != NONE:
             token, share = np.int64(store.nodes[edge].token), store.nodes[edge].count / store.nodes[state].total_count
-            if share >= MIN_SHARE and not _has_edge(tree, first, token):
-                # No more likely than the first, which stays the product's also where all contexts' seconds agree.
-                p = probability_of(store, mixing, contexts, match_len, recalled, token)
-                _insert_edge(tree, first, paths, at, token, node.probability * min(most, p))
+            _offer(store, mixing, sums, tree, first, paths, at, token, share, most)
             edge = np.int64(store.nodes[edge].first_extra_edge if edge == state else store.nodes[edge].next_edge)
 
 
 @kernel
-def _has_edge(tree, first, token):
-    for i in range(first, tree.sizes[1]):
-        if tree.edges[i].token == token:
-            return True
-    return False
+def _offer(store, mixing, sums, tree, first, paths, at, token, share, most):
+    """Add an edge, or replace the node's least likely one but the first, if `paths` begin at its edge `first`."""
+    if share < MIN_SHARE:
+        return
+    edges, end = tree.edges, tree.sizes[1]
+    for i in range(first, end):
+        if edges[i].token == token:
+            return
+    # No more likely than the first, which stays the product's also where all contexts' seconds agree.
+    p = tree.nodes[at].probability * min(most, probability_of(store, mixing, sums[0], sums[1], sums[2], token))
+    if end - first < paths:
+        _add_edge(tree, at, token, p)
+        return
+    least = first + 1
+    for i in range(first + 2, end):
+        if edges[i].probability < edges[least].probability:
+            least = i
+    if p > edges[least].probability:
+        edges[least].token, edges[least].probability = token, p
 
 
 @kernel
@@ -140,20 +146,6 @@ def _add_edge(tree, at, token, probability):
     edge = tree.edges[tree.sizes[1]]
     edge.node, edge.token, edge.probability = at, token, probability
     tree.sizes[1] += 1
-
-
-@kernel
-def _insert_edge(tree, first, paths, at, token, probability):
-    """Add an edge, or replace the least likely one if the node, whose edges begin at `first`, has `paths` of them."""
-    if tree.sizes[1] - first < paths:
-        _add_edge(tree, at, token, probability)
-        return
-    least = first + 1
-    for i in range(first + 2, tree.sizes[1]):
-        if tree.edges[i].probability < tree.edges[least].probability:
-            least = i
-    if probability > tree.edges[least].probability:
-        tree.edges[least].token, tree.edges[least].probability = token, probability
 
 
 @kernel
@@ -167,15 +159,10 @@ def _add_node(store, memory, learned, tree, at, paths):
     parent.children += 1
     index = bin_of(parent.depth, edge.probability)
     node.probability = edge.probability
-    node.acceptance = acceptance_probability(learned.acceptance, GROUP_TABLE, index, edge.probability)
+    node.acceptance = acceptance_probability(learned.acceptance, index, edge.probability)
     node.acceptance = min(node.acceptance, parent.acceptance)
-    contexts, _ = _contexts(store, parent)
-    node.state, node.length = advance(store, parent.state, parent.length, edge.token)
-    node.recovery_state = NONE
-    if contexts.recovery.state != NONE:
-        following = find(store, parent.recovery_state, edge.token)
-        node.recovery_state = np.int64(store.nodes[following].target) if following != NONE else NONE
-    node.recovery_match_len, node.age = parent.recovery_match_len + 1, parent.age + 1
+    contexts, _ = find_contexts(store, _place(parent))
+    _set_place(node, go_on(store, contexts, _place(parent), edge.token))
     edge.token = NONE
     sizes[0] += 1
     _add_edges(store, memory, learned, tree, sizes[0] - 1, paths)
@@ -214,15 +201,6 @@ def further_paths(drafter: Drafter, request_ids: list[str], depths: np.ndarray, 
         depths: int64 [batch], tokens of a path at most; 0: no paths.
         paths: leaves, the draft's included.
 
-    Example:
-        >>> drafter = Drafter(max_draft_tokens=2)
-        >>> drafter.start("a", np.array([1, 2, 3, 1, 2, 4, 1, 2, 3, 5]))
-        >>> drafter.append(["a"], np.array([1, 2]), offsets=[0, 2])
-        >>> drafter.draft(["a"], budgets=[2]).token_ids
-        array([3, 1], dtype=int32)
-        >>> found = further_paths(drafter, ["a"], np.array([2]), paths=2)
-        >>> found.tokens, found.shared
-        (array([[4, 1]], dtype=int32), array([0]))
     """
     slots, depths = drafter.slots_of(request_ids), np.asarray(depths, np.int64)
     most, deepest = len(slots) * (paths - 1), max(1, int(depths.max(initial=0)))

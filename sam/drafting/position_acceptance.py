@@ -1,8 +1,7 @@
 """How often a trained drafter's tokens are accepted, by position of the draft and by request.
 
-Each position has the share of drafts whose token there was accepted, of those accepted up to there. A request's own
-share counts as soon as it has steps of its own: it is taken to be that of all requests until its counts outweigh
-`PRIOR` of them (shrinkage, as in sam.drafting.calibration).
+A request's own share is taken to be that of all requests until its counts outweigh `PRIOR` of them (shrinkage, as in
+sam.drafting.calibration).
 """
 
 import numpy as np
@@ -14,28 +13,18 @@ KEPT_OVER_SYNC = 0.1  # of the counts, when the target's weights change: the dra
 
 
 class PositionAcceptance:
-    """Counts what was accepted of a trained drafter's drafts.
-
-    Args:
-        num_speculative_tokens: positions of a draft.
-
-    Attributes:
-        waiting: of each draft that is yet to be compared the tokens before it, and its own.
-    """
+    """Counts what was accepted of drafts of up to `num_speculative_tokens`."""
 
     def __init__(self, num_speculative_tokens: int):
         self.num_speculative_tokens = num_speculative_tokens
         self._all = np.zeros((2, num_speculative_tokens))  # observed, accepted
         self._own: dict[str, np.ndarray] = {}
-        self.waiting: dict[str, tuple[int, list[int]]] = {}
+        self.waiting: dict[str, tuple[int, list[int]]] = {}  # drafts to compare: the tokens before each, and its own
 
     @property
     def shares(self) -> np.ndarray:
-        """float64 [positions], share accepted at each position of the drafts accepted up to there.
-
-        A position of which little is known is taken to be like the one before it: else drafts would never be tried
-        that are longer than the longest so far.
-        """
+        """float64 [positions], share accepted at each position of the drafts accepted up to there."""
+        # Of little known, like the one before: else drafts longer than the longest so far would never be tried.
         shares, before = np.empty(self.num_speculative_tokens), FIRST_GUESS
         for i, (observed, accepted) in enumerate(self._all.T.tolist()):
             shares[i] = before = (accepted + PRIOR * before) / (observed + PRIOR)
@@ -53,7 +42,7 @@ class PositionAcceptance:
         self.waiting[request_id] = length, tokens
 
     def compare(self, request_id: str, text) -> int:
-        """Compare a request's last draft with the text that followed; the number of its tokens that are in it."""
+        """Compare a request's last draft with its text; the number of its tokens that are in it."""
         length, tokens = self.waiting.pop(request_id)
         followed = text[length : length + len(tokens)]
         own = self._own.setdefault(request_id, np.zeros_like(self._all))

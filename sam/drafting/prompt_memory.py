@@ -3,9 +3,8 @@
 Answers to different prompts share boilerplate (calls of tools, JSON keys, code, phrases) that a group's own automaton
 cannot know. The last 2, 4 and 8 tokens of a text are hashed; a row of a fixed table holds the tokens that followed such
 a context, and in the text of how many prompts: the samples of a prompt count once in a row, as they have an automaton
-of their own. Context hashing is that of data compressors (Mahoney, PAQ, 2005). Bounds: of the two rows that may
-hold a context the one not seen for longest is overwritten, and the first token that newer weights add to a row halves
-its counts.
+of their own. Context hashing is that of data compressors (Mahoney, PAQ, 2005). Of the two rows that may hold a context
+the one not seen for longest is overwritten.
 """
 
 import zlib
@@ -13,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sam.automaton.store import NONE
+from sam.automaton.store import NONE, aligned_memory, overlapping
 from sam.drafting.texts import token_at
 from sam.jit import kernel
 
@@ -21,43 +20,42 @@ ORDERS = 2, 4, 8  # tokens of a context, one order for each strength
 STRENGTHS, CANDIDATES = len(ORDERS), 3  # candidates: tokens that a row holds
 MOST_BYTES = 64 << 20
 BUDGET_SHARE = 16  # of a memory budget at most one part in 16
-CLOCK_TOKENS = 1024  # per tick of the clock that tells old rows from new ones
+MOST_COUNTED = 1000
 
 # A row is an entry for its context and CANDIDATES entries for tokens, 32 bytes in all; two rows share a cache line.
 _ENTRY_OFFSETS = {
     "token": 0,
     "count": 4,  # prompts in whose text it followed; 0: none
     "prompt_tag": 6,  # of the text in which it followed last
-    "last_seen": 0,  # of the context: clock
-    "policy_version": 4,
+    "last_seen": 0,  # of the context: tokens written until then
     "check": 6,  # further bits of its hash
 }
-ENTRY = np.dtype(
-    {
-        "names": list(_ENTRY_OFFSETS),
-        "formats": ["i4", "u2", "u2"] * 2,
-        "offsets": list(_ENTRY_OFFSETS.values()),
-        "itemsize": 8,
-    },
-    align=True,
-)
-STATE = np.dtype([("num_tokens", "i8"), ("policy_version", "i8")], align=True)
-MOST_COUNTED = 1000
+ENTRY = overlapping(_ENTRY_OFFSETS, ["i4", "u2", "u2", "u4", "u2"], 8)
+
+
+class PromptMemory(NamedTuple):
+    """A table of rows."""
+
+    entries: np.ndarray  # ENTRY [rows, 1 + CANDIDATES]; no rows: there is no memory
+    written: np.ndarray  # int64 [1], tokens written so far
+
+
+def make_memory(budget_bytes: int) -> PromptMemory:
+    """An empty memory of at most `budget_bytes`; of less than two rows, no memory."""
+    row_bytes = ENTRY.itemsize * (1 + CANDIDATES)
+    rows = min(budget_bytes, MOST_BYTES) // row_bytes
+    rows = 1 << (rows.bit_length() - 1) if rows >= 2 else 0
+    memory = aligned_memory(rows * row_bytes, 64)
+    memory[:] = 0
+    return PromptMemory(memory.view(ENTRY).reshape(rows, 1 + CANDIDATES), np.zeros(1, np.int64))
 
 
 class Continuations(NamedTuple):
-    """What the memory has seen to follow a text.
+    """What the memory has seen to follow a text."""
 
-    Attributes:
-        strength: 0 to STRENGTHS - 1, how much of the text it has recognised.
-        total: of the counts; 0: it has nothing to say.
-        best: index of the token that was counted most often.
-        tokens, counts: of each candidate.
-    """
-
-    strength: int
-    total: int
-    best: int
+    strength: int  # 0 to STRENGTHS - 1, how much of the text it has recognised
+    total: int  # of the counts; 0: it has nothing to say
+    best: int  # index of the token that was counted most often
     tokens: tuple[int, int, int]
     counts: tuple[int, int, int]
 
@@ -133,10 +131,8 @@ def _take_row(entries, h):
 
 @kernel
 def recall(memory, sequences, slot, num_ahead):
-    """What followed the longest known context at the end of the slot's text and `num_ahead` tokens of its draft.
-
-    A token counts in the texts of other prompts.
-    """
+    """What followed the longest known context at the end of the slot's text and `num_ahead` tokens of its draft, in the
+    texts of other prompts."""
     entries, text = memory.entries, sequences.texts[slot]
     if entries.shape[0] == 0:
         return nothing()
@@ -166,24 +162,18 @@ def remember(memory, sequences, slot, token):
     entries, text = memory.entries, sequences.texts[slot]
     if entries.shape[0] == 0:
         return
-    state = memory.state[0]
-    state.num_tokens += 1
+    memory.written[0] += 1
     hashes = _hashes(sequences, slot, text.num_tokens)
     for i in range(STRENGTHS):
         if hashes[i] != 0:
             row = _find_row(entries, hashes[i])
             row = row if row != NONE else _take_row(entries, hashes[i])
-            _count(entries, row, token, text.prompt_tag, state.policy_version)
-            entries[row, 0].last_seen = state.num_tokens // CLOCK_TOKENS
+            _count(entries, row, token, text.prompt_tag)
+            entries[row, 0].last_seen = memory.written[0]
 
 
 @kernel
-def _count(entries, row, token, prompt_tag, policy_version):
-    version = np.uint16(policy_version & 0xFFFF)
-    if entries[row, 0].policy_version != version:
-        entries[row, 0].policy_version = version
-        for i in range(1, 1 + CANDIDATES):
-            entries[row, i].count = (entries[row, i].count + 1) // 2
+def _count(entries, row, token, prompt_tag):
     rarest = 1
     for i in range(1, 1 + CANDIDATES):
         entry = entries[row, i]
@@ -196,32 +186,3 @@ def _count(entries, row, token, prompt_tag, policy_version):
             rarest = i
     entry = entries[row, rarest]
     entry.token, entry.count, entry.prompt_tag = token, 1, prompt_tag
-
-
-class PromptMemory(NamedTuple):
-    """A table of rows, and its state.
-
-    Attributes:
-        entries: ENTRY [rows, 1 + CANDIDATES]; no rows: there is no memory.
-        state: STATE [1], tokens written so far and the newest policy version.
-    """
-
-    entries: np.ndarray
-    state: np.ndarray
-
-    def start_version(self, policy_version: int) -> None:
-        """The first token that newer weights add to a row halves its counts."""
-        self.state["policy_version"] = np.maximum(self.state["policy_version"], policy_version)
-
-
-def make_memory(budget_bytes: int) -> PromptMemory:
-    """An empty memory of at most `budget_bytes`; of less than two rows, no memory."""
-    row_bytes = ENTRY.itemsize * (1 + CANDIDATES)
-    rows = min(budget_bytes, MOST_BYTES) // row_bytes
-    rows = 1 << (rows.bit_length() - 1) if rows >= 2 else 0
-    # Not zeros: numpy asks for huge pages where it need not clear memory (sam.automaton.store.make_store).
-    memory = np.empty(rows * row_bytes + 64, dtype=np.uint8)
-    memory[:] = 0
-    aligned = -memory.ctypes.data % 64
-    entries = memory[aligned : aligned + rows * row_bytes].view(ENTRY).reshape(rows, 1 + CANDIDATES)
-    return PromptMemory(entries, np.zeros(1, STATE))

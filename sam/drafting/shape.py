@@ -13,29 +13,22 @@ FILLER = 0
 
 
 def is_uniform(draft_shape: str, graph_mode: str | None) -> bool:
-    """Whether drafts are filled up: as asked, or with `auto` where the graph mode has no graph for other steps.
-
-    Args:
-        draft_shape: ragged, uniform or auto.
-        graph_mode: name of vLLM's CUDAGraphMode; None without graphs.
-    """
+    """Whether drafts are filled up: as asked, or with `auto` where the graph mode, vLLM's, has no graph for others."""
     return draft_shape == "uniform" or (draft_shape == "auto" and graph_mode == "FULL_DECODE_ONLY")
 
 
 def fill_up(
     drafts: list[list[int]], emitted: Sequence[int], room: np.ndarray, length: int, rows: Sequence[int] | None = None
 ) -> int:
-    """Make every draft `length` tokens long, in place, if the next step can be uniform and any request has a draft.
+    """Make every draft `length` tokens long, in place, if any request has a draft and none is still in its prompt.
 
-    It cannot where a request is still in its prompt: then drafts stay as they are. Where one has no room for a whole
-    draft, all are dropped: such a step decodes plainly, which replays a graph too.
+    Where one has no room for a whole draft, all are dropped: such a step decodes plainly, which replays a graph too.
 
     Args:
         drafts: token ids by request.
         emitted: tokens that each request's last step brought; 0 in its prompt.
         room: int [requests], draft tokens that fit before the longest length of a text.
-        length: tokens of a whole draft.
-        rows: those that are looked at; None: all.
+        rows: requests that are looked at; None: all.
 
     Returns:
         The tokens that were filled in.
@@ -44,10 +37,7 @@ def fill_up(
     drafted = sum(len(drafts[row]) for row in rows)
     if not drafted or not all(emitted[row] for row in rows):
         return 0
-    if min(room[row] for row in rows) < length:
-        for row in rows:
-            drafts[row].clear()
-        return 0
+    fits = min(room[row] for row in rows) >= length
     for row in rows:
-        drafts[row] += [FILLER] * (length - len(drafts[row]))
-    return length * len(rows) - drafted
+        drafts[row][:] = drafts[row] + [FILLER] * (length - len(drafts[row])) if fits else []
+    return length * len(rows) - drafted if fits else 0

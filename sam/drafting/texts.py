@@ -18,18 +18,14 @@ def digest(tokens: np.ndarray) -> bytes:
 
 
 def check_token_ids(token_ids: np.ndarray, name: str) -> np.ndarray:
-    """`token_ids` as int32 [length]; an error begins with `name`.
-
-    Raises:
-        ValueError: not a list of integers from 0 to 2**31 - 1.
-    """
+    """`token_ids` as int32 [length]; ValueError, which begins with `name`: not integers from 0 to 2**31 - 1."""
     tokens = np.asarray(token_ids)
     if tokens.size and (tokens.dtype.kind not in "iu" or tokens.min() < 0 or tokens.max() > np.iinfo(np.int32).max):
         raise ValueError(f"{name}: expected token ids from 0 to 2**31 - 1, got {tokens.dtype} {tokens[:8]}")
     return np.ascontiguousarray(tokens, dtype=np.int32).ravel()
 
 
-RECENT_TOKENS = 8  # of a text that sources outside the group see
+RECENT_TOKENS = 8  # of a text that the memory of other prompts sees
 _SEQUENCE_FIELDS = (
     "group",  # NONE: it has none and gets no drafts
     "end",  # the state in which the text ends
@@ -39,31 +35,20 @@ _SEQUENCE_FIELDS = (
     "recovery_match_len",
     "tokens_since_mismatch",
     "num_mismatches",  # since the recovery context began, without the first
-    "corpus_state",
-    "corpus_match_len",
     "num_drafted",  # tokens of the last draft, while it is not settled
-    "draft_table",  # that the last draft counts in
-    "prompt_tag",  # 16 bits of a hash of the prompt
+    "prompt_tag",  # sam.drafting.prompt_memory
 )
 SEQUENCE = np.dtype([(name, "i8") for name in _SEQUENCE_FIELDS], align=True)
 
 
 class Sequences(NamedTuple):
-    """Followed texts, a slot each, and their last drafts.
+    """Followed texts, a slot each, and their last drafts."""
 
-    Attributes:
-        texts: SEQUENCE [slots].
-        draft_tokens: int32 [slots, max_draft_tokens].
-        draft_bins: int32 [slots, max_draft_tokens], bins of the tokens' raw probabilities.
-        draft_acceptance: float64 [slots, max_draft_tokens], cumulative acceptance probabilities.
-        recent_tokens: int32 [slots, RECENT_TOKENS], that at a text's position p in column p % RECENT_TOKENS.
-    """
-
-    texts: np.ndarray
-    draft_tokens: np.ndarray
-    draft_bins: np.ndarray
-    draft_acceptance: np.ndarray
-    recent_tokens: np.ndarray
+    texts: np.ndarray  # SEQUENCE [slots]
+    draft_tokens: np.ndarray  # int32 [slots, max_draft_tokens]
+    draft_bins: np.ndarray  # int32 [slots, max_draft_tokens], bins of the tokens' raw probabilities
+    draft_acceptance: np.ndarray  # float64 [slots, max_draft_tokens], cumulative acceptance probabilities
+    recent_tokens: np.ndarray  # int32 [slots, RECENT_TOKENS], that at a text's position p in column p % RECENT_TOKENS
 
 
 def make_sequences(slots: int, max_draft_tokens: int) -> Sequences:
@@ -77,10 +62,9 @@ def make_sequences(slots: int, max_draft_tokens: int) -> Sequences:
 def start_sequence(sequences, slot, group, end, prompt, prompt_tag):
     """Give the slot to a new text that begins with `prompt` (int32 [length])."""
     text = sequences.texts[slot]
-    text.group, text.end, text.num_tokens, text.prompt_tag = group, end, prompt.size, prompt_tag
-    text.num_prompt_tokens = prompt.size
-    text.recovery_state = NONE
-    text.corpus_state = text.corpus_match_len = text.num_drafted = 0
+    text.group, text.end, text.prompt_tag = group, end, prompt_tag
+    text.num_tokens = text.num_prompt_tokens = prompt.size
+    text.recovery_state, text.num_drafted = NONE, 0
     for position in range(max(0, prompt.size - RECENT_TOKENS), prompt.size):
         sequences.recent_tokens[slot, position % RECENT_TOKENS] = prompt[position]
 
@@ -96,15 +80,10 @@ def token_at(sequences, slot, position):
 
 @dataclass
 class Drafts:
-    """Drafts of a batch, one request after the other.
+    """Drafts of a batch, one request after the other."""
 
-    Attributes:
-        token_ids: int32 [total], the draft tokens; those of request i are token_ids[offsets[i]:offsets[i + 1]].
-        offsets: int64 [batch + 1], where each request's draft begins, and the total.
-        acceptance: float32 [total], cumulative acceptance probability: that of a token and all draft tokens before it,
-            0 to 1, never rising within a draft.
-    """
-
-    token_ids: np.ndarray
-    offsets: np.ndarray
-    acceptance: np.ndarray
+    token_ids: (
+        np.ndarray
+    )  # int32 [total], the draft tokens; those of request i are token_ids[offsets[i]:offsets[i + 1]]
+    offsets: np.ndarray  # int64 [batch + 1], where each request's draft begins, and the total
+    acceptance: np.ndarray  # float32 [total], probability that a token and those before it in the draft are accepted

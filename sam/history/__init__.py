@@ -1,1 +1,0 @@
-"""Responses of earlier steps and runs, kept on disk by prompt."""

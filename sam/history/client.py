@@ -1,7 +1,4 @@
-"""The two threads that read and write a history; the engine's own hands them work and never waits.
-
-What fails here costs drafts from earlier steps and nothing else: it is counted, warned of once, and tried again later.
-"""
+"""The two threads that read and write a history; the engine's own hands them work and never waits."""
 
 import contextlib
 import itertools
@@ -29,7 +26,6 @@ MAX_WAITING = 8192  # responses to write, and prompts to read; further ones are 
 FLUSH_RESPONSES, FLUSH_SECONDS = 256, 0.5  # of a transaction: at most, and the pause after one
 RETRY_SECONDS = 30.0  # after a failure
 MAX_TOKENS_A_STEP = 2048  # appended to the drafter in a step, about a millisecond's work
-MAX_SEEN = 1 << 20  # digests, of some 80 bytes each
 MAX_WAITING_TOKENS = 1 << 22  # that have been read and wait for the engine: nothing more is read then
 
 COUNTED = "written_responses lost_responses found_prompts appended_tokens errors"
@@ -37,46 +33,30 @@ COUNTERS = tuple(f"history_{name}" for name in COUNTED.split())  # docs/metrics.
 
 
 class HistoryClient:
-    """Gives a drafter the earlier responses to each prompt that it meets, and keeps the responses that it sees end.
+    """Gives a drafter the earlier responses to each prompt that it meets, a step or two after its first request, and
+    keeps the responses that it sees end; `tokens` and `epochs` as of `database.add`."""
 
-    The drafter's process asks, since it alone knows which prompts its requests have: the trainer knows messages, and
-    not which replica will get them. An answer is there an engine step or two after the prompt's first request.
-
-    Args:
-        folder: of the history.
-        written_in: as `database.fingerprint` gives it.
-        tokens: that this machine's file may hold.
-        epochs: versions of the weights of which a prompt's responses are kept.
-        counters: where COUNTERS are counted.
-    """
-
-    def __init__(
-        self, folder: Path, written_in: dict[str, str], tokens: int, epochs: int, counters: dict | None = None
-    ):
-        self.folder, self.written_in, self.bounds = folder, written_in, (tokens, epochs)
+    def __init__(self, folder: Path, tokenizer: str, tokens: int, epochs: int, counters: dict | None = None):
+        self.folder, self.tokenizer, self.bounds = folder, tokenizer, (tokens, epochs)
         self.counters = counters if counters is not None else {}
         self.counters.update(dict.fromkeys(COUNTERS, 0))
         self._sync, self._base = 0, None  # weight syncs of this process; newest version in the file before
         self._keys: dict[str, bytes] = {}  # of the requests that run
         self._finished: queue.Queue[tuple[bytes, int, Sequence[int]]] = queue.Queue(MAX_WAITING)
-        # A prompt, and whether the drafter has no text of it.
-        self._asked: queue.Queue[tuple[np.ndarray, bool]] = queue.Queue(MAX_WAITING)
+        self._asked: queue.Queue[tuple[np.ndarray, bool]] = queue.Queue(MAX_WAITING)  # and whether the drafter has none
         self._seen: set[bytes] = set()  # digests of responses that this process has written or read
         # Prompt, response or the rest of it, and whether it follows the prompt.
         self._found: deque[tuple[np.ndarray, np.ndarray, bool]] = deque()
         self._stopped = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._work, args=(work,), name=f"sam-history-{work.__name__}", daemon=True)
-            for work in (self.write, self.read)
-        ]
+        self._threads = [threading.Thread(target=self._work, args=(w,), daemon=True) for w in (self.write, self.read)]
 
     @classmethod
     def of_engine(cls, config: SpeculationConfig, model_config, counters: dict) -> Self | None:
         """For an engine's drafter; None without a folder. `model_config` is vLLM's, whose `model` is read."""
         if config.history_path is None:
             return None
-        written_in = database.fingerprint(str(model_config.model))
-        return cls(Path(config.history_path), written_in, config.history_tokens, config.history_epochs, counters)
+        bounds = config.history_tokens, config.history_epochs
+        return cls(Path(config.history_path), database.fingerprint(str(model_config.model)), *bounds, counters)
 
     def start(self) -> None:
         """Begin to read and write."""
@@ -84,7 +64,7 @@ class HistoryClient:
             thread.start()
 
     def stop(self) -> None:
-        """Write what waits and end the threads; a process need not, they end with it."""
+        """Write what waits and end the threads."""
         self._stopped.set()
         for thread in self._threads:
             thread.join()
@@ -98,13 +78,12 @@ class HistoryClient:
         others have written, if the drafter, which does not follow the request yet, has text of the prompt."""
         prompt = np.array(prompt, np.int32)
         key = digest(prompt)
-        is_running = key in self._keys.values()
-        self._keys[request_id] = key
         try:
-            if not is_running:
+            if key not in self._keys.values():
                 self._asked.put_nowait((prompt, drafter.groups.find(prompt) == NONE))
         except queue.Full:
             self._count_error("more prompts than can be read")
+        self._keys[request_id] = key
 
     def request_finished(self, request_id: str, tokens: Sequence[int]) -> None:
         """Keep a response: all of its token ids, which nobody changes any more; it may end in negative placeholders."""
@@ -131,7 +110,7 @@ class HistoryClient:
         while True:
             try:
                 return work()
-            except Exception as error:  # a thread that ends would lose all that comes
+            except Exception as error:  # drafts are lost, nothing else
                 self._count_error(error)
                 if self._stopped.wait(RETRY_SECONDS):
                     return
@@ -142,8 +121,8 @@ class HistoryClient:
         self.counters["history_errors"] += 1
 
     def write(self) -> None:
-        """Write what is handed over until the client stops. Raises what SQLite raises, and HistoryError."""
-        with closing(database.open_file(database.own_file(self.folder), self.written_in, to_write=True)) as connection:
+        """Write what is handed over until the client stops."""
+        with closing(database.open_file(database.own_file(self.folder), self.tokenizer, to_write=True)) as connection:
             if self._base is None:
                 newest = "SELECT coalesce(max(CAST(version AS INTEGER)), 0) FROM responses"
                 (self._base,) = connection.execute(newest).fetchone()
@@ -160,7 +139,7 @@ class HistoryClient:
             known = np.array(list(itertools.takewhile(lambda token: token >= 0, tokens)), np.int32)
             if len(known) > 1:  # nothing follows a single token
                 responses.append((prompt, self._base + sync, known))
-                self._see(digest(known))
+                self._seen.add(digest(known))
         try:
             database.add(connection, responses, *self.bounds)
         except sqlite3.Error:
@@ -181,19 +160,13 @@ class HistoryClient:
     def _answer(self, prompt: np.ndarray, is_new: bool) -> None:
         """Find a prompt's responses, those of the newest weights first, since a step takes a part."""
         rows, key = [], digest(prompt)
-        database.read_files(
-            self.folder, self.written_in, lambda opened: rows.extend(database.read(opened, key)), self._count_error
-        )
+        found = (self.folder, self.tokenizer, lambda opened: rows.extend(database.read(opened, key)))
+        database.read_files(*found, self._count_error)
         rows = [row for row in rows if is_new or row[1] not in self._seen]
         for _, known, tokens in sorted(rows, key=lambda row: -row[0]):
-            self._see(known)
+            self._seen.add(known)
             if tokens is None:
                 self._count_error("a response is damaged")
             else:
                 self._found.append((prompt, tokens, True))
         self.counters["history_found_prompts"] += any(tokens is not None for *_, tokens in rows)
-
-    def _see(self, response: bytes) -> None:
-        if len(self._seen) >= MAX_SEEN:
-            self._seen.clear()  # what is then read again is drafted from twice
-        self._seen.add(response)

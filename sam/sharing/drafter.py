@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
@@ -65,12 +64,10 @@ class SharingDrafter(Drafter):
         if self.client is not None:
             self.client.put(event, *arguments)
 
-    def start(
-        self, request_id: str, prompt_token_ids: np.ndarray, policy_version: int = 0, given: np.ndarray = NOTHING
-    ) -> None:
+    def start(self, request_id: str, prompt_token_ids: np.ndarray, given: np.ndarray = NOTHING) -> None:
         """Follow a new request, and the siblings elsewhere of its prompt; arguments and errors as of Drafter.start."""
         with self._turn():
-            super().start(request_id, prompt_token_ids, policy_version, given)
+            super().start(request_id, prompt_token_ids, given)
             slot = self._slots[request_id]
             if (group := self._group_of.get(slot)) is None:
                 return
@@ -171,8 +168,6 @@ def make_drafter(config: SpeculationConfig, max_draft_tokens: int) -> Drafter:
         scope=config.scope,
         history_tokens=config.history_tokens,
         memory_budget_bytes=config.memory_budget_mib << 20,
-        corpus=Path(config.corpus) if config.corpus else None,
-        min_extra_match_len=config.min_extra_match_len,
         cross_prompt=config.cross_prompt,
     )
 

@@ -1,19 +1,14 @@
 """Policies: when an engine step speculates, and how many draft tokens it verifies.
 
-Verifying k + 1 tokens costs as much as one token only while decoding is bound by memory bandwidth, that is while few
-requests run. Draft tokens that are not verified cost no accelerator time.
-
 Goodput: a step of R requests that verifies the B likeliest of all draft tokens brings R tokens and those accepted, so
 goodput(B) = (R + sum of their probabilities of being accepted) / T(R, R + B, context). The best B is verified.
-SmartSpec (Liu et al., arXiv 2406.14066) introduced goodput as the target. It picks one draft length for all requests,
-expects acceptance from a moving average, and fits a linear T offline. Here the choice is over single tokens, each with
-a probability of its own; T is a table whose error is learnt from the steps (sam.switch.step_cost); and drafting
-pauses where it does not pay.
+SmartSpec (Liu et al., arXiv 2406.14066) introduced goodput as the target, with one draft length for all requests and a
+linear T. Here T is a table whose error is learnt from the steps (sam.switch.step_cost), and drafting pauses where it
+does not pay.
 """
 
 import numpy as np
 
-from sam.config import POLICIES
 from sam.jit import compiled
 from sam.switch.policy import Plan, Policy, StepState
 from sam.switch.step_cost import ExpectedCost, StepCost, linear
@@ -75,8 +70,8 @@ def choose_lengths(acceptance, offsets, requests, cost, min_gain):
 
 @compiled
 def add_rows(acceptance, offsets, overhead, whole, requests, drafted, expected, cost, min_gain):
-    """Choose further paths, each a row of its own in the batch: those with most expected tokens for each of their
-    tokens first, as long as each raises expected tokens per millisecond by the share `min_gain`.
+    """Choose further paths, each a row of the batch: those with most expected tokens for each of their own first, as
+    long as each raises expected tokens per millisecond by the share `min_gain`.
 
     Args:
         acceptance, offsets, overhead: as of Policy.choose_paths.
@@ -109,14 +104,10 @@ def add_rows(acceptance, offsets, overhead, whole, requests, drafted, expected, 
 
 class Pause:
     """Steps without drafting after drafts that were not worth verifying, or of which too few were accepted: twice as
-    many each time, until drafts bring again what is expected of them.
-
-    Attributes:
-        steps: of the pause that are left.
-    """
+    many each time, until drafts bring again what is expected of them."""
 
     def __init__(self):
-        self.steps = self._failures = 0
+        self.steps = self._failures = 0  # those that are left
         self._expected = self._accepted = 0.0  # decaying sums over the steps with drafts
 
     def begin(self, first: int) -> None:
@@ -140,21 +131,18 @@ class Pause:
 class Goodput(Policy):
     """Verify in each step the draft tokens with the highest goodput, and none where speculation would not pay.
 
-    Only steps with draft tokens tell what these cost: a table that says far too much, as one measured on a busy machine
-    may, would never be found out. So now and then a step explores: it verifies what would pay at a fraction of the
-    cost, once the steps without drafts since the last one are so many that it loses a small share of their time. And
-    where every step has drafts nothing tells what one without would take, so that now and then some have none.
+    Only steps with draft tokens tell what these cost. So that a table that says far too much is found out, now and then
+    a step explores: it verifies what would pay at a fraction of the cost, after so many steps without drafts that it
+    loses a small share of their time. Where every step has drafts, now and then some have none.
 
     Args:
         num_speculative_tokens: draft tokens of a request at most.
         step_cost: milliseconds of a step; None starts from a guess that the first observed steps replace.
         graph_sizes: tokens of the captured graphs: a step takes as long as the next larger graph.
-        uniform: whether a step with any draft tokens verifies `num_speculative_tokens` of every request, and so takes
-            as long whichever are chosen.
+        uniform: whether a step with any draft tokens verifies `num_speculative_tokens` of every request.
         paths: of a request at most, each of as many draft tokens.
 
     Attributes:
-        cost: what steps are thought to take.
         has_table: whether the step costs were measured.
         counters: declined_steps (drafted, nothing worth verifying), of which exploring_steps (verified all the same),
             and paused_steps (not drafted after that).
@@ -276,18 +264,8 @@ class Threshold(Policy):
 
 
 def make_policy(name: str, num_speculative_tokens: int, batch_size_threshold: int, **goodput) -> Policy:
-    """Build a policy by its name, one of POLICIES; `goodput` are arguments of Goodput alone.
-
-    Raises:
-        ValueError: unknown name, fewer than one draft token, or a negative threshold.
-    """
-    if num_speculative_tokens < 1:
-        raise ValueError(f"num_speculative_tokens={num_speculative_tokens}: expected at least 1")
-    if batch_size_threshold < 0:
-        raise ValueError(f"batch_size_threshold={batch_size_threshold}: expected 0 or more")
+    """Build a policy by its name, one of sam.config.POLICIES; `goodput` are arguments of Goodput alone."""
     if name == "goodput":
         return Goodput(num_speculative_tokens, **goodput)
     thresholds = {"threshold": batch_size_threshold, "always": NO_THRESHOLD, "never": -1}
-    if name not in thresholds:
-        raise ValueError(f"speculation policy {name!r} is unknown: expected one of {', '.join(POLICIES)}")
     return Threshold(num_speculative_tokens, thresholds[name])

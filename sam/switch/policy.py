@@ -1,15 +1,10 @@
-"""The interface between an engine and a policy, whose decisions depend on the arguments of these calls alone.
-
-In each step it is called before drafting (`plan`: how many tokens a request may draft), after it (`choose`: how many
-tokens of each draft are verified) and when the step is over (`observe`: how long it took).
-"""
+"""The interface between an engine and a policy, whose decisions depend on the arguments of these calls alone."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-# Steps with a free slot after which no request is thought to be on its way. On a CPU the way to the router and back
-# took 5 to 9 ms (7aeeb4c:docs/experiments/routing_bench.md), a few steps of the tiny model.
+# Steps with a free slot after which no request is thought to be on its way: 5 to 9 ms on a CPU.
 PATIENCE_STEPS = 16
 
 
@@ -53,14 +48,10 @@ class Plan:
 
 
 class Policy:
-    """Decides in every engine step how many draft tokens are verified: here all that `plan` asks for.
-
-    Attributes:
-        counters: counts of the policy's own, which the metrics report.
-    """
+    """Decides in every engine step how many draft tokens are verified: here all that `plan` asks for."""
 
     def __init__(self):
-        self.counters: dict[str, int] = {}
+        self.counters: dict[str, int] = {}  # which the metrics report
 
     def plan(self, state: StepState) -> Plan:
         """Say before drafting which drafts the step can use."""
@@ -81,12 +72,9 @@ class Policy:
     def choose_paths(
         self, state: StepState, drafted: int, acceptance: np.ndarray, offsets: np.ndarray, overhead: np.ndarray
     ) -> np.ndarray:
-        """Say after `choose`, which chose `drafted` draft tokens, how many of their own tokens to verify of further
-        paths.
+        """Say after `choose`, which chose `drafted` draft tokens, how many own tokens of further paths to verify.
 
-        Args:
-            acceptance, offsets: of the paths' own tokens, as in `choose`; acceptance cumulative along a path.
-            overhead: int64 [paths], tokens that verifying a path costs beside its own.
+        `overhead`: int64 [paths], tokens that verifying a path costs beside its own.
         """
         return np.diff(offsets)
 
@@ -99,13 +87,10 @@ class Policy:
 
 
 class QueuedRequests:
-    """The requests that wait in a router for an engine's free slots, as the last request that came from there said.
+    """The requests that wait in a router for an engine's `slots`, as the last request that came from there said.
 
-    What it said holds while slots are full. Once one is free it holds for PATIENCE_STEPS steps: then those that waited
-    have gone elsewhere, or the router is gone.
-
-    Args:
-        slots: requests that run in the engine at most (vLLM's max_num_seqs).
+    What it said holds while slots are full, and for PATIENCE_STEPS steps once one is free: then those that waited have
+    gone elsewhere, or the router is gone.
     """
 
     def __init__(self, slots: int):

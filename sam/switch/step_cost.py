@@ -22,17 +22,15 @@ LARGEST_RATIO = 1e5  # between two cells of one table: beyond it one of them is 
 NOISE = 0.2  # share by which a step may come out faster than one with less work, fewer requests or fewer tokens
 
 MEMORY_STEPS = 128.0  # steps after which a step has lost most of its weight
-# Prior standard deviations: of what all steps share, the cheapest; of what a request adds, all that the table says; of
-# a draft token, half of the most that it says for any number of requests; of a step with drafts, half of the cheapest:
-# scheduled asynchronously it alone waits for the host. The second and third never less than a share of the cheapest.
+# Prior standard deviations, as shares of what the table says: of what all steps share (the cheapest), of a request, of
+# a draft token, of a step with drafts (of the cheapest); the second and third never less than a share of the cheapest.
 FIXED_STD, PER_REQUEST_STD, PER_DRAFT_TOKEN_STD, SPECULATING_STD = 1.0, 1.0, 0.5, 0.5
 MIN_PER_REQUEST_STD, MIN_PER_DRAFT_TOKEN_STD = 0.01, 0.001
-# The first weighs no more than so many steps: what all steps share must reach the fixed term soon, and not the tokens'
-# price, however noisy the steps and however wrong the table.
+# The first weighs no more than so many steps: what all steps share must not reach the tokens' price.
 MAX_FIXED_PRIOR = 1.0
 # Where the table holds forward passes only, guesses: the share of the cheapest step that drafting and verifying take,
-# whatever is drafted, without which an engine that drafts in every step never learns that this costs anything; and the
-# share of what a request adds that a draft token adds too, since it is attended from and sampled from as well.
+# without which an engine that drafts in every step never learns of it; and the share of what a request adds that a
+# draft token adds too, since it is attended from and sampled from as well.
 UNMEASURED_SPECULATING, UNMEASURED_PER_DRAFT_TOKEN = 0.05, 0.5
 MIN_NOISE = 0.01  # share of the cheapest step: steps that never differ tell nothing about terms they have not shown
 OUTLIER = 4.0  # times the expected milliseconds: such a step was held up by something else and is not learnt from
@@ -48,9 +46,8 @@ MIN_SHARE = 0.1  # of the table's milliseconds: no step is thought to take less
 class StepCost:
     """Milliseconds of an engine step on a grid, interpolated linearly.
 
-    Beyond the largest context the last value is held. Beyond the most tokens per request the last slope goes on, since
-    more tokens are never known to be free. Beyond the most requests each further one takes as long as the mean one of
-    the largest batch.
+    Beyond the largest context the last value is held, beyond the most tokens per request the last slope goes on, and
+    beyond the most requests each further one takes as long as the mean one of the largest batch.
 
     Attributes:
         requests: int64 [n], requests in the batch, rising.
@@ -61,7 +58,7 @@ class StepCost:
         source: str, where and when the numbers were measured.
 
     Raises:
-        ValueError: axes that do not rise, or milliseconds that cannot be true; the line says which.
+        ValueError: axes or milliseconds that cannot be true.
 
     Example:
         >>> table = StepCost(
@@ -81,17 +78,12 @@ class StepCost:
 
     def __post_init__(self) -> None:
         for name in AXES:
-            axis = np.asarray(getattr(self, name))
-            if axis.ndim != 1 or axis.size == 0:
-                raise ValueError(f"step cost: {name} is empty; {HOW_TO_MEASURE}")
-            if axis.dtype.kind not in "iu" or axis[0] < 1 or np.any(np.diff(axis) <= 0):
-                raise ValueError(f"step cost: {name}={axis.tolist()}: expected rising integers from 1")
+            axis, most = np.asarray(getattr(self, name)), 1 if name == "tokens_per_request" else np.inf
+            if axis.ndim != 1 or axis.dtype.kind not in "iu" or not axis.size or not 1 <= axis[0] <= most:
+                raise ValueError(f"step cost: {name}={axis.tolist()}: expected integers from 1; {HOW_TO_MEASURE}")
+            if np.any(np.diff(axis) <= 0):
+                raise ValueError(f"step cost: {name}={axis.tolist()}: expected rising integers")
             object.__setattr__(self, name, axis.astype(np.int64))
-        if self.tokens_per_request[0] != 1:
-            raise ValueError(
-                f"step cost: tokens_per_request={self.tokens_per_request.tolist()}: expected to begin with 1, the step "
-                "without drafts"
-            )
         cells = np.asarray(self.milliseconds, dtype=np.float64)
         if cells.shape != (shape := tuple(len(getattr(self, name)) for name in AXES)):
             raise ValueError(f"step cost: milliseconds of shape {list(cells.shape)}: the axes ask for {list(shape)}")
@@ -103,25 +95,16 @@ class StepCost:
         # Noise must not make more work look cheaper.
         slowest = np.maximum.accumulate(np.maximum.accumulate(cells, axis=0), axis=1)
         for i, j, c in np.argwhere(cells < (1.0 - NOISE) * slowest)[:1]:
-            less = cells[: i + 1, : j + 1, c]
-            fewer, shorter = np.unravel_index(np.argmax(less), less.shape)
+            work = f"{self.requests[i]} requests x {self.tokens_per_request[j]} tokens at context {self.context[c]}"
             raise ValueError(
-                f"step cost: {self._work(i, j)} take {cells[i, j, c]:.3g} ms at context {self.context[c]}, more than "
-                f"{NOISE:.0%} faster than less work ({self._work(fewer, shorter)}: {less.max():.3g} ms): "
-                f"{HOW_TO_MEASURE}, with nothing else running"
+                f"step cost: {work} take {cells[i, j, c]:.3g} ms, more than {NOISE:.0%} faster than less work, "
+                f"{slowest[i, j, c]:.3g} ms: {HOW_TO_MEASURE}, with nothing else running"
             )
         object.__setattr__(self, "milliseconds", slowest)
 
-    def _work(self, i: int, j: int) -> str:
-        return f"{self.requests[i]} requests x {self.tokens_per_request[j]} tokens"
-
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a table that `save` or `sam profile` wrote.
-
-        Raises:
-            ValueError: no such file, not a table, or a table whose milliseconds cannot be true.
-        """
+        """Read a table that `save` or `sam profile` wrote; ValueError if it is none."""
         if not path.is_file():
             raise ValueError(f"{path}: no such file; {HOW_TO_MEASURE} --output {path}")
         with one_line(str(path), f"not a step-cost table, {HOW_TO_MEASURE}"):
@@ -181,10 +164,8 @@ class Correction:
     """The milliseconds that steps take beyond a table, learnt from the steps.
 
     Bayesian linear regression with exponential forgetting (Bishop, Pattern Recognition and Machine Learning, section
-    3.3; Haykin, Adaptive Filter Theory, chapter 10). The table is the prior mean, and weighs the more the noisier the
-    steps are: with a fixed weight a busy machine's noise would come out as a price of draft tokens, fewer would be
-    verified, and from few the price is learnt even worse. The noise is what no terms explain, whatever the prior: a
-    wrong table is no noise.
+    3.3). The table is the prior mean, and weighs the more the noisier the steps are: with a fixed weight a busy
+    machine's noise would come out as a price of draft tokens. Noise is what no terms explain: a wrong table is none.
 
     Args:
         step_cost: the table.
@@ -239,8 +220,7 @@ class Correction:
         terms = np.linalg.solve(matrix, right)
         if terms[3] < 0.0:
             # Where every step has drafts the steps tell the sum of fixed and speculating, and not which is which: a
-            # table that is far too high would come out as a reward of drafts, plain steps as slow, and all drafts be
-            # verified.
+            # table that is far too high would come out as a reward of drafts.
             terms = np.append(np.linalg.solve(matrix[:3, :3], right[:3]), 0.0)
         terms[2] += self._share * terms[1]
         return terms

@@ -125,7 +125,7 @@ class SamProposer:
             self.tracked.shares_at = 0.0
 
     def weights_updated(self) -> None:
-        """Count a weight sync: history evicts responses of older weights first."""
+        """Count a weight sync: the history keeps responses by their weights."""
         self.counters["policy_version"] += 1
         if self.tracked.history and self.is_drafting_rank:
             try:  # no step comes after the responses that end last, so that the drafter has not been told of them

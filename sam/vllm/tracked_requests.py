@@ -50,7 +50,7 @@ def start_request(
     try:
         if history:
             history.request_started(request_id, prompt, drafter)
-        drafter.start(request_id, prompt, counters["policy_version"], given)
+        drafter.start(request_id, prompt, given)
     except ValueError as error:
         if counters["untracked_requests"] == 0:
             logger.warning("no drafts for a request: %s (logged once, then counted)", error)
@@ -68,7 +68,7 @@ class TrackedRequests:
     Args:
         runner: vLLM's model runner.
         history: told of each request's prompt and response.
-        counters: tracked_requests, untracked_requests and policy_version.
+        counters: tracked_requests and untracked_requests.
 
     Attributes:
         states: vLLM's state of each tracked request. vLLM forgets a finished request before the drafter may have seen

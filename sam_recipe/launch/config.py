@@ -43,10 +43,6 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
         check_values(config)
         speculation = SpeculationConfig.from_dict(OmegaConf.to_container(config.speculation, resolve=True))
         # Raise ValueError unless the files that speculation names can be read.
-        if speculation.corpus is not None:
-            from sam.corpus import load_corpus  # numba takes a second to import, few runs have a corpus
-
-            load_corpus(Path(speculation.corpus))
         if speculation.step_cost is not None:
             StepCost.load(Path(speculation.step_cost))
         with open_dict(config):

@@ -372,9 +372,9 @@ def history_of_responses(config: DictConfig) -> Iterator[str]:
         return
     from sam.history import database  # only where there is a history
 
-    written_in = database.fingerprint(str(path)) if (path := model_of(config)).is_dir() else None
+    tokenizer = database.fingerprint(str(path)) if (path := model_of(config)).is_dir() else None
     try:
-        database.check_folder(Path(folder), written_in)
+        database.check_folder(Path(folder), tokenizer)
     except database.HistoryError as error:
         said, _, _ = str(error).rpartition(": ")
         yield f"speculation.history_path: {said}: choose another speculation.history_path [history.unusable]"

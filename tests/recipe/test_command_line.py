@@ -16,7 +16,6 @@ MISTAKES = {
     "profile": (["--from-run", "/nowhere"], "no config.yaml there"),
     "tune": (["/nowhere"], "no config.yaml there"),
     "report": (["/nowhere", "/nowhere"], "no metrics.jsonl there"),
-    "corpus": (["build", "/nowhere.npz", "-o", "/nowhere.sam"], "/nowhere.npz: no such file"),
     "data": (["nothing", "--output", "/nowhere"], "nothing is unknown: expected some of dapo_math_17k"),
 }
 

@@ -108,18 +108,18 @@ def check_blocks(store, groups):
     """The blocks of `groups` and the dropped ones are apart and complete, and the table holds their edges."""
     seen, counters = [], store.counters[0]
     for group in store.groups[groups]:
-        block, count = int(group["first_block"]), 0
+        block, count = int(group["last_block"]), 0
         while block != NONE:
             seen.append(block)
             count += 1
-            block = int(store.blocks[block]["next"])
-        assert count == group["num_blocks"]
-        assert count >= max(1, blocks_for(int(group["num_tokens"])))
-    assert len(seen) == counters["num_used_blocks"]
+            block = int(store.blocks[block])
+        assert seen[-1] == group["first_block"] and count == group["taken_blocks"] <= group["num_blocks"]
+        assert group["num_blocks"] >= max(1, blocks_for(int(group["num_tokens"])))
+    assert counters["num_used_blocks"] == store.groups[groups]["num_blocks"].sum()
     block = int(counters["dropped_block"])
     while block != NONE:
         seen.append(block)
-        block = int(store.blocks[block]["previous"])
+        block = int(store.blocks[block])
     assert sorted(seen) == list(range(int(counters["num_touched_blocks"])))
     in_table = np.flatnonzero(store.nodes["first_extra_edge"][: len(seen) * BLOCK_NODES] == IN_TABLE)
     assert counters["num_hashed_edges"] == len(in_table)

@@ -19,7 +19,7 @@ def test_it_comes_back_equal_through_vllms_json():
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    sent = SpeculationConfig(policy="goodput", scope="history", corpus="texts.sam", verification="rejection")
+    sent = SpeculationConfig(policy="goodput", scope="history", verification="rejection")
     additional = json.dumps(sent.vllm_arguments()["additional_config"])
     parsed = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(["--additional-config", additional])
     arguments = EngineArgs.from_cli_args(parsed)

@@ -1,10 +1,9 @@
 """Rows of further paths in a model runner's batch (batch expansion): requests that the scheduler does not know.
 
-vLLM verifies one path of a request. A further one is put into the worker's own copy of what was scheduled, as a new
-request: its prompt is the request's text, its blocks are the request's up to the last whole one and then blocks of its
-own, into which the request's last, partly filled one is copied. All of vLLM's steps from there on take it for a request
-with drafts. When tokens have been drawn, sam.verify follows the path that agrees with them; the request gets its
-tokens, and the blocks that it wrote; the row gets none, and ends with the next step.
+A further path is put into the worker's own copy of what was scheduled, as a new request: its prompt is the request's
+text, its blocks are the request's up to the last whole one and then blocks of its own, into which the request's last,
+partly filled one is copied. When tokens have been drawn, sam.verify follows the path that agrees with them; the request
+gets its tokens, and the blocks that it wrote; the row gets none, and ends with the next step.
 """
 
 import logging
@@ -32,28 +31,18 @@ COUNTERS = ("path_rows", "path_tokens", "path_wins", "path_errors")
 
 
 class Row(NamedTuple):
-    """A further path that is verified in this step.
+    """A further path that is verified in this step."""
 
-    Attributes:
-        owner: request id.
-        draft: the request's own.
-        start: tokens of its text before the last one, from which the row begins.
-        tokens: the path.
-        blocks: numbers of the row's own blocks.
-    """
-
-    owner: str
-    draft: list[int]
-    start: int
-    tokens: list[int]
-    blocks: list[int]
+    owner: str  # request id
+    draft: list[int]  # the request's own
+    start: int  # tokens of its text before the last one, from which the row begins
+    tokens: list[int]  # the path
+    blocks: list[int]  # numbers of the row's own
 
 
 class PathRows:
-    """Plans rows of further paths, puts them into each step of a model runner, and takes what they bring.
-
-    It is asked at three places of a step: `plan` when drafts have been chosen, `before_step` when what was scheduled
-    comes to the model runner, `follow` when tokens have been drawn.
+    """Plans rows of further paths when drafts have been chosen (`plan`), puts them into what was scheduled for a model
+    runner (`before_step`), and takes what they bring when tokens have been drawn (`follow`).
 
     Args:
         runner: vLLM's; its `initialize_kv_cache` is wrapped, so this has to come before it is called.
@@ -61,8 +50,7 @@ class PathRows:
         paths: of a request at most, its draft included.
         longest: draft tokens of a path.
         is_uniform: whether every row has as many.
-        counters: of the drafter; COUNTERS are added: rows, their draft tokens, steps of a request that went on along a
-            further path, and steps in which making rows failed.
+        counters: of the drafter, to which COUNTERS are added.
 
     Attributes:
         planned: paths of the next step, by request.
@@ -206,7 +194,6 @@ class PathRows:
 
         runner, state = self._runner, self._runner.requests[row.owner]
         index, whole = runner.input_batch.req_id_to_index[row.owner], row.start // self._block_size
-        # An array: as a list a long text would take milliseconds.
         text = runner.input_batch.token_ids_cpu[index, : row.start + 1].copy()
         # Under asynchronous scheduling a rank that does not draft has placeholders for earlier tokens, which are
         # computed: of a plain request nobody reads them but vLLM's penalties of other rows, as an index.
@@ -252,7 +239,7 @@ class PathRows:
         """Copy blocks, in all layers; int64 [n], numbers of blocks on the cache's device, no target twice."""
         for caches in self._runner.kv_caches:
             for cache in caches if isinstance(caches, list | tuple) else [caches]:
-                # Attention kernels may have smaller blocks than the scheduler, and layouts of their own.
+                # Attention kernels may have smaller blocks than the scheduler.
                 dimension = next(d for d, size in enumerate(cache.shape) if size and size % self._num_blocks == 0)
                 parts = cache.shape[dimension] // self._num_blocks
                 part = torch.arange(parts, device=cache.device)
@@ -283,11 +270,8 @@ class PathRows:
         return source
 
     def _take_blocks(self, of: list[list[str]], last: torch.Tensor) -> None:
-        """Copy the blocks of the paths that the texts have taken into the requests' own.
-
-        No step waits for the device to tell which: where a request went on along its own draft, its blocks are copied
-        onto themselves.
-        """
+        """Copy the blocks of the paths that the texts have taken into the requests' own, or those onto themselves: no
+        step waits for the device to tell which."""
         choices, requests = [], []  # of each block of a request: its own, and that of each row
         for number, (owner, *names) in enumerate(of):
             blocks = [self._blocks_of(self.rows[name]) for name in names]

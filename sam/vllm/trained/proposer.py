@@ -44,7 +44,7 @@ class NoText:
         self.counters: dict[str, int] = {}
         self._lengths: dict[str, int] = {}
 
-    def start(self, request_id: str, prompt_token_ids: np.ndarray, policy_version: int = 0, given=()) -> None:
+    def start(self, request_id: str, prompt_token_ids: np.ndarray, given=()) -> None:
         self._lengths[request_id] = len(prompt_token_ids)
 
     def append(self, request_ids, token_ids: np.ndarray, offsets: np.ndarray) -> None:

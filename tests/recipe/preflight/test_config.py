@@ -201,7 +201,7 @@ def test_a_history_of_another_tokenizer_or_in_a_place_that_cannot_be_written(ass
     assert found(history) == [] and not history.exists()
     open_file(own_file(history), fingerprint(str(assets / "model")), to_write=True).close()
     assert found(history) == []
-    open_file(own_file(assets / "other"), {"tokenizer": "of another", "model": "x"}, to_write=True).close()
+    open_file(own_file(assets / "other"), "of another", to_write=True).close()
     for name, said in {"other": "a history of tokenizer of another", "train.parquet": "no folder"}.items():
         (problem,) = found(assets / name)
         assert "[history.unusable]" in problem and said in problem and "speculation.history_path: " in problem

@@ -41,7 +41,7 @@ def run(play):
 def test_lengths_in_the_history_are_the_estimate_before_the_probe(tmp_path):
     """With the file that engines write, and the names that the client gives groups."""
     prompts = {length: [7, length] for length in (50, 5, 20, 40, 30, 10)}
-    history = HistoryClient(tmp_path / "history", {"tokenizer": "1f", "model": "qwen3"}, 1 << 40, 9)
+    history = HistoryClient(tmp_path / "history", "1f", 1 << 40, 9)
     history.start()
     for length, prompt in prompts.items():
         history.request_started(f"{length}", prompt, Drafter(max_draft_tokens=3))

@@ -116,10 +116,3 @@ def test_automata_stay_right_while_their_blocks_change_hands(scope):
             fuzz.run(30)
             fuzz.check_groups()
         assert fuzz.drafters[0].counters["overflow_requests"] == 0
-
-
-@pytest.mark.long
-def test_a_million_operations():
-    for seed in range(500):
-        for scope in ("request", "group", "history"):
-            Fuzz(seed, scope, 20 * store.BLOCK_BYTES).run(700)

@@ -31,7 +31,7 @@ class SamRanks:
         self._slow_rank, self._steps = None, []
         StepRecorder.attach(runner)
         if self.rank == 1:
-            proposer.drafter.start("other text", np.arange(VOCABULARY, dtype=np.int32), 0)
+            proposer.drafter.start("other text", np.arange(VOCABULARY, dtype=np.int32))
         execute, sample, broadcast = runner.execute_model, runner.sample_tokens, group.broadcast_object
 
         def execute_model(scheduler_output, *arguments):

@@ -11,9 +11,8 @@ from sam.history import client as client_module
 from sam.history import database
 from sam.history.client import MAX_TOKENS_A_STEP, HistoryClient
 from tests.sam.history.kept import kept
-from tests.sam.stepping import draft, step
+from tests.sam.stepping import draft
 
-WRITTEN_IN = {"tokenizer": "1f", "model": "qwen3"}
 K = 3
 PROMPTS = [np.array([90 + n, 91, 92 + n], np.int32) for n in range(6)]
 
@@ -22,8 +21,8 @@ PROMPTS = [np.array([90 + n, 91, 92 + n], np.int32) for n in range(6)]
 def open_client(tmp_path):
     opened = []
 
-    def make(tokens=1 << 40, epochs=9, written_in=WRITTEN_IN):
-        opened.append(HistoryClient(tmp_path / "history", written_in, tokens, epochs))
+    def make(epochs=9):
+        opened.append(HistoryClient(tmp_path / "history", "1f", 1 << 40, epochs))
         opened[-1].start()
         return opened[-1]
 
@@ -130,16 +129,6 @@ def test_a_group_in_memory_gets_what_others_wrote_since_and_a_dropped_one_all(op
     assert visit(here, drafter, "e") == 11, "a new group: all there is"
 
 
-def test_the_prompt_is_asked_for_once_while_its_requests_run(open_client):
-    client, drafter = open_client(), make_drafter()
-    write(client, [1, 2, 3])
-    for request in "ab":
-        ask(client, drafter, request)
-    client.deliver(drafter)
-    assert client.counters["history_appended_tokens"] == 3
-    assert step(drafter, {"a": [1], "b": [2]}).token_ids.tolist() == [2, 3, 3]
-
-
 def test_a_step_takes_a_bounded_number_of_tokens(open_client):
     client, drafter = open_client(), make_drafter()
     text = np.random.default_rng(0).integers(0, 1000, 2 * MAX_TOKENS_A_STEP + 50).tolist()
@@ -184,21 +173,3 @@ def test_a_full_disk_warns_once_and_the_run_goes_on(open_client, monkeypatch, ca
     write(client, [4, 5, 6])
     client.stop()
     assert len(kept(tmp_path / "history", PROMPTS[0])) == 2
-
-
-def test_history_of_another_tokenizer_costs_nothing_but_drafts(open_client, caplog):
-    write(open_client(), [1, 2, 3])
-    with caplog.at_level(logging.WARNING):
-        client, drafter = open_client(written_in={**WRITTEN_IN, "tokenizer": "2e"}), make_drafter()
-        assert visit(client, drafter, "a") == 0
-        until(lambda: client.counters["history_errors"] >= 2)  # of the writer and of the reader
-    assert len(caplog.records) == 1 and "this run has 2e" in caplog.text
-
-
-def test_what_waits_is_bounded(monkeypatch, tmp_path):
-    monkeypatch.setattr(client_module, "MAX_WAITING", 4)
-    client, drafter = HistoryClient(tmp_path, WRITTEN_IN, 1, 1), make_drafter()  # its threads do not run
-    for number in range(10):
-        client.request_started(f"{number}", PROMPTS[number % 6] + number, drafter)
-        client.request_finished(f"{number}", [1, 2])
-    assert client.counters["history_lost_responses"] == 6 and client.counters["history_errors"] == 6

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from sam.drafting.texts import digest
-from sam.history.database import HistoryError, add, check_folder, fingerprint, open_file, own_file
+from sam.history.database import HistoryError, ResponseLengths, add, check_folder, fingerprint, open_file, own_file
 from tests.sam.history.kept import kept
 
-WRITTEN_IN = {"tokenizer": "1f", "model": "qwen3"}
+TOKENIZER = "1f"
 PROMPT, OTHER = [1, 2, 3], [4]
 MANY = 1 << 40
 ROOT = Path(__file__).parents[3]
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 
 def write(folder, rows, tokens=MANY, epochs=9):
     """`rows` of (prompt, version, response)."""
-    with closing(open_file(own_file(folder), WRITTEN_IN, to_write=True)) as connection:
+    with closing(open_file(own_file(folder), TOKENIZER, to_write=True)) as connection:
         responses = [(digest(np.array(prompt)), version, np.array(text, np.int32)) for prompt, version, text in rows]
         add(connection, responses, tokens, epochs)
 
@@ -56,7 +56,7 @@ def test_each_prompt_keeps_its_last_epochs(tmp_path):
 def test_files_of_other_machines_are_merged_and_one_that_is_being_made_is_empty(tmp_path):
     own_file(tmp_path).touch()
     assert kept(tmp_path, PROMPT) == []
-    check_folder(tmp_path, WRITTEN_IN)
+    check_folder(tmp_path, TOKENIZER)
     write(tmp_path, [(PROMPT, 1, [5, 6])])
     own_file(tmp_path).rename(tmp_path / "another-host.sqlite")
     write(tmp_path, [(PROMPT, 2, [5, 7])])
@@ -72,7 +72,6 @@ def test_a_damaged_response_is_left_out(tmp_path):
 
 FOREIGN = {
     "tokenizer": "of tokenizer 1f, this run has 2e: choose another",
-    "model": "of model qwen3, this run has 2e: choose another",
     "format": "of format 1, expected 3: remove it",
     "tables": "no such table: meta.* remove the file",
     "content": "file is not a database: .* remove the file",
@@ -82,15 +81,13 @@ FOREIGN = {
 
 @pytest.mark.parametrize("wrong", FOREIGN)
 def test_a_foreign_or_damaged_file_is_one_line(tmp_path, wrong):
-    folder, own = tmp_path / "history", dict(WRITTEN_IN)
+    folder, own = tmp_path / "history", "2e" if wrong == "tokenizer" else TOKENIZER
     if wrong == "folder":
         folder.write_text("")
         folder /= "below"
     else:
         write(folder, [(PROMPT, 1, [5, 6])])
-    if wrong in own:
-        own[wrong] = "2e"
-    elif wrong == "format":
+    if wrong == "format":
         change(folder, "PRAGMA user_version = 1")
     elif wrong == "tables":
         change(folder, "DROP TABLE meta")
@@ -107,7 +104,7 @@ def test_a_foreign_or_damaged_file_is_one_line(tmp_path, wrong):
 
 def write_for_ever(folder, writer):
     """A process that says how many responses it has committed."""
-    with closing(open_file(own_file(Path(folder)), WRITTEN_IN, to_write=True)) as connection:
+    with closing(open_file(own_file(Path(folder)), TOKENIZER, to_write=True)) as connection:
         for number in range(0, 1 << 30, 8):
             texts = [np.full(500, writer * 10**6 + number + i, np.int32) for i in range(8)]
             add(connection, [(digest(np.array(PROMPT)), 1, text) for text in texts], MANY, 9)
@@ -131,17 +128,36 @@ def test_two_processes_killed_in_mid_write_lose_nothing_that_was_committed(tmp_p
     assert kept(tmp_path, OTHER) == [[5, 6]]
 
 
-def test_fingerprint_follows_tokenizer_and_shape_not_weights(tmp_path):
-    def model(name, vocabulary, layers, weights):
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "tokenizer.json").write_text(vocabulary)
-        (folder / "config.json").write_text(f'{{"model_type": "qwen3", "num_hidden_layers": {layers}}}')
-        (folder / "model.safetensors").write_text(weights)
-        return fingerprint(str(folder))
+def test_fingerprint_follows_the_tokenizer_alone(tmp_path):
+    found = []
+    for name, vocabulary, weights in (("a", "{}", "x"), ("b", "{}", "y"), ("c", "{ }", "x")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").write_text(vocabulary)
+        (tmp_path / name / "model.safetensors").write_text(weights)
+        found.append(fingerprint(str(tmp_path / name)))
+    assert found[0] == found[1] != found[2] and fingerprint("Qwen/Qwen3-8B") == "Qwen/Qwen3-8B"
 
-    first = model("a", "{}", 2, "x")
-    assert first["model"] == "qwen3, num_hidden_layers 2" and model("b", "{}", 2, "y") == first
-    assert model("c", "{ }", 2, "x")["tokenizer"] != first["tokenizer"]
-    assert model("d", "{}", 3, "x")["model"] != first["model"]
-    assert fingerprint("Qwen/Qwen3-8B") == {"tokenizer": "Qwen/Qwen3-8B", "model": "Qwen/Qwen3-8B"}
+
+def lengths_of(lengths, *prompts):
+    lengths.refresh()
+    return [lengths.expected(digest(np.array(prompt, np.int32)).hex()) for prompt in prompts]
+
+
+def texts(first, *lengths):
+    return [list(range(first + i, first + i + length)) for i, length in enumerate(lengths)]
+
+
+def test_lengths_are_those_of_the_newest_weights_over_the_files_of_all_machines(tmp_path, caplog):
+    folder, third = tmp_path / "history", [7]
+    lengths = ResponseLengths(folder)
+    assert lengths_of(lengths, PROMPT) == [None], "the folder is not there yet"
+    write(folder, [(PROMPT, 1, text) for text in texts(0, 10, 10)] + [(OTHER, 1, list(range(500)))])
+    assert lengths_of(lengths, PROMPT, OTHER, third) == [10, 500, None]
+    write(folder, [(PROMPT, 2, text) for text in texts(100, 20)])
+    own_file(folder).rename(folder / "another-host.sqlite")
+    (folder / "broken.sqlite").write_bytes(b"no database" * 999)
+    for _ in range(2):  # a step's last response comes late
+        write(folder, [(PROMPT, 2, text) for text in texts(200, 80)])
+        assert lengths_of(lengths, PROMPT, OTHER) == [40, 500], "the geometric mean"
+    (record,) = caplog.records
+    assert "broken.sqlite" in record.getMessage() and lengths.errors == 2, "warned of once"

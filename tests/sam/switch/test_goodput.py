@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from sam.switch.policies import LOSS_SHARE, MAX_PAUSE_STEPS, Goodput, add_rows, choose_lengths
+from sam.switch.policies import LOSS_SHARE, Goodput, add_rows, choose_lengths
 from sam.switch.policy import StepState
 from sam.switch.step_cost import ALWAYS_LEARN_STEPS, StepCost, linear
 
@@ -22,7 +22,7 @@ def goodput_of(lengths, acceptance, offsets, requests, cost):
     return (requests + kept) / cost[sum(lengths)]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_no_choice_of_prefixes_is_better(seed):
     rng = np.random.default_rng(seed)
     requests = int(rng.integers(1, 5))
@@ -66,17 +66,6 @@ def test_no_drafts_are_asked_for_where_none_could_pay():
         assert policy.choose(StepState(1, context=context), acceptance, offsets).sum() == chosen
 
 
-def test_drafts_that_do_not_pay_are_asked_for_less_and_less():
-    policy, asked = Goodput(1, linear(63.0, 0.0, 1.0)), []
-    for _ in range(100):
-        asked.append(policy.plan(StepState(200)).budget)
-        if asked[-1]:
-            policy.choose(StepState(200), np.full(200, 0.6, np.float32), np.arange(201))
-    assert asked[:2] == [1, 1] and sum(asked) < 12
-    assert policy.counters["paused_steps"] == 100 - sum(asked)
-    assert max(len(list(run)) for on, run in itertools.groupby(asked) if not on) < MAX_PAUSE_STEPS
-
-
 @pytest.mark.parametrize("acceptance, steps, least, most", [(0.1, 56, 40, 60), (0.1, 400, 120, 300), (0.9, 400, 0, 60)])
 def test_misses_of_unlikely_drafts_add_up_and_pauses_grow(acceptance, steps, least, most):
     """One request whose first draft token is accepted so often by estimate, and never in truth: where a tenth of a
@@ -113,20 +102,6 @@ def test_a_wrong_table_is_corrected_by_what_steps_take(fixed, each, token):
         assert policy.step_ms(StepState(running)) == pytest.approx(expected, rel=0.15)
 
 
-def test_the_same_steps_give_the_same_decisions():
-    def play():
-        rng, policy, decisions = np.random.default_rng(1), Goodput(6, linear(5.0, 0.1, 0.1)), []
-        for _ in range(200):
-            state = StepState(int(rng.integers(1, 40)), context=float(rng.integers(1, 4000)))
-            drafts = drafts_of(rng, state.running, 6)
-            if policy.plan(state).budget:
-                decisions.append(policy.choose(state, *drafts).tolist())
-            policy.observe(state, 3, 1, rng.uniform(4, 9))
-        return decisions
-
-    assert play() == play()
-
-
 # Draft tokens that seem too expensive are verified now and then: a table that says far too much is found out, and a
 # right one costs next to nothing.
 K = 4
@@ -153,8 +128,7 @@ def play(policy, requests, acceptance, true, steps, seed=0):
     return drafted, brought, milliseconds
 
 
-@pytest.mark.parametrize("requests", [1, 4, 24, 96])
-@pytest.mark.parametrize("times", [4, 10])
+@pytest.mark.parametrize(("requests", "times"), [(1, 10), (24, 4), (96, 10)])
 def test_a_table_with_far_too_dear_draft_tokens_is_found_out(requests, times):
     """It is right for steps without drafts; with all draft tokens they take `times` as long by the table."""
 
@@ -229,17 +203,3 @@ def test_rows_are_added_while_they_raise_tokens_per_millisecond(whole, cost, exp
     assert own.tolist() == expected
     brought = sum(float(ACCEPTANCE[OFFSETS[i] : OFFSETS[i] + n].sum()) for i, n in enumerate(expected))
     assert tokens == pytest.approx(0.9 + brought, abs=1e-6)
-
-
-def test_accepted_tokens_of_further_paths_are_expected_too():
-    """Drafting pauses where they are not right, as it does with drafts alone, only sooner."""
-    steps = {}
-    for paths in (False, True):
-        policy, state, steps[paths] = Goodput(3, linear(10.0, 0.0, 1e-6), paths=3), StepState(1), 0
-        while policy.plan(state).budget:
-            policy.choose(state, np.array([0.5], np.float32), np.array([0, 1]))
-            if paths:
-                policy.choose_paths(state, 1, np.array([0.4], np.float32), np.array([0, 1]), np.array([1]))
-            policy.observe(state, 3 if paths else 1, 0, 10.0)
-            steps[paths] += 1
-    assert 3 < steps[True] < steps[False] < 20

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sam.corpus import corpus_of, save_corpus
 from sam.sharing import drafter
 from sam.sharing.client import Client
 from sam.switch.policies import Threshold
@@ -99,13 +98,6 @@ def test_request_that_cannot_be_followed_gets_no_drafts_and_the_others_do(propos
         drafts = runner.step(proposer, ["long", "short"], {"long": [1], "short": [2, 1]})
         assert drafts["long"] == [] and drafts["short"]
     assert (proposer.counters["untracked_requests"], proposer.counters["draft_errors"]) == (1, 0)
-
-
-def test_corpus_is_drafted_from(tmp_path):
-    save_corpus(corpus_of([np.arange(30, dtype=np.int32)], 30), tmp_path / "corpus.sam")
-    proposer = make_proposer(corpus=str(tmp_path / "corpus.sam"), min_extra_match_len=2)
-    proposer.runner.add("a", [3, 4, 5])
-    assert proposer.runner.step(proposer, ["a"], {"a": [6]})["a"] == [7, 8, 9]
 
 
 def test_a_table_of_another_engine_leaves_the_threshold(tmp_path, monkeypatch):
