@@ -148,7 +148,7 @@ LARGER = {
     "sam/drafting/drafter.py: __init__: 7 parameters": "each is a knob",
     "sam/history/client.py: HistoryClient: 13 attributes": "the queues to and from its threads are among them",
     "sam/sharing/client.py: Client: 14 attributes": "of a thread and its owner",
-    "sam/simulate/rollout.py: Replica: 16 attributes": "a replica's whole state",
+    "sam/simulate/rollout.py: Replica: 14 attributes": "a replica's whole state",
     "sam/verify/rejection.py: rejection_sample: 11 parameters": "vLLM's signature",
     "sam/verify/rejection.py: rejection_sample: 67 lines": "of them 36 of documentation",
     "sam/vllm/ascend/__init__.py: expand_triton: 7 parameters": "vllm-ascend's signature",

@@ -13,7 +13,7 @@ MISTAKES = {
     "doctor": (["speculation=off"], "overrides go with --config-name"),
     "bench": (["--model", "/nowhere"], "/nowhere: no config.json there"),
     "replay": (["--traces", "/nowhere.npz"], "/nowhere.npz: no such file"),
-    "profile": (["--from-run", "/nowhere"], "no config.yaml there"),
+    "profile": (["/nowhere"], "no config.yaml there"),
     "tune": (["/nowhere"], "no config.yaml there"),
     "report": (["/nowhere", "/nowhere"], "no metrics.jsonl there"),
     "corpus": (["build", "/nowhere.npz", "-o", "/nowhere.sam"], "/nowhere.npz: no such file"),
