@@ -47,7 +47,7 @@ def of_a_run(words: list[str]) -> int:
 
     Stock vLLM cannot train on a CPU: its second weight sync fails. So engines of their own take turns: stock vLLM as it
     is shipped, this project without drafts, and with the run's drafter. They have the run's model and engine arguments
-    and emit, request by request, the responses that the run recorded, so that all do the same work: a round is as many
+    and emit, request by request, responses that the run recorded, so that all do the same work: a round is as many
     requests at once as a generation round of the run. The report of the run reads what this leaves.
     """
     parser = Parser(prog="sam bench", description="Would stock vLLM have taken longer for the rollouts of a run?")
@@ -55,8 +55,11 @@ def of_a_run(words: list[str]) -> int:
     parser.add_argument("--output", type=Path, help="where to write stock.json; by default beside the run")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each engine that count")
     options = parser.parse_args(words)
+    import numpy as np
+
     from sam.bench.result import measure, times
     from sam.record import replacing
+    from sam.record.responses import responses_path
     from sam_recipe.report.runs import STOCK_FILE, Run, rows_of, text_of
 
     run, output = Run.load(options.run), options.output or options.run.resolve().parent
@@ -66,12 +69,17 @@ def of_a_run(words: list[str]) -> int:
         raise ValueError(f"{run.directory}: no responses recorded there; expected rollouts/<step>.jsonl of every step")
     (folder := output / "against_stock").mkdir(parents=True, exist_ok=True)
     (folder / "result.json").unlink(missing_ok=True)
-    result, code = measure(parse([*words_of(run), "--output", str(folder), "--rounds", str(options.rounds)]))
+    # Of steps spread over the run, as many as rounds with the warm-up.
+    places = np.linspace(0, len(run.steps) - 1, max(1, options.rounds) + 1).round().astype(int)
+    steps, text = [run.steps[place] for place in np.unique(places)], folder / "text.jsonl"
+    with replacing(text) as partial:
+        partial.write_bytes(b"".join(responses_path(run.directory, step).read_bytes() for step in steps))
+    words = [*words_of(run), "--text", str(text), "--output", str(folder), "--rounds", str(options.rounds)]
+    result, code = measure(parse(words))
     if code:
-        print(f"error: {folder}: not all rounds were measured", file=sys.stderr)
         return code
     with replacing(output / STOCK_FILE) as partial:
-        found = {"text": text_of(run, run.steps), "steps": run.steps, **result}
+        found = {"text": text_of(run, steps), "steps": steps, **result}
         partial.write_text(json.dumps(found, indent=1) + "\n")
     stock, *others = rows_of(found).values()
     said = [f"{row['variant']} {row['seconds']:.2f} s, {times(row)}" for row in others]
@@ -86,10 +94,12 @@ def words_of(run: Run) -> list[str]:
     from omegaconf.errors import ConfigAttributeError
 
     from sam.config import HUGE_PAGES, WITH_DRAFT_MODEL
+    from sam.record.responses import read_responses
     from sam_recipe.launch import environment
     from sam_recipe.preflight.vllm_command import server_arguments
 
-    config, rounds = OmegaConf.create(run.config), [row.round for row in run.responses(run.steps[0])]
+    config = OmegaConf.create(run.config)
+    rounds = [row.round for row in read_responses(run.directory, run.steps[0])]
     rollout, speculation = config.actor_rollout_ref.rollout, config.speculation
     samples, drafter = int(rollout.n), []
     try:
@@ -106,7 +116,7 @@ def words_of(run: Run) -> list[str]:
     if speculation.method in WITH_DRAFT_MODEL:
         drafter = ["--draft-model", str(speculation.draft_model)]
     return [
-        *("--model", str(config.actor_rollout_ref.model.path), "--text", str(run.directory), "--no-seeds"),
+        *("--model", str(config.actor_rollout_ref.model.path), "--no-seeds"),
         *("--requests", str(samples * max(1, rounds.count(min(rounds)) // samples)), "--samples", str(samples)),
         *("--responses", "1", "--temperature", str(rollout.temperature), "--variants", STOCK, "off"),
         *(speculation.method, "--draft-tokens", str(speculation.num_speculative_tokens), *drafter, *engine),

@@ -45,14 +45,13 @@ def prepare(settings: Settings) -> tuple[list[Group], list[str]]:
     Raises:
         ValueError: one line.
     """
-    of_cpu, given = vllm_version().endswith("+cpu"), engine_arguments(settings.engine)
+    vllm_version()
+    given = engine_arguments(settings.engine)
     folder = Path(given.get("tokenizer") or settings.model)
     tokenizer = folder if any(folder.glob("*token*")) else None
     groups, notes = prompts.read_input(settings, tokenizer)
     if (result := settings.output / "result.json").exists():
         raise ValueError(f"{result} is there already: name another --output")
-    if of_cpu and any(Path("/dev").glob("nvidia[0-9]*")):
-        notes.append("this vLLM is built for CPUs, and the machine has a GPU: bash scripts/bench_cuda.sh measures that")
     if MEMORY not in os.environ and not given.keys() & MEMORY_ARGUMENTS:
         settings.engine += ["--gpu-memory-utilization", str(round(MEMORY_SHARE / len(settings.variants), 3))]
     if tokenizer is None and "skip_tokenizer_init" not in given:

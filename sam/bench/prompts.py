@@ -121,9 +121,8 @@ def read_input(settings: Settings, tokenizer: Path | None) -> tuple[list[Group],
     Raises:
         ValueError: they cannot be read, are too few, or have a token that the model does not know.
     """
-    source, needed = settings.text or settings.prompts, 0
-    for batches in planned(settings).values():
-        needed += sum(map(len, batches))
+    source = settings.text or settings.prompts
+    needed = sum(len(batch) for batches in planned(settings).values() for batch in batches)
     if settings.text:
         size = min(settings.samples, max(settings.requests))
         groups, notes = read_groups(settings.text, tokenizer, size, settings.max_tokens)

@@ -103,14 +103,6 @@ def test_more_siblings_are_accepted_more_often():
     assert found["request"] < 1.1 < found["group"] < 0.9 * found["shared"]
 
 
-def test_lengths_have_the_mean_the_cap_and_the_correlation():
-    lengths = log_normal(1000, 4000, 0.7, 0.5, (2000, 8), seed=1).lengths.reshape(2000, 8)
-    assert lengths.mean() == pytest.approx(1000, rel=0.02) and lengths.max() == 4000
-    logs = np.log(lengths[(lengths < 4000).all(axis=1)])
-    between = logs.mean(axis=1).var() - logs.var(axis=1, ddof=1).mean() / 8
-    assert between / (between + logs.var(axis=1, ddof=1).mean()) == pytest.approx(0.5, abs=0.1)
-
-
 @pytest.mark.parametrize("name", SETUPS)
 def test_shipped_step_costs_say_what_they_are(name):
     cost, cautious = load_step_cost(name), load_step_cost(f"{name}_cautious")
