@@ -176,7 +176,8 @@ def number(least: int):
 def main(arguments: list[str]) -> int:
     is_setup = any(word.partition("=")[0] == "--setup" for word in arguments)
     epilog = "" if is_setup else "`sam tune --setup NAME` simulates a published set-up: with --help more"
-    parser = Parser(prog="sam tune", description=__doc__.splitlines()[2 + 5 * is_setup], epilog=epilog)
+    what = "How long a published set-up's rollout takes" if is_setup else "Recommends settings from a recorded run"
+    parser = Parser(prog="sam tune", description=f"{what}, by simulation.", epilog=epilog)
     positive = number(1)
     parser.add_argument("--k", nargs="+", type=positive, help="draft tokens to try")
     parser.add_argument("--threshold", nargs="+", type=number(0), help="running requests, of the threshold policy")

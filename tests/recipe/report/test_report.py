@@ -118,7 +118,7 @@ LOST = {"stock": [1.0, 1.0, 1.0], "off": [1.0, 1.0, 1.0], "sam": [2.0, 2.0, 2.0]
 def stock_beside(run, folder, seconds=ROUNDS, **changes):
     """stock.json of rounds of four requests; in the second one all engines took twice as long."""
     names = ("tokens_per_s", "step_ms", "steps", "responses")
-    row = dict.fromkeys(names, 1.0) | dict.fromkeys(("acceptance_length", "drafted", "accepted"))
+    row = dict.fromkeys(names, 1.0) | dict.fromkeys(("acceptance_length", "drafted", "accepted", "identical"))
     rows = [
         {"variant": engine, "requests": 4, "rounds": len(its), "seconds": float(np.median(its)), "by_round": its}
         | row
