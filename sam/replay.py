@@ -10,10 +10,9 @@ of them and one drafts, on one replica.
 """
 
 import argparse
-import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -26,23 +25,18 @@ from sam.drafting.drafter import Drafter
 from sam.drafting.texts import Drafts
 from sam.record.responses import Recording, Spans, read_recording
 
-NAMES = ("sam", "first-occurrence", "ngram", "suffix")
+NAMES = ("sam", "suffix")
 HISTORY_TOKENS = 4 << 20  # with scope=history, enough for any recording here
 RUNNING_REQUESTS = 256
 PROBABILITY_BINS = 10
-SETTINGS = ("scope", "k", "replicas", "delay", "epochs")  # that stand in every JSON object
-# Columns of the table, and the row's key.
-COLUMNS = {
-    "file": "file", "drafter": "drafter", "k": "k", "length": "mean_acceptance_length", "rate": "acceptance_rate",
-    "calibration": "calibration_error", "us/step": "draft_us_per_step", "us/token": "us_per_token",
-    "bytes/token": "bytes_per_token",
-}  # fmt: skip
+HEADER = ("file", "drafter", "tokens", "given", "length", "rate", "calibration", "us/step", "us/token", "bytes/token")
 
 
 def make_drafter(
     name: str,
     scope: str,
     draft_length: int,
+    corpus: Path | None = None,
     cross_prompt: bool = SpeculationConfig.cross_prompt,
 ):
     """A drafter by its name, one of NAMES.
@@ -50,128 +44,57 @@ def make_drafter(
     Args:
         scope: request, group or history: whose tokens it drafts from.
         draft_length: draft tokens of a request at most.
+        corpus: file of sam.corpus, used by sam alone.
         cross_prompt: whether sam remembers other prompts.
 
     Raises:
         ValueError: unknown name, or its package is not installed.
     """
     if name == "sam":
-        limits = {"history_tokens": HISTORY_TOKENS, "cross_prompt": cross_prompt}
+        limits = {"history_tokens": HISTORY_TOKENS, "corpus": corpus, "cross_prompt": cross_prompt}
         drafter = Drafter(max_draft_tokens=draft_length, scope=scope, **limits)
         drafter.warm_up()
         return drafter
     if name not in NAMES:
         raise ValueError(f"drafter {name!r}: expected one of {', '.join(NAMES)}")
     try:
-        return {"first-occurrence": FirstOccurrence, "ngram": Ngram, "suffix": Suffix}[name](scope != "request")
+        return Suffix(scope != "request")
     except ImportError as error:
         raise ValueError(f"drafter {name}: {error}; install requirements/cpu.txt and requirements/peers.txt") from error
 
 
-class Stepwise:
-    """A drafter of one request at a time behind the interface of sam.drafting.drafter.Drafter; `in_group` as a
-    subclass's, which has `propose(request_id, budget)`: up to `budget` tokens to follow the request's text."""
+class Suffix:
+    """Arctic Inference's suffix decoding with vLLM's defaults, behind the interface of sam.drafting.drafter.Drafter;
+    its group scope is its cache of responses."""
 
-    nbytes = 0
-
-    def __init__(self, in_group: bool):
-        self._texts: dict[str, tuple[np.ndarray, int]] = {}  # a buffer, and how much of it is used
-
-    def text(self, request_id: str) -> np.ndarray:
-        """int32 [length], a request's prompt and tokens."""
-        buffer, used = self._texts[request_id]
-        return buffer[:used]
-
-    def start(self, request_id, prompt):
-        self._texts[request_id] = np.array(prompt, dtype=np.int32), len(prompt)
-
-    def append(self, request_ids, token_ids, offsets):
-        for row, request_id in enumerate(request_ids):
-            self.add(request_id, token_ids[offsets[row] : offsets[row + 1]])
-
-    def add(self, request_id: str, tokens: np.ndarray) -> None:
-        """Append a request's new tokens."""
-        buffer, used = self._texts[request_id]
-        if used + len(tokens) > len(buffer):
-            buffer = np.concatenate([buffer[:used], np.empty(used + len(tokens) + 1024, np.int32)])
-        buffer[used : used + len(tokens)] = tokens
-        self._texts[request_id] = buffer, used + len(tokens)
-
-    def draft(self, request_ids, budgets):
-        pairs = zip(request_ids, budgets.tolist(), strict=True)
-        drafts = [np.asarray(self.propose(name, budget), dtype=np.int32) for name, budget in pairs]
-        bounds, flat = np.cumsum([0, *map(len, drafts)]), np.concatenate([np.empty(0, np.int32), *drafts])
-        return Drafts(flat, bounds, np.ones(len(flat), np.float32))
-
-    def finish(self, request_id):
-        del self._texts[request_id]
-
-
-class FirstOccurrence(Stepwise):
-    """The drafter of the published recipe (cann-recipes-train, llm_rl/qwen3), of each request by itself: what followed
-    the longest repeated suffix at first."""
-
-    def propose(self, request_id, budget):
-        text = self.text(request_id)
-        # Four bytes a token, so that the search of bytes finds the suffix; one that repeats has shorter ones that do.
-        string, shortest, longest = text.astype(">i4").tobytes(), 0, len(text) - 1
-        while shortest < longest:
-            length = (shortest + longest + 1) // 2
-            shortest, longest = (length, longest) if self._first(string, length) >= 0 else (shortest, length - 1)
-        start = self._first(string, shortest) + shortest
-        return text[start : start + budget] if shortest else []
-
-    @staticmethod
-    def _first(string: bytes, length: int) -> int:
-        """Where the last `length` tokens occur before, at first; -1: nowhere."""
-        place, suffix = -1, string[len(string) - 4 * length :]
-        while (place := string.find(suffix, place + 1, len(string) - 1)) % 4:
-            if place < 0:
-                return -1
-        return place // 4
-
-
-class Ngram(Stepwise):
-    """vLLM's prompt lookup with this project's default lengths."""
-
-    LIMITS = SpeculationConfig.prompt_lookup_min, SpeculationConfig.prompt_lookup_max, 1 << 30  # the longest text
-
-    def __init__(self, in_group: bool):
-        from sam.vllm.bench.engine import prompt_lookup
-
-        super().__init__(in_group)
-        self._propose = prompt_lookup()
-
-    def propose(self, request_id, budget):
-        return self._propose(self.text(request_id), *self.LIMITS, budget)
-
-
-class Suffix(Stepwise):
-    """Arctic Inference's suffix decoding with vLLM's defaults; its group scope is its cache of responses."""
-
-    DEPTH, LIMITS = 24, {"max_spec_factor": 1.0, "min_token_prob": 0.1}
+    DEPTH, LIMITS, nbytes = 24, {"max_spec_factor": 1.0, "min_token_prob": 0.1}, 0
 
     def __init__(self, in_group: bool):
         from arctic_inference.suffix_decoding import SuffixDecodingCache
 
-        super().__init__(in_group)
         self._cache = SuffixDecodingCache(max_tree_depth=self.DEPTH, max_cached_requests=10_000 if in_group else 0)
+        self._ends: dict[str, np.ndarray] = {}  # of each request's text, DEPTH tokens
 
     def start(self, request_id, prompt):
-        super().start(request_id, prompt)
+        self._ends[request_id] = np.array(prompt[-self.DEPTH :], np.int32)
         self._cache.start_request(request_id, prompt)
 
-    def add(self, request_id, tokens):
-        super().add(request_id, tokens)
-        if len(tokens):
-            self._cache.add_active_response(request_id, tokens.tolist())
+    def append(self, request_ids, token_ids, offsets):
+        for row, request_id in enumerate(request_ids):
+            if len(new := token_ids[offsets[row] : offsets[row + 1]]):
+                self._ends[request_id] = np.append(self._ends[request_id], new.astype(np.int32))[-self.DEPTH :]
+                self._cache.add_active_response(request_id, new.tolist())
 
-    def propose(self, request_id, budget):
-        end = self.text(request_id)[-self.DEPTH :]
-        return self._cache.speculate(request_id, end, max_spec_tokens=budget, **self.LIMITS).token_ids
+    def draft(self, request_ids, budgets):
+        drafts = []
+        for name, budget in zip(request_ids, budgets.tolist(), strict=True):
+            found = self._cache.speculate(name, self._ends[name], max_spec_tokens=budget, **self.LIMITS)
+            drafts.append(np.array(found.token_ids, np.int32))
+        flat = np.concatenate(drafts)
+        return Drafts(flat, np.cumsum([0, *map(len, drafts)]), np.ones(len(flat), np.float32))
 
     def finish(self, request_id):
-        super().finish(request_id)
+        del self._ends[request_id]
         self._cache.stop_request(request_id)
 
 
@@ -218,49 +141,35 @@ class Replay:
 
     Args:
         draft_length: draft tokens of a sample in a step.
-        order: of samples within a round: turns (round robin, each seeing the one before) or engine (all at once).
         delay: tokens that a sample generates after a token before the other replicas' drafters have seen that one;
             None: they never do.
         progress: called with the tokens advanced since the last call.
 
     Attributes:
         tokens, given, steps: generated tokens, those given to the model, and verify steps of a request.
-        accepted_at, drafted_at: int64 [draft_length], by position in the draft.
+        drafted, accepted: draft tokens, and those of them that were right.
         by_probability: float64 [10, 3], by tenth of a draft's probability: drafts, sum of probabilities, accepted.
         drafting, appending: seconds in the drafters' calls.
     """
 
     def __init__(
-        self,
-        draft_length: int,
-        order: str = "turns",
-        delay: int | None = None,
-        progress: Callable[[int], object] = lambda tokens: None,
+        self, draft_length: int, delay: int | None = None, progress: Callable[[int], object] = lambda tokens: None
     ):
-        self.draft_length, self.order, self.delay, self.progress = draft_length, order, delay, progress
-        self.tokens = self.given = self.steps = 0
-        self.accepted_at, self.drafted_at = np.zeros((2, draft_length), dtype=np.int64)
+        self.draft_length, self.delay, self.progress = draft_length, delay, progress
+        self.tokens = self.given = self.steps = self.drafted = self.accepted = 0
         self.by_probability = np.zeros((PROBABILITY_BINS, 3))
         self.drafting = self.appending = 0.0
 
-    def group(
-        self,
-        drafters: list,
-        name: str,
-        prompt: np.ndarray,
-        responses: list[np.ndarray],
-        given: list[Spans],
-    ) -> None:
+    def group(self, drafters: list, name: str, prompt, responses: list, given: list) -> None:
         """Replay samples of one prompt, spread round robin over the drafters of the replicas.
 
         To a drafter a sample that is generated elsewhere is one more request, for which it does not draft. A replica
         without a sample of the prompt gets none.
         """
-        replicas, delay = len(drafters), self.delay
-        texts = enumerate(zip(responses, given, strict=True))
-        live = requests = [Request(f"{name}/{i}", text, i % replicas, spans) for i, (text, spans) in texts if len(text)]
-        shown = [[one for one in requests if one.replica == i or delay is not None] for i in range(replicas)]
-        shown = [its if any(one.replica == i for one in its) else [] for i, its in enumerate(shown)]
+        texts = [pair for pair in zip(responses, given, strict=True) if len(pair[0])]
+        drafters, delay = drafters[: len(texts)], self.delay
+        requests = [Request(f"{name}/{i}", text, i % len(drafters), its) for i, (text, its) in enumerate(texts)]
+        shown = [[one for one in requests if one.replica == i or delay is not None] for i in range(len(drafters))]
         for drafter, its in zip(drafters, shown, strict=True):
             for request in its:
                 drafter.start(request.name, prompt)
@@ -268,16 +177,15 @@ class Replay:
         def deliver(batch: list[Request], delay: int) -> None:
             arrived = [(request, new) for request in batch if len(new := request.arrive(delay))]
             for replica, drafter in enumerate(drafters):
-                elsewhere = [pair for pair in arrived if pair[0].replica != replica and shown[replica]]
+                elsewhere = [pair for pair in arrived if pair[0].replica != replica]
                 self._append(drafter, [request for request, _ in elsewhere], [new for _, new in elsewhere])
 
+        live = requests
         while live:
-            for batch in [live] if self.order == "engine" else [[request] for request in live]:
-                for replica, drafter in enumerate(drafters):
-                    if own := [request for request in batch if request.replica == replica]:
-                        self.step(drafter, own)
+            for request in live:
+                self.step(drafters[request.replica], [request])
                 if delay is not None:
-                    deliver(batch, delay)
+                    deliver([request], delay)
             live = [request for request in live if not request.finished]
             if delay is not None:
                 for request in (ended := [request for request in requests if request.finished]):
@@ -295,10 +203,16 @@ class Replay:
         self.drafting += time.perf_counter() - started
         pieces = []
         for row, request in enumerate(batch):
-            part, position = slice(drafts.offsets[row], drafts.offsets[row + 1]), request.accepted
+            part = slice(drafts.offsets[row], drafts.offsets[row + 1])
             accepted, generated, new = request.verify(drafts.token_ids[part])
-            self.count(position, drafts.acceptance[part], accepted, generated)
+            for i, probability in enumerate(drafts.acceptance[part].tolist()):
+                place = min(PROBABILITY_BINS - 1, int(PROBABILITY_BINS * probability))
+                self.by_probability[place] += (1, probability, i < accepted)
+            self.steps += 1
+            self.tokens += generated
             self.given += len(new) - generated
+            self.drafted += part.stop - part.start
+            self.accepted += accepted
             pieces.append(new)
         self._append(drafter, batch, pieces)
         self.progress(sum(map(len, pieces)))
@@ -311,33 +225,15 @@ class Replay:
             drafter.append(names, tokens, offsets)
             self.appending += time.perf_counter() - started
 
-    def count(self, position: int, acceptance: np.ndarray, accepted: int, advanced: int) -> None:
-        """Count a verify step at response position `position`; `acceptance` are its drafts' probabilities."""
-        self.steps += 1
-        self.tokens += advanced
-        self.drafted_at[: len(acceptance)] += 1
-        self.accepted_at[:accepted] += 1
-        for i, probability in enumerate(acceptance.tolist()):
-            row = self.by_probability[min(PROBABILITY_BINS - 1, int(PROBABILITY_BINS * probability))]
-            row += (1, probability, i < accepted)
-
-    def summary(self) -> dict:
-        """The results; mean acceptance length counts the bonus token, 1.0 is no gain."""
-        accepted, drafted = int(self.accepted_at.sum()), int(self.drafted_at.sum())
-        by_place = zip(self.accepted_at.tolist(), self.drafted_at.tolist(), strict=True)
+    def summary(self) -> dict[str, float | None]:
+        """The results; mean acceptance length counts the bonus token, 1.0 is no gain. The calibration error is of the
+        worst tenth of the predicted probabilities."""
+        errors = [abs(predicted - right) / count for count, predicted, right in self.by_probability if count]
         return {
-            "tokens": self.tokens,
-            "given_tokens": self.given,
-            "steps": self.steps,
             "mean_acceptance_length": round(self.tokens / max(1, self.steps), 4),
-            "acceptance_rate": round(accepted / max(1, drafted), 4),
-            "acceptance_per_position": [round(right / max(1, all_), 4) for right, all_ in by_place],
-            "calibration_error": round(max(abs(p - o) for p, o in self.calibration()), 4) if drafted else None,
+            "acceptance_rate": round(self.accepted / max(1, self.drafted), 4),
+            "calibration_error": round(max(errors), 4) if errors else None,
         }
-
-    def calibration(self) -> list[tuple[float, float]]:
-        """(predicted probability, observed acceptance) of each tenth of the predictions that has drafts."""
-        return [(float(p / n), float(o / n)) for n, p, o in self.by_probability if n]
 
 
 def replay(recording: Recording, make, draft_length: int, replicas: int = 1, epochs: str = "together", **how) -> Replay:
@@ -364,11 +260,11 @@ def replay(recording: Recording, make, draft_length: int, replicas: int = 1, epo
     return result
 
 
-def measure_cost(recording: Recording, make, draft_length: int, **how) -> dict:
+def measure_cost(recording: Recording, make, draft_length: int, **how) -> dict[str, float]:
     """Measure drafting with up to RUNNING_REQUESTS requests of all prompts at once.
 
     Returns:
-        draft_us_per_step: microseconds of a call to draft, per request.
+        us_per_step: microseconds of a call to draft, per request.
         us_per_token: microseconds of appending and drafting, per generated token.
         bytes_per_token: memory of the drafter at its largest, per token that it holds.
     """
@@ -393,32 +289,28 @@ def measure_cost(recording: Recording, make, draft_length: int, **how) -> dict:
             drafter.finish(request.name)
         live = [request for request in live if request not in ended] if ended else live
     return {
-        "draft_us_per_step": round(1e6 * result.drafting / result.steps, 3),
-        "us_per_token": round(1e6 * (result.drafting + result.appending) / result.tokens, 3),
-        "bytes_per_token": round(most_bytes / held, 1),
+        "us_per_step": 1e6 * result.drafting / result.steps,
+        "us_per_token": 1e6 * (result.drafting + result.appending) / result.tokens,
+        "bytes_per_token": most_bytes / held,
     }
 
 
-def run(options: argparse.Namespace) -> Iterator[dict]:
-    """Replay every file with every drafter; yields a row each."""
-    how = {name: getattr(options, name) for name in ("replicas", "delay", "epochs")}
+def run(options: argparse.Namespace) -> list[str]:
+    """Replay every file with every drafter; returns a table."""
+    how, rows = {name: getattr(options, name) for name in ("replicas", "delay", "epochs")}, []
     for path in options.traces:
         recording = read_recording(path, options.tokenizer)
         for name in options.drafter:
-            make = partial(make_drafter, name, options.scope, options.k)
+            make = partial(make_drafter, name, options.scope, options.k, options.corpus)
             with tqdm(total=2 * recording.num_tokens, unit="tok", desc=f"{path.stem} {name}", mininterval=2.0) as bar:
-                result = replay(recording, make, options.k, progress=bar.update, **how).summary()
+                result = replay(recording, make, options.k, progress=bar.update, **how)
                 cost = measure_cost(recording, make, options.k, progress=bar.update)
-            head = {"file": path.name, "drafter": name} | {key: getattr(options, key) for key in SETTINGS}
-            yield {**head, **result, **cost}
-
-
-def table(rows: Iterable[dict]) -> str:
-    """The rows as text, one line for each file and drafter; only sam predicts what is accepted."""
-    rows = [row | ({} if row["drafter"] == "sam" else {"calibration_error": "-"}) for row in rows]
-    cells = [[row[key] for key in COLUMNS.values()] for row in rows]
-    words = [[f"{value:.3f}" if type(value) is float else str(value) for value in row] for row in cells]
-    return "\n".join(laid_out(list(COLUMNS), words))
+            figures = result.summary() | cost
+            if name != "sam":  # which alone predicts what is accepted
+                figures["calibration_error"] = None
+            words = ["-" if value is None else f"{value:.3f}" for value in figures.values()]
+            rows.append([path.name, name, str(result.tokens), str(result.given), *words])
+    return laid_out(HEADER, rows)
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
@@ -431,8 +323,8 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--replicas", type=int, default=1, help="spread a prompt's samples over N drafters (default 1)")
     parser.add_argument("--delay", type=int, metavar="TOKENS", help="replicas see each other's tokens, so much later")
     parser.add_argument("--epochs", action="store_true", help="epoch by epoch, the first one not counted")
+    parser.add_argument("--corpus", type=Path, help="file of sam.corpus that sam drafts from as well")
     parser.add_argument("--tokenizer", help="for .jsonl dumps: folder or name of the tokenizer")
-    parser.add_argument("--json", action="store_true", help="one JSON object per line instead of a table")
     options = parser.parse_args(arguments)
     for name in ("k", "replicas"):
         if getattr(options, name) < 1:
@@ -444,11 +336,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    def shown() -> str | Iterable[str]:
-        options = options_of(arguments)
-        return map(json.dumps, run(options)) if options.json else table(run(options))
-
-    return run_command(shown)
+    return run_command(lambda: run(options_of(arguments)))
 
 
 if __name__ == "__main__":

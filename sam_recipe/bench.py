@@ -21,8 +21,6 @@ from sam.bench.settings import RESERVED, STOCK, parse
 from sam.command import INTERRUPTED, Parser, laid_out, run_command
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
     from sam_recipe.report.runs import Run
 
 # Of verl's server, not of its engine; weights are loaded from the model's folder.
@@ -41,8 +39,6 @@ def of_engines(words: list[str]) -> int:
 
     result, code = measure(settings)
     print(as_text(result))
-    if code == INTERRUPTED:
-        print("interrupted: go on with the same command and --resume")
     return code
 
 
@@ -51,129 +47,80 @@ def of_a_run(words: list[str]) -> int:
 
     Stock vLLM cannot train on a CPU: its second weight sync fails. So engines of their own take turns: stock vLLM as it
     is shipped, this project without drafts, and with the run's drafter. They have the run's model and engine arguments
-    and emit, request by request, the responses that the run recorded, so that all do the same work: a round is one
-    generation round of a training step, its requests at once. The report of the run reads what this leaves.
+    and emit, request by request, responses that the run recorded, so that all do the same work: a round is as many
+    requests at once as a generation round of the run. The report of the run reads what this leaves.
     """
     parser = Parser(prog="sam bench", description="Would stock vLLM have taken longer for the rollouts of a run?")
     parser.add_argument("--run", type=Path, required=True, help="directory of a run that speculates")
     parser.add_argument("--output", type=Path, help="where to write stock.json; by default beside the run")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each engine that count")
     options = parser.parse_args(words)
-    found = against_stock(options.run, options.output or options.run.resolve().parent, options.rounds)
-    from sam.bench.result import times
-    from sam_recipe.report.runs import rows_of
+    import numpy as np
 
-    rows = rows_of(found)
-    stock, others = rows.pop(STOCK), [f"{name} {row['seconds']:.2f} s, {times(row)}" for name, row in rows.items()]
+    from sam.bench.result import measure, times
+    from sam.record import replacing
+    from sam.record.responses import responses_path
+    from sam_recipe.report.runs import STOCK_FILE, Run, rows_of, text_of
+
+    run, output = Run.load(options.run), options.output or options.run.resolve().parent
+    if run.name == "off":
+        raise ValueError(f"{run.directory}: its speculation is off; name a run that speculates")
+    if not run.has_responses:
+        raise ValueError(f"{run.directory}: no responses recorded there; expected rollouts/<step>.jsonl of every step")
+    (folder := output / "against_stock").mkdir(parents=True, exist_ok=True)
+    (folder / "result.json").unlink(missing_ok=True)
+    # Of steps spread over the run, as many as rounds with the warm-up.
+    places = np.linspace(0, len(run.steps) - 1, max(1, options.rounds) + 1).round().astype(int)
+    steps, text = [run.steps[place] for place in np.unique(places)], folder / "text.jsonl"
+    with replacing(text) as partial:
+        partial.write_bytes(b"".join(responses_path(run.directory, step).read_bytes() for step in steps))
+    words = [*words_of(run), "--text", str(text), "--output", str(folder), "--rounds", str(options.rounds)]
+    result, code = measure(parse(words))
+    if code:
+        return code
+    with replacing(output / STOCK_FILE) as partial:
+        found = {"text": text_of(run, steps), "steps": steps, **result}
+        partial.write_text(json.dumps(found, indent=1) + "\n")
+    stock, *others = rows_of(found).values()
+    said = [f"{row['variant']} {row['seconds']:.2f} s, {times(row)}" for row in others]
     rounds = f"{stock['rounds']} rounds of {stock['requests']} requests that emit the run's own text"
-    print(f"engine alone: stock vLLM {stock['seconds']:.2f} s a round; {'; '.join(others)} ({rounds})")
+    print(f"engine alone: stock vLLM {stock['seconds']:.2f} s a round; {'; '.join(said)} ({rounds})")
     return 0
 
 
-def against_stock(directory: Path, output: Path, rounds: int) -> dict[str, Any]:
-    """Measure what is missing of `rounds` rounds, fewer in a short run, and write stock.json into `output`.
-
-    Raises:
-        ValueError: no run of two steps is there, without responses, or without speculation; or an engine failed.
-    """
+def words_of(run: Run) -> list[str]:
+    """The command line of a run's engines, without seeds, as verl asks vLLM; a round is one batch."""
     from omegaconf import OmegaConf
     from omegaconf.errors import ConfigAttributeError
 
-    from sam.bench.result import measure
-    from sam.record import replacing
-    from sam_recipe.report.runs import STOCK_FILE, Run, text_of
-
-    run = Run.load(directory)
-    if run.name == "off":
-        raise ValueError(f"{directory}: its speculation is off; name a run that speculates")
-    if not run.has_responses:
-        raise ValueError(f"{directory}: no responses recorded there; expected rollouts/<step>.jsonl of every step")
-    if len(run.steps) < 2:
-        raise ValueError(f"{directory}: it has one training step; expected two or more, the first to warm up on")
-    # A text that comes again is not measured: the drafter remembers it.
-    rounds = min(rounds, len(run.steps) - 1)
-    folder = output / "against_stock"
-    folder.mkdir(parents=True, exist_ok=True)
-    steps = spread(run.steps, rounds + 1)  # one more to warm up
-    try:
-        words = bench_words(run, OmegaConf.create(run.config), steps, folder)
-    except ConfigAttributeError as error:
-        raise ValueError(
-            f"{directory}: its config.yaml lacks {error.full_key}, it is an older version's: run it again"
-        ) from None
-    result, code = measure(parse([*words, "--rounds", str(rounds)]))
-    if code == INTERRUPTED:
-        raise KeyboardInterrupt
-    if code:
-        raise ValueError(f"{folder}: not all rounds were measured")
-    found = {"text": text_of(run, steps), "steps": steps, **result}
-    with replacing(output / STOCK_FILE) as partial:
-        partial.write_text(json.dumps(found, indent=1) + "\n")
-    return found
-
-
-def spread(steps: list[int], count: int) -> list[int]:
-    """`count` of the steps, at equal distances.
-
-    Example:
-        >>> spread(list(range(1, 11)), 4)
-        [1, 4, 7, 10]
-    """
-    return [steps[round(i * (len(steps) - 1) / (count - 1))] for i in range(count)]
-
-
-def bench_words(run: Run, config: DictConfig, steps: list[int], folder: Path) -> list[str]:
-    """The command line of a run's engines. Without seeds, as verl asks vLLM; a round is one batch, as one generation
-    round is: the recording has no other texts for more."""
     from sam.config import HUGE_PAGES, WITH_DRAFT_MODEL
+    from sam.record.responses import read_responses
     from sam_recipe.launch import environment
     from sam_recipe.preflight.vllm_command import server_arguments
 
+    config = OmegaConf.create(run.config)
+    rounds = [row.round for row in read_responses(run.directory, run.steps[0])]
     rollout, speculation = config.actor_rollout_ref.rollout, config.speculation
-    requests = write_text(run, steps, int(rollout.n), folder / "text.jsonl")
-    # The variables that a run's engine has, but for those that the user has set, and that each engine gets of its own.
-    variables = environment.cpu_variables(config) if config.trainer.device == "cpu" else {}
-    for name, value in {**variables, "VLLM_LOGGING_LEVEL": "WARNING"}.items():
-        if name not in HUGE_PAGES:  # stock has none
-            os.environ.setdefault(name, value)
-    trained = []
+    samples, drafter = int(rollout.n), []
+    try:
+        # The variables that a run's engine has, but for those that the user has set, and that each engine gets itself.
+        variables = environment.cpu_variables(config) if config.trainer.device == "cpu" else {}
+        for name, value in {**variables, "VLLM_LOGGING_LEVEL": "WARNING"}.items():
+            if name not in HUGE_PAGES:  # stock has none
+                os.environ.setdefault(name, value)
+        with contextlib.redirect_stdout(sys.stderr):  # verl and vLLM log to stdout
+            engine = engine_words(server_arguments(config))
+    except ConfigAttributeError as error:
+        lacks = f"its config.yaml lacks {error.full_key}, it is an older version's: run it again"
+        raise ValueError(f"{run.directory}: {lacks}") from None
     if speculation.method in WITH_DRAFT_MODEL:
-        if not (drafter := Path(speculation.draft_model)).is_dir():
-            raise ValueError(f"{drafter}: the run drafted with it, and it is not there: put it back")
-        trained = ["--draft-model", str(drafter)]
-    with contextlib.redirect_stdout(sys.stderr):  # verl and vLLM log to stdout
-        engine = engine_words(server_arguments(config))
+        drafter = ["--draft-model", str(speculation.draft_model)]
     return [
-        *("--model", str(config.actor_rollout_ref.model.path), "--text", str(folder / "text.jsonl")),
-        *("--requests", str(requests), "--samples", str(rollout.n), "--responses", "1"),
-        *("--temperature", str(rollout.temperature), "--variants", STOCK, "off", speculation.method),
-        *("--draft-tokens", str(speculation.num_speculative_tokens), *trained),
-        *("--no-seeds", "--output", str(folder), "--resume", *engine),
+        *("--model", str(config.actor_rollout_ref.model.path), "--no-seeds"),
+        *("--requests", str(samples * max(1, rounds.count(min(rounds)) // samples)), "--samples", str(samples)),
+        *("--responses", "1", "--temperature", str(rollout.temperature), "--variants", STOCK, "off"),
+        *(speculation.method, "--draft-tokens", str(speculation.num_speculative_tokens), *drafter, *engine),
     ]
-
-
-def write_text(run: Run, steps: list[int], samples: int, path: Path) -> int:
-    """Write the first generation round of each step as one recording, equally many groups of each, those that have all
-    their responses; returns the requests of a round."""
-    from sam.record import replacing
-    from sam.record.responses import TOKENS, read_responses
-
-    rounds: list[list[list[dict]]] = []
-    for step in steps:
-        groups: dict[int, list[dict]] = {}
-        responses = read_responses(run.directory, step)
-        first = min(row.round for row in responses)
-        for row in (row for row in responses if row.round == first):
-            tokens = {name: getattr(row, name).tolist() for name in TOKENS}
-            groups.setdefault(row.prompt, []).append({**tokens, "given_spans": row.given_spans})
-        rounds.append([group for group in groups.values() if len(group) == samples])
-    prompts = min(map(len, rounds))
-    if not prompts:
-        raise ValueError(f"{run.directory}: no prompt with {samples} responses in a step of {steps}")
-    with replacing(path) as partial:
-        rows = (row for groups in rounds for group in groups[:prompts] for row in group)
-        partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return prompts * samples
 
 
 def engine_words(arguments: dict[str, Any]) -> list[str]:
@@ -285,7 +232,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return run_command(lambda: mode(words), errors=(ValueError, OSError, RuntimeError))
     except KeyboardInterrupt:
-        print("interrupted: the same command goes on", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         return INTERRUPTED
 
 

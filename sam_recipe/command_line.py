@@ -10,7 +10,7 @@ COMMANDS = {
     "doctor": ("sam_recipe.preflight.__main__", "check a config and this machine before a run, and say what to mend"),
     "bench": ("sam_recipe.bench", "measure engines beside stock vLLM, or whole runs"),
     "replay": ("sam.replay", "draft for recorded text, without an engine"),
-    "profile": ("sam.profile", "measure what engine steps cost, for policy=goodput"),
+    "profile": ("sam.profile", "fit what engine steps cost to recorded runs, for policy=goodput"),
     "tune": ("sam.tune", "recommend settings from a run, or simulate a set-up"),
     "report": ("sam_recipe.report.page", "write the page that compares runs"),
     "data": ("sam_recipe.data", "get the published datasets, in verl's format"),

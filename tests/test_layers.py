@@ -145,7 +145,7 @@ MOST = {"parameters": 6, "attributes": 12}
 LARGER = {
     "sam/history/client.py: HistoryClient: 13 attributes": "the queues to and from its threads are among them",
     "sam/sharing/client.py: Client: 14 attributes": "of a thread and its owner",
-    "sam/simulate/rollout.py: Replica: 16 attributes": "a replica's whole state",
+    "sam/simulate/rollout.py: Replica: 14 attributes": "a replica's whole state",
     "sam/verify/rejection.py: rejection_sample: 11 parameters": "vLLM's signature",
     "sam/verify/rejection.py: rejection_sample: 67 lines": "of them 36 of documentation",
     "sam/vllm/ascend/__init__.py: expand_triton: 7 parameters": "vllm-ascend's signature",

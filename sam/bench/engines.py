@@ -1,18 +1,15 @@
-"""The variants' engines, each in a process of its own that stays up, take turns; what they did is kept as it comes.
+"""The variants' engines, each in a process of its own that stays up, take turns.
 
 A process is told what to run by messages of JSON. It has a session of its own, so that Ctrl-C reaches this one alone,
 which ends the others. What it prints goes to its log.
 """
 
 import contextlib
-import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, distributions, version
 from multiprocessing import Pipe
 from pathlib import Path
@@ -21,11 +18,9 @@ from typing import Any
 from tqdm import tqdm
 
 from sam.bench import prompts
-from sam.bench.prompts import WARM_UP, Group, Place
-from sam.bench.settings import DEFAULT_MAX_TOKENS, STOCK_V1, Settings, engine_arguments, is_stock
+from sam.bench.prompts import WARM_UP, Group
+from sam.bench.settings import STOCK_V1, Settings, engine_arguments, is_stock
 from sam.config import HUGE_PAGES
-from sam.reading import json_object, one_line
-from sam.record import replacing
 
 ENGINE = (sys.executable, "-m", "sam.vllm.bench.engine")
 STOP_SECONDS = 20.0  # to shut an engine down before it is killed
@@ -44,30 +39,24 @@ class EngineError(RuntimeError):
 
 
 def prepare(settings: Settings) -> tuple[list[Group], list[str]]:
-    """Complete the settings; returns groups and what to know of them, checked: all that can be wrong without an engine.
+    """Complete the settings and make the folder; returns groups and what to know of them: all that can be wrong without
+    an engine.
 
     Raises:
         ValueError: one line.
     """
-    of_cpu, vocabulary = vllm_version().endswith("+cpu"), prompts.vocabulary_of(settings.model)
-    if "suffix" in " ".join(settings.variants) and importlib.util.find_spec("arctic_inference") is None:
-        raise ValueError("--variants suffix: it needs arctic-inference: install the extra `peers`, or leave it out")
-    if settings.draft_model is not None:
-        prompts.check_draft_model(settings.draft_model, vocabulary, settings.trained)
-    tokenizer, given = prompts.tokenizer_of(settings.model, settings.engine), engine_arguments(settings.engine)
-    if settings.text is None and settings.max_tokens is None:
-        settings.max_tokens = DEFAULT_MAX_TOKENS
+    vllm_version()
+    given = engine_arguments(settings.engine)
+    folder = Path(given.get("tokenizer") or settings.model)
+    tokenizer = folder if any(folder.glob("*token*")) else None
     groups, notes = prompts.read_input(settings, tokenizer)
-    prompts.check_tokens(groups, vocabulary, str(settings.text or settings.prompts or prompts.BUILT_IN))
-    if of_cpu and any(Path("/dev").glob("nvidia[0-9]*")):
-        notes.append("this vLLM is built for CPUs, and the machine has a GPU: bash scripts/bench_cuda.sh measures that")
+    if (result := settings.output / "result.json").exists():
+        raise ValueError(f"{result} is there already: name another --output")
     if MEMORY not in os.environ and not given.keys() & MEMORY_ARGUMENTS:
         settings.engine += ["--gpu-memory-utilization", str(round(MEMORY_SHARE / len(settings.variants), 3))]
     if tokenizer is None and "skip_tokenizer_init" not in given:
         settings.engine.append("--skip-tokenizer-init")
-    settings.max_tokens = max(
-        (len(text) for one in groups for text in one.responses or []), default=settings.max_tokens
-    )
+    settings.output.mkdir(parents=True, exist_ok=True)
     return groups, notes
 
 
@@ -154,48 +143,6 @@ class EngineProcess:
             self._process.wait()
 
 
-class RoundsFile:
-    """rounds.json: what is measured, and each load of each round.
-
-    Args:
-        digest: of all prompts, and of the responses that are forced.
-
-    Attributes:
-        lines: by round and number of the load: `round`, `load`, and `runs` by variant.
-
-    Raises:
-        ValueError: the file is there and the settings do not go on with it, or it is of another measurement.
-    """
-
-    def __init__(self, settings: Settings, digest: str):
-        self._path = path = settings.output / "rounds.json"
-        self._own = settings.of_measurement() | {"prompts": digest}
-        self.lines: dict[Place, dict[str, Any]] = {}
-        if path.exists():
-            if not settings.resume:
-                raise ValueError(f"{path} is there already: go on with --resume, or name another --output")
-            found = json_object(path)
-            with one_line(str(path), "not rounds of sam bench: name another --output"):
-                was = found["settings"]
-                self.lines = {(line["round"], line["load"]): line for line in found["rounds"] if line["runs"]}
-            for name, value in self._own.items():
-                if was.get(name) != value:
-                    change = f"{name.replace('_', '-')} was {was.get(name)}, now {value}"
-                    raise ValueError(f"{path}: {change}: use the same settings, or name another --output")
-        settings.output.mkdir(parents=True, exist_ok=True)
-
-    def add(self, place: Place, runs: dict[str, dict[str, Any]]) -> None:
-        """Keep what was measured of a load in a round, on disk at once; of one measured again the last holds."""
-        self.lines[place] = {"round": place[0], "load": place[1], "runs": runs}
-        with replacing(self._path) as partial:
-            partial.write_text(json.dumps({"settings": self._own, "rounds": list(self.lines.values())}))
-
-    def missing(self, settings: Settings, variants: Iterable[str]) -> list[Place]:
-        """Counted rounds and loads that lack one of the variants, in their order."""
-        places = [place for place in prompts.planned(settings) if place[0] != WARM_UP]
-        return [place for place in places if not {*variants} <= self.lines.get(place, {"runs": {}})["runs"].keys()]
-
-
 def turns(variants: list[str], round_: int) -> list[str]:
     """The order of a round: each variant comes first in turn, so that no place in the round favours one.
 
@@ -207,75 +154,46 @@ def turns(variants: list[str], round_: int) -> list[str]:
     return variants[first:] + variants[:first]
 
 
-class Engines:
-    """The variants' engines. One that refuses or dies is left out and the others go on, unless it is the reference.
+def measure_rounds(settings: Settings, groups: list[Group], loads: list[list[dict]], faults: list[str]) -> None:
+    """Start all engines and measure; each variant runs each load once before, uncounted.
 
-    Attributes:
-        faults: by variant, what was wrong, in one line.
+    One that refuses or dies is left out and the others go on, unless it is the reference.
+
+    Args:
+        loads: takes of each load and round, by variant, what sam.vllm.bench.engine.BenchEngine.run returns.
+        faults: takes a line about each variant that is left out.
+
+    Raises:
+        EngineError: the reference refused or ended.
     """
+    variants, places, engines = settings.variants, prompts.planned(settings), {}
+    sampling = {name: getattr(settings, name) for name in ("temperature", "max_tokens", "ignore_eos")}
+    bar = tqdm(total=len(variants) * (1 + len(places)), unit="run", disable=None)
 
-    def __init__(self, settings: Settings, groups: list[Group]):
-        self._settings, self._groups = settings, groups
-        self._engines: dict[str, EngineProcess] = {}
-        self.faults: dict[str, str] = {}
-
-    def measure(self, file: RoundsFile) -> None:
-        """Start all and measure what is missing; each variant runs each load once before, uncounted.
-
-        Raises:
-            EngineError: the reference refused or ended.
-        """
-        variants = self._settings.variants
-        if not (places := file.missing(self._settings, variants)):
-            return
-        loads = sorted({load for _, load in places})
+    def ask(variant: str, command: dict[str, Any]) -> dict[str, Any] | None:
+        bar.update()
         try:
-            with tqdm(total=len(variants) * (1 + len(places) + len(loads)), unit="run", disable=None) as bar:
-                self._start(bar)
-                for load in loads:
-                    self._run(variants, (WARM_UP, load), bar)
-                for place in file.missing(self._settings, self._engines):
-                    file.add(place, self._run(turns(variants, place[0]), place, bar))
-                bar.set_description("ending the engines")
-        finally:
-            for engine in self._engines.values():
-                engine.hang_up()  # all of them at the same time
-            for engine in self._engines.values():
-                engine.stop()
-
-    def _start(self, bar: tqdm) -> None:
-        """One after the other, since vLLM finds its memory by watching what is free; side by side where it is told."""
-        variants, is_told = self._settings.variants, "kv_cache_memory_bytes" in engine_arguments(self._settings.engine)
-        for together in [variants] if is_told else [[variant] for variant in variants]:
-            bar.set_description(f"starting {', '.join(together)}")
-            for variant in together:
-                log = self._settings.output / f"{variant}.log"
-                self._engines[variant] = EngineProcess(variant, log, environment_of(variant))
-            starts = ThreadPoolExecutor(len(together))
-            try:
-                for _ in starts.map(self._ask, together, map(self._settings.start, together)):
-                    bar.update()
-            finally:
-                starts.shutdown(wait=False)  # where this is interrupted, what is asked ends with its engine
-
-    def _run(self, variants: list[str], place: Place, bar: tqdm) -> dict[str, dict[str, Any]]:
-        """By variant what sam.vllm.bench.engine.BenchEngine.run returns, of those whose engines are up."""
-        settings, (round_, load) = self._settings, place
-        bar.set_description(f"round {round_}, {settings.requests[load]} requests" if round_ else "warm-up")
-        sampling = {name: getattr(settings, name) for name in ("temperature", "max_tokens", "ignore_eos")}
-        command, runs = {"batches": prompts.batches_of(settings, place, self._groups), "sampling": sampling}, {}
-        for variant in variants:
-            if variant in self._engines and (run := self._ask(variant, command)) is not None:
-                runs[variant] = run
-            bar.update()
-        return runs
-
-    def _ask(self, variant: str, command: dict[str, Any]) -> dict[str, Any] | None:
-        try:
-            return self._engines[variant].ask(command)
+            return engines[variant].ask(command) if variant in engines else None
         except EngineError as error:
-            if variant == self._settings.reference:
+            if variant == settings.reference:
                 raise
-            self.faults[variant] = str(error)
-            self._engines.pop(variant).stop()
+            faults.append(str(error))
+            engines.pop(variant).stop()
             return None
+
+    try:
+        for variant in variants:  # one after the other, since vLLM finds its memory by watching what is free
+            log = settings.output / f"{variant}.log"
+            engines[variant] = EngineProcess(variant, log, environment_of(variant))
+            ask(variant, settings.start(variant))
+        for round_, load in places:
+            command = {"batches": prompts.batches_of(settings, (round_, load), groups), "sampling": sampling}
+            runs = {variant: ask(variant, command) for variant in turns(variants, round_)}
+            if round_ != WARM_UP:
+                loads[load].append({variant: run for variant, run in runs.items() if run is not None})
+    finally:
+        bar.close()
+        for engine in engines.values():
+            engine.hang_up()  # all of them at the same time
+        for engine in engines.values():
+            engine.stop()

@@ -4,25 +4,21 @@ recording with the responses to them.
 All of it is compared with the model before an engine starts.
 """
 
-import hashlib
 import itertools
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from sam.bench.settings import Settings, engine_arguments
+from sam.bench.settings import Settings
 from sam.reading import ReadError, expect, json_object, json_rows, one_line, token_ids
 from sam.record.responses import read_recording
 from sam.record.tokenizer import Tokenizer
-from sam.trained_drafter import wrong_kind
 
 QUESTION = (
     "A workshop makes {a} chairs and {b} tables a day. A chair needs {c} screws and a table needs {d}. "
     "How many screws does the workshop need in {e} days? Think step by step.\n"
 )
-BUILT_IN = "the built-in prompts"
 SEEDS_OF_A_LOAD = 1 << 20
 WARM_UP = 0  # the round that is not counted, one batch of each load
 Place = tuple[int, int]  # a round, from 1, and a load's number
@@ -33,56 +29,6 @@ class Group(NamedTuple):
 
     prompt: list[int]
     responses: list[list[int]] | None = None
-
-
-def vocabulary_of(model: Path) -> int | None:
-    """Tokens that a model knows, by its folder's config.json; None where it does not say.
-
-    Raises:
-        ReadError: there is none, or the number is none.
-    """
-    path = model / "config.json"
-    if not path.is_file():
-        raise ReadError(f"{model}: no config.json there; expected the folder of a model")
-    config = json_object(path)
-    of_text = config.get("text_config") or {}  # of models that read pictures too
-    expect(isinstance(of_text, dict), f"{path}, text_config", "a JSON object", of_text)
-    size = of_text.get("vocab_size", config.get("vocab_size"))
-    expect(size is None or (type(size) is int and size > 0), f"{path}, vocab_size", "a number above 0", size)
-    return size
-
-
-def check_draft_model(folder: Path, vocabulary: int | None, variants: list[str]) -> None:
-    """Raise ValueError unless a folder holds what all these variants draft with, of the model's vocabulary."""
-    try:
-        own = vocabulary_of(folder)
-    except ValueError as error:
-        raise ValueError(f"--draft-model {error}") from error
-    for variant in variants:
-        if found := wrong_kind(folder, variant):
-            raise ValueError(
-                f"--draft-model {folder}: holds {found}, --variants {variant} drafts with the other kind: take another "
-                "folder, or hybrid, which takes both"
-            )
-    if own != vocabulary:
-        raise ValueError(
-            f"--draft-model {folder}: its vocab_size is {own}, the model's is {vocabulary}: make one for this model"
-        )
-
-
-def tokenizer_of(model: Path, engine: list[str]) -> Path | None:
-    """Folder of the tokenizer: the model's, or the one that the engine's arguments name; None where there is none.
-
-    Raises:
-        ValueError: they name a folder without a tokenizer.
-    """
-    named = engine_arguments(engine).get("tokenizer")
-    folder = Path(named) if named else model
-    if any(folder.glob("*token*")):
-        return folder
-    if named:
-        raise ValueError(f"--tokenizer {named}: no tokenizer there; expected a folder with one")
-    return None
 
 
 def read_prompts(path: Path | None, tokenizer: Path | None, most: int | None = None) -> list[list[int]]:
@@ -114,25 +60,22 @@ def read_prompts(path: Path | None, tokenizer: Path | None, most: int | None = N
         return ids
 
     if path is None:
-        return [read({"prompt": question(n)}, f"{BUILT_IN}, prompt {n + 1}") for n in range(most)]
+        return [read({"prompt": question(n)}, f"the built-in prompts, prompt {n + 1}") for n in range(most)]
     if path.suffix not in (".jsonl", ".parquet"):
         raise ReadError(f"{path}: expected .jsonl or .parquet")
     if not path.is_file():
         raise ReadError(f"{path}: no such file")
-    rows = json_rows(path, read) if path.suffix == ".jsonl" else itertools.starmap(read, _table(path))
+    if path.suffix == ".jsonl":
+        rows = json_rows(path, read)
+    else:
+        with one_line(str(path), "not a parquet file"):
+            from pyarrow import parquet
+
+            table = parquet.read_table(path).to_pylist()
+        rows = (read(row, f"{path}, row {number}") for number, row in enumerate(table, start=1))
     prompts = list(itertools.islice(rows, most))
     expect(bool(prompts), str(path), "prompts in it", "none")
     return prompts
-
-
-def _table(path: Path) -> list[tuple[dict, str]]:
-    """The rows of a .parquet file, with their places."""
-    from pyarrow import parquet
-
-    with one_line(str(path), "not a parquet file"):
-        names = [name for name in ("prompt", "prompt_token_ids") if name in parquet.read_schema(path).names]
-        rows = parquet.read_table(path, columns=names).to_pylist()
-    return [(row, f"{path}, row {number}") for number, row in enumerate(rows, start=1)]
 
 
 def question(number: int) -> str:
@@ -172,35 +115,32 @@ def read_groups(
     return [group for _, group in sorted(pieces, key=lambda piece: piece[0])], [left_out] if short else []
 
 
-def check_tokens(groups: list[Group], vocabulary: int | None, source: str) -> None:
-    """Raise ValueError if a prompt, or a response to be forced, has a token that the model does not know."""
-    for number, group in enumerate(groups if vocabulary else [], start=1):
-        for tokens in (group.prompt, *(group.responses or [])):
-            if not 0 <= min(tokens) <= max(tokens) < vocabulary:
-                unknown = next(token for token in tokens if not 0 <= token < vocabulary)
-                place = f"prompt {number}" if tokens is group.prompt else f"a response to prompt {number}"
-                raise ValueError(
-                    f"{source}: {place} has token {unknown}, the model knows 0 to {vocabulary - 1}: it is of another "
-                    "tokenizer than the model"
-                )
-
-
 def read_input(settings: Settings, tokenizer: Path | None) -> tuple[list[Group], list[str]]:
-    """The groups of a measurement, and what to know of them."""
+    """The groups of a measurement, and what to know of them.
+
+    Raises:
+        ValueError: they cannot be read, are too few, or have a token that the model does not know.
+    """
+    source = settings.text or settings.prompts
     needed = sum(len(batch) for batches in planned(settings).values() for batch in batches)
-    if not settings.text:
+    if settings.text:
+        size = min(settings.samples, max(settings.requests))
+        groups, notes = read_groups(settings.text, tokenizer, size, settings.max_tokens)
+    else:
         prompts = read_prompts(settings.prompts, tokenizer, None if settings.prompts else needed)
-        if len(prompts) < needed:
-            raise ValueError(
-                f"{settings.prompts}: {len(prompts)} prompts, all rounds need {needed}, so that none comes again: give "
-                "more, or lower --rounds, --responses or --requests"
-            )
-        return [Group(prompt) for prompt in prompts], []
-    size = min(settings.samples, max(settings.requests))
-    groups, notes = read_groups(settings.text, tokenizer, size, settings.max_tokens)
+        groups, notes = [Group(prompt) for prompt in prompts], []
     if len(groups) < needed:
-        again = f"{settings.text} has {len(groups)} groups, all rounds need {needed}: they come again in other tokens"
-        notes.append(f"{again}, which a trained drafter has not learnt: lower --rounds" if settings.trained else again)
+        lack = f"{source} has {len(groups)} groups, all rounds need {needed}"
+        if not settings.text:
+            raise ValueError(f"{lack}, so that none comes again: give more, or lower --rounds or --requests")
+        notes.append(f"{lack}: they come again in other tokens, which no trained drafter has learnt")
+    config = json_object(path := settings.model / "config.json")
+    size = {**config, **(config.get("text_config") or {})}.get("vocab_size")  # of models that read pictures too
+    expect(size is None or type(size) is int, f"{path}, vocab_size", "a number", size)
+    largest = max(max(tokens) for one in groups for tokens in (one.prompt, *(one.responses or [])))
+    if size is not None and largest >= size:
+        knows = f"the model knows 0 to {size - 1}: it is of another tokenizer than the model"
+        raise ValueError(f"{source}: token {largest}, {knows}")
     return groups, notes
 
 
@@ -254,8 +194,3 @@ def in_other_tokens(groups: list[Group], place: int, size: int) -> Group:
     prompt, *responses = (other[np.searchsorted(known, text)].tolist() for text in (group.prompt, *group.responses))
     first = times * size % len(responses)
     return Group(prompt, responses[first:] + responses[:first])
-
-
-def digest(value: Any) -> str:
-    """A name of token ids."""
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]

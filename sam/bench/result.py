@@ -1,7 +1,6 @@
 """The measured rounds as a result: rows with a verdict, warnings and settings to paste, and as text."""
 
 import json
-import math
 import sys
 from collections.abc import Iterable
 from datetime import date
@@ -9,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sam.bench.engines import Engines, RoundsFile, prepare, vllm_version
-from sam.bench.prompts import BUILT_IN, digest, planned
+from sam.bench.engines import measure_rounds, prepare, vllm_version
 from sam.bench.settings import STOCK, Settings, is_stock
 from sam.command import INTERRUPTED, laid_out
 from sam.record import replacing
@@ -19,31 +17,26 @@ WORTHWHILE = 1.02  # ratio to stock from which speculation pays; less is not wor
 FEWEST_ROUNDS = MORE_ROUNDS = 3  # a range of fewer says nothing about noise
 GO, NO_GO, NOISY = "go", "no-go", "too noisy to tell"
 SAME_WORK = 0.05  # share by which the tokens of two variants may differ before a reader is warned
-STOCK_SAMPLES = (
-    "stock samples with vLLM's own generators: other tokens of the same distribution, unless T is 0; on a CPU seeds "
-    "slow it down: compare with --no-seeds too"
-)
+STOCK_SAMPLES = "stock samples other tokens of the same distribution; on a CPU seeds slow it down: try --no-seeds too"
 
 
 def measure(settings: Settings) -> tuple[dict[str, Any], int]:
-    """Measure what is missing; write result.json, and return its content and the exit code.
+    """Measure; write result.json, of Ctrl-C what there is, and return its content and the exit code.
 
     Raises:
         ValueError: bad input. EngineError: the engine with which the others are compared refused or ended.
     """
     groups, notes = prepare(settings)
-    # Built-in prompts are as many as rounds need: more rounds are no other measurement.
-    file = RoundsFile(settings, digest(groups) if settings.text or settings.prompts else BUILT_IN)
-    engines, code = Engines(settings, groups), 0
+    loads: list[list[dict[str, dict]]] = [[] for _ in settings.requests]
+    faults: list[str] = []
     try:
-        engines.measure(file)
+        measure_rounds(settings, groups, loads, faults)
+        code = 2 if faults else 0
     except KeyboardInterrupt:
         code = INTERRUPTED
-    for fault in engines.faults.values():
-        code = code or 2
+    for fault in faults:
         print(f"error: {fault}", file=sys.stderr)
-        notes.append(f"left out: {fault}")
-    result = result_of(list(file.lines.values()), settings, notes)
+    result = result_of(loads, settings, [*notes, *(f"left out: {fault}" for fault in faults)])
     with replacing(settings.output / "result.json") as partial:
         partial.write_text(json.dumps(result, indent=1) + "\n")
     return result, code
@@ -54,25 +47,16 @@ def middle(values: Iterable[float], digits: int) -> float:
     return round(float(np.median(list(values))), digits)
 
 
-def median_interval(values: list[float]) -> list[float]:
-    """Median, and the narrowest two values around it between which the true median lies with 95 %: the range, up to
-    eight values (order statistics: Conover, Practical Nonparametric Statistics, chapter 3.2)."""
-    count, outside, beyond = len(values), 0, 0.0
-    while (beyond := beyond + math.comb(count, outside) / 2**count) <= 0.025:
-        outside += 1
-    ordered, outside = sorted(values), max(0, outside - 1)
-    return [round(float(v), 3) for v in (np.median(values), ordered[outside], ordered[count - 1 - outside])]
-
-
 def compared(seconds: list[float], reference: list[float]) -> dict[str, Any]:
-    """`ratio`, `low`, `high`: of the reference's seconds over the others' in the same round, as `median_interval`; and
-    `answer`: GO if the whole interval lies above WORTHWHILE, NO_GO if none of it does, otherwise NOISY.
+    """`ratio`, `low`, `high`: median and range of the reference's seconds over the others' in the same round; and
+    `answer`: GO if the whole range lies above WORTHWHILE, NO_GO if none of it does, otherwise NOISY.
 
     Example:
         >>> compared([1.0, 1.0, 1.0], [1.31, 1.38, 1.44])
         {'ratio': 1.38, 'low': 1.31, 'high': 1.44, 'answer': 'go'}
     """
-    ratio, low, high = median_interval([theirs / its for its, theirs in zip(seconds, reference, strict=True)])
+    ratios = [theirs / its for its, theirs in zip(seconds, reference, strict=True)]
+    ratio, low, high = middle(ratios, 3), round(min(ratios), 3), round(max(ratios), 3)
     answer = NOISY if len(seconds) < FEWEST_ROUNDS or low <= WORTHWHILE < high else GO if low > WORTHWHILE else NO_GO
     return {"ratio": ratio, "low": low, "high": high, "answer": answer}
 
@@ -82,16 +66,20 @@ def times(compared: dict[str, Any]) -> str:
     return "{ratio:.2f}x ({low:.2f}-{high:.2f})".format(**compared)
 
 
-def in_requests(count: int) -> str:
+def at(requests: int) -> str:
     """A load in words."""
-    return "1 request" if count == 1 else f"{count} requests"
+    return f"at {requests} request{'s' * (requests != 1)}"
 
 
-def result_of(lines: list[dict[str, Any]], settings: Settings, notes: list[str]) -> dict[str, Any]:
-    """What is measured so far, as result.json has it; `lines` of RoundsFile, `notes`: what to know of the input."""
+def result_of(loads: list[list[dict[str, dict]]], settings: Settings, notes: list[str]) -> dict[str, Any]:
+    """What is measured, as result.json has it.
+
+    Args:
+        loads: of each load and round by variant what sam.vllm.bench.engine.BenchEngine.run returns.
+        notes: what to know of the input.
+    """
     rows = []
-    for load, requests in enumerate(settings.requests):
-        rounds = [line["runs"] for line in lines if line["load"] == load]
+    for requests, rounds in zip(settings.requests, loads, strict=True):
         for variant in settings.variants:
             if its_rounds := [runs for runs in rounds if variant in runs]:
                 rows.append(row_of(requests, variant, its_rounds, settings))
@@ -100,7 +88,6 @@ def result_of(lines: list[dict[str, Any]], settings: Settings, notes: list[str])
         "date": str(date.today()),
         "vllm": vllm_version(),
         "settings": settings.of_measurement(),
-        "measured": what_was_measured(settings),
         "reference": settings.reference,
         "rows": rows,
         "lines": [verdict_line(row) for row in verdicts.values()],
@@ -110,14 +97,13 @@ def result_of(lines: list[dict[str, Any]], settings: Settings, notes: list[str])
 
 
 def row_of(requests: int, variant: str, rounds: list[dict[str, dict]], settings: Settings) -> dict[str, Any]:
-    """One load and variant, of the runs of each round by variant, as sam.vllm.bench.engine.BenchEngine.run has them.
+    """One load and variant.
 
     Returns:
         Medians over the rounds of `seconds`, `tokens_per_s`, `step_ms` (milliseconds of a step) and `steps`;
-        `by_round`: seconds of each; `acceptance_length`, `drafted` and `accepted` tokens of all rounds, None for stock;
-        over the reference `compared`; `as_recorded`: responses equal to the recording's, None where no text is forced;
-        `identical` of `responses` that equal those of `off`, None without it or without seeds; `tokens_ratio`: its
-        tokens over the reference's; `draft_errors`; `asynchronous`: whether the engine schedules asynchronously.
+        `acceptance_length`, `drafted` and `accepted` tokens of all rounds, None for stock; over the reference
+        `compared`; `identical` of `responses` that equal those of `off`, None without it or without seeds;
+        `tokens_ratio`: its tokens over the reference's; `draft_errors`.
     """
     runs, base = [one[variant] for one in rounds], [one[settings.reference] for one in rounds]
 
@@ -135,17 +121,15 @@ def row_of(requests: int, variant: str, rounds: list[dict[str, dict]], settings:
         "variant": variant,
         "rounds": len(rounds),
         "seconds": middle(seconds, 3),
-        "by_round": seconds,
         "tokens_per_s": middle((run["tokens"] / run["seconds"] for run in runs), 1),
         "step_ms": middle((1e3 * run["seconds"] / run["steps"] for run in runs), 3),
         "steps": middle((run["steps"] for run in runs), 1),
         "acceptance_length": verify_steps and round(verified / verify_steps, 3) if verify_steps != 0 else 1.0,
-        **{name: whole(name) for name in ("drafted", "accepted", "draft_errors", "as_recorded")},
+        **{name: whole(name) for name in ("drafted", "accepted", "draft_errors")},
         **compared(seconds, [run["seconds"] for run in base]),
         "identical": identical,
         "responses": sum(len(run["responses"]) for run in runs),
         "tokens_ratio": round(whole("tokens") / max(1, whole("tokens", base)), 3),
-        "asynchronous": runs[-1]["asynchronous"],
     }
 
 
@@ -154,13 +138,10 @@ def verdict_line(row: dict[str, Any]) -> str:
 
     Example:
         >>> verdict_line({"requests": 1, "rounds": 3} | compared([1.0, 1.0, 1.0], [0.9, 1.2, 1.1]))
-        'too noisy to tell: 0.90x-1.20x at 1 request, 3 more rounds (--rounds 6 --resume)'
+        'too noisy to tell: 1.10x (0.90-1.20) at 1 request: use --rounds 6'
     """
-    at = f"at {in_requests(row['requests'])}"
-    if row["answer"] != NOISY:
-        return f"{row['answer']}: {times(row)} {at}"
-    more, interval = max(MORE_ROUNDS, FEWEST_ROUNDS - row["rounds"]), f"{row['low']:.2f}x-{row['high']:.2f}x"
-    return f"{NOISY}: {interval} {at}, {more} more rounds (--rounds {row['rounds'] + more} --resume)"
+    more = f": use --rounds {row['rounds'] + MORE_ROUNDS}" if row["answer"] == NOISY else ""
+    return f"{row['answer']}: {times(row)} {at(row['requests'])}{more}"
 
 
 def recommendation(answers: dict[int, str], draft_tokens: int) -> str:
@@ -178,58 +159,37 @@ def recommendation(answers: dict[int, str], draft_tokens: int) -> str:
 
 def warnings_of(rows: list[dict[str, Any]], settings: Settings) -> list[str]:
     """What a reader must know before believing the rows."""
-    found = []
+    samples = settings.reference == STOCK and settings.seeds and settings.temperature and not settings.text
+    found = [STOCK_SAMPLES] if samples else []
     for row in rows:
-        place = f"{row['variant']} at {in_requests(row['requests'])}"
+        place = f"{row['variant']} {at(row['requests'])}"
         if row["draft_errors"]:
             found.append(f"{place}: drafting failed {row['draft_errors']} times: see {row['variant']}.log")
         if not is_stock(row["variant"]) and row["identical"] is not None and row["identical"] < row["responses"]:
             found.append(f"{place}: {row['responses'] - row['identical']} responses differ from those of off")
         if abs(row["tokens_ratio"] - 1) > SAME_WORK:
-            found.append(
-                f"{place}: {row['tokens_ratio']:.2f} times the tokens of {settings.reference}, so that seconds are not "
-                "of the same work: use --ignore-eos or more rounds"
-            )
-    asynchronous = {row["variant"]: row["asynchronous"] for row in rows}
-    synchronous = [variant for variant, its in asynchronous.items() if not its and not is_stock(variant)]
-    behind = "schedules step by step, stock asynchronously: vLLM does not combine that with its drafter"
-    return found + [f"{variant} {behind}" for variant in synchronous if asynchronous.get(STOCK)]
-
-
-def what_was_measured(settings: Settings) -> list[str]:
-    """Loads, sampling and reference, in words."""
-    counts = [len(batches) for (round_, _), batches in planned(settings).items() if round_ == 1]
-    loads = zip(counts, settings.requests, strict=True)
-    batches = ", ".join(f"{count} of {in_requests(load)}" for count, load in loads)
-    seeds = "all requests carry seeds" if settings.seeds else "no request carries a seed"
-    lines = [f"batches of a round, one after another: {batches}; {settings.samples} requests of a prompt; {seeds}"]
-    if settings.text:
-        lines.append(f"all requests emit the responses of {settings.text.name}, whatever the logits say")
-    elif STOCK in settings.variants and settings.seeds:
-        lines.append(STOCK_SAMPLES)
-    return lines if settings.reference == STOCK else [*lines, "compared with off, not with stock vLLM"]
+            than = f"{row['tokens_ratio']:.2f} times the tokens of {settings.reference}, so that seconds are not"
+            found.append(f"{place}: {than} of the same work: use --ignore-eos or more rounds")
+    return found
 
 
 def table_of(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Header and cells of the table, for the screen and for the report's page."""
-    is_forced = result["settings"]["text"] is not None
     header = ["requests", "variant", "seconds", "tokens/s", "ms/step", "steps", "length", "drafted", "accepted"]
-    header += [f"over {result['reference']}", "as recorded" if is_forced else "identical to off"]
     cells = []
     for row in result["rows"]:
-        same = row["as_recorded"] if is_forced else row["identical"]
+        length, same = row["acceptance_length"], row["identical"]
         cells.append([
             str(row["requests"]), row["variant"], f"{row['seconds']:.2f}", f"{row['tokens_per_s']:.1f}",
-            f"{row['step_ms']:.2f}", f"{row['steps']:.0f}",
-            "-" if (length := row["acceptance_length"]) is None else f"{length:.2f}",
-            *("-" if (count := row[name]) is None else str(count) for name in ("drafted", "accepted")),
+            f"{row['step_ms']:.2f}", f"{row['steps']:.0f}", "-" if length is None else f"{length:.2f}",
+            *("-" if row[name] is None else str(row[name]) for name in ("drafted", "accepted")),
             times(row), "-" if same is None else f"{same} of {row['responses']}",
         ])  # fmt: skip
-    return header, cells
+    return [*header, f"over {result['reference']}", "identical to off"], cells
 
 
 def as_text(result: dict[str, Any]) -> str:
     """The result for a screen: rows, what to know of them, the verdicts, and settings to paste."""
-    lines = laid_out(*table_of(result)) + result["measured"] if result["rows"] else ["nothing is measured yet"]
+    lines = laid_out(*table_of(result)) if result["rows"] else ["nothing is measured yet"]
     lines += [f"warning: {warning}" for warning in result["warnings"]]
     return "\n".join([*lines, *result["lines"], result["recommended"]]).rstrip()

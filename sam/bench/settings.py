@@ -4,7 +4,6 @@ With Python's standard library alone: scripts/bench_cuda.sh asks before anything
 """
 
 import argparse
-import difflib
 import itertools
 import re
 from pathlib import Path
@@ -15,17 +14,12 @@ from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
 
 STOCK = "stock"
 STOCK_V1 = "stock-v1"  # with vLLM's first model runner, which all that this project installs needs
-# vLLM as it is shipped with one of its own drafters, and its own verification.
-STOCK_DRAFTERS = {f"stock-{method}": method for method in ("ngram", "ngram_gpu", "suffix")}
-VARIANTS = (STOCK, STOCK_V1, *STOCK_DRAFTERS, "off", "sam", "ngram", "suffix", *WITH_DRAFT_MODEL)
-# sam with drafts of up to so many tokens in every step, what goodput is measured against; and with so many paths.
-SAM = re.compile(r"sam(?:-k([1-9]|1[0-5]))?(?:-paths([2-8]))?")
+VARIANTS = (STOCK, STOCK_V1, "off", "sam", "ngram", "suffix", *WITH_DRAFT_MODEL)
+FIXED = re.compile(r"sam-k([1-9]|1[0-5])")  # drafts of up to so many tokens in every step
 # Set by the variants, so that nobody else may.
 RESERVED = ("model", "speculative_config", "spec_method", "spec_model", "spec_tokens", "additional_config",
             "worker_extension_cls")  # fmt: skip
 DEFAULT_MAX_TOKENS = 256
-ALIKE = 0.8  # an option of vLLM's engine is less like any of this command's, but for one
-THEIRS = "--seed"
 EPILOG = (
     "Further options, such as --max-model-len 2048, are vLLM's engine's, by its own names, and go to all variants. "
     "`sam bench --run RUN` measures engines on the text of a recorded run, `sam bench --config-name NAME` whole runs."
@@ -47,33 +41,24 @@ class Settings(argparse.Namespace):
             raise ValueError(f"--temperature {self.temperature}: expected 0 or more")
         if self.text and self.prompts:
             raise ValueError("--text has its own prompts: leave --prompts out")
-        if not (self.model / "config.json").is_file():
-            raise ValueError(f"{self.model}: no config.json there; expected the folder of a model")
-        self._check_variants()
+        for folder in filter(None, (self.model, self.draft_model)):
+            if not (folder / "config.json").is_file():
+                raise ValueError(f"{folder}: no config.json there; expected the folder of a model")
+        for variant in self.variants:
+            if variant not in VARIANTS and not FIXED.fullmatch(variant):
+                raise ValueError(f"--variants {variant}: expected some of {', '.join(VARIANTS)}, sam-k1 to sam-k15")
+        if len(set(self.variants)) < len(self.variants) or not {STOCK, "off"} & set(self.variants):
+            expected = "different ones, stock or off among them, to compare with"
+            raise ValueError(f"--variants {_words(self.variants)}: expected {expected}")
+        if bool(self.draft_model) != bool({*self.variants} & {*WITH_DRAFT_MODEL}):
+            choice = " or ".join(WITH_DRAFT_MODEL)
+            raise ValueError(
+                f"--draft-model {self.draft_model}: it goes with {choice} among --variants, and they with it"
+            )
         SpeculationConfig(num_speculative_tokens=self.draft_tokens)
         for name in RESERVED:
             if name in engine_arguments(self.engine):
                 raise ValueError(f"--{name.replace('_', '-')}: the variants set it, leave it out")
-
-    def _check_variants(self) -> None:
-        for variant in self.variants:
-            if variant not in VARIANTS and not SAM.fullmatch(variant):
-                known = f"{', '.join(VARIANTS)}, sam-k1 to sam-k15, sam-paths2 to sam-paths8"
-                raise ValueError(f"--variants {variant}: expected some of {known}")
-        if len(set(self.variants)) < len(self.variants):
-            raise ValueError(f"--variants {_words(self.variants)}: one comes twice")
-        if not {STOCK, "off"} & set(self.variants):
-            raise ValueError(f"--variants {_words(self.variants)}: expected stock or off among them, to compare with")
-        if self.trained and not self.draft_model:
-            raise ValueError(f"--variants {self.trained[0]}: it needs --draft-model DIR, the folder of a draft model")
-        if self.draft_model and not self.trained:
-            choice = " or ".join(WITH_DRAFT_MODEL)
-            raise ValueError(f"--draft-model {self.draft_model}: no variant drafts with it: add {choice} to --variants")
-
-    @property
-    def trained(self) -> list[str]:
-        """The variants that draft with `draft_model`."""
-        return [variant for variant in self.variants if variant in WITH_DRAFT_MODEL]
 
     @property
     def reference(self) -> str:
@@ -81,18 +66,12 @@ class Settings(argparse.Namespace):
         return STOCK if STOCK in self.variants else "off"
 
     def of_measurement(self) -> dict[str, Any]:
-        """What a measurement must have in common with the one that it goes on with (`--resume`), as JSON holds it."""
-        own = {name: value for name, value in vars(self).items() if name not in ("rounds", "output", "resume", "check")}
-        own["text"] = self.text and self.text.resolve().name
-        return {name: str(value) if isinstance(value, Path) else value for name, value in own.items()}
+        """All of it, as JSON holds it."""
+        return {name: str(value) if isinstance(value, Path) else value for name, value in vars(self).items()}
 
     def start(self, variant: str) -> dict[str, Any]:
         """What sam.vllm.bench.engine.BenchEngine is told to start a variant's engine."""
-        if is_stock(variant):
-            method = STOCK_DRAFTERS.get(variant)
-            speculation = method and {"method": method, "num_speculative_tokens": self.draft_tokens}
-        else:
-            speculation = SpeculationConfig.from_dict(self._speculation(variant)).to_dict()
+        speculation = None if is_stock(variant) else SpeculationConfig.from_dict(self._speculation(variant)).to_dict()
         started = {"model": str(self.model), "engine": self.engine, "forces_text": self.text is not None}
         return started | {"is_stock": is_stock(variant), "speculation": speculation}
 
@@ -103,11 +82,11 @@ class Settings(argparse.Namespace):
         if self.text is not None:
             # No uniform of this engine drew a recording's tokens, so that a draw with one would be any draw.
             keys["draft_sample_method"] = "greedy"
-        if sam := SAM.fullmatch(variant):
-            fixed, paths = sam.groups()
-            keys |= {"method": "sam", "policy": "goodput", "paths": int(paths or 1)}
-            return keys | ({"policy": "always", "num_speculative_tokens": int(fixed)} if fixed else {})
-        return keys | ({"policy": "goodput", "draft_model": str(self.draft_model)} if variant in self.trained else {})
+        if fixed := FIXED.fullmatch(variant):
+            return keys | {"method": "sam", "policy": "always", "num_speculative_tokens": int(fixed[1])}
+        if variant in WITH_DRAFT_MODEL:
+            keys["draft_model"] = str(self.draft_model)
+        return keys | ({"policy": "goodput"} if variant in ("sam", *WITH_DRAFT_MODEL) else {})
 
 
 def is_stock(variant: str) -> bool:
@@ -145,7 +124,7 @@ def parser() -> Parser:
     found.add_argument("--responses", type=int, default=8, help="of a round at least: small loads run several batches")
     found.add_argument("--max-tokens", type=int, help=f"of a response; {DEFAULT_MAX_TOKENS}, or with --text all of it")
     found.add_argument("--temperature", type=float, default=1.0)
-    variants = "stock off sam ngram suffix draft_model hybrid eagle3; sam-k2: drafts of 2 in every step; sam-paths4"
+    variants = f"{' '.join(VARIANTS)}; sam-k2: drafts of 2 in every step"
     found.add_argument("--variants", nargs="+", default=[STOCK, "off", "sam"], help=variants)
     found.add_argument("--draft-tokens", type=int, default=8, help="longest draft of a request, 1 to 15")
     found.add_argument("--draft-model", type=Path, metavar="DIR", help="of draft_model and hybrid, or eagle3's head")
@@ -153,8 +132,7 @@ def parser() -> Parser:
     found.add_argument("--ignore-eos", action="store_true", help="all responses have --max-tokens tokens")
     seeds = "whether requests carry seeds, so that tokens can be compared; by default unless --text is given"
     found.add_argument("--seeds", action=argparse.BooleanOptionalAction, help=seeds)
-    found.add_argument("--output", type=Path, default=Path("outputs/bench"), help="folder for rounds, logs, result")
-    found.add_argument("--resume", action="store_true", help="go on where a measurement stopped")
+    found.add_argument("--output", type=Path, default=Path("outputs/bench"), help="folder for logs and result")
     found.add_argument("--check", action="store_true", help="look at these words only, and measure nothing")
     return found
 
@@ -165,17 +143,14 @@ def parse(arguments: list[str]) -> Settings:
     Raises:
         ValueError: one line.
     """
-    known = parser()
-    settings, engine = known.parse_known_args(arguments, Settings())
-    own = {name for action in known._actions for name in action.option_strings}
-    for word in engine:
-        if word != THEIRS and (close := difflib.get_close_matches(word.partition("=")[0], own, 1, ALIKE)):
-            raise ValueError(f"{word}: did you mean {close[0]}?")
+    settings, engine = parser().parse_known_args(arguments, Settings())
     if engine and not engine[0].startswith("-"):
         raise ValueError(f"{engine[0]}: expected an option of sam bench, or one of vLLM's engine")
     settings.engine = engine
     settings.seeds = settings.text is None if settings.seeds is None else settings.seeds
     settings.ignore_eos |= settings.text is not None
+    if settings.text is None and settings.max_tokens is None:
+        settings.max_tokens = DEFAULT_MAX_TOKENS
     for name in ("model", "draft_model"):
         setattr(settings, name, getattr(settings, name) and getattr(settings, name).absolute())
     settings.validate()

@@ -1,4 +1,4 @@
-"""Rollouts played event by event under chosen settings: routed, queued, drafted, verified, to the last token.
+"""Rollouts played event by event under chosen settings: queued, drafted, verified, to the last token.
 
 The published set-ups are cann-recipes-train's (llm_rl/qwen3, docs/llm_rl/sam_decoding.md): sizes, k and thresholds are
 known. Their tables of step costs are fitted to published seconds, not measured; those named `cautious` cost in every
@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 
 from sam.config import SpeculationConfig
-from sam.routing import ContextPolicy, RoutingSettings
+from sam.drafting.drafter import Drafter
 from sam.simulate.workload import SHIPPED, Acceptance, DrawnDrafts, RealDrafts, Round
 from sam.switch.policies import make_policy
 from sam.switch.policy import Plan, Policy, StepState
 from sam.switch.step_cost import StepCost
 
-SCOPES, ROUTERS = ("request", "group", "shared"), ("verl", "context")
+SCOPES = "request", "group", "shared"
 SIGMA, CORRELATION, CAP, SAMPLES = 0.6, 0.35, 34816, 16
 # A step with drafts, or a series of steps without: when it ended, how many steps, requests of the largest replica,
 # whether any speculated, draft tokens, those accepted, requests that had any, and tokens generated.
@@ -30,7 +30,6 @@ STEPS = np.dtype([
     ("end_ms", "f8"), ("steps", "i8"), ("running", "i8"), ("switched_on", "?"), *((name, "i8") for name in COUNTS)
 ])  # fmt: skip
 MOST_STEPS = 64  # without drafts that are played at once: costs are all but linear in so few tokens of context
-NO_BOUND = 1 << 60  # of a replica's KV cache
 
 
 @dataclass(frozen=True)
@@ -40,18 +39,12 @@ class Choice:
     Attributes:
         scope: one of SCOPES, whose text a drafter sees: the request's, also that of its prompt's other samples on the
             replica, or of all of them.
-        router: one of ROUTERS, which says where requests run.
-        chunk: tokens after which a response is routed anew, not with verl; 0: never.
-        delay: tokens by which other replicas' text is late, with scope shared and drawn drafts.
     """
 
     policy: str = SpeculationConfig.policy
     k: int = SpeculationConfig.num_speculative_tokens
     threshold: int = SpeculationConfig.batch_size_threshold
     scope: str = SpeculationConfig.scope
-    router: str = "verl"
-    chunk: int = 0
-    delay: int = 0
 
     @property
     def label(self) -> str:
@@ -77,11 +70,6 @@ class Cluster:
     dp_synchronous: bool = False
     admit_ms: float = 0.0
 
-    def __post_init__(self) -> None:
-        for name, least in (("replicas", 1), ("max_num_seqs", 1), ("admit_ms", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)}: expected at least {least}")
-
 
 # Published set-ups: machines, prompts of a round, draft tokens, threshold.
 SETUPS = {
@@ -104,49 +92,21 @@ def load_step_cost(name: str) -> StepCost:
     return StepCost.load(shipped.get(name, path))
 
 
-class Balancer:
-    """verl's: each request waits at its replica (int64 [requests]); what is asked of the recipe's ContextPolicy."""
-
-    def __init__(self, replica_of: np.ndarray):
-        self._replica_of, self._new = replica_of, []
-
-    def arrive(self, name: str, prompt: str, prompt_tokens: int, limit: int) -> None:
-        self._new.append((name, str(self._replica_of[int(name)]), NO_BOUND))
-
-    def finish(self, name: str, emitted: int) -> None: ...
-
-    def decide(self) -> list[tuple[str, str, int]]:
-        new, self._new = self._new, []
-        return new
-
-
-def make_router(choice: Choice, cluster: Cluster, replica_of: np.ndarray) -> ContextPolicy | Balancer:
-    """The recipe's router, or verl's balancer, which sends requests to `replica_of` (int64 [requests])."""
-    if choice.router == "verl":
-        return Balancer(replica_of)
-    router = ContextPolicy(RoutingSettings(choice.chunk or None))
-    for replica in range(cluster.replicas):
-        router.add_replica(str(replica), NO_BOUND, cluster.max_num_seqs, block_tokens=1)
-    return router
-
-
 class Replica:
     """One data-parallel rank of an engine, or a whole engine: its queue, its batch, its policy and its drafts.
 
     Args:
-        generated, targets: int64 [requests of the round], shared by all replicas: tokens that each has, and at which
-            its chunk ends.
+        generated: int64 [requests of the round], shared by all replicas: tokens that each has.
 
     Attributes:
         running: int64 [n], requests in the batch, in the order in which they came.
-        ended: requests that have reached their targets since the list was last cleared.
         counts, num_tokens: COUNTS of the last step, and its tokens, drafts included.
     """
 
-    def __init__(self, work: Round, generated, targets, slots: int, policy: Policy, drafts):
-        self._work, self._generated, self._targets, self._slots = work, generated, targets, slots
+    def __init__(self, work: Round, generated: np.ndarray, slots: int, policy: Policy, drafts):
+        self._work, self._generated, self._slots = work, generated, slots
         self._policy, self._drafts = policy, drafts
-        self.queue, self.running, self.ended = deque(), np.empty(0, np.int64), []
+        self.queue, self.running = deque(), np.empty(0, np.int64)
         self._fresh = self.num_tokens = 0  # requests that came with this step
         self.counts, self.switch_on = (0, 0, 0, 0), False
         self._state, self._plan, self._steps = StepState(0), Plan(0), 0  # and steps since it was made
@@ -169,8 +129,8 @@ class Replica:
         return 0 if self._plan.budget else 1 + self._plan.valid_for_steps - self._steps
 
     def until_end(self) -> int:
-        """Tokens until the first running request reaches its target."""
-        return int((self._targets[self.running] - self._generated[self.running]).min())
+        """Tokens until the first running request ends."""
+        return int((self._work.lengths[self.running] - self._generated[self.running]).min())
 
     def step(self, cost: StepCost, steps: int) -> float:
         """Draft, verify and advance by a step, or by `steps` steps without drafts; returns the milliseconds of each for
@@ -182,7 +142,7 @@ class Replica:
             budgets = np.where(before > 0, self._plan.budget, 0)
             acceptance, offsets = self._drafts.draft(running, before, budgets, self._plan.min_acceptance)
             lengths = self._policy.choose(self._state, acceptance, offsets)
-            left = self._targets[running] - before
+            left = self._work.lengths[running] - before
             accepted = np.minimum(self._drafts.verify(lengths), left)
             tokens = np.minimum(accepted + 1, left)
             counts = int(lengths.sum()), int(accepted.sum()), int(np.count_nonzero(lengths))
@@ -200,9 +160,8 @@ class Replica:
         if is_observed and not self._plan.valid_for_steps:
             state = replace(self._state, max_num_tokens_other_dp_ranks=num_tokens_other)
             self._policy.observe(state, *self.counts[:2], milliseconds)
-        is_ended = generated >= self._targets[running]
+        is_ended = generated >= self._work.lengths[running]
         if is_ended.any():
-            self.ended += running[is_ended].tolist()
             self.running = running[~is_ended]
             for request in running[is_ended].tolist():
                 self._drafts.finish(request)
@@ -245,74 +204,59 @@ def num_tokens_others(replicas: list[Replica]) -> list[int]:
     return [max((one.num_tokens for one in replicas if one is not rank), default=0) for rank in replicas]
 
 
-def play(work: Round, cluster: Cluster, router, cost: StepCost, parts, progress) -> list[np.ndarray]:
+def play(work: Round, cluster: Cluster, replica_of: np.ndarray, cost: StepCost, parts, progress) -> list[np.ndarray]:
     """Play a round to its end; returns STEPS [rows] of each engine.
 
     Args:
-        router: of `make_router`.
+        replica_of: int64 [requests], where each runs.
         parts: list of (Policy, drafts), of each replica.
         progress: called with the tokens generated since the last call.
-
-    Raises:
-        RuntimeError: the router has left requests waiting.
     """
-    generated, targets = np.zeros((2, len(work)), dtype=np.int64)
-    routed = np.zeros(len(work), dtype=np.int64)  # tokens that the router knows each to have
-    replicas = [Replica(work, generated, targets, cluster.max_num_seqs, *part) for part in parts]
+    generated = np.zeros(len(work), dtype=np.int64)
+    replicas = [Replica(work, generated, cluster.max_num_seqs, *part) for part in parts]
     ranks = [replicas] if cluster.dp_synchronous else [[replica] for replica in replicas]
-    engines, limit = [Engine(one, cost, cluster.admit_ms) for one in ranks], int(work.lengths.max())
+    engines = [Engine(one, cost, cluster.admit_ms) for one in ranks]
     arriving = deque(np.argsort(work.arrivals, kind="stable").tolist())
-    # The engine whose step ends first goes on first: a drafter that several share sees tokens in the order of time, and
-    # a router knows what has ended. `idle` are those that no step ends of.
+    # The engine whose step ends first goes on first: a drafter that several share sees tokens in the order of time.
+    # `idle` are those that no step ends of.
     ends: list[tuple[float, int]] = []
     idle = set(range(len(engines)))
     while ends or arriving:
         now = min(ends[0][0] if ends else np.inf, work.arrivals[arriving[0]] if arriving else np.inf)
         while arriving and work.arrivals[arriving[0]] <= now:
-            i = arriving.popleft()
-            router.arrive(str(i), str(work.prompts[i]), int(work.prompt_tokens[i]), limit)
+            request = arriving.popleft()
+            replicas[replica_of[request]].queue.append(request)
         if ends and ends[0][0] <= now:
-            idle.add(ended := heapq.heappop(ends)[1])
-            for replica in engines[ended].replicas:
-                for i in replica.ended:
-                    end = router.finish if generated[i] >= work.lengths[i] else router.proceed
-                    end(str(i), int(generated[i] - routed[i]))
-                    routed[i] = generated[i]
-                replica.ended.clear()
-        for name, replica, tokens in router.decide():
-            targets[int(name)] = min(generated[int(name)] + tokens, work.lengths[int(name)])
-            replicas[int(replica)].queue.append(int(name))
+            idle.add(heapq.heappop(ends)[1])
         for i in sorted(i for i in idle if engines[i].has_work()):
             engines[i].clock = max(engines[i].clock, now)
             progress(engines[i].advance(may_jump=not arriving))
             idle.discard(i)
             heapq.heappush(ends, (engines[i].clock, i))
-    if (generated < work.lengths).any():
-        raise RuntimeError(f"{(generated < work.lengths).sum()} requests were never finished: the router holds them")
     return [np.array(engine.timeline, STEPS) for engine in engines]
 
 
-# Makes the drafts of a drafter, of a round, the settings, the replica of each request, its number, the round's.
-Drafts = Callable[[Round, Choice, np.ndarray, int, int], object]
+# Makes the drafts of a drafter: of a round, the settings, the drafter's number and the round's.
+Drafts = Callable[[Round, Choice, int, int], object]
 
 
 def drawn(table: Callable[[int], Acceptance]) -> Drafts:
     """Draw drafts from tables; `table` gives that of a draft length."""
 
-    def make(work: Round, choice: Choice, replica_of: np.ndarray, which: int, number: int) -> DrawnDrafts:
-        prompts = np.arange(len(work)) if choice.scope == "request" else work.prompts
-        return DrawnDrafts(table(choice.k), prompts, replica_of, choice.delay, number)
+    def make(work: Round, choice: Choice, which: int, number: int) -> DrawnDrafts:
+        return DrawnDrafts(table(choice.k), np.arange(len(work)) if choice.scope == "request" else work.prompts, number)
 
     return make
 
 
-def real(make_drafter: Callable[[str, int], object]) -> Drafts:
-    """Draft on the recorded responses; the drafters stay for all rounds. `make_drafter`: of scope and draft length."""
+def real() -> Drafts:
+    """Draft with sam on the recorded responses; the drafters stay for all rounds."""
     drafters = {}
 
-    def make(work: Round, choice: Choice, replica_of: np.ndarray, which: int, number: int) -> RealDrafts:
+    def make(work: Round, choice: Choice, which: int, number: int) -> RealDrafts:
         if not number:
-            drafters[which] = make_drafter("request" if choice.scope == "request" else "group", choice.k)
+            scope = "request" if choice.scope == "request" else "group"
+            drafters[which] = Drafter(max_draft_tokens=choice.k, scope=scope)
         return RealDrafts(drafters[which], work, number)
 
     return make
@@ -337,11 +281,9 @@ def simulate(
     played, count = [], 1 if choice.scope == "shared" else cluster.replicas
     for number, work in enumerate(rounds):
         replica_of = assign(len(work), cluster.replicas, seed=number)
-        router = make_router(choice, cluster, replica_of)
-        made = [drafts(work, choice, replica_of, which, number) for which in range(count)]
-        made *= cluster.replicas // count
+        made = [drafts(work, choice, which, number) for which in range(count)] * (cluster.replicas // count)
         parts = [(make_policy(choice.policy, choice.k, choice.threshold, step_cost=cost), one) for one in made]
-        played.append(play(work, cluster, router, cost, parts, progress))
+        played.append(play(work, cluster, replica_of, cost, parts, progress))
     return played
 
 

@@ -1,13 +1,14 @@
 """A recorded training run as the simulator reads it, and step costs fitted to the engine steps that it recorded."""
 
 import math
+import operator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
 
 import numpy as np
 
-from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
+from sam.config import SpeculationConfig
 from sam.reading import ReadError, expect, one_line
 from sam.record import responses as run_directory
 from sam.record.engine_steps import EngineSteps
@@ -59,44 +60,35 @@ class RecordedRun:
         return cls(directory, config, seconds)
 
     @property
-    def speculation(self) -> SpeculationConfig:
-        return SpeculationConfig.from_dict(self.config["speculation"])
-
-    @property
     def is_simulated(self) -> bool:
-        """Whether its rollouts can be simulated as they ran: without a trained drafter."""
-        return self.speculation.method not in WITH_DRAFT_MODEL
+        """Whether its rollouts can be simulated as they ran."""
+        return self.config["speculation"]["method"] in ("sam", "off")
 
     @property
     def choice(self) -> Choice:
-        """The run's own settings; ngram and suffix have no switch.
+        """The run's own settings.
 
         Raises:
-            ValueError: the run had a trained drafter.
+            ValueError: another drafter than sam.
         """
-        own = self.speculation
+        own = SpeculationConfig.from_dict(self.config["speculation"])
         if not self.is_simulated:
-            raise ValueError(f"{self.directory}: trained drafters, as of {own.method}, are not simulated")
-        policy = {"sam": own.policy, "off": "never"}.get(own.method, "always")
-        scope = "request" if own.method == "ngram" else own.scope
-        return Choice(policy, own.num_speculative_tokens, own.batch_size_threshold, scope)
+            raise ValueError(f"{self.directory}: drafts of {own.method} are not simulated: name a run with sam or off")
+        policy = own.policy if own.method == "sam" else "never"
+        return Choice(policy, own.num_speculative_tokens, own.batch_size_threshold, own.scope)
 
     def cluster(self, admit_ms: float = 0.0) -> Cluster:
         """Return the machines that it ran on."""
         settings, trainer = self.config["actor_rollout_ref"]["rollout"], self.config.get("trainer", {})
-        names = ("data_parallel_size", "tensor_model_parallel_size", "pipeline_model_parallel_size")
-        ranks, *shape = (self._number(settings, name) for name in names)
-        world = self._number(trainer, "nnodes") * self._number(trainer, "n_gpus_per_node")
-        engines = max(1, world // (ranks * math.prod(shape)))
+        names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size")
+        with one_line(str(self.directory / run_directory.CONFIG_FILE), "not this version's settings"):
+            *shape, ranks = (operator.index(settings.get(name) or 1) for name in names)
+            slots = operator.index(settings.get("max_num_seqs") or 1024)
+            world = math.prod(operator.index(trainer.get(name) or 1) for name in ("nnodes", "n_gpus_per_node"))
+            engines = max(1, world // (ranks * math.prod(shape)))
         if ranks > 1 and engines > 1:
             raise ValueError(f"{self.directory}: {engines} engines of {ranks} data-parallel ranks: not simulated yet")
-        slots = self._number(settings, "max_num_seqs", 1024)
         return Cluster(max(ranks, engines), slots, dp_synchronous=ranks > 1, admit_ms=admit_ms)
-
-    def _number(self, section: dict, key: str, default: int = 1) -> int:
-        value, place = section.get(key), f"{self.directory / run_directory.CONFIG_FILE}, {key}"
-        expect(value is None or (type(value) is int and value > 0), place, "a number above 0", value)
-        return default if value is None else value
 
     def rounds(self, step: int) -> list[tuple[Round, EngineSteps]]:
         """A training step's rounds of generation, with the arrivals and the engine steps of its first replica."""

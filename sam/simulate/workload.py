@@ -1,10 +1,10 @@
-"""The requests of a rollout, and which of their draft tokens are accepted.
+"""What the simulator plays: rounds of requests, and the drafts of each.
 
-Lengths are drawn from a log-normal fit, or those of recorded responses. Acceptance is drawn from a table of verify
-steps, or that of drafts on the recorded responses themselves. A cell of the table is a number of siblings whose text
-the drafter sees and a range of response positions. Its records are verify steps, recorded while drafting on responses:
-the draft's cumulative acceptance probabilities and the number of its tokens that were accepted. A simulated request
-draws a record for each of its steps, always the same one at the same position, whatever the policy did before.
+Lengths are drawn, or those of a recorded round. Drafts are drawn from a table that this package ships, or made on the
+recorded responses themselves. A cell of the table is a number of siblings whose text the drafter sees and a range of
+response positions. Its records are verify steps: the draft's cumulative acceptance probabilities and the number of its
+tokens that were accepted. A simulated request draws a record for each of its steps, always the same one at the same
+position, whatever the policy did before.
 """
 
 import json
@@ -16,19 +16,14 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 from sam.drafting.drafter import Drafter
 from sam.record.responses import Recording
-from sam.replay import Replay, make_drafter
 
 NORMAL = NormalDist()
 PROMPT_TOKENS = 128  # of a drawn request
 SHIPPED = Path(__file__).parent / "step_costs"
-SIBLINGS = (1, 2, 4, 8, 16)
 EDGES = np.array((0, 256, 512, 1024, 2048, 4096, 8192))  # tokens, where ranges begin; the last one has no end
-MIN_RECORDS = 200  # of a cell; with fewer it repeats the range before it
-CELL = np.dtype([("start", np.int64), ("size", np.int64)])  # the records of a cell
 PERCENT = 100  # probabilities are kept in hundredths
 
 
@@ -72,18 +67,7 @@ def log_normal(
         mean: tokens, of the lengths cut at `cap` tokens; mu follows from it.
         sigma: standard deviation of the logarithm, over all responses.
         correlation: share of its variance that the samples of a prompt have in common.
-
-    Raises:
-        ValueError: no such distribution.
     """
-    cap = int(cap)
-    if not 1 <= mean < cap:
-        raise ValueError(f"lengths: mean {mean:g}: expected at least 1 and less than the cap {cap}")
-    if not 0 < sigma <= 3 or not 0 <= correlation <= 1:
-        raise ValueError(
-            f"lengths: sigma {sigma:g}, correlation {correlation:g}: expected sigma above 0 up to 3, correlation from "
-            "0 to 1"
-        )
     low, high = 0.0, math.log(cap) + 4 * sigma**2  # of mu, by bisection
     for _ in range(60):
         mu = (low + high) / 2
@@ -109,83 +93,31 @@ def recorded_round(recording: Recording, arrivals: np.ndarray | None = None) -> 
 
 
 class Acceptance(NamedTuple):
-    """Verify steps of all cells, by level of siblings and then by range of positions."""
+    """Verify steps by level of siblings, range of positions and number."""
 
     siblings: np.ndarray  # int64 [levels], samples of the prompt that the drafter sees, rising from 1
-    cells: np.ndarray  # CELL [levels, ranges], the records of each cell
-    acceptance: np.ndarray  # float32 [records, k], cumulative probabilities, falling; 0 beyond a draft's end
-    drafted: np.ndarray  # int64 [records], tokens of the draft
-    accepted: np.ndarray  # int64 [records], of these
+    acceptance: np.ndarray  # float32 [levels, ranges, records, k], cumulative probabilities, falling; 0 behind a draft
+    drafted: np.ndarray  # int64 [levels, ranges, records], tokens of the draft
+    accepted: np.ndarray  # int64 [levels, ranges, records], of these
 
 
 @cache
 def shipped_acceptance(k: int) -> Acceptance:
-    """Read sam's table that this package ships for a draft length: of each cell every n-th record, by acceptance.
+    """Read sam's table that this package ships for a draft length: of each cell as many records, by acceptance.
 
     Raises:
         ValueError: there is none.
     """
     path = SHIPPED / f"acceptance_sam_k{k}.json"
     if not path.is_file():
-        raise ValueError(f"{path}: no such file; name a recording to draft on with --acceptance")
+        known = sorted(int(one.stem.rpartition("k")[2]) for one in SHIPPED.glob("acceptance_sam_k*.json"))
+        raise ValueError(f"--k {k}: expected one of {', '.join(map(str, known))}, of which acceptance is known")
     content = json.loads(path.read_text())
-    return _from_cells(content["cells"], content["siblings"], k, min_records=1)
-
-
-class _Collector(Replay):
-    """The verify steps of a replay by range of positions, each as in a shipped file: [accepted, percent, ...]."""
-
-    def __init__(self, *settings):
-        super().__init__(*settings)
-        self.cells: list[list[list]] = [[] for _ in EDGES]
-
-    def count(self, position: int, acceptance: np.ndarray, accepted: int, advanced: int) -> None:
-        self.tokens += advanced
-        record = [accepted, *np.rint(PERCENT * acceptance)]
-        self.cells[np.searchsorted(EDGES, position, side="right") - 1].append(record)
-
-
-def measure(recording: Recording, k: int) -> Acceptance:
-    """Draft up to `k` tokens with sam on a recording, for all samples of a prompt at once as an engine does, for each
-    number of siblings.
-
-    Raises:
-        ValueError: a recording without tokens.
-    """
-    if not recording.num_tokens:
-        raise ValueError("the recording holds no response: there is nothing to draft on")
-    most = max(map(len, recording.responses))
-    levels = [n for i, n in enumerate(SIBLINGS) if i == 0 or SIBLINGS[i - 1] < most]
-    cells, total = [], recording.num_tokens * len(levels)
-    with tqdm(total=total, unit="tok", desc=f"drafting, k {k}", mininterval=2.0, disable=None) as bar:
-        for siblings in levels:
-            collector = _Collector(k, "engine", None, bar.update)
-            for prompt, *samples in recording.groups():
-                for first in range(0, len(samples[0]), siblings):
-                    # All samples at every level, so that levels differ in nothing else.
-                    drafter, part = make_drafter("sam", "group", k), (one[first : first + siblings] for one in samples)
-                    collector.group([drafter], str(first), prompt, *part)
-            cells += collector.cells
-    return _from_cells(cells, levels, k, MIN_RECORDS)
-
-
-def _from_cells(cells: list[list[list]], siblings: list[int], k: int, min_records: int) -> Acceptance:
-    places, records = np.zeros((len(siblings), len(EDGES)), CELL), []
-    for level, row in enumerate(places):
-        ranges = cells[level * len(EDGES) : (level + 1) * len(EDGES)]
-        first = next((cell for cell in ranges if len(cell) >= min_records), max(ranges, key=len))
-        for i, cell in enumerate(ranges):
-            if len(cell) < min_records and i:
-                row[i] = row[i - 1]
-                continue
-            cell = cell if len(cell) >= min_records else first
-            row[i] = len(records), len(cell)
-            records += cell
-    acceptance = np.zeros((len(records), k), np.float32)
-    for i, (_, *percent) in enumerate(records):
-        acceptance[i, : len(percent)] = np.asarray(percent) / PERCENT
-    drafted, accepted = np.array([(len(record) - 1, record[0]) for record in records]).T
-    return Acceptance(np.array(siblings), places, acceptance, drafted, accepted)
+    records = [[accepted, len(percent), *percent, *[0] * (k - len(percent))]
+               for cell in content["cells"] for accepted, *percent in cell]  # fmt: skip
+    table = np.array(records).reshape(len(content["siblings"]), len(EDGES), -1, 2 + k)
+    acceptance = (table[..., 2:] / PERCENT).astype(np.float32)
+    return Acceptance(np.array(content["siblings"]), acceptance, table[..., 1], table[..., 0])
 
 
 class DrawnDrafts:
@@ -196,14 +128,11 @@ class DrawnDrafts:
 
     Args:
         prompts: int64 [requests], number of each one's prompt.
-        replica_of: int64 [requests], where each runs.
-        delay: tokens by which text is late in other replicas.
         seed: another seed draws other records.
     """
 
-    def __init__(self, table: Acceptance, prompts: np.ndarray, replica_of: np.ndarray, delay: int = 0, seed: int = 0):
-        self._table, self._seed = table, seed
-        self._prompts, self._replica_of, self._delay = prompts, np.append(replica_of, -1), delay
+    def __init__(self, table: Acceptance, prompts: np.ndarray, seed: int = 0):
+        self._table, self._prompts, self._seed = table, prompts, seed
         self._known = np.zeros(len(prompts) + 1, np.int64)  # tokens of each seen here; the last is of nobody
         # Requests of each prompt, filled up with nobody.
         self._members = np.full((int(prompts.max()) + 1, int(np.bincount(prompts).max())), len(prompts))
@@ -211,7 +140,7 @@ class DrawnDrafts:
         begins = np.searchsorted(prompts[order], prompts[order])
         self._members[prompts[order], np.arange(len(prompts)) - begins] = order
         self._edges = np.sqrt(table.siblings[1:] * table.siblings[:-1])
-        self._records = np.zeros(1, np.int64)
+        self._records: tuple[np.ndarray, ...] = ()  # of the drafts just made, as the table's indices
 
     def start(self, request: int) -> None:
         """Start to follow a request."""
@@ -231,17 +160,19 @@ class DrawnDrafts:
         Returns:
             The drafts' cumulative acceptance probabilities, float32 [total], and offsets, int64 [requests + 1].
         """
-        table, self._known[requests] = self._table, generated
+        self._known[requests] = generated
         members = self._members[self._prompts[requests]]
-        late = np.where(self._replica_of[members] == self._replica_of[requests][:, None], 0, self._delay)
-        shares = np.maximum(0, self._known[members] - late) / np.maximum(1, self._known[requests])[:, None]
+        shares = self._known[members] / np.maximum(1, generated)[:, None]
         others = np.where(members == requests[:, None], 0.0, np.minimum(1.0, shares)).sum(axis=1)
         levels = np.searchsorted(self._edges, 1.0 + others, side="right")
-        cell = table.cells[levels, np.searchsorted(EDGES, generated, side="right") - 1]
-        number = _random(requests, generated, self._seed) % cell["size"].astype(np.uint64)
-        self._records = cell["start"] + number.astype(np.int64)
-        acceptance, longest = table.acceptance[self._records], np.minimum(budgets, table.drafted[self._records])
-        # They fall within a draft.
+        ranges = np.searchsorted(EDGES, generated, side="right") - 1
+        number = _random(requests, generated, self._seed) % np.uint64(self._table.accepted.shape[-1])
+        return self._drawn((levels, ranges, number.astype(np.int64)), budgets, min_acceptance)
+
+    def _drawn(self, records: tuple[np.ndarray, ...], budgets, min_acceptance) -> tuple[np.ndarray, np.ndarray]:
+        self._records, acceptance = records, self._table.acceptance[records]
+        longest = np.minimum(budgets, self._table.drafted[records])
+        # Probabilities fall within a draft.
         kept = (np.arange(acceptance.shape[1]) < longest[:, None]) & (acceptance >= min_acceptance)
         return acceptance[kept], np.append(0, np.cumsum(kept.sum(axis=1)))
 
@@ -262,11 +193,10 @@ class RealDrafts:
     """As `DrawnDrafts`, with a drafter that follows the recorded responses as the simulated engine advances.
 
     Args:
-        drafter: sam.drafting.drafter.Drafter or one of sam.replay.
         number: of the recorded round, in a rollout of several.
     """
 
-    def __init__(self, drafter, recorded: Round, number: int = 0):
+    def __init__(self, drafter: Drafter, recorded: Round, number: int = 0):
         self._drafter, self._round = drafter, recorded
         self._names = [f"{number}/{i}" for i in range(len(recorded))]
         self._shown = np.zeros(len(recorded), dtype=np.int64)
@@ -287,8 +217,8 @@ class RealDrafts:
         self._shown[requests] = generated
 
     def draft(self, requests, generated, budgets, min_acceptance):
-        least = (min_acceptance,) if isinstance(self._drafter, Drafter) else ()
-        drafts = self._drafter.draft([self._names[i] for i in requests.tolist()], budgets.astype(np.int32), *least)
+        names = [self._names[i] for i in requests.tolist()]
+        drafts = self._drafter.draft(names, budgets.astype(np.int32), min_acceptance)
         self._last = drafts, requests.tolist(), generated.tolist()
         return drafts.acceptance, drafts.offsets
 

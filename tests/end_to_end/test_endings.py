@@ -98,4 +98,4 @@ def test_a_run_that_ends_in_four_ways_repeats_an_undisturbed_one(assets, tmp_pat
     # Stock vLLM's engine takes this config's arguments, and all emit what the run recorded.
     found = against_stock(disturbed)
     assert list(found) == ["stock", "off", "sam"] and leaves_nothing(disturbed, before)
-    assert {row["as_recorded"] for row in found.values()} == {16}
+    assert {row["responses"] for row in found.values()} == {16}

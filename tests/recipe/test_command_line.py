@@ -13,7 +13,7 @@ MISTAKES = {
     "doctor": (["speculation=off"], "overrides go with --config-name"),
     "bench": (["--model", "/nowhere"], "/nowhere: no config.json there"),
     "replay": (["--traces", "/nowhere.npz"], "/nowhere.npz: no such file"),
-    "profile": (["--from-run", "/nowhere"], "no config.yaml there"),
+    "profile": (["/nowhere"], "no config.yaml there"),
     "tune": (["/nowhere"], "no config.yaml there"),
     "report": (["/nowhere", "/nowhere"], "no metrics.jsonl there"),
     "data": (["nothing", "--output", "/nowhere"], "nothing is unknown: expected some of dapo_math_17k"),

@@ -26,9 +26,8 @@ class ForcedText:
     """Replaces the sampled tokens of one model runner by those of given responses.
 
     Tokens are replaced where they are drawn: of ExactSampler at all positions of a draft, before it is compared with
-    them; of stock vLLM after its own sampler or rejection sampler. A request's position is the number of its response's
-    tokens so far, known on the host under asynchronous scheduling too, but for stock vLLM's drafts, of which only the
-    device knows how many stand: there it is read on the device. No step waits for it.
+    them; of stock vLLM, which does not draft here, after its own sampler. A request's position is the number of its
+    response's tokens so far, known on the host under asynchronous scheduling too: no step waits for it.
     """
 
     def __init__(self, runner):
@@ -58,7 +57,6 @@ class ForcedText:
         self._table = np.full((len(responses) + 1, longest + 1), FREE)
         for row, response in zip(self._table, responses, strict=False):
             row[: len(response)] = response
-        self._on_device = torch.from_numpy(self._table).to(getattr(self._runner, "device", "cpu"))
 
     def lookup(self, numbers: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Tokens of responses (int [n], -1 for none) at positions (int [n], from 0), FREE where there is none."""
@@ -81,39 +79,12 @@ class ForcedText:
         return draw
 
     def _around_sample(self, function):
-        def _sample(logits, drafts):
-            output = function(logits, drafts)
-            if self._runner.speculative_config is None:
-                output.sampled_token_ids = _replaced(output.sampled_token_ids, self.lookup(*self._requests())[:, None])
-            else:
-                output.sampled_token_ids = self._verified(output.sampled_token_ids, drafts)
+        def _sample(*arguments):
+            output = function(*arguments)
+            output.sampled_token_ids = _replaced(output.sampled_token_ids, self.lookup(*self._requests())[:, None])
             return output
 
         return _sample
-
-    def _verified(self, sampled: torch.Tensor, drafts) -> torch.Tensor:
-        """What stock verifies of `sampled`, int [requests, 1 + longest draft], where the target draws forced tokens:
-        drafts (vLLM's SpecDecodeMetadata, or None) stand up to the first that is not equal."""
-        runner = self._runner
-        requests = [runner.requests[name] for name in runner.input_batch.req_ids]
-        drafted = np.array([0] * len(requests) if drafts is None else drafts.num_draft_tokens)
-
-        def on_device(values) -> torch.Tensor:
-            return torch.from_numpy(np.asarray(values)).to(sampled.device, non_blocking=True)
-
-        numbers = on_device([_number(one.sampling_params) for one in requests])
-        # The first row of a request is its last scheduled token but the draft; it gives the token behind itself.
-        last = runner.positions[runner.query_start_loc.gpu[1 : len(requests) + 1].long() - 1]
-        first = last + 1 - on_device(drafted + [one.num_prompt_tokens for one in requests])
-        columns = np.arange(sampled.shape[1])
-        places = (first[:, None] + on_device(columns)).clamp(0, self._on_device.shape[1] - 1)
-        forced = self._on_device[numbers[:, None], places].to(sampled.dtype)
-        if drafts is not None:
-            is_draft = on_device(columns < drafted[:, None])
-            draft = torch.full_like(sampled, FREE).masked_scatter(is_draft, drafts.draft_token_ids.to(sampled.dtype))
-            stands = ((draft == forced) & is_draft).long().cumprod(1).bool()
-            forced = forced.where(torch.nn.functional.pad(stands[:, :-1], (1, 0), value=True), FREE)
-        return torch.where(forced[:, :1] == FREE, sampled, forced)
 
     def _around_add_requests(self, function):
         def add_requests(scheduled):

@@ -19,10 +19,8 @@ def run(variant, seconds, batches, sampling):
     return {
         "seconds": seconds,
         "steps": 10 * len(batches),
-        "tokens": len(requests) * sampling["max_tokens"],
+        "tokens": len(requests) * (sampling["max_tokens"] or 1),
         "responses": [f"{of} {request['seed']} {request['prompt_token_ids']}" for request in requests],
-        "as_recorded": sum(request["response"] is not None for request in requests) or None,
-        "asynchronous": False,
         **(dict.fromkeys(counts) if variant == "stock" else counts),
     }
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from sam.bench.prompts import Group, in_other_tokens, question, read_groups, read_prompts
+from sam.bench.prompts import Group, in_other_tokens, read_groups, read_prompts
 
 CHAT = "{% for m in messages %}{{ m.content }} {% endfor %}{% if add_generation_prompt %}99{% endif %}"
 
@@ -33,11 +33,6 @@ def test_text_token_ids_and_chats(tmp_path, model):
     table = tmp_path / "prompts.parquet"
     pandas.DataFrame({"prompt": ["3 4", "5"], "data_source": ["a", "b"]}).to_parquet(table)
     assert read_prompts(table, model) == [[3, 4], [5]] and read_prompts(table, model, 1) == [[3, 4]]
-
-
-def test_built_in_prompts_differ(model):
-    assert len(read_prompts(None, model, 40)) == 40
-    assert len({question(number) for number in range(2000)}) == 2000
 
 
 def test_a_large_group_gives_several_and_other_prompts_come_first(tmp_path):

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from sam.vllm.bench.engine import FixedDrafts
 from sam.vllm.bench.forced_text import ForcedText, sampling_arguments
 from sam.vllm.step_recorder import StepRecorder
 from tests.sam.engine.tiny_engine import SAM, VOCABULARY, Engine, save_model
@@ -11,8 +10,22 @@ from tests.sam.engine.tiny_engine import SAM, VOCABULARY, Engine, save_model
 pytestmark = pytest.mark.engine
 
 DRAFTS = 3
-FIXED = {"model": "sam.vllm.bench.engine.FixedDrafts", "num_speculative_tokens": DRAFTS}
+FIXED = {"model": f"{__name__}.FixedDrafts", "num_speculative_tokens": DRAFTS}
 LENGTHS = [40, 7, 1, 23, 60, 60, 12, 31]  # more requests than run at once, so that some wait
+
+
+class FixedDrafts:
+    """A drafter for vLLM's `custom_class` that drafts the tokens that follow a request's last one by number."""
+
+    def __init__(self, vllm_config): ...
+
+    def load_model(self, *_args, **_kwargs) -> None: ...
+
+    def propose(self, sampled_token_ids, *_args, **_kwargs) -> list[list[int]]:
+        return [
+            [(tokens[-1] + i) % VOCABULARY for i in range(1, 1 + DRAFTS)] if tokens else []
+            for tokens in sampled_token_ids
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +51,7 @@ def ask(engine, responses):
     return recorder.take()
 
 
-def test_drafts_that_are_right_are_all_accepted_and_wrong_ones_give_a_length_of_one(model, monkeypatch):
-    monkeypatch.setattr(FixedDrafts, "length", DRAFTS)
+def test_drafts_that_are_right_are_all_accepted_and_wrong_ones_give_a_length_of_one(model):
     with Engine(model, FIXED, 5, enable_chunked_prefill=True, max_num_batched_tokens=48) as engine:
         right, wrong = (ask(engine, counting(step)) for step in (1, 2))
     assert right.drafted_at[0] > 50

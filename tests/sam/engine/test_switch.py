@@ -1,10 +1,5 @@
-"""The switch in a real engine: goodput's table measured at warm-up, the same tokens, `sam profile`, and
-requests that wait elsewhere."""
-
-import json
-import os
-import subprocess
-import sys
+"""The switch in a real engine: goodput's table measured at warm-up, the same tokens, and requests that wait
+elsewhere."""
 
 import numpy as np
 import pytest
@@ -62,30 +57,3 @@ def test_no_drafts_while_requests_that_wait_elsewhere_are_about_to_fill_the_batc
     with Engine(model, SAM, batch=running, threshold=running) as engine:
         full, none = ask(engine, told)
     assert none == 0 and (full.tokens, full.drafted) == (free.tokens, free.drafted), "no slot is free for them"
-
-
-@pytest.mark.e2e
-def test_profile_writes_a_table_that_goodput_loads(model, tmp_path):
-    output = tmp_path / "step_cost.json"
-    engine = {"enforce_eager": True, "dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 256}
-    command = [
-        *(sys.executable, "-m", "sam_recipe.command_line", "profile", "--model", model.path, "--output", str(output)),
-        *("--requests", "1,4", "--drafts", "0,3", "--context", "16,64", "--engine", json.dumps(engine)),
-    ]
-    environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}  # as vLLM has it by default
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-    assert finished.returncode == 0, finished.stderr[-3000:]
-    assert "milliseconds a step, context 64" in finished.stdout
-    table = StepCost.load(output)
-    assert [axis.tolist() for axis in (table.requests, table.tokens_per_request, table.context)] == [
-        [1, 4], [1, 4], [16, 64]
-    ]  # fmt: skip
-    assert np.all(table.milliseconds > 0) and "measured" in table.source
-    assert table.fingerprint["model"].startswith("qwen3 layers 2") and table.fingerprint["dtype"] == "float32"
-    settings = [{"max_tokens": 20, "seed": 0}]
-    policies = []
-    generate(
-        model, PROMPTS[:1], settings, SAM, policy="goodput", step_cost=str(output),
-        observe=lambda runner: policies.append(runner.drafter.policy),
-    )  # fmt: skip
-    assert policies[0].cost.step_cost.source == table.source

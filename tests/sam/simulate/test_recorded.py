@@ -1,19 +1,20 @@
-"""Run directories as sam_recipe.main_dapo leaves them, here of rollouts with known step costs, and what fits them."""
+"""Run directories as sam_recipe.main_dapo leaves them, here of rollouts with known step costs, and what fits them:
+`sam profile`."""
 
 import json
-from functools import partial
+import re
 
 import numpy as np
 import pytest
 import yaml
 
+from sam.profile import main
 from sam.record.engine_steps import EngineSteps
 from sam.record.responses import Recording
-from sam.replay import make_drafter
 from sam.simulate.rollout import Choice, Cluster, real, seconds, simulate
 from sam.simulate.run import RecordedRun, arrivals, fit_from_steps, fit_runs
 from sam.simulate.workload import recorded_round
-from sam.switch.step_cost import linear
+from sam.switch.step_cost import StepCost, linear
 
 COST = linear(4.0, 0.0, 0.05)
 PROMPTS, SAMPLES = 4, 4
@@ -40,8 +41,7 @@ def write_run(directory, method="sam", policy="threshold", steps=3, threshold=4,
         prompts = [np.array([7, 8, prompt], np.int32) for prompt in range(PROMPTS)]
         samples = [responses(10 * step + prompt) for prompt in range(PROMPTS)]
         work = recorded_round(Recording(prompts, samples))
-        drafts = real(partial(make_drafter, "sam"))
-        (timelines,) = simulate([work], Cluster(max_num_seqs=12), choice, COST, drafts)
+        (timelines,) = simulate([work], Cluster(max_num_seqs=12), choice, COST, real())
         one_by_one(timelines[0]).save(directory, step)
         rows = [
             {"prompt": p, "sample": s, "round": 0, "prompt_tokens": prompts[p].tolist(), "response_tokens": r.tolist()}
@@ -90,7 +90,7 @@ def test_a_run_that_cannot_be_simulated_is_named(tmp_path):
     (directory / "config.yaml").write_text(yaml.safe_dump(config))
     run = RecordedRun.load(directory)
     assert fit_runs([run])[0].drafts_seen and not run.is_simulated
-    with pytest.raises(ValueError, match="trained drafters, as of hybrid, are not simulated"):
+    with pytest.raises(ValueError, match="drafts of hybrid are not simulated: name a run with sam or off"):
         run.choice  # noqa: B018
     (directory / "engine_steps" / "1.npz").unlink()
     with pytest.raises(ValueError, match="no training step with rollouts/ and engine_steps/ has finished there"):
@@ -98,3 +98,21 @@ def test_a_run_that_cannot_be_simulated_is_named(tmp_path):
     (directory / "config.yaml").write_text("speculation: [")
     with pytest.raises(ValueError, match=r"config.yaml: not the config of a run"):
         RecordedRun.load(directory)
+
+
+def test_profile_gives_the_cost_of_recorded_steps(tmp_path, capsys):
+    output = tmp_path / "cost.json"
+    runs = [write_run(tmp_path / "on"), write_run(tmp_path / "off", method="off")]
+    assert main([*map(str, runs), "--output", str(output)]) == 0
+    table, shown = StepCost.load(output), capsys.readouterr().out
+    for requests, rows in ((1, 1), (2, 8), (12, 12)):
+        assert table.step_ms(requests, rows, 20) == pytest.approx(COST.step_ms(requests, rows, 20), rel=0.02)
+    assert table.fingerprint == {} and "no fingerprint" in shown and "columns: tokens per request" in shown
+    assert f"speculation.step_cost={output}" in shown
+    # At most 4 requests always drafted.
+    assert main([str(write_run(tmp_path / "always", threshold=4)), "--output", str(output)]) == 0
+    guess = r"without drafts had fewer than (\d+) requests: what one takes there is a guess"
+    assert int(re.search(guess, StepCost.load(output).source)[1]) >= 4
+    assert main(["nowhere"]) == 2
+    message = "nowhere: no config.yaml there; expected a run directory of sam_recipe.main_dapo"
+    assert message in capsys.readouterr().err

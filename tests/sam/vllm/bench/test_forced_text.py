@@ -1,12 +1,10 @@
-"""Forced text on runners of numpy and torch, without vLLM: scheduled asynchronously, by vLLM's second one."""
+"""Forced text on vLLM's second model runner, made of numpy and torch."""
 
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 import torch
 
-from sam.vllm.bench.engine import check_length
 from sam.vllm.bench.forced_text import ForcedText, sampling_arguments
 
 RESPONSES = [[10, 11, 12], [20], [30, 31]]
@@ -17,28 +15,6 @@ def sampling(number):
     return SimpleNamespace(
         extra_args=None if number is None else sampling_arguments(number, RESPONSES[number])["extra_args"]
     )
-
-
-def test_drafts_of_stock_stand_up_to_the_first_that_is_not_the_recordings():
-    """A right and a wrong draft; a request in its prompt; more drafts than text; a request of its own text."""
-    of, names = [(0, 5), (1, 3), (2, 2), (None, 4)], ["a", "b", "c", "d"]
-    runner = SimpleNamespace(
-        speculative_config="ngram_gpu",
-        input_batch=SimpleNamespace(req_ids=names),
-        requests={
-            name: SimpleNamespace(sampling_params=sampling(number), num_prompt_tokens=prompt)
-            for name, (number, prompt) in zip(names, of, strict=True)
-        },
-        # The tokens scheduled: one and two drafts, a prompt of three, one and three drafts, one.
-        positions=torch.tensor([5, 6, 7, 0, 1, 2, 1, 2, 3, 4, 9]),
-        query_start_loc=SimpleNamespace(gpu=torch.tensor([0, 3, 6, 10, 11], dtype=torch.int32)),
-    )
-    drafts = SimpleNamespace(num_draft_tokens=[2, 0, 3, 0], draft_token_ids=torch.tensor([11, 99, 30, 31, 77]))
-    sampled = torch.tensor([[1, 2, -1, -1], [7, -1, -1, -1], [1, -1, -1, -1], [5, -1, -1, -1]], dtype=torch.int32)
-    runner._sample = lambda logits, _: SimpleNamespace(sampled_token_ids=sampled)
-    ForcedText.attach(runner).set_responses(RESPONSES)
-    tokens = runner._sample(None, drafts).sampled_token_ids
-    assert tokens.tolist() == [[11, 12, -1, -1], [20, -1, -1, -1], [30, 31, -1, -1], [5, -1, -1, -1]]
 
 
 def test_the_second_model_runner():
@@ -58,9 +34,3 @@ def test_the_second_model_runner():
     output, *counts = runner.sample(None, batch, None)
     assert output.sampled_token_ids.tolist() == [[20], [12], [99]] and counted == [3, 0]
     assert counts == ["sampled", "rejected"]
-
-
-def test_a_text_that_the_engine_would_cut_is_refused():
-    check_length(2, 16, 18)
-    with pytest.raises(ValueError, match="2 tokens and a response of up to 16, more than the 10 that the engine takes"):
-        check_length(2, 16, 10)
