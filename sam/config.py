@@ -43,40 +43,7 @@ RANGES = {
 
 @dataclass(frozen=True)
 class SpeculationConfig:
-    """The `speculation` section of a config. configs/speculation/knobs.yaml has the same keys and the same defaults.
-
-    Attributes:
-        method: who drafts: sam, off (nobody), ngram (vLLM's prompt lookup), suffix (Arctic Inference), draft_model (a
-            small model of the same vocabulary), eagle3 (a head on the target's hidden states) or hybrid (for each
-            request sam or one of these two, whichever the folder holds).
-        draft_model: folder of the draft model or head; needed by draft_model, hybrid and eagle3, unused by others.
-        draft_sample_method: what a draft model's or head's tokens are: greedy (the likeliest) or probabilistic (draws
-            from its distribution, which verification makes use of).
-        num_speculative_tokens: longest draft of a request, 1 to 15 tokens.
-        paths: of draft tokens that sam verifies for a request at most, 1 to 8; each further one is a row of the batch.
-        policy: when sam drafts: threshold, goodput, always or never.
-        batch_size_threshold: running requests at or below which `threshold` drafts, 0 or more.
-        step_cost: file of step costs in milliseconds for `goodput`; None: measured when the engine starts.
-        scope: whose text is drafted from: request (its own), group (a prompt's samples) or history (earlier steps too).
-        history_tokens: tokens of finished groups that `history` keeps, in memory and in a machine's file, 0 or more.
-        history_path: folder of a history that lasts; None: `history` keeps groups in memory only.
-        history_epochs: versions of the weights of which a prompt's responses are kept in the file, 1 or more.
-        memory_budget_mib: bound of all automata of an engine process, 1 to 65536 MiB.
-        corpus: file of `sam corpus build` to draft from too; or None.
-        min_extra_match_len: tokens by which the corpus's match must exceed the group's to be drafted from, 0 or more.
-        cross_prompt: whether to draft from what other prompts' texts had in common lately, too.
-        sharing: replicas (drafters see the text of a prompt's samples in other replicas while it is written), none, or
-            auto: replicas where a recipe that knows of several replicas says so, else none.
-        verification: exact (the tokens of sampling without drafts) or rejection (their distribution).
-        batch_invariant: kernels whose rows do not depend on the batch: auto (where there are any), on (the engine does
-            not start without) or off (vLLM's own as they are).
-        async_scheduling: whether vLLM schedules a step before it knows the tokens of the one before: auto (where it can
-            with sam: on CUDA and Ascend, not in a pipeline), on (the engine does not start without) or off (never with
-            a drafter).
-        draft_shape: ragged (each request verifies its own draft), uniform (all verify num_speculative_tokens, missing
-            ones are filled up) or auto (uniform where the graph mode replays no other step with drafts).
-        prompt_lookup_max: longest match of ngram, prompt_lookup_min tokens or more.
-        prompt_lookup_min: shortest match of ngram, 1 token or more.
+    """The `speculation` section of a config. configs/speculation/knobs.yaml says what each key means.
 
     Raises:
         ValueError: a value outside its range; the line names the key, the value and what is allowed.

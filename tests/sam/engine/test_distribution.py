@@ -4,7 +4,6 @@ Every token gives a number that is uniform if it was drawn from the processed di
 tokens, and a random part of its own. Chi-square over these, for the first, the second and later tokens of a step.
 """
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,14 +11,13 @@ import pytest
 import torch
 from scipy import stats
 
+from sam import verify
 from sam.verify.exact import uniforms
 from sam.vllm import exact_sampler
 from tests.sam.engine.tiny_engine import NGRAM, generate, save_model
-from tests.sam.verify.originals import load_original
 
 pytestmark = [pytest.mark.engine, pytest.mark.statistical]
 
-CACHE = Path(__file__).parents[3] / ".cache" / "peers"
 RESPONSES, LENGTH, PROMPT_LENGTH = 1000, 200, 8
 VOCABULARY = 12  # so small that a draft is accepted often although nothing is certain
 BINS = 50
@@ -124,15 +122,14 @@ def test_control_one_uniform_for_a_whole_step_is_caught(model, monkeypatch):
     assert found["first"] > LIMIT and found["second"] < 1e-12, found
 
 
-@pytest.mark.network
-def test_control_block_verify_is_caught(model, monkeypatch):
-    lossy = load_original(CACHE, enable_block_verify=True)
-
+def test_control_a_rule_that_favours_drafts_is_caught(model, monkeypatch):
     def observe(runner):
         from vllm.v1.sample import rejection_sampler
 
-        def rejection_sample(*arguments, use_fp64_gumbel, **keywords):
-            return lossy.rejection_sample(*arguments, **keywords)
+        def rejection_sample(drafts, *arguments, **keywords):
+            *others, logits, bonus, metadata = arguments
+            logits[torch.arange(len(drafts)), drafts.long()] += 0.5
+            return verify.rejection_sample(drafts, *others, logits, bonus, metadata, **keywords)
 
         monkeypatch.setattr(rejection_sampler, "rejection_sample", rejection_sample)
 

@@ -24,20 +24,19 @@ def test_exact_verification_refuses_positions_that_are_on_the_device():
 
 
 @pytest.mark.parametrize(
-    ("method", "has", "scheduling", "expected"),
+    ("method", "has", "expected"),
     [
-        ("sam", "SamProposer", "auto", None),
-        ("sam", "AsyncSamProposer", "auto", None),
-        ("sam", "AscendAsyncSamProposer", "auto", None),
-        ("sam", "SamProposer", "on", "AsyncSamProposer"),
-        ("draft_model", "AsyncTrainedProposer", "auto", None),
-        ("draft_model", "AsyncTrainedProposer", "off", "TrainedProposer"),
-        ("eagle3", "AsyncEagle3Proposer", "on", None),
-        ("eagle3", "EagleProposer", "auto", "Eagle3Proposer"),
+        ("sam", "SamProposer", None),
+        ("sam", "AscendAsyncSamProposer", None),
+        ("sam", "SamSpeculator", None),
+        ("off", None, None),
+        ("off", "SamProposer", "None"),
+        ("draft_model", "AsyncTrainedProposer", None),
+        ("eagle3", "EagleProposer", "Eagle3Proposer"),
     ],
 )
-def test_the_drafter_is_the_one_for_the_engines_scheduling(method, has, scheduling, expected):
-    wanted = SpeculationConfig(method, "folder", async_scheduling=scheduling)
+def test_the_drafter_is_the_one_that_is_asked_for(method, has, expected):
+    wanted = SpeculationConfig(method, "folder")
     refused = pytest.raises(RuntimeError, match=f"drafter {has}, expected {expected}")
     with refused if expected else contextlib.nullcontext():
         plugin.check_installed(wanted, {"drafter": has, "verification": "exact"})
@@ -68,10 +67,21 @@ def test_lossy_settings_are_refused(additional, method, message):
         plugin.check_lossless(config)
 
 
-def test_the_second_model_runner_is_refused():
-    with pytest.raises(ValueError, match="VLLM_USE_V2_MODEL_RUNNER=0"):
-        plugin.check_runner(SimpleNamespace(sample=None))
-    plugin.check_runner(SimpleNamespace(_sample=None))
+class Runner:
+    def sample_tokens(self):
+        return self._sample(None, None)
+
+
+class OtherRunner:
+    def sample_tokens(self):
+        return self.sampler(None, None)
+
+
+def test_a_model_runner_that_samples_elsewhere_is_refused():
+    for runner in (OtherRunner(), SimpleNamespace()):
+        with pytest.raises(ValueError, match="VLLM_USE_V2_MODEL_RUNNER=0"):
+            plugin.check_runner(runner)
+    plugin.check_runner(Runner())
 
 
 @pytest.mark.parametrize(
