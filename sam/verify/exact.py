@@ -37,15 +37,12 @@ def _mix(z):
 
 @compiled
 def uniforms(rng_keys: np.ndarray, positions: np.ndarray, stream: int = 0) -> np.ndarray:
-    """Uniforms in [2**-53, 1 - 2**-53].
+    """float64 [n], uniforms in [2**-53, 1 - 2**-53].
 
     Args:
         rng_keys: int64 [n], not negative (`rng_key`).
-        positions: int64 [n], not negative: of a token, the number of tokens before it, the prompt's included.
-        stream: int; two streams never share a value: every kind of decision takes its own.
-
-    Returns:
-        float64 [n].
+        positions: int64 [n], of a token the number of tokens before it, the prompt's included.
+        stream: of which two never share a value: every kind of decision takes its own.
     """
     values = np.empty(len(rng_keys))
     for i in range(len(rng_keys)):
@@ -57,10 +54,7 @@ def uniforms(rng_keys: np.ndarray, positions: np.ndarray, stream: int = 0) -> np
 
 
 def sent(values: torch.Tensor | np.ndarray, device: torch.device) -> torch.Tensor:
-    """A tensor of the host's memory, or an array, on `device`.
-
-    From pageable memory PyTorch would wait for the copy, and so for the forward pass that was asked for before.
-    """
+    """A tensor of the host's memory, or an array, on `device`; from memory that is not pinned PyTorch would wait."""
     tensor = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
@@ -155,14 +149,11 @@ def _two_level(probabilities: torch.Tensor, uniforms: torch.Tensor) -> tuple[tor
 
 
 def accept_matching(sampled: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
-    """Keep each request's tokens up to and including the first that differs from its draft.
+    """int32 [requests, 1 + k], each request's tokens up to the first that differs from its draft; then PLACEHOLDER.
 
     Args:
         sampled: int64 [requests, 1 + k], the token drawn at each position; PLACEHOLDER after a request's bonus token.
         drafts: int64 [requests, 1 + k], aligned with it; a value that no token has where there is no draft.
-
-    Returns:
-        int32 [requests, 1 + k], PLACEHOLDER after the kept tokens.
     """
     matched = (sampled == drafts).to(torch.int8).cumprod(1).bool()
     kept = torch.ones_like(matched)

@@ -75,7 +75,6 @@ def rejection_sample(
         draft_probs: float32 [tokens, vocabulary]; None means one-hot drafts.
         target_logits: float32 [tokens, vocabulary], temperature and masks applied; a row without mass gives token 0.
         bonus_token_ids: [batch, 1], of requests all of whose drafts are accepted.
-        sampling_metadata: vLLM's, for temperature and generators.
         _others: of synthetic acceptance, which sam.vllm.plugin refuses, and of the noise of vLLM's own draws.
 
     Returns:

@@ -49,9 +49,8 @@ class _Rows(NamedTuple):
 class ExactSampler:
     """Replaces `GPUModelRunner._sample` on one model runner.
 
-    Keys come from SamplingParams.seed, or from the engine's seed and the request id; positions count from the prompt's
-    first token. So batching and preemption change nothing, nor where a seeded response is cut and goes on as a new
-    request, whose prompt ends with the tokens so far.
+    Positions count from the prompt's first token: batching and preemption change nothing, nor where a seeded response
+    is cut and goes on as a new request, whose prompt ends with the tokens so far.
     """
 
     def __init__(self, runner):
@@ -110,9 +109,8 @@ class ExactSampler:
         sampler = self.runner.sampler
         if drafts is None:
             return sampler.apply_logits_processors(logits, metadata, False)
-        # As if each request had a draft more, so that its last row is one of a draft too. In vLLM's own rule for that
-        # row `min_tokens` counts the tokens before the step: the first token that may end a response would do so in
-        # steps without drafts only.
+        # As if each request had a draft more, so that its last row is one of a draft too: in vLLM's rule for that row
+        # `min_tokens` counts the tokens before the step.
         specs, holder = metadata.spec_token_ids, metadata.thinking_budget_state_holder
         if holder is not None and holder.has_tracked_requests():
             texts = [[*output, *draft] for output, draft in zip(metadata.output_token_ids, specs, strict=False)]
@@ -134,10 +132,8 @@ class ExactSampler:
         return torch.where(greedy, processed.argmax(-1), tokens)
 
     def _identity(self) -> tuple[np.ndarray, np.ndarray]:
-        """RNG key and next position of every request in the batch, int64 [requests] each.
-
-        With asynchronous scheduling the output holds a placeholder for every token under way, so its length is right.
-        """
+        """RNG key and next position of every request in the batch, int64 [requests] each: with asynchronous scheduling
+        the output holds a placeholder for every token under way, so its length is right."""
         runner = self.runner
         if len(self._rng_keys) > 2 * len(runner.requests) + 1024:
             self._rng_keys = {name: key for name, key in self._rng_keys.items() if name in runner.requests}
@@ -195,11 +191,7 @@ def _is_plain(metadata) -> bool:
 
 
 def self_check(device: torch.device) -> None:
-    """Prove that the engine's device draws and verifies as it must.
-
-    Raises:
-        RuntimeError: known logits give other tokens.
-    """
+    """Prove that the engine's device draws and verifies as it must; RuntimeError if known logits give other tokens."""
     expected = [3, 600, 4999]  # as likely as each other, and all that is
     logits = torch.full((3, 5000), -1e4)
     logits[:, expected] = 0.0

@@ -15,7 +15,7 @@ PLACEHOLDERS = "sam_placeholders"  # attribute of a step's output: drafts for wh
 
 
 def install(runner) -> None:
-    """Change what a bound drafter asks for, but for what `install_async` does under asynchronous scheduling."""
+    """Change what a bound drafter asks for, however it is scheduled."""
     from vllm.platforms import current_platform
 
     if hasattr(runner, "effective_drafter_max_model_len"):
@@ -31,15 +31,14 @@ def install(runner) -> None:
     patches.before(runner, "_update_states", "note_waiting", note_waiting)
     notice_new_weights(runner)
     if not getattr(runner, "use_async_scheduling", False):
-        take_if_any = lambda take: take() if runner.drafter.last.drafted else None  # noqa: E731
-        patches.wrap(runner, "take_draft_token_ids", "skip_empty_drafts", take_if_any)
+        name = "skip_empty_drafts"
+        patches.wrap(runner, "take_draft_token_ids", name, lambda take: take() if runner.drafter.last.drafted else None)
     if current_platform.is_cuda():
         capture_drafts_of_any_length(runner)
 
 
 def notice_new_weights(runner) -> None:
-    """Tell the drafter of the model's new weights, or of a LoRA adapter that is loaded again: once for all pieces that
-    come between two steps."""
+    """Tell the drafter of new weights, or of a LoRA adapter that is loaded again: once between two steps."""
     told, adapters, name = threading.Event(), set(), "notice_new_weights"
 
     def tell() -> None:
@@ -129,8 +128,7 @@ def fill_last_placeholder(runner) -> None:
 
 
 def substitute_ngram_gpu_proposer(proposer_class) -> None:
-    """Make vLLM's NgramProposerGPU, or vllm-ascend's, what `proposer_class(it)` gives where speculation asks for `sam`;
-    engines without speculation keep vLLM's own drafter."""
+    """Make vLLM's NgramProposerGPU, or vllm-ascend's, a `proposer_class(it)` where speculation asks for `sam`."""
     from vllm.v1.spec_decode.ngram_proposer_gpu import NgramProposerGPU
 
     def make(_original, cls, *arguments, **keywords):

@@ -59,13 +59,11 @@ def _init_device(original, wrapper) -> None:
     """Make the worker's model runner, and `install` after its load_model, where speculation is configured."""
     vllm_config = wrapper.vllm_config
     if (config := SpeculationConfig.from_vllm(vllm_config)) is None:
-        original(wrapper)
-        return
+        return original(wrapper)
     check_lossless(vllm_config)
     check_recurrent_state(vllm_config.model_config, getattr(vllm_config.speculative_config, "method", None))
     if second_runner.is_second_runner(vllm_config):
-        second_runner.init_device(original, wrapper, config)
-        return
+        return second_runner.init_device(original, wrapper, config)
     _open_doors(vllm_config, config)
     original(wrapper)
     runner = wrapper.worker.model_runner
@@ -145,15 +143,13 @@ def check_lossless(vllm_config) -> None:
     method = getattr(vllm_config.speculative_config, "rejection_sample_method", "standard")
     if method != "standard":
         raise ValueError(f"rejection_sample_method={method} changes what is sampled: set it to standard")
-    # vllm-ascend's; its defaults are off.
     sampler = additional.get("rejection_sampler_config") or {}
-    switches = {
-        "enable_reduce_sample": (additional, "leaves each rank a part of the vocabulary, sam.verify samples from all"),
-        "rejection_sampler_config.enable_block_verify": (sampler, "changes what is sampled"),
-        "rejection_sampler_config.enable_entropy_verify": (sampler, "changes what is sampled"),
-    }
-    for name, (section, reason) in switches.items():
-        if str(value := section.get(name.split(".")[-1], False)).lower() not in ("false", "0"):
+    for section, name, reason in (  # vllm-ascend's; its defaults are off
+        (additional, "enable_reduce_sample", "leaves each rank a part of the vocabulary to sample from"),
+        (sampler, "enable_block_verify", "changes what is sampled"),
+        (sampler, "enable_entropy_verify", "changes what is sampled"),
+    ):
+        if str(value := section.get(name, False)).lower() not in ("false", "0"):
             raise ValueError(f"{name}={value} {reason}: unset it")
 
 

@@ -18,22 +18,12 @@ def is_drafting_rank(runner) -> bool:
 
 def check_async(parallel) -> None:
     """Refuse ranks that could not agree on a step's drafts under asynchronous scheduling, by vLLM's ParallelConfig."""
-    obstacles = {
-        # VllmConfig.max_concurrent_batches: this model runner "does not fully support async scheduling with PP".
-        "pipeline_parallel_size": (
-            parallel.pipeline_parallel_size > 1,
-            "vLLM's last stage sends the others one token of a request, without a place for accepted drafts",
-        ),
-        "prefill_context_parallel_size": (
-            parallel.prefill_context_parallel_size > 1,
-            "drafts are sent to the ranks of tensor parallelism only",
-        ),
-        "distributed_executor_backend": (
-            parallel.tensor_parallel_size > 1 and parallel.distributed_executor_backend == "external_launcher",
-            "each rank has a scheduler of its own, which leaves room for the drafts of its own rank",
-        ),
-    }
-    for name, (is_set, reason) in obstacles.items():
+    launched = parallel.tensor_parallel_size > 1 and parallel.distributed_executor_backend == "external_launcher"
+    for name, is_set, reason in (
+        ("pipeline_parallel_size", parallel.pipeline_parallel_size > 1, "vLLM's stages send one token of a request"),
+        ("prefill_context_parallel_size", parallel.prefill_context_parallel_size > 1, "they are not sent the drafts"),
+        ("distributed_executor_backend", launched, "each rank's scheduler leaves room for its own drafts"),
+    ):
         if is_set:
             raise ValueError(
                 f"speculation under asynchronous scheduling with {name}={getattr(parallel, name)}: {reason}: set "

@@ -1,8 +1,8 @@
 """Numbers of rows for which a matrix product's rows are the same to the bit, on this machine.
 
-Matrix libraries choose a kernel by the number of rows, and kernels add in different orders. Speculation changes the
-number of rows: a row must not. Which numbers agree is found by comparing once, with fixed inputs and without a clock,
-so that processes without the file in which it is kept find the same.
+Matrix libraries choose a kernel by the number of rows, which speculation changes, and kernels add in different orders.
+Which numbers agree is found by comparing once, with fixed inputs and without a clock: without the file all find the
+same.
 """
 
 import contextlib
@@ -21,8 +21,7 @@ import torch
 from sam.config import CACHE
 
 CACHE_FOLDER = CACHE / "cpu_row_classes"
-# What others are compared with. A number of rows is padded to at most this many.
-BLOCK = 64
+BLOCK = 64  # rows that others are compared with
 # Every number up to two blocks: some numbers between 64 and 96 have an order of adding of their own in oneDNN for AVX2.
 COUNTS = (*range(1, 130), 143, 177, 209, 241, *range(255, 258), 300, 384, 445, 511, 512, 777, 1024, 2048, 4096, 8192)
 # Of the largest product compared: a vocabulary of 150,000 tokens takes some ten seconds in all.
@@ -38,11 +37,8 @@ class RowClass(NamedTuple):
 
 
 def multiply(product: Product, rows: torch.Tensor, row_class: RowClass, multiple: int = 1) -> torch.Tensor:
-    """`product(rows)`, called with numbers of rows of the class only: few are padded with zeros, many cut up.
-
-    Args:
-        multiple: pad more rows than that to multiples of it, which are fewer different numbers.
-    """
+    """`product(rows)`, called with numbers of rows of the class only: few are padded with zeros, many are cut up. More
+    than `multiple` are padded to multiples of it, which are fewer different numbers."""
     count, (smallest, largest) = len(rows), row_class
     if count > largest:
         return torch.cat([multiply(product, piece, row_class, multiple) for piece in rows.split(largest)])
@@ -53,11 +49,8 @@ def multiply(product: Product, rows: torch.Tensor, row_class: RowClass, multiple
 
 
 def rounding_sensitive(rows: int, inner: int, dtype: torch.dtype, seed: int, sign: int = 1) -> torch.Tensor:
-    """[rows, inner] normal numbers whose second half is the first, shuffled, times `sign`.
-
-    Products of such rows with rows of the other sign sum up to zero: what comes out is rounding alone, and shows in
-    which order a kernel adds. Of sums of size 1, rounded to bfloat16, one in 30,000 shows it.
-    """
+    """[rows, inner] normal numbers whose second half is the first, shuffled, times `sign`. Their products with rows of
+    the other sign sum up to zero: what comes out is rounding alone, and shows in which order a kernel adds."""
     values = torch.randn(rows, inner, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
     half = inner // 2
     order = torch.randperm(half, generator=torch.Generator().manual_seed(0))

@@ -16,9 +16,9 @@ from sam.vllm import patches
 logger = logging.getLogger(__name__)
 
 REPEATS = 3
-# Tokens of the forward passes. Between them a line is taken.
+# Tokens of the forward passes.
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
-# For all of them. Where a model is so slow that large ones do not fit in, a switch would not draft at such sizes.
+# For all of them: where large ones do not fit in, a switch would not draft at such sizes.
 BUDGET_SECONDS = 5.0
 
 
@@ -119,19 +119,11 @@ def _coarse(runner) -> StepCost:
 def measured(
     forward_pass: Callable[[int], None], most: int, agreed: Callable[[int], int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Time forward passes of rising size within `BUDGET_SECONDS`. Other work on the machine makes passes longer: the
-    fastest of a size counts, and a size is not taken to be slower than a larger one.
+    """Time forward passes of up to `most` tokens within `BUDGET_SECONDS`: int64 [n], tokens; float64 [n], milliseconds.
 
-    Args:
-        forward_pass: runs one with so many tokens, to its end.
-        most: tokens of the largest.
-        agreed: the number that all ranks go by, given this rank's: they must run the same passes.
-
-    Returns:
-        int64 [n], tokens; and float64 [n], milliseconds, rising.
-
-    Raises:
-        ValueError: a pass takes so long that there are fewer than two.
+    Other work on the machine makes passes longer: those of a size are spread over the whole time, the fastest counts,
+    and none is slower than a larger one.
+    `agreed` gives the number that all ranks go by, given this rank's: they must run the same passes.
     """
     ends, seconds = time.perf_counter() + BUDGET_SECONDS, {}
 
@@ -142,13 +134,17 @@ def measured(
 
     per_token = timed(1)
     for size in [*(size for size in SIZES if size < most), most]:
-        if not agreed(int(time.perf_counter() + (1 + REPEATS) * per_token * size < ends)):
+        if not agreed(int(time.perf_counter() + 4 * per_token * size < ends)):
             break
         forward_pass(size)  # the first of a size may compile or allocate
-        seconds[size] = min(timed(size) for _ in range(REPEATS))
+        seconds[size] = timed(size)
         per_token = seconds[size] / size
     if len(seconds) < min(2, most):
         raise ValueError(f"a pass of few tokens takes {per_token:.1f} s")
+    for _ in range(REPEATS - 1):
+        fit = int(np.searchsorted(np.cumsum(list(seconds.values())), ends - time.perf_counter()))
+        for size in list(seconds)[: agreed(fit)]:
+            seconds[size] = min(seconds[size], timed(size))
     rising = np.minimum.accumulate(list(seconds.values())[::-1])[::-1]
     return np.array(list(seconds)), rising * 1e3
 

@@ -299,7 +299,6 @@ class Engine:
     def status(self, scenario: Scenario) -> dict:
         """What is installed; counters of this scenario; requests that are still followed after it."""
         found = installed(self.runner)
-        found["sampled_steps"] = self.new("sampled_steps", found.get("sampled_steps") or 0)
         found["has_step_costs"] = getattr(getattr(self.drafter, "policy", None), "has_table", None)
         counters = {name: int(value) for name, value in getattr(self.drafter, "counters", {}).items()}
         errors = {"draft_errors": counters.pop("draft_errors")} if "draft_errors" in counters else {}
