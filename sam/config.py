@@ -27,8 +27,8 @@ CHOICES = {
     "sharing": ("auto", "replicas", "none"),
     "draft_sample_method": ("greedy", "probabilistic"),
 }
-# Least and largest value, in the unit of the key. Ascend's fused attention verifies at most 16 tokens of a request at
-# once (vllm-ascend 0.23.0.post1); 32-bit indices of 32-byte nodes reach 64 GiB (sam.automaton.store).
+# Least and largest value. Ascend's attention verifies at most 16 tokens of a request; 32-bit indices of 32-byte nodes
+# reach 64 GiB.
 RANGES = {
     "num_speculative_tokens": (1, 15),
     "batch_size_threshold": (0, None),
@@ -122,11 +122,7 @@ class SpeculationConfig:
 
     @classmethod
     def from_dict(cls, section: dict[str, Any]) -> Self:
-        """Rebuild from `to_dict`, or from the keys that a user set; the rest keep their defaults.
-
-        Raises:
-            ValueError: an unknown key, or a value outside its range.
-        """
+        """Rebuild from `to_dict`, or from the keys that a user set; the rest keep their defaults."""
         values = dict(section)
         for key in ("batch_invariant", "async_scheduling"):
             if type(word := values.get(key)) is bool:  # what YAML makes of on and off
@@ -190,11 +186,8 @@ class SpeculationConfig:
         return can and self.async_scheduling != "off" and obstacle is None
 
     def vllm_arguments(self, asynchronous: bool = False) -> dict[str, Any]:
-        """vLLM engine arguments: `speculative_config` (absent when off) and `additional_config`.
-
-        `additional_config` is vLLM's own place for plugins' settings; `from_vllm` reads it in every engine process.
-        `asynchronous`: the method drafts under asynchronous scheduling, sam through the door of vLLM's ngram_gpu.
-        """
+        """vLLM engine arguments: `speculative_config` (absent when off) and `additional_config`, read by `from_vllm`.
+        `asynchronous`: the method drafts under asynchronous scheduling, sam through the door of vLLM's ngram_gpu."""
         arguments: dict[str, Any] = {"additional_config": {"speculation": self.to_dict()}}
         # vLLM calls the drafter after the step's tokens have come to the host, where the switch decides.
         of_model: dict[str, Any] = {} if asynchronous else {"disable_padded_drafter_batch": True}

@@ -42,15 +42,10 @@ LAST_RESORT = RowClass(32, 2048)  # where no two numbers of rows agree
 ANY_ROWS = RowClass(0, sys.maxsize)
 
 
-def open_doors(has_lora: bool) -> None:
+def open_doors() -> None:
     """Replace what has to be replaced before a model runner is made."""
     _define_operator()
     patches.put(utils, "dispatch_cpu_unquantized_gemm", "multiply_invariantly", attach)
-    if has_lora:
-        from vllm.lora.punica_wrapper import utils as of_lora
-        from vllm.v1.worker.cpu.shm import async_tensor_h2d
-
-        patches.put(of_lora, "async_tensor_h2d", "copy_lora_indices", async_tensor_h2d)
 
 
 def install(runner, config: SpeculationConfig) -> None:

@@ -1,5 +1,4 @@
-"""The wires between vLLM 0.23 and drafters that need no KV cache: what they change of its model runner and, under
-asynchronous scheduling, of its scheduler."""
+"""The wires between vLLM 0.23 and drafters: what they change of its model runner, and of its asynchronous scheduler."""
 
 import functools
 import threading
@@ -111,7 +110,7 @@ def give_own_counts(runner) -> None:
 
 
 def fill_last_placeholder(runner) -> None:
-    """Put the tokens that the step before sampled into the requests' outputs, as penalties need it, and keep the rest.
+    """Put the tokens that the step before sampled into the requests' outputs, as penalties need it.
 
     Root cause: InputBatch.update_async_output_token_ids (vLLM 0.23) does so only while a request with penalties is in
     the batch. It takes all placeholders at an output's end for the last step's, and cuts off those beyond its tokens.

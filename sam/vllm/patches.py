@@ -125,10 +125,6 @@ PATCHES = {
         "vLLM has a batch-invariant mode for CPUs."),
     "pack_after_loads": Patch("runner, runner.model", "load_weights reload_weights execute_model _dummy_run",
         "the packed weights of multiply_invariantly have to follow the model's.", "as above."),
-    "copy_lora_indices": Patch("vllm.lora.punica_wrapper.utils", "async_tensor_h2d",
-        "vllm/v1/worker/cpu/shm.py replaces this function, which asks for pinned memory, for all that import it later; "
-        "where vLLM's cache of model classes is empty, LoRA's layers have imported it before: the first engine with "
-        "LoRA on a machine ends with `Found no NVIDIA driver`.", "the function asks the platform for pinned memory."),
     "keep_unread_generators": Patch("runner", "_bookkeeping_sync",
         "it winds the generator of a request whose prompt is not complete back by `set_offset`, which CPU generators "
         "do not have: NotImplementedError ends the engine. Here it stays where it is: the noise is fresh either way.",
@@ -138,7 +134,7 @@ PATCHES = {
 
 
 def is_registered() -> bool:
-    """Whether this process has the plugin: its workers ask it before they make a model runner."""
+    """Whether this process has the plugin."""
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
     return is_in_place(WorkerWrapperBase.init_device, "find_speculation")
@@ -169,11 +165,7 @@ def before(owner: Any, attribute: str, name: str, action: Callable) -> None:
 
 
 def put(owner: Any, attribute: str, name: str, value: Any) -> None:
-    """Replace the attribute.
-
-    Raises:
-        KeyError: PATCHES has no such patch, or another attribute under its name.
-    """
+    """Replace an attribute that stands in PATCHES under that name."""
     if attribute not in PATCHES[name].targets.split():
         raise KeyError(f"{name}: replaces {PATCHES[name].targets}, not {attribute}")
     setattr(owner, attribute, value)

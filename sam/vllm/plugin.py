@@ -124,7 +124,7 @@ def _open_doors(vllm_config, config: SpeculationConfig) -> None:
     if current_platform.is_cpu():
         from sam.vllm import cpu_fixes
 
-        cpu_fixes.open_doors(has_lora=vllm_config.lora_config is not None)
+        cpu_fixes.open_doors()
 
 
 def _async_proposer(door):

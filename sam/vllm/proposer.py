@@ -1,8 +1,4 @@
-"""vLLM's `custom_class` proposer: the model runner's batch in, draft tokens out.
-
-Selected by `speculative_config={"model": "sam.SamProposer", "num_speculative_tokens": k}`;
-its settings come from `additional_config["speculation"]` (sam.config.SpeculationConfig).
-"""
+"""vLLM's `custom_class` proposer: the model runner's batch in, draft tokens out."""
 
 import logging
 import os
@@ -50,11 +46,8 @@ class StepResult:
 
 
 class SamProposer:
-    """Tracks the requests of a model runner and drafts for them as the policy decides.
-
-    An error in drafting never fails or changes a rollout: the step goes on without drafts, and the error is counted in
-    `counters["draft_errors"]` and logged once.
-    """
+    """Tracks the requests of a model runner and drafts for them as the policy decides. An error in drafting never fails
+    or changes a rollout: the step goes on without drafts, and the error is counted and logged once."""
 
     paths: PathRows | None = None  # rows of further paths, with speculation.paths
 
@@ -139,16 +132,11 @@ class SamProposer:
         token_ids_cpu: np.ndarray,
         slot_mappings=None,
     ) -> list[list[int]]:
-        """Draft for every row of the batch.
+        """Per row up to `num_speculative_tokens` draft tokens; none on a rank whose drafts vLLM does not take.
 
         Args:
             sampled_token_ids: per row the tokens this step produced; empty for a row still in its prompt.
-            num_tokens_no_spec: int [rows], tokens of each row without drafts, this step's included.
-            token_ids_cpu: int32 [rows, max_model_len], the rows' tokens.
-            slot_mappings: unused; drafting needs no KV cache.
-
-        Returns:
-            Per row up to `num_speculative_tokens` draft tokens; none on a rank whose drafts vLLM does not take.
+            num_tokens_no_spec: int [rows], tokens of each text without drafts (int32 [rows, max_model_len]).
         """
         return self._propose(list(map(len, sampled_token_ids)), num_tokens_no_spec, token_ids_cpu)
 

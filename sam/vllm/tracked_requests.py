@@ -37,8 +37,7 @@ def start_request(
     prompt: np.ndarray,
     given: np.ndarray,
 ) -> bool:
-    """Let drafter and history follow a request with `prompt`, which goes on with `given` (both int32 [length]); False,
-    and counted, if it cannot be."""
+    """Follow a request with `prompt`, which goes on with `given` (both int32 [length]); False if it cannot be."""
     try:
         if history:
             history.request_started(request_id, prompt, drafter)

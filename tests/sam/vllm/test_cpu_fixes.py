@@ -76,32 +76,6 @@ def test_rows_depend_neither_on_their_number_nor_on_their_place(shape, dtype, pa
     torch.testing.assert_close(whole, torch.nn.functional.linear(x, layer.weight, layer.bias))
 
 
-@pytest.mark.parametrize("differs_for", ["few rows", "all rows"])
-def test_a_kernel_that_differs_for_few_rows_is_padded_and_one_whose_rows_never_agree_is_not_used(
-    differs_for, monkeypatch
-):
-    true = make_layer((192, 640)).cpu_linear.row_class.smallest  # without AVX-512 few rows differ by themselves
-    calls, original = [], cpu_fixes._product
-
-    def product(pack, weight, bias):
-        """A packed kernel whose rows are a little off."""
-        kernel = original(pack, weight, bias)
-
-        def wrong(rows):
-            calls.append(rows)
-            return kernel(rows) * (1 + 1e-6 * (len(rows) < 6 if differs_for == "few rows" else len(calls)))
-
-        return kernel if pack is None else wrong
-
-    monkeypatch.setattr(cpu_fixes, "_product", product)
-    layer, x = make_layer(), random(40, 576)
-    assert layer.cpu_linear.packed == (differs_for == "few rows")
-    assert not layer.cpu_linear.packed or layer.cpu_linear.row_class.smallest == max(6, true)
-    whole = apply(layer, x)
-    for count in range(1, 41):
-        assert torch.equal(apply(layer, x[:count]), whole[:count])
-
-
 def test_without_any_kernel_that_agrees_a_warning_says_so_or_the_engine_does_not_start(monkeypatch):
     warnings = []  # vLLM, once it is configured, keeps them from caplog
     monkeypatch.setattr(cpu_fixes.logger, "warning", lambda text, *values: warnings.append(text % values))
@@ -125,13 +99,3 @@ def test_off_is_vllms_own_kernel(dtype, bias, monkeypatch):
     for rows in (1, 5, 40):
         x = random(rows, 128, dtype=dtype)
         assert torch.equal(apply(layer, x), ops.onednn_mm(theirs, x, layer.bias))
-
-
-def test_other_layers_are_left_alone():
-    layer = torch.nn.Module()
-    layer.weight = torch.nn.Parameter(torch.empty(4, 4, device="meta"), requires_grad=False)
-    cpu_fixes.attach(layer, remove_weight=True)
-    assert layer.cpu_linear is torch.nn.functional.linear
-    convolution = torch.nn.Conv1d(4, 4, 3)
-    cpu_fixes.attach(convolution, remove_weight=True)
-    assert convolution.weight.shape == (4, 4, 3)

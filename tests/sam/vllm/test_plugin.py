@@ -4,6 +4,8 @@ import contextlib
 from types import SimpleNamespace
 
 import pytest
+from transformers import AutoConfig
+from vllm.config import ModelConfig
 
 from sam.config import SpeculationConfig
 from sam.vllm import patches, plugin, ranks
@@ -98,3 +100,28 @@ def test_ranks_that_could_not_agree_under_asynchronous_scheduling_are_refused(se
     with pytest.raises(ValueError, match=f"with {name}={value}: .*: set speculation.async_scheduling=off"):
         ranks.check_async(SimpleNamespace(**alone | several))
     ranks.check_async(SimpleNamespace(**alone | {"tensor_parallel_size": 2}))
+
+
+# Architecture by transformers' name of it: vLLM's class, further fields of its config, and whether it is recurrent.
+MODELS = {
+    "qwen3_next": ("Qwen3NextForCausalLM", {}, True),
+    "mamba2": ("Mamba2ForCausalLM", {}, True),
+    "lfm2": ("Lfm2ForCausalLM", {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}, True),
+    "qwen3": ("Qwen3ForCausalLM", {}, False),
+    "granitemoehybrid": ("GraniteMoeHybridForCausalLM", {"num_hidden_layers": 1, "layer_types": ["attention"]}, False),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_drafters_that_may_pause_are_refused_for_models_with_recurrent_state(tmp_path, monkeypatch, name):
+    # vLLM looks at a model's class in a process that imports vLLM once more.
+    monkeypatch.setattr("vllm.model_executor.models.registry._run_in_subprocess", lambda function: function())
+    architecture, fields, is_recurrent = MODELS[name]
+    AutoConfig.for_model(name, architectures=[architecture], **fields).save_pretrained(tmp_path)
+    model = ModelConfig(str(tmp_path), skip_tokenizer_init=True, dtype="bfloat16")
+    refused = pytest.raises(ValueError, match=f"no drafts for {name}, .*set speculation=off")
+    for method in plugin.MAY_PAUSE:
+        with refused if is_recurrent else contextlib.nullcontext():
+            plugin.check_recurrent_state(model, method)
+    for method in (None, "mtp"):
+        plugin.check_recurrent_state(model, method)
