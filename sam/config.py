@@ -21,8 +21,8 @@ CHOICES = {
     "policy": POLICIES,
     "scope": SCOPES,
     "verification": ("exact", "rejection"),
-    "batch_invariant": ("auto", "on", "off"),
-    "async_scheduling": ("auto", "on", "off"),
+    "batch_invariant": ("auto", "off"),
+    "async_scheduling": ("auto", "off"),
     "draft_shape": ("auto", "ragged", "uniform"),
     "sharing": ("auto", "replicas", "none"),
     "draft_sample_method": ("greedy", "probabilistic"),
@@ -100,7 +100,7 @@ class SpeculationConfig:
 
     def _check_combinations(self) -> None:
         """Refuse values that do not go together, none of which would be used as it was meant."""
-        method, ahead = self.method, ("off", *SCHEDULED_AHEAD)
+        method = self.method
         if self.history_path is not None and self.scope != "history":
             found = f"history_path={self.history_path}: unused with speculation.scope={self.scope}: set the scope to "
             found += "history, or leave the path out"
@@ -112,10 +112,6 @@ class SpeculationConfig:
             found = f"paths={self.paths}: speculation={method} drafts one path: set paths to 1, or speculation=sam"
         elif self.paths > 1 and self.verification != "exact":
             found = f"paths={self.paths}: verification={self.verification} verifies one path: set verification=exact"
-        elif self.async_scheduling == "on" and method not in ahead:
-            found = (
-                f"async_scheduling=on: vLLM schedules synchronously with speculation.method={method}: set it to auto"
-            )
         else:
             return
         raise ValueError(f"speculation.{found}")
@@ -125,8 +121,8 @@ class SpeculationConfig:
         """Rebuild from `to_dict`, or from the keys that a user set; the rest keep their defaults."""
         values = dict(section)
         for key in ("batch_invariant", "async_scheduling"):
-            if type(word := values.get(key)) is bool:  # what YAML makes of on and off
-                values[key] = "on" if word else "off"
+            if values.get(key) is False:  # what YAML makes of off
+                values[key] = "off"
         known = [field.name for field in fields(cls)]
         if unknown := sorted(values.keys() - set(known)):
             raise ValueError(f"speculation.{unknown[0]} is unknown: the keys are {', '.join(known)}")
@@ -167,23 +163,10 @@ class SpeculationConfig:
             pipeline: vLLM's pipeline_parallel_size; in a pipeline it cannot be (sam.vllm.ranks.check_async).
             engine_setting: vLLM's own async_scheduling, where the user has set it.
             tensor: vLLM's tensor_parallel_size; with a trained drafter it has to be 1 (sam.vllm.trained.ranks).
-
-        Raises:
-            ValueError: async_scheduling is on and cannot be.
         """
-        obstacle = None
-        if device not in ("cuda", "npu"):
-            obstacle = f"device {device}"
-        elif pipeline > 1:
-            obstacle = f"pipeline_parallel_size={pipeline}"
-        elif engine_setting is False:
-            obstacle = "vLLM's own async_scheduling=False"
-        elif tensor > 1 and self.method in WITH_DRAFT_MODEL:
-            obstacle = f"tensor_parallel_size={tensor} and speculation={self.method}"
-        can = self.method in SCHEDULED_AHEAD
-        if self.async_scheduling == "on" and can and obstacle:
-            raise ValueError(f"speculation.async_scheduling=on: not with {obstacle}: set it to auto")
-        return can and self.async_scheduling != "off" and obstacle is None
+        is_alone = tensor == 1 or self.method not in WITH_DRAFT_MODEL
+        is_possible = device in ("cuda", "npu") and pipeline == 1 and engine_setting is not False and is_alone
+        return self.method in SCHEDULED_AHEAD and self.async_scheduling != "off" and is_possible
 
     def vllm_arguments(self, asynchronous: bool = False) -> dict[str, Any]:
         """vLLM engine arguments: `speculative_config` (absent when off) and `additional_config`, read by `from_vllm`.

@@ -112,11 +112,7 @@ def _pack_and_run(run, *arguments, **keywords):
 
 
 class CpuLinear:
-    """`torch.nn.functional.linear` of a layer, by one kernel and with numbers of rows that give equal bits.
-
-    Raises:
-        RuntimeError: there is no such kernel, and the engine's `speculation.batch_invariant` is on.
-    """
+    """`torch.nn.functional.linear` of a layer, by one kernel and with numbers of rows that give equal bits."""
 
     def __init__(self, layer: torch.nn.Module):
         weight, engine = layer.weight, get_current_vllm_config_or_none()
@@ -180,10 +176,10 @@ def _kernel_and_row_class(weight: torch.Tensor, has_bias: bool, mode: str) -> tu
         compare = functools.partial(_compare, packed, (columns, inner), dtype, has_bias)
         if (row_class := row_classes.known_or_found(name, compare)) is not None:
             return packed, row_class if packed else row_class._replace(smallest=max(LEAST_ROWS, row_class.smallest))
-    lacks = f"a linear layer of {columns} x {inner} weights in {dtype} has no kernel here whose rows do not depend on"
-    if mode == "on":
-        raise RuntimeError(f"speculation.batch_invariant=on: {lacks} the batch: set it to auto or off")
-    logger.warning("%s the batch: tokens may differ between speculation on and off", lacks)
+    logger.warning(
+        "a linear layer of %s x %s weights in %s has no kernel here whose rows do not depend on the batch: tokens may "
+        "differ between speculation on and off", columns, inner, dtype,
+    )  # fmt: skip
     return False, LAST_RESORT
 
 

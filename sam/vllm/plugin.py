@@ -171,7 +171,6 @@ def check_recurrent_state(model_config, method: str | None) -> None:
 
 def install(runner) -> None:
     """Bind the drafter and the sampler to a model runner, as its config says."""
-    from vllm import envs
     from vllm.logger import init_logger
     from vllm.platforms import current_platform
 
@@ -183,11 +182,6 @@ def install(runner) -> None:
         from sam.vllm import cpu_fixes
 
         cpu_fixes.install(runner, config)
-    elif config.batch_invariant == "on" and not envs.VLLM_BATCH_INVARIANT:
-        raise ValueError(
-            "speculation.batch_invariant=on: on this device only vLLM's own mode has such kernels: set "
-            "VLLM_BATCH_INVARIANT=1, or speculation.batch_invariant=auto"
-        )
     check_scheduling(runner, config)
     if hasattr(getattr(runner, "drafter", None), "bind"):
         runner.drafter.bind(runner)
@@ -212,18 +206,13 @@ def install(runner) -> None:
 
 
 def check_scheduling(runner, config: SpeculationConfig) -> None:
-    """Refuse an engine that does not schedule as its config asks, or as exact verification needs."""
+    """Refuse an engine that does not schedule as exact verification needs."""
     # vLLM's own drafters on the device: until the host hears more, all drafts count as accepted, in positions too.
     counts_optimistically = getattr(runner, "use_async_spec_decode", False) and not hasattr(runner.drafter, "bind")
     if config.verification == "exact" and counts_optimistically:
         raise ValueError(
             "verification=exact draws a token by its position, which asynchronous scheduling with vLLM's own method "
             f"{runner.speculative_config.method!r} leaves on the device: set the engine's async_scheduling=False"
-        )
-    if config.async_scheduling == "on" and not getattr(runner, "use_async_scheduling", False):
-        raise ValueError(
-            f"speculation.async_scheduling=on: vLLM schedules synchronously with {type(runner).__name__}, "
-            f"speculation.method={config.method}: set it to auto"
         )
 
 

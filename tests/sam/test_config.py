@@ -48,7 +48,7 @@ def test_what_an_engine_asks_for(additional, drafter, expected):
     ("values", "message"),
     [
         ({"verification": "fast"}, "speculation.verification='fast': expected one of exact, rejection"),
-        ({"batch_invariant": "maybe"}, "speculation.batch_invariant='maybe': expected one of auto, on, off"),
+        ({"batch_invariant": "maybe"}, "speculation.batch_invariant='maybe': expected one of auto, off"),
         ({"num_speculative_tokens": True}, "num_speculative_tokens=True: expected an integer from 1 to 15"),
         ({"prompt_lookup_max": 1}, "prompt_lookup_max=1: expected an integer of at least 2"),
         ({"nonsense": 1}, "speculation.nonsense is unknown: the keys are method, "),
@@ -57,10 +57,6 @@ def test_what_an_engine_asks_for(additional, drafter, expected):
         ({"method": "eagle3"}, "speculation.draft_model=None: speculation=eagle3 needs one: name its folder"),
         ({"paths": 2, "method": "ngram"}, "speculation.paths=2: speculation=ngram drafts one path: set paths to 1"),
         ({"paths": 2, "verification": "rejection"}, "paths=2: verification=rejection verifies one path: set verif"),
-        *(
-            ({"method": name, "async_scheduling": "on"}, f"=on: .* synchronously with speculation.method={name}: set")
-            for name in ("ngram", "suffix")
-        ),
     ],
 )
 def test_values_outside_their_range_are_refused(values, message):
@@ -94,19 +90,8 @@ def test_where_sam_is_scheduled_asynchronously(engine, scheduling, expected):
         assert ("disable_padded_drafter_batch" in asked) is not expected, "vLLM combines the two as little"
 
 
-@pytest.mark.parametrize(
-    ("method", "engine", "obstacle"),
-    [
-        ("sam", ("cpu",), "device cpu"),
-        ("sam", ("cuda", 4), "pipeline_parallel_size=4"),
-        ("sam", ("cuda", 1, False), "vLLM's own async_scheduling=False"),
-        ("hybrid", ("cuda", 1, None, 4), "tensor_parallel_size=4 and speculation=hybrid"),  # synchronously there
-    ],
-)
-def test_asynchronous_scheduling_that_cannot_be_is_refused(method, engine, obstacle):
-    with pytest.raises(ValueError, match=f"speculation.async_scheduling=on: not with {obstacle}: set it to auto"):
-        SpeculationConfig(method, "folder", async_scheduling="on").schedules_asynchronously(*engine)
-    assert not SpeculationConfig(method, "folder").schedules_asynchronously(*engine)
+def test_a_trained_drafter_is_scheduled_asynchronously_on_one_rank_only():
+    assert not SpeculationConfig("hybrid", "folder").schedules_asynchronously("cuda", tensor=4)
     assert SpeculationConfig(method="sam").schedules_asynchronously("cuda", tensor=4)
 
 
@@ -125,6 +110,6 @@ def test_hybrid_takes_what_its_folder_holds(tmp_path, written, expected):
 
 
 @pytest.mark.parametrize("key", ["batch_invariant", "async_scheduling"])
-def test_yamls_on_and_off_are_words(key):
-    for word, mode in ((True, "on"), (False, "off"), ("on", "on"), ("off", "off")):
-        assert getattr(SpeculationConfig.from_dict({key: word}), key) == mode
+def test_yamls_off_is_a_word(key):
+    for word in (False, "off"):
+        assert getattr(SpeculationConfig.from_dict({key: word}), key) == "off"

@@ -76,15 +76,13 @@ def test_rows_depend_neither_on_their_number_nor_on_their_place(shape, dtype, pa
     torch.testing.assert_close(whole, torch.nn.functional.linear(x, layer.weight, layer.bias))
 
 
-def test_without_any_kernel_that_agrees_a_warning_says_so_or_the_engine_does_not_start(monkeypatch):
+def test_without_any_kernel_that_agrees_a_warning_says_so(monkeypatch):
     warnings = []  # vLLM, once it is configured, keeps them from caplog
     monkeypatch.setattr(cpu_fixes.logger, "warning", lambda text, *values: warnings.append(text % values))
     monkeypatch.setattr(row_classes, "find_row_class", lambda *arguments: None)
     layer, x = make_layer(), random(40, 576)
     torch.testing.assert_close(apply(layer, x), torch.nn.functional.linear(x, layer.weight))
     assert len(warnings) == 1 and "may differ between speculation on and off" in warnings[0]
-    with set_mode("on"), pytest.raises(RuntimeError, match="batch_invariant=on: a .* of 192 x 576 .* auto or"):
-        make_layer()
 
 
 @pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
