@@ -11,6 +11,7 @@ from sam.trained_drafter import is_eagle3_head
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "sam_rollout"
 # Weights in huge pages, of vLLM's CPU engine: steps that memory bounds take about 5 % less time. Stock does not ask.
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+LOOKUP = (2, 5)  # tokens of the shortest and the longest match of ngram
 METHODS = ("sam", "off", "ngram", "suffix", "draft_model", "hybrid", "eagle3")
 WITH_DRAFT_MODEL = ("draft_model", "hybrid", "eagle3")
 SCHEDULED_AHEAD = ("sam", *WITH_DRAFT_MODEL)  # methods that draft under asynchronous scheduling too
@@ -36,7 +37,6 @@ RANGES = {
     "history_epochs": (1, None),
     "memory_budget_mib": (1, 65536),
     "min_extra_match_len": (0, None),
-    "prompt_lookup_min": (1, None),
     "paths": (1, 8),
 }
 
@@ -80,14 +80,12 @@ class SpeculationConfig:
     batch_invariant: str = "auto"
     async_scheduling: str = "auto"
     draft_shape: str = "auto"
-    prompt_lookup_max: int = 5
-    prompt_lookup_min: int = 2
 
     def __post_init__(self) -> None:
         for key, allowed in CHOICES.items():
             if (value := getattr(self, key)) not in allowed:
                 raise ValueError(f"speculation.{key}={value!r}: expected one of {', '.join(allowed)}")
-        for key, (low, high) in {**RANGES, "prompt_lookup_max": (self.prompt_lookup_min, None)}.items():
+        for key, (low, high) in RANGES.items():
             if type(value := getattr(self, key)) is not int or value < low or (high is not None and value > high):
                 allowed = f"an integer from {low} to {high}" if high is not None else f"an integer of at least {low}"
                 raise ValueError(f"speculation.{key}={value!r}: expected {allowed}")
@@ -178,7 +176,7 @@ class SpeculationConfig:
             of_model["draft_sample_method"] = "probabilistic"  # vLLM then reserves memory for the probabilities
         drafters: dict[str, dict[str, Any]] = {
             "sam": {"method": "ngram_gpu"} if asynchronous else {"model": "sam.SamProposer"},
-            "ngram": {key: getattr(self, key) for key in ("method", "prompt_lookup_max", "prompt_lookup_min")},
+            "ngram": {"method": "ngram", "prompt_lookup_max": LOOKUP[1], "prompt_lookup_min": LOOKUP[0]},
             "suffix": {"method": "suffix"},
             **dict.fromkeys(WITH_DRAFT_MODEL, {"method": self.trained_method(), "model": self.draft_model} | of_model),
         }

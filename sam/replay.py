@@ -21,7 +21,7 @@ import numpy as np
 from tqdm import tqdm
 
 from sam.command import Parser, laid_out, run_command
-from sam.config import SpeculationConfig
+from sam.config import LOOKUP, SpeculationConfig
 from sam.drafting.drafter import Drafter
 from sam.drafting.texts import Drafts
 from sam.record.responses import Recording, Spans, read_recording
@@ -136,7 +136,7 @@ class FirstOccurrence(Stepwise):
 class Ngram(Stepwise):
     """vLLM's prompt lookup with this project's default lengths."""
 
-    LIMITS = SpeculationConfig.prompt_lookup_min, SpeculationConfig.prompt_lookup_max, 1 << 30  # the longest text
+    LIMITS = *LOOKUP, 1 << 30  # the longest text
 
     def __init__(self, in_group: bool):
         from sam.vllm.bench.engine import prompt_lookup

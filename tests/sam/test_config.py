@@ -50,7 +50,6 @@ def test_what_an_engine_asks_for(additional, drafter, expected):
         ({"verification": "fast"}, "speculation.verification='fast': expected one of exact, rejection"),
         ({"batch_invariant": "maybe"}, "speculation.batch_invariant='maybe': expected one of auto, off"),
         ({"num_speculative_tokens": True}, "num_speculative_tokens=True: expected an integer from 1 to 15"),
-        ({"prompt_lookup_max": 1}, "prompt_lookup_max=1: expected an integer of at least 2"),
         ({"nonsense": 1}, "speculation.nonsense is unknown: the keys are method, "),
         ({"history_path": "x"}, "history_path=x: unused with speculation.scope=group: set the scope to history, or "),
         ({"sharing": "replicas", "scope": "request"}, "sharing=replicas: speculation.scope=request drafts from no"),
