@@ -11,6 +11,7 @@ from sam.trained_drafter import is_eagle3_head
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "sam_rollout"
 # Weights in huge pages, of vLLM's CPU engine: steps that memory bounds take about 5 % less time. Stock does not ask.
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+LOOKUP = (2, 5)  # tokens of the shortest and the longest match of ngram
 METHODS = ("sam", "off", "ngram", "suffix", "draft_model", "hybrid", "eagle3")
 WITH_DRAFT_MODEL = ("draft_model", "hybrid", "eagle3")
 SCHEDULED_AHEAD = ("sam", *WITH_DRAFT_MODEL)  # methods that draft under asynchronous scheduling too
@@ -21,59 +22,27 @@ CHOICES = {
     "policy": POLICIES,
     "scope": SCOPES,
     "verification": ("exact", "rejection"),
-    "batch_invariant": ("auto", "on", "off"),
-    "async_scheduling": ("auto", "on", "off"),
+    "batch_invariant": ("auto", "off"),
+    "async_scheduling": ("auto", "off"),
     "draft_shape": ("auto", "ragged", "uniform"),
     "sharing": ("auto", "replicas", "none"),
     "draft_sample_method": ("greedy", "probabilistic"),
 }
-# Least and largest value, in the unit of the key. Ascend's fused attention verifies at most 16 tokens of a request at
-# once (vllm-ascend 0.23.0.post1); 32-bit indices of 32-byte nodes reach 64 GiB (sam.automaton.store).
+# Least and largest value. Ascend's attention verifies at most 16 tokens of a request; 32-bit indices of 32-byte nodes
+# reach 64 GiB.
 RANGES = {
     "num_speculative_tokens": (1, 15),
     "batch_size_threshold": (0, None),
     "history_tokens": (0, None),
     "history_epochs": (1, None),
     "memory_budget_mib": (1, 65536),
-    "prompt_lookup_min": (1, None),
     "paths": (1, 8),
 }
 
 
 @dataclass(frozen=True)
 class SpeculationConfig:
-    """The `speculation` section of a config. configs/speculation/knobs.yaml has the same keys and the same defaults.
-
-    Attributes:
-        method: who drafts: sam, off (nobody), ngram (vLLM's prompt lookup), suffix (Arctic Inference), draft_model (a
-            small model of the same vocabulary), eagle3 (a head on the target's hidden states) or hybrid (for each
-            request sam or one of these two, whichever the folder holds).
-        draft_model: folder of the draft model or head; needed by draft_model, hybrid and eagle3, unused by others.
-        draft_sample_method: what a draft model's or head's tokens are: greedy (the likeliest) or probabilistic (draws
-            from its distribution, which verification makes use of).
-        num_speculative_tokens: longest draft of a request, 1 to 15 tokens.
-        paths: of draft tokens that sam verifies for a request at most, 1 to 8; each further one is a row of the batch.
-        policy: when sam drafts: threshold, goodput, always or never.
-        batch_size_threshold: running requests at or below which `threshold` drafts, 0 or more.
-        step_cost: file of step costs in milliseconds for `goodput`; None: measured when the engine starts.
-        scope: whose text is drafted from: request (its own), group (a prompt's samples) or history (earlier steps too).
-        history_tokens: tokens of finished groups that `history` keeps, in memory and in a machine's file, 0 or more.
-        history_path: folder of a history that lasts; None: `history` keeps groups in memory only.
-        history_epochs: versions of the weights of which a prompt's responses are kept in the file, 1 or more.
-        memory_budget_mib: bound of all automata of an engine process, 1 to 65536 MiB.
-        cross_prompt: whether to draft from what other prompts' texts had in common lately, too.
-        sharing: replicas (drafters see the text of a prompt's samples in other replicas while it is written), none, or
-            auto: replicas where a recipe that knows of several replicas says so, else none.
-        verification: exact (the tokens of sampling without drafts) or rejection (their distribution).
-        batch_invariant: kernels whose rows do not depend on the batch: auto (where there are any), on (the engine does
-            not start without) or off (vLLM's own as they are).
-        async_scheduling: whether vLLM schedules a step before it knows the tokens of the one before: auto (where it can
-            with sam: on CUDA and Ascend, not in a pipeline), on (the engine does not start without) or off (never with
-            a drafter).
-        draft_shape: ragged (each request verifies its own draft), uniform (all verify num_speculative_tokens, missing
-            ones are filled up) or auto (uniform where the graph mode replays no other step with drafts).
-        prompt_lookup_max: longest match of ngram, prompt_lookup_min tokens or more.
-        prompt_lookup_min: shortest match of ngram, 1 token or more.
+    """The `speculation` section of a config. configs/speculation/knobs.yaml says what each key means.
 
     Raises:
         ValueError: a value outside its range; the line names the key, the value and what is allowed.
@@ -108,14 +77,12 @@ class SpeculationConfig:
     batch_invariant: str = "auto"
     async_scheduling: str = "auto"
     draft_shape: str = "auto"
-    prompt_lookup_max: int = 5
-    prompt_lookup_min: int = 2
 
     def __post_init__(self) -> None:
         for key, allowed in CHOICES.items():
             if (value := getattr(self, key)) not in allowed:
                 raise ValueError(f"speculation.{key}={value!r}: expected one of {', '.join(allowed)}")
-        for key, (low, high) in {**RANGES, "prompt_lookup_max": (self.prompt_lookup_min, None)}.items():
+        for key, (low, high) in RANGES.items():
             if type(value := getattr(self, key)) is not int or value < low or (high is not None and value > high):
                 allowed = f"an integer from {low} to {high}" if high is not None else f"an integer of at least {low}"
                 raise ValueError(f"speculation.{key}={value!r}: expected {allowed}")
@@ -128,7 +95,7 @@ class SpeculationConfig:
 
     def _check_combinations(self) -> None:
         """Refuse values that do not go together, none of which would be used as it was meant."""
-        method, ahead = self.method, ("off", *SCHEDULED_AHEAD)
+        method = self.method
         if self.history_path is not None and self.scope != "history":
             found = f"history_path={self.history_path}: unused with speculation.scope={self.scope}: set the scope to "
             found += "history, or leave the path out"
@@ -140,25 +107,17 @@ class SpeculationConfig:
             found = f"paths={self.paths}: speculation={method} drafts one path: set paths to 1, or speculation=sam"
         elif self.paths > 1 and self.verification != "exact":
             found = f"paths={self.paths}: verification={self.verification} verifies one path: set verification=exact"
-        elif self.async_scheduling == "on" and method not in ahead:
-            found = (
-                f"async_scheduling=on: vLLM schedules synchronously with speculation.method={method}: set it to auto"
-            )
         else:
             return
         raise ValueError(f"speculation.{found}")
 
     @classmethod
     def from_dict(cls, section: dict[str, Any]) -> Self:
-        """Rebuild from `to_dict`, or from the keys that a user set; the rest keep their defaults.
-
-        Raises:
-            ValueError: an unknown key, or a value outside its range.
-        """
+        """Rebuild from `to_dict`, or from the keys that a user set; the rest keep their defaults."""
         values = dict(section)
         for key in ("batch_invariant", "async_scheduling"):
-            if type(word := values.get(key)) is bool:  # what YAML makes of on and off
-                values[key] = "on" if word else "off"
+            if values.get(key) is False:  # what YAML makes of off
+                values[key] = "off"
         known = [field.name for field in fields(cls)]
         if unknown := sorted(values.keys() - set(known)):
             raise ValueError(f"speculation.{unknown[0]} is unknown: the keys are {', '.join(known)}")
@@ -196,28 +155,13 @@ class SpeculationConfig:
             device: cuda, npu or cpu.
             pipeline: vLLM's pipeline_parallel_size; in a pipeline it cannot be (sam.vllm.ranks.check_async).
             engine_setting: vLLM's own async_scheduling, where the user has set it.
-
-        Raises:
-            ValueError: async_scheduling is on and cannot be.
         """
-        obstacle = None
-        if device not in ("cuda", "npu"):
-            obstacle = f"device {device}"
-        elif pipeline > 1:
-            obstacle = f"pipeline_parallel_size={pipeline}"
-        elif engine_setting is False:
-            obstacle = "vLLM's own async_scheduling=False"
-        can = self.method in SCHEDULED_AHEAD
-        if self.async_scheduling == "on" and can and obstacle:
-            raise ValueError(f"speculation.async_scheduling=on: not with {obstacle}: set it to auto")
-        return can and self.async_scheduling != "off" and obstacle is None
+        is_possible = device in ("cuda", "npu") and pipeline == 1 and engine_setting is not False
+        return self.method in SCHEDULED_AHEAD and self.async_scheduling != "off" and is_possible
 
     def vllm_arguments(self, asynchronous: bool = False) -> dict[str, Any]:
-        """vLLM engine arguments: `speculative_config` (absent when off) and `additional_config`.
-
-        `additional_config` is vLLM's own place for plugins' settings; `from_vllm` reads it in every engine process.
-        `asynchronous`: the method drafts under asynchronous scheduling, sam through the door of vLLM's ngram_gpu.
-        """
+        """vLLM engine arguments: `speculative_config` (absent when off) and `additional_config`, read by `from_vllm`.
+        `asynchronous`: the method drafts under asynchronous scheduling, sam through the door of vLLM's ngram_gpu."""
         arguments: dict[str, Any] = {"additional_config": {"speculation": self.to_dict()}}
         # vLLM calls the drafter after the step's tokens have come to the host, where the switch decides.
         of_model: dict[str, Any] = {} if asynchronous else {"disable_padded_drafter_batch": True}
@@ -225,7 +169,7 @@ class SpeculationConfig:
             of_model["draft_sample_method"] = "probabilistic"  # vLLM then reserves memory for the probabilities
         drafters: dict[str, dict[str, Any]] = {
             "sam": {"method": "ngram_gpu"} if asynchronous else {"model": "sam.SamProposer"},
-            "ngram": {key: getattr(self, key) for key in ("method", "prompt_lookup_max", "prompt_lookup_min")},
+            "ngram": {"method": "ngram", "prompt_lookup_max": LOOKUP[1], "prompt_lookup_min": LOOKUP[0]},
             "suffix": {"method": "suffix"},
             **dict.fromkeys(WITH_DRAFT_MODEL, {"method": self.trained_method(), "model": self.draft_model} | of_model),
         }

@@ -1,9 +1,8 @@
 """Warnings of this project on standard error, whatever other packages have done to Python's root logger.
 
-Root cause: vLLM's API server imports model-hosting-container-standards, which sets the root logger, and each of its
-handlers, to the level in LOG_LEVEL, by default ERROR (its logging_config.py). Symptom: a process that has imported that
-server, as every process of a verl run does, drops the warnings of all loggers without a level of their own. Can go when
-the package leaves the root logger alone.
+Root cause: vLLM's API server imports model-hosting-container-standards, which sets the root logger and its handlers to
+ERROR. Symptom: a process that has imported that server, as every process of a verl run does, drops all warnings of
+loggers without a level of their own. Can go when the package leaves the root logger alone.
 """
 
 import logging

@@ -1,8 +1,5 @@
-"""Read users' files: each function returns what a file holds, or raises one line.
-
-The line names file and place, and says what was expected. Nothing is guessed: no value is cut, wrapped, converted with
-a loss or joined with another.
-"""
+"""Read users' files: each function returns what a file holds, or raises a ReadError, one line that names file and place
+and says what was expected."""
 
 from __future__ import annotations
 
@@ -45,11 +42,7 @@ def one_line(place: str, wrong: str) -> Iterator[None]:
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """The object that a .json file holds.
-
-    Raises:
-        ReadError: no such file, not JSON, or something else than an object.
-    """
+    """The object that a .json file holds."""
     return _parsed(content_of(path), str(path), dict)
 
 
@@ -62,17 +55,12 @@ def json_rows(
 ) -> Iterator[T]:
     r"""Each row of a .jsonl file as `read` of the row and its place, "FILE, line 3", gives it; blank lines are none.
 
-    Lines end with \n: str.splitlines cuts at U+2028 too, which may stand in a string.
-
     Args:
         left_out: takes the lines about rows that cannot be read; without it the first one is raised.
         kind: of a row, dict or list.
         is_growing: whether a last line without an end may be half a row, which is none.
-
-    Raises:
-        ReadError: no such file, or a row that is not JSON, of another kind or refused by `read`.
     """
-    lines = content_of(path).split(b"\n")
+    lines = content_of(path).split(b"\n")  # str.splitlines cuts at U+2028 too, which may stand in a string
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -89,11 +77,7 @@ def json_rows(
 
 
 def npz_arrays(content: Path | bytes, place: str) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file, every one of them compared with its checksum, which numpy itself does not reach.
-
-    Raises:
-        ReadError: no such file, not such a file, or a damaged one.
-    """
+    """The arrays of an .npz file, each read to its checksum, which numpy itself does not reach."""
     import numpy as np
 
     arrays = {}

@@ -36,7 +36,6 @@ def make_drafter(
     name: str,
     scope: str,
     draft_length: int,
-    corpus: Path | None = None,
     cross_prompt: bool = SpeculationConfig.cross_prompt,
 ):
     """A drafter by its name, one of NAMES.
@@ -44,14 +43,13 @@ def make_drafter(
     Args:
         scope: request, group or history: whose tokens it drafts from.
         draft_length: draft tokens of a request at most.
-        corpus: file of sam.corpus, used by sam alone.
         cross_prompt: whether sam remembers other prompts.
 
     Raises:
         ValueError: unknown name, or its package is not installed.
     """
     if name == "sam":
-        limits = {"history_tokens": HISTORY_TOKENS, "corpus": corpus, "cross_prompt": cross_prompt}
+        limits = {"history_tokens": HISTORY_TOKENS, "cross_prompt": cross_prompt}
         drafter = Drafter(max_draft_tokens=draft_length, scope=scope, **limits)
         drafter.warm_up()
         return drafter
@@ -301,7 +299,7 @@ def run(options: argparse.Namespace) -> list[str]:
     for path in options.traces:
         recording = read_recording(path, options.tokenizer)
         for name in options.drafter:
-            make = partial(make_drafter, name, options.scope, options.k, options.corpus)
+            make = partial(make_drafter, name, options.scope, options.k)
             with tqdm(total=2 * recording.num_tokens, unit="tok", desc=f"{path.stem} {name}", mininterval=2.0) as bar:
                 result = replay(recording, make, options.k, progress=bar.update, **how)
                 cost = measure_cost(recording, make, options.k, progress=bar.update)
@@ -323,7 +321,6 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--replicas", type=int, default=1, help="spread a prompt's samples over N drafters (default 1)")
     parser.add_argument("--delay", type=int, metavar="TOKENS", help="replicas see each other's tokens, so much later")
     parser.add_argument("--epochs", action="store_true", help="epoch by epoch, the first one not counted")
-    parser.add_argument("--corpus", type=Path, help="file of sam.corpus that sam drafts from as well")
     parser.add_argument("--tokenizer", help="for .jsonl dumps: folder or name of the tokenizer")
     options = parser.parse_args(arguments)
     for name in ("k", "replicas"):

@@ -15,10 +15,7 @@ from sam.jit import compiled, compiled_sum
 PLACEHOLDER = -1  # vLLM's mark for "no token here"
 GREEDY = 0.0  # the temperature that means argmax
 
-# Up to here one float64 cumulative sum per row costs less than the launches of the two-level search.
-DIRECT_VOCABULARY = 4096
-# Whether rows in the host's memory are searched by a compiled loop: a twentieth of the calls, a third of the time.
-LOOP_ON_HOST = True
+LOOP_ON_HOST = True  # whether rows in the host's memory are searched by a compiled loop, in a third of the time
 # Tokens per block of the two-level search: about the square root of a vocabulary of 150,000.
 BLOCK = 512
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -40,15 +37,12 @@ def _mix(z):
 
 @compiled
 def uniforms(rng_keys: np.ndarray, positions: np.ndarray, stream: int = 0) -> np.ndarray:
-    """Uniforms in [2**-53, 1 - 2**-53].
+    """float64 [n], uniforms in [2**-53, 1 - 2**-53].
 
     Args:
         rng_keys: int64 [n], not negative (`rng_key`).
-        positions: int64 [n], not negative: of a token, the number of tokens before it, the prompt's included.
-        stream: int; two streams never share a value: every kind of decision takes its own.
-
-    Returns:
-        float64 [n].
+        positions: int64 [n], of a token the number of tokens before it, the prompt's included.
+        stream: of which two never share a value: every kind of decision takes its own.
     """
     values = np.empty(len(rng_keys))
     for i in range(len(rng_keys)):
@@ -60,11 +54,7 @@ def uniforms(rng_keys: np.ndarray, positions: np.ndarray, stream: int = 0) -> np
 
 
 def sent(values: torch.Tensor | np.ndarray, device: torch.device) -> torch.Tensor:
-    """A tensor of the host's memory, or an array, on `device`.
-
-    From pageable memory PyTorch waits until the copy is over, and with it for the forward pass that was asked for
-    before: the host could prepare nothing meanwhile. From pinned memory it goes on.
-    """
+    """A tensor of the host's memory, or an array, on `device`; from memory that is not pinned PyTorch would wait."""
     tensor = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
@@ -80,21 +70,15 @@ def sample_inverse_cdf(logits: torch.Tensor, uniforms: torch.Tensor) -> torch.Te
         int64 [num_tokens]. A token of probability zero is never drawn. A logits row without mass (a NaN, or every
         token masked) gives token 0, as in vLLM, whose sampler takes the first of a row of NaN.
 
-    The cumulative sum needs float64, or float32 in blocks. Added up in float32 from the first token to the last, it
-    has steps of 6e-8 near its end: at a vocabulary of 151,936 a token of probability 1e-8 there is never drawn, or
-    takes its neighbour's share. Here a block of tokens is chosen first (float64 sum of the blocks' float32 sums) and
-    then a token in it (float64 sum): every token keeps the relative precision of its float32 probability.
+    One float32 sum over all tokens has steps of 6e-8 near its end: a token of probability 1e-8 there is never drawn,
+    or takes its neighbour's share. So a block of tokens is chosen first, by a float64 sum of the blocks' float32 sums,
+    then a token in it: every token keeps the relative precision of its float32 probability.
     """
     if LOOP_ON_HOST and logits.device.type == "cpu":
         tokens = np.empty(len(logits), dtype=np.int64)
         _draw(logits.detach().softmax(-1, dtype=torch.float32).numpy(), uniforms.numpy(), tokens)
         return torch.from_numpy(tokens)
-    if logits.shape[1] <= DIRECT_VOCABULARY:
-        cumulative = logits.softmax(-1, dtype=torch.float64).cumsum(-1)
-        tokens = _search(cumulative, uniforms * cumulative[:, -1])
-        mass = cumulative[:, -1]
-    else:
-        tokens, mass = _two_level(logits.softmax(-1, dtype=torch.float32), uniforms)
+    tokens, mass = _two_level(logits.softmax(-1, dtype=torch.float32), uniforms)
     return torch.where(mass > 0, tokens, 0)
 
 
@@ -165,14 +149,11 @@ def _two_level(probabilities: torch.Tensor, uniforms: torch.Tensor) -> tuple[tor
 
 
 def accept_matching(sampled: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
-    """Keep each request's tokens up to and including the first that differs from its draft.
+    """int32 [requests, 1 + k], each request's tokens up to the first that differs from its draft; then PLACEHOLDER.
 
     Args:
         sampled: int64 [requests, 1 + k], the token drawn at each position; PLACEHOLDER after a request's bonus token.
         drafts: int64 [requests, 1 + k], aligned with it; a value that no token has where there is no draft.
-
-    Returns:
-        int32 [requests, 1 + k], PLACEHOLDER after the kept tokens.
     """
     matched = (sampled == drafts).to(torch.int8).cumprod(1).bool()
     kept = torch.ones_like(matched)
@@ -180,57 +161,25 @@ def accept_matching(sampled: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor
     return torch.where(kept, sampled, PLACEHOLDER).to(torch.int32)
 
 
-@compiled
-def accept_on_host(sampled, drafts, counts):
-    """`accept_matching` of arrays in the host's memory, which are not laid out by request.
-
-    Args:
-        sampled: int64 [rows], the token drawn in each row; rows of a request stand together, its bonus token last.
-        drafts: int64 [rows - requests], all requests' draft tokens one after the other.
-        counts: int64 [requests], rows of each.
-
-    Returns:
-        int32 [requests, most rows of one], PLACEHOLDER after the kept tokens.
-    """
-    kept = np.full((len(counts), counts.max()), PLACEHOLDER, np.int32)
-    row = draft = 0
-    for request in range(len(counts)):
-        last = counts[request] - 1
-        for place in range(last + 1):
-            kept[request, place] = sampled[row + place]
-            if place == last or sampled[row + place] != drafts[draft + place]:
-                break
-        row, draft = row + last + 1, draft + last
-    return kept
-
-
 class Followed(NamedTuple):
-    """What comes of requests with several paths.
+    """What comes of requests with several paths."""
 
-    Attributes:
-        tokens: int32 [requests, 1 + k], PLACEHOLDER after the last.
-        rows: int64 [requests, 1 + k], the row that each token was drawn in; any row after the last token.
-        last: int64 [requests], place among the request's rows of the one that all accepted drafts are in.
-    """
-
-    tokens: torch.Tensor
-    rows: torch.Tensor
-    last: torch.Tensor
+    tokens: torch.Tensor  # int32 [requests, 1 + k], PLACEHOLDER after the last
+    rows: torch.Tensor  # int64 [requests, 1 + k], the row that each token was drawn in; any row after the last token
+    last: torch.Tensor  # int64 [requests], place among the request's rows of the one that all accepted drafts are in
 
 
 def follow_paths(sampled: torch.Tensor, drafts: torch.Tensor, rows: torch.Tensor) -> Followed:
     """Go from token to token, along the rows whose drafts agree with all tokens so far.
 
+    A position's token is taken from the first row that agrees, which the tokens before it decide alone: the tokens are
+    those that one row with the right drafts would give, whatever the paths are.
+
     Args:
-        sampled: int64 [n, 1 + k], for each row of a batch the token drawn at each position, of the distribution after
-            the row's drafts before it; PLACEHOLDER after a row's bonus token. All rows of a request draw a position's
-            token with the same uniform.
+        sampled: int64 [n, 1 + k], the token drawn in each row of a batch at each position, all rows of a request with
+            the same uniform; PLACEHOLDER after a row's bonus token.
         drafts: int64 [n, 1 + k], aligned with it; a value that no token has where there is no draft.
         rows: int64 [requests, paths], of each request, its own first; -1 where there are fewer.
-
-    Each token is drawn once, from the distribution after the tokens before it: which row it is taken from is decided by
-    those alone (the first that agrees with them), before it is looked at. So the tokens are those that one row with the
-    right drafts would give, whatever the paths are.
     """
     agrees, index = rows >= 0, rows.clamp(min=0)
     drawn, drafted = sampled[index], drafts[index]

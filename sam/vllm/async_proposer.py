@@ -10,9 +10,9 @@ vLLM schedules step n + 1 before it knows the tokens of step n, with placeholder
 
 Between the phases lies one step: drafts are asked for in it, and come with the next.
 
-With tensor parallelism the first rank drafts, and clocks decide there whether a step's tokens have arrived. The others
-ask no clock: each is given the first one's drafts before the step that verifies them, and waits for its own copy of the
-tokens where drafts are verified, and before the first that are.
+With tensor parallelism the first rank drafts, where clocks decide whether a step's tokens have arrived. The others ask
+no clock: each is given its drafts before the step that verifies them, and waits for its own copy of the tokens where
+drafts are verified, and before the first that are.
 """
 
 from collections import deque
@@ -40,21 +40,13 @@ class SampledTokens(NamedTuple):
 
 @dataclass
 class SampledStep:
-    """The tokens that a step sampled, on their way to the host.
+    """The tokens that a step sampled, on their way to the host."""
 
-    Attributes:
-        request_ids: one for each row of the batch.
-        starts: int32 [rows], place of each row's first token in its text, the prompt's tokens counted.
-        emits: bool [rows], False for a row that is still in its prompt.
-        tokens: int [rows, 1 + longest draft] on the host, each row padded with -1; valid once `copied` is over.
-        copied: the event of that copy, vLLM's own.
-    """
-
-    request_ids: list[str]
-    starts: np.ndarray
-    emits: np.ndarray
-    tokens: torch.Tensor
-    copied: Any
+    request_ids: list[str]  # one for each row of the batch
+    starts: np.ndarray  # int32 [rows], place of each row's first token in its text, the prompt's tokens counted
+    emits: np.ndarray  # bool [rows], False for a row that is still in its prompt
+    tokens: torch.Tensor  # int [rows, 1 + longest draft] on the host, padded with -1; valid once `copied` is over
+    copied: Any  # the event of that copy, vLLM's own
 
     @property
     def had_drafts(self) -> bool:
@@ -70,24 +62,17 @@ class SampledStep:
 
 
 class AsyncDrafting(SamProposer):
-    """A SamProposer whose steps are scheduled before the tokens of the step before are known.
+    """A SamProposer whose steps are scheduled before the tokens of the step before are known."""
 
-    Attributes:
-        reads_late: whether a step's tokens are waited for where the next one begins, not where the step ends.
-        verifying: drafts of the step under way, by request.
-        accepted: tokens that came out for them.
-        on_read: called when the tokens of a step that was waited for are known; of a StepRecorder.
-    """
-
-    reads_late = True
+    reads_late = True  # whether a step's tokens are waited for where the next one begins, not where the step ends
 
     def __init__(self, vllm_config):
         ranks.check_async(vllm_config.parallel_config)
         super().__init__(vllm_config)
         self.counters.update(dict.fromkeys(hooks.ASYNC_COUNTERS, 0))
-        self.verifying: dict[str, list[int]] = {}
-        self.accepted: dict[str, list[int]] = {}
-        self.on_read: Callable[[], None] | None = None
+        self.verifying: dict[str, list[int]] = {}  # drafts of the step under way, by request
+        self.accepted: dict[str, list[int]] = {}  # tokens that came out for them
+        self.on_read: Callable[[], None] | None = None  # a StepRecorder's, once a step's tokens are known
         self._drafts: dict[str, list[int]] = {}  # of the next step
         self._unread: tuple[SampledStep, Any] | None = None  # the last step and its output, until it is waited for
         self._pending: deque[SampledStep] = deque()  # steps without drafts, not taken from vLLM's copy yet
@@ -101,11 +86,8 @@ class AsyncDrafting(SamProposer):
         hooks.install_async(runner, self)
 
     def after_step(self, output) -> None:
-        """Learn a step's tokens and draft for the next one; where it waits for them, `read_awaited` does.
-
-        Args:
-            output: vLLM's AsyncGPUModelRunnerOutput, whose copy to the host is under way.
-        """
+        """Learn a step's tokens and draft for the next one, by vLLM's AsyncGPUModelRunnerOutput, whose copy to the host
+        is under way; where it waits for them, `read_awaited` does."""
         batch, rows = self._runner.input_batch, self._runner.input_batch.num_reqs
         emits = ~self._runner.discard_request_mask.np[:rows]
         starts = batch.num_tokens_no_spec[:rows] - emits  # vLLM has counted one token for each
@@ -131,10 +113,7 @@ class AsyncDrafting(SamProposer):
 
     def read_awaited(self, is_timed: bool = True) -> None:
         """Wait for the last step's tokens, if it is one that is waited for, learn them and draft; may be called again.
-
-        Args:
-            is_timed: False where the engine may have been idle since that step.
-        """
+        Not `is_timed` where the engine may have been idle since that step."""
         if not self.is_awaiting:
             return
         (step, output), self._unread = self._unread, None
@@ -205,10 +184,7 @@ class AsyncDrafting(SamProposer):
 
     def _write(self, step: SampledStep, sampled: SampledTokens, is_last: bool = False) -> None:
         """Put tokens where vLLM has them when it schedules synchronously; it left a placeholder for each row.
-
-        Args:
-            is_last: the batch's rows are still this step's.
-        """
+        `is_last`: the batch's rows are still this step's."""
         batch, requests = self._runner.input_batch, self._runner.requests
         rows = np.full(len(step.request_ids), -1)  # of the batch; -1: nothing to write there
         row_of = batch.req_id_to_index.get
@@ -236,11 +212,8 @@ class AsyncDrafting(SamProposer):
         batch.token_ids_cpu[to] = values
 
     def before_step(self, scheduler_output) -> None:
-        """Put true counts and drafts into vLLM's own copy of what was scheduled; the same on all ranks.
-
-        Args:
-            scheduler_output: vLLM's SchedulerOutput; its dictionaries are the model runner's own already.
-        """
+        """Put true counts and drafts into the model runner's own copy of vLLM's SchedulerOutput; the same on all
+        ranks."""
         # No request goes on from the step before: the engine was idle in between.
         self.read_awaited(is_timed=bool(scheduler_output.scheduled_cached_reqs.req_ids))
         scheduled = scheduler_output.scheduled_spec_decode_tokens
@@ -303,15 +276,8 @@ class AsyncSamProposer(AsyncDrafting, NgramProposerGPU):
         super().__init__(vllm_config)
 
     def update_token_ids_ngram(self, sampled_token_ids: torch.Tensor, *_unused):
-        """Called by vLLM in place of its own bookkeeping on the device.
-
-        Args:
-            sampled_token_ids: int32 [rows, 1 + longest draft], on the device.
-
-        Returns:
-            int32 [rows], the first token of each row, a view: the next step's input if nobody waits for the tokens;
-            and two values that only vLLM's own drafter needs.
-        """
+        """Called by vLLM in place of its own bookkeeping on the device, with int32 [rows, 1 + longest draft]: a view of
+        each row's first token, the next step's input if nobody waits; and two values that its own drafter needs."""
         return sampled_token_ids[:, 0], None, None
 
     def propose(self, *_unused) -> tuple[list, None]:

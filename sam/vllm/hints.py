@@ -8,24 +8,14 @@ PREFIX = "sam_"  # of the keys
 
 @dataclass(frozen=True)
 class RequestHints:
-    """The hints of one request; None where it gives none.
+    """The hints of one request; None where it gives none."""
 
-    Attributes:
-        prompt_tokens: of a request that continues a response or may be continued by another one, tokens of the
-            response's own prompt; of a later turn those of the conversation's first prompt.
-        response_limit: tokens that this response may have at most.
-        waiting: requests that wait behind this one for a slot of the engine.
-        turn: of the conversation, from 1.
-
-    Example:
-        >>> RequestHints(waiting=3).extra_args()
-        {'sam_waiting': 3}
-    """
-
+    # Of a request that continues a response or may be continued by another one, tokens of the response's own prompt; of
+    # a later turn those of the conversation's first prompt.
     prompt_tokens: int | None = None
-    response_limit: int | None = None
-    waiting: int | None = None
-    turn: int | None = None
+    response_limit: int | None = None  # tokens that this response may have at most
+    waiting: int | None = None  # requests that wait behind this one for a slot of the engine
+    turn: int | None = None  # of the conversation, from 1
 
     def extra_args(self) -> dict[str, int]:
         """As a request carries them."""

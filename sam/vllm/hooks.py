@@ -1,10 +1,10 @@
-"""The wires between vLLM 0.23 and drafters that need no KV cache: what they change of its model runner and, under
-asynchronous scheduling, of its scheduler."""
+"""The wires between vLLM 0.23 and drafters: what they change of its model runner, and of its asynchronous scheduler."""
 
 import functools
 import threading
 from dataclasses import replace
 
+from sam import verify
 from sam.config import SpeculationConfig
 from sam.vllm import patches
 from sam.vllm.hints import RequestHints
@@ -14,31 +14,30 @@ PLACEHOLDERS = "sam_placeholders"  # attribute of a step's output: drafts for wh
 
 
 def install(runner) -> None:
-    """Change what a bound drafter asks for, but for what `install_async` does under asynchronous scheduling."""
+    """Change what a bound drafter asks for, however it is scheduled."""
     from vllm.platforms import current_platform
 
     if hasattr(runner, "effective_drafter_max_model_len"):
         most = runner.max_model_len + runner.num_spec_tokens
         patches.put(runner, "effective_drafter_max_model_len", "draft_near_max_model_len", most)
     patches.put(runner, "num_accepted_tokens_event", "skip_accepted_counts", None)
-    patches.before(runner, "_update_states", "note_waiting", functools.partial(_note_waiting, runner))
+
+    def note_waiting(scheduler_output):
+        """Tell the drafter, whenever requests come, how many wait behind the last of them."""
+        if new := scheduler_output.scheduled_new_reqs:
+            runner.drafter.awaited.update(RequestHints.of(new[-1].sampling_params).waiting or 0)
+
+    patches.before(runner, "_update_states", "note_waiting", note_waiting)
     notice_new_weights(runner)
     if not getattr(runner, "use_async_scheduling", False):
-        take_if_any = lambda take: take() if runner.drafter.last.drafted else None  # noqa: E731
-        patches.wrap(runner, "take_draft_token_ids", "skip_empty_drafts", take_if_any)
+        name = "skip_empty_drafts"
+        patches.wrap(runner, "take_draft_token_ids", name, lambda take: take() if runner.drafter.last.drafted else None)
     if current_platform.is_cuda():
         capture_drafts_of_any_length(runner)
 
 
-def _note_waiting(runner, scheduler_output) -> None:
-    """Tell the drafter, whenever requests come, how many wait behind the last of them."""
-    if new := scheduler_output.scheduled_new_reqs:
-        runner.drafter.awaited.update(RequestHints.of(new[-1].sampling_params).waiting or 0)
-
-
 def notice_new_weights(runner) -> None:
-    """Tell the drafter of the model's new weights, or of a LoRA adapter that is loaded again: once for all pieces that
-    come between two steps."""
+    """Tell the drafter of new weights, or of a LoRA adapter that is loaded again: once between two steps."""
     told, adapters, name = threading.Event(), set(), "notice_new_weights"
 
     def tell() -> None:
@@ -62,10 +61,8 @@ def notice_new_weights(runner) -> None:
 
 
 def capture_drafts_of_any_length(runner) -> None:
-    """Capture each step as a whole graph, however many drafts each request has. Call it before graphs are captured.
-
-    Where attention does not take any lengths in a graph, whole graphs are those of one token a request. Any other mode
-    than vLLM's default stays, and so do engines with a draft model, whose own graphs follow the mode.
+    """Capture each step as a whole graph, however many drafts each request has; those of one token a request where
+    attention does not take any lengths. Only in vLLM's default mode, and without a draft model, whose graphs follow it.
     """
     from vllm.config import CUDAGraphMode
 
@@ -88,16 +85,17 @@ def capture_drafts_of_any_length(runner) -> None:
     patches.wrap(runner, "_check_and_update_cudagraph_mode", name, resolve_as_full)
 
 
+def verify_by_rejection(module) -> None:
+    """Put sam.verify's functions into a module that has vLLM's names, unless they are there: twice changes nothing."""
+    if not module.rejection_sample.__module__.startswith("sam."):
+        patches.put(module, "rejection_sample", "verify_by_rejection", verify.rejection_sample)
+        patches.put(module, "expand_batch_to_tokens", "verify_by_rejection", verify.expand_batch_to_tokens)
+
+
 def requests_of_rows(runner) -> list[str]:
     """The request that each row of the batch belongs to: further paths have rows of their own."""
     ids, paths = runner.input_batch.req_ids, getattr(runner, "sam_paths", None)
     return ids if paths is None else [paths.owner_of(name) for name in ids]
-
-
-def add_path_rows(runner) -> None:
-    """Let further paths take part in the steps of a model runner that is scheduled synchronously."""
-    give_own_counts(runner)
-    patches.before(runner, "_update_states", "add_path_rows", runner.sam_paths.before_step)
 
 
 def give_own_counts(runner) -> None:
@@ -112,14 +110,12 @@ def give_own_counts(runner) -> None:
 
 
 def fill_last_placeholder(runner) -> None:
-    """Put the tokens that the step before sampled into the requests' outputs, as penalties need it, and keep the rest.
+    """Put the tokens that the step before sampled into the requests' outputs, as penalties need it.
 
-    Root cause: InputBatch.update_async_output_token_ids (vLLM 0.23) does so under asynchronous scheduling only while a
-    request with penalties is in the batch. It takes all placeholders at an output's end for the last step's, and cuts
-    off those beyond its tokens. Symptom: when a request with penalties joins, all others forget how many tokens they
-    have, and exact verification draws their next ones as if at an earlier position. With vLLM's own asynchronous
-    drafters the others are optimistic counts: there exact verification is refused (sam.vllm.plugin.check_scheduling).
-    Can go when vLLM fills the last ones.
+    Root cause: InputBatch.update_async_output_token_ids (vLLM 0.23) does so only while a request with penalties is in
+    the batch. It takes all placeholders at an output's end for the last step's, and cuts off those beyond its tokens.
+    Symptom: when such a request joins, all others forget how many tokens they have, and exact verification draws their
+    next ones as if at an earlier position. Can go when vLLM fills the last ones.
     """
     batch = runner.input_batch
     outputs = batch.sampling_metadata.output_token_ids
@@ -131,8 +127,7 @@ def fill_last_placeholder(runner) -> None:
 
 
 def substitute_ngram_gpu_proposer(proposer_class) -> None:
-    """Make vLLM's NgramProposerGPU, or vllm-ascend's, what `proposer_class(it)` gives where speculation asks for `sam`;
-    engines without speculation keep vLLM's own drafter."""
+    """Make vLLM's NgramProposerGPU, or vllm-ascend's, a `proposer_class(it)` where speculation asks for `sam`."""
     from vllm.v1.spec_decode.ngram_proposer_gpu import NgramProposerGPU
 
     def make(_original, cls, *arguments, **keywords):
@@ -180,10 +175,7 @@ def schedule_wanted_drafts(scheduler_class) -> None:
 
 
 def discard_stale_drafts(scheduler_class) -> None:
-    """Discard one output, with its drafts, of each request that is preempted by force.
-
-    Without pipeline parallelism one output at most is under way.
-    """
+    """Discard one output, with its drafts, of each request that is preempted by force: no more are under way."""
 
     def update_from_output(original, self, scheduler_output, model_runner_output):
         drafts = scheduler_output.scheduled_spec_decode_tokens
@@ -204,11 +196,7 @@ def discard_stale_drafts(scheduler_class) -> None:
 
 
 def install_async(runner, proposer) -> None:
-    """Connect a model runner with its AsyncDrafting.
-
-    Raises:
-        ValueError: the engine schedules synchronously.
-    """
+    """Connect a model runner with its AsyncDrafting."""
     if not runner.use_async_scheduling:
         raise ValueError(
             "a drafter for asynchronous scheduling, but vLLM schedules synchronously: set "
@@ -223,17 +211,16 @@ def install_async(runner, proposer) -> None:
         skip_ngram_gpu_tensors()
     else:
         give_own_counts(runner)
-    put("_copy_valid_sampled_token_count", value=functools.partial(_keep_sampled_tokens, runner))
+
+    def keep_sampled_tokens(next_token_ids, _counts):
+        """In place of a copy of the counts to the host."""
+        runner.input_batch.prev_sampled_token_ids = next_token_ids.unsqueeze(1)
+
+    put("_copy_valid_sampled_token_count", value=keep_sampled_tokens)
     put("take_draft_token_ids", value=proposer.take_draft_token_ids)
-    fill = lambda _logits: fill_last_placeholder(runner)  # noqa: E731
     patches.before(runner, "_update_states", "draft_on_host", proposer.before_step)
-    patches.before(runner, "_sample", "draft_on_host", fill)
+    patches.before(runner, "_sample", "draft_on_host", lambda _logits: fill_last_placeholder(runner))
     patches.wrap(runner, "sample_tokens", "draft_on_host", functools.partial(_draft_after_sampling, proposer))
-
-
-def _keep_sampled_tokens(runner, next_token_ids, _counts) -> None:
-    """In place of a copy of the counts to the host: GPUModelRunner._copy_valid_sampled_token_count."""
-    runner.input_batch.prev_sampled_token_ids = next_token_ids.unsqueeze(1)
 
 
 def _draft_after_sampling(proposer, sample_tokens, *arguments, **keywords):

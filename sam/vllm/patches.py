@@ -11,272 +11,130 @@ from typing import Any, NamedTuple
 
 
 class Patch(NamedTuple):
-    """What is replaced and why.
+    """What is replaced and why."""
 
-    Attributes:
-        owner: vLLM's class or module; `runner` is the model runner of one engine, GPUModelRunner or NPUModelRunner.
-        targets: attributes of it.
-        cause: why vLLM's own does not do, and what goes wrong with it.
-        can_go_when: what vLLM has to do before.
-    """
-
-    owner: str
-    targets: str
-    cause: str
-    can_go_when: str
+    owner: str  # vLLM's class or module; `runner` is an engine's model runner, GPUModelRunner or NPUModelRunner
+    targets: str  # attributes of it
+    cause: str  # why vLLM's own does not do, and what goes wrong with it
+    can_go_when: str  # what vLLM has to do before
 
 
+# fmt: off
 PATCHES = {
     # Doors through which an engine with a `speculation` comes.
-    "find_speculation": Patch(
-        "vllm.v1.worker.worker_base.WorkerWrapperBase",
-        "init_device",
-        "a plugin is called before there is a config, and vLLM calls no plugin once a worker has one.",
-        "vLLM has a hook for a model runner that has been made.",
-    ),
-    "find_scheduler": Patch(
-        "vllm.config.SchedulerConfig", "get_scheduler_cls", "as above, of the scheduler.", "as above."
-    ),
+    "find_speculation": Patch("vllm.v1.worker.worker_base.WorkerWrapperBase", "init_device",
+        "a plugin is called before there is a config.", "vLLM has a hook for a model runner that has been made."),
+    "find_scheduler": Patch("vllm.config.SchedulerConfig", "get_scheduler_cls", "as above.", "as above."),
     "install": Patch("runner", "load_model", "drafter and samplers need a model runner with its model.", "as above."),
-    "make_sam_async": Patch(
-        "vllm.v1.spec_decode.ngram_proposer_gpu.NgramProposerGPU",
-        "__new__",
+    "make_sam_async": Patch("vllm.v1.spec_decode.ngram_proposer_gpu.NgramProposerGPU", "__new__",
         "gpu_model_runner.py takes no other class for the only drafter without a model that is scheduled "
         "asynchronously, and vllm/config/vllm.py turns asynchronous scheduling off for `custom_class`.",
-        "asynchronous scheduling takes a drafter of the user's.",
-    ),
-    "make_trained": Patch(
-        "vllm.v1.spec_decode: draft_model.DraftModelProposer, eagle.EagleProposer",
-        "__new__",
-        "vLLM takes no other class for a drafter with a model; its own read the step's tokens only, so that they have "
-        "to run in every step, and nothing can switch them off.",
-        "vLLM lets a drafter of the user's have a KV cache.",
-    ),
+        "asynchronous scheduling takes a drafter of the user's."),
+    "make_trained": Patch("vllm.v1.spec_decode: draft_model.DraftModelProposer, eagle.EagleProposer", "__new__",
+        "vLLM takes no other class for a drafter with a model; its own have to run in every step.",
+        "vLLM lets a drafter of the user's have a KV cache."),
     # Verification.
-    "sample_exactly": Patch(
-        "runner", "_sample", "vLLM's samplers draw with other random numbers with drafts than without.", "never."
-    ),
-    "verify_by_rejection": Patch(
-        "module of vLLM's rejection sampler, or vllm-ascend's",
-        "rejection_sample expand_batch_to_tokens",
-        "a slow device loop in vllm-ascend; on a CPU (0.23, 0.24) vllm/utils/cpu_triton_utils.py does not know the "
-        "kernels' `USE_FP64_GUMBEL` (TypeError at warm-up), and its `expand_kernel` writes into an int64 copy, so that "
-        "each token's temperature, top-k and top-p stay uninitialised.",
-        "both are mended; the recipe's own rejection sampler is what verification=rejection asks for.",
-    ),
-    "give_named_logprobs": Patch(
-        "runner.rejection_sampler",
-        "forward",
-        "vLLM's rejection sampler answers `logprob_token_ids` in steps without drafts only.",
-        "it does so in all.",
-    ),
-    "stop_behind_drafts": Patch(
-        "MinTokensLogitsProcessor of a step",
-        "logits_slice",
-        "`apply` counts tokens before the step where the last row of each request is masked, whose token comes after "
-        "the draft: the first token that may end a response does so only in steps without drafts.",
-        "vLLM counts the draft.",
-    ),
+    "sample_exactly": Patch("runner", "_sample",
+        "vLLM's samplers draw with other random numbers with drafts than without.", "never."),
+    "verify_by_rejection": Patch("module of vLLM's rejection sampler", "rejection_sample expand_batch_to_tokens",
+        "on a CPU (0.23, 0.24) vllm/utils/cpu_triton_utils.py does not know the kernels' `USE_FP64_GUMBEL` (TypeError "
+        "at warm-up), and its `expand_kernel` writes into an int64 copy, so that each token's temperature, top-k and "
+        "top-p stay uninitialised.",
+        "both are mended; the recipe's own rejection sampler is what verification=rejection asks for."),
     # Drafts in a step.
-    "draft_near_max_model_len": Patch(
-        "runner",
-        "effective_drafter_max_model_len",
-        "`_input_fits_in_drafter` asks whether the longest request leaves room for a whole draft, as a draft model "
-        "needs it; if not, nobody is drafted for, and zeros are verified. Ours gives each request as many as fit.",
-        "vLLM asks that of draft models only.",
-    ),
-    "skip_empty_drafts": Patch(
-        "runner",
-        "take_draft_token_ids",
-        "after every step, also one without drafts, the scheduler is sent a list for every request, which it has "
-        "emptied itself: a call through the executor and a loop over all requests.",
-        "vLLM sends nothing where nothing was drafted.",
-    ),
-    "skip_accepted_counts": Patch(
-        "runner",
-        "num_accepted_tokens_event",
+    "draft_near_max_model_len": Patch("runner", "effective_drafter_max_model_len",
+        "`_input_fits_in_drafter` asks whether the longest request leaves room for a whole draft; if not, nobody is "
+        "drafted for, and zeros are verified.", "vLLM asks that of draft models only."),
+    "skip_empty_drafts": Patch("runner", "take_draft_token_ids",
+        "after a step without drafts, too, a list for every request goes to the scheduler: a call through the executor "
+        "and a loop over all requests.", "vLLM sends nothing where nothing was drafted."),
+    "skip_accepted_counts": Patch("runner", "num_accepted_tokens_event",
         "with speculative tokens every step waits for an event and copies counts to the device, which models with "
-        "recurrent state alone read.",
-        "vLLM makes that event for hybrid models only.",
-    ),
-    "note_waiting": Patch(
-        "runner",
-        "_update_states",
+        "recurrent state alone read.", "vLLM makes that event for hybrid models only."),
+    "note_waiting": Patch("runner", "_update_states",
         "a worker is not told how many requests wait for a slot, which the switch goes by.",
-        "the scheduler's output says so.",
-    ),
-    "notice_new_weights": Patch(
-        "runner and its model",
-        "load_weights add_lora _update_states",
+        "the scheduler's output says so."),
+    "notice_new_weights": Patch("runner and its model", "load_weights add_lora _update_states",
         "frameworks hand new weights to the model or its adapter in pieces, each in its own way; text of older weights "
-        "leaves the history first.",
-        "vLLM tells its drafter of new weights.",
-    ),
-    "keep_other_ranks_tokens": Patch(
-        "runner",
-        "_determine_batch_execution_and_padding",
+        "leaves the history first.", "vLLM tells its drafter of new weights."),
+    "keep_other_ranks_tokens": Patch("runner", "_determine_batch_execution_and_padding",
         "data-parallel ranks pad a step to the largest batch; the counts that they exchange for it are dropped.",
-        "vLLM keeps them.",
-    ),
-    "measure_at_warm_up": Patch(
-        "runner",
-        "capture_model initialize_kv_cache",
-        "nothing is called between the end of warm-up and the first request.",
-        "vLLM calls its drafter there.",
-    ),
-    "record_steps": Patch(
-        "runner",
-        "execute_model _model_forward _sample propose_draft_token_ids sample_tokens",
-        "vLLM's metrics are sums over an engine, without what single steps took.",
-        "vLLM reports steps.",
-    ),
+        "vLLM keeps them."),
+    "measure_at_warm_up": Patch("runner", "capture_model initialize_kv_cache",
+        "nothing is called between the end of warm-up and the first request.", "vLLM calls its drafter there."),
+    "record_steps": Patch("runner", "execute_model _model_forward _sample propose_draft_token_ids sample_tokens",
+        "vLLM's metrics are sums over an engine, without what single steps took.", "vLLM reports steps."),
     # Asynchronous scheduling.
-    "schedule_wanted_drafts": Patch(
-        "AsyncScheduler",
-        "update_from_output _update_after_schedule",
+    "schedule_wanted_drafts": Patch("AsyncScheduler", "update_from_output _update_after_schedule",
         "every step has placeholders for a whole draft of every request: where nothing is drafted, they take token "
-        "budget and KV cache, and all counts have to be corrected. Requests with structured outputs get none, since "
-        "the scheduler's bitmask has a line for every placeholder, also for those that the worker trims.",
-        "`SchedulerOutput.num_spec_tokens_to_schedule` is there (later vLLM).",
-    ),
-    "discard_stale_drafts": Patch(
-        "AsyncScheduler",
-        "update_from_output reset_prefix_cache",
+        "budget and KV cache. Requests with structured outputs get none, since the scheduler's bitmask has a line for "
+        "every placeholder, also for those that the worker trims.",
+        "`SchedulerOutput.num_spec_tokens_to_schedule` is there (later vLLM)."),
+    "discard_stale_drafts": Patch("AsyncScheduler", "update_from_output reset_prefix_cache",
         "reset_prefix_cache(reset_running_requests=True) discards as many outputs of a request as it has placeholders, "
-        "but with speculation one output has several; and update_from_output still takes that output's rejected "
-        "drafts off the counts of the resumed request. Symptom: `assert num_output_placeholders >= 0`, or tokens of "
-        "the following steps are lost.",
-        "vLLM counts outputs there.",
-    ),
-    "skip_ngram_gpu_tensors": Patch(
-        "vllm.v1.worker.gpu_model_runner",
-        "update_ngram_gpu_tensors_incremental",
-        "new texts and all lengths are copied to the device in each step for NgramProposerGPU's kernel; ours reads "
-        "them on the host.",
-        "asynchronous scheduling takes a drafter of the user's.",
-    ),
-    "draft_on_host": Patch(
-        "runner",
+        "but with speculation one output has several; and that output's rejected drafts still come off the counts of "
+        "the resumed request: `assert num_output_placeholders >= 0`, or lost tokens.", "vLLM counts outputs there."),
+    "skip_ngram_gpu_tensors": Patch("vllm.v1.worker.gpu_model_runner", "update_ngram_gpu_tensors_incremental",
+        "texts and lengths are copied to the device for NgramProposerGPU's kernel; ours reads them on the host.",
+        "asynchronous scheduling takes a drafter of the user's."),
+    "draft_on_host": Patch("runner",
         "use_async_spec_decode token_ids_gpu_tensor _copy_valid_sampled_token_count take_draft_token_ids "
         "_update_states _sample sample_tokens propose_draft_token_ids _prepare_input_ids",
-        "vLLM's asynchronous drafters run on the device, and the host corrects its counts a step late. Ours draft "
-        "from the copy of a step's tokens, and put true counts and drafts into the next step before it begins; what a "
-        "trained drafter's passes draft is filled in on the device.",
-        "asynchronous scheduling takes a drafter of the user's.",
-    ),
-    "own_counts": Patch(
-        "runner",
-        "execute_model",
+        "vLLM's asynchronous drafters run on the device, and the host corrects its counts a step late. Ours put true "
+        "counts and drafts into the next step before it begins; a trained drafter's are filled in on the device.",
+        "asynchronous scheduling takes a drafter of the user's."),
+    "own_counts": Patch("runner", "execute_model",
         "only for ngram_gpu has the model runner its own dictionaries of what is scheduled: in an engine of one "
-        "process the scheduler's would be trimmed.",
-        "vLLM copies them for every drafter.",
-    ),
+        "process the scheduler's would be trimmed.", "vLLM copies them for every drafter."),
     # Several paths of a request, speculation.paths above 1.
     "add_path_rows": Patch("runner", "_update_states", "vLLM verifies one path of a request.", "it verifies several."),
-    "add_path_blocks": Patch(
-        "runner", "initialize_kv_cache", "rows of further paths write into blocks beyond the scheduler's.", "as above."
-    ),
+    "add_path_blocks": Patch("runner", "initialize_kv_cache",
+        "rows of further paths write into blocks beyond the scheduler's.", "as above."),
     # Trained drafters.
-    "draft_with_model": Patch(
-        "runner",
-        "_get_spec_decode_draft_probs propose_draft_token_ids",
+    "draft_with_model": Patch("runner", "_get_spec_decode_draft_probs propose_draft_token_ids",
         "vLLM's draft models draft in every step and for all requests; the switch and hybrid drafts do not.",
-        "vLLM lets a drafter of the user's have a KV cache.",
-    ),
+        "vLLM lets a drafter of the user's have a KV cache."),
     # Graphs.
-    "capture_drafts_of_any_length": Patch(
-        "runner",
-        "uniform_decode_query_len _check_and_update_cudagraph_mode",
+    "capture_drafts_of_any_length": Patch("runner", "uniform_decode_query_len _check_and_update_cudagraph_mode",
         "with k speculative tokens whole graphs are captured for steps of 1 + k tokens a request; all others, those "
         "without drafts too, run layer by layer (Qwen3-8B on an H200: 8 to 14 ms in place of 5). Where attention takes "
         "any lengths in a graph (FlashAttention 3), a graph of n tokens serves all steps of n tokens.",
-        "vLLM captures decode graphs for several lengths.",
-    ),
-    "plain_decode_graphs": Patch(
-        "runner of vllm-ascend",
-        "_check_and_update_cudagraph_mode _capture_cudagraphs _determine_batch_execution_and_padding "
-        "_pad_query_start_loc_for_fia _model_forward",
-        "see sam/vllm/ascend/graphs.py: steps without drafts run eager or in pieces (vllm-ascend issue 7301).",
-        "vllm-ascend captures decode graphs for one token a request beside those for 1 + k.",
-    ),
-    "page_plain_steps": Patch(
-        "vllm_ascend: attention.utils, attention.attention_v1, worker.model_runner_v1",
-        "using_paged_attention",
-        "with a speculative_config it never lets a step take the paged operator.",
-        "as above.",
-    ),
+        "vLLM captures decode graphs for several lengths."),
     # vLLM's second model runner, 0.32 and 0.33, where something drafts (sam/vllm/v2); `runner` is its GPUModelRunner.
-    "make_speculator": Patch(
-        "vllm.v1.worker.gpu.model_runner",
-        "init_speculator",
+    "make_speculator": Patch("vllm.v1.worker.gpu.model_runner", "init_speculator",
         "the runner makes vLLM's own drafters only, and its prompt lookup looks at a request's own text.",
-        "vLLM takes a speculator of the user's (issues 51212 and 53895).",
-    ),
-    "note_requests": Patch(
-        "runner",
-        "add_requests",
+        "vLLM takes a speculator of the user's (issues 51212 and 53895)."),
+    "note_requests": Patch("runner", "add_requests",
         "a speculator is told neither which requests are new, nor their prompts, nor which have finished.",
-        "as above.",
-    ),
-    "keep_output": Patch(
-        "vllm.v1.worker.gpu.model_runner",
-        "AsyncOutput",
-        "a speculator is not handed the copy of the step's tokens to the host, which has begun when it is called: a "
-        "second one would have to be made.",
-        "as above.",
-    ),
-    "record_second_runners_steps": Patch(
-        "runner, its speculator and its AsyncOutput",
+        "as above."),
+    "keep_output": Patch("vllm.v1.worker.gpu.model_runner", "AsyncOutput",
+        "a speculator is not handed the copy of the step's tokens to the host, which has begun when it is called.",
+        "as above."),
+    "record_second_runners_steps": Patch("runner, its speculator and its AsyncOutput",
         "execute_model add_requests sample sample_tokens propose get_output",
-        "vLLM's metrics are sums over an engine, without what single steps took.",
-        "vLLM reports steps.",
-    ),
-    "take_all_sampling": Patch(
-        "vllm.v1.engine.input_processor.InputProcessor",
-        "__init__ speculative_config",
+        "vLLM's metrics are sums over an engine, without what single steps took.", "vLLM reports steps."),
+    "take_all_sampling": Patch("vllm.v1.engine.input_processor.InputProcessor", "__init__ speculative_config",
         "vLLM refuses requests with min_p or logit_bias where drafts are verified, since its rejection sampler leaves "
         "both out; the runner's own sampler, which draws in exact verification, does not.",
-        "vLLM asks its rejection sampler.",
-    ),
-    "verify_exactly": Patch(
-        "runner",
-        "rejection_sampler",
-        "vLLM's rejection sampler draws with other random numbers with drafts than without.",
-        "never.",
-    ),
+        "vLLM asks its rejection sampler."),
+    "verify_exactly": Patch("runner", "rejection_sampler",
+        "vLLM's rejection sampler draws with other random numbers with drafts than without.", "never."),
     # vLLM's CPU backend.
-    "multiply_invariantly": Patch(
-        "vllm.model_executor.layers.utils",
-        "dispatch_cpu_unquantized_gemm",
-        "a row's bits depend on how many rows a product has, so that a token may depend on what else runs.",
-        "vLLM has a batch-invariant mode for CPUs.",
-    ),
-    "pack_after_loads": Patch(
-        "runner, runner.model",
-        "load_weights reload_weights execute_model _dummy_run",
-        "the packed weights of multiply_invariantly have to follow the model's.",
-        "as above.",
-    ),
-    "copy_lora_indices": Patch(
-        "vllm.lora.punica_wrapper.utils",
-        "async_tensor_h2d",
-        "vllm/v1/worker/cpu/shm.py replaces this function, which asks for pinned memory, for all that import it later; "
-        "where vLLM's cache of model classes is empty, LoRA's layers have imported it before: the first engine with "
-        "LoRA on a machine ends with `Found no NVIDIA driver`.",
-        "the function asks the platform for pinned memory.",
-    ),
-    "keep_unread_generators": Patch(
-        "runner",
-        "_bookkeeping_sync",
+    "multiply_invariantly": Patch("vllm.model_executor.layers.utils", "dispatch_cpu_unquantized_gemm",
+        "see sam/vllm/cpu_fixes.py: a row's bits depend on how many rows a product has.",
+        "vLLM has a batch-invariant mode for CPUs."),
+    "pack_after_loads": Patch("runner, runner.model", "load_weights reload_weights execute_model _dummy_run",
+        "the packed weights of multiply_invariantly have to follow the model's.", "as above."),
+    "keep_unread_generators": Patch("runner", "_bookkeeping_sync",
         "it winds the generator of a request whose prompt is not complete back by `set_offset`, which CPU generators "
         "do not have: NotImplementedError ends the engine. Here it stays where it is: the noise is fresh either way.",
-        "vLLM checks the generator's device there.",
-    ),
+        "vLLM checks the generator's device there."),
 }
+# fmt: on
 
 
 def is_registered() -> bool:
-    """Whether this process has the plugin: its workers ask it before they make a model runner."""
+    """Whether this process has the plugin."""
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
     return is_in_place(WorkerWrapperBase.init_device, "find_speculation")
@@ -307,11 +165,7 @@ def before(owner: Any, attribute: str, name: str, action: Callable) -> None:
 
 
 def put(owner: Any, attribute: str, name: str, value: Any) -> None:
-    """Replace the attribute.
-
-    Raises:
-        KeyError: PATCHES has no such patch, or another attribute under its name.
-    """
+    """Replace an attribute that stands in PATCHES under that name."""
     if attribute not in PATCHES[name].targets.split():
         raise KeyError(f"{name}: replaces {PATCHES[name].targets}, not {attribute}")
     setattr(owner, attribute, value)

@@ -1,11 +1,12 @@
 """Entry point of vLLM's plugin group `vllm.general_plugins`: called in every vLLM process."""
 
 import functools
+import inspect
 import logging
 import sys
 from typing import Any
 
-from sam.config import SCHEDULED_AHEAD, WITH_DRAFT_MODEL, SpeculationConfig
+from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
 from sam.log import show_warnings
 from sam.vllm import patches
 from sam.vllm.v2 import engine as second_runner
@@ -16,17 +17,15 @@ FIRST_RUNNERS = "0.23"  # whose first model runner alone is known; of later ones
 VERSIONS = (FIRST_RUNNERS, "0.32", "0.33")  # of vLLM
 # vLLM's names of drafters after whose steps one without drafts may follow.
 MAY_PAUSE = ("custom_class", "ngram", "ngram_gpu", "suffix", "draft_model", "eagle3")
-# Classes of drafters; under asynchronous scheduling those of this project have `Async` in front.
+# Classes of drafters, without `Async` and vllm-ascend's `Ascend` in front.
 DRAFTERS = {
-    "sam": "SamProposer",
-    "ngram": "NgramProposer",
-    "suffix": "SuffixDecodingProposer",
-    "off": "",
-    "draft_model": "TrainedProposer",
-    "eagle3": "Eagle3Proposer",
+    "sam": ("SamProposer", second_runner.DRAFTER),
+    "ngram": ("NgramProposer",),
+    "suffix": ("SuffixDecodingProposer",),
+    "off": ("",),
+    "draft_model": ("TrainedProposer",),
+    "eagle3": ("Eagle3Proposer",),
 }
-# What models call their other layers.
-WITHOUT_STATE = {"attention", "full_attention", "sliding_attention", "chunked_attention", "moe", "mlp"}
 
 
 def register() -> None:
@@ -50,27 +49,21 @@ def register() -> None:
         second_runner.take_all_sampling()
 
 
-@functools.cache
+@functools.cache  # vLLM loads its plugins again and again
 def _say_unknown(version: str) -> None:
-    logger.warning(
-        "vLLM %s: the plugin sam knows %s, and does nothing here: install one of these, or keep it out with "
-        "VLLM_PLUGINS=",
-        version,
-        ", ".join(VERSIONS),
-    )
+    what = f"vLLM {version}: the plugin sam knows {', '.join(VERSIONS)}, and does nothing here"
+    logger.warning("%s: install one of these, or keep it out with VLLM_PLUGINS=", what)
 
 
 def _init_device(original, wrapper) -> None:
     """Make the worker's model runner, and `install` after its load_model, where speculation is configured."""
     vllm_config = wrapper.vllm_config
     if (config := SpeculationConfig.from_vllm(vllm_config)) is None:
-        original(wrapper)
-        return
+        return original(wrapper)
     check_lossless(vllm_config)
     check_recurrent_state(vllm_config.model_config, getattr(vllm_config.speculative_config, "method", None))
     if second_runner.is_second_runner(vllm_config):
-        second_runner.init_device(original, wrapper, config)
-        return
+        return second_runner.init_device(original, wrapper, config)
     _open_doors(vllm_config, config)
     original(wrapper)
     runner = wrapper.worker.model_runner
@@ -102,16 +95,16 @@ def _get_scheduler_cls(original, scheduler_config):
 
 
 def check_runner(runner) -> None:
-    """Raise ValueError for vLLM's second model runner, before it loads a model.
+    """Raise ValueError for a model runner that samples elsewhere, before it loads a model.
 
-    Root cause: vLLM 0.23 runs dense Llama, Mistral and Qwen3 models on CUDA with vllm/v1/worker/gpu, which samples
-    elsewhere, unless a feature it lacks is asked for. Symptom: without drafts, tokens come from vLLM's own sampler, so
-    that on and off differ. Can go when ExactSampler is installed there too.
+    Root cause: vLLM 0.23 runs dense Llama, Mistral and Qwen3 models on CUDA with vllm/v1/worker/gpu, unless a feature
+    that it lacks is asked for. Symptom: tokens come from vLLM's own sampler, so that on and off differ.
     """
-    if not hasattr(runner, "_sample"):
+    sample_tokens = getattr(type(runner), "sample_tokens", None)
+    if sample_tokens is None or "_sample" not in inspect.unwrap(sample_tokens).__code__.co_names:
         raise ValueError(
-            "speculation is configured, but vLLM chose its V2 model runner, whose sampler sam.vllm does not replace: "
-            "set VLLM_USE_V2_MODEL_RUNNER=0"
+            "speculation is configured, but vLLM chose a model runner whose sampler sam.vllm does not replace, "
+            f"{type(runner).__module__}: set VLLM_USE_V2_MODEL_RUNNER=0"
         )
 
 
@@ -131,83 +124,57 @@ def _open_doors(vllm_config, config: SpeculationConfig) -> None:
     if current_platform.is_cpu():
         from sam.vllm import cpu_fixes
 
-        cpu_fixes.install_linear_layers()
-        cpu_fixes.install_rejection_sampler()
-        if vllm_config.lora_config is not None:
-            cpu_fixes.copy_lora_indices()
+        cpu_fixes.open_doors()
 
 
 def _async_proposer(door):
     from sam.vllm.async_proposer import AsyncSamProposer  # with torch and vLLM's drafter, where it is wanted only
 
-    if door.__name__ == "AscendNgramProposerNPU":
-        from sam.vllm.ascend.async_proposer import AscendAsyncSamProposer
+    if not issubclass(AsyncSamProposer, door):
+        from sam.vllm import ascend
 
-        return AscendAsyncSamProposer
+        return ascend.async_proposer(door)
     return AsyncSamProposer
 
 
 def check_lossless(vllm_config) -> None:
-    """Refuse settings under which accepted tokens do not follow the model's distribution.
-
-    Raises:
-        ValueError: names the setting, its value and what to set instead.
-    """
+    """Refuse settings under which accepted tokens do not follow the model's distribution."""
     additional = vllm_config.additional_config or {}
     method = getattr(vllm_config.speculative_config, "rejection_sample_method", "standard")
     if method != "standard":
         raise ValueError(f"rejection_sample_method={method} changes what is sampled: set it to standard")
-    # vllm-ascend's; its defaults are off.
     sampler = additional.get("rejection_sampler_config") or {}
-    switches = {
-        "enable_reduce_sample": (additional, "leaves each rank a part of the vocabulary, sam.verify samples from all"),
-        "rejection_sampler_config.enable_block_verify": (sampler, "changes what is sampled"),
-        "rejection_sampler_config.enable_entropy_verify": (sampler, "changes what is sampled"),
-    }
-    for name, (section, reason) in switches.items():
-        if str(value := section.get(name.split(".")[-1], False)).lower() not in ("false", "0"):
+    for section, name, reason in (  # vllm-ascend's; its defaults are off
+        (additional, "enable_reduce_sample", "leaves each rank a part of the vocabulary to sample from"),
+        (sampler, "enable_block_verify", "changes what is sampled"),
+        (sampler, "enable_entropy_verify", "changes what is sampled"),
+    ):
+        if str(value := section.get(name, False)).lower() not in ("false", "0"):
             raise ValueError(f"{name}={value} {reason}: unset it")
 
 
 def check_recurrent_state(model_config, method: str | None) -> None:
     """Refuse drafts for a model whose layers keep a state of the whole text, by vLLM's name of the drafter.
 
-    Root cause: a step with drafts leaves a state behind every draft token, and the next step has to begin with the one
-    behind the last accepted token. The builders of vllm/v1/attention/backends (gdn_attn.py, mamba_attn.py) find it only
-    where that next step has drafts too, and take the first one where it has none; linear_attn.py and short_conv_attn.py
-    do not know drafts at all. Symptom: other text, with an acceptance that looks well. vLLM's own MTP heads draft in
-    every step. Can go when vLLM keeps these states: https://github.com/vllm-project/vllm/pull/56531, in 0.32.
-
-    Raises:
-        ValueError: names the layers.
+    Root cause: the step after one with drafts has to begin with the state behind the last accepted token. vLLM 0.23's
+    builders (gdn_attn.py, mamba_attn.py) find it only where that step has drafts too; linear_attn.py and
+    short_conv_attn.py do not know drafts at all. Symptom: other text, with an acceptance that looks well. vLLM's own
+    MTP heads draft in every step. Can go with https://github.com/vllm-project/vllm/pull/56531, in 0.32.
     """
-    if method in MAY_PAUSE and (layers := recurrent_layers(model_config)):
+    if method in MAY_PAUSE and (model_config.is_hybrid or model_config.is_attention_free):
         raise ValueError(
-            f"speculative_config: no drafts for a model with {layers} layers, whose state vLLM 0.23 loses behind "
-            "accepted ones, so that the text changes: set speculation=off, or leave speculative_config out"
+            f"speculative_config: no drafts for {model_config.hf_text_config.model_type}, a model with recurrent "
+            "layers, whose state vLLM 0.23 loses behind accepted ones, so that the text changes: set speculation=off, "
+            "or leave speculative_config out"
         )
 
 
-def recurrent_layers(model_config) -> str | None:
-    """What a model calls its layers with recurrent state, by vLLM's ModelConfig; None without such layers."""
-    if not (model_config.is_hybrid or model_config.is_attention_free):
-        return None
-    config = model_config.hf_text_config
-    layers = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
-    return ", ".join(sorted(set(layers) - WITHOUT_STATE)) or f"{config.model_type}'s recurrent"
-
-
 def install(runner) -> None:
-    """Bind the drafter and the sampler to a model runner, as its config says.
-
-    Raises:
-        ValueError: a lossy or unknown setting. RuntimeError: the self-check failed.
-    """
-    from vllm import envs
+    """Bind the drafter and the sampler to a model runner, as its config says."""
     from vllm.logger import init_logger
     from vllm.platforms import current_platform
 
-    from sam.vllm import hooks, ranks, rejection_sampler, warmup_cost
+    from sam.vllm import hooks, ranks, warmup_cost
     from sam.vllm.exact_sampler import ExactSampler, self_check
 
     config = SpeculationConfig.from_vllm(runner.vllm_config)
@@ -215,11 +182,6 @@ def install(runner) -> None:
         from sam.vllm import cpu_fixes
 
         cpu_fixes.install(runner, config)
-    elif config.batch_invariant == "on" and not envs.VLLM_BATCH_INVARIANT:
-        raise ValueError(
-            "speculation.batch_invariant=on: on this device only vLLM's own mode has such kernels: set "
-            "VLLM_BATCH_INVARIANT=1, or speculation.batch_invariant=auto"
-        )
     check_scheduling(runner, config)
     if hasattr(getattr(runner, "drafter", None), "bind"):
         runner.drafter.bind(runner)
@@ -227,17 +189,15 @@ def install(runner) -> None:
         warmup_cost.measure_at_warm_up(runner)
         ranks.keep_other_ranks_tokens(runner)
         if current_platform.is_out_of_tree():
-            from sam.vllm.ascend import graphs
+            from sam.vllm import ascend
 
-            graphs.install(runner)
-    if config.verification == "exact" and not isinstance(getattr(runner, "_sample", None), ExactSampler):
+            ascend.capture_drafts_of_any_length(runner)
+    if config.verification == "exact":
         patches.put(runner, "_sample", "sample_exactly", ExactSampler(runner))
-        self_check(runner)
-    if config.verification == "rejection" and runner.speculative_config is not None:
-        module = sys.modules[type(runner.rejection_sampler).__module__]
-        rejection_sampler.install(module)
-        rejection_sampler.give_named_logprobs(runner.rejection_sampler)
-        rejection_sampler.self_check(runner, module)
+        self_check(runner.device)
+    rejection_sampler = getattr(runner, "rejection_sampler", None)
+    if rejection_sampler is not None and (config.verification == "rejection" or current_platform.is_cpu()):
+        hooks.verify_by_rejection(sys.modules[type(rejection_sampler).__module__])
     # vLLM shows what its own loggers are told, and theirs below.
     drafter = type(getattr(runner, "drafter", None)).__name__
     init_logger("vllm.sam").info(
@@ -246,11 +206,7 @@ def install(runner) -> None:
 
 
 def check_scheduling(runner, config: SpeculationConfig) -> None:
-    """Refuse an engine that does not schedule as `speculation.async_scheduling` asks, or as exact verification needs.
-
-    Raises:
-        ValueError: names the key and what vLLM chose.
-    """
+    """Refuse an engine that does not schedule as exact verification needs."""
     # vLLM's own drafters on the device: until the host hears more, all drafts count as accepted, in positions too.
     counts_optimistically = getattr(runner, "use_async_spec_decode", False) and not hasattr(runner.drafter, "bind")
     if config.verification == "exact" and counts_optimistically:
@@ -258,47 +214,30 @@ def check_scheduling(runner, config: SpeculationConfig) -> None:
             "verification=exact draws a token by its position, which asynchronous scheduling with vLLM's own method "
             f"{runner.speculative_config.method!r} leaves on the device: set the engine's async_scheduling=False"
         )
-    if config.async_scheduling == "on" and not getattr(runner, "use_async_scheduling", False):
-        raise ValueError(
-            f"speculation.async_scheduling=on: vLLM schedules synchronously with {type(runner).__name__}, "
-            f"speculation.method={config.method}: set it to auto"
-        )
 
 
 def installed(runner) -> dict[str, Any]:
-    """What this model runner uses: drafter, verification, whether it is scheduled asynchronously; sampled steps."""
+    """What this model runner uses: drafter, verification, whether it is scheduled asynchronously."""
     if second_runner.is_second_runner(getattr(runner, "vllm_config", None)):
         return second_runner.installed(runner)
-    from sam.vllm.exact_sampler import ExactSampler
-    from sam.vllm.rejection_sampler import RejectionVerification
-
     drafter = getattr(runner, "drafter", None)
-    is_exact = isinstance(runner._sample, ExactSampler)
-    module = sys.modules[type(getattr(runner, "rejection_sampler", None)).__module__]
-    function = runner._sample if is_exact else getattr(module, "rejection_sample", None)
-    is_ours = is_exact or isinstance(function, RejectionVerification)
     return {
         "drafter": type(drafter).__name__ if drafter is not None else None,
-        "verification": "exact" if is_exact else "rejection",
+        "verification": "exact" if type(runner._sample).__name__ == "ExactSampler" else "rejection",
         "asynchronous": bool(getattr(runner, "use_async_scheduling", False)),
-        **({"sampled_steps": function.calls} if is_ours else {}),
     }
 
 
 def check_installed(wanted: SpeculationConfig, status: dict[str, Any]) -> None:
     """Raise RuntimeError unless a worker, whose `installed` is `status`, drafts and verifies as the config asks."""
-    method = wanted.trained_method() if wanted.method in WITH_DRAFT_MODEL else wanted.method
-    has = (status.get("drafter") or "").removeprefix("Ascend")  # vllm-ascend's classes carry its name in front
-    is_ahead = has.startswith("Async") if wanted.async_scheduling == "auto" else wanted.async_scheduling == "on"
-    expected = ("Async" if is_ahead and method in SCHEDULED_AHEAD else "") + DRAFTERS[method]
-    if has == second_runner.DRAFTER and method == "sam":  # one class, however it is scheduled
-        expected = has
-    for part, name, found in (
-        ("drafter", expected, has),
-        ("verification", wanted.verification, status.get("verification")),
+    expected = DRAFTERS[wanted.trained_method() if wanted.method in WITH_DRAFT_MODEL else wanted.method]
+    has = (status["drafter"] or "").removeprefix("Ascend").removeprefix("Async")
+    for part, is_right, name in (
+        ("drafter", has in expected, expected[0]),
+        ("verification", status["verification"] == wanted.verification, wanted.verification),
     ):
-        if found != name:
+        if not is_right:
             raise RuntimeError(
-                f"rollout worker has {part} {status.get(part)}, expected {name or None} for speculation="
-                f"{wanted.method}: is the project installed where vLLM runs (pip install -e .)?"
+                f"rollout worker has {part} {status[part]}, expected {name or None} for speculation={wanted.method}: "
+                "is the project installed where vLLM runs (pip install -e .)?"
             )

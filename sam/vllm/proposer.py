@@ -1,8 +1,4 @@
-"""vLLM's `custom_class` proposer: the model runner's batch in, draft tokens out.
-
-Selected by `speculative_config={"model": "sam.SamProposer", "num_speculative_tokens": k}`;
-its settings come from `additional_config["speculation"]` (sam.config.SpeculationConfig).
-"""
+"""vLLM's `custom_class` proposer: the model runner's batch in, draft tokens out."""
 
 import logging
 import os
@@ -33,27 +29,16 @@ COUNTERS = (
 
 @dataclass
 class StepResult:
-    """What a step leaves behind, for the next one, the step recorder and the scheduler.
+    """What a step leaves behind, for the next one, the step recorder and the scheduler."""
 
-    Attributes:
-        state: that the policy planned for; None if no step is to be compared with the next one.
-        request_ids: of that step's batch.
-        plan: of the drafts that the next step verifies.
-        began: when the next step began, in seconds.
-        drafted: draft tokens of the next step.
-        is_on: whether the policy lets requests speculate in the next step.
-        valid_for_steps: further steps with as many running requests for which the policy need not be asked.
-        steps: in which it was not asked.
-    """
-
-    state: StepState | None = None
-    request_ids: list[str] = field(default_factory=list)
-    plan: Plan = Plan(0)
-    began: float = 0.0
-    drafted: int = 0
-    is_on: bool = False
-    valid_for_steps: int = 0
-    steps: int = 0
+    state: StepState | None = None  # that the policy planned for; None if none is to be compared with the next one
+    request_ids: list[str] = field(default_factory=list)  # of that step's batch
+    plan: Plan = Plan(0)  # of the drafts that the next step verifies
+    began: float = 0.0  # when the next step began, in seconds
+    drafted: int = 0  # draft tokens of the next step
+    is_on: bool = False  # whether the policy lets requests speculate in the next step
+    valid_for_steps: int = 0  # further steps with as many running requests for which the policy need not be asked
+    steps: int = 0  # in which it was not asked
 
     def holds(self, running: int) -> bool:
         """Whether the plan, of no drafts, is also that of a step with `running` requests."""
@@ -61,11 +46,8 @@ class StepResult:
 
 
 class SamProposer:
-    """Tracks the requests of a model runner and drafts for them as the policy decides.
-
-    An error in drafting never fails or changes a rollout: the step goes on without drafts, and the error is counted in
-    `counters["draft_errors"]` and logged once.
-    """
+    """Tracks the requests of a model runner and drafts for them as the policy decides. An error in drafting never fails
+    or changes a rollout: the step goes on without drafts, and the error is counted and logged once."""
 
     paths: PathRows | None = None  # rows of further paths, with speculation.paths
 
@@ -111,16 +93,14 @@ class SamProposer:
             of_rows = config.paths, self.num_speculative_tokens, self.is_uniform, self.counters
             self.paths = runner.sam_paths = PathRows(runner, self.drafter, *of_rows)
             if not runner.use_async_scheduling:  # else `before_step` calls it, once the drafts of a step are known
-                hooks.add_path_rows(runner)
+                hooks.give_own_counts(runner)
+                patches.before(runner, "_update_states", "add_path_rows", self.paths.before_step)
         if history and self.is_drafting_rank:
             history.start()
 
     def share(self, address: str) -> None:
-        """Exchange text with the drafters of other replicas from now on, where speculation.sharing asks for it.
-
-        Args:
-            address: where the replica's server listens (sam.sharing.link).
-        """
+        """Exchange text with the drafters of other replicas from now on, where speculation.sharing asks for it, by the
+        address at which the replica's server listens (sam.sharing.link)."""
         if self.is_drafting_rank and share_by_link(self.drafter, address):
             self.tracked.shares_at = 0.0
 
@@ -128,28 +108,22 @@ class SamProposer:
         """Count a weight sync: the history keeps responses by their weights."""
         self.counters["policy_version"] += 1
         if self.tracked.history and self.is_drafting_rank:
-            try:  # no step comes after the responses that end last, so that the drafter has not been told of them
-                self.tracked.release_finished()
+            try:
+                self.tracked.release_finished()  # no step comes after the responses that end last
             except Exception:
                 self._count_error()
             self.tracked.history.weights_updated()
 
     def load_model(self, *_args, **_kwargs) -> None:
-        """Compile the kernels; vLLM calls it once. There is no model to load.
-
-        Raises:
-            RuntimeError: nobody would `bind` the proposer, which would draft nothing.
-        """
+        """Compile the kernels; vLLM calls it once. RuntimeError if nobody would `bind` the proposer."""
         if not patches.is_registered():
             raise RuntimeError(
                 f"{type(self).__name__} drafts with the plugin `sam` only, which vLLM has not loaded "
                 f"(VLLM_PLUGINS={os.environ.get('VLLM_PLUGINS')}: add it or unset it), or which does not know this "
                 "vLLM (its warning says which it knows)"
             )
-        started = time.perf_counter()
         self.drafter.warm_up()
         warm_up()
-        logger.info("drafter compiled in %.1f s", time.perf_counter() - started)
 
     def propose(
         self,
@@ -158,16 +132,11 @@ class SamProposer:
         token_ids_cpu: np.ndarray,
         slot_mappings=None,
     ) -> list[list[int]]:
-        """Draft for every row of the batch.
+        """Per row up to `num_speculative_tokens` draft tokens; none on a rank whose drafts vLLM does not take.
 
         Args:
             sampled_token_ids: per row the tokens this step produced; empty for a row still in its prompt.
-            num_tokens_no_spec: int [rows], tokens of each row without drafts, this step's included.
-            token_ids_cpu: int32 [rows, max_model_len], the rows' tokens.
-            slot_mappings: unused; drafting needs no KV cache.
-
-        Returns:
-            Per row up to `num_speculative_tokens` draft tokens; none on a rank whose drafts vLLM does not take.
+            num_tokens_no_spec: int [rows], tokens of each text without drafts (int32 [rows, max_model_len]).
         """
         return self._propose(list(map(len, sampled_token_ids)), num_tokens_no_spec, token_ids_cpu)
 
@@ -230,7 +199,6 @@ class SamProposer:
         self.policy.observe(last, drafted, accepted, (now - self.last.began) * 1e3)
 
     def _batch_ids(self) -> list[str]:
-        """The requests of the batch."""
         ids = self._runner.input_batch.req_ids
         # Rows of paths that come and go change the order of the others.
         return sorted(set(ids) - self.paths.rows.keys()) if self.paths else ids.copy()
@@ -248,11 +216,7 @@ class SamProposer:
         return drafts
 
     def _cut(self, batch: TrackedBatch, budgets: np.ndarray, drafts: Drafts) -> list[list[int]]:
-        """The part of each request's draft that the policy verifies.
-
-        Raises:
-            ValueError: a draft holds anything but token ids.
-        """
+        """The part of each request's draft that the policy verifies."""
         tokens, offsets, state = drafts.token_ids, drafts.offsets, self.last.state
         if tokens.ndim != 1 or (tokens < 0).any():
             raise ValueError(f"drafts of shape {tokens.shape} from {tokens.min(initial=0)}: expected token ids")

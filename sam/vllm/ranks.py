@@ -1,22 +1,13 @@
-"""What ranks tell each other: tensor-parallel ones the drafts of the first, data-parallel ones their numbers of tokens.
-
-All tensor-parallel ranks run one batch, so that all have to verify the same drafts. vLLM's data-parallel ranks agree on
-padding and graph mode in every step (vllm/v1/worker/dp_utils.py: padded to the largest batch, the lowest mode of all).
-The token counts that they exchange for it are kept here; no collective is added. Draft tokens and requests are not told
-apart.
-"""
+"""What ranks tell each other: tensor-parallel ones the first one's drafts, data-parallel ones their tokens' numbers."""
 
 from sam.vllm import patches
 
-NUM_TOKENS_ACROSS_DP = 3  # its place in the tuple that the model runner's method returns, vLLM 0.23
-
 
 def is_drafting_rank(runner) -> bool:
-    """Whether the scheduler is given this rank's drafts, which all ranks then verify.
+    """Whether the scheduler is given this rank's drafts, which all ranks of its batch then verify.
 
-    vLLM's executors take the output and the drafts of the first tensor-parallel rank (MultiprocExecutor, output_rank).
-    So one rank drafts, and no rank's step depends on what another knows or when. With an external launcher each rank
-    has a scheduler of its own, and drafts for itself.
+    vLLM's executors take the drafts of the first tensor-parallel rank (MultiprocExecutor, output_rank). With an
+    external launcher each rank has a scheduler of its own, and drafts for itself.
     """
     from vllm.distributed.parallel_state import get_tensor_model_parallel_rank, model_parallel_is_initialized
 
@@ -26,39 +17,25 @@ def is_drafting_rank(runner) -> bool:
 
 
 def check_async(parallel) -> None:
-    """Refuse ranks that could not agree on a step's drafts under asynchronous scheduling.
-
-    Args:
-        parallel: vLLM's ParallelConfig.
-
-    Raises:
-        ValueError: names the setting, the reason and what to set instead.
-    """
-    if parallel.pipeline_parallel_size > 1:
-        # GPUModelRunner._pp_broadcast_prev_sampled_token_ids asserts it; VllmConfig.max_concurrent_batches says that
-        # this model runner "does not fully support async scheduling with PP". Can go when vLLM sends counts as well.
-        obstacle = f"pipeline_parallel_size={parallel.pipeline_parallel_size}"
-        reason = "vLLM's last stage sends the others one token of a request, without a place for accepted drafts"
-    elif parallel.prefill_context_parallel_size > 1:
-        obstacle = f"prefill_context_parallel_size={parallel.prefill_context_parallel_size}"
-        reason = "drafts are sent to the ranks of tensor parallelism only"
-    elif parallel.tensor_parallel_size > 1 and parallel.distributed_executor_backend == "external_launcher":
-        obstacle = "distributed_executor_backend=external_launcher"
-        reason = "each rank has a scheduler of its own, which leaves room for the drafts of its own rank"
-    else:
-        return
-    raise ValueError(
-        f"speculation under asynchronous scheduling with {obstacle}: {reason}: set speculation.async_scheduling=off"
-    )
+    """Refuse ranks that could not agree on a step's drafts under asynchronous scheduling, by vLLM's ParallelConfig."""
+    launched = parallel.tensor_parallel_size > 1 and parallel.distributed_executor_backend == "external_launcher"
+    for name, is_set, reason in (
+        ("pipeline_parallel_size", parallel.pipeline_parallel_size > 1, "vLLM's stages send one token of a request"),
+        ("prefill_context_parallel_size", parallel.prefill_context_parallel_size > 1, "they are not sent the drafts"),
+        ("distributed_executor_backend", launched, "each rank's scheduler leaves room for its own drafts"),
+    ):
+        if is_set:
+            raise ValueError(
+                f"speculation under asynchronous scheduling with {name}={getattr(parallel, name)}: {reason}: set "
+                "speculation.async_scheduling=off"
+            )
 
 
 def tensor_parallel_group(runner):
     """vLLM's GroupCoordinator of the ranks that verify the first one's drafts; None if there is one rank.
 
-    It carries the drafts before the step that verifies them: one `broadcast_object` for each step in which the
-    scheduler left room for drafts, none in others. All ranks are given the same scheduler output, so that they agree on
-    which steps these are without a word. It travels as Python's objects do between vLLM's ranks, through shared memory
-    (another machine: a socket). No device takes part.
+    One `broadcast_object` before each step in which the scheduler, whose output all are given, left room for drafts:
+    through shared memory (another machine: a socket), and through no device.
     """
     from vllm.distributed.parallel_state import get_tp_group
 
@@ -66,25 +43,22 @@ def tensor_parallel_group(runner):
 
 
 def keep_other_ranks_tokens(runner) -> None:
-    """Keep the token count of the largest batch among the other ranks in `runner.sam_max_num_tokens_other_dp_ranks`.
+    """Keep in `runner.sam_max_num_tokens_other_dp_ranks`, in every step anew, the token count of the largest batch
+    among the other data-parallel ranks; 0 where none is known to have more tokens than this one.
 
-    It is set anew in every step; 0 where no other rank is known to have more tokens than this one.
+    vLLM exchanges the counts itself, to agree on padding and graph (vllm/v1/worker/dp_utils.py).
     """
-    config = runner.vllm_config.parallel_config
-    name = "_determine_batch_execution_and_padding"
+    config, name = runner.vllm_config.parallel_config, "_determine_batch_execution_and_padding"
     if config.data_parallel_size == 1 or not hasattr(runner, name):
         return
     runner.sam_max_num_tokens_other_dp_ranks = 0
 
-    def determine_and_keep(determine, *args, **kwargs):
-        result = determine(*args, **kwargs)
-        try:
-            across = result[NUM_TOKENS_ACROSS_DP].tolist()
-            own = _padded(runner, kwargs["num_tokens"] if "num_tokens" in kwargs else args[0])
-        except (AttributeError, IndexError, TypeError):  # the ranks agreed on nothing, or another vLLM
-            across, own = [], 0
+    def determine_and_keep(determine, *arguments, **keywords):
+        result = determine(*arguments, **keywords)
+        across = [] if result[3] is None else result[3].tolist()  # num_tokens_across_dp, of vLLM 0.23
+        own = _padded(runner, keywords["num_tokens"] if "num_tokens" in keywords else arguments[0])
         rank = config.data_parallel_rank
-        largest = max((num_tokens for other, num_tokens in enumerate(across) if other != rank), default=0)
+        largest = max((count for other, count in enumerate(across) if other != rank), default=0)
         # Padded to the largest, or not exchanged at all (vllm-ascend, where it can do without): all are this rank's.
         is_own = bool(across) and largest == across[rank] and largest <= own
         runner.sam_max_num_tokens_other_dp_ranks = 0 if is_own else largest
@@ -96,6 +70,5 @@ def keep_other_ranks_tokens(runner) -> None:
 def _padded(runner, num_tokens: int) -> int:
     """`num_tokens` padded as vLLM pads a rank's batch: for sequence parallelism, then to the next captured graph."""
     num_tokens = getattr(runner, "_pad_for_sequence_parallelism", int)(num_tokens)
-    compilation = getattr(runner.vllm_config, "compilation_config", None)
-    captured = getattr(compilation, "cudagraph_capture_sizes", None) or ()
+    captured = runner.vllm_config.compilation_config.cudagraph_capture_sizes or ()
     return min((size for size in captured if size >= num_tokens), default=num_tokens)

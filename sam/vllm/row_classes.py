@@ -1,8 +1,7 @@
 """Numbers of rows for which a matrix product's rows are the same to the bit, on this machine.
 
-Matrix libraries choose a kernel by the number of rows, and kernels add in different orders. Speculation changes the
-number of rows: a row must not. Which numbers agree is found by comparing once, and kept in a file by machine. The
-comparison has fixed inputs and reads no clock: processes that make it at the same time, or without a file, find the
+Matrix libraries choose a kernel by the number of rows, which speculation changes, and kernels add in different orders.
+Which numbers agree is found by comparing once, with fixed inputs and without a clock: without the file all find the
 same.
 """
 
@@ -21,9 +20,8 @@ import torch
 
 from sam.config import CACHE
 
-CACHE_FILE = CACHE / "cpu_row_classes.jsonl"
-# What others are compared with. A number of rows is padded to at most this many.
-BLOCK = 64
+CACHE_FOLDER = CACHE / "cpu_row_classes"
+BLOCK = 64  # rows that others are compared with
 # Every number up to two blocks: some numbers between 64 and 96 have an order of adding of their own in oneDNN for AVX2.
 COUNTS = (*range(1, 130), 143, 177, 209, 241, *range(255, 258), 300, 384, 445, 511, 512, 777, 1024, 2048, 4096, 8192)
 # Of the largest product compared: a vocabulary of 150,000 tokens takes some ten seconds in all.
@@ -38,34 +36,21 @@ class RowClass(NamedTuple):
     largest: int
 
 
-def padded(count: int, row_class: RowClass, multiple: int) -> int:
-    """The number of rows with which `count` of them, at most `row_class.largest`, are multiplied.
-
-    Args:
-        multiple: pad more rows than that to multiples of it, which are fewer different numbers.
-    """
-    wanted = count if count <= multiple else min(-(-count // multiple) * multiple, row_class.largest)
-    return max(row_class.smallest, wanted)
-
-
 def multiply(product: Product, rows: torch.Tensor, row_class: RowClass, multiple: int = 1) -> torch.Tensor:
-    """`product(rows)`, called with numbers of rows of the class only: few are padded with zeros, many cut up."""
-    count = len(rows)
-    if count > row_class.largest:
-        pieces = rows.split(row_class.largest)
-        return torch.cat([multiply(product, piece, row_class, multiple) for piece in pieces])
-    if (wanted := padded(count, row_class, multiple)) == count:
+    """`product(rows)`, called with numbers of rows of the class only: few are padded with zeros, many are cut up. More
+    than `multiple` are padded to multiples of it, which are fewer different numbers."""
+    count, (smallest, largest) = len(rows), row_class
+    if count > largest:
+        return torch.cat([multiply(product, piece, row_class, multiple) for piece in rows.split(largest)])
+    wanted = max(smallest, count if count <= multiple else min(-(-count // multiple) * multiple, largest))
+    if wanted == count:
         return product(rows)
-    return product(torch.nn.functional.pad(rows, (0, 0, 0, wanted - count)))[:count]
+    return product(torch.cat((rows, rows.new_zeros(wanted - count, rows.shape[1]))))[:count]
 
 
 def rounding_sensitive(rows: int, inner: int, dtype: torch.dtype, seed: int, sign: int = 1) -> torch.Tensor:
-    """[rows, inner] normal numbers whose second half is the first, shuffled, times `sign`.
-
-    Products of such rows with rows of the other sign sum up to zero. What comes out is rounding alone, and shows in
-    which order a kernel adds: of sums of size 1 that are rounded to bfloat16, one in 30,000 showed it on a processor
-    with AMX, and numbers of rows that do not agree were taken to.
-    """
+    """[rows, inner] normal numbers whose second half is the first, shuffled, times `sign`. Their products with rows of
+    the other sign sum up to zero: what comes out is rounding alone, and shows in which order a kernel adds."""
     values = torch.randn(rows, inner, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
     half = inner // 2
     order = torch.randperm(half, generator=torch.Generator().manual_seed(0))
@@ -99,37 +84,22 @@ def find_row_class(products: Sequence[Product], columns: int, inner: int, dtype:
     return RowClass(min([BLOCK, *takewhile(agrees, fewer)]), max([BLOCK, *takewhile(agrees, more)]))
 
 
-_known: dict[str, RowClass | None] = {}
-
-
 def known_or_found(name: str, find: Callable[[], RowClass | None]) -> RowClass | None:
     """The class kept for `name` on this machine, or what `find` returns, which is kept."""
     key = f"{name} {_machine(torch.get_num_threads())}"
-    if key not in _known:
-        _known.update(_read())
-    if key not in _known:
-        _known[key] = find()
-        with contextlib.suppress(OSError):
-            CACHE_FILE.parent.mkdir(parents=True, exist_ok=True)
-            # One short write to the end of the file: others may write at the same time.
-            with CACHE_FILE.open("a") as file:
-                file.write(json.dumps([key, _known[key]]) + "\n")
-    return _known[key]
-
-
-def _read() -> dict[str, RowClass | None]:
-    found = {}
+    path = CACHE_FOLDER / hashlib.sha256(key.encode()).hexdigest()[:32]
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return (kept := json.loads(path.read_bytes())) and RowClass(*kept)
+    found = find()
     with contextlib.suppress(OSError):
-        for line in CACHE_FILE.read_text(errors="replace").splitlines():
-            with contextlib.suppress(ValueError, TypeError):
-                key, row_class = json.loads(line)
-                found[key] = row_class and RowClass(*row_class)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found))  # half of it is no JSON
     return found
 
 
 @functools.cache
 def _machine(threads: int) -> str:
-    """A name of what the libraries choose their kernels by: processor, versions, threads, and their own switches."""
+    """What the libraries choose their kernels by: processor, versions, threads, and their own switches."""
     from vllm import __version__ as vllm_version
 
     processor = []
@@ -137,5 +107,4 @@ def _machine(threads: int) -> str:
         first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
         processor = re.findall(r"^(?:model|cpu family|stepping|flags|Features|CPU )[^:]*:.*$", first, re.M)
     switches = [f"{name}={value}" for name, value in sorted(os.environ.items()) if re.match("MKL_|ONEDNN_|DNNL_", name)]
-    parts = [*processor, torch.__version__, vllm_version, str(threads), *switches, Path(__file__).read_text()]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    return "\n".join([*processor, torch.__version__, vllm_version, str(threads), *switches, Path(__file__).read_text()])

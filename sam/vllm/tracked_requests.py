@@ -19,22 +19,14 @@ MAX_STEPS_BEHIND = 32
 
 
 class TrackedBatch(NamedTuple):
-    """The rows of a step that can be drafted for.
+    """The rows of a step that can be drafted for."""
 
-    Attributes:
-        rows: of the model runner's batch.
-        ids: their requests.
-        lengths: int [rows], tokens of each text that the host knows.
-        texts: int32 [batch, max_model_len], those of the whole batch.
-        new_tokens, offsets: int32 [total] and int64 [rows + 1], what the drafter lacked of each.
-    """
-
-    rows: list[int]
-    ids: list[str]
-    lengths: np.ndarray
-    texts: np.ndarray
-    new_tokens: np.ndarray
-    offsets: np.ndarray
+    rows: list[int]  # of the model runner's batch
+    ids: list[str]  # their requests
+    lengths: np.ndarray  # int [rows], tokens of each text that the host knows
+    texts: np.ndarray  # int32 [batch, max_model_len], those of the whole batch
+    new_tokens: np.ndarray  # int32 [total], what the drafter lacked of them
+    offsets: np.ndarray  # int64 [rows + 1], of each row's in it
 
 
 def start_request(
@@ -45,8 +37,7 @@ def start_request(
     prompt: np.ndarray,
     given: np.ndarray,
 ) -> bool:
-    """Let drafter and history follow a request with `prompt`, which goes on with `given` (both int32 [length]); False,
-    and counted, if it cannot be."""
+    """Follow a request with `prompt`, which goes on with `given` (both int32 [length]); False if it cannot be."""
     try:
         if history:
             history.request_started(request_id, prompt, drafter)
@@ -63,25 +54,14 @@ def start_request(
 
 
 class TrackedRequests:
-    """Starts, updates and finishes requests in the drafter, and in the history where there is one.
-
-    Args:
-        runner: vLLM's model runner.
-        history: told of each request's prompt and response.
-        counters: tracked_requests and untracked_requests.
-
-    Attributes:
-        states: vLLM's state of each tracked request. vLLM forgets a finished request before the drafter may have seen
-            its last tokens: its state is kept here.
-        untracked: requests that get no drafts.
-        shares_at: seconds from which on new text is to be sent to other replicas.
-    """
+    """Starts, updates and finishes a model runner's requests in the drafter, and in the history if there is one."""
 
     def __init__(self, runner, drafter: Drafter, history: HistoryClient | None, counters: dict[str, int]):
         self._runner, self._drafter, self.history, self._counters = runner, drafter, history, counters
+        # vLLM forgets a finished request before the drafter may have seen its last tokens: its state is kept here.
         self.states: dict[str, Any] = {}
-        self.untracked: set[str] = set()
-        self.shares_at = math.inf
+        self.untracked: set[str] = set()  # requests that get no drafts
+        self.shares_at = math.inf  # seconds from which on new text is to be sent to other replicas
         self._steps_behind = 0  # since the last update
 
     def is_due(self, now: float) -> bool:
@@ -93,10 +73,8 @@ class TrackedRequests:
         """Follow the batch's requests, finish those that are gone, and append new tokens.
 
         Args:
-            now: seconds.
             emitted: tokens that each row's step brought; 0 in its prompt.
-            lengths: int [rows], tokens of each text that the host knows.
-            texts: int32 [rows, max_model_len].
+            lengths: int [rows], tokens of each text (int32 [rows, max_model_len]) that the host knows.
 
         Returns:
             The rows to draft for; None without any.

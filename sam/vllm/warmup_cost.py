@@ -15,10 +15,10 @@ from sam.vllm import patches
 
 logger = logging.getLogger(__name__)
 
-WARM_UP_REPEATS = 3
-# Tokens of the forward passes. Between them a line is taken.
+REPEATS = 3
+# Tokens of the forward passes.
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
-# For all of them. Where a model is so slow that large ones do not fit in, a switch would not draft at such sizes.
+# For all of them: where large ones do not fit in, a switch would not draft at such sizes.
 BUDGET_SECONDS = 5.0
 
 
@@ -30,7 +30,7 @@ def fingerprint(vllm_config) -> dict[str, str | int]:
     sizes = [getattr(hf, name, 0) for name in ("num_hidden_layers", "hidden_size", "vocab_size")]
     return {
         "model": f"{hf.model_type} layers {sizes[0]} hidden {sizes[1]} vocabulary {sizes[2]}",
-        "device": _processor() if current_platform.device_type == "cpu" else current_platform.get_device_name(),
+        "device": _processor() if current_platform.is_cpu() else current_platform.get_device_name(),
         "dtype": str(model.dtype).removeprefix("torch."),
         "tensor_parallel_size": vllm_config.parallel_config.tensor_parallel_size,
         "eager": int(model.enforce_eager),
@@ -76,13 +76,11 @@ def graph_sizes(vllm_config) -> tuple[int, ...]:
 
 
 def measure_at_warm_up(runner) -> None:
-    """Give a goodput policy without a table a coarse one while the engine starts: forward passes of rising size.
-
-    They are run when the KV cache is there and, where an engine has them, its graphs are captured: a pass before that
-    would begin a capture, which vLLM refuses, and the engine does not start.
+    """Give a goodput policy without a table a coarse one while the engine starts: forward passes of rising size, once
+    the KV cache is there and graphs are captured, since a pass before that would begin a capture.
 
     They lack what scheduling and sampling take, which the policy learns from the first steps. The table is not kept for
-    the next start: measuring takes seconds, and a kept one may be of a machine that was busy.
+    the next start: a kept one may be of a machine that was busy.
     """
     policy = getattr(getattr(runner, "drafter", None), "policy", None)
     if not hasattr(policy, "use_table") or policy.has_table:
@@ -121,21 +119,11 @@ def _coarse(runner) -> StepCost:
 def measured(
     forward_pass: Callable[[int], None], most: int, agreed: Callable[[int], int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Time forward passes of rising size within `BUDGET_SECONDS`, all again while there is time.
+    """Time forward passes of up to `most` tokens within `BUDGET_SECONDS`: int64 [n], tokens; float64 [n], milliseconds.
 
-    Other work on the machine makes passes longer, never shorter. So those of a size are spread over the whole time, the
-    fastest counts, and a size is not taken to be slower than a larger one.
-
-    Args:
-        forward_pass: runs one with so many tokens, to its end.
-        most: tokens of the largest.
-        agreed: the number that all ranks go by, given this rank's: they must run the same passes.
-
-    Returns:
-        int64 [n], tokens; and float64 [n], milliseconds, rising.
-
-    Raises:
-        ValueError: a pass takes so long that there are fewer than two.
+    Other work on the machine makes passes longer: those of a size are spread over the whole time, the fastest counts,
+    and none is slower than a larger one.
+    `agreed` gives the number that all ranks go by, given this rank's: they must run the same passes.
     """
     ends, seconds = time.perf_counter() + BUDGET_SECONDS, {}
 
@@ -153,7 +141,7 @@ def measured(
         per_token = seconds[size] / size
     if len(seconds) < min(2, most):
         raise ValueError(f"a pass of few tokens takes {per_token:.1f} s")
-    for _ in range(WARM_UP_REPEATS - 1):
+    for _ in range(REPEATS - 1):
         fit = int(np.searchsorted(np.cumsum(list(seconds.values())), ends - time.perf_counter()))
         for size in list(seconds)[: agreed(fit)]:
             seconds[size] = min(seconds[size], timed(size))

@@ -58,8 +58,8 @@ class Scenario:
     does not start, and what it says is the result.
 
     workload: mixed, long. temperature: 0 is greedy. graph: None (eager) or vLLM's cudagraph_mode. stop: tokens that end
-    a response. abort: abort every fourth request after some steps. blocks: of the KV cache; few mean preemption. paged:
-    numbers of tokens for which vllm-ascend takes the paged operator. async_scheduling: None leaves it to vLLM. fault:
+    a response. abort: abort every fourth request after some steps. blocks: of the KV cache; few mean preemption.
+    async_scheduling: None leaves it to vLLM. fault:
     one of tests.sam.engine.faults. draft_model: folder of a head. paths: of a request. parts: each response is cut
     anywhere into so many at most, each a request of its own.
     """
@@ -78,7 +78,6 @@ class Scenario:
     blocks: int = 64
     stop: list[int] | None = None
     abort: bool = False
-    paged: list[int] | None = None
     async_scheduling: bool | None = None
     fault: str | None = None
     draft_model: str | None = None
@@ -143,7 +142,6 @@ def engine(scenario: Scenario):
                 "policy": scenario.policy,
                 "paths": scenario.paths,
             },
-            "pa_shape_list": scenario.paged or [],
         },
         **options,
     )
@@ -232,7 +230,6 @@ class Engine:
     def status(self, scenario: Scenario) -> dict:
         """What is installed; counters of this scenario; requests that are still followed after it."""
         found = installed(self.runner)
-        found["sampled_steps"] = self.new("sampled_steps", found.get("sampled_steps") or 0)
         found["has_step_costs"] = getattr(getattr(self.drafter, "policy", None), "has_table", None)
         counters = {name: int(value) for name, value in getattr(self.drafter, "counters", {}).items()}
         errors = {"draft_errors": counters.pop("draft_errors")} if "draft_errors" in counters else {}

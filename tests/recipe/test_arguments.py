@@ -53,7 +53,7 @@ def test_a_typing_mistake_is_named():
 
 def test_what_is_right_is_let_through():
     right = [
-        *("speculation=off", "speculation.policy='goodput'", "speculation.async_scheduling=on"),
+        *("speculation=off", "speculation.policy='goodput'", "speculation.async_scheduling=off"),
         *("+actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space=4", "trainer.logger=[console]", "run_dir=/a=b/c"),
         *("~trainer.logger", "speculation.num_speculative_tokens=${seed}"),
     ]

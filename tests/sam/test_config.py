@@ -48,19 +48,14 @@ def test_what_an_engine_asks_for(additional, drafter, expected):
     ("values", "message"),
     [
         ({"verification": "fast"}, "speculation.verification='fast': expected one of exact, rejection"),
-        ({"batch_invariant": "maybe"}, "speculation.batch_invariant='maybe': expected one of auto, on, off"),
+        ({"batch_invariant": "maybe"}, "speculation.batch_invariant='maybe': expected one of auto, off"),
         ({"num_speculative_tokens": True}, "num_speculative_tokens=True: expected an integer from 1 to 15"),
-        ({"prompt_lookup_max": 1}, "prompt_lookup_max=1: expected an integer of at least 2"),
         ({"nonsense": 1}, "speculation.nonsense is unknown: the keys are method, "),
         ({"history_path": "x"}, "history_path=x: unused with speculation.scope=group: set the scope to history, or "),
         ({"sharing": "replicas", "scope": "request"}, "sharing=replicas: speculation.scope=request drafts from no"),
         ({"method": "eagle3"}, "speculation.draft_model=None: speculation=eagle3 needs one: name its folder"),
         ({"paths": 2, "method": "ngram"}, "speculation.paths=2: speculation=ngram drafts one path: set paths to 1"),
         ({"paths": 2, "verification": "rejection"}, "paths=2: verification=rejection verifies one path: set verif"),
-        *(
-            ({"method": name, "async_scheduling": "on"}, f"=on: .* synchronously with speculation.method={name}: set")
-            for name in ("ngram", "suffix")
-        ),
     ],
 )
 def test_values_outside_their_range_are_refused(values, message):
@@ -72,9 +67,7 @@ def test_values_outside_their_range_are_refused(values, message):
     ("engine", "scheduling", "expected"),
     [
         (("cuda",), "auto", True),
-        (("cuda",), "on", True),
         (("cuda",), "off", False),
-        (("cuda", 1, True), "auto", True),
         (("cuda", 1, False), "auto", False),
         (("cuda", 8), "auto", False),
         (("cpu",), "auto", False),
@@ -97,38 +90,20 @@ def test_where_sam_is_scheduled_asynchronously(engine, scheduling, expected):
 
 
 @pytest.mark.parametrize(
-    ("method", "engine", "obstacle"),
-    [
-        ("sam", ("cpu",), "device cpu"),
-        ("sam", ("cuda", 4), "pipeline_parallel_size=4"),
-        ("sam", ("cuda", 1, False), "vLLM's own async_scheduling=False"),
-    ],
-)
-def test_asynchronous_scheduling_that_cannot_be_is_refused(method, engine, obstacle):
-    with pytest.raises(ValueError, match=f"speculation.async_scheduling=on: not with {obstacle}: set it to auto"):
-        SpeculationConfig(method, "folder", async_scheduling="on").schedules_asynchronously(*engine)
-    assert not SpeculationConfig(method, "folder").schedules_asynchronously(*engine)
-
-
-@pytest.mark.parametrize(
     ("written", "expected"),
     [
-        ('{"architectures": ["LlamaForCausalLMEagle3"]}', "eagle3"),
         ('{"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 32000}', "eagle3"),
         ('{"architectures": ["Qwen3ForCausalLM"]}', "draft_model"),
         ("{", "draft_model"),
-        (None, "draft_model"),
     ],
 )
 def test_hybrid_takes_what_its_folder_holds(tmp_path, written, expected):
-    if written is not None:
-        (tmp_path / "config.json").write_text(written)
-    chosen = {method: SpeculationConfig(method, str(tmp_path)) for method in ("draft_model", "hybrid", "eagle3")}
-    asked = {method: one.vllm_arguments()["speculative_config"]["method"] for method, one in chosen.items()}
-    assert asked == {"draft_model": "draft_model", "hybrid": expected, "eagle3": "eagle3"}
+    (tmp_path / "config.json").write_text(written)
+    asked = SpeculationConfig("hybrid", str(tmp_path)).vllm_arguments()["speculative_config"]
+    assert asked["method"] == expected
 
 
 @pytest.mark.parametrize("key", ["batch_invariant", "async_scheduling"])
-def test_yamls_on_and_off_are_words(key):
-    for word, mode in ((True, "on"), (False, "off"), ("on", "on"), ("off", "off")):
-        assert getattr(SpeculationConfig.from_dict({key: word}), key) == mode
+def test_yamls_off_is_a_word(key):
+    for word in (False, "off"):
+        assert getattr(SpeculationConfig.from_dict({key: word}), key) == "off"

@@ -48,13 +48,3 @@ def test_what_an_application_has_set_stays(package, capsys):
     logging.getLogger(package).setLevel(logging.ERROR)
     show_warnings(package)
     assert said_by(package, capsys) == []
-
-
-def test_vllms_plugin_shows_them_where_there_is_no_recipe(monkeypatch):
-    from sam.vllm import plugin
-
-    logger = logging.getLogger("sam")
-    monkeypatch.setattr(logger, "handlers", [])
-    plugin.register()
-    plugin.register()
-    assert [type(handler).__name__ for handler in logger.handlers] == ["WarningsOnStderr"]

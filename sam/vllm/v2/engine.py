@@ -129,8 +129,6 @@ def check_engine(vllm_config, config: SpeculationConfig) -> None:
     Raises:
         ValueError: one line with the value, what is expected, and the remedy.
     """
-    from vllm import envs
-
     parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
     wanted = {
         "speculation": (config.method, "sam"),
@@ -151,9 +149,4 @@ def check_engine(vllm_config, config: SpeculationConfig) -> None:
         raise ValueError(
             f"scheduler_cls={scheduler.scheduler_cls}: speculation.policy={config.policy} works in vLLM's own "
             "scheduler: leave it out, or set speculation.policy=always"
-        )
-    if config.batch_invariant == "on" and not envs.VLLM_BATCH_INVARIANT:
-        raise ValueError(
-            "speculation.batch_invariant=on: only vLLM's own mode has such kernels: set VLLM_BATCH_INVARIANT=1, or "
-            "speculation.batch_invariant=auto"
         )

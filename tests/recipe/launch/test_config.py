@@ -37,7 +37,6 @@ CHOICES = "draft_model, eagle3, hybrid, ngram, off, sam, suffix"
 BAD = [
     ("speculation=foo", f"speculation=foo is unknown: expected one of {CHOICES} [config.override]"),
     ("speculation.num_speculative_tokens=0", "num_speculative_tokens=0: expected an integer from 1 to 15"),
-    ("speculation=suffix speculation.async_scheduling=on", "vLLM schedules synchronously with speculation.method=suff"),
     ("routing=context routing.chunk_tokens=0", "chunk_tokens=0: expected an integer of at least 1, or null"),
     ("routing.chunk_tokens=16", "chunk_tokens=16: without routing=context responses are generated whole"),
     ("routing=context routing.chunk_tokens=16 speculation.verification=rejection", "each chunk of a response begins"),

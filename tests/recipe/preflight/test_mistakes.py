@@ -19,7 +19,6 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 VLLM = f"{ROLLOUT}.engine_kwargs.vllm"
 COMPILATION = f"{VLLM}.compilation_config"
 GRAPHS = (f"{ROLLOUT}.enforce_eager=false",)
-TWO_RANKS = f"{ROLLOUT}.data_parallel_size=2"
 ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 CUDA = ("device=cuda", "training=fsdp2", "trainer.n_gpus_per_node=16", f"{ATTENTION}=flash_attention_2")
 ULYSSES = f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size"
@@ -52,7 +51,6 @@ OVERRIDES = [
     ("a pool", "config.refused", f"+{VLLM}.kv_transfer_config.kv_connector=AscendStoreConnector"),
     ("KV cache in memory of the host", "config.refused", f"+{VLLM}.kv_offloading_size=4"),
     ("graphs without compilation", "config.refused", *GRAPHS, f"+{COMPILATION}.mode=0"),
-    ("graphs of ranks", "config.refused", *GRAPHS, f"{COMPILATION}.cudagraph_mode=FULL_DECODE_ONLY", TWO_RANKS),
     ("sequences split without it", "config.refused", *CUDA, f"{ATTENTION}=sdpa", f"{ULYSSES}=2"),
 ]
 # And what spoils the node.

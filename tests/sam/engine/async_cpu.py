@@ -62,14 +62,15 @@ def install(monkeypatch) -> None:
        pin memory without a device. Symptom: AsyncGPUModelRunnerOutput fails at torch.cuda.current_stream.
     3. Root cause: CPUModelRunner._copy_valid_sampled_token_count forgets what the GPU's stashes for the correction of
        optimistic counts, valid_sampled_token_count_gpu. Symptom, silent: other tokens with vLLM's own ngram_gpu.
-    4. Root cause: the CPU's rejection kernels do not know USE_FP64_GUMBEL; sam.vllm.cpu_fixes.install_rejection_sampler
+    4. Root cause: the CPU's rejection kernels do not know USE_FP64_GUMBEL; sam.vllm.hooks.verify_by_rejection
        mends that in every engine of the project.
     """
     import vllm.v1.worker.cpu.shm  # noqa: F401 - it replaces torch.Event when it is imported
     import vllm.v1.worker.cpu_model_runner as cpu
     from vllm.platforms.cpu import CpuPlatform
+    from vllm.v1.sample import rejection_sampler
 
-    from sam.vllm import cpu_fixes
+    from sam.vllm import hooks
 
     check = CpuPlatform.check_and_update_config.__func__
 
@@ -99,4 +100,4 @@ def install(monkeypatch) -> None:
 
     monkeypatch.setattr(cpu.CPUModelRunner, "_copy_valid_sampled_token_count", copy_and_stash)
 
-    cpu_fixes.install_rejection_sampler()
+    hooks.verify_by_rejection(rejection_sampler)

@@ -24,8 +24,7 @@ ASYNC = {"async_scheduling": True, "distributed_executor_backend": "uni"}
 )
 def test_speculation_changes_no_token(dtype, compiled, tmp_path, monkeypatch):
     monkeypatch.setattr(cpu_fixes, "SMALL_WEIGHTS", 16_000)
-    monkeypatch.setattr(row_classes, "CACHE_FILE", tmp_path / "classes")
-    monkeypatch.setattr(row_classes, "_known", {})
+    monkeypatch.setattr(row_classes, "CACHE_FOLDER", tmp_path / "classes")
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
     monkeypatch.delenv("TORCHDYNAMO_DISABLE")
     model = save_model(tmp_path / "model")

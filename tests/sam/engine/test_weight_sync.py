@@ -14,8 +14,7 @@ pytestmark = pytest.mark.engine
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(row_classes, "CACHE_FILE", tmp_path / "classes.json")
-    monkeypatch.setattr(row_classes, "_known", {})
+    monkeypatch.setattr(row_classes, "CACHE_FOLDER", tmp_path / "classes")
 
 
 @pytest.fixture(params=[False, True], ids=["", "tied"], scope="module")

@@ -81,16 +81,6 @@ def test_tokens_are_those_of_sampling_one_after_the_other():
     assert each.mean() > 1.4 and each.max() == DEPTH + 1  # paths were followed, to their ends
 
 
-def test_texts_are_distributed_as_the_model_says():
-    """Chi-square of three tokens, 20,000 texts."""
-    distribution, count = next_tokens(3), 20_000
-    texts, _ = written(distribution, count, 3, seed=2)
-    expected = np.einsum("a,ab,bc->abc", distribution[0], distribution, distribution).ravel() * count
-    seen = np.bincount(texts @ [VOCABULARY**2, VOCABULARY, 1], minlength=VOCABULARY**3)
-    degrees = VOCABULARY**3 - 1
-    assert ((seen - expected) ** 2 / expected).sum() < degrees + 4 * np.sqrt(2 * degrees)
-
-
 def test_rows_and_the_last_one_are_those_that_the_tokens_come_from():
     """Request 0 goes on along its third row, request 1 along its own draft."""
     sampled = torch.tensor([[5, 9, -1], [5, 8, 7], [5, 6, 7], [3, 2, -1]])

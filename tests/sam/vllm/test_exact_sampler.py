@@ -72,11 +72,21 @@ def mixed(row: int) -> dict:
     ][row % 8]
 
 
-def test_the_same_with_every_constraint_and_processed_log_probabilities(model):
-    arguments = {"sampling": mixed, "logprobs_mode": "processed_logprobs"}
+def named(row: int) -> dict:
+    """Log-probabilities of tokens by name, in two lengths."""
+    return {"logprobs": None, "logprob_token_ids": [15, 16, 17][: 1 + row % 3]}
+
+
+@pytest.mark.parametrize(
+    ("mode", "sampling"),
+    [("processed_logprobs", mixed), ("raw_logits", mixed), ("processed_logits", mixed), ("raw_logprobs", named)],
+    ids=["processed_logprobs", "raw_logits", "processed_logits", "by name"],
+)
+def test_the_same_with_every_constraint_whatever_the_log_probabilities_are_of(model, mode, sampling):
+    arguments = {"sampling": sampling, "logprobs_mode": mode}
     without, on = run(model, **arguments), run(model, NGRAM, 16, **arguments)
     assert on.accepted > 50
-    assert_same(on, without)
+    assert on.tokens == without.tokens and on.entries == without.entries
 
 
 @pytest.mark.parametrize(("speculative_config", "batch"), [(NGRAM, 16), (SAM, 64)], ids=["ngram-16", "sam-64"])
@@ -107,36 +117,3 @@ def test_keys_without_seeds_come_from_engine_and_request(model):
     one, other = run(model, seeds=False), run(model, seeds=False, seed=1)
     assert sum(a == b for a, b in zip(one.tokens, other.tokens, strict=True)) == 0
     assert len({tuple(tokens) for tokens in one.tokens}) == REQUESTS
-
-
-NAMED = {"logprobs": None, "logprob_token_ids": [15, 16, 17]}
-
-
-def asked(row: int) -> dict:
-    """Tokens by name, in two lengths, beside the likeliest five and nothing."""
-    return [NAMED, {"logprobs": 5}, NAMED | {"logprob_token_ids": [9]}, {"logprobs": None}][row % 4]
-
-
-def test_a_request_gets_the_log_probabilities_that_it_asks_for_whatever_is_drafted_and_whoever_is_beside_it(model):
-    without, on = run(model, sampling=asked), run(model, SAM, 16, sampling=asked)
-    assert on.accepted > 50 and on.tokens == without.tokens
-    assert_asked(on)
-    for found, expected in zip(on.entries, without.entries, strict=True):
-        for step, other in zip(found, expected, strict=True):
-            assert step == pytest.approx(other, abs=1e-4)
-
-
-def test_so_does_it_with_rejection_sampling(model):
-    """As to tokens by name: to others in their batch vLLM's sampler gives the same in steps without drafts."""
-    on = run(model, SAM, sampling=lambda row: asked(row // 2 * 2), verification="rejection")
-    assert on.accepted > 50
-    assert_asked(on, lambda row: asked(row // 2 * 2))
-
-
-def assert_asked(result, asked=asked) -> None:
-    for row, (tokens, entries) in enumerate(zip(result.tokens, result.entries, strict=True)):
-        wanted = asked(row)
-        assert len(entries) == (len(tokens) if any(wanted.values()) else 0)
-        for token, step in zip(tokens, entries, strict=False):
-            named = set(wanted.get("logprob_token_ids", ()))
-            assert token in step and named <= step.keys() <= named | {token} if named else len(step) in (5, 6)

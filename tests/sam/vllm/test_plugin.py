@@ -4,6 +4,8 @@ import contextlib
 from types import SimpleNamespace
 
 import pytest
+from transformers import AutoConfig
+from vllm.config import ModelConfig
 
 from sam.config import SpeculationConfig
 from sam.vllm import patches, plugin, ranks
@@ -24,20 +26,19 @@ def test_exact_verification_refuses_positions_that_are_on_the_device():
 
 
 @pytest.mark.parametrize(
-    ("method", "has", "scheduling", "expected"),
+    ("method", "has", "expected"),
     [
-        ("sam", "SamProposer", "auto", None),
-        ("sam", "AsyncSamProposer", "auto", None),
-        ("sam", "AscendAsyncSamProposer", "auto", None),
-        ("sam", "SamProposer", "on", "AsyncSamProposer"),
-        ("draft_model", "AsyncTrainedProposer", "auto", None),
-        ("draft_model", "AsyncTrainedProposer", "off", "TrainedProposer"),
-        ("eagle3", "AsyncEagle3Proposer", "on", None),
-        ("eagle3", "EagleProposer", "auto", "Eagle3Proposer"),
+        ("sam", "SamProposer", None),
+        ("sam", "AscendAsyncSamProposer", None),
+        ("sam", "SamSpeculator", None),
+        ("off", None, None),
+        ("off", "SamProposer", "None"),
+        ("draft_model", "AsyncTrainedProposer", None),
+        ("eagle3", "EagleProposer", "Eagle3Proposer"),
     ],
 )
-def test_the_drafter_is_the_one_for_the_engines_scheduling(method, has, scheduling, expected):
-    wanted = SpeculationConfig(method, "folder", async_scheduling=scheduling)
+def test_the_drafter_is_the_one_that_is_asked_for(method, has, expected):
+    wanted = SpeculationConfig(method, "folder")
     refused = pytest.raises(RuntimeError, match=f"drafter {has}, expected {expected}")
     with refused if expected else contextlib.nullcontext():
         plugin.check_installed(wanted, {"drafter": has, "verification": "exact"})
@@ -68,10 +69,21 @@ def test_lossy_settings_are_refused(additional, method, message):
         plugin.check_lossless(config)
 
 
-def test_the_second_model_runner_is_refused():
-    with pytest.raises(ValueError, match="VLLM_USE_V2_MODEL_RUNNER=0"):
-        plugin.check_runner(SimpleNamespace(sample=None))
-    plugin.check_runner(SimpleNamespace(_sample=None))
+class Runner:
+    def sample_tokens(self):
+        return self._sample(None, None)
+
+
+class OtherRunner:
+    def sample_tokens(self):
+        return self.sampler(None, None)
+
+
+def test_a_model_runner_that_samples_elsewhere_is_refused():
+    for runner in (OtherRunner(), SimpleNamespace()):
+        with pytest.raises(ValueError, match="VLLM_USE_V2_MODEL_RUNNER=0"):
+            plugin.check_runner(runner)
+    plugin.check_runner(Runner())
 
 
 @pytest.mark.parametrize(
@@ -88,3 +100,28 @@ def test_ranks_that_could_not_agree_under_asynchronous_scheduling_are_refused(se
     with pytest.raises(ValueError, match=f"with {name}={value}: .*: set speculation.async_scheduling=off"):
         ranks.check_async(SimpleNamespace(**alone | several))
     ranks.check_async(SimpleNamespace(**alone | {"tensor_parallel_size": 2}))
+
+
+# Architecture by transformers' name of it: vLLM's class, further fields of its config, and whether it is recurrent.
+MODELS = {
+    "qwen3_next": ("Qwen3NextForCausalLM", {}, True),
+    "mamba2": ("Mamba2ForCausalLM", {}, True),
+    "lfm2": ("Lfm2ForCausalLM", {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}, True),
+    "qwen3": ("Qwen3ForCausalLM", {}, False),
+    "granitemoehybrid": ("GraniteMoeHybridForCausalLM", {"num_hidden_layers": 1, "layer_types": ["attention"]}, False),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_drafters_that_may_pause_are_refused_for_models_with_recurrent_state(tmp_path, monkeypatch, name):
+    # vLLM looks at a model's class in a process that imports vLLM once more.
+    monkeypatch.setattr("vllm.model_executor.models.registry._run_in_subprocess", lambda function: function())
+    architecture, fields, is_recurrent = MODELS[name]
+    AutoConfig.for_model(name, architectures=[architecture], **fields).save_pretrained(tmp_path)
+    model = ModelConfig(str(tmp_path), skip_tokenizer_init=True, dtype="bfloat16")
+    refused = pytest.raises(ValueError, match=f"no drafts for {name}, .*set speculation=off")
+    for method in plugin.MAY_PAUSE:
+        with refused if is_recurrent else contextlib.nullcontext():
+            plugin.check_recurrent_state(model, method)
+    for method in (None, "mtp"):
+        plugin.check_recurrent_state(model, method)

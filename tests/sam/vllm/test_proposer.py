@@ -10,7 +10,7 @@ from sam.sharing.client import Client
 from sam.switch.policies import Threshold
 from sam.switch.step_cost import linear
 from sam.vllm import proposer as module
-from sam.vllm.hints import RequestHints, is_continued
+from sam.vllm.hints import RequestHints
 from sam.vllm.proposer import SamProposer
 from sam.vllm.ranks import keep_other_ranks_tokens
 from sam.vllm.tracked_requests import MAX_STEPS_BEHIND
@@ -159,26 +159,12 @@ def test_a_step_is_shown_to_the_policy_only_if_it_is_the_one_that_was_planned(pr
     assert len(seen) == 2
 
 
-def test_a_step_is_planned_by_the_other_ranks_tokens_before_it_and_learnt_from_by_its_own(proposer):
-    planned, seen, plan, runner = [], [], proposer.policy.plan, proposer.runner
-    proposer.policy.plan = lambda state: (planned.append(state.max_num_tokens_other_dp_ranks), plan(state))[1]
-    proposer.policy.observe = lambda state, drafted, accepted, ms: seen.append(state.max_num_tokens_other_dp_ranks)
-    runner.add("a", [1, 2, 1, 2])
-    for rows, tokens in ((7, [1]), (11, [2, 1]), (5, [2, 1])):
-        runner.sam_max_num_tokens_other_dp_ranks = rows
-        runner.step(proposer, ["a"], {"a": tokens})
-    assert planned == [7, 11, 5] and seen == [11, 5]
-
-
 @pytest.mark.parametrize(
     ("across", "tokens", "largest"),
     [
-        ([24, 24, 24], 24, 0),  # padded to this rank's own, or nobody has said anything
         ([24, 24, 24], 18, 0),  # 20 with sequence parallelism, and then the graph of 24: its own
-        ([36, 36, 36], 33, 0),  # the same without a graph so large
         ([24, 24, 24], 13, 24),  # its own are 16: another one has 24
         ([48, 48, 48], 33, 48),  # no graph is so large
-        ([5, 24, 12], 24, 12),
         ([5, 24, 40], 24, 40),
         (None, 24, 0),  # the ranks agreed on nothing
     ],
@@ -223,15 +209,6 @@ def test_of_a_response_in_parts_the_whole_is_kept_once_at_the_weight_sync(tmp_pa
     proposer.tracked.history.stop()
     assert sum(kept(tmp_path, [1, 2]), []) == written and proposer.counters["draft_errors"] == 0
     assert proposer.counters["policy_version"] == 1
-
-
-def test_a_response_whose_last_token_is_still_under_way_has_ended():
-    """Under asynchronous scheduling a placeholder stands for it."""
-    from vllm import SamplingParams
-
-    parameters = SamplingParams(max_tokens=3, extra_args=RequestHints(prompt_tokens=2).extra_args())
-    for output, goes_on in (([4, 5, -1], False), ([4, -1], True)):
-        assert is_continued(SimpleNamespace(sampling_params=parameters, output_token_ids=output)) is goes_on
 
 
 def test_text_is_shared_in_each_interval_while_nobody_drafts_and_by_the_rank_that_drafts(monkeypatch):

@@ -35,7 +35,7 @@ def test_a_fast_engine_measures_every_size_whatever_runs_beside_it(monkeypatch):
     np.testing.assert_allclose(milliseconds, 10 + 0.1 * np.where(sizes == 24, 32, sizes))
 
 
-@pytest.mark.parametrize("per_token", [0.004, 0.02, 0.04])
+@pytest.mark.parametrize("per_token", [0.004, 0.04])
 def test_a_slow_engine_stops_within_the_budget(monkeypatch, per_token):
     engine = Engine(monkeypatch, lambda size: 10 * per_token + per_token * size)
     sizes, _ = warmup_cost.measured(engine.forward_pass, 2304, lambda repeats: repeats)
