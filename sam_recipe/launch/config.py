@@ -49,7 +49,7 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
         _check_files(speculation)
         with open_dict(config):
             connect(config, speculation)
-            connect_users_code(config, overrides)
+            connect_users_code(config)
         routing.connect(config)
         OmegaConf.resolve(config)
     except ConfigError:
