@@ -26,19 +26,12 @@ FREE_SECTIONS = (
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The options of a run; ends the process after --help and wrong ones."""
-    parser = Parser(
-        prog="sam run",
-        description="One DAPO run.",
-        epilog="The screen shows a line of progress and, at the end, how the run ended. All output of verl, vLLM and "
-        "Ray is appended to train.log in run_dir.",
-        allow_abbrev=False,
-    )
+    shown = "The screen shows progress and how the run ended; all output goes to train.log in run_dir."
+    parser = Parser(prog="sam run", description="One DAPO run.", epilog=shown, allow_abbrev=False)
     add_config_options(parser, required=True)
     parser.add_argument("--verbose", action="store_true", help="show train.log on the screen, in place of the progress")
     parser.add_argument("--check", action="store_true", help="check config and machine only, before assets are built")
-    parser.add_argument(
-        "--accept-changes", action="store_true", help="go on although changed settings make another curve"
-    )
+    parser.add_argument("--accept-changes", action="store_true", help="go on with settings that make another curve")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, for example speculation=off")
     return with_folder(parser.parse_intermixed_args(arguments))  # --verbose among overrides too
 
@@ -119,13 +112,16 @@ FILES = (
 
 
 def connect_users_code(config: Any) -> None:
-    """Give the paths of users' files the folder that the run starts in: processes start elsewhere."""
+    """Give paths of users' files the folder that the run starts in; ValueError where one is no file."""
     from omegaconf import OmegaConf
 
     for key in (*FILES, "actor_rollout_ref.rollout.router_config_path"):
-        path = Path(str(OmegaConf.select(config, key)).removeprefix("file://")).expanduser()
-        if path.is_file():
-            OmegaConf.update(config, key, str(path.absolute()))
+        if (named := OmegaConf.select(config, key)) and not str(named).startswith("pkg://"):
+            path = Path(str(named).removeprefix("file://")).expanduser().absolute()
+            if path.is_file():
+                OmegaConf.update(config, key, str(path))
+            elif key in FILES:
+                raise ValueError(f"{key}={named}: no such file: correct it")
 
 
 if __name__ == "__main__":

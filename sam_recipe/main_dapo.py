@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         config = compose_config(options.config_name, options.overrides)
         preflight.check(config, without_files=options.check and "assets" in config)
-        for warning in preflight.find_warnings(config):
+        for warning in preflight.compatibility.warnings(config):
             print(f"warning: {warning}", file=sys.stderr)
         if options.check:
             return 0

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig, OmegaConf
 
-from sam_recipe.launch import environment
 from sam_recipe.launch.config import ConfigError
 from sam_recipe.patch import Patches
 from sam_recipe.preflight import compatibility, machine, settings, vllm_command
@@ -21,7 +20,7 @@ def ascend_patches(config: DictConfig) -> Iterator[str]:
 OF_DEVICE = (compatibility.packages_and_variables, ascend_patches, machine.memory_and_disk)
 OF_IMAGE = (compatibility.packages_and_variables, ascend_patches, vllm_command.what_verl_and_vllm_say)
 OF_CONFIG = (compatibility.values, settings.sizes, machine.memory_of_a_device)
-OF_FILES = (settings.files, settings.data, settings.model, settings.draft_model, settings.history_of_responses)
+OF_FILES = (settings.data, settings.model, settings.draft_model, settings.history_of_responses)
 
 
 def check(config: DictConfig, without_files: bool = False) -> None:
@@ -48,12 +47,3 @@ def of_this_node(content: dict, head: dict) -> list[str]:
     config = OmegaConf.create(content)
     found = [line for find in (*OF_DEVICE, *OF_FILES) for line in find(config)]
     return [*found, *machine.differences(head)]
-
-
-def find_warnings(config: DictConfig) -> Iterator[str]:
-    """What costs time or a promise but breaks nothing."""
-    yield from compatibility.warnings(config)
-    # On a laptop nobody waits for the curves.
-    if config.trainer.device != "cpu" and "wandb" in config.trainer.logger and not environment.has_wandb_key():
-        remedy = "run wandb login on every node, or set WANDB_API_KEY where Ray is started, to watch it"
-        yield f"no key of wandb's here: the run is kept in {config.run_dir}/wandb, for wandb sync later: {remedy}"

@@ -26,7 +26,7 @@ def has_device(device: str) -> bool:
 
 def describe(config: DictConfig) -> Iterator[str]:
     """Lines about a run that is still to start: warnings, what it consists of, the memory that it takes."""
-    yield from (f"warning: {warning}" for warning in preflight.find_warnings(config))
+    yield from (f"warning: {warning}" for warning in compatibility.warnings(config))
     rollout, trainer, speculation = config.actor_rollout_ref.rollout, config.trainer, config.speculation
     replica = rollout.tensor_model_parallel_size * rollout.data_parallel_size
     yield (
@@ -63,8 +63,7 @@ def environment(as_json: bool) -> int:
             json.dumps({"device": device, "checked": {name: wrong or value for name, value, wrong in found}} | versions)
         )
     else:
-        shown = ("sam-rollout", "commit", "cpu", "cores")
-        print("; ".join([device, *(f"{name} {versions[name]}" for name in shown)]))
+        print("; ".join([f"device {device}", *(f"{name} {value}" for name, value in versions.items())]))
         print(*(f"error: {wrong}" if wrong else f"{name}: {value}" for name, value, wrong in found), sep="\n")
         print("sam doctor --config-name NAME [overrides] checks a run; --json is for an issue")
     return 2 if any(wrong for *_, wrong in found) else 0

@@ -25,8 +25,6 @@ MACHINE = (
     ("npu", "torch-npu", "2.10.0.post4", PINS),
     ("npu", "vllm-ascend", "0.23.0.post1", PINS),
     ("npu", "CANN", "9.*", "install it, source its set_env.sh or set ASCEND_HOME_PATH"),
-    ("cpu cuda npu", "ray", "*", PINS),
-    ("cpu cuda npu", "transformers", "*", PINS),
     ("cpu", "vLLM's build", "cpu", BUILD),
     ("cuda", "vLLM's build", "gpu", BUILD),
     ("cpu cuda", "plugin sam", "installed", "pip install --no-deps -e . where vLLM runs"),
@@ -44,7 +42,6 @@ VALUES = (
     ("trainer.v1.trainer_mode", "sync", "asynchronous trainers run in verl's own scripts"),
     ("actor.strategy", "fsdp fsdp2 megatron", "no such training engine"),
     ("rollout.name", "vllm", "the recipe replaces vLLM's drafter and sampler only"),
-    ("rollout.agent.custom_async_server.path", "null", NOT_READ),
     ("rollout.do_sample", "true", f"{NOT_READ}, temperature decides"),
     ("rollout.val_kwargs.do_sample", "true", f"{NOT_READ}, val_kwargs.temperature=0 is greedy"),
     ("data.reward_fn_key", "data_source", NOT_READ),
@@ -97,7 +94,7 @@ def cann_version() -> str | None:
 
 def packages_and_variables(config: DictConfig) -> Iterator[str]:
     """What this machine lacks, or has otherwise than the recipe runs with."""
-    yield from (wrong for _, _, wrong in of_machine(config.trainer.device) if wrong)
+    yield from (wrong for *_, wrong in of_machine(config.trainer.device) if wrong)
 
 
 def values(config: DictConfig) -> Iterator[str]:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
 from sam.reading import ReadError, expect, json_object
 from sam.trained_drafter import wrong_kind
-from sam_recipe.arguments import FILES, FREE_SECTIONS, did_you_mean
+from sam_recipe.arguments import FREE_SECTIONS, did_you_mean
 from sam_recipe.launch.config import verl_configs
 from sam_recipe.preflight.machine import device_count, first_line, longest_sequence, uses_megatron
 
@@ -96,14 +96,6 @@ def sizes(config: DictConfig) -> Iterator[str]:
     ):  # fmt: skip
         if isinstance(size, int) and size < least:
             yield f"{name}={size}: expected at least {least}, of {of}: raise it [size.least]"
-
-
-def files(config: DictConfig) -> Iterator[str]:
-    """Whether what users bring is there; what is wrong with it verl says when it loads it."""
-    for key in FILES:
-        path = OmegaConf.select(config, key)
-        if path and not path.startswith("pkg://") and not Path(path).is_file():
-            yield f"{key}={path}: no such file: correct it [code.missing]"
 
 
 def data(config: DictConfig) -> Iterator[str]:

@@ -38,7 +38,7 @@ ASK = "from sam_recipe.preflight import vllm_command; vllm_command.main()"
 
 def taken_by_verl_and_vllm(config: DictConfig) -> list[str]:
     """What they say, in about 20 s; nothing, at once, where the same was found good before, or none can be asked."""
-    asked = re.sub(r"\bseed: \d+", "", OmegaConf.to_yaml(config)).replace(config.run_dir, "")
+    asked = re.sub(r"seed: \d+", "", OmegaConf.to_yaml(config)).replace(config.run_dir, "")
     packages = [versions.installed(name) for name in ("verl", "vllm", "vllm-ascend", "transformers")]
     variables = sorted((name, value) for name, value in os.environ.items() if name.startswith("VLLM_"))
     files = [file.read_bytes() for file in (model_of(config) / "config.json", Path(__file__)) if file.is_file()]

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from sam_recipe import preflight
-from sam_recipe.launch.config import CONFIGS, ConfigError
+from sam_recipe.launch.config import CONFIGS, ConfigError, compose_config
 from sam_recipe.launch.versions import installed
 from sam_recipe.patch import Patches
 from sam_recipe.preflight import __main__ as doctor
@@ -25,7 +25,6 @@ OVERRIDES = [
     ("a hub's name for a folder", "[model.missing]", f"{MODEL}.path=Qwen/Qwen3-32B"),
     ("data that are not there", "train_files=nowhere.parquet: no such file", "data.train_files=nowhere.parquet"),
     ("no data", "data.val_files=None: no such file", "data.val_files=[]"),
-    ("a reward that is not there", "=/no.py: no such file: correct it [code.missing]", f"{REWARD}=/no.py"),
     ("a batch", "train_batch_size=31, actor.ppo_mini_batch_size=32: the first must be", "data.train_batch_size=31"),
     ("responses among devices", "train_batch_size x rollout.n=512, devices=14", "trainer.n_gpus_per_node=7"),
     ("TP that divides nothing", "_size x data_parallel_size=6: ", f"{ROLLOUT}.tensor_model_parallel_size=6"),
@@ -114,16 +113,10 @@ def test_assets_are_made_by_the_configs_own_command_or_still_to_be_built(tmp_pat
     preflight.check(config, without_files=True)
 
 
-def test_what_users_bring_in_place_of_what_repeats_is_warned_of_and_a_cluster_without_wandbs_key(monkeypatch, tmp_path):
+def test_what_users_bring_in_place_of_what_repeats_is_warned_of():
     sampler = "trainer.v1.sampler.custom_sampler.path"
-    (said,) = preflight.find_warnings(config_of("dapo_tiny_cpu", f"{sampler}=mine.py"))
+    (said,) = compatibility.warnings(config_of("dapo_tiny_cpu", f"{sampler}=mine.py"))
     assert said.startswith(f"{sampler}=mine.py: ") and said.endswith("runs need not repeat")
-    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    (warning,) = preflight.find_warnings(composed("dapo_qwen3_8b_cuda"))
-    assert "no key of wandb's here: the run is kept in" in warning
-    monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
-    assert list(preflight.find_warnings(composed("dapo_qwen3_8b_cuda"))) == []
 
 
 IMPORTS = """
@@ -177,3 +170,13 @@ def test_without_a_config_it_says_what_the_environment_has(capsys, monkeypatch):
     assert found["device"] == "cpu" and found["vllm"] == installed("vllm") and found["commit"]
     assert found["checked"]["VLLM_USE_V2_MODEL_RUNNER"].startswith("VLLM_USE_V2_MODEL_RUNNER=1: expected 0: ")
     assert found["checked"]["torch"] == installed("torch") and "CANN" not in found["checked"]
+
+
+def test_what_users_bring_is_found_where_the_run_starts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").touch()
+    for path in ("mine.py", "file://mine.py", str(tmp_path / "mine.py")):
+        config = compose_config("dapo_tiny_cpu", [f"{REWARD}={path}"])
+        assert config.reward.custom_reward_function.path == str(tmp_path / "mine.py")
+    with pytest.raises(ConfigError, match=f"{REWARD}=yours.py: no such file: correct it"):
+        compose_config("dapo_tiny_cpu", [f"{REWARD}=yours.py"])

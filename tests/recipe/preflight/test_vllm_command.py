@@ -42,7 +42,7 @@ TINY, CLUSTER, ALONE = (
 )
 # Config, who refuses, its words, and the overrides.
 REFUSED = [
-    (TINY, "vllm", "max_num_seqs", f"{VLLM}.max_num_seqs=-4"),
+    (TINY, "vllm", "max_num_seqs", f"+{VLLM}.max_num_seqs=-4"),
     (TINY, "vllm", "float17", f"{ROLLOUT}.dtype=float17"),
     (TINY, "vllm", "max_model_len", f"{ROLLOUT}.max_model_len=99999"),
     (TINY, "vllm", "max-number-of-seqs", f"+{VLLM}.max_number_of_seqs=3"),
