@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     try:
         config = compose_config(options.config_name, options.overrides)
-        preflight.check(config, without_files=options.check and "assets" in config)
+        preflight.check(config, files=not (options.check and "assets" in config))
         for warning in preflight.compatibility.warnings(config):
             print(f"warning: {warning}", file=sys.stderr)
         if options.check:

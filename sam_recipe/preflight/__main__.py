@@ -1,7 +1,6 @@
 """`sam doctor`: what this environment has; with a config, what a run of it would lack, with its mend."""
 
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -41,31 +40,24 @@ def describe(config: DictConfig) -> Iterator[str]:
 
 def report(config: DictConfig) -> int:
     """Print all that is found, then about the run; 2: something is wrong."""
-    checks = (*preflight.OF_CONFIG, *preflight.OF_FILES)
-    if has_device(config.trainer.device):
-        checks += preflight.OF_DEVICE
-    else:
+    if not (is_here := has_device(config.trainer.device)):
         print(f"no {config.trainer.device} device here: packages, memory, disk and Ray are not looked at")
     with contextlib.redirect_stdout(sys.stderr):  # verl and vLLM log to stdout
-        problems = [line for find in (*checks, vllm_command.what_verl_and_vllm_say) for line in find(config)]
+        problems = list(preflight.find_problems(config, device=is_here))
+        problems += vllm_command.what_verl_and_vllm_say(config)
         problems += machine.ray_cluster(config, preflight.of_this_node)
     print(*(f"error: {problem}" for problem in problems), *describe(config), sep="\n")
     print(f"{len(problems)} problem{'' if len(problems) == 1 else 's'}")
     return 2 if problems else 0
 
 
-def environment(as_json: bool) -> int:
+def environment() -> int:
     """Print what this environment has. 2: some of it is refused."""
     device = "cpu" if engine_of_cpu() else next(filter(has_device, DEVICE_FILES), "cpu")
-    found, versions = list(compatibility.of_machine(device)), known()
-    if as_json:
-        print(
-            json.dumps({"device": device, "checked": {name: wrong or value for name, value, wrong in found}} | versions)
-        )
-    else:
-        print("; ".join([f"device {device}", *(f"{name} {value}" for name, value in versions.items())]))
-        print(*(f"error: {wrong}" if wrong else f"{name}: {value}" for name, value, wrong in found), sep="\n")
-        print("sam doctor --config-name NAME [overrides] checks a run; --json is for an issue")
+    found = list(compatibility.of_machine(device))
+    print("; ".join([f"device {device}", *(f"{name} {value}" for name, value in known().items())]))
+    print(*(f"error: {wrong}" if wrong else f"{name}: {value}" for name, value, wrong in found), sep="\n")
+    print("sam doctor --config-name NAME [overrides] checks a run")
     return 2 if any(wrong for *_, wrong in found) else 0
 
 
@@ -86,22 +78,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--npu-selftest", action="store_true", help="parity, precision and timing on the device itself")
     parser.add_argument("--output", type=Path, default=Path("outputs/npu_selftest"), help="folder for its report")
     parser.add_argument("--device", default="npu", help="cpu: its engines in float32 and without torch.compile")
-    parser.add_argument("--json", action="store_true", help="what this environment has, for an issue")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, for example speculation=off")
     options = with_folder(parser.parse_intermixed_args(arguments))
-    asked = options.config_name or options.weights or options.npu_selftest
-    if options.json and asked or options.overrides and not options.config_name:
-        parser.error("--json goes alone, overrides go with --config-name: leave out the other")
+    if options.overrides and not options.config_name:
+        parser.error("overrides go with --config-name: add it")
     if options.npu_selftest:
         from sam_recipe.preflight.npu_selftest import selftest
 
         return selftest(options.output, options.device)
     if not options.config_name:
-        return weights(options.weights) if options.weights else environment(options.json)
+        return weights(options.weights) if options.weights else environment()
     try:
         config = compose_config(options.config_name, options.overrides)
-        if wrong := list(settings.keys(config)):
-            raise ConfigError(wrong[0])
     except ConfigError as error:
         print(f"error: {error}")
         return 2

@@ -11,6 +11,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from sam_recipe.launch import versions
+from sam_recipe.patch import Patches
 
 PINS = "install the pins of requirements/"
 BUILD = "use the script in scripts/, which has an environment for each device"
@@ -95,6 +96,9 @@ def cann_version() -> str | None:
 def packages_and_variables(config: DictConfig) -> Iterator[str]:
     """What this machine lacks, or has otherwise than the recipe runs with."""
     yield from (wrong for *_, wrong in of_machine(config.trainer.device) if wrong)
+    patches = Patches()
+    if config.trainer.device == "npu" and patches.state != "absent" and (said := patches.problem()):
+        yield f"{said} [ascend.patches]"
 
 
 def values(config: DictConfig) -> Iterator[str]:

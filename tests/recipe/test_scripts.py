@@ -207,7 +207,7 @@ def test_help_comes_before_anything_is_installed(fresh, script):
 @pytest.mark.parametrize(
     ("script", "words", "said"),
     [
-        ("run_dapo_qwen3_8b_cuda.sh", "--verbos", "--verbos: did you mean --verbose?"),
+        ("run_dapo_qwen3_8b_cuda.sh", "--verbos", "unrecognized arguments: --verbos"),
         ("run_dapo_tiny_cpu.sh", "PYTHON=/usr/bin/false", "PYTHON=/usr/bin/false: no Python 3.11 or 3.12 found"),
         ("bench_cuda.sh", "--modle /a", "the following arguments are required: --model"),
         ("bench_cuda.sh", "--model /a --requets 1", "--requets: did you mean --requests?"),

@@ -48,7 +48,7 @@ def test_a_missing_drafter_is_named_and_vllm_is_not_asked_of_one_that_is_made_la
     (found,) = settings.draft_model(config := of_drafter(assets, method))
     assert f"make it with sam distil --assets {assets}{more} [drafter.missing]" in found
     monkeypatch.setattr(preflight.vllm_command, "taken_by_verl_and_vllm", lambda config: ["asked"])
-    preflight.check(config, without_files=True)
+    preflight.check(config, files=False)
     own = ("speculation.method=eagle3", "speculation.draft_model=/no/head")
     assert "point the key at one" in next(settings.draft_model(config_of("dapo_qwen3_8b_cuda", *own)))
 
