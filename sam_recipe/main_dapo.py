@@ -32,8 +32,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     try:
         config = compose_config(options.config_name, options.overrides)
-        preflight.check(config, to_be_built=Path(config.assets) if options.check and "assets" in config else None)
-        for warning in preflight.find_warnings(config):
+        preflight.check(config, files=not (options.check and "assets" in config))
+        for warning in preflight.compatibility.warnings(config):
             print(f"warning: {warning}", file=sys.stderr)
         if options.check:
             return 0

@@ -44,7 +44,6 @@ run_on_ascend() {
         *" scale=smoke "*) unset RAY_ADDRESS RAY_AUTH_MODE ;; # on this machine's CPU, with a Ray of its own
         *) join_ray ;;
     esac
-    # Refuses the wrong node, a cluster that has ended, a directory in which a run goes on: sam_recipe/preflight/machine.py.
     exec python -m sam_recipe.main_dapo --config-name "$config" "$@"
 }
 

@@ -47,7 +47,7 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
             StepCost.load(Path(speculation.step_cost))
         with open_dict(config):
             connect(config, speculation)
-            connect_users_code(config, overrides)
+            connect_users_code(config)
         routing.connect(config)
         OmegaConf.resolve(config)
     except (HydraException, OmegaConfBaseException, ValueError) as error:

@@ -1,190 +1,125 @@
-"""What is tested with this recipe, taken with a warning, or refused: by compatibility.txt, one table for every run.
-
-A row has a feature; its key, after the settings that it only counts with; what tests of this repository run with; what
-is taken with a warning, * for anything; what to say of the rest, which is refused. A key is of the config, the model's
-config.json, or of this machine: a package, a module, a plugin of vLLM's or a variable. actor, model, rollout
-and vllm are sections as PLACES has them. `python -m sam_recipe.preflight.compatibility` prints docs/compatibility.md.
-"""
+"""What this machine must have, and which values of a config this recipe does not run with: docs/compatibility.md."""
 
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-from sam.trained_drafter import settings_of
-from sam_recipe.arguments import did_you_mean
 from sam_recipe.launch import versions
+from sam_recipe.patch import Patches
 
-PLACES = {name: f"actor_rollout_ref.{name}" for name in ("actor", "model", "rollout")}
-PLACES["vllm"] = "actor_rollout_ref.rollout.engine_kwargs.vllm"
-OF_MACHINE = ("module", "package", "plugin", "variable")
-INSTALLED = "installed"
-PAGE = """\
-# Compatibility
-
-Every run, `--check` and preflight look these up before anything is started. What is tested, tests of this repository
-run with; what is not is taken with a warning, `*` is any other value; what is in neither column is refused in one line.
-[What has run where](../README.md#what-has-run-where) goes by device. This page is made from
-`sam_recipe/preflight/compatibility.txt`.
-
-SGLang is not served. Its door is `SpeculativeAlgorithm.register` with the entry point `sglang.srt.plugins` (read in
-0.5.23). Behind it every request drafts a fixed number of tokens in every step, so that the switch would be lost, and
-SGLang's own sampler verifies, so that the same tokens with and without drafts would be.
-
-| feature | key, package, module or variable | tested | accepted, not tested with this recipe | refused: all others |
-|---|---|---|---|---|
-"""
-CONDITION = re.compile(r"(\S+?)(!?)=(.+)")
-
-
-class Row(NamedTuple):
-    """A line of the table."""
-
-    feature: str
-    kind: str  # one of OF_MACHINE, config.json, or nothing for a key of the config
-    key: str
-    when: list[str]  # `key=word word` or `key!=word word`
-    tested: list[str]
-    untested: list[str]
-    remark: str
-
-
-def _row(line: str) -> Row:
-    line = re.sub(r"(?<!\S)(actor|model|rollout|vllm)(?=\.)", lambda found: PLACES[found[0]], line)
-    feature, place, tested, untested, remark = (cell.strip() for cell in line.split("|"))
-    when, _, place = place.rpartition(": ")
-    kind, _, key = place.rpartition(" ")
-    return Row(feature, kind, key, when.split(" & ") if when else [], tested.split(), untested.split(), remark)
-
-
-ROWS = [_row(line) for line in Path(__file__).with_suffix(".txt").read_text().splitlines()]
+PINS = "install the pins of requirements/"
+BUILD = "use the script in scripts/, which has an environment for each device"
+# Devices, what is looked up, and the values that are taken; of a variable none, too. Versions are those of
+# requirements/.
+MACHINE = (
+    ("cpu cuda npu", "Python", "3.11.* 3.12.*", PINS),
+    ("cpu cuda npu", "verl", "0.9.1", PINS),
+    ("cpu cuda npu", "vllm", "0.23.0", PINS),
+    ("cpu cuda", "torch", "2.11.0", PINS),
+    ("npu", "torch", "2.10.0", PINS),
+    ("npu", "torch-npu", "2.10.0.post4", PINS),
+    ("npu", "vllm-ascend", "0.23.0.post1", PINS),
+    ("npu", "CANN", "9.*", "install it, source its set_env.sh or set ASCEND_HOME_PATH"),
+    ("cpu", "vLLM's build", "cpu", BUILD),
+    ("cuda", "vLLM's build", "gpu", BUILD),
+    ("cpu cuda", "plugin sam", "installed", "pip install --no-deps -e . where vLLM runs"),
+    ("cpu cuda", "VLLM_PLUGINS", "sam sam,* *,sam *,sam,*", "add sam to it, or unset it"),
+    ("cpu cuda", "VLLM_USE_V2_MODEL_RUNNER", "0", "unset it: the recipe runs with vLLM's first runner"),
+    ("npu", "HCCL_HOST_SOCKET_PORT_RANGE", "auto [0-9]*", "unset it, verl lets the system choose"),
+    ("cpu cuda npu", "VLLM_PORT", "[0-9]*", "unset it, which Kubernetes sets for a service called vllm"),
+)
+VLLM, FLASH = "rollout.engine_kwargs.vllm", "model.override_config.attn_implementation"
+NOT_READ, PLACED, OLD_KV = "verl does not read it", "verl places its workers by", "KV of old weights could be read"
+# Values that neither verl nor vLLM refuses before a run, or that verl passes over: key, what is taken, why the rest is
+# not. actor., model. and rollout. stand in actor_rollout_ref.
+VALUES = (
+    ("trainer.use_v1", "true", "the recipe's trainer is one of verl's V1"),
+    ("trainer.v1.trainer_mode", "sync", "asynchronous trainers run in verl's own scripts"),
+    ("actor.strategy", "fsdp fsdp2 megatron", "no such training engine"),
+    ("rollout.name", "vllm", "the recipe replaces vLLM's drafter and sampler only"),
+    ("rollout.do_sample", "true", f"{NOT_READ}, temperature decides"),
+    ("rollout.val_kwargs.do_sample", "true", f"{NOT_READ}, val_kwargs.temperature=0 is greedy"),
+    ("data.reward_fn_key", "data_source", NOT_READ),
+    ("skip.rollout_tq.enable", "false", "the recipe's sampler waits for responses that are generated"),
+    ("algorithm.filter_groups.max_inflight_gen_batches", "1", "rounds of dynamic sampling follow each other"),
+    (f"{VLLM}.tensor_parallel_size", "null", f"{PLACED} rollout.tensor_model_parallel_size"),
+    (f"{VLLM}.data_parallel_size", "null", f"{PLACED} rollout.data_parallel_size"),
+    (f"{VLLM}.kv_transfer_config", "null", OLD_KV),
+    (f"{VLLM}.kv_offloading_size", "null", OLD_KV),
+)
 
 
-def values_of(row: Row, config: DictConfig) -> list[str]:
-    """The key's value as the table writes it, of a list every one; none where the row does not concern a config."""
-    for name, is_other, known in (CONDITION.fullmatch(one).groups() for one in row.when):
-        if (words_of(OmegaConf.select(config, name))[0] in known.split()) is bool(is_other):
-            return []
-    if row.kind in OF_MACHINE:
-        return words_of(on_this_machine(row.kind, row.key))
-    if row.kind:
-        settings = settings_of(Path(config.actor_rollout_ref.model.path).expanduser())
-        return words_of(None if settings.get(row.key) is None else "there")
-    return words_of(OmegaConf.select(config, row.key))
+def value_of(config: DictConfig, key: str) -> tuple[str, str]:
+    """The full key, and its value in YAML's words."""
+    key = f"actor_rollout_ref.{key}" if key.split(".")[0] in ("actor", "model", "rollout") else key
+    value = OmegaConf.select(config, key)
+    return key, "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def words_of(value: Any) -> list[str]:
-    if isinstance(value, ListConfig | list):
-        return [word for one in value for word in words_of(one)]
-    return ["null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)]
+def of_machine(device: str) -> Iterator[tuple[str, str, str | None]]:
+    """Each of MACHINE that counts with a device, what this machine has of it, and what is wrong, in a line."""
+    for name, expected, remedy in (row[1:] for row in MACHINE if device in row[0].split()):
+        is_variable = name.startswith(("VLLM_", "HCCL_"))
+        value, code = (
+            (os.environ.get(name), "variable.refused") if is_variable else (installed(name), "package.version")
+        )
+        wrong = f"{name}={value}: expected {' or '.join(expected.split())}: {remedy} [{code}]"
+        is_right = is_variable if value is None else any(fnmatchcase(value, one) for one in expected.split())
+        yield name, value or f"not {'set' if is_variable else 'installed'}", None if is_right else wrong
 
 
-def on_this_machine(kind: str, name: str) -> str | None:
-    """A variable's value, a package's version, or whether a module or plugin of vLLM is installed."""
-    if kind == "variable":
-        return os.environ.get(name)
-    if kind == "module":
-        return INSTALLED if is_importable(name) else None
-    if kind == "plugin":
-        plugins = importlib.metadata.entry_points(group="vllm.general_plugins")
-        return INSTALLED if any(one.name == name for one in plugins) else None
-    if name == "vllm-build":  # the device that it is built for
-        return {True: "cpu", False: "gpu"}.get(versions.engine_of_cpu())
+def installed(name: str) -> str | None:
+    """The version of a package or of what is none."""
     if name == "Python":
         return platform.python_version()
+    if name == "vLLM's build":  # the device that it is built for
+        return {True: "cpu", False: "gpu"}.get(versions.engine_of_cpu())
+    if name == "plugin sam":
+        plugins = importlib.metadata.entry_points(group="vllm.general_plugins")
+        return "installed" if any(one.name == "sam" for one in plugins) else None
     return cann_version() if name == "CANN" else versions.installed(name)
-
-
-def is_importable(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # a parent package is not there
-        return False
 
 
 def cann_version() -> str | None:
     """The toolkit's version, from the file it is installed with."""
     root = Path(os.environ.get("ASCEND_HOME_PATH", "/usr/local/Ascend/ascend-toolkit/latest"))
-    for path in sorted(root.glob("*-linux/ascend_toolkit_install.info")):
-        if version := re.search(r"^version=(.+)$", path.read_text(), flags=re.M):
-            return version[1].strip()
-    return None
-
-
-def has(row: Row, value: str, known: list[str]) -> bool:
-    """Whether a value is one of those; what is not installed never is."""
-    is_missing = value == "null" and row.kind in ("module", "package", "plugin")
-    return not is_missing and any(fnmatchcase(value, one) for one in known)
-
-
-def said(row: Row, value: str) -> str:
-    kind = "config.json " * (row.kind == "config.json")
-    return f"{kind}{row.key}{' ' if row.kind in ('module', 'package', 'plugin') else '='}{value}"
-
-
-def of_machine(device: str) -> dict[str, tuple[str, str]]:
-    """Feature -> what a machine with this device has of it, and whether that is tested, accepted or refused."""
-    config, found = OmegaConf.create({"trainer": {"device": device}}), {}
-    for row in (row for row in ROWS if row.kind in OF_MACHINE):
-        for value in values_of(row, config):
-            taken = "accepted" if has(row, value, row.untested) else "refused"
-            found[row.feature] = value, "tested" if has(row, value, row.tested) else taken
-    return found
+    texts = (path.read_text() for path in root.glob("*-linux/ascend_toolkit_install.info"))
+    return next((found[1].strip() for text in texts if (found := re.search("^version=(.+)$", text, re.M))), None)
 
 
 def packages_and_variables(config: DictConfig) -> Iterator[str]:
-    """Packages, modules and variables that this machine lacks, or has otherwise than the recipe runs with."""
-    for row, value, known in _refused(config, OF_MACHINE):
-        if row.kind == "variable":
-            yield f"{said(row, value)}: processes of the run would stop at it: {row.remark} [variable.refused]"
-            continue
-        found = said(row, "is not installed" if value == "null" else value)
-        expected = f", expected {' or '.join(known)}" * (known != [INSTALLED])
-        yield f"{found}{expected}: {row.remark or 'install the pins of requirements/'} [package.version]"
+    """What this machine lacks, or has otherwise than the recipe runs with."""
+    yield from (wrong for *_, wrong in of_machine(config.trainer.device) if wrong)
+    patches = Patches()
+    if config.trainer.device == "npu" and patches.state != "absent" and (said := patches.problem()):
+        yield f"{said} [ascend.patches]"
 
 
-def compatibility(config: DictConfig) -> Iterator[str]:
+def values(config: DictConfig) -> Iterator[str]:
     """Values of the config that the recipe does not run with."""
-    for row, value, known in _refused(config, ("", "config.json")):
-        expected = (did_you_mean(value, known) if len(known) > 1 else None) or f"set it to {' or '.join(known)}"
-        yield f"{said(row, value)}: {row.remark or 'this recipe does not run with it'}: {expected} [config.refused]"
-
-
-def _refused(config: DictConfig, kinds: tuple[str, ...]) -> Iterator[tuple[Row, str, list[str]]]:
-    for row in (row for row in ROWS if row.kind in kinds):
-        known = row.tested + row.untested
-        yield from ((row, value, known) for value in values_of(row, config) if not has(row, value, known))
+    rows = list(VALUES)
+    if value_of(config, "actor.fsdp_config.ulysses_sequence_parallel_size")[1] not in ("1", "null"):
+        rows += [(FLASH, "null flash_attention_2", "it does not see split sequences")]
+    if config.trainer.device == "npu":
+        rows += [("speculation.method", "ngram off sam suffix", "vllm-ascend's own draft models have no switch")]
+    for key, taken, why in rows:
+        key, value = value_of(config, key)
+        if value not in taken.split():
+            yield f"{key}={value}: {why}: set it to {' or '.join(taken.split())} [config.refused]"
 
 
 def warnings(config: DictConfig) -> Iterator[str]:
-    """One line of all that is taken although no test runs with it."""
-    taken = []
-    for row in ROWS:
-        remark = f" ({row.remark})" * bool(row.remark and row.kind not in OF_MACHINE)
-        for value in values_of(row, config):
-            if has(row, value, row.untested) and not has(row, value, row.tested):
-                taken.append(said(row, value) + remark)
-    if taken:
-        yield f"not tested with this recipe: {', '.join(taken)} (docs/compatibility.md)"
-
-
-def page() -> str:
-    """docs/compatibility.md."""
-    lines = []
-    for row in ROWS:
-        key = f"{row.kind} {row.key}" if row.kind not in ("", "package") else row.key
-        key += f" ({' & '.join(row.when)})" * bool(row.when)
-        cells = [" ".join(f"`{value}`" for value in values) for values in (row.tested, row.untested)]
-        lines.append(f"| {row.feature} | {key} | {' | '.join(cells)} | {row.remark} |")
-    return PAGE + "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    print(page(), end="")
+    """What users bring in place of that with which a run repeats."""
+    for key, own in (
+        ("trainer.v1.sampler.custom_sampler.path", "pkg://sam_recipe.trainer.dynamic_sampling"),
+        ("rollout.agent.agent_loop_manager_class", "sam_recipe.rollout.agent_loop.SeededManager"),
+    ):
+        key, value = value_of(config, key)
+        if value != own:
+            yield f"{key}={value}: seeds and the order of groups are not the recipe's: runs need not repeat"

@@ -4,12 +4,9 @@ Estimates come from the model's config.json and the parallel sizes alone: commun
 CANN's or CUDA's own memory are not in them. GiB are 2**30 bytes.
 """
 
-import contextlib
 import math
 import os
-import platform
 import shutil
-import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,27 +16,12 @@ import psutil
 from omegaconf import DictConfig, OmegaConf
 
 from sam.trained_drafter import settings_of
-from sam_recipe.launch import sharing, versions
+from sam_recipe.launch import versions
 
 GIB = 2**30
 DEVICE_GIB = {"npu": 64, "cuda": 80}  # of one device: an A3 die, an H100
 BF16, FP32 = 2, 4
 OPTIMIZER = 3 * FP32  # master weights and two moments: Megatron's distributed optimizer, and what FSDP2 saves
-
-
-class Model(NamedTuple):
-    """A Qwen3, dense or with experts: sizes, and the parameters of its parts over all layers."""
-
-    hidden: int
-    layers: int
-    heads: int
-    key_value_heads: int
-    head_size: int
-    vocabulary: int
-    experts: int
-    embeddings: int
-    attention: int  # and all else but the feed-forward part, routers included
-    feed_forward: int
 
 
 class DeviceMemory(NamedTuple):
@@ -55,23 +37,6 @@ class DeviceMemory(NamedTuple):
     offloaded: float  # of a machine's memory, for what its devices hand over between updates
 
 
-def model_of(config: DictConfig) -> Model | None:
-    """Read config.json; None for a CPU and where it is not there or has no sizes."""
-    found = settings_of(Path(config.actor_rollout_ref.model.path).expanduser())
-    try:
-        hidden, layers, vocabulary = found["hidden_size"], found["num_hidden_layers"], found["vocab_size"]
-        heads, key_value_heads = found["num_attention_heads"], found["num_key_value_heads"]
-        head_size, experts = found.get("head_dim") or hidden // heads, found.get("num_experts", 0)
-        intermediate = found["moe_intermediate_size"] if experts else found["intermediate_size"]
-        embeddings = vocabulary * hidden * (1 if found.get("tie_word_embeddings") else 2)
-        attention = layers * hidden * (2 * head_size * (heads + key_value_heads) + experts + 2)
-        feed_forward = layers * 3 * hidden * intermediate * max(1, experts)
-    except (KeyError, TypeError, ZeroDivisionError):
-        return None
-    sizes = hidden, layers, heads, key_value_heads, head_size, vocabulary, experts
-    return Model(*sizes, embeddings, attention, feed_forward) if config.trainer.device in DEVICE_GIB else None
-
-
 def device_count(config: DictConfig) -> int:
     return config.trainer.nnodes * config.trainer.n_gpus_per_node
 
@@ -85,60 +50,62 @@ def uses_megatron(config: DictConfig) -> bool:
     return "megatron" in config.actor_rollout_ref.actor
 
 
+def parameters(model: dict) -> tuple[float, float, float]:
+    """Of a Qwen3, dense or with experts: embeddings; attention and all else over all layers; feed-forward parts."""
+    hidden, layers, heads = model["hidden_size"], model["num_hidden_layers"], model["num_attention_heads"]
+    experts, head_size = model.get("num_experts", 0), model.get("head_dim") or hidden // heads
+    intermediate = model["moe_intermediate_size"] if experts else model["intermediate_size"]
+    return (
+        model["vocab_size"] * hidden * (1 if model.get("tie_word_embeddings") else 2),
+        layers * hidden * (2 * head_size * (heads + model["num_key_value_heads"]) + experts + 2),
+        layers * 3 * hidden * intermediate * max(1, experts),
+    )
+
+
 def device_memory(config: DictConfig) -> DeviceMemory | None:
-    """None where the sizes are not known."""
-    if (model := model_of(config)) is None:
+    """None for a CPU, and where config.json is not there or has no sizes."""
+    model = settings_of(Path(config.actor_rollout_ref.model.path).expanduser())
+    try:
+        embeddings, attention, feed_forward = parameters(model)
+    except (KeyError, TypeError, ZeroDivisionError):
+        return None
+    if config.trainer.device not in DEVICE_GIB:
         return None
     rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
-    device, is_megatron = DEVICE_GIB[config.trainer.device], uses_megatron(config)
+    has_experts, device = "num_experts" in model, DEVICE_GIB[config.trainer.device]
+    layers, hidden, dies = model["num_hidden_layers"], model["hidden_size"], device_count(config)
+    heads, everything = model["num_attention_heads"], embeddings + attention + feed_forward
+    head_size, logits = model.get("head_dim") or hidden // heads, 2 * model["vocab_size"] * FP32
     # Tensor-parallel ranks split attention and, without experts over ranks, everything.
     tensor, experts = rollout.tensor_model_parallel_size, rollout.expert_parallel_size
-    split = experts if model.experts and experts > 1 else tensor
-    weights = BF16 * ((model.embeddings + model.attention) / tensor + model.feed_forward / split)
+    weights = BF16 * ((embeddings + attention) / tensor + feed_forward / max(has_experts * experts, tensor))
     cache = max(0.0, rollout.gpu_memory_utilization * device * GIB - weights)
-    key_value_bytes = 2 * model.layers * model.key_value_heads * model.head_size * BF16  # of a token, over all heads
-    tokens = int(cache / (key_value_bytes / min(tensor, model.key_value_heads)))
-    bytes_of = (_megatron if is_megatron else _fsdp)(model, config)
-    # Megatron's weights are bf16 in Hugging Face's format, FSDP2's the float32 ones of the optimizer.
-    parameters = model.embeddings + model.attention + model.feed_forward
-    checkpoint = (BF16 * is_megatron + OPTIMIZER) * parameters / GIB
-    settings = actor.megatron if is_megatron else actor.fsdp_config
-    # FSDP's weights are a float32 share, as large as its gradients; `weights` has the gathered layer too.
-    offloaded = bytes_of["weights" if is_megatron else "gradients"] * settings.param_offload
-    offloaded = config.trainer.n_gpus_per_node * (offloaded + bytes_of["optimizer"] * settings.optimizer_offload) / GIB
-    training = {name: size / GIB for name, size in bytes_of.items()}
-    longest = tokens / longest_sequence(config)
-    return DeviceMemory(device, weights / GIB, cache / GIB, tokens, longest, training, checkpoint, offloaded)
-
-
-def _megatron(model: Model, config: DictConfig) -> dict[str, float]:
-    """Bytes on a rank that trains, with full recomputation and sequence parallelism."""
-    actor, dies = config.actor_rollout_ref.actor, device_count(config)
-    names = ("tensor_model", "pipeline_model", "context", "expert_model")
-    tensor, pipeline, context, experts = (actor.megatron[f"{name}_parallel_size"] for name in names)
-    tokens = actor.ppo_max_token_len_per_gpu / tensor  # of a micro-batch, after the split over context ranks
-    common = (model.attention + model.embeddings) / (tensor * pipeline)
-    expert_split = experts * pipeline if model.experts else tensor * pipeline
-    feed_forward = model.feed_forward / expert_split
-    data = context * max(1, dies // (tensor * pipeline * context))
-    expert_data = max(1, dies // expert_split) if model.experts else data
-    kept = tokens * model.hidden * model.layers / pipeline * BF16
-    one_layer = tokens * (8 * model.hidden + 6 * model.head_size * model.heads) * BF16
-    return {
-        "weights": BF16 * (common + feed_forward),
-        "gradients": FP32 * (common + feed_forward),
-        "optimizer": OPTIMIZER * (common / data + feed_forward / expert_data),
-        "activations": kept + one_layer + 2 * tokens * model.vocabulary * FP32,
-    }
-
-
-def _fsdp(model: Model, config: DictConfig) -> dict[str, float]:
-    """The same of an FSDP2 rank, gradients checkpointed; float32 gradients and optimizer, a layer gathered."""
-    tokens = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
-    share = FP32 * (model.embeddings + model.attention + model.feed_forward) / device_count(config)
-    gathered = BF16 * ((model.attention + model.feed_forward) / model.layers + model.embeddings)
-    activations = tokens * model.hidden * (model.layers + 8) * BF16 + 2 * tokens * model.vocabulary * FP32
-    return {"weights": share + gathered, "gradients": share, "optimizer": 2 * share, "activations": activations}
+    of_token = 2 * layers * model["num_key_value_heads"] * head_size * BF16  # keys and values, over all heads
+    cache_tokens = int(cache / (of_token / min(tensor, model["num_key_value_heads"])))
+    tokens, is_megatron = actor.ppo_max_token_len_per_gpu, uses_megatron(config)
+    if is_megatron:  # full recomputation, sequence parallelism; bf16 weights are saved beside the optimizer
+        names = ("tensor_model", "pipeline_model", "context", "expert_model")
+        tensor, pipeline, context, experts = (actor.megatron[f"{name}_parallel_size"] for name in names)
+        tokens /= tensor
+        split = (experts if has_experts else tensor) * pipeline
+        data = context * max(1, dies // (tensor * pipeline * context))
+        common, forward = (attention + embeddings) / (tensor * pipeline), feed_forward / split
+        sizes = {"weights": BF16 * (common + forward), "gradients": FP32 * (common + forward)}
+        sizes["optimizer"] = OPTIMIZER * (common / data + forward / (max(1, dies // split) if has_experts else data))
+        sizes["activations"] = tokens * (BF16 * (hidden * (layers / pipeline + 8) + 6 * head_size * heads) + logits)
+        saved, settings, resting = BF16 + OPTIMIZER, actor.megatron, sizes["weights"]
+    else:  # FSDP2 with checkpointed gradients: weights, gradients and optimizer in float32, and a layer gathered
+        share = FP32 * everything / dies
+        gathered = BF16 * ((attention + feed_forward) / layers + embeddings)
+        sizes = {"weights": share + gathered, "gradients": share, "optimizer": 2 * share}
+        sizes["activations"] = tokens * (hidden * (layers + 8) * BF16 + logits)
+        saved, settings, resting = OPTIMIZER, actor.fsdp_config, share
+    offloaded = resting * settings.param_offload + sizes["optimizer"] * settings.optimizer_offload
+    return DeviceMemory(
+        device, weights / GIB, cache / GIB, cache_tokens, cache_tokens / longest_sequence(config),
+        {name: size / GIB for name, size in sizes.items()}, saved * everything / GIB,
+        config.trainer.n_gpus_per_node * offloaded / GIB,
+    )  # fmt: skip
 
 
 def memory_of_a_device(config: DictConfig) -> Iterator[str]:
@@ -154,57 +121,42 @@ def memory_of_a_device(config: DictConfig) -> Iterator[str]:
 
 
 def describe_device_memory(config: DictConfig) -> str:
-    """The estimates in three lines."""
     if (found := device_memory(config)) is None:
         return "no estimate of a device's memory: no accelerator, or no config.json of the model"
+    training = ", ".join(f"{name} {gib:.1f}" for name, gib in found.training.items())
     return (
         f"rollout, a die of {found.device} GiB: weights {found.weights:.1f} GiB, KV cache {found.cache:.1f} GiB = "
-        f"{found.cache_tokens:,} tokens = {found.longest_responses:.1f} longest responses\n"
-        f"training: {listed(found.training)} GiB, in all {sum(found.training.values()):.1f}\n"
-        f"machine: {found.offloaded:.0f} GiB of memory for what is offloaded; a checkpoint has "
-        f"{found.checkpoint:.0f} GiB"
+        f"{found.cache_tokens:,} tokens = {found.longest_responses:.1f} longest responses; training: {training} GiB, "
+        f"in all {sum(found.training.values()):.1f}; a checkpoint has {found.checkpoint:.0f} GiB"
     )
-
-
-def listed(parts: dict[str, float]) -> str:
-    return ", ".join(f"{name} {gib:.1f}" for name, gib in parts.items() if gib)
 
 
 # A machine besides its devices.
 SHARED_MEMORY = Path("/dev/shm")
-# What one vLLM engine maps (vllm/v1/executor/multiproc_executor.py, vllm/distributed/parallel_state.py): ten chunks of
-# 16 MiB for what it tells its ranks, ten of 24 MiB for what each rank answers, six of 4 MiB among the ranks.
-ENGINE_MIB, RANK_MIB, GROUP_MIB = 160, 240, 24
-RAY_BYTES = 10**10  # from here on Ray keeps its objects in shared memory, below on disk (REQUIRE_SHM_SIZE_THRESHOLD)
-AUTOMATON_BYTES = 102  # of a token: sam.automaton.store's blocks, which numba makes slow to import
-NETWORK_CARDS = ("GLOO_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+RANK_GIB = 0.3  # of shared memory, at most: an engine's queues for each of its ranks (vLLM's multiproc_executor.py)
 
 
 def memory_and_disk(config: DictConfig) -> Iterator[str]:
     least = config.get("machine") or {}  # what configs for a CPU say that a run needs
-    parts = memory_parts(config)
-    wanted = max(least.get("memory_gib", 0), sum(parts.values()))
-    if (free := free_memory_gib()) < wanted:
-        said = f"{free:.1f} GiB of memory are free, {wanted:.0f} are needed ({listed(parts) or 'of the config'})"
-        yield f"{said}: stop other programs, take more nodes, or lower what the line names [machine.memory]"
-    place = present(config)
-    one, kept = found.checkpoint if (found := device_memory(config)) else 0.0, checkpoints_at_once(config)
-    wanted = max(least.get("disk_gib", 0), one * kept)
-    if (free := free_gib(place)) < wanted:
-        said = f"{free:.1f} GiB of disk are free below {place}, {wanted:.0f} are needed"
-        said += f" for {kept} checkpoints of {one:.0f} GiB" * (one > 0)
-        yield f"{said}: free some, set run_dir, or lower trainer.max_actor_ckpt_to_keep [machine.disk]"
-    wanted = sum((parts := shared_memory_parts(config)).values())
-    if SHARED_MEMORY.is_dir() and (free := free_gib(SHARED_MEMORY)) < wanted:
-        said = f"{free:.1f} GiB are free in {SHARED_MEMORY}, {wanted:.1f} are needed ({listed(parts)})"
-        yield f"{said}: start the container with --shm-size={math.ceil(wanted)}g or more [machine.shared_memory]"
-    there = sorted(psutil.net_if_addrs())
-    for variable in NETWORK_CARDS:
-        card = os.environ.get(variable, "").strip()
-        names = tuple(name for name in card.lstrip("=").split(",") if name)  # = is exactly this, ^ none of these
-        if names and not card.startswith("^") and not any(one.startswith(names) for one in there):
-            said = f"{variable}={card}: no such network card on this node"
-            yield f"{said}: set it to one of {', '.join(there)} [variable.refused]"
+    trainer, rollout, place = config.trainer, config.actor_rollout_ref.rollout, present(config)
+    one, offloaded = (found.checkpoint, found.offloaded) if (found := device_memory(config)) else (0.0, 0.0)
+    # verl removes an old checkpoint before it writes the next, but never the only one.
+    written = math.inf if trainer.total_training_steps is None else trainer.total_training_steps // trainer.save_freq
+    kept = min(max(2, trainer.max_actor_ckpt_to_keep or 100), max(1, written)) * (trainer.save_freq > 0)
+    shared = RANK_GIB * trainer.n_gpus_per_node
+    if trainer.device == "cpu":  # weights go through it; from device to device elsewhere
+        shared = trainer.n_gpus_per_node * rollout.checkpoint_engine.update_weights_bucket_megabytes / 1024
+    for what, free, wanted, of, remedy, code in (
+        ("memory", free_memory_gib(), max(least.get("memory_gib", 0), offloaded),
+         "machine.memory_gib, and what devices hand over", "stop other programs, or take more nodes", "memory"),
+        (f"disk below {place}", free_gib(place), max(least.get("disk_gib", 0), one * kept),
+         f"machine.disk_gib, and {kept} checkpoints of {one:.0f} GiB", "free some, set run_dir, or keep fewer", "disk"),
+        (f"{SHARED_MEMORY}", free_gib(SHARED_MEMORY), shared, "what processes hand over",
+         f"start the container with --shm-size={math.ceil(shared)}g or more", "shared_memory"),
+    ):  # fmt: skip
+        if free < wanted:
+            said = f"{free:.1f} GiB of {what} are free, {wanted:.1f} are needed ({of})"
+            yield f"{said}: {remedy} [machine.{code}]"
 
 
 def present(config: DictConfig) -> Path:
@@ -221,107 +173,15 @@ def free_gib(place: Path) -> float:
     return shutil.disk_usage(place).free / GIB
 
 
-def memory_parts(config: DictConfig) -> dict[str, float]:
-    """GiB that each use of a node's memory takes at most, where it can be said before the run."""
-    speculation, rollout = config.speculation, config.actor_rollout_ref.rollout
-    engines = max(1, config.trainer.n_gpus_per_node // rollout.tensor_model_parallel_size)
-    # If every response of a round were as long as it may be.
-    round_gib = config.data.gen_batch_size * rollout.n * longest_sequence(config) * AUTOMATON_BYTES / GIB
-    automata = engines * min(speculation.memory_budget_mib / 1024, round_gib)
-    is_shared = speculation.sharing == "replicas"
-    return {
-        "what devices hand over between updates": found.offloaded if (found := device_memory(config)) else 0.0,
-        "drafters' automata": automata * (speculation.method in sharing.METHODS),
-        "sharing's log": sharing.needed_mib(config) / 1024 if is_shared else 0.0,  # it may be on any node
-    }
-
-
-def checkpoints_at_once(config: DictConfig) -> int:
-    """verl removes an old checkpoint before it writes the next, but never the only one."""
-    trainer = config.trainer
-    if trainer.save_freq is None or trainer.save_freq <= 0:
-        return 0
-    steps = trainer.total_training_steps
-    written = max(1, steps // trainer.save_freq) if steps else math.inf  # verl writes one after the last step too
-    return int(min(written, max(2, trainer.max_actor_ckpt_to_keep or 100)))
-
-
-def shared_memory_parts(config: DictConfig) -> dict[str, float]:
-    """GiB of shared memory that one machine needs, by what it is for."""
-    rollout, devices = config.actor_rollout_ref.rollout, config.trainer.n_gpus_per_node
-    is_cpu, ranks = config.trainer.device == "cpu", min(rollout.tensor_model_parallel_size, devices)
-    has_queues = rollout.engine_kwargs.vllm.get("distributed_executor_backend") != "uni"
-    queue_mib = ENGINE_MIB + RANK_MIB * ranks + GROUP_MIB * (ranks > 1)
-    bucket_mib = rollout.checkpoint_engine.update_weights_bucket_megabytes
-    starts_ray_later = not is_cpu and not os.environ.get("RAY_ADDRESS")
-    return {
-        "vLLM's queues between ranks": devices // ranks * queue_mib / 1024 * has_queues,
-        "verl's weight sync": devices * bucket_mib / 1024 * is_cpu,  # on devices it goes from device to device
-        "Ray's objects": RAY_BYTES / GIB * starts_ray_later,
-    }
-
-
 # The Ray cluster that a run would join.
-RESOURCES = {"npu": "NPU", "cuda": "GPU", "cpu": "CPU"}
 ANSWER_SECONDS = 180.0  # a node imports Ray, reads the headers of all shards from the shared file system
-CONNECT_SECONDS = 5.0  # a head that takes longer to accept a connection is not there
 COMPARED = ("commit", "python", *versions.RECORDED)
+INSTALL = "install the project and the pins of requirements/ on that node"
 START = "bash scripts/start_ray_cluster.sh head here, worker HEAD_ADDRESS on the other nodes"
 
 
-def start(config: DictConfig) -> Iterator[str]:
-    """Whether this node is the head of a Ray that runs; nothing is asked of a run that starts a Ray of its own."""
-    if not (address := os.environ.get("RAY_ADDRESS")):
-        if config.trainer.nnodes > 1:
-            running = cluster_of_this_node()
-            remedy = f"use the script in scripts/, or export RAY_ADDRESS={running}" if running else START
-            yield f"RAY_ADDRESS is not set, trainer.nnodes={config.trainer.nnodes}: {remedy} [ray.head]"
-        return
-    if address == "auto":
-        # Ray then looks for its own processes, which only the cluster's nodes have.
-        address = _noted_address() or address
-    if address in ("auto", "local"):
-        return
-    said, (host, _, port) = f"RAY_ADDRESS={address}", address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():
-        yield f"{said}: expected HOST:PORT, such as 10.0.0.1:6379: set or unset it [ray.head]"
-    elif not is_here(host):
-        yield f"{said}: this is {platform.node()}, not its head: start the run on {host} [ray.head]"
-    elif not answers(host, int(port)):
-        yield f"{said}: nothing answers there: {START} [ray.head]"
-
-
-def cluster_of_this_node() -> str | None:
-    """HOST:PORT of the cluster that `ray start` made this node join, if its head answers."""
-    host, _, port = (address := _noted_address()).rpartition(":")
-    return address if host and port.isdigit() and answers(host, int(port)) else None
-
-
-def _noted_address() -> str:
-    """What `ray start` writes down on every node; `ray stop` removes it."""
-    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
-    with contextlib.suppress(OSError):
-        return (Path(folder) / "ray" / "ray_current_cluster").read_text().strip()
-    return ""
-
-
-def is_here(host: str) -> bool:
-    """Whether an address is this machine's: a program could listen there."""
-    host = host.strip("[]")
-    with contextlib.suppress(OSError):
-        socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
-        return True
-    return False
-
-
-def answers(host: str, port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection((host.strip("[]"), port), CONNECT_SECONDS):
-        return True
-    return False
-
-
 def ray_cluster(config: DictConfig, of_node: Callable[[dict, dict], list[str]]) -> Iterator[str]:
-    """With RAY_ADDRESS set: whether the cluster has the devices, free and on as many nodes, and every node the rest.
+    """With RAY_ADDRESS set: whether the cluster has as many nodes, and every node what it needs.
 
     `of_node` runs on each node and finds the lines about it, of a config's content and what `differences` takes.
     """
@@ -334,51 +194,32 @@ def ray_cluster(config: DictConfig, of_node: Callable[[dict, dict], list[str]]) 
 
     try:
         ray.init(address=address, logging_level="ERROR", log_to_driver=False)
-    except Exception as error:
-        remedy = "start the cluster again with scripts/start_ray_cluster.sh, or unset RAY_ADDRESS"
-        yield f"RAY_ADDRESS={address}: {first_line(error)}: {remedy} [ray.head]"
-        return
-    try:
-        alive = [node for node in ray.nodes() if node["Alive"]]
-        yield from devices_of_cluster(config, alive, ray.available_resources())
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        if len(nodes) < config.trainer.nnodes:
+            yield f"{len(nodes)} of {config.trainer.nnodes} nodes are there: {START} [ray.devices]"
         with tempfile.NamedTemporaryFile(dir=present(config), prefix=".sam-") as seen_by_all:
-            head = {"versions": versions.known(), "file": seen_by_all.name}
-            found = ask_nodes(config, alive, of_node, head)
+            found = ask_nodes(config, nodes, of_node, {"versions": versions.known(), "file": seen_by_all.name})
         for line in dict.fromkeys(line for lines in found.values() for line in lines):
             places = [address for address, lines in found.items() if line in lines]
             yield f"on {'every node' if len(places) == len(found) > 1 else ', '.join(places)}: {line}"
-    except OSError as error:
-        yield f"run_dir={config.run_dir}: {error}: choose one that can be written to [run_dir.not_shared]"
+    except Exception as error:  # Ray's, or a run_dir that cannot be written to
+        yield f"RAY_ADDRESS={address}, run_dir={config.run_dir}: {first_line(error)}: {START} [ray.head]"
     finally:
         ray.shutdown()
 
 
-def devices_of_cluster(config: DictConfig, nodes: list[dict], available: dict[str, float]) -> Iterator[str]:
-    resource, wanted, whole = RESOURCES[config.trainer.device], config.trainer.nnodes, config.trainer.n_gpus_per_node
-    counts = sorted((int(node["Resources"].get(resource, 0)) for node in nodes), reverse=True)
-    if (complete := sum(count >= whole for count in counts)) < wanted:
-        said = f"{complete} of {wanted} nodes with {whole} {resource}, found {counts}"
-        yield f"{said}: bash scripts/start_ray_cluster.sh worker on the others [ray.devices]"
-    elif (free := int(available.get(resource, 0))) < wanted * whole:
-        yield f"{free} of {wanted * whole} {resource} are free: wait for the other run or stop it [ray.devices]"
-
-
 def differences(head: dict) -> Iterator[str]:
     """What this node has otherwise than the head, which tells its `versions` and a `file` in run_dir or above it."""
-    own = versions.known()
+    own, file = versions.known(), Path(head["file"])
     for name in COMPARED:
         if own[name] != (wanted := head["versions"][name]):
             yield f"{name} {own[name]}, the head has {wanted}: install the same on every node [node.differs]"
-    if not Path(head["file"]).exists():
-        said = (
-            f"{Path(head['file']).parent} is another folder than the head's: a rank's part of a checkpoint stays here"
-        )
+    if not file.exists():
+        said = f"{file.parent} is another folder than the head's: a rank's part of a checkpoint stays here"
         yield f"{said}: set run_dir to a folder that all nodes share [run_dir.not_shared]"
 
 
-def ask_nodes(
-    config: DictConfig, nodes: list[dict], of_node: Callable[[dict, dict], list[str]], head: dict
-) -> dict[str, list[str]]:
+def ask_nodes(config: DictConfig, nodes: list[dict], of_node: Callable, head: dict) -> dict[str, list[str]]:
     """The lines about each node, by its address."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -391,8 +232,7 @@ def ask_nodes(
         try:
             found[address] = ray.get(answer, timeout=ANSWER_SECONDS)
         except Exception as error:
-            remedy = "install the project and the pins of requirements/ on that node"
-            found[address] = [f"preflight cannot run: {str(error).strip().splitlines()[-1]}: {remedy} [ray.node]"]
+            found[address] = [f"preflight cannot run: {str(error).strip().splitlines()[-1]}: {INSTALL} [ray.node]"]
     return found
 
 

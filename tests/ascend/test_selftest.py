@@ -23,15 +23,12 @@ def test_selftest_reports_parity_precision_and_timing(tmp_path):
     assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-3000:]
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["versions"]["vllm-ascend"] == "0.23.0.post1"
-    assert ": patched (0001-" in report["patches"][0]
+    assert ": patched (0001-" in report["patches"]
     # Asynchronous scheduling, which vLLM uses without speculation, is recorded too; it may run a step too many.
-    assert 16 * 128 <= report["engines"]["off"]["emitted"] <= 16 * 129
-    assert report["engines"]["off"]["step_ms"] > 0
+    assert 16 * 128 <= report["off"]["emitted"] <= 16 * 129
+    assert report["off"]["step_ms"] > 0 and report["exact_verification_ms"] > 0
     for name in ("sam", "sam, graph"):
         row = report["parity"][name]
         assert row["identical"] == row["responses"] == 16
         assert row["compared_tokens"] == 16 * 128 and row["logprob_difference_max"] <= 1e-6
-        assert report["engines"][name]["accepted"] > 10
-    assert all(row["median_ms"] > 0 for row in report["verifications"].values())
-    assert "speculation.verification=" in report["recommendation"]
-    assert "| rejection | " in finished.stdout
+        assert report[name]["accepted"] > 10

@@ -7,7 +7,6 @@ from verl.utils.config import validate_config
 
 from sam.config import METHODS, WITH_DRAFT_MODEL
 from sam_recipe.launch.config import CONFIGS, compose_config
-from sam_recipe.preflight import settings
 from sam_recipe.preflight.vllm_command import engine_arguments
 from tests.recipe.preflight.preflight_node import composed
 
@@ -49,13 +48,6 @@ def test_verl_and_vllm_accept_every_choice(name, method, scale, device):
         assert config.trainer.n_gpus_per_node == {"npu": 16, "cuda": 8}[on]
         assert rollout.enforce_eager == ("compilation_config" in rollout.engine_kwargs.vllm) == (on == "npu")
         assert on == "cuda" or parsed.compilation_config.cudagraph_mode.name == "FULL"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_published_sizes_divide_each_other_and_fill_the_dies(name):
-    config = composed(name)
-    assert [*settings.batches(config), *settings.lengths(config), *settings.parallel_sizes(config)] == []
-    assert config.trainer.nnodes * config.trainer.n_gpus_per_node == (32 if name == NAMES[0] else 128)
 
 
 def test_torchs_attention_keeps_packed_sequences_apart():

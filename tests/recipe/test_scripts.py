@@ -174,8 +174,7 @@ def test_help_comes_before_anything_is_installed(fresh, script):
 @pytest.mark.parametrize(
     ("script", "words", "said"),
     [
-        ("run_dapo_qwen3_8b_cuda.sh", "trainer.total_trainin_steps=5", "did you mean trainer.total_training_steps?"),
-        ("run_dapo_tiny_cpu.sh", "speculation=sma", "speculation=sma is unknown: expected one of "),
+        ("run_dapo_qwen3_8b_cuda.sh", "--verbos", "unrecognized arguments: --verbos"),
         ("run_dapo_tiny_cpu.sh", "PYTHON=/usr/bin/false", "PYTHON=/usr/bin/false: no Python 3.11 or 3.12 found"),
         ("bench_cuda.sh", "--model /a --requets 1", "--requets: did you mean --requests?"),
         ("bench_cuda.sh", "PACKAGES=/nowhere", "PACKAGES=/nowhere: no such folder"),

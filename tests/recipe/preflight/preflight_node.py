@@ -3,18 +3,15 @@
 import copy
 import functools
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy
 import pandas
 import pytest
-import ray
 from omegaconf import DictConfig, OmegaConf
 from safetensors.numpy import save_file
 
-from sam_recipe import preflight
 from sam_recipe.launch import versions
 from sam_recipe.launch.config import compose_config
 from sam_recipe.preflight import __main__ as report
@@ -27,12 +24,7 @@ SIZES = {
     "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "intermediate_size": 25600,
     "tie_word_embeddings": False,
 }  # fmt: skip
-ASCEND_PACKAGES = {
-    row.key: (row.tested + row.untested)[0]
-    for row in compatibility.ROWS
-    if row.kind == "package" and "trainer.device=npu" in row.when and row.key != "CANN"
-}
-ADDRESS = "127.0.0.1:6379"
+ASCEND_PACKAGES = {name: taken for devices, name, taken, _ in compatibility.MACHINE if devices == "npu"}
 MESSAGES = [{"role": "user", "content": "1 + 1"}]
 CHOICES = ("device=", "routing=", "scale=", "speculation=", "training=")
 
@@ -72,9 +64,6 @@ class Node:
         known = versions.installed
         self.set(versions, "installed", lambda name: version if name == package else known(name))
 
-    def lacks(self, module: str) -> None:
-        self.set(compatibility, "is_importable", lambda name: name != module)
-
     def free(self, disk: float = 4000.0, shared: float = 4000.0) -> None:
         """GiB of the disks, and of shared memory."""
         self.set(machine, "free_gib", lambda place: shared if place == machine.SHARED_MEMORY else disk)
@@ -82,48 +71,24 @@ class Node:
     def config(self, *overrides: str, name: str = "dapo_qwen3_32b") -> DictConfig:
         """With this node's files."""
         own = [f"actor_rollout_ref.model.path={self.folder}/model"]
-        files = {"train_files": "dapo_math_17k", "val_files": "aime_2024"}
-        own += [f"data.{key}={self.folder}/data/{file}.parquet" for key, file in files.items()]
+        own += [f"data.{name}_files={self.folder}/{name}.parquet" for name in ("train", "val")]
         return config_of(name, *own, *overrides)
-
-
-def write_files(folder: Path) -> None:
-    """Data, a model and CANN's version."""
-    for name in ("data", "cann/aarch64-linux"):
-        (folder / name).mkdir(parents=True)
-    for name in ("dapo_math_17k", "aime_2024"):
-        write_rows(folder / "data" / f"{name}.parquet")
-    write_model(folder / "model")
-    (folder / "cann" / "aarch64-linux" / "ascend_toolkit_install.info").write_text("version=9.0.0\n")
 
 
 def good_node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     """A node whose files lie in `folder`."""
     node = Node(folder, monkeypatch)
-    for name in ("VLLM_PLUGINS", "VLLM_PORT", "VLLM_USE_V2_MODEL_RUNNER", "HCCL_HOST_SOCKET_PORT_RANGE", "MODEL_PATH"):
+    for name in ("VLLM_PLUGINS", "VLLM_PORT", "VLLM_USE_V2_MODEL_RUNNER", "HCCL_HOST_SOCKET_PORT_RANGE", "RAY_ADDRESS"):
         node.env(name, None)
+    (folder / "cann" / "aarch64-linux").mkdir(parents=True)
+    (folder / "cann" / "aarch64-linux" / "ascend_toolkit_install.info").write_text("version=9.0.0\n")
     node.env("ASCEND_HOME_PATH", str(folder / "cann"))
-    node.env("RAY_ADDRESS", ADDRESS)
     original = versions.installed
     node.set(versions, "installed", lambda name: ASCEND_PACKAGES.get(name) or original(name))
-    node.set(compatibility, "ROWS", [row for row in compatibility.ROWS if row.feature != "torch, CUDA"])
-    node.set(versions, "engine_of_cpu", lambda: False)  # this machine's, not the node's
-    node.lacks("nothing")
     node.set(report, "has_device", lambda device: True)
     node.free()
     node.set(machine, "free_memory_gib", lambda: 1500.0)
-    node.set(machine, "answers", lambda host, port: True)
-    join_cluster(node, [16, 16])
     return node
-
-
-def join_cluster(node: Node, dies: list[int], free: int | None = None, said: dict | None = None) -> None:
-    """A Ray cluster of these nodes, with `free` dies and with what preflight says on each."""
-    nodes = [{"Alive": True, "Resources": {"NPU": count, "GPU": count}} for count in dies]
-    node.set(ray, "init", lambda **_: None)
-    node.set(ray, "nodes", lambda: nodes)
-    node.set(ray, "available_resources", lambda: dict.fromkeys(("NPU", "GPU"), sum(dies) if free is None else free))
-    node.set(machine, "ask_nodes", lambda config, alive, of_node, head: said or {})
 
 
 def write_rows(path: Path, **columns) -> None:
@@ -142,15 +107,3 @@ def write_model(folder: Path) -> None:
     for tensor, shard in places.items():
         save_file({tensor: numpy.zeros((2, 64), numpy.float32)}, folder / shard)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-
-
-def code_of(line: str) -> str:
-    return re.search(r"\[([a-z_.]+)\]$", line)[1]
-
-
-def problems_of(config: DictConfig) -> list[str]:
-    """What all checks but those of verl, vLLM and the tokenizer say, which take seconds each."""
-    slow = ("what verl and vllm say", "users code", "tokenizer")
-    found = [line for name, find in preflight.select().items() if name not in slow for line in find(config)]
-    assert all("\n" not in line for line in found)
-    return found

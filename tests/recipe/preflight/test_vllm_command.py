@@ -1,4 +1,4 @@
-"""verl and vLLM are asked before anything starts, and what they say is one line that names the key."""
+"""verl and vLLM are asked before anything starts, and what they say is one line in their words."""
 
 import sys
 
@@ -17,8 +17,8 @@ ADDITIONAL = f"{VLLM}.additional_config"
 
 
 @pytest.fixture
-def assets(tmp_path, monkeypatch):
-    """A model as sam_recipe.tiny.assets builds it but without weights, which nothing here reads."""
+def model(tmp_path, monkeypatch):
+    """As sam_recipe.tiny.assets builds it but without weights, which nothing here reads."""
     for name, value in (environment.OFFLINE | environment.CPU).items():
         monkeypatch.setenv(name, value)
     sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -26,80 +26,62 @@ def assets(tmp_path, monkeypatch):
     model.save_pretrained(tmp_path / "model")
     build_tokenizer().save_pretrained(tmp_path / "model")
     monkeypatch.setattr("vllm.model_executor.models.registry._run_in_subprocess", lambda function: function())
-    return tmp_path
+    return tmp_path / "model"
 
 
-def of(assets, *overrides, name="dapo_tiny_cpu"):
-    return config_of(name, f"actor_rollout_ref.model.path={assets}/model", *overrides)
+def here(model, *overrides, name="dapo_tiny_cpu"):
+    return list(
+        vllm_command.what_verl_and_vllm_say(compose_config(name, [f"actor_rollout_ref.model.path={model}", *overrides]))
+    )
 
 
-def here(*arguments, **keywords):
-    found = list(vllm_command.what_verl_and_vllm_say(of(*arguments, **keywords)))
-    assert all("\n" not in one for one in found)
-    return found
-
-
-def test_the_arguments_are_those_of_verls_first_server():
-    config = composed("dapo_qwen3_235b")
-    made = vllm_command.server_arguments(config)
-    assert (made["max_num_seqs"], made["data_parallel_size"], made["nnodes"]) == (64, 32, 8)
-    assert made["enable_expert_parallel"] is True
-    assert made["worker_extension_cls"] == "sam_recipe.rollout.server.SpeculationWorkerExtension"
-    assert vllm_command.engine_arguments(config).additional_config["speculation"]["method"] == "sam"
-    users = config_of("dapo_tiny_cpu", f"+{VLLM}.additional_config.enable_cpu_binding=true")
-    kept = vllm_command.server_arguments(users)["additional_config"]
-    assert kept["enable_cpu_binding"] is True and kept["speculation"]["method"] == "sam"
-
-
-TINY, CLUSTER, VERL, ARGUMENTS = "dapo_tiny_cpu", "dapo_qwen3_32b", "config.verl", "vllm.arguments"
-ALONE = (f"{ROLLOUT}.enable_chunked_prefill=false", f"{ROLLOUT}.max_num_seqs=8")
-# Config, code, and what is said of the overrides; None: the line begins with the first, as the user types it.
+TINY, CLUSTER, ALONE = (
+    "dapo_tiny_cpu",
+    "dapo_qwen3_32b",
+    (f"{ROLLOUT}.enable_chunked_prefill=false", f"{ROLLOUT}.max_num_seqs=8"),
+)
+# Config, who refuses, its words, and the overrides.
 REFUSED = [
-    (TINY, ARGUMENTS, None, f"{VLLM}.max_num_seqs=-4"),
-    (TINY, ARGUMENTS, None, f"{ROLLOUT}.dtype=float17"),
-    (TINY, ARGUMENTS, None, f"{ROLLOUT}.gpu_memory_utilization=1.7"),
-    (TINY, ARGUMENTS, None, f"{ROLLOUT}.max_model_len=99999"),
-    (TINY, ARGUMENTS, None, f"{VLLM}.max_number_of_seqs=3"),
-    (TINY, ARGUMENTS, None, f"{ROLLOUT}.load_format=nonsense"),
-    (TINY, ARGUMENTS, None, f"{ROLLOUT}.max_num_batched_tokens=600", *ALONE),
-    (TINY, ARGUMENTS, None, f"{VLLM}.attention_backend=FLASHY"),
-    (TINY, VERL, "Invalid loss_agg_mode: token", f"{ACTOR}.loss_agg_mode=token"),
-    (TINY, VERL, "must be equal to tensor_model_parallel_size", f"{ROLLOUT}.expert_parallel_size=4"),
-    (TINY, VERL, "ofload", f"+{ACTOR}.fsdp_config.ofload=1"),
-    (CLUSTER, VERL, "tensor_paralel", f"+{ACTOR}.megatron.tensor_paralel=8"),
-    (CLUSTER, ARGUMENTS, "FULLL", f"{VLLM}.compilation_config.cudagraph_mode=FULLL"),
-    (CLUSTER, ARGUMENTS, "=True leaves each rank a part", f"{ADDITIONAL}.enable_reduce_sample=true"),
-    (CLUSTER, ARGUMENTS, "block_verify", f"{ADDITIONAL}.rejection_sampler_config.enable_block_verify=true"),
+    (TINY, "vllm", "max_num_seqs", f"+{VLLM}.max_num_seqs=-4"),
+    (TINY, "vllm", "float17", f"{ROLLOUT}.dtype=float17"),
+    (TINY, "vllm", "max_model_len", f"{ROLLOUT}.max_model_len=99999"),
+    (TINY, "vllm", "max-number-of-seqs", f"+{VLLM}.max_number_of_seqs=3"),
+    (TINY, "vllm", "max_num_batched_tokens", f"{ROLLOUT}.max_num_batched_tokens=600", *ALONE),
+    (TINY, "verl", "Invalid loss_agg_mode: token", f"{ACTOR}.loss_agg_mode=token"),
+    (TINY, "verl", "must be equal to tensor_model_parallel_size", f"{ROLLOUT}.expert_parallel_size=4"),
+    (TINY, "verl", "ofload", f"+{ACTOR}.fsdp_config.ofload=1"),
+    (TINY, "verl", "advantage estimator simply: grop", "algorithm.adv_estimator=grop"),
+    (TINY, "verl", "Unsupported loss mode: vanila", f"{ACTOR}.policy_loss.loss_mode=vanila"),
+    (TINY, "verl", "trainer.logger=tensorbord is none of wandb", "trainer.logger=[console,tensorbord]"),
+    (CLUSTER, "vllm", "FULLL", f"{VLLM}.compilation_config.cudagraph_mode=FULLL"),
+    (CLUSTER, "vllm", "=True leaves each rank a part", f"+{ADDITIONAL}.enable_reduce_sample=true"),
 ]
 
 
 @pytest.mark.parametrize("row", REFUSED, ids=[row[3] for row in REFUSED])
-def test_what_verl_or_vllm_refuses_is_one_line_in_its_words_or_with_the_key(assets, row):
-    name, code, said, *overrides = row
-    (line,) = here(assets, *overrides, name=name)
-    assert line.endswith(f"[{code}]") and (said in line if said else line.startswith(overrides[0]))
+def test_what_verl_or_vllm_refuses_is_one_line_in_its_words(model, row):
+    name, who, said, *overrides = row
+    (line,) = here(model, *overrides, name=name)
+    assert line.endswith(f"[config.{who}]") and said in line and "\n" not in line
 
 
-def test_what_the_plugin_would_refuse_in_the_engine(assets):
-    model = assets / "recurrent"
-    AutoConfig.for_model("qwen3_next", architectures=["Qwen3NextForCausalLM"]).save_pretrained(model)
-    named = f"actor_rollout_ref.model.path={model}"
-    for method, is_refused in (("sam", True), ("ngram", True), ("off", False)):
-        found = here(assets, named, f"speculation={method}")
-        assert is_refused == any(", a model with recurrent layers" in one for one in found)
-    assert here("/no/such/folder") == []
+def test_what_the_plugin_would_refuse_in_the_engine_and_a_tokenizer_that_does_not_load(model):
+    assert here(model) == here("/no/such/folder") == []
+    recurrent = model.parent / "recurrent"
+    AutoConfig.for_model("qwen3_next", architectures=["Qwen3NextForCausalLM"]).save_pretrained(recurrent)
+    (line,) = here(recurrent)
+    assert "a model with recurrent layers" in line
+    (model / "tokenizer.json").write_text('{"model": {')
+    (line,) = here(model)
+    assert line.endswith("[config.verl]")
 
 
 @pytest.mark.engine  # imports vLLM once more, as an engine would
-def test_a_process_of_its_own_answers_as_this_one_and_loads_what_users_bring(assets, tmp_path, monkeypatch):
+def test_a_process_of_its_own_answers_as_this_one(model, tmp_path, monkeypatch):
     monkeypatch.setattr(vllm_command, "ACCEPTED", tmp_path / "accepted")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text("import no_such_package\n")
-    manager = "actor_rollout_ref.rollout.agent.agent_loop_manager_class=mine.Manager"
-    config = of(assets, f"{ROLLOUT}.dtype=float17", manager)
-    users, dtype = vllm_command.taken_by_verl_and_vllm(config)
-    assert [dtype] == list(vllm_command.what_verl_and_vllm_say(config))
-    assert f"{manager}: " in users and "no_such_package" in users
+    config = compose_config("dapo_tiny_cpu", [f"actor_rollout_ref.model.path={model}", f"{ROLLOUT}.dtype=float17"])
+    found = vllm_command.taken_by_verl_and_vllm(config)
+    assert len(found) == 1 and found == list(vllm_command.what_verl_and_vllm_say(config))
 
 
 def test_what_is_taken_is_asked_once_what_is_refused_again_and_nothing_stops_a_run_that_cannot_be_asked(
@@ -109,15 +91,13 @@ def test_what_is_taken_is_asked_once_what_is_refused_again_and_nothing_stops_a_r
     asked, answers = [], iter((["dtype=x"], None, [], []))
     monkeypatch.setattr(vllm_command, "_ask", lambda config: asked.append(0) or next(answers))
     config = composed("dapo_tiny_cpu")
-    assert [len(list(vllm_command.taken_by_verl_and_vllm(config))) for _ in range(4)] == [1, 0, 0, 0]
+    assert [len(vllm_command.taken_by_verl_and_vllm(config)) for _ in range(4)] == [1, 0, 0, 0]
     assert len(asked) == 3  # refused, not to be asked, taken
-    again = ["speculation.batch_size_threshold=7", "seed=3", "run_dir=/elsewhere", "trainer.total_epochs=3"]
-    assert list(vllm_command.taken_by_verl_and_vllm(compose_config("dapo_tiny_cpu", again))) == []
-    assert len(asked) == 3  # knobs of speculation and seeds do not ask again
-    (tmp_path / "mine.py").write_text("def score(): ...")
-    users = config_of("dapo_tiny_cpu", f"reward.custom_reward_function.path={tmp_path}/mine.py")
-    assert [list(vllm_command.taken_by_verl_and_vllm(users)) for _ in range(2)] == [[], []] and len(asked) == 4
+    again = compose_config("dapo_tiny_cpu", ["seed=3", "run_dir=/elsewhere"])
+    assert vllm_command.taken_by_verl_and_vllm(again) == [] and len(asked) == 3
+    other = config_of("dapo_tiny_cpu", f"{ROLLOUT}.max_num_seqs=7")
+    assert vllm_command.taken_by_verl_and_vllm(other) == [] and len(asked) == 4
     monkeypatch.undo()
     monkeypatch.setattr(vllm_command, "ACCEPTED", tmp_path / "none")
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    assert list(vllm_command.taken_by_verl_and_vllm(config)) == []
+    assert vllm_command.taken_by_verl_and_vllm(config) == []
