@@ -25,7 +25,7 @@ from sam.command import run_command
 from sam.reading import json_object, one_line
 from sam.record.tokenizer import Tokenizer
 from sam_recipe.draft_model import Settings
-from sam_recipe.record import Contents, build_once
+from sam_recipe.record import build_once
 
 ACCEPTANCE = "acceptance.json"
 KINDS = ("draft_model", "eagle3")
@@ -54,10 +54,10 @@ def prepare_drafter(kind: type, assets: Path, settings: Settings) -> bool:
     weights = {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(target.glob("*.safetensors"))
     }
-    sources = [Path(module.__file__) for module in (distil, eagle3)]
-    contents = Contents(kind.name, asdict(settings) | {"target": weights}, sources, packages=("torch", "transformers"))
-    progress = assets / f".distilling_{contents.digest()[:16]}"
-    built = build_once(assets / kind.folder, contents, lambda folder: _build(kind, folder, progress, assets, settings))
+    made_of = (*(Path(module.__file__) for module in (distil, eagle3)), "torch", "transformers")
+    named, folder = asdict(settings) | {"target": weights}, assets / kind.folder
+    progress = assets / f".distilling_{hashlib.sha256(json.dumps(named).encode()).hexdigest()[:16]}"
+    built = build_once(folder, kind.name, named, made_of, lambda new: _build(kind, new, progress, assets, settings))
     shutil.rmtree(progress, ignore_errors=True)
     return built
 

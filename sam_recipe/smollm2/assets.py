@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas
 
 from sam.command import Parser
-from sam_recipe.record import Contents, build_command, build_once
+from sam_recipe.record import build_command, build_once
 from sam_recipe.smollm2.task import TASKS, draw_rows
 
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -39,8 +39,8 @@ def prepare_assets(output: Path, settings: AssetSettings) -> bool:
     """
     gguf_file = find_gguf()
     sources = [Path(__file__).with_name(name) for name in SOURCES]
-    contents = Contents("assets of SmolLM2", asdict(settings), sources, PACKAGES)
-    return build_once(output, contents, lambda folder: _build(folder, settings, gguf_file))
+    made_of, name = (*sources, *PACKAGES), "assets of SmolLM2"
+    return build_once(output, name, asdict(settings), made_of, lambda folder: _build(folder, settings, gguf_file))
 
 
 def find_gguf() -> Path:

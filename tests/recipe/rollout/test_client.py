@@ -18,16 +18,15 @@ RESPONSE = list(range(100, 150))
 class Server:
     """Gives the tokens of RESPONSE that follow those it is sent, as sam_recipe.rollout's do.
 
-    What is asked beside prompt and parameters is in `about`; `change` alters an output, by how many there were before.
+    `change` alters an output, by how many there were before.
     """
 
     def __init__(self, change=lambda output, before: output):
-        self.asked, self.about, self.change = [], [], change
+        self.asked, self.change = [], change
         self.generate = SimpleNamespace(remote=self._generate)
 
     async def _generate(self, request_id, prompt_ids, sampling_params, **about):
         self.asked.append((prompt_ids, sampling_params))
-        self.about.append((request_id, about))
         given = len(prompt_ids) - 3
         end = min(given + sampling_params.get("max_tokens", 1 << 20), len(RESPONSE))
         tokens = RESPONSE[given:end]
@@ -59,12 +58,12 @@ class Router:
 ROLLOUT = {"name": "vllm", "max_model_len": 64, "prompt_length": 14, "response_length": 50}
 
 
-def generate(chunk, servers=None, prompt=(1, 2, 3), waiting=(), about=None, rollout=ROLLOUT, **sampling):
+def generate(chunk, servers=None, waiting=(), rollout=ROLLOUT, **sampling):
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "routing": {"chunk_tokens": chunk}})
     servers = servers or {"a": Server()}
     router = Router(servers, waiting)
     client = RoutedClient(config, router)
-    output = asyncio.run(client.generate("r", prompt_ids=list(prompt), sampling_params=sampling, **about or {}))
+    output = asyncio.run(client.generate("r", prompt_ids=[1, 2, 3], sampling_params=sampling))
     return output, router, [ask for one in servers.values() for ask in one.asked]
 
 
@@ -117,16 +116,6 @@ def test_the_engine_is_told_how_many_wait_behind_a_chunk():
     for waiting, hints in ((), {}), ((7,), {"extra_args": {"sam_waiting": 7}}):  # whole, as verl asks for it
         _, router, asked = generate(None, waiting=waiting, **caller)
         assert asked == [([1, 2, 3], caller | hints)] and router.released == [50] and len(caller) == 2
-
-
-def test_every_chunk_has_what_verl_gives_a_request():
-    server = Server()
-    generate(20, {"a": server}, about={"priority": 3, "image_data": ["x"], "mm_processor_output": None})
-    generate(None, {"a": server}, about={"priority": 0, "audio_data": None})
-    ids, found = zip(*server.about, strict=True)
-    assert len(set(ids)) == 4, "each a vLLM request of its own"
-    with_image = {"priority": 3, "image_data": ["x"], "video_data": None}
-    assert list(found) == [with_image] * 3 + [{"image_data": None, "video_data": None}]
 
 
 def test_an_aborted_chunk_ends_its_response_with_the_tokens_so_far():

@@ -308,9 +308,7 @@ def test_a_model_that_rests_for_a_whole_rollout_is_said_once(results, name):
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_its_acceptance_is_that_of_the_rollout(results, name):
     one = results[name].acceptance
-    assert one.steps.draft_model_drafted_tokens == one.counters["draft_model_drafted_tokens"] > 0
-    assert one.steps.draft_model_accepted_tokens == one.counters["draft_model_accepted_tokens"] > 0
-    assert one.no_steps.draft_model_drafted_tokens == one.no_steps.draft_model_accepted_tokens == 0
+    assert one.counters["draft_model_drafted_tokens"] >= one.counters["draft_model_accepted_tokens"] > 0
 
 
 @pytest.mark.parametrize(("name", "how"), BROKEN)
