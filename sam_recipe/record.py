@@ -103,7 +103,9 @@ HARMLESS = """
     trainer.resume_mode trainer.resume_from_path trainer.default_local_dir trainer.max_actor_ckpt_to_keep
     trainer.total_epochs trainer.total_training_steps data.val_files ROLLOUT.gpu_memory_utilization
     ROLLOUT.max_num_seqs ROLLOUT.max_num_batched_tokens ROLLOUT.enforce_eager ROLLOUT.router_config_path
-    ROLLOUT.engine_kwargs.vllm actor_rollout_ref.actor.ppo_max_token_len_per_gpu
+    ROLLOUT.engine_kwargs.vllm ROLLOUT.trace ROLLOUT.profiler ROLLOUT.prometheus global_profiler trainer.project_name
+    ROLLOUT.log_prob_micro_batch_size_per_gpu actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu
+    actor_rollout_ref.actor.profiler actor_rollout_ref.actor.ppo_max_token_len_per_gpu
 """.replace("ROLLOUT", "actor_rollout_ref.rollout").split()
 NOT_HARMLESS = "speculation.verification"  # other tokens, of the same distribution
 
