@@ -154,7 +154,7 @@ LARGER = {
     "sam/verify/rejection.py: rejection_sample: 67 lines": "of them 36 of documentation",
     "sam/vllm/ascend/__init__.py: expand_triton: 7 parameters": "vllm-ascend's signature",
     "sam/vllm/cpu_fixes.py: CpuLinear: 14 attributes": "each call would have to look them up",
-    "sam/vllm/step_recorder.py: StepRecorder: 18 attributes": "the columns of the steps that it records",
+    "sam/vllm/step_recorder.py: StepRecorder: 15 attributes": "the columns of the steps that it records",
 }
 
 

