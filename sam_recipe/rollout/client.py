@@ -22,7 +22,6 @@ UNDIVIDED = (
     "bad_words", "repetition_detection",
 )  # fmt: skip
 SPECULATION_COUNTS = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
-MOST_FAILURES = 8  # replicas that may die under one response
 
 
 class RoutedClient(LLMServerClient):
@@ -42,7 +41,7 @@ class RoutedClient(LLMServerClient):
         chunk = self.config.routing.chunk_tokens or request.limit
         if any(sampling_params.get(key) for key in UNDIVIDED):
             chunk = request.limit
-        joined, ended_after, failures = None, None, 0
+        joined = ended_after = None
         one = copy(self)  # a client generates many responses at once
         try:
             one.placement = await self._load_balancer.acquire.remote(request)
@@ -56,8 +55,7 @@ class RoutedClient(LLMServerClient):
                         request_id, prompt_ids=prompt_ids + given, sampling_params=parameters, **kwargs
                     )
                 except Exception as death:
-                    failures += 1
-                    if not is_dead(death) or failures > MOST_FAILURES:
+                    if not is_dead(death):
                         raise
                     one.placement = await self._go_elsewhere(request.id, one.placement.server_id, death)
                     continue
