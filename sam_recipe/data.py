@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sam.command import Parser, run_command
 from sam.reading import ReadError, expect, json_object, one_line
 from sam.record import replacing
-from sam.record.tokenizer import checked_chat
+from sam.record.tokenizer import check_chat
 
 if TYPE_CHECKING:
     import pandas  # help and a wrong name are answered before it is installed
@@ -36,7 +36,8 @@ def _published(frame: pandas.DataFrame, place: str) -> pandas.DataFrame:
     texts = []
     for number, row in enumerate(frame[list(COLUMNS)].to_dict("records"), start=1):
         chat = [dict(one) if isinstance(one, dict) else one for one in np.atleast_1d(row["prompt"]).tolist()]
-        texts.append(json.dumps(checked_chat(chat, f"{place}, row {number}, prompt"), sort_keys=True, default=str))
+        check_chat(chat, f"{place}, row {number}, prompt")
+        texts.append(json.dumps(chat, sort_keys=True, default=str))
         answer = row["reward_model"].get("ground_truth") if isinstance(row["reward_model"], dict) else None
         _text(answer, f"{place}, row {number}, reward_model.ground_truth")
         _text(row["data_source"], f"{place}, row {number}, data_source")

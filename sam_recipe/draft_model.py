@@ -34,7 +34,7 @@ from sam.bench.prompts import read_prompts
 from sam.command import run_command
 from sam.reading import json_object, one_line
 from sam.record.tokenizer import Tokenizer
-from sam_recipe.record import Contents, build_once
+from sam_recipe.record import build_once
 from sam_recipe.tiny.warm_start import deterministic
 
 FOLDER, ACCEPTANCE = "draft_model", "acceptance.json"
@@ -203,8 +203,8 @@ def prepare_drafter(assets: Path, settings: Settings) -> bool:
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(target.glob("*.safetensors"))
     }
     settled = asdict(settings) | {"target": weights}
-    contents = Contents("draft model", settled, [Path(__file__)], packages=("torch", "transformers"))
-    return build_once(assets / FOLDER, contents, lambda folder: _build(folder, assets, settings))
+    made_of = Path(__file__), "torch", "transformers"
+    return build_once(assets / FOLDER, "draft model", settled, made_of, lambda folder: _build(folder, assets, settings))
 
 
 def _build(folder: Path, assets: Path, settings: Settings) -> None:

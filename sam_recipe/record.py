@@ -11,12 +11,10 @@ state.json: the phase the run is in, for the supervisor. config.yaml: its settin
 import fcntl
 import hashlib
 import json
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from importlib.metadata import version
 from numbers import Real
 from pathlib import Path
@@ -28,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from sam.command import Parser, run_command
 from sam.reading import ReadError, json_object
 from sam.record import replacing, responses
-from sam.record.engine_steps import DRAFT_MODEL_TOKENS, EngineSteps
+from sam.record.engine_steps import EngineSteps
 from sam.record.responses import CONFIG_FILE, METRICS_FILE, responses_path
 
 STATE_FILE = "state.json"
@@ -97,27 +95,19 @@ def _write_lines(path: Path, rows: list[dict]) -> None:
         partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-# Where a run lies, how fast it is, how often it saves and what it shows: none of it changes what is learnt, but for the
-# order in which numbers are added.
+# Where a run lies, how fast it is, how often it saves and what it shows: not what is learnt, but for the order in which
+# numbers are added.
 HARMLESS = """
     run_dir assets assets_command drafters machine watchdog routing speculation ray_kwargs transfer_queue
-    global_profiler trainer.project_name trainer.experiment_name trainer.logger trainer.log_val_generations
-    trainer.rollout_data_dir trainer.validation_data_dir trainer.save_freq trainer.test_freq trainer.val_before_train
-    trainer.val_only trainer.resume_mode trainer.resume_from_path trainer.default_local_dir trainer.default_hdfs_dir
-    trainer.max_actor_ckpt_to_keep trainer.max_critic_ckpt_to_keep trainer.total_epochs trainer.total_training_steps
-    data.val_files data.val_batch_size data.val_max_samples data.dataloader_num_workers
-    actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu actor_rollout_ref.actor.ppo_max_token_len_per_gpu
-    ROLLOUT.gpu_memory_utilization ROLLOUT.max_num_seqs ROLLOUT.max_num_batched_tokens ROLLOUT.enforce_eager
-    ROLLOUT.free_cache_engine ROLLOUT.enable_sleep_mode ROLLOUT.val_kwargs ROLLOUT.agent.num_workers
-    ROLLOUT.router_config_path ROLLOUT.checkpoint_engine ROLLOUT.disable_log_stats ROLLOUT.enable_prefix_caching
-    ROLLOUT.log_prob_micro_batch_size_per_gpu ROLLOUT.log_prob_max_token_len_per_gpu
-    ROLLOUT.trace ROLLOUT.profiler ROLLOUT.prometheus actor_rollout_ref.actor.profiler
-    ROLLOUT.engine_kwargs.vllm.additional_config ROLLOUT.engine_kwargs.vllm.speculative_config
-    ROLLOUT.engine_kwargs.vllm.async_scheduling
+    trainer.experiment_name trainer.logger trainer.save_freq trainer.test_freq trainer.val_before_train
+    trainer.resume_mode trainer.resume_from_path trainer.default_local_dir trainer.max_actor_ckpt_to_keep
+    trainer.total_epochs trainer.total_training_steps data.val_files ROLLOUT.gpu_memory_utilization
+    ROLLOUT.max_num_seqs ROLLOUT.max_num_batched_tokens ROLLOUT.enforce_eager ROLLOUT.router_config_path
+    ROLLOUT.engine_kwargs.vllm ROLLOUT.trace ROLLOUT.profiler ROLLOUT.prometheus global_profiler trainer.project_name
+    ROLLOUT.log_prob_micro_batch_size_per_gpu actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu
+    actor_rollout_ref.actor.profiler actor_rollout_ref.actor.ppo_max_token_len_per_gpu
 """.replace("ROLLOUT", "actor_rollout_ref.rollout").split()
-NOT_HARMLESS = ("speculation.verification",)  # other tokens, of the same distribution
-SCHEDULES = ("lr_scheduler_type", "lr_decay_style")
-LENGTHS = ("trainer.total_epochs", "trainer.total_training_steps")
+NOT_HARMLESS = "speculation.verification"  # other tokens, of the same distribution
 
 
 def changes(run_directory: Path, config: DictConfig) -> tuple[list[str], list[str]]:
@@ -129,11 +119,9 @@ def changes(run_directory: Path, config: DictConfig) -> tuple[list[str], list[st
     except Exception as error:  # YAML's and OmegaConf's, which share no class
         reason = str(error).splitlines()[0]
         raise ValueError(f"{path} cannot be read ({reason}): what settings the run had is not known") from error
-    optimizer = config.actor_rollout_ref.actor.optim
-    is_constant = all(optimizer.get(name) in (None, "constant") for name in SCHEDULES)
     curve, others = [], []
     for key, (old, new) in found.items():
-        harmless = _below(key, HARMLESS) and not _below(key, NOT_HARMLESS) and (is_constant or key not in LENGTHS)
+        harmless = key != NOT_HARMLESS and any(f"{key}.".startswith(f"{one}.") for one in HARMLESS)
         (others if harmless else curve).append(f"{key} {old} -> {new}")
     return curve, others
 
@@ -147,23 +135,8 @@ def differences(before: dict, now: dict) -> dict[str, tuple[str, str]]:
     """
     before, now = _flat(before), _flat(now)
     pairs = {key: (before.get(key, "not set"), now.get(key, "not set")) for key in sorted(before.keys() | now.keys())}
-    return {key: (_shown(old), _shown(new)) for key, (old, new) in pairs.items() if old != new}
-
-
-def keep(run_directory: Path, config: DictConfig, until_step: int | None) -> None:
-    """Write a config into the directory; the one that a run had until a step stays beside it where they differ."""
-    path, made = run_directory / CONFIG_FILE, OmegaConf.to_yaml(config, resolve=True)
-    if until_step is not None and path.exists() and path.read_text() != made:
-        kept, number = run_directory / f"config.until_step_{until_step}.yaml", 1
-        while kept.exists():
-            number += 1
-            kept = run_directory / f"config.until_step_{until_step}.{number}.yaml"
-        path.rename(kept)
-    path.write_text(made)
-
-
-def _below(key: str, sections: Iterable[str]) -> bool:
-    return any(f"{key}.".startswith(f"{section}.") for section in sections)
+    shown = {key: ["null" if value is None else str(value) for value in pair] for key, pair in pairs.items()}
+    return {key: (old, new) for key, (old, new) in shown.items() if pairs[key][0] != pairs[key][1]}
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -173,28 +146,29 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _shown(value: Any) -> str:
-    return "null" if value is None else str(value)
+def keep(run_directory: Path, config: DictConfig, until_step: int | None) -> None:
+    """Write a config into the directory; the first that a run had until a step stays beside it where they differ."""
+    path, made = run_directory / CONFIG_FILE, OmegaConf.to_yaml(config, resolve=True)
+    kept = run_directory / f"config.until_step_{until_step}.yaml"
+    if until_step is not None and path.exists() and path.read_text() != made and not kept.exists():
+        path.rename(kept)
+    path.write_text(made)
 
 
 # Totals of the drafter that nobody acts on: engine_steps/<step>.npz has them.
 ON_DISK_ONLY = {
     *("tracked_requests", "waited_steps", "late_steps", "awaited_steps", "exploring_steps", "path_tokens"),
     *("history_appended_tokens", "history_written_responses", "sharing_sent_tokens"),
-    *(f"draft_model_{name}" for name in ("passes", "read_tokens")),
-    *DRAFT_MODEL_TOKENS,
+    *(f"draft_model_{name}" for name in ("passes", "requests", "read_tokens")),
 }
 
 
-def rollout_metrics(
-    replicas: list[EngineSteps], seconds: list[float], tail_threshold: int, rounds: int
-) -> dict[str, float]:
+def rollout_metrics(replicas: list[EngineSteps], seconds: list[float], tail_threshold: int) -> dict[str, float]:
     """The metrics of a training step's rollout. Milliseconds are per engine step, shares are of engine steps.
 
     Args:
         seconds: wall time with at least one request in the engine, of every replica.
         tail_threshold: running requests at or below which a replica is in its tail.
-        rounds: of generation.
     """
 
     def total(name: str) -> float:
@@ -203,7 +177,7 @@ def rollout_metrics(
     steps = max(1.0, float(sum(map(len, replicas))))
     milliseconds = {name: total(f"{name}_ms") / steps for name in ("step", "forward", "verify", "draft")}
     tail_ms = sum(float(part.step_ms[part.in_tail(tail_threshold)].sum()) for part in replicas)
-    drafted, accepted, verified = map(total, ("drafted", "accepted", "position_steps"))
+    drafted, accepted, verified = map(total, ("drafted", "accepted", "turn_steps"))
     values = {
         "rollout/seconds": max(seconds),
         "rollout/engine_steps": steps,
@@ -216,7 +190,7 @@ def rollout_metrics(
         "rollout/spec_drafted_tokens": drafted,
         "rollout/spec_accepted_tokens": accepted,
         "rollout/spec_accept_rate": accepted / drafted if drafted else 0.0,
-        "rollout/spec_accept_length": total("position_emitted") / verified if verified else 1.0,
+        "rollout/spec_accept_length": total("turn_emitted") / verified if verified else 1.0,
         "rollout/spec_verify_steps": verified,
         **{f"rollout/{name}_ms_per_step": value for name, value in milliseconds.items()},
         "rollout/other_ms_per_step": max(0.0, 2 * milliseconds["step"] - sum(milliseconds.values())),
@@ -227,82 +201,48 @@ def rollout_metrics(
         values[f"rollout/spec_accept_rate/position_{position + 1}"] = rate
     for turn, length in EngineSteps.turn_lengths(replicas).items():
         values[f"rollout/spec_accept_length/turn_{turn}"] = length
-    if tokens := total("draft_model_drafted_tokens"):
-        values["rollout/spec_draft_model_tokens"] = tokens
-        values["rollout/spec_draft_model_accept_rate"] = total("draft_model_accepted_tokens") / tokens
-    counters = {name: count for name, count in replicas[0].counters.items() if name not in ON_DISK_ONLY}
-    values |= {f"rollout/drafter/{name}": float(count) for name, count in counters.items()}
-    return values | _graph_shares(replicas) | _round_seconds(replicas, seconds, rounds)
-
-
-def _graph_shares(replicas: list[EngineSteps]) -> dict[str, float]:
-    """By phase, the share of steps that replayed a graph: no value without graphs, or without steps."""
     replays = [part.replays() for part in replicas]
-    if None in replays:
-        return {}
-    sums = {phase: np.sum([one[phase] for one in replays], axis=0) for phase in replays[0]}
-    return {f"rollout/graph_share/{phase}": float(found / steps) for phase, (found, steps) in sums.items() if steps}
-
-
-def _round_seconds(replicas: list[EngineSteps], seconds: list[float], rounds: int) -> dict[str, float]:
-    """Each round's seconds in the slowest replica, and a replica's mean in a round as cann-recipes-train has it."""
-    parts = [found for part in replicas if (found := part.round_seconds(rounds)) is not None]
-    slowest = np.max(parts, axis=0).tolist() if parts else []
-    values = {f"rollout/round_seconds/{number}": value for number, value in enumerate(slowest, start=1)}
-    return {**values, "rollout/round_seconds/replica_mean": sum(seconds) / len(seconds) / rounds}
+    for phase in replays[0] if None not in replays else ():  # no value without graphs, or without steps
+        replayed, of = np.sum([one[phase] for one in replays], axis=0)
+        values |= {f"rollout/graph_share/{phase}": float(replayed / of)} if of else {}
+    counters = {name: count for name, count in replicas[0].counters.items() if name not in ON_DISK_ONLY}
+    return values | {f"rollout/drafter/{name}": float(count) for name, count in counters.items()}
 
 
 BUILD_RECORD = "assets.json"
 
 
-@dataclass(frozen=True)
-class Contents:
-    """What a folder is built from."""
-
-    name: str  # of the folder's content, in messages
-    settings: dict  # everything the user may set; kept in the folder's assets.json
-    sources: Iterable[Path]  # files of code that decide what is built
-    packages: Iterable[str]  # distributions whose versions decide what is built
-
-    def digest(self) -> str:
-        """A hash of settings, sources and versions."""
-        record = {
-            "settings": self.settings,
-            "sources": [hashlib.sha256(path.read_bytes()).hexdigest() for path in self.sources],
-            "versions": [version(package) for package in self.packages],
-        }
-        return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
-
-
-def build_once(output: Path, contents: Contents, build: Callable[[Path], None]) -> bool:
-    """Have `build` fill `output`, unless what `contents` describes is there already; says whether it did.
+def build_once(output: Path, name: str, settings: dict, made_of: tuple, build: Callable[[Path], None]) -> bool:
+    """Have `build` fill `output`, unless it did so before with all of this the same; says whether it did.
 
     The folder is filled beside `output` and moved into place when complete; of several processes one builds, the others
-    wait for it. ValueError if `output` holds something else.
+    wait for it.
+
+    Args:
+        name: of the folder's content, in messages.
+        settings: everything the user may set; kept in the folder's assets.json.
+        made_of: files of code, and names of packages, that decide what is built.
+
+    Raises:
+        ValueError: `output` holds something else.
     """
-    digest, record = contents.digest(), output / BUILD_RECORD
-    if read_json(record).get("digest") == digest:
-        return False
+    parts = [one.read_text() if isinstance(one, Path) else version(one) for one in made_of]
+    digest = hashlib.sha256(json.dumps([settings, parts], sort_keys=True).encode()).hexdigest()
+    record = output / BUILD_RECORD
     output.parent.mkdir(parents=True, exist_ok=True)
     with (output.parent / f".{output.name}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"another process is building the {contents.name}: waiting for it", file=sys.stderr)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if read_json(record).get("digest") == digest:
             return False
         if output.exists() and not record.is_file() and (not output.is_dir() or any(output.iterdir())):
             raise ValueError(
-                f"output is {output}, which holds something else than {contents.name} (no {BUILD_RECORD}): "
+                f"output is {output}, which holds something else than {name} (no {BUILD_RECORD}): "
                 "name a new folder, or remove this one"
             )
         with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
-            built = Path(scratch) / "built"
-            built.mkdir()
+            (built := Path(scratch) / "built").mkdir()
             build(built)
-            made = {"digest": digest, "settings": contents.settings}
-            (built / BUILD_RECORD).write_text(json.dumps(made, indent=2) + "\n")
+            (built / BUILD_RECORD).write_text(json.dumps({"digest": digest, "settings": settings}, indent=2) + "\n")
             if output.exists():
                 output.rename(Path(scratch) / "replaced")
             built.rename(output)

@@ -2,8 +2,8 @@
 with `+routing=context` beside it.
 
 verl loads this module with itself, in all its processes (entry point `verl.plugins`). Here it only gives OmegaConf what
-`${sam:...}` stands for. Where such a value is read in the process that trains, verl is given this project's servers,
-and its trainer shares text between replicas and logs `rollout/...`. Runs that do not ask for it are verl's own.
+`${sam:...}` stands for. Where such a value is read in the process that trains, and in the recipe's, verl is given this
+project's servers, and its trainer shares text between replicas and logs `rollout/...`. Other runs are verl's own.
 """
 
 import functools
@@ -44,7 +44,7 @@ def _answer(name: str, *, _root_: DictConfig) -> DictConfig | None:
 
     speculation = resolved(_root_)
     if TRAINER in sys.modules:
-        _join_verl(sys.modules[TRAINER].PPOTrainer)
+        join_verl(sys.modules[TRAINER].PPOTrainer)
     value = speculation.to_dict() if name == "settings" else engine_arguments(_root_, speculation).get(name)
     return value and OmegaConf.create(value)
 
@@ -53,14 +53,14 @@ OmegaConf.register_new_resolver("sam", _answer, replace=True)
 
 
 @functools.cache
-def _join_verl(trainer_class: type) -> None:
+def join_verl(trainer_class: type) -> None:
     """Let verl's trainers start this project's servers, and do what it adds around five of their methods.
 
     verl has a registry of servers, but none of what its trainers log or do when they have started: can go when it has.
     """
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-    RolloutReplicaRegistry.register("vllm", _replica_class)
+    RolloutReplicaRegistry.register("vllm", replica_class)
     wrapped = {
         "init": _start,
         "get_llm_client": _client,
@@ -80,10 +80,11 @@ def _around(original: Callable, around: Callable) -> Callable:
     return method
 
 
-def _replica_class() -> type:
-    from sam_recipe.rollout.server import DraftingReplica
+def replica_class() -> type:
+    """Imported when the servers start, not before the workers do: vLLM takes seconds."""
+    from sam_recipe.rollout.server import SpeculationReplica
 
-    return DraftingReplica
+    return SpeculationReplica
 
 
 def _start(start: Callable, trainer) -> None:
@@ -140,4 +141,4 @@ def _add_metrics(compute: Callable, trainer, batch, metrics: dict[str, float], *
     metrics.update(trainer.sam_routing)
     if trainer.sam_steps:
         replicas, seconds = map(list, zip(*trainer.sam_steps, strict=True))
-        metrics.update(rollout_metrics(replicas, seconds, int(trainer.config.speculation.batch_size_threshold), 1))
+        metrics.update(rollout_metrics(replicas, seconds, int(trainer.config.speculation.batch_size_threshold)))

@@ -12,11 +12,7 @@ from sam.reading import content_of, expect, npz_arrays, one_line
 from sam.record import replacing
 
 TURNS = 4  # of a conversation that are told apart; the last stands for all later ones
-POSITION_BIN = 32  # tokens of a response per bin of the acceptance-by-position histograms
-SHORTEST_PAUSE = 1e-3  # seconds between generation rounds; the recorder itself rounds to a millionth of that
-# Totals of a drafter with a draft model, of which a rollout's own part is kept.
-DRAFT_MODEL_TOKENS = ("draft_model_drafted_tokens", "draft_model_accepted_tokens")
-HISTOGRAMS = ("position_steps", "position_emitted", "drafted_at", "accepted_at", "turn_steps", "turn_emitted")
+HISTOGRAMS = ("drafted_at", "accepted_at", "turn_steps", "turn_emitted")
 # The columns, in the order of the fields.
 PER_STEP = {
     "end_s": np.float64,
@@ -30,7 +26,7 @@ PER_STEP = {
 KINDS = {
     **{name: (1, dtype) for name, dtype in PER_STEP.items()},
     **dict.fromkeys(HISTOGRAMS, (1, np.int64)),
-    **dict.fromkeys(("position_bin", "preemptions", *DRAFT_MODEL_TOKENS), (0, np.int64)),
+    "preemptions": (0, np.int64),
     **dict.fromkeys(("asynchronous", "has_graphs"), (0, np.bool_)),
 }
 
@@ -67,15 +63,10 @@ class EngineSteps:
     verify_ms: np.ndarray | None = None  # of sampling and verification
     draft_ms: np.ndarray | None = None  # of drafting
     replayed: np.ndarray | None = None  # whether the forward pass replayed a graph, whole or in pieces
-    position_steps: np.ndarray = ()  # [bins], verifications by position in the response
-    position_emitted: np.ndarray = ()  # [bins], tokens that these emitted
-    position_bin: int = POSITION_BIN  # tokens in a bin
     drafted_at: np.ndarray = ()  # [num_speculative_tokens], drafts verified that were longer than the index
     accepted_at: np.ndarray = ()  # of these, the drafts whose token at the index was accepted
     turn_steps: np.ndarray = ()  # [TURNS], verifications by turn of the conversation
     turn_emitted: np.ndarray = ()  # [TURNS], tokens that these emitted
-    draft_model_drafted_tokens: int = 0  # tokens of the draft model in this rollout, verified or not; 0 without one
-    draft_model_accepted_tokens: int = 0  # of these, the tokens that the text has too
     asynchronous: bool = False  # whether vLLM scheduled a step before it knew the tokens of the one before
     has_graphs: bool = False  # whether the engine has graphs to replay; False also where that was not recorded
     preemptions: int = 0  # requests that the scheduler turned out because the KV cache was full
@@ -106,20 +97,19 @@ class EngineSteps:
     @classmethod
     def from_bytes(cls, content: bytes, place: str = "engine steps") -> Self:
         """Read what `to_bytes` gave; arrays that are no field are left out. ReadErrors begin with `place`."""
-        found = {
-            name: _checked(value, name, place)
-            for name, value in npz_arrays(content, place).items()
-            if name in KINDS or name.startswith("counter_")
-        }
-        counters = {name.removeprefix("counter_"): found.pop(name) for name in list(found) if name not in KINDS}
+        found, counters = {}, {}
+        for name, array in npz_arrays(content, place).items():
+            if name.startswith("counter_"):
+                counters[name.removeprefix("counter_")] = int(array)
+            elif name in KINDS:
+                dimensions, dtype = KINDS[name]
+                expect(
+                    array.ndim == dimensions, f"{place}, {name}", f"an array of {dimensions} dimensions", array.shape
+                )
+                with one_line(f"{place}, {name}", "numbers of another kind"):
+                    found[name] = array.astype(dtype, casting="same_kind")
         with one_line(place, "not engine steps"):
-            steps = cls(**found, counters=counters)
-        for one, other in zip(HISTOGRAMS[::2], HISTOGRAMS[1::2], strict=True):
-            lengths = len(getattr(steps, one)), len(getattr(steps, other))
-            expect(lengths[0] == lengths[1], place, f"{one} and {other} of one length", lengths)
-        expect((turns := len(steps.turn_steps)) in (0, TURNS), f"{place}, turn_steps", f"{TURNS} numbers", turns)
-        expect(steps.position_bin > 0, f"{place}, position_bin", "a number above 0", steps.position_bin)
-        return steps
+            return cls(**found, counters=counters)
 
     @staticmethod
     def path(run_directory: Path, step: int) -> Path:
@@ -135,12 +125,7 @@ class EngineSteps:
     def load(cls, run_directory: Path, step: int) -> Self:
         """Read the file of a training step; ReadError if it is not there, or no file of `save`'s."""
         path = cls.path(run_directory, step)
-        steps = cls.from_bytes(content_of(path), str(path))
-        for name in KINDS:
-            column = np.atleast_1d(getattr(steps, name))
-            wrong = column[~(np.isfinite(column) & (column >= 0))]
-            expect(not wrong.size, f"{path}, {name}", "numbers from 0", wrong[:1].tolist())
-        return steps
+        return cls.from_bytes(content_of(path), str(path))
 
     @staticmethod
     def turn_lengths(parts: Iterable["EngineSteps"]) -> dict[int, float]:
@@ -179,14 +164,6 @@ class EngineSteps:
         columns = [np.split(getattr(self, name), 1 + np.sort(longest)) for name in PER_STEP]
         return [EngineSteps(*pieces) for pieces in zip(*columns, strict=True)]
 
-    def round_seconds(self, rounds: int) -> list[float] | None:
-        """Seconds that the engine worked on each generation round; None if it had no part in one of them."""
-        parts = self.split_rounds(rounds)
-        pauses = [after.start_s[0] - before.end_s[-1] for before, after in zip(parts, parts[1:], strict=False)]
-        if len(self) < rounds or any(pause < SHORTEST_PAUSE for pause in pauses):
-            return None
-        return [part.seconds for part in parts]
-
     def in_tail(self, threshold: int) -> np.ndarray:
         """bool [steps]: the steps of a tail, from when running requests first stay at or below `threshold` to the end
         of the generation round.
@@ -201,16 +178,3 @@ class EngineSteps:
             if not tail[step + 1] and self.running[step] < self.running[step + 1]:
                 tail[step] = False
         return tail
-
-
-def _checked(array: np.ndarray, name: str, place: str) -> np.ndarray | int | float:
-    """An array of a file as its field's, or as a counter's, if that changes no value: a conversion of numpy's wraps."""
-    dimensions, dtype = KINDS.get(name, (0, array.dtype))
-    expect(array.ndim == dimensions, f"{place}, {name}", f"an array of {dimensions} dimensions", array.shape)
-    expect(array.dtype.kind in "biuf" or not array.size, f"{place}, {name}", "numbers", array.dtype.name)
-    with np.errstate(all="ignore"):
-        found = array.astype(dtype)
-        same = np.isclose(found, array, equal_nan=True) if found.dtype.kind == "f" else found == array
-    for wrong in array[~same].ravel()[:1]:
-        expect(False, f"{place}, {name}", f"numbers that fit {np.dtype(dtype).name}", wrong.item())
-    return found if dimensions else found.item()

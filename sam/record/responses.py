@@ -97,8 +97,6 @@ def read_recording(path: Path, tokenizer: str | None = None) -> Recording:
         if not steps:
             raise ReadError(f"{path}: no rollouts/*.jsonl in this folder; expected a run directory or a file")
         return join([read_recording(step, tokenizer) for step in steps])
-    if not path.is_file():
-        raise ReadError(f"{path}: no such file")
     if path.suffix not in (".npz", ".jsonl"):
         raise ReadError(f"{path}: expected .npz or .jsonl")
     recording = _from_arrays(path) if path.suffix == ".npz" else by_prompt(_rows(path, tokenizer))
@@ -115,16 +113,13 @@ def _from_arrays(path: Path) -> Recording:
         expect(name in arrays, str(path), f"the arrays {', '.join(ARRAYS)}", sorted(arrays))
     prompts, pieces = _texts(arrays, "prompt", path), _texts(arrays, "response", path)
     has_epochs = "response_epoch" in arrays
-    arrays.setdefault("response_epoch", np.zeros(len(pieces), np.int32))
-    numbers, recorded = (
-        whole_numbers(arrays[name], most, f"{path}, {name}")
-        for name, most in (("response_prompt", len(prompts) - 1), ("response_epoch", 2**31 - 1))
-    )
-    expect(len(numbers) == len(pieces), f"{path}, response_prompt", f"{len(pieces)} numbers of prompts", len(numbers))
-    expect(len(recorded) == len(pieces), f"{path}, response_epoch", f"{len(pieces)} epochs", len(recorded))
+    epoch_of = arrays.get("response_epoch", np.zeros(len(pieces), np.int32))
+    numbers = whole_numbers(arrays["response_prompt"], len(prompts) - 1, f"{path}, response_prompt")
+    for name, its in (("response_prompt", numbers), ("response_epoch", epoch_of)):
+        expect(len(its) == len(pieces), f"{path}, {name}", f"{len(pieces)} numbers", len(its))
     responses: list[list[np.ndarray]] = [[] for _ in prompts]
     epochs: list[list[int]] = [[] for _ in prompts]
-    for prompt, response, epoch in zip(numbers, pieces, recorded.tolist(), strict=True):
+    for prompt, response, epoch in zip(numbers, pieces, epoch_of.tolist(), strict=True):
         responses[prompt].append(response)
         epochs[prompt].append(epoch)
     return Recording(prompts, responses, epochs if has_epochs else None)
@@ -140,32 +135,29 @@ def _texts(arrays: dict[str, np.ndarray], of: str, path: Path) -> list[np.ndarra
 
 
 def _rows(path: Path, tokenizer: str | None) -> Iterator[tuple[np.ndarray, np.ndarray, Spans]]:
-    """Prompt, response and what was given in it of each row; all rows are of the first one's kind."""
-    names: tuple[str, ...] = ()
+    """Prompt, response and what was given in it of each row of this project's or of verl's."""
     encoder = Tokenizer(tokenizer) if tokenizer is not None else None
 
     def read(row: dict, place: str) -> tuple[np.ndarray, np.ndarray, Spans]:
-        nonlocal names
-        names = names or next((kind for kind in (TOKENS, TEXT) if kind[1] in row), ())
-        for name in names or TOKENS:
-            expect(name in row, place, f"a row with {' and '.join(names or (*TOKENS, *TEXT))}", sorted(row))
-        if names == TOKENS:
-            return *(token_ids(row[name], f"{place}, {name}") for name in names), _given_spans(row, place)
+        if TEXT[1] not in row:
+            return _texts_of(row, place)
         if encoder is None:
             raise ReadError(f"{path} holds text: name its tokenizer with --tokenizer")
-        return *(np.array(encoder.encode(row[name], f"{place}, {name}"), np.int32) for name in names), ()
+        return *(np.array(encoder.encode(row.get(name), f"{place}, {name}"), np.int32) for name in TEXT), ()
 
     return json_rows(path, read)
 
 
-def _given_spans(row: dict, place: str) -> Spans:
-    """Of a row with token ids: none in those of older runs."""
-    spans, last = row.get("given_spans", []), len(row["response_tokens"])
-    is_spans = isinstance(spans, list) and all(isinstance(one, list) and len(one) == 2 for one in spans)
-    edges = [0, *itertools.chain(*spans), last + 1] if is_spans else []
-    rise = all(type(n) is int for n in edges) and all(a < b for a, b in itertools.pairwise(edges))
-    expect(is_spans and rise, f"{place}, given_spans", f"pairs of numbers that rise from 1 to {last}", spans)
-    return spans
+def _texts_of(row: dict, place: str) -> tuple[np.ndarray, np.ndarray, Spans]:
+    """Prompt, response and what was given in it, of a row with token ids; rows of older runs have no given_spans."""
+    for name in TOKENS:
+        expect(name in row, place, f"a row with {' and '.join(TOKENS)}, or {' and '.join(TEXT)}", sorted(row))
+    prompt, response = (token_ids(row[name], f"{place}, {name}") for name in TOKENS)
+    spans = row.get("given_spans", [])
+    with one_line(f"{place}, given_spans", f"expected pairs of numbers from 0 to {len(response)}"):
+        if not all(0 <= begin < end <= len(response) for begin, end in spans):
+            raise ValueError(spans)
+    return prompt, response, spans
 
 
 class Response(NamedTuple):
@@ -186,16 +178,12 @@ def responses_path(directory: Path, step: int) -> Path:
 
 
 def read_responses(directory: Path, step: int) -> list[Response]:
-    """The responses of a training step, in dispatch order; ReadError if one cannot be read, or is there twice."""
-    seen: set[tuple[int, int]] = set()
+    """The responses of a training step, in dispatch order; ReadError if one cannot be read."""
 
     def read(row: dict[str, Any], place: str) -> Response:
         numbers = [row.get("prompt"), row.get("sample"), row.get("round", 0)]
         expect(all(type(n) is int for n in numbers), place, "whole numbers as prompt, sample and round", numbers)
-        expect(tuple(numbers[:2]) not in seen, place, "every prompt and sample once", numbers)
-        seen.add(tuple(numbers[:2]))
-        tokens = [token_ids(row.get(name), f"{place}, {name}") for name in TOKENS]
-        return Response(*numbers, *tokens, _given_spans(row, place))
+        return Response(*numbers, *_texts_of(row, place))
 
     responses = list(json_rows(path := responses_path(directory, step), read))
     expect(bool(responses), str(path), "a row for each response", "none")
@@ -204,15 +192,13 @@ def read_responses(directory: Path, step: int) -> list[Response]:
 
 def read_config(directory: Path) -> dict[str, Any]:
     """The settings of config.yaml, those of `speculation` among them; ReadError if there are none."""
-    with one_line(path := f"{directory / CONFIG_FILE}", "PyYAML is not installed, requirements/cpu.txt has it"):
-        import yaml
-    content = content_of(directory / CONFIG_FILE)
-    with one_line(path, "not the config of a run of sam_recipe.main_dapo"):
+    import yaml
+
+    content = content_of(path := directory / CONFIG_FILE)
+    with one_line(str(path), "not the config of a run of sam_recipe.main_dapo"):
         config = yaml.safe_load(content)
-    expect(isinstance(config, dict), path, "a run's config", config)
-    section = config.get("speculation")
-    is_section = isinstance(section, dict) and isinstance(section.get("method"), str)
-    expect(is_section, f"{path}, speculation", "settings with a method", section)
+        if not isinstance(config["speculation"]["method"], str):
+            raise ValueError("no speculation.method")
     return config
 
 
@@ -229,17 +215,8 @@ def read_metrics(directory: Path, left_out: list[str] | None = None) -> dict[int
         expect(type(step) is int and step >= 0, f"{place}, step", "a training step", step)
         for key, value in row.items():
             expect(type(value) in (int, float), f"{place}, {key}", "a number", value)
-        known, row = metrics.setdefault(step, {}), finite(row)
-        # A run that is resumed validates again before it trains.
-        for key in sorted(key for key in known.keys() & row.keys() if not key.startswith("val-")):
-            expected = f"{known[key]} as in an earlier row of the step"
-            expect(known[key] == row[key], f"{place}, {key}", expected, row[key])
-        known |= row
+        # A mean of nothing is not a number.
+        metrics.setdefault(step, {}).update({key: float(one) for key, one in row.items() if abs(one) < LARGEST})
 
     list(json_rows(directory / METRICS_FILE, read, left_out, is_growing=True))
     return metrics
-
-
-def finite(row: dict[str, float]) -> dict[str, float]:
-    """The figures that are finite numbers: a mean of nothing is not a number, and not recorded."""
-    return {key: float(value) for key, value in row.items() if abs(value) < LARGEST}

@@ -6,16 +6,15 @@ who drafted.
 
 import functools
 import time
-from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 from vllm.config import CUDAGraphMode
 from vllm.forward_context import get_forward_context
 
-from sam.record.engine_steps import DRAFT_MODEL_TOKENS, POSITION_BIN, TURNS, EngineSteps, accepted_tokens
+from sam.record.engine_steps import TURNS, EngineSteps, accepted_tokens
 from sam.vllm import patches, warmup_cost
-from sam.vllm.hints import response_start, turn_of
+from sam.vllm.hints import turn_of
 
 
 class StepRecorder:
@@ -29,14 +28,12 @@ class StepRecorder:
         self._runner = runner
         config = runner.vllm_config
         speculative = config.speculative_config
-        self._positions = config.model_config.max_model_len // POSITION_BIN + 1
         self._draft_length = speculative.num_speculative_tokens if speculative else 0
         self._has_graphs = warmup_cost.has_graphs(config)
         self._scheduled = self._is_on = None
         self._last_end = self._start = 0.0
         self._idle, self._replayed = True, False
         self._stages = {"forward": 0.0, "verify": 0.0, "draft": 0.0}  # seconds, of the step under way
-        self._taken = dict.fromkeys(DRAFT_MODEL_TOKENS, 0)  # the drafter's totals when steps were last taken
         self._clear()
 
     @classmethod
@@ -68,12 +65,8 @@ class StepRecorder:
         """The engine steps since the last call."""
         if read_awaited := self._of_drafter("read_awaited"):
             read_awaited(is_timed=False)
-        counters = dict(self._of_drafter("counters", {}))
-        totals = {name: counters.get(name, 0) for name in DRAFT_MODEL_TOKENS}
         steps = EngineSteps(
             *zip(*self._rows, strict=True),
-            position_steps=self._at_position[0],
-            position_emitted=self._at_position[1],
             drafted_at=self._drafted_at,
             accepted_at=self._accepted_at,
             turn_steps=np.array(self._turns)[:, 0],
@@ -81,10 +74,8 @@ class StepRecorder:
             asynchronous=self._is_asynchronous(),
             has_graphs=self._has_graphs,
             preemptions=self._preemptions,
-            counters=counters,
-            **{name: total - self._taken[name] for name, total in totals.items()},
+            counters=dict(self._of_drafter("counters", {})),
         )
-        self._taken = totals
         self._clear()
         return steps
 
@@ -92,7 +83,6 @@ class StepRecorder:
         self._preemptions = 0
         self._rows: list[tuple] = []  # in the order of EngineSteps' columns
         # Verifications, and tokens that these emitted.
-        self._at_position = np.zeros((2, self._positions), dtype=np.int64)
         self._turns = [[0, 0] for _ in range(TURNS)]
         self._drafted_at, self._accepted_at = np.zeros((2, self._draft_length), dtype=np.int64)
 
@@ -177,12 +167,7 @@ class StepRecorder:
 
     def _record_request(self, request_id: str, drafted: int, emitted: int) -> int:
         accepted = accepted_tokens(emitted, verified=1)
-        state = self._request(request_id)
-        position = state.num_tokens - response_start(state) - emitted
-        bin_ = max(0, position) // POSITION_BIN
-        self._at_position[0, bin_] += 1  # number by number: numpy takes microseconds for an assignment of two
-        self._at_position[1, bin_] += emitted
-        of_turn = self._turns[min(turn_of(state), TURNS) - 1]
+        of_turn = self._turns[min(turn_of(self._request(request_id)), TURNS) - 1]
         of_turn[0] += 1
         of_turn[1] += emitted
         self._drafted_at[:drafted] += 1
@@ -197,25 +182,12 @@ class StepRecorder:
         return getattr(self._runner, "use_async_scheduling", False)
 
 
-@dataclass
-class Progress:
-    """Of a request, as sam.vllm.hints reads it.
-
-    Attributes:
-        num_tokens: of prompt and response so far.
-    """
-
-    sampling_params: Any
-    num_prompt_tokens: int
-    num_tokens: int
-
-
 class SecondRunnersRecorder(StepRecorder):
     """As StepRecorder, with vLLM's second model runner. A step is recorded when its tokens have come to the host, for
     which nobody waits on its behalf; graphs are not told apart."""
 
     def __init__(self, runner):
-        self._requests: dict[str, Progress] = {}
+        self._requests: dict[str, Any] = {}  # as they were scheduled first
         self._ended: set[str] = set()
         super().__init__(runner)
         self._has_graphs = False
@@ -232,9 +204,7 @@ class SecondRunnersRecorder(StepRecorder):
 
     def _add_requests(self, function, scheduler_output):
         self._ended |= scheduler_output.finished_req_ids
-        for request in scheduler_output.scheduled_new_reqs:
-            tokens = len(request.prefill_token_ids or ())  # of a preempted one with those of its response
-            self._requests[request.req_id] = Progress(request.sampling_params, request.prompt_len, tokens)
+        self._requests |= {request.req_id: request for request in scheduler_output.scheduled_new_reqs}
         return function(scheduler_output)
 
     def _sample_tokens(self, function, *arguments, **keywords):
@@ -247,8 +217,6 @@ class SecondRunnersRecorder(StepRecorder):
 
     def _keep_output(self, scheduled, timing, get_output):
         output = get_output()
-        for name, tokens in zip(output.req_ids, output.sampled_token_ids, strict=True):
-            self._requests[name].num_tokens += len(tokens)
         self._record(scheduled, output, timing)
         return output
 
@@ -258,7 +226,7 @@ class SecondRunnersRecorder(StepRecorder):
             self._requests.pop(name, None)
         self._ended.clear()
 
-    def _request(self, request_id: str) -> Progress:
+    def _request(self, request_id: str) -> Any:
         return self._requests[request_id]
 
     def _is_asynchronous(self) -> bool:

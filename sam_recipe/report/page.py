@@ -232,8 +232,6 @@ def _phases(runs: list[Run]) -> dict[str, tuple[int, list[float]]]:
         phase, _, name = key.rpartition("/")
         if phase == "timing_s":
             names.setdefault(key, name)
-        elif phase == "rollout/round_seconds":
-            names[key] = f"generation round {name}" if name.isdigit() else "generation round, mean of the replicas"
     values = {name: _values(runs, key) for key, name in names.items()}
     means = {name: (len(those), those.mean(0).tolist()) for name, those in values.items() if len(those)}
     return {name: row for name, row in means.items() if all(LEAST_SECONDS <= mean < np.inf for mean in row[1])}

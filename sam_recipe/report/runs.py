@@ -165,8 +165,8 @@ def drafted_texts(run: Run) -> list[list[tuple[str, str]]]:
             model = run.config["actor_rollout_ref"]["model"]["path"]
             budget = np.array([run.config["speculation"]["num_speculative_tokens"]], np.int32)
             drafter = make_drafter("sam", "group", int(budget[0]))
-        tokenizer = Tokenizer(model).fast
-        expect(tokenizer is not None, place, "a model's folder with tokenizer.json, to show responses", model)
+        expect((Path(model) / "tokenizer.json").is_file(), place, "a model's folder with tokenizer.json", model)
+        tokenizer = Tokenizer(model).whole
     except ReadError as error:
         run.remarks.append(f"{error}: left out")
         return []

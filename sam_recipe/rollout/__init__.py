@@ -7,6 +7,10 @@ import hashlib
 import re
 from collections.abc import Sequence
 
+# Variable with a name that no other run on the machine has. verl names the socket by which it hands weights to an
+# engine after the Ray job, below /tmp (https://github.com/verl-project/verl/pull/6246). Every Ray counts its jobs from
+# one: an engine would wait for ever, or get another run's weights. Can go once verl's name has the Ray session.
+SESSION = "RECIPE_SESSION"
 SEED_BITS = 63  # vLLM hands seeds to torch as signed 64-bit integers
 
 
@@ -37,16 +41,3 @@ def parse_prompt_uid(uid: str) -> tuple[int, int] | None:
     """(step, prompt) of a uid made by :func:`prompt_uid`; None for verl's random ones (validation)."""
     found = re.fullmatch(r"(\d{6})-(\d{6})", uid)
     return (int(found[1]), int(found[2])) if found else None
-
-
-def job_and_session() -> str:
-    """A name that no other run on the machine has, for the socket by which verl hands weights to an engine.
-
-    verl names it after the Ray job, below /tmp (https://github.com/verl-project/verl/pull/6246). Every Ray counts its
-    jobs from one, so two runs on a machine that each start a Ray take each other's socket: an engine waits for ever, or
-    gets the other run's weights. Here the name bears the Ray session too. Can go once verl's does.
-    """
-    import ray
-
-    context = ray.get_runtime_context()
-    return f"{context.get_job_id()}-{context.get_session_name().removeprefix('session_')}"

@@ -1,14 +1,13 @@
 """Seeds for every response, whatever agent loop makes it: verl's setting `rollout.agent.agent_loop_manager_class`."""
 
 import copy
+import math
 import re
 import traceback
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
-import numpy as np
 import ray
 import transfer_queue as tq
 from tensordict import TensorDict
@@ -22,7 +21,7 @@ from sam_recipe.rollout.client import with_hints
 ROW = "__row__"  # which prompt of its step or validation a prompt is
 FAILURE = "failure_said"  # tag of a prompt one of whose responses failed
 INSTALLED = re.compile(r"(site|dist)-packages/|/lib/python\d")
-FRAME = re.compile(r'File "(.+?\.py)", line (\d+).*')
+FRAME = re.compile(r'  File "(.+?\.py)", line (\d+).*\n')
 CHAINED = "\nThe above exception was the direct cause of the following exception:"
 
 
@@ -70,11 +69,8 @@ class SeededWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     async def _compute_score(self, outputs: list, kwargs: dict[str, Any]) -> None:
         """verl's, which would train on a reward that is no number."""
         await super()._compute_score(outputs, kwargs)
-        score, is_number = outputs[-1].reward_score, False
-        with suppress(TypeError, ValueError):
-            is_number = not isinstance(score, str) and np.isfinite(np.asarray(score, dtype=float)).all()
-        if not is_number:
-            raise ValueError(f"the reward is {score!r}, expected a finite number")
+        if not math.isfinite(score := outputs[-1].reward_score):  # a TypeError that names the kind of anything else
+            raise ValueError(f"the reward is {score}, expected a finite number")
 
 
 class Turn(NamedTuple):
@@ -133,8 +129,8 @@ def describe(error: Exception, data_source: Any) -> str:
     """
     blocks = "".join(traceback.format_exception(error)).split(CHAINED)
     text = next((block for block in blocks if FRAME.search(block)), blocks[-1])
-    frames = list(FRAME.finditer(text))
-    own = [frame for frame in frames if not INSTALLED.search(frame[1]) and frame[1] != __file__] or frames
-    where = f"{own[-1][1]}:{own[-1][2]}: " if own else ""
-    said = re.search(r"^\S.*", text[frames[-1].end() + 1 :] if frames else text, re.MULTILINE | re.DOTALL)
-    return f"data_source {data_source!r}: {where}{' '.join(said[0].split())[:200] if said else type(error).__name__}"
+    *frames, last = FRAME.split(text)  # what stands before each frame, its file and line, and what stands behind all
+    places = [":".join(frames[at : at + 2]) for at in range(1, len(frames), 3)]
+    own = [one for one in places if not INSTALLED.search(one) and not one.startswith(__file__)] or places
+    said = re.search(r"^\S.*", last, re.MULTILINE | re.DOTALL)
+    return f"data_source {data_source!r}: {': '.join([*own[-1:], ' '.join((said or [last])[0].split())[:200]])}"

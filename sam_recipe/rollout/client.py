@@ -1,5 +1,6 @@
 """verl's client of the rollout servers, which generates a response in chunks and tells the router how long it is."""
 
+from copy import copy
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -21,8 +22,6 @@ UNDIVIDED = (
     "bad_words", "repetition_detection",
 )  # fmt: skip
 SPECULATION_COUNTS = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
-LEFT_OUT_WHERE_EMPTY = ("audio_data", "mm_processor_kwargs", "priority")
-MOST_FAILURES = 8  # replicas that may die under one response
 
 
 class RoutedClient(LLMServerClient):
@@ -42,24 +41,28 @@ class RoutedClient(LLMServerClient):
         chunk = self.config.routing.chunk_tokens or request.limit
         if any(sampling_params.get(key) for key in UNDIVIDED):
             chunk = request.limit
-        joined, ended_after, failures = None, None, 0
+        joined = ended_after = None
+        one = copy(self)  # a client generates many responses at once
         try:
-            placement = await self._load_balancer.acquire.remote(request)
+            one.placement = await self._load_balancer.acquire.remote(request)
             while True:
                 given = joined.token_ids if joined else []
                 parameters = chunk_parameters(sampling_params, request, len(given), chunk)
+                if one.placement.waiting:  # for the switch
+                    parameters = with_hints(parameters, waiting=one.placement.waiting)
                 try:
-                    part = await self._ask(placement, request_id, prompt_ids + given, parameters, kwargs)
+                    part = await super(RoutedClient, one).generate(
+                        request_id, prompt_ids=prompt_ids + given, sampling_params=parameters, **kwargs
+                    )
                 except Exception as death:
-                    failures += 1
-                    if not is_dead(death) or failures > MOST_FAILURES:
+                    if not is_dead(death):
                         raise
-                    placement = await self._go_elsewhere(request.id, placement.server_id, death)
+                    one.placement = await self._go_elsewhere(request.id, one.placement.server_id, death)
                     continue
                 joined = join(joined, part)
                 if part.stop_reason != "length" or len(joined.token_ids) >= request.limit:
                     break
-                placement = await self._load_balancer.proceed.remote(request.id, len(part.token_ids))
+                one.placement = await self._load_balancer.proceed.remote(request.id, len(part.token_ids))
             if joined.stop_reason != "aborted":
                 ended_after = len(part.token_ids)
             if joined.stop_reason == "length":
@@ -77,21 +80,11 @@ class RoutedClient(LLMServerClient):
         group = group_of(prompt_ids[: first_prompt_tokens(sampling_params, len(prompt_ids))])
         return Request(uuid4().hex, group, len(prompt_ids), limit, conversation)
 
-    async def _ask(
-        self, placement: Placement, request_id: str, prompt_ids: list[int], parameters: dict, kwargs: dict
-    ) -> TokenOutput:
-        """Have a chunk generated, with the arguments that verl's client gives vLLM's server."""
-        if placement.waiting:  # for the switch
-            parameters = with_hints(parameters, waiting=placement.waiting)
-        given = {key: value for key, value in kwargs.items() if value or key not in LEFT_OUT_WHERE_EMPTY}
-        given.pop("mm_processor_output", None)  # SGLang's
-        given = {"image_data": None, "video_data": None, **given}
-        output = await placement.server.generate.remote(
-            request_id=self._vllm_request_id(request_id), prompt_ids=prompt_ids, sampling_params=parameters, **given
-        )
-        for key in ("min_global_steps", "max_global_steps"):
-            output.extra_fields.setdefault(key, output.extra_fields.get("global_steps"))
-        return output
+    async def _acquire_server(self, request_id: str, **_) -> tuple[str, Any]:
+        return self.placement.server_id, self.placement.server
+
+    def _release_server(self, server_id: str, request_id: str | None = None) -> None:
+        """The router is told when the whole response ends."""
 
     async def _go_elsewhere(self, name: str, server_id: str, death: Exception) -> Placement:
         """Where a chunk begins again whose server has died; the death is the error where no server is left."""

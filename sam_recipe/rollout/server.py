@@ -19,9 +19,10 @@ from sam.sharing.log import Log
 from sam.vllm.hints import RequestHints
 from sam.vllm.plugin import check_installed
 from sam_recipe.launch import fork_server
-from sam_recipe.rollout import job_and_session
+from sam_recipe.rollout import SESSION
 
 LOG_SECONDS = 60.0  # for the log of shared text to be started
+STOP_SECONDS = 10.0  # that the end of a run waits for engines to end
 ENGINE_NICE = 10  # of 19; at 0 a replica's server waits 0.2 s for a core when the engines take all of them
 
 
@@ -56,11 +57,12 @@ class SpeculationWorkerExtension(vLLMColocateWorkerExtension):
         return self.sam_recorder.take().to_bytes()
 
 
-class DraftingServer(vLLMHttpServer):
+class SpeculationServer(vLLMHttpServer):
     """vLLM server of one replica. Refuses to serve when the drafter or sampler asked for is not the one in place."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
+        os.environ["VERL_RAY_JOB_ID"] += os.environ.get(SESSION, "")  # in the name of the weight sync's socket
         # By the id of a request that is in the server, whether it is a chunk that ended because it had its tokens.
         self._in_flight: dict[str, bool] = {}
         self._in_engine, self._counted_at, self._busy_seconds = 0, 0.0, 0.0
@@ -152,40 +154,34 @@ class DraftingServer(vLLMHttpServer):
             engine.shutdown()
 
 
-class SpeculationServer(DraftingServer):
-    """The recipe's, with the name that sam_recipe.trainer.workers.SessionWorker gives the weight sync's socket."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        os.environ["VERL_RAY_JOB_ID"] = job_and_session()  # for the engine's processes
-
-
-class DraftingReplica(vLLMReplica):
+class SpeculationReplica(vLLMReplica):
     """verl's replica with this server in it, where its engine is given a `speculation`."""
-
-    server = DraftingServer
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         engine = self.config.get("engine_kwargs", {}).get("vllm") or {}
         if "speculation" in (engine.get("additional_config") or {}):  # else a reward model's, or a teacher's
-            self.server_class = ray.remote(self.server)
+            self.server_class = ray.remote(SpeculationServer)
             STARTED.append(self)
 
 
-class SpeculationReplica(DraftingReplica):
-    """The recipe's."""
-
-    server = SpeculationServer
-
-
-STARTED: list[DraftingReplica] = []  # by this process
+STARTED: list[SpeculationReplica] = []  # by this process
 
 
 def take_steps() -> tuple[list[EngineSteps], list[float]]:
     """Every replica's engine steps, and seconds with a request in its engine, since the last call."""
     parts = ray.get([replica.servers[0].take_rollout_record.remote() for replica in STARTED])
     return [EngineSteps.from_bytes(content) for content, _ in parts], [seconds for _, seconds in parts]
+
+
+def servers() -> list:
+    """Those of every machine of every replica."""
+    return [server for replica in STARTED for server in replica.servers]
+
+
+def end_engines() -> None:
+    """End the processes of all engines; raises where that takes STOP_SECONDS."""
+    ray.get([server.end_engine.remote() for server in servers()], timeout=STOP_SECONDS)
 
 
 def share_text(mib: int):
@@ -197,8 +193,7 @@ def share_text(mib: int):
     try:
         log = ray.remote(Log).options(num_cpus=0, max_restarts=-1).remote(mib << 20)  # one that dies starts anew, empty
         run_id = secrets.token_hex(8)
-        servers = [server for replica in STARTED for server in replica.servers]  # those of every machine
-        ray.get([server.serve_sharing.remote(log, run_id) for server in servers], timeout=LOG_SECONDS)
+        ray.get([server.serve_sharing.remote(log, run_id) for server in servers()], timeout=LOG_SECONDS)
         ray.get([replica.servers[0].share.remote() for replica in STARTED])
         return log
     except Exception as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas
 
 from sam.command import Parser
-from sam_recipe.record import Contents, build_command, build_once
+from sam_recipe.record import build_command, build_once
 from sam_recipe.smollm2.task import TASKS, draw_rows
 
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -35,12 +35,12 @@ def prepare_assets(output: Path, settings: AssetSettings) -> bool:
     """Puts the assets under `output`, unless they are there already; says whether it did.
 
     Raises:
-        ValueError: a package is not installed, the saved tokenizer is another one, or `output` holds something else.
+        ValueError: a package is not installed, or `output` holds something else.
     """
     gguf_file = find_gguf()
     sources = [Path(__file__).with_name(name) for name in SOURCES]
-    contents = Contents("assets of SmolLM2", asdict(settings), sources, PACKAGES)
-    return build_once(output, contents, lambda folder: _build(folder, settings, gguf_file))
+    made_of, name = (*sources, *PACKAGES), "assets of SmolLM2"
+    return build_once(output, name, asdict(settings), made_of, lambda folder: _build(folder, settings, gguf_file))
 
 
 def find_gguf() -> Path:
@@ -68,14 +68,12 @@ def draw_splits(settings: AssetSettings) -> tuple[list[dict], list[dict]]:
 
 def _build(folder: Path, settings: AssetSettings, gguf_file: Path) -> None:
     # torch and transformers take seconds to import: only after everything that may be wrong was looked at.
-    from sam_recipe.smollm2.model import build_tokenizer, check_tokenizer, save_model
+    from sam_recipe.smollm2.model import build_tokenizer, save_model
 
     train, validation = draw_splits(settings)
     for split, rows in (("train", train), ("val", validation)):
         pandas.DataFrame(rows).to_parquet(folder / f"{split}.parquet")
-    tokenizer = build_tokenizer(gguf_file)
-    save_model(gguf_file, tokenizer, folder / "model")
-    check_tokenizer(tokenizer, folder / "model", [list(row["prompt"]) for row in (*validation, *train[:200])])
+    save_model(gguf_file, build_tokenizer(gguf_file), folder / "model")
 
 
 def main(arguments: list[str] | None = None) -> int:

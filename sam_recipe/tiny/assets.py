@@ -19,7 +19,7 @@ from random import Random
 import pandas
 
 from sam.command import Parser
-from sam_recipe.record import Contents, build_command, build_once
+from sam_recipe.record import build_command, build_once
 from sam_recipe.tiny.model import ModelSettings, build_model
 from sam_recipe.tiny.task import Problem, TaskSettings, as_row, draw_problems
 from sam_recipe.tiny.tokenizer import build_tokenizer
@@ -47,8 +47,8 @@ def prepare_assets(output: Path, settings: AssetSettings) -> bool:
         ValueError: `output` holds something else than assets.
     """
     sources = [Path(__file__).with_name(name) for name in SOURCES]
-    contents = Contents("tiny assets", asdict(settings), sources, packages=("torch", "transformers"))
-    return build_once(output, contents, lambda folder: _build(folder, settings))
+    made_of = (*sources, "torch", "transformers")
+    return build_once(output, "tiny assets", asdict(settings), made_of, lambda folder: _build(folder, settings))
 
 
 def draw_splits(settings: AssetSettings) -> tuple[list[Problem], list[Problem]]:

@@ -5,6 +5,7 @@ verl is imported in the actor only: in the driver it would cost every start a qu
 
 import os
 import re
+import secrets
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from sam_recipe.launch import fork_server
 from sam_recipe.launch.screen import is_death
+from sam_recipe.rollout import SESSION
 
 # What the processes of a run import, for the fork server.
 IMPORTED_ONCE = [
@@ -26,8 +28,7 @@ IMPORTED_ONCE = [
     "sam_recipe.trainer.reward",
     "vllm.v1.engine.core",
 ]
-# Of the error where Ray's raylet has ended: it waits 15 s for its agents, two Python processes, which cannot be set.
-SLOW_START = "timed out during startup"
+SLOW_START = "timed out during startup"  # Ray waits 15 s for two Python processes of its own, which cannot be set
 STARTS = 4
 # Arguments that only a Ray started by this process takes.
 OWN_RAY_ONLY = ("num_cpus", "num_gpus", "resources", "include_dashboard", "_temp_dir", "object_store_memory")
@@ -55,6 +56,7 @@ class TaskRunner:
         from verl.trainer.ppo.v1 import trainer_base
         from verl.utils.config import validate_config
 
+        from sam_recipe import verl_plugin
         from sam_recipe.rollout import server  # noqa: F401 - the servers' class, needed later: imported while nothing waits
         from sam_recipe.trainer import dapo_trainer, workers
 
@@ -65,6 +67,7 @@ class TaskRunner:
         OmegaConf.resolve(config)
         validate_config(config, need_reference_policy(config), need_critic(config))
         # verl looks trainers up by `trainer_mode`; "sync" must keep its name, since verl compares it elsewhere.
+        verl_plugin.join_verl(trainer_base.PPOTrainer)
         trainer_base.TRAINER_REGISTRY["sync"] = dapo_trainer.DapoTrainer
         trainer_base.RayWorkerGroup = workers.WorkerGroup  # of which verl's trainers make their groups
         queue.join()
@@ -90,12 +93,10 @@ def start_ray(**arguments) -> None:
 
     for left in reversed(range(STARTS)):
         try:
-            ray.init(**arguments)
-            return
+            return ray.init(**arguments)
         except Exception as error:
             if SLOW_START not in str(error) or not left:
                 raise
-            print(f"Ray's own processes took longer than it waits: started once more ({error})", flush=True)
 
 
 def run_in_ray(config: DictConfig, runtime_env: dict, temporary: str) -> None:
@@ -106,7 +107,7 @@ def run_in_ray(config: DictConfig, runtime_env: dict, temporary: str) -> None:
 
     arguments = ray_arguments(config, temporary)
     own = {key: value for key, value in (arguments.pop("runtime_env", None) or {}).items() if value is not None}
-    env_vars = {**runtime_env["env_vars"], **(own.get("env_vars") or {})}
+    env_vars = {**runtime_env["env_vars"], **(own.get("env_vars") or {}), SESSION: f"-{secrets.token_hex(8)}"}
     runtime_env = {**runtime_env, **own, "env_vars": env_vars}
     if config.trainer.device == "cpu" and not os.environ.get("RAY_ADDRESS"):
         python = fork_server.start(Path(temporary).parent, IMPORTED_ONCE, env_vars)

@@ -1,10 +1,9 @@
 """DAPO's dynamic sampling in rounds; verl's V1 trainer loads it as `trainer.v1.sampler.custom_sampler`.
 
-A round generates `gen_batch_size` prompts. Groups whose samples all have the same metric carry no signal and
-are dropped. Rounds go on until `train_batch_size` groups are kept, at most `max_num_gen_batches` of them; the
-first `train_batch_size` in dispatch order are trained on (DAPO, arXiv 2503.14476, section 3.2, as in verl's
-original recipe). verl 0.9.1's own V1 sampler refills prompt by prompt as groups finish and never gives up, so
-what it trains on depends on the order in which responses finish.
+A round generates `gen_batch_size` prompts. Groups whose samples all have the same metric are dropped. Rounds go on
+until `train_batch_size` groups are kept, at most `max_num_gen_batches` of them; the first in dispatch order are trained
+on (DAPO, arXiv 2503.14476, section 3.2, as in verl's original recipe). What verl 0.9.1's own sampler trains on depends
+on the order in which responses finish.
 """
 
 import logging
@@ -57,16 +56,14 @@ class SampledStep:
         """As rollouts/<step>.jsonl has them, of the training step `step`."""
         rows = []
         for one in self.trajectories:
-            prompt = parse_prompt_uid(one.uid)[1]
-            row = {name: value for name, value in vars(one).items() if name not in ("uid", "metrics")}
-            row |= {"prompt": prompt, "seed": sample_seed(run_seed, "train", step, prompt, one.sample)}
-            rows.append(row | {"acc": one.metrics.get("acc", 0.0)})
+            row = {**vars(one), "acc": one.metrics.get("acc", 0.0), "prompt": parse_prompt_uid(one.uid)[1]}
+            del row["uid"], row["metrics"]
+            rows.append(row | {"seed": sample_seed(run_seed, "train", step, row["prompt"], one.sample)})
         return rows
 
     def metrics(self) -> dict[str, float]:
         """Counts, and means over all responses, kept or dropped."""
-        counts = ("rounds", "dropped_groups", "failed_groups", "failed_responses", "surplus_groups")
-        values = {f"rollout/{name}": getattr(self, name) for name in counts}
+        values = {f"rollout/{name}": count for name, count in vars(self).items() if isinstance(count, int)}
         values["rollout/reward_all/mean"] = fmean(one.reward for one in self.trajectories)
         if right := [one.metrics["acc"] for one in self.trajectories if "acc" in one.metrics]:
             values["rollout/acc_all/mean"] = fmean(right)
@@ -88,7 +85,6 @@ class DapoRounds(ReplayBuffer):
         self.max_rounds = int(settings.max_num_gen_batches)
         self.samples = int(settings.n)
         self.metric = str(settings.metric)
-        self.last_step = SampledStep()
         self._has_warned = False
 
     def prompts_per_round(self, batch_size: int) -> int:

@@ -1,16 +1,17 @@
 """verl's training workers under names of this run's own: their meeting port, and the socket of the weight sync."""
 
+import os
 import secrets
-from pathlib import Path
 
+import ray
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.single_controller.ray import RayWorkerGroup
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from sam_recipe.rollout import job_and_session
+from sam_recipe.rollout import SESSION
 
-KERNELS_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-FIRST, LAST = 20000, 32768  # above the workers' ports of `ray start` (10002 to 19999), below Linux's own default range
+# Ports above those of `ray start` for its workers (10002 to 19999), below those that Linux gives out by itself.
+FIRST, LAST = 20000, 32768
 ROOM = 100  # ports that verl may try after the first
 
 
@@ -28,9 +29,8 @@ class SessionWorker(ActorRolloutRefWorker):
         super().init_model()
         if not self._is_rollout:
             return
-        handle, own = self.rollout.zmq_handle, job_and_session()
-        job = own.partition("-")[0]
-        self.rollout.zmq_handle = handle.replace(f"-{job}-", f"-{own}-")
+        handle, job = self.rollout.zmq_handle, ray.get_runtime_context().get_job_id()
+        self.rollout.zmq_handle = handle.replace(f"-{job}-", f"-{job}{os.environ[SESSION]}-")
         if self.rollout.zmq_handle == handle:
             raise RuntimeError(
                 f"verl's weight-sync socket is {handle}, expected the Ray job -{job}- in its name: install the pinned "
@@ -44,24 +44,12 @@ class WorkerGroup(RayWorkerGroup):
     Cause: verl 0.9.1 (`verl/single_controller/ray/base.py`, get_master_addr_port) lets the kernel choose a free port,
     closes it, and torch.distributed listens there seconds later. In between Ray opens sockets, to which the kernel
     gives ports of the same range: now and then a start ends with EADDRINUSE
-    (https://github.com/verl-project/verl/issues/5889). This can go when verl's trainer has a key for its argument
-    `master_port_range`.
+    (https://github.com/verl-project/verl/issues/5889). Can go when verl's trainer has a key for its argument
+    `master_port_range`. The first port is drawn anew: runs that start at once on a node seldom try the same.
     """
 
     def __init__(self, *args, **kwargs):
-        super().__init__(*args, **{"master_port_range": master_port_range(), **kwargs})
+        first = FIRST + secrets.randbelow(LAST - ROOM - FIRST)
+        super().__init__(*args, **{"master_port_range": [first, first + ROOM], **kwargs})
         if self._master_port:  # None for a view of workers that another group has started
             print(f"torch.distributed: training workers meet at {self._master_addr}:{self._master_port}", flush=True)
-
-
-def master_port_range() -> list[int] | None:
-    """[first port to try, end), below what the kernel gives out; None, verl's own way, where it leaves no such ports.
-
-    The first is drawn anew for each group: runs that start on one node at the same time seldom try the same port.
-    """
-    lowest = int(KERNELS_RANGE.read_text().split()[0]) if KERNELS_RANGE.exists() else LAST
-    starts = min(lowest, LAST) - ROOM - FIRST
-    if starts <= 0:
-        return None
-    first = FIRST + secrets.randbelow(starts)
-    return [first, first + ROOM]

@@ -69,10 +69,8 @@ def test_what_is_complete_is_not_made_again(tmp_path, folder, capsys):
     ("name", "content", "message"),
     [
         ("aime_2024", {"reward_model": {"ground_truth": None}}, "row 2, reward_model.ground_truth: expected a text"),
-        ("aime_2024", {"reward_model": None}, "row 2, reward_model.ground_truth: expected a text, got None"),
         ("aime_2024", {"data_source": None}, "row 2, data_source: expected a text, got "),
         ("aime_2024", {"prompt": None}, "row 2, prompt[0]: expected a message with role and content, got None"),
-        ("aime_2024", {"prompt": []}, "row 2, prompt: expected a chat, a list of messages, got []"),
         ("aime_2024", [{"prompt": [{"role": "user", "content": "x"}]}], "published file with a column data_source"),
         ("aime_2024", "html", "not the published file"),
         ("aime_2024", None, "holds no aime-2024.parquet"),

@@ -111,7 +111,7 @@ def test_steps_are_recorded(squeezed):
     assert steps.accepted.sum() == steps.accepted_at.sum() >= run.accepted
     assert steps.drafted.sum() >= run.drafted and steps.drafting.sum() > 5 and (~steps.drafting).sum() > 5
     assert steps.running.max() > THRESHOLD and steps.preemptions == run.metrics["vllm:num_preemptions"]
-    assert steps.position_emitted.sum() - steps.position_steps.sum() == steps.accepted.sum()
+    assert steps.turn_emitted.sum() - steps.turn_steps.sum() == steps.accepted.sum()
     assert (steps.step_ms > 0).all() and steps.counters["tracked_requests"] == len(requests())
 
 

@@ -138,7 +138,7 @@ class BenchExtension(ForcedTextExtension):
         from sam.vllm.step_recorder import StepRecorder
 
         steps = StepRecorder.attach(self.model_runner).take()
-        counted = (steps.drafted, steps.accepted, steps.position_steps, steps.position_emitted)
+        counted = (steps.drafted, steps.accepted, steps.turn_steps, steps.turn_emitted)
         errors = sum(steps.counters.get(name, 0) for name in ERRORS)
         return dict(zip(COUNTS, [*(int(column.sum()) for column in counted), int(errors)], strict=True))
 

@@ -46,8 +46,6 @@ def make_run(directory, method, seconds, rewards, different=(), seed=0):
             directory / "engine_steps" / f"{step}.npz",
             step_ms=np.full(6, 1000 * seconds / 6), running=np.array([1, 4, 3, 2, 2, 1]),
             drafted=np.array([0, 0, 0, 6, 6, 3]) * drafts, accepted=np.array([0, 0, 0, 3, 4, 2]) * drafts,
-            position_steps=np.array([3, 2]) * drafts, position_emitted=np.array([6, 8]) * drafts,
-            position_bin=np.array(32),
         )  # fmt: skip
     return directory
 
@@ -187,13 +185,10 @@ def test_accepted_drafts_of_responses_are_marked(tmp_path):
 
 
 def test_seconds_of_phases_and_what_is_saved(runs):
-    for run in runs:
-        change_metrics(run, lambda row: row.update({"rollout/round_seconds/2": row["rollout/seconds"] / 4}))
     table = {row[0]: row[1:] for row in phases([*map(Run.load, runs)])}
     assert PHASE_HEADER[-2:] == ("times as fast", "time saved")
     assert table["its rollout"] == (6, "3.00", "6.00", "2.00x", "50.0 %")
     assert table["training step"] == (6, "4.00", "5.00", "1.25x", "20.0 %")
-    assert table["generation round 2"] == (6, "0.75", "1.50", "2.00x", "50.0 %")
 
 
 def test_broken_input_is_one_line(runs, tmp_path, capsys):

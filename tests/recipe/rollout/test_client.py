@@ -18,16 +18,15 @@ RESPONSE = list(range(100, 150))
 class Server:
     """Gives the tokens of RESPONSE that follow those it is sent, as sam_recipe.rollout's do.
 
-    What is asked beside prompt and parameters is in `about`; `change` alters an output, by how many there were before.
+    `change` alters an output, by how many there were before.
     """
 
     def __init__(self, change=lambda output, before: output):
-        self.asked, self.about, self.change = [], [], change
+        self.asked, self.change = [], change
         self.generate = SimpleNamespace(remote=self._generate)
 
     async def _generate(self, request_id, prompt_ids, sampling_params, **about):
         self.asked.append((prompt_ids, sampling_params))
-        self.about.append((request_id, about))
         given = len(prompt_ids) - 3
         end = min(given + sampling_params.get("max_tokens", 1 << 20), len(RESPONSE))
         tokens = RESPONSE[given:end]
@@ -59,12 +58,12 @@ class Router:
 ROLLOUT = {"name": "vllm", "max_model_len": 64, "prompt_length": 14, "response_length": 50}
 
 
-def generate(chunk, servers=None, prompt=(1, 2, 3), waiting=(), about=None, rollout=ROLLOUT, **sampling):
+def generate(chunk, servers=None, waiting=(), rollout=ROLLOUT, **sampling):
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "routing": {"chunk_tokens": chunk}})
     servers = servers or {"a": Server()}
     router = Router(servers, waiting)
     client = RoutedClient(config, router)
-    output = asyncio.run(client.generate("r", prompt_ids=list(prompt), sampling_params=sampling, **about or {}))
+    output = asyncio.run(client.generate("r", prompt_ids=[1, 2, 3], sampling_params=sampling))
     return output, router, [ask for one in servers.values() for ask in one.asked]
 
 
@@ -119,27 +118,11 @@ def test_the_engine_is_told_how_many_wait_behind_a_chunk():
         assert asked == [([1, 2, 3], caller | hints)] and router.released == [50] and len(caller) == 2
 
 
-def test_every_chunk_has_what_verl_gives_a_request():
-    server = Server()
-    generate(20, {"a": server}, about={"priority": 3, "image_data": ["x"], "mm_processor_output": None})
-    generate(None, {"a": server}, about={"priority": 0, "audio_data": None})
-    ids, found = zip(*server.about, strict=True)
-    assert len(set(ids)) == 4, "each a vLLM request of its own"
-    with_image = {"priority": 3, "image_data": ["x"], "video_data": None}
-    assert list(found) == [with_image] * 3 + [{"image_data": None, "video_data": None}]
-
-
 def test_an_aborted_chunk_ends_its_response_with_the_tokens_so_far():
     def abort(output, before):
         return TokenOutput(token_ids=[], stop_reason="aborted") if before == 1 else output
 
-    output, router, _ = generate(20, {"a": Server(abort)})
+    output, router, _ = generate(20, {"a": Server(abort)}, rollout={**ROLLOUT, "full_determinism": True})
+    assert router.told[0][1].conversation != "r", "ids that come again name none"
     assert (output.token_ids, output.stop_reason) == (RESPONSE[:20], "aborted")
     assert router.released == [None], "its length says nothing about its group"
-
-
-def test_ids_that_come_again_name_no_conversation():
-    """verl's with full_determinism: equal in every round, whatever the prompts."""
-    rollout = {**ROLLOUT, "full_determinism": True}
-    first, second = (generate(None, rollout=rollout)[1].told[0][1] for _ in range(2))
-    assert first.conversation != second.conversation and first.id != second.id

@@ -1,30 +1,12 @@
-"""The rollout server and its worker: busy seconds, and who goes before an engine on a CPU."""
+"""The rollout server: busy seconds."""
 
 import asyncio
-import os
 from types import SimpleNamespace
 
-import pytest
-import torch
 from vllm import SamplingParams
 
 from sam_recipe.rollout import server as module
-from sam_recipe.rollout.server import ENGINE_NICE, SpeculationServer, SpeculationWorkerExtension
-
-
-@pytest.mark.parametrize(
-    ("threads", "before", "after"),
-    [(1, 0, ENGINE_NICE), (1, 19, 19), (2, 0, 0)],
-    ids=["yields", "never forward", "not"],
-)
-def test_an_engine_of_one_thread_yields(monkeypatch, threads, before, after):
-    nice = {0: before}  # of the thread that calls
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(os, "getpriority", lambda _, thread: nice[thread])
-    monkeypatch.setattr(os, "setpriority", lambda _, thread, value: nice.update({thread: value}))
-    for _ in range(2):
-        SpeculationWorkerExtension.sam_yield(SimpleNamespace(device=torch.device("cpu")))
-    assert nice == {0: after}
+from sam_recipe.rollout.server import SpeculationServer
 
 
 def test_seconds_count_in_the_engine_also_of_a_batch_that_never_empties(monkeypatch):

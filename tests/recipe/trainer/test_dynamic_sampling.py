@@ -177,17 +177,13 @@ def test_metrics_are_those_that_the_reward_gives(monkeypatch):
 
 def test_a_users_sampler_decides_itself_how_many_prompts_a_step_begins_with(monkeypatch):
     """It need not know of rounds; without them there is no record of a step's responses."""
-    asked, saved = [], []
-    monkeypatch.setattr(dapo_trainer.PPOTrainerSync, "_add_batch_to_generate", lambda _: asked.append("verl's"))
-    monkeypatch.setattr(dapo_trainer.PPOTrainerSync, "on_sample_end", lambda _: asked.append("verl's end"))
-    steps = SimpleNamespace(save=lambda directory, step: saved.append((directory, step)))
-    monkeypatch.setattr(dapo_trainer.DapoTrainer, "_collect_rollout", lambda _: ([steps], [1.0]))
-    monkeypatch.setattr(dapo_trainer, "rollout_metrics", lambda *found: {"found": found})
+    asked, verls = [], dapo_trainer.PPOTrainerSync
+    monkeypatch.setattr(verls, "_add_batch_to_generate", lambda _: asked.append("verl's"))
+    monkeypatch.setattr(verls, "_compute_metrics", lambda *_: asked.append("verl's metrics"))
     trainer = object.__new__(dapo_trainer.DapoTrainer)
-    trainer.replay_buffer, trainer.global_steps = object(), 1
-    trainer.config = OmegaConf.create({"speculation": {"batch_size_threshold": 8}})
-    trainer.record = SimpleNamespace(directory="run")
+    trainer.replay_buffer = object()
+    trainer.sam_steps = [(SimpleNamespace(save=lambda directory, step: asked.append((directory, step))), 1.0)]
+    trainer.record = SimpleNamespace(directory="run", append_metrics=lambda step, metrics: asked.append(metrics))
     trainer._add_batch_to_generate()
-    trainer.on_sample_end()
-    assert asked == ["verl's", "verl's end"] and saved == [("run", 1)]
-    assert trainer._rollout_metrics == {"found": ([steps], [1.0], 8, 1)}, "one round"
+    trainer._compute_metrics(None, {"a": 1}, {}, 1, 0)
+    assert asked == ["verl's", "verl's metrics", ("run", 1), {"a": 1}]

@@ -29,18 +29,9 @@ WRONG = {
                 ("I do not know", False, ""),
             )
         ),
-        *(
-            (f"{SOURCE_PREFIX}chain_sum", "14", solution, found == "14", found)
-            for solution, found in (
-                ("5 + 9 = 14\n#### 14", "14"),
-                ("5 + 9 = 14\n#### 14 \n", "14"),
-                ("#### 14\n#### 15", "15"),
-                ("#### 14\nor not", ""),
-                ("5 + 9 #### 14", ""),
-                ("#### 14 or 15", ""),
-                ("", ""),
-            )  # fmt: skip
-        ),
+        (f"{SOURCE_PREFIX}chain_sum", "14", "5 + 9 = 14\n#### 14 \n", True, "14"),
+        (f"{SOURCE_PREFIX}chain_sum", "14", "#### 14\n#### 15", False, "15"),
+        *((f"{SOURCE_PREFIX}chain_sum", "14", said, False, "") for said in ("#### 14\nor not", "5 + 9 #### 14", "")),
         (f"{SOURCE_PREFIX}needle_haystack", "Jo", "#### Jo", True, "Jo"),
         ("openai/gsm8k", "1200", "6 * 200\n#### 1,200", True, "1200"),
         ("openai/gsm8k", "1200", "#### 1201", False, "1201"),

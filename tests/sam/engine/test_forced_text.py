@@ -59,7 +59,7 @@ def test_drafts_that_are_right_are_all_accepted_and_wrong_ones_give_a_length_of_
     assert right.drafted.sum() - right.accepted.sum() <= DRAFTS * len(LENGTHS)
     assert len(right) < sum(LENGTHS) / 4
     assert wrong.drafted.sum() > 300 and wrong.accepted.sum() == 0
-    assert wrong.position_emitted.sum() == wrong.position_steps.sum() > 100  # mean acceptance length 1.0
+    assert wrong.turn_emitted.sum() == wrong.turn_steps.sum() > 100  # mean acceptance length 1.0
 
 
 def test_text_that_repeats_is_drafted_by_the_automaton(model):
