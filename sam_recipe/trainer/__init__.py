@@ -33,6 +33,7 @@ STARTS = 4
 OWN_RAY_ONLY = ("num_cpus", "num_gpus", "resources", "include_dashboard", "_temp_dir", "object_store_memory")
 LOST_LINK = re.compile("[Cc]onnection (closed|reset|refused)|[Tt]imed out")  # what ranks say whose peer has gone
 NOTICE_SECONDS = 30.0  # Ray gives up a node after 5 questions without an answer, 3 s apart
+LOOK_SECONDS = 5.0  # at the nodes, while the run goes on
 
 
 class NodeLostError(RuntimeError):
@@ -115,12 +116,15 @@ def run_in_ray(config: DictConfig, runtime_env: dict, temporary: str) -> None:
     # On this node, where run_dir is for certain; Ray would take any.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
     runner, nodes = ray.remote(TaskRunner).options(scheduling_strategy=here).remote(), living_nodes()
+    run = runner.run.remote(config)
     try:
-        ray.get(runner.run.remote(config))
+        while not ray.wait([run], timeout=LOOK_SECONDS)[0]:
+            check_nodes(nodes, 0.0)  # verl may wait for ever for what was on one that is lost
+        ray.get(run)
     except Exception as error:
         is_lost = is_death({"type": type(error).__name__, "text": str(error)}) or LOST_LINK.search(str(error))
         if len(nodes) > 1 and is_lost:
-            check_nodes(nodes)
+            check_nodes(nodes, NOTICE_SECONDS)
         raise
 
 
@@ -131,9 +135,9 @@ def living_nodes() -> dict[str, str]:
     return {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
 
 
-def check_nodes(nodes: dict[str, str]) -> None:
-    """Raise NodeLostError if one of them is lost, which Ray may be still to notice."""
-    deadline = time.monotonic() + NOTICE_SECONDS
+def check_nodes(nodes: dict[str, str], seconds: float) -> None:
+    """Raise NodeLostError if one of them is lost, or is in so many seconds, which Ray may take to notice."""
+    deadline = time.monotonic() + seconds
     while not (lost := nodes.keys() - living_nodes()):
         if time.monotonic() > deadline:
             return

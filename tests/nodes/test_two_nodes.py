@@ -52,6 +52,12 @@ time_t time(time_t *kept) {
     return kept ? *kept = exact.tv_sec : exact.tv_sec;
 }
 """
+# Another one's version.
+PYTHON = """
+import collections, sys
+fields = "major minor micro releaselevel serial"
+sys.version_info = collections.namedtuple("version_info", fields)(*sys.version_info)._replace(micro=99)
+"""
 
 
 class Cluster:
@@ -59,9 +65,15 @@ class Cluster:
 
     def __init__(self, folder, assets):
         (shared := folder / "shared").mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8g", "shared", shared], check=True)
         self.shared, self.assets = shared, shutil.copytree(assets, shared / "assets")
         self.head, self.worker = self.nodes = machines.two(folder, (machines.REPOSITORY, shared))
         self.environment = ENVIRONMENT | {"RAY_ADDRESS": f"{self.head.address}:6379"}
+
+    def limit_disk(self, free):
+        """Of the folder that both see, to so many bytes that are free."""
+        size = shutil.disk_usage(self.shared).used + free
+        subprocess.run(["mount", "-o", f"remount,size={size}", self.shared], check=True)
 
     def start_ray(self, **of_worker):
         self.head.ray("head", **ENVIRONMENT)
@@ -107,10 +119,13 @@ def cluster(request, tmp_path_factory):
     if said := machines.refused():
         pytest.skip(said)
     cluster = Cluster(tmp_path_factory.mktemp("nodes"), request.getfixturevalue("assets"))
-    cluster.start_ray()
-    yield cluster
-    for node in cluster.nodes:
-        node.end()
+    try:
+        cluster.start_ray()
+        yield cluster
+    finally:
+        for node in cluster.nodes:
+            node.end()
+        subprocess.run(["umount", "--lazy", cluster.shared], check=True)
 
 
 @pytest.fixture(scope="module")
@@ -149,30 +164,55 @@ def test_a_node_that_is_not_as_the_head_is_named(cluster):
     assert f"on {cluster.worker.address}: commit " in said
 
 
+def test_another_python_joins_no_ray(cluster):
+    """Ray itself refuses it, before anything of a run."""
+    other = cluster.shared / "python"
+    other.mkdir()
+    (other / "sitecustomize.py").write_text(PYTHON)
+    cluster.worker.ray("stop")
+    words = ("bash", "scripts/start_ray_cluster.sh", "worker", cluster.head.address)
+    joining = cluster.worker.command(*words, **ENVIRONMENT | {"PYTHONPATH": f"{other}:{machines.REPOSITORY}"})
+    ended = subprocess.run(joining, capture_output=True, text=True, timeout=MINUTES)
+    assert ended.returncode == 1 and "Version mismatch" in ended.stderr, (ended.stdout, ended.stderr)
+    cluster.worker.ray("worker", cluster.head.address, **ENVIRONMENT)
+
+
 @pytest.fixture(scope="module")
 def lost(cluster):
-    """A run whose link was cut for 5 s, and that has lost a node later: its directory, last line, and what it left."""
-    directory = cluster.shared / "run"
+    """A run whose link was cut for 5 s, that ended with a full disk, went on, and has lost a node: its directory, the
+    last lines on the screen, and what each time was left."""
+    directory, screens, left = cluster.shared / "run", [], []
+
+    def ends(run):
+        _, screen = run.communicate(timeout=2 * MINUTES)
+        assert run.returncode == 1, (screen, log_of(directory)[-3000:])
+        screens.append(screen.splitlines()[-1])
+        left.append(cluster.left())
+
     run = cluster.start(directory, "routing=context")
     wait_for_step(run, directory, 1)
     cluster.worker.set_link("down")
     time.sleep(5.0)
     cluster.worker.set_link("up")
+    cluster.limit_disk(1 << 20)
+    ends(run)
+    cluster.limit_disk(8 << 30)
+    run = cluster.start(directory, "routing=context")
     wait_for_step(run, directory, 2)
     (raylet,) = [process for process in cluster.worker.processes() if process.name() == "raylet"]
     raylet.kill()
-    _, screen = run.communicate(timeout=MINUTES)
-    assert run.returncode == 1, (screen, log_of(directory)[-3000:])
-    left = cluster.left()
+    ends(run)
     cluster.stop_ray()
-    return directory, screen.splitlines()[-1], left
+    return directory, screens, left
 
 
-def test_a_run_that_has_lost_a_node_names_it_and_leaves_nothing(cluster, lost):
-    directory, last, left = lost
+def test_a_run_that_cannot_go_on_says_why_and_leaves_nothing(cluster, lost):
+    directory, (full, last), left = lost
+    assert full.startswith(f"error: no space left on the disk of {directory / 'checkpoints'}"), full
+    assert full.endswith("free some space; then the same command goes on after step 1")
     assert last.startswith(f"error: node {cluster.worker.address} is lost: "), (last, log_of(directory)[-3000:])
     assert last.endswith("then the same command goes on after step 2")
-    assert left == [set(), set()]
+    assert left == [[set(), set()]] * 2
 
 
 def test_a_run_draws_one_nodes_tokens_through_all_that_disturbs_it(cluster, lost, alone):
@@ -207,6 +247,7 @@ def test_a_run_draws_one_nodes_tokens_through_all_that_disturbs_it(cluster, lost
         assert mine["actor/grad_norm"] == theirs["actor/grad_norm"]
         assert (directory / "engine_steps" / f"{mine['step']}.npz").exists()
     assert rows[-1]["rollout/drafter/sharing_received_tokens"] > 0, "verl's balancer spreads a prompt's samples"
+    assert rows[-1]["rollout/drafter/sharing_lost_tokens"] >= 0, "counted"
     assert sum(row["actor/grad_norm"] for row in rows) > 0
     assert sum(row["rollout/spec_accepted_tokens"] for row in rows) > 0
     assert {path.name for path in (directory / "history").glob("*.sqlite")} == {"head.sqlite", "worker.sqlite"}

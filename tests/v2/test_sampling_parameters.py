@@ -34,12 +34,11 @@ def requests():
 
     structured = {"structured_outputs": StructuredOutputsParams(regex="(w1[0-9]?[0-9]?)+")}
     drawn = prompts(ROWS)
-    listed = [
-        (f"{case}_{row}", prompt, settings)
+    return [
+        (f"{case}_{row}", prompt, settings if "logprobs" in case or row == 0 else settings | {"logprobs": 1})
         for case, settings in (CASES | {"structured_outputs": structured}).items()
         for row, prompt in enumerate(drawn if case != "near_max_model_len" else prompts(ROWS, 236))
     ]
-    return listed
 
 
 @pytest.fixture(scope="module")
