@@ -3,9 +3,12 @@
 import ast
 import functools
 import importlib.util
+import json
 import re
 import runpy
 import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -49,6 +52,8 @@ def test_links_and_images_resolve(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_paths_exist(page):
+    lines = without_blocks(PAGES[page]).splitlines()
+    assert [line for line in lines if line.count("`") % 2] == [], "code over two lines is looked at by no test"
     for code in inline_code(PAGES[page]):
         for path in re.findall(rf"(?<![\w/.:-])(?:{FOLDERS})/[\w./*-]*\w(?:/|\b)", code):
             assert list(ROOT.glob(path.rstrip("/"))), path
@@ -164,6 +169,27 @@ def test_the_chinese_readme_has_the_same_commands_figures_and_links():
 
     assert said("README.md") == said("README.zh.md")
     assert len(PAGES["README.md"].split()) <= 900
+
+
+@pytest.mark.network
+def test_the_site_is_built_of_all_pages_and_needs_no_network(tmp_path):
+    """Into outputs/site, with mkdocs' warnings as errors: links and anchors that it does not find, pages left out."""
+    uv, python = Path(sys.executable).with_name("uv"), tmp_path / "bin" / "python"
+    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, tmp_path], check=True)
+    pins = ["--require-hashes", "--no-deps", "-r", "requirements/docs.txt"]
+    subprocess.run([uv, "pip", "install", "--quiet", "--python", python, *pins], cwd=ROOT, check=True)
+    built = subprocess.run([python, "-m", "mkdocs", "build", "--strict"], cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    site = ROOT / "outputs" / "site"
+    names = {Path(page).stem.replace("README", "index") if page != "README.zh.md" else "README.zh" for page in PAGES}
+    assert {path.stem for path in site.glob("*.html")} == {*names, "404"}
+    searched = {row["location"] for row in json.loads((site / "search" / "search_index.json").read_text())["docs"]}
+    for name in names:
+        html = (site / f"{name}.html").read_text()
+        assert f"{name}.html" in searched
+        assert re.findall(r'<(?:script|link|img|iframe)[^>]*?(?:src|href)="?(?:https?:)?//', html) == []
+        # What Python's Markdown takes otherwise than GitHub does.
+        assert re.findall(r"<p>[^<]*(?:```|\n(?:[-*]|\d+\.) )", html) == []
 
 
 def test_public_ci_runs_the_commands_of_the_projects_own():

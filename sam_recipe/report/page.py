@@ -137,7 +137,7 @@ def answer(runs: list[Run], summary: dict, against: dict | None) -> list[str]:
     """What the report says, in a few lines; the first is the headline. `against`: what stock.json holds, or None."""
     names, timed = [run.name for run in runs[:2]], {row[0]: row for row in phases(runs)}
     lines = [_line(name, timed.get(name)) for name in (STEP, ROLLOUT, TAIL)]
-    lines[0] += f" (speculation={' to '.join(reversed(names))}; mean of {summary['steps']} steps)"
+    lines.append(f"Mean of {summary['steps']} steps, speculation={' to '.join(reversed(names))}.")
     if runs[1:]:
         same = _figure(summary, "{} of {}, token for token", "identical_responses", "total_responses")
         curves = ", ".join(f"{name} {said}" for name, said in summary["curves"].items()) or NOT_RECORDED

@@ -9,8 +9,8 @@ import pytest
 from sam.bench.result import compared
 from sam.record.responses import read_recording
 from sam.replay import make_drafter, replay
-from sam_recipe.report.page import PHASE_HEADER, main, phases
-from sam_recipe.report.runs import STOCK_FILE, Run, drafted_texts, text_of
+from sam_recipe.report.page import PHASE_HEADER, compare_curves, main, phases
+from sam_recipe.report.runs import STOCK_FILE, Run, drafted_texts, load_runs, text_of
 from tests.recipe.run_directory import write_lines, write_run
 
 REWARDS = [0.0, 0.1, 0.2, 0.5, 0.6, 0.7]
@@ -90,10 +90,11 @@ def test_the_page_gives_the_answer_first(report, tmp_path):
     assert (summary["identical_responses"], summary["total_responses"]) == (23, 24)
     assert summary["identical_by_step"]["4"] == [3, 4]
     assert "http" not in page and "<script" not in page
-    assert printed.splitlines()[:5] == [
-        "Training step 5.00 s to 4.00 s: 1.25x as fast, 20.0 % of time saved (speculation=off to sam; mean of 6 steps)",
+    assert printed.splitlines()[:6] == [
+        "Training step 5.00 s to 4.00 s: 1.25x as fast, 20.0 % of time saved",
         "Its rollout 6.00 s to 3.00 s: 2.00x as fast, 50.0 % of time saved",
         "The rollout's tail 3.00 s to 1.50 s: 2.00x as fast, 50.0 % of time saved",
+        "Mean of 6 steps, speculation=off to sam.",
         "Identical responses: 23 of 24, token for token.",
         "Curves, first less second: reward +0.05 (one seed), response length identical, accuracy +0.025 (one seed), "
         "entropy identical, gradient norm identical. A band needs other seeds too: sam report SAM OFF SAM2 OFF2.",
@@ -130,8 +131,8 @@ def stock_beside(run, folder, seconds=ROUNDS, **changes):
 def test_one_run_is_reported_too(runs, tmp_path, capsys):
     assert main([str(runs[0]), "--output", str(tmp_path / "out")]) == 0
     printed, page = capsys.readouterr().out, (tmp_path / "out" / "report.html").read_text()
-    assert printed.splitlines()[:4] == [
-        "Training step 4.00 s (speculation=sam; mean of 6 steps)", "Its rollout 3.00 s", "The rollout's tail 1.50 s",
+    assert printed.splitlines()[:5] == [
+        "Training step 4.00 s", "Its rollout 3.00 s", "The rollout's tail 1.50 s", "Mean of 6 steps, speculation=sam.",
         "Next: the same command with speculation=off and another run_dir, then sam report RUN OFF.",
     ]  # fmt: skip
     assert pictures(page)[0] == "Running requests, and the drafts verified and accepted"
@@ -155,6 +156,31 @@ def test_another_runs_text_is_left_out(runs, report, tmp_path):
     stock_beside(runs[0], tmp_path / "out", text="0123456789abcdef")
     _, page, printed = report()
     assert "stock.json is of another run's text and left out" in printed and "as fast as stock vLLM" not in page
+
+
+def test_curves_are_identical_or_differ_by_so_much(runs):
+    change_metrics(runs[1], lambda row: row.update({"actor/entropy": float("nan")} if row["step"] == 3 else {}))
+    found = compare_curves([*map(Run.load, runs)])
+    assert found["entropy"] == "identical" and found["reward"] == "+0.05 (one seed)"
+
+
+def test_what_differs_has_a_band_over_seeds(runs, tmp_path):
+    def pair(name, rewards, seed, other_seed=None):
+        sam = make_run(tmp_path / f"sam_{name}", "sam", 3.0, rewards, seed=seed)
+        return sam, make_run(
+            tmp_path / f"off_{name}", "off", 6.0, [0.0, 0.0], seed=seed if other_seed is None else other_seed
+        )
+
+    more = [*pair("b", [0.1, 0.3], 1), *pair("of_two_seeds", [9.0, 9.0], 2, 3), *pair("of_a_seed_again", [9.0, 9.0], 1)]
+    found = compare_curves(load_runs([*runs, *more]))
+    # Of 0.05 and 0.2.
+    assert found["reward"] == "+0.12 (+0.05 to +0.2, 2 seeds)" and found["response length"] == "identical"
+
+
+def test_a_loss_is_longer(runs, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("sam_recipe.report.page.draw_all", lambda runs: [])
+    assert main([*map(str, runs[::-1]), "--output", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out.startswith("Training step 4.00 s to 5.00 s: 0.80x as fast, 25.0 % longer\n")
 
 
 def test_accepted_drafts_of_responses_are_marked(tmp_path):
