@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sam.config import SpeculationConfig
 from sam.switch.step_cost import StepCost
-from sam_recipe.arguments import CONFIGS, FREE_SECTIONS, check_values, connect_users_code, folder_of, misspelt
+from sam_recipe.arguments import CONFIGS, FREE_SECTIONS, check_values, connect_users_code, did_you_mean, folder_of
 from sam_recipe.launch import routing, sharing
 
 
@@ -37,8 +37,15 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
         for override in overrides:  # of a new key verl would know nothing
             if override[:1] in ("+", "~") and not override[1:].lstrip("+").startswith(FREE_SECTIONS):
                 raise ConfigError(f"{override}: {name} has all keys of a run: leave it out [config.value]")
+        search = f"hydra.searchpath=[{path}]"
         with initialize_config_dir(str(folder), version_base="1.3", job_name=name):
-            config = compose(name, [f"hydra.searchpath=[{path}]", *overrides])
+            try:
+                config = compose(name, [search, *overrides])
+            except HydraException as error:
+                if not (found := UNKNOWN.match(str(error))) or found[1].startswith(FREE_SECTIONS[:-1]):
+                    raise
+                meant = _meant(found[1], compose(name, [search])) or "check its spelling"
+                raise ConfigError(f"{found[1]} does not exist in this config: {meant} [config.override]") from error
         config.config_name = name
         check_values(config)
         speculation = SpeculationConfig.from_dict(OmegaConf.to_container(config.speculation, resolve=True))
@@ -56,8 +63,7 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
         if (emptied := [one for one in overrides if one.endswith("=null")]) and "NoneType" in str(error):
             raise ConfigError(f"{emptied[0]}: expected keys below it: change it [config.value]") from error
         code = "config.override" if isinstance(error, HydraException | OmegaConfBaseException) else "config.value"
-        said = isinstance(error, HydraException) and misspelt(overrides, config_name)
-        raise ConfigError(f"{said or _one_line(error)} [{code}]") from error
+        raise ConfigError(f"{_one_line(error, overrides)} [{code}]") from error
     return config
 
 
@@ -105,9 +111,26 @@ def verl_configs() -> str:
     return f"file://{Path(spec.submodule_search_locations[0]) / 'trainer' / 'config'}"
 
 
-def _one_line(error: Exception) -> str:
-    """Hydra's messages have several lines, the cause first, and advise a `+`, which helps in FREE_SECTIONS alone."""
-    found = re.match("Could not override '(.+)'", message := str(error).split("Config search path:")[0])
-    if found and (not found[1].startswith(FREE_SECTIONS) or found[1].startswith("speculation")):
-        return f"{found[1]} does not exist in this config: check its spelling"
+UNKNOWN = re.compile("Could not override '(.+?)'")  # Hydra of a key that a config has not, and then advises a `+`
+
+
+def _meant(key: str, config: DictConfig) -> str | None:
+    """The key of a config that is like one that it has not, as a question."""
+    known, meant = OmegaConf.to_container(config), []  # references are not followed
+    for part in key.split("."):
+        if not isinstance(known, dict) or not (said := did_you_mean(part, known)):
+            return None
+        meant.append(said.removeprefix("did you mean ").removesuffix("?"))
+        known = known[meant[-1]]
+    return f"did you mean {'.'.join(meant)}?"
+
+
+def _one_line(error: Exception, overrides: list[str]) -> str:
+    """Hydra's messages have several lines, the cause first."""
+    message = str(error).split("Config search path:")[0]
+    if wrong := next((one for one in overrides if "=" not in one), None):
+        return f"{wrong}: expected KEY=VALUE, such as speculation=off"
+    if found := re.search(r"Could not find '(\w+)/(\w+)'.*Available options in '\w+':(.*)", message, re.DOTALL):
+        choices = sorted({*found[3].split()} - {"knobs"})
+        return f"{found[1]}={found[2]} is unknown: expected one of {', '.join(choices)}"
     return "; ".join([line.strip() for line in message.splitlines() if line.strip()][:8])

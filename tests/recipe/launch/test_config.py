@@ -42,10 +42,11 @@ BAD = [
     (f"routing=context {ROUTER}=mine.yaml", "mine.yaml: routing=context brings a router of its own"),
     (f"{ROUTER}=mine.yaml", "router_config_path=mine.yaml: no such file"),
     ("speculation.step_cost=missing.json", "missing.json: no such file; "),
-    ("speculation.nonsense=1", "speculation.nonsense does not exist: did you mean"),
+    ("speculation.nonsense=1", "speculation.nonsense does not exist in this config: check its spelling"),
     ("speculation.policy.name=never", "speculation.policy.name does not exist"),
+    ("trainer.tset_freq=5", "trainer.tset_freq does not exist in this config: did you mean trainer.test_freq?"),
     ("+trainer.gamma=1", "+trainer.gamma=1: dapo_tiny_cpu has all keys of a run: leave it out [config.value]"),
-    ("device=npu", "device does not exist in this config: check its spelling"),
+    ("device=npu", "device does not exist in this config"),
     (f"{VLLM}.block_size=16", "To append to your config use +actor_rollout_ref"),  # where a `+` is what helps
     (f"+{VLLM}.additional_config=3", "engine_kwargs.vllm.additional_config=3: expected a dictionary"),
     ("data=null", "data=null: expected keys below it"),

@@ -41,7 +41,6 @@ OVERRIDES = [
     ("an asynchronous trainer", "trainer_mode=separate_async: ", "trainer.v1.trainer_mode=separate_async"),
     ("what verl does not read", "verl does not read it, temperature decides", f"{ROLLOUT}.do_sample=false"),
     ("sequences split without it", "it does not see split sequences", *CUDA, f"{ATTENTION}=sdpa", f"{SPLIT}=2"),
-    ("a key misspelt", "reads the key: did you mean test_freq?", "+trainer.tset_freq=10"),
     ("an old key of verl's", "verl's V1 trainer does not read it", "custom_reward_function.path=a.py"),
     ("no truth value", f"{ACTOR}.use_kl_loss=ture: expected true or false", f"{ACTOR}.use_kl_loss=ture"),
     ("a number as a name", "trainer.experiment_name=32: expected text", "trainer.experiment_name=32"),
