@@ -149,7 +149,7 @@ def test_what_is_installed_says_so(results):
     drafters = {"sync": "SamProposer", "async": "AscendAsyncSamProposer", "ngram": "AscendNgramProposer"}
     assert {name: status[name]["drafter"] for name in drafters} == drafters
     assert all(status[name]["verification"] == "exact" for name in ("off", *drafters))
-    assert status["async rejection"]["verification"] == "rejection" and status["async rejection"]["sampled_steps"] > 10
+    assert status["async rejection"]["verification"] == "rejection"
     for door in ("sync", "async"):
         assert status[door]["asynchronous"] == status[f"{door} parts off"]["asynchronous"] == (door == "async")
 
@@ -159,7 +159,7 @@ def test_vllm_ascends_own_eagle_is_left_as_it_is_and_verified_exactly(results):
     result = results["eagle3"]
     status = result["status"]
     assert status["drafter"] == "AscendEagleProposer" and status["verification"] == "exact"
-    assert result["drafted"] > 1000 > result["accepted"] > 5 and status["sampled_steps"] == len(result["steps"])
+    assert result["drafted"] > 1000 > result["accepted"] > 5
     assert re.search("verification=exact.*'eagle3'.*async_scheduling=False", results["eagle3 refused"]["refused"])
 
 
