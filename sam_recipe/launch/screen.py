@@ -183,7 +183,9 @@ def last_line(run_directory: Path, ending: Ending) -> str:
     """One line for the screen and the log."""
     log, done = run_directory / LOG_FILE, max(read_metrics(run_directory), default=0)
     if ending.reason is None:
-        return f"finished after {done} steps; log: {log}; look at it: sam report {run_directory}"
+        is_offline = any(run_directory.glob(offline := "wandb/offline-run-*"))
+        upload = f"; upload it: wandb sync {run_directory / offline}" * is_offline
+        return f"finished after {done} steps; log: {log}; look at it: sam report {run_directory}{upload}"
     saved = resumes_after(run_directory)
     begins = "starts from the beginning (no checkpoint to go on from)"
     again = begins if saved is None else f"goes on after step {saved}"
