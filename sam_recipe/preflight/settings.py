@@ -195,13 +195,12 @@ def draft_model(config: DictConfig) -> Iterator[str]:
         return
     folder, method = Path(speculation.draft_model), SpeculationConfig.from_dict(dict(speculation)).trained_method()
     if (size := config.actor_rollout_ref.rollout.tensor_model_parallel_size) > 1:
-        said = (
-            f"actor_rollout_ref.rollout.tensor_model_parallel_size={size}: a trained drafter's passes run on one rank"
-        )
+        said = f"rollout.tensor_model_parallel_size={size}: a trained drafter's passes run on one rank"
         yield f"{said}: set it to 1, or choose speculation=sam [drafter.ranks]"
     if lacks_drafter(config):
         made = f"make it with sam distil --assets {config.get('assets')}"
-        remedy = made if "assets" in config else "point the key at one"
+        is_made = "assets" in config and speculation.method != "eagle3"
+        remedy = made if is_made else "point the key at one that was trained for this model"
         yield f"speculation.draft_model={folder}: no config.json: {remedy} [drafter.missing]"
     elif found := wrong_kind(folder, method):
         said = f"speculation.draft_model={folder} holds {found}, speculation={method}"

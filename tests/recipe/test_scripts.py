@@ -176,7 +176,6 @@ def test_help_comes_before_anything_is_installed(fresh, script):
     [
         ("run_dapo_qwen3_8b_cuda.sh", "--verbos", "unrecognized arguments: --verbos"),
         ("run_dapo_tiny_cpu.sh", "PYTHON=/usr/bin/false", "PYTHON=/usr/bin/false: no Python 3.11 or 3.12 found"),
-        ("bench_cuda.sh", "--model /a --requets 1", "--requets: did you mean --requests?"),
         ("bench_cuda.sh", "PACKAGES=/nowhere", "PACKAGES=/nowhere: no such folder"),
         ("download_packages.sh", "folder cdua", "cdua: expected some of cpu, smollm2, cuda, dev"),
         ("prepare_model.sh", "Qwen3-8B Qwen3-23B", "Qwen3-23B: expected Qwen3-8B, Qwen3-32B, "),

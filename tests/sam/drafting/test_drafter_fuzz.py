@@ -37,7 +37,7 @@ class Fuzz:
         for mine, other in zip((*first.learned, *first.memory), (*second.learned, *second.memory), strict=True):
             assert mine.tobytes() == other.tobytes()
         assert first.nbytes <= len(first.store.blocks) * store.BLOCK_BYTES
-        check_blocks(first.store, list(first.groups._groups))
+        check_blocks(first.store, list(first.groups.prompts))
 
     def start(self):
         request, prompt = str(self.next), self.prompts[self.rng.integers(len(self.prompts))]

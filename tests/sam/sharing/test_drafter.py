@@ -17,7 +17,7 @@ def received(drafter):
 
 
 def check_all_given_back(drafter):
-    check_blocks(drafter.store, list(drafter.groups._groups))
+    check_blocks(drafter.store, list(drafter.groups.prompts))
     while drafter.groups.evict():
         pass
     assert drafter.nbytes == 0
