@@ -145,7 +145,7 @@ def test_a_fault_costs_drafts_and_changes_no_token(results, name):
 
 
 def test_what_is_installed_says_so(results):
-    status = {name: result["status"] for name, result in results.items()}
+    status = {name: result["status"] for name, result in results.items() if "refused" not in name}
     drafters = {"sync": "SamProposer", "async": "AscendAsyncSamProposer", "ngram": "AscendNgramProposer"}
     assert {name: status[name]["drafter"] for name in drafters} == drafters
     assert all(status[name]["verification"] == "exact" for name in ("off", *drafters))
