@@ -9,6 +9,7 @@ from uuid import uuid4
 import pandas
 import pytest
 
+from sam.record.responses import read_responses
 from sam_recipe.report.runs import Run
 from tests.end_to_end.runs import end, log_of, rows, start
 from tests.sam.history.kept import kept
@@ -81,7 +82,10 @@ def runs(brought, assets):
 
 
 def recorded(run, step):
-    return [[*row[:3], row.prompt_tokens.tolist(), row.response_tokens.tolist()] for row in run.responses(step)]
+    return [
+        [*row[:3], row.prompt_tokens.tolist(), row.response_tokens.tolist()]
+        for row in read_responses(run.directory, step)
+    ]
 
 
 def test_chunks_that_wait_are_the_responses_that_verl_sends_out_whole(runs):
