@@ -1,5 +1,6 @@
 """Composes a config of configs/ on top of verl's own, without importing verl."""
 
+import difflib
 import importlib.util
 import re
 from dataclasses import replace
@@ -14,8 +15,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sam.config import SpeculationConfig
 from sam.switch.step_cost import StepCost
-from sam_recipe.arguments import CONFIGS, FREE_SECTIONS, check_values, connect_users_code, did_you_mean, folder_of
+from sam_recipe.arguments import CONFIGS, FREE_SECTIONS, check_values, connect_users_code, folder_of
 from sam_recipe.launch import routing, sharing
+
+UNKNOWN = re.compile("Could not override '(.+?)'")  # Hydra of a key that a config has not, and then advises a `+`
 
 
 class ConfigError(ValueError):
@@ -111,24 +114,21 @@ def verl_configs() -> str:
     return f"file://{Path(spec.submodule_search_locations[0]) / 'trainer' / 'config'}"
 
 
-UNKNOWN = re.compile("Could not override '(.+?)'")  # Hydra of a key that a config has not, and then advises a `+`
-
-
 def _meant(key: str, config: DictConfig) -> str | None:
-    """The key of a config that is like one that it has not, as a question."""
+    """What is asked of a key that a config has not: the key of it that is like that one."""
     known, meant = OmegaConf.to_container(config), []  # references are not followed
     for part in key.split("."):
-        if not isinstance(known, dict) or not (said := did_you_mean(part, known)):
+        if not isinstance(known, dict) or not (close := difflib.get_close_matches(part, map(str, known), 1)):
             return None
-        meant.append(said.removeprefix("did you mean ").removesuffix("?"))
-        known = known[meant[-1]]
+        meant += close
+        known = known[close[0]]
     return f"did you mean {'.'.join(meant)}?"
 
 
 def _one_line(error: Exception, overrides: list[str]) -> str:
     """Hydra's messages have several lines, the cause first."""
     message = str(error).split("Config search path:")[0]
-    if wrong := next((one for one in overrides if "=" not in one), None):
+    if wrong := next((one for one in overrides if "=" not in one and one[0] != "~"), None):
         return f"{wrong}: expected KEY=VALUE, such as speculation=off"
     if found := re.search(r"Could not find '(\w+)/(\w+)'.*Available options in '\w+':(.*)", message, re.DOTALL):
         choices = sorted({*found[3].split()} - {"knobs"})

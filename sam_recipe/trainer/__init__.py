@@ -119,7 +119,7 @@ def run_in_ray(config: DictConfig, runtime_env: dict, temporary: str) -> None:
     runner, nodes = ray.remote(TaskRunner).options(scheduling_strategy=here).remote(), living_nodes()
     run = runner.run.remote(config)
     try:
-        while not ray.wait([run], timeout=LOOK_SECONDS)[0]:
+        while len(nodes) > 1 and not ray.wait([run], timeout=LOOK_SECONDS)[0]:
             check_nodes(nodes, 0.0)  # verl may wait for ever for what was on one that is lost
         ray.get(run)
     except Exception as error:
