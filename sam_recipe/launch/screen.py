@@ -154,7 +154,8 @@ def failed(code: int, dead: dict[str, str], text: str, run_directory: Path, orig
     that the run loads.
     """
     if FULL_DISK.search(text):
-        return Ending(code, f"no space left on the disk of {run_directory}", "free some space")
+        # Python's own code is 120 where it cannot write out what it has printed.
+        return Ending(1, f"no space left on the disk of {run_directory}", "free some space")
     if lost := re.search(r"\bNodeLostError: (.+)", text):
         return Ending(code, lost[1], "start Ray there again, or on another node")
     if dead or is_death(text):
