@@ -85,7 +85,7 @@ def sample_inverse_cdf(logits: torch.Tensor, uniforms: torch.Tensor) -> torch.Te
     size = sums.gather(1, block).to(torch.float64)
     fraction = (targets.unsqueeze(1) - (outer.gather(1, block) - size)) / size
 
-    columns = block * BLOCK + torch.arange(BLOCK, device=probabilities.device)
+    columns = block * BLOCK + torch.arange(min(BLOCK, vocabulary), device=probabilities.device)
     inside = probabilities.gather(1, columns.clamp(max=vocabulary - 1)).to(torch.float64)
     inner = inside.masked_fill_(columns >= vocabulary, 0.0).cumsum(-1)
     # The fraction may round to 1 or to -1e-16; the draw must stay among the block's tokens that have mass.

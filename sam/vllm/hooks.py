@@ -7,7 +7,6 @@ from dataclasses import replace
 from sam import verify
 from sam.vllm import patches
 
-ASYNC_COUNTERS = ("waited_steps", "late_steps")  # of an AsyncDrafting, beside a SamProposer's
 PLACEHOLDERS = "sam_placeholders"  # attribute of a step's output: drafts for which the scheduler is to leave room
 
 

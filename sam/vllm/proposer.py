@@ -192,8 +192,8 @@ class SamProposer:
             return
         last = replace(last, max_num_tokens_other_dp_ranks=state.max_num_tokens_other_dp_ranks)
         accepted = accepted_tokens(sum(emitted), verified=len(emitted) - self._num_path_rows())
-        drafted = self.last.drafted + (self.paths.num_tokens if self.paths else 0)
-        self.policy.observe(last, drafted, accepted, (now - self.last.began) * 1e3)
+        of_rows = self._num_path_rows() + self.paths.num_draft_tokens if self.paths else 0
+        self.policy.observe(last, self.last.drafted + of_rows, accepted, (now - self.last.began) * 1e3)
 
     def _batch_ids(self) -> list[str]:
         ids = self._runner.input_batch.req_ids

@@ -23,12 +23,11 @@ class Step:
     """The step under way."""
 
     scheduled: Any = None  # vLLM's SchedulerOutput
-    began: float = 0.0  # seconds
+    began: float = 0.0  # seconds; if the engine was not idle, when the step before ended
     is_on: bool | None = None  # whether the policy lets requests speculate; None of a drafter without one
     stages: dict[str, float] = field(default_factory=lambda: {"forward": 0.0, "verify": 0.0, "draft": 0.0})  # seconds
     replayed: bool = False  # whether the forward pass replayed a graph
     ended: float = 0.0
-    milliseconds: float = 0.0
 
 
 class StepRecorder:
@@ -118,8 +117,7 @@ class StepRecorder:
         output = function(*args, **kwargs)
         step, self._step = self._step, Step()
         if step.scheduled is not None and (hasattr(output, "sampled_token_ids") or hasattr(output, "get_output")):
-            step.ended = time.perf_counter()
-            step.milliseconds = (step.ended - (self._last_end or step.began)) * 1e3
+            step.began, step.ended = self._last_end or step.began, time.perf_counter()
             self._last_end = step.ended
             self._record_when_known(step, output)
         return output
@@ -162,7 +160,7 @@ class StepRecorder:
         is_on = bool(drafts) if step.is_on is None else step.is_on
         stages = [1e3 * seconds for seconds in step.stages.values()]
         counts = running, prefilling, drafted, accepted, emitted
-        self._rows.append((step.ended, step.milliseconds, *counts, is_on, *stages, step.replayed))
+        self._rows.append((step.ended, 1e3 * (step.ended - step.began), *counts, is_on, *stages, step.replayed))
 
     def _request(self, request_id: str) -> Any:
         """vLLM's state of a request."""

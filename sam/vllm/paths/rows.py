@@ -83,13 +83,8 @@ class PathRows:
         return initialize(config, *arguments, **keywords)
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens of the rows of the step under way."""
-        return len(self.rows) + self.num_draft_tokens
-
-    @property
     def num_draft_tokens(self) -> int:
-        """Of them, those that are verified."""
+        """Tokens that the rows of the step under way verify; each row has one more."""
         return sum(len(row.tokens) for row in self.rows.values())
 
     def owner_of(self, request_id: str) -> str:

@@ -72,10 +72,8 @@ class WithModel(SamProposer):
     def _draft_after(self, *step) -> list[list[int]]:
         """In place of GPUModelRunner.propose_draft_token_ids; with its arguments."""
         _, sampled, _, hidden_states, _, aux_hidden_states, _, metadata, *_ = step
-        try:
+        with self.trained.harmless():
             self.trained.passes.keep_states(hidden_states, aux_hidden_states, metadata)
-        except Exception:
-            self.trained.count_error()
         batch = self._runner.input_batch
         if isinstance(sampled, torch.Tensor):
             # Asynchronous scheduling: these are the next step's input if nobody waits for them. `after_step` drafts.

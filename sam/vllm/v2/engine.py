@@ -5,7 +5,7 @@ import weakref
 from typing import Any
 
 from sam.config import SpeculationConfig
-from sam.vllm import patches
+from sam.vllm import patches, ranks
 
 
 def engine_arguments(config: SpeculationConfig) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def check_engine(vllm_config, config: SpeculationConfig) -> None:
     Raises:
         ValueError: one line with the value, what is expected, and the remedy.
     """
-    parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
+    parallel = vllm_config.parallel_config
     wanted = {
         "speculation": (config.method, "sam"),
         "speculation.paths": (config.paths, 1),
@@ -121,8 +121,6 @@ def check_engine(vllm_config, config: SpeculationConfig) -> None:
                 f"{key}={value}: with vLLM's second model runner expected {expected} so far: set it so, or "
                 "VLLM_USE_V2_MODEL_RUNNER=0"
             )
-    if scheduler.scheduler_cls and config.policy != "always":
-        raise ValueError(
-            f"scheduler_cls={scheduler.scheduler_cls}: speculation.policy={config.policy} works in vLLM's own "
-            "scheduler: leave it out, or set speculation.policy=always"
-        )
+    own = vllm_config.scheduler_config.scheduler_cls
+    reason = "the switch works in vLLM's own scheduler: leave it out, or set speculation.policy=always"
+    ranks.refuse({f"scheduler_cls={own}": bool(own) and config.policy != "always"}, reason)

@@ -111,19 +111,6 @@ def test_without_drafts_the_drafter_is_called_now_and_then_and_misses_nothing():
     assert appended[1:] == [5, 5, 1], "what the finished requests had written since, and the new one"
 
 
-def test_a_policy_is_not_asked_while_its_answer_holds_but_at_once_when_the_batch_changes():
-    proposer = make_proposer(policy="threshold", batch_size_threshold=1)
-    runner, asked, plan = proposer.runner, [], proposer.policy.plan
-    proposer.policy.plan = lambda state: (asked.append(state.steps_since_plan), plan(state))[1]
-    for name in "abc":
-        runner.add(name, [1, 2])
-    for batch, times, expected in (("abc", 9, [1]), ("ab", 1, [1, 9]), ("a", 2, [1, 9, 1, 1])):
-        for _ in range(times):
-            drafts = runner.step(proposer, batch, {name: [3] for name in batch})
-        assert asked == expected
-    assert drafts["a"] and proposer.counters["skipped_steps"] == 10
-
-
 def test_a_step_is_shown_to_the_policy_only_if_it_is_the_one_that_was_planned(proposer):
     seen, runner = [], proposer.runner
     proposer.policy.observe = lambda state, drafted, accepted, ms: seen.append((state.running, drafted, accepted))
