@@ -162,8 +162,7 @@ def _compare(packed: bool, shape: tuple[int, int], dtype: torch.dtype, has_bias:
         try:
             pack = _pack(weight) if packed else None
             return row_classes.find_row_class([_product(pack, weight, bias) for bias in biases], *shape, dtype)
-        except RuntimeError as error:
-            logger.warning("no packed kernel for weights %s in %s: %s", shape, dtype, error)
+        except RuntimeError:  # of a dtype for which this processor has no packed kernel
             return None
 
 

@@ -57,9 +57,8 @@ def capture_drafts_of_any_length(runner) -> None:
     from vllm.config import CUDAGraphMode
 
     compilation, name = runner.compilation_config, "capture_drafts_of_any_length"
-    if not runner.num_spec_tokens or compilation.cudagraph_mode != CUDAGraphMode.FULL_AND_PIECEWISE:
-        return
-    if hasattr(runner.drafter, "initialize_cudagraph_keys"):
+    has_model = hasattr(runner.drafter, "initialize_cudagraph_keys")
+    if has_model or compilation.cudagraph_mode != CUDAGraphMode.FULL_AND_PIECEWISE:
         return
     for owner in (runner, runner.cudagraph_dispatcher):
         patches.put(owner, "uniform_decode_query_len", name, 1)
@@ -177,8 +176,7 @@ def install_async(runner, proposer) -> None:
     """Connect a model runner with its AsyncDrafting."""
     if not runner.use_async_scheduling:
         raise ValueError(
-            "a drafter for asynchronous scheduling, but vLLM schedules synchronously: set "
-            "speculation.async_scheduling=off"
+            "vLLM schedules synchronously, with an asynchronous drafter: set speculation.async_scheduling=off"
         )
     # Counts are true on the host before a step begins: no correction on the device, no copy of them, no wait for one.
     put = functools.partial(patches.put, runner, name="draft_on_host")

@@ -112,9 +112,8 @@ class SamProposer:
         """Compile the kernels; vLLM calls it once. RuntimeError if nobody would `bind` the proposer."""
         if not patches.is_registered():
             raise RuntimeError(
-                f"{type(self).__name__} drafts with the plugin `sam` only, which vLLM has not loaded "
-                f"(VLLM_PLUGINS={os.environ.get('VLLM_PLUGINS')}: add it or unset it), or which does not know this "
-                "vLLM (its warning says which it knows)"
+                f"{type(self).__name__} drafts with the plugin `sam` only, which vLLM has not loaded (VLLM_PLUGINS="
+                f"{os.environ.get('VLLM_PLUGINS')}: add it or unset it), or which does not know this vLLM"
             )
         self.drafter.warm_up()
         warm_up()

@@ -9,11 +9,11 @@ def is_drafting_rank(runner) -> bool:
     vLLM's executors take the drafts of the first tensor-parallel rank (MultiprocExecutor, output_rank). With an
     external launcher each rank has a scheduler of its own, and drafts for itself.
     """
-    from vllm.distributed.parallel_state import get_tensor_model_parallel_rank, model_parallel_is_initialized
+    from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
     parallel = runner.vllm_config.parallel_config
     alone = parallel.tensor_parallel_size == 1 or any(launched_apart(parallel).values())
-    return alone or not model_parallel_is_initialized() or get_tensor_model_parallel_rank() == 0
+    return alone or get_tensor_model_parallel_rank() == 0
 
 
 def refuse(settings: dict[str, bool], reason: str) -> None:
