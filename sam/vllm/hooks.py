@@ -30,24 +30,19 @@ def notice_new_weights(runner) -> None:
     """Tell the drafter of new weights, or of a LoRA adapter that is loaded again: once between two steps."""
     told, adapters, name = threading.Event(), set(), "notice_new_weights"
 
-    def tell() -> None:
+    def tell(*_weights) -> None:
         if not told.is_set():
             told.set()
             runner.drafter.weights_updated()
 
-    def load_weights(load, *arguments, **keywords):
-        tell()
-        return load(*arguments, **keywords)
-
-    def add_lora(add, request):
+    def note_adapter(request) -> None:
         if request.lora_int_id in adapters:
             tell()
         adapters.add(request.lora_int_id)
-        return add(request)
 
     patches.before(runner, "_update_states", name, lambda _: told.clear())
-    patches.wrap(runner.get_model(), "load_weights", name, load_weights)
-    patches.wrap(runner, "add_lora", name, add_lora)
+    patches.before(runner.get_model(), "load_weights", name, tell)
+    patches.before(runner, "add_lora", name, note_adapter)
 
 
 def capture_drafts_of_any_length(runner) -> None:

@@ -108,7 +108,7 @@ def test_rows_without_mass_give_token_0():
     assert tokens[1:4].tolist() == [0, 0, 0] and tokens[0] == tokens[4] and abs(int(tokens[0]) - 1125) <= 1
 
 
-TEMPERATURES = [0.3, 1.0, 1.2]
+TEMPERATURES = [0.3, 1.2]
 TARGETS = {
     "typical": [0.5, 0.2, 0.1, 0.1, 0.1],
     "flat": [0.2] * 5,
