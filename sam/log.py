@@ -7,24 +7,19 @@ loggers without a level of their own. Can go when the package leaves the root lo
 
 import logging
 import re
-import sys
 
 FORMAT, TIME = "%(levelname)s %(asctime)s [%(name)s] %(message)s", "%m-%d %H:%M:%S"
 LINE = re.compile(r"(?:WARNING|ERROR|CRITICAL) [\d-]+ [\d:]+ \[([\w.]+)\] (.*)")  # of that format: logger, message
 
 
-class WarningsOnStderr(logging.Handler):
+# Python's handler of last resort looks sys.stderr up each time: Ray and vLLM replace it in their processes.
+class WarningsOnStderr(type(logging.lastResort)):
     """Writes a record in a line, unless a handler of the root logger shows it: each is written once."""
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether no other handler shows it."""
         shown = [one for one in logging.root.handlers if not isinstance(one, logging.NullHandler)]
-        if any(record.levelno >= one.level for one in shown):
-            return
-        try:
-            # Looked up each time: Ray and vLLM replace it in their processes.
-            print(self.format(record), file=sys.stderr, flush=True)
-        except Exception:
-            self.handleError(record)
+        return not any(record.levelno >= one.level for one in shown)
 
 
 def show_warnings(*packages: str) -> None:

@@ -5,11 +5,8 @@ import threading
 from dataclasses import replace
 
 from sam import verify
-from sam.config import SpeculationConfig
 from sam.vllm import patches
-from sam.vllm.hints import RequestHints
 
-ASYNC_COUNTERS = ("waited_steps", "late_steps")  # of an AsyncDrafting, beside a SamProposer's
 PLACEHOLDERS = "sam_placeholders"  # attribute of a step's output: drafts for which the scheduler is to leave room
 
 
@@ -21,13 +18,6 @@ def install(runner) -> None:
         most = runner.max_model_len + runner.num_spec_tokens
         patches.put(runner, "effective_drafter_max_model_len", "draft_near_max_model_len", most)
     patches.put(runner, "num_accepted_tokens_event", "skip_accepted_counts", None)
-
-    def note_waiting(scheduler_output):
-        """Tell the drafter, whenever requests come, how many wait behind the last of them."""
-        if new := scheduler_output.scheduled_new_reqs:
-            runner.drafter.awaited.update(RequestHints.of(new[-1].sampling_params).waiting or 0)
-
-    patches.before(runner, "_update_states", "note_waiting", note_waiting)
     notice_new_weights(runner)
     if not getattr(runner, "use_async_scheduling", False):
         name = "skip_empty_drafts"
@@ -40,24 +30,19 @@ def notice_new_weights(runner) -> None:
     """Tell the drafter of new weights, or of a LoRA adapter that is loaded again: once between two steps."""
     told, adapters, name = threading.Event(), set(), "notice_new_weights"
 
-    def tell() -> None:
+    def tell(*_weights) -> None:
         if not told.is_set():
             told.set()
             runner.drafter.weights_updated()
 
-    def load_weights(load, *arguments, **keywords):
-        tell()
-        return load(*arguments, **keywords)
-
-    def add_lora(add, request):
+    def note_adapter(request) -> None:
         if request.lora_int_id in adapters:
             tell()
         adapters.add(request.lora_int_id)
-        return add(request)
 
     patches.before(runner, "_update_states", name, lambda _: told.clear())
-    patches.wrap(runner.get_model(), "load_weights", name, load_weights)
-    patches.wrap(runner, "add_lora", name, add_lora)
+    patches.before(runner.get_model(), "load_weights", name, tell)
+    patches.before(runner, "add_lora", name, note_adapter)
 
 
 def capture_drafts_of_any_length(runner) -> None:
@@ -67,9 +52,8 @@ def capture_drafts_of_any_length(runner) -> None:
     from vllm.config import CUDAGraphMode
 
     compilation, name = runner.compilation_config, "capture_drafts_of_any_length"
-    if not runner.num_spec_tokens or compilation.cudagraph_mode != CUDAGraphMode.FULL_AND_PIECEWISE:
-        return
-    if hasattr(runner.drafter, "initialize_cudagraph_keys"):
+    has_model = hasattr(runner.drafter, "initialize_cudagraph_keys")
+    if has_model or compilation.cudagraph_mode != CUDAGraphMode.FULL_AND_PIECEWISE:
         return
     for owner in (runner, runner.cudagraph_dispatcher):
         patches.put(owner, "uniform_decode_query_len", name, 1)
@@ -124,18 +108,6 @@ def fill_last_placeholder(runner) -> None:
     for output, length in zip(outputs, lengths, strict=True):
         if missing := length - len(output):
             output[-1:-1] = [-1] * missing
-
-
-def substitute_ngram_gpu_proposer(proposer_class) -> None:
-    """Make vLLM's NgramProposerGPU, or vllm-ascend's, a `proposer_class(it)` where speculation asks for `sam`."""
-    from vllm.v1.spec_decode.ngram_proposer_gpu import NgramProposerGPU
-
-    def make(_original, cls, *arguments, **keywords):
-        vllm_config = arguments[0] if arguments else keywords["vllm_config"]
-        config = SpeculationConfig.from_vllm(vllm_config)
-        return object.__new__(proposer_class(cls) if config is not None and config.method == "sam" else cls)
-
-    patches.wrap(NgramProposerGPU, "__new__", "make_sam_async", make)
 
 
 def skip_ngram_gpu_tensors() -> None:
@@ -199,8 +171,7 @@ def install_async(runner, proposer) -> None:
     """Connect a model runner with its AsyncDrafting."""
     if not runner.use_async_scheduling:
         raise ValueError(
-            "a drafter for asynchronous scheduling, but vLLM schedules synchronously: set "
-            "speculation.async_scheduling=off"
+            "vLLM schedules synchronously, with an asynchronous drafter: set speculation.async_scheduling=off"
         )
     # Counts are true on the host before a step begins: no correction on the device, no copy of them, no wait for one.
     put = functools.partial(patches.put, runner, name="draft_on_host")

@@ -48,7 +48,6 @@ def test_what_an_engine_asks_for(additional, drafter, expected):
     ("values", "message"),
     [
         ({"verification": "fast"}, "speculation.verification='fast': expected one of exact, rejection"),
-        ({"batch_invariant": "maybe"}, "speculation.batch_invariant='maybe': expected one of auto, off"),
         ({"num_speculative_tokens": True}, "num_speculative_tokens=True: expected an integer from 1 to 15"),
         ({"nonsense": 1}, "speculation.nonsense is unknown: the keys are method, "),
         ({"history_path": "x"}, "history_path=x: unused with speculation.scope=group: set the scope to history, or "),
@@ -69,7 +68,6 @@ def test_values_outside_their_range_are_refused(values, message):
         (("cuda",), "auto", True),
         (("cuda",), "off", False),
         (("cuda", 1, False), "auto", False),
-        (("cuda", 8), "auto", False),
         (("cpu",), "auto", False),
         (("npu",), "auto", True),
         (("npu", 2), "auto", False),

@@ -154,6 +154,7 @@ def test_a_fault_in_drafting_costs_drafts_and_nothing_else(squeezed, stock, capl
     assert caplog.text.count("drafting failed") == 1
 
 
+@pytest.mark.parametrize("squeezed", [True], ids=["asynchronous"], indirect=True)
 def test_tokens_follow_the_models_distribution(squeezed):
     """By the place of each token in its own distribution, as the engine tells that: uniform, behind drafts too."""
     llm, before, patched = squeezed

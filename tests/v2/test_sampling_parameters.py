@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.v2.engines import answers, engine, prompts, runner_of
+from tests.v2.engines import answers, engine, prompts
 
 pytestmark = pytest.mark.engine
 
@@ -44,14 +44,8 @@ def requests():
 @pytest.fixture(scope="module")
 def runs(model):
     found = {}
-    for name, method, speculation in (
-        ("stock", None, {}),
-        ("sam", "sam", {}),
-        ("off", "off", {}),
-    ):
-        with engine(model, method, speculation) as llm:
-            if name != "sam":
-                assert type(runner_of(llm).rejection_sampler).__name__ == "NoneType"
+    for name, method in (("stock", None), ("sam", "sam")):
+        with engine(model, method) as llm:
             found[name] = answers(llm, requests())
     return found
 
@@ -72,11 +66,6 @@ def test_tokens_are_those_of_stock_vllm(runs, case):
             for here, there in zip(expected, found[: len(expected)], strict=True):
                 assert list(here) == list(there)
                 assert np.allclose(list(here.values()), list(there.values()), atol=1e-4)
-
-
-def test_off_is_stock(runs):
-    assert runs["off"].tokens == runs["stock"].tokens and runs["off"].logprobs == runs["stock"].logprobs
-    assert runs["off"].drafted == 0
 
 
 def test_drafts_are_accepted_and_nothing_fails(runs):

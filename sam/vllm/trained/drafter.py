@@ -6,15 +6,16 @@ is one of the choices. Whatever goes wrong in the draft model, sam's drafts stay
 same.
 """
 
+import contextlib
 import logging
 import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from sam.drafting.position_acceptance import PositionAcceptance
-from sam.drafting.shape import FILLER
 from sam.drafting.texts import Drafts
 from sam.switch.policies import MIN_GAIN_OFF, choose_lengths
 from sam.switch.policy import StepState
@@ -24,6 +25,7 @@ from sam.vllm.trained.passes import Chosen, ModelPasses, begin_copy
 
 logger = logging.getLogger(__name__)
 
+FILLER = 0  # any token id: where it is the token that is sampled, accepting it is right
 MAX_ERRORS = 8  # one after the other, after which the draft model rests until the next weight sync
 COUNTED = "steps passes read_tokens drafted_tokens accepted_tokens errors invalid_drafts"
 COUNTERS = tuple(f"draft_model_{name}" for name in COUNTED.split())  # docs/metrics.md
@@ -104,7 +106,7 @@ def _best_count(drafts: Drafts, expected, wanted, running: int, step_ms: np.ndar
         step_ms: float64 [n + 1], milliseconds of a step with 0 to n draft tokens.
         passes_ms: float64 [most], milliseconds of one pass, two, ...
     """
-    request_of, gains = np.repeat(np.arange(len(expected)), np.diff(drafts.offsets)), []
+    request_of, goodput = np.repeat(np.arange(len(expected)), np.diff(drafts.offsets)), []
     for count in range(len(passes_ms) + 1):
         acceptance, cost = drafts.acceptance, step_ms
         if count > 0:
@@ -112,10 +114,10 @@ def _best_count(drafts: Drafts, expected, wanted, running: int, step_ms: np.ndar
             acceptance = np.concatenate([acceptance[~own[request_of]], expected[own, :count].ravel()])
             cost = step_ms + passes_ms[count - 1]
             cost[0] = step_ms[0]
-        nowhere = np.zeros(1, np.int64)  # which tokens belong together only decides their lengths
-        _, gain, accepted = choose_lengths(acceptance.astype(np.float32), nowhere, running, cost, MIN_GAIN_OFF)
-        gains.append(gain if accepted > 0 else 0.0)
-    return int(np.argmax(gains))
+        of_all = acceptance.astype(np.float32), np.array([0, len(acceptance)])
+        lengths, *_, accepted = choose_lengths(*of_all, running, cost, MIN_GAIN_OFF)
+        goodput.append((running + accepted) / cost[lengths.sum()])
+    return int(np.argmax(goodput))
 
 
 class ComingDrafts:
@@ -142,7 +144,7 @@ class ComingDrafts:
 
         Args:
             request_ids, ends: of the step's batch, and where the tokens of each end in the input, its draft's last.
-            drafts: in the step, by request; those that are coming may be cut, or filled up.
+            drafts: in the step, by request; those that are coming may be cut.
         """
         row_of, count = {name: row for row, name in enumerate(self.batch.ids)}, self.plan.count
         to, of = [], []
@@ -202,52 +204,54 @@ class TrainedDrafter:
         """Of sam's drafts, up to `budget` tokens of each request of the batch, those that the draft model's replace,
         where that pays; policy and state are as of `plan_passes`."""
         began, self._drawn = time.perf_counter(), {}
-        try:
+        with self.harmless():
             self._learn(batch)
-            if self._errors_in_a_row >= MAX_ERRORS:
-                return proposed
-            has_room = self.passes.longest_text - 1 - batch.lengths >= budget  # no pass beyond the last position
-            expected = self.acceptance.expected(batch.ids)[:, :budget] * has_room[:, None]
-            planned = policy, state, proposed, expected
-            # What was missed is looked up only where passes would pay if nothing was.
-            if plan_passes(*planned, np.ones_like(batch.lengths), self.pass_cost).count > 0:
-                missing = self.passes.missing(batch)
-                if (plan := plan_passes(*planned, missing, self.pass_cost)).count > 0:
-                    return _replaced(proposed, plan.wanted, self._draft(plan, batch, missing), expected)
-        except Exception:
-            self.count_error()
-        finally:
-            self._milliseconds = (time.perf_counter() - began) * 1e3
+            if self._errors_in_a_row < MAX_ERRORS:
+                proposed = self._combine(policy, state, budget, batch, proposed)
+        self._milliseconds = (time.perf_counter() - began) * 1e3
         return proposed
 
-    def count_error(self) -> None:
-        """Of the exception being handled: the rollout goes on without the draft model's tokens."""
-        self.counters["draft_model_errors"] += 1
-        self._errors_in_a_row += 1
-        if self.counters["draft_model_errors"] == 1:
-            logger.exception("the draft model failed; drafts go on without it (logged once, then counted)")
+    def _combine(self, policy: Any, state: StepState, budget: int, batch: TrackedBatch, proposed: Drafts) -> Drafts:
+        has_room = self.passes.longest_text - 1 - batch.lengths >= budget  # no pass beyond the last position
+        expected = self.acceptance.expected(batch.ids)[:, :budget] * has_room[:, None]
+        planned = policy, state, proposed, expected
+        # What was missed is looked up only where passes would pay if nothing was.
+        if plan_passes(*planned, np.ones_like(batch.lengths), self.pass_cost).count > 0:
+            missing = self.passes.missing(batch)
+            if (plan := plan_passes(*planned, missing, self.pass_cost)).count > 0:
+                return _replaced(proposed, plan.wanted, self._draft(plan, batch, missing), expected)
+        return proposed
+
+    @contextlib.contextmanager
+    def harmless(self) -> Iterator[None]:
+        """Count errors within: the rollout goes on without the draft model's tokens."""
+        try:
+            yield
+        except Exception:
+            self.counters["draft_model_errors"] += 1
+            self._errors_in_a_row += 1
+            if self.counters["draft_model_errors"] == 1:
+                logger.exception("the draft model failed; drafts go on without it (logged once, then counted)")
 
     def arrive(self) -> float:
         """Learn drafts that were on their way; the milliseconds of drafting within the step that has just ended."""
         coming, self.coming = self.coming, None
-        try:
+        with self.harmless():
             if coming is not None:
                 drafted, self._milliseconds = coming.arrive()
                 self._take(coming.plan, coming.batch, drafted, self._milliseconds)
-        except Exception:
-            self.count_error()
         taken, self._milliseconds = self._milliseconds, 0.0
         return taken
 
     def fill_in(self, ends: np.ndarray, drafts: dict[str, list[int]]) -> None:
         """Put drafts that are coming into a step's input; arguments as of ComingDrafts.put."""
-        try:
-            if self.coming is not None and drafts:
-                runner = self.passes.runner
-                self.coming.put(runner.input_ids.gpu, runner.input_batch.req_ids[: len(ends)], ends, drafts)
-        except Exception:
-            self._drawn = {}  # fillers are verified, which nobody drew
-            self.count_error()
+        if self.coming is None or not drafts:
+            return
+        drawn, self._drawn = self._drawn, {}  # of an error: fillers are verified, which nobody drew
+        with self.harmless():
+            runner = self.passes.runner
+            self.coming.put(runner.input_ids.gpu, runner.input_batch.req_ids[: len(ends)], ends, drafts)
+            self._drawn = drawn
 
     def draft_probabilities(self, metadata) -> torch.Tensor | None:
         """In place of GPUModelRunner._get_spec_decode_draft_probs: what a step's drafts were drawn from, one after the
@@ -256,7 +260,7 @@ class TrainedDrafter:
         drawn, self._drawn = self._drawn, {}
         if not drawn:
             return None
-        try:
+        with self.harmless():
             tokens, begin = metadata.draft_token_ids.to(torch.int64), 0
             found = torch.zeros((len(tokens), self._vocabulary()), dtype=torch.float32, device=tokens.device)
             found.scatter_(1, tokens.clamp(0, found.shape[1] - 1)[:, None], 1.0)
@@ -267,9 +271,7 @@ class TrainedDrafter:
                     found[begin : begin + count, : own.shape[1]] = own
                 begin += count
             return found
-        except Exception:
-            self.count_error()
-            return None
+        return None
 
     def _learn(self, batch: TrackedBatch) -> None:
         """Compare the last drafts with the text, and forget requests that are gone; nothing to do in a rest."""

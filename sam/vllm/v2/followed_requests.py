@@ -18,19 +18,12 @@ COUNTERS = ("tracked_requests", "untracked_requests", "policy_version")
 
 
 class Step(NamedTuple):
-    """What a step brought, as far as it has come to the host.
+    """What a step brought, as far as it has come to the host."""
 
-    Attributes:
-        request_ids: of its rows.
-        tokens: int64 [rows, 1 + k], on the host once `copied`.
-        counts: int32 [rows], tokens of each row that are kept; 0 for a row still in its prompt.
-        copied: event of the copies of both.
-    """
-
-    request_ids: list[str]
-    tokens: np.ndarray
-    counts: np.ndarray
-    copied: Any
+    request_ids: list[str]  # of its rows
+    tokens: np.ndarray  # int64 [rows, 1 + k], on the host once `copied`
+    counts: np.ndarray  # int32 [rows], tokens of each row that are kept; 0 for a row still in its prompt
+    copied: Any  # event of the copies of both
 
 
 @dataclass

@@ -125,7 +125,10 @@ class SamSpeculator(BaseSpeculator):
         """The drafts, on the first rank."""
         nothing = self._nothing[: input_batch.num_reqs]
         try:
-            step, now = self._end_step(input_batch.req_ids), time.perf_counter()
+            output, self._output, now = self._output, None, time.perf_counter()
+            tokens, counts = output.sampled_token_ids, output.num_sampled_tokens_np
+            step = Step(input_batch.req_ids, tokens, counts, output.copy_event)
+            self._requests.end_step(step)
             if budget == 0:
                 self.counters["skipped_steps"] += 1
                 if self._requests.is_due(now):
@@ -137,12 +140,6 @@ class SamSpeculator(BaseSpeculator):
         except Exception:
             self._count_error()
             return torch.zeros_like(nothing)  # token ids, for what the next step computes all the same
-
-    def _end_step(self, request_ids: list[str]) -> Step:
-        output, self._output = self._output, None
-        step = Step(request_ids, output.sampled_token_ids, output.num_sampled_tokens_np, output.copy_event)
-        self._requests.end_step(step)
-        return step
 
     def _draft(self, step: Step, budget: int) -> np.ndarray:
         """int64 [rows, k]."""

@@ -99,7 +99,7 @@ def test_every_token_and_log_probability_is_that_of_stock_vllm_and_only_the_plug
     assert stock["lora"] != stock["plain"]
     assert found[False]["loaded"] == []
     assert set(found[True]["loaded"]) - {"sam.config", "sam.log", "sam.reading", "sam.trained_drafter"} == {
-        "sam.vllm", "sam.vllm.patches", "sam.vllm.plugin", "sam.vllm.v2", "sam.vllm.v2.engine"
+        "sam.vllm", "sam.vllm.patches", "sam.vllm.ranks", "sam.vllm.plugin", "sam.vllm.v2", "sam.vllm.v2.engine"
     }  # fmt: skip
 
 

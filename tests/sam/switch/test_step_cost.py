@@ -42,9 +42,6 @@ def test_saved_and_loaded(tmp_path):
     loaded = StepCost.load(tmp_path / "cost.json")
     assert np.array_equal(loaded.milliseconds, make().milliseconds)
     assert (loaded.fingerprint, loaded.source) == (make().fingerprint, "a test")
-    loaded.check_fingerprint({"model": "tiny", "tensor_parallel_size": 2})
-    with pytest.raises(ValueError, match="is of device=cpu, this engine has device=A3"):
-        loaded.check_fingerprint({"model": "tiny", "device": "A3"})
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from sam.verify.exact import rng_key, uniforms
-from tests.sam.engine.tiny_engine import NGRAM, SAM, VOCABULARY, generate, save_model
+from tests.sam.engine.tiny_engine import NGRAM, VOCABULARY, generate, save_model
 
 pytestmark = pytest.mark.engine
 
 REQUESTS = 48
-LENGTH = 60
+LENGTH, LEAST = 60, 12
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +37,6 @@ def off(model):
     return run(model)
 
 
-def assert_same(one, other):
-    """The same tokens and, since attention and linear layers do not depend on the batch, the same log-probabilities."""
-    assert one.tokens == other.tokens
-    assert one.logprobs == other.logprobs
-
-
 def test_tokens_are_the_keyed_draws_from_the_teacher_forced_distribution(model, off):
     """The engine's tokens against transformers' logits and uniforms; a rounding may move one draw in a thousand."""
     agree = total = 0
@@ -66,7 +60,7 @@ def mixed(row: int) -> dict:
         {"top_p": 0.8},
         {"repetition_penalty": 1.2, "presence_penalty": 0.5},
         {"allowed_token_ids": list(range(100)), "frequency_penalty": 0.3},
-        {"min_tokens": 5, "stop_token_ids": [7], "ignore_eos": False},
+        {"min_tokens": LEAST, "stop_token_ids": list(range(0, VOCABULARY, 4)), "ignore_eos": False},
         {"top_k": 20, "top_p": 0.9, "temperature": 1.3, "repetition_penalty": 1.1},
         {},
     ][row % 8]
@@ -79,27 +73,16 @@ def named(row: int) -> dict:
 
 @pytest.mark.parametrize(
     ("mode", "sampling"),
-    [("processed_logprobs", mixed), ("raw_logits", mixed), ("processed_logits", mixed), ("raw_logprobs", named)],
-    ids=["processed_logprobs", "raw_logits", "processed_logits", "by name"],
+    [("processed_logprobs", mixed), ("raw_logits", mixed), ("raw_logprobs", named)],
+    ids=["processed_logprobs", "raw_logits", "by name"],
 )
 def test_the_same_with_every_constraint_whatever_the_log_probabilities_are_of(model, mode, sampling):
     arguments = {"sampling": sampling, "logprobs_mode": mode}
     without, on = run(model, **arguments), run(model, NGRAM, 16, **arguments)
     assert on.accepted > 50
     assert on.tokens == without.tokens and on.entries == without.entries
-
-
-@pytest.mark.parametrize(("speculative_config", "batch"), [(NGRAM, 16), (SAM, 64)], ids=["ngram-16", "sam-64"])
-def test_the_first_token_that_may_end_a_response_does_so_behind_a_draft_too(model, speculative_config, batch):
-    least, stops = 12, list(range(0, VOCABULARY, 4))
-    arguments = {
-        "sampling": lambda row: {"min_tokens": least, "stop_token_ids": stops, "ignore_eos": False},
-        "logprobs_mode": "processed_logprobs",
-    }
-    without, on = run(model, **arguments), run(model, speculative_config, batch, **arguments)
-    assert sum(len(tokens) == least + 1 for tokens in without.tokens) > 5
-    assert on.accepted > 20
-    assert_same(on, without)
+    ends = {len(tokens) for tokens in without.tokens} - {LENGTH}
+    assert sampling is named or LEAST < min(ends) < LEAST + 6, "some end as soon as they may"
 
 
 def test_min_p_which_vllm_allows_without_drafts_only(model, off):
