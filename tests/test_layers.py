@@ -145,7 +145,6 @@ MOST = {"parameters": 6, "attributes": 12}
 # Kernels are called with arrays alone, and records have a field for each column: neither is bound by MOST.
 LARGER = {
     "sam/history/client.py: HistoryClient: 13 attributes": "the queues to and from its threads are among them",
-    "sam/sharing/client.py: Client: 14 attributes": "of a thread and its owner",
     "sam/simulate/rollout.py: Replica: 14 attributes": "a replica's whole state",
     "sam/verify/rejection.py: rejection_sample: 8 parameters": "vLLM's signature",
     "sam/vllm/ascend/__init__.py: expand_triton: 7 parameters": "vllm-ascend's signature",

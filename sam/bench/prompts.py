@@ -19,9 +19,9 @@ QUESTION = (
     "A workshop makes {a} chairs and {b} tables a day. A chair needs {c} screws and a table needs {d}. "
     "How many screws does the workshop need in {e} days? Think step by step.\n"
 )
-SEEDS_OF_A_LOAD = 1 << 20
 WARM_UP = 0  # the round that is not counted, one batch of each load
 Place = tuple[int, int]  # a round, from 1, and a load's number
+Batches = list[list[dict[str, Any]]]  # of requests that start together
 
 
 class Group(NamedTuple):
@@ -115,14 +115,15 @@ def read_groups(
     return [group for _, group in sorted(pieces, key=lambda piece: piece[0])], [left_out] if short else []
 
 
-def read_input(settings: Settings, tokenizer: Path | None) -> tuple[list[Group], list[str]]:
-    """The groups of a measurement, and what to know of them.
+def read_input(settings: Settings, tokenizer: Path | None) -> tuple[dict[Place, Batches], list[str]]:
+    """The requests of a measurement, as `batches_of` gives them, and what to know of them.
 
     Raises:
         ValueError: they cannot be read, are too few, or have a token that the model does not know.
     """
     source = settings.text or settings.prompts
-    needed = sum(len(batch) for batches in planned(settings).values() for batch in batches)
+    loads = ((-(-one // settings.samples), -(-settings.responses // one)) for one in settings.requests)
+    needed = sum(groups * (1 + settings.rounds * batches) for groups, batches in loads)
     if settings.text:
         size = min(settings.samples, max(settings.requests))
         groups, notes = read_groups(settings.text, tokenizer, size, settings.max_tokens)
@@ -141,41 +142,33 @@ def read_input(settings: Settings, tokenizer: Path | None) -> tuple[list[Group],
     if size is not None and largest >= size:
         knows = f"the model knows 0 to {size - 1}: it is of another tokenizer than the model"
         raise ValueError(f"{source}: token {largest}, {knows}")
-    return groups, notes
+    return batches_of(settings, groups), notes
 
 
-def planned(settings: Settings) -> dict[Place, list[list[tuple[int, int]]]]:
-    """Of each round and load its batches: for each group which one it is, from 0, and its requests.
+def batches_of(settings: Settings, groups: list[Group]) -> dict[Place, Batches]:
+    """The requests of each round and load, by batch: `prompt_token_ids`, `seed` and `response` (to be forced) of each.
 
     A prompt has `samples` requests, the last one of a batch what is left; a counted round as many batches as give
-    `responses`.
+    `responses`. Every batch has other groups and other seeds, so that no drafter meets a response that it has seen
+    before; a recording's groups that come again do so `in_other_tokens`. All variants get the same.
     """
-    number, places = itertools.count(), {}
+    numbers, seeds, found = itertools.count(), itertools.count(), {}
+
+    def batch_of(requests: int) -> list[dict[str, Any]]:
+        batch: list[dict[str, Any]] = []
+        while len(batch) < requests:
+            size = min(settings.samples, requests - len(batch))
+            prompt, responses = in_other_tokens(groups, next(numbers), size)
+            for response in (responses or [None] * size)[:size]:
+                seed = next(seeds) if settings.seeds else None
+                batch.append({"prompt_token_ids": prompt, "seed": seed, "response": response})
+        return batch
+
     for round_ in range(settings.rounds + 1):
         for load, requests in enumerate(settings.requests):
             batches = 1 if round_ == WARM_UP else -(-settings.responses // requests)
-            sizes = [min(settings.samples, requests - done) for done in range(0, requests, settings.samples)]
-            places[round_, load] = [[(next(number), size) for size in sizes] for _ in range(batches)]
-    return places
-
-
-def batches_of(settings: Settings, place: Place, groups: list[Group]) -> list[list[dict[str, Any]]]:
-    """The requests of a load in a round, by batch: `prompt_token_ids`, `seed` and `response` (to be forced) of each.
-
-    Every batch, round and load has other groups and other seeds, so that no drafter meets a response that it has seen
-    before; a recording's groups that come again do so `in_other_tokens`. All variants get the same.
-    """
-    round_, load = place
-    seeds = itertools.count((round_ * len(settings.requests) + load) * SEEDS_OF_A_LOAD)
-    batches: list[list[dict[str, Any]]] = []
-    for batch in planned(settings)[place]:
-        batches.append([])
-        for number, size in batch:
-            prompt, responses = in_other_tokens(groups, number, size)
-            for response in (responses or [None] * size)[:size]:
-                seed = next(seeds) if settings.seeds else None
-                batches[-1].append({"prompt_token_ids": prompt, "seed": seed, "response": response})
-    return batches
+            found[round_, load] = [batch_of(requests) for _ in range(batches)]
+    return found
 
 
 def in_other_tokens(groups: list[Group], place: int, size: int) -> Group:

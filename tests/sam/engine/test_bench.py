@@ -30,7 +30,7 @@ def always_drafting(monkeypatch):
 
     def always(settings: Settings, variant: str) -> dict:
         told = start(settings, variant)
-        return told | ({} if told["is_stock"] else {"speculation": told["speculation"] | {"policy": "always"}})
+        return told | ({"speculation": told["speculation"] | {"policy": "always"}} if told["speculation"] else {})
 
     monkeypatch.setattr(Settings, "start", always)
 

@@ -1,5 +1,5 @@
-"""When drafting is on: the published switch, every policy while requests end one by one and over a recorded timeline,
-and what the switch makes of a router's word that requests wait."""
+"""When drafting is on: the published switch, and every policy while requests end one by one and over a recorded
+timeline."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sam.switch.policies import make_policy
-from sam.switch.policy import PATIENCE_STEPS, QueuedRequests, StepState
+from sam.switch.policy import StepState
 from sam.switch.step_cost import linear
 
 # A timeline that was recorded in verl: running requests and milliseconds of each engine step.
@@ -85,34 +85,3 @@ def test_goodput_decides_as_it_did():
     longest, full = decisions[RUNNING <= 2] / RUNNING[RUNNING <= 2], decisions[RUNNING == RUNNING.max()] / RUNNING.max()
     assert np.median(longest) == K and full.max() < K, "whole drafts where few run, shorter ones where many do"
     assert 0 < (longest == 0).mean() < 0.1, "now and then a step without, which tells what drafts cost"
-
-
-def told(queued: int) -> QueuedRequests:
-    made = QueuedRequests(12)
-    made.update(queued)
-    return made
-
-
-def test_as_many_are_expected_as_wait_and_as_there_are_free_slots_until_nobody_takes_one():
-    """Then the router is gone, or another replica took all that waited."""
-    assert [told(queued).expected(running=9) for queued in (0, 2, 3, 50)] == [0, 2, 3, 3]
-    assert told(50).expected(running=12) == QueuedRequests(12).expected(3) == 0
-    made = told(50)
-    for _ in range(2):  # it begins anew where the slots were full meanwhile
-        assert [made.expected(running=11) for _ in range(PATIENCE_STEPS)] == [1] * PATIENCE_STEPS
-        assert made.expected(running=12) == 0
-    assert [made.expected(running=11) for _ in range(PATIENCE_STEPS + 2)] == [1] * PATIENCE_STEPS + [0, 0]
-    made.update(2)
-    assert made.expected(running=11) == 1
-    assert told(50).expected(running=11, steps=PATIENCE_STEPS + 1) == 0, "steps in which nobody asked count"
-
-
-def test_threshold_counts_requests_that_are_about_to_come_and_goodput_none():
-    policy = make_policy("threshold", 3, batch_size_threshold=8)
-    plans = [policy.plan(StepState(8, awaited=awaited)) for awaited in (0, 1, 4, 0)]
-    assert [plan.budget for plan in plans] == [3, 0, 0, 3]
-    assert [plan.valid_for_steps for plan in plans] == [0, 0, 0, 0], "asked again in the next step"
-    assert policy.plan(StepState(9, awaited=3)).valid_for_steps > 0
-    assert policy.counters == {"awaited_steps": 2}
-    with_, without = make_policy("goodput", 3, 8), make_policy("goodput", 3, 8)
-    assert with_.plan(StepState(8, awaited=4)) == without.plan(StepState(8)) and with_.counters == {}
